@@ -67,7 +67,7 @@ def microseconds(call: Callable[[], object], calls: int = CALLS) -> float:
     return statistics.median(spans)
 
 
-def told(found: list[float]) -> str:
+def quartiles(found: list[float]) -> str:
     """Median and the middle half."""
     low, middle, high = statistics.quantiles(found, n=4)
     return f"x {middle:.2f} ({low:.2f} to {high:.2f})"
@@ -85,9 +85,9 @@ def main() -> None:
     show(
         "what the helpers cost",
         [
-            Row("a step with the detector", told(batch), "< x 2", statistics.median(batch) < 2),
-            Row("  that looks after each call", told(each)),
-            Row("  that looks at gradients, too", told(back)),
+            Row("a step with the detector", quartiles(batch), "< x 2", statistics.median(batch) < 2),
+            Row("  that looks after each call", quartiles(each)),
+            Row("  that looks at gradients, too", quartiles(back)),
             Row("a print", f"{printed:.1f} us (print: {plain:.1f} us)", f"<= {PRINT:.0f} us", printed <= PRINT),
             Row("a question to the guard", f"{check:.2f} us", f"<= {CHECK:.0f} us", check <= CHECK),
             Row("  once a second", f"{look:.0f} us", f"<= {LOOK:.0f} us", look <= LOOK),

@@ -32,10 +32,10 @@ def rounds(
     seconds: float,
 ) -> list[Any]:
     """What the ranks of `probesinside.py` say of each op and size; raises where they fail."""
-    return said("probesinside", "rounds", ranks, device=device, ops=ops, sizes=sizes, repeats=repeats, rounds=number, seconds=seconds)  # fmt: skip
+    return events_of("probesinside", "rounds", ranks, device=device, ops=ops, sizes=sizes, repeats=repeats, rounds=number, seconds=seconds)  # fmt: skip
 
 
-def said(script: str, event: str, ranks: int, **more: Any) -> list[Any]:
+def events_of(script: str, event: str, ranks: int, **more: Any) -> list[Any]:
     """Start that many ranks of a script and collect what they say."""
     order = {
         "ranks": list(range(ranks)), "world": ranks, "address": "127.0.0.1", "port": free_port(),
@@ -88,7 +88,7 @@ def main() -> None:
     rows = [
         make(ranks, found)
         for ranks, pairs in PAIRS.items()
-        for found in said("probepairs", "pairs", ranks, device="cpu", ops=["all_reduce"], sizes=[SIZE], rounds=round(SCALE * pairs))
+        for found in events_of("probepairs", "pairs", ranks, device="cpu", ops=["all_reduce"], sizes=[SIZE], rounds=round(SCALE * pairs))
         for make in (row, own_row)
     ]  # fmt: skip
     show("The collectives probe", rows)

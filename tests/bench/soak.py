@@ -62,7 +62,7 @@ class Size(NamedTuple):
     state: float  # KiB in the state dir beside the reports
 
 
-class Told:
+class PolledStatus:
     """What an agent says, asked at most five times a second however many jobs want to know."""
 
     def __init__(self, running: RunningAgent) -> None:
@@ -88,7 +88,7 @@ class Told:
 class Life:
     """One job under the agent, from its first step to its end."""
 
-    agent: "Told"
+    agent: "PolledStatus"
     job: LightJob
 
     def run(self) -> RunState | None:
@@ -176,7 +176,7 @@ KINDS: dict[str, Callable[[Life], None]] = {
 }
 
 
-def live(agent: Told, folder: Path, kind: str) -> None:
+def live(agent: PolledStatus, folder: Path, kind: str) -> None:
     """One job of that kind, from start to end."""
     with light_job(folder, size=1 if kind == "done" else 2) as job:
         life = Life(agent, job)
@@ -198,7 +198,7 @@ def soak(folder: Path, pace: Pace) -> Generator[Size, None, None]:
         watching(folder, settings(folder, stall=pace.stall)) as agent,
         ThreadPoolExecutor(len(kinds)) as pool,
     ):
-        told = Told(agent)
+        told = PolledStatus(agent)
         while True:
             places = [folder / f"job-{lives + number}" for number in range(len(kinds))]
             list(pool.map(lambda place, kind: live(told, place, kind), places, kinds))
@@ -208,7 +208,7 @@ def soak(folder: Path, pace: Pace) -> Generator[Size, None, None]:
             time.sleep(pace.rest)
 
 
-def idle(agent: Told) -> None:
+def idle(agent: PolledStatus) -> None:
     """Wait until the agent watches none of our jobs and waits for no disk; it may have lost no report."""
 
     def quiet() -> Snapshot | None:

@@ -23,7 +23,7 @@ POLL = 0.5  # seconds
 LATE = 25.0  # seconds after the timeout at which no report comes any more
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class WatchRead(msgspec.Struct, frozen=True, kw_only=True):
     """One new watch read: when, the agent's sentence, its stage, and of each GPU by number its state and what that rests on."""
 
     at: float
@@ -45,7 +45,7 @@ class Eye:
     def __init__(self, agent: RunningAgent, job: world.Job) -> None:
         self.agent = agent
         self.job = job
-        self.seen: list[Seen] = []
+        self.seen: list[WatchRead] = []
         self._levels = RunLevels()
 
     def look(self) -> Snapshot | None:
@@ -60,7 +60,7 @@ class Eye:
         signs = [sign_of(one, rank=RankSign(rank=one.index)) for one in watch.gpus]
         told = self._levels.look(watch.at, signs, run.world_size)
         self.seen.append(
-            Seen(
+            WatchRead(
                 at=watch.at,
                 sentence=run.devices,
                 stage=run.stage,
@@ -82,7 +82,9 @@ def walk(folder: Path, plan: str, *options: str) -> dict[str, Any]:
         eye, last = Eye(agent, job), plan.count(",")
         poll(eye, lambda: job.alive() and len(job.phases()) > last, _seconds(plan) + 60)
         poll(eye, lambda: False, _seconds(plan.rpartition(",")[2]))
-        return _walked(eye, plan) | {"reports": [told_of(one) for one in reports_of(agent, job)]}
+        return _walked(eye, plan) | {
+            "reports": [diagnosis_of(one) for one in reports_of(agent, job)]
+        }
 
 
 def _seconds(plan: str) -> float:
@@ -115,7 +117,7 @@ def story(folder: Path, plan: str, *options: str) -> dict[str, Any]:
         reports, before = reports_of(agent, job), [one for one in eye.seen if one.at < struck]
         return _walked(eye, plan) | {
             "struck_at": struck,
-            "reports": [told_of(one) for one in reports],
+            "reports": [diagnosis_of(one) for one in reports],
             "seconds_after_timeout": round(came - struck - TIMEOUT, 2) if reports else None,
             "suspected_before": sorted({one.stage for one in before}),
             "log": agent.log[-1500:] if not reports else "",
@@ -141,7 +143,7 @@ def reports_of(agent: RunningAgent, job: world.Job) -> list[Report]:
     return [one for one in agent.reports() if pids & {rank["pid"] for rank in one["ranks"]}]
 
 
-def told_of(report: Report) -> dict[str, Any]:
+def diagnosis_of(report: Report) -> dict[str, Any]:
     """The diagnosis, and the last collective of each rank."""
     diagnosis = report["diagnosis"]
     names = ("verdict", "confidence", "summary", "culprits", "evidence")
@@ -157,7 +159,7 @@ def _joined(agent: RunningAgent, job: world.Job) -> dict[int, int | None]:
     return {rank: numbers.get(uuid) for rank, uuid in run.gpus.items()} if run else {}
 
 
-def phases(seen: Sequence[Seen], marks: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+def phases(seen: Sequence[WatchRead], marks: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     """For each phase and GPU how many looks saw which state, and after how many seconds the last state began."""
     found = []
     for (name, begin), (_, end) in pairwise([*marks, ("", float("inf"))]):
@@ -195,7 +197,9 @@ def _since(states: Sequence[tuple[float, str]]) -> float:
     return start
 
 
-def sentences(seen: Sequence[Seen], marks: Sequence[tuple[str, float]]) -> list[dict[str, str]]:
+def sentences(
+    seen: Sequence[WatchRead], marks: Sequence[tuple[str, float]]
+) -> list[dict[str, str]]:
     """What the agent said last in each phase."""
     found = []
     for (name, begin), (_, end) in pairwise([*marks, ("", float("inf"))]):

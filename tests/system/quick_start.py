@@ -145,7 +145,7 @@ def _settings() -> Iterator[str]:
         yield f"--setenv={name}={value}"
 
 
-def asked(query: str) -> list[dict[str, str]]:
+def query_labels(query: str) -> list[dict[str, str]]:
     """The labels of what Prometheus has for a query now."""
     words = urllib.parse.urlencode({"query": query})
     with urllib.request.urlopen(f"{PROMETHEUS}/api/v1/query?{words}", timeout=60) as answer:

@@ -46,8 +46,8 @@ def climb(pid: int, tools: Path, events: Path) -> dict[str, bool]:
         "signal": lambda: _signal(pid),
         "fifo": lambda: _write(inside / "debug.fifo"),
         "hook-record": lambda: _record(pid, events).read_bytes().startswith(b"mldebug"),
-        "hook-stacks": lambda: _asked(pid, events, 0, ".stacks", "wait_here"),
-        "hook-flight": lambda: _asked(pid, events, 2, ".flight", '"groups"'),
+        "hook-stacks": lambda: _answers(pid, events, 0, ".stacks", "wait_here"),
+        "hook-flight": lambda: _answers(pid, events, 2, ".flight", '"groups"'),
         "netns": lambda: _enter(proc / "ns/net"),
     }
     return {name: _holds(rung) for name, rung in rungs.items()}
@@ -110,7 +110,7 @@ def _record(pid: int, events: Path) -> Path:
     return Path(f"/proc/{pid}/root{(events / 'hook').read_text().split()[0]}")
 
 
-def _asked(pid: int, events: Path, below: int, suffix: str, words: str) -> bool:
+def _answers(pid: int, events: Path, below: int, suffix: str, words: str) -> bool:
     """Ask the hook by its signal, or the one so many below, and read what it writes; an older answer is none."""
     file = Path(f"{_record(pid, events)}{suffix}")
     number = int((events / "hook").read_text().split()[1]) - below

@@ -112,7 +112,7 @@ def probe_by_timer(machine: Machine) -> str:
     return said
 
 
-def told_by_agent(machine: Machine) -> bool:
+def is_exposed(machine: Machine) -> bool:
     """Whether Prometheus would get the figure."""
     lines = [one for one in machine.run(*METRICS).splitlines() if one.startswith(BUSBW)]
     return any('op="all_reduce"' in one and 'bytes="1048576"' in one for one in lines)
@@ -135,7 +135,7 @@ def test_a_probe_by_the_timer_joins_the_history_that_the_agent_tells(probed: Mac
     owner = probed.run("stat", "--format=%U %a", f"{STATE}/probes.sqlite", STATE).split("\n")
     assert owner[:2] == ["mldebug 600", "mldebug 711"]
     assert "CapEff:\t0000000000000000" in probed.file("/tmp/capabilities").read_text()
-    wait_for("the agent's metric", lambda: told_by_agent(probed), 30)
+    wait_for("the agent's metric", lambda: is_exposed(probed), 30)
 
 
 def test_beside_a_job_the_timer_measures_nothing_and_is_no_failure(probed: Machine) -> None:

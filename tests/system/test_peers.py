@@ -168,7 +168,7 @@ def whole(agent: Agent, nodes: int = 3) -> Report | None:
     return next((one for one in agent.reports() if len(one["nodes"]) == nodes), None)
 
 
-def told(found: Mapping[str, Agent]) -> str:
+def logs_of(found: Mapping[str, Agent]) -> str:
     return "\n".join(f"--- {name}\n{agent.log[-3000:]}" for name, agent in found.items())
 
 
@@ -187,7 +187,7 @@ def test_one_stall_is_captured_everywhere_and_told_once(
             members = (found["n2"], found["n3"])
             wait_for("all to know of it", lambda: all(map(knows, members)), 20)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{told(found)}") from None
+            raise AssertionError(f"{error}\n{logs_of(found)}") from None
         report = whole(found["n1"])
         assert report is not None
         assert named(report) == [(3, "n2")], report["diagnosis"]
@@ -198,7 +198,7 @@ def test_one_stall_is_captured_everywhere_and_told_once(
             "n2": "2-3",
             "n3": "4-5",
         }
-        assert ids(found) == {report["id"]}, told(found)
+        assert ids(found) == {report["id"]}, logs_of(found)
         assert spread(report) < 1.0 + 10 * lag.longest
         counts = [one.status()["agent"].get("incidents", {}) for one in found.values()]
         assert counts == [{"stall/rank_waiting": 1}, {}, {}]  # where the report is
@@ -276,7 +276,7 @@ def test_a_host_that_is_cut_off_is_told_of(hosts: dict[str, NetworkHost], tmp_pa
         try:
             wait_for("the report over all nodes", lambda: whole(found["n1"]), 90)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{told(found)}") from None
+            raise AssertionError(f"{error}\n{logs_of(found)}") from None
         report = whole(found["n1"])
         assert report is not None
         assert states(report) == {"n1": "answered", "n2": "answered", "n3": "silent"}
@@ -305,7 +305,7 @@ def test_an_agent_that_comes_later_has_the_same_incident(
                 wait_for("n3 to report, too", lambda: late["n3"].reports(), 90)
                 wait_for("one id", lambda: len(ids(everybody)) == 1, 20)
             except AssertionError as error:
-                raise AssertionError(f"{error}\n{told(everybody)}") from None
+                raise AssertionError(f"{error}\n{logs_of(everybody)}") from None
         report = whole(found["n1"])
         assert report is not None
         assert named(report) == [(3, "n2")]
@@ -325,7 +325,7 @@ def test_an_agent_with_another_key_is_told_nothing(
             wait_for("the report of those who have the key", lambda: whole(found["n1"]), 60)
             wait_for("n3 to report alone", lambda: whole(found["n3"]), 60)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{told(found)}") from None
+            raise AssertionError(f"{error}\n{logs_of(found)}") from None
         (report,) = found["n1"].reports()
         assert states(report) == {"n1": "answered", "n2": "answered", "n3": "unable"}
         assert named(report) == [(3, "n2")], report["diagnosis"]
@@ -358,7 +358,7 @@ def test_the_coordinator_dies_while_all_are_captured(
             wait_for("n3 to have its own", lambda: found["n3"].reports(), 30)
             wait_for("one id", lambda: len(ids(living)) == 1, 30)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{ids(living)}\n{told(found)}") from None
+            raise AssertionError(f"{error}\n{ids(living)}\n{logs_of(found)}") from None
         report = whole(found["n2"])
         assert report is not None
         assert states(report) == {"n1": "silent", "n2": "answered", "n3": "answered"}
@@ -384,7 +384,7 @@ def test_who_was_cut_off_comes_back_to_the_same_incident(
             wait_for("one id", lambda: len(ids(found)) == 1, 60)
             wait_for("n3 to know", lambda: knows(found["n3"]), 20)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{ids(found)}\n{told(found)}") from None
+            raise AssertionError(f"{error}\n{ids(found)}\n{logs_of(found)}") from None
         first = whole(found["n1"])
         assert first is not None
         (own,) = found["n3"].reports()
@@ -404,12 +404,12 @@ def test_progress_that_one_node_sees_is_known_on_all(
         job_on(list(hosts.values()), tmp_path / "job", 2, *options, first_alone=True) as events,
     ):
         wait_for("rank 3 to sleep", (events / "strike.3").exists, STRIKE)
-        assert ids(found) == set(), told(found)
+        assert ids(found) == set(), logs_of(found)
         try:
             wait_for("the report over all nodes", lambda: whole(found["n1"]), 60)
             wait_for("one id", lambda: len(ids(found)) == 1, 20)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{told(found)}") from None
+            raise AssertionError(f"{error}\n{logs_of(found)}") from None
         assert named(whole(found["n1"]) or {}) == [(3, "n2")]
         assert "stalled: no step for" in found["n2"].log  # by the steps that n1 has told
 
@@ -441,11 +441,11 @@ def test_a_coordinator_that_has_no_rank_reports_too(
                 wait_for("the report", lambda: found["n3"].reports(), 60)
                 wait_for("n1 to know", lambda: knows(found["n1"]), 20)
             except AssertionError as error:
-                raise AssertionError(f"{error}\n{told(found)}") from None
+                raise AssertionError(f"{error}\n{logs_of(found)}") from None
             (report,) = found["n3"].reports()
             assert named(report) == [(3, "n2")]
             assert (report["node"], report["state"]) == ("n3", "open")
-            assert ids(found) == {report["id"]}, told(found)
+            assert ids(found) == {report["id"]}, logs_of(found)
         wait_for("its end", lambda: found["n3"].reports()[0]["state"] == "ended", 60)
 
 
@@ -490,12 +490,12 @@ def test_two_jobs_on_overlapping_hosts_have_a_coordinator_each(
             wait_for("the report over both nodes", lambda: whole(found["n2"], 2), 60)
             wait_for("n3 to know", lambda: knows(found["n3"]), 20)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{told(found)}") from None
+            raise AssertionError(f"{error}\n{logs_of(found)}") from None
         report = whole(found["n2"], 2)
         assert report is not None
         assert named(report) == [(3, "n3")], report["diagnosis"]
         assert states(report) == {"n2": "answered", "n3": "answered"}
-        assert ids(found) == {report["id"]}, told(found)
+        assert ids(found) == {report["id"]}, logs_of(found)
         assert found["n1"].reports() == []
         view = found["n2"].status("--cluster")
         assert [one["node"] for one in view["members"]] == ["n1", "n2", "n3"]
@@ -517,7 +517,7 @@ def test_a_crash_and_the_hang_that_follows_are_one_incident(
             wait_for("one id", lambda: len(ids(found)) == 1, 30)
             wait_for("n3 to know", lambda: knows(found["n3"]), 30)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{ids(found)}\n{told(found)}") from None
+            raise AssertionError(f"{error}\n{ids(found)}\n{logs_of(found)}") from None
         report = whole(found["n1"])
         assert report is not None
         assert named(report) == [(3, "n2")], report["diagnosis"]
@@ -543,10 +543,12 @@ def test_who_does_not_reach_the_coordinator_is_in_the_same_incident(
             wait_for("one id", lambda: len(ids(found)) == 1, 60)
             wait_for("n3 to know", lambda: knows(found["n3"]), 30)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{ids(found)}\n{told(found)}") from None
+            raise AssertionError(f"{error}\n{ids(found)}\n{logs_of(found)}") from None
         report = whole(found["n1"])
         assert report is not None
-        assert states(report) == {"n1": "answered", "n2": "answered", "n3": "unable"}, told(found)
+        assert states(report) == {"n1": "answered", "n2": "answered", "n3": "unable"}, logs_of(
+            found
+        )
         assert named(report) == [(3, "n2")], report["diagnosis"]
         assert "n1 coordinates, by way of n2" in found["n3"].log
 
@@ -604,7 +606,7 @@ def test_latency_and_lost_connections_cost_nothing(
         (report,) = found["n1"].reports()
         assert states(report) == dict.fromkeys(NAMES, "answered"), report["nodes"]
         assert named(report) == [(5, "n3")], report["diagnosis"]
-        assert ids(found) == {report["id"]}, told(found)
+        assert ids(found) == {report["id"]}, logs_of(found)
         for _ in range(4):  # so one of them at least is cut at first
             by_hand = found["n2"].dump("--job", "train.py")
             assert states(by_hand) == dict.fromkeys(NAMES, "answered"), by_hand["nodes"]
@@ -627,7 +629,7 @@ def test_a_node_whose_certificate_has_expired_is_told_so(
         try:
             wait_for("the report of those who are let in", lambda: whole(found["n1"]), 60)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{told(found)}") from None
+            raise AssertionError(f"{error}\n{logs_of(found)}") from None
         report = whole(found["n1"])
         assert report is not None
         assert states(report) == {"n1": "answered", "n2": "answered", "n3": "unable"}
@@ -657,7 +659,7 @@ def test_clocks_minutes_apart_change_nothing(hosts: dict[str, NetworkHost], tmp_
         wait_for("all to know of it", lambda: all(map(knows, (found["n2"], found["n3"]))), 20)
         report = whole(found["n1"])
         assert report is not None
-        assert named(report) == [(3, "n2")], f"{report['nodes']}\n{told(found)}"
-        assert ids(found) == {report["id"]}, told(found)
+        assert named(report) == [(3, "n2")], f"{report['nodes']}\n{logs_of(found)}"
+        assert ids(found) == {report["id"]}, logs_of(found)
         by_node = {one["node"]: one["taken_at"] for one in report["nodes"]}
         assert by_node["n2"] < by_node["n1"] < by_node["n3"]  # shown as they are

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from system.machine import base_files, need
-from system.quick_start import BARE, PAGE, asked, bare_debian, parts
+from system.quick_start import BARE, PAGE, bare_debian, parts, query_labels
 
 MEASURED = re.compile(r"\*\*(\d+) s\*\*, of which (\d+) s install packages")
 PORTS = (9753, 9099)
@@ -72,8 +72,8 @@ def test_it_ends_with_a_prometheus_that_shows_a_captured_hang(
     *steps, last = parts(PAGE.read_text())
     with bare_debian(bare) as shell:
         times = [shell.type(part.commands) for part in steps]
-        (incident,) = asked("mldebug_incident_open_info")
-        alerts = asked('ALERTS{alertname="MldebugRunStalled"}')
+        (incident,) = query_labels("mldebug_incident_open_info")
+        alerts = query_labels('ALERTS{alertname="MldebugRunStalled"}')
         times.append(shell.type(last.commands))
     assert incident["kind"] == "stall"
     assert incident["verdict"] == "rank_waiting"

@@ -211,7 +211,7 @@ def test_a_stall_under_slurm_is_one_mail_one_alert_and_one_payload_with_one_sent
         asking(tmp_path, cluster, "", _channels(url, port, smtp)) as agent,
     ):
         run = wait_for("the agent sees steps", lambda: _steps(agent, set(job.ranks.values())), 60)
-        told = Told(run, posts, mails, alerts)
+        told = Arrived(run, posts, mails, alerts)
         for pid in job.ranks.values():
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -253,7 +253,7 @@ def _steps(agent: RunningAgent, pids: set[int]) -> str:
 
 
 @dataclass
-class Told:
+class Arrived:
     """What arrived of stalls of one run: jobs of other tests may stall on this machine."""
 
     run: str

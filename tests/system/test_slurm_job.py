@@ -93,7 +93,7 @@ def test_a_stall_is_seen_on_each_node_and_all_of_them_before_the_end(job: Job) -
     job.tell(rank0="wait", rank1="sleep")
     wait_for("reports", lambda: len(job.reports_below("tmp/*/reports")) == 2, 60)
     job.cluster.run("scancel", "--signal=USR1", "--batch", job.id)
-    text = wait_for("a look at all ranks", lambda: said(job.reports / "before-the-end.txt"), 60)
+    text = wait_for("a look at all ranks", lambda: text_of(job.reports / "before-the-end.txt"), 60)
     page = (job.reports / "before-the-end.html").read_text()
     assert job.cluster.run("squeue", "--noheader", "--format=%T").strip() == "RUNNING"
     job.cluster.run("scancel", job.id)
@@ -108,7 +108,7 @@ def test_a_stall_is_seen_on_each_node_and_all_of_them_before_the_end(job: Job) -
     wait_for("nothing to be left", lambda: not list((job.folder / "tmp").iterdir()), 20)
 
 
-def said(file: Path) -> str:
+def text_of(file: Path) -> str:
     """All of it: the command below ends with a line of its own."""
     text = file.read_text() if file.exists() else ""
     return text if "before-the-end.html" in text else ""

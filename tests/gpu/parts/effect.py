@@ -41,11 +41,11 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
     ):
         wait_for("200 steps", lambda: times.stat().st_size > 200 * RECORD.size, 60)
         wait_for("the run", lambda: _steps(agent), 30)
-        yield "noise", told(list(quadruples(times, agent, _count(PLACEBO), placebo=True)))
+        yield "noise", percent(list(quadruples(times, agent, _count(PLACEBO), placebo=True)))
         began, before = time.monotonic(), cpu(agent)
         found = list(quadruples(times, agent, _count(SECONDS)))
         awake = (time.monotonic() - began) / 2
-        yield "effect", told(found)
+        yield "effect", percent(found)
         yield "awake_cpu_percent", round(100 * (cpu(agent) - before) / awake, 2)
         step = statistics.median(one.clock for each in found for one in each.stopped)
         yield "step_ms", round(1e3 * step, 3)
@@ -63,7 +63,7 @@ def _steps(agent: RunningAgent) -> bool:
     return bool(seen and any(one.step for one in seen.runs))
 
 
-def told(found: list[Quadruple]) -> dict[str, Any]:
+def percent(found: list[Quadruple]) -> dict[str, Any]:
     """Percent by which a step is longer: the trimmed mean and its 95 % interval."""
     middle, low, high = interval([clock(one) for one in found])
     return {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu import world
-from gpu.hanging import STALL, TIMEOUT, reports_of, told_of
+from gpu.hanging import STALL, TIMEOUT, diagnosis_of, reports_of
 from mldebug.capture.flight_recorder.hook_file import parse_file
 from processes.harness import wait_for
 
@@ -39,7 +39,7 @@ def hang(folder: Path, fault: str, *options: str) -> tuple[dict[str, Any], dict[
         wait_for("the strike", lambda: job.alive() and job.struck_at(), 120)
         (report,) = wait_for("a report", lambda: reports_of(agent, job), TIMEOUT + 40)
         answers = {path.name: path.read_text() for path in answered(job)}
-        return told_of(report) | {"records": _read(answers)}, answers
+        return diagnosis_of(report) | {"records": _read(answers)}, answers
 
 
 def answered(job: world.Job) -> list[Path]:

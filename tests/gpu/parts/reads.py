@@ -26,14 +26,14 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
 
 def costs(reader: Nvidia, library: Library, rounds: int = ROUNDS) -> dict[str, Any]:
     """Both reads, and which calls take the time."""
-    told = [_told(one) for one in read_costs(reader, rounds, PAUSE)]
+    told = [_row(one) for one in read_costs(reader, rounds, PAUSE)]
     return {
         "reads": told,
         "dearest": {read: dearest(reader, library, read) for read in ("watch", "full")},
     }
 
 
-def _told(cost: Cost) -> dict[str, Any]:
+def _row(cost: Cost) -> dict[str, Any]:
     wall, cpu = cost.of_eight
     return {
         "what": cost.what,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gpu import world
-from gpu.hanging import Eye, poll, reports_of, run_of, told_of
+from gpu.hanging import Eye, diagnosis_of, poll, reports_of, run_of
 from gpu.hangs import gpus_of, kept
 from gpu.parts.agent import watched
 from processes.harness import wait_for
@@ -78,10 +78,15 @@ def _tried(folder: Path, agent: Any, trial: Trial, timeout: float) -> dict[str, 
         time.sleep(2)
         found = reports_of(agent, job)
         kept(agent, Path(os.environ.get(KEEP, folder)) / f"stepless-{trial.name}")
-        row = {"timeout": timeout, "gpus": gpus_of(eye), "said": _said(eye), "reports": len(found)}
+        row = {
+            "timeout": timeout,
+            "gpus": gpus_of(eye),
+            "said": _sentences(eye),
+            "reports": len(found),
+        }
         if not found:
             return row | {"result": "NOT NOTICED", "log": agent.log[-1500:]}
-        told = told_of(found[0])
+        told = diagnosis_of(found[0])
         named = tuple(one.get("rank") for one in told["culprits"] or ())
         right = named in trial.named or not named
         return row | told | {
@@ -103,13 +108,13 @@ def _healthy(eye: Eye) -> dict[str, Any]:
         "reports": reports,
         "steps": trained.stat().st_size - first,
         "stages": sorted({one.stage for one in eye.seen}),
-        "said": _said(eye),
+        "said": _sentences(eye),
         "agent_cpu_percent": cost["cpu_percent"],
         "log": eye.agent.log[-1500:],
     }
 
 
-def _said(eye: Eye) -> list[str]:
+def _sentences(eye: Eye) -> list[str]:
     """What the agent's status said last of the run, and what the run lives by."""
     seen = eye.agent.snapshot()
     run_state = run_of(seen, eye.job) if seen else None

@@ -38,7 +38,7 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
         wait_for("the run of the child", lambda: _known(agent, one.pid), 45)
         began, said = world.now(), struck(one)
         yield "child", {"pid": one.pid, **said}
-        events, joined = heard(agent, reader, one.pid, began)
+        events, joined = events_of(agent, reader, one.pid, began)
         yield "events", msgspec.to_builtins(events)
         yield "joined", msgspec.to_builtins(joined)
         seen = agent.snapshot()
@@ -83,7 +83,7 @@ def _known(agent: RunningAgent, pid: int) -> bool:
     return bool(seen and any(pid in run.ranks.values() for run in seen.runs))
 
 
-def heard(
+def events_of(
     agent: RunningAgent, reader: Nvidia, pid: int, began: float
 ) -> tuple[list[GpuEvent], list[RankEvent]]:
     """What the event set told, and what the agent has joined, as soon as both have come; or what there is when time is over."""

@@ -136,7 +136,7 @@ def answers(port: int) -> bool:
     return False
 
 
-def told(port: int, family: str, job: LightJob) -> float | None:
+def sample_of(port: int, family: str, job: LightJob) -> float | None:
     """The sample of one job, None where there is none (yet)."""
     lines = metrics(port).splitlines()
     info = next((line for line in lines if f'name="{job.name}"' in line), "")
@@ -149,9 +149,9 @@ def told(port: int, family: str, job: LightJob) -> float | None:
 
 def hang_once_seen(port: int, job: LightJob) -> None:
     """The agent has to know that the job steps, or it takes the silence for a slow start."""
-    wait_for("its steps", lambda: (told(port, "mldebug_run_step", job) or 0) > 20, 60)
+    wait_for("its steps", lambda: (sample_of(port, "mldebug_run_step", job) or 0) > 20, 60)
     job.hang()
-    wait_for("an incident", lambda: told(port, "mldebug_incident_open_info", job), 60)
+    wait_for("an incident", lambda: sample_of(port, "mldebug_incident_open_info", job), 60)
 
 
 def run_of(agent: RunningAgent | Bare, job: LightJob) -> RunState | None:
@@ -699,7 +699,7 @@ def test_the_agent_itself_is_killed_at_random_moments(tmp_path: Path) -> None:
             _whole(tmp_path / "state", f"kill {number}")
         print(f"{AGENT_ROUNDS} kills in {time.monotonic() - began:.0f} s: {counts}; {hangs}")
         agent = start(tmp_path, config)
-        wait_for("every hang", lambda: all(_told_of(agent, hang) for hang in hangs), 60)
+        wait_for("every hang", lambda: all(_is_reported(agent, hang) for hang in hangs), 60)
         stop(agent)
     for hang in hangs:
         found = {one["id"] for one in reports_in(agent.state, hang.job)}
@@ -739,7 +739,7 @@ def _hang_and_kill(life: Bare, job: LightJob, seconds: float) -> Hang:
     return Hang(job, told if told and time.monotonic() - since > DURABLE else "")
 
 
-def _told_of(agent: RunningAgent, hang: Hang) -> bool:
+def _is_reported(agent: RunningAgent, hang: Hang) -> bool:
     """Is there a report, or was there nothing to report when its job went?"""
     lives = all(process.poll() is None for process in hang.job.processes)
     return bool(reports_in(agent.state, hang.job)) or not (lives or hang.told)

@@ -72,7 +72,7 @@ def run_named(agent: RunningAgent, *, ranks: bool) -> RunState | None:
     return next((one for one in runs if bool(one.ranks) is ranks), None)
 
 
-def asked(agent: RunningAgent, *words: str, code: int = 0) -> str:
+def printed(agent: RunningAgent, *words: str, code: int = 0) -> str:
     """What a command prints beside this agent."""
     done = subprocess.run(
         [*MLDEBUG, *words, "--config", str(agent.config)],
@@ -94,7 +94,7 @@ def test_one_of_two_nodes_is_a_run_that_waits_and_then_an_incident(way: tuple[st
         stack.enter_context(launched(folder, "--nnodes", "2", "--node-rank", "0", *way))
         run = wait_for("the run", lambda: run_named(agent, ranks=False), 60)
         assert run.sentence.startswith("waits for nodes, 1 of 2 present since ")
-        shown = asked(agent, "status")
+        shown = printed(agent, "status")
         assert run.id in shown
         assert "waits for nodes, 1 of 2 present since " in shown
 
@@ -104,7 +104,7 @@ def test_one_of_two_nodes_is_a_run_that_waits_and_then_an_incident(way: tuple[st
         assert "waits for nodes, 1 of 2 present since " in report["diagnosis"]["summary"]
         assert any("its stack" in line for line in report["diagnosis"]["evidence"])
 
-        dumped = json.loads(asked(agent, "dump", "--json", "--job", run.id, code=1))
+        dumped = json.loads(printed(agent, "dump", "--json", "--job", run.id, code=1))
         assert dumped["diagnosis"]["verdict"] == "init_incomplete"
 
         # the other node comes

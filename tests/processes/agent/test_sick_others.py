@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.status.snapshot import Snapshot
-from processes.alerts.test_notices import QUICK, Told, sink
+from processes.alerts.test_notices import QUICK, Arrived, sink
 from processes.harness import MLDEBUG, Plan, User, clean_environment, folder_for, running, wait_for
 from processes.incidents.watching import RunningAgent, settings, watching
 from processes.needs import need_torch
@@ -53,7 +53,7 @@ def others(folder: Path, url: str, port: int) -> str:
     )
 
 
-def seen(agent: RunningAgent) -> Snapshot:
+def looked(agent: RunningAgent) -> Snapshot:
     found = agent.snapshot()
     assert found is not None
     return found
@@ -61,7 +61,7 @@ def seen(agent: RunningAgent) -> Snapshot:
 
 def troubles(agent: RunningAgent) -> dict[str, str]:
     """By scheduler, and of the mail."""
-    now = seen(agent)
+    now = looked(agent)
     told = {one.name: one.trouble for some in (now.schedulers, now.events.channels) for one in some}
     return {name: words for name, words in told.items() if words}
 
@@ -89,13 +89,13 @@ def test_a_stall_is_told_while_everybody_else_is_sick(user: User) -> None:
         wait_for("the agent sees steps", lambda: (run := agent.run_of(job)) and run.step, 60)
         os.kill(job.ranks[2], signal.SIGSTOP)
         try:
-            wait_for("the webhook", lambda: Told(posts, []).hooks, 60)
+            wait_for("the webhook", lambda: Arrived(posts, []).hooks, 60)
             wait_for("the mail's trouble", lambda: "mail" in troubles(agent), 60)
         finally:
             os.kill(job.ranks[2], signal.SIGCONT)
-        said, text, age = troubles(agent), status(agent), time.time() - seen(agent).at
+        said, text, age = troubles(agent), status(agent), time.time() - looked(agent).at
 
-    assert Told(posts, []).hooks[0]["sentence"].startswith("Rank 2 is stopped"), posts
+    assert Arrived(posts, []).hooks[0]["sentence"].startswith("Rank 2 is stopped"), posts
     assert said["hangs"].endswith("had not answered after 4 s")
     assert said["floods"].endswith("printed more than 16 MiB")
     assert "gave no answer" in said["mail"]

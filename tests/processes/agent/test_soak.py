@@ -24,7 +24,7 @@ GROWTH = 24.0  # KiB a job: bounded histories and Python's heap fill by and by
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def soak_sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What the soak has found."""
     file = tmp_path_factory.mktemp("soak") / "sizes.json"
     argv = [sys.executable, str(TESTS / "bench" / "soak.py"), "--fast", "--waves", str(WAVES)]
@@ -39,9 +39,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def sizes(told: dict[str, list[dict[str, float]]]) -> list[Size]:
+def sizes(soak_sizes: dict[str, list[dict[str, float]]]) -> list[Size]:
     """The agent's size after each wave."""
-    return [Size(**one) for one in told["sizes"]]  # type: ignore[arg-type]
+    return [Size(**one) for one in soak_sizes["sizes"]]  # type: ignore[arg-type]
 
 
 def test_memory_does_not_grow_with_the_jobs(sizes: list[Size]) -> None:
@@ -66,6 +66,6 @@ def test_counts_do_not_grow(of: Callable[[Size], int], spare: int, sizes: list[S
     assert grown < 0.05, f"{grown:.3f} a job\n{verdict(sizes)}"
 
 
-def test_nothing_is_remembered_of_jobs_that_are_gone(told: dict[str, int]) -> None:
+def test_nothing_is_remembered_of_jobs_that_are_gone(soak_sizes: dict[str, int]) -> None:
     """But of the last wave, whose ends may not be judged yet."""
-    assert told["remembered"] <= FAST.each * len(KINDS)
+    assert soak_sizes["remembered"] <= FAST.each * len(KINDS)

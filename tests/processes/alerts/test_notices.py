@@ -83,7 +83,7 @@ def channels(url: str, port: int) -> str:
 
 
 @dataclass
-class Told:
+class Arrived:
     """What arrived of stalls: the node that runs the tests may have news of its own, a full disk or a sick kernel."""
 
     posts: list[tuple[str, Any]]
@@ -119,7 +119,7 @@ def test_a_stall_ends_in_one_mail_one_alert_and_one_payload_with_one_sentence(us
         watching(folder, settings(folder, stall=QUICK) + channels(url, port), user) as agent,
         running(Plan(struck=(), user=user)) as job,
     ):
-        told = Told(posts, mails)
+        told = Arrived(posts, mails)
         job.wait_for_step(60)
         wait_for("the agent sees steps", lambda: (seen := agent.run_of(job)) and seen.step, 60)
         os.kill(job.ranks[2], signal.SIGSTOP)
@@ -158,7 +158,7 @@ def test_an_agent_that_is_killed_before_it_hears_the_answer_sends_it_again_under
         folder_for(user) as folder,
         running(Plan(struck=(), user=user)) as job,
     ):
-        told = Told(posts, [])
+        told = Arrived(posts, [])
         hook = f"channels:\n  ops: {{kind: webhook, url: '{url}/hook', timeout: 60s}}\n"
         config = settings(folder, stall=QUICK) + hook
         job.wait_for_step(60)

@@ -66,7 +66,7 @@ def work_on(fake: FakeNvml, job: LightJob, recording: str) -> None:
         fake.set(f"{PROCESSES} {rank}", pid, 1 << 30)
 
 
-def seen(agent: RunningAgent) -> Snapshot:
+def looked(agent: RunningAgent) -> Snapshot:
     snapshot = agent.snapshot()
     assert snapshot is not None
     return snapshot
@@ -77,7 +77,7 @@ def run_of(snapshot: Snapshot, job: LightJob) -> RunState | None:
 
 
 def gpus_do(agent: RunningAgent, job: LightJob, words: str) -> bool:
-    run = run_of(seen(agent), job)
+    run = run_of(looked(agent), job)
     return run is not None and words in run.devices
 
 
@@ -116,30 +116,30 @@ def test_a_node_is_recorded_and_played_back(
     bundle = tmp_path / "b.tar.gz"
     with light_job(tmp_path / "job") as job:
         work_on(fake, job, "training")
-        wait_for("who works where", lambda: (run := run_of(seen(agent), job)) and len(run.gpus) == 2, 60)  # fmt: skip
+        wait_for("who works where", lambda: (run := run_of(looked(agent), job)) and len(run.gpus) == 2, 60)  # fmt: skip
         arguments = ("--config", str(agent.config), "--out", str(bundle), "--for", "6m")
         with ended(mldebug(tmp_path, "support-bundle", *arguments)) as recorder:
             wait_for("its begin", lambda: "recording for" in (tmp_path / "told").read_text(), 30)
             began = time.time()
             wait_for("work", lambda: gpus_do(agent, job, "compute"), 60)
-            wait_for("more looks", lambda: (w := seen(agent).gpu_watch) and w.at > began + 4, 30)
+            wait_for("more looks", lambda: (w := looked(agent).gpu_watch) and w.at > began + 4, 30)
             work_on(fake, job, "hang-sleep")
             wait_for("the hang", lambda: gpus_do(agent, job, "GPU 1 runs nothing"), 30)
             fake.raise_event(1, 79)
             fake.lose(1)
             wait_for(
-                "the missing GPU", lambda: missing(seen(agent)), 150
+                "the missing GPU", lambda: missing(looked(agent)), 150
             )  # left alone for a minute
             recorder.send_signal(signal.SIGINT)
             assert recorder.wait(60) == 0, (tmp_path / "told").read_text()
-    live = told_by(bundle)
+    live = last_snapshot(bundle)
     assert missing(live)
     assert nobody_is_named(bundle)
     compare(live, replayed(bundle, agent.config))
     serves(tmp_path, bundle)
 
 
-def told_by(bundle: Path) -> Snapshot:
+def last_snapshot(bundle: Path) -> Snapshot:
     """What the live agent said last, with the names of the bundle."""
     files = unpacked(bundle)
     (status,) = (told for name, told in files.items() if name.endswith("/status.json"))
@@ -153,7 +153,7 @@ def nobody_is_named(bundle: Path) -> bool:
     everything = b"".join(unpacked(bundle).values()).decode().lower()
     assert "serial-1" in everything
     assert [one for one in names if one.lower().removeprefix("gpu-") in everything] == []
-    return told_by(bundle).node == "node-1"
+    return last_snapshot(bundle).node == "node-1"
 
 
 def replayed(bundle: Path, config: Path) -> Snapshot:

@@ -14,7 +14,7 @@ from processes.exporters.test_metrics import Prometheus
 from processes.harness import User, folder_for, send_signal, wait_for
 from processes.needs import need_torch
 from shared.deploy.dashboards import Asking, queries
-from shared.deploy.series import asked
+from shared.deploy.series import queried_series
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 need_torch("the scenarios train with PyTorch")
@@ -106,7 +106,7 @@ def it_recovers(scene: Scene, run: str) -> None:
 
 def filled_in(query: Asking, run: str) -> str:
     """As Grafana fills it in; the node is that of the real agent, but for what is made."""
-    names = {name for name, _ in asked(query.expression)}
+    names = {name for name, _ in queried_series(query.expression)}
     values = {"$run": run, "$node": "made" if names & MADE else NODE, "$gpu": ".*"}
     values |= {"$__rate_interval": "1m", "${reports}": "https://reports.example.org"}
     text = query.expression

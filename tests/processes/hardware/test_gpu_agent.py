@@ -59,7 +59,7 @@ def run_of(agent: RunningAgent, job: LightJob) -> RunState | None:
     return next((run for run in seen.runs if run.name == job.name), None) if seen else None
 
 
-def seen(agent: RunningAgent) -> Snapshot:
+def looked(agent: RunningAgent) -> Snapshot:
     snapshot = agent.snapshot()
     assert snapshot is not None
     return snapshot
@@ -87,7 +87,7 @@ def learned(agent: RunningAgent, job: LightJob) -> None:
     wait_for("the join", lambda: (run := run_of(agent, job)) and len(run.gpus) == 2, 60)
     wait_for("work", lambda: (run := run_of(agent, job)) and "compute" in run.devices, 60)
     began = time.time()
-    wait_for("more looks", lambda: (w := seen(agent).gpu_watch) and w.at > began + 3.0, 30)
+    wait_for("more looks", lambda: (w := looked(agent).gpu_watch) and w.at > began + 3.0, 30)
 
 
 def stand_still(fake: FakeNvml, job: LightJob) -> None:
@@ -98,12 +98,12 @@ def stand_still(fake: FakeNvml, job: LightJob) -> None:
 
 
 def gpu(agent: RunningAgent, index: int) -> GpuReading | None:
-    full = seen(agent).gpus
+    full = looked(agent).gpus
     return next((one for one in full.gpus if one.index == index), None) if full else None
 
 
 def test_what_the_gpus_tell_is_in_the_metrics(agent: RunningAgent, port: int) -> None:
-    wait_for("both reads", lambda: seen(agent).gpus and seen(agent).gpu_watch, 60)
+    wait_for("both reads", lambda: looked(agent).gpus and looked(agent).gpu_watch, 60)
     text = metrics(port)
     for line in (
         "mldebug_gpu_power_watts{",
@@ -141,7 +141,7 @@ def test_a_gpu_that_is_lost_is_named_with_its_rank(
     assert "Xid 79" in " ".join(diagnosis["evidence"]) + diagnosis["summary"], diagnosis
     assert {one["rank"] for one in diagnosis["culprits"]} == {1}, diagnosis
     # after Xid 79 it is left alone for a minute, and does not answer; then it says that it is lost
-    wait_for("the missing GPU", lambda: _missing(seen(agent)), 150)
+    wait_for("the missing GPU", lambda: _missing(looked(agent)), 150)
     assert "mldebug_gpu_xid_total{" in metrics(port)
     assert 'mldebug_component_health{component="gpu_count",state="unhealthy"} 1.0' in metrics(port)
     assert gpu(agent, 0) is not None
@@ -155,11 +155,11 @@ def _missing(snapshot: Snapshot) -> bool:
 def test_a_driver_that_does_not_answer_costs_the_gpus_and_nothing_else(
     agent: RunningAgent, job: LightJob, fake: FakeNvml
 ) -> None:
-    wait_for("a watch read", lambda: seen(agent).gpu_watch, 60)
+    wait_for("a watch read", lambda: looked(agent).gpu_watch, 60)
     fake.block("nvmlDeviceGetUtilizationRates")
     try:
-        wait_for("its failure", lambda: not _source(seen(agent), "gpus"), 60)
-        assert seen(agent).gpu_watch is None
+        wait_for("its failure", lambda: not _source(looked(agent), "gpus"), 60)
+        assert looked(agent).gpu_watch is None
         job.hang()
         report = report_on(agent, job)
         assert "rank 1 sleeps in slow_data_loader" in report["diagnosis"]["summary"]

@@ -44,11 +44,11 @@ def more(fake: FakeNvml) -> dict[str, str]:
 def agent(tmp_path: Path, more: dict[str, str]) -> Iterator[RunningAgent]:
     """An agent that has read both GPUs."""
     with watching(tmp_path, settings(tmp_path, stall=STALL), more=more) as one:
-        wait_for("both reads", lambda: seen(one).gpus and seen(one).gpu_watch, 60)
+        wait_for("both reads", lambda: looked(one).gpus and looked(one).gpu_watch, 60)
         yield one
 
 
-def seen(agent: RunningAgent) -> Snapshot:
+def looked(agent: RunningAgent) -> Snapshot:
     snapshot = agent.snapshot()
     assert snapshot is not None
     return snapshot
@@ -96,11 +96,11 @@ def test_after_a_release_nobody_holds_a_gpu_and_later_it_is_read_again(
 
     assert done.returncode == 0, done.stderr
     assert holders(device) == []
-    told = wait_for("it says so", lambda: (s := seen(agent)).gpus_released_until and s, 20)
+    told = wait_for("it says so", lambda: (s := looked(agent)).gpus_released_until and s, 20)
     assert told.gpus_released_until > time.time() + 500
-    wait_for("the source fails", lambda: not _works(seen(agent)), 20)
-    assert "the GPUs are released" in _error(seen(agent))
-    assert seen(agent).gpu_watch is None
+    wait_for("the source fails", lambda: not _works(looked(agent)), 20)
+    assert "the GPUs are released" in _error(looked(agent))
+    assert looked(agent).gpu_watch is None
     assert holders(device) == []
 
     listed = type_in(agent.folder, more, "gpus", "list")
@@ -115,8 +115,8 @@ def test_after_a_release_nobody_holds_a_gpu_and_later_it_is_read_again(
     ended = type_in(agent.folder, more, "gpus", "release", "--end")
 
     assert ended.returncode == 0, ended.stderr
-    wait_for("they are read again", lambda: seen(agent).gpu_watch and _works(seen(agent)), 30)
-    assert seen(agent).gpus_released_until is None
+    wait_for("they are read again", lambda: looked(agent).gpu_watch and _works(looked(agent)), 30)
+    assert looked(agent).gpus_released_until is None
     assert holders(device)
 
 
@@ -125,8 +125,8 @@ def test_the_gpus_are_taken_up_again_when_the_time_is_over(
 ) -> None:
     device = fake.path.parent / "device"
     assert type_in(agent.folder, more, "gpus", "release", "--for", "2s").returncode == 0
-    wait_for("the source fails", lambda: not _works(seen(agent)), 20)
-    wait_for("they are read again", lambda: _works(seen(agent)) and seen(agent).gpu_watch, 30)
+    wait_for("the source fails", lambda: not _works(looked(agent)), 20)
+    wait_for("they are read again", lambda: _works(looked(agent)) and looked(agent).gpu_watch, 30)
     assert holders(device)
 
 
@@ -147,11 +147,11 @@ def _let_go_by_itself(folder: Path, fake: FakeNvml, more: dict[str, str]) -> boo
     with watching(folder, settings(folder, stall=STALL), more=more) as agent:
         wait_for("the release", lambda: "GPUs: released for a while" in agent.log, 60)
         try:
-            told = wait_for("it is told", lambda: not _works(s := seen(agent)) and s, 10)
-            held, later = holders(device), seen(agent)
+            told = wait_for("it is told", lambda: not _works(s := looked(agent)) and s, 10)
+            held, later = holders(device), looked(agent)
             status = " ".join(type_in(folder, more, "status").stdout.split())
         except AssertionError:
-            told, held, later, status = seen(agent), [], seen(agent), ""
+            told, held, later, status = looked(agent), [], looked(agent), ""
         if "taken up again" in agent.log:
             return False
         assert (held, later.gpus) == ([], None)
@@ -160,8 +160,10 @@ def _let_go_by_itself(folder: Path, fake: FakeNvml, more: dict[str, str]) -> boo
         assert [(one.gpu, one.state) for one in kept] == [(1, "unhealthy")]
         assert "GPU 1 is unhealthy: the driver asks for: reset" in status
         with light_job(folder / "job"):
-            wait_for("they are read again", lambda: _works(seen(agent)) and seen(agent).gpus, 30)
-            assert seen(agent).gpus_released_until is None
+            wait_for(
+                "they are read again", lambda: _works(looked(agent)) and looked(agent).gpus, 30
+            )
+            assert looked(agent).gpus_released_until is None
     return True
 
 
@@ -181,7 +183,7 @@ def test_others_may_not_release(agent: RunningAgent, fake: FakeNvml) -> None:
     assert answer.startswith("HTTP/1.1 403"), answer
     assert "agent.group" in answer
     assert holders(fake.path.parent / "device")
-    assert seen(agent).gpus_released_until is None
+    assert looked(agent).gpus_released_until is None
 
 
 @pytest.mark.parametrize(
@@ -213,14 +215,14 @@ def test_a_gpu_that_was_taken_out_is_accepted(
 ) -> None:
     fake.set("nvmlDeviceGetCount_v2 -1", 1)
     type_in(agent.folder, more, "gpus", "release", "--for", "1s")  # the next full read comes soon
-    wait_for("it is missing", lambda: _missing(seen(agent)), 120)
+    wait_for("it is missing", lambda: _missing(looked(agent)), 120)
     assert "missing" in type_in(agent.folder, more, "gpus", "list").stdout
     assert type_in(agent.folder, more, "doctor", "--gpus").returncode == 1
 
     done = type_in(agent.folder, more, "gpus", "accept")
 
     assert (done.returncode, done.stdout) == (0, "1 GPU is expected from now on.\n"), done.stderr
-    wait_for("it is well", lambda: not _missing(seen(agent)), 60)
+    wait_for("it is well", lambda: not _missing(looked(agent)), 60)
     assert "missing" not in type_in(agent.folder, more, "gpus", "list").stdout
 
 
@@ -250,7 +252,7 @@ def test_a_driver_that_hangs_the_agent_is_not_asked_by_others(
 ) -> None:
     fake.block("nvmlDeviceGetUtilizationRates")
     try:
-        wait_for("its failure", lambda: "GpuBlockedError" in _error(seen(agent)), 60)
+        wait_for("its failure", lambda: "GpuBlockedError" in _error(looked(agent)), 60)
         before = holders(fake.path.parent / "device")
         began = time.monotonic()
         done = type_in(agent.folder, more, "doctor", "--gpus", "--json")
@@ -284,13 +286,13 @@ def test_a_dump_beside_an_agent_has_what_it_has_learned(
 ) -> None:
     with light_job(tmp_path / "job") as job:
         _hold_gpus(fake, job)
-        wait_for("work", lambda: any("compute" in run.devices for run in seen(agent).runs), 90)
+        wait_for("work", lambda: any("compute" in run.devices for run in looked(agent).runs), 90)
         began = time.time()
-        wait_for("looks", lambda: (w := seen(agent).gpu_watch) and w.at > began + 3.0, 30)
+        wait_for("looks", lambda: (w := looked(agent).gpu_watch) and w.at > began + 3.0, 30)
         fake.play("hang-sleep")
         _hold_gpus(fake, job)
         _hang(job)
-        wait_for("a wait", lambda: any("waits in" in run.devices for run in seen(agent).runs), 60)
+        wait_for("a wait", lambda: any("waits in" in run.devices for run in looked(agent).runs), 60)
         report = _dumped(agent.folder, more, job)
     evidence = " ".join(report["diagnosis"]["evidence"])
     assert "GPU 0 waits in a collective (100 % busy" in evidence, evidence

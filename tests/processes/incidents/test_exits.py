@@ -32,7 +32,7 @@ SOON = 30.0  # seconds from an end to its report: grace, the launcher's own seco
 STALL = "{timeout: 15s, init_timeout: 15s, interval: 1s}"
 
 
-class EndingJob(RunningJob):
+class ExitingJob(RunningJob):
     """A job of tests/jobs/ends.py."""
 
     def __init__(
@@ -70,10 +70,10 @@ def job(
     torchrun: tuple[str, ...] = (),
     size: int = 2,
     user: User = User(),  # noqa: B008 - a value
-) -> Iterator[EndingJob]:
+) -> Iterator[ExitingJob]:
     """A job that waits for `go`; at the end nothing of it is left."""
     (folder / "events").mkdir(exist_ok=True)
-    one = EndingJob(folder, options, torchrun, size, user)
+    one = ExitingJob(folder, options, torchrun, size, user)
     try:
         one.start()
         yield one
@@ -90,7 +90,7 @@ def agent(tmp_path: Path) -> Iterator[RunningAgent]:
         yield one
 
 
-def met(agent: RunningAgent, one: EndingJob) -> None:
+def met(agent: RunningAgent, one: ExitingJob) -> None:
     """Wait until the agent knows all ranks, and where their output goes."""
     one.wait_for_event("started", tuple(range(one.plan.world_size)))
 
@@ -105,7 +105,7 @@ def met(agent: RunningAgent, one: EndingJob) -> None:
 
 
 def report_of(
-    agent: RunningAgent, one: EndingJob, until: Callable[[Report], bool], seconds: float = SOON
+    agent: RunningAgent, one: ExitingJob, until: Callable[[Report], bool], seconds: float = SOON
 ) -> Report:
     """The only report on that job, when it is as wanted."""
 
@@ -388,7 +388,7 @@ def test_a_stall_that_ends_with_its_job_stays_one_incident(
 # --- the agent is restarted meanwhile ------------------------------------------------------------------
 
 
-def restarted(agent: RunningAgent, one: EndingJob) -> RunningAgent:
+def restarted(agent: RunningAgent, one: ExitingJob) -> RunningAgent:
     """The same agent, killed and started again; it knows the job."""
     agent.process.kill()
     agent.process.wait(20)

@@ -241,7 +241,7 @@ def test_the_agent_serves_its_pages(installed: Installed) -> None:
     argv = installed.argv("mldebug", "agent", "--config", "agent.yaml")
     with subprocess.Popen(argv, env={"PATH": os.environ["PATH"]}, stderr=subprocess.PIPE) as agent:
         try:
-            told = {path: asked(state, path) for path in ("/runs", "/look.css", "/look.js", "/metrics")}  # fmt: skip
+            told = {path: served(state, path) for path in ("/runs", "/look.css", "/look.js", "/metrics")}  # fmt: skip
         finally:
             agent.kill()  # and with it all of its world
     assert "<html" in told["/runs"]
@@ -250,7 +250,7 @@ def test_the_agent_serves_its_pages(installed: Installed) -> None:
     assert f'version="{mldebug.__version__}"' in told["/metrics"]
 
 
-def asked(state: Path, path: str, seconds: float = 60.0) -> str:
+def served(state: Path, path: str, seconds: float = 60.0) -> str:
     """What the agent serves there, once it has looked around."""
     end = time.monotonic() + seconds * PATIENCE
     while time.monotonic() < end:

@@ -48,7 +48,7 @@ def installed(
     return python
 
 
-def said(argv: list[str], site: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def run_in(argv: list[str], site: Path, **more: str) -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], "HOME": str(site), "RANK": "1", "WORLD_SIZE": "4", **more}
     return subprocess.run(
         argv, env=env, cwd=site, capture_output=True, text=True, timeout=60, check=False
@@ -75,10 +75,10 @@ def test_it_is_small_and_needs_nothing(wheel: Path) -> None:
 def test_it_takes_the_jobs_place_without_an_agent(installed: Path, site: Path) -> None:
     (site / "job.py").write_text(TELL + "\n".join(line[4:] for line in STEP.splitlines()))
     run = [str(installed), "-m", "mldebug_training", "--"]
-    done = said([*run, str(installed), "job.py"], site, PYTHONPATH=str(site))
+    done = run_in([*run, str(installed), "job.py"], site, PYTHONPATH=str(site))
     assert (done.returncode, done.stderr) == (0, "")
     assert '"step": 5, "rank": 1, "size": 4' in done.stdout
-    assert said([*run, "sh", "-c", "exit 7"], site).returncode == 7
+    assert run_in([*run, "sh", "-c", "exit 7"], site).returncode == 7
 
 
 def test_its_line_does_the_same_in_a_script(installed: Path, site: Path) -> None:
@@ -87,7 +87,7 @@ def test_its_line_does_the_same_in_a_script(installed: Path, site: Path) -> None
     for before in ("", str(site)):
         path = f"PYTHONPATH={before}; export PYTHONPATH; " if before else ""
         script = f'{path}eval "$({python} -m mldebug_training)"; exec {python} job.py'
-        done = said(["sh", "-c", script], site)
+        done = run_in(["sh", "-c", script], site)
         assert (done.returncode, done.stderr) == (0, ""), done
         assert '"step": 5' in done.stdout
 
@@ -96,7 +96,7 @@ def test_its_line_does_the_same_in_a_script(installed: Path, site: Path) -> None
 def test_a_job_that_cannot_be_started_is_one_sentence(
     installed: Path, site: Path, words: list[str]
 ) -> None:
-    done = said([str(installed), "-m", "mldebug_training", *words], site)
+    done = run_in([str(installed), "-m", "mldebug_training", *words], site)
     assert (done.returncode, done.stdout) == (2, "")
     assert "usage: python -m mldebug_training" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -11,7 +11,7 @@ from shared.deploy.manifests import MANIFESTS, Object, containers, one, stored
 EVERY = 0.5  # seconds; the kubelet asks each ten
 
 
-class Asked:
+class Questions:
     """How often it was asked, and what failed."""
 
     def __init__(self, port: int) -> None:
@@ -37,9 +37,9 @@ class Asked:
 
 
 @contextmanager
-def asked_all_the_time(port: int) -> Iterator[Asked]:
+def asked_all_the_time(port: int) -> Iterator[Questions]:
     """By a thread, from now until the end."""
-    asked, over = Asked(port), threading.Event()
+    asked, over = Questions(port), threading.Event()
 
     def ask() -> None:
         while not over.wait(EVERY):

@@ -49,7 +49,9 @@ def made(folder: Path) -> Path:
     return place
 
 
-def told(agent: RunningAgent, folder: Path, wanted: Callable[[SeriesState], bool]) -> SeriesState:
+def series_of(
+    agent: RunningAgent, folder: Path, wanted: Callable[[SeriesState], bool]
+) -> SeriesState:
     """The saves in that folder, as soon as they are as wanted."""
 
     def found() -> SeriesState | None:
@@ -77,8 +79,8 @@ def test_a_save_that_is_killed_halfway_is_told_with_the_last_complete_one_and_wh
     with folder_for(User()) as folder:
         config = settings(folder, stall="{timeout: 60s, interval: 1s}") + CONFIG
         with watching(folder, config) as agent, saving(folder, made(folder)) as place:
-            first = told(agent, place, lambda one: one.last is not None)
-            died = told(agent, place, lambda one: newest(one) == "step_20 incomplete")
+            first = series_of(agent, place, lambda one: one.last is not None)
+            died = series_of(agent, place, lambda one: newest(one) == "step_20 incomplete")
             lines = (
                 "last complete checkpoint step_10",
                 "step_20 is incomplete: there is no .metadata",

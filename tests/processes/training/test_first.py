@@ -18,7 +18,7 @@ class Going(RunningJob):
         return [str(JOBS / "first.py"), str(self.events), *self.plan.options]
 
 
-def told(how: str, ranks: int = RANKS, launch: tuple[int, ...] | None = None) -> list[str]:
+def lines_of(how: str, ranks: int = RANKS, launch: tuple[int, ...] | None = None) -> list[str]:
     """What came of it, rank by rank."""
     plan = Plan(world_size=ranks, struck=(), options=(how,), launch=launch)
     with folder_for(plan.user) as folder:
@@ -39,45 +39,45 @@ def all_ended(job: RunningJob) -> list[int] | None:
 
 
 def test_one_goes_first_and_the_others_find_what_it_made() -> None:
-    first, *others = told("order")
+    first, *others = lines_of("order")
     assert first == "True:False True:False True:False"
     assert others == ["False:True False:True False:True"] * (RANKS - 1)
 
 
 def test_where_the_first_one_fails_all_fail_at_once() -> None:
-    first, *others = told("fails")
+    first, *others = lines_of("fails")
     assert first == "ValueError: no such dataset"
     why = "MainProcessError: rank 0 failed in main_process_first: ValueError: no such dataset"
     assert others == [why] * (RANKS - 1)
 
 
 def test_words_that_no_store_takes_reach_the_others_all_the_same() -> None:
-    _, *others = told("fails_oddly")
+    _, *others = lines_of("fails_oddly")
     why = r"rank 0 failed in main_process_first: ValueError: no such file: a\udcff"
     assert others == [f"MainProcessError: {why}"] * (RANKS - 1)
 
 
 def test_what_an_earlier_launch_has_left_at_the_store_is_nobodys_concern() -> None:
-    first, *others = told("relaunched")
+    first, *others = lines_of("relaunched")
     assert first == "ValueError True True"
     assert others == ["MainProcessError True True"] * (RANKS - 1)
 
 
 def test_who_never_comes_is_named() -> None:
-    first, *others = told("never_comes")
+    first, *others = lines_of("never_comes")
     assert first == "elsewhere"
     why = "MainProcessError: rank 0 never came to main_process_first: waited 2 s for it"
     assert others == [why] * (RANKS - 1)
 
 
 def test_who_is_not_done_in_time_is_named() -> None:
-    first, *others = told("never_ends")
+    first, *others = lines_of("never_ends")
     assert first == "went through"
     assert others == ["MainProcessError: rank 0 went first and is not done after 2 s"] * (RANKS - 1)
 
 
 def test_a_store_whose_host_is_stopped_keeps_nobody_for_ever() -> None:
-    first, other = told("stopped", ranks=2, launch=(0, 1))  # rank 0 keeps it
+    first, other = lines_of("stopped", ranks=2, launch=(0, 1))  # rank 0 keeps it
     assert first == "went through"  # once it goes on
     why = "the job's store did not answer in main_process_first: waited 12 s for it"
     assert other == f"MainProcessError: {why}"

@@ -117,7 +117,7 @@ def test_a_rank_in_a_container_is_found_by_what_it_sees_itself(
             assert list(Path(f"/proc/{pid}/root/dev/shm").glob("mldebug-*-*.stacks"))
         job.hang()
         one = next(iter(run.ranks.values()))
-        wait_for("it to stand there", lambda: "slow_data_loader" in asked(one), 60)
+        wait_for("it to stand there", lambda: "slow_data_loader" in functions_of(one), 60)
         assert {state_of(pid) for pid in run.ranks.values()} == {"S"}
 
 
@@ -139,7 +139,7 @@ print(json.dumps([frame.function for stack in found for frame in stack.frames]))
 """
 
 
-def asked(pid: int, *denied: str, prefix: Sequence[str] = ()) -> list[str]:
+def functions_of(pid: int, *denied: str, prefix: Sequence[str] = ()) -> list[str]:
     """The functions in which a process says that it is, to another process of ours."""
     paths = [str(JOBS.parent.parent / name) for name in ("", "agents", "exporters", "tests")]
     env = clean_environment(Path("/")) | {"PYTHONPATH": ":".join(paths)}
@@ -183,8 +183,8 @@ def sleeper(
 
 def test_where_no_signal_may_be_sent_nothing_is_told_and_nobody_is_harmed(tmp_path: Path) -> None:
     with sleeper(tmp_path) as pid:
-        assert asked(pid, "pidfd_send_signal") == []
-        assert "slow" in asked(pid, "ptrace", "process_vm_readv")
+        assert functions_of(pid, "pidfd_send_signal") == []
+        assert "slow" in functions_of(pid, "ptrace", "process_vm_readv")
 
 
 @as_root
@@ -195,8 +195,8 @@ def test_another_users_rank_is_asked_with_cap_kill_only() -> None:
         Path(name).chmod(0o755)
         with sleeper(Path(name), owner, python) as pid:
             less = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"]
-            assert asked(pid, prefix=less) == []
-            assert "slow" in asked(pid)
+            assert functions_of(pid, prefix=less) == []
+            assert "slow" in functions_of(pid)
 
 
 # --- shared memory that is not there ---------------------------------------------------------------
@@ -264,4 +264,4 @@ def test_a_job_of_our_own_signals_goes_on_as_it_was(tmp_path: Path) -> None:
         for number in (signal.SIGRTMIN + 15, signal.SIGRTMIN + 14):
             assert caught >> (number - 1) & 1
             os.kill(pid, number)
-        assert "slow" in asked(pid)
+        assert "slow" in functions_of(pid)

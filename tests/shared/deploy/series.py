@@ -44,7 +44,7 @@ def declared() -> dict[str, set[str]]:
 SERIES = declared()
 
 
-def asked(expression: str) -> Iterator[tuple[str, dict[str, str]]]:
+def queried_series(expression: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Each series that an expression asks for, and by which labels."""
     for name, chosen in METRIC.findall(expression):
         yield name, dict(MATCHER.findall(chosen))
@@ -56,4 +56,4 @@ def labels_of(name: str) -> set[str]:
         return SERIES[name] | SCRAPED
     made = set(re.findall(r'label_replace\(.*?"(\w+)", "\$1"', RECORDED[name]))
     made |= set(re.findall(r'"(\w+)", "[^"]*\$1", "\w+"', RECORDED[name]))
-    return made.union(*(labels_of(one) for one, _ in asked(RECORDED[name])))
+    return made.union(*(labels_of(one) for one, _ in queried_series(RECORDED[name])))

@@ -29,7 +29,7 @@ class Moment(NamedTuple):
     signs: tuple[GpuSign, ...]
 
 
-class Told(NamedTuple):
+class SignedMoment(NamedTuple):
     """The same with what the fingerprint says."""
 
     moment: Moment
@@ -114,13 +114,13 @@ def _rank(index: int, before: dict[str, Any], row: dict[str, Any], begun: bool) 
 
 def played(
     name: str, *, change: Change = lambda sign: sign, levels: RunLevels | None = None, **how: Any
-) -> list[Told]:
+) -> list[SignedMoment]:
     """A whole recording through the fingerprint; `change` alters each sign, `levels` are of an agent before."""
     memory = levels if levels is not None else RunLevels()
     told = []
     for moment in moments(name, **how):
         signs = tuple(map(change, moment.signs))
-        told.append(Told(moment, memory.look(moment.at, signs, world_size=2)))
+        told.append(SignedMoment(moment, memory.look(moment.at, signs, world_size=2)))
     return told
 
 
@@ -133,7 +133,7 @@ def without(*fields: str) -> Change:
     return change
 
 
-def during(story: list[Told], phase: str, *, after: float = 3.0) -> list[Told]:
+def during(story: list[SignedMoment], phase: str, *, after: float = 3.0) -> list[SignedMoment]:
     """The looks of one phase, but for its first seconds."""
     found = [one for one in story if one.moment.phase == phase and one.moment.into >= after]
     assert found, phase

@@ -123,7 +123,7 @@ class _Player:
             wchan=new["wchan"],
             device_progress=self._device(int(rank), before, row, span) if self.gpu else None,
         )
-        return _replace(look, **_seen(new)) if "stack" in new else look
+        return _replace(look, **_with_stack(new)) if "stack" in new else look
 
     def _device(
         self, index: int, before: dict[str, Any], row: dict[str, Any], span: float
@@ -133,7 +133,7 @@ class _Player:
         return levels.look((new["energy_mj"] - old["energy_mj"]) / span, new["mem_util"])
 
 
-def _seen(now: dict[str, Any]) -> dict[str, Any]:
+def _with_stack(now: dict[str, Any]) -> dict[str, Any]:
     """What a stack sample adds to a look."""
     frames = now["stack"].get("frames", ())
     if not frames:

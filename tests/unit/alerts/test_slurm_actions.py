@@ -84,7 +84,7 @@ class Grouped(Host):
         return self._groups if name == "cgroup" else super().text(pid, name)
 
 
-def asked(spawner: Spawner, groups: str = "0::/user.slice\n", **facts: Any) -> ActionInput:
+def action_input(spawner: Spawner, groups: str = "0::/user.slice\n", **facts: Any) -> ActionInput:
     return work(rank(os.getpid()), starter=spawner, **facts)._replace(host=Grouped(groups))
 
 
@@ -108,7 +108,7 @@ def cancel(told: ActionInput, **options: Any) -> str:
 def test_the_number_comes_from_the_control_group_or_from_slurmd(
     slurm: Slurm, spawner: Spawner, groups: str
 ) -> None:
-    assert cancel(asked(spawner, groups)) == "scancel 1234"
+    assert cancel(action_input(spawner, groups)) == "scancel 1234"
     assert slurm.calls[-1] == ["scancel", "1234"]
     assert (["scontrol", "pidinfo", str(os.getpid())] in slurm.calls) == ("1234" not in groups)
 
@@ -125,14 +125,14 @@ def test_a_group_that_a_user_may_make_is_not_believed(
     slurm: Slurm, spawner: Spawner, groups: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "99")
-    assert cancel(asked(spawner, groups)) == "scancel 1234"
+    assert cancel(action_input(spawner, groups)) == "scancel 1234"
     assert not any("99" in word for call in slurm.calls for word in call)
 
 
 def test_one_task_of_an_array_is_cancelled_alone(slurm: Slurm, spawner: Spawner) -> None:
     uid = os.getuid()
     slurm.answer(squeue=f"1240|1234_1|{uid}|RUNNING\n1234|1234_7|{uid}|RUNNING\n")
-    assert cancel(asked(spawner)) == "scancel 1234_7"
+    assert cancel(action_input(spawner)) == "scancel 1234_7"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_is_not_sure_is_not_cancelled(
 ) -> None:
     slurm.answer(**answers)
     with pytest.raises(UnfitError, match=why):
-        cancel(asked(spawner))
+        cancel(action_input(spawner))
     assert "scancel" not in [name for name, *_ in slurm.calls]
 
 
@@ -161,15 +161,15 @@ def test_a_verdict_that_is_not_sure_cancels_nothing_unless_told(
     slurm: Slurm, spawner: Spawner
 ) -> None:
     with pytest.raises(UnfitError, match="confidence is medium"):
-        cancel(asked(spawner, confidence="medium"))
+        cancel(action_input(spawner, confidence="medium"))
     assert slurm.calls == []
-    assert cancel(asked(spawner, confidence="medium"), confidence="low") == "scancel 1234"
+    assert cancel(action_input(spawner, confidence="medium"), confidence="low") == "scancel 1234"
 
 
 def test_a_slurm_job_that_holds_another_run_is_not_cancelled_unless_told(
     slurm: Slurm, spawner: Spawner
 ) -> None:
-    told = asked(spawner)
+    told = action_input(spawner)
     assert told.job is not None
     told = told._replace(others=(msgspec.structs.replace(told.job, id="healthy"),))
     with pytest.raises(UnfitError, match="holds run healthy, too"):
@@ -181,7 +181,7 @@ def test_a_slurm_job_that_holds_another_run_is_not_cancelled_unless_told(
 def test_runs_that_have_ended_or_are_of_no_slurm_job_hold_up_nothing(
     slurm: Slurm, spawner: Spawner
 ) -> None:
-    told = asked(spawner, "0::/system.slice/slurmstepd.scope/job_1234/step_0/user/task_0\n")
+    told = action_input(spawner, "0::/system.slice/slurmstepd.scope/job_1234/step_0/user/task_0\n")
     assert told.job is not None
     gone = msgspec.structs.replace(told.job, id="gone", ranks=(rank(os.getpid(), ticks=1),))
     empty = msgspec.structs.replace(told.job, id="empty", ranks=())
@@ -189,14 +189,14 @@ def test_runs_that_have_ended_or_are_of_no_slurm_job_hold_up_nothing(
 
 
 def test_a_plan_cancels_nothing(slurm: Slurm, spawner: Spawner) -> None:
-    assert scancel.create(scancel.Options()).plan(asked(spawner)).words == "scancel 1234"
+    assert scancel.create(scancel.Options()).plan(action_input(spawner)).words == "scancel 1234"
     assert "scancel" not in [name for name, *_ in slurm.calls]
 
 
 def test_a_scancel_that_fails_is_told_with_its_code(slurm: Slurm, spawner: Spawner) -> None:
     slurm.answer(scancel_code=1)
     with pytest.raises(ProgramError, match="scancel ended with 1") as caught:
-        cancel(asked(spawner))
+        cancel(action_input(spawner))
     assert caught.value.code == 1
 
 
@@ -205,7 +205,7 @@ def test_without_slurm_it_is_told(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ProgramError, match="scontrol cannot be started"):
-        cancel(asked(spawner))
+        cancel(action_input(spawner))
 
 
 # --- drain ---------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def drained(told: ActionInput) -> str:
 def test_the_node_of_a_sick_gpu_is_drained_for_a_reason_of_our_own_words(
     slurm: Slurm, spawner: Spawner
 ) -> None:
-    drained(asked(spawner, blamed=(culprit("gpu"),), verdict="gpu_fault"))
+    drained(action_input(spawner, blamed=(culprit("gpu"),), verdict="gpu_fault"))
     update = ["update", "nodename=node1", "state=drain", "reason=mldebug:gpu_fault"]
     assert slurm.calls[-1] == ["scontrol", *update]
 
@@ -233,7 +233,7 @@ def test_a_silent_node_is_drained_only_where_slurm_says_that_the_job_has_it(
 ) -> None:
     """A job may put any names into its list of nodes."""
     slurm.answer(squeue_on=answer, scontrol_oneliner="NodeName=node2 State=ALLOCATED\n")
-    told = asked(spawner, blamed=(culprit("node", "node2"),), verdict="node_unreachable")
+    told = action_input(spawner, blamed=(culprit("node", "node2"),), verdict="node_unreachable")
     if drains:
         assert "nodename=node2" in drained(told)
     else:
@@ -248,12 +248,12 @@ def test_the_node_of_a_gpu_elsewhere_is_drained_after_its_job_has_ended(
     slurm: Slurm, spawner: Spawner
 ) -> None:
     slurm.answer(scontrol_oneliner="NodeName=node2 State=IDLE\n")
-    told = asked(spawner, blamed=(culprit("gpu", "node2"),), verdict="gpu_fault")
+    told = action_input(spawner, blamed=(culprit("gpu", "node2"),), verdict="gpu_fault")
     assert "nodename=node2" in drained(told._replace(job=None))
 
 
 def test_a_component_that_is_not_well_drains_its_own_node(slurm: Slurm, spawner: Spawner) -> None:
-    drained(asked(spawner, key="health/gpu_ecc/GPU-1", verdict="ecc_uncorrected"))
+    drained(action_input(spawner, key="health/gpu_ecc/GPU-1", verdict="ecc_uncorrected"))
     assert slurm.calls[-1][2:4] == ["nodename=node1", "state=drain"]
 
 
@@ -277,5 +277,5 @@ def test_what_is_no_single_node_is_not_drained(
     if answer:
         slurm.answer(scontrol_oneliner=answer)
     with pytest.raises(UnfitError, match=why):
-        drained(asked(spawner, blamed=blamed, verdict="gpu_fault"))
+        drained(action_input(spawner, blamed=blamed, verdict="gpu_fault"))
     assert "update" not in [word for call in slurm.calls for word in call]

@@ -72,7 +72,7 @@ def met(
 living: list[Monitored] = []
 
 
-def told(found: NodeCapture) -> dict[int, str]:
+def ways(found: NodeCapture) -> dict[int, str]:
     """By rank, the way of its Flight Recorder."""
     return {one.identity.rank: one.flight.way for one in found.ranks if one.flight is not None}
 
@@ -89,7 +89,7 @@ def test_all_wait_alike_and_the_fifo_tells_who_called_what(
 ) -> None:
     with met(collector, tmp_path, 0) as first, met(collector, tmp_path, 1) as second:
         found = add(collector, first.captured(WAITS), second.captured(WAITS))
-        assert told(found) == {0: "debug FIFO", 1: "debug FIFO"}
+        assert ways(found) == {0: "debug FIFO", 1: "debug FIFO"}
         assert reasons(found) == [
             ("ranks 0-1: had by the debug FIFO, which may hold a rank up for a minute", RUN)
         ]
@@ -106,17 +106,17 @@ def test_a_dump_that_takes_a_minute_delays_nothing_and_is_asked_for_once(
         began, quiet = time.monotonic(), {"quiet_seconds": 120.0}
         first = add(collector, one.captured(WAITS))
         assert time.monotonic() - began < 5.0 * PATIENCE
-        assert (told(first), first.awaited) == ({}, (0,))
+        assert (ways(first), first.awaited) == ({}, (0,))
         assert "no dump by its debug FIFO in 2.5 s; it may still come" in str(reasons(first))
         second = add(collector, one.captured(WAITS))
-        assert (told(second), second.awaited) == ({}, (0,))
+        assert (ways(second), second.awaited) == ({}, (0,))
         assert "an earlier question has not been answered yet" in str(reasons(second))
         by_hand = add(collector, one.captured(WAITS), stalled=False)
         assert by_hand.awaited == (0,), "it asks nobody, and the answer is owed all the same"
         one.let_go()
         third = msgspec.structs.replace(taken(one.captured(WAITS)), **quiet)
         found = collector.add(third, lambda: 30.0, stalled=True)
-        assert (told(found), found.awaited) == ({0: "debug FIFO"}, ())
+        assert (ways(found), found.awaited) == ({0: "debug FIFO"}, ())
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
@@ -147,7 +147,7 @@ def test_who_waits_as_another_does_is_spared_and_who_works_too(
         )
         told_by = (first.captured(WAITS), second.captured(SLEEPS), third.captured(WAITS))
         found = add(collector, *told_by)
-        assert told(found) == {0: "debug FIFO"}
+        assert ways(found) == {0: "debug FIFO"}
         price = "not asked by the debug FIFO, whose dump may hold a rank up for a minute: "
         assert [reason for reason, _ in reasons(found)] == [
             f"rank 1: {price}it does not wait",
@@ -165,7 +165,7 @@ def test_a_fifo_of_that_name_that_another_job_has_made_since_is_not_asked(
     with met(collector, tmp_path / "mine") as mine, monitored(tmp_path / "theirs") as theirs:
         os.replace(theirs.fifo, mine.fifo)
         found = add(collector, mine.captured(WAITS))
-        assert told(found) == {}
+        assert ways(found) == {}
         assert "another job has made one of that name since" in str(reasons(found))
         assert [mine.end(), theirs.end()] == [[], []]
 
@@ -184,7 +184,7 @@ def test_a_fifo_is_left_alone_where_nobody_knows_that_the_job_stands_still(
     what, stalled = WHY_NOT[why]
     with met(collector, tmp_path, 0) as first, met(collector, tmp_path, 1) as second:
         found = add(collector, first.captured(WAITS), second.captured(what), stalled=stalled)
-        assert told(found) == {}
+        assert ways(found) == {}
         ((reason, _),) = reasons(found)
         assert reason.startswith("ranks 0-1: not asked by the debug FIFO")
         assert why in reason
@@ -212,7 +212,7 @@ def test_a_fresh_dump_of_the_timeout_spares_the_fifo(
     with met(collector, tmp_path) as one:
         write(one)
         found = add(collector, one.captured(WAITS))
-        assert told(found) == {0: "dump file"}
+        assert ways(found) == {0: "dump file"}
         assert one.end() == []
 
 
@@ -231,11 +231,11 @@ def test_the_dump_of_an_earlier_question_is_not_taken_for_one_of_now(
     with met(collector, tmp_path) as one:
         one.dump.write_bytes(recording(0))
         found = add(collector, one.captured(WAITS))
-        assert told(found) == {0: "debug FIFO"}
+        assert ways(found) == {0: "debug FIFO"}
     with met(collector, tmp_path / "other", TORCH_NCCL_DEBUG_INFO_PIPE_FILE="") as one:
         one.dump.write_bytes(recording(0))
         found = add(collector, one.captured(WAITS))
-        assert told(found) == {}
+        assert ways(found) == {}
         assert "none of a timeout: no call in it had taken too long" in str(reasons(found))
 
 
@@ -278,7 +278,7 @@ def test_a_file_that_two_living_jobs_write_is_refused_and_named(
         with met(collector, tmp_path / "theirs", **prefix) as theirs:
             write(mine)
             found = add(collector, mine.captured(WAITS))
-            assert told(found) == {}
+            assert ways(found) == {}
             (gap,) = [gap for gap in found.gaps if "file" in gap.reason]
             assert gap.reason.startswith(
                 f"rank 0: its dump file is not believed: rank 0 of theirs (pid {theirs.pid}) may have written it, too; "
@@ -301,7 +301,7 @@ def test_one_file_under_two_names_is_one_file(
         theirs.dump.hardlink_to(mine.dump)
         found = add(collector, mine.captured(WAITS))
         assert "may have written it, too" in str(reasons(found))
-        assert "dump file" not in told(found).values()
+        assert "dump file" not in ways(found).values()
 
 
 def test_an_old_dump_of_a_rank_that_lives_is_not_used(
@@ -312,7 +312,7 @@ def test_an_old_dump_of_a_rank_that_lives_is_not_used(
         long_ago = msgspec.structs.replace(one.identity, started_at=0.0)
         rank = msgspec.structs.replace(one.captured(WAITS), identity=long_ago)
         found = add(collector, rank)
-        assert told(found) == {}
+        assert ways(found) == {}
         ((reason, _),) = reasons(found)
         assert reason == (
             "rank 0: its dump file is 1000 s old, and it may have gone on since; not asked by the debug FIFO,"
@@ -340,7 +340,7 @@ def test_a_hook_that_did_not_answer_leaves_the_ways_that_cost_nothing(
     with met(collector, tmp_path) as one:
         rank = msgspec.structs.replace(one.captured(WAITS), hook=HookState())
         found = add(collector, rank)
-        assert (told(found), found.gaps) == (
+        assert (ways(found), found.gaps) == (
             {},
             (),
         )  # its hook says why; what it has refused its FIFO is not asked for
@@ -352,7 +352,7 @@ def test_a_stopped_rank_is_not_asked(collector: FlightRecorderCollector, tmp_pat
         os.kill(one.pid, signal.SIGSTOP)
         wait_until(lambda: state(one.pid) == "T")
         found = add(collector, one.captured(WAITS))
-        assert (told(found), reasons(found)) == (
+        assert (ways(found), reasons(found)) == (
             {},
             [("rank 0: it is stopped, or gone, and was not asked", RUN)],
         )
@@ -402,7 +402,7 @@ def test_without_time_nobody_is_asked(collector: FlightRecorderCollector, tmp_pa
     with met(collector, tmp_path) as one:
         started = time.monotonic()
         found = add(collector, one.captured(WAITS), left=1.0)
-        assert told(found) == {}
+        assert ways(found) == {}
         assert time.monotonic() - started < 10 * PATIENCE
         assert one.end() == []
 

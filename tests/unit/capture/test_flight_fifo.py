@@ -45,7 +45,7 @@ def reader() -> Iterator[HangAwareReader]:
         yield HangAwareReader(it)
 
 
-def asked(one: Monitored, fifo: Path | None = None) -> FifoTarget:
+def target_of(one: Monitored, fifo: Path | None = None) -> FifoTarget:
     root = f"/proc/{one.pid}/root"
     return FifoTarget(one.identity, f"{root}{fifo or one.fifo}", (f"{root}{one.dump}",), MINE)
 
@@ -53,7 +53,7 @@ def asked(one: Monitored, fifo: Path | None = None) -> FifoTarget:
 def ask(
     reader: HangAwareReader, one: Monitored, timeout: float = 10.0, **kw: Path
 ) -> FoundDump | str:
-    return Fifo().ask(reader, [asked(one, **kw)], timeout)[one.identity.rank]
+    return Fifo().ask(reader, [target_of(one, **kw)], timeout)[one.identity.rank]
 
 
 def signals(pid: int) -> tuple[str, int]:
@@ -94,7 +94,7 @@ def test_the_dump_of_an_earlier_question_is_no_answer(
 
 def test_several_ranks_are_asked_at_once(reader: HangAwareReader, tmp_path: Path) -> None:
     with monitored(tmp_path, 0) as first, monitored(tmp_path, 1) as second:
-        found = Fifo().ask(reader, [asked(first), asked(second)], 10.0)
+        found = Fifo().ask(reader, [target_of(first), target_of(second)], 10.0)
         ops = [
             one.record.groups[0].calls[-1].op
             for _, one in sorted(found.items())
@@ -113,10 +113,10 @@ def test_nobody_is_asked_again_before_the_answer_is_whole(
         fifo = Fifo()
         comes = f"; it may still come, into {one.dump}"
         late = {0: f"no dump by its debug FIFO in 1 s (it is not complete){comes}"}
-        assert fifo.ask(reader, [asked(one)], 1.0) == late
-        assert fifo.ask(reader, [asked(one)], 1.0) == {0: f"{OPEN}{comes}"}
+        assert fifo.ask(reader, [target_of(one)], 1.0) == late
+        assert fifo.ask(reader, [target_of(one)], 1.0) == {0: f"{OPEN}{comes}"}
         one.dump.write_bytes(recording(0))  # it comes at last
-        assert fifo.ask(reader, [asked(one)], 1.0) == late
+        assert fifo.ask(reader, [target_of(one)], 1.0) == late
         assert one.end() == ["dump 1 for 1 bytes", "dump 2 for 1 bytes"]
 
 
@@ -126,13 +126,13 @@ def test_what_comes_late_is_the_answer_while_the_job_still_stands(
     """The first dump takes a minute on a real GPU. Where the job has moved since, it tells nothing of this stall."""
     with monitored(tmp_path, how="never") as one:
         fifo, began = Fifo(), time.time()
-        fifo.ask(reader, [asked(one)], 1.0)
-        assert OPEN in str(fifo.ask(reader, [asked(one)], 1.0, began)[0])
+        fifo.ask(reader, [target_of(one)], 1.0)
+        assert OPEN in str(fifo.ask(reader, [target_of(one)], 1.0, began)[0])
         one.dump.write_bytes(recording(0))
-        assert isinstance(fifo.ask(reader, [asked(one)], 1.0, began)[0], FoundDump)
-        fifo.ask(reader, [asked(one)], 1.0, began)
+        assert isinstance(fifo.ask(reader, [target_of(one)], 1.0, began)[0], FoundDump)
+        fifo.ask(reader, [target_of(one)], 1.0, began)
         one.dump.write_bytes(recording(0))
-        assert "no dump" in str(fifo.ask(reader, [asked(one)], 1.0, time.time() + 60)[0])
+        assert "no dump" in str(fifo.ask(reader, [target_of(one)], 1.0, time.time() + 60)[0])
         assert one.end() == [f"dump {n} for 1 bytes" for n in (1, 2, 3)]
 
 
@@ -142,17 +142,17 @@ def test_who_may_have_been_asked_by_an_earlier_agent_is_not_asked_again(
     """One byte is one dump, which may hold a rank up for a minute: a restart of the agent must not double it."""
     with monitored(tmp_path, how="never") as one:
         began = time.time()
-        Fifo().ask(reader, [asked(one)], 0.5)
+        Fifo().ask(reader, [target_of(one)], 0.5)
         fifo = Fifo()
-        told = fifo.ask(reader, [asked(one)], 1.0, began, resumed=True)
+        told = fifo.ask(reader, [target_of(one)], 1.0, began, resumed=True)
         assert told == {0: f"{INHERITED}; it may still come, into {one.dump}"}
-        assert fifo.owes(asked(one))
+        assert fifo.owes(target_of(one))
         one.dump.write_bytes(recording(0))
         for later in (fifo, Fifo(), fifo):
             assert isinstance(
-                later.ask(reader, [asked(one)], 1.0, began, resumed=True)[0], FoundDump
+                later.ask(reader, [target_of(one)], 1.0, began, resumed=True)[0], FoundDump
             )
-        assert not fifo.owes(asked(one))
+        assert not fifo.owes(target_of(one))
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
@@ -163,7 +163,7 @@ def test_a_dump_older_than_the_stall_is_no_answer_to_an_earlier_agent(
         one.dump.write_bytes(recording(0))
         fifo, stood = Fifo(), time.time() + 60
         for _ in range(2):
-            told = fifo.ask(reader, [asked(one)], 1.0, stood, resumed=True)
+            told = fifo.ask(reader, [target_of(one)], 1.0, stood, resumed=True)
             assert "not asked again" in str(told[0])
         assert one.end() == []
 
@@ -196,7 +196,7 @@ def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:
     with Spawner() as spawner, Reader(spawner) as plain, monitored(tmp_path, how="mute") as one:
         fifo, reader = Fifo(), Meets(plain)
         with ThreadPoolExecutor(2) as pool:
-            told = list(pool.map(lambda _: fifo.ask(reader, [asked(one)], 3.0)[0], range(2)))
+            told = list(pool.map(lambda _: fifo.ask(reader, [target_of(one)], 3.0)[0], range(2)))
         comes = f"; it may still come, into {one.dump}"
         assert sorted(map(str, told)) == [
             f"{OPEN}{comes}", f"no dump by its debug FIFO in 2.5 s{comes}"
@@ -381,7 +381,7 @@ def test_a_file_that_is_wrong_is_read_twice_at_most(tmp_path: Path) -> None:
             if turns % 2:  # and stays so for one look
                 one.dump.write_bytes(b"\x80\x02" + b"N" * turns + b".")
 
-        told = Fifo(sleep=writes).ask(reader, [asked(one)], 15.0)
+        told = Fifo(sleep=writes).ask(reader, [target_of(one)], 15.0)
         assert "it is not believed" in str(told[0])
         assert (reader.whole, turns) == (TRIES, 2 * TRIES)
 

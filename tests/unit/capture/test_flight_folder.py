@@ -18,7 +18,7 @@ H200 = Path(__file__).parents[2] / "fixtures" / "h200"
 ONE = pickle.dumps(dump(calls(3)), 2)
 
 
-def asked(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+def judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
     code = cli.main(["flight-recorder", "--json", str(folder)])
     return code, json.loads(capsys.readouterr().out)
 
@@ -34,7 +34,7 @@ def test_recorded_hangs_on_two_gpus(
     hang: str, kind: str, culprits: list[int], sequence: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The folder holds other files, too; two ranks have no majority."""
-    code, found = asked(H200 / f"hang-{hang}", capsys)
+    code, found = judged(H200 / f"hang-{hang}", capsys)
     assert code == 1
     assert (found["kind"], found["culprits"], found["group"], found["seq"]) == (
         kind, culprits, "0", sequence,
@@ -63,7 +63,7 @@ def test_a_folder_behind_a_link_is_that_folder(
 ) -> None:
     write(tmp_path / "real", late(2))
     (tmp_path / "link").symlink_to("real")
-    assert asked(tmp_path / "link", capsys)[1]["culprits"] == [2]
+    assert judged(tmp_path / "link", capsys)[1]["culprits"] == [2]
 
 
 # --- files of other jobs ---------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_a_file_of_an_earlier_job_is_no_dump_of_this_one(
     """Rank 2 hangs before it can dump, and its old file is there: of a job that had come less far, or further."""
     now = moved(dump(calls(40, last="started")), 100_000)
     write(tmp_path, dict.fromkeys(range(4), now) | {2: dump(calls(count, last="started"))})
-    _, found = asked(tmp_path, capsys)
+    _, found = judged(tmp_path, capsys)
     assert (found["kind"], found["culprits"], found["dumps"]) == ("no_dump", [2], 3)
     (problem,) = found["problems"]
     assert (problem["file"], problem["rank"]) == ("trace_2", 2)
@@ -92,10 +92,10 @@ def test_a_rank_that_is_behind_for_less_than_a_timeout_is_of_this_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dumps = late(2) | {n: moved(late(2)[n], 1700) for n in (0, 1, 3)}
-    assert asked(write(tmp_path / "near", dumps), capsys)[1]["culprits"] == [2]
+    assert judged(write(tmp_path / "near", dumps), capsys)[1]["culprits"] == [2]
     slow = [one | {"timeout_ms": 7_200_000} for one in calls(4, last="started")]
     long = dump(slow) | {"entries": moved(dump(slow), 7000)["entries"]}
-    found = asked(write(tmp_path / "long", {0: long, 1: long, 2: late(2)[2], 3: long}), capsys)[1]
+    found = judged(write(tmp_path / "long", {0: long, 1: long, 2: late(2)[2], 3: long}), capsys)[1]
     assert (found["culprits"], found["problems"]) == ([2], [])
 
 
@@ -104,7 +104,7 @@ def test_a_file_of_a_job_of_another_size_is_no_dump_of_this_one(
 ) -> None:
     other = dump(calls(3), {"0": range(2)})
     write(tmp_path, dict.fromkeys(range(4), dump(calls(4, last="started"))) | {1: other})
-    _, found = asked(tmp_path, capsys)
+    _, found = judged(tmp_path, capsys)
     assert (found["kind"], found["culprits"]) == ("no_dump", [1])
     assert [one["reason"] for one in found["problems"]] == ["it is of another job: one of ranks 0-1, and not 0-3"]  # fmt: skip
 
@@ -149,7 +149,7 @@ def test_json_beside_pickles(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     write(tmp_path, {rank: made[rank] for rank in (0, 1)})
     for rank in (2, 3):
         (tmp_path / f"trace_{rank}.json").write_bytes(as_json(made[rank]))
-    assert asked(tmp_path, capsys)[1]["culprits"] == [2]
+    assert judged(tmp_path, capsys)[1]["culprits"] == [2]
 
 
 # --- bad files -------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_bad_files_are_named_and_counted(
     (folder / "trace_9").mkdir()
     (folder / "trace_10").write_bytes(b"")
     (folder / "trace_1000000000").write_bytes(ONE)
-    code, found = asked(folder, capsys)
+    code, found = judged(folder, capsys)
     assert code == 1
     assert (found["kind"], found["culprits"], found["dumps"]) == ("missing_rank", [2], 4)
     reasons = {one["file"]: one["reason"] for one in found["problems"]}
@@ -198,7 +198,7 @@ def test_a_rank_whose_dump_is_broken_is_not_one_without_a_dump(
 ) -> None:
     write(tmp_path, late(2))
     (tmp_path / "trace_2").write_bytes(ONE[:200])
-    _, found = asked(tmp_path, capsys)
+    _, found = judged(tmp_path, capsys)
     assert (found["kind"], found["culprits"]) == ("unknown", [])
     assert (
         "the dump of rank 2 is there and cannot be read (it is being written"
@@ -244,4 +244,4 @@ def test_a_copy_elsewhere_gives_the_same(
     (tmp_path / "two").mkdir()
     for rank in (3, 1, 2, 0):
         shutil.copyfile(tmp_path / "one" / f"trace_{rank}", tmp_path / "two" / f"trace_{rank}")
-    assert asked(tmp_path / "one", capsys) == asked(tmp_path / "two", capsys)
+    assert judged(tmp_path / "one", capsys) == judged(tmp_path / "two", capsys)

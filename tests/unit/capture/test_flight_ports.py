@@ -76,13 +76,13 @@ def place_of(pid: int) -> str:
     return place
 
 
-def told_by(reader: Reader, pid: int) -> int | str:
+def calls_of(reader: Reader, pid: int) -> int | str:
     """How many calls its server tells of, or why it does not."""
     told = ask_server(reader, place_of(pid), MINE, 4)
     return told.groups[0].enqueued if isinstance(told, FlightRecord) else told
 
 
-def asked(one: subprocess.Popen[bytes]) -> list[bytes]:
+def requests_to(one: subprocess.Popen[bytes]) -> list[bytes]:
     """All that it was asked; it ends."""
     one.kill()
     assert one.stdout is not None
@@ -93,14 +93,14 @@ def asked(one: subprocess.Popen[bytes]) -> list[bytes]:
 def test_a_rank_is_asked_at_the_address_that_it_listens_on(reader: Reader, address: str) -> None:
     with listening(address, 0, 3) as (rank, port):
         assert place_of(rank.pid) == f"tcp:{port}:{rank.pid}:{address}"
-        assert told_by(reader, rank.pid) == 3
-        assert asked(rank) == [b"/handler/", b"/handler/fr_trace_json"]
+        assert calls_of(reader, rank.pid) == 3
+        assert requests_to(rank) == [b"/handler/", b"/handler/fr_trace_json"]
 
 
 def test_two_ranks_at_one_port_tell_each_its_own(reader: Reader) -> None:
     """PyTorch's servers share their port, and the kernel picks who gets a connection."""
     with listening("::", 0, 3) as (one, port), listening("::", port, 8) as (other, _):
-        told = [(told_by(reader, one.pid), told_by(reader, other.pid)) for _ in range(8)]
+        told = [(calls_of(reader, one.pid), calls_of(reader, other.pid)) for _ in range(8)]
     assert {first for first, _ in told} - {SHARED} == {3}
     assert {second for _, second in told} - {SHARED} == {8}
 
@@ -110,15 +110,15 @@ def test_nobody_else_at_that_port_of_the_other_protocol_is_asked(
     reader: Reader, own: str, others: str
 ) -> None:
     with listening(own, 0, 3) as (rank, port), listening(others, port, 8) as (other, _):
-        assert told_by(reader, rank.pid) == 3
-        assert asked(other) == []
+        assert calls_of(reader, rank.pid) == 3
+        assert requests_to(other) == []
 
 
 def test_somebody_else_who_takes_all_connections_is_not_asked(reader: Reader) -> None:
     """The kernel prefers who listens on that very address."""
     with listening("0.0.0.0", 0, 3) as (rank, port), listening("127.0.0.1", port, 8) as (other, _):
-        assert told_by(reader, rank.pid) == SHARED
-        assert asked(other) == []
+        assert calls_of(reader, rank.pid) == SHARED
+        assert requests_to(other) == []
 
 
 def test_a_rank_that_is_stopped_accepts_nothing(reader: Reader) -> None:

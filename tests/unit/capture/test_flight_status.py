@@ -91,7 +91,7 @@ def test_what_is_no_status_tells_nothing(told: bytes) -> None:
 # --- what the others tell ----------------------------------------------------------------------------
 
 
-def seen(one: FlightRecord) -> dict[tuple[str, str], tuple[int, int, tuple[object, ...]]]:
+def pending_calls(one: FlightRecord) -> dict[tuple[str, str], tuple[int, int, tuple[object, ...]]]:
     """All that a pending call of a record tells, by group."""
     return {
         (group.name, group.members): (group.enqueued, group.completed, tuple(c for c in group.calls if not c.done))
@@ -103,7 +103,7 @@ def test_calls_that_pend_beside_the_whole_of_another_tell_as_much() -> None:
     one = stuck(world=4)[0]
     found = beside(record(one), record(active(one)))
     assert found is not None
-    assert seen(found) == seen(record(one))
+    assert pending_calls(found) == pending_calls(record(one))
 
 
 def test_an_open_member_of_a_batch_that_is_long_over_is_none_that_pends() -> None:
@@ -111,7 +111,7 @@ def test_an_open_member_of_a_batch_that_is_long_over_is_none_that_pends() -> Non
     one = dump([*batch, *calls(5, first=2, last="scheduled")])
     found = beside(record(one), record(active(one)))
     assert found is not None
-    assert seen(found) == seen(record(one))
+    assert pending_calls(found) == pending_calls(record(one))
     assert [call.sequence for call in found.groups[0].calls] == [5]
 
 
@@ -155,7 +155,7 @@ def test_what_is_told_beside_is_what_all_calls_tell(
     whole, other = in_order(first), in_order(second)
     if status_of(whole) == status_of(other):
         found = beside(record(whole), record(active(other)))
-        assert found is None or seen(found) == seen(record(other))
+        assert found is None or pending_calls(found) == pending_calls(record(other))
 
 
 OPS = st.sampled_from(["all_reduce", "broadcast", "barrier"])
@@ -288,8 +288,8 @@ def test_only_who_lags_and_one_of_the_others_tell_all_their_calls(
         told = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, 20.0)
         assert asked() == {0: [STATUS, "all"], 1: [STATUS, ACTIVE], 2: [STATUS, "all"], 3: [STATUS, ACTIVE]}  # fmt: skip
     records = {rank: one for rank, one in told.items() if isinstance(one, FlightRecord)}
-    assert {rank: seen(one) for rank, one in records.items()} == {
-        rank: seen(record(one)) for rank, one in dumps.items()
+    assert {rank: pending_calls(one) for rank, one in records.items()} == {
+        rank: pending_calls(record(one)) for rank, one in dumps.items()
     }
     found = Analysis(records).found
     assert (found.kind, found.culprits) == ("missing_rank", (2,))

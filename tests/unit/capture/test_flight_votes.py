@@ -29,12 +29,12 @@ SITE = "at sync (train.py:30)"
 H200 = Path(__file__).parents[2] / "fixtures" / "h200"
 
 
-def told(taken: NodeCapture) -> Diagnosis:
+def diagnosed(taken: NodeCapture) -> Diagnosis:
     return diagnose([taken]).diagnosis
 
 
 def outcome(taken: NodeCapture) -> tuple[str, list[int | None], str]:
-    found = told(taken)
+    found = diagnosed(taken)
     return str(found.verdict), [one.rank for one in found.culprits], str(found.confidence)
 
 
@@ -52,7 +52,7 @@ def test_without_flight_recorder_the_same_line_names_nobody() -> None:
 def test_one_collective_behind_is_named_with_both_numbers() -> None:
     everyone = tuple(range(8))
     theirs, its = (waits_in("all_reduce", n, ranks=everyone) for n in (6, 5))
-    found = told(job(all_but(2, theirs, its, 8), world=8))
+    found = diagnosed(job(all_but(2, theirs, its, 8), world=8))
     assert ([one.rank for one in found.culprits], found.confidence) == ([2], "high")
     assert found.summary == (
         "Rank 2 is one collective behind in group 0 (all_reduce 5 of 6): "
@@ -66,7 +66,7 @@ def test_several_behind_are_named_together() -> None:
     records: Records = {
         rank: (waits_in("all_reduce", 3 if rank < 2 else 9, ranks=everyone),) for rank in everyone
     }
-    found = told(job(records, world=5))
+    found = diagnosed(job(records, world=5))
     assert [one.rank for one in found.culprits] == [0, 1]
     assert found.summary.startswith(
         "Ranks 0-1 are 6 collectives behind in group 0 (all_reduce 3 of 9): they wait in all_reduce 3"
@@ -77,7 +77,7 @@ def test_two_groups_of_the_same_ranks_in_another_order() -> None:
     first, second = {"name": "0"}, {"name": "1"}
     theirs = (has_done("all_reduce", 50, **first), waits_in("all_reduce", 21, **second))
     its = (waits_in("all_reduce", 51, **first), has_done("all_reduce", 20, **second))
-    found = told(job({0: theirs, 1: theirs, 2: its, 3: theirs}))
+    found = diagnosed(job({0: theirs, 1: theirs, 2: its, 3: theirs}))
     assert [one.rank for one in found.culprits] == [2]
     assert found.confidence == "high"
     assert found.summary == (
@@ -97,7 +97,7 @@ def first_call(*its: FlightGroup) -> Records:
 
 
 def test_who_has_not_made_the_first_call_of_a_group_is_named() -> None:
-    found = told(job(first_call(group(name="1"), INSTEAD)))
+    found = diagnosed(job(first_call(group(name="1"), INSTEAD)))
     assert [one.rank for one in found.culprits] == [2]
     assert found.confidence == "high"
     assert found.summary == (
@@ -108,7 +108,7 @@ def test_who_has_not_made_the_first_call_of_a_group_is_named() -> None:
 
 def test_another_operation_at_the_same_number() -> None:
     records = all_but(1, waits_in("all_reduce", 6), waits_in("broadcast", 6))
-    found = told(job(records))
+    found = diagnosed(job(records))
     assert [one.rank for one in found.culprits] == [1]
     assert found.summary == (
         f"Rank 1 calls broadcast as collective 6 of group 0 {SITE}: ranks 0,2-3 call all_reduce"
@@ -116,7 +116,7 @@ def test_another_operation_at_the_same_number() -> None:
 
 
 def test_the_evidence_tells_each_operation_apart() -> None:
-    found = told(job(all_but(1, waits_in("all_reduce", 6), waits_in("broadcast", 6))))
+    found = diagnosed(job(all_but(1, waits_in("all_reduce", 6), waits_in("broadcast", 6))))
     assert [fact for fact in found.evidence if fact.startswith("Flight Recorder")] == [
         "Flight Recorder: ranks 0,2-3 wait in all_reduce 6 of group 0",
         "Flight Recorder: rank 1 waits in broadcast 6 of group 0",
@@ -132,7 +132,7 @@ def test_another_operation_is_named_also_where_its_caller_has_left_it() -> None:
 def test_another_size_at_the_same_number() -> None:
     """The first rank is no truth: the majority is."""
     records = all_but(0, waits_in("all_reduce", 6), waits_in("all_reduce", 6, elements=128))
-    found = told(job(records))
+    found = diagnosed(job(records))
     assert [one.rank for one in found.culprits] == [0]
     assert f"with 128 elements of Float {SITE}: ranks 1-3 call it with 64" in found.summary
 
@@ -151,7 +151,7 @@ def test_who_waits_in_something_that_is_not_recorded_is_named_too() -> None:
 )  # fmt: skip
 def test_another_size_in_a_gather_into_one_tensor(op: str) -> None:
     records = all_but(2, waits_in(op, 6), waits_in(op, 6, elements=32))
-    found = told(job(records))
+    found = diagnosed(job(records))
     assert [one.rank for one in found.culprits] == [2]
     assert f"Rank 2 calls {op} 6 of group 0 with 32 elements of Float" in found.summary
 
@@ -201,7 +201,7 @@ def test_sizes_may_differ_where_an_operation_allows_it(its: FlightGroup) -> None
 
 def test_a_tie_is_a_split() -> None:
     records: Records = {n: (waits_in("all_reduce" if n < 2 else "broadcast", 6),) for n in range(4)}
-    found = told(job(records))
+    found = diagnosed(job(records))
     assert (found.verdict, found.culprits, found.confidence) == ("collective_mismatch", (), "low")
     assert "ranks 0-1 all_reduce of 64 elements" in found.summary
     assert outcome(job({n: (waits_in("all_reduce", 5 + n // 2),) for n in range(4)}))[1] == []
@@ -226,7 +226,7 @@ def test_of_a_majority_that_answered_with_one_missing_it_is_medium() -> None:
 
 
 def test_all_alike_and_stuck_names_nobody_and_says_so() -> None:
-    found = told(job({n: (waits_in("all_reduce", 6),) for n in range(4)}))
+    found = diagnosed(job({n: (waits_in("all_reduce", 6),) for n in range(4)}))
     assert (found.verdict, found.culprits) == ("unknown", ())
     assert (
         "all 4 members of group 0 have called all_reduce 6 alike, and it does not end"
@@ -241,14 +241,14 @@ def test_a_call_that_does_not_end_names_the_setting_that_would_have_told_more(st
     group = waits_in("all_reduce", 6, backend="nccl")
     (done, pending) = group.calls
     calls = (done, msgspec.structs.replace(pending, state=state))
-    found = told(job(dict.fromkeys(range(4), (msgspec.structs.replace(group, calls=calls),))))
+    found = diagnosed(job(dict.fromkeys(range(4), (msgspec.structs.replace(group, calls=calls),))))
     hints = [one for one in found.next_steps if one.startswith("TORCH_NCCL_ENABLE_TIMING=1  # ")]
     assert (str(found.verdict), len(hints)) == ("unknown", int(state == "scheduled"))
 
 
 def test_where_sizes_differ_that_may_nobody_says_alike() -> None:
     records = all_but(2, waits_in("all_gather", 6), waits_in("all_gather", 6, elements=32))
-    found = told(job(records))
+    found = diagnosed(job(records))
     assert (found.verdict, found.culprits) == ("unknown", ())
     assert found.summary.endswith(
         "members of group 0 have called all_gather 6 and nobody is behind, "
@@ -267,7 +267,7 @@ def test_where_sizes_differ_that_may_the_lines_of_the_stacks_name_nobody() -> No
 def test_the_root_of_a_scatter_alone_tells_a_size() -> None:
     other = msgspec.structs.replace(call("scatter", 6), elements=None, dtypes="")
     records = all_but(0, group(other), waits_in("scatter", 6))
-    assert "alike" in told(job(records)).summary
+    assert "alike" in diagnosed(job(records)).summary
 
 
 def test_all_alike_overrules_the_lines_of_the_stacks() -> None:
@@ -293,7 +293,7 @@ def test_a_circle_over_two_groups_is_told_as_one() -> None:
         2: (world,),
         3: (world,),
     }
-    found = told(job(records))
+    found = diagnosed(job(records))
     assert (found.verdict, found.culprits, found.confidence) == (
         "collective_mismatch",
         (),
@@ -342,7 +342,7 @@ def test_who_is_behind_in_a_wait_that_no_recorder_holds_may_be_the_victim(call_:
     """Gloo records no send: the one that left out a send waits in the collective, and its victim is behind."""
     there = process(call_, "exchange (train.py:9)", move=still())
     records = all_but(3, waits_in("all_reduce", 6), has_done("all_reduce", 5))
-    found = told(job(records, odd={3: there}))
+    found = diagnosed(job(records, odd={3: there}))
     assert (found.verdict, found.culprits, found.confidence) == ("collective_mismatch", (), "low")
     assert found.summary.startswith("Rank 3 waits ")
     assert found.summary.endswith(
@@ -377,7 +377,7 @@ def test_an_earlier_collective_with_a_root_makes_no_culprit() -> None:
 def test_who_does_not_wait_at_all_is_left_to_the_others() -> None:
     asleep = process("load (train.py:7)", wchan="hrtimer_nanosleep", move=still())
     records = all_but(2, waits_in("all_reduce", 6), has_done("all_reduce", 5))
-    found = told(job(records, odd={2: asleep}))
+    found = diagnosed(job(records, odd={2: asleep}))
     assert (found.verdict, [one.rank for one in found.culprits]) == ("rank_waiting", [2])
     assert any("which rank 2 has not called" in fact for fact in found.evidence)
 
@@ -449,7 +449,7 @@ def hung(records: dict[int, FlightRecord], world: int) -> NodeCapture:
 
 def live(records: dict[int, FlightRecord], world: int) -> list[int | None]:
     """Who is named then."""
-    return [one.rank for one in told(hung(records, world)).culprits]
+    return [one.rank for one in diagnosed(hung(records, world)).culprits]
 
 
 @pytest.mark.parametrize("case", OFFLINE)
@@ -461,7 +461,7 @@ def test_the_judge_of_a_live_job_and_the_command_name_the_same(case: str) -> Non
 def test_two_that_both_receive_first_are_told_as_a_circle() -> None:
     sides = {1: transfer("recv", 1, 2), 2: transfer("recv", 2, 1)}
     made_ = {n: dump([*calls(3), *([sides[n]] if n in sides else [])]) for n in range(4)}
-    found = told(hung({n: parse_dump(pickle.dumps(one, 2)) for n, one in made_.items()}, 4))
+    found = diagnosed(hung({n: parse_dump(pickle.dumps(one, 2)) for n, one in made_.items()}, 4))
     assert (found.verdict, found.culprits) == ("collective_mismatch", ())
     assert found.summary.startswith(
         "Ranks wait for each other in a circle: rank 1 waits in recv 1 from rank 2 of group 0, which rank 2 has not met"
@@ -482,6 +482,8 @@ def test_records_of_a_job_of_other_ranks_are_not_believed() -> None:
     theirs = late(rank=2, world=4)
     ours = dict.fromkeys(range(4, 8), stuck(world=8)[0])
     for dumps in (theirs, theirs | ours):
-        found = told(hung({n: parse_dump(pickle.dumps(one, 2)) for n, one in dumps.items()}, 8))
+        found = diagnosed(
+            hung({n: parse_dump(pickle.dumps(one, 2)) for n, one in dumps.items()}, 8)
+        )
         assert not found.culprits
         assert "Flight Recorder of ranks 0-3: not believed, it is of a job of other ranks (0-3)" in found.evidence  # fmt: skip

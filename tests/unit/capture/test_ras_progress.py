@@ -19,7 +19,7 @@ GONE = {"unresponsive": True}
 DEAD = {"unresponsive": True, "considered_dead": True}
 
 
-def told(*answers: dict[str, Any], own: tuple[str, ...] = ("127.0.0.1",)) -> NcclRas:
+def merged_answer(*answers: dict[str, Any], own: tuple[str, ...] = ("127.0.0.1",)) -> NcclRas:
     """Several communicators in one answer."""
     rows = [one for each in answers for one in each["communicators"]]
     whole = parse(json.dumps({**answers[0], "communicators": rows}).encode())
@@ -50,8 +50,8 @@ def test_a_count_that_changed_is_movement(
     before: dict[str, Any], after: dict[str, Any], expected: bool | None
 ) -> None:
     """Only the same ranks can be compared: one that answers no more takes its launches with it."""
-    assert moved(told(before), told(after)) is expected
-    assert moved(brief(told(before)), brief(told(after))) is expected
+    assert moved(merged_answer(before), merged_answer(after)) is expected
+    assert moved(brief(merged_answer(before)), brief(merged_answer(after))) is expected
 
 
 def test_text_shows_no_movement() -> None:
@@ -120,15 +120,15 @@ def test_ours_is_the_host_with_one_of_our_addresses() -> None:
     """In containers the pids of all nodes may be the same."""
     there = counts(1, 1, host="10.0.0.2", key="0x2")
     here = counts(1, 1, host="10.0.0.1")
-    assert home(told(there, here, own=("127.0.0.1", "10.0.0.1")), {100, 101}) == "10.0.0.1"
-    assert home(told(there, here, own=("127.0.0.1",)), {100, 101}) == ""
-    assert home(told(there, here, own=("10.0.0.1",)), {7}) == ""
+    assert home(merged_answer(there, here, own=("127.0.0.1", "10.0.0.1")), {100, 101}) == "10.0.0.1"
+    assert home(merged_answer(there, here, own=("127.0.0.1",)), {100, 101}) == ""
+    assert home(merged_answer(there, here, own=("10.0.0.1",)), {7}) == ""
 
 
 def test_ours_is_else_the_only_host_that_has_all_our_processes() -> None:
-    assert home(told(counts(1, 1, host="10.0.0.1"), own=()), {100, 101}) == "10.0.0.1"
-    assert home(told(counts(1, 1, host="10.0.0.1"), own=()), {100, 102}) == ""
-    assert home(told(counts(1, 1), own=()), set()) == ""
+    assert home(merged_answer(counts(1, 1, host="10.0.0.1"), own=()), {100, 101}) == "10.0.0.1"
+    assert home(merged_answer(counts(1, 1, host="10.0.0.1"), own=()), {100, 102}) == ""
+    assert home(merged_answer(counts(1, 1), own=()), set()) == ""
 
 
 def test_global_ranks_of_other_nodes_follow_from_the_communicator_of_all() -> None:
@@ -136,7 +136,7 @@ def test_global_ranks_of_other_nodes_follow_from_the_communicator_of_all() -> No
     for row, host in zip(world["communicators"][0]["ranks"], "aabb", strict=True):
         row["host"], row["pid"] = host, 100 + row["rank"] % 2
     part = counts(1, 1, key="0x5", host="b")
-    found = global_ranks(told(world, part), 4, {("a", 100): 0, ("a", 101): 1})
+    found = global_ranks(merged_answer(world, part), 4, {("a", 100): 0, ("a", 101): 1})
     assert found == {("a", 100): 0, ("a", 101): 1, ("b", 100): 2, ("b", 101): 3}
 
 
@@ -145,12 +145,12 @@ def test_a_communicator_that_contradicts_what_is_known_tells_no_ranks(
     known: dict[tuple[str, int], int],
 ) -> None:
     """Or one of which nothing is known: `new_group` may number its ranks as it likes."""
-    assert global_ranks(told(counts(1, 1)), 2, known) == {}
+    assert global_ranks(merged_answer(counts(1, 1)), 2, known) == {}
 
 
 def test_a_process_with_several_gpus_is_no_rank() -> None:
     world = counts(1, 1, pids={0: 100, 1: 100})
-    assert global_ranks(told(world), 2, {("127.0.0.1", 100): 0}) == {}
+    assert global_ranks(merged_answer(world), 2, {("127.0.0.1", 100): 0}) == {}
 
 
 # --- in a report -----------------------------------------------------------------------------------
@@ -174,41 +174,41 @@ def lines(*captures: NodeCapture) -> list[str]:
     ("ras", "expected"),
     [
         (
-            told(counts(6, 6, 5, 6)),
+            merged_answer(counts(6, 6, 5, 6)),
             ["rank 2 has launched 5 AllReduce, the 3 others up to 6"],
         ),
         (
-            told(counts(6, 5, 5, 7)),
+            merged_answer(counts(6, 5, 5, 7)),
             ["ranks 1-2 have launched 5 AllReduce, the 2 others up to 7"],
         ),
         (
-            told(counts(6, 6, 6, missing={3: GONE})),
+            merged_answer(counts(6, 6, 6, missing={3: GONE})),
             ["rank 3 does not answer: stopped, gone, or out of reach"],
         ),
         (
-            told(counts(6, 6, missing={2: DEAD, 3: GONE})),
+            merged_answer(counts(6, 6, missing={2: DEAD, 3: GONE})),
             [
                 "rank 2 is taken for dead by NCCL",
                 "rank 3 does not answer: stopped, gone, or out of reach",
             ],
         ),
         (
-            told(counts(6, 6, 6, missing={3: {}})),
+            merged_answer(counts(6, 6, 6, missing={3: {}})),
             ["rank 3 has left the communicator of 4"],
         ),
         (
-            told(counts(6, 6, 6, 6)),
+            merged_answer(counts(6, 6, 6, 6)),
             ["all 4 ranks answer and have launched the same 6 collectives"],
         ),
         (
-            told(answer({0: {"AllReduce": 6, "Broadcast": 1}, 1: {"AllReduce": 5, "Broadcast": 2}})),
+            merged_answer(answer({0: {"AllReduce": 6, "Broadcast": 1}, 1: {"AllReduce": 5, "Broadcast": 2}})),
             [
                 "calls do not fit together in a communicator of 2: rank 0 has launched the most AllReduce (6), "
                 + "rank 1 has launched the most Broadcast (2)"
             ],
         ),
-        (told(counts(0, 0, 0, 0)), []),
-        (told(counts(6, 6, 5, 6, pids={n: 900 + n for n in range(4)})), [
+        (merged_answer(counts(0, 0, 0, 0)), []),
+        (merged_answer(counts(6, 6, 5, 6, pids={n: 900 + n for n in range(4)})), [
             "process 902 on 127.0.0.1 has launched 5 AllReduce in a communicator of 4, the 3 others up to 6"
         ]),
     ],
@@ -219,7 +219,7 @@ def test_sentences(ras: NcclRas, expected: list[str]) -> None:
 
 def test_evidence_changes_no_verdict() -> None:
     """Counts are launches: whoever is behind may be a victim of another group, or replay a graph."""
-    with_ras = diagnose([hang(told(counts(6, 6, 5, 6)))]).diagnosis
+    with_ras = diagnose([hang(merged_answer(counts(6, 6, 5, 6)))]).diagnosis
     without = diagnose([hang(None)]).diagnosis
     assert (with_ras.verdict, with_ras.culprits, with_ras.summary) == (
         *(without.verdict, without.culprits),
@@ -229,13 +229,13 @@ def test_evidence_changes_no_verdict() -> None:
 
 def test_a_rank_of_another_node_is_called_by_its_rank() -> None:
     """Found by the communicator of all, in which this node's ranks stand where they should."""
-    ras = told(counts(6, 6, 6, 5))
+    ras = merged_answer(counts(6, 6, 6, 5))
     for_two = hang(ras, ranks=2)
     assert lines(for_two) == ["NCCL RAS: rank 3 has launched 5 AllReduce, the 3 others up to 6"]
 
 
 def test_of_two_nodes_the_fuller_answer_speaks() -> None:
-    poor, full = told(counts(6, missing={1: GONE})), told(counts(6, 5))
+    poor, full = merged_answer(counts(6, missing={1: GONE})), merged_answer(counts(6, 5))
     assert lines(hang(poor, 2, 2), hang(full, 2, 2)) == lines(hang(full, 2, 2))
 
 

@@ -12,24 +12,24 @@ POLLS = ("prepare_or_poll (faults.py:34)", "<module> (train.py:50)")
 WORKER = ("_try_get_data (torch/utils/data/dataloader.py:1296)", "<module> (train.py:50)")
 
 
-def told(what: ProcessCapture) -> ProcessCapture:
+def by_hook(what: ProcessCapture) -> ProcessCapture:
     """As the hook gives it."""
     return msgspec.structs.replace(what, by_hook=True)
 
 
 def waiter(number: int) -> RankCapture:
-    return rank(number, told(process(*WAITER, pid=100 + number, move=still())))
+    return rank(number, by_hook(process(*WAITER, pid=100 + number, move=still())))
 
 
 def spins(number: int, *frames: str) -> RankCapture:
     """On a CPU, in one line, and no stack says who holds the GIL."""
     busy = process(*(frames or BUSY), pid=100 + number, state="R", wchan="", move=still(cpu=0.9))
-    return rank(number, told(busy))
+    return rank(number, by_hook(busy))
 
 
 def sleeps(number: int, *frames: str, wchan: str = "hrtimer_nanosleep", source: str = "") -> RankCapture:  # fmt: skip
     one = process(*frames, pid=100 + number, wchan=wchan, move=still(), source=source)
-    return rank(number, told(one))
+    return rank(number, by_hook(one))
 
 
 def verdict(*ranks: RankCapture) -> Diagnosis:
@@ -73,7 +73,7 @@ def test_other_lines_do_not(line: str) -> None:
 
 def test_a_worker_that_computes_is_busy_though_its_stack_cannot_be_read() -> None:
     worker = process(pid=500, state="R", wchan="", move=still(cpu=0.9), kind="worker")
-    waits = rank(1, told(process(*WORKER, pid=101, move=still())), worker)
+    waits = rank(1, by_hook(process(*WORKER, pid=101, move=still())), worker)
     found = verdict(waiter(0), waits, waiter(2))
     assert found.verdict.value == "rank_busy"
     assert [one.rank for one in found.culprits] == [1]

@@ -225,7 +225,7 @@ def test_an_order_of_the_same_run_or_under_a_new_id_is_obeyed() -> None:
         node.ask(order_of(node, "b", "20261126T000000Z-new")).result(timeout=0)
 
 
-def told_of(node: Node, job: str, **more: Any) -> Announcement:
+def announced(node: Node, job: str, **more: Any) -> Announcement:
     news = RunNews(key=job_key(node.runs[job].job, "n1"), world_size=8, ranks="4-7", stage="blamed")
     return announcement(msgspec.structs.replace(news, **more))
 
@@ -233,10 +233,10 @@ def told_of(node: Node, job: str, **more: Any) -> Announcement:
 def test_a_coordinator_takes_no_id_of_another_run_from_an_announcement() -> None:
     node = Node()
     leader = node.members.leader
-    leader.welcome(told_of(node, "a", incident=node.known, published=True), "10.0.0.2", 1.0)
+    leader.welcome(announced(node, "a", incident=node.known, published=True), "10.0.0.2", 1.0)
     assert list(leader._coordinator.due(2.0)) == []
     assert node.members.refusals.counts["incident"] >= 1
-    leader.welcome(told_of(node, "a", incident="20261126T000000Z-new"), "10.0.0.2", 3.0)
+    leader.welcome(announced(node, "a", incident="20261126T000000Z-new"), "10.0.0.2", 3.0)
     (call,) = leader._coordinator.due(4.0)
     assert call.incident == "20261126T000000Z-new"
 
@@ -246,7 +246,7 @@ def test_a_false_end_with_the_id_of_another_run_causes_nothing() -> None:
     leader, diagnosis = node.members.leader, judge(node.runs["b"].incident).diagnosis  # type: ignore[arg-type]
     end = End(incident=node.known, diagnosis=diagnosis, age=0.5)
     leader.welcome(
-        told_of(node, "a", incident="20261126T000000Z-new", age=100.0, end=end), "10.0.0.2", 1.0
+        announced(node, "a", incident="20261126T000000Z-new", age=100.0, end=end), "10.0.0.2", 1.0
     )
     (call,) = leader._coordinator.due(2.0)
     assert (call.incident, call.cause) == ("20261126T000000Z-new", None)

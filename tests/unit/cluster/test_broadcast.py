@@ -335,7 +335,7 @@ def test_an_agent_with_others_may_have_all_the_descriptors_that_it_can() -> None
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-class Room(Scarce):
+class CountingScarce(Scarce):
     """Counts who has come to nothing, too, as the system does."""
 
     def connect(self, to: Peer, until: float, patience: float | None = None) -> PeerConnection:
@@ -366,7 +366,7 @@ def test_want_of_descriptors_costs_no_node_where_others_refuse(ours: Identity, r
         door.bind(("127.0.0.1", 0))  # nobody listens, and no node gets its port
         dead = Peer("127.0.0.1", door.getsockname()[1])
         nodes = [stack.enter_context(node(ours, says(ANSWER))) for _ in range(6)]
-        told = bodies(fire(Room(ours, room), [nodes[0], dead, dead, dead, *nodes[1:]]))
+        told = bodies(fire(CountingScarce(ours, room), [nodes[0], dead, dead, dead, *nodes[1:]]))
     assert [one for one in told if isinstance(one, bytes)] == [b"hello"] * 6
     assert [type(one) for one in told[1:4]] == [RefusedError] * 3
 
@@ -375,7 +375,7 @@ def test_who_says_nothing_takes_nobody_s_descriptor_for_ever(ours: Identity) -> 
     with socket.create_server(("127.0.0.1", 0)) as mute, ExitStack() as stack:
         nodes = [stack.enter_context(node(ours, says(ANSWER))) for _ in range(6)]
         silent = Peer("127.0.0.1", mute.getsockname()[1])
-        told = bodies(fire(Room(ours, 2), [silent, silent, *nodes]))
+        told = bodies(fire(CountingScarce(ours, 2), [silent, silent, *nodes]))
     assert told[2:] == [b"hello"] * 6
     assert [type(one) for one in told[:2]] == [broadcast.SlowError] * 2
 

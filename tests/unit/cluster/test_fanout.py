@@ -68,7 +68,7 @@ def fake(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def asked(spawner: Spawner, folder: Path, hosts: str, timeout: float = 10.0) -> NodeReplies:
+def replies_of(spawner: Spawner, folder: Path, hosts: str, timeout: float = 10.0) -> NodeReplies:
     transport = ssh.create(ssh.Options(ssh=str(folder / "ssh"), tree="none"))
     wanted = FanoutRequest(
         target=hosts, python="/opt/py", arguments=("dump", "--send"), timeout=timeout
@@ -77,7 +77,7 @@ def asked(spawner: Spawner, folder: Path, hosts: str, timeout: float = 10.0) -> 
 
 
 def test_every_node_is_told_of(spawner: Spawner, fake: Path) -> None:
-    heard = asked(
+    heard = replies_of(
         spawner, fake, "good[1-3],garbage,endless,cut,old,nothing,bare,key,gone,full,rude,late"
     )
     failed = {node.name: node for node in heard.failed}
@@ -104,7 +104,7 @@ def test_every_node_is_told_of(spawner: Spawner, fake: Path) -> None:
 
 def test_a_node_that_hangs_costs_its_time_and_no_more(spawner: Spawner, fake: Path) -> None:
     began = time.monotonic()
-    heard = asked(spawner, fake, "good1,hangs1", timeout=1.0)
+    heard = replies_of(spawner, fake, "good1,hangs1", timeout=1.0)
 
     assert time.monotonic() - began < 60 * PATIENCE
     assert list(heard.replies) == ["good1"]
@@ -151,7 +151,7 @@ def test_who_hangs_up_leaves_nothing_running(spawner: Spawner, fake: Path) -> No
 
 
 def test_the_remote_words_are_plain_and_bounded(spawner: Spawner, fake: Path) -> None:
-    asked(spawner, fake, "nothing7")
+    replies_of(spawner, fake, "nothing7")
     assert (
         fake / "asked"
     ).read_text() == "nothing7 timeout -k 5 10 /opt/py -m mldebug dump --send\n"
@@ -163,7 +163,7 @@ def test_a_node_speaks_for_itself_alone(spawner: Spawner, fake: Path) -> None:
     (fake / "answer").write_bytes(
         b"".join(encode(NodeReply(node="good2", captures=other.captures)))
     )
-    heard = asked(spawner, fake, "good1,nothing1")
+    heard = replies_of(spawner, fake, "good1,nothing1")
 
     assert list(heard.replies) == ["good1"]
     assert [node.name for node in heard.failed] == ["nothing1"]

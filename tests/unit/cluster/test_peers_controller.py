@@ -230,7 +230,7 @@ def test_the_age_of_a_capture_is_told_and_counts() -> None:
         name: NodeReply(node=name, age=age, captures=(one,))
         for (name, one), age in zip(captures_of(3, 2).items(), (0.5, 9.0, 0.0), strict=True)
     }
-    assert 8.9 < asked(Nodes(replies)).spread < 20
+    assert 8.9 < captured_by_all(Nodes(replies)).spread < 20
 
 
 def test_who_has_given_up_ends_nothing(loop: Loop) -> None:
@@ -567,7 +567,7 @@ def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
     replies = {
         name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
     }
-    told = asked(Nodes(replies)).run
+    told = captured_by_all(Nodes(replies)).run
     assert told is not None
     assert [one.node for one in told.captures] == ["a1", "a2", "a3"]
 
@@ -762,7 +762,7 @@ def test_what_another_node_says_does_not_end_what_is_seen_here(loop: Loop) -> No
 # --- who is asked ------------------------------------------------------------------------------------
 
 
-class Said(PeerConnection):
+class InstantReply(PeerConnection):
     """A connection by which this answer comes as soon as anything was asked."""
 
     def __init__(self, body: bytes) -> None:
@@ -792,10 +792,10 @@ class Nodes:
     def connect(self, to: Peer, until: float) -> PeerConnection:
         if to.host not in self.replies:
             raise SilentError("no answer in 20 s")
-        return Said(pack(self.replies[to.host]))
+        return InstantReply(pack(self.replies[to.host]))
 
 
-def asked(nodes: Nodes, *more: str) -> ClusterCapture:
+def captured_by_all(nodes: Nodes, *more: str) -> ClusterCapture:
     found = captures_of(3, 2)
     key = run_key(found["a1"])
     members = tuple(
@@ -813,7 +813,7 @@ def test_a_node_that_is_asked_under_two_names_answers_once() -> None:
         for name, one in captures_of(3, 2).items()
     }
     doubled = replies | {f"{name}.cluster": one for name, one in replies.items()}
-    told = asked(Nodes(doubled), *(f"{name}.cluster" for name in replies)).run
+    told = captured_by_all(Nodes(doubled), *(f"{name}.cluster" for name in replies)).run
     assert told is not None
     assert [one.node for one in told.captures] == list(replies)
     assert [one.name for one in told.queried.nodes] == list(replies)
@@ -866,7 +866,7 @@ def test_a_capture_of_another_run_is_refused() -> None:
         liar.job, ranks=tuple(msgspec.structs.replace(one, run_id="evil") for one in liar.job.ranks)
     )
     replies["a3"] = NodeReply(node="a3", captures=(msgspec.structs.replace(liar, job=job),))
-    told = asked(Nodes(replies)).run
+    told = captured_by_all(Nodes(replies)).run
     assert told is not None
     assert [one.node for one in told.captures] == ["a1", "a2"]
     states = {one.name: (one.state, one.reason) for one in told.queried.nodes}

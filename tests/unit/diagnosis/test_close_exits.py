@@ -30,7 +30,7 @@ def named(folder: Path, ranks: dict[str, list[Any]]) -> tuple[list[int | None], 
     return ([it.rank for it in found.culprits], found.confidence) if found else ([], None)
 
 
-def said(rank: int, text: str) -> str:
+def marked(rank: int, text: str) -> str:
     return "\n".join(f"[rank{rank}]: {line}" for line in text.split("\n"))
 
 
@@ -41,9 +41,9 @@ def sure(folder: Path, ranks: dict[str, list[Any]]) -> list[int | None]:
 
 @pytest.mark.parametrize("beside", ASIDE)
 def test_what_python_prints_beside_an_end_is_not_its_reason(beside: str, tmp_path: Path) -> None:
-    ranks: dict[str, list[Any]] = {"1": [{"sleep": 8}, said(1, f"{VICTIM}\n{ASIDE[beside]}"), {"exit": 1}], "*": [{"sleep": 8}]}  # fmt: skip
+    ranks: dict[str, list[Any]] = {"1": [{"sleep": 8}, marked(1, f"{VICTIM}\n{ASIDE[beside]}"), {"exit": 1}], "*": [{"sleep": 8}]}  # fmt: skip
     assert sure(tmp_path, ranks) == []
-    ranks["1"][1] = said(1, f"{OWN}ValueError: bad shard 7\n{ASIDE[beside]}")
+    ranks["1"][1] = marked(1, f"{OWN}ValueError: bad shard 7\n{ASIDE[beside]}")
     assert sure(tmp_path, ranks) == [1]
 
 
@@ -52,7 +52,7 @@ def test_two_own_errors_at_the_same_time_name_nobody_surely(first: int, tmp_path
     error = {1: "ValueError: bad shard 7", 2: "KeyError: 'input_ids'"}
     for gap, expected in ((0.2, []), (4.0, [first])):
         ranks: dict[str, list[Any]] = {
-            str(rank): [{"sleep": 8 + (gap if rank != first else 0)}, said(rank, OWN + text), {"exit": 1}]
+            str(rank): [{"sleep": 8 + (gap if rank != first else 0)}, marked(rank, OWN + text), {"exit": 1}]
             for rank, text in error.items()
         }  # fmt: skip
         assert sure(tmp_path, ranks | {"*": [{"sleep": 9}]}) == expected
@@ -60,7 +60,7 @@ def test_two_own_errors_at_the_same_time_name_nobody_surely(first: int, tmp_path
 
 def test_errors_that_differ_in_a_path_are_alike(tmp_path: Path) -> None:
     ranks: dict[str, list[Any]] = {
-        str(rank): [{"sleep": 8 + rank * 3}, said(rank, f"{OWN}OSError: cannot write /tmp/tmp{name}/x"), {"exit": 1}]
+        str(rank): [{"sleep": 8 + rank * 3}, marked(rank, f"{OWN}OSError: cannot write /tmp/tmp{name}/x"), {"exit": 1}]
         for rank, name in enumerate(("ab", "cd", "ef", "gh"))
     }  # fmt: skip
     assert sure(tmp_path, ranks) == []
@@ -75,19 +75,19 @@ def test_errors_that_differ_in_a_path_are_alike(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_words_of_who_waited_in_vain_name_nobody_surely(words: str, tmp_path: Path) -> None:
-    ranks: dict[str, list[Any]] = {"1": [{"sleep": 8}, said(1, OWN + words), {"exit": 1}], "*": [{"sleep": 8}]}  # fmt: skip
+    ranks: dict[str, list[Any]] = {"1": [{"sleep": 8}, marked(1, OWN + words), {"exit": 1}], "*": [{"sleep": 8}]}  # fmt: skip
     assert sure(tmp_path, ranks) == []
 
 
 @pytest.mark.parametrize("words", ["ValueError: peer table of shard 7 has 12 rows", "KeyError: 'timeout'", "AssertionError: rank 3 of the tensor is 2", "RuntimeError: mat1 and mat2 shapes cannot be multiplied"])  # fmt: skip
 def test_own_errors_are_named_whatever_words_they_have(words: str, tmp_path: Path) -> None:
-    ranks: dict[str, list[Any]] = {"1": [{"sleep": 8}, said(1, OWN + words), {"exit": 1}], "*": [{"sleep": 8}]}  # fmt: skip
+    ranks: dict[str, list[Any]] = {"1": [{"sleep": 8}, marked(1, OWN + words), {"exit": 1}], "*": [{"sleep": 8}]}  # fmt: skip
     assert sure(tmp_path, ranks) == [1]
 
 
 def test_who_is_killed_after_another_has_failed_did_not_begin_it(tmp_path: Path) -> None:
     """A launcher kills what does not end when it is asked to; who is killed first is the one to look at."""
-    late: dict[str, list[Any]] = {"0": [{"sleep": 8}, said(0, VICTIM), {"exit": 1}], "1": [{"sleep": 38}, {"signal": 9}], "*": [{"sleep": 8.2}]}  # fmt: skip
+    late: dict[str, list[Any]] = {"0": [{"sleep": 8}, marked(0, VICTIM), {"exit": 1}], "1": [{"sleep": 38}, {"signal": 9}], "*": [{"sleep": 8.2}]}  # fmt: skip
     assert sure(tmp_path, late) == []
-    early: dict[str, list[Any]] = {"0": [{"sleep": 9}, said(0, VICTIM), {"exit": 1}], "1": [{"sleep": 8}, {"signal": 9}], "*": [{"sleep": 12}]}  # fmt: skip
+    early: dict[str, list[Any]] = {"0": [{"sleep": 9}, marked(0, VICTIM), {"exit": 1}], "1": [{"sleep": 8}, {"signal": 9}], "*": [{"sleep": 12}]}  # fmt: skip
     assert sure(tmp_path, early) == [1]

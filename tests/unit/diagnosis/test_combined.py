@@ -68,7 +68,7 @@ def judged(taken: NodeCapture, told: NcclRas | None, devices: str = "") -> Diagn
     return diagnose([msgspec.structs.replace(taken, ras=told, devices=devices)]).diagnosis
 
 
-def said(found: Diagnosis) -> tuple[str, str, list[int | None], str]:
+def outline(found: Diagnosis) -> tuple[str, str, list[int | None], str]:
     return (
         str(found.verdict),
         str(found.confidence),
@@ -103,7 +103,7 @@ def test_recorded_rank_that_sleeps() -> None:
     """NCCL on two H200: stacks, raw dumps, RAS as text, and the fingerprint of the same fault."""
     devices = sentence(played("sleep")[-1].print)
     found = of_recording("sleep", 620, 1, devices)
-    assert said(found) == (
+    assert outline(found) == (
         *("rank_waiting", "medium", [1]),
         (
             "Rank 1 left all_reduce 56811 of group 0 at train.py:17 and since then does nothing in slow_data_loader "
@@ -123,7 +123,7 @@ def test_recorded_rank_that_sleeps() -> None:
 
 def test_recorded_ranks_in_different_collectives() -> None:
     found = of_recording("desync", 860, 1)
-    assert said(found) == (
+    assert outline(found) == (
         *("collective_mismatch", "low", []),
         (
             "All ranks wait: collective 28807 of group 0 is not the same for all (rank 0 all_reduce of 1048576 elements of Float, rank 1 "
@@ -143,7 +143,7 @@ def test_the_data_loader_of_one_rank() -> None:
     groups = {n: msgspec.structs.replace(g, description="dp") for n, g in groups.items()}
     groups[2] = msgspec.structs.replace(group(before, **dp), description="dp")
     found = job(groups, {2: LOADS}, ras(6, 6, 5, 6, 6, 6, 6, 6), world=8)
-    assert said(found) == (
+    assert outline(found) == (
         *("dataloader_stalled", "medium", [2]),
         (
             "Rank 2 left all_reduce 5 of group dp at step (train.py:210) and since then waits for its DataLoader in epoch "
@@ -159,7 +159,7 @@ def test_the_data_loader_of_one_rank() -> None:
 def test_a_stopped_rank_has_no_recorder_and_does_not_answer() -> None:
     groups = {n: waits_in("all_reduce", 6) for n in range(3)}
     found = job(groups, {3: STOPPED}, ras(6, 6, 6, missing={3: GONE}))
-    assert said(found) == (
+    assert outline(found) == (
         *("rank_stopped", "high", [3]),
         "Rank 3 is stopped by a signal in sync (train.py:30); ranks 0-2 wait in all_reduce 6 of group 0 at sync (train.py:30)",
     )
@@ -181,7 +181,7 @@ LEFT = (
 def test_the_kernel_says_what_a_rank_does_since() -> None:
     groups = {n: waits_in("all_reduce", 6) for n in (0, 1, 3)} | {2: has_done("all_reduce", 5)}
     found = job(groups, {2: SLEEPS}, ras(6, 6, 5, 6))
-    assert said(found) == ("rank_waiting", "high", [2], LEFT)
+    assert outline(found) == ("rank_waiting", "high", [2], LEFT)
     assert found.evidence[:2] == (
         "rank 2: wait channel hrtimer_nanosleep",
         "rank 2: the same frames in 8 samples over 60.0 s, 0 % CPU, 0 context switches",
@@ -194,7 +194,7 @@ def test_all_five_are_cited_in_one_diagnosis() -> None:
     groups = {n: waits_in("all_reduce", 6) for n in (0, 1, 3)} | {2: group(before)}
     devices = sentence(played("sleep")[-1].print)
     found = job(groups, {2: SLEEPS}, ras(6, 6, 5, 6), devices=devices)
-    assert said(found) == (
+    assert outline(found) == (
         *("rank_waiting", "high", [2]),
         (
             "Rank 2 left all_reduce 5 of group 0 at step (train.py:210) and since then sleeps in load (data.py:7); "
@@ -216,7 +216,7 @@ def test_of_two_that_do_the_same_one_sentence_is_said() -> None:
     groups = {n: waits_in("all_reduce", 6, ranks=(*range(5),)) for n in (0, 1, 4)}
     groups |= {n: has_done("all_reduce", 5, ranks=(*range(5),)) for n in (2, 3)}
     found = job(groups, {2: SLEEPS, 3: SLEEPS}, world=5)
-    assert said(found)[2:] == (
+    assert outline(found)[2:] == (
         [2, 3],
         (
             "Ranks 2-3 left all_reduce 5 of group 0 and since then sleep in load (data.py:7); "
@@ -231,7 +231,7 @@ def test_of_two_that_do_the_same_one_sentence_is_said() -> None:
 def test_ras_names_another_rank() -> None:
     groups = {n: waits_in("all_reduce", 6) for n in (0, 1, 3)} | {2: has_done("all_reduce", 5)}
     found = job(groups, {2: SLEEPS}, ras(6, 6, 6, 5))
-    assert said(found) == (
+    assert outline(found) == (
         *("rank_waiting", "medium", [2]),
         f"{LEFT}; but NCCL RAS says that rank 3 has launched 5 AllReduce, the 3 others up to 6",
     )
@@ -241,7 +241,7 @@ def test_ras_says_that_all_have_launched_the_same() -> None:
     groups = {n: waits_in("all_reduce", 6, backend="nccl") for n in (0, 1, 3)}
     groups[2] = has_done("all_reduce", 5, backend="nccl")
     found = job(groups, {2: SLEEPS}, ras(6, 6, 6, 6))
-    assert said(found) == (
+    assert outline(found) == (
         *("rank_waiting", "medium", [2]),
         f"{LEFT}; but NCCL RAS says that all 4 ranks answer and have launched the same 6 collectives",
     )
@@ -250,7 +250,7 @@ def test_ras_says_that_all_have_launched_the_same() -> None:
 def test_the_recorder_says_that_the_sleeping_rank_has_called_and_another_has_not() -> None:
     groups = {n: waits_in("all_reduce", 6) for n in (0, 1, 2)} | {3: has_done("all_reduce", 5)}
     found = job(groups, {2: SLEEPS})
-    assert said(found) == (
+    assert outline(found) == (
         *("rank_waiting", "medium", [2]),
         (
             "Rank 2 sleeps in load (data.py:7); ranks 0-1,3 wait in all_reduce at sync (train.py:30); "
@@ -262,7 +262,7 @@ def test_the_recorder_says_that_the_sleeping_rank_has_called_and_another_has_not
 def test_ras_alone_names_nobody_and_never_makes_sure() -> None:
     """A rank that is behind may be a victim, so what it says of one that nothing else names stays evidence."""
     for told in (ras(6, 6, 5, 6), ras(6, 6, 6, missing={3: GONE})):
-        assert said(job({}, {}, told))[:3] == ("unknown", "low", [])
+        assert outline(job({}, {}, told))[:3] == ("unknown", "low", [])
     loading = {2: LOADS}
     groups = {n: waits_in("all_reduce", 6) for n in (0, 1, 3)} | {2: has_done("all_reduce", 5)}
     plain, with_ras = (job(groups, loading, told) for told in (None, ras(6, 6, 5, 6)))

@@ -299,7 +299,7 @@ def test_a_cpp_exception_without_a_traceback() -> None:
     assert not error.memory.inside
 
 
-def ending(error: RankError) -> AttemptExit:
+def exit_with(error: RankError) -> AttemptExit:
     ranks = tuple(RankIdentity(rank=n, world_size=2, pid=100 + n, node="n1") for n in (0, 1))
     job = Job(id="j", name="train.py", launcher="torchrun", world_size=2, ranks=ranks)
     exits = (
@@ -313,7 +313,7 @@ def test_the_verdict_says_what_was_asked_and_what_to_do() -> None:
     lines = ["Traceback (most recent call last):", '  File "/a.py", line 1, in f', V2_9_POOLS]
     error = last_error(lines, "the job's log")
     assert error is not None
-    finding = judge_exit(ending(error)).finding
+    finding = judge_exit(exit_with(error)).finding
 
     assert finding is not None
     assert finding.verdict is Verdict.OUT_OF_MEMORY
@@ -340,7 +340,7 @@ HEAD = ("Traceback (most recent call last):", '  File "/a.py", line 1, in f')
 def judged(*lines: str) -> tuple[RankError, Finding]:
     error = last_error(lines, "the job's log")
     assert error is not None
-    finding = judge_exit(ending(error)).finding
+    finding = judge_exit(exit_with(error)).finding
     assert finding is not None
     return error, finding
 
@@ -386,7 +386,7 @@ def test_the_error_file_holds_what_nccl_says() -> None:
 
     assert error is not None
     assert is_out_of_memory(error.error)
-    assert judge_exit(ending(error)).finding.verdict is Verdict.OUT_OF_MEMORY  # type: ignore[union-attr]
+    assert judge_exit(exit_with(error)).finding.verdict is Verdict.OUT_OF_MEMORY  # type: ignore[union-attr]
 
 
 def test_a_library_that_could_not_allocate_is_less_sure_and_worded_so() -> None:

@@ -68,7 +68,7 @@ def ranks(size: int) -> tuple[RankIdentity, ...]:
     )
 
 
-def ending(
+def exit_of(
     *statuses: int | None,
     order: tuple[int, ...] = (),
     size: int = 0,
@@ -112,78 +112,78 @@ def on_two_nodes(attempt: AttemptExit) -> AttemptExit:
 
 ABNORMAL = [
     # what, ending, verdict, ranks, confidence, part of the summary
-    ("a traceback", ending(TERM, ONE, TERM, order=(1, 0, 2), errors={1: OWN}), "rank_exited", [1], "high", "exited with code 1: ValueError: bad shard 7; ranks 0,2 ended after it (killed by SIGTERM)"),
-    ("exit code without a word", ending(TERM, 3 << 8, order=(1, 0), output_read=True), "rank_exited", [1], "medium", "rank 1 exited with code 3"),
-    ("exit code of one whose words nobody could read", ending(TERM, 3 << 8, order=(1, 0)), "rank_exited", [1], "low", "rank 1 exited with code 3"),
-    ("exit codes without a word: whoever ends first may be a victim", ending(TERM, 3 << 8, ONE, order=(2, 0, 1), output_read=True), "rank_exited", [1], "low", "rank 1 exited with code 3"),
-    ("one without a word, and its launcher kills the other", ending(KILL, 3 << 8, order=(1, 0), output_read=True, kernel_readable=True), "rank_exited", [1], "medium", "exited with code 3"),
-    ("one without a word, and the other crashes on its way out", ending(SEGV, 3 << 8, order=(1, 0), output_read=True), "rank_exited", [1], "medium", "exited with code 3"),
-    ("one that says why, after one that does not", ending(ONE, 3 << 8, order=(1, 0), errors={0: OWN}, output_read=True), "rank_exited", [0], "medium", "ValueError"),
-    ("SIGKILL", ending(TERM, KILL, order=(1, 0), kernel_readable=True), "rank_exited", [1], "high", "rank 1 was killed by SIGKILL"),
-    ("a crash", ending(ONE, SEGV, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "high", "killed by SIGSEGV"),
-    ("peers fail first on the clock, but blame another", ending(ONE, ONE, order=(0, 1), errors={0: PEER, 1: OWN}), "rank_exited", [1], "high", "ValueError"),
-    ("left with 0, the other lost its peer", ending(ONE, 0, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early with exit code 0"),
-    ("SIGTERM to one rank, says torchrun", ending(TERM, TERM, order=(1, 0), words=LauncherWords(failures=(LauncherFailure(pid=101, status=TERM),), ended=(100,))), "rank_exited", [1], "high", "killed by SIGTERM"),
-    ("status told by the launcher alone", ending(None, None, order=(1, 0), words=LauncherWords(failures=TORCHRUN.failures, ended=(100,)), output_read=True), "rank_exited", [1], "medium", "exited with code 1"),
-    ("no status, an error of its own", ending(None, None, order=(1, 0), errors={1: OWN}, words=LauncherWords(ended=(100,))), "rank_exited", [1], "medium", "ended: ValueError"),
-    ("came together, one with an error of its own", ending(ONE, ONE, order=(0, 0), errors={1: OWN}), "rank_exited", [1], "high", "ValueError"),
-    ("two errors of their own, in order", ending(ONE, ONE, order=(1, 0), errors={0: OTHER, 1: OWN}), "rank_exited", [1], "high", "rank 1"),
-    ("OOM kill, by the kernel", ending(TERM, KILL, order=(1, 0), deaths=(KernelDeath(pid=101, kind="out_of_memory", text="Killed process 101"),)), "out_of_memory", [1], "high", "killed by the kernel's OOM killer"),
-    ("the kernel overrules the order", ending(ONE, KILL, order=(0, 1), deaths=(KernelDeath(pid=101, kind="out_of_memory", text="x"),)), "out_of_memory", [1], "high", "OOM"),
-    ("OOM kill, by the cgroup's counter", ending(TERM, KILL, order=(1, 0), oom_kills=1), "out_of_memory", [1], "medium", "OOM killer worked in its cgroup"),
-    ("an OOM kill in the cgroup, of which the kernel has no line for this rank", ending(TERM, KILL, order=(1, 0), oom_kills=1, kernel_readable=True, deaths=(KernelDeath(pid=4711, kind="out_of_memory", text="x"),)), "rank_exited", [1], "high", "rank 1 was killed by SIGKILL"),
-    ("a caught traceback, after one that left with 0", ending(0, ONE, ONE, order=(0, 2, 1), errors={2: CAUGHT}), "unknown", [], "low", "rank 0 (exit status 0) left before rank 2 (exit status 1) failed"),
-    ("a last traceback, after one that left with 0", ending(0, ONE, errors={1: OWN}), "rank_exited", [1], "medium", "ValueError"),
-    ("a caught traceback of the first", ending(ONE, TERM, errors={0: CAUGHT}), "rank_exited", [0], "medium", "exited with code 1; some lines before its last it printed ValueError: bad shard 7"),
-    ("a caught traceback does not tell who was first", ending(ONE, ONE, order=(0, 0), errors={1: CAUGHT}), "unknown", [], "low", "order is not known"),
-    ("a caught lack of memory", ending(ONE, TERM, errors={0: RankError(error="torch.OutOfMemoryError: CUDA out of memory.", caught=True)}), "rank_exited", [0], "medium", "rank 0"),
-    ("a caught lack of memory of nobody in particular", ending(ONE, TERM, shared_error=RankError(error="torch.OutOfMemoryError: CUDA out of memory.", caught=True)), "rank_exited", [0], "medium", "holds torch.OutOfMemoryError: CUDA out of memory., with other words after it, of no rank"),
-    ("a lost peer that was not its last word, after one that left with 0", ending(0, ONE, errors={1: msgspec.structs.replace(PEER, caught=True)}), "rank_exited", [0], "medium", "left early"),
-    ("the only failure and the only traceback, and the others live on", ending(ONE, size=3, shared_error=ONLY), "rank_exited", [0], "medium", "ranks 1-2 live on; the job's log ends with TypeError: x"),
-    ("the only traceback was caught, and the others live on", ending(ONE, size=3, shared_error=msgspec.structs.replace(ONLY, caught=True)), "unknown", [], "low", "while others live on; the job's log holds TypeError: x"),
-    ("the only traceback blames a peer, and the others live on", ending(ONE, size=3, shared_error=msgspec.structs.replace(ONLY, blames_peer=True)), "unknown", [], "low", "while others live on"),
-    ("two failed, the others live on", ending(ONE, ONE, size=3, order=(0, 0), shared_error=ONLY), "unknown", [], "low", "order is not known; the job's log ends with TypeError: x"),
-    ("one traceback, and one that does not exit as a traceback does", ending(3 << 8, size=3, shared_error=ONLY), "unknown", [], "low", "while others live on"),
-    ("the first of all that left alike, with the only traceback", ending(ONE, ONE, ONE, shared_error=ONLY), "rank_exited", [0], "medium", "exited with code 1"),
-    ("all left alike within a moment, with one traceback", ending(ONE, ONE, ONE, order=(0, 0, 0), shared_error=ONLY), "unknown", [], "low", "the job's log ends with TypeError: x"),
-    ("all failed with one error", ending(ONE, ONE, errors={0: OWN, 1: OWN}), "unknown", [], "low", "all 2 ranks failed with ValueError: bad shard 7"),
-    ("all failed with one error, but for its numbers", ending(ONE, ONE, errors={0: NO_SHARD, 1: msgspec.structs.replace(NO_SHARD, error="FileNotFoundError: /data/shard-1")}), "unknown", [], "low", "all 2 ranks failed with FileNotFoundError"),
-    ("two of three failed alike before the third was ended: another run might name the other", ending(ONE, ONE, TERM, errors={0: OWN, 1: OWN}), "rank_exited", [0], "low", "bad shard 7"),
-    ("the first of two without a word, and a traceback of nobody in particular", ending(ONE, 3 << 8, TERM, shared_error=OWN, output_read=True), "unknown", [], "low", "no line of the log says whose its last error is"),
-    ("one failed, and the log ends with an error that accuses nobody", ending(TERM, ONE, order=(1, 0), shared_error=msgspec.structs.replace(ONLY, unclear=True), output_read=True), "rank_exited", [1], "low", "TypeError"),
-    ("all failed with one error, in one log", ending(ONE, ONE, shared_error=RankError(error="FileNotFoundError: x", copies=2)), "unknown", [], "low", "all 2 ranks failed with FileNotFoundError: x"),
-    ("all left alike, and a log says something", ending(ONE, ONE, shared_error=OWN), "unknown", [], "low", "none says why; the job's log ends with ValueError: bad shard 7"),
-    ("told to stop, and one failed with an error", ending(ONE, TERM, errors={0: OWN}, launcher="environment", told_to_stop="caught SIGTERM"), "rank_exited", [0], "high", "ValueError"),
-    ("Ctrl-C long after a failure", ending(ONE, INT, order=(0, 9), errors={0: OWN}), "rank_exited", [0], "high", "ValueError"),
-    ("Ctrl-C, and a crash", ending(SEGV, INT), "rank_exited", [0], "high", "SIGSEGV"),
-    ("told to stop, perhaps by the launcher because one had failed", ending(ONE, ONE, launcher="slurm", told_to_stop="caught SIGTERM"), "unknown", [], "low", "none says why"),
-    ("told to stop, with different codes", ending(ONE, 3 << 8, launcher="environment", told_to_stop="caught SIGTERM"), "rank_exited", [0], "low", "rank 0"),
-    ("told to stop, and one killed", ending(KILL, ONE, launcher="environment", told_to_stop="caught SIGTERM"), "rank_exited", [0], "high", "SIGKILL"),
-    ("OOM killed a worker process", ending(TERM, ONE, order=(1, 0), errors={1: RankError(error="RuntimeError: DataLoader worker (pid 555) is killed by signal: Killed.")}, deaths=(KernelDeath(pid=555, kind="out_of_memory", text="x"),)), "out_of_memory", [1], "high", "lost its worker process 555"),
-    ("CUDA out of memory", ending(TERM, ONE, order=(1, 0), errors={1: RankError(error="torch.OutOfMemoryError: CUDA out of memory.")}), "out_of_memory", [1], "high", "CUDA out of memory"),
-    ("an error that names no rank", ending(TERM, ONE, order=(1, 0), shared_error=OWN), "rank_exited", [1], "medium", "ended after it (killed by SIGTERM); the job's log ends with ValueError: bad shard 7, of no rank in particular"),
-    ("torch's own abort after a timeout is no cause", ending(ABRT, ABRT, order=(0, 1), errors={0: PEER, 1: PEER}), "unknown", [], "low", "blames another one"),
-    ("all blame a peer", ending(ONE, TERM, order=(0, 1), errors={0: PEER}), "unknown", [], "low", "blames another one"),
-    ("two at once without a word", ending(ONE, ONE, order=(0, 0)), "unknown", [], "low", "order is not known"),
-    ("a bare failure after one that left with 0", ending(ONE, 0, order=(1, 0)), "unknown", [], "low", "no log tells"),
-    ("an exit nobody saw, then a bare failure", ending(ONE, None, order=(1, 0)), "unknown", [], "low", "no log tells"),
-    ("an exit nobody saw, then lost peers", ending(ONE, None, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "medium", "rank 1 ended"),
-    ("all killed, and memory may be why", ending(KILL, KILL, order=(0, 0), launcher_gone=True, launcher_status=KILL), "unknown", [], "low", "order is not known"),
-    ("one killed, the others live on", ending(KILL, size=3, kernel_readable=True), "rank_exited", [0], "high", "killed by SIGKILL"),
-    ("left with 0, and the only peer needs long to say so", ending(ONE, 0, order=(90, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early"),
-    ("left with 0, and its peers need their time to end", ending(ONE, 0, ONE, order=(9, 0, 10), errors={0: PEER, 2: PEER}), "rank_exited", [1], "high", "left early"),
-    ("left with 0, and the peers notice much later", ending(ONE, 0, ONE, order=(90, 0, 91), errors={0: PEER, 2: PEER}), "rank_exited", [1], "medium", "left early"),
-    ("left with 0, seen at the same moment as its peer's end", ending(ONE, 0, order=(0, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early"),
-    ("left with 0 after its peer had lost somebody", ending(ONE, 0, order=(0, 1), errors={0: PEER}), "unknown", [], "low", "blames another one"),
-    ("left with 0, and its peer only timed out", ending(ONE, 0, order=(9, 0), errors={0: SLOW}), "rank_exited", [1], "medium", "left early"),
-    ("left with 0, its peer timed out, and one that says nothing may hang", ending(ONE, 0, TERM, order=(9, 0, 10), errors={0: SLOW}), "unknown", [], "low", "left long before the first timed out"),
-    ("left with 0 because it had lost a peer itself", ending(ONE, 0, order=(1, 0), errors={0: PEER, 1: PEER}), "unknown", [], "low", "blames another one"),
-    ("left with 0, and ranks of other nodes may be gone, too", on_two_nodes(ending(ONE, 0, order=(9, 0), errors={0: PEER})), "rank_exited", [1], "low", "left early"),
-    ("a victim leaves, and who kept it waiting lives", ending(ONE, size=3), "unknown", [], "low", "while others live on"),
-    ("the watchdog aborts a waiter, and who kept it waiting lives", ending(ABRT, size=2), "unknown", [], "low", "killed by SIGABRT"),
-    ("the watchdog aborts a waiter without a word", ending(ABRT, TERM, order=(0, 1), output_read=True), "rank_exited", [0], "low", "SIGABRT"),
-    ("all saved and left with 1 when they were told to stop", ending(ONE, ONE, ONE), "unknown", [], "low", "all left with exit status 1, and none says why"),
-    ("killed before the launcher told the others", ending(TERM, KILL, order=(1, 0), launcher_gone=True, kernel_readable=True, words=LauncherWords(failures=(LauncherFailure(pid=101, status=KILL),), ended=(100,))), "rank_exited", [1], "high", "SIGKILL"),
+    ("a traceback", exit_of(TERM, ONE, TERM, order=(1, 0, 2), errors={1: OWN}), "rank_exited", [1], "high", "exited with code 1: ValueError: bad shard 7; ranks 0,2 ended after it (killed by SIGTERM)"),
+    ("exit code without a word", exit_of(TERM, 3 << 8, order=(1, 0), output_read=True), "rank_exited", [1], "medium", "rank 1 exited with code 3"),
+    ("exit code of one whose words nobody could read", exit_of(TERM, 3 << 8, order=(1, 0)), "rank_exited", [1], "low", "rank 1 exited with code 3"),
+    ("exit codes without a word: whoever ends first may be a victim", exit_of(TERM, 3 << 8, ONE, order=(2, 0, 1), output_read=True), "rank_exited", [1], "low", "rank 1 exited with code 3"),
+    ("one without a word, and its launcher kills the other", exit_of(KILL, 3 << 8, order=(1, 0), output_read=True, kernel_readable=True), "rank_exited", [1], "medium", "exited with code 3"),
+    ("one without a word, and the other crashes on its way out", exit_of(SEGV, 3 << 8, order=(1, 0), output_read=True), "rank_exited", [1], "medium", "exited with code 3"),
+    ("one that says why, after one that does not", exit_of(ONE, 3 << 8, order=(1, 0), errors={0: OWN}, output_read=True), "rank_exited", [0], "medium", "ValueError"),
+    ("SIGKILL", exit_of(TERM, KILL, order=(1, 0), kernel_readable=True), "rank_exited", [1], "high", "rank 1 was killed by SIGKILL"),
+    ("a crash", exit_of(ONE, SEGV, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "high", "killed by SIGSEGV"),
+    ("peers fail first on the clock, but blame another", exit_of(ONE, ONE, order=(0, 1), errors={0: PEER, 1: OWN}), "rank_exited", [1], "high", "ValueError"),
+    ("left with 0, the other lost its peer", exit_of(ONE, 0, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early with exit code 0"),
+    ("SIGTERM to one rank, says torchrun", exit_of(TERM, TERM, order=(1, 0), words=LauncherWords(failures=(LauncherFailure(pid=101, status=TERM),), ended=(100,))), "rank_exited", [1], "high", "killed by SIGTERM"),
+    ("status told by the launcher alone", exit_of(None, None, order=(1, 0), words=LauncherWords(failures=TORCHRUN.failures, ended=(100,)), output_read=True), "rank_exited", [1], "medium", "exited with code 1"),
+    ("no status, an error of its own", exit_of(None, None, order=(1, 0), errors={1: OWN}, words=LauncherWords(ended=(100,))), "rank_exited", [1], "medium", "ended: ValueError"),
+    ("came together, one with an error of its own", exit_of(ONE, ONE, order=(0, 0), errors={1: OWN}), "rank_exited", [1], "high", "ValueError"),
+    ("two errors of their own, in order", exit_of(ONE, ONE, order=(1, 0), errors={0: OTHER, 1: OWN}), "rank_exited", [1], "high", "rank 1"),
+    ("OOM kill, by the kernel", exit_of(TERM, KILL, order=(1, 0), deaths=(KernelDeath(pid=101, kind="out_of_memory", text="Killed process 101"),)), "out_of_memory", [1], "high", "killed by the kernel's OOM killer"),
+    ("the kernel overrules the order", exit_of(ONE, KILL, order=(0, 1), deaths=(KernelDeath(pid=101, kind="out_of_memory", text="x"),)), "out_of_memory", [1], "high", "OOM"),
+    ("OOM kill, by the cgroup's counter", exit_of(TERM, KILL, order=(1, 0), oom_kills=1), "out_of_memory", [1], "medium", "OOM killer worked in its cgroup"),
+    ("an OOM kill in the cgroup, of which the kernel has no line for this rank", exit_of(TERM, KILL, order=(1, 0), oom_kills=1, kernel_readable=True, deaths=(KernelDeath(pid=4711, kind="out_of_memory", text="x"),)), "rank_exited", [1], "high", "rank 1 was killed by SIGKILL"),
+    ("a caught traceback, after one that left with 0", exit_of(0, ONE, ONE, order=(0, 2, 1), errors={2: CAUGHT}), "unknown", [], "low", "rank 0 (exit status 0) left before rank 2 (exit status 1) failed"),
+    ("a last traceback, after one that left with 0", exit_of(0, ONE, errors={1: OWN}), "rank_exited", [1], "medium", "ValueError"),
+    ("a caught traceback of the first", exit_of(ONE, TERM, errors={0: CAUGHT}), "rank_exited", [0], "medium", "exited with code 1; some lines before its last it printed ValueError: bad shard 7"),
+    ("a caught traceback does not tell who was first", exit_of(ONE, ONE, order=(0, 0), errors={1: CAUGHT}), "unknown", [], "low", "order is not known"),
+    ("a caught lack of memory", exit_of(ONE, TERM, errors={0: RankError(error="torch.OutOfMemoryError: CUDA out of memory.", caught=True)}), "rank_exited", [0], "medium", "rank 0"),
+    ("a caught lack of memory of nobody in particular", exit_of(ONE, TERM, shared_error=RankError(error="torch.OutOfMemoryError: CUDA out of memory.", caught=True)), "rank_exited", [0], "medium", "holds torch.OutOfMemoryError: CUDA out of memory., with other words after it, of no rank"),
+    ("a lost peer that was not its last word, after one that left with 0", exit_of(0, ONE, errors={1: msgspec.structs.replace(PEER, caught=True)}), "rank_exited", [0], "medium", "left early"),
+    ("the only failure and the only traceback, and the others live on", exit_of(ONE, size=3, shared_error=ONLY), "rank_exited", [0], "medium", "ranks 1-2 live on; the job's log ends with TypeError: x"),
+    ("the only traceback was caught, and the others live on", exit_of(ONE, size=3, shared_error=msgspec.structs.replace(ONLY, caught=True)), "unknown", [], "low", "while others live on; the job's log holds TypeError: x"),
+    ("the only traceback blames a peer, and the others live on", exit_of(ONE, size=3, shared_error=msgspec.structs.replace(ONLY, blames_peer=True)), "unknown", [], "low", "while others live on"),
+    ("two failed, the others live on", exit_of(ONE, ONE, size=3, order=(0, 0), shared_error=ONLY), "unknown", [], "low", "order is not known; the job's log ends with TypeError: x"),
+    ("one traceback, and one that does not exit as a traceback does", exit_of(3 << 8, size=3, shared_error=ONLY), "unknown", [], "low", "while others live on"),
+    ("the first of all that left alike, with the only traceback", exit_of(ONE, ONE, ONE, shared_error=ONLY), "rank_exited", [0], "medium", "exited with code 1"),
+    ("all left alike within a moment, with one traceback", exit_of(ONE, ONE, ONE, order=(0, 0, 0), shared_error=ONLY), "unknown", [], "low", "the job's log ends with TypeError: x"),
+    ("all failed with one error", exit_of(ONE, ONE, errors={0: OWN, 1: OWN}), "unknown", [], "low", "all 2 ranks failed with ValueError: bad shard 7"),
+    ("all failed with one error, but for its numbers", exit_of(ONE, ONE, errors={0: NO_SHARD, 1: msgspec.structs.replace(NO_SHARD, error="FileNotFoundError: /data/shard-1")}), "unknown", [], "low", "all 2 ranks failed with FileNotFoundError"),
+    ("two of three failed alike before the third was ended: another run might name the other", exit_of(ONE, ONE, TERM, errors={0: OWN, 1: OWN}), "rank_exited", [0], "low", "bad shard 7"),
+    ("the first of two without a word, and a traceback of nobody in particular", exit_of(ONE, 3 << 8, TERM, shared_error=OWN, output_read=True), "unknown", [], "low", "no line of the log says whose its last error is"),
+    ("one failed, and the log ends with an error that accuses nobody", exit_of(TERM, ONE, order=(1, 0), shared_error=msgspec.structs.replace(ONLY, unclear=True), output_read=True), "rank_exited", [1], "low", "TypeError"),
+    ("all failed with one error, in one log", exit_of(ONE, ONE, shared_error=RankError(error="FileNotFoundError: x", copies=2)), "unknown", [], "low", "all 2 ranks failed with FileNotFoundError: x"),
+    ("all left alike, and a log says something", exit_of(ONE, ONE, shared_error=OWN), "unknown", [], "low", "none says why; the job's log ends with ValueError: bad shard 7"),
+    ("told to stop, and one failed with an error", exit_of(ONE, TERM, errors={0: OWN}, launcher="environment", told_to_stop="caught SIGTERM"), "rank_exited", [0], "high", "ValueError"),
+    ("Ctrl-C long after a failure", exit_of(ONE, INT, order=(0, 9), errors={0: OWN}), "rank_exited", [0], "high", "ValueError"),
+    ("Ctrl-C, and a crash", exit_of(SEGV, INT), "rank_exited", [0], "high", "SIGSEGV"),
+    ("told to stop, perhaps by the launcher because one had failed", exit_of(ONE, ONE, launcher="slurm", told_to_stop="caught SIGTERM"), "unknown", [], "low", "none says why"),
+    ("told to stop, with different codes", exit_of(ONE, 3 << 8, launcher="environment", told_to_stop="caught SIGTERM"), "rank_exited", [0], "low", "rank 0"),
+    ("told to stop, and one killed", exit_of(KILL, ONE, launcher="environment", told_to_stop="caught SIGTERM"), "rank_exited", [0], "high", "SIGKILL"),
+    ("OOM killed a worker process", exit_of(TERM, ONE, order=(1, 0), errors={1: RankError(error="RuntimeError: DataLoader worker (pid 555) is killed by signal: Killed.")}, deaths=(KernelDeath(pid=555, kind="out_of_memory", text="x"),)), "out_of_memory", [1], "high", "lost its worker process 555"),
+    ("CUDA out of memory", exit_of(TERM, ONE, order=(1, 0), errors={1: RankError(error="torch.OutOfMemoryError: CUDA out of memory.")}), "out_of_memory", [1], "high", "CUDA out of memory"),
+    ("an error that names no rank", exit_of(TERM, ONE, order=(1, 0), shared_error=OWN), "rank_exited", [1], "medium", "ended after it (killed by SIGTERM); the job's log ends with ValueError: bad shard 7, of no rank in particular"),
+    ("torch's own abort after a timeout is no cause", exit_of(ABRT, ABRT, order=(0, 1), errors={0: PEER, 1: PEER}), "unknown", [], "low", "blames another one"),
+    ("all blame a peer", exit_of(ONE, TERM, order=(0, 1), errors={0: PEER}), "unknown", [], "low", "blames another one"),
+    ("two at once without a word", exit_of(ONE, ONE, order=(0, 0)), "unknown", [], "low", "order is not known"),
+    ("a bare failure after one that left with 0", exit_of(ONE, 0, order=(1, 0)), "unknown", [], "low", "no log tells"),
+    ("an exit nobody saw, then a bare failure", exit_of(ONE, None, order=(1, 0)), "unknown", [], "low", "no log tells"),
+    ("an exit nobody saw, then lost peers", exit_of(ONE, None, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "medium", "rank 1 ended"),
+    ("all killed, and memory may be why", exit_of(KILL, KILL, order=(0, 0), launcher_gone=True, launcher_status=KILL), "unknown", [], "low", "order is not known"),
+    ("one killed, the others live on", exit_of(KILL, size=3, kernel_readable=True), "rank_exited", [0], "high", "killed by SIGKILL"),
+    ("left with 0, and the only peer needs long to say so", exit_of(ONE, 0, order=(90, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early"),
+    ("left with 0, and its peers need their time to end", exit_of(ONE, 0, ONE, order=(9, 0, 10), errors={0: PEER, 2: PEER}), "rank_exited", [1], "high", "left early"),
+    ("left with 0, and the peers notice much later", exit_of(ONE, 0, ONE, order=(90, 0, 91), errors={0: PEER, 2: PEER}), "rank_exited", [1], "medium", "left early"),
+    ("left with 0, seen at the same moment as its peer's end", exit_of(ONE, 0, order=(0, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early"),
+    ("left with 0 after its peer had lost somebody", exit_of(ONE, 0, order=(0, 1), errors={0: PEER}), "unknown", [], "low", "blames another one"),
+    ("left with 0, and its peer only timed out", exit_of(ONE, 0, order=(9, 0), errors={0: SLOW}), "rank_exited", [1], "medium", "left early"),
+    ("left with 0, its peer timed out, and one that says nothing may hang", exit_of(ONE, 0, TERM, order=(9, 0, 10), errors={0: SLOW}), "unknown", [], "low", "left long before the first timed out"),
+    ("left with 0 because it had lost a peer itself", exit_of(ONE, 0, order=(1, 0), errors={0: PEER, 1: PEER}), "unknown", [], "low", "blames another one"),
+    ("left with 0, and ranks of other nodes may be gone, too", on_two_nodes(exit_of(ONE, 0, order=(9, 0), errors={0: PEER})), "rank_exited", [1], "low", "left early"),
+    ("a victim leaves, and who kept it waiting lives", exit_of(ONE, size=3), "unknown", [], "low", "while others live on"),
+    ("the watchdog aborts a waiter, and who kept it waiting lives", exit_of(ABRT, size=2), "unknown", [], "low", "killed by SIGABRT"),
+    ("the watchdog aborts a waiter without a word", exit_of(ABRT, TERM, order=(0, 1), output_read=True), "rank_exited", [0], "low", "SIGABRT"),
+    ("all saved and left with 1 when they were told to stop", exit_of(ONE, ONE, ONE), "unknown", [], "low", "all left with exit status 1, and none says why"),
+    ("killed before the launcher told the others", exit_of(TERM, KILL, order=(1, 0), launcher_gone=True, kernel_readable=True, words=LauncherWords(failures=(LauncherFailure(pid=101, status=KILL),), ended=(100,))), "rank_exited", [1], "high", "SIGKILL"),
 ]  # fmt: skip
 
 
@@ -207,23 +207,23 @@ def test_who_began_it(
 
 
 SILENT = [
-    ("all left with 0", ending(0, 0), "normal"),
-    ("nothing is known", ending(None, None), "normal"),
-    ("0 and unknown", ending(0, None), "normal"),
-    ("SIGTERM to all", ending(TERM, TERM, order=(0, 0)), "outside"),
-    ("SIGTERM to all, one after the other", ending(TERM, TERM), "outside"),
-    ("exit codes that stand for SIGTERM", ending(143 << 8, 143 << 8), "outside"),
-    ("Ctrl-C", ending(INT, INT, words=LauncherWords(outside="torchrun received signal 2", ended=(100, 101))), "outside"),
-    ("SIGTERM to torchrun, and a rank that fails while it is told to end", ending(ONE, TERM, errors={0: OWN}, words=LauncherWords(outside="torchrun received signal 15")), "outside"),
-    ("all killed with their launcher", ending(KILL, KILL, launcher_gone=True, launcher_status=KILL, kernel_readable=True), "outside"),
-    ("all killed after their launcher, whose status nobody saw", ending(KILL, None, order=(3, 4), launcher_gone=True, launcher_moment=2, oom_kills=0), "outside"),
-    ("all killed, and the launcher has nothing to say", ending(KILL, KILL, launcher_gone=True, launcher_moment=9, oom_kills=0), "outside"),
-    ("all saved and left with 1, and one said that it was told to stop", ending(ONE, ONE, ONE, launcher="environment", told_to_stop="caught SIGTERM, saving"), "outside"),
-    ("Ctrl-C without a launcher, and a rank that fails over it", ending(INT, ONE, INT, order=(1, 0, 1), errors={1: OWN}), "outside"),
-    ("the same, and one still saves", ending(ONE, ONE, size=3, launcher="environment", told_to_stop="caught SIGTERM, saving"), "outside"),
-    ("one saved and left with 0, the others by the signal and by 1", ending(0, ONE, TERM, launcher="environment", told_to_stop="caught SIGTERM, saving"), "outside"),
-    ("one process, killed", ending(KILL, launcher_pid=None, kernel_readable=True), "outside"),
-    ("all killed, no launcher", ending(KILL, KILL, launcher_pid=None, kernel_readable=True), "outside"),
+    ("all left with 0", exit_of(0, 0), "normal"),
+    ("nothing is known", exit_of(None, None), "normal"),
+    ("0 and unknown", exit_of(0, None), "normal"),
+    ("SIGTERM to all", exit_of(TERM, TERM, order=(0, 0)), "outside"),
+    ("SIGTERM to all, one after the other", exit_of(TERM, TERM), "outside"),
+    ("exit codes that stand for SIGTERM", exit_of(143 << 8, 143 << 8), "outside"),
+    ("Ctrl-C", exit_of(INT, INT, words=LauncherWords(outside="torchrun received signal 2", ended=(100, 101))), "outside"),
+    ("SIGTERM to torchrun, and a rank that fails while it is told to end", exit_of(ONE, TERM, errors={0: OWN}, words=LauncherWords(outside="torchrun received signal 15")), "outside"),
+    ("all killed with their launcher", exit_of(KILL, KILL, launcher_gone=True, launcher_status=KILL, kernel_readable=True), "outside"),
+    ("all killed after their launcher, whose status nobody saw", exit_of(KILL, None, order=(3, 4), launcher_gone=True, launcher_moment=2, oom_kills=0), "outside"),
+    ("all killed, and the launcher has nothing to say", exit_of(KILL, KILL, launcher_gone=True, launcher_moment=9, oom_kills=0), "outside"),
+    ("all saved and left with 1, and one said that it was told to stop", exit_of(ONE, ONE, ONE, launcher="environment", told_to_stop="caught SIGTERM, saving"), "outside"),
+    ("Ctrl-C without a launcher, and a rank that fails over it", exit_of(INT, ONE, INT, order=(1, 0, 1), errors={1: OWN}), "outside"),
+    ("the same, and one still saves", exit_of(ONE, ONE, size=3, launcher="environment", told_to_stop="caught SIGTERM, saving"), "outside"),
+    ("one saved and left with 0, the others by the signal and by 1", exit_of(0, ONE, TERM, launcher="environment", told_to_stop="caught SIGTERM, saving"), "outside"),
+    ("one process, killed", exit_of(KILL, launcher_pid=None, kernel_readable=True), "outside"),
+    ("all killed, no launcher", exit_of(KILL, KILL, launcher_pid=None, kernel_readable=True), "outside"),
 ]  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def test_everything_together_never_names_at_high_without_a_status_or_a_kernel_li
         for second in statuses:
             for error in (None, OWN, PEER):
                 errors = {1: error} if error else {}
-                outcome = judge_exit(ending(first, second, order=(1, 0), errors=errors))
+                outcome = judge_exit(exit_of(first, second, order=(1, 0), errors=errors))
                 finding = outcome.finding
                 if finding and finding.confidence is Confidence.HIGH:
                     (culprit,) = finding.culprits
@@ -254,7 +254,7 @@ def test_everything_together_never_names_at_high_without_a_status_or_a_kernel_li
 
 
 def test_what_to_type_next_names_the_real_log() -> None:
-    told = ending(TERM, ONE, order=(1, 0), errors={1: OWN}, log_path="/home/ada/it's a run.log")
+    told = exit_of(TERM, ONE, order=(1, 0), errors={1: OWN}, log_path="/home/ada/it's a run.log")
 
     finding = judge_exit(told).finding
 
@@ -263,7 +263,7 @@ def test_what_to_type_next_names_the_real_log() -> None:
 
 
 def test_what_to_type_next_names_the_log_of_the_rank() -> None:
-    told = ending(
+    told = exit_of(
         TERM, ONE, order=(1, 0), errors={1: OWN}, log_path="/job0.log", log_paths={1: "/job1.log"}
     )
 
@@ -280,7 +280,7 @@ def incident() -> Incident:
 
 
 def test_a_report_has_a_row_for_every_rank_and_the_last_words_of_the_culprit() -> None:
-    told = ending(TERM, ONE, TERM, order=(1, 0, 2), errors={1: OWN})
+    told = exit_of(TERM, ONE, TERM, order=(1, 0, 2), errors={1: OWN})
     one = add_exit(incident(), told, 1001.0, "rank 1 exited")
     report = write_report(
         close_incident(one, "ended", 1002.0, "the job has ended"), judge(one), 1003.0
@@ -299,7 +299,7 @@ def test_a_report_has_a_row_for_every_rank_and_the_last_words_of_the_culprit() -
 
 
 def test_the_job_named_in_the_report_is_the_attempt_that_failed() -> None:
-    taken = without_processes(ending(ONE, TERM, attempt=2), 5.0, {})
+    taken = without_processes(exit_of(ONE, TERM, attempt=2), 5.0, {})
 
     assert (taken.job.attempt, taken.job.ranks, len(taken.job.lost)) == (2, (), 2)
 
@@ -307,7 +307,7 @@ def test_the_job_named_in_the_report_is_the_attempt_that_failed() -> None:
 def test_attempts_that_fail_alike_are_counted_in_one_story() -> None:
     one = incident()
     for attempt in range(3):
-        told = ending(TERM, ONE, order=(1, 0), errors={1: OWN}, attempt=attempt)
+        told = exit_of(TERM, ONE, order=(1, 0), errors={1: OWN}, attempt=attempt)
         one = add_exit(one, told, 1000.0 + attempt, "rank 1 exited")
 
     assert one.failed == (0, 1, 2)
@@ -319,16 +319,16 @@ def test_attempts_that_fail_alike_are_counted_in_one_story() -> None:
 
 def test_attempts_that_only_the_launcher_saw_are_counted_too() -> None:
     failures = tuple(LauncherFailure(pid=pid, local_rank=1, status=ONE) for pid in (101, 201, 301))
-    told = ending(TERM, ONE, order=(1, 0), words=LauncherWords(failures=failures))
+    told = exit_of(TERM, ONE, order=(1, 0), words=LauncherWords(failures=failures))
     one = add_exit(incident(), told, 1000.0, "rank 1 exited")
-    again = add_exit(one, ending(TERM, ONE, order=(1, 0), attempt=2), 1001.0, "rank 1 exited")
+    again = add_exit(one, exit_of(TERM, ONE, order=(1, 0), attempt=2), 1001.0, "rank 1 exited")
 
     assert one.failed == again.failed == (0, 1, 2)
 
 
 def test_a_rank_that_ends_later_belongs_to_the_same_attempt() -> None:
-    one = add_exit(incident(), ending(KILL, size=2), 1000.0, "rank 0 was killed")
-    more = add_exit(one, ending(KILL, TERM), 1001.0, "rank 1 ended")
+    one = add_exit(incident(), exit_of(KILL, size=2), 1000.0, "rank 0 was killed")
+    more = add_exit(one, exit_of(KILL, TERM), 1001.0, "rank 1 ended")
 
     assert more.failed == (0,)
     assert more.exit is not None
@@ -337,9 +337,9 @@ def test_a_rank_that_ends_later_belongs_to_the_same_attempt() -> None:
 
 
 def test_what_an_agent_saw_before_its_restart_is_not_lost_to_less() -> None:
-    one = add_exit(incident(), ending(KILL, size=2), 1000.0, "rank 0 was killed")
+    one = add_exit(incident(), exit_of(KILL, size=2), 1000.0, "rank 0 was killed")
     rest = msgspec.structs.replace(
-        ending(KILL, TERM), identities=ranks(2)[1:], exits=ending(KILL, TERM).exits[1:]
+        exit_of(KILL, TERM), identities=ranks(2)[1:], exits=exit_of(KILL, TERM).exits[1:]
     )
     more = add_exit(one, rest, 1001.0, "rank 1 ended")
 
@@ -349,7 +349,7 @@ def test_what_an_agent_saw_before_its_restart_is_not_lost_to_less() -> None:
 def test_ranks_that_live_on_are_shown_as_they_were_captured() -> None:
     waits = rank(1, process(*WAITER, pid=101, move=still()), world=2)
     taken = capture(waits, lost=(LostRank(rank=0, pid=100, exit_status=KILL),))
-    told = ending(KILL, size=2, kernel_readable=True)
+    told = exit_of(KILL, size=2, kernel_readable=True)
     one = add_capture(add_exit(incident(), told, 1000.0, "x"), taken)
     judgement = judge(one)
 
@@ -362,7 +362,7 @@ def test_where_exits_name_nobody_a_capture_from_just_before_may() -> None:
     sleeps = process(
         "load (train.py:7)", pid=101, wchan="hrtimer_nanosleep", syscall="clock_nanosleep", move=still(span=20.0),
     )  # fmt: skip
-    told = ending(ONE, TERM, order=(0, 1), errors={0: PEER})
+    told = exit_of(ONE, TERM, order=(0, 1), errors={0: PEER})
     judgement = judgement_of(told, judge_exit(told), capture(waits, rank(1, sleeps, world=2)))
 
     assert judgement.diagnosis.verdict is Verdict.RANK_WAITING
@@ -383,7 +383,7 @@ def test_who_outlives_a_failed_rank_is_not_named_for_it(status: int) -> None:
     lost = (LostRank(rank=0, pid=100, exit_status=status),)
     taken = capture(blocked(1), blocked(2), world=3, lost=lost)
     taken = msgspec.structs.replace(taken, taken_at=1030.0)
-    told = ending(status, size=3)
+    told = exit_of(status, size=3)
 
     judgement = judgement_of(told, judge_exit(told), taken)
 
@@ -398,7 +398,7 @@ def test_who_kept_the_first_waiting_is_named_though_it_outlives_it() -> None:
     waits = rank(2, process(*WAITER, pid=102, move=still()), world=3)
     taken = capture(rank(1, sleeps, world=3), waits, world=3)
     taken = msgspec.structs.replace(taken, taken_at=1030.0)
-    told = ending(ONE, size=3, errors={0: PEER})
+    told = exit_of(ONE, size=3, errors={0: PEER})
 
     judgement = judgement_of(told, judge_exit(told), taken)
 
@@ -452,8 +452,8 @@ def test_a_dump_counts_where_its_call_was_too_late_just_before_the_end(
     created: float, timeout: float, counts: bool
 ) -> None:
     """Rank 0 ended at 1000.0; an older dump is one that the job survived, or a neighbour's with the same path."""
-    told = msgspec.structs.replace(ending(ABRT, ABRT), flights=dumped(created, timeout))
-    plain = judge_exit(ending(ABRT, ABRT)).finding
+    told = msgspec.structs.replace(exit_of(ABRT, ABRT), flights=dumped(created, timeout))
+    plain = judge_exit(exit_of(ABRT, ABRT)).finding
     found = judge_exit(told).finding
     assert plain is not None
     assert found is not None

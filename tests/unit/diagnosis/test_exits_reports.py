@@ -75,7 +75,7 @@ def gone(rank: int, status: int | None, after: float = 0.0, **more: object) -> R
     return msgspec.structs.replace(one, **more)
 
 
-def told(ending: AttemptExit) -> Report:
+def report_of(ending: AttemptExit) -> Report:
     """The report as the agent writes it."""
     at = NOON + 5
     new = Incident(id="x", key="x", job_id="x", detected_at=at, kind="abnormal_end")
@@ -231,7 +231,7 @@ def many(size: int = 8192) -> AttemptExit:
 def test_eight_thousand_exits_are_folded() -> None:
     ending = many()
     started = time.process_time()
-    report = told(ending)
+    report = report_of(ending)
     html = render_html(report)
     spent = time.process_time() - started
     lines = list(report_lines(report))
@@ -295,7 +295,7 @@ def test_lines_that_bear_no_rank_are_not_called_the_ranks_own() -> None:
 
 
 def test_where_nobody_is_named_nobody_is_marked() -> None:
-    report = told(exits_of(gone(0, ONE), gone(1, ONE, moment=0)))
+    report = report_of(exits_of(gone(0, ONE), gone(1, ONE, moment=0)))
     text = "\n".join(report_lines(report))
     assert report.diagnosis.culprits == ()
     assert "nobody is named" in text
@@ -305,7 +305,10 @@ def test_where_nobody_is_named_nobody_is_marked() -> None:
 
 
 def test_what_to_type_next_can_be_typed() -> None:
-    for report in (told(exits_of(gone(0, ONE), gone(1, ONE, moment=0))), told(many(5000))):
+    for report in (
+        report_of(exits_of(gone(0, ONE), gone(1, ONE, moment=0))),
+        report_of(many(5000)),
+    ):
         assert not any("LOG" in step for step in report.diagnosis.next_steps)
 
 
@@ -332,7 +335,7 @@ def test_the_last_lines_are_in_the_first_screen() -> None:
 
 
 def test_the_exit_of_the_first_rank_is_marked_and_many_are_folded() -> None:
-    html = render_html(told(many(5000)))
+    html = render_html(report_of(many(5000)))
     marked = re.findall(r'<li class="first"><time>([^<]+)</time><span>([^<]+) <', html)
     assert marked == [("12:00:00.000", "rank 4711 (pid 4811): exit status 1")]
     assert "more events</summary>" in html
@@ -341,7 +344,7 @@ def test_the_exit_of_the_first_rank_is_marked_and_many_are_folded() -> None:
 def test_what_a_rank_printed_is_never_markup() -> None:
     evil = "<script>alert(1)</script>\x1b[2J"
     error = RankError(error=f"ValueError: {evil}", lines=(evil,), source=evil)
-    report = told(exits_of(gone(1, ONE, source=evil), gone(0, TERM, 1.0), errors={1: error}))
+    report = report_of(exits_of(gone(1, ONE, source=evil), gone(0, TERM, 1.0), errors={1: error}))
     html = render_html(report)
     assert "<script>alert" not in html
     assert "\x1b" not in html

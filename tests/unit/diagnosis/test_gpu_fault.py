@@ -59,7 +59,7 @@ def sleeping(number: int) -> Any:
     return rank(number, what)
 
 
-def told(
+def diagnosed(
     *faults: Fault, ranks: tuple[Any, ...] = (), quiet: float = QUIET, **job: Any
 ) -> Diagnosis:
     """The diagnosis of four ranks that all wait (or of these) with these faults."""
@@ -71,7 +71,7 @@ def told(
 
 
 def test_all_wait_and_one_gpu_is_off_the_bus() -> None:
-    found = told(fault())
+    found = diagnosed(fault())
     (culprit,) = found.culprits
 
     assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.HIGH)
@@ -96,7 +96,7 @@ WHEN = [
 
 @pytest.mark.parametrize(("at", "confidence"), WHEN)
 def test_the_time_must_fit(at: float, confidence: Confidence | None) -> None:
-    found = told(fault(at=at))
+    found = diagnosed(fault(at=at))
 
     assert (found.verdict is Verdict.GPU_FAULT) is (confidence is not None)
     assert confidence is None or found.confidence is confidence
@@ -119,7 +119,7 @@ def test_how_long_a_job_may_go_on_after_the_fault_is_told_by_its_own_rhythm(
 def test_without_knowing_when_the_job_stopped_it_is_medium_at_most(
     at: float, verdict: Verdict
 ) -> None:
-    found = told(fault(at=at), quiet=0.0)
+    found = diagnosed(fault(at=at), quiet=0.0)
 
     assert found.verdict is verdict
     assert found.confidence is not Confidence.HIGH
@@ -127,19 +127,19 @@ def test_without_knowing_when_the_job_stopped_it_is_medium_at_most(
 
 @pytest.mark.parametrize("tier", ["warning", "application", "information", "unknown", ""])
 def test_only_a_fatal_fault_is_one(tier: str) -> None:
-    assert told(fault(tier=tier)).verdict is Verdict.UNKNOWN
+    assert diagnosed(fault(tier=tier)).verdict is Verdict.UNKNOWN
 
 
 def test_the_culprits_own_gpu_is_named() -> None:
     """Rank 2 sleeps, which a retry after a lost GPU may be: named, but with another reason at hand not `high`."""
-    found = told(fault(2), ranks=(waiting(0), waiting(1), sleeping(2), waiting(3)))
+    found = diagnosed(fault(2), ranks=(waiting(0), waiting(1), sleeping(2), waiting(3)))
 
     assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.MEDIUM)
     assert [one.rank for one in found.culprits] == [2]
 
 
 def test_a_fault_of_a_victims_gpu_does_not_excuse_the_culprit() -> None:
-    found = told(fault(0), ranks=(waiting(0), waiting(1), sleeping(2), waiting(3)))
+    found = diagnosed(fault(0), ranks=(waiting(0), waiting(1), sleeping(2), waiting(3)))
 
     assert found.verdict is Verdict.RANK_WAITING
     assert [one.rank for one in found.culprits] == [2]
@@ -147,31 +147,31 @@ def test_a_fault_of_a_victims_gpu_does_not_excuse_the_culprit() -> None:
 
 def test_a_stopped_rank_is_stopped_whatever_its_gpu_says() -> None:
     stopped = rank(2, process(*WAITER, pid=102, state="T", wchan="do_signal_stop", move=still()))
-    found = told(fault(2), ranks=(waiting(0), waiting(1), stopped, waiting(3)))
+    found = diagnosed(fault(2), ranks=(waiting(0), waiting(1), stopped, waiting(3)))
 
     assert found.verdict is Verdict.RANK_STOPPED
 
 
 def test_a_rank_that_exited_with_its_gpu_lost() -> None:
     lost = LostRank(rank=3, pid=103, exit_status=1 << 8, reason="exit status 1")
-    found = told(fault(3), ranks=(waiting(0), waiting(1), waiting(2)), lost=(lost,), world=4)
+    found = diagnosed(fault(3), ranks=(waiting(0), waiting(1), waiting(2)), lost=(lost,), world=4)
 
     assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.HIGH)
     assert [one.rank for one in found.culprits] == [3]
 
 
 def test_a_fault_of_nobody_in_particular_is_low_and_names_no_rank() -> None:
-    found = told(fault(None))
+    found = diagnosed(fault(None))
 
     assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.LOW)
     assert [(one.kind, one.rank) for one in found.culprits] == [("gpu", None)]
-    assert told(fault(None), ranks=(waiting(0), sleeping(1))).verdict is Verdict.RANK_WAITING
+    assert diagnosed(fault(None), ranks=(waiting(0), sleeping(1))).verdict is Verdict.RANK_WAITING
 
 
 def test_two_gpus_at_once_are_both_named_and_a_later_one_is_evidence() -> None:
     second = fault(2, at=STOPPED + 3, uuid="GPU-5", bus_id="0000:5b:00.0")
     later = fault(3, at=STOPPED + 20, uuid="GPU-7", bus_id="0000:7b:00.0", words="Xid 45")
-    found = told(fault(), second, later)
+    found = diagnosed(fault(), second, later)
 
     assert [one.rank for one in found.culprits] == [1, 2]
     assert found.confidence is Confidence.MEDIUM
@@ -179,31 +179,31 @@ def test_two_gpus_at_once_are_both_named_and_a_later_one_is_evidence() -> None:
 
 
 def test_the_same_gpu_twice_is_one_culprit() -> None:
-    found = told(fault(), fault(at=STOPPED + 2, code="xid_45"))
+    found = diagnosed(fault(), fault(at=STOPPED + 2, code="xid_45"))
 
     assert (len(found.culprits), found.confidence) == (1, Confidence.HIGH)
 
 
 def test_a_line_that_a_program_wrote_into_the_kernels_log_is_never_high() -> None:
-    assert told(fault(trusted=False)).confidence is Confidence.MEDIUM
+    assert diagnosed(fault(trusted=False)).confidence is Confidence.MEDIUM
 
 
 def test_a_child_of_the_rank_is_never_high() -> None:
-    assert told(fault(by="child")).confidence is Confidence.MEDIUM
+    assert diagnosed(fault(by="child")).confidence is Confidence.MEDIUM
 
 
 def test_a_rank_that_only_a_convention_puts_on_the_gpu_is_never_high() -> None:
-    found = told(fault(by="environment"))
+    found = diagnosed(fault(by="environment"))
 
     assert found.confidence is Confidence.MEDIUM
     assert "(probably rank 1)" in found.summary
-    dead = judge_exit(ending(fault(1, by="environment"), errors={1: ECC})).finding
+    dead = judge_exit(exit_of(fault(1, by="environment"), errors={1: ECC})).finding
     assert dead is not None
     assert (dead.verdict, dead.confidence) == (Verdict.GPU_FAULT, Confidence.MEDIUM)
 
 
 def test_faults_of_ranks_that_were_not_seen_are_for_their_own_node() -> None:
-    assert told(fault(77)).verdict is Verdict.UNKNOWN
+    assert diagnosed(fault(77)).verdict is Verdict.UNKNOWN
 
 
 # --- kills for memory ------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ KILL: dict[str, Any] = {"kind": "oom_kill", "words": "the kernel killed a proces
 
 def test_a_rank_that_the_kernel_killed_for_memory() -> None:
     lost = LostRank(rank=3, pid=103, exit_status=9, reason="killed by SIGKILL")
-    found = told(
+    found = diagnosed(
         fault(3, **KILL), ranks=(waiting(0), waiting(1), waiting(2)), lost=(lost,), world=4
     )
 
@@ -223,13 +223,13 @@ def test_a_rank_that_the_kernel_killed_for_memory() -> None:
 
 def test_a_kill_of_somebody_else_is_no_cause() -> None:
     lost = LostRank(rank=3, pid=103, exit_status=9, reason="killed by SIGKILL")
-    found = told(fault(None, **{**KILL, "by": "node"}), ranks=(waiting(0), waiting(1)), lost=(lost,), world=4)  # fmt: skip
+    found = diagnosed(fault(None, **{**KILL, "by": "node"}), ranks=(waiting(0), waiting(1)), lost=(lost,), world=4)  # fmt: skip
 
     assert found.verdict is Verdict.RANK_EXITED
 
 
 def test_a_living_rank_was_not_killed() -> None:
-    found = told(fault(1, **KILL), ranks=(waiting(0), sleeping(1)))
+    found = diagnosed(fault(1, **KILL), ranks=(waiting(0), sleeping(1)))
 
     assert found.verdict is Verdict.RANK_WAITING
 
@@ -237,12 +237,12 @@ def test_a_living_rank_was_not_killed() -> None:
 def test_a_rank_that_hangs_after_a_lack_of_device_memory() -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 80.00 GiB of which 1.00 GiB is free."  # fmt: skip
     hung = msgspec.structs.replace(sleeping(1), log=LogTail(path="x", lines=("step 3", text, "cleaning up")))  # fmt: skip
-    found = told(ranks=(waiting(0), hung))
+    found = diagnosed(ranks=(waiting(0), hung))
 
     assert (found.verdict, found.confidence) == (Verdict.OUT_OF_MEMORY, Confidence.MEDIUM)
     assert "after CUDA out of memory on GPU 1: 2.00 GiB asked" in found.summary
     victim = msgspec.structs.replace(waiting(0), log=hung.log)
-    assert told(ranks=(victim, sleeping(1))).verdict is Verdict.RANK_WAITING
+    assert diagnosed(ranks=(victim, sleeping(1))).verdict is Verdict.RANK_WAITING
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_rank_that_hangs_after_a_lack_of_device_memory() -> None:
 def test_a_rank_that_hangs_after_a_library_got_no_memory(
     text: str, confidence: Confidence, words: str
 ) -> None:
-    found = told(ranks=(waiting(0), logged(sleeping(1), "step 3", text, "cleaning up")))
+    found = diagnosed(ranks=(waiting(0), logged(sleeping(1), "step 3", text, "cleaning up")))
 
     assert (found.verdict, found.confidence) == (Verdict.OUT_OF_MEMORY, confidence)
     assert words in found.summary
@@ -273,7 +273,7 @@ def test_in_a_shared_log_only_a_line_with_the_ranks_own_mark_counts() -> None:
 
     def in_one_log(text: str) -> Diagnosis:
         ranks = (waiting(0), waiting(1), sleeping(2), waiting(3))
-        return told(ranks=tuple(logged(one, "step 3", text) for one in ranks))
+        return diagnosed(ranks=tuple(logged(one, "step 3", text) for one in ranks))
 
     for text in (LACK, f"[rank1]: {LACK}", f"[default1]:[rank1]: {LACK}"):
         assert in_one_log(text).verdict is Verdict.RANK_WAITING, text
@@ -283,7 +283,7 @@ def test_in_a_shared_log_only_a_line_with_the_ranks_own_mark_counts() -> None:
 
 def test_a_log_in_which_a_rank_that_is_gone_may_have_written_is_shared() -> None:
     lost = LostRank(rank=1, pid=101, exit_status=1 << 8, reason="exited with code 1")
-    found = told(ranks=(waiting(0), logged(sleeping(2), LACK)), lost=(lost,), world=3)
+    found = diagnosed(ranks=(waiting(0), logged(sleeping(2), LACK)), lost=(lost,), world=3)
 
     assert found.verdict is not Verdict.OUT_OF_MEMORY
 
@@ -294,7 +294,7 @@ def test_a_log_in_which_a_rank_that_is_gone_may_have_written_is_shared() -> None
 )  # fmt: skip
 def test_a_lack_of_memory_after_which_the_rank_went_on_is_no_last_word(after: str) -> None:
     one = logged(sleeping(1), f"{LACK} Retrying with batch size 4", after, "tidying")
-    found = told(ranks=(waiting(0), one, waiting(2)))
+    found = diagnosed(ranks=(waiting(0), one, waiting(2)))
 
     assert found.verdict is Verdict.RANK_WAITING
 
@@ -302,7 +302,7 @@ def test_a_lack_of_memory_after_which_the_rank_went_on_is_no_last_word(after: st
 # --- ends ------------------------------------------------------------------------------------------------
 
 
-def ending(
+def exit_of(
     *faults: Fault, errors: dict[int, RankError], order: tuple[int, ...] = (1, 0)
 ) -> AttemptExit:
     """Rank 1 exits with code 1, rank 0 is told to end a second later."""
@@ -321,7 +321,7 @@ PEER = RankError(error="RuntimeError: Connection closed by peer", source="its lo
 
 
 def test_a_rank_that_died_of_its_gpu() -> None:
-    finding = judge_exit(ending(fault(1, code="xid_48", words="Xid 48 (double-bit ECC)"), errors={1: ECC})).finding  # fmt: skip
+    finding = judge_exit(exit_of(fault(1, code="xid_48", words="Xid 48 (double-bit ECC)"), errors={1: ECC})).finding  # fmt: skip
 
     assert finding is not None
     assert (finding.verdict, finding.confidence) == (Verdict.GPU_FAULT, Confidence.HIGH)
@@ -335,39 +335,39 @@ OTHERS = [fault(0), fault(1, at=STOPPED - 3600), fault(1, tier="application"), f
 
 @pytest.mark.parametrize("other", OTHERS, ids=["another rank's", "an hour ago", "the job's own", "of nobody"])  # fmt: skip
 def test_a_fault_that_does_not_fit_changes_nothing(other: Fault) -> None:
-    plain = judge_exit(ending(errors={1: ECC}))
+    plain = judge_exit(exit_of(errors={1: ECC}))
 
-    assert judge_exit(ending(other, errors={1: ECC})) == plain
+    assert judge_exit(exit_of(other, errors={1: ECC})) == plain
     assert plain.finding is not None
     assert plain.finding.verdict is Verdict.RANK_EXITED
 
 
 @pytest.mark.parametrize("errors", [{1: ECC}, {0: PEER, 1: PEER}], ids=["one", "all blame a peer"])
 def test_what_a_gpu_says_after_its_rank_has_ended_is_a_remark(errors: dict[int, RankError]) -> None:
-    plain = judge_exit(ending(errors=errors)).finding
-    found = judge_exit(ending(fault(1, at=STOPPED + 3), errors=errors)).finding
+    plain = judge_exit(exit_of(errors=errors)).finding
+    found = judge_exit(exit_of(fault(1, at=STOPPED + 3), errors=errors)).finding
 
     assert plain is not None
     assert found is not None
     assert found.evidence[:-1] == plain.evidence
     assert found.evidence[-1].endswith("3 s after rank 1 had ended")
     assert msgspec.structs.replace(found, evidence=plain.evidence) == plain
-    clocks = judge_exit(ending(fault(1, at=STOPPED + 1.5), errors=errors)).finding
+    clocks = judge_exit(exit_of(fault(1, at=STOPPED + 1.5), errors=errors)).finding
     assert clocks is not None
     assert clocks.verdict is Verdict.GPU_FAULT
 
 
 def test_a_fault_names_the_rank_where_all_blame_a_peer() -> None:
     both = {0: PEER, 1: PEER}
-    plain = judge_exit(ending(errors=both)).finding
-    found = judge_exit(ending(fault(1), errors=both)).finding
+    plain = judge_exit(exit_of(errors=both)).finding
+    found = judge_exit(exit_of(fault(1), errors=both)).finding
 
     assert plain is not None
     assert plain.culprits == ()
     assert found is not None
     assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.MEDIUM)
     assert [one.rank for one in found.culprits] == [1]
-    two = judge_exit(ending(fault(1), fault(0, at=STOPPED + 1), errors=both)).finding
+    two = judge_exit(exit_of(fault(1), fault(0, at=STOPPED + 1), errors=both)).finding
     assert two == plain
 
 
@@ -407,7 +407,7 @@ def test_a_burst_is_dated_and_advised_by_its_worst_line_and_told_from_its_first(
     assert (one.at, one.code, one.tier) == (STOPPED, "xid_79", "fatal")
     assert one.advice == ACTION_WORDS[xid_row(79).action]
     assert one.words.startswith("Xid 31 (")
-    assert told(one).verdict is Verdict.GPU_FAULT
+    assert diagnosed(one).verdict is Verdict.GPU_FAULT
 
 
 def test_a_line_that_names_the_pid_goes_before_the_gpu() -> None:
@@ -433,8 +433,8 @@ def test_a_gpu_that_does_not_start_is_fatal_for_its_rank_alone() -> None:
     assert mine.words == "the driver's start failed (RmInitAdapter) on GPU 0000:3b:00.0"
     assert mine.advice == ACTION_WORDS["check_hardware"]
     assert (other.tier, other.rank) == ("warning", None)
-    assert told(msgspec.structs.replace(mine, rank=1)).verdict is Verdict.GPU_FAULT
-    assert told(other).verdict is not Verdict.GPU_FAULT
+    assert diagnosed(msgspec.structs.replace(mine, rank=1)).verdict is Verdict.GPU_FAULT
+    assert diagnosed(other).verdict is not Verdict.GPU_FAULT
 
 
 def test_addresses_of_the_driver_and_of_the_kernel_meet() -> None:
@@ -452,7 +452,7 @@ def test_a_missing_gpu_becomes_a_fault_of_its_rank() -> None:
 
     assert (one.kind, one.rank, one.by, one.at, one.tier) == ("gpu_missing", 5, "gpu", STOPPED, "fatal")  # fmt: skip
     assert (nobody.rank, nobody.by) == (None, "node")
-    assert told(msgspec.structs.replace(one, rank=1)).verdict is Verdict.GPU_FAULT
+    assert diagnosed(msgspec.structs.replace(one, rank=1)).verdict is Verdict.GPU_FAULT
 
 
 # --- which memory errors are new ---------------------------------------------------------------------------
@@ -528,10 +528,10 @@ def test_what_one_read_alone_tells_is_medium_at_most(
     confirmed: bool, confidence: Confidence
 ) -> None:
     ecc = fault(kind="ecc", code="ecc_uncorrected", confirmed=confirmed)
-    ended = judge_exit(ending(ecc, errors={1: ECC})).finding
+    ended = judge_exit(exit_of(ecc, errors={1: ECC})).finding
 
-    assert told(ecc).confidence is confidence
-    both = told(msgspec.structs.replace(ecc, confirmed=False), ecc)
+    assert diagnosed(ecc).confidence is confidence
+    both = diagnosed(msgspec.structs.replace(ecc, confirmed=False), ecc)
     assert (both.confidence, len(both.culprits)) == (confidence, 1)
     assert ended is not None
     assert (ended.verdict, ended.confidence) == (Verdict.GPU_FAULT, confidence)

@@ -17,11 +17,11 @@ RECORDED = Path(__file__).parents[2] / "fixtures" / "exits"
 KILLED, TERMINATED, CRASHED = 9, 15, 11
 
 
-def told(name: str) -> LauncherWords:
+def words_of(name: str) -> LauncherWords:
     return launcher_words((RECORDED / f"{name}.log").read_text().splitlines())
 
 
-def ending(
+def exit_of(
     words: LauncherWords, *statuses: int | None, order: tuple[int | None, ...] = (2, 1)
 ) -> AttemptExit:
     """Of ranks 0 and 1, with these statuses, in this order."""
@@ -58,7 +58,7 @@ def blamed(one: AttemptExit) -> list[int | None]:
 def test_mpirun_and_srun_say_who_was_first_and_who_followed(
     name: str, status: int, followers: list[tuple[int, int]]
 ) -> None:
-    words = told(name)
+    words = words_of(name)
 
     assert [(one.rank, one.status) for one in words.failures] == [(1, status)]
     assert [(one.rank, one.status) for one in words.followers] == followers
@@ -91,7 +91,7 @@ def test_an_exit_code_without_a_process_is_nobodys() -> None:
 @pytest.mark.parametrize("name", ["hydra-sigkill", "hydra-segfault"])
 def test_hydras_banner_is_cited_and_names_nobody(name: str) -> None:
     """Rank 1 was struck; hydra's banner names the pid of rank 0, which hydra itself had killed."""
-    words = told(name)
+    words = words_of(name)
 
     assert words.failures == words.followers == ()
     assert any("BAD TERMINATION" in line for line in words.cited)
@@ -99,22 +99,22 @@ def test_hydras_banner_is_cited_and_names_nobody(name: str) -> None:
 
 
 def test_deepspeed_tells_the_code_of_the_first_and_not_its_rank() -> None:
-    words = told("deepspeed-sigkill")
+    words = words_of("deepspeed-sigkill")
 
     assert words.failures == words.followers == ()
     assert any("exits with return code = -9" in line for line in words.cited)
-    one = msgspec.structs.replace(ending(words, KILLED, KILLED), kernel_readable=True)
+    one = msgspec.structs.replace(exit_of(words, KILLED, KILLED), kernel_readable=True)
     assert blamed(one) == [1]  # deepspeed lived, so nobody killed everything at once
 
 
 def test_hydras_victims_are_not_blamed() -> None:
-    words = told("hydra-sigkill")
+    words = words_of("hydra-sigkill")
 
-    one = ending(words, KILLED, KILLED)
+    one = exit_of(words, KILLED, KILLED)
     assert blamed(one) == [1]
     # nor is it taken for somebody who killed everything at once, where the kernel's log is readable
     assert blamed(msgspec.structs.replace(one, kernel_readable=True)) == [1]
-    assert blamed(ending(words, None, None, order=(None, None))) == []
+    assert blamed(exit_of(words, None, None, order=(None, None))) == []
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_hydras_victims_are_not_blamed() -> None:
 def test_hydra_lets_the_others_live_on_and_the_log_tells_why_one_ended(
     error: RankError | None, named: list[int]
 ) -> None:
-    both = ending(LauncherWords(), 0, 1 << 8)
+    both = exit_of(LauncherWords(), 0, 1 << 8)
     one = msgspec.structs.replace(both, exits=both.exits[1:], living=(0,), shared_error=error)
 
     assert blamed(one) == named
@@ -138,10 +138,10 @@ def test_hydra_lets_the_others_live_on_and_the_log_tells_why_one_ended(
 
 
 def test_who_followed_is_not_blamed_where_only_srun_tells() -> None:
-    words = told("srun-sigkill")
+    words = words_of("srun-sigkill")
 
-    assert blamed(ending(words, None, None, order=(None, None))) == [1]
-    assert blamed(ending(words, KILLED, KILLED, order=(None, None))) == [1]
+    assert blamed(exit_of(words, None, None, order=(None, None))) == [1]
+    assert blamed(exit_of(words, KILLED, KILLED, order=(None, None))) == [1]
 
 
 def test_a_rank_that_somebody_told_to_end_is_named_by_its_number() -> None:
@@ -151,7 +151,7 @@ def test_a_rank_that_somebody_told_to_end_is_named_by_its_number() -> None:
     )
     words = launcher_words([first, ending_others, "srun: error: n1: task 0: Terminated"])
 
-    assert blamed(ending(words, TERMINATED, TERMINATED)) == [1]
+    assert blamed(exit_of(words, TERMINATED, TERMINATED)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_a_rank_that_somebody_told_to_end_is_named_by_its_number() -> None:
     ],
 )
 def test_an_end_from_outside_is_no_failure(name: str, outside: str) -> None:
-    words = told(name)
+    words = words_of(name)
 
     assert (words.outside, words.failures) == (outside, ())
-    assert judge_exit(ending(words, TERMINATED, TERMINATED)).kind == "outside"
+    assert judge_exit(exit_of(words, TERMINATED, TERMINATED)).kind == "outside"
 
 
 def test_a_signal_that_the_job_survived_explains_no_later_failure() -> None:
@@ -183,7 +183,7 @@ def test_a_signal_that_the_job_survived_explains_no_later_failure() -> None:
 
 
 def test_the_words_of_the_launcher_stand_in_the_evidence() -> None:
-    finding = judge_exit(ending(told("openmpi-sigkill"), TERMINATED, KILLED)).finding
+    finding = judge_exit(exit_of(words_of("openmpi-sigkill"), TERMINATED, KILLED)).finding
 
     assert finding is not None
     assert any("the launcher wrote: mpirun noticed" in fact for fact in finding.evidence)

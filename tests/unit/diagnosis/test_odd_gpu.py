@@ -65,7 +65,7 @@ def _device(one: RankDevice, figures: dict[str, Any], at: float) -> RankDevice:
     )  # fmt: skip
 
 
-def told(captures: list[NodeCapture]) -> tuple[str, list[int | None], str]:
+def outline(captures: list[NodeCapture]) -> tuple[str, list[int | None], str]:
     found = diagnose(captures).diagnosis
     return str(found.verdict), [one.rank for one in found.culprits], str(found.confidence)
 
@@ -74,13 +74,13 @@ def told(captures: list[NodeCapture]) -> tuple[str, list[int | None], str]:
 @pytest.mark.parametrize(("world", "odd"), [(4, 2), (8, 0), (16, 11)])
 def test_the_one_that_differs_is_named(case: str, world: int, odd: int) -> None:
     figures, verdict, confidence = MANY[case]
-    assert told(frozen(world, {odd: figures})) == (verdict, [odd], confidence)
+    assert outline(frozen(world, {odd: figures})) == (verdict, [odd], confidence)
 
 
 @pytest.mark.parametrize("case", MANY)
 def test_of_two_only_what_no_waiting_gpu_does(case: str) -> None:
     figures, verdict, _ = MANY[case]
-    found = told(frozen(2, {1: figures}))
+    found = outline(frozen(2, {1: figures}))
     slowed = case == "slowed by the hardware"
     assert found == ((verdict, [1], "low") if case in TWO or slowed else ("unknown", [], "low"))
 
@@ -119,13 +119,13 @@ SPREAD = {n: {"watts": watts} for n, watts in enumerate((121.0, 129.0, 124.0, 15
 )
 def test_nobody_is_named(world: int, odd: Mapping[int, Figures]) -> None:
     """A healthy spread, two that are odd, one that rests between, one of two that does less."""
-    assert told(frozen(world, odd))[1:] == ([], "low")
+    assert outline(frozen(world, odd))[1:] == ([], "low")
 
 
 def test_a_gpu_that_others_use_too_proves_nothing() -> None:
     (taken,) = frozen(8, {5: KERNEL})
     gpus = tuple(replace(one, pids=(*one.pids, 4711)) if one.rank == 5 else one for one in taken.gpus)  # fmt: skip
-    assert told([replace(taken, gpus=gpus)])[1] == []
+    assert outline([replace(taken, gpus=gpus)])[1] == []
 
 
 def test_who_has_launched_less_is_no_matter_of_gpus() -> None:
@@ -135,20 +135,20 @@ def test_who_has_launched_less_is_no_matter_of_gpus() -> None:
     behind = replace(one.ranks[3], counts={name: many - 1 for name, many in one.ranks[3].counts.items()})  # fmt: skip
     rows = tuple(behind if row.rank == 3 else row for row in one.ranks)
     other = replace(one, ranks=rows, launched=None)
-    assert told([replace(taken, ras=replace(taken.ras, communicators=(other,)))])[1] == []
+    assert outline([replace(taken, ras=replace(taken.ras, communicators=(other,)))])[1] == []
 
 
 def test_without_anybody_who_has_counted_nobody_is_named() -> None:
     (taken,) = frozen(8, {5: KERNEL})
-    assert told([replace(taken, ras=None)])[1] == []
+    assert outline([replace(taken, ras=None)])[1] == []
     silent = tuple(replace(one, flight=FlightRecord()) for one in taken.ranks)
-    assert told([replace(taken, ras=None, ranks=silent)])[1] == []
+    assert outline([replace(taken, ras=None, ranks=silent)])[1] == []
 
 
 def test_figures_of_before_the_stall_do_not_count() -> None:
     (taken,) = frozen(8, {5: {"sm_active_ratio": 0.97, "clock_ratio": 0.2}})
     old = tuple(replace(one, sm_since=1.0, sm_read_at=2.0, read_at=2.0) for one in taken.gpus)
-    assert told([replace(taken, gpus=old)])[1] == []
+    assert outline([replace(taken, gpus=old)])[1] == []
 
 
 def test_a_full_read_becomes_figures() -> None:
@@ -173,15 +173,15 @@ def recorded(name: str) -> NodeCapture:
 @pytest.mark.parametrize("name", ["kernel", "hook-kernel"])
 def test_a_kernel_that_did_not_end_on_one_of_two_gpus(name: str) -> None:
     taken = recorded(name)
-    assert told([taken]) == ("rank_busy", [1], "low")
+    assert outline([taken]) == ("rank_busy", [1], "low")
     assert "it runs a kernel that is no collective and does not end" in diagnose([taken]).diagnosis.summary  # fmt: skip
     for rank in (0, 1):  # without the figures of one nobody is named
         part = replace(taken, gpus=tuple(one for one in taken.gpus if one.rank == rank))
-        assert told([part])[1] == []
+        assert outline([part])[1] == []
 
 
 def test_an_exchange_whose_parts_did_not_fit_names_nobody_of_two() -> None:
-    assert told([recorded("skew")])[1:] == ([], "low")
+    assert outline([recorded("skew")])[1:] == ([], "low")
     found = diagnose([recorded("hook-skew")]).diagnosis
     assert (found.verdict, found.culprits) == ("collective_mismatch", ())
     assert "all_to_all of 33554432 elements of Float into 16777224" in found.summary

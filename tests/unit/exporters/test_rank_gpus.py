@@ -18,7 +18,7 @@ GPUS = NodeGpus(
 )  # fmt: skip
 
 
-def seen(made: Snapshot) -> dict[str, list[tuple[dict[str, str], float]]]:
+def exposed(made: Snapshot) -> dict[str, list[tuple[dict[str, str], float]]]:
     text = Prometheus().render(made)[0].decode()
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(text):
@@ -35,7 +35,7 @@ def on(run: RunState, gpus: dict[int, str], guessed: tuple[int, ...] = ()) -> Ru
 def test_two_jobs_on_two_cards() -> None:
     runs = (on(moving("5c01", 1), {0: "GPU-a"}), on(moving("77aa", 1), {0: "GPU-c"}))
 
-    assert seen(snapshot(*runs, gpus=GPUS)) == {
+    assert exposed(snapshot(*runs, gpus=GPUS)) == {
         "mldebug_rank_gpu_info": [
             ({"run": "5c01", "rank": "0", "gpu": "0", "uuid": "GPU-a"}, 1.0),
             ({"run": "77aa", "rank": "0", "gpu": "2", "uuid": "GPU-c"}, 1.0),
@@ -46,12 +46,12 @@ def test_two_jobs_on_two_cards() -> None:
 
 def test_a_guess_joins_nothing() -> None:
     run = on(moving("5c01", 2), {0: "GPU-a", 1: "GPU-b"}, guessed=(0,))
-    found = seen(snapshot(run, gpus=GPUS))
+    found = exposed(snapshot(run, gpus=GPUS))
 
     assert [labels["rank"] for labels, _ in found["mldebug_rank_gpu_info"]] == ["1"]
     assert "mldebug_rank_gpu_memory_bytes" not in found
 
 
 def test_without_a_reading_nothing_is_said() -> None:
-    assert seen(snapshot(on(moving("5c01", 1), {0: "GPU-a"}))) == {}
-    assert seen(snapshot(on(moving("5c01", 1), {0: "GPU-gone"}), gpus=GPUS)) == {}
+    assert exposed(snapshot(on(moving("5c01", 1), {0: "GPU-a"}))) == {}
+    assert exposed(snapshot(on(moving("5c01", 1), {0: "GPU-gone"}), gpus=GPUS)) == {}

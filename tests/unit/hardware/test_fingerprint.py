@@ -22,7 +22,16 @@ from mldebug.hardware.gpu.fingerprint import (
 from mldebug.hardware.gpu.readings import GpuActivity, GpuWatch
 from mldebug.hardware.gpu.samples import Average, GpuSign, RankSign, sign_of
 from mldebug.hardware.gpu.sentences import sentence
-from shared.hardware.gpusigns import CARDS, H200, Card, Told, during, moments, played, without
+from shared.hardware.gpusigns import (
+    CARDS,
+    H200,
+    Card,
+    SignedMoment,
+    during,
+    moments,
+    played,
+    without,
+)
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "h200"
 HANGS = ("sleep", "loop", "stop")  # rank 1 never comes
@@ -31,13 +40,13 @@ WAIT = ("collective_wait", "never_arrived")
 EITHER = (GpuState.COLLECTIVE_WAIT, GpuState.COMPUTE_SPIN)
 
 
-def fault(story: list[Told]) -> list[Told]:
+def fault(story: list[SignedMoment]) -> list[SignedMoment]:
     """The looks of the hang, once it has settled."""
     name = next(one.moment.phase for one in story if one.moment.phase.startswith("FAULT"))
     return during(story, name, after=12.0)
 
 
-def states(looks: list[Told]) -> set[tuple[str, ...]]:
+def states(looks: list[SignedMoment]) -> set[tuple[str, ...]]:
     return {one.states for one in looks}
 
 
@@ -310,7 +319,7 @@ def test_one_absurd_look_in_between_changes_nothing_later(values: dict[str, Any]
         signs = moment.signs
         if number == 20:
             signs = tuple(msgspec.structs.replace(one, **values) for one in signs)
-        told.append(Told(moment, memory.look(moment.at, signs, world_size=2)))
+        told.append(SignedMoment(moment, memory.look(moment.at, signs, world_size=2)))
 
     assert states(fault(told)) == {WAIT}
     assert msgspec.json.decode(msgspec.json.encode(memory), type=RunLevels) == memory
@@ -325,7 +334,7 @@ def test_an_energy_counter_that_begins_anew() -> None:
             msgspec.structs.replace(one, energy_joules=(one.energy_joules or 0.0) - less)
             for one in moment.signs
         )
-        told.append(Told(moment, memory.look(moment.at, signs, world_size=2)))
+        told.append(SignedMoment(moment, memory.look(moment.at, signs, world_size=2)))
 
     assert states(fault(told)) == {WAIT}
     assert {one.states for one in told[22:28]} == {("training", "training")}
@@ -340,7 +349,7 @@ def test_levels_survive_the_agent(name: str) -> None:
     for number, moment in enumerate(moments(name)):
         if number % 7 == 0:
             memory = msgspec.json.decode(msgspec.json.encode(memory), type=RunLevels)
-        told.append(Told(moment, memory.look(moment.at, moment.signs, world_size=2)))
+        told.append(SignedMoment(moment, memory.look(moment.at, moment.signs, world_size=2)))
 
     assert [one.states for one in told] == [one.states for one in played(name)]
 
@@ -351,7 +360,7 @@ def test_an_agent_that_comes_in_the_middle_of_the_hang_sees_it_by_the_quiet_one_
 ) -> None:
     memory = RunLevels()
     late = [one for one in moments(name) if "FAULT" in one.phase and one.into > 8]
-    told = [Told(one, memory.look(one.at, one.signs, world_size=2)) for one in late]
+    told = [SignedMoment(one, memory.look(one.at, one.signs, world_size=2)) for one in late]
 
     assert states(told[2:]) == {WAIT}
 
@@ -359,7 +368,7 @@ def test_an_agent_that_comes_in_the_middle_of_the_hang_sees_it_by_the_quiet_one_
 def test_an_agent_that_comes_when_all_spin_claims_nothing() -> None:
     memory = RunLevels()
     late = [one for one in moments("frozen") if "FAULT" in one.phase and one.into > 8]
-    told = [Told(one, memory.look(one.at, one.signs, world_size=2)) for one in late]
+    told = [SignedMoment(one, memory.look(one.at, one.signs, world_size=2)) for one in late]
 
     assert states(told) == {("unknown", "unknown")}
     assert {one.progress for one in told[-1].print.gpus} == {None}

@@ -250,7 +250,7 @@ def test_while_a_run_is_suspected_its_events_stand_beside_frame_and_stall() -> N
 # --- the agent's word ------------------------------------------------------------------------------------
 
 
-def told_by_agent(age: float = 3.0, **changes: object) -> GpuOverview:
+def overview(age: float = 3.0, **changes: object) -> GpuOverview:
     run = RunState(
         id="1a2b3c", name="train.py", launcher="torchrun", gpus={0: "GPU-0", 3: "GPU-3"}, devices="GPU 0 computes"
     )  # fmt: skip
@@ -263,29 +263,29 @@ JOB = Job(id="1a2b3c", name="train.py", launcher="torchrun")
 
 
 def test_the_agent_s_sentence_counts_while_it_is_fresh() -> None:
-    assert told_by_agent().devices("1a2b3c") == "GPU 0 computes"
-    assert "GPU 0: 100 % busy" in told_by_agent(age=60.0).devices("1a2b3c")
-    assert "GPU 1" not in told_by_agent(age=60.0).devices("1a2b3c"), "that is not its GPU"
+    assert overview().devices("1a2b3c") == "GPU 0 computes"
+    assert "GPU 0: 100 % busy" in overview(age=60.0).devices("1a2b3c")
+    assert "GPU 1" not in overview(age=60.0).devices("1a2b3c"), "that is not its GPU"
 
 
 def test_a_lost_gpu_is_a_fault_of_its_rank() -> None:
-    (fault,) = told_by_agent().faults(JOB)
+    (fault,) = overview().faults(JOB)
     assert (fault.kind, fault.rank, fault.tier, fault.by) == ("gpu_missing", 3, "fatal", "gpu")
     other = msgspec.structs.replace(JOB, id="0ther")
-    assert told_by_agent().faults(other) == ()
+    assert overview().faults(other) == ()
 
 
 def test_a_gpu_that_only_does_not_answer_is_no_fault() -> None:
     for code in ("timeout", "xid_119", UNLISTED):
         slow = LostGpu(index=3, uuid="GPU-3", reason="timeout", code=code)
-        assert told_by_agent(gpu_watch=NodeWatch(at=NOW, lost=(slow,))).faults(JOB) == ()
+        assert overview(gpu_watch=NodeWatch(at=NOW, lost=(slow,))).faults(JOB) == ()
 
 
 def test_a_gpu_that_the_agent_misses_is_a_fault_of_its_rank() -> None:
     unlisted = LostGpu(index=3, uuid="GPU-3", reason="not listed", code=UNLISTED)
     watched = NodeWatch(at=NOW, lost=(unlisted,))
     count = GpuCount(present=2, expected=3, missing=(GONE,))
-    (fault,) = told_by_agent(gpu_watch=watched, gpu_count=count).faults(JOB)
+    (fault,) = overview(gpu_watch=watched, gpu_count=count).faults(JOB)
     assert (fault.kind, fault.rank) == ("gpu_missing", 3)
 
 

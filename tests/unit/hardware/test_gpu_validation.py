@@ -283,14 +283,21 @@ def test_a_way_that_a_library_does_not_have_is_said(fake: FakeNvml) -> None:
 # --- phases of a job -------------------------------------------------------------------------------
 
 
-def seen(at: float, *states: str) -> hanging.Seen:
+def watch_read(at: float, *states: str) -> hanging.WatchRead:
     watts = dict.fromkeys(range(len(states)), 100.0 + at)
-    return hanging.Seen(at=at, sentence=f"at {at}", stage="watching", states=dict(enumerate(states)), watts=watts)  # fmt: skip
+    return hanging.WatchRead(at=at, sentence=f"at {at}", stage="watching", states=dict(enumerate(states)), watts=watts)  # fmt: skip
 
 
 def test_looks_are_told_by_phase_and_gpu() -> None:
-    looks = [seen(1, "unknown", "idle"), seen(2, "training", "idle"), seen(3, "training", "idle")]
-    looks += [seen(11, "training", "idle"), seen(12, "collective_wait", "never_arrived")]
+    looks = [
+        watch_read(1, "unknown", "idle"),
+        watch_read(2, "training", "idle"),
+        watch_read(3, "training", "idle"),
+    ]
+    looks += [
+        watch_read(11, "training", "idle"),
+        watch_read(12, "collective_wait", "never_arrived"),
+    ]
     first, _, third, _ = hanging.phases(looks, [("train", 0.0), ("sleep", 10.0)])
     assert first["states"] == {"training": 2, "unknown": 1}
     assert (first["last"], first["settled_after"], first["watts"]) == ("training", 2.0, 102.0)
@@ -302,8 +309,8 @@ def test_looks_are_told_by_phase_and_gpu() -> None:
 def test_the_last_load_of_a_phase_and_what_it_may_be_are_told() -> None:
     spins = {0: ("collective_wait", "compute_spin")}
     looks = [
-        msgspec.structs.replace(seen(1, "training"), loads={0: "working"}, maybe={0: ()}),
-        msgspec.structs.replace(seen(2, "unknown"), loads={0: "spinning"}, maybe=spins),
+        msgspec.structs.replace(watch_read(1, "training"), loads={0: "working"}, maybe={0: ()}),
+        msgspec.structs.replace(watch_read(2, "unknown"), loads={0: "spinning"}, maybe=spins),
     ]
     (told,) = hanging.phases(looks, [("broadcast", 0.0)])
     assert (told["load"], told["maybe"]) == ("spinning", spins[0])
@@ -412,7 +419,7 @@ def test_an_xid_of_the_driver_is_heard_and_joined(reader: Nvidia, fake: FakeNvml
     reader.watch()
     fake.raise_event(0, 31)
     agent = Mock(snapshot=lambda: Mock(kernel_events=(event(31, 7),)))
-    events, joined = xid13.heard(agent, reader, 7, 1.5)
+    events, joined = xid13.events_of(agent, reader, 7, 1.5)
     assert [one.xid for one in events] == [31]
     assert [one.rank for one in joined] == [0]
 

@@ -39,14 +39,14 @@ SLOTS = (SECOND, FIRST)  # a folder has no order
 EVERYTHING = ("DeviceGetHandleByIndex_v2", "DeviceGetUUID", "DeviceGetPciInfo_v3", "DeviceGetUtilizationRates", "DeviceGetPowerUsage", "DeviceGetFieldValues")  # fmt: skip
 
 
-def said(text: str, ago: float = 1.0, priority: int = 3) -> KernelEvent:
+def kernel_event(text: str, ago: float = 1.0, priority: int = 3) -> KernelEvent:
     event = parse_line(f"{priority},{next(NUMBERS)},{int((NOW - ago) * 1e6)},-;{text}")
     assert event is not None, text
     return event
 
 
-def told(*texts: str, ago: float = 1.0) -> tuple[HandsOff, ...]:
-    return hands_off(fold(said(text, ago) for text in texts), NOW)
+def hands_off_for(*texts: str, ago: float = 1.0) -> tuple[HandsOff, ...]:
+    return hands_off(fold(kernel_event(text, ago) for text in texts), NOW)
 
 
 def forbid(address: str = SECOND, seconds: float = PAUSE, xid: int = 119) -> HandsOff:
@@ -68,7 +68,7 @@ def forbid(address: str = SECOND, seconds: float = PAUSE, xid: int = 119) -> Han
     ],
 )  # fmt: skip
 def test_an_address_in_any_spelling_of_the_kernel(text: str, xid: int) -> None:
-    assert told(text) == (HandsOff(bus_id=SECOND, xid=xid, seconds=PAUSE - 1.0),)
+    assert hands_off_for(text) == (HandsOff(bus_id=SECOND, xid=xid, seconds=PAUSE - 1.0),)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_an_address_in_any_spelling_of_the_kernel(text: str, xid: int) -> None:
     ],
 )
 def test_nothing_else_forbids_a_gpu(text: str) -> None:
-    assert told(text) == ()
+    assert hands_off_for(text) == ()
 
 
 def test_what_a_program_wrote_into_the_kernels_log_forbids_nothing() -> None:
     line = "NVRM: Xid (PCI:0000:41:00): 79, pid=7, name=python, GPU has fallen off the bus."
-    assert hands_off(fold([said(line)]), NOW)
-    assert not hands_off(fold([said(line, priority=11)]), NOW)
+    assert hands_off(fold([kernel_event(line)]), NOW)
+    assert not hands_off(fold([kernel_event(line, priority=11)]), NOW)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_what_a_program_wrote_into_the_kernels_log_forbids_nothing() -> None:
 def test_it_lasts_a_minute_and_a_clock_that_was_set_back_makes_it_no_longer(
     ago: float, left: float | None
 ) -> None:
-    found = told("NVRM: Xid (PCI:0000:41:00): 119, pid=7, name=python", ago=ago)
+    found = hands_off_for("NVRM: Xid (PCI:0000:41:00): 119, pid=7, name=python", ago=ago)
     assert [one.seconds for one in found] == ([] if left is None else [left])
 
 
 def test_each_gpu_once_and_from_its_last_line_on() -> None:
     line = "NVRM: Xid (PCI:0000:{}:00): 119, pid=7, name=python"
-    events = [said(line.format(bus), ago) for bus, ago in (("41", 50.0), ("40", 40.0), ("41", 10.0))]  # fmt: skip
+    events = [kernel_event(line.format(bus), ago) for bus, ago in (("41", 50.0), ("40", 40.0), ("41", 10.0))]  # fmt: skip
     found = hands_off(fold(events), NOW)
     assert [(one.bus_id, one.seconds) for one in found] == [(FIRST, 20.0), (SECOND, 50.0)]
 

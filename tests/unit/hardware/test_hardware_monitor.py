@@ -66,7 +66,7 @@ class Source:
         return True
 
 
-class Ledger:
+class EmptyStore:
     """Remembers nothing."""
 
     opened = True
@@ -92,7 +92,7 @@ class Run:
         lost = ()
 
 
-class Board:
+class MonitorBench:
     """A board with its source, and what it is told."""
 
     def __init__(self, root: Path) -> None:
@@ -101,7 +101,7 @@ class Board:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._config = Config()
         context: Any = SimpleNamespace(host=Host(str(root)), reader=FakeReader({}), node="n1")
-        ledger: Any = Ledger()
+        ledger: Any = EmptyStore()
         self.hardware = hardware_monitor(context, ledger, self.inbox, self.source)
         self.runs: dict[str, Any] = {HERE: Run()}
 
@@ -132,8 +132,8 @@ class Board:
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    return Board(tmp_path)
+def bench(tmp_path: Path) -> MonitorBench:
+    return MonitorBench(tmp_path)
 
 
 def gpus(action: str = "reset", held: tuple[Any, ...] | None = ()) -> NodeGpus:
@@ -141,87 +141,91 @@ def gpus(action: str = "reset", held: tuple[Any, ...] | None = ()) -> NodeGpus:
     return NodeGpus(at=1.0, gpus=(GpuReading(uuid="GPU-0", index=0, recovery_action="none", processes=()), sick))  # fmt: skip
 
 
-def test_lost_kernel_records_are_told_in_status_and_report(board: Board) -> None:
+def test_lost_kernel_records_are_told_in_status_and_report(bench: MonitorBench) -> None:
     loss = Gap(what="lost kernel records", reason="7 records were overwritten")
     capture = NodeCapture(
         node="n1", job=Job(id=HERE, name="train", launcher="torchrun"), taken_at=1.0
     )
-    board.kernel(KernelNews(loss=loss))
+    bench.kernel(KernelNews(loss=loss))
 
-    assert board.shown().gaps == (loss,)
-    assert board.hardware.capture(capture).gaps == (loss,)
-    board.kernel(KernelNews())
-    assert board.shown().gaps == ()
+    assert bench.shown().gaps == (loss,)
+    assert bench.hardware.capture(capture).gaps == (loss,)
+    bench.kernel(KernelNews())
+    assert bench.shown().gaps == ()
 
 
-def test_looks_at_the_gpus_of_a_run_stand_in_its_captures_and_its_state(board: Board) -> None:
+def test_looks_at_the_gpus_of_a_run_stand_in_its_captures_and_its_state(
+    bench: MonitorBench,
+) -> None:
     """Only of the GPUs that are read now: where a look fails nothing old is told."""
     known = RankGpu(rank=3, uuid="GPU-1", index=1, evidence=JoinEvidence.COMPUTE_PROCESS)
     news = GpuNews(full=gpus(held=(GpuProcess(pid=44),)), joined={HERE: RankGpuMap(ranks=(known,))})
-    board.told_news(news)
+    bench.told_news(news)
     for at in (1.0, 2.0):
         look = GpuWatch(uuid="GPU-1", index=1, utilization_ratio=0.0, power_watts=120.0)
-        board.told_news(GpuNews(watch=NodeWatch(at=at, gpus=(look,))))
+        bench.told_news(GpuNews(watch=NodeWatch(at=at, gpus=(look,))))
     capture = NodeCapture(node="n1", job=Job(id=HERE, name="train", launcher="x"), taken_at=2.0)
-    (told,) = board.hardware.capture(capture).gpus
+    (told,) = bench.hardware.capture(capture).gpus
     assert (told.rank, told.uuid, told.pids, told.sure) == (3, "GPU-1", (44,), True)
     assert [(one.at, one.busy_ratio, one.memory_ratio) for one in told.samples] == [(1.0, 0.0, None), (2.0, 0.0, None)]  # fmt: skip
     run = RunState(id=HERE, name="train", launcher="x")
-    (shown,) = board.hardware.show(Snapshot(node="n1", at=2.0, started_at=0.0, runs=(run,))).runs
+    (shown,) = bench.hardware.show(Snapshot(node="n1", at=2.0, started_at=0.0, runs=(run,))).runs
     assert shown.gpu_states == (told,)
-    board.failed(GpusReleasedError("released"))
-    assert board.hardware.capture(capture).gpus == ()
+    bench.failed(GpusReleasedError("released"))
+    assert bench.hardware.capture(capture).gpus == ()
 
 
-def test_it_lets_go_of_a_gpu_that_waits_for_its_reset_and_its_health_stays(board: Board) -> None:
-    board.told(gpus())
-    assert board.source.asked == [FOR_RESET]
-    board.failed(GpusReleasedError("released"))
-    shown = board.shown()
+def test_it_lets_go_of_a_gpu_that_waits_for_its_reset_and_its_health_stays(
+    bench: MonitorBench,
+) -> None:
+    bench.told(gpus())
+    assert bench.source.asked == [FOR_RESET]
+    bench.failed(GpusReleasedError("released"))
+    shown = bench.shown()
     assert (shown.gpus, shown.gpu_watch, shown.gpu_count) == (None, None, None)
     assert "the driver asks for a reset" in shown.gpus_released_why
     assert shown.gpus_released_until is not None
-    assert board.recovery() == [(1, HealthState.UNHEALTHY)]
+    assert bench.recovery() == [(1, HealthState.UNHEALTHY)]
 
 
 @pytest.mark.parametrize("full", [gpus("none"), gpus("reboot"), gpus(held=None)])
-def test_it_keeps_them_otherwise(board: Board, full: NodeGpus) -> None:
-    board.told(full)
-    assert board.source.asked == []
+def test_it_keeps_them_otherwise(bench: MonitorBench, full: NodeGpus) -> None:
+    bench.told(full)
+    assert bench.source.asked == []
 
 
-def test_a_new_run_has_them_read_again_and_they_are_kept_for_a_while(board: Board) -> None:
-    board.told(gpus())
-    board.tick()
-    assert board.source.asked == [FOR_RESET], "the run was there before"
-    board.runs[NEW] = Run()
-    board.tick()
-    board.tick()
-    assert board.source.asked == [FOR_RESET, 0.0]
-    board.told(gpus())
-    assert board.source.asked == [FOR_RESET, 0.0]
-    assert board.recovery()[-1] == (1, HealthState.UNHEALTHY)
-    assert board.shown().gpus_released_until is None
+def test_a_new_run_has_them_read_again_and_they_are_kept_for_a_while(bench: MonitorBench) -> None:
+    bench.told(gpus())
+    bench.tick()
+    assert bench.source.asked == [FOR_RESET], "the run was there before"
+    bench.runs[NEW] = Run()
+    bench.tick()
+    bench.tick()
+    assert bench.source.asked == [FOR_RESET, 0.0]
+    bench.told(gpus())
+    assert bench.source.asked == [FOR_RESET, 0.0]
+    assert bench.recovery()[-1] == (1, HealthState.UNHEALTHY)
+    assert bench.shown().gpus_released_until is None
 
 
-def test_what_somebody_asked_for_is_not_ended_by_a_run(board: Board) -> None:
-    board.hardware.gpu_controller.release(60.0)
-    board.runs[NEW] = Run()
-    board.tick()
-    assert board.source.asked == [60.0]
-    assert board.shown().gpus_released_why == "somebody asked for it"
+def test_what_somebody_asked_for_is_not_ended_by_a_run(bench: MonitorBench) -> None:
+    bench.hardware.gpu_controller.release(60.0)
+    bench.runs[NEW] = Run()
+    bench.tick()
+    assert bench.source.asked == [60.0]
+    assert bench.shown().gpus_released_why == "somebody asked for it"
 
 
-def test_a_reset_that_was_done_ends_the_complaint(board: Board) -> None:
-    board.told(gpus())
-    board.failed(GpusReleasedError("released"))
-    board.told(gpus("none"))
-    assert board.recovery() == [(0, HealthState.HEALTHY), (1, HealthState.HEALTHY)]
+def test_a_reset_that_was_done_ends_the_complaint(bench: MonitorBench) -> None:
+    bench.told(gpus())
+    bench.failed(GpusReleasedError("released"))
+    bench.told(gpus("none"))
+    assert bench.recovery() == [(0, HealthState.HEALTHY), (1, HealthState.HEALTHY)]
 
 
-def test_the_end_of_the_agent_is_no_release(board: Board) -> None:
-    board.source.released_seconds = math.inf
-    assert board.shown().gpus_released_until is None
+def test_the_end_of_the_agent_is_no_release(bench: MonitorBench) -> None:
+    bench.source.released_seconds = math.inf
+    assert bench.shown().gpus_released_until is None
 
 
 # --- the kernel's log before the GPUs -------------------------------------------------------------------
@@ -234,73 +238,77 @@ def xid(number: int, ago: float = 0.5) -> str:
     return f"3,{number},{int((time.monotonic() - ago) * 1e6)},-;{XID.format(number)}"
 
 
-def log(board: Board) -> Path:
-    path = Path(board.root) / "dev" / "kmsg"
+def log(bench: MonitorBench) -> Path:
+    path = Path(bench.root) / "dev" / "kmsg"
     path.parent.mkdir()
     path.write_text("")
     return path
 
 
-def go_on(board: Board) -> None:
+def go_on(bench: MonitorBench) -> None:
     """As the main loop does: what workers say, then a turn."""
     with contextlib.suppress(queue.Empty):
-        board.hardware.on_result(board.inbox.get(timeout=0.2), [], {}, Config())
-    board.tick()
+        bench.hardware.on_result(bench.inbox.get(timeout=0.2), [], {}, Config())
+    bench.tick()
 
 
-def asked(board: Board, reads: int = 2) -> list[list[tuple[str, int]]]:
+def forbidden(bench: MonitorBench, reads: int = 2) -> list[list[tuple[str, int]]]:
     """What the first reads were forbidden to touch."""
-    wait_until(lambda: go_on(board) or len(board.source.forbidden) >= reads)  # type: ignore[func-returns-value]
-    return [[(one.bus_id, one.xid) for one in some] for some in board.source.forbidden]
+    wait_until(lambda: go_on(bench) or len(bench.source.forbidden) >= reads)  # type: ignore[func-returns-value]
+    return [[(one.bus_id, one.xid) for one in some] for some in bench.source.forbidden]
 
 
-def test_the_kernel_s_log_is_read_before_the_gpus_are_asked_in_the_same_turn(board: Board) -> None:
+def test_the_kernel_s_log_is_read_before_the_gpus_are_asked_in_the_same_turn(
+    bench: MonitorBench,
+) -> None:
     """Both reads of the very first turn know what stands in it."""
-    log(board).write_text(xid(119))
-    assert asked(board) == [[("0000:41:00.0", 119)]] * 2
+    log(bench).write_text(xid(119))
+    assert forbidden(bench) == [[("0000:41:00.0", 119)]] * 2
 
 
-def test_an_xid_that_came_since_the_last_turn_counts_in_the_next(board: Board) -> None:
-    path = log(board)
-    assert asked(board) == [[], []]
+def test_an_xid_that_came_since_the_last_turn_counts_in_the_next(bench: MonitorBench) -> None:
+    path = log(bench)
+    assert forbidden(bench) == [[], []]
     with path.open("a") as file:
         file.write(xid(79, ago=0.0))
-    board.hardware._due = 0.0  # the next turn has come
-    assert asked(board, 3)[2] == [("0000:41:00.0", 79)]
+    bench.hardware._due = 0.0  # the next turn has come
+    assert forbidden(bench, 3)[2] == [("0000:41:00.0", 79)]
 
 
 def test_a_long_log_is_read_to_its_end_before_the_gpus_are_asked(
-    board: Board, monkeypatch: pytest.MonkeyPatch
+    bench: MonitorBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than one round reads; the newest line is the last."""
     monkeypatch.setattr(module, "LISTEN", 30.0)
     micros = int(time.monotonic() * 1e6)
     lines = [f"6,{number},{micros},-;usb 1-1: new device\n" for number in range(1, 25_001)]
-    log(board).write_text("".join(lines) + f"3,30000,{micros},-;{XID.format(119)}")
-    assert asked(board) == [[("0000:41:00.0", 119)]] * 2
+    log(bench).write_text("".join(lines) + f"3,30000,{micros},-;{XID.format(119)}")
+    assert forbidden(bench) == [[("0000:41:00.0", 119)]] * 2
 
 
 def test_a_kernel_log_that_cannot_be_read_changes_nothing(
-    board: Board, monkeypatch: pytest.MonkeyPatch
+    bench: MonitorBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LISTEN", 300.0)  # longer than the wait for the answers
-    assert asked(board) == [[], []]
-    assert [gap.what for gap in board.shown().gaps] == ["kernel log"]
+    assert forbidden(bench) == [[], []]
+    assert [gap.what for gap in bench.shown().gaps] == ["kernel log"]
 
 
-def test_a_kernel_log_that_is_not_read_in_time_does_not_keep_the_gpus_waiting(board: Board) -> None:
-    board.hardware.workers["kernel"]._work = lambda _: threading.Event().wait(60)  # type: ignore[attr-defined]
+def test_a_kernel_log_that_is_not_read_in_time_does_not_keep_the_gpus_waiting(
+    bench: MonitorBench,
+) -> None:
+    bench.hardware.workers["kernel"]._work = lambda _: threading.Event().wait(60)  # type: ignore[attr-defined]
     began = time.monotonic()
-    assert asked(board) == [[], []]
+    assert forbidden(bench) == [[], []]
     assert LISTEN <= time.monotonic() - began < 10 * LISTEN * PATIENCE
 
 
-def test_a_gpu_that_is_left_alone_is_a_gap_in_status_and_report(board: Board) -> None:
+def test_a_gpu_that_is_left_alone_is_a_gap_in_status_and_report(bench: MonitorBench) -> None:
     lost = LostGpu(index=1, bus_id="00000000:41:00.0", reason="Xid 119", code="xid_119")
     news = GpuNews(watch=NodeWatch(at=2.0, lost=(lost,)))
     capture = NodeCapture(
         node="n1", job=Job(id=HERE, name="train", launcher="torchrun"), taken_at=1.0
     )
-    board.hardware.on_result(Result("gpus", GpuOrder(), news, None), [], {}, Config())
-    for told in (board.shown().gaps, board.hardware.capture(capture).gaps):
+    bench.hardware.on_result(Result("gpus", GpuOrder(), news, None), [], {}, Config())
+    for told in (bench.shown().gaps, bench.hardware.capture(capture).gaps):
         assert [one.what for one in told] == ["GPU 1 (00000000:41:00.0)"]

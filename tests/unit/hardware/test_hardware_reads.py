@@ -125,7 +125,7 @@ def read(source: Source, *, full: bool = True) -> GpuNews:
     return reads(GpuOrder({"job": RANKS} if full else None))
 
 
-def board(memory: Memory | None = None) -> GpuMonitor:
+def new_monitor(memory: Memory | None = None) -> GpuMonitor:
     return GpuMonitor(memory or Memory(), "n1")  # type: ignore[arg-type]
 
 
@@ -165,7 +165,7 @@ def test_a_full_read_says_who_works_on_what() -> None:
 
 
 def test_what_could_not_be_read_is_not_told_any_longer() -> None:
-    one = board()
+    one = new_monitor()
     one.update(read(Source(node(1.0, 0, 1))), LIMITS, None)
     one.update(GpuNews(watch=NodeWatch(at=1.0)), LIMITS, None)
     assert one.full is not None
@@ -178,7 +178,7 @@ def test_what_could_not_be_read_is_not_told_any_longer() -> None:
 
 
 def test_the_ranks_of_a_lost_gpu_are_those_that_it_had() -> None:
-    one = board()
+    one = new_monitor()
     one.update(read(Source(node(1.0, 0, 1))), LIMITS, None)
     assert one.knows(JOB)
     one.update(read(Source(node(31.0, 0))), LIMITS, None)
@@ -192,7 +192,7 @@ def test_the_ranks_of_a_lost_gpu_are_those_that_it_had() -> None:
 
 
 def test_a_rank_that_only_a_convention_puts_on_a_lost_gpu_is_probably_there() -> None:
-    one, count = board(), Source(node(1.0, 0, 1), node(31.0, 0))
+    one, count = new_monitor(), Source(node(1.0, 0, 1), node(31.0, 0))
     known = RankGpu(rank=1, uuid="GPU-1", index=1, evidence=JoinEvidence.ENVIRONMENT)
     for full in (count.full(), count.full()):
         one.update(GpuNews(full=full, joined={"job": RankGpuMap(ranks=(known,))}), LIMITS, None)
@@ -201,7 +201,7 @@ def test_a_rank_that_only_a_convention_puts_on_a_lost_gpu_is_probably_there() ->
 
 def test_a_fault_of_another_gpu_that_a_rank_uses_is_its_runs() -> None:
     """A process with contexts on two GPUs: it works on the one with most of its memory."""
-    one, held = board(), (GpuProcess(pid=100, memory_bytes=1 << 30),)
+    one, held = new_monitor(), (GpuProcess(pid=100, memory_bytes=1 << 30),)
     both = node(1.0, 0, 1)
     second = msgspec.structs.replace(both.gpus[1], processes=held)
     first = msgspec.structs.replace(both.gpus[0], processes=(GpuProcess(pid=100, memory_bytes=8 << 30),))  # fmt: skip
@@ -220,9 +220,9 @@ def test_a_fault_of_another_gpu_that_a_rank_uses_is_its_runs() -> None:
 
 def test_a_missing_gpu_is_missed_after_a_restart_of_the_agent_until_somebody_accepts_it() -> None:
     memory = Memory()
-    board(memory).update(read(Source(node(1.0, 0, 1))), LIMITS, None)
+    new_monitor(memory).update(read(Source(node(1.0, 0, 1))), LIMITS, None)
     assert memory.memo(EXPECTED)
-    one = board(memory)
+    one = new_monitor(memory)
     one.update(read(Source(node(500.0, 0))), LIMITS, None)
     assert one.count is not None
     assert [missing.gpu.uuid for missing in one.count.missing] == ["GPU-1"]
@@ -234,7 +234,7 @@ def test_a_missing_gpu_is_missed_after_a_restart_of_the_agent_until_somebody_acc
 def test_what_another_version_remembered_is_no_reason_to_fail() -> None:
     memory = Memory()
     memory.remember(EXPECTED, b'{"known": 7}')
-    one = board(memory)
+    one = new_monitor(memory)
     one.update(read(Source(node(1.0, 0, 1))), LIMITS, None)
     assert one.count is not None
     assert one.count.expected == 2
@@ -254,14 +254,14 @@ def ecc_state(one: GpuMonitor) -> set[HealthState]:
 
 @pytest.mark.parametrize(("errors", "confirmed"), [((0, 0, 3), False), ((0, 0, 3, 3), True)])
 def test_new_memory_errors_are_a_fault_of_the_rank(errors: tuple[int, ...], confirmed: bool) -> None:  # fmt: skip
-    one = board()
+    one = new_monitor()
     read_on(one, *errors)
     found = {(fault.kind, fault.rank, fault.at, fault.confirmed) for fault in one.faults("job")}
     assert found == {("ecc", 0, 61.0, confirmed), ("ecc", 1, 61.0, confirmed)}
 
 
 def test_what_one_read_alone_told_is_taken_back() -> None:
-    one = board()
+    one = new_monitor()
     read_on(one, 0, 0, 3)
     assert len(one.faults("job")) == 2
     read_on(one, 0)
@@ -270,13 +270,13 @@ def test_what_one_read_alone_told_is_taken_back() -> None:
 
 def test_memory_errors_that_were_read_wrong_are_nobody_s_fault() -> None:
     for errors in ((5, 5, 0, 0, 5, 5), (0, 0, 2**32 - 2, 0, 0), (5, 5, 3, 5, 5)):
-        one = board()
+        one = new_monitor()
         read_on(one, *errors)
         assert one.faults("job") == (), errors
 
 
 def test_a_reset_that_cured_the_gpu_ends_the_complaint() -> None:
-    one = board()
+    one = new_monitor()
     read_on(one, 0, 5, 5)
     assert ecc_state(one) == {HealthState.UNHEALTHY}
     read_on(one, 0)
@@ -284,14 +284,14 @@ def test_a_reset_that_cured_the_gpu_ends_the_complaint() -> None:
 
 
 def test_one_read_that_is_garbage_condemns_no_gpu() -> None:
-    one = board()
+    one = new_monitor()
     for errors in (0, 0, 2**32 - 2, 0, 0):
         read_on(one, errors)
         assert ecc_state(one) == {HealthState.HEALTHY}
 
 
 def test_gpus_with_the_same_uuid_are_nobody_s_fault() -> None:
-    one, twins = board(), GpuReads(Source(*map(same_uuid, range(6))), Holding())  # type: ignore[arg-type]
+    one, twins = new_monitor(), GpuReads(Source(*map(same_uuid, range(6))), Holding())  # type: ignore[arg-type]
     for _ in range(6):
         one.update(twins(GpuOrder({"job": RANKS})), LIMITS, None)
     assert one.faults("job") == ()
@@ -315,8 +315,8 @@ def test_a_link_that_was_up_before_the_restart_is_missed() -> None:
         gpu = msgspec.structs.replace(told.gpus[0], nvlinks=links)
         return GpuNews(full=msgspec.structs.replace(told, gpus=(gpu,), lost=()))
 
-    board(memory).update(linked(1.0, True), LIMITS, None)
-    again = board(memory)
+    new_monitor(memory).update(linked(1.0, True), LIMITS, None)
+    again = new_monitor(memory)
     for at in (31.0, 61.0):
         again.update(linked(at, False), LIMITS, None)
     (link,) = [told for told in again.health if told.component == "gpu_nvlink"]
@@ -324,7 +324,7 @@ def test_a_link_that_was_up_before_the_restart_is_missed() -> None:
 
 
 def test_a_rank_that_opens_its_gpu_later_is_not_known_before() -> None:
-    one = board()
+    one = new_monitor()
     one.update(
         GpuNews(full=node(1.0, 0, 1, processes=False), joined={"job": RankGpuMap()}), LIMITS, None
     )
@@ -335,7 +335,7 @@ def test_a_rank_that_opens_its_gpu_later_is_not_known_before() -> None:
 
 def test_a_gpu_that_a_convention_alone_gives_a_rank_is_read_again_soon() -> None:
     """Its process opens the GPU some seconds after it is found: a hang soon after it began was told without its processes."""
-    one = board()
+    one = new_monitor()
     guessed = tuple(RankGpu(rank=rank, uuid=f"GPU-{rank}", index=rank, evidence=JoinEvidence.ENVIRONMENT) for rank in (0, 1))  # fmt: skip
     early = GpuNews(
         full=node(1.0, 0, 1, processes=False), joined={"job": RankGpuMap(ranks=guessed)}

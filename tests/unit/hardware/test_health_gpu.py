@@ -67,7 +67,7 @@ def reading(**values: Any) -> GpuReading:
     return GpuReading(uuid="GPU-1", index=3, **told)
 
 
-def told(component: str, now: GpuReading, before: GpuReading | None = None, seconds: float = MINUTE, limits: Thresholds = LIMITS) -> ComponentHealth:  # fmt: skip
+def judged(component: str, now: GpuReading, before: GpuReading | None = None, seconds: float = MINUTE, limits: Thresholds = LIMITS) -> ComponentHealth:  # fmt: skip
     """One component. Without `before` the reading before is a healthy one, but that it says the same of memory and heat."""
     same = {name: getattr(now, name) for name in TWICE}
     every = gpu_health(now, before or reading(**same), seconds, limits)
@@ -162,7 +162,7 @@ OVER: list[tuple[str, dict[str, Any], HealthState, str, SuggestedAction]] = [
 def test_just_over_the_limit(
     component: str, values: dict[str, Any], state: HealthState, code: str, action: SuggestedAction
 ) -> None:
-    found = told(component, reading(**values))
+    found = judged(component, reading(**values))
 
     assert (found.state, found.reason_code, found.action) == (state, code, action)
     assert (found.uuid, found.gpu) == ("GPU-1", 3)
@@ -186,7 +186,7 @@ UNDER: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("component", "values"), UNDER, ids=str)
 def test_just_under_the_limit(component: str, values: dict[str, Any]) -> None:
-    assert told(component, reading(**values)).state is HealthState.HEALTHY
+    assert judged(component, reading(**values)).state is HealthState.HEALTHY
 
 
 NOTHING: list[tuple[str, dict[str, Any]]] = [
@@ -210,13 +210,13 @@ NOTHING: list[tuple[str, dict[str, Any]]] = [
 def test_what_cannot_be_read_is_unknown_and_never_healthy(
     component: str, values: dict[str, Any]
 ) -> None:
-    found = told(component, reading(**values))
+    found = judged(component, reading(**values))
 
     assert (found.state, found.action) == (HealthState.UNKNOWN, SuggestedAction.NONE)
 
 
 def test_what_cannot_be_read_beside_what_is_fine_is_named() -> None:
-    found = told("gpu_pcie", reading(pcie_replays=None))
+    found = judged("gpu_pcie", reading(pcie_replays=None))
 
     assert found.state is HealthState.HEALTHY
     assert found.reason == "not readable: PCIe replays over time"
@@ -244,15 +244,15 @@ def test_a_counter_that_began_anew_is_no_error(component: str) -> None:
         ),
     )  # fmt: skip
 
-    assert told(component, anew).state in (HealthState.HEALTHY, HealthState.UNKNOWN)
+    assert judged(component, anew).state in (HealthState.HEALTHY, HealthState.UNKNOWN)
 
 
 def test_the_same_growth_over_a_longer_time_is_fine() -> None:
-    assert told("gpu_pcie", reading(pcie_replays=1100)).state is POOR
-    assert told("gpu_pcie", reading(pcie_replays=1100), seconds=600).state is HealthState.HEALTHY
-    assert told("gpu_nvlink", reading(**links("crc_flit", 90))).state is POOR
+    assert judged("gpu_pcie", reading(pcie_replays=1100)).state is POOR
+    assert judged("gpu_pcie", reading(pcie_replays=1100), seconds=600).state is HealthState.HEALTHY
+    assert judged("gpu_nvlink", reading(**links("crc_flit", 90))).state is POOR
     assert (
-        told("gpu_nvlink", reading(**links("crc_flit", 90, seconds=600))).state
+        judged("gpu_nvlink", reading(**links("crc_flit", 90, seconds=600))).state
         is HealthState.HEALTHY
     )
 
@@ -261,7 +261,7 @@ def test_the_same_growth_over_a_longer_time_is_fine() -> None:
 def test_replays_by_generation_and_width(generation: int, width: int, a_minute: int) -> None:
     def after(more: int) -> HealthState:
         now = reading(pcie_replays=1000 + more, pcie_generation=generation, pcie_generation_max=generation, pcie_width=width, pcie_width_max=width)  # fmt: skip
-        return told("gpu_pcie", now).state
+        return judged("gpu_pcie", now).state
 
     assert (after(a_minute), after(a_minute + 1)) == (HealthState.HEALTHY, HealthState.DEGRADED)
 
@@ -270,21 +270,21 @@ def test_without_counters_two_reads_with_the_same_reason_count() -> None:
     hot = reading(clock_event_seconds={}, clock_events=("sw_thermal_slowdown",))
     calm = reading(clock_event_seconds={}, clock_events=())
 
-    assert told("gpu_clocks", hot, calm).state is HealthState.HEALTHY
-    assert told("gpu_clocks", hot, hot).reason_code == "sw_thermal_slowdown"
+    assert judged("gpu_clocks", hot, calm).state is HealthState.HEALTHY
+    assert judged("gpu_clocks", hot, hot).reason_code == "sw_thermal_slowdown"
 
 
 def test_a_board_without_links_is_unknown_and_one_that_lost_all_is_not() -> None:
     dark = reading(**links(down=tuple(range(18))))
 
-    assert told("gpu_nvlink", dark, dark).state is HealthState.UNKNOWN
-    assert told("gpu_nvlink", dark, reading()).reason_code == "nvlink_down"
+    assert judged("gpu_nvlink", dark, dark).state is HealthState.UNKNOWN
+    assert judged("gpu_nvlink", dark, reading()).reason_code == "nvlink_down"
 
 
 def test_links_that_were_never_up_are_not_used_on_this_board() -> None:
     unused = reading(**links(down=tuple(range(12, 18))))
 
-    assert told("gpu_nvlink", unused, unused).state is HealthState.HEALTHY
+    assert judged("gpu_nvlink", unused, unused).state is HealthState.HEALTHY
 
 
 def test_a_link_that_was_up_once_is_missed_for_as_long_as_it_is_down() -> None:
@@ -301,7 +301,7 @@ def test_a_link_that_was_up_once_is_missed_for_as_long_as_it_is_down() -> None:
 def test_how_many_links_may_be_down_can_be_set(limit: int | None, state: HealthState) -> None:
     dark = reading(**links(down=(3, 4)))
 
-    assert told("gpu_nvlink", dark, limits=Thresholds(nvlink_down=limit)).state is state
+    assert judged("gpu_nvlink", dark, limits=Thresholds(nvlink_down=limit)).state is state
 
 
 def test_errors_of_a_link_count_over_the_time_between_its_own_reads() -> None:
@@ -309,10 +309,10 @@ def test_errors_of_a_link_count_over_the_time_between_its_own_reads() -> None:
     at = [NvLink(link=0, up=True, errors={"crc_flit": 9}, grown={"crc_flit": 300}, grown_seconds=600),
           NvLink(link=1, up=True, errors={"crc_flit": 9}, grown={"crc_flit": 36}, grown_seconds=60),
           NvLink(link=2, up=True, errors={"crc_flit": 9})]  # fmt: skip
-    found = told("gpu_nvlink", reading(nvlinks=tuple(at)))
+    found = judged("gpu_nvlink", reading(nvlinks=tuple(at)))
 
     assert (found.state, found.reason) == (HealthState.DEGRADED, "1.1 NVLink CRC errors a second")
-    once = told("gpu_nvlink", reading(nvlinks=tuple(at[2:])))
+    once = judged("gpu_nvlink", reading(nvlinks=tuple(at[2:])))
     assert "crc_flit errors over time" in once.reason
 
 
@@ -335,9 +335,9 @@ def test_what_only_one_of_two_reads_says_of_the_memory_is_not_believed(
 ) -> None:
     wrong = reading(**values)
 
-    assert told(component, wrong, reading()).state is HealthState.HEALTHY
-    assert told(component, reading(), wrong).state is HealthState.HEALTHY
-    assert told(component, wrong, wrong).state in (BAD, POOR)
+    assert judged(component, wrong, reading()).state is HealthState.HEALTHY
+    assert judged(component, reading(), wrong).state is HealthState.HEALTHY
+    assert judged(component, wrong, wrong).state in (BAD, POOR)
     alone = {one.component: one for one in gpu_health(wrong, None, 0.0, LIMITS)}
     assert alone[component].state in (BAD, POOR)
 
@@ -345,7 +345,7 @@ def test_what_only_one_of_two_reads_says_of_the_memory_is_not_believed(
 def test_one_answer_about_the_margin_condemns_nobody_however_long_it_is_remembered() -> None:
     def state(now: float, before: float | None) -> HealthState:
         told_so = reading(temperature_margin_celsius=now, temperature_margin_before_celsius=before)
-        return told("gpu_temperature", told_so, told_so).state
+        return judged("gpu_temperature", told_so, told_so).state
 
     assert state(0.0, 30.0) is HealthState.HEALTHY
     assert state(30.0, 0.0) is HealthState.HEALTHY
@@ -362,7 +362,7 @@ def test_one_bad_answer_about_the_margin_where_nothing_else_is_told_is_unknown()
         temperature_limits_celsius={},
         memory_temperature_celsius=None,
     )
-    assert told("gpu_temperature", told_so).state is HealthState.UNKNOWN
+    assert judged("gpu_temperature", told_so).state is HealthState.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -375,22 +375,24 @@ def test_a_temperature_that_only_one_of_two_reads_tells_is_not_believed(
 ) -> None:
     hot = reading(**values)
 
-    assert told("gpu_temperature", hot, reading()).state is HealthState.HEALTHY
-    assert told("gpu_temperature", hot, hot).state is BAD
+    assert judged("gpu_temperature", hot, reading()).state is HealthState.HEALTHY
+    assert judged("gpu_temperature", hot, hot).state is BAD
 
 
 # --- one instruction -----------------------------------------------------------------------------------
 
 
 def test_one_component_has_one_action_the_greatest() -> None:
-    found = told("gpu_remapped_rows", reading(**rows(failed=True, pending=True, banks={"none": 3})))
+    found = judged(
+        "gpu_remapped_rows", reading(**rows(failed=True, pending=True, banks={"none": 3}))
+    )
 
     assert (found.action, found.reason_code) == (SuggestedAction.REPLACE, "row_remap_failed")
     assert "replaced at the next reset" in found.reason
 
 
 def test_the_greatest_action_speaks_wherever_its_rule_stands() -> None:
-    found = told("gpu_ecc", reading(ecc_mode=False, **ecc("uncorrected", "sram", "aggregate", 5)))
+    found = judged("gpu_ecc", reading(ecc_mode=False, **ecc("uncorrected", "sram", "aggregate", 5)))
 
     assert (found.action, found.reason_code) == (
         SuggestedAction.REPLACE,
@@ -431,14 +433,14 @@ MARGINS = [(3.0, "3 °C to"), (0.4, "at"), (-0.4, "at"), (-4.0, "4 °C beyond")]
 
 @pytest.mark.parametrize(("margin", "words"), MARGINS)
 def test_the_margin_reads_well_on_either_side(margin: float, words: str) -> None:
-    found = told("gpu_temperature", reading(temperature_margin_celsius=margin))
+    found = judged("gpu_temperature", reading(temperature_margin_celsius=margin))
 
     assert found.reason == f"{words} the point where the clocks are cut"
 
 
 def test_the_state_is_the_worst_although_another_rule_gives_the_action() -> None:
     """A margin of 0 (unhealthy) beside ECC that somebody turned off is told in its own component."""
-    hot = told("gpu_temperature", reading(temperature_margin_celsius=-1.0, memory_temperature_celsius=99.0))  # fmt: skip
+    hot = judged("gpu_temperature", reading(temperature_margin_celsius=-1.0, memory_temperature_celsius=99.0))  # fmt: skip
 
     assert hot.state is HealthState.UNHEALTHY
     assert hot.reason.count("°C") >= 2
@@ -466,11 +468,11 @@ def test_another_limit_is_obeyed_and_null_turns_a_rule_off() -> None:
     strict = Thresholds(remapped_rows_uncorrected=256)
     none = Thresholds(ecc_uncorrected_volatile=None)
 
-    assert told("gpu_remapped_rows", worn).state is HealthState.HEALTHY
-    assert told("gpu_remapped_rows", worn, limits=strict).reason_code == "row_remaps_uncorrected"
+    assert judged("gpu_remapped_rows", worn).state is HealthState.HEALTHY
+    assert judged("gpu_remapped_rows", worn, limits=strict).reason_code == "row_remaps_uncorrected"
     broken = reading(**ecc("uncorrected", "total", "volatile", 9))
-    assert told("gpu_ecc", broken).state is HealthState.UNHEALTHY
-    assert told("gpu_ecc", broken, limits=none).state is HealthState.HEALTHY
+    assert judged("gpu_ecc", broken).state is HealthState.UNHEALTHY
+    assert judged("gpu_ecc", broken, limits=none).state is HealthState.HEALTHY
 
 
 SO_MANY_OR_MORE = ("remapped_rows_uncorrected", "retired_pages",
@@ -492,4 +494,4 @@ def test_a_component_whose_rules_are_all_off_is_unknown() -> None:
         ecc_sram_corrected_volatile=None,
     )
 
-    assert told("gpu_ecc", reading(), limits=off).state is HealthState.UNKNOWN
+    assert judged("gpu_ecc", reading(), limits=off).state is HealthState.UNKNOWN

@@ -74,7 +74,7 @@ def test_a_gpu_that_does_not_answer_is_not_gone_however_long(code: str) -> None:
 
     assert [one.missing for one in looks] == [()] * 8
     assert {one.gpu.uuid for look in looks for one in look.silent} == {"GPU-1"}
-    health = told("gpu_count", count=looks[-1])
+    health = judged("gpu_count", count=looks[-1])
     assert (health.state, health.action) == (HealthState.UNKNOWN, SuggestedAction.NONE)
     assert "does not answer: Xid 119" in health.reason
 
@@ -108,7 +108,7 @@ def test_a_driver_that_lists_nothing_at_all_was_not_read() -> None:
     looks = [memory.look(nothing) for _ in range(3)]
 
     assert [one.missing for one in looks] == [()] * 3
-    assert told("gpu_count", count=looks[-1]).state is HealthState.UNKNOWN
+    assert judged("gpu_count", count=looks[-1]).state is HealthState.UNKNOWN
 
 
 def test_a_gpu_that_never_answered_is_no_reason_to_reboot() -> None:
@@ -116,8 +116,8 @@ def test_a_gpu_that_never_answered_is_no_reason_to_reboot() -> None:
     lost = LostGpu(index=1, reason="GPU is lost", code=LOST)
     gone = ExpectedGpus().look(gpus(0, lost=(lost,)), configured=2)
 
-    assert told("gpu_count", count=silent).state is HealthState.UNKNOWN
-    assert told("gpu_count", count=gone).action is SuggestedAction.REBOOT
+    assert judged("gpu_count", count=silent).state is HealthState.UNKNOWN
+    assert judged("gpu_count", count=gone).action is SuggestedAction.REBOOT
 
 
 def test_links_that_were_up_once_are_remembered_until_somebody_accepts_what_is_there() -> None:
@@ -240,24 +240,24 @@ def test_a_person_may_accept_what_is_there() -> None:
 def test_a_configured_number_holds_from_the_first_look(configured: int, state: HealthState) -> None:
     count = ExpectedGpus().look(gpus(0, 1), configured=configured)
 
-    assert told("gpu_count", count=count).state is state
+    assert judged("gpu_count", count=count).state is state
 
 
 def test_health_of_the_count() -> None:
     memory = ExpectedGpus()
     memory.look(gpus(0, 1))
     memory.look(gpus(0))
-    missing = told("gpu_count", count=memory.look(gpus(0)))
+    missing = judged("gpu_count", count=memory.look(gpus(0)))
 
     assert (missing.state, missing.reason_code, missing.action) == (HealthState.UNHEALTHY, "gpu_missing", SuggestedAction.REBOOT)  # fmt: skip
     assert "GPU 1 (0000:1b:00.0, GPU-1) is missing" in missing.reason
-    assert told("gpu_count", count=GpuCount(readable=False)).state is HealthState.UNKNOWN
+    assert judged("gpu_count", count=GpuCount(readable=False)).state is HealthState.UNKNOWN
 
 
 # --- what the kernel said --------------------------------------------------------------------------------
 
 
-def told(component: str, *lines: str, at: float = NOW, readable: bool = True, limits: Thresholds = LIMITS, **more: Any) -> ComponentHealth:  # fmt: skip
+def judged(component: str, *lines: str, at: float = NOW, readable: bool = True, limits: Thresholds = LIMITS, **more: Any) -> ComponentHealth:  # fmt: skip
     """One component after these kernel lines, each told at NOW."""
     every = node_health(events(*lines), at, limits, kernel_readable=readable, uuids={"0000:3b:00.0": ("GPU-3", 3)}, **more)  # fmt: skip
     return next(one for one in every if one.component == component)
@@ -290,14 +290,14 @@ XIDS = [
 def test_xids_by_their_tier(
     number: int, state: HealthState, code: str, action: SuggestedAction
 ) -> None:
-    found = told("gpu_xid", xid(number))
+    found = judged("gpu_xid", xid(number))
 
     assert (found.state, found.reason_code, found.action) == (state, code, action)
     assert (found.uuid, found.gpu) == ("GPU-3", 3)
 
 
 def test_a_gpu_that_does_not_start() -> None:
-    found = told("gpu_xid", "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0xffff:2477)")
+    found = judged("gpu_xid", "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0xffff:2477)")
 
     assert (found.state, found.reason_code) == (HealthState.UNHEALTHY, "gpu_init_failed")
     assert (found.action, found.gpu) == (SuggestedAction.CHECK_HARDWARE, 3)
@@ -317,7 +317,7 @@ KERNEL = [
 
 @pytest.mark.parametrize(("line", "state", "code"), KERNEL)
 def test_kernel(line: str, state: HealthState, code: str) -> None:
-    found = told("network" if line.startswith("mlx5") else "kernel", line)
+    found = judged("network" if line.startswith("mlx5") else "kernel", line)
 
     assert (found.state, found.reason_code) == (state, code)
 
@@ -348,7 +348,7 @@ OOM = "Out of memory: Killed process 4711 (python) total-vm:1kB, anon-rss:1kB, f
 
 
 def test_a_kill_for_memory() -> None:
-    found = told("memory", OOM)
+    found = judged("memory", OOM)
 
     assert (found.state, found.reason_code, found.action) == (HealthState.DEGRADED, "oom_kill", SuggestedAction.CHECK_JOB)  # fmt: skip
 
@@ -366,18 +366,18 @@ def test_many_events_make_one_sentence() -> None:
     ("later", "state"), [(7200.0, HealthState.UNHEALTHY), (7201.0, HealthState.HEALTHY)]
 )
 def test_events_count_for_a_window(later: float, state: HealthState) -> None:
-    assert told("kernel", KERNEL[1][0], at=NOW + later).state is state
+    assert judged("kernel", KERNEL[1][0], at=NOW + later).state is state
 
 
 @pytest.mark.parametrize("component", ["kernel", "memory", "gpu_xid"])
 def test_a_kernel_log_that_cannot_be_read_is_unknown(component: str) -> None:
-    found = told(component, readable=False)
+    found = judged(component, readable=False)
 
     assert (found.state, found.reason) == (HealthState.UNKNOWN, "not readable: the kernel's log")
 
 
 def test_an_xid_that_the_event_set_told_counts_although_the_log_cannot_be_read() -> None:
-    assert told("gpu_xid", xid(79), readable=False).state is HealthState.UNHEALTHY
+    assert judged("gpu_xid", xid(79), readable=False).state is HealthState.UNHEALTHY
 
 
 def test_one_event_of_two_ranks_is_one() -> None:

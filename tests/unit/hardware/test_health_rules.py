@@ -25,9 +25,9 @@ from shared.deploy.series import (
     RULES,
     SCRAPED,
     SERIES,
-    asked,
     labels_of,
     load,
+    queried_series,
     rules,
 )
 
@@ -69,10 +69,10 @@ def every_rule() -> list[Any]:
 
 @pytest.mark.parametrize("expression", every_rule())
 def test_a_rule_asks_for_what_a_scrape_has(expression: str) -> None:
-    series = dict(asked(expression))
+    series = dict(queried_series(expression))
     assert series
     allowed = set[str]()
-    for name, chosen in asked(expression):
+    for name, chosen in queried_series(expression):
         assert name in SERIES or name in RECORDED, name
         assert set(chosen) <= labels_of(name), f"{name} has no such label"
         allowed |= labels_of(name)
@@ -93,7 +93,7 @@ def test_the_words_of_an_alert_name_labels_that_it_has(rule: dict[str, Any]) -> 
     """A label that the expression has summed away would stand there as an empty place."""
     grouped = re.findall(r"\bby\s*\(([^()]*)\)", rule["expr"])
     kept = {one.strip() for many in grouped for one in many.split(",")}
-    (first, _), *_ = asked(rule["expr"])
+    (first, _), *_ = queried_series(rule["expr"])
     kept = kept or labels_of(first)
     assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= kept
 
@@ -122,13 +122,13 @@ def test_a_page_names_commands_and_metrics_that_exist(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     verbs = set(re.findall(r"(?:`|\$ |; |&& )mldebug ([a-z-]+)", text))
     assert verbs <= {name.replace("_", "-") for name in names("commands")}
-    assert {name for name, _ in asked(text) if name.startswith("mldebug_")} <= set(SERIES)
+    assert {name for name, _ in queried_series(text) if name.startswith("mldebug_")} <= set(SERIES)
     for link in re.findall(r"\]\(([\w./-]+)\)", text):
         assert (file.parent / link).exists(), link
 
 
 def test_the_fatal_xids_are_those_of_the_catalogue() -> None:
-    (told,) = (chosen["xid"] for _, chosen in asked(ALERTS["MldebugGpuXidFatal"]["expr"]))
+    (told,) = (chosen["xid"] for _, chosen in queried_series(ALERTS["MldebugGpuXidFatal"]["expr"]))
     assert told.split("|") == [str(row.xid) for row in catalogue().xids if row.tier is Tier.FATAL]
 
 
@@ -181,14 +181,14 @@ def test_an_alert_is_tested_both_ways(name: str) -> None:
 
 
 def scraped(expression: str) -> Iterator[str]:
-    for name, _ in asked(expression):
+    for name, _ in queried_series(expression):
         yield from scraped(RECORDED[name]) if name in RECORDED else (name,)
 
 
 @pytest.mark.parametrize("file", TESTS, ids=lambda file: file.stem)
 def test_series_of_the_tests_are_as_a_scrape_has_them(file: Path) -> None:
     for one in (one for group in load(file)["tests"] for one in group["input_series"]):
-        ((name, chosen),) = asked(one["series"])
+        ((name, chosen),) = queried_series(one["series"])
         assert set(chosen) <= SERIES[name] | SCRAPED
         assert SERIES[name] <= set(chosen), f"{one['series']} lacks labels"
 

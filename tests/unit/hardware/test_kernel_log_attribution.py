@@ -133,7 +133,7 @@ def test_a_rank_that_only_a_convention_puts_on_a_gpu_is_probably_there() -> None
 # --- the sentence --------------------------------------------------------------------------------
 
 
-def said(*events: KernelEvent, at: float | None = None, frame: str = "") -> str:
+def sentence_of(*events: KernelEvent, at: float | None = None, frame: str = "") -> str:
     (event, *_) = join(fold(events), PIDS, DEVICES)
     return sentence(event, at, frame)
 
@@ -148,11 +148,11 @@ def said(*events: KernelEvent, at: float | None = None, frame: str = "") -> str:
     ],
 )
 def test_an_xid_its_rank_and_its_time(stalled: float, when: str) -> None:
-    assert said(xid(79), at=stalled) == f"Xid 79 (GPU has fallen off the bus) on GPU {GPU}, rank 3, {when}"  # fmt: skip
+    assert sentence_of(xid(79), at=stalled) == f"Xid 79 (GPU has fallen off the bus) on GPU {GPU}, rank 3, {when}"  # fmt: skip
 
 
 def test_the_last_python_frame() -> None:
-    assert said(xid(43, pid=700), frame="forward (attention.py:212)") == (
+    assert sentence_of(xid(43, pid=700), frame="forward (attention.py:212)") == (
         "Xid 43 (the GPU stopped processing: a channel was reset) on GPU 0000:3b:00.0, rank 3,"
         " last Python frame forward (attention.py:212)"
     )
@@ -161,7 +161,7 @@ def test_the_last_python_frame() -> None:
 def test_what_followed_and_how_often() -> None:
     events = [xid(95, 100.0 + number) for number in range(5)]
 
-    assert said(*events, xid(45, 104.5), xid(43, 104.6)) == (
+    assert sentence_of(*events, xid(45, 104.5), xid(43, 104.6)) == (
         "Xid 95 (uncontained memory error: all programs on this GPU are affected) followed by Xid 45, 43 on GPU"
         " 0000:3b:00.0, rank 3, 7 errors within 5 s"
     )
@@ -170,7 +170,7 @@ def test_what_followed_and_how_often() -> None:
 def test_the_drivers_own_advice() -> None:
     event = KernelEvent(kind=KernelEventKind.XID, at=1.0, xid=154, device="0000:99:00.0", recovery="GPU Reset Required")  # fmt: skip
 
-    assert said(event) == "Xid 154 (GPU Reset Required) on GPU 0000:99:00.0"
+    assert sentence_of(event) == "Xid 154 (GPU Reset Required) on GPU 0000:99:00.0"
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_the_drivers_own_advice() -> None:
     ],
 )  # fmt: skip
 def test_other_events(event: KernelEvent, words: str) -> None:
-    assert said(event) == words
+    assert sentence_of(event) == words
 
 
 def test_a_drill_is_called_one() -> None:
     event = msgspec.structs.replace(xid(79), origin=Origin.USER_SPACE)
 
-    assert said(event, at=110.0).endswith(
+    assert sentence_of(event, at=110.0).endswith(
         "rank 3, written by a program and not by the kernel, 10 s before the stall"
     )
 
@@ -218,7 +218,7 @@ def test_a_server_that_answers_again() -> None:
     down = KernelEvent(kind=KernelEventKind.NFS_NOT_RESPONDING, at=60.0, device="nas")
     up = KernelEvent(kind=KernelEventKind.NFS_OK, at=62.0, device="nas")
 
-    assert said(down, up) == "an NFS server does not respond on server nas, responds again"
+    assert sentence_of(down, up) == "an NFS server does not respond on server nas, responds again"
 
 
 @pytest.mark.parametrize("kind", list(KernelEventKind))

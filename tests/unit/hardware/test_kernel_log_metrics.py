@@ -21,7 +21,7 @@ COUNTS = KernelCounts(
 )  # fmt: skip
 
 
-def told(counts: KernelCounts | None) -> dict[tuple[str, tuple[str, ...]], object]:
+def sampled(counts: KernelCounts | None) -> dict[tuple[str, tuple[str, ...]], object]:
     found = list(create(NoOptions()).samples(snapshot(kernel=counts)))
     made: dict[tuple[str, tuple[str, ...]], object] = {
         (one.family.series, one.labels): one.value for one in found
@@ -31,7 +31,7 @@ def told(counts: KernelCounts | None) -> dict[tuple[str, tuple[str, ...]], objec
 
 
 def test_every_series() -> None:
-    assert told(COUNTS) == {
+    assert sampled(COUNTS) == {
         ("mldebug_gpu_xid_total", ("GPU-1", "3", "79")): 2,
         ("mldebug_gpu_xid_last_timestamp_seconds", ("GPU-1", "3", "79")): 1_795_239_000.5,
         ("mldebug_gpu_xid_total", ("", "0000:86:00.0", "31")): 800_000,
@@ -47,7 +47,7 @@ def test_every_series() -> None:
 
 
 def test_a_log_that_may_not_be_read_is_a_zero_and_no_silence() -> None:
-    assert told(KernelCounts(readable=False)) == {
+    assert sampled(KernelCounts(readable=False)) == {
         ("mldebug_kernel_log_readable", ()): 0,
         ("mldebug_kernel_log_overruns_total", ()): 0,
         ("mldebug_kernel_log_lost_records_total", ()): 0,
@@ -55,7 +55,7 @@ def test_a_log_that_may_not_be_read_is_a_zero_and_no_silence() -> None:
 
 
 def test_before_the_first_look_there_is_nothing() -> None:
-    assert told(None) == {}
+    assert sampled(None) == {}
 
 
 @pytest.mark.parametrize("family", create(NoOptions()).families, ids=lambda family: family.name)

@@ -71,7 +71,7 @@ UTILIZATION, FIELDS = "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetFieldValues
 MODES = ("nvmlDeviceGetEccMode", "nvmlDeviceGetMigMode")
 
 
-def asked(fake: FakeNvml, reader: nvidia.Nvidia) -> list[str]:
+def library_calls(fake: FakeNvml, reader: nvidia.Nvidia) -> list[str]:
     """What one look asks the library."""
     fake.count_calls()
     reader.watch()
@@ -89,7 +89,7 @@ def test_every_look_asks_every_gpu_for_what_is_cheap_and_one_for_its_energy(
     for recording, turns in (("training", per_gpu + dear), ("hang-sleep", dear + per_gpu)):
         fake.play(recording)
         wanted = ["nvmlEventSetWait_v2", "nvmlDeviceGetCount_v2", *turns]
-        assert asked(fake, reader) == wanted
+        assert library_calls(fake, reader) == wanted
 
 
 def test_the_energy_is_told_by_the_look_that_read_it_and_by_the_next_full_read(

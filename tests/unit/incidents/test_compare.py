@@ -48,7 +48,7 @@ def later(*ranks: RankCapture, seconds: float = 32.0) -> NodeCapture:
     return msgspec.structs.replace(taken, taken_at=taken.taken_at + seconds)
 
 
-def told(first: NodeCapture, second: NodeCapture) -> Report:
+def report_of(first: NodeCapture, second: NodeCapture) -> Report:
     """The report of an incident with both captures."""
     new = Incident(id="x", key="x", job_id="j1", detected_at=first.taken_at, sentence="no step")
     incident = add_capture(add_capture(new, first), second)
@@ -57,7 +57,7 @@ def told(first: NodeCapture, second: NodeCapture) -> Report:
 
 def test_who_moved_is_told_with_both_places() -> None:
     first = capture(waits(0), waits(1), at(2, STRIKE), waits(3))
-    report = told(first, later(waits(0), waits(1), at(2, BACKWARD), waits(3)))
+    report = report_of(first, later(waits(0), waits(1), at(2, BACKWARD), waits(3)))
     assert report.comparison is not None
     words = (
         "ranks 0-1,3 unchanged; rank 2 moved from strike (train.py:34) to backward (train.py:80)"
@@ -75,7 +75,7 @@ def test_who_moved_is_told_with_both_places() -> None:
 
 
 def test_nothing_moved_is_told_too() -> None:
-    report = told(capture(waits(0), waits(1)), later(waits(0), waits(1, cpu=0.1, switches=3)))
+    report = report_of(capture(waits(0), waits(1)), later(waits(0), waits(1, cpu=0.1, switches=3)))
     assert report.comparison is not None
     assert report.comparison.summary == "nothing moved"
     assert "  - nothing moved" in list(report_lines(report, 80))
@@ -173,7 +173,7 @@ def test_old_evidence_gives_the_same_again(blamed_later: bool) -> None:
     if not blamed_later:
         first, second = later(*second.ranks, seconds=0.0), later(*first.ranks)
     captures = (marked(first, "first"), marked(second, "second"))
-    live, again = told(*captures), judge_again(StoredEvidence(captures=captures)).report
+    live, again = report_of(*captures), judge_again(StoredEvidence(captures=captures)).report
     for name in ("diagnosis", "comparison", "remarks", "versions", "nodes", "job", "ranks"):
         assert getattr(again, name) == getattr(live, name), name
     assert len(again.captures) == 2
@@ -205,7 +205,7 @@ def test_all_of_a_report_rests_on_the_capture_of_its_verdict(blamed_later: bool)
     second = later(waits(0), waits(1), waits(2), sleeps(3))
     if not blamed_later:
         first, second = later(*second.ranks, seconds=0.0), later(*first.ranks)
-    report = told(marked(first, "first"), marked(second, "second"))
+    report = report_of(marked(first, "first"), marked(second, "second"))
     chosen, word = (second, "second") if blamed_later else (first, "first")
     assert [one.rank for one in report.diagnosis.culprits] == [3]
     assert report.versions["mldebug"] == word

@@ -55,7 +55,7 @@ def job(name: str, *pids: int) -> Job:
     return Job(id=name, name="train.py", launcher="environment", world_size=len(pids), ranks=ranks)
 
 
-def asked(watched: ExitEvidence, one: Job) -> AttemptExit:
+def collected(watched: ExitEvidence, one: Job) -> AttemptExit:
     return watched.collect(AttemptExit(job=one, identities=one.ranks))
 
 
@@ -69,7 +69,7 @@ def test_no_word_counts_in_a_log_that_another_run_writes_to(
     log.write_text(MARKED)
     watched.forget("b")  # it has ended, and its words are still there
 
-    told = asked(watched, first)
+    told = collected(watched, first)
 
     assert (told.errors, told.shared_error, told.log) == ({}, None, None)
     assert told.log_path == str(log)
@@ -90,7 +90,7 @@ def test_attempts_that_follow_each_other_in_one_log_are_no_strangers(
     with log.open("a") as out:
         out.write(MARKED)
 
-    told = asked(watched, one)
+    told = collected(watched, one)
 
     assert told.errors[0].error == "ValueError: shard of another"
 
@@ -104,7 +104,7 @@ def test_a_log_of_its_own_belongs_to_rank_zero_as_well(
     for log in logs:
         log.write_text("Traceback (most recent call last):\n  x\nKeyError: 3\n")
 
-    told = asked(watched, one)
+    told = collected(watched, one)
 
     assert told.shared_error is None
     assert told.output_read
@@ -121,10 +121,10 @@ def test_only_oom_kills_near_the_end_are_counted(
     for _ in range(3):
         watched.add_job(one)
 
-    assert asked(watched, one).oom_kills == 2  # 1 at the look before the last, 3 now
+    assert collected(watched, one).oom_kills == 2  # 1 at the look before the last, 3 now
 
     watched.add_job(Job(id="a", name="train.py", launcher="environment", ranks=one.ranks[:1], lost=(LostRank(rank=1),)))  # fmt: skip
-    assert asked(watched, one).oom_kills == 2
+    assert collected(watched, one).oom_kills == 2
 
 
 KILL = b"3,{},1000000,-;Out of memory: Killed process {} (python) total-vm:8kB, anon-rss:4kB\n"
@@ -163,9 +163,9 @@ def test_where_records_were_overwritten_a_kill_for_memory_is_not_ruled_out(
     with open_tools(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as tools:
         watched = ExitEvidence(tools.capture, kmsg.log)
         watched.add_job(one)
-        calm = asked(watched, one)
+        calm = collected(watched, one)
         kmsg.answers = [BrokenPipeError()]
-        torn = asked(watched, one)
+        torn = collected(watched, one)
     gone = [msgspec.structs.replace(told, exits=exits, launcher_gone=True) for told in (calm, torn)]
 
     assert (calm.kernel_readable, torn.kernel_readable) == (True, False)
@@ -183,10 +183,10 @@ def test_records_that_were_overwritten_while_all_lived_hide_nothing(
         watched.add_job(one)
         kmsg.answers = [BrokenPipeError()]
         watched.add_job(one)
-        shortly = asked(watched, one)
+        shortly = collected(watched, one)
         watched.add_job(one)
         watched.add_job(one)
-        later = asked(watched, one)
+        later = collected(watched, one)
 
     assert (shortly.kernel_readable, later.kernel_readable) == (False, True)
 
@@ -216,7 +216,7 @@ def test_in_a_container_the_kernel_means_other_processes(
             watched = ExitEvidence(tools.capture, kmsg.log)
             watched.add_job(one)
             kmsg.answers = [KILL.replace(b"{}", b"100")]
-            told[same] = asked(watched, one)
+            told[same] = collected(watched, one)
 
     assert [death.pid for death in told[True].deaths] == [100]
     assert (told[False].deaths, told[False].kernel_readable) == ((), False)

@@ -193,7 +193,7 @@ class Bench:
         return True
 
 
-def asked(room: int = 9) -> tuple[Books, IncidentManager, Run, CaptureQueue, Bench]:
+def with_queue(room: int = 9) -> tuple[Books, IncidentManager, Run, CaptureQueue, Bench]:
     books, incidents, run = opened()
     bench = Bench(room)
     orders = CaptureQueue(bench.put, incidents)
@@ -202,7 +202,7 @@ def asked(room: int = 9) -> tuple[Books, IncidentManager, Run, CaptureQueue, Ben
 
 
 def test_a_capture_that_fails_is_tried_once_more(caplog: pytest.LogCaptureFixture) -> None:
-    books, incidents, run, orders, bench = asked()
+    books, incidents, run, orders, bench = with_queue()
     with caplog.at_level(logging.WARNING):
         orders.failed(run, bench.orders[-1], EvidenceError("no\x1b[31m py-spy"))
     assert "capture failed: EvidenceError: no" in caplog.text
@@ -215,7 +215,7 @@ def test_a_capture_that_fails_is_tried_once_more(caplog: pytest.LogCaptureFixtur
 
 
 def test_one_that_fails_twice_is_a_gap_and_the_incident_is_told_without_it() -> None:
-    books, incidents, run, orders, bench = asked()
+    books, incidents, run, orders, bench = with_queue()
     for _ in range(2):
         orders.failed(run, bench.orders[-1], OSError("no room"))
     assert len(bench.orders) == 2
@@ -234,7 +234,7 @@ def test_one_that_fails_twice_is_a_gap_and_the_incident_is_told_without_it() -> 
 def test_a_capture_that_hangs_does_not_keep_the_report_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    books, incidents, run, orders, _ = asked()
+    books, incidents, run, orders, _ = with_queue()
     orders.look(run, Discovery())
     assert books.reports == []
     monkeypatch.setattr(module, "PATIENCE", -1.0)
@@ -247,7 +247,7 @@ def test_a_capture_that_hangs_does_not_keep_the_report_back(
 
 
 def test_an_order_that_is_refused_is_a_gap_and_tried_at_the_next_look() -> None:
-    books, incidents, run, orders, bench = asked(room=0)
+    books, incidents, run, orders, bench = with_queue(room=0)
     for _ in range(3):
         orders.look(run, Discovery())
     assert run.incident is not None
@@ -274,7 +274,7 @@ def test_what_failed_before_the_incident_is_told_in_it() -> None:
 
 
 def test_a_run_that_is_gone_is_not_captured_again() -> None:
-    _, _, run, orders, bench = asked()
+    _, _, run, orders, bench = with_queue()
     orders.failed(None, bench.orders[-1], OSError("no such process"))
     assert len(bench.orders) == 1
     orders.forget(run)

@@ -63,7 +63,7 @@ def pending(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("ShdPnd")).split()[1], 16)
 
 
-def told(one: "subprocess.Popen[str]") -> str:
+def next_line(one: "subprocess.Popen[str]") -> str:
     assert one.stdout is not None
     return one.stdout.readline().strip()
 
@@ -264,7 +264,7 @@ def test_a_process_that_has_become_another_program_lives_on() -> None:
     )
     sent: list[int] = []
     with process(code) as one, asking_with(sent) as asking:
-        assert told(one) == "there"
+        assert next_line(one) == "there"
         for _ in range(20):
             assert asking.dump(one.pid) == ()
         assert (one.poll(), pending(one.pid)) == (None, 0)
@@ -285,7 +285,7 @@ def test_while_it_execs_again_and_again_no_process_dies() -> None:
     )
     sent: list[int] = []
     with process(code) as one, asking_with(sent) as asking:
-        assert told(one) == "there"
+        assert next_line(one) == "there"
         until = time.monotonic() + 1.5
         while time.monotonic() < until:
             asking.dump(one.pid, timeout=0.02)
@@ -306,7 +306,7 @@ def test_a_stale_record_of_a_reused_pid_is_not_obeyed() -> None:
     victim = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True)
     sent: list[int] = []
     try:
-        assert told(victim) == "there"
+        assert next_line(victim) == "there"
         start = int(Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[19])
         data[16:24] = victim.pid.to_bytes(8, "little")
         data[24:32] = start.to_bytes(8, "little")
@@ -423,7 +423,7 @@ def test_a_rank_whose_threads_were_there_before_its_record_has_no_signal() -> No
     )
     code = early + textwrap.dedent(RANK) + TELL_RECORD
     with process(code) as one:
-        assert told(one) == "0 -1 []"  # and its main thread blocks no more than before
+        assert next_line(one) == "0 -1 []"  # and its main thread blocks no more than before
 
 
 # --- and the job's own -----------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def test_a_job_that_joins_all_threads_does_not_wait_for_the_hooks() -> None:
         + "    print(record.path, flush=True)\n    print(threading.active_count(), flush=True)\n"
     )
     with process(code + "    time.sleep(1000)\n") as one, asking_with([]) as asking:
-        assert told(one) == "2"  # the main thread and `background`
+        assert next_line(one) == "2"  # the main thread and `background`
         assert len(asking.dump(one.pid)) == 2
 
 
@@ -454,13 +454,13 @@ def test_a_handler_of_the_job_that_came_later_is_called() -> None:
 """
     )
     with process(code) as one:
-        assert told(one) == str([ASK])
+        assert next_line(one) == str([ASK])
 
 
 def test_a_signal_that_c_code_catches_is_left_to_it() -> None:
     early = f"import faulthandler, sys\nfaulthandler.register({ASK}, file=sys.stderr)\n"
     with process(early + textwrap.dedent(RANK) + TELL_RECORD) as one:
-        assert told(one).split()[0] == str(ASK - 1)
+        assert next_line(one).split()[0] == str(ASK - 1)
 
 
 def test_a_forked_child_finds_the_signals_as_without_the_hook() -> None:
@@ -473,7 +473,7 @@ def test_a_forked_child_finds_the_signals_as_without_the_hook() -> None:
         "time.sleep(1000)\n"
     )
     with process(code) as one:
-        assert told(one) == "[0, 0, 0]"
+        assert next_line(one) == "[0, 0, 0]"
 
 
 def test_at_its_end_nobody_is_asked_and_the_signals_are_ignored() -> None:
@@ -484,7 +484,7 @@ def test_at_its_end_nobody_is_asked_and_the_signals_are_ignored() -> None:
         "print(record.signal, int(lines['SigCgt'], 16) >> 33, int(lines['SigIgn'], 16) >> 46 & 7, flush=True)\n"
     )
     with process(code) as one:
-        assert told(one) == "0 0 7"
+        assert next_line(one) == "0 0 7"
 
 
 # --- its text ------------------------------------------------------------------------------------

@@ -444,13 +444,13 @@ def test_a_log_that_two_runs_write_tells_of_neither(reader: Reader, tmp_path: Pa
         assert job.progress.signals() == ()
 
 
-def said(pid: int, text: str = "NCCL INFO Using network Socket") -> str:
+def nccl_line(pid: int, text: str = "NCCL INFO Using network Socket") -> str:
     """A line of NCCL's, as a process of a container with another name writes it."""
     return f"box:{pid}:{pid} [0] {text}\n"
 
 
 def test_what_nccl_says_is_heard_of_the_ranks_of_the_job_alone(watched: Watched, log: Log) -> None:
-    log.write(said(ME) + said(ME + 1, "NCCL INFO Using network IB") + "step 3 loss 1\n")
+    log.write(nccl_line(ME) + nccl_line(ME + 1, "NCCL INFO Using network IB") + "step 3 loss 1\n")
     assert watched.look() == 3
     assert watched.logs.nccl.facts().networks == ("Socket",)
     assert watched.logs.nccl.strange == 1
@@ -462,17 +462,17 @@ def test_what_nccl_says_in_a_log_of_two_runs_is_heard_of_neither(
     writers = LogSharing()
     one, two = Watched(reader, writers=writers), Watched(reader, writers=writers)
     first = Log(one, tmp_path / "all.log")
-    first.write(said(ME))
+    first.write(nccl_line(ME))
     one.look()
     assert one.logs.nccl.facts().networks == ("Socket",)
-    Log(two, tmp_path / "all.log").write(said(ME))
+    Log(two, tmp_path / "all.log").write(nccl_line(ME))
     for job in (two, one):
         job.look()
         assert job.logs.nccl.facts().networks == ()
 
 
 def test_what_nccl_said_to_an_earlier_launch_is_forgotten(watched: Watched, log: Log) -> None:
-    log.write(said(ME))
+    log.write(nccl_line(ME))
     watched.look()
     other = msgspec.structs.replace(watched.job.ranks[0], pid=os.getppid(), start_ticks=0)
     watched.job = msgspec.structs.replace(watched.job, ranks=(other,))

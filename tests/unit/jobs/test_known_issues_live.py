@@ -215,7 +215,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(reader: Reader, package: Path) -> Software:
+def software_of(reader: Reader, package: Path) -> Software:
     """What the real reader makes of it, through /proc/PID/root of a real process."""
     one = job(first=os.getpid())
     found = Libraries(torch=f"{package}/torch", nccl=f"{package}/nccl/lib/libnccl.so.2")
@@ -223,7 +223,7 @@ def told(reader: Reader, package: Path) -> Software:
 
 
 def test_real_files_are_read(reader: Reader, package: Path) -> None:
-    assert told(reader, package) == Software(torch="2.7.0+cu126", nccl="2.26.2")
+    assert software_of(reader, package) == Software(torch="2.7.0+cu126", nccl="2.26.2")
 
 
 def test_a_rank_that_may_use_one_core_is_told_on_a_large_node(
@@ -267,7 +267,7 @@ def test_a_trick_gives_an_unknown_version_at_once(
         elif trick == "binary":
             path.write_bytes(os.urandom(4096))
     began = time.monotonic()
-    assert told(reader, package) == Software()
+    assert software_of(reader, package) == Software()
     assert time.monotonic() - began < 5 * PATIENCE
     assert not reader.stuck
 

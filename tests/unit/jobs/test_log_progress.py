@@ -15,7 +15,7 @@ from mldebug.stall.signals import RunLook
 MINUTE = 60
 
 
-class Told:
+class FollowedLog:
     """One log, one line a second, as the agent reads it."""
 
     def __init__(self) -> None:
@@ -44,8 +44,8 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    it = Told()
+def followed() -> FollowedLog:
+    it = FollowedLog()
     for step in range(50, 60):
         it.say(f"step {step} loss {60 / step:.4f}")
     return it
@@ -76,15 +76,15 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("lines", REPEATED.values(), ids=REPEATED)
-def test_what_was_said_before_is_no_movement(told: Told, lines: list[str]) -> None:
-    assert told.longest(*lines) > 2 * MINUTE - 12
+def test_what_was_said_before_is_no_movement(followed: FollowedLog, lines: list[str]) -> None:
+    assert followed.longest(*lines) > 2 * MINUTE - 12
 
 
-def test_what_was_said_before_is_no_rhythm(told: Told) -> None:
-    before = len(told.clock.gaps.memory.gaps)
-    told.longest(*REPEATED["two monitor threads"])
-    assert len(told.clock.gaps.memory.gaps) <= before + 2
-    assert told.progress.step == 61
+def test_what_was_said_before_is_no_rhythm(followed: FollowedLog) -> None:
+    before = len(followed.clock.gaps.memory.gaps)
+    followed.longest(*REPEATED["two monitor threads"])
+    assert len(followed.clock.gaps.memory.gaps) <= before + 2
+    assert followed.progress.step == 61
 
 
 MOVING = {
@@ -121,8 +121,8 @@ MOVING = {
 
 
 @pytest.mark.parametrize("lines", MOVING.values(), ids=MOVING)
-def test_what_goes_on_is_movement(told: Told, lines: list[str]) -> None:
-    assert told.longest(*lines, first=12) <= 3
+def test_what_goes_on_is_movement(followed: FollowedLog, lines: list[str]) -> None:
+    assert followed.longest(*lines, first=12) <= 3
 
 
 COUNTERS = {
@@ -146,15 +146,15 @@ COUNTERS = {
 
 
 @pytest.mark.parametrize("lines", COUNTERS.values(), ids=COUNTERS)
-def test_another_thread_that_counts_is_no_movement(told: Told, lines: list[str]) -> None:
-    assert told.longest(*lines) == 2 * MINUTE
-    assert told.progress.step == 59
-    told.say("step 60 loss 0.5")
-    assert (told.clock.quiet, told.progress.step) == (0, 60)
+def test_another_thread_that_counts_is_no_movement(followed: FollowedLog, lines: list[str]) -> None:
+    assert followed.longest(*lines) == 2 * MINUTE
+    assert followed.progress.step == 59
+    followed.say("step 60 loss 0.5")
+    assert (followed.clock.quiet, followed.progress.step) == (0, 60)
 
 
 def test_another_thread_that_counts_beside_a_loop_which_tells_no_loss() -> None:
-    told = Told()
+    told = FollowedLog()
     for step in range(50, 60):
         told.say(f"it {step}/1000")
     assert told.longest(*COUNTERS["a queue"]) == 2 * MINUTE
@@ -186,27 +186,27 @@ ANOTHER_PHASE = {
 
 
 @pytest.mark.parametrize("lines", ANOTHER_PHASE.values(), ids=ANOTHER_PHASE)
-def test_a_phase_with_lines_of_its_own_is_movement(told: Told, lines: list[str]) -> None:
-    assert told.longest(*lines) <= 1
+def test_a_phase_with_lines_of_its_own_is_movement(followed: FollowedLog, lines: list[str]) -> None:
+    assert followed.longest(*lines) <= 1
 
 
-def test_the_step_of_an_evaluation_is_not_that_of_the_run(told: Told) -> None:
+def test_the_step_of_an_evaluation_is_not_that_of_the_run(followed: FollowedLog) -> None:
     for lines in (range(5), range(60, 63), range(5)):
         train = lines.start > 0
         for n in lines:
-            told.say(f"step {n} loss {60 / n}" if train else f"eval step {n}/5 loss 0.9")
-            assert told.clock.quiet == 0
-    assert (told.progress.step, told.progress.loss) == (62, 60 / 62)
+            followed.say(f"step {n} loss {60 / n}" if train else f"eval step {n}/5 loss 0.9")
+            assert followed.clock.quiet == 0
+    assert (followed.progress.step, followed.progress.loss) == (62, 60 / 62)
 
 
-def test_another_loop_takes_the_step_over_when_it_stays(told: Told) -> None:
+def test_another_loop_takes_the_step_over_when_it_stays(followed: FollowedLog) -> None:
     steps = []
     for n in range(12):
-        told.say(f"fine-tuning: iter {n}/500 loss {n}.5")
-        steps.append(told.progress.step)
+        followed.say(f"fine-tuning: iter {n}/500 loss {n}.5")
+        steps.append(followed.progress.step)
     assert steps == [59] * 7 + [7, 8, 9, 10, 11]
-    told.say("step 60 loss 0.5")
-    assert told.progress.step == 60
+    followed.say("step 60 loss 0.5")
+    assert followed.progress.step == 60
 
 
 FROM_THE_START = {
@@ -218,22 +218,22 @@ FROM_THE_START = {
 
 @pytest.mark.parametrize("lines", FROM_THE_START.values(), ids=FROM_THE_START)
 def test_what_a_log_says_from_the_start_is_movement(lines: list[str]) -> None:
-    told = Told()
+    told = FollowedLog()
     said = [line.format(n=n, more=n * 7) for n in range(150) for line in lines]
     assert told.longest(*said, seconds=150) == 0
 
 
 def test_a_loop_behind_a_bar_of_the_start_up_is_movement() -> None:
-    told = Told()
+    told = FollowedLog()
     for n in range(50):
         told.say(f"{n}%|#| {n}/50 [00:10<00:10, 5.00it/s]")
     assert told.longest(*(f"step {n} tokens=512" for n in range(200))) == 0
 
 
-def test_a_restarted_job_may_have_another_log_format(told: Told) -> None:
-    told.progress.restart()
-    assert told.longest(*(f"trainer: step {n} tokens=512" for n in range(200))) == 0
-    assert told.progress.step == 119
+def test_a_restarted_job_may_have_another_log_format(followed: FollowedLog) -> None:
+    followed.progress.restart()
+    assert followed.longest(*(f"trainer: step {n} tokens=512" for n in range(200))) == 0
+    assert followed.progress.step == 119
 
 
 DICTS = {
@@ -253,7 +253,7 @@ DICTS = {
 
 @pytest.mark.parametrize("lines", DICTS.values(), ids=DICTS)
 def test_any_new_number_in_a_dict_is_movement(lines: list[str]) -> None:
-    assert Told().longest(*lines) == 0
+    assert FollowedLog().longest(*lines) == 0
 
 
 def test_a_rounded_loss_without_a_step_comes_back() -> None:
@@ -267,7 +267,7 @@ def test_a_rounded_loss_without_a_step_comes_back() -> None:
 
 
 def test_a_resumed_run_says_known_steps_again() -> None:
-    told = Told()
+    told = FollowedLog()
     for step in range(10):
         told.say(f"step {step} loss 0.5")
     told.progress.restart()
@@ -275,10 +275,10 @@ def test_a_resumed_run_says_known_steps_again() -> None:
     assert told.progress.moved_at == told.now
 
 
-def test_ranks_with_logs_of_their_own_say_the_same(told: Told) -> None:
-    said = told.progress.moved_at
-    told.say("step 59 loss 1.0169", log="b")
-    assert told.progress.moved_at == said
+def test_ranks_with_logs_of_their_own_say_the_same(followed: FollowedLog) -> None:
+    said = followed.progress.moved_at
+    followed.say("step 59 loss 1.0169", log="b")
+    assert followed.progress.moved_at == said
 
 
 def test_all_that_was_there_before_us_is_known() -> None:
@@ -291,7 +291,7 @@ def test_all_that_was_there_before_us_is_known() -> None:
 
 def test_a_restart_of_the_agent_beside_a_chatty_hang_is_no_movement() -> None:
     """The log is as young as its last line, and another rank's step stands last in it."""
-    told = Told()
+    told = FollowedLog()
     for step in (58, 59, 60, 61, 60, 61):
         told.say(f"rank 0 step={step} mem=1")
     clock, quiet = ProgressClock(1.0, told.clock.memory), told.clock.quiet
@@ -303,7 +303,7 @@ def test_a_restart_of_the_agent_beside_a_chatty_hang_is_no_movement() -> None:
 
 
 def test_a_log_that_is_disowned_tells_nothing() -> None:
-    told = Told()
+    told = FollowedLog()
     told.say("step 7 loss 0.5")
     told.progress.disown()
     assert (told.progress.step, told.progress.loss, told.progress.signals()) == (None, None, ())
@@ -311,7 +311,7 @@ def test_a_log_that_is_disowned_tells_nothing() -> None:
     assert not told.clock.memory.values
 
 
-def test_nothing_is_kept_for_ever(told: Told) -> None:
+def test_nothing_is_kept_for_ever(followed: FollowedLog) -> None:
     for step in range(1000):
-        told.say(f"step {step} loss {math.sin(step)}")
-    assert len(told.progress._novelty._recent) <= 32
+        followed.say(f"step {step} loss {math.sin(step)}")
+    assert len(followed.progress._novelty._recent) <= 32

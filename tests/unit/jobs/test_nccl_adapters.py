@@ -26,7 +26,7 @@ SEVEN = " ".join(f"[{number}]mlx5_{number}:1/IB" for number in range(7))
 (RULE,) = [rule for rule in RULES if rule.name == "fewer_adapters"]
 
 
-def told(*lines: str) -> str:
+def rule_text(*lines: str) -> str:
     """What the rule says of lines `host:pid: text`."""
     log = NcclLog()
     for line in lines:
@@ -58,16 +58,16 @@ def test_lines_that_list_adapters(text: str, names: tuple[str, ...] | None) -> N
 
 def test_a_rank_with_fewer_is_told() -> None:
     lines = [f"a:{pid}: NET/IB : Using {EIGHT} [RO]; OOB eth0:10.0.0.1<0>" for pid in range(1, 8)]
-    found = told(*lines, f"b:8: NET/IB : Using {SEVEN} [RO]; OOB eth0:10.0.0.2<0>")
+    found = rule_text(*lines, f"b:8: NET/IB : Using {SEVEN} [RO]; OOB eth0:10.0.0.2<0>")
     assert found == "network adapters that NCCL found: b:8 7; 7 of 8 processes 8"
-    assert told(*lines, "b:8: NET/IB : No device found.").endswith("b:8 0; 7 of 8 processes 8")
+    assert rule_text(*lines, "b:8: NET/IB : No device found.").endswith("b:8 0; 7 of 8 processes 8")
 
 
 def test_a_missing_bond_and_another_kind_of_link_are_told() -> None:
     bonds = [f"a:{pid}: NET/IB : Using [0]mlx5_bond_0:1/RoCE [1]mlx5_bond_1:1/RoCE ; OOB bond0:10.0.0.1<0>" for pid in (1, 2)]  # fmt: skip
-    assert "b:3 1" in told(*bonds, "b:3: NET/IB : Using [0]mlx5_bond_0:1/RoCE ; OOB bond0:10.0.0.2<0>")  # fmt: skip
+    assert "b:3 1" in rule_text(*bonds, "b:3: NET/IB : Using [0]mlx5_bond_0:1/RoCE ; OOB bond0:10.0.0.2<0>")  # fmt: skip
     plain = "b:3: NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE ; OOB eth0:10.0.0.2<0>"
-    assert told(*bonds, plain) == "NCCL found another kind of adapters: b:3 mlx5_0:1/RoCE, mlx5_1:1/RoCE; others 2 x bond/RoCE"  # fmt: skip
+    assert rule_text(*bonds, plain) == "NCCL found another kind of adapters: b:3 mlx5_0:1/RoCE, mlx5_1:1/RoCE; others 2 x bond/RoCE"  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_missing_bond_and_another_kind_of_link_are_told() -> None:
     ],
 )  # fmt: skip
 def test_ranks_that_found_alike_are_no_issue(lines: tuple[str, ...]) -> None:
-    assert told(*lines) == ""
+    assert rule_text(*lines) == ""
 
 
 # --- NCCL_DEBUG_FILE -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ ALONE = LogWriters(node="node-2", pids={5776})
 US = "node-2:5776:5902 [0] "
 
 
-def heard(*lines: str, ours: LogWriters = OURS) -> NcclLogFacts:
+def facts_of(*lines: str, ours: LogWriters = OURS) -> NcclLogFacts:
     """What is known after these lines."""
     log = NcclLog()
     for line in lines:
@@ -84,14 +84,14 @@ def test_a_recorded_log_of_an_h200(name: str) -> None:
     ],
 )  # fmt: skip
 def test_a_line_of_a_rank(line: str, said: NcclLogFacts) -> None:
-    assert heard(US + line) == said
-    assert heard(f"[2026-09-09 10:46:33] {US}{line}") == said
-    assert heard(f"[default0]:{US}{line}") == said
+    assert facts_of(US + line) == said
+    assert facts_of(f"[2026-09-09 10:46:33] {US}{line}") == said
+    assert facts_of(f"[default0]:{US}{line}") == said
 
 
 def test_a_version_may_stand_alone() -> None:
-    assert heard("NCCL version 2.14.3+cuda11.7").version == "2.14.3"
-    assert heard("we need NCCL version 2.14.3").version == ""
+    assert facts_of("NCCL version 2.14.3+cuda11.7").version == "2.14.3"
+    assert facts_of("we need NCCL version 2.14.3").version == ""
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_version_may_stand_alone() -> None:
     ],
 )
 def test_a_torn_line_tells_nothing(line: str) -> None:
-    assert heard(line) == NcclLogFacts()
+    assert facts_of(line) == NcclLogFacts()
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ GONE = {"unresponsive": True}
 SPAWN = ("python3", "-c", "from multiprocessing.spawn import spawn_main", "--multiprocessing-fork")
 
 
-def told(*answers: dict[str, Any], own: tuple[str, ...] = ("127.0.0.1",)) -> NcclRas:
+def merged_answer(*answers: dict[str, Any], own: tuple[str, ...] = ("127.0.0.1",)) -> NcclRas:
     rows = [one for each in answers for one in each["communicators"]]
     whole = parse(json.dumps({**answers[0], "communicators": rows}).encode())
     return msgspec.structs.replace(whole, own=own)
@@ -69,10 +69,10 @@ def test_recorded_ranks() -> None:
 @pytest.mark.parametrize(
     ("answered", "pids", "expected"),
     [
-        (told(ranks(4)), {101, 103}, {101: 1, 103: 3}),
-        (told(ranks(4), ranks(2, key="0x9", pids={0: 102, 1: 103})), {102}, {102: 2}),
-        (told(ranks(3, missing={3: GONE})), {103}, {103: 3}),
-        (told(ranks(4), ranks(4, key="0x9")), {101}, {101: 1}),
+        (merged_answer(ranks(4)), {101, 103}, {101: 1, 103: 3}),
+        (merged_answer(ranks(4), ranks(2, key="0x9", pids={0: 102, 1: 103})), {102}, {102: 2}),
+        (merged_answer(ranks(3, missing={3: GONE})), {103}, {103: 3}),
+        (merged_answer(ranks(4), ranks(4, key="0x9")), {101}, {101: 1}),
     ],
     ids=["all", "a part beside the whole", "one does not answer", "two that agree"],
 )
@@ -96,14 +96,14 @@ def _all(answered: NcclRas) -> set[int | None]:
 @pytest.mark.parametrize(
     "answered",
     [
-        told(ranks(2), ranks(2, key="0x9", pids={0: 102, 1: 103})),
-        told(ranks(2), ranks(2, key="0x9", pids={0: 101, 1: 100})),
-        told(ranks(2, pids={0: 100, 1: 100})),
-        told(ranks(2, size=4)),
-        told(ranks(1)),
-        told(ranks(2, host="10.0.0.7")),
-        told(ranks(2, pids={0: 700, 1: 701})),
-        msgspec.structs.replace(told(ranks(2)), left_out=1),
+        merged_answer(ranks(2), ranks(2, key="0x9", pids={0: 102, 1: 103})),
+        merged_answer(ranks(2), ranks(2, key="0x9", pids={0: 101, 1: 100})),
+        merged_answer(ranks(2, pids={0: 100, 1: 100})),
+        merged_answer(ranks(2, size=4)),
+        merged_answer(ranks(1)),
+        merged_answer(ranks(2, host="10.0.0.7")),
+        merged_answer(ranks(2, pids={0: 700, 1: 701})),
+        msgspec.structs.replace(merged_answer(ranks(2)), left_out=1),
     ],
     ids=["parts alone", "two that differ", "several GPUs", "some not told", "one", "another node", "others", "too many"],
 )  # fmt: skip

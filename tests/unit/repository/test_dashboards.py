@@ -12,7 +12,7 @@ import pytest
 
 from mldebug.hardware.health.model import HealthState
 from shared.deploy.dashboards import BOARDS, FOLDER, Asking, queries, titled
-from shared.deploy.series import JOINED, RECORDED, SERIES, asked, labels_of, rules
+from shared.deploy.series import JOINED, RECORDED, SERIES, labels_of, queried_series, rules
 
 ROOT = Path(__file__).parents[3]
 KINDS = {"stat", "timeseries", "table", "state-timeline"}
@@ -69,9 +69,9 @@ def every_query() -> list[Any]:
 @pytest.mark.parametrize("query", every_query())
 def test_a_query_asks_for_what_a_scrape_has(query: Asking) -> None:
     allowed = ALERT_LABELS if "ALERTS" in query.expression else set[str]()
-    found = dict(asked(query.expression))
+    found = dict(queried_series(query.expression))
     assert found or allowed
-    for name, chosen in asked(query.expression):
+    for name, chosen in queried_series(query.expression):
         assert name in SERIES or name in RECORDED, name
         assert set(chosen) <= labels_of(name), f"{name} has no such label"
         allowed |= labels_of(name)
@@ -101,7 +101,7 @@ def test_variables_are_declared_and_used(board: Any) -> None:
     assert used - GRAFANA <= declared
     assert declared <= used
     for one in board["templating"]["list"]:
-        for name, chosen in asked(str(one.get("query", ""))):
+        for name, chosen in queried_series(str(one.get("query", ""))):
             assert set(chosen) <= labels_of(name)
 
 
@@ -122,7 +122,7 @@ def test_links_lead_somewhere(board: Any) -> None:
 @pytest.mark.parametrize(("board", "panel"), panels())
 def test_a_row_s_link_names_columns_that_it_has(board: Any, panel: Any) -> None:
     """A column that has another name in the table is found by nobody."""
-    labels = ALERT_LABELS.union(*(labels_of(name) for one in panel["targets"] for name, _ in asked(one["expr"])))  # fmt: skip
+    labels = ALERT_LABELS.union(*(labels_of(name) for one in panel["targets"] for name, _ in queried_series(one["expr"])))  # fmt: skip
     named = [one["options"].get("renameByName", {}) for one in panel.get("transformations", [])]
     for label in re.findall(r"\$\{__data\.fields\.(\w+)\}", json.dumps(panel)):
         assert label in labels
@@ -140,5 +140,7 @@ def test_incidents_are_annotations_with_a_link_to_their_report(board: Any) -> No
 def test_dashboards_ask_for_recorded_series_of_one_file_alone() -> None:
     """The names of dcgm-exporter are for its own dashboards."""
     ours = {rule["record"] for rule in rules(ROOT / "deploy/prometheus/rules.yaml")}
-    wanted = {name for one in queries() for name, _ in asked(one.expression) if ":" in name}
+    wanted = {
+        name for one in queries() for name, _ in queried_series(one.expression) if ":" in name
+    }
     assert wanted <= ours

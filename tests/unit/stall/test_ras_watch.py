@@ -23,7 +23,7 @@ from shared.stall.traces import BLIND, ONE_LINE, SLEEPS, SPINS, TRAINS, Run, wat
 STEP = Progress(kind=ProgressKind.RECORD, value=3, at=1.0)
 
 
-def told(count: int) -> NcclRas:
+def answer_with(count: int) -> NcclRas:
     return parse(json.dumps(answer({0: {"AllReduce": count}, 1: {"AllReduce": count}})).encode())
 
 
@@ -58,7 +58,7 @@ def run(
     return Watched(job, decision, JobLook(job=job, look=look), **more)
 
 
-class Desk:
+class ClockedWatch:
     """A RasWatch with a clock of its own; `asked` are the moments of its questions."""
 
     def __init__(self) -> None:
@@ -84,7 +84,9 @@ class Desk:
     def answer(self, count: int | None) -> None:
         """Answer what was asked."""
         while not self.orders.empty():
-            reply = RasReply(error="refused") if count is None else RasReply(answer=told(count))
+            reply = (
+                RasReply(error="refused") if count is None else RasReply(answer=answer_with(count))
+            )
             self.watch.on_result(Result("ras", self.orders.get(), reply, None))
 
     def signals(self, one: Any) -> tuple[Progress, ...]:
@@ -111,11 +113,11 @@ class Desk:
     ],
 )
 def test_when_it_is_asked(one: Any, expected: list[float]) -> None:
-    assert Desk().play(40, one) == expected
+    assert ClockedWatch().play(40, one) == expected
 
 
 def test_one_question_at_a_time() -> None:
-    desk = Desk()
+    desk = ClockedWatch()
     for _ in range(100):
         desk.watch.tick({"j": run(Stage.SUSPECT)})
         desk.now += 1.0
@@ -123,11 +125,11 @@ def test_one_question_at_a_time() -> None:
 
 
 def test_who_does_not_answer_is_left_alone_for_a_while() -> None:
-    assert Desk().play(130, run(Stage.SUSPECT), None) == [0.0, REFUSED, 2 * REFUSED]
+    assert ClockedWatch().play(130, run(Stage.SUSPECT), None) == [0.0, REFUSED, 2 * REFUSED]
 
 
 def test_a_count_that_moved_is_a_sign_of_progress() -> None:
-    desk, one = Desk(), run(Stage.SUSPECT)
+    desk, one = ClockedWatch(), run(Stage.SUSPECT)
     desk.play(3, one, 5)
     assert desk.signals(one) == (), "two equal answers show nothing"
     desk.play(3, one, 6)
@@ -137,7 +139,7 @@ def test_a_count_that_moved_is_a_sign_of_progress() -> None:
 
 def test_what_moved_while_nobody_asked_is_no_news() -> None:
     """The job stepped for an hour since the last question: that its counts differ says nothing of now."""
-    desk = Desk()
+    desk = ClockedWatch()
     desk.play(3, run(Stage.QUIET, STEP), 5)
     desk.play(3600, run(Stage.WATCHING, STEP), 5)
     quiet = run(Stage.QUIET, msgspec.structs.replace(STEP, at=desk.now))
@@ -148,7 +150,7 @@ def test_what_moved_while_nobody_asked_is_no_news() -> None:
 
 
 def test_another_attempt_begins_anew() -> None:
-    desk, one = Desk(), run(Stage.SUSPECT)
+    desk, one = ClockedWatch(), run(Stage.SUSPECT)
     desk.play(3, one, 5)
     desk.play(3, one, 6)
     again = one._replace(job=msgspec.structs.replace(one.job, attempt=1))
@@ -201,13 +203,13 @@ def hears(one: Run, seconds: float, does: Any, every: float | None) -> Run:
     """Let time pass without a step, while the counts move every so often; None: they do not."""
     end = one.at + seconds
     progress, count = one.__dict__.setdefault("heard", (CollectiveProgress(), [0]))
-    progress.take(told(count[0]), one.at)
+    progress.take(answer_with(count[0]), one.at)
     while one.at < end:
         before = len(one.looks)
         one.play(1.0, does)
         if every and int(one.at) % every == 0:
             count[0] += 1
-            progress.take(told(count[0]), one.at)
+            progress.take(answer_with(count[0]), one.at)
         for index in range(before, len(one.looks)):
             look = one.looks[index]
             signs = (*look.progress, *progress.signals(look))

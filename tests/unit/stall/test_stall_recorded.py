@@ -12,7 +12,9 @@ WAITS = "rank 0 waits for its GPU in train_step (rec_train.py:24)"
 LONG = 420.0
 
 
-def told(name: str, seconds: float = LONG, *, timeout: float | str = 15.0, **parts: bool) -> Story:
+def decision_on(
+    name: str, seconds: float = LONG, *, timeout: float | str = 15.0, **parts: bool
+) -> Story:
     """What the watch says to a recording whose last second goes on; the recorder's own samples are used."""
     recording = looks(name, **parts)
     longer = stretch(recording, seconds) if seconds else recording
@@ -52,7 +54,7 @@ FOUND = [
 def test_a_recorded_hang_is_found_and_only_it(
     name: str, without: dict[str, bool], window: tuple[float, float], words: str
 ) -> None:
-    story = told(name, **without)
+    story = decision_on(name, **without)
 
     assert len(story.opened) == 1
     assert window[0] <= story.opened[0] - fault_at(name) <= window[1]
@@ -63,12 +65,12 @@ def test_a_recorded_hang_is_found_and_only_it(
 
 @pytest.mark.parametrize("name", ["kernel", "frozen"])
 def test_without_log_and_gpu_spinning_ranks_cannot_be_told_from_working_ones(name: str) -> None:
-    assert told(name, log=False, gpu=False).opened == []
+    assert decision_on(name, log=False, gpu=False).opened == []
 
 
 @pytest.mark.parametrize("name", ["sleep", "stop", "kernel", "frozen"])
 def test_auto_finds_them_too(name: str) -> None:
-    story = told(name, timeout="auto")
+    story = decision_on(name, timeout="auto")
 
     blamed = story.first(Stage.BLAMED)
     assert len(story.opened) == 1
@@ -78,7 +80,7 @@ def test_auto_finds_them_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sleep", "stop", "kernel", "frozen"])
 def test_auto_without_a_log_takes_a_minute(name: str) -> None:
-    story = told(name, timeout="auto", log=False)
+    story = decision_on(name, timeout="auto", log=False)
 
     assert len(story.opened) == 1
     assert 58 <= story.opened[0] - fault_at(name) <= 66
@@ -177,7 +179,7 @@ def _again(look: RunLook, before: RunLook, last: RunLook, lap: int) -> RunLook:
 
 
 def test_a_kept_capture_shows_the_silent_evaluation() -> None:
-    story = told("sleep", 0)
+    story = decision_on("sleep", 0)
 
     first = story.captured[0]
     assert phases("sleep")[1][0] + 13 <= looks("sleep")[0].at + first <= phases("sleep")[2][0]
@@ -185,7 +187,7 @@ def test_a_kept_capture_shows_the_silent_evaluation() -> None:
 
 
 def test_a_killed_rank_ends_the_attempt_without_a_stall() -> None:
-    story = told("kill", 0)
+    story = decision_on("kill", 0)
 
     assert story.opened == []
     assert story.stages[-1] is Stage.ENDED

@@ -22,7 +22,7 @@ from mldebug_agents.state.server import StateServer, answer
 from mldebug_agents.system.spawn import Spawner
 from shared.incidents.samples import report, sleeping
 from shared.system.hung import wait_until
-from unit.state.test_store import SPAWNERS, ledger
+from unit.state.test_store import SPAWNERS, opened_store
 
 DEEP = 1_500  # folders in each other: more than Python's frames, and than a path has characters
 
@@ -112,7 +112,7 @@ def test_the_size_of_a_deep_or_endless_folder_is_bounded(quick: Path) -> None:
 def test_one_owner_s_deep_report_stops_no_other_report(quick: Path) -> None:
     """1,500 nested folders made the state server die in each prune, and no report came to the disk any more."""
     store = ReportStore(quick, max_reports=2)
-    with ledger(quick) as one:
+    with opened_store(quick) as one:
         one.archive.save(named("20260101T000000Z-job"), "", {})
         mine = next(store.folder.iterdir())
         deep(mine)
@@ -180,7 +180,7 @@ def test_pruning_that_fails_holds_no_report_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     done: list[str] = []
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
 
         def fails() -> None:
             raise OSError(5, "Input/output error")
@@ -196,14 +196,14 @@ def test_pruning_that_fails_holds_no_report_up(
 
 
 def test_a_state_server_that_dies_again_and_again_is_started_again(tmp_path: Path) -> None:
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
         for number in range(5):
             assert one.worker is not None
             assert one.worker.pid is not None
             os.kill(one.worker.pid, signal.SIGKILL)
             one.keep(f"job{number}", StallMemory(run=f"job{number}"), None)
             wait_until(lambda: one.writer.idle)
-    with ledger(tmp_path) as two:
+    with opened_store(tmp_path) as two:
         assert len(two.found()) == 5
 
 
@@ -231,17 +231,17 @@ def test_a_database_of_another_shape_is_set_aside(
 ) -> None:
     """It was said to be an Input/output error, and the agent had no memory and no socket."""
     database(tmp_path, script)
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
         assert one.opened
         one.keep("job", StallMemory(run="job"), None)
     assert "is of another schema" in caplog.text
     assert (tmp_path / "agent.sqlite.broken").exists()
-    with ledger(tmp_path) as two:
+    with opened_store(tmp_path) as two:
         assert two.memory("job") == StallMemory(run="job")
 
 
 def test_a_row_of_odd_values_does_not_hide_the_others(tmp_path: Path) -> None:
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
         one.keep("job", StallMemory(run="job"), None)
         one.remember("memo", b"1")
     database(
@@ -250,17 +250,17 @@ def test_a_row_of_odd_values_does_not_hide_the_others(tmp_path: Path) -> None:
         "INSERT INTO memos VALUES (x'00', 7); INSERT INTO leftovers VALUES ('a', 'b', x'00');"
         "INSERT INTO ends VALUES (NULL, 'x');",
     )
-    with ledger(tmp_path) as two:
+    with opened_store(tmp_path) as two:
         assert set(two.found()) == {"job"}
         assert two.memo("memo") == b"1"
         assert two.leftovers == ()
 
 
 def test_the_release_before_has_the_same_tables(tmp_path: Path) -> None:
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
         one.keep("job", StallMemory(run="job"), None)
     database(tmp_path, "PRAGMA user_version = 0")
-    with ledger(tmp_path) as two:
+    with opened_store(tmp_path) as two:
         assert set(two.found()) == {"job"}
     link = sqlite3.connect(tmp_path / "agent.sqlite")
     assert link.execute("PRAGMA user_version").fetchone() == (1,)

@@ -55,7 +55,7 @@ def unopened(folder: Path) -> StateStore:
 
 
 @contextmanager
-def ledger(folder: Path, timeout: float = 30.0) -> Iterator[StateStore]:
+def opened_store(folder: Path, timeout: float = 30.0) -> Iterator[StateStore]:
     one = unopened(folder)
     try:
         one.start(timeout)
@@ -67,12 +67,12 @@ def ledger(folder: Path, timeout: float = 30.0) -> Iterator[StateStore]:
 
 def test_memory_incident_and_leftovers_come_back(tmp_path: Path) -> None:
     left = (Leftover(7, 99, "py-spy dump"),)
-    with ledger(tmp_path) as first:
+    with opened_store(tmp_path) as first:
         first.keep("job", StallMemory(run="job", incidents=1), INCIDENT)
         first.keep("gone", StallMemory(run="gone"), None)
         first.forget("gone")
         first.leave(left)
-    with ledger(tmp_path) as second:
+    with opened_store(tmp_path) as second:
         assert second.opened
         assert second.memory("job") == StallMemory(run="job", incidents=1)
         assert second.incident("job") == INCIDENT
@@ -87,14 +87,14 @@ def test_a_run_whose_id_has_changed_is_known_by_its_processes(tmp_path: Path) ->
     seen = msgspec.structs.replace(
         INCIDENT, captures=(NodeCapture(node="n1", taken_at=2.0, job=job),)
     )
-    with ledger(tmp_path) as first:
+    with opened_store(tmp_path) as first:
         first.keep("job", StallMemory(run="job", incidents=1), seen)
     left = msgspec.structs.replace(job, id="new", ranks=job.ranks[1:])
     stranger = msgspec.structs.replace(
         left, id="other", ranks=(msgspec.structs.replace(job.ranks[1], start_ticks=8),)
     )
     for _ in range(2):  # the second time from the disk
-        with ledger(tmp_path) as again:
+        with opened_store(tmp_path) as again:
             again.adopt(stranger)
             assert again.incident("other") is None
             again.adopt(left)
@@ -107,7 +107,7 @@ def test_a_run_whose_id_has_changed_is_known_by_its_processes(tmp_path: Path) ->
 
 
 def test_only_the_agent_may_read_its_memory(tmp_path: Path) -> None:
-    with ledger(tmp_path / "state") as one:
+    with opened_store(tmp_path / "state") as one:
         one.keep("job", StallMemory(), None)
         wait_until(lambda: (tmp_path / "state/agent.sqlite-wal").exists())
         modes = {
@@ -119,29 +119,29 @@ def test_only_the_agent_may_read_its_memory(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "agent.sqlite").write_bytes(b"no database" * 1000)
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
         assert one.opened
         one.keep("job", StallMemory(run="job"), None)
-    with ledger(tmp_path) as two:
+    with opened_store(tmp_path) as two:
         assert two.memory("job") == StallMemory(run="job")
     assert (tmp_path / "agent.sqlite.broken").read_bytes().startswith(b"no database")
     assert "is damaged" in caplog.text
 
 
 def test_a_row_of_another_version_does_not_hide_the_others(tmp_path: Path) -> None:
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
         one.keep("old", StallMemory(), None)
         one.keep("job", StallMemory(run="job"), None)
     link = sqlite3.connect(tmp_path / "agent.sqlite")
     link.execute("UPDATE runs SET memory = '{\"run\": 7}' WHERE job_id = 'old'")
     link.commit()
     link.close()
-    with ledger(tmp_path) as two:
+    with opened_store(tmp_path) as two:
         assert set(two.found()) == {"job"}
 
 
 def test_a_second_agent_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
-    with ledger(tmp_path):
+    with opened_store(tmp_path):
         other = unopened(tmp_path)
         with pytest.raises(UsageError, match=rf"another agent \(pid {os.getpid()}\) already uses"):
             other.start()
@@ -149,7 +149,7 @@ def test_a_second_agent_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> 
 
 
 def test_an_agent_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
-    with ledger(tmp_path):
+    with opened_store(tmp_path):
         (tmp_path / "agent.lock").write_text("123 other-node")
         other = unopened(tmp_path)
         with pytest.raises(UsageError, match=r"pid 123 on other-node"):
@@ -170,7 +170,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert done.returncode == -9
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
         assert one.opened
 
 
@@ -245,7 +245,7 @@ def test_a_full_or_read_only_disk_lets_the_agent_run_and_takes_all_later(
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)], check=True)
     try:
         (place / "fill").write_bytes(b"x" * 65536)
-        with ledger(place) as one:
+        with opened_store(place) as one:
             one.keep("job", StallMemory(run="job"), INCIDENT)
             wait_until(lambda: not one.states()[0].success)
             assert "No space left on device (ENOSPC)" in one.states()[0].error
@@ -259,7 +259,7 @@ def test_a_full_or_read_only_disk_lets_the_agent_run_and_takes_all_later(
             wait_until(
                 lambda a=args: remounted(place, *a)
             )  # not while the keeper before still ends
-            with ledger(place) as again:
+            with opened_store(place) as again:
                 assert again.opened == (args == ["remount,rw"])
                 said = "" if again.opened else "Read-only file system (EROFS)"
                 assert again.states()[0].error == said
@@ -268,7 +268,7 @@ def test_a_full_or_read_only_disk_lets_the_agent_run_and_takes_all_later(
 
 
 def test_a_hung_disk_is_opened_when_it_comes_back(tmp_path: Path) -> None:
-    with ledger(tmp_path / "before") as first:
+    with opened_store(tmp_path / "before") as first:
         first.keep("job", StallMemory(run="job"), INCIDENT)
     folder = tmp_path / "hung"
     folder.mkdir()
@@ -301,13 +301,13 @@ def test_the_socket_file_goes_at_the_end_if_it_is_still_ours(tmp_path: Path) -> 
 
 
 def test_a_keeper_that_was_killed_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
         assert one.worker is not None
         assert one.worker.pid
         os.kill(one.worker.pid, signal.SIGKILL)
         one.keep("job", StallMemory(run="job"), INCIDENT)
         wait_until(lambda: one.writer.idle)
-    with ledger(tmp_path) as two:
+    with opened_store(tmp_path) as two:
         assert two.incident("job") == INCIDENT
 
 
@@ -341,7 +341,7 @@ def test_a_lost_state_dir_is_made_and_filled_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str
 ) -> None:
     state, left = tmp_path / "state", (Leftover(7, 99, "py-spy dump"),)
-    with ledger(state) as one:
+    with opened_store(state) as one:
         one.keep("job", StallMemory(run="job"), INCIDENT)
         one.keep_ends("job", ENDS)
         one.leave(left)
@@ -361,23 +361,23 @@ def test_a_lost_state_dir_is_made_and_filled_anew(
     errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1, errors
     assert errors[0].startswith(f"the state dir {state} ")
-    with ledger(state) as two:
+    with opened_store(state) as two:
         assert (two.incident("job"), two.ends("job"), two.leftovers) == (INCIDENT, ENDS, left)
         assert two.memo("gpus") == b"{}"
         assert two.losses == 0
 
 
 def test_a_write_notices_a_lost_state_dir_without_being_told_to_look(tmp_path: Path) -> None:
-    with ledger(tmp_path / "state") as one:
+    with opened_store(tmp_path / "state") as one:
         shutil.rmtree(tmp_path / "state")
         one.keep("job", StallMemory(run="job"), INCIDENT)
         wait_until(lambda: one.losses == 1)
-    with ledger(tmp_path / "state") as two:
+    with opened_store(tmp_path / "state") as two:
         assert two.incident("job") == INCIDENT
 
 
 def test_a_keeper_that_dies_with_its_folder_is_noticed_too(tmp_path: Path) -> None:
-    with ledger(tmp_path / "state") as one:
+    with opened_store(tmp_path / "state") as one:
         one.keep("job", StallMemory(run="job"), INCIDENT)
         wait_until(lambda: one.writer.idle)
         assert one.worker is not None
@@ -385,15 +385,15 @@ def test_a_keeper_that_dies_with_its_folder_is_noticed_too(tmp_path: Path) -> No
         shutil.rmtree(tmp_path / "state")
         os.kill(one.worker.pid, signal.SIGKILL)
         wait_until(one.tend)
-    with ledger(tmp_path / "state") as two:
+    with opened_store(tmp_path / "state") as two:
         assert two.incident("job") == INCIDENT
 
 
 def test_the_place_of_another_agent_is_left_to_it(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with ledger(state) as one:
+    with opened_store(state) as one:
         state.rename(tmp_path / "elsewhere")
-        with ledger(state):
+        with opened_store(state):
             (state / "agent.lock").write_text(f"1 {socket.gethostname()}")  # for a pid that lives
             one.tend()
             wait_until(lambda: one.refusal is not None)
@@ -442,26 +442,26 @@ def test_a_folder_that_hangs_is_not_taken_for_a_lost_one(tmp_path: Path) -> None
 
 
 def test_ends_without_a_run_are_forgotten(tmp_path: Path) -> None:
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
         one.keep_ends("job", ENDS)
-    with ledger(tmp_path) as two:
+    with opened_store(tmp_path) as two:
         assert two.ends("job") == ENDS
         two.forget_others({"other"})
-    with ledger(tmp_path) as three:
+    with opened_store(tmp_path) as three:
         assert three.ends("job") is None
 
 
 def test_memos_come_back_until_they_are_emptied(tmp_path: Path) -> None:
-    with ledger(tmp_path) as one:
+    with opened_store(tmp_path) as one:
         one.remember("gpus", b"{}")
         one.remember("gpus/job", b"[1]")
         one.remember("gone", b"1")
         one.remember("gone", b"")
         assert one.memo("gone") == b""
-    with ledger(tmp_path) as again:
+    with opened_store(tmp_path) as again:
         assert again.memo("gpus") == b"{}"
         assert again.memos("gpus/") == ("gpus/job",)
         assert again.memo("gone") == b""
         again.remember("gpus/job", b"")
-    with ledger(tmp_path) as last:
+    with opened_store(tmp_path) as last:
         assert last.memos("") == ("gpus",)

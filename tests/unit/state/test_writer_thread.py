@@ -44,7 +44,7 @@ class Disk:
 
 
 @contextmanager
-def scribe(disk: Disk, retry: float = 0.01, release: bool = True) -> Iterator[WriterThread]:
+def started_writer(disk: Disk, retry: float = 0.01, release: bool = True) -> Iterator[WriterThread]:
     one = WriterThread(PLACE, disk.write("open"), retry=retry)
     if release:
         one.release()
@@ -58,7 +58,7 @@ def scribe(disk: Disk, retry: float = 0.01, release: bool = True) -> Iterator[Wr
 
 def test_a_flood_of_one_owner_s_reports_drops_his_own() -> None:
     disk = Disk()
-    with scribe(disk, release=False) as one:
+    with started_writer(disk, release=False) as one:
         one.put(f"{REPORT}a", disk.write("a"), owner=2001)
         for number in range(3 * MAX_REPORTS):
             one.put(f"{REPORT}b{number}", disk.write(f"b{number}"), owner=2002)
@@ -71,7 +71,7 @@ def test_a_flood_of_one_owner_s_reports_drops_his_own() -> None:
 
 def test_work_is_done_in_order_after_the_opening() -> None:
     disk = Disk()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         assert one.start(30)
         for name in "abc":
             one.put(name, disk.write(name))
@@ -81,7 +81,7 @@ def test_work_is_done_in_order_after_the_opening() -> None:
 
 def test_nothing_is_written_before_what_was_found_is_taken_in() -> None:
     disk = Disk()
-    with scribe(disk, release=False) as one:
+    with started_writer(disk, release=False) as one:
         one.put("a", disk.write("a"))
         assert one.start(30)
         time.sleep(0.05)
@@ -92,7 +92,7 @@ def test_nothing_is_written_before_what_was_found_is_taken_in() -> None:
 
 def test_a_newer_state_takes_the_place_of_one_that_waits() -> None:
     disk = Disk()
-    with scribe(disk, release=False) as one:
+    with started_writer(disk, release=False) as one:
         one.put("run", disk.write("run, incident open"), last=False)
         one.put(REPORT + "x", disk.write("report"))
         one.put("run", disk.write("run, later"), last=False)
@@ -106,7 +106,7 @@ def test_a_newer_state_takes_the_place_of_one_that_waits() -> None:
 
 def test_a_full_disk_is_tried_again_until_it_has_room() -> None:
     disk = Disk()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         one.start(30)
         disk.full = True
         one.put(REPORT + "x", disk.write("x"))
@@ -122,7 +122,7 @@ def test_a_full_disk_is_tried_again_until_it_has_room() -> None:
 def test_a_disk_that_is_full_at_the_start_is_opened_later() -> None:
     disk = Disk()
     disk.full = True
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         assert not one.start(30)
         one.put("a", disk.write("a"))
         disk.full = False
@@ -133,7 +133,7 @@ def test_a_disk_that_is_full_at_the_start_is_opened_later() -> None:
 def test_a_hung_disk_costs_the_start_its_deadline_and_nothing_more() -> None:
     disk = Disk()
     disk.hung.clear()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         started = time.monotonic()
         assert not one.start(0.2)
         assert time.monotonic() - started < 2 * PATIENCE
@@ -145,7 +145,7 @@ def test_a_hung_disk_costs_the_start_its_deadline_and_nothing_more() -> None:
 
 def test_reports_that_wait_are_bounded_and_counted() -> None:
     disk = Disk()
-    with scribe(disk, release=False) as one:
+    with started_writer(disk, release=False) as one:
         for number in range(MAX_REPORTS + 3):
             one.put(f"{REPORT}{number}", disk.write(str(number)))
         assert (one.waiting, one.lost) == (MAX_REPORTS, 3)
@@ -174,7 +174,7 @@ def test_a_defect_costs_its_own_work_only(caplog: pytest.LogCaptureFixture) -> N
         raise ValueError("a defect")
 
     disk = Disk()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         one.start(30)
         one.put(REPORT + "x", broken)
         one.put("a", disk.write("a"))
@@ -187,7 +187,7 @@ def test_the_end_waits_for_a_hung_disk_no_longer_than_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     disk = Disk()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         one.start(30)
         disk.hung.clear()
         one.put(REPORT + "x", disk.write("x"))
@@ -205,7 +205,7 @@ def test_the_end_waits_for_a_hung_disk_no_longer_than_told(
 def test_stuck_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DEADLINE", 0.05)
     disk = Disk()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         one.start(30)
         disk.hung.clear()
         one.put("a", disk.write("a"))
@@ -220,7 +220,7 @@ def test_stuck_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     disk = Disk()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         one.start(30)
         disk.full = True
         one.put(REPORT + "x", disk.write("x"))
@@ -239,7 +239,7 @@ def test_a_full_disk_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFi
 
 def test_another_trouble_is_another_line(caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         one.start(30)
         disk.fails = [OSError(28, "x"), OSError(28, "y"), OSError(5, "z"), OSError(28, "x")]
         one.put("a", disk.write("a"))
@@ -255,7 +255,7 @@ def test_dropped_reports_are_one_line_and_their_number_is_told_at_the_end(
 ) -> None:
     caplog.set_level(logging.INFO)
     disk = Disk()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         one.start(30)
         disk.full = True
         one.put("a", disk.write("a"))
@@ -274,7 +274,7 @@ def test_a_disk_that_hangs_later_is_told_once_and_its_return_too(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(module, "DEADLINE", 0.05)
     disk = Disk()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         one.start(30)
         disk.hung.clear()
         one.put("a", disk.write("a"))
@@ -293,7 +293,7 @@ def test_another_agent_in_our_place_is_a_refusal_at_any_time() -> None:
         raise OccupiedError("another agent is here")
 
     disk = Disk()
-    with scribe(disk) as one:
+    with started_writer(disk) as one:
         one.start(30)
         one.put("a", refuse)
         one.put("b", disk.write("b"))

@@ -30,7 +30,7 @@ def look(tools: NodeTools, folder: Path) -> CanaryCollector:
     return part
 
 
-def said(part: CanaryCollector) -> list[tuple[str, str]]:
+def alerts_of(part: CanaryCollector) -> list[tuple[str, str]]:
     return [(one.kind, one.sentence.partition(": ")[2]) for one in part.alarms()]
 
 
@@ -40,7 +40,7 @@ def name() -> str:
 
 def test_it_writes_and_leaves_nothing(tools: NodeTools, tmp_path: Path) -> None:
     part = look(tools, tmp_path)
-    assert said(part) == []
+    assert alerts_of(part) == []
     assert list(tmp_path.iterdir()) == []
     (row,) = part.status()["test_writes"]
     assert "64 KiB written and synced in" in str(row["line"])
@@ -61,20 +61,20 @@ def test_full_and_out_of_inodes_and_read_only_are_told_apart(
 ) -> None:
     with mounted(tmp_path / "data", "size=64k,nr_inodes=8") as folder:
         (folder / "all").write_bytes(bytes(60 << 10))
-        assert said(look(tools, folder)) == [
+        assert alerts_of(look(tools, folder)) == [
             ("canary_full", "a test write failed: no space is left")
         ]
         (folder / "all").unlink()
         for number in range(7):
             (folder / str(number)).touch()
-        assert said(look(tools, folder)) == [
+        assert alerts_of(look(tools, folder)) == [
             ("canary_full", "a test write failed: no inode is left")
         ]
         for number in range(7):
             (folder / str(number)).unlink()
-        assert said(look(tools, folder)) == []
+        assert alerts_of(look(tools, folder)) == []
         mount(folder, "", flags=0x20 | 1)  # remount, read-only
-        assert said(look(tools, folder)) == [
+        assert alerts_of(look(tools, folder)) == [
             ("canary_read_only", "a test write failed: it is read-only")
         ]
 
@@ -83,15 +83,15 @@ def test_what_an_earlier_run_left_goes_and_nothing_else_does(
     tools: NodeTools, tmp_path: Path
 ) -> None:
     (tmp_path / name()).write_bytes(b"half")
-    assert said(look(tools, tmp_path)) == []
+    assert alerts_of(look(tools, tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "precious").write_text("data")
     (tmp_path / name()).symlink_to("precious")
-    assert [kind for kind, _ in said(look(tools, tmp_path))] == ["canary_failed"]
+    assert [kind for kind, _ in alerts_of(look(tools, tmp_path))] == ["canary_failed"]
     assert (tmp_path / "precious").read_text() == "data"
     (tmp_path / name()).unlink()
     os.link(tmp_path / "precious", tmp_path / name())
-    assert [kind for kind, _ in said(look(tools, tmp_path))] == ["canary_failed"]
+    assert [kind for kind, _ in alerts_of(look(tools, tmp_path))] == ["canary_failed"]
     assert (tmp_path / name()).exists()
 
 

@@ -22,7 +22,7 @@ CUT = CheckpointVerdict(
 NAME = ("run", "/ckpt", "step_#")
 
 
-def seen(
+def look_at(
     step: int, at: float, verdict: CheckpointVerdict = WHOLE, **more: object
 ) -> CheckpointReading:
     told = {"size": GIB, "files": 5, "oldest": at - 20, "newest": at, "inode": step}
@@ -41,7 +41,7 @@ def looked(
 
 def test_the_last_complete_save_and_what_would_be_lost() -> None:
     series = CheckpointSeries()
-    looked(series, START, seen(100, START - 900), seen(200, START - 300))
+    looked(series, START, look_at(100, START - 900), look_at(200, START - 300))
     state = series_state(series, NAME, START, step=288)
     assert state.last is not None
     assert (state.last.name, state.last.size, state.last.seconds) == ("step_200", GIB, 20.0)
@@ -54,15 +54,15 @@ def test_the_last_complete_save_and_what_would_be_lost() -> None:
 
 def test_a_save_that_is_written_is_progress_and_one_that_died_is_not() -> None:
     series = CheckpointSeries()
-    first = seen(100, START - 300)
+    first = look_at(100, START - 300)
     looked(series, START, first)
     assert series.grown_at is None
     for second in range(15, 60, 15):
         now = START + second
-        looked(series, now, first, seen(200, now - 1, CUT, size=second * 1000, open=True))
+        looked(series, now, first, look_at(200, now - 1, CUT, size=second * 1000, open=True))
         assert series.grown_at == now
         assert series.checkpoints[-1].state is Completeness.WRITING
-    dead = seen(200, START + 44, CUT, size=45_000)
+    dead = look_at(200, START + 44, CUT, size=45_000)
     for second in range(60, 100, 15):
         looked(series, START + second, first, dead)
         assert series.checkpoints[-1].state is Completeness.WRITING
@@ -80,29 +80,29 @@ def test_a_save_that_others_write_is_no_progress_of_this_job() -> None:
     series = CheckpointSeries()
     looked(series, START)
     for second in range(15, 60, 15):
-        looked(series, START + second, seen(200, START + second, CUT, size=second))
+        looked(series, START + second, look_at(200, START + second, CUT, size=second))
     assert series.grown_at is None
     assert series.checkpoints[-1].state is Completeness.WRITING
 
 
 def test_an_open_file_that_does_not_grow_is_no_progress() -> None:
     series = CheckpointSeries()
-    looked(series, START, seen(100, START - 4000, CUT, open=True))
+    looked(series, START, look_at(100, START - 4000, CUT, open=True))
     before = series.grown_at
     for second in range(15, 600, 15):
-        looked(series, START + second, seen(100, START - 4000, CUT, open=True))
+        looked(series, START + second, look_at(100, START - 4000, CUT, open=True))
     assert series.grown_at == before
 
 
 def test_an_incomplete_save_of_before_is_not_called_dead_at_first_sight() -> None:
     """The clock of its server may be minutes behind, and it may be just being written."""
     series = CheckpointSeries()
-    looked(series, START, seen(100, START - 200, CUT))
+    looked(series, START, look_at(100, START - 200, CUT))
     assert series.checkpoints[-1].state is Completeness.UNKNOWN
-    looked(series, START + 61, seen(100, START - 200, CUT))
+    looked(series, START + 61, look_at(100, START - 200, CUT))
     assert series.checkpoints[-1].state is Completeness.INCOMPLETE
     old = CheckpointSeries()
-    looked(old, START, seen(100, START - 4000, CUT))
+    looked(old, START, look_at(100, START - 4000, CUT))
     assert old.checkpoints[-1].state is Completeness.INCOMPLETE
 
 
@@ -130,18 +130,18 @@ def test_rotation_is_no_loss() -> None:
     series = CheckpointSeries()
     for number in range(1, 9):
         now = START + number * 600
-        two = [seen(step, START + step * 600) for step in (number - 1, number) if step]
+        two = [look_at(step, START + step * 600) for step in (number - 1, number) if step]
         looked(series, now, *two)
     assert [one.name for one in series.complete] == ["step_7", "step_8"]
     assert series.period == 600.0
-    half = seen(7, START + 7 * 600, CUT, size=GIB // 3)
-    looked(series, START + 8 * 600 + 15, half, seen(8, START + 8 * 600))
+    half = look_at(7, START + 7 * 600, CUT, size=GIB // 3)
+    looked(series, START + 8 * 600 + 15, half, look_at(8, START + 8 * 600))
     assert series_state(series, NAME, START + 8 * 600 + 15).left_bytes == 0
 
 
 def test_what_was_not_listed_is_not_missing_and_nothing_is_said_of_losses() -> None:
     series = CheckpointSeries()
-    looked(series, START, seen(100, START - 300))
+    looked(series, START, look_at(100, START - 300))
     looked(series, START + 30, whole=False)
     assert [one.name for one in series.complete] == ["step_100"]
     state = series_state(series, NAME, START + 30, trouble="permission denied for a part of it")
@@ -154,11 +154,11 @@ def test_the_clock_of_the_file_server_is_learned_from_what_grows(skew: float) ->
     series = CheckpointSeries()
     looked(series, START)
     for second in (15, 30, 45):
-        half = seen(
+        half = look_at(
             100, START + second - 1 + skew, CUT, size=second, oldest=START + 5 + skew, open=True
         )
         looked(series, START + second, half)
-    done = seen(100, START + 50 + skew, size=GIB, oldest=START + 5 + skew)
+    done = look_at(100, START + 50 + skew, size=GIB, oldest=START + 5 + skew)
     looked(series, START + 60, done)
     (kept,) = series.complete
     assert abs(series.memory.skew - skew) <= 20
@@ -172,8 +172,8 @@ def test_the_clock_of_the_file_server_is_learned_from_what_grows(skew: float) ->
 
 def test_sizes_are_compared_with_those_before() -> None:
     series = CheckpointSeries()
-    ones = [seen(step, START + step, size=GIB) for step in (1, 2, 3)]
-    looked(series, START + 10, *ones, seen(4, START + 5, size=GIB * 9 // 10))
+    ones = [look_at(step, START + step, size=GIB) for step in (1, 2, 3)]
+    looked(series, START + 10, *ones, look_at(4, START + 5, size=GIB * 9 // 10))
     assert size_change(series.complete[-1], series.memory.complete) == pytest.approx(-0.1)
     assert "10% smaller than those before it" in series_state(series, NAME, START + 10).sentence
 
@@ -184,13 +184,13 @@ def test_the_memory_of_an_earlier_agent_is_taken_up() -> None:
     looked(
         series,
         START + 15,
-        seen(100, START + 14, CUT, size=5, oldest=START + 10, open=True),
+        look_at(100, START + 14, CUT, size=5, oldest=START + 10, open=True),
         step=99,
     )
-    looked(series, START + 30, seen(100, START + 29, oldest=START + 10))
+    looked(series, START + 30, look_at(100, START + 29, oldest=START + 10))
     (kept,) = series.complete
     later = CheckpointSeries(SeriesMemory(complete=list(series.memory.complete)))
-    looked(later, START + 500, seen(100, START + 29, oldest=START + 10))
+    looked(later, START + 500, look_at(100, START + 29, oldest=START + 10))
     assert later.complete == (kept,)
 
 
@@ -213,7 +213,7 @@ def test_no_name_inside_a_save_breaks_what_is_sent() -> None:
     )
     series = CheckpointSeries(settle=0.0)
     looked(series, START)
-    looked(series, START + 1, seen(1, START - 900, broken), seen(2, START - 800, long_why()))
+    looked(series, START + 1, look_at(1, START - 900, broken), look_at(2, START - 800, long_why()))
     told = series_state(series, ("run", "/a\x1b[31m\n/b", "step_#"), START + 1)
     assert msgspec.json.encode(told)
     assert msgspec.json.encode(series.checkpoints)
@@ -229,8 +229,10 @@ def long_why() -> CheckpointVerdict:
 
 def test_a_part_that_was_taken_over_from_an_earlier_save_is_not_its_beginning() -> None:
     series = CheckpointSeries()
-    looked(series, START, seen(1, START - 3600))
-    looked(series, START + 30, seen(1, START - 3600), seen(2, START + 20, oldest=START - 9000))
+    looked(series, START, look_at(1, START - 3600))
+    looked(
+        series, START + 30, look_at(1, START - 3600), look_at(2, START + 20, oldest=START - 9000)
+    )
     last = series_state(series, NAME, START + 30)
     assert last.last is not None
     assert (last.last.name, last.last.seconds, last.lost_seconds) == ("step_2", None, 10.0)
@@ -238,8 +240,8 @@ def test_a_part_that_was_taken_over_from_an_earlier_save_is_not_its_beginning() 
 
 def test_who_wrote_a_save_of_before_is_not_known() -> None:
     series = CheckpointSeries()
-    series.look(START, [seen(1, START - 300)], whole=True, world_size=4)
-    both = [seen(1, START - 300), seen(2, START + 5)]
+    series.look(START, [look_at(1, START - 300)], whole=True, world_size=4)
+    both = [look_at(1, START - 300), look_at(2, START + 5)]
     series.look(START + 10, both, whole=True, world_size=4)
     series.look(START + 20, both, whole=True, world_size=3)  # after an elastic restart
     assert [one.world_size for one in series.checkpoints] == [None, 4]
@@ -249,7 +251,7 @@ def test_a_run_resumes_from_its_newest_series() -> None:
     states = []
     for folder, at in (("/a", START - 50), ("/b", START - 10)):
         series = CheckpointSeries()
-        looked(series, START, seen(1, at))
+        looked(series, START, look_at(1, at))
         states.append(series_state(series, ("run", folder, "step_#"), START))
     newest = newest_of(states, "run")
     assert newest is not None
@@ -260,7 +262,7 @@ def test_a_run_resumes_from_its_newest_series() -> None:
 def test_what_is_lost_is_at_most_that_where_the_newest_is_not_known() -> None:
     series = CheckpointSeries()
     closed = CheckpointVerdict(state=Completeness.UNKNOWN, why="permission denied")
-    looked(series, START, seen(100, START - 900), seen(200, START - 300, closed))
+    looked(series, START, look_at(100, START - 900), look_at(200, START - 300, closed))
     told = series_state(series, NAME, START).sentence
     assert "if it dies now at most 15m20s of work are lost" in told
     assert "step_200: nobody can say whether it is complete: permission denied" in told

@@ -39,19 +39,19 @@ from shared.system.hung import hung_mount
 from shared.system.patience import PATIENCE
 
 
-def turn_until(keeper: DirSizeUpdater, wanted: Callable[[DirSize], bool], seconds: float = 60.0) -> DirSize:  # fmt: skip
+def turn_until(updater_of: DirSizeUpdater, wanted: Callable[[DirSize], bool], seconds: float = 60.0) -> DirSize:  # fmt: skip
     """Let it work until its state is as wanted."""
     deadline = time.monotonic() + seconds * PATIENCE
-    while not wanted(state := keeper.state()):
+    while not wanted(state := updater_of.state()):
         assert time.monotonic() < deadline, state
-        keeper.tick(0.25)
-        time.sleep(min(0.05, keeper.due(time.monotonic())))
+        updater_of.tick(0.25)
+        time.sleep(min(0.05, updater_of.due(time.monotonic())))
     return state
 
 
-def counted(keeper: DirSizeUpdater) -> DirSize:
+def counted(updater_of: DirSizeUpdater) -> DirSize:
     """The state after the first count."""
-    return turn_until(keeper, lambda state: state.inodes is not None)
+    return turn_until(updater_of, lambda state: state.inodes is not None)
 
 
 def as_du(root: Path) -> Callable[[DirSize], bool]:
@@ -80,7 +80,7 @@ def root(place: Path) -> Path:
 
 
 @pytest.fixture
-def keeper(root: Path) -> Iterator[DirSizeUpdater]:
+def updater_of(root: Path) -> Iterator[DirSizeUpdater]:
     one = DirSizeUpdater(DirSizeRequest(path=str(root)))
     yield one
     one.close()
@@ -107,7 +107,7 @@ def lose_events(root: Path) -> None:
         (one if number % 2 else two).chmod(0o600)
 
 
-def rampage(root: Path, keeper: DirSizeUpdater, seconds: float, seed: int) -> int:
+def rampage(root: Path, updater_of: DirSizeUpdater, seconds: float, seed: int) -> int:
     """Anything at random, with lost events in between; returns how often the sums were compared."""
     chaos = Chaos(root, root.parent / "outside", seed)
     dice = random.Random(seed)
@@ -117,77 +117,79 @@ def rampage(root: Path, keeper: DirSizeUpdater, seconds: float, seed: int) -> in
         for _ in range(dice.choice((50, 400, 1500))):
             chaos.step()
             if dice.random() < 0.02:
-                keeper.tick(0.02)
+                updater_of.tick(0.02)
         if dice.random() < 0.3:
             lose_events(root)
         if not root.is_relative_to("/dev/shm"):  # it would wait for the writes of the whole machine
             os.sync()
-        turn_until(keeper, as_du(root))
+        turn_until(updater_of, as_du(root))
         compared += 1
     return compared
 
 
 def test_random_changes_and_lost_events_end_in_the_sums_of_du(
-    root: Path, keeper: DirSizeUpdater
+    root: Path, updater_of: DirSizeUpdater
 ) -> None:
-    counted(keeper)
+    counted(updater_of)
     lose_events(root)
-    turn_until(keeper, lambda state: state.overflows > 0 and state.how == WATCHED)
-    assert rampage(root, keeper, 5.0, seed=7)
-    assert keeper.state().rescans
+    turn_until(updater_of, lambda state: state.overflows > 0 and state.how == WATCHED)
+    assert rampage(root, updater_of, 5.0, seed=7)
+    assert updater_of.state().rescans
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_ten_minutes_of_random_changes(root: Path, keeper: DirSizeUpdater) -> None:
-    counted(keeper)
-    assert rampage(root, keeper, 300.0, seed=time.time_ns()) > 10
+def test_ten_minutes_of_random_changes(root: Path, updater_of: DirSizeUpdater) -> None:
+    counted(updater_of)
+    assert rampage(root, updater_of, 300.0, seed=time.time_ns()) > 10
 
 
-def test_a_file_of_several_names_counts_once(root: Path, keeper: DirSizeUpdater) -> None:
+def test_a_file_of_several_names_counts_once(root: Path, updater_of: DirSizeUpdater) -> None:
     (root / "a").mkdir()
     (root / "a" / "file").write_bytes(b"x" * 100_000)
     (root.parent / "outside" / "other").write_bytes(b"y" * 50_000)
     os.sync()
-    counted(keeper)
+    counted(updater_of)
     (root / "b").mkdir()
     os.link(root / "a" / "file", root / "b" / "same")  # no event tells that the first has two names
     os.link(root.parent / "outside" / "other", root / "b" / "half")
-    turn_until(keeper, as_du(root))
+    turn_until(updater_of, as_du(root))
     (root / "a" / "file").unlink()
-    turn_until(keeper, as_du(root))
+    turn_until(updater_of, as_du(root))
     (root / "b" / "same").unlink()
-    turn_until(keeper, as_du(root))
+    turn_until(updater_of, as_du(root))
 
 
 def test_a_folder_that_moves_is_not_counted_again(
-    root: Path, keeper: DirSizeUpdater, monkeypatch: pytest.MonkeyPatch
+    root: Path, updater_of: DirSizeUpdater, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("x/y/1", "x/y/2", "x/z/3"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     (root / "to").mkdir()
-    counted(keeper)
+    counted(updater_of)
     watched: list[int] = []
     monkeypatch.setattr(InotifyQueue, "add", lambda _, fd: watched.append(fd) or 0)
     (root / "x").rename(root / "to" / "here")
     (root / "to" / "here" / "y" / "new").touch()
-    state = turn_until(keeper, as_du(root))
+    state = turn_until(updater_of, as_du(root))
     assert (watched, state.folders) == ([], 5)
 
 
-def test_a_folder_that_leaves_takes_its_watches_along(root: Path, keeper: DirSizeUpdater) -> None:
+def test_a_folder_that_leaves_takes_its_watches_along(
+    root: Path, updater_of: DirSizeUpdater
+) -> None:
     (root / "x" / "y").mkdir(parents=True)
-    counted(keeper)
+    counted(updater_of)
     (root / "x").rename(root.parent / "outside" / "x")
-    state = turn_until(keeper, as_du(root))
+    state = turn_until(updater_of, as_du(root))
     assert state.folders == 1
 
 
-def test_the_length_of_sparse_files_is_told_apart(root: Path, keeper: DirSizeUpdater) -> None:
+def test_the_length_of_sparse_files_is_told_apart(root: Path, updater_of: DirSizeUpdater) -> None:
     with (root / "sparse").open("wb") as file:
         file.truncate(1 << 40)
-    state = counted(keeper)
+    state = counted(updater_of)
     assert state.apparent_bytes == 1 << 40
     assert (state.bytes or 0) < 1 << 20
 
@@ -273,23 +275,23 @@ def test_no_more_inodes_than_allowed(root: Path) -> None:
 
 
 def test_a_root_that_is_replaced_is_counted_from_the_start(
-    root: Path, keeper: DirSizeUpdater, monkeypatch: pytest.MonkeyPatch
+    root: Path, updater_of: DirSizeUpdater, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "RETRY", 0.2)
-    counted(keeper)
+    counted(updater_of)
     root.rename(root.parent / "old")
-    state = turn_until(keeper, lambda state: state.inodes is None)
-    turn_until(keeper, lambda state: "No such file" in state.why)
+    state = turn_until(updater_of, lambda state: state.inodes is None)
+    turn_until(updater_of, lambda state: "No such file" in state.why)
     root.mkdir()
     (root / "new").touch()
-    state = turn_until(keeper, lambda state: state.inodes is not None)
+    state = turn_until(updater_of, lambda state: state.inodes is not None)
     assert state.inodes == 2
 
 
-def test_symlink_loops_are_not_followed(root: Path, keeper: DirSizeUpdater) -> None:
+def test_symlink_loops_are_not_followed(root: Path, updater_of: DirSizeUpdater) -> None:
     (root / "loop").symlink_to(root)
     (root / "self").symlink_to("self")
-    state = counted(keeper)
+    state = counted(updater_of)
     assert (state.inodes, state.bytes) == du(root)
 
 
@@ -313,12 +315,14 @@ def test_below_a_root_of_the_node_links_mean_what_they_mean_there(root: Path) ->
     keeper.close()
 
 
-def test_lost_events_are_told_until_all_is_counted_anew(root: Path, keeper: DirSizeUpdater) -> None:
-    counted(keeper)
+def test_lost_events_are_told_until_all_is_counted_anew(
+    root: Path, updater_of: DirSizeUpdater
+) -> None:
+    counted(updater_of)
     lose_events(root)
-    state = turn_until(keeper, lambda state: state.overflows > 0)
+    state = turn_until(updater_of, lambda state: state.overflows > 0)
     assert state.how in (LOST, WATCHED)
-    turn_until(keeper, lambda state: state.how == WATCHED and state.rescans > 0)
+    turn_until(updater_of, lambda state: state.how == WATCHED and state.rescans > 0)
 
 
 def test_entries_are_taken_out_in_any_order() -> None:
@@ -371,7 +375,7 @@ class Hands:
         self.socket.close()
 
 
-def desk_until(desk: DirSizeClient, wanted: Callable[[tuple[DirSize, ...]], bool]) -> tuple[DirSize, ...]:  # fmt: skip
+def client_until(desk: DirSizeClient, wanted: Callable[[tuple[DirSize, ...]], bool]) -> tuple[DirSize, ...]:  # fmt: skip
     deadline = time.monotonic() + 60 * PATIENCE
     while not wanted(desk.states):
         assert time.monotonic() < deadline, desk.states
@@ -396,7 +400,7 @@ def test_a_tree_that_does_not_answer_is_left_alone_and_the_others_go_on(
     hands = Hands()
     orders = [DirSizeRequest(path=str(tmp_path / name)) for name in ("good", "bad")]
     desk = DirSizeClient(hands, orders, patience=1.0)
-    good, bad = desk_until(
+    good, bad = client_until(
         desk, lambda states: states[1].how == STUCK and states[0].inodes is not None
     )
     assert (good.inodes, good.how) == (1, WATCHED)
@@ -405,7 +409,7 @@ def test_a_tree_that_does_not_answer_is_left_alone_and_the_others_go_on(
     assert "does not answer" in line
     hangs.set()
     hands.leftovers = ()
-    desk_until(desk, lambda states: states[1].inodes == 1)
+    client_until(desk, lambda states: states[1].inodes == 1)
     desk.close()
     hands.join()
 
@@ -421,17 +425,17 @@ def test_a_file_system_whose_server_stops_is_named_and_the_other_trees_go_on(tmp
         desk = DirSizeClient(
             spawner, [DirSizeRequest(path=path, rescan=0.2) for path in paths], patience=2.0
         )
-        bad, _ = desk_until(desk, lambda states: None not in (states[0].inodes, states[1].inodes))
+        bad, _ = client_until(desk, lambda states: None not in (states[0].inodes, states[1].inodes))
         assert (bad.how, bad.inodes) == (RESCANNED, 2)
         mount.hang()
-        bad, _ = desk_until(desk, lambda states: states[0].how == STUCK and states[1].inodes == 1)
+        bad, _ = client_until(desk, lambda states: states[0].how == STUCK and states[1].inodes == 1)
         assert bad.inodes is None
         assert [one.words for one in spawner.leftovers] == [f"trees: {paths[0]}"]
         (good / "new").touch()
-        desk_until(desk, lambda states: states[0].how == STUCK and states[1].inodes == 2)
+        client_until(desk, lambda states: states[0].how == STUCK and states[1].inodes == 2)
         (mount.source / "tree" / "more").touch()
         mount.recover()
-        desk_until(desk, lambda states: states[0].inodes == 3)
+        client_until(desk, lambda states: states[0].inodes == 3)
         assert not spawner.leftovers
         desk.close()
 
@@ -456,7 +460,7 @@ def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
     assert len(hands.started) == 1
     now[0] += 61
     hands.serve = serve
-    desk_until(desk, lambda states: states[0].inodes == 1)
+    client_until(desk, lambda states: states[0].inodes == 1)
     desk.close()
     hands.join()
 

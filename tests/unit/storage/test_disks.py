@@ -32,7 +32,7 @@ def tools() -> Iterator[NodeTools]:
         yield one
 
 
-class Desk:
+class FolderProbe:
     """Looks at one folder, and writes there."""
 
     def __init__(self, tools: NodeTools, folder: Path) -> None:
@@ -68,7 +68,7 @@ def fill(file: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_disk_that_fills_and_turns_read_only(tools: NodeTools, tmp_path: Path, kind: str) -> None:
     with disk(tmp_path, kind) as folder:
-        desk = Desk(tools, folder)
+        desk = FolderProbe(tools, folder)
         assert desk.kinds() == set()
         fill(folder / "all")
         assert {"too_full", "canary_full"} <= desk.kinds()
@@ -81,7 +81,7 @@ def test_a_disk_that_fills_and_turns_read_only(tools: NodeTools, tmp_path: Path,
 
 def test_a_disk_without_inodes(tools: NodeTools, tmp_path: Path) -> None:
     with disk(tmp_path, "ext4", 1 << 20) as folder:
-        desk = Desk(tools, folder)
+        desk = FolderProbe(tools, folder)
         with contextlib.suppress(OSError):
             for number in range(100_000):
                 os.mknod(folder / str(number))
@@ -96,7 +96,7 @@ def test_a_frozen_disk_is_found_by_the_test_write_alone_and_forgiven(
 ) -> None:
     monkeypatch.setattr(canary, "SECONDS", 1.0)
     with disk(tmp_path, "ext4") as folder:
-        desk = Desk(tools, folder)
+        desk = FolderProbe(tools, folder)
         with frozen(folder):
             assert desk.kinds() == {"canary_stuck"}
             assert desk.kinds() == {"canary_stuck"}  # the same write: no second one is begun

@@ -168,14 +168,14 @@ def test_numbers_are_steps_only_below_a_folder_of_checkpoints() -> None:
 # --- the command -------------------------------------------------------------------------------
 
 
-def said(*arguments: str) -> tuple[int, str]:
+def invoke(*arguments: str) -> tuple[int, str]:
     done = CliRunner().invoke(cli, ["checkpoints", *arguments], env={"COLUMNS": "80"})
     return done.exit_code, done.output
 
 
 def test_the_command_says_which_is_whole_and_what_is_wrong_with_the_others(folder: Path) -> None:
     laid_out("hf_noopt", folder)
-    code, text = said(str(folder))
+    code, text = invoke(str(folder))
     assert code == 0
     first, second = [line for line in text.splitlines() if line.startswith("  checkpoint-")]
     assert first.split()[:2] == ["checkpoint-1000", "not"]
@@ -186,7 +186,7 @@ def test_the_command_says_which_is_whole_and_what_is_wrong_with_the_others(folde
 
 def test_the_command_says_it_to_scripts(folder: Path) -> None:
     laid_out("verl_died", folder)
-    code, text = said(str(folder), "--json")
+    code, text = invoke(str(folder), "--json")
     found = json.loads(text)
     (series,) = found["series"]
     assert (code, found["whole"], series["last"]["name"]) == (0, True, "global_step_10")
@@ -195,20 +195,20 @@ def test_the_command_says_it_to_scripts(folder: Path) -> None:
 
 def test_of_one_checkpoint_alone_the_answer_is_its_own(folder: Path) -> None:
     laid_out("hf_noopt", folder)
-    code, text = said(str(folder / "checkpoint-1000"))
+    code, text = invoke(str(folder / "checkpoint-1000"))
     assert code == 1
     assert [line.split()[0] for line in text.splitlines() if line.startswith("  checkpoint-")] == [
         "checkpoint-1000"
     ]
     assert "none of them is whole" in text
-    assert said(str(folder / "checkpoint-500"))[0] == 0
+    assert invoke(str(folder / "checkpoint-500"))[0] == 0
 
 
 def test_one_that_is_old_is_found_among_many(folder: Path) -> None:
     laid_out("diffusers_full", folder)
     for step in range(1500, 8000, 500):
         shutil.copytree(folder / "checkpoint-1000", folder / f"checkpoint-{step}")
-    code, text = said(str(folder / "checkpoint-500"))
+    code, text = invoke(str(folder / "checkpoint-500"))
     assert code == 0
     assert [line.split()[0] for line in text.splitlines() if line.startswith("  checkpoint-")] == [
         "checkpoint-500"
@@ -222,7 +222,7 @@ def test_a_run_without_a_whole_one_and_a_folder_without_any(
     for one in folder.glob("*/.metadata"):
         one.unlink()
     (folder / "latest_train_state.pt").unlink()
-    assert said(str(folder))[0] == 1
+    assert invoke(str(folder))[0] == 1
     empty = tmp_path / "empty"
     empty.mkdir()
     assert main(["checkpoints", str(empty)]) == 2
@@ -234,6 +234,6 @@ def test_links_pipes_and_loops_do_no_harm(folder: Path) -> None:
     os.mkfifo(folder / "checkpoints/2000/optimizer/state_rank_9.pt")
     (folder / "checkpoints/loop").symlink_to(folder)
     (folder / "checkpoints/3000").symlink_to("/etc")
-    code, text = said(str(folder))
+    code, text = invoke(str(folder))
     assert code == 0
     assert "3000" not in text

@@ -11,7 +11,7 @@ from mldebug_agents.storage.filesystems.evidence import (
 )
 
 
-def told(*rows: Row) -> CollectorState:
+def state_of(*rows: Row) -> CollectorState:
     return CollectorState(name="filesystems", at=1000.0, rows={"filesystems": rows})
 
 
@@ -21,12 +21,12 @@ def test_a_filesystem_that_hangs_by_any_of_its_mounts_is_stuck() -> None:
         {"device": "0:40", "stuck_seconds": 0.0},
         {"device": "0:41", "stuck_seconds": 0.0},
     )
-    assert stuck_devices(told(*rows), 1004.0) == {"0:40": 74.0}
+    assert stuck_devices(state_of(*rows), 1004.0) == {"0:40": 74.0}
 
 
 def test_what_was_seen_long_ago_tells_nothing() -> None:
     row: Row = {"device": "0:40", "stuck_seconds": 70.0}
-    assert stuck_devices(told(row), 1001.0 + FRESH) == {}
+    assert stuck_devices(state_of(row), 1001.0 + FRESH) == {}
     assert stuck_devices(None, 1000.0) == {}
 
 
@@ -35,7 +35,7 @@ def test_an_exit_is_told_how_full_its_user_s_filesystems_were() -> None:
     other = full | {"mount": "/home/x", UIDS: "2000"}
     common = full | {"mount": "/", "used_ratio": 0.4, UIDS: ""}
     silent = full | {"mount": "/nfs", "used_ratio": None}
-    state = told(full, other, common, silent)
+    state = state_of(full, other, common, silent)
     recent = RecentFills()
     recent.add(state)
     recent.add(CollectorState(name="filesystems", at=state.at + 5.0))  # the job has ended since

@@ -22,7 +22,7 @@ from unit.training.test_hook import python, run, site, variables
 __all__ = ["site"]
 
 
-class Told:
+class FakeRecord:
     """Stands for the record: what was said, in order."""
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ class Wrapping(Plain):
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def record() -> FakeRecord:
+    return FakeRecord()
 
 
 @pytest.fixture
-def counted(told: Told, monkeypatch: pytest.MonkeyPatch) -> Steps:
+def counted(record: FakeRecord, monkeypatch: pytest.MonkeyPatch) -> Steps:
     """The hook as it stands in a training, with a record of ours."""
-    one: Any = told
+    one: Any = record
     hook = Steps(one)
     module: Any = ModuleType("torch.optim.optimizer")
     module.Optimizer = Optimizer
@@ -113,32 +113,34 @@ def counted(told: Told, monkeypatch: pytest.MonkeyPatch) -> Steps:
     ],
 )
 def test_a_round_of_all_optimizers_is_a_step(
-    counted: Steps, told: Told, order: str, steps_told: int
+    counted: Steps, record: FakeRecord, order: str, steps_told: int
 ) -> None:
     optimizers = {name: Plain() for name in "abcd"}
     for name in order:
         optimizers[name].step()
-    assert told.beats == list(range(1, steps_told + 1))
+    assert record.beats == list(range(1, steps_told + 1))
 
 
-def test_a_new_optimizer_goes_on_where_the_old_one_was(counted: Steps, told: Told) -> None:
+def test_a_new_optimizer_goes_on_where_the_old_one_was(counted: Steps, record: FakeRecord) -> None:
     first, second = Plain(), Plain()
     for _ in range(1000):
         first.step()
     for _ in range(5):
         second.step()
-    assert told.beats[-4:] == [1001, 1002, 1003, 1004]
+    assert record.beats[-4:] == [1001, 1002, 1003, 1004]
 
 
 @pytest.mark.parametrize("kind", [Derived, Wrapping])
-def test_a_step_inside_a_step_counts_once(counted: Steps, told: Told, kind: type[Plain]) -> None:
+def test_a_step_inside_a_step_counts_once(
+    counted: Steps, record: FakeRecord, kind: type[Plain]
+) -> None:
     one = kind()
     for _ in range(3):
         one.step()
-    assert told.beats == [1, 2, 3]
+    assert record.beats == [1, 2, 3]
 
 
-def test_an_error_in_a_step_leaves_the_count_as_it_was(counted: Steps, told: Told) -> None:
+def test_an_error_in_a_step_leaves_the_count_as_it_was(counted: Steps, record: FakeRecord) -> None:
     class Fails(Plain):
         @Optimizer.profile_hook_step
         def step(self) -> None:
@@ -150,7 +152,7 @@ def test_an_error_in_a_step_leaves_the_count_as_it_was(counted: Steps, told: Tol
         fails.step()
     fine.step()
     fine.step()
-    assert told.beats == [1, 2]
+    assert record.beats == [1, 2]
 
 
 # --- scalers and frameworks ----------------------------------------------------------------------
@@ -166,7 +168,7 @@ class Scaler:
         return "result"
 
 
-def test_a_step_that_overflowed_counts(counted: Steps, told: Told) -> None:
+def test_a_step_that_overflowed_counts(counted: Steps, record: FakeRecord) -> None:
     module: Any = ModuleType("torch.amp.grad_scaler")
     module.GradScaler = type("GradScaler", (Scaler,), {})
     frameworks.join(module)
@@ -175,10 +177,10 @@ def test_a_step_that_overflowed_counts(counted: Steps, told: Told) -> None:
         scaler.overflow = overflow
         for optimizer in optimizers:
             assert scaler.step(optimizer=optimizer) == "result"
-    assert told.beats == [1, 2, 3, 4]
+    assert record.beats == [1, 2, 3, 4]
 
 
-def test_megatrons_optimizer_is_no_optimizer_and_counts(counted: Steps, told: Told) -> None:
+def test_megatrons_optimizer_is_no_optimizer_and_counts(counted: Steps, record: FakeRecord) -> None:
     class Mixed(Scaler):
         def __init__(self) -> None:
             super().__init__()
@@ -203,7 +205,7 @@ def test_megatrons_optimizer_is_no_optimizer_and_counts(counted: Steps, told: To
         for overflow in (False, True, True, False):
             one.overflow = overflow
             one.step()
-    assert told.beats == [1, 2, 3, 4, 5, 6, 7]  # the second begins within the round of the first
+    assert record.beats == [1, 2, 3, 4, 5, 6, 7]  # the second begins within the round of the first
 
 
 class Engine:
@@ -227,11 +229,11 @@ def engine(counted: Steps, monkeypatch: pytest.MonkeyPatch) -> Engine:
     return one
 
 
-def test_deepspeed_counts_for_itself(engine: Engine, told: Told) -> None:
+def test_deepspeed_counts_for_itself(engine: Engine, record: FakeRecord) -> None:
     engine.global_steps = 5000  # from a checkpoint
     for _ in range(3):
         engine._take_model_step({})
-    assert told.beats == [5001, 5002, 5003]
+    assert record.beats == [5001, 5002, 5003]
 
 
 def loop_of(global_step: int) -> Any:
@@ -253,37 +255,39 @@ def loop_of(global_step: int) -> Any:
     return end
 
 
-def test_the_loops_own_number_stands_and_moves_nothing_twice(counted: Steps, told: Told) -> None:
+def test_the_loops_own_number_stands_and_moves_nothing_twice(
+    counted: Steps, record: FakeRecord
+) -> None:
     end, optimizer = loop_of(100), Plain()
     for _ in range(3):
         optimizer.step()
         end()
-    assert told.shown == [1, 101, 102, 103]
-    assert len(told.beats) == 3
+    assert record.shown == [1, 101, 102, 103]
+    assert len(record.beats) == 3
 
 
-def test_a_loop_over_deepspeed_with_another_number(engine: Engine, told: Told) -> None:
+def test_a_loop_over_deepspeed_with_another_number(engine: Engine, record: FakeRecord) -> None:
     end = loop_of(1)
     for _ in range(4):
         engine._take_model_step()
         end()
-    assert told.shown == [1, 2, 2, 3, 3, 4, 4, 5]
-    assert len(told.beats) == 4
+    assert record.shown == [1, 2, 2, 3, 3, 4, 4, 5]
+    assert len(record.beats) == 4
 
 
-def test_a_loop_whose_optimizer_nobody_sees_still_moves(counted: Steps, told: Told) -> None:
+def test_a_loop_whose_optimizer_nobody_sees_still_moves(counted: Steps, record: FakeRecord) -> None:
     end = loop_of(0)
     end()
     end()
-    assert told.beats == [1, 2]
+    assert record.beats == [1, 2]
 
 
-def test_what_the_job_tells_itself_stands(counted: Steps, told: Told) -> None:
-    told.explicit = True
+def test_what_the_job_tells_itself_stands(counted: Steps, record: FakeRecord) -> None:
+    record.explicit = True
     end, optimizer = loop_of(100), Plain()
     optimizer.step()
     end()
-    assert told.shown == []
+    assert record.shown == []
 
 
 def test_every_framework_that_is_waited_for_is_known() -> None:

@@ -21,7 +21,7 @@ __all__ = ["site"]
 PROGRAM = TELL + "import torch\ntell()\n"
 
 
-def said(argv: list[str], site: Path, **more: str) -> Any:
+def output_of(argv: list[str], site: Path, **more: str) -> Any:
     """What the program told; it may neither fail nor write to stderr."""
     done = subprocess.run(
         argv, env=variables(site, **more), capture_output=True, text=True, timeout=60, check=False,
@@ -75,20 +75,20 @@ def test_launchers_and_workers_are_told_from_ranks(
 @pytest.mark.parametrize("option", ["-I", "-E", "-S"])
 def test_a_python_that_shall_not_look_does_not(site: Path, option: str) -> None:
     code = TELL + f"sys.path.insert(0, {str(site)!r}); import torch; tell()"
-    assert said([sys.executable, option, "-c", code], site) == {"hook": False, "record": None}
+    assert output_of([sys.executable, option, "-c", code], site) == {"hook": False, "record": None}
 
 
 def test_a_job_that_sets_the_path_itself_goes_without(site: Path) -> None:
     argv = ["sh", "-c", f'PYTHONPATH={site} exec {sys.executable} -c "$0"', PROGRAM]
-    assert said(argv, site) == {"hook": False, "record": None}
+    assert output_of(argv, site) == {"hook": False, "record": None}
     argv[2] = argv[2].replace(f"={site}", f"={site}:$PYTHONPATH")
-    assert said(argv, site)["record"] is not None
+    assert output_of(argv, site)["record"] is not None
 
 
 def test_a_zipped_program_is_a_rank_like_any_other(site: Path) -> None:
     with zipfile.ZipFile(site / "train.pyz", "w") as archive:
         archive.writestr("__main__.py", PROGRAM)
-    assert said([sys.executable, "train.pyz"], site)["record"] is not None
+    assert output_of([sys.executable, "train.pyz"], site)["record"] is not None
 
 
 def test_a_virtual_environment_made_under_the_hook_works(site: Path) -> None:
@@ -96,13 +96,13 @@ def test_a_virtual_environment_made_under_the_hook_works(site: Path) -> None:
         [sys.executable, "-m", "venv", "--without-pip", "inner"], env=variables(site), check=True,
         cwd=site, timeout=60,
     )  # fmt: skip
-    told = said([str(site / "inner/bin/python"), "-c", PROGRAM], site)
+    told = output_of([str(site / "inner/bin/python"), "-c", PROGRAM], site)
     assert told["record"] is not None
 
 
 def test_tools_beside_the_job_make_no_record(site: Path) -> None:
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {TELL + 'tell()'!r}])"
-    assert said([sys.executable, "-c", script], site)["record"] is None
+    assert output_of([sys.executable, "-c", script], site)["record"] is None
     done = subprocess.run(
         [sys.executable, "-m", "pip", "--version"], env=variables(site), capture_output=True,
         text=True, timeout=60, check=True,
@@ -123,7 +123,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def told_by(words: list[str], env: dict[str, str]) -> list[str]:
+def lines_of(words: list[str], env: dict[str, str]) -> list[str]:
     done = subprocess.run(
         words, env=env, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
     )  # fmt: skip
@@ -136,9 +136,9 @@ def test_the_job_has_the_signals_of_its_caller(site: Path, way: tuple[str, ...])
     """Also where that is a rank under the hook, as below srun."""
     caller = [sys.executable, "-I", "-c", CALLER]
     job = ["/bin/grep", "^Sig[BIC]", "/proc/self/status"]
-    bare = told_by([*caller, *job], variables(site))
+    bare = lines_of([*caller, *job], variables(site))
     assert len(bare) == 3
-    assert told_by([*caller, sys.executable, *way, *job], variables(site)) == bare
+    assert lines_of([*caller, sys.executable, *way, *job], variables(site)) == bare
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_job_has_the_environment_of_its_caller_and_the_hook(
     site: Path, way: tuple[str, ...], locale: dict[str, str]
 ) -> None:
     env = {"PATH": os.environ["PATH"], "HOME": str(site), **locale}
-    found = told_by([sys.executable, *way, "/usr/bin/env"], env)
+    found = lines_of([sys.executable, *way, "/usr/bin/env"], env)
     wanted = {**env, "PYTHONPATH": str(hook_folder())}
     assert found == sorted(f"{name}={one}" for name, one in wanted.items())
 

@@ -20,7 +20,7 @@ from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run, no_training, run_state, unjudged
 
 
-def seen(
+def job_look(
     *,
     launcher: str = "single",
     world: int = 1,
@@ -38,27 +38,27 @@ def seen(
 
 @pytest.mark.parametrize("wchan", ["hrtimer_nanosleep", "futex_do_wait", "sk_wait_data", ""])
 def test_a_lone_process_that_told_steps_is_judged(wchan: str) -> None:
-    assert unjudged(seen(wchan=wchan), ()) == ""
+    assert unjudged(job_look(wchan=wchan), ()) == ""
 
 
 @pytest.mark.parametrize("launcher", ["single", "environment", "torchrun"])
 @pytest.mark.parametrize("wchan", ["inet_csk_accept", "do_epoll_wait", "ep_poll.isra.0"])
 def test_a_lone_process_that_serves_what_it_trained_is_not(launcher: str, wchan: str) -> None:
-    job = seen(launcher=launcher, wchan=wchan)
+    job = job_look(launcher=launcher, wchan=wchan)
     assert unjudged(job, ()) == "not judged: one process that waits for clients"
     assert no_training(job) == "", "its end is still told"
-    assert unjudged(seen(launcher=launcher, world=2, wchan=wchan), ()) == ""
+    assert unjudged(job_look(launcher=launcher, world=2, wchan=wchan), ()) == ""
 
 
 def test_one_line_that_looks_like_a_step_makes_no_training() -> None:
-    for job in (seen(step=None), seen(records=1)):
+    for job in (job_look(step=None), job_look(records=1)):
         assert unjudged(job, ()) == "not judged: one process that has told no steps"
         assert no_training(job)
-    assert unjudged(seen(launcher="torchrun", step=None, records=0), ()) == ""
+    assert unjudged(job_look(launcher="torchrun", step=None, records=0), ()) == ""
 
 
 def test_a_lone_process_whose_hook_tells_steps_is_judged() -> None:
-    silent = seen(step=5, records=0)
+    silent = job_look(step=5, records=0)
     beats = {0: Heartbeat(written_at=1.0, step=5, beats=5, phase="data_wait")}
     assert unjudged(msgspec.structs.replace(silent, beats=beats), ()) == ""
     assert unjudged(silent, ())
@@ -66,20 +66,20 @@ def test_a_lone_process_whose_hook_tells_steps_is_judged() -> None:
 
 @pytest.mark.parametrize("script", ["pytest", "ipykernel_launcher", "unittest"])
 def test_tests_and_notebooks_are_no_training(script: str) -> None:
-    assert unjudged(seen(script=script), ()) == f"not judged: {script} is no training"
-    assert no_training(seen(script=script))
-    assert not no_training(seen(script=script, launcher="torchrun", world=2))
+    assert unjudged(job_look(script=script), ()) == f"not judged: {script} is no training"
+    assert no_training(job_look(script=script))
+    assert not no_training(job_look(script=script, launcher="torchrun", world=2))
 
 
 def test_the_users_own_words_come_first() -> None:
-    assert "stall.exclude" in unjudged(seen(wchan="inet_csk_accept"), ("train*",))
+    assert "stall.exclude" in unjudged(job_look(wchan="inet_csk_accept"), ("train*",))
 
 
 # --- what is remembered ----------------------------------------------------------------------------------
 
 
 def test_the_last_frames_of_a_sample_are_shown_until_the_next_one() -> None:
-    one = seen()
+    one = job_look()
     found = Classification(name="sleep", role=Role.INERT, doing="sleeps")
     sampled = msgspec.structs.replace(one, classes={0: found}, frames={0: "load (train.py:7)", 1: ""})  # fmt: skip
     node: Any = SimpleNamespace(config=Config(), _decide=lambda *_: None)
@@ -90,7 +90,7 @@ def test_the_last_frames_of_a_sample_are_shown_until_the_next_one() -> None:
 
 
 def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
-    job = seen().job
+    job = job_look().job
     taken = NodeCapture(node="n1", taken_at=1.0, job=job)
     stood_still = []
 

@@ -65,7 +65,7 @@ def free_port() -> int:
         return int(door.getsockname()[1])
 
 
-def told(link: http.client.HTTPConnection, method: str, path: str, body: str | None, headers: dict[str, str]) -> Answer:  # fmt: skip
+def answer_to(link: http.client.HTTPConnection, method: str, path: str, body: str | None, headers: dict[str, str]) -> Answer:  # fmt: skip
     link.request(method, path, body, headers)
     answer = link.getresponse()
     text = answer.read().decode()
@@ -74,12 +74,12 @@ def told(link: http.client.HTTPConnection, method: str, path: str, body: str | N
 
 
 def at_socket(folder: Path, path: str, method: str = "GET", **headers: str) -> Answer:
-    return told(UnixConnection(folder), method, path, None, {k.replace("_", "-"): v for k, v in headers.items()})  # fmt: skip
+    return answer_to(UnixConnection(folder), method, path, None, {k.replace("_", "-"): v for k, v in headers.items()})  # fmt: skip
 
 
 def by_tcp(at: tuple[str, int], path: str, method: str = "GET", body: str | None = None, **headers: str) -> Answer:  # fmt: skip
     sent = {k.replace("_", "-"): v for k, v in headers.items()}
-    return told(http.client.HTTPConnection(*at, timeout=60), method, path, body, sent)
+    return answer_to(http.client.HTTPConnection(*at, timeout=60), method, path, body, sent)
 
 
 def log_in(at: tuple[str, int], token: str = TOKEN, **headers: str) -> Answer:
