@@ -25,25 +25,24 @@ def train(options: argparse.Namespace, rank: int) -> None:
     """Train; at step `--after` the fault strikes rank `--rank` between the backward pass and the gradient average."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
     step = 0
     while True:
-        loss = forward_backward(model, optimizer)
+        loss = forward_backward(model)
         if step == options.after and rank == options.rank:
             write_whole(options.folder / f"strike.{rank}", options.fault)
             FAULTS[options.fault](options.folder, loss)
         average_gradients(model)
-        optimizer.step()
+        descend(model)
         step += 1
         write_whole(options.folder / f"progress.{rank}", f"{step} {loss.item():.4f}")
         print(f"step {step} loss {loss.item():.4f}", flush=True)
 
 
-def forward_backward(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+def forward_backward(model: torch.nn.Module) -> torch.Tensor:
     """Train on one random batch, gradients not yet averaged, and return the loss (a scalar). The pause makes a step as long as a bigger model's."""
     inputs = torch.randn(64, 8)
     targets = inputs.sum(dim=1, keepdim=True)
-    optimizer.zero_grad()
+    model.zero_grad()
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
     torch.autograd.backward(loss)
     time.sleep(0.03)
@@ -56,6 +55,14 @@ def average_gradients(model: torch.nn.Module) -> None:
         dist.all_reduce(parameter.grad)
         if parameter.grad is not None:
             parameter.grad /= dist.get_world_size()
+
+
+def descend(model: torch.nn.Module) -> None:
+    """A step down the gradient. The first `torch.optim` optimizer of a process would import PyTorch's compiler, as long again as PyTorch itself."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=0.03)
 
 
 # --- the faults: each never returns ----------------------------------------------------------------
