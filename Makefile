@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-# of `make test`, each with files of its own; 0: none, as a debugger wants it
+# of `make test`, each with folders of its own; 0: none, as a debugger wants it
 WORKERS ?= 2
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -16,8 +16,8 @@ help: ## show this list
 demo: $(STAMP) ## hang a real 4-rank job and name the culprit (ARGS="--fault fifo")
 	$(RUN) -m mldebug demo $(ARGS)
 
-test: $(STAMP) ## unit and golden tests and a few real jobs (under 8 minutes)
-	$(RUN) -m pytest -m "(not scenario or smoke) and not long" --numprocesses $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(STAMP) ## unit and golden tests and a few real jobs (6 minutes)
+	$(RUN) tests/in_parts.py $(WORKERS) -m "(not scenario or smoke) and not long" $(ARGS)
 
 test-all: $(STAMP) ## every test, all real jobs included
 	$(RUN) -m pytest $(ARGS)

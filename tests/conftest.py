@@ -21,15 +21,21 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[1]
 CODE = ("mldebug", "agents", "exporters", "tests/jobs")
+ASKS_BY_SCHEMA = "test_peer_api.py"
 # Of this process alone: asserts are rewritten once, which is 7 s of a collection in place of 21
 sys.dont_write_bytecode = False
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile what the tests start hundreds of times: most of it is told to write no bytecode, and some of it may not."""
-    if not hasattr(config, "workerinput"):
-        for folder in CODE:
-            compileall.compile_dir(ROOT / folder, quiet=2)
+    for folder in CODE:
+        compileall.compile_dir(ROOT / folder, quiet=2)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
+    """What takes long to import comes with the file that needs it: `.ci/run` starts a hundred pytests."""
+    if file_path.name == ASKS_BY_SCHEMA:
+        parent.config.pluginmanager.import_plugin("schemathesis.pytest.plugin")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
