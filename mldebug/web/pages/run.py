@@ -18,6 +18,7 @@ from mldebug.storage.checkpoints.state import lines_of
 from mldebug.web.incident_list import IncidentRow, rows_of
 from mldebug.web.page import PageRequest, WebPage
 from mldebug.web.rank_grid import RankGrid, grid
+from mldebug.web.run_gpus import RunGpus, run_gpus
 
 REPORTS = 10
 
@@ -49,6 +50,7 @@ class RunPageData(msgspec.Struct, frozen=True, kw_only=True):
     silence: QuietTime | None
     facts: tuple[RunFact, ...]
     grid: RankGrid
+    gpus: RunGpus
     lines: tuple[str, ...]  # GPUs, saves
     kernel: tuple[str, ...]
     traps: tuple[str, ...]
@@ -83,6 +85,7 @@ class RunPage:
             silence=_silence(run),
             facts=tuple(_facts(run)),
             grid=grid(run, names_of(snapshot.gpus)),
+            gpus=run_gpus(snapshot, run),
             lines=tuple(clean(one, 400) for one in _lines(run)),
             kernel=tuple(
                 clean(one, 400) for one in rank_lines(snapshot.kernel_events, run, snapshot.at)
