@@ -42,11 +42,11 @@ def run_gpus(snapshot: Snapshot, run: RunState) -> RunGpus:
     gpus = {one.uuid: one for one in (snapshot.gpus.gpus if snapshot.gpus else ())}
     watched = {one.uuid: one for one in (snapshot.gpu_watch.gpus if snapshot.gpu_watch else ())}
     mine = [(rank, gpus[uuid], watched.get(uuid)) for rank, uuid in sorted(run.gpus.items()) if uuid in gpus]  # fmt: skip
-    untold = [gpu for _, gpu, _ in mine if gpu.activity is None or gpu.activity.sm_active_ratio is None]  # fmt: skip
+    absent = [gpu for _, gpu, _ in mine if gpu.activity is None or gpu.activity.sm_active_ratio is None]  # fmt: skip
     return RunGpus(
         rows=tuple(_row(run, rank, gpu, watch) for rank, gpu, watch in mine[:MOST]),
         more=max(0, len(mine) - MOST),
-        note=NO_SAMPLING if untold else "",
+        note=NO_SAMPLING if absent else "",
     )
 
 

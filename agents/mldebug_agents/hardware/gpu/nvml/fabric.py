@@ -27,16 +27,16 @@ def _read(ask: Ask) -> GpuFabric | None:
     layout = getattr(ask.nvml, "c_nvmlGpuFabricInfo_v2_t", None)
     if layout is None:
         return None
-    told = layout()  # with its version
+    answer = layout()  # with its version
     # the binding passes on what it is given: the struct itself would end this process
-    done = ask("fabric", "nvmlDeviceGetGpuFabricInfoV", ctypes.byref(told))
-    return parsed(told) if done is not None else None
+    done = ask("fabric", "nvmlDeviceGetGpuFabricInfoV", ctypes.byref(answer))
+    return parsed(answer) if done is not None else None
 
 
-def parsed(told: Any) -> GpuFabric | None:
+def parsed(answer: Any) -> GpuFabric | None:
     """The driver's answer; None for a board without a fabric, and for a state that nobody knows."""
-    if not 0 < told.state < len(STATES):
+    if not 0 < answer.state < len(STATES):
         return None
-    mask = told.healthMask
+    mask = answer.healthMask
     troubles = [name for name, shift in _HEALTH.items() if mask >> shift & 3 == _TRUE]
-    return GpuFabric(state=STATES[told.state], status=told.status, troubles=tuple(troubles))
+    return GpuFabric(state=STATES[answer.state], status=answer.status, troubles=tuple(troubles))
