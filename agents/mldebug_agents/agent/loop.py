@@ -162,12 +162,12 @@ class AgentLoop:
         self._reread()
         if not any(run.incident for run in self._all.values()):
             self.clock.settle()
-        self._tell()
+        self._publish()
 
     def _loop_state(self) -> LoopState:
         return LoopState(self.runs, self.found, self.config, bool(self._looks))
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         """Whoever listens: systemd, and the server. Ready is who has looked once, or cannot after long trying."""
         self.notifier.send("WATCHDOG=1")
         if not (self._ready or self._looks or time.monotonic() - self._started > LOOK_DEADLINE):
@@ -258,7 +258,7 @@ class AgentLoop:
         here = {one.job.id for one in look.jobs} | look.later
         for one in look.jobs:
             with self._defects.catching(one.job):
-                run = self.runs.get(one.job.id) or self._meet(one.job)
+                run = self.runs.get(one.job.id) or self._add_run(one.job)
                 run.update(one)
                 self._parts.exits.follow(run, look.found.children)
                 one = self._parts.ras.complete(self._parts.exits.complete(one))
@@ -272,9 +272,9 @@ class AgentLoop:
         started = frozenset(one.launcher_pid for one in look.found.jobs if one.launcher_pid)
         self._parts.launchers.look(look.found.waiting, started, self._stall_settings())
 
-    def _meet(self, job: Job) -> Run:
+    def _add_run(self, job: Job) -> Run:
         log.info("run %s (%s): %d ranks found", job.id, job.name, len(job.ranks))
-        run = self.runs[job.id] = self._parts.recovery.meet(job, self._stall_settings())
+        run = self.runs[job.id] = self._parts.recovery.add_run(job, self._stall_settings())
         return run
 
     def _see(self, run: Run, one: JobLook) -> None:

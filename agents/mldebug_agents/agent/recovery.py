@@ -70,7 +70,7 @@ class Recovery:
         if self._recalled and not self._settled and looked:
             self._settled = True
             revived = self._revive(runs, settings)
-            self._incidents.settle({*runs, *revived}, self._goes_on)
+            self._incidents.close_orphans({*runs, *revived}, self._goes_on)
         if time.monotonic() - self._stored_at > EVERY:
             self._stored_at = time.monotonic()
             self.store(runs)
@@ -81,7 +81,7 @@ class Recovery:
             self._same_boot = before == now if before else None
             self._store.remember(BOOT, now)
 
-    def meet(self, job: Job, settings: StallSettings) -> Run:
+    def add_run(self, job: Job, settings: StallSettings) -> Run:
         """A new run, with the memory and the incident that an earlier agent stored for it."""
         self._store.adopt(job)
         run = Run(job, StallWatch(settings, self._store.memory(job.id)))

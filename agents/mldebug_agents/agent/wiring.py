@@ -135,7 +135,7 @@ def build_loop(
         exit_watch=exit_watch,
         exits=exits,
         recovery=recovery,
-        launchers=LauncherWatch(context.node, recovery.meet, capture_queue.ask_for, incidents),
+        launchers=LauncherWatch(context.node, recovery.add_run, capture_queue.ask_for, incidents),
         ras=RasWatch(workers["ras"].order),
         peers=peers,
     )

@@ -92,7 +92,7 @@ class IncidentManager:
         if has_evidence(known):
             self._writer.write(known, run.judge(known), run.job.uid)
 
-    def settle(
+    def close_orphans(
         self, present: Collection[str], goes_on: Callable[[str, RunRow], bool] = lambda *_: False
     ) -> None:
         """End the incidents that an earlier agent left open, of runs that are gone, unless `goes_on` says that another attempt may follow."""
@@ -106,7 +106,7 @@ class IncidentManager:
             self._writer.store.forget(job_id)
         self._writer.store.forget_others(present)
 
-    def shelve(self, run: Run, incident: Incident) -> None:
+    def store_open(self, run: Run, incident: Incident) -> None:
         """Keep the open incident of a run that is gone, for as long as its launcher may start another attempt."""
         self._writer.store.keep(run.job.id, run.watch.memory(), incident)
 

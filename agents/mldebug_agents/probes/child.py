@@ -73,12 +73,12 @@ class ProbeChild:
         argv: list[str],
         env: Mapping[str, str],
         timeout: float,
-        hear: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         shown_limit: float | None = None,
     ) -> ChildExit:
-        """Run the program `argv` for at most `timeout` seconds; `hear` is called with each of its events as it comes.
+        """Run the program `argv` for at most `timeout` seconds; `on_event` is called with each of its events as it comes.
 
-        `shown_limit`: the seconds that the sentence about a late child names, `timeout` by default. An OSError raised by `hear` ends the
+        `shown_limit`: the seconds that the sentence about a late child names, `timeout` by default. An OSError raised by `on_event` ends the
         child and is raised after that.
         """
 
@@ -86,7 +86,7 @@ class ProbeChild:
             try:
                 for event in self._events(chunk):
                     self._note(event)
-                    hear(event)
+                    on_event(event)
             except OSError as error:  # of who hears: it must not be taken for one of the program
                 self._lost_output = error
                 return False

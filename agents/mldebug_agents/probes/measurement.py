@@ -86,15 +86,15 @@ class Measurement:
         ranks = list(range(self.wish.nproc or usual))
         check_ranks(session, len(ranks))
         order = self.order(session.device, ranks, len(ranks), "127.0.0.1", free_port())
-        return session.run("collectives", order, self.hear, env=self.variables())
+        return session.run("collectives", order, self.on_event, env=self.variables())
 
     def run_on(self, nodes: Nodes, wanted: ProbeSettings, spawner: Spawner) -> ChildExit:
         """Measure over these nodes. Raises MldebugError for a node that cannot take part, or is busy."""
         until = time.monotonic() + wanted.duration
 
-        def run(argv: list[str], hear: Callable[[Event], None]) -> ChildExit:
+        def run(argv: list[str], on_event: Callable[[Event], None]) -> ChildExit:
             seconds = max(1.0, until - time.monotonic()) + SPARE
-            return ProbeChild(spawner).run(argv, os.environ, seconds, hear)
+            return ProbeChild(spawner).run(argv, os.environ, seconds, on_event)
 
         facts = nodes.ask(run, self.wish.interface)
         device = agreed_device(facts, wanted.device)
@@ -103,7 +103,7 @@ class Measurement:
         orders = self._orders(nodes.hosts, facts, device, until - time.monotonic())
         for _, order in orders.values():
             order["alone"] = not wanted.beside_jobs
-        return first_cause(nodes.run(run, orders, dict.fromkeys(nodes.hosts, self.hear)))
+        return first_cause(nodes.run(run, orders, dict.fromkeys(nodes.hosts, self.on_event)))
 
     def _orders(
         self, hosts: tuple[str, ...], facts: dict[str, ProbeNodeFacts], device: str, seconds: float
@@ -167,7 +167,7 @@ class Measurement:
         chosen = self.wish.interface
         return {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": chosen} if chosen else {}
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take one event of a rank; raises EvidenceError for one that is not valid."""
         if event["event"] == "joined":
             self.about = checked_event(event, MeasuredRanks)

@@ -67,11 +67,11 @@ class Nodes:
         facts: dict[str, ProbeNodeFacts] = {}
 
         def hearer(host: str) -> Hear:
-            def hear(event: Event) -> None:
+            def on_event(event: Event) -> None:
                 if event["event"] == "facts":
                     facts[host] = msgspec.convert(event, ProbeNodeFacts)
 
-            return hear
+            return on_event
 
         orders = {host: ("facts", {"interface": interface}) for host in self.hosts}
         ended = self.run(run, orders, {host: hearer(host) for host in self.hosts})
@@ -85,16 +85,16 @@ class Nodes:
         self,
         run: Runner,
         orders: Mapping[str, tuple[str, Mapping[str, Any]]],
-        hear: Mapping[str, Hear],
+        on_event: Mapping[str, Hear],
     ) -> dict[str, ChildExit]:
         """Run one script per host on all hosts at the same time and wait for all. Returns how each ended, by host.
 
-        `orders`: (script, order) by host. `hear`: by host, called with each event of its script.
+        `orders`: (script, order) by host. `on_event`: by host, called with each event of its script.
         """
         ended: dict[str, ChildExit] = {}
 
         def follow(host: str) -> None:
-            ended[host] = run(self.words(host, *orders[host]), hear[host])
+            ended[host] = run(self.words(host, *orders[host]), on_event[host])
 
         threads = [
             threading.Thread(target=follow, args=(host,), name=f"probe-{host}", daemon=True)

@@ -124,13 +124,13 @@ class NodeProbe:
         order = {"stages": stages, "gpus": gpus, "disk": self._wanted.disk}
         left = list(stages)
 
-        def hear(event: Event) -> None:
+        def on_event(event: Event) -> None:
             if event["event"] == "stage":
                 left.remove(event["stage"])
                 self._stage(event)
 
         if stages:
-            ended = session.run("node", order, hear, env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+            ended = session.run("node", order, on_event, env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
             if left and not self._cut(ended):
                 why = ended.reason or "it was not done"
                 self._add(NodeCheck(stage=left[0], state="failed", sentence=f"{left[0]}: {why}"))

@@ -1,7 +1,7 @@
 """What every probe runs in: the lock, the guard, the Python of the training environment, one child process at a time.
 
 with open_session(wanted) as session:
-    ended = session.run("collectives", order, hear=show)
+    ended = session.run("collectives", order, on_event=show)
 """
 
 import contextlib
@@ -84,31 +84,31 @@ class Session:
         self,
         script: str,
         order: Mapping[str, Any],
-        hear: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         seconds: float | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ChildExit:
         """Run a script of `probes/inside` to its end, or until a training job appears on this node.
 
-        `script`: its name. `order`: what it has to do, JSON. `hear`: called with each event that it writes. `seconds`: its limit; None:
+        `script`: its name. `order`: what it has to do, JSON. `on_event`: called with each event that it writes. `seconds`: its limit; None:
         all that is left. `env`: variables to add. It does not raise for a script that fails: `ChildExit` says how it ended.
         """
         left = min(self.seconds_left, seconds or self.seconds_left)
         argv = inside(self.python, script, {**order, "seconds": left})
-        return self.hear(argv, hear, left, env)
+        return self.run_program(argv, on_event, left, env)
 
-    def hear(
+    def run_program(
         self,
         argv: list[str],
-        hear: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         seconds: float,
         env: Mapping[str, str] | None = None,
     ) -> ChildExit:
-        """Run any program that writes events as the scripts do, otherwise as `run`. `hear`: called with each event."""
+        """Run any program that writes events as the scripts do, otherwise as `run`. `on_event`: called with each event."""
         variables = {**self.environment.variables, **(env or {})}
         watch = (lambda _: "") if self.wanted.beside_jobs else self._guard.look
         return ProbeChild(self.spawner, watch).run(
-            argv, variables, seconds + SPARE, hear, shown_limit=self.wanted.duration
+            argv, variables, seconds + SPARE, on_event, shown_limit=self.wanted.duration
         )
 
     def _ask_facts(self) -> TorchFacts:

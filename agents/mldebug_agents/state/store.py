@@ -82,7 +82,7 @@ class StateStore:
 
     def tend(self) -> bool:
         """Check the state folder. True where it had to be made anew: then the rows are written again; the reports in it are lost."""
-        self.writer.heed()
+        self.writer.log_if_stuck()
         self.writer.put("check", lambda: self._client.ask(CheckState()))
         if not self._begun_anew.is_set():
             return False

@@ -120,7 +120,7 @@ class WriterThread:
             last_success=self._success,
         )
 
-    def heed(self) -> None:
+    def log_if_stuck(self) -> None:
         """Log when the thread is stuck, which it cannot do itself; called now and then by the main loop."""
         if self._stuck:
             self._log_once(SILENT, f"no answer in {DEADLINE:g} s")

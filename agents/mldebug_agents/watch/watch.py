@@ -63,7 +63,7 @@ class Watch:
         found = self.tools.finder.find()
         finder = LogFinder(self._host, self._unread)
         to_sample = set(wanted)
-        self._jobs = {job.id: self._jobs.get(job.id) or self._meet() for job in found.jobs}
+        self._jobs = {job.id: self._jobs.get(job.id) or self._new_job() for job in found.jobs}
         self._writers.keep([watch.logs for watch in self._jobs.values()])
         looks = tuple(self._in_turns(found, finder, to_sample))
         present = {one.job.id for one in looks}
@@ -117,7 +117,7 @@ class Watch:
             log.exception("run %s could not be compared with the known traps", job.id)
             return ()
 
-    def _meet(self) -> JobWatch:
+    def _new_job(self) -> JobWatch:
         return JobWatch(self.tools, self._hung, self._writers, self._heartbeats)
 
     def _look(self, job: Job, found: Discovery, finder: LogFinder, *, sample: float) -> JobLook:

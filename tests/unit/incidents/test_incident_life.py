@@ -147,7 +147,7 @@ def test_an_agent_that_was_killed_before_the_capture_leaves_an_incident_that_the
     stored = msgspec.json.decode(msgspec.json.encode(books.kept[-1]), type=Incident)
     again = Books((run.job.id, stored))
     later = IncidentManager(again)  # type: ignore[arg-type]
-    later.settle(set())
+    later.close_orphans(set())
     (report,) = again.reports
     assert (report.id, report.state) == (stored.id, "ended")
     assert report.job.name == run.job.name
@@ -158,7 +158,7 @@ def test_an_agent_that_was_killed_before_the_capture_leaves_an_incident_that_the
 def test_an_incident_of_an_earlier_version_knows_no_job_and_is_told_too() -> None:
     bare = Incident(id="20261121T055041Z-j", key="j/0/1", job_id="j", detected_at=1e9)
     books = Books(("j", bare))
-    IncidentManager(books).settle(set())  # type: ignore[arg-type]
+    IncidentManager(books).close_orphans(set())  # type: ignore[arg-type]
     (report,) = books.reports
     assert report.ranks == ()
     assert report.job.id == "j"

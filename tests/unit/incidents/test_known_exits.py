@@ -290,7 +290,7 @@ class Teller:
         return one
 
     def settle(self) -> None:
-        self.incidents.settle((), self.stories.recall)
+        self.incidents.close_orphans((), self.stories.recall)
 
 
 def test_no_story_is_kept_of_a_job_without_a_launcher_when_it_is_over() -> None:
@@ -609,7 +609,7 @@ def test_a_story_that_had_ended_well_is_opened_again_by_the_same_failure() -> No
     assert books.reports[-1].state == "recovered"
     written = len(books.reports)
     gone = Books(books.rows)
-    Teller(gone).incidents.settle((), lambda *_: False)
+    Teller(gone).incidents.close_orphans((), lambda *_: False)
     assert (gone.reports, gone.rows) == ([], {}), "what has ended is not told again"
     again = Teller(books)
     books.kept.clear()
@@ -640,7 +640,7 @@ def test_a_story_whose_launcher_is_gone_is_over() -> None:
     books = Books()
     Teller(books).fail(0)
     again = Teller(books)
-    again.incidents.settle((), lambda *_: False)
+    again.incidents.close_orphans((), lambda *_: False)
     assert books.reports[-1].state == "ended"
     assert books.rows == {}
 

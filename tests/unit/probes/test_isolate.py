@@ -343,7 +343,7 @@ def test_nobody_and_nothing() -> None:
 def test_nothing_is_fine_where_not_all_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
     told = probe.IsolateProgress(names(3), [], world(names(3), []))
     assert probe._answer(told, PairLimits(), ChildExit(outcome="done"), as_json=False) == 0
-    told.hear({"event": "untried", "groups": 2})
+    told.on_event({"event": "untried", "groups": 2})
     assert probe._answer(told, PairLimits(), ChildExit(outcome="done"), as_json=False) == 1
     cancelled = ChildExit(outcome="cancelled", reason="the training job x runs on this node")
     assert probe._answer(told, PairLimits(), cancelled, as_json=False) == 1

@@ -255,9 +255,11 @@ class Session:
         self.facts = TorchFacts(gpus=1)
         self._ended, self._stages = ended, stages
 
-    def run(self, _: str, __: object, hear: Callable[[Event], None], **___: object) -> ChildExit:
+    def run(
+        self, _: str, __: object, on_event: Callable[[Event], None], **___: object
+    ) -> ChildExit:
         for one in self._stages:
-            hear({"event": "stage", "seconds": 1.0, "cut": False} | one)
+            on_event({"event": "stage", "seconds": 1.0, "cut": False} | one)
         return self._ended
 
 

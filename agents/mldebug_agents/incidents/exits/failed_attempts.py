@@ -80,7 +80,7 @@ class FailedAttempts:
         )
         held = self._by_launch.setdefault(_launch(job), failure)
         if held is failure:
-            self._incidents.shelve(failure.run, incident)
+            self._incidents.store_open(failure.run, incident)
         else:  # the state dir came back late, and the launch has failed anew
             self._end(failure, f"told on as incident {held.incident.id}")
         return True
@@ -148,7 +148,7 @@ class FailedAttempts:
         stepped = step is not None and first is not None and step > first
         if stepped or time.monotonic() - since >= PROVED:
             self._close(failure, "recovered", f"attempt {run.job.attempt} goes on")
-            self._incidents.shelve(failure.run, failure.incident)
+            self._incidents.store_open(failure.run, failure.incident)
 
     def launcher_ended(self, pid: int) -> None:
         """Close the incidents of the launcher with this pid, since no further attempt will come."""

@@ -187,7 +187,7 @@ def _read(measurement: Measurement, stored: TextIO) -> ChildExit:
     done = False
     for line in stored:
         for event in events([line.encode()]):
-            measurement.hear(event)
+            measurement.on_event(event)
             done = done or event["event"] == "done"
             if (kind := FAILURES.get(event["event"])) is not None:
                 failures.append(msgspec.structs.asdict(checked_event(event, kind)))

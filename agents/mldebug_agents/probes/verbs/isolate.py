@@ -47,7 +47,7 @@ class IsolateProgress(msgspec.Struct):
     untried: int = 0  # groups for which there was no time
     join: float = JOIN  # seconds in which nodes could come
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Handle one event of the probe, and print what it reports to stderr."""
         if event["event"] == "members":
             self.members, self.absent = event["names"], event["absent"]
@@ -175,7 +175,7 @@ def _run(
         if place.node == 0 and step >= settings.duration:
             problem = f"--duration {settings.duration:g}s leaves no time for a try of {step:g} s"
             raise UsageError(problem, "a longer --duration, or --step 5s")
-        return session.run("isolate", order, progress.hear)
+        return session.run("isolate", order, progress.on_event)
 
 
 def _order(

@@ -69,7 +69,7 @@ class DirSizeClient:
         """The size of each configured directory as far as it is known, in the order of the configuration."""
         return tuple(self._state(order.path) for order in self._orders)
 
-    def obey(self, orders: Sequence[DirSizeRequest]) -> None:
+    def count_only(self, orders: Sequence[DirSizeRequest]) -> None:
         """Count these directories from now on, and stop counting all others."""
         if tuple(orders) != self._orders:
             self._orders = tuple(orders)
@@ -88,7 +88,7 @@ class DirSizeClient:
         if self._worker is None:
             self._start()
         if self._worker is not None:
-            self._hear()
+            self._take_updates()
         if self._working and self._clock() - self._working[1] > self._patience:
             self._let_go(self._kept[self._working[0]].path)
 
@@ -109,7 +109,7 @@ class DirSizeClient:
             return
         self._working = (0, self._clock())
 
-    def _hear(self) -> None:
+    def _take_updates(self) -> None:
         try:
             for update in self._link.arrived() if self._link else ():
                 self._on_message(update)

@@ -26,7 +26,7 @@ class DirSizeCollector:
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Take the newest counts from the child."""
         trees = self._context.config.trees
-        self._client.obey(
+        self._client.count_only(
             [
                 DirSizeRequest(
                     path=path,

@@ -126,7 +126,7 @@ class DirSizeUpdater:
             tree = self._tree = self._open()
         if tree is None:
             return
-        self._hear(tree)
+        self._take_events(tree)
         self._check(tree, now)
         if self._job is None:
             self._begin(tree, now)
@@ -168,7 +168,7 @@ class DirSizeUpdater:
         self._counted = False
         self._retry_at = time.monotonic() + RETRY
 
-    def _hear(self, tree: DirTree) -> None:
+    def _take_events(self, tree: DirTree) -> None:
         """Take in what has happened."""
         by_watch, top = tree.index.by_watch, tree.top
         for watch, mask, name in self._inotify.read() if self._inotify else ():
