@@ -40,9 +40,8 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fault: Literal["own", "peer", "unclear"]
     source: str
     words: str = ""  # of an exception, with its type
-    at: str = (
-        "step"  # its innermost frame: of _FRAMES, or file:line:function below Python's library
-    )
+    at: str = "step"  # the innermost frame: of _FRAMES, or file:line:function of Python's library
+    line: str = ""  # or that frame's line of source, in the job's own code
     before: str = ""  # what was written before the traceback
     raw: str = ""  # written as it stands, without a traceback
     exit: str = "code 1"  # or `signal N`
@@ -74,7 +73,8 @@ def text_of(case: LastWords) -> str:
     if not case.words:
         return case.raw
     kind, _, said = case.words.partition("\n")[0].partition(": ")
-    frame = _FRAMES.get(case.at) or _frame(case.at)
+    frame = _FRAMES["step"].replace("loss = model(batch)", case.line) if case.line else ""
+    frame = frame or _FRAMES.get(case.at) or _frame(case.at)
     if case.at == "raise":
         frame = frame.format(type=kind.rpartition(".")[2], shown=repr(said))
     return "\n".join(part for part in (case.before, _OUTER + frame + case.words) if part)

@@ -5,6 +5,7 @@ import pytest
 
 from mldebug.core.model import Confidence
 from mldebug.diagnosis.exits.outcome import ExitOutcome
+from mldebug.diagnosis.exits.words.output import parse_error_file
 from shared.diagnosis.lastwords import (
     SPEAKER,
     LastWords,
@@ -80,3 +81,20 @@ def test_a_crash_is_told_with_the_place_where_python_stood(
         if play.log == "file":
             assert says in outcome.sentence
             assert verdict_on(case, outcome) == "right"
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "unclear"),
+    [
+        ("raise RuntimeError(text)", "RuntimeError: could not sync with others", True),
+        ("raise RuntimeError(text)", "RuntimeError: gradient norm is inf", False),
+        ("loss = model(batch)", "RuntimeError: could not sync with others", False),  # native code of the job's
+    ],
+)  # fmt: skip
+def test_an_error_file_is_judged_by_the_place_in_it(line: str, said: str, unclear: bool) -> None:
+    """What torch's `@record` writes has the whole traceback."""
+    stack = f'Traceback (most recent call last):\n  File "/job/train.py", line 88, in train_step\n    {line}\n{said}\n'
+    content = {"message": {"message": said, "extraInfo": {"py_callstack": stack}}}
+    found = parse_error_file(msgspec.json.encode(content))
+    assert found is not None
+    assert (found.unclear, found.blames_peer) == (unclear, False)

@@ -35,7 +35,7 @@ from mldebug.diagnosis.exits.words.quotes import (
     quoted_lines,
     quotes_in,
 )
-from mldebug.diagnosis.exits.words.raised_in import raised_in
+from mldebug.diagnosis.exits.words.raised_in import NOWHERE, RaisedIn, raised_in
 from mldebug.diagnosis.exits.words.tracebacks import (
     MAX_AFTER,
     MAX_DEPTH,
@@ -215,8 +215,9 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
             line = _with_type(lines, at) if fatal else lines[at]
             text = with_cause(safe_line(line.strip(), 300), lines, at)
             before = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
+            thrown = RaisedIn(own_raise=_SAYS.search(lines[at]) is not None)  # by any C++ code
             return error_of(
-                f"{whole_error(lines, at, line)}\n{text}", text, before, source, lines[:at]
+                f"{whole_error(lines, at, line)}\n{text}", text, before, source, lines[:at], thrown
             )
     return None
 
@@ -256,13 +257,18 @@ def _torn(lines: Sequence[str], source: str, *, shared: bool) -> RankError | Non
 
 
 def error_of(
-    words: str, error: str, lines: tuple[str, ...], source: str, before: Sequence[str] = ()
+    words: str,
+    error: str,
+    lines: tuple[str, ...],
+    source: str,
+    before: Sequence[str] = (),
+    place: RaisedIn = NOWHERE,
 ) -> RankError:
-    """Make an error from its whole text `words`; `before`: the log lines before it."""
+    """Make an error from its whole text `words`; `before`: the log lines before it; `place`: where it was raised."""
     quote = quoted_lines(words)
     if quote is not None:
         return error_of_quote(quote, words, error, lines, source)
-    blame = blame_of(words)
+    blame = blame_of(words, place)
     return RankError(
         error=error,
         lines=lines,

@@ -19,6 +19,7 @@ from mldebug.diagnosis.exits.words.last_words import (
     last_error,
 )
 from mldebug.diagnosis.exits.words.marks import LogWords
+from mldebug.diagnosis.exits.words.raised_in import raised_in
 
 TASKED = ("slurm", "openmpi", "mpich")  # launchers whose tasks are the ranks
 OWN, SHARED = "its own output", "the job's log"
@@ -98,4 +99,5 @@ def parse_error_file(data: bytes) -> RankError | None:
     written = text.strip().splitlines()
     error = with_cause(safe_line(written[0], 300), written, 0)
     last = tuple(safe_line(line, 400) for line in lines[-MAX_LINES:] if line.strip())
-    return error_of(f"{text}\n{error}", error, last, "its error file")
+    place = raised_in(lines, 0, len(lines))
+    return error_of(f"{text}\n{error}", error, last, "its error file", place=place)

@@ -157,7 +157,7 @@ UNCLEAR: tuple[str, ...] = (
 )
 
 # Printed by a kernel that waits for another GPU, before it traps
-DEVICE_WAIT = r"\bDeepEP timeout\b|\btimeout check failed\b|\btimeout for (?:dispatch|combine)\b|\bnvshmem.{0,80}\btim(?:ed|e)[ -]?out\b|\b(?:barrier|signal|flag|peer).{0,40}\btim(?:ed|e)[ -]?out\b"
+DEVICE_WAIT = r"^(?=.{0,300}\b(?:rank|peer|flag|barrier|signal|recv|send|dispatch|combine|nvshmem|deepep)).{0,300}\btim(?:ed|e)[ -]?out\b"
 
 # In an error of general type: words that may be about somebody else
 OTHERS: tuple[str, ...] = (
