@@ -1,5 +1,6 @@
 """The stages of `probe node`, one after the other, each made into checks as soon as it has ended."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from mldebug.hardware.health.model import HealthState
 from mldebug.hardware.health.sentences import GpuName, complaints
 from mldebug.probes.baselines import Baselines
 from mldebug.probes.checks import NodeCheck
+from mldebug.probes.dcgm import SECONDS as DIAG_SECONDS
+from mldebug.probes.dcgm import diag_check
 from mldebug.probes.node_checks import stage_checks
 from mldebug.probes.ports import Port, ports_check, read_port
 from mldebug_agents.hardware.one_shot import OneShotReader
@@ -20,9 +23,9 @@ from mldebug_agents.probes.session import Session
 from mldebug_agents.probes.tools import ProbeTools
 from mldebug_agents.system.host import Host
 
-STAGES = ("driver", "ib", "memory", "matmul", "copy", "peers", "nccl", "dram", "disk")
+STAGES = ("driver", "ib", "dcgm", "memory", "matmul", "copy", "peers", "nccl", "dram", "disk")
 OF_GPUS = ("memory", "matmul", "copy", "peers", "nccl")
-WITHOUT_TORCH = ("driver", "ib")
+WITHOUT_TORCH = ("driver", "ib", "dcgm")
 DRIVER_SECONDS = 30.0  # a driver that no process uses loads firmware first
 LARGE, USUAL = 8 << 30, 1 << 30  # bytes: what was published of NCCL holds for large payloads
 ROOM = 4  # times the payload that must be free for it
@@ -37,6 +40,7 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int | None = None  # so many at least
     ports: str | None = None  # see `ports_check`
     disk: str = ""
+    dcgm: int = 1  # level of `dcgmi diag -r`; from 2 on it puts load on the GPUs
     cpus_only: bool = False  # GPUs are left out on purpose
 
 
@@ -57,15 +61,31 @@ class NodeProbe:
         self._lacking = ""
 
     def look(self, tools: ProbeTools) -> None:
-        """Run the stages that only read: driver and InfiniBand ports."""
+        """Run the stages that only read: driver, InfiniBand ports, the first level of DCGM's diagnostics."""
         self.node = tools.context.node
         if "driver" in self._wanted.stages:
             self._driver(tools)
         if "ib" in self._wanted.stages:
             self._add(ports_check(list(read_ports(tools.context.host)), self._wanted.ports))
+        if self._wanted.dcgm == 1:
+            self._dcgm(tools)
+
+    def _dcgm(self, tools: ProbeTools) -> None:
+        """NVIDIA's own diagnostics, where they are installed. A run that was late is a finding: what it left behind is in the driver."""
+        if "dcgm" not in self._wanted.stages:
+            return
+        program, level = shutil.which("dcgmi"), self._wanted.dcgm
+        if program is None:
+            self._add(NodeCheck(stage="dcgm", state="skipped", sentence="dcgm: dcgmi is not installed"))  # fmt: skip
+            return
+        done = tools.context.spawner.run((program, "diag", "-r", str(level), "-j"), timeout=DIAG_SECONDS[level])  # fmt: skip
+        late = f"had not ended after {done.seconds:.0f} s" if done.timed_out else ""
+        self._add(diag_check(done.stdout, level, late or (done.error and f"could not be run: {done.error}"), done.seconds))  # fmt: skip
 
     def load(self, session: Session) -> None:
         """Run the stages that put load on the node, in child processes."""
+        if self._wanted.dcgm > 1:
+            self._dcgm(session.tools)
         gpus = session.facts.gpus if session.device == "cuda" else 0
         skipped = self._skipped(gpus)
         for stage, why in skipped.items():

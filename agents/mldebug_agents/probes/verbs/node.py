@@ -36,12 +36,19 @@ from mldebug_agents.probes.tools import open_probe_tools
     help="Measure how fast a file is written there.",
 )
 @click.option(
+    "--dcgm",
+    type=click.IntRange(1, 4),
+    default=1,
+    show_default=True,
+    help="Level of `dcgmi diag -r`, where it is installed; from 2 on it loads the GPUs.",
+)
+@click.option(
     "--drain-reason", is_flag=True, help="Print only one line, and only where a check failed."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print an object with every check.")
 @probe_options
 def command(
-    stages: str | None, require_gpus: int | None, require_ib: str | None, disk: str,
+    stages: str | None, require_gpus: int | None, require_ib: str | None, disk: str, dcgm: int,
     drain_reason: bool, as_json: bool, python: str | None, device: str, duration: str, beside_jobs: bool,
 ) -> int:  # fmt: skip
     """Is this node fit to train?
@@ -51,7 +58,7 @@ def command(
     missing.
     """
     shown = Shown(
-        stages=_stages(stages), gpus=require_gpus, ports=_ports(require_ib), disk=disk, cpus_only=device == "cpu"
+        stages=_stages(stages), gpus=require_gpus, ports=_ports(require_ib), disk=disk, dcgm=dcgm, cpus_only=device == "cpu"
     )  # fmt: skip
     quiet = drain_reason or as_json
     probe = NodeProbe(shown, shipped(), lambda check: click.echo(_line(check), err=quiet))
@@ -85,7 +92,7 @@ def _show(probe: NodeProbe, as_json: bool, drain_reason: bool) -> Acceptance:
 
 def _probe(probe: NodeProbe, shown: Shown, settings: ProbeSettings) -> None:
     """Do all stages."""
-    if set(shown.stages) <= set(WITHOUT_TORCH):
+    if set(shown.stages) <= set(WITHOUT_TORCH) and shown.dcgm == 1:
         with open_probe_tools() as tools:
             probe.look(tools)
         return
