@@ -11,6 +11,7 @@ from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.diagnosis.classify.tables.package_waits import KINDS, PACKAGE_WAITS, PackageWait
 from mldebug.diagnosis.diagnose import diagnose
 from shared.diagnosis.builders import capture, process, rank, stack, still
+from shared.diagnosis.packagecallers import unknown_waits
 from shared.diagnosis.packagewaits import missing
 
 INSTALLED = Path(sysconfig.get_path("purelib"))
@@ -167,3 +168,19 @@ def test_main_that_trains_is_not_left_for_a_thread_that_does_so_too() -> None:
     )
 
     assert (found.name, found.site) == ("sleep", "load (train.py:7)")
+
+
+def test_no_function_of_the_packages_that_are_here_waits_unknown() -> None:
+    assert [one for one in unknown_waits(INSTALLED) if not one.file.startswith("vllm/")] == []
+
+
+def test_a_function_that_waits_in_its_own_line_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "trl" / "new.py"
+    file.parent.mkdir()
+    file.write_text(
+        "def agree(flag):\n    dist.all_reduce(flag)\n    return flag.item()\n"
+        "def alone(flag):\n    return flag.item()\n"
+        "def finish(handle):\n    handle.wait()\n"
+        "def calls(flag):\n    dist.barrier()\n"
+    )
+    assert [(one.function, one.kind) for one in unknown_waits(tmp_path)] == [("agree", "device"), ("finish", "handle")]  # fmt: skip
