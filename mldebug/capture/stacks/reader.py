@@ -24,7 +24,9 @@ MAX_BROKEN = 20
 _WORTH_A_LOOK = re.compile(
     r"[(\"#\[\]{}`:!]|detached|PID|TID|stopped|process"
 )  # in every line of every form
-_FIRST_FRAME = re.compile(r"^\s*#0\s+(?:0x[0-9a-f]{6,16} in \S|[\w:~<>,*&@. ]{1,300} ?\(.*\))")
+_FIRST_FRAME = re.compile(
+    r"^\s*#0\s+(?:0x[0-9a-f]{6,16} in \S|[\w:~@.]{1,200}(?:<.{0,400}>)? ?\(.*\))"
+)
 _PARENT = re.compile(r"^\s*Parent Process (?P<pid>\d{1,10})(?:: (?P<command>.*))?$")
 _RULE = re.compile(r"^[-=#*_~─—]{4,}$")
 _FENCE = re.compile(r"^\s*(?:```\w*|~~~\w*|</?(?:details|summary|pre|code)>.*)$")

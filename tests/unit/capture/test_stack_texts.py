@@ -17,7 +17,8 @@ from mldebug.cli.commands.diagnose import judge, read_evidence
 from mldebug.core.errors import EvidenceError, MldebugError
 
 FIELD = Path(__file__).parents[2] / "fixtures" / "field" / "stacks"
-TEXTS = sorted(path for path in FIELD.rglob("*") if path.is_file() and path.name != "cases.yaml")
+POSTED = FIELD.parent / "posted"
+TEXTS = sorted(path for root in (FIELD, POSTED) for path in root.rglob("*") if path.is_file() and path.name != "cases.yaml")  # fmt: skip
 ALL_REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:2924)", "step (train.py:88)", "<module> (train.py:120)")  # fmt: skip
 BARRIER = ("barrier (torch/distributed/distributed_c10d.py:4000)", "write (train.py:99)", "<module> (train.py:120)")  # fmt: skip
 
@@ -75,6 +76,29 @@ def test_what_stands_before_a_line_is_taken_off(name: str, cut: bool, tmp_path: 
     assert [one.rank for one in report.diagnosis.culprits] == [2], report.diagnosis.summary
     assert [one.pid for one in report.ranks] == [70, 71, 72, 73]
     assert report.gaps == ()
+
+
+FORMS = ("austin-where", "profiling-sampling-dump", "dataloader-no-numbers", "pytest-timeout", "bt-without-heading", "zero3-backward-thread")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_read_behind_what_stands_before_a_line(form: str, name: str) -> None:
+    text = min((POSTED / form).iterdir()).read_text()
+    behind = "\n".join(PREFIXES[name].format(3) + line for line in text.split("\n"))
+    found, plain = (
+        [
+            (one.name, len(one.frames))
+            for process in read_text(each).processes
+            for one in process.stacks
+        ]
+        for each in (behind, text)
+    )
+    assert found == plain != []
+
+
+def test_a_log_that_numbers_its_lines_is_no_backtrace() -> None:
+    assert read_text("#0 building with default (docker driver)\n#0 0.312 Get:1 http://deb\n").processes == ()  # fmt: skip
 
 
 def mixed(texts: list[list[str]]) -> list[str]:
