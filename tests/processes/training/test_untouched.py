@@ -1,0 +1,46 @@
+"""Lightning, the HF Trainer and loops of one's own on gloo, which know nothing of whoever watches: each hung, each healthy, under two agents.
+
+What takes minutes a row; `make test-frameworks` installs what it needs, and MLDEBUG_TEST_FRAMEWORKS=1 makes a missing one a failure.
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gpu.untouched import AGENTS, STRUCK, Row, healthy, hung
+
+pytestmark = [pytest.mark.scenario, pytest.mark.long, pytest.mark.timeout(900)]
+
+NEEDED = "MLDEBUG_TEST_FRAMEWORKS"
+PACKAGES = {"lightning": "lightning", "lightning-tqdm": "lightning", "trainer": "transformers", "trainer-tensorboard": "transformers", "trainer-wandb": "transformers"}  # fmt: skip
+ALSO = {"lightning": "tensorboard", "trainer-tensorboard": "tensorboard", "trainer-wandb": "wandb"}
+KINDS = ("lightning", "lightning-tqdm", "trainer", "trainer-tensorboard", "trainer-wandb", "silent")
+LATE = 60.0  # seconds that a busy machine of two cores may add
+HEALTHY = float(os.environ.get("MLDEBUG_HEALTHY_SECONDS", "600"))
+
+
+def need(kind: str) -> None:
+    """Skip where its packages are not installed."""
+    missing = [one for one in ("torch", PACKAGES.get(kind, "torch"), ALSO.get(kind, "torch")) if find_spec(one) is None]  # fmt: skip
+    if missing and os.environ.get(NEEDED):
+        pytest.fail(f"{missing[0]} is not installed")
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed: make test-frameworks")
+
+
+@pytest.mark.parametrize("fault", ["worker", "sleep", "blocked"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hang_is_noticed_and_nobody_is_named_wrongly(kind: str, fault: str, tmp_path: Path) -> None:  # fmt: skip
+    need(kind)
+    told = hung(tmp_path, Row(kind, fault, STRUCK[fault]), "--cpu")
+    assert {name: one["result"] for name, one in told.items()} == dict.fromkeys(AGENTS, "right")
+    assert max(one["late_s"] for one in told.values()) < LATE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_healthy_job_raises_no_alarm(kind: str, tmp_path: Path) -> None:
+    """With evaluation, checkpoints and compilation."""
+    need(kind)
+    assert healthy(tmp_path, kind, HEALTHY, "--cpu")["reports"] == {name: [] for name in AGENTS}
