@@ -20,7 +20,7 @@ class BoostingFormat:
     """Reads the line of each round."""
 
     generic = False
-    signs = ("]\t", "] ", ":\tlearn: ")
+    signs = ("]\t", "[lightgbm]", ":\tlearn: ")
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""

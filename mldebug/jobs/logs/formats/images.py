@@ -18,7 +18,7 @@ class ImagesFormat:
     """Reads the line of each tick or interval."""
 
     generic = False
-    signs = ("kimg", "%) ", "images/sec:")
+    signs = ("kimg", "%)  ", "images/sec:")
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""

@@ -31,7 +31,7 @@ class JaxFormat:
     """Reads what the training loops of MaxText and Levanter log; their evaluations are progress without a step."""
 
     generic = False
-    signs = ("completed", "eval metrics", "progress on", "] [")
+    signs = ("completed", "eval metrics", "progress on", "logging_writer", "loss=")
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""

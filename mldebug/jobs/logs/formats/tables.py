@@ -20,7 +20,7 @@ class TablesFormat:
     """Reads the rows that tell a step, a loss or the time of a step."""
 
     generic = False
-    signs = ("| ", "= step ", "• loss", "• total step")
+    signs = ("loss", "step")
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""
