@@ -1,7 +1,9 @@
-"""Small pieces of text that many parts write alike: times and counted nouns. Pure."""
+"""Small pieces of text that many parts write alike: times, counted nouns, and commands to be typed. Pure."""
 
 import re
+import shlex
 from datetime import UTC, datetime
+from pathlib import Path
 
 
 def rfc3339(at: float) -> str:
@@ -27,3 +29,8 @@ def moment(time: str) -> str:
     """Return `2026-11-21 05:50:41 UTC` for an RFC 3339 time in UTC; other text stays as it is."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z", time, re.ASCII)
     return f"{found[1]} {found[2]} UTC" if found else time
+
+
+def typed(command: str, config: Path | None = None) -> str:
+    """The command line `mldebug COMMAND`, with `--config FILE` where a config file was given."""
+    return f"mldebug {command}" + (f" --config {shlex.quote(str(config))}" if config else "")

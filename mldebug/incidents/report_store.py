@@ -27,9 +27,9 @@ from mldebug.core.files import (
     replace_folder,
     write_files,
 )
-from mldebug.core.hints import typed
 from mldebug.core.model import NodeCapture
 from mldebug.core.report_model import REPORT_SCHEMA, Report
+from mldebug.core.text import typed
 from mldebug.incidents.pruning import StoredReport, excess
 from mldebug.incidents.report_entry import ReportEntry, read_entry
 from mldebug.incidents.stored_evidence import load_captures, newer

@@ -115,6 +115,10 @@ class RankActivity(msgspec.Struct, kw_only=True):
     written_before: int = 0  # bytes, when the job last moved
     checkpoint_grew_at: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
 
+    def note_device(self, has_device: bool) -> None:
+        """Note whether the rank may use a GPU."""
+        self.has_device = has_device
+
     def update(self, look: RankLook, now: float) -> None:
         """Take one more reading of the rank."""
         self.used.add(look, max(0.0, now - self.looked_at))

@@ -84,7 +84,7 @@ class RunActivity:
                 activity = new_activity(look, now)
             else:
                 activity.update(look, now)
-            activity.has_device = run_look.backend == "nccl" or look.device_progress is not None
+            activity.note_device(run_look.backend == "nccl" or look.device_progress is not None)
             self.worked = self.worked or look.device_progress is True
             self._by_rank[look.rank] = activity
 

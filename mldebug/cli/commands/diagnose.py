@@ -11,10 +11,10 @@ from mldebug.capture.dump_folder import captures_from_dumps
 from mldebug.cli.console import Console
 from mldebug.core.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.core.files import unreadable
-from mldebug.core.hints import typed
 from mldebug.core.model import Judgement, NodeCapture, QueriedNodes
 from mldebug.core.plugins import NoOptions
 from mldebug.core.report_model import Report, Stall
+from mldebug.core.text import typed
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.evidence_archive import is_archive, unpacked

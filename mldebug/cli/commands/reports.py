@@ -14,10 +14,10 @@ from rich.text import Text
 from mldebug.cli.console import Console, print_line
 from mldebug.cli.param_types import REPORT
 from mldebug.core.errors import AccessError, EvidenceError, MldebugError, UsageError
-from mldebug.core.hints import typed
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
+from mldebug.core.text import typed
 from mldebug.core.units import format_age, parse_duration
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report, report_lines

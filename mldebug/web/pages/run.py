@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from mldebug.core.hints import typed
 from mldebug.core.model import Gap
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
+from mldebug.core.text import typed
 from mldebug.stall.sentences import seconds
 from mldebug.status.gpu_lines import rank_lines
 from mldebug.status.gpu_view import names_of

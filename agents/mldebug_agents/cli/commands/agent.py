@@ -9,8 +9,8 @@ import msgspec
 
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.core.hints import typed
 from mldebug.core.plugins import NoOptions
+from mldebug.core.text import typed
 from mldebug_agents.agent.loop import AgentLoop
 from mldebug_agents.agent.node_tools import CurrentConfig, NodeTools, open_tools
 from mldebug_agents.agent.wiring import build_agent

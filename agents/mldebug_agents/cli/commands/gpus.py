@@ -12,9 +12,9 @@ from rich.text import Text
 from mldebug.cli.console import Console, print_line
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import MldebugError, ToolError, UsageError
-from mldebug.core.hints import typed
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
+from mldebug.core.text import typed
 from mldebug.core.units import format_duration, parse_duration
 from mldebug.hardware.health.sentences import complaints, headline
 from mldebug.status.gpu_table import missing, rows, table, users

@@ -15,11 +15,11 @@ from mldebug.cli.console import Console, print_line
 from mldebug.cluster.messages import ClusterView
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode
-from mldebug.core.hints import typed
 from mldebug.core.model import Gap, Job, Remark
 from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import clean
+from mldebug.core.text import typed
 from mldebug.core.units import format_duration
 from mldebug.diagnosis.node_wait import wait_words
 from mldebug.hardware.host_memory.state import alarms

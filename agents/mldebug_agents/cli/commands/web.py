@@ -11,9 +11,9 @@ import click
 
 from mldebug.config.schema import load_config
 from mldebug.core.errors import AccessError, MldebugError, ToolError
-from mldebug.core.hints import typed
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
+from mldebug.core.text import typed
 from mldebug_agents.web.client import AgentAnswer, ask_nearest
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp
 from mldebug_agents.web.relay import Relay

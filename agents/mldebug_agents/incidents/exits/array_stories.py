@@ -59,7 +59,7 @@ class ArrayStories:
         try:
             return msgspec.json.decode(data, type=ArrayStory) if data else None
         except msgspec.MsgspecError:
-            return None
+            return None  # stored by another version
 
 
 def _name(array: Hashable) -> str:

@@ -161,6 +161,7 @@ def _texts(folder: str, names: Iterable[str]) -> dict[str, str]:
 
 def _readable(folder: str, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in names:
+        # this driver does not tell it
         with suppress(OSError), open(f"{folder}/{name}", "rb") as file:
             yield name, file.read(MAX_FILE).decode(errors="replace")
 
@@ -171,7 +172,7 @@ def _text(path: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
-    with suppress(OSError):
+    with suppress(OSError):  # a node without such devices has no such folder
         return sorted(os.listdir(folder))
     return []
 
