@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from processes.harness import Plan, RunningJob, User, folder_for, running, wait_for
+from processes.harness import PACE, Plan, RunningJob, User, folder_for, running, wait_for
 from processes.incidents.watching import Report, RunningAgent, settings, watching
 from processes.needs import need_torch
 
@@ -52,7 +52,7 @@ def test_of_two_jobs_only_the_hung_one_is_reported(user: User) -> None:
     with (
         folder_for(user) as folder,
         watching(folder, settings(folder, stall=QUICK), user) as agent,
-        running(Plan("none", world_size=2, user=user)) as healthy,
+        running(Plan("none", world_size=2, options=PACE, user=user)) as healthy,
         running(Plan("sleep", after=40, user=user)) as hung,
     ):
         report = first_report(agent, hung)
@@ -65,7 +65,7 @@ def test_a_stall_that_ends_by_itself_is_told_with_its_length(user: User) -> None
     with (
         folder_for(user) as folder,
         watching(folder, settings(folder, stall=QUICK), user) as agent,
-        running(Plan(struck=(), user=user)) as job,
+        running(Plan(struck=(), options=PACE, user=user)) as job,
     ):
         job.wait_for_step(60)
         wait_for("the agent sees steps", lambda: (seen := agent.run_of(job)) and seen.step, 30)

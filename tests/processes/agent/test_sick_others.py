@@ -14,7 +14,16 @@ import pytest
 
 from mldebug.status.snapshot import Snapshot
 from processes.alerts.test_notices import QUICK, Arrived, sink
-from processes.harness import MLDEBUG, Plan, User, clean_environment, folder_for, running, wait_for
+from processes.harness import (
+    MLDEBUG,
+    PACE,
+    Plan,
+    User,
+    clean_environment,
+    folder_for,
+    running,
+    wait_for,
+)
 from processes.incidents.watching import RunningAgent, settings, watching
 from processes.needs import need_torch
 
@@ -41,11 +50,11 @@ def others(folder: Path, url: str, port: int) -> str:
     """A squeue that hangs, one that prints without end, a mail server that is mute, and a webhook that works."""
     hangs = program(folder, "squeue-hangs", "exec sleep 30")
     floods = program(folder, "squeue-floods", "exec yes flood")
-    common = "kind: slurm, only_on: ['*'], interval: 5s, timeout: 4s"
+    common = "kind: slurm, only_on: ['*'], interval: 5s"
     return (
         "schedulers:\n"
-        f"  hangs: {{{common}, squeue: {hangs}}}\n"
-        f"  floods: {{{common}, squeue: {floods}}}\n"
+        f"  hangs: {{{common}, timeout: 4s, squeue: {hangs}}}\n"
+        f"  floods: {{{common}, timeout: 60s, squeue: {floods}}}\n"
         "channels:\n"
         f"  ops: {{kind: webhook, url: '{url}/hook'}}\n"
         f"  mail: {{kind: email, server: 127.0.0.1, port: {port}, security: none, timeout: 2s,"
@@ -80,7 +89,7 @@ def test_a_stall_is_told_while_everybody_else_is_sick(user: User) -> None:
         mute() as port,
         folder_for(user) as folder,
         watching(folder, settings(folder, stall=QUICK) + others(folder, url, port), user) as agent,
-        running(Plan(struck=(), user=user)) as job,
+        running(Plan(struck=(), options=PACE, user=user)) as job,
     ):
         wait_for(
             "both schedulers' troubles", lambda: {"hangs", "floods"} <= set(troubles(agent)), 60

@@ -17,6 +17,7 @@ import pytest
 from mldebug.status.snapshot import RunState
 from processes.agent.light import light_job
 from processes.harness import (
+    PACE,
     SCRIPTS,
     Plan,
     RunningJob,
@@ -53,7 +54,6 @@ PAUSES = (
     "child",
     "copy",
 )  # these tell when they are through
-PACE = ("--pace", "0.05")  # so that 22 ranks leave some of the cores to everybody else
 TOO_LATE = 15.0  # seconds; 2 are usual, but a machine may be busy with other things at that moment
 WATCHED = 40.0  # seconds, more than twice the timeout
 AFTERWARDS = 10  # steps to see before and after the pause

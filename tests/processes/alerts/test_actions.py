@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from processes.harness import Plan, User, folder_for, running, wait_for
+from processes.harness import PACE, Plan, User, folder_for, running, wait_for
 from processes.incidents.watching import settings, start, watching
 from processes.needs import need_torch
 
@@ -39,7 +39,7 @@ def decisions(state: Path) -> list[Any]:
 
 def test_a_stall_has_its_chain_and_kill_9_doubles_nothing() -> None:
     user = User()
-    with folder_for(user) as folder, running(Plan(struck=(), user=user)) as job:
+    with folder_for(user) as folder, running(Plan(struck=(), options=PACE, user=user)) as job:
         page = folder / "page"
         page.write_text(PAGE)
         page.chmod(0o755)

@@ -19,6 +19,7 @@ from mldebug.alerts.message import message_of
 from mldebug.alerts.model import Alert, AlertEvent, EventMessage, EventState, Severity
 from mldebug_exporters.channels import alertmanager
 from processes.harness import (
+    PACE,
     Plan,
     User,
     clean_environment,
@@ -145,7 +146,7 @@ def fire(port: int, **labels: str) -> None:
 def test_an_alert_of_any_rule_has_all_ranks_captured_once() -> None:
     pytest.importorskip("torch", reason="the scenarios train with PyTorch")
     user = User()
-    with folder_for(user) as folder, running(Plan(struck=(), user=user)) as job:
+    with folder_for(user) as folder, running(Plan(struck=(), options=PACE, user=user)) as job:
         token, listen = folder / "token", f"127.0.0.1:{free_port()}"
         token.write_text("0123456789abcdef0123456789abcdef\n")
         config = settings(folder, stall="{timeout: 120s, interval: 1s}", listen=listen).replace(

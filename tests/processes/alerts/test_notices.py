@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from processes.harness import Plan, User, folder_for, running, wait_for
+from processes.harness import PACE, Plan, User, folder_for, running, wait_for
 from processes.incidents.watching import settings, start, watching
 from processes.needs import need_torch
 
@@ -117,7 +117,7 @@ def test_a_stall_ends_in_one_mail_one_alert_and_one_payload_with_one_sentence(us
         mailbox() as (port, mails),
         folder_for(user) as folder,
         watching(folder, settings(folder, stall=QUICK) + channels(url, port), user) as agent,
-        running(Plan(struck=(), user=user)) as job,
+        running(Plan(struck=(), options=PACE, user=user)) as job,
     ):
         told = Arrived(posts, mails)
         job.wait_for_step(60)
@@ -156,7 +156,7 @@ def test_an_agent_that_is_killed_before_it_hears_the_answer_sends_it_again_under
     with (
         sink(gate) as (url, posts),
         folder_for(user) as folder,
-        running(Plan(struck=(), user=user)) as job,
+        running(Plan(struck=(), options=PACE, user=user)) as job,
     ):
         told = Arrived(posts, [])
         hook = f"channels:\n  ops: {{kind: webhook, url: '{url}/hook', timeout: 60s}}\n"

@@ -134,6 +134,16 @@ class Node:
         return kind(str(self.tree.root), lambda: NOW)
 
 
+def until_job(looks: Watch, pid: int) -> JobLook:
+    """The job of this pid, by the first look that gets as far: on a crowded machine some jobs are looked at next time."""
+    look = looks.look()
+    while any(
+        job.id in look.later and pid in [one.pid for one in job.ranks] for job in look.found.jobs
+    ):
+        look = looks.look()
+    return job_of(look, pid)
+
+
 def job_of(look: NodeLook, pid: int) -> JobLook:
     return next(one for one in look.jobs if pid in [rank.pid for rank in one.job.ranks])
 
@@ -497,7 +507,7 @@ def test_what_a_child_copies_counts_for_the_rank_above_it(
             looks = Watch(tools.capture)
             rates = []
             for _ in range(3):
-                rates.append(job_of(looks.look(), rank.pid).look.ranks[0].children_io_rate)
+                rates.append(until_job(looks, rank.pid).look.ranks[0].children_io_rate)
                 time.sleep(1.0)
     finally:
         os.killpg(rank.pid, signal.SIGKILL)
@@ -552,7 +562,7 @@ def test_a_log_on_a_hung_mount_costs_the_other_jobs_one_deadline(
             assert [job.step for job in hung] == [None, None]
             assert [job.log[:20] for job in hung] == ["no log can be read: "] * 2
             assert all(gap in look.found.gaps for job in hung for gap in job.gaps)
-            assert first < 6.0  # one read is waited for (2 s), for both jobs together
+            assert first < 6.0 * PATIENCE  # one read is waited for (2 s), for both jobs together
             assert again < 1.9
             assert len(tools.context.reader.stuck) == 1
             mount.recover()
