@@ -176,7 +176,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         if self.role is Role.WAITING and self.polls:
             return self.same_frames_since
         spins = self.role is Role.WAITING and (self.device_moves is False or not self.has_device)
-        return self.unchanged_since if spins else max(self.unchanged_since, self.idle_since)
+        return self.same_frames_since if spins else max(self.unchanged_since, self.idle_since)
 
     @property
     def idle_since(self) -> float:
@@ -222,13 +222,10 @@ class RankActivity(msgspec.Struct, kw_only=True):
         still = now - self.idle_since >= window
         if self.role is not Role.WAITING:
             return Condition.INERT if still else Condition.BUSY
-        if (
-            self.device_moves is False
-            or still
-            or (self.polls and now - self.same_frames_since >= window)
-        ):
+        same = now - self.same_frames_since >= window
+        if still or (same and (self.polls or self.device_moves is False)):
             return Condition.WAITING
-        if now - self.no_switches_since < window:
+        if self.device_moves is False or now - self.no_switches_since < window:
             return Condition.BUSY
         return Condition.BLIND if self.has_device else Condition.WAITING
 

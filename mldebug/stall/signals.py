@@ -119,7 +119,6 @@ class StallDecision(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     sample: bool = False  # take a non-blocking stack sample of every rank before the next look
     capture: bool = False  # take a capture of every rank and keep it
-    closer: bool = False  # this capture is for what samples leave open; `StallWatch.take_classes` wants its classes
     open: bool = False  # an incident opens with this look
     resumed: bool = False  # an earlier agent opened this stall, and may have captured it
     key: str = ""  # of the open incident: run, attempt, last step

@@ -195,15 +195,13 @@ class StallWatch:
         early = rule.by == "stillness" and left > rule.timeout.seconds / 2
         pace = spacing(rule, over=early or left <= 0)
         writers = checkpoint_words(self._ranks.checkpoint_writers)
-        closer = self._closer_due(rule, quiet)
         return self._decision(
             Stage.SUSPECT,
             f"{self._quiet_words(rule, quiet)}: {writers or 'looking closer'}",
             rule=rule,
             quiet=quiet,
             sample=self._sample_due(pace),
-            capture=closer,
-            closer=closer,
+            capture=self._closer_due(rule, quiet),
             next_look=min(pace, left) if left > 0 else pace,
         )
 
