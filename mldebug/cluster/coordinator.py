@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
+from mldebug.cluster.addresses import source_of
 from mldebug.cluster.known_peers import (
     CaptureCall,
     KnownPeer,
@@ -19,7 +20,6 @@ from mldebug.cluster.quiet_check import QuietCheck
 from mldebug.cluster.roster import PeerRoster
 from mldebug.cluster.run_identity import RunKey, is_of, run_id, user_of
 from mldebug.cluster.source_shares import CallBudget
-from mldebug.core.addresses import source_of
 
 LOOK = 1.0  # seconds between two looks at who has progress to tell
 DOUBT = 120.0  # seconds in which nobody notices a stall that others have noticed: then it is over

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
+from mldebug.cluster.addresses import source_of
 from mldebug.cluster.known_peers import (
     CaptureCall,
     GroupAnnouncement,
@@ -28,7 +29,6 @@ from mldebug.cluster.messages import (
 from mldebug.cluster.rank_claims import RankClaims
 from mldebug.cluster.run_identity import RunKey
 from mldebug.cluster.source_shares import SourceShares
-from mldebug.core.addresses import source_of
 from mldebug.core.ranksets import shorten_ranks
 
 FRESH = 15.0  # seconds that an announcement holds

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mldebug.cluster.addresses import source_of
 from mldebug.cluster.coordinator import Coordinator
 from mldebug.cluster.messages import (
     MAX_MESSAGE,
@@ -34,7 +35,6 @@ from mldebug.cluster.source_shares import (
     WINDOW,
     CallBudget,
 )
-from mldebug.core.addresses import source_of
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Job
 from mldebug.incidents.incident import judge

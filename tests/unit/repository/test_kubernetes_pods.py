@@ -273,7 +273,7 @@ def test_the_image_is_made_of_files_that_exist_and_pinned_packages() -> None:
     ]
     assert copied
     assert [name for name in copied if not (ROOT / name).exists()] == []
-    assert "--constraint constraints.txt" in text
+    assert "--require-hashes --requirement requirements/run.txt" in text
     assert re.findall(r"^USER (\d+)", text, re.MULTILINE) == [
         str(
             one(render(*FULL), "StatefulSet")["spec"]["template"]["spec"]["securityContext"][

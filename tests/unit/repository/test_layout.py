@@ -87,6 +87,37 @@ def test_every_direct_dependency_is_pinned_and_explained() -> None:
     assert not [name for name in wanted if f"`{name}`" not in explained]
 
 
+def test_what_is_shipped_is_pinned_by_hash_in_the_same_versions() -> None:
+    """Each requirement has hashes, all direct dependencies are there, and versions are those that the tests run with."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    direct = [*project["dependencies"], *project["optional-dependencies"]["cluster"]]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    tested = dict(line.lower().split(" ")[0].split("==") for line in lines if "==" in line)
+    found: dict[str, str] = {}
+    for name in ("run", "build"):
+        text = (ROOT / f"deploy/requirements/{name}.txt").read_text()
+        parts = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:]
+        assert not [part for part in parts if "--hash=sha256:" not in part]
+        found |= {
+            part.split("==")[0]: re.split(r"[ ;\\]", part.split("==")[1])[0] for part in parts
+        }
+    wanted = {re.split(r"[<>=!~\[; ]", line)[0].lower() for line in direct}
+    assert wanted | {"hatchling"} <= found.keys()
+    assert {name: found[name] for name in found.keys() & tested.keys()} == {
+        name: tested[name] for name in found.keys() & tested.keys()
+    }
+
+
+@pytest.mark.parametrize("file", ["deploy/debian/build-deb", "deploy/kubernetes/Dockerfile"])
+def test_what_is_shipped_is_installed_by_hash_alone(file: str) -> None:
+    text = (ROOT / file).read_text()
+    installs = [line for line in text.split("install --")[1:] if "requirement" in line[:200]]
+    assert installs
+    assert text.count("--require-hashes") == 2  # what runs, and what builds
+    assert "--constraint" not in text
+    assert "--no-build-isolation" in text
+
+
 def test_torch_is_the_exact_version_that_comes_as_a_cpu_build() -> None:
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
 

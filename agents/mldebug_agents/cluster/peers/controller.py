@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from mldebug.cluster.addresses import source_of
 from mldebug.cluster.announcement_size import fitting
 from mldebug.cluster.known_peers import aged
 from mldebug.cluster.messages import (
@@ -25,7 +26,6 @@ from mldebug.cluster.messages import (
     Welcome,
 )
 from mldebug.cluster.topology import Topology
-from mldebug.core.addresses import source_of
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
 from mldebug_agents.cluster.peers.follower import Follower, HeldStalls
