@@ -32,7 +32,7 @@ class Alert(Noun, frozen=True, kw_only=True):
     """Something that is wrong now. Code that raises an alert raises it again at every turn of the main loop, for as long as it lasts."""
 
     key: str  # stable, unique on this node: "health/gpu_ecc/GPU-1"
-    kind: str  # short word for routes: stall, abnormal_end, gpu_ecc
+    kind: str  # short word for routes: stall, abnormal_end, slowdown, gpu_ecc
     severity: Severity
     sentence: str  # one, without a full stop
     labels: dict[str, str] = {}  # that never change while it lasts

@@ -97,6 +97,15 @@ class StallConfig(Section, frozen=True, kw_only=True):
     exclude: tuple[str, ...] = ("ipykernel_launcher",)
 
 
+class GoodputConfig(Section, frozen=True, kw_only=True):
+    """The section `goodput`: what a running job loses."""
+
+    # sample the stacks of running ranks now and then, and tell which rank the others wait for; no rank is stopped
+    stragglers: bool = True
+    # between two samples of a steady run; one that becomes slower is sampled at once
+    interval: Annotated[Duration, msgspec.Meta(ge=5, le=86400)] = 300.0
+
+
 class ClusterConfig(Section, frozen=True, kw_only=True):
     """The section `cluster`: how agents of several nodes reach each other; without a key or certificates each works alone."""
 
@@ -296,6 +305,7 @@ class Config(Section, frozen=True, kw_only=True):
     agent: AgentConfig = msgspec.field(default_factory=AgentConfig)
     capture: CaptureConfig = CaptureConfig()
     stall: StallConfig = StallConfig()
+    goodput: GoodputConfig = GoodputConfig()
     # formats of training logs, tried before the built-in ones: {mine: {kind: regex, pattern: '…'}}
     logs: Annotated[
         dict[str, Plugin], PluginKind(lambda: names("logs"), lambda kind: load("logs", kind))

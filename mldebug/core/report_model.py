@@ -168,8 +168,8 @@ class Report(Spoken, frozen=True, kw_only=True):
     node: str
     versions: dict[str, str]
     job: JobView
-    kind: Literal["stall", "abnormal_end", "manual"]
-    trigger: Literal["stall", "exit", "manual", "api", "alert"]
+    kind: Literal["stall", "abnormal_end", "slowdown", "manual"]
+    trigger: Literal["stall", "exit", "slowdown", "manual", "api", "alert"]
     state: Literal["open", "recovered", "ended"]
     stalled_since: str | None
     detected_at: str

@@ -26,17 +26,20 @@ from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.judgement import judgement_of, with_gaps, without_processes
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.timeline import with_exits
-from mldebug.incidents.report.build import State, build_report
+from mldebug.goodput.slowdown import judge_slowdown
+from mldebug.goodput.straggler import Slowness
+from mldebug.incidents.report.build import State, Trigger, build_report
 from mldebug.incidents.report.changes import comparison, later_words
 from mldebug.incidents.uncaptured import judge_uncaptured, stand_in
 from mldebug.stall.sentences import seconds
 
 MAX_ATTEMPTS = 1000
 MAX_GAPS = 8
+TRIGGERS: dict[str, Trigger] = {"stall": "stall", "abnormal_end": "exit", "slowdown": "slowdown"}
 
 
 class Incident(Noun, frozen=True, kw_only=True):
-    """One stall or one abnormal end of one run. Times are unix seconds."""
+    """One stall, one abnormal end or one slowdown of one run. Times are unix seconds."""
 
     id: str
     key: str  # run, attempt, last step: two agents that watch the same stall have the same
@@ -54,7 +57,8 @@ class Incident(Noun, frozen=True, kw_only=True):
     timeline: tuple[TimelineEvent, ...] = ()
     captures: tuple[NodeCapture, ...] = ()
     gaps: tuple[Gap, ...] = ()  # why captures are missing
-    kind: Literal["stall", "abnormal_end"] = "stall"
+    kind: Literal["stall", "abnormal_end", "slowdown"] = "stall"
+    slowness: Slowness | None = None  # of a slowdown: what the samples of its ranks show
     # of the newest attempt that failed; "ending" on disk
     exit: AttemptExit | None = msgspec.field(default=None, name="ending")
     failed: tuple[int, ...] = ()  # attempts that failed the same way, in order
@@ -99,7 +103,8 @@ def add_gap(incident: Incident, at: float, gap: Gap) -> Incident:
 
 def has_evidence(incident: Incident) -> bool:
     """Whether there is evidence to judge by."""
-    return bool(incident.captures or incident.node_captures) or incident.exit is not None
+    captured = bool(incident.captures or incident.node_captures)
+    return captured or incident.exit is not None or incident.slowness is not None
 
 
 def is_unreported(incident: Incident) -> bool:
@@ -154,6 +159,8 @@ def _attempts(failed: tuple[int, ...], attempt: AttemptExit) -> range:
 
 def judge(incident: Incident) -> Judgement:
     """The judgement of the first capture, or of the newest where the first names nobody: a busy rank may be inert by then."""
+    if incident.slowness is not None:
+        return judge_slowdown(_job(incident), incident.slowness)
     if incident.exit is not None:
         ended = _judge_exit(incident, incident.exit)
         if not incident.node_captures:
@@ -271,7 +278,7 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
         judgement,
         incident.node_captures or (capture,),
         kind=incident.kind,
-        trigger="stall" if incident.kind == "stall" else "exit",
+        trigger=TRIGGERS[incident.kind],
         state=incident.state,
         detected_at=incident.detected_at,
         reported_at=reported_at,
@@ -304,9 +311,16 @@ def _capture_of_exit(incident: Incident, attempt: AttemptExit) -> NodeCapture:
 
 
 def _stand_in(incident: Incident) -> NodeCapture:
-    """What a report shows where no capture has come."""
-    job = incident.job or Job(id=incident.job_id, name=incident.job_id, launcher="unknown")
+    """What a report shows where no capture has come; for a slowdown none is needed."""
+    job = _job(incident)
+    if incident.slowness is not None:
+        node = next((rank.node for rank in job.ranks if rank.node), "")
+        return NodeCapture(node=node, taken_at=incident.detected_at, job=job)
     return stand_in(job, incident.detected_at, incident.state, incident.gaps)
+
+
+def _job(incident: Incident) -> Job:
+    return incident.job or Job(id=incident.job_id, name=incident.job_id, launcher="unknown")
 
 
 def _lasted(incident: Incident) -> str:

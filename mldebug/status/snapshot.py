@@ -4,6 +4,7 @@ import msgspec
 
 from mldebug.alerts.view import EventsView
 from mldebug.core.model import Gap, HookState, Noun, RankDevice, Remark, Role
+from mldebug.goodput.straggler import Slowness
 from mldebug.hardware.gpu.expected import GpuCount
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.hardware.health.model import ComponentHealth
@@ -66,8 +67,9 @@ class RunState(Noun, frozen=True, kw_only=True):
     gpu_states: tuple[RankDevice, ...] = ()  # the same in figures, by rank
     # its checkpoints, by place; "saves" in JSON
     checkpoint_series: tuple[SeriesState, ...] = msgspec.field(default=(), name="saves")
+    slowness: Slowness | None = None  # what the last row of stack samples of its ranks showed
     incident: str = ""  # id of the open one
-    incident_kind: str = ""  # stall, abnormal_end
+    incident_kind: str = ""  # stall, abnormal_end, slowdown
     incident_since: float | None = None  # unix: since when the run has not moved
     verdict: str = ""
     report: str = ""  # the sentence of the open incident

@@ -10,7 +10,12 @@ from mldebug.incidents.report.wording import NOT_STUCK, title
 from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.snapshot import Snapshot
 
-KINDS = {"stall": "stall", "abnormal_end": "abnormal end", "manual": "asked for"}
+KINDS = {
+    "stall": "stall",
+    "abnormal_end": "abnormal end",
+    "slowdown": "slowdown",
+    "manual": "asked for",
+}
 STATES = {"open": "never closed", "recovered": "recovered", "ended": "job ended"}
 
 

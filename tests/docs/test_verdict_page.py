@@ -20,6 +20,7 @@ from mldebug.core.model import (
     OpenFile,
     ProcessCapture,
     QueriedNode,
+    RankIdentity,
     Verdict,
 )
 from mldebug.diagnosis.classify.evidence import LONG, SOFT_CLASSES
@@ -29,6 +30,9 @@ from mldebug.diagnosis.classify.tables.native_calls import NATIVE
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD, PYTHON
 from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE, STORE_SOURCE
 from mldebug.diagnosis.diagnose import diagnose
+from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.slowdown import judge_slowdown
+from mldebug.goodput.straggler import Excess, Slowness, SlowRank
 from mldebug.stall import rules, timeouts, watch
 from mldebug.stall.signals import COLLECTIVE_TIMEOUTS
 from shared.capture.flights import job, waits_in
@@ -144,6 +148,18 @@ def golden(name: str) -> Diagnosis:
     )  # fmt: skip
 
 
+def slow_rank() -> Diagnosis:
+    """Rank 1 of four, by the shares of a real gloo job."""
+    shares = tuple(RankShares(rank=n, samples=495, waiting=wait) for n, wait in enumerate((0.32, 0.05, 0.29, 0.31)))  # fmt: skip
+    cause = Excess(kind="sleep", place="extra_work (train.py:10)", own=0.28, others=0.0)
+    slow = SlowRank(rank=1, waiting=0.05, excess=cause)
+    job = Job(id="j", name="train.py", launcher="torchrun", world_size=4)
+    job = msgspec.structs.replace(job, ranks=tuple(RankIdentity(rank=n, world_size=4, pid=9) for n in range(4)))  # fmt: skip
+    return judge_slowdown(
+        job, Slowness(ranks=(slow,), loss=0.25, stretches=5, shares=shares)
+    ).diagnosis
+
+
 EXAMPLES: dict[Verdict, tuple[Callable[[], Diagnosis], ...]] = {
     Verdict.GPU_FAULT: (lost_gpu,),
     Verdict.OUT_OF_MEMORY: (killed_for_memory, out_of_device_memory),
@@ -172,7 +188,7 @@ EXAMPLES: dict[Verdict, tuple[Callable[[], Diagnosis], ...]] = {
     Verdict.RANK_WAITING: (lambda: recorded("hook-sleep"), lambda: recorded("figures-frozen")),
     Verdict.RANK_BUSY: (lambda: recorded("figures-loop"),),
     Verdict.JOB_PAUSED: (lambda: of(None, rest=stopped()),),
-    Verdict.STRAGGLER: (),
+    Verdict.STRAGGLER: (slow_rank,),
     Verdict.UNKNOWN: (
         lambda: recorded("figures-kernel"),
         lambda: recorded("hook-kernel"),

@@ -46,6 +46,7 @@ from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.launcher_watch import LauncherWatch
 from mldebug_agents.watch.ras_watch import RasWatch
 from mldebug_agents.watch.runs import Run, run_state
+from mldebug_agents.watch.slowness_watch import SlownessWatch
 from mldebug_agents.watch.watch import NodeLook
 
 log = logging.getLogger("mldebug")
@@ -53,8 +54,9 @@ log = logging.getLogger("mldebug")
 Inbox = queue.SimpleQueue[Result | None]  # of results of workers; None only wakes
 
 LOOK_DEADLINE, CAPTURE_DEADLINE, CONFIG_DEADLINE, EXITS_DEADLINE = 20.0, 60.0, 10.0, 20.0
-RAS_DEADLINE = 10.0
+RAS_DEADLINE, SLOWNESS_DEADLINE = 10.0, 120.0
 AT_ONCE = 4  # jobs captured at the same time
+SAMPLED_AT_ONCE = 2  # jobs whose ranks are sampled at the same time
 BEAT = 1.0  # seconds between two turns of the loop without a message
 SOON, SOONEST = 1.0, 0.2  # seconds to the next look after a rank has failed, after any exit
 
@@ -78,6 +80,7 @@ class LoopParts:
     recovery: Recovery
     launchers: LauncherWatch
     ras: RasWatch
+    slowness: SlownessWatch
     peers: PeersController | None
 
 
@@ -155,6 +158,8 @@ class AgentLoop:
         self._parts.exits.tick()
         if self.config.capture.nccl_ras:
             self._parts.ras.tick(self.runs)
+        if self.config.goodput.stragglers:
+            self._parts.slowness.tick(self.runs, self.config.goodput.interval)
         if self.peers is not None:
             self.peers.tick(self._all)
             self._parts.launchers.count(self.peers.present())
@@ -187,6 +192,8 @@ class AgentLoop:
             self._reloaded(result)
         elif result.worker == "ras":
             self._parts.ras.on_result(result)
+        elif result.worker == "slowness":
+            self._parts.slowness.on_result(result, self.runs)
         elif self.monitors.on_result(result, self._loop_state()):
             pass  # a monitor has taken it
         elif self.peers is not None and result.worker in self.peers.worker_names:
@@ -315,6 +322,7 @@ class AgentLoop:
     def _ended(self, run: Run) -> None:
         log.info("run %s (%s) is over", run.job.id, run.job.name)
         self._parts.capture_queue.forget(run)
+        self.incidents.no_longer_slow(run, "ended", "all ranks are gone")
         if run.incident is not None and run.incident.kind == "stall":
             self._parts.failed_attempts.explained(run)
             self.incidents.close(run, "ended", "all ranks are gone")

@@ -53,6 +53,8 @@ from mldebug_agents.system.service.sd_notify import SystemdNotifier
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.launcher_watch import LauncherWatch
 from mldebug_agents.watch.ras_watch import RasWatch
+from mldebug_agents.watch.slowness_watch import SlownessWatch
+from mldebug_agents.watch.wait_sampler import WaitSampler
 from mldebug_agents.watch.watch import Watch
 from mldebug_agents.web.server import AgentServer
 
@@ -137,6 +139,7 @@ def build_loop(
         recovery=recovery,
         launchers=LauncherWatch(context.node, recovery.add_run, capture_queue.ask_for, incidents),
         ras=RasWatch(workers["ras"].order),
+        slowness=SlownessWatch(workers["slowness"].order, incidents),
         peers=peers,
     )
     return AgentLoop(config, parts, publish, current.replace, systemd, clock)
@@ -214,6 +217,11 @@ def _workers(
             "ras",
             lambda order: ras.ask(order.job, whole=False, seconds=RAS_GLANCE),
             *(inbox, agent_loop.RAS_DEADLINE, many),
+            whose=lambda order: owner_of(order.job),
+        ),
+        "slowness": Worker(
+            *("slowness", WaitSampler(tools.capture).take, inbox),
+            *(agent_loop.SLOWNESS_DEADLINE, agent_loop.SAMPLED_AT_ONCE),
             whose=lambda order: owner_of(order.job),
         ),
         "config": Worker("config", lambda _: read_config(), inbox, agent_loop.CONFIG_DEADLINE),

@@ -17,7 +17,7 @@ def alert_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
     return Alert(
         key=f"{INCIDENT}{incident.id}",
         kind=incident.kind,
-        severity=Severity.CRITICAL,
+        severity=Severity.WARNING if incident.kind == "slowdown" else Severity.CRITICAL,
         sentence=diagnosis.summary or incident.sentence,
         labels={"run": incident.job_id, **name},
         next_steps=diagnosis.next_steps,

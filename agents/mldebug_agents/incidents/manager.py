@@ -12,6 +12,8 @@ import msgspec
 from mldebug.core.model import Gap, Judgement, NodeCapture
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
+from mldebug.goodput.sentences import slow_words
+from mldebug.goodput.straggler import Slowness
 from mldebug.incidents.incident import (
     Incident,
     add_capture,
@@ -201,6 +203,7 @@ class IncidentManager:
         if run.incident is not None and run.incident.kind == "abnormal_end":
             self.note(run, self._writer.clock.now(), f"the others hang: {decision.sentence}")
             return  # they wait for the rank that ended: one story
+        self.no_longer_slow(run, "ended", "the run has come to a halt")
         now, here = self._writer.clock.now(), self._writer.clock.steady()
         started = decision.stalled_since
         incident = Incident(
@@ -253,6 +256,43 @@ class IncidentManager:
         for gap in missed:
             run.add_missed(gap)
 
+    # --- slowdowns ---------------------------------------------------------------------------------
+
+    def slow(self, run: Run, found: Slowness) -> None:
+        """Open a slowdown of the run, or write its report again where other ranks are slow now, or for another reason."""
+        now, incident = self._writer.clock.now(), run.incident
+        words = slow_words(found, run.job.world_size)
+        if incident is None:
+            incident = Incident(
+                id=self._writer.new_id(now, run.job.id),
+                key=f"{run.job.id}/{run.job.attempt}/slow",
+                job_id=run.job.id,
+                job=run.job,
+                detected_at=now,
+                stalled_since=found.since or None,
+                why="a rank is waited for",
+                sentence=words,
+                kind="slowdown",
+                versions=versions(),
+            )
+        elif incident.kind != "slowdown" or _same(incident.slowness, found):
+            return
+        known = run.judgement is not None
+        incident = msgspec.structs.replace(incident, slowness=found, sentence=words)
+        run.set_incident(add_timeline(incident, now, words))
+        judgement = run.judge(run.incident or incident)
+        if not known:
+            self._writer.announce(run, run.incident or incident, judgement)
+        self._writer.keep(run)
+        self._writer.write(run.incident or incident, judgement, run.job.uid)
+
+    def no_longer_slow(self, run: Run, state: State, why: str) -> None:
+        """Close the run's slowdown, where it has one."""
+        if run.incident is not None and run.incident.kind == "slowdown":
+            self._writer.end(run.incident, state, why, run.job.uid, run.judgement)
+            run.forget_incident()
+            self._writer.keep(run)
+
     # --- abnormal ends -----------------------------------------------------------------------------
 
     def failed(
@@ -264,6 +304,7 @@ class IncidentManager:
         alike: AlikeRuns = AlikeRuns(),  # noqa: B008 - a value
     ) -> None:
         """Open an incident for a failed attempt, or a lost rank; `before`: the incident of which this is a continuation."""
+        self.no_longer_slow(run, "ended", "the run has failed")
         now = self._writer.clock.now()
         incident = before or Incident(
             id=self._writer.new_id(now, run.job.id),
@@ -299,6 +340,15 @@ class IncidentManager:
             run.forget_incident()
             self._writer.keep(run)
         return closed
+
+
+def _same(known: Slowness | None, found: Slowness) -> bool:
+    """Whether the same ranks are slow for the same reason."""
+
+    def reasons(one: Slowness) -> set[tuple[int, str, str]]:
+        return {(slow.rank, slow.excess.kind, slow.excess.place) for slow in one.ranks}
+
+    return known is not None and reasons(known) == reasons(found)
 
 
 def _step(run: Run, attempt: AttemptExit) -> int | None:

@@ -135,6 +135,12 @@ def parse_status(text: str) -> ProcessStatus:
     )
 
 
+def parse_schedstat(text: str) -> float:
+    """Seconds a thread has been ready to run while no CPU was free, from /proc/PID/task/TID/schedstat; 0.0 where there is no such file."""
+    fields = text.split()
+    return _integer(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
 def parse_io(text: str) -> Io | None:
     """Parse /proc/PID/io (bytes); None where the text is empty or incomplete."""
     values = {key: _integer(value) for key, _, value in _pairs(text)}

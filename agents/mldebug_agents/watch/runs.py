@@ -18,6 +18,7 @@ from mldebug.core.model import (
     Role,
     shared_fields,
 )
+from mldebug.goodput.straggler import Slowness
 from mldebug.incidents.incident import Incident, judge
 from mldebug.jobs.heartbeat import hook_summary
 from mldebug.stall.sentences import signal_words
@@ -54,6 +55,7 @@ class Run:
         # taken at the confirmation, kept whatever the ranks do
         self.capture: NodeCapture | None = None
         self.missed: tuple[Gap, ...] = ()  # why none was, for an incident that opens later
+        self.slowness: Slowness | None = None  # what the last row of stack samples showed
         self.incident: Incident | None = None
         self.judgement: Judgement | None = None
 
@@ -88,6 +90,10 @@ class Run:
         """Forget stack samples and other findings of a quiet run, because it moves again."""
         self.classes, self.roles, self.frames = {}, {}, {}
         self.take_evidence()
+
+    def set_slowness(self, found: Slowness) -> None:
+        """Keep what the last row of stack samples of its ranks showed."""
+        self.slowness = found
 
     # --- its incident ------------------------------------------------------------------------------
 
@@ -194,6 +200,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         log=look.log,
         lives_by=signal_words(look.look, look.step_format) if look.look.ranks else "",
         log_counts=look.log_counts,
+        slowness=run.slowness,
         incident=run.incident.id if run.incident else "",
         incident_kind=run.incident.kind if run.incident else "",
         incident_since=_since(run.incident),

@@ -28,7 +28,7 @@ OPEN = TABLE.info(
 )
 SINCE = TABLE.gauge(
     "incident_since_timestamp_seconds",
-    "Unix time since which the run of an open incident has not moved.",
+    "Unix time since which the run of an open incident has not moved, or has been slow.",
     "run",
 )
 
@@ -36,6 +36,7 @@ SINCE = TABLE.gauge(
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
     """How many incidents there were of every verdict (0 for those that never occurred), then the open ones and since when."""
     expected = {f"{kind}/{verdict}": 0 for kind in KINDS for verdict in Verdict}
+    expected[f"slowdown/{Verdict.STRAGGLER}"] = 0  # the only verdict of that kind
     for key, count in (expected | snapshot.incidents).items():
         kind, _, verdict = key.partition("/")
         report = snapshot.last_report.get(key)

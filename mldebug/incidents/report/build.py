@@ -39,8 +39,8 @@ MAX_DEPTH = 150  # of the tree: encoders and browsers recurse too
 
 _T = TypeVar("_T")
 
-Kind = Literal["stall", "abnormal_end", "manual"]
-Trigger = Literal["stall", "exit", "manual", "api", "alert"]
+Kind = Literal["stall", "abnormal_end", "slowdown", "manual"]
+Trigger = Literal["stall", "exit", "slowdown", "manual", "api", "alert"]
 State = Literal["open", "recovered", "ended"]
 
 

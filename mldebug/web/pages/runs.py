@@ -83,7 +83,7 @@ def _over(request: PageRequest) -> tuple[Incident, ...]:
     first, last = (
         rfc3339(snapshot.at + by) for by in (-LATELY, LATELY)
     )  # clocks of nodes may differ
-    gone = (entry for entry in request.entries if entry.job_id not in alive and entry.kind in ("stall", "abnormal_end"))  # fmt: skip
+    gone = (entry for entry in request.entries if entry.job_id not in alive and entry.kind in ("stall", "abnormal_end", "slowdown"))  # fmt: skip
     return rows_of(islice((one for one in gone if first <= one.time <= last), FEW), snapshot)
 
 

@@ -154,7 +154,7 @@ def test_an_error_file_quotes_as_well() -> None:
         # a statement about the job
         ("ValueError: heartbeat timeout must be int", Blame.OWN),
         ("ValueError: each worker must have its own seed, other workers have 3", Blame.OWN),
-        ("AssertionError: schedule has 3 micro-batches waiting for rank 2", Blame.OWN),
+        ("AssertionError: schedule has 3 micro-batches waiting for rank 2", Blame.UNCLEAR),
         ("ValueError: Timed out while waiting for all processes to reach barrier of step 200", Blame.PEER),
         ("AssertionError: one of the workers died during validation", Blame.PEER),
         ("ValueError: init failed: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:4711", Blame.PEER),
@@ -243,9 +243,10 @@ def test_types_are_known_by_name(name: str, kind: ErrorType) -> None:
         ('src/mpi4py/MPI.src/Comm.pyx", line 1073, in mpi4py.MPI.Comm.allreduce', []),
         ('/job/train.py", line 40, in sync\n    comm.Allreduce(a, b)', []),
         (f'{PACKAGES}someserve/runtime.py", line 1, in pull\n    raise RuntimeError(words)', []),
+        # what the job itself raises may be about ranks, in words that nobody can foresee
+        ('/job/train.py", line 40, in sync\n    raise RuntimeError(words)', []),
+        ('/job/train.py", line 40, in sync\n    raise RuntimeError(all_reduce(words))', []),
         # controls
-        ('/job/train.py", line 40, in sync\n    raise RuntimeError(words)', [1]),
-        ('/job/train.py", line 40, in sync\n    raise RuntimeError(all_reduce(words))', [1]),
         (f'{PACKAGES}torch/nn/modules/linear.py", line 1, in forward\n    return F.linear(x)', [1]),
         (f'{PACKAGES}transformers/trainer.py", line 1, in train\n    raise RuntimeError(words)', [1]),
     ],

@@ -171,6 +171,7 @@ def test_step_times_are_a_cumulative_histogram() -> None:
 def test_every_kind_and_verdict_is_there_from_the_start() -> None:
     found = values(snapshot(incidents={}), "mldebug_incidents_total")
     expected = {(kind, str(one)) for kind in ("stall", "abnormal_end") for one in Verdict}
+    expected.add(("slowdown", "straggler"))
     assert set(found) == expected
     assert set(found.values()) == {0.0}
 

@@ -290,6 +290,7 @@ def test_every_family_has_a_sample_somewhere_or_is_named_here(machine: Machine) 
     for cause in (0, 1):
         machine.fake.set(f"nvmlDeviceGetRetiredPages 0 {cause}", 1)
     machine.fake.set("nvmlDeviceGetRetiredPagesPendingStatus 0", 0)
+    machine.fake.set("nvmlDeviceGetGpuFabricInfoV 0", 3, 0, 0)
     machine.read()
     machine.fake.field(0, 78, 10**12)  # the unit is proved by a movement
     machine.fake.field(1, 78, 64 * 10**9)

@@ -20,7 +20,10 @@ ROOTS = {
 FILES = [file for root in ROOTS.values() for file in sorted(root.rglob("*.py"))]
 MOST = 15  # entries of a folder
 # one file for each group of metrics, whose labels users know, and what they share
-LONG = {ROOTS["exporters"] / "metrics"}
+LONG = {
+    ROOTS["exporters"] / "metrics",
+    ROOTS["mldebug"],
+}  # one file per group; one folder per subject
 # words of an earlier dialect, as parts of the names of modules, classes and functions
 RETIRED = {
     "house",
@@ -64,7 +67,7 @@ def words(name: str) -> set[str]:
 
 
 SUBJECTS = {
-    "alerts", "capture", "cli", "cluster", "config", "core", "diagnosis", "hardware", "incidents", "jobs",
+    "alerts", "capture", "cli", "cluster", "config", "core", "diagnosis", "goodput", "hardware", "incidents", "jobs",
     "probes", "stall", "state", "status", "storage", "support", "system", "watch", "web",
 }  # fmt: skip
 # subjects without a test folder of their own name, and test folders that stand for no folder of that name
@@ -72,7 +75,7 @@ NO_TESTS = {"status"}  # tested by what it shows, in web/ and cli/
 OTHER_TESTS = {"exporters", "repository", "training"}
 # config sections by subject, where the section has another name; each name is older than the folders and stays as users know it
 SECTIONS = {
-    "agent": "agent", "capture": "capture", "stall": "stall", "cluster": "cluster", "metrics": "exporters", "checkpoints": "storage",
+    "agent": "agent", "capture": "capture", "stall": "stall", "goodput": "goodput", "cluster": "cluster", "metrics": "exporters", "checkpoints": "storage",
     "storage": "storage", "memory": "hardware", "health": "hardware", "gpus": "hardware", "events": "alerts", "channels": "alerts",
     "actions": "alerts", "schedulers": "jobs", "jobs": "jobs", "logs": "jobs", "transports": "cluster", "trees": "storage",
 }  # fmt: skip
@@ -80,7 +83,7 @@ SECTIONS = {
 # groups of metrics by subject: the files of exporters/mldebug_exporters/metrics/. Groups of one name with their subject are as the
 # rule says; the others have the older name that users' dashboards know, or are one of several of a subject
 METRICS = {
-    "actions": "alerts", "agent": "agent", "checkpoints": "storage", "cluster": "cluster", "events": "alerts", "filesystems": "storage",
+    "actions": "alerts", "agent": "agent", "checkpoints": "storage", "cluster": "cluster", "events": "alerts", "filesystems": "storage", "goodput": "goodput",
     "gpus": "hardware", "health": "hardware", "hooks": "jobs", "incidents": "incidents", "kernellog": "hardware", "memory": "hardware", "ports": "hardware",
     "probes": "probes", "rank_gpus": "hardware", "runs": "watch", "scheduler": "jobs", "traces": "capture", "traps": "jobs", "trees": "storage", "writers": "storage",
 }  # fmt: skip
@@ -92,7 +95,7 @@ NO_METRICS = {
 # pages of the documentation by subject
 PAGES = {
     "across-nodes": "cluster", "actions": "alerts", "checkpoints": "storage", "commands": "cli", "field-cases": "diagnosis",
-    "flight-recorder": "capture", "flight-recorder-collection": "capture", "gpus": "hardware", "hook": "jobs", "host-memory": "hardware",
+    "flight-recorder": "capture", "flight-recorder-collection": "capture", "goodput": "goodput", "gpus": "hardware", "hook": "jobs", "host-memory": "hardware",
     "kernel-log": "hardware", "known-traps": "jobs", "metrics": "exporters", "nccl-ras": "capture", "notifications": "alerts",
     "ports": "hardware", "probes": "probes", "scheduler": "jobs", "settings": "config", "storage": "storage", "storage-trees": "storage",
     "support-bundle": "support", "trace": "capture", "trace-reading": "capture", "training-helpers": "training",

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import msgspec
 
+from mldebug.capture.folded_stacks import CountedStack, parse_folded
 from mldebug.capture.stacks.pyspy import parse_pyspy_json
 from mldebug.core.errors import EvidenceError, ToolError
 from mldebug.core.model import ThreadStack
 from mldebug_agents.system.spawn import Completed, ProgramStarter
 
+MAX_RECORD = 4 << 20  # bytes of one recording
 INSTALL = "pip install py-spy, or name it in the config: capture: {py_spy: /path/to/py-spy}"
 
 FORBIDDEN = "no permission to read its memory"
@@ -70,6 +72,26 @@ class PySpy:
             return self._instead(pid, dump) if dump.failure and not native else dump
         finally:
             self._release(pid)
+
+    def record(
+        self, pid: int, seconds: int, rate: int, *, on_cpu: bool = False, grace: float = 5.0
+    ) -> tuple[CountedStack, ...]:
+        """Sample the stacks of one process `rate` times a second without stopping it; `on_cpu`: only threads that run at that moment.
+
+        Nothing where py-spy fails, is not there, or does not come back `grace` seconds after its time.
+        """
+        if self._closed(pid):
+            return ()
+        kind = () if on_cpu else ("--idle",)
+        argv = [
+            *(self.binary, "record", "--pid", str(pid), "--nonblocking", "--threads", *kind),
+            *("--rate", str(rate), "--duration", str(seconds), "--format", "raw"),
+            *("--output", "/dev/stdout"),
+        ]
+        done = self.starter.run(
+            argv, timeout=seconds + grace, max_output=MAX_RECORD, env=_environment()
+        )
+        return parse_folded(done.stdout.decode(errors="replace")) if done.returncode == 0 else ()
 
     def _instead(self, pid: int, dump: Dump) -> Dump:
         """Ask the hook in the process, where there is one."""

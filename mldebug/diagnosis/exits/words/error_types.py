@@ -35,7 +35,7 @@ _TYPE = re.compile(
 _LOCAL = re.compile(
     r"(?:Arithmetic|ZeroDivision|Overflow|FloatingPoint|Attribute|Lookup|Index|Key|Import|ModuleNotFound|Name|UnboundLocal|Type|Syntax"
     r"|Indentation|Recursion|NotImplemented|Memory|Unicode\w{0,12}|FileNotFound|FileExists|Permission|IsADirectory|NotADirectory|BlockingIO)Error"
-    r"|StopIteration|StopAsyncIteration|torch\.(?:cuda\.)?OutOfMemoryError|subprocess\.TimeoutExpired|pickle\.\w+|_?pickle\.\w+|struct\.error|zlib\.error"
+    r"|std::(?:bad_alloc|bad_array_new_length|out_of_range|length_error)|StopIteration|StopAsyncIteration|torch\.(?:cuda\.)?OutOfMemoryError|subprocess\.TimeoutExpired|pickle\.\w+|_?pickle\.\w+|struct\.error|zlib\.error"
     r"|json\.decoder\.\w+|(?:yaml|omegaconf|hydra|pydantic|pydantic_core|safetensors|safetensors_rust|zipfile|tarfile|lzma|PIL|numpy|pandas|pyarrow|h5py|lmdb|sqlite3|tomllib|argparse"
     r"|torch\._dynamo|torch\._inductor|triton|webdataset|datasets|tokenizers|sentencepiece|pyo3_runtime)\.[\w.]+"
 )

@@ -1,4 +1,4 @@
-"""Boosted trees: XGBoost and LightGBM's `[12]\\ttrain-rmse:0.51\\teval-rmse:0.62`, CatBoost's `12:\\tlearn: 0.51\\ttest: 0.62 … remaining: 9s`.
+"""Boosted trees: XGBoost, LightGBM (`[12]\\ttrain-rmse:0.51`), CatBoost (`12:\\tlearn: 0.51\\ttest: 0.62`).
 
 The step is the round, which trains on all data. LightGBM's own program prints a line for each metric: `[LightGBM] [Info] Iteration:12, training l2 : 0.5`.
 """

@@ -1,4 +1,4 @@
-"""JAX: MaxText's `completed step: 12, seconds: 1.234, … loss: 7.1`, Levanter's `Progress on:train 12.0it/850it …`, CLU's `[12] loss=7.1, …`.
+"""JAX: MaxText (`completed step: 12, seconds: 1.234`), Levanter (`Progress on:train 12.0it/850it`), CLU (`[12] loss=7.1`).
 
 Levanter's bar is tqdm's where its output is a terminal, and `tqdm_loggable`'s else. That one prints counts with three digits:
 from 1,000 on (`1.23kit`) a count is too coarse to be a step, and the record is progress where count, rate or loss are new.

@@ -1,4 +1,4 @@
-"""WeNet, WeKws, WeSpeaker: `DEBUG TRAIN Batch 4/203700 loss 12.6 loss_att 10.9 lr 0.0003 rank 0`: the epoch, then the batch in it.
+"""WeNet, WeKws, WeSpeaker: `DEBUG TRAIN Batch 4/203700 loss 12.6 … rank 0`: the epoch, then the batch in it.
 
 `CV` in place of `TRAIN` is an evaluation. Since WeNet 3 the pace stands there too: `TRAIN | steps/sec 2.1| Batch 4/9100 loss …`.
 """

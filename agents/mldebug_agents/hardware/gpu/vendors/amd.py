@@ -1,4 +1,4 @@
-"""AMD GPUs, by what the drivers amdgpu and amdkfd show in /sys: no ROCm, no root, no amd-smi. From recordings, not tried on a card."""
+"""AMD GPUs, by what amdgpu and amdkfd show in /sys, without ROCm or root. From recordings, not tried on a card."""
 
 import os
 import time

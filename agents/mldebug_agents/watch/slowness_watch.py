@@ -1,0 +1,141 @@
+"""When the ranks of a running job are sampled, and what becomes of it: an incident of kind `slowdown`.
+
+| the run | sampled |
+|---|---|
+| runs steadily | once every 5 minutes |
+| takes a tenth longer for its steps than usual, or one stretch shows a rank that waits least | at once, until 3 to 8 stretches agree, or do not; a second row has to confirm the first |
+| has a slow rank | every 5 minutes, until two rows in turn show none |
+| is quiet, stalled, not judged, or has ranks on other nodes | never |
+
+Belongs to the main loop's thread; the sampling is a worker's.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
+from mldebug.goodput.speed_trend import SpeedTrend
+from mldebug.goodput.straggler import SampledStretch, Slowness, agreed, find_slow_ranks, needs_more
+from mldebug.stall.signals import Stage
+from mldebug_agents.system.workers import Result
+from mldebug_agents.watch.runs import Run
+from mldebug_agents.watch.wait_sampler import StretchOrder
+
+WARM = 60.0  # seconds after a run was met, in which its speed says nothing
+SOON = 2.0  # seconds between two stretches of one row
+CALM = 2  # rows without a slow rank, after which a slowdown is over
+
+
+class SlowdownIncidents(Protocol):
+    """What opens and closes slowdowns."""
+
+    def slow(self, run: Run, found: Slowness) -> None:
+        """Open a slowdown of the run, or write down what has changed in it."""
+
+    def no_longer_slow(self, run: Run, state: Literal["recovered"], why: str) -> None:
+        """Close the run's slowdown, where it has one."""
+
+
+class _SlownessMemory:
+    """What is known of one attempt of a run."""
+
+    def __init__(self, attempt: int, due: float) -> None:
+        self.attempt = attempt
+        self.due = due
+        self.trend = SpeedTrend()
+        self.looked_at = 0.0  # the look whose step time was taken
+        self.row: list[SampledStretch] = []
+        self.is_pending = False
+        self.calm = 0  # rows in turn without a slow rank
+        self.first: Slowness | None = (
+            None  # a row with a slow rank, which a second one has to confirm
+        )
+        self.woken_at = -math.inf
+
+
+class SlownessWatch:
+    """Decides when the ranks of a run are sampled, and opens and closes its slowdown. `put` gives an order to the worker, and returns False where it takes none now."""
+
+    def __init__(
+        self,
+        put: Callable[[StretchOrder], bool],
+        incidents: SlowdownIncidents,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._put, self._incidents, self._clock = put, incidents, clock
+        self._runs: dict[str, _SlownessMemory] = {}
+
+    def tick(self, runs: Mapping[str, Run], pace: float) -> None:
+        """Order a stretch of samples for each run for which one is due. `pace`: seconds between two samples of a steady run."""
+        now = self._clock()
+        self._runs = {name: one for name, one in self._runs.items() if name in runs}
+        for name, run in runs.items():
+            memory = self._of(name, run, now + min(WARM, pace))
+            if not is_comparable(run):
+                memory.row = []
+                continue
+            if _woken(memory, run, now, pace):
+                memory.due, memory.woken_at = now, now
+            if not memory.is_pending and now >= memory.due:
+                memory.is_pending = self._put(StretchOrder(run.job))
+                memory.due = now + pace
+
+    def on_result(self, result: Result, runs: Mapping[str, Run]) -> None:
+        """Take one stretch of samples, or the worker's error, after which the run is left alone until the next time."""
+        run, memory = runs.get(result.order.job.id), self._runs.get(result.order.job.id)
+        if memory is None or run is None or memory.attempt != result.order.job.attempt:
+            return
+        memory.is_pending = False
+        if not isinstance(result.value, SampledStretch) or not is_comparable(run):
+            memory.row = []
+            return
+        memory.row.append(result.value)
+        if needs_more(memory.row):
+            memory.due = self._clock() + SOON
+            return
+        found, memory.row = find_slow_ranks(memory.row), []
+        if found.ranks and memory.first is None and not _is_slow(run):
+            memory.first, memory.due = found, self._clock() + SOON
+            return
+        found = agreed(memory.first, found) if memory.first is not None else found
+        memory.first = None
+        self._take(run, memory, found)
+
+    def _take(self, run: Run, memory: _SlownessMemory, found: Slowness) -> None:
+        """Keep what a row has shown, and what the row before it, where that had a slow rank, has shown as well."""
+        run.set_slowness(found)
+        memory.calm = 0 if found.ranks else memory.calm + 1
+        if found.ranks:
+            self._incidents.slow(run, found)
+        elif memory.calm >= CALM:
+            self._incidents.no_longer_slow(run, "recovered", "its ranks wait alike again")
+
+    def _of(self, name: str, run: Run, due: float) -> _SlownessMemory:
+        known = self._runs.get(name)
+        if known is None or known.attempt != run.job.attempt:
+            known = self._runs[name] = _SlownessMemory(run.job.attempt, due)
+        return known
+
+
+def _is_slow(run: Run) -> bool:
+    return run.incident is not None and run.incident.kind == "slowdown"
+
+
+def is_comparable(run: Run) -> bool:
+    """Whether this node can compare the ranks of the run: all of them are here, and the run goes on."""
+    decision = run.decision
+    whole = 2 <= len(run.job.ranks) == run.job.world_size
+    calm = decision is not None and decision.stage in (Stage.WATCHING, Stage.RECOVERED)
+    stalled = run.incident is not None and run.incident.kind != "slowdown"
+    return whole and calm and not run.unjudged and not stalled
+
+
+def _woken(memory: _SlownessMemory, run: Run, now: float, pace: float) -> bool:
+    """Whether the steps of the run have become slower since it was sampled last."""
+    look = run.last_look
+    if look is None or look.look.at == memory.looked_at:
+        return False
+    memory.looked_at = look.look.at
+    memory.trend.add(look.step, look.look.at)
+    return memory.trend.is_slower and now - memory.woken_at >= pace / 2

@@ -1,0 +1,1 @@
+"""What a running job loses: which rank slows the others down, and by how much."""

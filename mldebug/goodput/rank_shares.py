@@ -1,0 +1,148 @@
+"""How one rank spends its time: in which share of stack samples it waits for other ranks, for data, and where it works.
+
+| it stands in | counts as |
+|---|---|
+| a collective, a store, a device synchronisation | waiting |
+| `loss.backward()` off the CPU: reductions of gradients end inside | waiting |
+| a DataLoader's queue | loading |
+| any other line | working at that line |
+
+Pure; made of what `py-spy record` counts, which stops no process.
+"""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.capture.folded_stacks import CountedStack
+from mldebug.capture.frames import inner, principal, python_frames, site
+from mldebug.core.model import Frame, Role, ThreadStack
+from mldebug.diagnosis.classify.tables.matching import match_calls
+from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
+
+PLACES = 8  # lines of the job that are kept for one rank
+WAITING, LOADING, BACKWARDS, EXCHANGE = "waiting", "loading", "backward", "exchange"
+
+
+class RankShares(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares (0 to 1) of one rank's time in one stretch of samples. `waiting` + `loading` + all that it works is 1."""
+
+    rank: int
+    samples: int
+    waiting: float
+    loading: float = 0.0
+    exchanging: float = 0.0  # the part of `waiting` in sends and receives between two ranks
+    places: dict[
+        str, float
+    ] = {}  # by function of the job, `fetch (train.py)`, where it works: the largest shares
+    asleep: dict[str, float] = {}  # of each of these functions the part in which it was on no CPU
+    lines: dict[str, int] = {}  # of each, the line in which it was found most often
+    delayed: float = 0.0  # share of the time in which it was ready to run and no CPU was free
+
+
+def rank_shares(
+    rank: int,
+    pid: int,
+    stacks: Sequence[CountedStack],
+    on_cpu: Sequence[CountedStack],
+    delayed: float = 0.0,
+) -> RankShares | None:
+    """The shares of a rank from all samples of its threads, and from those in which a thread was on a CPU.
+
+    Both must be taken at the same pace for the same time. None where no thread speaks for the process.
+    """
+    tid = _speaker(stacks, pid)
+    every, active = _by_kind(stacks, tid), _by_kind(on_cpu, tid)
+    total = sum(every.values())
+    if tid is None or not total:
+        return None
+    backward, exchanging = _of(every, BACKWARDS), _of(every, EXCHANGE)
+    idle_backward = max(0, backward - _of(active, BACKWARDS))
+    at_work = Counter({one.place: n for one, n in every.items() if not one.kind})
+    at_work["loss.backward()"] += backward - idle_backward
+    kept = {place: n for place, n in at_work.most_common(PLACES) if n}
+    return RankShares(
+        rank=rank,
+        samples=total,
+        waiting=(_of(every, WAITING) + exchanging + idle_backward) / total,
+        loading=_of(every, LOADING) / total,
+        exchanging=exchanging / total,
+        places={place: n / total for place, n in kept.items()},
+        asleep={
+            place: max(0, n - active[_Standing("", place)]) / total
+            for place, n in kept.items()
+            if _Standing("", place) in every
+        },
+        lines=_usual_lines(stacks, tid, kept),
+        delayed=delayed,
+    )
+
+
+class _Standing(NamedTuple):
+    """What a thread was found to do; `place`: the function of the job in which it works."""
+
+    kind: str
+    place: str = ""
+
+
+Kinds = Counter[_Standing]
+
+
+def _of(kinds: Kinds, wanted: str) -> int:
+    return sum(count for one, count in kinds.items() if one.kind == wanted)
+
+
+def _usual_lines(
+    stacks: Iterable[CountedStack], tid: int, places: Container[str]
+) -> dict[str, int]:
+    lines: dict[str, Counter[int]] = {}
+    for one in stacks:
+        frame = site(python_frames(one.stack.frames)) if one.stack.tid == tid else None
+        if frame is not None and _name(frame) in places:
+            lines.setdefault(_name(frame), Counter())[frame.line] += one.count
+    return {place: found.most_common(1)[0][0] for place, found in lines.items()}
+
+
+def _name(frame: Frame) -> str:
+    return frame.place if frame.function == "<module>" else f"{frame.function} ({frame.file})"
+
+
+def _speaker(stacks: Sequence[CountedStack], pid: int) -> int | None:
+    """The thread that shows what the process does, by the stack in which each stood most often."""
+    usual: dict[int, CountedStack] = {}
+    for one in stacks:
+        known = usual.get(one.stack.tid)
+        if known is None or one.count > known.count:
+            usual[one.stack.tid] = one
+    found = principal(tuple(one.stack for one in usual.values()), pid)
+    return found.tid if found is not None else None
+
+
+def _by_kind(stacks: Iterable[CountedStack], tid: int | None) -> Kinds:
+    found: Kinds = Counter()
+    for one in stacks:
+        if one.stack.tid == tid:
+            found[_kind(one.stack)] += one.count
+    return found
+
+
+def _kind(stack: ThreadStack) -> _Standing:
+    frames = python_frames(stack.frames)
+    place = site(frames)
+    region = inner(frames, place)
+    match = match_calls(region)
+    if match is not None and match[0].role is Role.WAITING:
+        return _Standing(EXCHANGE if match[0].name == "point_to_point" else WAITING)
+    if match is not None and match[0].name in ("dataloader", "dataloader_exit"):
+        return _Standing(LOADING)
+    if match is None and any(map(_is_backward, region)):
+        return _Standing(BACKWARDS)
+    shown = place or (frames[0] if frames else None)
+    return _Standing("", _name(shown) if shown is not None else "native code")
+
+
+def _is_backward(frame: Frame) -> bool:
+    name = frame.function.rpartition(".")[2]
+    return bool(BACKWARD.file.fullmatch(frame.file) and BACKWARD.function.fullmatch(name))

@@ -1,0 +1,88 @@
+"""A slowdown as a judgement: who slows the run down, in the form in which every incident is reported. Pure."""
+
+from mldebug.core.model import (
+    Classification,
+    ClassifiedRank,
+    Confidence,
+    Culprit,
+    Diagnosis,
+    Job,
+    Judgement,
+    RankIdentity,
+    Role,
+    Verdict,
+)
+from mldebug.diagnosis.classify.rank_states import make_group
+from mldebug.goodput.sentences import percent, rank_words, slow_words
+from mldebug.goodput.straggler import Slowness, SlowRank
+
+SHOWN = 8  # lines of evidence on single ranks
+STEPS = {
+    "data": "look at what its DataLoader reads: a slow mount, too few workers, or larger samples than the others have",
+    "cpu": "find who takes its CPUs: `top` on {node}; the limits of its cgroup, and its affinity (`taskset -p {pid}`)",
+    "sleep": "open {place}: it stands there, off the CPU, while the others are done",
+    "work": "open {place}: it works there longer than the others; compare what it is given (batch, sequence lengths)",
+    "same": "compare its node with the others (clocks, temperature, neighbours) and its share of the work (batch, sequence lengths)",
+}
+
+
+def judge_slowdown(job: Job, found: Slowness) -> Judgement:
+    """The judgement of a run with slow ranks: verdict `straggler`, or `unknown` where nobody is slow any more."""
+    slow = {one.rank: one for one in found.ranks}
+    waits = {one.rank: one.waiting for one in found.shares}
+    ranks = tuple(_classified(rank, slow, waits) for rank in job.ranks)
+    groups = [[one for one in ranks if (one.rank in slow) is wanted] for wanted in (True, False)]
+    groups = [group for group in groups if group]
+    return Judgement(
+        diagnosis=_diagnosis(job, found, slow),
+        ranks=ranks,
+        groups=tuple(make_group((), group) for group in groups),
+        group_of={one.rank: number for number, group in enumerate(groups) for one in group},
+    )
+
+
+def _diagnosis(job: Job, found: Slowness, slow: dict[int, SlowRank]) -> Diagnosis:
+    sentence = slow_words(found, job.world_size)
+    culprits = [_culprit(rank, slow[rank.rank]) for rank in job.ranks if rank.rank in slow]
+    explained = all(one.excess.kind != "same" for one in found.ranks)
+    return Diagnosis(
+        verdict=Verdict.STRAGGLER if culprits else Verdict.UNKNOWN,
+        culprits=tuple(culprits),
+        confidence=Confidence.MEDIUM if culprits and explained else Confidence.LOW,
+        summary=sentence[:1].upper() + sentence[1:],
+        evidence=tuple(_evidence(found, slow)),
+        next_steps=tuple(dict.fromkeys(_step(job, one) for one in found.ranks)),
+    )
+
+
+def _classified(
+    rank: RankIdentity, slow: dict[int, SlowRank], waits: dict[int, float]
+) -> ClassifiedRank:
+    if rank.rank in slow:
+        found = Classification(name="slow", role=Role.BUSY, doing=rank_words(slow[rank.rank]))
+    elif rank.rank in waits:
+        doing = f"waits for others {percent(waits[rank.rank])} of the time"
+        found = Classification(name="waits_for_slow", role=Role.WAITING, doing=doing)
+    else:
+        found = Classification(name="unknown", role=Role.UNCLEAR, doing="could not be sampled")
+    return ClassifiedRank(rank=rank.rank, node=rank.node, pid=rank.pid, is_=found)
+
+
+def _culprit(rank: RankIdentity, slow: SlowRank) -> Culprit:
+    return Culprit(
+        kind="rank", rank=rank.rank, node=rank.node, pid=rank.pid, reason=rank_words(slow)
+    )
+
+
+def _evidence(found: Slowness, slow: dict[int, SlowRank]) -> list[str]:
+    samples = sum(one.samples for one in found.shares)
+    first = f"{samples} stack samples in {found.stretches} stretches: each time the same ranks waited least"
+    rows = sorted(found.shares, key=lambda one: (one.rank not in slow, one.rank))[:SHOWN]
+    lines = [f"rank {one.rank} waits {percent(one.waiting)} of the time" for one in rows]
+    return [first, *lines]
+
+
+def _step(job: Job, slow: SlowRank) -> str:
+    rank = next(one for one in job.ranks if one.rank == slow.rank)
+    text = STEPS[slow.excess.kind]
+    return text.format(node=rank.node or "its node", pid=rank.pid, place=slow.excess.place)

@@ -1,0 +1,43 @@
+"""Whether a run has become slower than it used to be, from the seconds that its steps take. Pure."""
+
+from collections import deque
+from statistics import median
+
+RECENT = 5  # looks that must agree
+LEAST = 12  # looks before them: a minute of a steady run
+KEPT = 240
+SLOWER = 1.1
+
+
+class SpeedTrend:
+    """The step times of one run, one value from each look that brought a new step."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=KEPT)
+        self._last: tuple[int, float] | None = None  # the newest step, and when it was found
+
+    def add(self, step: int | None, at: float) -> None:
+        """Take the step that a look has found; None where the run tells no steps. `at`: monotonic seconds."""
+        if step is None:
+            return
+        if self._last is not None and self._last[0] < step:
+            self._values.append((at - self._last[1]) / (step - self._last[0]))
+        if self._last is None or self._last[0] != step:
+            self._last = step, at
+
+    @property
+    def factor(self) -> float | None:
+        """How many times as long as usual a step takes now; None where that is not known yet."""
+        values = list(self._values)
+        if len(values) < LEAST + RECENT:
+            return None
+        return median(values[-RECENT:]) / median(values[:-RECENT])
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether each of the newest steps took a tenth longer than the usual one."""
+        values, factor = list(self._values), self.factor
+        if factor is None or factor < SLOWER:
+            return False
+        usual = median(values[:-RECENT])
+        return all(value >= SLOWER * usual for value in values[-RECENT:])

@@ -1,0 +1,228 @@
+"""Who slows a run down: the rank that waits least for the others, where they wait for it in every stretch of samples.
+
+In each step all ranks end together, so the one that is last waits for nobody, and every other one waits as long as it was
+earlier. What all wait alike is the time of the exchange itself. A rank is named only where
+
+- at least `STRETCHES` stretches of samples agree,
+- the others wait at least `LEAST` of the time more than it does, in the mean and nearly every time,
+- chance would make the difference as large in less than one of 10,000 cases, by how the shares scatter from stretch to stretch, and
+- it stands apart: the others are closer to each other than to it.
+
+Whoever names a rank to people asks for a second row of stretches, and names those in which both agree (`agreed`).
+
+Ranks that exchange with one neighbour each (stages of a pipeline) have different work, so nobody is named there.
+Pure.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+import msgspec
+
+from mldebug.goodput.rank_shares import RankShares
+
+STRETCHES, MOST = 3, 8  # of one row: at least, and where it is not sure yet at most
+LEAST = 0.065  # of the time: a step that is 7 % longer than it need be
+QUANTILES = (
+    *((60, 4.631), (30, 5.054), (20, 5.543), (15, 6.109), (12, 6.765), (10, 7.527), (8, 8.907)),
+    *((7, 10.1), (6, 12.03), (5, 15.55), (4, 23.33), (3, 47.93), (2, 223.6), (1, 31830.0)),
+)
+"""Degrees of freedom, and the value that Student's t exceeds in one of 100,000 cases: a tenth of what is wanted, for the rank is chosen among several."""
+APART = 0.5  # of that difference lies between the slow ranks and the first of the others
+OFTEN = 0.8  # of the stretches have a difference of half of `LEAST` at least
+FEW = 4  # one of so many ranks may be slow; where more are, it is the work that differs
+PIPELINE = 0.5  # of the waiting in sends and receives: stages, each with work of its own
+CAUSE = 0.5  # of the loss: what explains so much of it is given as the cause
+
+
+class SampledStretch(msgspec.Struct, frozen=True, kw_only=True):
+    """Some seconds in which all ranks were sampled. `at`: unix time of its end."""
+
+    at: float
+    seconds: float
+    ranks: tuple[RankShares, ...]
+
+
+class Excess(msgspec.Struct, frozen=True, kw_only=True):
+    """What the slow rank does more than the others: its share of the time and theirs."""
+
+    kind: str  # data, cpu, sleep, work; same: the same as the others, only slower
+    place: str = ""  # `fetch (train.py:7)`
+    own: float = 0.0
+    others: float = 0.0
+
+
+class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank for which the others wait."""
+
+    rank: int
+    waiting: float  # share of its own time
+    excess: Excess
+
+
+class Slowness(msgspec.Struct, frozen=True, kw_only=True):
+    """What the samples of a run show."""
+
+    ranks: tuple[SlowRank, ...] = ()  # nobody: none stands apart
+    loss: float = 0.0  # share of all ranks' time spent waiting for them
+    others_wait: float = 0.0  # share of the others' time
+    since: float = 0.0  # unix time of the first of these stretches
+    stretches: int = 0
+    shares: tuple[RankShares, ...] = ()  # of each rank, the mean of all stretches, sorted by rank
+    why_nobody: str = ""  # in words
+
+
+def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
+    """Judge stretches of samples of one run, oldest first."""
+    common = _common(stretches)
+    shares = tuple(_mean([one[rank] for one in _tables(stretches)]) for rank in sorted(common))
+    since = stretches[0].at - stretches[0].seconds if stretches else 0.0
+    known = Slowness(since=since, stretches=len(stretches), shares=shares)
+    if len(common) < 2:
+        return _nobody(known, "fewer than two ranks could be sampled")
+    if len(stretches) < STRETCHES:
+        return _nobody(known, f"{len(stretches)} of {STRETCHES} stretches of samples are taken")
+    waits = {one.rank: one.waiting for one in shares}
+    if _is_pipeline(shares):
+        return _nobody(known, "its ranks exchange with one neighbour each, so their work differs")
+    low = _lowest(waits)
+    if not low:
+        return _nobody(known, "no rank stands apart from the others")
+    rest = [rank for rank in waits if rank not in low]
+    tables = _tables(stretches)
+    if not _is_sure(tables, low, rest):
+        return _nobody(known, "no rank is waited for all the time")
+    loss = fmean(_difference(one, low, rest) for one in tables)
+    slow = tuple(SlowRank(rank=rank, waiting=waits[rank], excess=_excess(rank, rest, shares, loss)) for rank in low)  # fmt: skip
+    return msgspec.structs.replace(
+        known, ranks=slow, loss=loss, others_wait=median(waits[rank] for rank in rest)
+    )
+
+
+def candidates(stretches: Sequence[SampledStretch]) -> tuple[int, ...]:
+    """The ranks that wait clearly less than all others in the mean of these stretches, of which one may be too few to be sure."""
+    tables = _tables(stretches)
+    waits = {rank: fmean(one[rank].waiting for one in tables) for rank in _common(stretches)}
+    return tuple(_lowest(waits)) if len(waits) >= 2 else ()
+
+
+def agreed(first: Slowness, second: Slowness) -> Slowness:
+    """The second of two rows of stretches, with those of its slow ranks that the first has named as well."""
+    known = {one.rank for one in first.ranks}
+    both = tuple(one for one in second.ranks if one.rank in known)
+    if both or not second.ranks:
+        return msgspec.structs.replace(second, ranks=both, since=min(first.since, second.since))
+    return msgspec.structs.replace(second, ranks=(), why_nobody="another rank is slow each time")
+
+
+def needs_more(row: Sequence[SampledStretch]) -> bool:
+    """Whether another stretch can decide: a rank waits less than all others so far, and it is not sure yet."""
+    if len(row) >= MOST or not candidates(row):
+        return False
+    return len(row) < STRETCHES or not find_slow_ranks(row).ranks
+
+
+def _nobody(known: Slowness, why: str) -> Slowness:
+    return msgspec.structs.replace(known, why_nobody=why)
+
+
+def _tables(stretches: Sequence[SampledStretch]) -> list[dict[int, RankShares]]:
+    return [{one.rank: one for one in stretch.ranks} for stretch in stretches]
+
+
+def _common(stretches: Sequence[SampledStretch]) -> set[int]:
+    """Ranks that were sampled in every stretch."""
+    tables = _tables(stretches)
+    return set.intersection(*(set(table) for table in tables)) if tables else set()
+
+
+def _mean(shares: Sequence[RankShares]) -> RankShares:
+    """The mean over stretches."""
+    return RankShares(
+        rank=shares[0].rank,
+        samples=sum(one.samples for one in shares),
+        waiting=fmean(one.waiting for one in shares),
+        loading=fmean(one.loading for one in shares),
+        exchanging=fmean(one.exchanging for one in shares),
+        places=_mean_of([one.places for one in shares]),
+        asleep=_mean_of([one.asleep for one in shares]),
+        lines={place: line for one in shares for place, line in one.lines.items()},
+        delayed=fmean(one.delayed for one in shares),
+    )
+
+
+def _mean_of(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    places = dict.fromkeys(place for table in tables for place in table)
+    return {place: sum(table.get(place, 0.0) for table in tables) / len(tables) for place in places}
+
+
+def _is_pipeline(shares: Sequence[RankShares]) -> bool:
+    waiting = sum(one.waiting for one in shares)
+    return waiting > 0 and sum(one.exchanging for one in shares) > PIPELINE * waiting
+
+
+def _lowest(waits: Mapping[int, float]) -> list[int]:
+    """The ranks that wait clearly less than all others; none where no gap sets a few apart."""
+    order = sorted(waits, key=lambda rank: waits[rank])
+    most = max(1, len(order) // FEW)
+    usual = median([waits[rank] for rank in order[1:]])
+    for count in range(min(most, len(order) - 1), 0, -1):
+        below, above = waits[order[count - 1]], waits[order[count]]
+        difference = usual - fmean(waits[rank] for rank in order[:count])
+        if difference >= LEAST and above - below >= APART * difference:
+            return sorted(order[:count])
+    return []
+
+
+def _difference(table: Mapping[int, RankShares], low: Sequence[int], rest: Sequence[int]) -> float:
+    """How much more the others wait than the slow ranks, in one stretch."""
+    return fmean(table[rank].waiting for rank in rest) - fmean(table[rank].waiting for rank in low)
+
+
+def _is_sure(
+    tables: Sequence[Mapping[int, RankShares]], low: Sequence[int], rest: Sequence[int]
+) -> bool:
+    """Whether the difference is larger than chance makes it.
+
+    The scatter is what remains of all shares without the mean of each rank and of each stretch, so every rank tells of it.
+    """
+    ranks, count = [*low, *rest], len(tables)
+    of_rank = {rank: fmean(one[rank].waiting for one in tables) for rank in ranks}
+    whole = fmean(of_rank.values())
+    squares = 0.0
+    for one in tables:
+        mean = fmean(one[rank].waiting for rank in ranks)
+        squares += sum((one[rank].waiting - mean - of_rank[rank] + whole) ** 2 for rank in ranks)
+    freedom = (len(ranks) - 1) * (count - 1)
+    error = math.sqrt(squares / freedom / count * (1 / len(low) + 1 / len(rest)))
+    differences = [_difference(one, low, rest) for one in tables]
+    often = sum(one >= LEAST / 2 for one in differences) >= OFTEN * count
+    return often and fmean(differences) >= max(LEAST, error * _quantile(freedom))
+
+
+def _quantile(freedom: int) -> float:
+    """That of the table's row at or below these degrees of freedom."""
+    return next(value for least, value in QUANTILES if freedom >= least)
+
+
+def _excess(rank: int, rest: Sequence[int], shares: Sequence[RankShares], loss: float) -> Excess:
+    """What the slow rank does more than the others do."""
+    table = {one.rank: one for one in shares}
+    own, others = table[rank], [table[one] for one in rest]
+    loading = median(one.loading for one in others)
+    delayed = median(one.delayed for one in others)
+    usual = {place: median(one.places.get(place, 0.0) for one in others) for place in own.places}
+    place = max(own.places, key=lambda name: own.places[name] - usual[name], default="")
+    more = own.places.get(place, 0.0) - usual.get(place, 0.0)
+    if own.loading - loading >= max(CAUSE * loss, more):
+        return Excess(kind="data", own=own.loading, others=loading)
+    if own.delayed - delayed >= CAUSE * loss:
+        return Excess(kind="cpu", own=own.delayed, others=delayed)
+    if not place or more < CAUSE * loss:
+        return Excess(kind="same")
+    sleeps = own.asleep.get(place, 0.0) >= 0.5 * own.places[place]
+    kind = "sleep" if sleeps else "work"
+    line = own.lines.get(place)
+    at = f"{place[:-1]}:{line})" if line and place.endswith(")") else place
+    return Excess(kind=kind, place=at, own=own.places[place], others=usual[place])

@@ -1,0 +1,243 @@
+"""When the ranks of a run are sampled, and how a slowdown opens, goes on and closes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from mldebug.core.model import Job, RankIdentity
+from mldebug.core.report_model import Report
+from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.speed_trend import SpeedTrend
+from mldebug.goodput.straggler import MOST, STRETCHES, SampledStretch
+from mldebug.incidents.incident import Incident, judge
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import RunLook, Stage, StallDecision
+from mldebug.stall.watch import StallWatch
+from mldebug_agents.incidents.manager import IncidentManager
+from mldebug_agents.system.workers import Result
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run
+from mldebug_agents.watch.slowness_watch import SOON, WARM, SlownessWatch
+from mldebug_agents.watch.wait_sampler import StretchOrder
+
+PACE = 300.0
+WATCHING = StallDecision(stage=Stage.WATCHING, sentence="")
+
+
+class WrittenReports:
+    """Stands in for the state store: each report as it was written."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.kept: list[Incident | None] = []
+        self.archive = self
+
+    def keep(self, job_id: str, memory: object, incident: Incident | None) -> None:
+        self.kept.append(incident)
+
+    def report(self, report_id: str, work: Callable[[], None], uid: int = 0) -> None:
+        work()
+
+    def save(self, report: Report, html: str, evidence: object, owner_uid: int = 0) -> None:
+        assert html.rstrip().endswith("</html>")
+        self.reports.append(report)
+
+    def prune(self) -> None:
+        """Nothing is too old."""
+
+
+class Node:
+    """A watch of one run of four ranks, with a clock of its own. `waiting`: what the next samples show, by rank."""
+
+    def __init__(self, ranks: int = 4, world_size: int = 4) -> None:
+        self.now = 0.0
+        self.store = WrittenReports()
+        self.incidents = IncidentManager(self.store)  # type: ignore[arg-type]
+        self.orders: list[StretchOrder] = []
+        self.asked: list[float] = []
+        self.ordered_at = 0.0
+        self.watch = SlownessWatch(self._put, self.incidents, lambda: self.now)
+        identities = tuple(
+            RankIdentity(rank=n, world_size=world_size, pid=100 + n, node="a1")
+            for n in range(ranks)
+        )
+        self.job = Job(
+            id="j", name="train.py", launcher="torchrun", world_size=world_size, ranks=identities
+        )
+        self.run = Run(self.job, StallWatch(StallSettings()))
+        self.run.decide(WATCHING)
+        self.waiting: list[float] = [0.3] * ranks
+        self.step, self.step_seconds = 0.0, 0.5
+
+    def _put(self, order: StretchOrder) -> bool:
+        self.asked.append(self.now)
+        self.ordered_at = self.now
+        self.orders.append(order)
+        return True
+
+    def play(self, seconds: float) -> list[float]:
+        """Let time pass; each order is carried out within 5 s. Returns when samples were ordered."""
+        begun, self.asked = self.now, []
+        while self.now < begun + seconds:
+            self.now += 1.0
+            self.step += 1.0 / self.step_seconds
+            if self.now % 5 == 0:
+                look = RunLook(at=self.now, run="j")
+                self.run.update(JobLook(job=self.job, look=look, step=int(self.step)))
+            self.watch.tick({"j": self.run}, PACE)
+            if self.orders and self.now >= self.ordered_at + 5:
+                self.answer()
+        return [at - begun for at in self.asked]
+
+    def answer(self, error: Exception | None = None) -> None:
+        """Carry out the order that waits."""
+        wobble = 0.01 * (len(self.asked) % 2)
+        shares = tuple(
+            RankShares(
+                rank=n, samples=100, waiting=wait + wobble * (n % 2), places={"f (t.py)": 0.6}
+            )
+            for n, wait in enumerate(self.waiting)
+        )
+        stretch = SampledStretch(at=self.now, seconds=5.0, ranks=shares) if error is None else None
+        self.watch.on_result(Result("slowness", self.orders.pop(), stretch, error), {"j": self.run})
+
+
+def test_a_steady_run_is_sampled_once_in_each_interval() -> None:
+    node = Node()
+    assert node.play(1000) == [WARM + 1 + n * PACE for n in range(4)]
+    assert node.run.slowness is not None
+    assert not node.store.reports
+
+
+def test_a_slow_rank_is_confirmed_by_a_second_row_and_reported_once() -> None:
+    node = Node()
+    node.waiting[2] = 0.02
+    asked = node.play(200)
+    assert len(asked) == 2 * STRETCHES
+    (report,) = node.store.reports
+    assert (report.kind, str(report.diagnosis.verdict), report.state) == (
+        "slowdown",
+        "straggler",
+        "open",
+    )
+    assert [one.rank for one in report.diagnosis.culprits] == [2]
+    assert report.gaps == ()
+    node.play(2 * PACE)
+    assert len(node.store.reports) == 1  # the same rank for the same reason
+
+
+def test_a_second_row_that_disagrees_names_nobody() -> None:
+    node = Node()
+    node.waiting[2] = 0.02
+    node.play(WARM + 4 * (5 + SOON) - 5)
+    node.waiting = [0.02, 0.3, 0.3, 0.3]
+    node.play(100)
+    assert node.store.reports == []
+
+
+def test_a_slowdown_is_over_after_two_rows_without_a_slow_rank() -> None:
+    node = Node()
+    node.waiting[2] = 0.02
+    node.play(200)
+    node.waiting[2] = 0.3
+    node.play(PACE + 20)
+    assert node.store.reports[-1].state == "open"
+    node.play(PACE)
+    assert (node.store.reports[-1].state, node.run.incident) == ("recovered", None)
+
+
+def test_another_slow_rank_is_written_into_the_same_report() -> None:
+    node = Node()
+    node.waiting[2] = 0.02
+    node.play(200)
+    node.waiting = [0.02, 0.3, 0.3, 0.3]
+    node.play(PACE + 30)
+    first, *_, last = node.store.reports
+    assert last.id == first.id
+    assert [one.rank for one in last.diagnosis.culprits] == [0]
+
+
+def test_a_stall_ends_the_slowdown_and_has_a_report_of_its_own() -> None:
+    node = Node()
+    node.waiting[2] = 0.02
+    node.play(200)
+    stalled = StallDecision(stage=Stage.BLAMED, sentence="no step for 62 s", open=True, key="j/0/7")
+    node.run.decide(stalled)
+    node.incidents.open(node.run, stalled)
+    assert node.run.incident is not None
+    assert node.run.incident.kind == "stall"
+    assert [one.state for one in node.store.reports] == ["open", "ended"]
+    assert node.play(2 * PACE) == []
+
+
+@pytest.mark.parametrize("stage", [Stage.QUIET, Stage.CONFIRMED, Stage.BLAMED])
+def test_a_quiet_run_is_not_sampled(stage: Stage) -> None:
+    node = Node()
+    node.run.decide(msgspec.structs.replace(WATCHING, stage=stage))
+    assert node.play(2 * PACE) == []
+
+
+def test_a_run_with_ranks_on_other_nodes_is_not_compared() -> None:
+    """The one that waits least here may be waiting for somebody there."""
+    assert Node(ranks=4, world_size=8).play(2 * PACE) == []
+    assert Node(ranks=1, world_size=1).play(2 * PACE) == []
+
+
+def test_a_run_that_becomes_slower_is_sampled_at_once() -> None:
+    node = Node()
+    node.play(WARM + 80)
+    node.step_seconds = 0.8
+    asked = node.play(60)
+    assert len(asked) == 1
+    assert asked[0] <= 35
+    assert len(node.play(60)) == 0  # and not again and again
+
+
+def test_a_failed_sample_leaves_the_run_alone_until_the_next_time() -> None:
+    node = Node()
+    node.play(WARM + 1)
+    node.answer(OSError("gone"))
+    assert node.play(PACE - 10) == []
+
+
+def test_a_difference_that_stays_unclear_is_given_up_after_a_row() -> None:
+    node = Node(ranks=2, world_size=2)
+    node.waiting = [0.2, 0.3]
+    shares: list[Any] = []
+    put = node.answer
+
+    def answer() -> None:
+        node.waiting = [0.2, 0.3] if len(shares) % 2 else [0.28, 0.3]
+        shares.append(None)
+        put()
+
+    node.answer = answer  # type: ignore[method-assign]
+    node.waiting = [0.2, 0.3]
+    shares.append(None)
+    assert len(node.play(200)) <= MOST
+    assert node.store.reports == []
+
+
+def test_an_incident_survives_the_restart_of_an_agent() -> None:
+    node = Node()
+    node.waiting[2] = 0.02
+    node.play(200)
+    incident = node.store.kept[-1]
+    assert incident is not None
+    again = msgspec.json.decode(msgspec.json.encode(incident), type=Incident)
+    assert judge(again).diagnosis == judge(incident).diagnosis
+
+
+def test_a_trend_needs_a_minute_of_steady_steps() -> None:
+    trend = SpeedTrend()
+    for look in range(40):
+        trend.add(10 * look, 5.0 * look)
+        assert not trend.is_slower
+    for look in range(4):
+        trend.add(390 + 5 * (look + 1), 195.0 + 5.0 * (look + 1))
+        assert not trend.is_slower
+    trend.add(390 + 25, 220.0)
+    assert trend.is_slower
+    assert trend.factor == pytest.approx(2.0)

@@ -1,0 +1,175 @@
+"""Who slows a run down, from simulated runs: steps that end together, ranks that take their time, and samples of them."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.sentences import slow_words
+from mldebug.goodput.straggler import MOST, SampledStretch, Slowness, candidates, find_slow_ranks
+
+RATE, SECONDS = 20, 5.0
+Own = Callable[[random.Random, int], float]  # seconds that a rank takes for its part of a step
+
+
+def stretch(seed: int, ranks: int, own: Own, common: float = 0.05) -> SampledStretch:
+    """Samples of one stretch: in each step a rank works for its own time, and waits until the last one is done."""
+    chance = random.Random(seed)
+    waits = [0] * ranks
+    at, until, next_sample = 0.0, SECONDS, chance.uniform(0, 1 / RATE)
+    while at < until:
+        mine = [own(chance, rank) for rank in range(ranks)]
+        end = at + max(mine) + common
+        while next_sample < min(end, until):
+            for rank in range(ranks):
+                waits[rank] += next_sample >= at + mine[rank]
+            next_sample += 1 / RATE
+        at = end
+    total = round(RATE * SECONDS)
+    found = (
+        RankShares(rank=n, samples=total, waiting=min(1.0, count / total))
+        for n, count in enumerate(waits)
+    )
+    return SampledStretch(at=100.0 * seed, seconds=SECONDS, ranks=tuple(found))
+
+
+def judged(seed: int, ranks: int, own: Own, stretches: int = MOST) -> Slowness:
+    return find_slow_ranks([stretch(1000 * seed + n, ranks, own) for n in range(stretches)])
+
+
+def noisy(base: float, spread: float = 0.04) -> Own:
+    return lambda chance, _: base * chance.lognormvariate(0, spread)
+
+
+def slower(own: Own, slow: Sequence[int], factor: float) -> Own:
+    return lambda chance, rank: own(chance, rank) * (factor if rank in slow else 1.0)
+
+
+def named(found: Slowness) -> list[int]:
+    return [one.rank for one in found.ranks]
+
+
+@pytest.mark.parametrize("base", [0.1, 0.3, 0.65, 1.5])
+@pytest.mark.parametrize(("factor", "least"), [(1.5, 20), (1.2, 20), (1.12, 18)])
+def test_one_slow_rank_of_eight_is_named(base: float, factor: float, least: int) -> None:
+    found = [judged(seed, 8, slower(noisy(base), [5], factor)) for seed in range(20)]
+    assert sum(named(one) == [5] for one in found) >= least, [named(one) for one in found]
+    assert all(named(one) in ([5], []) for one in found)
+
+
+@pytest.mark.parametrize("base", [0.1, 0.3, 0.65, 1.5])
+@pytest.mark.parametrize("spread", [0.01, 0.05, 0.15, 0.4])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 32])
+def test_nobody_is_named_where_all_are_alike(base: float, spread: float, ranks: int) -> None:
+    found = [judged(seed, ranks, noisy(base, spread)) for seed in range(40)]
+    assert all(not named(one) for one in found), [named(one) for one in found]
+
+
+def test_two_slow_ranks_of_eight_are_both_named() -> None:
+    for seed in range(10):
+        assert named(judged(seed, 8, slower(noisy(0.3), [1, 6], 1.3))) == [1, 6]
+
+
+def test_of_two_ranks_the_one_that_waits_less_is_slow() -> None:
+    assert all(named(judged(seed, 2, slower(noisy(0.3), [1], 1.3))) == [1] for seed in range(10))
+
+
+def test_half_of_the_ranks_are_no_stragglers() -> None:
+    """Their work differs: four of eight are a part of the job, not a fault."""
+    found = [judged(seed, 8, slower(noisy(0.3), [4, 5, 6, 7], 1.3)) for seed in range(10)]
+    assert all(not named(one) for one in found)
+
+
+def test_all_slow_alike_names_nobody() -> None:
+    assert all(not named(judged(seed, 8, slower(noisy(0.3), range(8), 2.0))) for seed in range(10))
+
+
+def test_five_percent_are_too_little_to_name_anybody() -> None:
+    found = [judged(seed, 8, slower(noisy(0.3, 0.02), [5], 1.05)) for seed in range(20)]
+    assert all(not named(one) for one in found)
+
+
+def test_uneven_batches_that_change_from_step_to_step_name_nobody() -> None:
+    def uneven(chance: random.Random, _: int) -> float:
+        return 0.2 + 0.2 * chance.random()
+
+    assert all(not named(judged(seed, 8, uneven)) for seed in range(40))
+
+
+def test_a_rank_that_is_slow_in_one_stretch_alone_is_not_named() -> None:
+    for seed in range(20):
+        row = [stretch(seed * 10 + n, 8, noisy(0.3)) for n in range(4)]
+        row.insert(2, stretch(seed * 10 + 9, 8, slower(noisy(0.3), [3], 1.8)))
+        assert not named(find_slow_ranks(row))
+
+
+def test_fewer_than_three_stretches_name_nobody() -> None:
+    row = [stretch(n, 8, slower(noisy(0.3), [3], 1.5)) for n in range(2)]
+    found = find_slow_ranks(row)
+    assert (named(found), candidates(row)) == ([], (3,))
+    assert found.why_nobody == "2 of 3 stretches of samples are taken"
+
+
+def test_nothing_at_all_is_no_error() -> None:
+    assert not find_slow_ranks([]).ranks
+    assert (
+        find_slow_ranks([SampledStretch(at=1.0, seconds=5.0, ranks=())] * 5).why_nobody
+        == "fewer than two ranks could be sampled"
+    )
+
+
+def test_stages_of_a_pipeline_have_work_of_their_own() -> None:
+    def share(rank: int) -> RankShares:
+        waiting = 0.1 if rank == 3 else 0.5
+        return RankShares(rank=rank, samples=100, waiting=waiting, exchanging=0.9 * waiting)
+
+    row = [
+        SampledStretch(at=float(n), seconds=5.0, ranks=tuple(map(share, range(4))))
+        for n in range(5)
+    ]
+    assert "work differs" in find_slow_ranks(row).why_nobody
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "words"),
+    [
+        ({"loading": 0.3}, {}, "it waits for its DataLoader 30 % of the time, the others 0 %"),
+        ({"delayed": 0.3}, {}, "it is ready to run and gets no CPU 30 % of the time, the others 0 %"),
+        (
+            {"places": {"fetch (train.py)": 0.4}, "asleep": {"fetch (train.py)": 0.39}, "lines": {"fetch (train.py)": 7}},
+            {"places": {"fetch (train.py)": 0.1}},
+            "it stands idle in fetch (train.py:7) 40 % of the time, the others 10 %",
+        ),
+        (
+            {"places": {"fetch (train.py)": 0.4}, "asleep": {"fetch (train.py)": 0.01}},
+            {},
+            "it is in fetch (train.py) 40 % of the time, the others 0 %",
+        ),
+        (
+            {"places": {"a (t.py)": 0.5, "b (t.py)": 0.4}},
+            {"places": {"a (t.py)": 0.4, "b (t.py)": 0.3}},
+            "takes longer for all of it",
+        ),
+    ],
+)  # fmt: skip
+def test_the_cause_is_what_the_slow_rank_does_more(
+    own: dict[str, object], others: dict[str, object], words: str
+) -> None:
+    def table(n: int) -> tuple[RankShares, ...]:
+        slow = RankShares(rank=0, samples=100, waiting=0.02, **own)  # type: ignore[arg-type]
+        rest = (
+            RankShares(rank=rank, samples=100, waiting=0.32 + 0.01 * (n % 2), **others)
+            for rank in (1, 2, 3)
+        )  # type: ignore[arg-type]
+        return (slow, *rest)
+
+    found = find_slow_ranks(
+        [SampledStretch(at=float(n), seconds=5.0, ranks=table(n)) for n in range(4)]
+    )
+    assert named(found) == [0]
+    sentence = slow_words(found, 4)
+    assert sentence.startswith(
+        "rank 0 slows the run down: the others wait for it 30 % of the time, 29 rank hours a day"
+    )
+    assert words in sentence
