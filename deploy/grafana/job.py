@@ -1,6 +1,8 @@
 """One run: does it move, how fast, what do its ranks do, and which incidents has it had."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models.dashboard import DashboardLink
 
 from parts import (
     BAD,
@@ -85,7 +87,7 @@ def _of_rank(series: str) -> str:
 
 def _gpus() -> tuple[Panel, ...]:
     """The GPUs of this run's ranks. Empty where it is not known for sure who works where."""
-    why = [page("Whose GPU it is", "gpus")]
+    why: list[Builder[DashboardLink]] = [page("Whose GPU it is", "gpus")]
     name = "rank {{rank}}"
     moved = "(rate(mldebug_port_received_bytes_total[$__rate_interval]) + rate(mldebug_port_sent_bytes_total[$__rate_interval]))"
     links = " + ".join(

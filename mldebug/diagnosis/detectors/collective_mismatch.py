@@ -69,7 +69,7 @@ class CollectiveMismatch:
             return None  # those who did not answer might vote otherwise
         odd = tuple(rank for rank in voters if _key(rank) != winner)
         behind = _left_behind(odd, voters)
-        if behind and not (len(odd) > 1 and winner[0] == NATIVE_WAIT):
+        if behind and len(odd) == 1:
             return _nobody(case, "who waits in it may be the victim of one that left it out")
         if all(rank.is_.name == "device_sync" for rank in voters):
             return None  # a program runs ahead of its GPU: the lines tell nothing
@@ -117,7 +117,8 @@ class CollectiveMismatch:
             if case.complete and not doubtful and _comparable((*odd, *rest))
             else Confidence.LOW,
         )
-        summary = f"{sentence(odd)} while {sentence(rest)}: {len(odd)} of {len(odd) + count} took another branch"
+        left = ", or one of the others left that call out" if doubtful else ""
+        summary = f"{sentence(odd)} while {sentence(rest)}: {len(odd)} of {len(odd) + count} took another branch{left}"
         return msgspec.structs.replace(finding, summary=summary)
 
 

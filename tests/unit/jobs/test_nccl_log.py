@@ -34,8 +34,9 @@ def test_a_recorded_log_of_an_h200(name: str) -> None:
     for line in parser.take_nccl():
         log.add_line(line, LogWriters(node="vm", pids={620, 860}))
     said = log.facts()
+    (rank,) = said.adapters  # one process wrote it; it found no adapter
     assert said == NcclLogFacts(
-        version="2.28.9", networks=("Socket",), interfaces={"eth0": "192.0.2.2"}, hosts={"192.0.2.2": "vm"}
+        version="2.28.9", networks=("Socket",), interfaces={"eth0": "192.0.2.2"}, hosts={"192.0.2.2": "vm"}, adapters={rank: ()}
     )  # fmt: skip
     assert not parser.take_nccl()
 
@@ -52,7 +53,7 @@ def test_a_recorded_log_of_an_h200(name: str) -> None:
          NcclLogFacts(networks=("Socket",), hosts={"10.2.64.94": "node-2"},
                   interfaces={"enp3s0f0": "10.2.64.94", "usb0": "169.254.3.1", "veth1": "fe80::604b:61ff:fed0:3cd7"})),
         ("NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.2.0.4<0>",
-         NcclLogFacts(interfaces={"eth0": "10.2.0.4"}, hosts={"10.2.0.4": "node-2"})),
+         NcclLogFacts(interfaces={"eth0": "10.2.0.4"}, hosts={"10.2.0.4": "node-2"}, adapters={"node-2:5776": ("mlx5_0:1/IB", "mlx5_1:1/RoCE")})),
         ("NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>", NcclLogFacts(interfaces={"docker0": "172.17.0.1"})),
         ("NCCL INFO NET/Socket : GPU Direct RDMA Disabled for HCA 0 'eth0'", NcclLogFacts()),
         ("NCCL WARN Connect to 10.148.3.247<56821> failed : Connection refused",
