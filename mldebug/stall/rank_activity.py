@@ -36,6 +36,7 @@ CPU_POLLS = 0.05  # more than a loop needs that only wakes up to look again
 TICKS = 0.02
 SWITCHES_STILL = 3  # a DataLoader's poll is one in 5 s, a training step on a GPU about one per step
 SWITCH_RATE = 0.5
+LOOK_RATE = 256  # bytes a second: a look for a file or at a lock moves none, the collectives of a small step do
 IO_RATE = 64 * 1024  # bytes a second; a chatty thread writes less, a checkpoint more
 COPY_RATE = 256 * 1024  # the same of its children; one that polls /proc reads less
 OTHERS_BUSY = 0.2  # of one core, by the process's other threads
@@ -53,7 +54,8 @@ WAKES = frozenset(
     ("poll", "gil", "lock", "sleep", "idle", "file_lock", "flock", "future", "thread_join")
 )
 """Classes of a main thread that may wake often to look again, 200 times a second for the interpreter's lock: in one
-place and with little CPU time it is as still as one that sleeps on."""
+place, with little CPU time and no bytes moved it is as still as one that sleeps on. A job of small steps that sleeps between
+them is found in its sleep by every sample: what its collectives send shows that it steps, and where that may not be read, nothing does."""
 ON_STORAGE = frozenset(("storage", "uninterruptible"))  # where fsync stands
 
 
@@ -94,7 +96,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
     frames_unchanged_since: float  # as `unchanged_since`, but device progress is ignored
     no_switches_since: float  # at most a few context switches of its main thread
     cpu_idle_since: float  # the same, and no CPU time of its main thread
-    cpu_low_since: float  # its main thread used little CPU time, however often it woke
+    cpu_low_since: float  # its main thread used little CPU time, and woke not or moved no bytes
     asleep_since: float  # not a single context switch
     others_idle_since: float  # no other thread and no child worked or did I/O
     compared_at: float  # when counters were last compared
@@ -274,13 +276,15 @@ class RankActivity(msgspec.Struct, kw_only=True):
         span = now - self.compared_at
         switches = look.switches - self.compared.switches
         moved = abs(look.io_bytes - self.compared.io_bytes)
-        if not 0 <= switches <= max(SWITCHES_STILL, SWITCH_RATE * span):
+        wakes = not 0 <= switches <= max(SWITCHES_STILL, SWITCH_RATE * span)
+        if wakes:
             self.no_switches_since = self.cpu_idle_since = now
         if switches:
             self.asleep_since = now
         if self.used.main > max(TICKS, CPU_STILL * span):
             self.cpu_idle_since = now
-        if self.used.main > CPU_POLLS * span:
+        steps = wakes and (moved > LOOK_RATE * span or not look.io_bytes)
+        if steps or self.used.main > CPU_POLLS * span:
             self.cpu_low_since = now
         works = self.used.process >= OTHERS_BUSY * span or moved > IO_RATE * span
         works = works or self.used.children >= CHILDREN_BUSY * span

@@ -1,5 +1,6 @@
 """Made-up runs as looks, and a driver that asks the watch as an agent does: stacks are seen only when it wanted them."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ class Does(NamedTuple):
     stands: bool = True
     cpu: float = 0.0
     switches: float = 0.0  # a second
-    io: float = 0.0
+    io: float = 0.0  # bytes a second; -inf: not readable
     device: bool | None = None
     state: str = "S"
     compiling: bool = False
@@ -74,7 +75,7 @@ class Run:
         self.attempt, self.started, self.backend = 0, False, "nccl"
         self.collective_timeout: float | None = None
         self._switches = [0.0] * ranks
-        self._io = [0.0] * ranks
+        self._io = [4096.0] * ranks
         self._written = [4096.0] * ranks
         self.elsewhere = False
         self._frames = 0
@@ -147,7 +148,7 @@ class Run:
             children_cpu_ratio=does.children_cpu,
             children_io_rate=does.children_io,
             switches=int(self._switches[number]),
-            io_bytes=int(self._io[number]),
+            io_bytes=max(0, int(self._io[number])) if math.isfinite(self._io[number]) else 0,
             written_bytes=int(self._written[number]),
             state=does.state,
             compiling=does.compiling,

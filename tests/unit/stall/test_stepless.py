@@ -1,5 +1,6 @@
 """A job that tells no step: each kind of hang is noticed on time, and no start-up is taken for one."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -40,6 +41,16 @@ READS = Does(
     io=3e6,
     cpu=0.02,
     switches=50.0,
+)
+# measured of two ranks on gloo: 20 small steps a second, each of which sleeps for 50 of its 52 ms, on a machine without a free core
+LIGHT = Does(
+    Role.INERT,
+    "polls (it sleeps, looks and sleeps again) in step (silent.py:33)",
+    class_name="poll",
+    cpu=0.02,
+    process_cpu=0.03,
+    switches=50.0,
+    io=17e3,
 )
 HOLDS = Does(Role.INERT, "waits for a file lock", class_name="file_lock", cpu=0.01, switches=10.0)
 
@@ -84,6 +95,11 @@ HANGS: dict[str, tuple[Callable[[], Run], Mapping[int, Does], float]] = {
     ),
     "one is dead in a thread": (lambda: trains().play(200, {2: JOINS}, others=SPINS), {}, FAULT),
     "one polls": (lambda: trains().play(200, {1: POLLS}, others=SPINS), {}, FAULT),
+    "all poll for a file that nobody will write, a thread beside them chats": (
+        lambda: trains(backend="gloo").play(200, POLLS._replace(io=100.0)),
+        {},
+        FAULT,
+    ),
     "all wait": (lambda: trains(backend="gloo").play(200, WAITS), {}, FAULT),
     "all in a barrier at the start": (lambda: begun().play(200, WAITS), {}, 5.0),
     "all spin in a barrier at the start": (lambda: begun().play(200, SPINS), {}, 5.0),
@@ -160,6 +176,18 @@ SILENT: dict[str, Callable[[], Run]] = {
     ),
     "rendezvous for 4 min": lambda: begun().play(240, RENDEZVOUS).play(60, TRAINS),
     "it trains": lambda: trains().play(900, TRAINS),
+    "rank 0 prepares data, then all train in small steps between which they sleep": (
+        lambda: begun("gloo", lines=0).play(45, {0: WORKS}).play(900, LIGHT)
+    ),
+    "two such steps a second": (
+        lambda: begun("gloo").play(900, LIGHT._replace(switches=5.0, io=1.7e3, cpu=0.005))
+    ),
+    "such steps, always seen in their sleep": (
+        lambda: begun("gloo").play(900, LIGHT._replace(class_name="sleep"))
+    ),
+    "such steps, and nobody may read their I/O": (
+        lambda: begun("gloo").play(900, LIGHT._replace(io=-math.inf))
+    ),
     "it trains, always in one line": lambda: trains(ONE_LINE).play(900, ONE_LINE),
     "it trains on CPUs, always in one line": (
         lambda: begun("gloo").play(900, ONE_LINE._replace(device=None))
