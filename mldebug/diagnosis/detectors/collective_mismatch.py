@@ -69,7 +69,7 @@ class CollectiveMismatch:
             return None  # those who did not answer might vote otherwise
         odd = tuple(rank for rank in voters if _key(rank) != winner)
         behind = _left_behind(odd, voters)
-        if behind and len(odd) == 1:
+        if behind and (len(odd) == 1 or count < PARTIAL_MAJORITY * len(voters)):
             return _nobody(case, "who waits in it may be the victim of one that left it out")
         if all(rank.is_.name == "device_sync" for rank in voters):
             return None  # a program runs ahead of its GPU: the lines tell nothing
