@@ -1,1 +1,1 @@
-"""The tellers: Prometheus, files, mail, chat."""
+"""Output for people and other systems: Prometheus metrics, and channels such as mail, chat and webhooks."""

@@ -1,4 +1,7 @@
-"""Prometheus exposition of the last snapshot: nothing is kept between two snapshots, so what is gone vanishes at once."""
+"""The Prometheus text of the agent's last snapshot.
+
+Nothing is kept from one snapshot to the next, so a series that is gone vanishes at once.
+"""
 
 import threading
 import time
@@ -21,17 +24,18 @@ FORGOTTEN = 150.0  # seconds after which nobody scrapes any more
 
 
 class Form(NamedTuple):
-    """How a scrape is written: as OpenMetrics or plain, with names or with pseudonyms."""
+    """The form of a scrape's text: OpenMetrics or plain Prometheus text, with names of users and jobs or with pseudonyms."""
 
     openmetrics: bool
     names: bool
 
 
 class Prometheus:
-    """Holds the newest snapshot as Prometheus text. Thread-safe.
+    """Holds the newest snapshot and serves it as Prometheus text. Thread-safe.
 
-    `publish` brings a snapshot; while somebody scrapes, a thread of its own renders it, at most every `pace` seconds, in
-    the format that was asked for. A scrape takes what lies ready; only the first one after a pause has to wait.
+    `publish` sets the snapshot. While somebody scrapes, a separate thread renders it in the form
+    that was asked for, at most every `pace` seconds, and `scrape` returns that text. Only the first
+    scrape after a pause waits for rendering.
     """
 
     def __init__(self, pace: float = PACE, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,16 +53,17 @@ class Prometheus:
         )
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Take over a newer snapshot. It costs nothing while nobody scrapes."""
+        """Set the newest snapshot. It is not rendered while nobody scrapes."""
         if self._snapshot is None:
             self._thread.start()
         self._snapshot = snapshot
         self._news.set()
 
     def scrape(self, accept: str = "", *, names: bool = True) -> tuple[bytes, str] | None:
-        """The exposition and its content type, OpenMetrics where the scraper prefers it; None before a snapshot.
+        """The metrics and their content type: OpenMetrics where the Accept header prefers it; None before the first snapshot.
 
-        Without `names` pseudonyms stand for users, jobs and their folders.
+        Without `names`, pseudonyms replace the names of users and jobs, and the paths of their
+        folders.
         """
         snapshot, now = self._snapshot, self._clock()
         form = Form(prefers_openmetrics(accept), names)
@@ -98,12 +103,12 @@ class Prometheus:
 
 
 def groups() -> dict[str, MetricGroup]:
-    """Every file of `metrics/` by name."""
+    """The metric groups, one for each file of `metrics/`, by the file's name."""
     return {name: create_plugin("metrics", name) for name in names("metrics")}
 
 
 def prefers_openmetrics(accept: str) -> bool:
-    """Read an Accept header: OpenMetrics where it is wanted at least as much as plain text."""
+    """Whether an Accept header wants OpenMetrics, at least as much as plain text."""
     wanted = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
     for part in accept.lower().split(","):
         kind, *parameters = [item.strip() for item in part.split(";")]

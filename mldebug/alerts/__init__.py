@@ -1,1 +1,1 @@
-"""Alerts: findings of all subjects as events with a key, a severity and an end."""
+"""Alerts: what is wrong with jobs, GPUs, storage and nodes, as events with a key, a severity, a beginning and an end."""

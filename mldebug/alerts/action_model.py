@@ -1,4 +1,7 @@
-"""The words of actions: the facts that one is given, how it ended, and the line of the audit log. Pure."""
+"""The data of actions (programs and requests that mldebug runs when an alert fires): input, result and audit log line.
+
+Pure.
+"""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -14,7 +17,7 @@ MOST_BLAMED = 8
 
 
 class ActionOutcome(StrEnum):
-    """How one step of a chain ended."""
+    """How one configured action ended."""
 
     RAN = "ran"
     DRY_RUN = "dry_run"  # it would have run
@@ -24,14 +27,14 @@ class ActionOutcome(StrEnum):
 
 
 class ActionFacts(EventMessage, frozen=True, kw_only=True):
-    """What an action gets: the message of the event's beginning, with the blamed ranks, nodes and GPUs as fields."""
+    """The input of an action: the message that the event fires, the verdict's confidence, and the ranks, nodes and GPUs that it blames."""
 
     confidence: str = ""
     blamed: tuple[Culprit, ...] = ()
 
 
 class ActionDecision(Noun, frozen=True, kw_only=True, omit_defaults=False):
-    """One line of the audit log."""
+    """One line of the actions' audit log: which action, for which event, and how it ended."""
 
     at: str  # RFC 3339, UTC
     action: str  # its name in the config
@@ -47,11 +50,11 @@ class ActionDecision(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class UnfitError(Exception):
-    """The action cannot be done here. The message says why; nothing was done."""
+    """The action cannot be done for this event, and nothing was done. The error's text says why."""
 
 
 def facts_of(event: AlertEvent, node: str, link: str, version: str) -> ActionFacts:
-    """The facts for actions about a firing event: its message, and the confidence and culprits of its verdict."""
+    """The input for actions about a firing event: its message, confidence and culprits (at most `MOST_BLAMED`)."""
     message, alert = message_of(event, node, link, version), event.alert
     return ActionFacts(
         **{name: getattr(message, name) for name in message.__struct_fields__},
@@ -66,7 +69,7 @@ def environment(facts: ActionFacts) -> dict[str, str]:
 
 
 def sure_enough(facts: ActionFacts, wanted: Sure) -> None:
-    """Raise UnfitError where the confidence of the verdict is lower than `wanted`, or there is none."""
+    """Raise UnfitError where the verdict's confidence is lower than `wanted`, or where it has none."""
     known = SURE.index(facts.confidence) if facts.confidence in SURE else -1
     if known < SURE.index(wanted):
         confidence = facts.confidence or "unknown"

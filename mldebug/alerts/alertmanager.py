@@ -1,4 +1,6 @@
-"""What Alertmanager's webhook says, version 4 of its payload, and which run each alert is about. Pure.
+"""Read notifications that Alertmanager sends to a webhook (version 4), and find the run that each alert is about.
+
+Pure.
 
 Source: prometheus.io/docs/alerting/latest/configuration/#webhook_config.
 """
@@ -44,7 +46,10 @@ class RunLabels(NamedTuple):
 
 
 def wanted(body: bytes) -> tuple[RunLabels, ...]:
-    """Parse a notification and return the labels of its firing alerts, without doubles. `UsageError` where it is no such payload."""
+    """The labels of the firing alerts in a notification, each once.
+
+    `body`: JSON. Raises UsageError where it is no version 4 notification.
+    """
     try:
         payload = msgspec.json.decode(body, type=AlertmanagerPayload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -56,9 +61,10 @@ def wanted(body: bytes) -> tuple[RunLabels, ...]:
 
 
 def chosen(jobs: Mapping[str, Job], one: RunLabels, node: str) -> Iterator[Job]:
-    """The runs of this node that an alert's labels mean: by `run`, else by `job`, else all runs if `node` is this node.
+    """The runs that an alert's labels mean: those that `run` names, else those that `job` names, else all if its node is this `node`.
 
-    `job` may name no run, because Prometheus puts its own scrape job there; then `node` decides.
+    If `run` is given and matches none, nothing is yielded. `job` may name no run, as Prometheus
+    puts its scrape job there.
     """
     if one.run:
         yield from (job for job in jobs.values() if one.run in (job.id, job.name))
@@ -70,7 +76,7 @@ def chosen(jobs: Mapping[str, Job], one: RunLabels, node: str) -> Iterator[Job]:
 
 
 def sentence(unknown: Iterable[RunLabels], node: str, jobs: Mapping[str, Job]) -> str:
-    """The answer where alerts match no run of this node: the labels they had, and the runs there are."""
+    """A sentence that alerts match no run of this node: the labels of the first 4, and the first 4 runs that there are."""
     have = ", ".join(f"{job.id} ({job.name})" for job in list(jobs.values())[:4]) or "none"
     named = "; ".join(one.words for one in list(unknown)[:4])
     return f"no run here is meant by {named}; runs on {node}: {have}"

@@ -1,6 +1,7 @@
-"""The events of this node: alerts come and go; events begin, fire and are resolved; each channel gets each state once.
+"""The events of this node: alerts begin, fire and are resolved, and each channel is sent each of these states once.
 
-Pure: the clock is an argument, and what must be stored is handed out by `changed`. Unix seconds throughout.
+Pure: the clock is an argument, and `changed` returns what must be stored. All times are unix
+seconds.
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ KEPT = 600.0  # seconds for which a resolved event is shown
 
 
 class EventRegistry:
-    """All events that still last, or that some channel has not acknowledged yet."""
+    """All events that last, that ended recently, or whose state some channel has not acknowledged yet."""
 
     def __init__(self, pending: float = 30.0) -> None:
         self.pending = pending  # seconds for which an alarm must stand before it fires
@@ -25,11 +26,15 @@ class EventRegistry:
         self._refined: set[str] = set()  # only their words have changed
 
     def reload(self, pending: float) -> None:
-        """Set for how many seconds an alert must last before it fires."""
+        """Set `pending`: an alert that lasts for this many seconds fires."""
         self.pending = pending
 
     def restore(self, stored: Iterable[AlertEvent]) -> None:
-        """Take over events that an earlier agent stored. Alerts raised since take precedence; acknowledgements are kept."""
+        """Add events that an earlier agent stored.
+
+        If this agent has raised the same alert since, its newer text stays; the event's times are
+        the stored ones, and acknowledgements of both count.
+        """
         for one in stored:
             mine = self._events.get(one.key)
             if mine is None:
@@ -42,7 +47,10 @@ class EventRegistry:
                 )
 
     def raise_(self, alert: Alert, now: float, *, at_once: bool = False) -> None:
-        """Raise an alert, or update it. `at_once`: it fires without waiting `pending` seconds. `now`: unix time."""
+        """Begin an event for this alert, or update the one with its key.
+
+        It fires after `pending` seconds; with `at_once` immediately. `now`: unix time.
+        """
         known = self._events.get(alert.key)
         if known is None or known.state is EventState.RESOLVED:
             self._begin(alert, now)
@@ -54,7 +62,10 @@ class EventRegistry:
         self._fire(alert.key, now, 0.0 if at_once else self.pending)
 
     def clear(self, key: str, now: float, outcome: str = "cleared") -> None:
-        """Resolve the event with this key; one that has not fired yet is forgotten. `now`: unix time."""
+        """End the event with this key at unix time `now`; one that has not fired yet is forgotten.
+
+        `outcome`: how it ended.
+        """
         known = self._events.get(key)
         if known is None or known.state is EventState.RESOLVED or known.ended is not None:
             return
@@ -67,7 +78,10 @@ class EventRegistry:
         self._resolve(over, now)
 
     def acknowledge(self, key: str, channel: str, state: str, started: float) -> None:
-        """Note that a channel acknowledged this state of the event with this key and start."""
+        """Store that a channel has sent this state of the event.
+
+        Does nothing where the event with this key has another start.
+        """
         known = self._events.get(key)
         if known is not None and known.started == started:
             self._set(
@@ -97,7 +111,10 @@ class EventRegistry:
         return tuple(sorted(self._events.values(), key=lambda one: one.started))
 
     def tidy(self, channels: Collection[str], now: float) -> None:
-        """Forget events that are over, were shown for `KEPT` seconds, and that every channel has acknowledged."""
+        """Resolve what is over, and forget resolved events that ended more than `KEPT` seconds ago and that all `channels` have acknowledged.
+
+        `now`: unix time.
+        """
         for one in list(self._events.values()):
             self._resolve(one, now)
             over = one.state is EventState.RESOLVED and not any(
@@ -107,9 +124,10 @@ class EventRegistry:
                 self._drop(one.key)
 
     def changed(self, *, words: bool = True) -> list[tuple[str, AlertEvent | None]]:
-        """Keys of events that changed since the last call, each with the event; None for one that is to be deleted.
+        """(key, event) of all events that changed since the last call, for storing; None in place of an event that is to be deleted.
 
-        `words`: those as well of which only the sentence has changed, which some do all the time.
+        With `words` also events whose alert only changed its text or details, which some do all the
+        time.
         """
         keys, self._changed = self._changed, set()
         if words:

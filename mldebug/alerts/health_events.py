@@ -1,4 +1,4 @@
-"""Health of a node's components as alerts. Pure."""
+"""Alerts about the health of a node's components (GPU memory, links, kernel log, …). Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -18,7 +18,10 @@ HEALTH = "health/"
 def health_alerts(
     components: Iterable[ComponentHealth], names: Mapping[str, GpuName]
 ) -> Iterator[Alert]:
-    """An alert for each component that is not healthy; `names`: what sentences call a GPU, by uuid."""
+    """One alert for each component that is degraded or unhealthy (not for unknown ones).
+
+    `names`: what sentences call a GPU, by uuid.
+    """
     for one in components:
         if one.state not in BAD:
             continue
@@ -37,10 +40,13 @@ def health_alerts(
 
 
 def healthy_keys(components: Iterable[ComponentHealth]) -> Iterator[str]:
-    """Keys of health alerts that are over. A component that cannot be read keeps its alert."""
+    """Keys of the alerts of components that are healthy, which are therefore over.
+
+    A component that cannot be read keeps its alert.
+    """
     return (health_key(one) for one in components if one.state is HealthState.HEALTHY)
 
 
 def health_key(one: ComponentHealth) -> str:
-    """The key of a component's alert, whatever is wrong with the component."""
+    """The key of a component's alert. It depends on component and GPU, not on what is wrong."""
     return f"{HEALTH}{one.component}/{one.uuid}"

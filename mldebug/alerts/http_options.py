@@ -1,4 +1,4 @@
-"""The settings of whatever POSTs to an address: the channels `webhook` and `alertmanager`, and the action `webhook`."""
+"""Options for sending HTTP POST requests: of the channels `webhook` and `alertmanager`, and of the action `webhook`."""
 
 from pathlib import Path
 from typing import Annotated

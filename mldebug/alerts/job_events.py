@@ -1,6 +1,8 @@
-"""What schedulers say, and processes whose job is gone, as events of the node. Pure.
+"""Alerts from schedulers (Slurm and others), and about processes that go on after their job has ended ("orphans").
 
-A scheduler that cannot be asked ends no event: what it said last goes on.
+Pure.
+
+A scheduler that cannot be asked resolves no alert: its last answer goes on to hold.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +19,10 @@ FAILURES = 3  # bad answers in a row after which somebody is told
 
 
 def of_schedulers(states: Iterable[SchedulerState], now: float) -> Iterator[SubjectAlerts]:
-    """Alerts of each configured scheduler, once it has answered or failed."""
+    """The alerts of each configured scheduler that has answered, or failed `FAILURES` times in a row.
+
+    `now`: unix time.
+    """
     for one in states:
         begin = f"{SCHEDULER}{one.name}/"
         if not one.asks or (one.success_at is None and one.failing < FAILURES):
@@ -29,7 +34,10 @@ def of_schedulers(states: Iterable[SchedulerState], now: float) -> Iterator[Subj
 
 
 def of_orphans(orphans: Iterable[Orphan] | None) -> Iterator[SubjectAlerts]:
-    """One alert for each orphan. None means that no search was made, and yields no alerts at all."""
+    """One alert for each orphan (a process whose job has ended).
+
+    None means that no search was made, and changes nothing.
+    """
     if orphans is not None:
         yield SubjectAlerts(alerts=tuple(map(_orphan, orphans)), watched=(ORPHAN,))
 

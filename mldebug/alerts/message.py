@@ -1,6 +1,6 @@
 """An event in words: the message that every channel gets, and its plain text. Pure.
 
-Names come from jobs, so all texts are cleaned of control characters and secrets before they leave.
+Names come from jobs, so texts are cut to a length and cleaned of control characters and secrets.
 """
 
 import hashlib
@@ -17,7 +17,10 @@ SUBJECT = 200  # characters
 
 
 def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") -> EventMessage:
-    """The message about the event's present state; `link` may hold `{report}`, which becomes the report's id."""
+    """The message about the event's present state.
+
+    `link`: the address of a report, in which `{report}` stands for its id.
+    """
     alert, over = event.alert, event.state is EventState.RESOLVED
     sentence = safe_line(alert.sentence, 2000)
     state = "resolved" if over else "firing"
@@ -44,7 +47,7 @@ def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") 
 
 
 def alive(node: str, at: float, version: str = "") -> EventMessage:
-    """The message for a dead man's switch that the agent lives."""
+    """The message "the agent lives", for a dead man's switch. `at`: unix time."""
     sentence = "the agent lives"
     return EventMessage(
         id=f"{node}-{at:.3f}", key="alive", state="firing", kind="alive", severity="info", node=node,
@@ -53,7 +56,7 @@ def alive(node: str, at: float, version: str = "") -> EventMessage:
 
 
 def cleaned(alert: Alert) -> Alert:
-    """The alert with texts that can be stored and sent: names of files and jobs may be no valid UTF-8."""
+    """The alert with texts that can be stored and sent: one line each, valid UTF-8, of bounded length; lists are cut, too."""
     return msgspec.structs.replace(
         alert,
         key=safe_line(alert.key, 500),
@@ -71,7 +74,7 @@ def _cleaned(one: Culprit) -> Culprit:
 
 
 def plain_text(message: EventMessage) -> str:
-    """The message as the text of a mail or chat."""
+    """The message as plain text, for a mail or chat: sentence, culprits, next steps, link, labels, node, times."""
     lines = [message.sentence, ""]
     lines += [f"culprit: {culprit}" for culprit in message.culprits]
     lines += [f"next step: {one}" for one in message.next_steps]

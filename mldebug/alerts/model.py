@@ -13,7 +13,7 @@ from mldebug.core.model import Culprit, Noun
 
 
 class Severity(StrEnum):
-    """How serious an alert is, in Alertmanager's usual words."""
+    """How serious an alert is, in the words that are usual with Alertmanager."""
 
     INFO = "info"
     WARNING = "warning"
@@ -29,7 +29,10 @@ class EventState(StrEnum):
 
 
 class Alert(Noun, frozen=True, kw_only=True):
-    """Something that is wrong now. Code that raises an alert raises it again at every turn of the main loop, for as long as it lasts."""
+    """Something that is wrong now.
+
+    It is raised again at every turn of the agent's main loop, for as long as it lasts.
+    """
 
     key: str  # stable, unique on this node: "health/gpu_ecc/GPU-1"
     kind: str  # short word for routes: stall, abnormal_end, slowdown, gpu_ecc
@@ -68,7 +71,11 @@ class AlertEvent(Noun, frozen=True, kw_only=True):
 
 
 class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a channel sends. A message with the same `id` as an earlier one is a repetition that may already have arrived."""
+    """What a channel sends.
+
+    If a channel gets a message with the same `id` again, an earlier try may already have delivered
+    it.
+    """
 
     id: str  # the event's key, its start and its state
     key: str

@@ -1,6 +1,6 @@
-"""Alerts of storage, host memory and checkpoints. Pure.
+"""Alerts about storage, host memory and checkpoints. Pure.
 
-What cannot be looked at any more is not known to be well: its events go on until it can.
+An alert about something that cannot be looked at any more goes on until it can be looked at again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,10 +19,10 @@ GRAVE = ("stuck", "read_only")
 
 
 class SubjectAlerts(msgspec.Struct, frozen=True, kw_only=True):
-    """The alerts of one subject at one moment.
+    """The alerts about one subject (such as storage) at one moment, and which earlier ones are over.
 
-    An event is resolved when its key begins with one of `watched` and is not among the alerts; not if the key begins with one
-    of `unsure`, which could not be looked at.
+    An event is over when its key begins with one of `watched` and no alert has that key; not if the
+    key begins with one of `unsure`, which could not be looked at.
     """
 
     alerts: tuple[Alert, ...] = ()
@@ -30,7 +30,10 @@ class SubjectAlerts(msgspec.Struct, frozen=True, kw_only=True):
     unsure: tuple[str, ...] = ()  # … but for these, which nobody could see
 
     def is_over(self, key: str) -> bool:
-        """Whether the event with this key, which is not among the alerts, is known to be resolved."""
+        """Whether an event is over.
+
+        Ask only for the key of an event that is not among the alerts.
+        """
         return key.startswith(self.watched) and not key.startswith(self.unsure)
 
 
@@ -45,7 +48,7 @@ def together(words: Iterable[SubjectAlerts]) -> SubjectAlerts:
 
 
 def of_storage(parts: Iterable[CollectorState]) -> Iterator[SubjectAlerts]:
-    """The alerts of each storage collector (filesystems, quotas, writers) that has looked; its gaps are `unsure`."""
+    """The alerts of each storage collector (filesystems, quotas, writers); what it could not read is `unsure`."""
     for part in parts:
         begin = f"{STORAGE}{part.name}/"
         alerts = tuple(
@@ -69,16 +72,20 @@ def of_storage(parts: Iterable[CollectorState]) -> Iterator[SubjectAlerts]:
 
 
 def of_memory(memory: NodeMemory | None) -> Iterator[SubjectAlerts]:
-    """The alerts about memory of the host and of control groups; none where `memory` is None, not read yet."""
+    """The alerts about memory of the host and of cgroups.
+
+    Yields nothing where `memory` is None, which means that it was not read.
+    """
     if memory is not None:
         alerts = (_memory(level, memory) for level in memory.levels if level.alarm)
         yield SubjectAlerts(alerts=tuple(alerts), watched=(MEMORY,))
 
 
 def of_checkpoints(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[SubjectAlerts]:
-    """Alerts about checkpoints of a run: one for each series whose newest checkpoint is incomplete.
+    """Alerts about checkpoints of a run: one for each series (say `model-#.pt`) whose newest checkpoint is incomplete.
 
-    `run`: its name, "" for folders named in the configuration. `uid`: the user who is told. A series that could not be read is `unsure`.
+    `run`: its name; "" for folders named in the configuration. `uid`: the user whose run it is. A
+    series that could not be read is `unsure`.
     """
     begin = f"{CHECKPOINTS}{_name(run)}/"
     for state in states:

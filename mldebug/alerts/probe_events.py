@@ -1,6 +1,6 @@
-"""Series of probes that have shifted, as events of the node. Pure.
+"""Alerts about `mldebug probe` measurements that have become slower or faster than usual. Pure.
 
-Nobody probes all the time: an event lasts until later runs say otherwise.
+Probes run rarely, so an alert lasts until later runs are as usual again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,10 @@ PROBES = "probe/"
 
 
 def of_probes(judged: Iterable[JudgedSeries] | None) -> Iterator[SubjectAlerts]:
-    """One alert for each series that has shifted. Yields nothing for None, which means that the history was not read."""
+    """One alert for each series of measurements that has shifted.
+
+    None means that the history was not read, and changes nothing.
+    """
     if judged is not None:
         shifted = (one for one in judged if one.standing is SeriesTrend.SHIFTED)
         yield SubjectAlerts(alerts=tuple(map(_alert, shifted)), watched=(PROBES,))

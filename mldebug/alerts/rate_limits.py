@@ -1,4 +1,7 @@
-"""How often a step may run: not again for the same job within its cool-down, and so often in an hour. Pure, unix seconds."""
+"""Limits how often a configured action ("step") runs: not again for one job within its cool-down, and so many times an hour.
+
+Pure.
+"""
 
 from collections import Counter
 
@@ -9,7 +12,10 @@ MOST = 2000  # runs that are remembered
 
 
 class PastAction(msgspec.Struct, frozen=True, array_like=True):
-    """One run of an action; `subject`: the run of the job, or the event where there is none."""
+    """One run of an action at unix time `at`.
+
+    `subject`: the job's run, or the event where it concerns no run.
+    """
 
     step: str
     subject: str
@@ -18,7 +24,10 @@ class PastAction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ActionRateLimits:
-    """Remembers which actions ran when; `past` is what must survive a restart."""
+    """Remembers when actions ran, and says whether one may run again.
+
+    `past` is to be stored, so that it survives a restart.
+    """
 
     def __init__(self, past: tuple[PastAction, ...] = ()) -> None:
         self.past = past
@@ -26,7 +35,12 @@ class ActionRateLimits:
     def refusal(
         self, step: str, subject: str, now: float, cooldown: float, hourly: int, uid: int = -1
     ) -> str:
-        """Why the action must not run now; "" where it may. Times in the future (after a clock was set back) count as now."""
+        """Why the action `step` must not run now for `subject`; "" where it may.
+
+        `cooldown`: seconds between two runs for one subject. `hourly`: runs in an hour; a user with
+        few of them still gets an equal share when others have used them up. Past runs that seem to
+        lie in the future count as now.
+        """
         mine = [one for one in self.past if one.step == step]
         ages = [max(0.0, now - one.at) for one in mine if one.subject == subject]
         if ages and min(ages) < cooldown:
@@ -39,7 +53,10 @@ class ActionRateLimits:
         return ""
 
     def note(self, step: str, subject: str, now: float, cooldown: float, uid: int = -1) -> None:
-        """Remember that this action runs now for this subject, a job of this user. `now` and `cooldown`: seconds."""
+        """Remember that the action `step` runs at unix time `now` for this subject of user `uid`.
+
+        `cooldown`: seconds, for which it is kept.
+        """
         longest = max(HOUR, cooldown)
         kept = [one for one in self.past if now - one.at < longest]
         self.past = (*kept, PastAction(step, subject, now, uid))[-MOST:]

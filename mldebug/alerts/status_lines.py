@@ -11,7 +11,10 @@ SHOWN = ("health/", "scheduler/", "orphan/")  # `status` tells of these by itsel
 
 
 def event_lines(view: EventsView, shown: Collection[str]) -> Iterator[str]:
-    """Lines about what is wrong and shown nowhere else, and channels that fail; `shown`: ids of incidents already shown."""
+    """Lines about alerts that the rest of `mldebug status` does not show, and about channels and actions.
+
+    `shown`: ids of incidents that it shows.
+    """
     firing = [one for one in view.events if one.state == "firing" and not one.key.startswith(SHOWN)]
     lines = [_firing(one) for one in firing if one.report not in {*shown} - {""}]
     yield from lines[:MOST]

@@ -4,7 +4,7 @@ from mldebug.core.model import Noun
 
 
 class EventView(Noun, frozen=True, kw_only=True):
-    """One event that fires, or has fired; times are unix seconds."""
+    """One event as people see it: it fires, or it has fired. Times are unix seconds."""
 
     key: str
     kind: str
@@ -59,6 +59,6 @@ class EventsView(Noun, frozen=True, kw_only=True):
 
 
 def for_user(view: EventsView, uid: int | None) -> EventsView:
-    """What the user with this uid may see: events of the node and of the user's own jobs, but no channels and no actions."""
+    """What a user may see: events of the node and of the user's own jobs (None: of the node alone), but no channels and no actions."""
     visible = tuple(event for event in view.events if event.uid in (-1, uid))
     return EventsView(events=visible, dropped=view.dropped)

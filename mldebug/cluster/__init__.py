@@ -1,1 +1,4 @@
-"""Across nodes: what one node sends of a run, and how the captures of many nodes become one case. Pure."""
+"""Runs over several nodes: the messages between agents, the coordinator's decisions, and merging the captures of all nodes.
+
+Pure.
+"""

@@ -1,10 +1,13 @@
-"""Which addresses count as one client, where somebody's share of something is bounded. Pure."""
+"""Which network addresses count as one client where the share of each client is limited. Pure."""
 
 import ipaddress
 
 
 def source_of(address: str) -> str:
-    """What counts as one source: an IPv4 address, or an IPv6 network of 64 bits, of which one node has all addresses."""
+    """The client that an address counts for: an IPv4 address itself; for IPv6 its /64 network, as one node may use any address of it.
+
+    Text that is no address is returned as it is.
+    """
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -21,9 +21,10 @@ T = TypeVar("T")
 
 
 def fitting(announcement: Announcement) -> Announcement:
-    """The announcement, shortened where it is larger than other agents accept.
+    """The announcement, shortened where it has too many runs or bytes for other agents.
 
-    First the longest node lists of runs are dropped (a gap says so), then nodes whose announcements this one relays, then runs.
+    First the longest node lists of runs are dropped (a gap says so), then nodes whose announcements
+    this one relays, then runs.
     """
     announcement = msgspec.structs.replace(
         announcement, runs=_fewest(announcement.runs, len(announcement.runs) - MAX_RUNS, _one)

@@ -1,6 +1,9 @@
-"""The memory of the agent that coordinates: which stall is to be captured on which nodes, and when it is over. Pure.
+"""The coordinator's memory of stalls: which one is to be captured on which nodes, and when it is over.
 
-`now` is monotonic seconds of this node. Of one run and attempt there is one open stall, whoever noticed it and however often.
+Pure.
+
+`now` is monotonic seconds of this node. One attempt (start) of a run has at most one open stall,
+whichever nodes noticed it and however often.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +49,10 @@ class ClusterStall(msgspec.Struct):
 
 
 class Coordinator(PeerRoster):
-    """Coordinates the stalls of runs over several nodes: decides when all are captured, under which incident. For one thread."""
+    """Coordinates the stalls of runs over several nodes: decides when all nodes capture a run, and for which incident.
+
+    For one thread.
+    """
 
     def __init__(
         self, may_have: Callable[[KnownPeer, str, RunKey], bool] = lambda *_: True
@@ -66,9 +72,9 @@ class Coordinator(PeerRoster):
     def due(
         self, now: float, leads: Callable[[RunKey], bool] = lambda _: True
     ) -> Iterator[CaptureCall]:
-        """The stalls that have to be captured now, each once; stalls that are over are closed on the way.
+        """Yield each stall that has to be captured now, once, and close stalls that are over.
 
-        `leads`: whether this agent coordinates the run of that key.
+        `leads`: whether this agent coordinates the run with that key; other runs are left out.
         """
         self._forget(now)
         blamed = list(self._blamed(now))
@@ -146,7 +152,10 @@ class Coordinator(PeerRoster):
         return min(ends, key=lambda one: one[:3])[3] if ends else None
 
     def failed(self, news: RunNews) -> bool:
-        """Note that a capture of all nodes failed. True: it is repeated, a few times. False: it is not."""
+        """Note that capturing this run on all nodes failed.
+
+        Returns whether it will be tried again: at most `MAX_TRIES` times, while the stall is open.
+        """
         stall = self._stalls.get((news.key, news.attempt))
         if stall is None or stall.over or stall.tries >= MAX_TRIES:
             return False
@@ -155,12 +164,12 @@ class Coordinator(PeerRoster):
         return True
 
     def renamed(self) -> list[tuple[str, str]]:
-        """(old id, new id) of stalls whose id has changed since the last call."""
+        """(old id, new id) of incidents whose id has changed since the last call."""
         changes, self._renamed = self._renamed, []
         return changes
 
     def ended(self) -> list[tuple[str, str]]:
-        """(id of the incident, why) of stalls that are over since the last call."""
+        """(incident id, reason) of stalls that have ended since the last call."""
         changes, self._ended = self._ended, []
         return changes
 
@@ -169,7 +178,10 @@ class Coordinator(PeerRoster):
         return frozenset(stall.incident for stall in self._stalls.values() if not stall.over)
 
     def named(self, job: str, uid: int | None = None) -> tuple[CaptureCall, ...]:
-        """The runs with this name, or whose id begins so, as calls without an incident. `uid`: only of this user; None: of all."""
+        """The live runs with this name, or whose id begins with it, as capture calls with no incident.
+
+        `uid`: only of this user; None: of all.
+        """
         found: dict[tuple[RunKey, int], tuple[KnownPeer, RunNews]] = {}
         for peer in self._peers.values():
             for news in peer.announcement.runs:
@@ -183,13 +195,13 @@ class Coordinator(PeerRoster):
         )
 
     def captured(self, news: RunNews, whole: Whole) -> None:
-        """Keep the result of capturing all nodes for the run's open stall, if there still is one."""
+        """Store the diagnosis from all nodes with the run's stall; does nothing where the run has none."""
         stall = self._stalls.get((news.key, news.attempt))
         if stall is not None:
             stall.whole = whole
 
     def word(self, news: RunNews, node: str, now: float) -> RunWord:
-        """The coordinator's reply to a node about one of its runs."""
+        """What a node is to know of one of its runs: progress on other nodes, the open stall or why it is over, and for how long to delay a capture."""
         others = self._telling(news.key, news.attempt, node, now)
         stall = self._stalls.get((news.key, news.attempt))
         answer = RunWord(

@@ -1,4 +1,4 @@
-"""Hosts as people write them: folded lists, and the hostfiles of mpirun, DeepSpeed, Horovod, Slurm, PBS and LSF."""
+"""Host lists as people write them: folded lists such as `node[1-40]`, and hostfiles of mpirun, DeepSpeed, Horovod, Slurm, PBS and LSF."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ _HOST = re.compile(
 
 
 class NamedHosts(NamedTuple):
-    """Hosts in the order of their numbers; `user` and `port` where the list names one for ssh, else "" and 0."""
+    """Host names in their order. `user` and `port`: what the list gives for ssh, else "" and 0."""
 
     names: tuple[str, ...]
     user: str = ""
@@ -29,10 +29,11 @@ class NamedHosts(NamedTuple):
 
 
 def read_hosts(text: str) -> NamedHosts:
-    """The hosts of a list, of many lines, or of the file of that name (also `^file`, as clush takes it).
+    """The hosts in a text: a folded list, lines of a hostfile, or the name of a hostfile (also `^file`, as clush writes it).
 
-    Slots and comments are left out, hosts that stand several times count once. UsageError where it is no list of hosts, where
-    it names several users or ports, or where the file cannot be read.
+    Slot counts and comments are ignored, and a host that occurs several times counts once. Raises
+    UsageError for a text that is no host list, for several users or ports in it, and for a file
+    that cannot be read.
     """
     file = Path(text.removeprefix("^"))
     content = _content(file) if "\n" not in text and len(text) < 4096 else None

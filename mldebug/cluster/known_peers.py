@@ -1,4 +1,7 @@
-"""What a coordinator remembers of other nodes: who has announced itself, with which runs, and the stalls of those. Pure."""
+"""What a coordinator remembers of other nodes: which have announced themselves, with which runs, and what is to be captured.
+
+Pure.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
@@ -34,7 +37,10 @@ class KnownPeer(NamedTuple):
 
 
 class CaptureCall(NamedTuple):
-    """A stalled run that has to be captured now on all nodes that announced ranks of it."""
+    """A run that has to be captured now on all nodes that announced ranks of it.
+
+    `incident` is "" where a person asked for it.
+    """
 
     incident: str
     news: RunNews  # as whoever noticed it says it
@@ -44,14 +50,14 @@ class CaptureCall(NamedTuple):
 
     @property
     def node_list(self) -> str:
-        """The scheduler's node list, from any announcement of the run: some left it out for lack of space."""
+        """The scheduler's node list of the run, from whichever announcement has it (large ones leave it out); "" where none has."""
         news = (run for peer in self.peers for run in peer.announcement.runs)
         lists = (one.node_list for one in (self.news, *news) if one.key == self.news.key)
         return next(filter(None, lists), "")
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Why the list of the run's nodes is not known, from the run's announcements; empty where it is."""
+        """Why the scheduler's node list is not known, from the first node's announcement; empty where it is known."""
         return () if self.node_list else self.news.gaps
 
 
@@ -65,17 +71,23 @@ def aged(message: T, seconds: float) -> T:
 
 
 def lives(news: RunNews) -> bool:
-    """Whether the run has ranks on the announcing node, and the message is not only about its end."""
+    """Whether the run still lives on the announcing node: it has ranks there, or the message tells of no bad end."""
     return bool(news.ranks) or news.end is None
 
 
 def is_another_agent(known: KnownPeer, announcement: Announcement, address: str) -> bool:
-    """Whether the announcement is neither from the known agent nor from one that was started in its place at the same address."""
+    """Whether an announcement comes from a different agent at a different address.
+
+    A new agent at the same address counts as a restart.
+    """
     return known.announcement.agent != announcement.agent and known.address != address
 
 
 def signals_of(others: list[tuple[KnownPeer, RunNews]], now: float) -> Iterator[Signal]:
-    """One signal of each kind, from the first node that has it: counts of two nodes cannot be compared."""
+    """One progress signal of each kind, from the first node that has it, with its age as of `now`.
+
+    Counts of different nodes cannot be compared.
+    """
     kinds: set[str] = set()
     for peer, news in others:
         for signal in news.signals:
@@ -87,7 +99,10 @@ def signals_of(others: list[tuple[KnownPeer, RunNews]], now: float) -> Iterator[
 
 
 def first_of_each_kind(shown: Iterable[tuple[KnownPeer, RunNews]]) -> tuple[str, ...]:
-    """Names of the first two nodes that have each kind of signal, sorted; the second one serves the first, which needs another's."""
+    """Sorted names of the first two nodes that have each kind of signal.
+
+    Two, because a node gets signals of others, so the first needs the second's.
+    """
     found: dict[str, list[str]] = {}
     for peer, news in shown:
         for signal in news.signals:

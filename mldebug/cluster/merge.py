@@ -1,6 +1,7 @@
-"""From the replies of many nodes to the captures of whole runs: what fits together, who did not answer, who is refused.
+"""Merge the captures of many nodes into whole runs, and say which nodes did not answer or gave captures that do not fit.
 
-The order of the nodes changes nothing. A node is known by the name under which it was asked, whatever it calls itself.
+The order of the nodes changes nothing. A node has the name under which it was asked, whatever it
+calls itself.
 """
 
 from collections import Counter
@@ -59,7 +60,10 @@ class _Claim(NamedTuple):
 
 
 def merge(answers: NodeReplies, listed_by: str = "") -> MergedRuns:
-    """Group the captures by run, the largest run first. Each run lists every node that was asked."""
+    """Group the captures by run, the run with most ranks first.
+
+    Each run lists every node that was asked; captures that do not fit are left out with a reason.
+    """
     runs: dict[RunKey, list[_Claim]] = {}
     refused: dict[str, str] = {}
     for name, reply in sorted(answers.replies.items()):
@@ -85,7 +89,7 @@ def _size(run: MergedRun) -> int:
 
 
 def renamed(capture: NodeCapture, name: str) -> NodeCapture:
-    """The capture with its node renamed everywhere, to the name by which the node was asked."""
+    """The capture with its node's name replaced everywhere by `name`, under which the node was asked."""
     job = msgspec.structs.replace(
         capture.job, nodes=(name,), ranks=tuple(_on(one, name) for one in capture.job.ranks)
     )

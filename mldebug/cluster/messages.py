@@ -1,7 +1,10 @@
-"""What agents tell each other: how far their runs are, who stalls, and what is to be captured. Pure, and versioned.
+"""The messages between agents: how far their runs are, which ones stall, and what is to be captured.
 
-Unknown fields are ignored; another number after `SCHEMA`'s slash is refused in words. No clock of another node is compared:
-times are ages, in seconds, by the clock of whoever tells.
+Pure, and versioned.
+
+Unknown fields are ignored; a message with another number after the slash of `SCHEMA` is refused
+with a sentence. Clocks of nodes are never compared: times are ages in seconds, by the sender's
+clock.
 """
 
 import math
@@ -47,7 +50,7 @@ class PeerMessage(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Signal(Noun, frozen=True, kw_only=True):
-    """A signal of progress, as in `mldebug.stall.signals.Progress` but with its age in place of a time."""
+    """A signal of progress such as a step count, as in `mldebug.stall.signals.Progress`, with its age in place of a time."""
 
     kind: str
     value: float
@@ -58,7 +61,7 @@ class Signal(Noun, frozen=True, kw_only=True):
 
 
 class End(Noun, frozen=True, kw_only=True):
-    """Ranks of a run that ended badly on the sending node: its diagnosis, the id of its report, and the age."""
+    """The bad end of a run's ranks on the sending node: its diagnosis, the id of its report, and seconds since it (`age`)."""
 
     incident: str  # id of its report
     diagnosis: Diagnosis
@@ -66,7 +69,7 @@ class End(Noun, frozen=True, kw_only=True):
 
 
 class RunNews(Noun, frozen=True, kw_only=True):
-    """A node's message about one run whose ranks it has: its progress, stage and incident."""
+    """What a node announces of one run that it has ranks of: its progress, its stage, its incident, a bad end."""
 
     key: RunKey  # mldebug.cluster.run_identity: the same on all nodes of the run
     name: str = ""
@@ -100,7 +103,7 @@ class Relayed(Noun, frozen=True, kw_only=True):
 
 
 class Announcement(PeerMessage, frozen=True, kw_only=True):
-    """What a node sends to its coordinator every few seconds: all its runs."""
+    """What a node sends to its coordinator regularly: all its runs, and those of nodes that cannot reach the coordinator."""
 
     node: str
     agent: str  # of this start of the agent, at random
@@ -111,7 +114,7 @@ class Announcement(PeerMessage, frozen=True, kw_only=True):
 
 
 class Whole(Noun, frozen=True, kw_only=True):
-    """The diagnosis from all nodes, for nodes that saw only a part."""
+    """The diagnosis from the captures of all nodes, sent to nodes that know only their own part."""
 
     report: str  # id
     node: str  # where the report over all nodes is
@@ -120,7 +123,7 @@ class Whole(Noun, frozen=True, kw_only=True):
 
 
 class RunWord(Noun, frozen=True, kw_only=True):
-    """The coordinator's message to a node about one run: signs of progress on other nodes, the open stall, and whether to hold back a capture."""
+    """The coordinator's message to a node about one run: progress on other nodes, the open stall, and for how long to delay a capture."""
 
     key: RunKey
     signals: tuple[Signal, ...] = ()  # of other nodes, of one node for each kind
@@ -133,7 +136,7 @@ class RunWord(Noun, frozen=True, kw_only=True):
 
 
 class WordsFor(Noun, frozen=True, kw_only=True):
-    """Messages of the coordinator to a node that cannot reach it; another node passes them on."""
+    """The coordinator's messages to a node that cannot reach it; the node that relayed its announcement passes them on."""
 
     node: str
     runs: tuple[RunWord, ...] = ()
@@ -191,7 +194,10 @@ class ClusterView(PeerMessage, frozen=True, kw_only=True):
 
 
 def read(data: bytes, kind: type[M]) -> M:
-    """Decode a message. Raises EvidenceError that says why it cannot be used."""
+    """Decode a message of this type from JSON.
+
+    Raises EvidenceError, which says why, for another schema or malformed data.
+    """
     try:
         head = msgspec.json.decode(data, type=PeerMessage)
         _check(head)
@@ -201,7 +207,10 @@ def read(data: bytes, kind: type[M]) -> M:
 
 
 def joined(views: Sequence[ClusterView]) -> ClusterView:
-    """The views of several coordinators (at least one) as one; of a node in two views the more recent one counts."""
+    """Merge the views of several coordinators (at least one).
+
+    Of a node in several views the most recent entry counts, with runs that only others have added.
+    """
     if len(views) == 1:
         return views[0]
     by_name: dict[str, PeerView] = {}
@@ -219,7 +228,10 @@ def joined(views: Sequence[ClusterView]) -> ClusterView:
 
 
 def of_user(view: ClusterView, uid: int | None) -> ClusterView:
-    """The part of the view that a user may see: nodes with runs of that user. None: all."""
+    """The part of the view that a user may see: that user's runs, and the nodes that have any.
+
+    `uid` None: everything.
+    """
     if uid is None:
         return view
     nodes = (
@@ -319,7 +331,7 @@ def _believed_end(end: End) -> End:
 
 
 def spoken(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis of another node, with its texts cleaned, shortened and limited in number, so that it can be shown."""
+    """The diagnosis of another node, made safe to show: texts cleaned and cut, lists shortened."""
     culprits = tuple(
         msgspec.structs.replace(one, node=clean(one.node, 100), reason=clean(one.reason, 500))
         for one in diagnosis.culprits[:MAX_LINES]

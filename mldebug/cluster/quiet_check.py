@@ -1,4 +1,7 @@
-"""Is a run quiet on every node that answers? A coordinator waits a little before it has a stall captured that only some see. Pure."""
+"""Whether other nodes still see a run move that one node reports as stalled.
+
+If so, the coordinator waits a little before it has the stall captured. Pure.
+"""
 
 from collections.abc import Iterable
 
@@ -13,15 +16,19 @@ Shown = tuple[KnownPeer, RunNews]
 
 
 class QuietCheck:
-    """Decides for how long the capture of a stall is put off because other nodes still see the run move. Runs are keyed by (run key, attempt)."""
+    """Decides for how long the capture of a stall is delayed because other nodes still see the run move.
+
+    A run here is (run key, attempt).
+    """
 
     def __init__(self) -> None:
         self._since: dict[tuple[RunKey, int], float] = {}
 
     def holds(self, noticed: Shown, others: Iterable[Shown], now: float, pace: float) -> float:
-        """Seconds for which the capture is put off at most; 0.0 where no other node has seen the run move since `noticed` saw it stand still.
+        """Seconds for which the capture is still delayed; 0.0 where no other node has seen the run move since `noticed` saw it stand still.
 
-        `now`: monotonic seconds. `pace`: seconds between two announcements of one node.
+        `now`: monotonic seconds. `pace`: seconds between two announcements of one node. The delay
+        begins with the first call that sees the run move, and lasts `HOLD` + `pace`.
         """
         run = (noticed[1].key, noticed[1].attempt)
         if not _moves(noticed, others):
@@ -30,11 +37,11 @@ class QuietCheck:
         return max(0.0, self._since.setdefault(run, now) + HOLD + pace - now)
 
     def called(self, run: tuple[RunKey, int]) -> None:
-        """Note that the run was captured, so that its next stall is put off anew."""
+        """Note that the run was captured: its next stall begins a new delay."""
         self._since.pop(run, None)
 
     def keep(self, runs: Iterable[tuple[RunKey, int]]) -> None:
-        """Forget all runs but these, which some node reports as stalled now."""
+        """Forget all runs but these, which are reported as stalled now."""
         known = set(runs)
         self._since = {run: since for run, since in self._since.items() if run in known}
 

@@ -1,4 +1,7 @@
-"""Which node shows which ranks of one run: who has announced a rank first has it, since no rank is on two nodes. Pure."""
+"""Which node has which ranks of one run.
+
+The node that announced a rank first has it, since no rank can be on two nodes. Pure.
+"""
 
 from bisect import bisect_left, insort
 
@@ -16,7 +19,7 @@ class RankClaims:
         return bool(self._texts)
 
     def owner(self, node: str, ranks: str) -> str:
-        """Another node that has one of these ranks (folded); "" where there is none."""
+        """Another node that has one of these ranks (folded, as `0-3,7`); "" where there is none."""
         if self._texts.get(node) == ranks:
             return ""
         for first, last in rank_intervals(ranks):
@@ -29,7 +32,10 @@ class RankClaims:
         return ""
 
     def put(self, node: str, ranks: str) -> None:
-        """Note that the node has these ranks and no others; none of them is another's."""
+        """Store that the node has these ranks (folded) and no others.
+
+        The caller has checked with `owner` that no other node has one.
+        """
         if self._texts.get(node) == ranks:
             return
         self.remove(node)

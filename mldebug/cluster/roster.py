@@ -1,4 +1,6 @@
-"""Who has announced itself, with which runs, and when: the memory that a coordinator judges by. Pure.
+"""The coordinator's list of nodes: which have announced themselves, with which runs, and when.
+
+Pure.
 
 `now` is monotonic seconds of this node.
 """
@@ -51,7 +53,11 @@ class PeerRoster:
         self._bad: dict[tuple[RunKey, int], set[str]] = {}  # nodes on which ranks ended badly
 
     def update(self, announcement: Announcement, address: str, now: float) -> None:
-        """Take a node's announcement from `address`. While it is fresh, another agent that uses the same node name is refused."""
+        """Store a node's announcement, which came from `address`.
+
+        Another agent with the same node name is refused while the known one's announcement is still
+        valid.
+        """
         known = self._peers.get(announcement.node)
         if known and self._is_fresh(known, now) and is_another_agent(known, announcement, address):
             self.refused[address] = f"it calls itself {announcement.node}, as {known.address} does"
@@ -105,7 +111,10 @@ class PeerRoster:
         return new._replace(announcement=merged, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
 
     def update_relayed(self, announcement: Announcement, now: float, via: str = "") -> None:
-        """Add what one node, which asks from the address `via`, passes on about others; what a node announced recently by itself is preferred."""
+        """Store the announcements of other nodes that one node (at the address `via`) relays.
+
+        Those of nodes that announced themselves directly a short time ago are ignored.
+        """
         for one in announcement.relayed:
             known = self._peers.get(one.node)
             if known and not known.by and now - known.at < DIRECT + self.pace_of(known.via):
@@ -123,7 +132,10 @@ class PeerRoster:
             self._put(one.node, KnownPeer(own, one.address, at, by=by, via=via))
 
     def relayed(self, group: str, but: str, now: float) -> tuple[Relayed, ...]:
-        """Announcements that nodes of this group made to this agent, to be passed on to the group's coordinator. `but`: a node to leave out."""
+        """Valid announcements that nodes of this group made directly to this agent, to be relayed to the group's coordinator: at most `MAX_RELAYED`.
+
+        `but`: a node to leave out.
+        """
         fresh = (
             (one, one.parts[group])
             for name, one in sorted(self._peers.items())
@@ -142,7 +154,7 @@ class PeerRoster:
         )
 
     def others(self, call: CaptureCall, now: float) -> tuple[KnownPeer, ...]:
-        """Nodes that have announced themselves before, but not lately, and may have ranks of this run by now."""
+        """Nodes whose announcement is out of date and that are not in `call`: they may have ranks of its run by now."""
         known = {peer.announcement.node for peer in call.peers}
         return tuple(
             one
@@ -151,7 +163,7 @@ class PeerRoster:
         )
 
     def idle(self, call: CaptureCall, hosts: Collection[str], now: float) -> tuple[KnownPeer, ...]:
-        """Those of these hosts whose agents announce themselves and have no rank of this run."""
+        """Nodes among `hosts` (compared by short name) with a valid announcement and no rank of this run."""
         known = {peer.announcement.node for peer in call.peers}
         short = {host.partition(".")[0] for host in hosts}
         return tuple(
@@ -166,7 +178,7 @@ class PeerRoster:
         return known.at if known else None
 
     def is_relayed(self, node: str) -> bool:
-        """Whether the node's announcements come by way of another node."""
+        """Whether another node relays this node's announcements."""
         known = self._peers.get(node)
         return known is not None and bool(known.by)
 
@@ -177,11 +189,11 @@ class PeerRoster:
 
     @property
     def pace(self) -> float:
-        """The least seconds between two announcements of whichever node announces most rarely."""
+        """Seconds between two announcements at least, for nodes of the address with most nodes, which announce most rarely."""
         return min(SLOWEST, EACH * self._shares.sources * self._shares.most())
 
     def pace_of(self, address: str) -> float:
-        """The least seconds between two announcements of a node at this address; more nodes announce more rarely, and those of a crowded address for themselves."""
+        """Seconds between two announcements at least, for a node at this address: more with more addresses in all, and with more nodes at this one."""
         return min(SLOWEST, EACH * self._shares.sources * self._shares.count(source_of(address)))
 
     def fresh(self, now: float) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which run a capture is of: what all nodes of one run say alike, and no other run says."""
+"""The identity of a run: a key that is the same for the captures of all its nodes, and differs from that of any other run."""
 
 import hashlib
 import re
@@ -15,19 +15,20 @@ RunKey = tuple[str, ...]
 
 
 def is_specific(run_id: str) -> bool:
-    """Whether the run id is specific to one run, and no default such as "none"."""
+    """Whether a run id (such as torchrun's `--rdzv-id`) identifies one run, and is no default such as "none"."""
     return run_id.lower() not in GENERIC_RUN_IDS
 
 
 def is_loopback(master: str) -> bool:
-    """Whether this master, `addr:port`, can be reached from its own node only."""
+    """Whether a master (`addr:port` of rank 0's store) has an address that only its own node can reach."""
     return _LOOPBACK.fullmatch(master.rpartition(":")[0]) is not None
 
 
 def port_of(master: str) -> str:
-    """The port of a master, `addr:port`, which only one run can listen on; "" where it has none.
+    """The port in a master's `addr:port`; "" where it has none. Only one run can listen on it.
 
-    The address may differ: where torchrun is told it on each node, the first may say `localhost`, another a name or an IP.
+    The address may differ from node to node: the first may say `localhost`, another a name or an
+    IP.
     """
     port = master.rpartition(":")[2]
     return port if port.isdecimal() else ""
@@ -39,10 +40,11 @@ def run_key(capture: NodeCapture) -> RunKey:
 
 
 def job_key(job: Job, node: str) -> RunKey:
-    """The key of a job's run, the same on all nodes of one attempt. Without a run id and a reachable master a run has one node.
+    """The key of a job's run, the same on all nodes of one attempt (one start of it).
 
-    Of two jobs with one `--rdzv-id` the port of the master tells which is which; a restart may move it. Whose processes
-    they are belongs to it: anybody may start one with another's run id in its environment.
+    Made of launcher, run id, the master's port or address, and user. The port tells apart two jobs
+    with one `--rdzv-id`; the user, because anybody may copy another's run id. Without a run id and
+    a master that other nodes can reach, the key is for this node alone.
     """
     alone = ("alone", node, job.id)
     whose = (f"uid {job.uid}",) if job.uid else ()
@@ -75,15 +77,18 @@ def _port(rank: RankIdentity) -> tuple[str, ...]:
 
 
 def run_id(key: RunKey) -> str:
-    """An id of eight digits for a run, the same on all its nodes."""
+    """An id for a run from its key: eight hexadecimal digits, the same on all its nodes."""
     return hashlib.sha256(repr(key).encode(errors="replace")).hexdigest()[:8]
 
 
 def user_of(key: RunKey) -> str:
-    """The part "uid N" of a run's key; "" where it has none (runs of root)."""
+    """The part `uid N` of a run's key; "" where it has none (runs of root)."""
     return key[-1] if key and key[-1].startswith("uid ") else ""
 
 
 def is_of(key: RunKey, uid: int) -> bool:
-    """Whether the run belongs to this user. Always False for root, since the keys of root's runs hold no user."""
+    """Whether the run belongs to the user `uid`.
+
+    Always False for root, since keys of root's runs hold no user.
+    """
     return user_of(key) == f"uid {uid}"

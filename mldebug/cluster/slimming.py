@@ -1,6 +1,7 @@
-"""Bound what a node sends: suspects and one representative of each group in full, of the others what classifies them.
+"""Reduce what a node sends: suspects and one rank of each group of equal ranks in full, of other ranks only what their class rests on.
 
-A rank is cut only where its class stays word for word what it was, so the verdict over all nodes is that over all there is.
+A rank is reduced only where its class stays exactly the same, so the verdict over all nodes does
+not change.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +29,10 @@ Cut = Callable[[RankCapture], RankCapture]
 
 
 def slim(reply: NodeReply) -> NodeReply:
-    """The reply as it is sent: without parts that are not needed, and further reduced if it is too large; a gap names what is left out."""
+    """The reply without parts that are not needed.
+
+    If it is still too large, more is cut, at last whole captures; a gap names what is left out.
+    """
     reply = _of_all(reply, _slim_capture)
     for words, cut in _CUTS:
         if len(msgspec.json.encode(reply)) <= ROOM:

@@ -1,4 +1,7 @@
-"""How much of a coordinator's memory each address has: what is too much pushes out what came from there, never another's. Pure."""
+"""Limits how much of a coordinator's memory each client address uses.
+
+When memory is short, entries of the address that uses most are dropped, not those of others. Pure.
+"""
 
 from collections import deque
 from typing import NamedTuple
@@ -14,7 +17,10 @@ class _Share(NamedTuple):
 
 
 class SourceShares:
-    """The names that each source has announced, and their sizes in bytes. For one thread only."""
+    """The names (of nodes) that each client address ("source") has announced, and their sizes in bytes.
+
+    For one thread only.
+    """
 
     def __init__(self, most_names: int = MAX_PEERS, most_bytes: int = MAX_BYTES) -> None:
         self._most_names, self._most_bytes = most_names, most_bytes
@@ -24,7 +30,10 @@ class SourceShares:
         self._total = 0
 
     def add(self, name: str, source: str, size: int) -> list[str]:
-        """Note a name. Returns those that have to go for it, which may be itself: the oldest of the source that has most."""
+        """Store a name of this source, `size` bytes.
+
+        Returns names that were dropped to make room, which may include the new one.
+        """
         self.remove(name)
         self._shares[name] = _Share(source, size)
         self._names.setdefault(source, {})[name] = None
@@ -56,7 +65,7 @@ class SourceShares:
         return len(self._names.get(source, ()))
 
     def most(self) -> int:
-        """How many names the source has that has most."""
+        """The number of names of the source that has most names."""
         return max(map(len, self._names.values()), default=0)
 
     def _surplus(self, newest: str) -> str | None:
@@ -71,14 +80,17 @@ class SourceShares:
 
 
 class CallBudget:
-    """Bounds how many captures of several nodes are called for in `WINDOW` seconds, because of one source, and of one user of it."""
+    """Limits how many captures over several nodes one source (client address), and each user of it, may cause in `WINDOW` seconds."""
 
     def __init__(self, most: int = MAX_CALLS, most_of_user: int = MAX_OF_USER) -> None:
         self._most, self._most_of_user = most, most_of_user
         self._calls: dict[str, deque[tuple[float, str]]] = {}  # by source, the oldest first
 
     def take(self, source: str, user: str, now: float) -> bool:
-        """Whether one more may be called for now (monotonic seconds); if so, it counts."""
+        """Whether this source and user may cause one more capture at `now` (monotonic seconds).
+
+        If so, it is counted.
+        """
         calls = self._calls.setdefault(source, deque())
         while calls and now - calls[0][0] >= WINDOW:
             calls.popleft()
@@ -89,5 +101,5 @@ class CallBudget:
         return True
 
     def forget(self, now: float) -> None:
-        """Drop sources that have called for nothing lately."""
+        """Forget sources that caused no capture in the last `WINDOW` seconds."""
         self._calls = {s: c for s, c in self._calls.items() if c and now - c[-1][0] < WINDOW}

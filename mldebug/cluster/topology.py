@@ -1,4 +1,4 @@
-"""Where the nodes of a run stand, as the site has written it down: racks, switches, rooms. Pure."""
+"""Where a run's nodes are, by the site's configured topology: racks, switches, rooms. Pure."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,10 @@ Topology = Mapping[str, str]
 
 
 def placed(queried: QueriedNodes, topology: Topology | None) -> QueriedNodes:
-    """The nodes with the labels of the topology (rack, switch), by short or full name. Raises UsageError for an invalid node list."""
+    """The nodes, each with the label (rack, switch) that the topology gives for its full or short name.
+
+    Raises UsageError for an invalid node list in the topology.
+    """
     if not topology:
         return queried
     places: dict[str, str] = {}

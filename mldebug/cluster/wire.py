@@ -36,7 +36,10 @@ _SCHEMA = re.compile(r"mldebug\.node/([0-9]{1,9})")
 
 
 class NodeReply(msgspec.Struct, frozen=True, kw_only=True):  # its schema is always written
-    """The captures of one node, taken at one moment. Their times are by that node's clock, which is shown and never compared with other clocks."""
+    """The captures of one node, taken at one moment.
+
+    Times are by that node's clock, and are shown but never compared with other clocks.
+    """
 
     schema: str = SCHEMA
     node: str  # as it calls itself
@@ -65,7 +68,7 @@ class ReplyLine(msgspec.Struct, frozen=True):
 
 
 def encode(reply: NodeReply) -> Iterator[bytes]:
-    """A reply as text lines that survive terminals and login banners."""
+    """The reply as text lines that can be found again among a login banner and other nodes' output."""
     text = base64.b64encode(pack(reply))
     parts = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)]
     token, node = secrets.token_hex(8), re.sub(r"[^A-Za-z0-9_.-]", "-", reply.node)[:253] or "-"
@@ -166,7 +169,10 @@ def _check_schema(head: _ReplyHead) -> None:
 
 
 def another_mldebug(version: str, schema: str, ours: str) -> str:
-    """A sentence part for messages of another version: `mldebug 0.3, which is newer and speaks mldebug.node/2`."""
+    """A description of the sender of another schema: `mldebug 0.3, which is newer and speaks mldebug.node/2`.
+
+    `ours`: this version's schema.
+    """
     age = "newer" if int(schema.rpartition("/")[2]) > int(ours.rpartition("/")[2]) else "older"
     return (
         f"mldebug {clean(version, 20) or 'of another version'}, which is {age} and speaks {schema}"

@@ -1,6 +1,7 @@
-"""From captures to a conclusion: classify every rank, ask all detectors, let the most specific verdict win.
+"""From captures to a conclusion: classify every rank, run all detectors, take the most specific finding.
 
-Pure: the same captures give the same words, on the node, at the coordinator and months later (`mldebug diagnose`).
+Pure: the same captures give the same words on the node, at the coordinator, and months later
+(`mldebug diagnose`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,9 +50,11 @@ LOWER = {Confidence.HIGH: Confidence.MEDIUM, Confidence.MEDIUM: Confidence.LOW}
 
 
 def diagnose(captures: Iterable[NodeCapture], queried: QueriedNodes | None = None) -> Judgement:
-    """Conclude from the captures of one job, one per node; raises nothing and names nobody without evidence.
+    """Conclude from the captures of one job, one per node.
 
-    `asked`: the nodes that were asked for captures; None where this node judges its own.
+    Nobody is named without evidence. At least one capture is needed.
+
+    `queried`: the nodes that were asked for captures; None where a node judges only its own.
     """
     captures = tuple(captures)
     if (waiting := judge_node_wait(captures)) is not None:
@@ -139,7 +142,7 @@ def _faults(captures: tuple[NodeCapture, ...]) -> Iterator[Fault]:
 
 
 def merge_jobs(jobs: list[Job]) -> Job:
-    """Merge several nodes' data about one job into one."""
+    """Merge what several nodes (at least one) know of one job: all their nodes, ranks and lost ranks, and the earliest start."""
     first = jobs[0]
     return msgspec.structs.replace(
         first,
@@ -238,7 +241,10 @@ def _stalled(case: Case, diagnosis: Diagnosis) -> bool:
 def with_missing_dumps(
     case: Case, captures: Iterable[NodeCapture], diagnosis: Diagnosis
 ) -> Diagnosis:
-    """The diagnosis of stacks that were dumped by other tools: a rank without a dump is named first, and it, like guessed rank numbers, lowers the confidence."""
+    """The diagnosis, changed where the stacks were dumped by other tools: ranks without a dump are mentioned first.
+
+    They, or guessed rank numbers, lower the confidence.
+    """
     if not case.recorded:
         return diagnosis
     guess = any(mark.kind == IN_ORDER for one in captures for mark in one.remarks)
@@ -253,7 +259,10 @@ def with_missing_dumps(
 
 
 def no_dump(case: Case, guess: bool) -> str:
-    """`Rank 2 has no dump: look at it first`; "" where all have one. `guess`: the numbers were given in order."""
+    """`Rank 2 has no dump: look at it first`; "" where all ranks have one.
+
+    `guess`: the rank numbers are guessed from the order of the dumps.
+    """
     unread = [r.rank for r in case.ranks if r.capture and not _has_stack(r.capture.process)]
     missing = sorted({*case.elsewhere, *unread})
     if not missing:

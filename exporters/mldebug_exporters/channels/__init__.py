@@ -1,4 +1,7 @@
-"""Ways to tell somebody: one file each, by which `channels: {NAME: {kind: FILE}}` calls them."""
+"""Channels: ways to send an alert's message to somebody.
+
+One file each; `channels: {NAME: {kind: FILE}}` in the configuration selects it.
+"""
 
 from mldebug.alerts.model import Channel
 

@@ -1,5 +1,7 @@
-"""One HTTP request without surprises: no redirect is followed (credentials would go to a stranger), no proxy is taken from the
-environment, the answer is bounded, and no error names more of an address than its host.
+"""Send one HTTP request safely.
+
+No redirect is followed (credentials would go to a stranger), no proxy is taken from the
+environment, the answer that is read is bounded, and an error names only the host of an address.
 """
 
 import http.client
@@ -17,7 +19,10 @@ LATER = (401, 403, 404, 408, 425, 429)  # a person, or time, may mend these
 
 
 def problem_of(url: str) -> str:
-    """What is wrong with a URL, without repeating it; "" where nothing is."""
+    """What is wrong with a URL, as the end of a sentence ("is no address"); "" if nothing is.
+
+    The URL is not repeated, as it may hold a secret.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -1,4 +1,7 @@
-"""How a channel proves by HTTP who it is: a token, or a user with a password. Both stand in files."""
+"""The credentials of a channel that speaks HTTP: a token, or a user with a password.
+
+Token and password are read from files.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -30,7 +33,10 @@ class Login(Protocol):
 
 
 def login_problems(options: Login) -> Iterator[tuple[str, str]]:
-    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
+    """Yield (option name, what is wrong with it) for a bad URL, and for a user beside a token file.
+
+    Types were checked before.
+    """
     if wrong := problem_of(options.url):
         yield "url", wrong
     if options.user and options.token_file:
@@ -38,7 +44,10 @@ def login_problems(options: Login) -> Iterator[tuple[str, str]]:
 
 
 def credentials(options: Login) -> dict[str, str]:
-    """The Authorization header for one request; empty where no credentials are configured. OSError where a file cannot be read."""
+    """The Authorization header for one request; empty where no credentials are configured.
+
+    Raises OSError where a file is empty or cannot be read.
+    """
     if options.token_file is not None:
         return {"Authorization": f"Bearer {secret(options.token_file)}"}
     if not options.user:

@@ -1,4 +1,7 @@
-"""Secrets come from files, are read anew for each message (they are rotated), and stand in no error."""
+"""Read a secret from its file.
+
+It is read anew for each message, because secrets are rotated, and never appears in an error.
+"""
 
 from pathlib import Path
 
@@ -6,7 +9,11 @@ MOST = 8192  # bytes
 
 
 def secret(path: Path | None) -> str:
-    """The first line of the file; "" for no file. OSError says which file is empty or cannot be read."""
+    """The first line of the file, without spaces around it; "" for no path.
+
+    Raises OSError where the file cannot be read, is empty, or its first line holds other than
+    printable ASCII.
+    """
     if path is None:
         return ""
     with path.open("rb") as file:

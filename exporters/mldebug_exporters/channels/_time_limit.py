@@ -1,4 +1,8 @@
-"""An end to a conversation as a whole: a server that sends one byte now and then outlives every timeout of a socket."""
+"""A time limit for a whole conversation over a socket.
+
+A socket's own timeout holds for each read, so a server that sends one byte now and then never
+exceeds it.
+"""
 
 import contextlib
 import socket
@@ -10,7 +14,7 @@ TIMES = 3  # timeouts of one step that a whole conversation may take
 
 @contextlib.contextmanager
 def limit(seconds: float, link: Callable[[], socket.socket | None]) -> Iterator[None]:
-    """Shut down the connection that `link` returns if the block takes longer; its reader gets an OSError or end of data."""
+    """Shut down the socket that `link` returns if the block takes longer than `seconds`; a read in the block then gets an OSError or end of data."""
     timer = threading.Timer(seconds, _cut, (link,))
     timer.daemon = True
     timer.start()

@@ -1,4 +1,7 @@
-"""Alertmanager, by its v2 API: it groups, silences and repeats; we feed it."""
+"""Send alerts to Prometheus Alertmanager by its v2 API.
+
+Alertmanager groups and silences them, and notifies people.
+"""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -23,12 +26,18 @@ class Options(HttpOptions, frozen=True, forbid_unknown_fields=True):
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
+    """Yield (option name, what is wrong with it) for a bad URL or contradicting credentials.
+
+    Types were checked before.
+    """
     yield from login_problems(options)
 
 
 class Alertmanager:
-    """Posts an alert, again every `repeat` seconds while it fires. Its `endsAt` lies a few repeats ahead, so it ends by itself if the agent dies."""
+    """Posts an alert; the agent calls `send` again every `repeat` seconds while it fires.
+
+    `endsAt` is set a few repeats ahead, so the alert ends by itself if the agent dies.
+    """
 
     def __init__(self, options: Options) -> None:
         self.repeat = options.repeat

@@ -20,7 +20,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
+    """Yield (option name, what is wrong with it) where no file with addresses is named.
+
+    Types were checked before.
+    """
     if options.urls_file is None:
         yield "urls_file", "is missing: name a file with Apprise's addresses, one in a line"
 

@@ -36,7 +36,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
+    """Yield (option name, what is wrong with it): no server, bad addresses, a user without a password file, a password without encryption."""
     if not options.server:
         yield "server", "is missing: name the SMTP server"
     for name, addresses in (("sender", (options.sender,)), ("to", options.to or ("",))):
@@ -122,7 +122,7 @@ class _Server(smtplib.SMTP):
     """No answer takes longer than a few timeouts, though it drips."""
 
     def getreply(self) -> tuple[int, bytes]:
-        """The next answer."""
+        """The server's next reply. Raises where it takes longer than `TIMES` timeouts in all."""
         with limit(TIMES * self.timeout, lambda: self.sock):
             return super().getreply()
 
@@ -132,7 +132,7 @@ class _SecureServer(_Server, smtplib.SMTP_SSL):
 
 
 def mail_of(message: EventMessage, options: Options) -> EmailMessage:
-    """The mail. The subject is one clean line, so nothing in it can become a header."""
+    """The message as a mail. The subject has no line ends, so no text of a job can add a header."""
     mail = EmailMessage()
     mail["Subject"] = message.subject
     mail["From"] = options.sender

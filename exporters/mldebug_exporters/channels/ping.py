@@ -1,4 +1,7 @@
-"""Dead man's switch: a request now and then while the agent's loop lives."""
+"""Dead man's switch: while the agent's main loop runs, it requests an address regularly.
+
+A service there alerts when requests stop.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,10 @@ from mldebug_exporters.channels._secrets import secret
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The address to request regularly, for example of healthchecks.io. It may be in a file, since whoever has it can ping."""
+    """The address to request regularly, for example of healthchecks.io.
+
+    It may stand in a file, as it is a secret: whoever knows it can send pings.
+    """
 
     url: str = ""  # this or url_file must be set
     url_file: Path | None = None  # or a file that holds it
@@ -32,7 +38,10 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
 
 
 class Ping:
-    """Requests an address every `every` seconds and gets no events: the other side alerts when the requests stop."""
+    """Requests an address every `every` seconds.
+
+    It gets no alerts: the service at that address alerts when the requests stop.
+    """
 
     repeat = 0.0
 
@@ -41,7 +50,10 @@ class Ping:
         self._options = options
 
     def send(self, message: EventMessage) -> None:
-        """Send one request, whose content does not depend on the message. Raises where it was not accepted (see `_http.request`)."""
+        """Send one request; nothing of the message is in it.
+
+        Raises where it was not accepted (see `_http.request`).
+        """
         options = self._options
         url = options.url or secret(options.url_file)
         headers = {"User-Agent": "mldebug"}

@@ -47,7 +47,10 @@ class Slack:
 
 
 def escape(text: str) -> str:
-    """Escape a text as Slack demands, which also disables mentions and links."""
+    """Replace `&`, `<` and `>` as Slack demands.
+
+    Without `<` a text can neither mention anybody nor become a link.
+    """
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -1,1 +1,1 @@
-"""From families and samples to Prometheus text: declared, collected, held within a budget, written."""
+"""From metrics to Prometheus text: declare metric families, collect their samples, keep to a budget of series, write the text."""

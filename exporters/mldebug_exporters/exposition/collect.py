@@ -1,4 +1,4 @@
-"""All samples of one snapshot, made valid: labels cleaned, no series twice, never more than the budget."""
+"""Collect all samples of one snapshot of the agent and make them valid: labels cleaned, no series twice, no more series than the budget."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ Values = dict[tuple[str, ...], Sample]  # by cleaned label values
 
 
 class MetricsPage(msgspec.Struct, frozen=True):
-    """What is to be written: the families in order, each with its samples by their cleaned label values."""
+    """The metrics to write: each family, in order, with its samples by their cleaned label values."""
 
     families: tuple[tuple[Family, Values], ...]
 
@@ -49,9 +49,10 @@ class MetricsPage(msgspec.Struct, frozen=True):
 def collect(
     groups: Mapping[str, MetricGroup], snapshot: Snapshot, pseudonyms: HiddenLabels | None = None
 ) -> MetricsPage:
-    """Collect the samples of all groups, within the snapshot's series budget. A group that fails has none; a metric says so.
+    """Collect the samples of all groups, within the snapshot's series budget.
 
-    `pseudonyms`: what hides private labels; None: they are shown.
+    A metric shows for each group (1 or 0) whether reading it succeeded. `pseudonyms` hides private
+    labels; None shows them.
     """
     book = _SampleTable(pseudonyms)
     for name, group in groups.items():
@@ -61,7 +62,7 @@ def collect(
 
 
 def series(sample: Sample) -> int:
-    """How many lines of the exposition a sample takes."""
+    """The number of series that a sample makes: 1, of a histogram one for each bucket, plus sum and count."""
     return len(sample.value.counts) + 2 if isinstance(sample.value, Histogram) else 1
 
 
@@ -77,13 +78,16 @@ class _SampleTable:
         self.declare(OWN)
 
     def declare(self, families: Iterable[Family]) -> None:
-        """Take up families; those without samples are shown all the same."""
+        """Add families. One without samples is shown all the same, with its help text."""
         for family in families:
             self.families[family.name] = family
             self.values[family.name] = {}
 
     def add(self, sample: Sample) -> None:
-        """Take a sample, unless its series is there already."""
+        """Add a sample.
+
+        If one with the same labels is there already, the new one is only counted as a double.
+        """
         name, cleaned = sample.family.name, self._clean
         labels = tuple([cleaned.get(text) or self._cleaned(text) for text in sample.labels])
         if self._pseudonyms is not None:

@@ -16,7 +16,10 @@ Kind = Literal["gauge", "counter", "info", "histogram"]
 
 
 class Importance(IntEnum):
-    """What is left out first when there are too many series: the family with the highest number."""
+    """The importance of a metric family.
+
+    When there are too many series, families with the highest number are left out first.
+    """
 
     AGENT = 0  # the agent itself and its incidents: bounded, never left out
     RUN = 1  # a few series per run
@@ -36,14 +39,18 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> str:
-        """The name of its series in PromQL; those of a histogram also end in `_bucket`, `_sum` and `_count`."""
+        """The name of the family's series in PromQL.
+
+        Series of a histogram also end in `_bucket`, `_sum` and `_count`.
+        """
         return self.name + {"counter": "_total", "info": "_info"}.get(self.kind, "")
 
 
 class FamilyTable:
-    """The families of one group, one row each, in the order in which a page shows them.
+    """Declares the metric families of one group, one row each, in the order in which the reference page shows them.
 
-    `labels` of the table stand before those of a row; `absent` and `importance` hold for the rows that do not say another.
+    `labels` are the first labels of every family. `absent` and `importance` are defaults for rows
+    that give none.
     """
 
     def __init__(
@@ -58,7 +65,7 @@ class FamilyTable:
         return tuple(self._rows)
 
     def labelled(self, *labels: str, absent: str = "") -> "FamilyTable":
-        """A part of this table whose families all have these labels before their own; they stand among the table's other families in the order of declaration."""
+        """A table that adds its families to this one, each with `labels` after this table's labels and before the row's own."""
         part = FamilyTable(
             *(*self._labels, *labels), absent=absent or self._absent, importance=self._importance
         )
@@ -110,9 +117,9 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
 
 class MetricGroup(msgspec.Struct, frozen=True):
-    """What a file in `metrics/` creates: its families, and a function that reads their samples off a snapshot.
+    """What each file in `metrics/` creates: metric families, and a function that yields their samples from a snapshot of the agent.
 
-    `samples` yields what can be read, and nothing for what cannot: absent beats stale.
+    `samples` yields nothing for a value that cannot be read: no value is better than an old one.
     """
 
     families: tuple[Family, ...]
@@ -120,7 +127,7 @@ class MetricGroup(msgspec.Struct, frozen=True):
 
 
 def storage_measures(families: Iterable[Family], snapshot: Snapshot) -> Iterator[Sample]:
-    """One sample for each measure of the storage monitor that bears the name of one of these families."""
+    """One sample for each value of the storage monitor whose metric name is that of one of these families."""
     by_name = {family.name: family for family in families}
     for measure in snapshot.storage.measures if snapshot.storage else ():
         if measure.metric in by_name:

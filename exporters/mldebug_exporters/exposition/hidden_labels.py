@@ -1,7 +1,8 @@
-"""Pseudonyms for what a label tells of users: their names, those of their jobs, and the paths of their folders.
+"""Pseudonyms for label values that tell something about users: their names, the names of their jobs, and the paths of their folders.
 
-They are the same as long as the agent runs, and nobody can try names until one fits: the key is random and in memory alone. Run ids
-stay: they are hashes, and what Prometheus joins on.
+They stay the same as long as the agent runs. Nobody can find a name by trying names, because the
+key is random and only in memory. Run ids are not replaced: they are hashes, and Prometheus queries
+join on them.
 """
 
 import hashlib
@@ -16,14 +17,14 @@ PRIVATE_OF = {"mldebug_run": frozenset(("name",))}
 
 
 class HiddenLabels:
-    """Replaces label values; the same text always by the same pseudonym, `~` and eight digits."""
+    """Replaces private label values by pseudonyms: `~` and eight hexadecimal digits, for one text always the same."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._positions: dict[str, tuple[int, ...]] = {}
 
     def hidden(self, family: Family, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the values with those hidden that are private; empty ones stay empty."""
+        """The label values of a sample, with private ones replaced by pseudonyms; empty values stay empty."""
         if (positions := self._positions.get(family.name)) is None:
             private = PRIVATE | PRIVATE_OF.get(family.name, frozenset())
             positions = tuple(at for at, name in enumerate(family.labels) if name in private)

@@ -1,4 +1,7 @@
-"""The reference page of all metrics, made from their declarations: what stands there is what a scrape gives."""
+"""The reference page of all metrics.
+
+It is made from their declarations, so it agrees with what a scrape gives.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -34,7 +37,10 @@ MARKS = {
 
 
 def page(groups: Mapping[str, MetricGroup], summaries: Mapping[str, str]) -> str:
-    """The reference page in Markdown. `summaries`: the first line of each group's docstring."""
+    """The reference page in Markdown.
+
+    `groups`: metric groups by name; `summaries`: the first line of each group's module docstring.
+    """
     lines = [HEAD]
     for name, group in groups.items():
         lines += _table(name, summaries[name], group.families)

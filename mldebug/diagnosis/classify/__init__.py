@@ -1,1 +1,1 @@
-"""From a capture to a class for every rank, and the case that the detectors judge."""
+"""From captures to a class for every rank, and the case (all classified ranks of a job) that the detectors judge."""

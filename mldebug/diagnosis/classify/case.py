@@ -1,4 +1,4 @@
-"""The case before the detectors: every rank with its class, who waits, who does not, and whether anything moved."""
+"""A case, as the detectors get it: every rank of a job with its class, which ranks wait, and whether anything moved."""
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -52,7 +52,7 @@ class Case:
 
     @cached_property
     def alive(self) -> tuple[ClassifiedRank, ...]:
-        """The ranks that have a process which was captured."""
+        """The ranks that were not found to have exited or to be missing."""
         return tuple(r for r in self.ranks if r.is_.role not in (Role.EXITED, Role.MISSING))
 
     @cached_property
@@ -62,12 +62,15 @@ class Case:
 
     @cached_property
     def suspects(self) -> tuple[ClassifiedRank, ...]:
-        """All ranks that do not wait for other ranks."""
+        """All ranks that do not wait for other ranks, exited and missing ones included."""
         return tuple(r for r in self.ranks if r.is_.role is not Role.WAITING)
 
     @cached_property
     def analysis(self) -> Analysis:
-        """The conclusions from the Flight Recorders. A recorder without any process group may be switched off, and is left out."""
+        """The conclusions from PyTorch's Flight Recorders.
+
+        Records without any process group are left out: the recorder may be switched off.
+        """
         records = {
             rank: one
             for rank, one in sorted(self.flight_records.items())
@@ -77,8 +80,7 @@ class Case:
 
     @cached_property
     def process_groups(self) -> int:
-        """How many process groups the ranks have, by their threads: two run loops for each gloo group, one watchdog
-        for each NCCL group; 0 where threads were not seen."""
+        """The most process groups that any rank has, by its threads: two loop threads for each gloo group, one watchdog for each NCCL group; 0 where no threads were read."""
         return max((_groups_of(r.capture.process) for r in self.ranks if r.capture), default=0)
 
     @cached_property
@@ -88,12 +90,15 @@ class Case:
 
     @property
     def recorded(self) -> bool:
-        """Whether the stacks come from other tools' dumps: then a rank without a stack may just not have been dumped."""
+        """Whether the stacks were dumped by other tools.
+
+        A rank without a stack may then just not have been dumped.
+        """
         return self.job.launcher == RECORDED
 
     @cached_property
     def unseen(self) -> bool:
-        """Whether ranks may live on nodes of which there is no capture or dump, although all nodes were asked."""
+        """Whether ranks may live where nothing was captured: on nodes that gave no capture, or in processes that no one has dumped."""
         if self.complete:
             return False
         return self.recorded or (self.queried is not None and bool(self.queried.absent))
@@ -106,19 +111,22 @@ class Case:
 
     @cached_property
     def starting(self) -> bool:
-        """Whether all waiting ranks wait for the process group to be created; at the store alone only before there is a group."""
+        """Whether all waiting ranks wait for process groups to be created.
+
+        Ranks that wait at the store alone count only while there is no group.
+        """
         names = {rank.is_.name for rank in self.waiting}
         at_store = names == {"store"} and self.process_groups > 0
         return bool(names) and names <= set(INIT_CLASSES) and not at_store
 
     @cached_property
     def moved(self) -> tuple[ClassifiedRank, ...]:
-        """Waiting ranks whose wait ended, or began anew, while they were watched: such a job is not stuck."""
+        """Waiting ranks whose wait ended, or began anew, between samples: such a job is not stuck."""
         return tuple(r for r in self.waiting if _advanced(r))
 
     @cached_property
     def works(self) -> bool:
-        """Whether the job made steps while it was captured, or all of its ranks moved on."""
+        """Whether the job made steps while it was captured; where steps are not known, whether all of its ranks moved on, none of them in start-up."""
         if self.steps is not None:
             return self.steps[1] > self.steps[0]
         moves = [rank.capture.process.movement if rank.capture else None for rank in self.ranks]
@@ -127,23 +135,23 @@ class Case:
 
     @property
     def stuck(self) -> bool:
-        """Whether a culprit may be named: some rank waits and no wait has ended, or the job has only one rank."""
+        """Whether a culprit may be named: no wait ended, no step was made, and some rank waits or the job has only one rank."""
         if self.moved or self.works:
             return False
         return bool(self.waiting) or len(self.ranks) == self.job.world_size == 1
 
     def named(self, *classes: str) -> tuple[ClassifiedRank, ...]:
-        """The ranks whose class is one of these."""
+        """The ranks whose class has one of these names."""
         return tuple(r for r in self.ranks if r.is_.name in classes)
 
     def victims(self) -> str:
-        """The waiting ranks as text: `ranks 0-2,4-7 wait in all_reduce at sync (train.py:30)`; "" where none waits."""
+        """What the waiting ranks wait in, at most 3 places: `ranks 0-2,4-7 wait in all_reduce at sync (train.py:30)`; "" where none waits."""
         if not self.waiting:
             return ""
         return "; ".join(_wait_phrases(self.waiting)[:3])
 
     def everybody(self) -> str:
-        """What the ranks of a job do that all wait, each place once: `both ranks wait for their GPU in step (train.py:9)`."""
+        """What the ranks wait for, of a job in which all wait: `both ranks wait for their GPU in step (train.py:9)`."""
         phrases = _wait_phrases(self.waiting)
         if len(self.ranks) == 1:
             return phrases[0]
@@ -213,5 +221,5 @@ def plural(doing: str) -> str:
 
 
 def sentence(ranks: Iterable[ClassifiedRank]) -> str:
-    """What these ranks do, as a phrase: `rank 3 sleeps at load (train.py:7)`."""
+    """What these ranks do, as a phrase of at most 4 parts: `rank 3 sleeps at load (train.py:7)`."""
     return "; ".join(_wait_phrases(ranks)[:4])

@@ -1,8 +1,9 @@
-"""One sentence from what Flight Recorders, stacks and NCCL RAS show of the same ranks, and whether they agree.
+"""One sentence from what Flight Recorders, stacks and NCCL RAS (NCCL's status service) show of the same ranks, and whether they agree.
 
-A finding names who does not wait. Where the recorders show that these very ranks have not called what the others wait in, the
-sentence says what they left, and what they do since. A source that contradicts is cited and lowers the confidence; none
-raises it: counts are launches by the host, and a recorder knows the calls of one process alone.
+A finding names who does not wait. Where the recorders show that just these ranks did not call the
+collective in which the others wait, the sentence says so. A source that contradicts is cited and
+lowers the confidence; agreement does not raise it, as counts are launches by the host, and a
+recorder knows only its own process.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ MAX_DOUBTS = 2
 
 
 def join(case: Case, finding: Finding, statements: Sequence[RasStatement]) -> Finding:
-    """The finding, with what NCCL RAS and other sources add to its sentence, or with their contradiction as a doubt."""
+    """The finding with its sentence completed by the collective that the named ranks did not call, or, where a source contradicts, with that doubt and less confidence."""
     named = frozenset(one.rank for one in finding.culprits if one.rank is not None)
     if case.moved or not named or any(one.kind not in OF_RANKS for one in finding.culprits):
         return finding

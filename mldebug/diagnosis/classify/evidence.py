@@ -1,4 +1,4 @@
-"""From suspects to a finding: whom to name, how surely, with which facts; and when naming would be a guess."""
+"""From suspects to a finding: which ranks to name, with which confidence and facts; and when naming one would be a guess."""
 
 import shlex
 from collections import Counter
@@ -53,7 +53,7 @@ LONG = 10.0
 
 
 def show_source(rank: ClassifiedRank) -> str:
-    """A command line that shows the source around the line of its own code that a rank stands in."""
+    """A command line that shows the source around the job's line in which a rank stands; without a Python stack, a py-spy command."""
     stack = (
         principal(rank.capture.process.stacks, rank.capture.process.pid) if rank.capture else None
     )
@@ -73,10 +73,14 @@ def blame(
     confidence: Confidence | None = None,
     lead: str = "",
 ) -> Finding:
-    """A finding that names these ranks; its sentence, evidence and confidence are made from their classes.
+    """A finding about these ranks, with sentence, evidence and confidence made from their classes.
 
-    Without `confidence` it is high where the kernel or a native stack says what each culprit does, and samples say
-    that it stayed so; else medium. A finding in which nobody waits is never more than medium.
+    It names nobody where they are the larger half of the job, or where other ranks may be to blame
+    as well.
+
+    `lead`: the beginning of the sentence. Without `confidence` it is high where the kernel or a
+    native stack says what each culprit does and samples say that it lasted, else medium; never more
+    than medium where nobody waits.
     """
     rivals = _rivals(case, culprits)
     if _larger_half(case, culprits):
@@ -142,7 +146,7 @@ def _larger_half(case: Case, culprits: tuple[ClassifiedRank, ...]) -> bool:
 
 
 def is_faint(rank: ClassifiedRank) -> bool:
-    """Whether a rank is named by its place in the code alone: it is outside of Python, or only one stack sample exists and shows nothing that it waits for."""
+    """Whether little speaks for naming this rank: its class is unclear, or it was sampled once, and the sample shows nothing that it waits for."""
     if rank.is_.direct or rank.capture is None:
         return False
     if rank.is_.role is Role.UNCLEAR:
@@ -255,12 +259,12 @@ def _watched(rank: ClassifiedRank) -> bool:
 
 
 def rank_culprit(rank: ClassifiedRank) -> Culprit:
-    """The culprit for one rank; its reason is what the rank does."""
+    """The culprit entry for one rank. Its reason is what the rank does."""
     return Culprit(kind="rank", rank=rank.rank, node=rank.node, pid=rank.pid, reason=rank.is_.doing)
 
 
 def evidence_of(case: Case, culprits: tuple[ClassifiedRank, ...]) -> tuple[str, ...]:
-    """The evidence sentences for these culprits (8 at most), then for the waiting ranks, then for other ranks that do not wait."""
+    """Evidence sentences: the facts about these culprits (8 at most), those about the first waiting rank, and which other ranks do not wait."""
     named = {rank.rank for rank in culprits}
     facts = [f"rank {rank.rank}: {fact}" for rank in culprits[:8] for fact in rank.is_.why]
     others = [rank for rank in case.suspects if rank.rank not in named]

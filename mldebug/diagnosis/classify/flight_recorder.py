@@ -1,8 +1,10 @@
-"""What the Flight Recorders of all ranks say of a hang in which everybody waits: who is out of step, in words.
+"""What the Flight Recorders of all ranks say about a hang in which every rank waits: which ranks are out of step.
 
-What they prove is for `mldebug.capture.flight_recorder.analysis` to say; here it is held against the stacks. Named is only whom a majority of its own
-process group proves to be out of step, and not who waits in something that no recorder holds (a receive on gloo, the store,
-the start of a group): such a rank may be a victim itself. Then the finding lists the waits, as a circle where they are one.
+`mldebug.capture.flight_recorder.analysis` says what they prove; here it is compared with the
+stacks. A rank is named only where a majority of its own process group proves it out of step, and
+where it does not wait in something that no recorder holds (a receive on gloo, the store, the start
+of a group): such a rank may be a victim. Otherwise the finding lists the waits, as a circle where
+they form one.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -55,12 +57,12 @@ class FlightRecorders:
 
     @cached_property
     def alike(self) -> Claim | None:
-        """The collective in which all members of its process group wait, where no rank is behind in any group; else None."""
+        """The collective in which all ranks of its process group wait, with no rank behind in any group; None where the recorders do not show this."""
         found = self._case.analysis.found
         return found.claim if found.kind == "frozen" and _is_whole(found.claim) else None
 
     def judge(self) -> Finding | None:
-        """A finding about ranks that are out of step with the others; None where the recorders show none, or where some rank does not wait at all."""
+        """A finding about ranks that are out of step; None where the recorders show none, where some rank does not wait, or where a wait ended."""
         if self._case.moved or not all(map(self._waits, self._case.ranks)):
             return None
         found = self._case.analysis.found
@@ -214,7 +216,7 @@ class FlightRecorders:
         return f"rank {number} {doing} and {lacks} {theirs}; whom it waits for no recorder tells"
 
     def evidence(self) -> tuple[str, ...]:
-        """A few evidence sentences: which ranks wait in which call, and for which ranks. They fit any verdict."""
+        """Evidence sentences for any verdict: which ranks wait in which call and for whom, and how the recorders were read."""
         lines = [f"{SOURCE}: {self._wait_words(one)}" for one in self._claims[:MAX_LINES]]
         return (*lines, *self._access_methods())
 

@@ -50,7 +50,7 @@ def _frozen(process: ProcessFacts, cgroup: str) -> Classification:
 
 
 def held_by_profiler(state: ProcessState) -> bool:
-    """Whether a process is stopped for a moment by a stack sampler such as ours: then its state shows nothing, and is no reason for a hang."""
+    """Whether a stack sampler such as ours stops the process for a moment; its stopped state then says nothing about the hang."""
     return state.state == "t" and state.tracer_name in PROFILERS
 
 
@@ -110,7 +110,11 @@ def stdin_wait(process: ProcessFacts) -> Classification | None:
 
 
 def by_wait_channel(process: ProcessFacts) -> Classification | None:
-    """The class by the kernel's wait channel, if the thread stayed in one wait all the time. A thread that woke up and slept again only polls: None."""
+    """The class that the kernel's wait channel gives; None where no rule has it, or where samples show the thread in changing Python frames.
+
+    A thread that woke up and slept again between samples is classified as polling; None where it
+    also used CPU time or did I/O.
+    """
     if process.movement and not process.movement.same_frames:
         return None
     wchan = wait_channel(process.thread)
@@ -130,7 +134,7 @@ def by_wait_channel(process: ProcessFacts) -> Classification | None:
 
 
 def wait_channel(thread: ThreadState) -> str:
-    """The kernel function that the process waits in, without suffixes of the compiler (`.isra.0`)."""
+    """The kernel function in which the thread waits, without the compiler's suffixes (`.isra.0`)."""
     return COMPILED.sub("", thread.wchan)
 
 

@@ -18,7 +18,7 @@ from mldebug.diagnosis.classify.tables.signs import NameSign
 
 
 def native_sign(process: ProcessFacts) -> tuple[NameSign, str] | None:
-    """The row of the table that fits the innermost known native frame below the innermost Python frame, and the operation's name; None for none."""
+    """The table row for the innermost known native function that the innermost Python frame called, and that function's name; None where there is none."""
     if process.native is None:
         return None
     for frame in process.native.frames:
@@ -56,9 +56,10 @@ def gil(process: ProcessFacts, fact: str = "native stack: take_gil") -> Classifi
 
 
 def own_wait(process: ProcessFacts) -> Classification | None:
-    """The class of a thread that sleeps on a futex in native code of the job (no communication, GPU or runtime library); else None.
+    """The class of a thread that sleeps on a futex in native code of the job (not of a communication, GPU or runtime library); else None.
 
-    Who would wake it is not known, but it is nobody of the job's other ranks: an extension's own queue, lock or thread.
+    What it waits for is not known, but it is no other rank of the job: an extension's own queue,
+    lock or thread.
     """
     if process.native is None or not process.on_futex or process.computes or not process.asleep:
         return None

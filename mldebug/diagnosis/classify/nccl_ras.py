@@ -1,6 +1,6 @@
-"""NCCL RAS as evidence: which ranks do not answer, and which have launched fewer collectives than the others.
+"""NCCL RAS (NCCL's status service) as evidence: which ranks do not answer, and which launched fewer collectives than others.
 
-Evidence beside the verdict, never the verdict itself: counts are launches by the host.
+It is evidence beside a verdict and never gives one: its counts are launches by the host.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,11 @@ _PAIRS = frozenset(("Send", "Recv"))
 
 
 def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
-    """A few evidence sentences from NCCL RAS: of several nodes' answers the most complete one, or each where they contradict each other."""
+    """At most `MAX_LINES` evidence sentences from NCCL RAS.
+
+    Of several nodes' answers the most complete one is used, or each where they contradict each
+    other.
+    """
     answers = _fullest(captures)
     return tuple(
         f"{SOURCE}{f' on {node}' if len(answers) > 1 else ''}: {line}"
@@ -38,7 +42,7 @@ def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
 
 
 def ras_apart(captures: Sequence[NodeCapture]) -> str:
-    """A sentence about ranks that have launched calls which exclude each other, so that they have left the common path; "" where there are none."""
+    """A sentence about ranks that launched calls which no common program could launch together; "" where there are none, or an answer shows none."""
     parts = [_apart(ras, names) for _, ras, names in _fullest(captures)]
     return parts[0] if parts and all(parts) else ""
 
@@ -50,10 +54,13 @@ def _apart(ras: NcclRas, names: "RasRankNames") -> str:
 
 
 def ras_alike(captures: Sequence[NodeCapture]) -> bool | None:
-    """Whether all ranks have launched the same, in every communicator and by all answers; None where the answers do not show it.
+    """True: all ranks launched the same in every communicator, by every answer.
 
-    Stages of a pipeline send and receive, which is not counted everywhere and differs as it should: a communicator of
-    some of the ranks, or a send, and equal counts prove nothing.
+    False: some answer shows a difference. None: not known.
+
+    Equal counts prove nothing where a communicator has only some of the ranks, or where there are
+    sends: sends and receives of pipeline stages are not counted everywhere, and legitimately
+    differ.
     """
     alike = {_alike(one.ras, RasRankNames.of(one, one.ras)) for one in captures if one.ras}
     return False if False in alike else (bool(alike) and None not in alike) or None
@@ -74,7 +81,7 @@ def _speaks_against(one: NcclCommunicator) -> bool:
 
 
 class RasStatement(msgspec.Struct, frozen=True):
-    """What one answer of NCCL RAS says of the communicator of all ranks: `ranks` are behind or do not answer; none: all are alike."""
+    """What one answer of NCCL RAS says of the communicator that has all ranks: `ranks` are behind or do not answer; if empty, all are alike."""
 
     ranks: frozenset[int]
     words: str
@@ -82,7 +89,12 @@ class RasStatement(msgspec.Struct, frozen=True):
 
 
 def ras_statements(captures: Sequence[NodeCapture]) -> tuple[RasStatement, ...]:
-    """What NCCL RAS says of the communicator of all ranks, to be compared with other sources: which ranks are behind or do not answer. Communicators of a part of the ranks are left out, since a rank that is behind there may wait in another one."""
+    """What NCCL RAS says of the communicator that has all ranks: which are behind or do not answer.
+
+    It is compared with other sources.
+
+    Smaller communicators are left out: a rank that is behind in one may wait in another.
+    """
     return tuple(
         msgspec.structs.replace(statement, answer=number)
         for number, (_, ras, names) in enumerate(_fullest(captures))

@@ -1,4 +1,4 @@
-"""What the nodes of a job say beyond its ranks: who did not answer, which have no rank, which node the suspects share."""
+"""What the nodes of a job add to what its ranks show: which did not answer, which have no rank, which one the suspects share."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -26,7 +26,13 @@ def missing_ranks(
     world: int,
     queried: QueriedNodes | None,
 ) -> list[ClassifiedRank]:
-    """Ranks that run on no node of the job: known only where the scheduler has named all its nodes and each showed all."""
+    """Entries for ranks that run on no node of the job.
+
+    Empty unless the scheduler named all its nodes and all processes on each could be looked at.
+
+    `observed`: ranks that were captured. `world`: the number of ranks; more than `MAX_MISSING` are
+    not listed.
+    """
     if queried is None or not queried.listed_by or queried.absent or queried.hidden:
         return []
     numbers = sorted(set(range(world)) - set(observed)) if world <= MAX_MISSING else []
@@ -103,7 +109,7 @@ def _nodes_at(queried: QueriedNodes | None, place: str) -> set[str]:
 
 
 def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:
-    """The `ssh NODE` line that comes before the other next steps, where these must be typed on another node; else empty."""
+    """The step `ssh NODE`, to be put before other next steps about a process on that node; empty where only this node was asked, or no process is named."""
     nodes = {one.node for one in finding.culprits if one.pid is not None} - {""}
     if case.queried is None or not nodes:
         return ()
@@ -111,7 +117,7 @@ def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:
 
 
 def not_all_present(case: Case, queried: QueriedNodes) -> tuple[str, tuple[str, ...]]:
-    """A sentence on why nobody is named, and what to do: all ranks that were captured wait for ranks of which there is no capture."""
+    """Why nobody is named, and the next steps, where all captured ranks wait for ranks of which there is no capture."""
     count = len(case.elsewhere)
     waits = f"all {len(case.ranks)} ranks seen wait ({case.victims()})"
     if queried.absent:
@@ -123,7 +129,10 @@ def not_all_present(case: Case, queried: QueriedNodes) -> tuple[str, tuple[str, 
 
 
 def by_reason(nodes: Iterable[QueriedNode]) -> list[tuple[str, str]]:
-    """(names folded, why there is no capture of them), most nodes first."""
+    """(folded node names, why there is no capture of them), most nodes first.
+
+    Nodes that answered are left out.
+    """
     found: dict[str, list[str]] = {}
     for node in nodes:
         if node.state != "answered":

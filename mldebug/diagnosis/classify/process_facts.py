@@ -21,7 +21,10 @@ FUTEX_SWITCHES = 1
 
 
 class ProcessFacts:
-    """One process under examination: the capture and the few facts that every sign needs."""
+    """One process: its capture, and facts that the classification rules need.
+
+    "Main thread" is the one whose stack was read.
+    """
 
     def __init__(self, capture: ProcessCapture) -> None:
         self.capture = capture
@@ -44,13 +47,16 @@ class ProcessFacts:
 
     @property
     def at(self) -> str:
-        """The place in the training code, in py-spy's form: `load (train.py:7)`."""
+        """The place of the process in the training code, as py-spy writes it: `load (train.py:7)`."""
         frame = self.place or (self.frames[0] if self.frames else None)
         return frame.place if frame else "an unknown place (no Python stack)"
 
     @property
     def asleep(self) -> bool:
-        """Whether the main thread stayed in the wait it was captured in, as far as samples show."""
+        """Whether samples show the main thread in the same wait all the time: same frames, no context switch (on a futex a few).
+
+        True without samples.
+        """
         move = self.movement
         return move is None or (
             move.same_frames and move.switches <= (FUTEX_SWITCHES if self.on_futex else 0)
@@ -63,12 +69,15 @@ class ProcessFacts:
 
     @property
     def still(self) -> bool:
-        """Whether the process neither moved, ran nor did I/O between samples, as far as there are samples."""
+        """Whether samples show neither movement nor I/O of the process. True without samples."""
         return self.asleep and not self.transfers
 
     @property
     def rests(self) -> bool:
-        """Whether the process stays in one place with almost no CPU time, however often it wakes on its futex."""
+        """Whether the process waits on a futex in one place with almost no CPU time, however often it wakes up.
+
+        False without samples.
+        """
         move = self.movement
         if move is None or not self.on_futex or self.transfers:
             return False
@@ -76,12 +85,12 @@ class ProcessFacts:
 
     @property
     def transfers(self) -> bool:
-        """Whether samples show a thread of this process that reads or writes."""
+        """Whether samples show that the process reads or writes. False without samples."""
         return self.movement is not None and self.movement.io_chars > SOME_IO
 
     @property
     def computes(self) -> bool:
-        """Whether CPU time (or py-spy, where there are no samples) shows that the process runs."""
+        """Whether the process runs on a CPU: by CPU time between samples, else by its state in the kernel, else by py-spy's word."""
         running = self.thread.state == "R"
         if self.movement is not None:
             cpu = max(self.movement.cpu_ratio, self.movement.process_cpu_ratio)
@@ -98,7 +107,7 @@ class ProcessFacts:
 
 
 def activity(subject: ProcessFacts) -> tuple[str, ...]:
-    """The counters that led to a class, as one evidence sentence."""
+    """One evidence sentence with the counters of the samples (frames, CPU, context switches); empty without samples."""
     move = subject.movement
     if move is None:
         return ()
@@ -121,8 +130,8 @@ _NOWHERE = ("", "?")
 def native_words(frames: Iterable[Frame], decides: str) -> str:
     """Native frames as text, innermost first: `libcuda.so.580.159.04 (9 frames without names) < cuStreamSynchronize`.
 
-    `decides`: the function that the verdict rests on; it stands there however far out it is. A bare address of no
-    library tells nothing and is left out.
+    `decides`: the function that the verdict rests on; it is always shown, after `…` if it is far
+    out. Bare addresses outside of any library are left out.
     """
     parts = list(_parts(frames))
     if decides in parts[:SHOWN]:

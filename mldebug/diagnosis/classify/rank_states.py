@@ -124,7 +124,7 @@ def position(rank: ClassifiedRank) -> Position:
 
 
 def inferred_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
-    """The ranks, with some newly classified as waiting because the positions of the other ranks leave no other explanation."""
+    """The ranks, some of them newly classified as waiting, because what other ranks do leaves no other explanation."""
     return _inside_frameworks(_on_one_line(behind_locks(ranks)))
 
 
@@ -197,7 +197,7 @@ def _as_wait(rank: ClassifiedRank, reason: str) -> ClassifiedRank:
 
 
 def still_waiting(capture: NodeCapture) -> tuple[int, ...] | None:
-    """The ranks that wait; None where any rank moved between the looks, or was looked at only once."""
+    """The ranks of this node that wait for others; None where the frames of any rank changed between samples, or were not sampled."""
     moves = [rank.process.movement for rank in capture.ranks]
     ranks = tuple(inferred_waits(_share_native(_captured((capture,)))))
     case = Case(capture.job, ranks, capture.quiet_seconds)
@@ -207,9 +207,9 @@ def still_waiting(capture: NodeCapture) -> tuple[int, ...] | None:
 
 
 def wants_native(capture: NodeCapture) -> tuple[int, ...]:
-    """Ranks whose native stack could decide the case: one of each group whose Python stack leaves its class unclear.
+    """Ranks whose native stack could decide the case: one for each position (see `position`) that leaves a class unclear.
 
-    Only ranks all of whose threads can be interrupted may be asked; that is for the caller to check.
+    The caller must ask only ranks whose threads can all be interrupted.
     """
     sampled: dict[Position, int] = {}
     for rank in _captured((capture,)):
@@ -219,7 +219,7 @@ def wants_native(capture: NodeCapture) -> tuple[int, ...]:
 
 
 def needs_native(found: Classification) -> bool:
-    """Whether the Python frames and counters leave open that a rank waits or works."""
+    """Whether Python frames and counters leave open what the process waits for or does, so that its native stack is needed."""
     return not found.direct and found.name in (
         "native_code",
         "backward",
@@ -235,7 +235,12 @@ def needs_native(found: Classification) -> bool:
 def grouped(
     case: Case, frames: Mapping[int, tuple[str, ...]]
 ) -> tuple[tuple[Group, ...], dict[int, int]]:
-    """Group the ranks by class and stack: groups that do not wait first, then smaller groups first."""
+    """The ranks in groups with the same class and stack, and the index of each rank's group.
+
+    Groups that do not wait come first, then smaller ones.
+
+    `frames`: by rank, the stack as labels of frames.
+    """
     members: dict[tuple[str, Role, tuple[str, ...]], list[ClassifiedRank]] = {}
     for rank in case.ranks:
         members.setdefault((rank.is_.name, rank.is_.role, frames[rank.rank]), []).append(rank)
@@ -248,7 +253,7 @@ def grouped(
 
 
 def make_group(frames: tuple[str, ...], ranks: list[ClassifiedRank]) -> Group:
-    """A group of ranks with the same class; the text on what they do is that of its first rank."""
+    """A group of these ranks, which have one class. What it does is the text of its first rank."""
     first = ranks[0]
     return Group(
         ranks=fold_ranks(rank.rank for rank in ranks),

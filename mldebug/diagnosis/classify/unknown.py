@@ -1,4 +1,4 @@
-"""The finding where no rank can be named: why, and what would show it the next time."""
+"""The finding where no rank can be named: why not, and what would show it the next time."""
 
 from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdict
@@ -18,7 +18,10 @@ RUN = "mldebug run -- torchrun …  # next time: then ranks tell who is behind"
 
 
 def unknown(case: Case, agreed: tuple[str, ...] = ()) -> Finding:
-    """The verdict `unknown`, with the reason. `agreed`: phrases for what all ranks have in common."""
+    """The finding `unknown`, which names nobody and says why.
+
+    `agreed`: phrases for what all ranks have in common.
+    """
     summary, steps = _why_unknown(case, agreed)
     captures = [rank.capture for rank in case.ranks if rank.capture is not None]
     if not case.suspects and not case.moved and (also := second_waits(captures, classify)):
@@ -37,7 +40,7 @@ def unknown(case: Case, agreed: tuple[str, ...] = ()) -> Finding:
 
 
 def not_stuck(case: Case) -> Finding:
-    """The finding for a job that made progress while it was captured."""
+    """The finding for a job that moved while it was captured: by its steps (confidence high), else by its changing stacks (medium)."""
     if case.steps is not None:
         first, last = case.steps
         why, confidence = f"step {first:,} → {last:,} while watched", Confidence.HIGH
@@ -95,7 +98,7 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
 
 
 def nobody_waits(case: Case) -> str:
-    """The sentence that no rank waits for another one, where all ranks are captured and each is busy by itself; else what remains unclear."""
+    """A sentence that no rank waits for another one; or, where that is not certain, for which ranks it is unclear, or how many were not captured."""
     doing = sentence(case.ranks)
     unclear = [rank.rank for rank in case.ranks if not own_business(rank)]
     if unclear:

@@ -1,4 +1,4 @@
-"""Detectors, one file per verdict: each looks at the classified ranks and returns its finding, or None."""
+"""Detectors, one file per verdict: each judges the classified ranks and returns a finding, or None."""
 
 from typing import Protocol
 

@@ -41,10 +41,11 @@ PARTIAL_MAJORITY = 0.75
 
 
 class CollectiveMismatch:
-    """Votes on (operation, place in the training code); a tie is a split and never a name.
+    """Blames the minority that stands in another (operation, place in the training code) than most ranks; a tie is reported as a split, without names.
 
-    Stacks alone are `medium` at most, and name nobody in a job with several process groups, whose ranks differ
-    legitimately; so do point-to-point calls of pipeline stages, and the last in a collective with a root.
+    From stacks alone the confidence is at most `medium`. Nobody is named by stacks in a job with
+    several process groups, whose ranks legitimately differ, nor for point-to-point calls of
+    pipeline stages, nor for the ranks that are last in a collective with a root.
     """
 
     def judge(self, case: Case) -> Finding | None:

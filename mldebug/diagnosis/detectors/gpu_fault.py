@@ -21,10 +21,10 @@ PLAIN_STOPS = ("stopped", "traced", "exited")
 
 
 class GpuFault:
-    """Blames the GPU whose fault fits in time, if its rank is a suspect, or waits where all ranks wait.
+    """Blames the GPU with a fatal fault at the time of the stop, if its rank is a suspect, or if every rank waits.
 
-    `high` only for one GPU, a rank that the driver or the kernel's line joins to it, and a fault that came as the job stopped
-    and that more than one read tells.
+    `high` only where it is one GPU, the driver or the kernel's line ties it to the rank, it came as
+    the job stopped, and more than one read shows it.
     """
 
     def judge(self, case: Case) -> Finding | None:

@@ -8,10 +8,13 @@ from mldebug.diagnosis.detectors import Detector
 
 
 class JobPaused:
-    """Finds that all ranks were stopped, by a scheduler's suspend, a debugger or a person; names no rank."""
+    """Finds that all ranks are stopped, by a scheduler's suspend, a debugger, a frozen cgroup or a person.
+
+    Names no rank.
+    """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where all living ranks, at least two, are in state T or t, or frozen."""
+        """A finding where all living ranks (at least two) are in the kernel's state T or t, or in a frozen cgroup."""
         stopped = case.named("stopped", "traced")
         if len(stopped) < 2 or len(stopped) != len(case.alive):
             return None

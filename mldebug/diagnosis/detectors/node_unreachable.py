@@ -11,13 +11,16 @@ MAX_NAMED = 64
 
 
 class NodeUnreachable:
-    """Names nodes, never ranks; medium where the scheduler reports the node down, or it answered before and no longer does.
+    """Names nodes, never ranks.
 
-    Of a node that was reached and could not capture nothing is known: then nobody is named.
+    `medium` where the scheduler reports each node down, or it answered before and no longer does.
+
+    Nobody is named where a node could be reached but not captured, or where half or more of the
+    nodes seem gone to an agent that asked them.
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where ranks without a capture can only be on nodes that do not answer."""
+        """A finding where every captured rank waits, and ranks without a capture can only be on nodes that are down or silent."""
         if case.queried is None or not case.unseen or case.moved:
             return None
         gone = [node for node in case.queried.nodes if node.state in ("down", "silent")]

@@ -8,7 +8,10 @@ from mldebug.diagnosis.detectors import Detector
 
 
 class RankBusy:
-    """Blames ranks on a CPU, or in native code that is no known wait. It may still end by itself: never `high`."""
+    """Blames ranks that use a CPU, or that stand in native code that is no known wait.
+
+    Never `high`, as such work may still end.
+    """
 
     def judge(self, case: Case) -> Finding | None:
         """A finding where other ranks wait, and the ranks that do not wait are busy and the smaller part."""

@@ -13,10 +13,13 @@ ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.S
 
 
 class RankExited:
-    """Blames ranks whose process is gone or a zombie, unless the job is still coming together."""
+    """Blames ranks whose process is gone or a zombie.
+
+    While the process group is being created, only ranks that are known to have exited.
+    """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where one rank is known to have exited and another one still lives."""
+        """A finding where a rank has exited or is missing and others live and wait for it; where nobody waits, only for a rank that was killed."""
         gone = tuple(r for r in case.ranks if r.is_.role in (Role.EXITED, Role.MISSING))
         if not gone or not case.alive or case.moved:
             return None

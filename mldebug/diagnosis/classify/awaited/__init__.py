@@ -1,1 +1,1 @@
-"""What a rank waits for outside of collectives: a worker of its loader, a file lock, a child, a thread of its own."""
+"""What a rank waits for outside of collectives: a DataLoader worker, a file lock, a child process, another thread of its own."""

@@ -23,7 +23,11 @@ HARD = ("storage", "uninterruptible", "stopped", "traced")
 def with_child(
     found: Classification, capture: RankCapture, classify_child: ClassifyProcess
 ) -> Classification:
-    """The class of a rank that waits for one of its child processes, with what the child does; where several children are possible, all are named."""
+    """Add to the class of a rank that waits for a child process what that child does.
+
+    Where it may be one of several, all are described and none is blamed. Other classes are returned
+    unchanged.
+    """
     waited = _waited_for(capture)
     if not waited or found.role is not Role.INERT:
         return found

@@ -1,4 +1,4 @@
-"""A rank that waits for its DataLoader: which worker is to blame, by comparison with its idle siblings."""
+"""A rank that waits for its DataLoader: find the worker to blame, by comparing it with the idle workers beside it."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,7 +17,11 @@ def stalled_loader(
     capture: RankCapture,
     classify_child: Callable[[ProcessCapture], Classification],
 ) -> Classification:
-    """The rank waits for a worker: find the one that is not simply idle; none is blamed where several are not."""
+    """The class of a rank that waits for a DataLoader worker.
+
+    If exactly one worker is not simply idle, that one is blamed, else none. `doing`: the phrase for
+    the rank.
+    """
     guilty = list(_suspicious_workers(capture, classify_child))
     facts = tuple(f"worker {child.pid} {found.doing}" for child, found in guilty)
     if len(guilty) != 1:

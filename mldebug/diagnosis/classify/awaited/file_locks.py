@@ -1,4 +1,4 @@
-"""A process that wants the lock on a file: who holds it, and whether that makes its rank a victim of another one."""
+"""A process that waits for a file lock: which process holds it, and whether that makes the rank a victim of another rank."""
 
 from collections.abc import Iterable, Iterator
 
@@ -23,7 +23,7 @@ HELD = "held_lock"
 
 
 def waits_for_file_lock(thread: ThreadState) -> bool:
-    """Whether a thread waits for a file lock, by its system call or else its wait channel."""
+    """Whether a thread waits for a file lock, judged by its system call, or by its wait channel where the call is not known."""
     if thread.state not in ("S", "D"):
         return False
     if thread.syscall == "fcntl":
@@ -35,7 +35,7 @@ def waits_for_file_lock(thread: ThreadState) -> bool:
 
 
 def with_holders(found: Classification, capture: ProcessCapture) -> Classification:
-    """Add to the class of a process that waits for a file lock: which file that is, and which processes hold the lock."""
+    """Add to the class of a process that waits for a file lock: the file's path, and the processes that hold the lock."""
     lock = capture.lock
     if lock is None:
         return found
@@ -46,7 +46,7 @@ def with_holders(found: Classification, capture: ProcessCapture) -> Classificati
 
 
 def as_victim(found: Classification, rank: int) -> Classification:
-    """The class of a rank that waits for a file lock, itself or through a worker; it counts as a victim where another rank holds the lock."""
+    """The class of a rank, changed to a victim's ("waits for a lock of another rank") where the file lock that it or a worker of it wants is held by other ranks alone."""
     if not found.holders or rank in found.holders:
         return found
     return msgspec.structs.replace(
@@ -55,14 +55,17 @@ def as_victim(found: Classification, rank: int) -> Classification:
 
 
 def lock_circle(ranks: Iterable[ClassifiedRank]) -> tuple[ClassifiedRank, ...]:
-    """The ranks that hold file locks which other ranks want and that wait themselves, where all ranks of the job wait; otherwise empty."""
+    """Of these ranks, those that hold a file lock that another rank waits for.
+
+    Called where all ranks of a job wait.
+    """
     ranks = tuple(ranks)
     wanted = {holder for rank in ranks for holder in rank.is_.holders if rank.is_.name == HELD}
     return tuple(rank for rank in ranks if rank.rank in wanted)
 
 
 def holding_children(capture: ProcessCapture) -> tuple[LockHolder, ...]:
-    """Processes below ranks of the job that hold the lock, where no other process holds it."""
+    """The holders of the lock that a process waits for, where all of them are child processes of the job's ranks; else empty."""
     holders = capture.lock.holders if capture.lock else ()
     return holders if all(one.child for one in holders) else ()
 

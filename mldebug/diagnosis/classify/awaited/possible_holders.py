@@ -1,7 +1,7 @@
-"""Ranks that want a lock whose holder nothing shows, where another rank stands in the function that takes it, below that line.
+"""Ranks that wait for a lock whose holder is not known, while another rank stands in the function that takes it, after the line that takes it.
 
-Stacks that others have dumped do not say who holds a lock. Whoever has come past the line that takes it may hold it, so that
-those who want it are no culprits; and he is none either, for the lock may have been given back.
+Stack dumps made by other tools do not say who holds a lock. A rank past that line may hold it, so
+those that wait are not blamed; nor is that rank, since it may have released the lock.
 """
 
 import re
@@ -23,7 +23,7 @@ _ENTERS = "__enter__"
 
 
 def behind_locks(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
-    """The ranks, of which those count as waiting that want a lock which another rank may hold."""
+    """The ranks, with the class "waiting" for those that want a lock which another rank may hold."""
     wanting = {rank.rank: place for rank in ranks if (place := _taken_at(rank)) is not None}
     others = [rank for rank in ranks if rank.rank not in wanting]
     return [

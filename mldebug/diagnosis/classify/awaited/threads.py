@@ -1,4 +1,4 @@
-"""A rank that waits for threads of its own: what they do, and which of them holds the interpreter's lock."""
+"""A rank that waits for threads of its own process: what they do, and which of them holds Python's GIL."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ WAITS_FOR_THREADS = ("thread_join", "thread_exit", "future")
 def with_threads(
     found: Classification, capture: ProcessCapture, classify_process: ClassifyProcess
 ) -> Classification:
-    """The class of a rank whose main thread waits for another thread of its process, with what those threads do that run the job's code."""
+    """Add to the class of a process whose main thread waits for another of its threads what the threads that run the job's code do (at most `MAX_NAMED`)."""
     if found.name not in WAITS_FOR_THREADS:
         return found
     words = list(_words(capture, classify_process))[:MAX_NAMED]
@@ -50,7 +50,7 @@ def _words(capture: ProcessCapture, classify_process: ClassifyProcess) -> Iterat
 
 
 def as_main(capture: ProcessCapture, stack: ThreadStack) -> ProcessCapture:
-    """The process reduced to this one thread, so that rules about main threads apply to it."""
+    """The capture of a process reduced to this one thread, which is made its main thread, so that rules about main threads apply to it."""
     native = tuple(one for one in capture.native if one.tid == stack.tid)
     facts = ProcessFacts(
         msgspec.structs.replace(capture, stacks=(_renamed(stack),), native=(), movement=None)
@@ -84,7 +84,10 @@ def gil_holder(capture: ProcessCapture) -> ThreadStack | None:
 
 
 def waits_for_gil(process: ProcessFacts) -> bool:
-    """Whether the thread waits for Python's GIL, which another thread keeps: it stays in one place, on a futex, with almost no CPU time."""
+    """Whether the main thread waits for Python's GIL, which another thread holds: it stays in one place, on a futex, with almost no CPU time.
+
+    False without samples.
+    """
     move = process.movement
     if move is None or gil_holder(process.capture) is None or not process.on_futex:
         return False
@@ -106,7 +109,7 @@ def _has_name(frame: Frame) -> bool:
 
 
 def waits_for_engine(stack: ThreadStack | None) -> bool:
-    """Whether the main thread, in a backward pass, waits for the threads of autograd to finish it."""
+    """Whether this thread, in a backward pass, waits for autograd's own threads, by a native frame of its stack."""
     frames = stack.frames if stack else ()
     return any(frame.native and frame.function in ENGINE_WAITS for frame in frames)
 
@@ -115,9 +118,10 @@ def waits_for_engine(stack: ThreadStack | None) -> bool:
 
 
 def training_thread(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str:
-    """The name of the thread that trains, where the main threads of all ranks are parked in one place; "" where the main threads train.
+    """The name, without digits, of the thread that trains, where the main threads of all ranks stand idle in one place; "" where they train themselves.
 
-    It is there on every rank, and waits for other ranks on one of them at least. Digits of a name count for nothing. Of many ranks the first ones stand for all.
+    A thread of that name is on every rank, and on at least one rank it waits for other ranks. Only
+    the first `MAX_COMPARED` ranks are looked at.
     """
     ranks = ranks[:MAX_COMPARED]
     if len(ranks) < 2 or not all(classify(rank).name in PARKED for rank in ranks):
@@ -135,7 +139,7 @@ def training_thread(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str
 
 
 def on_thread(rank: RankCapture, name: str) -> RankCapture:
-    """The rank reduced to this one thread."""
+    """The rank reduced to its thread with this name (digits left out); unchanged where it has none."""
     stacks = rank.process.stacks
     stack = next((one for one in stacks if _plain(one.name) == name and site(one.frames)), None)
     if stack is None:
@@ -144,7 +148,7 @@ def on_thread(rank: RankCapture, name: str) -> RankCapture:
 
 
 def second_waits(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str:
-    """Where every rank has a second thread that also waits for other ranks: what it waits for, as a sentence; else ""."""
+    """A sentence on what a second thread of every rank waits for, where it waits for other ranks, too; "" where some rank has none, or of more than `MAX_COMPARED` ranks."""
     found: list[tuple[str, str]] = []
     for rank in ranks if len(ranks) <= MAX_COMPARED else ():
         main = principal(rank.process.stacks, rank.process.pid)

@@ -1,1 +1,1 @@
-"""What the GPUs of a job in which everybody waits tell: whose stream is held, and which GPU differs from all others."""
+"""What the GPUs show of a job in which every rank waits: which GPU's stream is held up, and which GPU differs from all others."""

@@ -1,6 +1,9 @@
-"""Which fault of a GPU can be the cause: it is fatal, and it came when the job stopped. Pure.
+"""Which GPU fault can be the cause of a stall: it is fatal, and it came when the job stopped.
 
-An Xid of an hour ago, after which the job went on, explains nothing; nor does one that came long after the stall began.
+Pure.
+
+An Xid (an error number of NVIDIA's driver) after which the job went on for an hour explains
+nothing; nor does one long after the stall began.
 """
 
 from collections.abc import Iterable
@@ -19,7 +22,10 @@ ONE_MOMENT = 5.0  # seconds in which the faults of several GPUs are one story
 
 
 class FittingFault(NamedTuple):
-    """A GPU fault that may have caused the stall, and whether its time alone justifies confidence `high`."""
+    """A GPU fault that may have caused the stall.
+
+    `prompt`: it came so close to the stop that its time allows confidence `high`.
+    """
 
     fault: Fault
     prompt: bool
@@ -33,10 +39,11 @@ def fitting(
     kinds: frozenset[str] = GPU_KINDS,
     gap: float = 0.0,
 ) -> tuple[FittingFault, ...]:
-    """Fatal faults of these kinds, from shortly before the job stopped until now, in order of time, each once.
+    """Fatal faults of these kinds from shortly before the job stopped until unix time `until`, in order of time, each once.
 
-    `stopped_at`: unix time since when the job has not moved; None where nobody watched. `gap`: the run's usual pause
-    between two signs of progress; a job that went on for longer than that and `LAG` hardly died of the fault.
+    `stopped_at`: unix time since when the job has not moved; None where nobody watched. `gap`: the
+    run's usual seconds between two signs of progress; a fault followed by more progress than that
+    (or than `LAG`) is not `prompt`.
     """
     earliest = -min(BEFORE, max(LAG, gap))
     begin = until - UNDATED if stopped_at is None else stopped_at - BEFORE

@@ -1,10 +1,14 @@
-"""All have launched the same and one GPU runs nothing: its stream is held before the collective in which the others spin. Pure.
+"""Every rank has launched the same work, and one GPU runs nothing: its stream is held up before the collective in which the other GPUs spin.
 
-Stacks, Flight Recorder and NCCL RAS see no difference then, for a call counts once the host has launched it. A rank that waits
-for its GPU while nothing runs there waits for what is no kernel: a function of the host, an event, a copy that does not end.
-Whatever does not fit (a GPU that may be another's, a slice, a second process on it, traffic, a count that differs, a send or
-receive, a rank that nobody saw, power, a fingerprint) leaves the verdict to others: rather nobody than a wrong name. Of two ranks
-it is `low`: a wait for the other one that is no kernel (NVSHMEM, stream memory operations, CUDA's IPC events) looks the same.
+Pure.
+
+Stacks, Flight Recorder and NCCL RAS show no difference then, as a call counts once the host has
+launched it. A rank that waits for its GPU while nothing runs there waits for what is no kernel: a
+host function, an event, a copy that does not end. Nobody is named where anything does not fit (a
+GPU that may not be the rank's, a slice, a second process on it, traffic, a count that differs, a
+send or receive, a rank without a capture, power). Of two ranks the confidence is `low`: a wait for
+the other rank that is no kernel (NVSHMEM, stream memory operations, CUDA IPC events) looks the
+same.
 """
 
 from collections.abc import Sequence
@@ -38,7 +42,10 @@ HELD, SPINNING = (
 
 
 def held(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
-    """Name the one rank whose GPU runs nothing while all other GPUs spin in the same collective: something on its own node holds its stream up. None where anything contradicts that."""
+    """A finding that names the one rank whose GPU runs nothing while all other GPUs spin in the same collective: something on its node holds its stream up.
+
+    None where anything contradicts that.
+    """
     devices = looks.judged_devices(case, captures)
     if not devices:
         return None

@@ -1,4 +1,7 @@
-"""The looks at the GPUs of a job that stands still, and whether its ranks may be told apart by them. Pure."""
+"""Readings ("looks") of the GPUs of a job that stands still, and whether they may be used to tell its ranks apart.
+
+Pure.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +26,10 @@ Devices = Mapping[int, RankDevice]  # by rank
 
 
 def judged_devices(case: Case, captures: Sequence[NodeCapture]) -> Devices:
-    """The GPU readings of every rank; empty where they do not allow to tell the ranks apart.
+    """The GPU readings of every rank, by rank; empty where they must not be used to tell ranks apart.
 
-    All wait, nobody moved, nobody is missing; each GPU is surely its rank's and nobody else's and was looked at often enough, at a time in
-    which all were.
+    They may be used where all ranks wait and none is missing or moved, each GPU is surely one
+    rank's alone, each was read often enough, and all in the same period.
     """
     if case.suspects or case.moved or not case.complete or len(case.ranks) < 2:
         return {}
@@ -40,7 +43,7 @@ def judged_devices(case: Case, captures: Sequence[NodeCapture]) -> Devices:
 
 
 def called_alike(case: Case, captures: Sequence[NodeCapture]) -> str:
-    """The sources that show that all ranks have launched the same number of collectives; "" where NCCL RAS does not show it, or another source contradicts."""
+    """The names of the sources that show that all ranks launched the same collectives; "" where NCCL RAS does not show it, or the Flight Recorder contradicts."""
     if not ras_alike(captures):
         return ""
     if not any(one.groups for one in case.flight_records.values()):
@@ -58,7 +61,10 @@ def recorded_alike(case: Case) -> bool:
 
 
 def devices_of(captures: Sequence[NodeCapture]) -> Devices:
-    """By rank, with the looks that tell of now, in seconds from the last progress on, which all nodes hear of: their clocks are never compared."""
+    """The GPU of each rank, with the readings made since the last progress.
+
+    Their times are seconds since that progress, so that clocks of nodes are not compared.
+    """
     return dict(_devices(captures))
 
 
@@ -112,24 +118,27 @@ def _at_once(devices: Devices) -> bool:
 
 
 def span(one: RankDevice) -> float:
-    """Seconds from the first look to the last."""
+    """Seconds from the first reading of the GPU to the last."""
     return one.samples[-1].at - one.samples[0].at
 
 
 def looked_at_for_long(devices: Devices) -> bool:
-    """Whether the GPUs of all these ranks were sampled often enough to exclude a passing moment."""
+    """Whether each of these GPUs was read so often and for so long that a passing state is excluded."""
     return all(
         len(one.samples) >= MANY_LOOKS and span(one) >= LONG_SPAN for one in devices.values()
     )
 
 
 def rests(one: RankDevice) -> bool:
-    """Whether the GPU draws far less power than in its usual work, where both are known: a GPU that waits draws little."""
+    """Whether every reading of the GPU shows far less power than its usual work takes, as of a GPU that waits.
+
+    True where the usual power is not known.
+    """
     usual = one.usual_watts or 0.0
     return usual <= 0.0 or all((look.power_watts or 0.0) <= AT_REST * usual for look in one.samples)
 
 
 def range_words(values: Sequence[float], scale: float) -> str:
-    """`121 to 129`, or `125` where they are the same."""
+    """The range of values, each multiplied by `scale`: `121 to 129`, or `125` where both ends are the same."""
     low, high = (f"{each * scale:.0f}" for each in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"

@@ -1,4 +1,4 @@
-"""Which row of the table a stack fits."""
+"""Finds the row of the classification table that a stack fits."""
 
 from functools import lru_cache
 
@@ -12,9 +12,12 @@ _LOADS_ITSELF = "torch/utils/data/_utils/fetch.py"  # a DataLoader without worke
 
 
 def match_calls(region: tuple[Frame, ...], *, runs_python: bool = False) -> Match | None:
-    """The first row that matches; the operation is the outermost matching call, as the user wrote it.
+    """The first table row that a frame of `region` matches, and the operation: the row's own, or the name of the outermost call that matches.
 
-    `runs_python`: the thread holds the interpreter's lock, so that the line it stands in does not block.
+    None: no row.
+
+    `region`: the frames that the job's line has called, innermost first. `runs_python`: the thread
+    holds the GIL, so rows that need a blocking innermost frame do not match.
     """
     rows = [_rows_of(frame.path, frame.file, frame.function) for frame in region]
     first = min((r for n, found in enumerate(rows) if found for r in found if not PYTHON[r].top or (n == 0 and not runs_python)), default=None)  # fmt: skip
@@ -28,7 +31,10 @@ def match_calls(region: tuple[Frame, ...], *, runs_python: bool = False) -> Matc
 
 
 def match_idle(region: tuple[Frame, ...]) -> FrameSign | None:
-    """The table row for what an idle thread waits for; its phrase ends before the place in the code."""
+    """The table row for what an idle thread waits for; None: no row.
+
+    Its phrase does not name the place in the code.
+    """
     calls = [(frame.file if "/" in frame.file else frame.path or frame.file, bare(frame)) for frame in region]  # fmt: skip
     return next((row for row in IDLE_CALLS for file, name in calls if row.file.fullmatch(file) and row.function.fullmatch(name)), None)  # fmt: skip
 

@@ -1,8 +1,9 @@
 """Where training frameworks wait: functions of packages, as read in their sources, and what each waits for.
 
-A wait that calls PyTorch's own communication ends in a frame of PyTorch, which `python_calls` knows. Here are the others:
-functions that block in their own line (`handle.wait()`, `.item()`, `.cpu()`, an extension), where the frame of the framework is
-the innermost that a stack shows. `read` says in which versions each was read; `tests/shared/diagnosis/packagewaits.py` reads them again.
+A wait that calls PyTorch's communication ends in a frame of PyTorch, which `python_calls` has. Here
+are functions that block in their own line (`handle.wait()`, `.item()`, `.cpu()`, an extension),
+where the framework's frame is the innermost. `read` names the versions whose source was read;
+`tests/shared/diagnosis/packagewaits.py` compares the table with the sources again.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Calls of Python, PyTorch and a few libraries that say what a rank does; read off torch 1.13 to 2.15.
+"""Calls of Python, PyTorch and a few libraries that say what a rank does; taken from torch 1.13 to 2.15.
 
-Rows are tried from top to bottom, and looked for among the frames inside the innermost frame of the job.
+Rows are tried from top to bottom, on the frames that the job's innermost own frame has called.
 """
 
 from mldebug.diagnosis.classify.tables.package_waits import PACKAGE_CALLS

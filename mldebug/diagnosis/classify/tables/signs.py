@@ -10,7 +10,7 @@ W, I, B = Role.WAITING, Role.INERT, Role.BUSY
 
 @dataclass(frozen=True)
 class FrameSign:
-    """A row of a table: the class of a process whose Python frame matches these patterns (of the whole name)."""
+    """A table row: the class of a process that has a Python frame whose whole file and function names match these patterns."""
 
     name: str
     role: Role
@@ -23,7 +23,7 @@ class FrameSign:
 
 @dataclass(frozen=True)
 class NameSign:
-    """A row of a table: the class that follows from one name, i.e. a wait channel, a native function or the text of a source line."""
+    """A table row: the class that follows from one name: a wait channel, a native function or the text of a source line."""
 
     name: str
     role: Role
