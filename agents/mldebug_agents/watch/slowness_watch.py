@@ -20,7 +20,7 @@ from mldebug.goodput.straggler import SampledStretch, Slowness, agreed, find_slo
 from mldebug.stall.signals import Stage
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.runs import Run
-from mldebug_agents.watch.wait_sampler import StretchOrder
+from mldebug_agents.watch.wait_sampler import SampleOrder
 
 WARM = 60.0  # seconds after a run was met, in which its speed says nothing
 SOON = 2.0  # seconds between two stretches of one row
@@ -48,9 +48,7 @@ class _SlownessMemory:
         self.row: list[SampledStretch] = []
         self.is_pending = False
         self.calm = 0  # rows in turn without a slow rank
-        self.first: Slowness | None = (
-            None  # a row with a slow rank, which a second one has to confirm
-        )
+        self.first: Slowness | None = None  # a row with a slow rank, to be confirmed by a second
         self.woken_at = -math.inf
 
 
@@ -59,7 +57,7 @@ class SlownessWatch:
 
     def __init__(
         self,
-        put: Callable[[StretchOrder], bool],
+        put: Callable[[SampleOrder], bool],
         incidents: SlowdownIncidents,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,12 +71,12 @@ class SlownessWatch:
         for name, run in runs.items():
             memory = self._of(name, run, now + min(WARM, pace))
             if not is_comparable(run):
-                memory.row = []
+                memory.row, memory.first = [], None
                 continue
             if _woken(memory, run, now, pace):
                 memory.due, memory.woken_at = now, now
             if not memory.is_pending and now >= memory.due:
-                memory.is_pending = self._put(StretchOrder(run.job))
+                memory.is_pending = self._put(SampleOrder(run.job))
                 memory.due = now + pace
 
     def on_result(self, result: Result, runs: Mapping[str, Run]) -> None:
@@ -88,7 +86,7 @@ class SlownessWatch:
             return
         memory.is_pending = False
         if not isinstance(result.value, SampledStretch) or not is_comparable(run):
-            memory.row = []
+            memory.row, memory.first = [], None
             return
         memory.row.append(result.value)
         if needs_more(memory.row):

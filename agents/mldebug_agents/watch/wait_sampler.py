@@ -21,7 +21,7 @@ AT_ONCE = 8  # ranks sampled at the same time: two processes each
 MAX_RANKS = 64  # of one job on this node
 
 
-class StretchOrder(NamedTuple):
+class SampleOrder(NamedTuple):
     """An order to a worker: sample this job."""
 
     job: Job
@@ -35,7 +35,7 @@ class WaitSampler:
         self._tools, self._clock = tools, clock
         self._host = tools.context.host
 
-    def take(self, order: StretchOrder) -> SampledStretch:
+    def take(self, order: SampleOrder) -> SampledStretch:
         """One stretch of samples of the job's ranks on this node; ranks that cannot be sampled are left out."""
         ranks = order.job.ranks[:MAX_RANKS]
         with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -138,9 +138,7 @@ def test_another_size_at_the_same_number() -> None:
 
 
 def test_who_waits_in_something_that_is_not_recorded_is_named_too() -> None:
-    store = process(
-        "wait (torch/futures/__init__.py:9)", "sync (train.py:30)", move=still()
-    )
+    store = process("wait (torch/futures/__init__.py:9)", "sync (train.py:30)", move=still())
     records = all_but(3, waits_in("all_reduce", 6), has_done("all_reduce", 5))
     assert outcome(job(records, odd={3: store}))[1] == [3]
 

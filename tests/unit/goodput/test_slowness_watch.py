@@ -20,7 +20,7 @@ from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 from mldebug_agents.watch.slowness_watch import SOON, WARM, SlownessWatch
-from mldebug_agents.watch.wait_sampler import StretchOrder
+from mldebug_agents.watch.wait_sampler import SampleOrder
 
 PACE = 300.0
 WATCHING = StallDecision(stage=Stage.WATCHING, sentence="")
@@ -55,7 +55,7 @@ class Node:
         self.now = 0.0
         self.store = WrittenReports()
         self.incidents = IncidentManager(self.store)  # type: ignore[arg-type]
-        self.orders: list[StretchOrder] = []
+        self.orders: list[SampleOrder] = []
         self.asked: list[float] = []
         self.ordered_at = 0.0
         self.watch = SlownessWatch(self._put, self.incidents, lambda: self.now)
@@ -71,7 +71,7 @@ class Node:
         self.waiting: list[float] = [0.3] * ranks
         self.step, self.step_seconds = 0.0, 0.5
 
-    def _put(self, order: StretchOrder) -> bool:
+    def _put(self, order: SampleOrder) -> bool:
         self.asked.append(self.now)
         self.ordered_at = self.now
         self.orders.append(order)

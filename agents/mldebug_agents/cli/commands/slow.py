@@ -20,7 +20,7 @@ from mldebug.goodput.sentences import percent, slow_words
 from mldebug.goodput.straggler import STRETCHES, Slowness, agreed, find_slow_ranks, needs_more
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.incidents.manual import choose
-from mldebug_agents.watch.wait_sampler import StretchOrder, WaitSampler
+from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
 
 
 class JobSlowness(Noun, frozen=True, kw_only=True):
@@ -75,9 +75,9 @@ def _judged(job: Job, sampler: WaitSampler) -> JobSlowness:
 
 
 def _row(job: Job, sampler: WaitSampler) -> Slowness:
-    row = [sampler.take(StretchOrder(job))]
+    row = [sampler.take(SampleOrder(job))]
     while len(row[0].ranks) > 1 and (len(row) < STRETCHES or needs_more(row)):
-        row.append(sampler.take(StretchOrder(job)))
+        row.append(sampler.take(SampleOrder(job)))
     return find_slow_ranks(row)
 
 
