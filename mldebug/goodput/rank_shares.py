@@ -27,7 +27,9 @@ WAITING, LOADING, BACKWARDS, EXCHANGE = "waiting", "loading", "backward", "excha
 
 
 class RankShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares (0 to 1) of one rank's time in one stretch of samples. `waiting` + `loading` + all that it works is 1."""
+    """How one rank spent its time in one stretch of samples, as shares from 0 to 1. `waiting` + `loading` + the time at work is
+    1.
+    """
 
     rank: int
     samples: int
@@ -49,9 +51,10 @@ def rank_shares(
     on_cpu: Sequence[CountedStack],
     delayed: float = 0.0,
 ) -> RankShares | None:
-    """The shares of a rank from all samples of its threads, and from those in which a thread was on a CPU.
+    """The shares of a rank from all samples of its threads (`stacks`), and from those in which a thread was on a CPU (`on_cpu`).
 
-    Both must be taken at the same pace for the same time. None where no thread speaks for the process.
+    Both must be taken at the same rate for the same time. `delayed`: share of the time without a free CPU. None where no thread
+    can be taken for the process's main work.
     """
     tid = _speaker(stacks, pid)
     every, active = _by_kind(stacks, tid), _by_kind(on_cpu, tid)

@@ -5,12 +5,14 @@ from mldebug.goodput.straggler import Excess, Slowness, SlowRank
 
 
 def percent(share: float) -> str:
-    """`7 %`."""
+    """A share from 0 to 1 as a whole percentage: `7 %`."""
     return f"{100 * share:.0f} %"
 
 
 def slow_words(found: Slowness, world_size: int) -> str:
-    """`rank 3 slows the run down: the others wait for it 21 % of the time; it sleeps 20 % of the time in fetch (train.py:7)`; "" where nobody is slow."""
+    """The finding in one sentence, "" where no rank is slow: `rank 3 slows the run down: the others wait for it 21 % of the time,
+    40 rank hours a day; it is in fetch (train.py:7) 20 % of the time, the others 1 %`.
+    """
     if not found.ranks:
         return ""
     ranks = [one.rank for one in found.ranks]
@@ -25,12 +27,12 @@ def slow_words(found: Slowness, world_size: int) -> str:
 
 
 def lost_words(loss: float, world_size: int) -> str:
-    """`40 rank hours a day`: what a run of so many ranks loses."""
+    """What a run of `world_size` ranks loses: `40 rank hours a day`. `loss`: share of all ranks' time, 0 to 1; for 0 "nothing"."""
     return f"{24 * loss * world_size:.2g} rank hours a day" if loss else "nothing"
 
 
 def excess_words(excess: Excess) -> str:
-    """What a slow rank does more than the others, as a phrase that follows "it "."""
+    """What a slow rank does more than the others, as a phrase to follow "it "."""
     more = f"{percent(excess.own)} of the time, the others {percent(excess.others)}"
     if excess.kind == "data":
         return f"waits for its DataLoader {more}"
@@ -44,5 +46,5 @@ def excess_words(excess: Excess) -> str:
 
 
 def rank_words(one: SlowRank) -> str:
-    """The phrase for one slow rank that follows "rank 3 "."""
+    """How little a slow rank waits and what it does instead, as a phrase to follow "rank 3 "."""
     return f"waits only {percent(one.waiting)} of the time, and {excess_words(one.excess)}"

@@ -1,4 +1,4 @@
-"""A slowdown as a judgement: who slows the run down, in the form in which every incident is reported. Pure."""
+"""Turns the finding that ranks slow a run down into a judgement, the form in which every incident is reported. Pure."""
 
 from mldebug.core.model import (
     Classification,

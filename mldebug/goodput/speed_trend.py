@@ -10,14 +10,16 @@ SLOWER = 1.1
 
 
 class SpeedTrend:
-    """The step times of one run, one value from each look that brought a new step."""
+    """The newest step times of one run: for each look that found a new step, the mean seconds per step since the step found
+    before.
+    """
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=KEPT)
         self._last: tuple[int, float] | None = None  # the newest step, and when it was found
 
     def add(self, step: int | None, at: float) -> None:
-        """Take the step that a look has found; None where the run tells no steps. `at`: monotonic seconds."""
+        """Add the step at which the run was found; None (the run reports no steps) is ignored. `at`: monotonic seconds."""
         if step is None:
             return
         if self._last is not None and self._last[0] < step:
@@ -35,7 +37,9 @@ class SpeedTrend:
 
     @property
     def is_slower(self) -> bool:
-        """Whether each of the newest steps took a tenth longer than the usual one."""
+        """Whether the newest steps are slower than usual: each of the last values is at least 10 % above the median of the
+        earlier ones. False while there are too few.
+        """
         values, factor = list(self._values), self.factor
         if factor is None or factor < SLOWER:
             return False

@@ -37,7 +37,7 @@ CAUSE = 0.5  # of the loss: what explains so much of it is given as the cause
 
 
 class SampledStretch(msgspec.Struct, frozen=True, kw_only=True):
-    """Some seconds in which all ranks were sampled. `at`: unix time of its end."""
+    """Some seconds in which all ranks of a run were sampled, with each rank's shares. `at`: unix time of its end."""
 
     at: float
     seconds: float
@@ -45,7 +45,7 @@ class SampledStretch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
-    """What the slow rank does more than the others: its share of the time and theirs."""
+    """What a slow rank does more than the others. `own`, `others`: its share of the time and theirs, 0 to 1."""
 
     kind: str  # data, cpu, sleep, work; same: the same as the others, only slower
     place: str = ""  # `fetch (train.py:7)`
@@ -62,7 +62,7 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slowness(msgspec.Struct, frozen=True, kw_only=True):
-    """What the samples of a run show."""
+    """Which ranks slow a run down, by its samples; without any, `why_nobody` says why. Shares are 0 to 1."""
 
     ranks: tuple[SlowRank, ...] = ()  # nobody: none stands apart
     loss: float = 0.0  # share of all ranks' time spent waiting for them
@@ -74,7 +74,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
-    """Judge stretches of samples of one run, oldest first."""
+    """Which ranks slow a run down, by its stretches of samples, oldest first. Only ranks that are in every stretch count."""
     common = _common(stretches)
     shares = tuple(_mean([one[rank] for one in _tables(stretches)]) for rank in sorted(common))
     since = stretches[0].at - stretches[0].seconds if stretches else 0.0
@@ -101,14 +101,18 @@ def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
 
 
 def candidates(stretches: Sequence[SampledStretch]) -> tuple[int, ...]:
-    """The ranks that wait clearly less than all others in the mean of these stretches, of which one may be too few to be sure."""
+    """The ranks that wait clearly less than all others in the mean of these stretches; whether chance explains that is not
+    checked.
+    """
     tables = _tables(stretches)
     waits = {rank: fmean(one[rank].waiting for one in tables) for rank in _common(stretches)}
     return tuple(_lowest(waits)) if len(waits) >= 2 else ()
 
 
 def agreed(first: Slowness, second: Slowness) -> Slowness:
-    """The second of two rows of stretches, with those of its slow ranks that the first has named as well."""
+    """The finding `second`, with only those of its slow ranks that `first` has named as well. They come from two separate rows of
+    stretches.
+    """
     known = {one.rank for one in first.ranks}
     both = tuple(one for one in second.ranks if one.rank in known)
     if both or not second.ranks:
@@ -117,7 +121,9 @@ def agreed(first: Slowness, second: Slowness) -> Slowness:
 
 
 def needs_more(row: Sequence[SampledStretch]) -> bool:
-    """Whether another stretch can decide: a rank waits less than all others so far, and it is not sure yet."""
+    """Whether to take another stretch: some rank waits clearly less than all others so far, that is not sure yet, and the row is
+    not full.
+    """
     if len(row) >= MOST or not candidates(row):
         return False
     return len(row) < STRETCHES or not find_slow_ranks(row).ranks

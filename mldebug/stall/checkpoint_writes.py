@@ -8,13 +8,15 @@ FAST = 1024.0 * 1024.0  # bytes a second; logs, tensorboard and stdout stay far 
 
 
 class WriteRate:
-    """The write rate of one process, from the counter of its written bytes."""
+    """The rate at which one process writes (bytes per second), from readings of its counter of written bytes."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, int]] = deque()  # of the last seconds, oldest first
 
     def take(self, at: float, written: int) -> float | None:
-        """Add a reading; returns bytes per second since the oldest reading, None at the first reading or where a counter of 0 may mean "not readable"."""
+        """Add a reading: the time `at` in seconds and the counter in bytes. Returns bytes per second since the oldest reading
+        kept (about 10 s back); None at the first reading, after the counter fell, or for 0, which may mean "not readable".
+        """
         if written <= 0:
             return None
         if self._readings and written < self._readings[-1][1]:

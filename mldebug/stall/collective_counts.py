@@ -1,7 +1,9 @@
-"""From answers of NCCL RAS to a progress signal: a rank has launched a collective since the answer before.
+"""From answers of NCCL RAS (NCCL's own status service) to a progress signal: some rank has launched a collective since the
+previous answer.
 
-Weaker than a step: a launch says nothing of completion, and a thread of its own may launch something for ever in a job that
-hangs. So in a run that reports steps it counts only for a time in which no rank would be blamed anyway.
+A launch is weaker evidence than a step: it does not say that the collective completed, and a thread may launch some for ever in a
+job that hangs. So it counts only within 0.75 of the collective timeout after the last step, log record or heartbeat; always in a
+run that reports none of these.
 """
 
 from mldebug.capture.nccl_ras.progress import brief, moved
@@ -21,20 +23,22 @@ class CollectiveProgress:
         self._moved_at = 0.0
 
     def take(self, answer: NcclRas, at: float) -> None:
-        """Add one more answer of NCCL RAS. Two answers that cannot be compared show no progress.
+        """Add the answer of NCCL RAS that came at time `at`. Two answers that cannot be compared show no progress.
 
-        A count that grew between two answers may have grown right after the first: a hang that began since is not the younger for it.
+        A count that grew between two answers may have grown right after the first, so the progress is dated to the first answer.
         """
         if self._last is not None and moved(self._last, answer):
             self._moves, self._moved_at = self._moves + 1, max(self._moved_at, self._last_at)
         self._last, self._last_at = brief(answer), at
 
     def forget(self) -> None:
-        """Forget the last answer, so that the next one is compared with none; other evidence covers the time between."""
+        """Forget the last answer: the next answer is compared with nothing and shows no progress."""
         self._last = None
 
     def signals(self, look: RunLook) -> tuple[Progress, ...]:
-        """The last state of the signal, for this look; none before the first movement, and none any more past the limit."""
+        """The progress signal for this look, as a tuple of one; empty before the first launch was noticed, and where that launch
+        came later than 0.75 of the collective timeout after the last step.
+        """
         if not self._moves or self._moved_at > stepped_at(look) + LIMIT * look.evidence_lives:
             return ()
         at = min(self._moved_at, look.at)

@@ -1,7 +1,7 @@
-"""Whether a GPU computes, or one waiting kernel only spins: decided by the power levels that the run itself has shown.
+"""Whether a GPU computes or only spins in a kernel that waits: decided by the power levels that the run itself has shown.
 
-A collective that waits keeps utilization at 100 %; memory traffic and power do not lie (2 x H200: 35 % and 690 W at work,
-0 % and 125 W in a hang). Where the middle lies is learned per GPU: no figure here belongs to one machine.
+While a collective waits, the GPU's utilization still reads 100 %. Memory traffic and power do differ (2 x H200: 35 % and 690 W at
+work, 0 % and 125 W in a hang). The level between the two is learned for each GPU of each run, so no fixed figure is needed.
 """
 
 import msgspec
@@ -11,16 +11,19 @@ APART = 1.3
 
 
 class DeviceLevels(msgspec.Struct, kw_only=True):
-    """How much power one GPU draws in one run when it works and when it only waits. Any unit, always the same one; serialisable."""
+    """The power that one GPU draws in one run: the lowest reading (`floor`) and the mean while it works (`working`). Any unit, if
+    all readings have the same. Can be stored as JSON.
+    """
 
     floor: float | None = None
     working: float | None = None
     looks: int = 0  # at work
 
     def look(self, power: float | None, memory_utilization: float | None) -> bool | None:
-        """Learn from one reading. Returns whether the GPU makes progress; None where that is not known.
+        """Learn from one reading and return whether the GPU makes progress; None where that is not known.
 
-        `power` is better an average since the look before (from the energy counter) than a momentary value.
+        `power`: best the average since the previous reading (from the energy counter), else a momentary value.
+        `memory_utilization`: above 0 always means progress.
         """
         if power is None and memory_utilization is None:
             return None
@@ -43,7 +46,9 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
             self.working = toward(self.working, power, self.looks)
 
     def share(self, power: float | None) -> float | None:
-        """The position of a power reading between the lowest seen (0) and usual work (1); None until the two are far enough apart."""
+        """Where a power reading lies between the lowest reading (0.0) and the mean at work (1.0). None where there is no reading,
+        or the mean at work is less than 1.3 times the lowest.
+        """
         floor, working = self.floor, self.working
         if power is None or floor is None or working is None or working < APART * floor:
             return None
@@ -51,5 +56,7 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
 
 
 def toward(mean: float | None, value: float, looks: int) -> float:
-    """Update a running mean, which is exact for the first values and then forgets slowly."""
+    """The running mean after one more `value`; `looks` counts the values so far, this one included. Exact for the first 20
+    values; later each new value has a weight of 5 %.
+    """
     return value if mean is None else mean + max(SLOWLY, 1 / max(looks, 1)) * (value - mean)

@@ -1,4 +1,6 @@
-"""From the heartbeats of the ranks' hooks to a progress signal: a step of any rank is progress of the run."""
+"""From the heartbeats of the ranks' hooks (mldebug's code in the training processes) to a progress signal: a step of any rank is
+progress of the run.
+"""
 
 from collections.abc import Mapping
 
@@ -10,7 +12,7 @@ HOOK = "hook"  # the name of this count beside those of logs
 
 
 def last_step(beats: Mapping[int, Heartbeat]) -> int | None:
-    """The step of the furthest rank; None before the first step."""
+    """The highest step number that any rank has reported; None before the first step."""
     return max((beat.step for beat in beats.values() if beat.step is not None), default=None)
 
 
@@ -21,13 +23,15 @@ def shortest_timeout(beats: Mapping[int, Heartbeat]) -> float | None:
 
 
 class HeartbeatProgress:
-    """Counts the heartbeats of one run."""
+    """Turns the heartbeats of one run's ranks into a progress signal."""
 
     def __init__(self) -> None:
         self._beats: dict[int, int] = {}  # by rank
 
     def signals(self, beats: Mapping[int, Heartbeat]) -> tuple[Progress, ...]:
-        """One progress signal for all ranks: its value is the sum of their heartbeats, so it changes when any rank moves."""
+        """One progress signal for all ranks whose heartbeats have a step (`beats`: by rank); empty where none has. Its value is
+        the sum of their heartbeats, so it changes when any rank moves.
+        """
         stepped = {rank: beat for rank, beat in beats.items() if beat.step is not None}
         if not stepped:
             return ()
@@ -44,12 +48,14 @@ class HeartbeatProgress:
 
 
 def scalars(beats: Mapping[int, Heartbeat]) -> dict[str, float]:
-    """The scalars of the last step (loss, lr) by name, from the lowest rank that reports any."""
+    """The figures (loss, learning rate) of the last step by name, from the lowest rank that reports any; empty where none does."""
     return next((beats[rank].scalars for rank in sorted(beats) if beats[rank].scalars), {})
 
 
 class HeartbeatSteps:
-    """Turns the steps of the furthest rank into log records, one for each step."""
+    """Turns the steps of the furthest rank into log records, at most two for each reading of the heartbeats: the first and the
+    last new step.
+    """
 
     def __init__(self) -> None:
         self.seconds: float | None = None  # of the last step, or the mean of those since a look
@@ -57,13 +63,15 @@ class HeartbeatSteps:
 
     @property
     def has_steps(self) -> bool:
-        """Whether any heartbeat had a step."""
+        """Whether any heartbeat so far had a step."""
         return self._last is not None
 
     def take(
         self, beats: Mapping[int, Heartbeat], now: float
     ) -> tuple[tuple[LogRecord, ...], float]:
-        """The records since the last look, and the time of the last step; none and `now` where no step was made."""
+        """The records of new steps since the previous call, and when the newest step was reached (monotonic seconds). Without a
+        new step: no records, and `now`.
+        """
         last, step = self._last, last_step(beats)
         if step is None or (last is not None and step == last[0]):
             return (), now

@@ -34,7 +34,7 @@ Shape = tuple[str, str, bool]  # format, words, bare
 
 
 class MainLoopFilter:
-    """Remembers the shapes of a run's log lines, and which of them are the training loop's own."""
+    """Decides which log records are the training loop's own, by the shape of their lines: the words up to the count."""
 
     def __init__(self) -> None:
         self._own: dict[Shape, int] = {}  # how often
@@ -45,7 +45,9 @@ class MainLoopFilter:
         self._stride = 1
 
     def owns(self, record: LogRecord, step: int | None) -> bool:
-        """Whether the training loop wrote this record; `step`: the step of the run."""
+        """Whether the training loop wrote this record, and not another thread; the answer for its shape of line is kept. `step`:
+        the run's current step.
+        """
         shape = _shape_of(record)
         if shape in self._own:
             return True
@@ -58,14 +60,16 @@ class MainLoopFilter:
         return True
 
     def learn(self, record: LogRecord) -> None:
-        """Learn from a new record of the training loop."""
+        """Count one new record of the training loop for its shape of line, and whether it has a loss."""
         shape = _shape_of(record)
         if shape in self._own:
             self._own[shape] += 1
         self._losses += record.loss is not None
 
     def leads(self, record: LogRecord, step: int | None) -> bool:
-        """Whether the step of this record, which is the loop's own, is the run's step; remembers its shape where it is."""
+        """Whether the step of this record becomes the run's step; its shape of line then leads from now on. `record` must be the
+        training loop's own; `step`: the run's step so far.
+        """
         shape = _shape_of(record)
         if not (shape in self._leading or self._goes_on(record, step) or not self._has_rhythm):
             before = self._in_a_row
@@ -118,7 +122,7 @@ Content = tuple[
 
 
 class NoveltyFilter:
-    """Remembers the last contents of a run's log records, and tells a new one from a repetition."""
+    """Remembers the contents of a run's last log records, to tell a new record from a repeated one."""
 
     def __init__(self) -> None:
         self._recent: dict[Content, None] = {}
@@ -130,7 +134,9 @@ class NoveltyFilter:
         ] = {}  # without step and loss: how far an evaluation is
 
     def is_news(self, record: LogRecord) -> bool:
-        """Add one record and return whether it shows anything that earlier records did not."""
+        """Add one record, and return whether it is progress: it shows something that the records remembered do not, or a loop
+        that started again from its beginning.
+        """
         content = _content_of(record)
         if record.step is None and not record.place:
             before, self._lone = self._lone, content

@@ -12,7 +12,9 @@ from mldebug.stall.step_times import StepTimer
 
 
 class LogProgress:
-    """The progress that the logs of one run have shown so far; `mldebug.stall.log_filters` decides what counts."""
+    """The progress of one run as its logs and the ranks' heartbeats show it. `mldebug.stall.log_filters` decides which log
+    records count.
+    """
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -32,12 +34,14 @@ class LogProgress:
 
     @property
     def moved_at(self) -> float | None:
-        """When the last record came, or was found (monotonic seconds); None before the first."""
+        """When the last new record was read (monotonic seconds); for a record that was there before the agent, when it was
+        written. None before the first.
+        """
         return self._moved_at
 
     @property
     def step_format(self) -> str:
-        """The format of the log or file that told the step; "" where none did."""
+        """The name of the log format from which the run's step was read; "" where none was."""
         return self._count[0] if self._count else ""
 
     @property
@@ -47,13 +51,15 @@ class LogProgress:
 
     @property
     def step_times(self) -> StepTimes | None:
-        """All step durations so far; None before the first."""
+        """The histogram of all step durations so far; None before the first."""
         return self._timer.times
 
     def take(
         self, records: tuple[LogRecord, ...], grew_bytes: int, now: float, log: object = ""
     ) -> None:
-        """Add what one poll of one log found; `now` is monotonic, `log` is the number of the log within the run."""
+        """Add the records and the number of new bytes that one poll of one log found. `now`: monotonic seconds. `log`: identifies
+        the log within the run.
+        """
         if grew_bytes:
             self._bytes, self._grown_at = self._bytes + grew_bytes, now
         own = []
@@ -71,9 +77,11 @@ class LogProgress:
         log: object = "",
         earlier: tuple[LogRecord, ...] = (),
     ) -> None:
-        """Add the record that was in the log before the agent came, written at this monotonic time: how long it has been quiet is known from it.
+        """Add the last record that stood in the log before the agent came; `written_at` (monotonic seconds) tells how long the
+        run has been quiet.
 
-        `earlier` are those before it: repeated later, they are nothing new.
+        `earlier` are the records before it, so that they are not taken for new if they are repeated. With `record` None only
+        these are added.
         """
         for old in earlier if record is None else (*earlier, record):
             if self._main_loop.owns(old, self.step):
@@ -84,7 +92,9 @@ class LogProgress:
             self._moved_at = max(written_at, self._moved_at or written_at)
 
     def signals(self) -> tuple[Progress, ...]:
-        """The last state of each signal, for one `Look`."""
+        """The last state of each progress signal of the logs (records, step, bytes), for one `RunLook`; a signal that never came
+        is left out.
+        """
         found = []
         if self._moved_at is not None:
             events, self._signalled = max(1, self._moves - self._signalled), self._moves
@@ -103,21 +113,27 @@ class LogProgress:
         return tuple(found)
 
     def take_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
-        """Take the heartbeats of the ranks; a step that a log reports as well counts once."""
+        """Add the steps in the ranks' heartbeats to the step times; a step that a log reports as well counts once. `now`:
+        monotonic seconds.
+        """
         records, at = self._hook.take(heartbeats, now)
         self._timer.take(records, HOOK, at)
 
     @property
     def hook_seconds(self) -> float | None:
-        """Seconds of the last steps, as the ranks' own hooks report them; None before two steps."""
+        """Seconds of the last step as the ranks' hooks report it, or the mean of the steps since the previous reading; None
+        before two steps.
+        """
         return self._hook.seconds
 
     def restart(self) -> None:
-        """Note that new processes write the log: a resumed run logs steps again that an earlier attempt has logged."""
+        """Note that new processes write the log: steps and lines that an earlier attempt has logged count as new again."""
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
 
     def disown(self) -> None:
-        """Forget everything but the histogram of step times, because the logs so far may belong to another job."""
+        """Forget the step, loss, figures and remembered lines, because the logs so far may belong to another job. The step times
+        stay.
+        """
         self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
         self.scalars = {}
         self._bytes = 0

@@ -19,7 +19,9 @@ COUNTED = (ProgressKind.RECORD, ProgressKind.RAS, ProgressKind.LOG_GROWTH)
 
 
 class ProgressMemory(msgspec.Struct, kw_only=True):
-    """The stored progress of one attempt. `at` is real monotonic time, the other times are by the clock that runs while the run is watched."""
+    """What is stored of the progress of one attempt (one start of the job). `looked_at` and the fields in `_at` are monotonic
+    seconds; the other times are seconds of the clock that runs only while the run is watched.
+    """
 
     now: float = 0.0
     looked_at: float | None = None
@@ -55,7 +57,7 @@ class StallMemory(msgspec.Struct, kw_only=True):
 
 
 class ProgressClock:
-    """Measures how long one run is without progress; `interval`: the usual seconds between two looks."""
+    """Measures how long one run is without progress. `interval`: the usual seconds between two looks."""
 
     def __init__(self, interval: float, memory: ProgressMemory | None = None) -> None:
         self.memory = memory or ProgressMemory()
@@ -70,11 +72,11 @@ class ProgressClock:
         )
 
     def look_every(self, interval: float) -> None:
-        """Change the usual time between two looks."""
+        """Set the usual seconds between two looks; one look advances the clock by at most three of them."""
         self._most = MAX_LOOKS_MISSED * interval
 
     def begin_attempt(self) -> None:
-        """Forget the progress, keep the clock and the rhythm."""
+        """Forget the progress of the attempt before; the clock and the learned gaps between signs of progress stay."""
         old = self.memory
         self.gaps.begin_attempt()
         self.memory = ProgressMemory(
@@ -82,7 +84,9 @@ class ProgressClock:
         )
 
     def update(self, look: RunLook, learn: bool) -> float | None:
-        """Add one look. Returns the seconds without progress that ended with it; None where the job did not move."""
+        """Add one look. Returns the seconds without progress that ended with it; None where the job did not move, and at the
+        first look. `learn`: whether this gap counts as usual for the run.
+        """
         memory, before = self.memory, self.memory.looked_at
         at = look.at if math.isfinite(look.at) else before or 0.0
         passed = 0.0 if before is None else max(0.0, at - before)
@@ -106,12 +110,14 @@ class ProgressClock:
 
     @property
     def quiet(self) -> float:
-        """Seconds without progress, without the time that other nodes have not reported yet (every 20 s in a large cluster)."""
+        """Seconds without progress, less the time for which no node has reported its signals yet (in a large cluster they come
+        every 20 s).
+        """
         return max(0.0, self.memory.now - self.memory.progressed - self._unknown)
 
     @property
     def has_rhythm(self) -> bool:
-        """Whether any signal counts steps, log records or heartbeats."""
+        """Whether the run has reported a step, a log record or a heartbeat."""
         return any(kind in self.memory.values for kind in STEPS)
 
     def started(self, look: RunLook) -> bool:
@@ -119,12 +125,12 @@ class ProgressClock:
         return look.started or self.memory.stepped or self.memory.beats >= BEATS
 
     def log_grows(self, within: float) -> bool:
-        """Whether any line was written in the last `within` seconds."""
+        """Whether the log grew in the last `within` seconds, by any line."""
         return self.memory.grown is not None and self.memory.now - self.memory.grown < within
 
     @property
     def last_step(self) -> str:
-        """The last step number of any signal, as text; empty where there is none."""
+        """The run's last step number as text; without one the number of log records or heartbeats so far; "" without any."""
         values = (self.memory.values.get(kind) for kind in STEPS)
         return next((f"{value:.15g}" for value in values if value is not None), "")
 

@@ -60,7 +60,7 @@ ON_STORAGE = frozenset(("storage", "uninterruptible"))  # where fsync stands
 
 
 class Condition(StrEnum):
-    """The activity of a rank during a whole window of time."""
+    """What a rank did during a whole window of time."""
 
     WAITING = "waiting"  # frozen in a wait that only others can end
     BLIND = "blind"  # spins in such a wait without a switch; its device cannot be read
@@ -70,7 +70,9 @@ class Condition(StrEnum):
 
 
 class ActivitySum(msgspec.Struct):
-    """CPU seconds and bytes used since counters were last compared: work comes in bursts between the looks."""
+    """CPU seconds and bytes that a rank used since its counters were last compared. They are summed up because work comes in
+    bursts.
+    """
 
     main: float = 0.0  # CPU seconds
     process: float = 0.0
@@ -78,7 +80,7 @@ class ActivitySum(msgspec.Struct):
     children_bytes: float = 0.0
 
     def add(self, look: RankLook, span: float) -> None:
-        """Add one reading; `span`: seconds since the reading before."""
+        """Add one reading. `span`: seconds since the reading before."""
         self.main += look.cpu_ratio * span
         self.process += look.process_cpu_ratio * span
         self.children += look.children_cpu_ratio * span
@@ -118,7 +120,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
     checkpoint_grew_at: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
 
     def note_device(self, has_device: bool) -> None:
-        """Note whether the rank may use a GPU."""
+        """Set whether the rank may use a GPU."""
         self.has_device = has_device
 
     def update(self, look: RankLook, now: float) -> None:
@@ -149,9 +151,11 @@ class RankActivity(msgspec.Struct, kw_only=True):
         self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
     def checkpoint_moved_at(self, now: float, window: float) -> float:
-        """When this rank last wrote as fast as a checkpoint is written, on the caller's clock; -inf where it has not since the last step.
+        """When this rank last wrote as fast as a checkpoint is written (1 MiB/s), on the caller's clock; -inf where it has not
+        since the job last made progress.
 
-        What other threads of it write does not count while its main thread stands where nobody waits for that.
+        While the rank has stood for `window` seconds in a wait for other ranks or a sleep, what its other threads write does not
+        count.
         """
         class_name = self.classified.class_name if self.classified else ""
         rests = class_name in ITS_OWN - ON_STORAGE and now - self.idle_since >= window
@@ -165,7 +169,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes that the rank has written since the job last made progress, if it wrote as fast as a checkpoint is written; else 0."""
+        """Bytes that the rank has written since the job last made progress; 0 unless it wrote at 1 MiB/s or more, as a checkpoint
+        is written.
+        """
         return (
             self.last.written_bytes - self.written_before
             if self.checkpoint_grew_at > -math.inf
@@ -174,7 +180,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def frozen_since(self) -> float:
-        """Since when the rank has shown no movement at all, on the caller's clock."""
+        """Since when the rank has not moved, on the caller's clock. Of a rank that waits for others and may spin or poll
+        meanwhile, only its frames are asked; of others also CPU time, context switches and I/O.
+        """
         if self.role is Role.WAITING and self.polls:
             return self.same_frames_since
         spins = self.role is Role.WAITING and (self.device_moves is False or not self.has_device)
@@ -182,7 +190,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def idle_since(self) -> float:
-        """Since when neither the main thread nor any thread or child that it may wait for has worked, on the caller's clock."""
+        """Since when no work was measured of the main thread, nor of a thread or child that it may wait for, on the caller's
+        clock.
+        """
         class_name = self.classified.class_name if self.classified else ""
         alone = class_name in ITS_OWN or self.last.state in STOPPED
         return max(
@@ -192,7 +202,10 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def same_frames_since(self) -> float:
-        """Since when the rank has shown the same stack, on the caller's clock. Before the second stack sample, since when it has not switched."""
+        """Since when the rank stands in the same frames, on the caller's clock: the first sample that showed them, or earlier,
+        since its main thread had no context switches (this alone before the second sample). Progress of its GPU or a compiler
+        starts it anew.
+        """
         return max(
             self.unchanged_since,
             min(self.frames_first_at, self.no_switches_since)
@@ -202,12 +215,16 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def polls(self) -> bool:
-        """Whether the rank, while it waits for others, wakes regularly to look again; then its context switches prove no movement."""
+        """Whether the rank waits for others in a way that wakes regularly to look again; then its context switches prove no
+        movement.
+        """
         return self.classified is not None and self.classified.class_name in POLLS
 
     @property
     def unmoved_since(self) -> float:
-        """Since when context switches and the device show no movement, on the caller's clock. CPU time is not counted: a rank that waits may spin."""
+        """Since when the rank's frames, GPU and context switches show no movement, on the caller's clock; switches are ignored
+        where its GPU is known to stand still. CPU time is not counted: a rank that waits may spin.
+        """
         return (
             self.unchanged_since
             if self.device_moves is False
@@ -215,7 +232,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
         )
 
     def condition(self, now: float, window: float, *, devices: bool = True) -> Condition:
-        """What the rank did in the last `window` seconds. `devices` False: judge as if its GPU could not be read."""
+        """What the rank did in the last `window` seconds. Too few stack samples count as BUSY. With `devices` False progress of
+        its GPU is ignored.
+        """
         if self.role in (Role.EXITED, Role.MISSING):
             return Condition.GONE
         steady = self.unchanged_since if devices else self.frames_unchanged_since
@@ -232,13 +251,17 @@ class RankActivity(msgspec.Struct, kw_only=True):
         return Condition.BLIND if self.has_device else Condition.WAITING
 
     def is_open(self, now: float, window: float) -> bool:
-        """Whether it stood in one place for so long, and its samples leave open whether it waits or works."""
+        """Whether the rank stood in the same frames for `window` seconds while something of it used CPU, and its frames do not
+        tell whether it waits or works.
+        """
         steady = min(now - self.frames_first_at, now - self.unchanged_since)
         unclear = self.role in (Role.BUSY, Role.UNCLEAR) and self.samples > 1
         return unclear and steady >= window and now - self.idle_since < window
 
     def prove(self, found: RankLook) -> None:
-        """Take over that it waits, as a native stack has shown; holds while its Python frames stay what they are."""
+        """Take over the role in `found`, which a native stack has shown; only where the Python frames left it open, and until
+        they change.
+        """
         if self.samples and self.role in (Role.BUSY, Role.UNCLEAR):
             self.proved = found
             self.role, self.classified = found.role, found
@@ -299,7 +322,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
 
 def new_activity(look: RankLook, now: float) -> RankActivity:
-    """The activity of a rank after the first reading, which counts as movement."""
+    """The activity of a rank after its first reading at `now` (caller's clock), which counts as movement."""
     activity = RankActivity(
         last=look,
         unchanged_since=now,

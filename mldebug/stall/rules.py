@@ -48,7 +48,7 @@ SET_BY_HAND = "stall.timeout in the config"
 
 
 class StallSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The section `stall` of the configuration, and the interval of looks. Seconds."""
+    """The section `stall` of the configuration, and the interval between two looks. All times are seconds."""
 
     timeout: Literal["auto"] | float = "auto"
     busy_timeout: Literal["auto"] | float = "auto"
@@ -72,7 +72,7 @@ class StallRule(msgspec.Struct, frozen=True):
 def choose(
     settings: StallSettings, look: RunLook, clock: ProgressClock, ranks: RunActivity, watched: float
 ) -> StallRule:
-    """Return the rule for this look; `watched` is for how many seconds this agent has watched the attempt."""
+    """The timeouts that hold at this look. `watched`: seconds for which this agent has watched the attempt."""
     started = clock.started(look)
     dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
     if started and clock.has_rhythm:
@@ -111,28 +111,32 @@ def is_blamed(
 
 
 def waits_for_others(rule: StallRule, standing: StillnessSummary) -> bool:
-    """Without progress signals: whether all ranks here wait, perhaps for ranks that are well on another node."""
+    """Of a run without progress signals: whether all ranks of this node wait, perhaps for ranks on another node that are well."""
     return rule.patience > rule.timeout.seconds and standing.only_waits
 
 
 def counted_quiet(rule: StallRule, quiet: float, ranks: RunActivity, now: float) -> float:
-    """Seconds without a step that count against the run: those since a checkpoint last grew."""
+    """Seconds that count as quiet against the run: since its last progress or, until the checkpoint limit of the rule is over,
+    since a checkpoint last grew.
+    """
     if rule.by == "stillness" or quiet >= rule.checkpoint_limit:
         return quiet
     return min(quiet, now - ranks.checkpoint_moved_at(now, rule.window))
 
 
 def keeps_waiting(rule: StallRule, some_unmoved: float) -> bool:
-    """Without progress signals: whether one rank has not moved for so long that a sparse sample is worth it."""
+    """Of a run without progress signals: whether one rank has not moved for so long (`some_unmoved`, seconds) that a stack sample
+    is worth its cost.
+    """
     limit = rule.busy_limit
     return rule.by == "stillness" and limit is not None and some_unmoved >= limit / 2
 
 
 def sparse_spacing(rule: StallRule, changed: bool, unmoved: float) -> float:
-    """Seconds between two stack samples of a run that has no progress signals, while cheap signs (CPU, switches, I/O) show that it moves.
+    """Seconds between two stack samples of a run without progress signals, while CPU, switches or I/O suggest that it moves.
 
-    A wait that polls looks alive to every counter, and that is how ranks wait for each other before the first step.
-    A run whose frames changed is sampled less often, unless no rank has moved by any cheap sign for `unmoved` seconds.
+    Ranks that wait for each other by polling look alive to every counter, so they are sampled too. A run whose frames `changed`
+    is sampled less often, unless no rank has moved for a while (`unmoved`: seconds).
     """
     if rule.busy_limit is None:
         return max(SOONEST, min(LATER, rule.timeout.seconds / SAMPLES))
@@ -143,14 +147,14 @@ def sparse_spacing(rule: StallRule, changed: bool, unmoved: float) -> float:
 
 
 def spacing(rule: StallRule, over: bool) -> float:
-    """Seconds between two samples: at least 8 in the second half of the timeout, fewer when that is over."""
+    """Seconds between two stack samples: about eight in the second half of the timeout, fewer when the timeout is `over`."""
     half = rule.window if rule.by == "progress" else rule.timeout.seconds / 2
     planned = max(SOONEST, half / SAMPLES)
     return max(planned, min(LATER, half / 4)) if over else planned
 
 
 def wants_closer(rule: StallRule, quiet: float, ranks: RunActivity, now: float) -> bool:
-    """Whether a capture is due before the timeout, because samples leave open who waits and who works."""
+    """Whether a capture is taken before the timeout, because stack samples do not tell which ranks wait and which work."""
     limit = rule.timeout.seconds
     return CLOSER * limit <= quiet and ranks.any_open(now, limit / 4)
 

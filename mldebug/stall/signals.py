@@ -31,7 +31,7 @@ STEPS = (ProgressKind.STEP, ProgressKind.RECORD, ProgressKind.HEARTBEAT)
 
 
 class Progress(Noun, frozen=True, kw_only=True):
-    """The last state of one signal, repeated in every look: `value` changes when the job moves."""
+    """The last state of one progress signal, repeated in every look. A `value` that changed means that the job moved."""
 
     kind: ProgressKind
     value: float  # step number, count or bytes
@@ -43,7 +43,7 @@ class Progress(Noun, frozen=True, kw_only=True):
 
 
 class RankLook(Noun, frozen=True, kw_only=True):
-    """One rank at one moment. Role, class and frames are known only where a stack sample was taken."""
+    """One reading of one rank. Role, class and frames are set only where a stack sample was taken."""
 
     rank: int
     role: Role | None = None
@@ -66,7 +66,9 @@ class RankLook(Noun, frozen=True, kw_only=True):
 
 
 class RunLook(Noun, frozen=True, kw_only=True):
-    """One tick of one run. A new `attempt` starts everything anew but the learned rhythm."""
+    """One reading of one run. A new `attempt` (start of the job) resets everything but the learned gaps between signs of
+    progress.
+    """
 
     at: float
     run: str = ""
@@ -85,7 +87,7 @@ class RunLook(Noun, frozen=True, kw_only=True):
 
     @property
     def living(self) -> tuple[int, ...]:
-        """Ranks that still run."""
+        """The numbers of the ranks on this node that still run."""
         gone = (Role.EXITED, Role.MISSING)
         return tuple(
             rank.rank
@@ -95,13 +97,15 @@ class RunLook(Noun, frozen=True, kw_only=True):
 
     @property
     def evidence_lives(self) -> float:
-        """For how many seconds a collective may hang before torch ends the job, and the evidence with it."""
+        """Seconds for which a collective may hang before torch ends the job, and the evidence with it: as the hook reports it,
+        else torch's default for the backend.
+        """
         limit = self.collective_timeout
         return limit if limit and limit > 0 else COLLECTIVE_TIMEOUTS.get(self.backend, 600.0)
 
 
 class Stage(StrEnum):
-    """How far the suspicion has come."""
+    """How far the suspicion of a stall has come."""
 
     WATCHING = "watching"  # the job moves, or is too young to say
     QUIET = "quiet"  # longer without progress than usual, too short to suspect

@@ -34,7 +34,7 @@ class _Count(msgspec.Struct):
 
 
 class StepTimer:
-    """Takes the records of all logs of one run."""
+    """Collects the durations of steps from the records of all logs of one run."""
 
     def __init__(self) -> None:
         self._counts: dict[Key, _Count] = {}
@@ -44,7 +44,7 @@ class StepTimer:
 
     @property
     def times(self) -> StepTimes | None:
-        """The durations so far; None before the first."""
+        """The histogram of step durations so far; None before the first."""
         return (
             StepTimes(counts=tuple(self._histogram), seconds=self._seconds)
             if any(self._histogram)
@@ -52,7 +52,7 @@ class StepTimer:
         )
 
     def begin(self, record: LogRecord, log: object, at: float) -> None:
-        """Take a record that was there before the watch began, written at this monotonic time."""
+        """Take a record of `log` that was there before the watch began; it was written at the monotonic time `at`, in seconds."""
         key = (log, record.format, record.total)
         if record.step is not None and key not in self._counts:
             count = self._count(key, record.step)

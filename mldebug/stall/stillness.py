@@ -10,7 +10,9 @@ from mldebug.stall.signals import RankLook, RunLook
 
 
 class StillnessSummary(msgspec.Struct, frozen=True):
-    """The ranks of one run by `Condition`, each with its activity, sorted by rank. `gone`: exited ranks; `missing`: ranks that never came."""
+    """The ranks of one run sorted by `Condition`, within each by rank number. `gone`: ranks that exited; `missing`: ranks that
+    never started.
+    """
 
     waiting: tuple[RankActivity, ...] = ()
     blind: tuple[RankActivity, ...] = ()
@@ -37,16 +39,18 @@ class StillnessSummary(msgspec.Struct, frozen=True):
 
     @property
     def somebody_stands(self) -> bool:
-        """Whether any rank waits or does nothing, whatever the others do."""
+        """Whether at least one rank stands still, waiting or not, whatever the others do."""
         return bool(self.waiting or self.blind or self.inert)
 
     @property
     def stood(self) -> tuple[int, ...]:
-        """The numbers of the ranks that do not move."""
+        """The numbers of the ranks that stand still."""
         return tuple(activity.last.rank for activity in (*self.waiting, *self.blind, *self.inert))
 
     def stood_for(self, now: float) -> float:
-        """Seconds since the last rank froze or, while others still work, since the first did. `now`: the caller's clock."""
+        """Seconds for which the ranks that stand have stood: all of them, or, while other ranks still work, the first one. 0.0
+        where none stands. `now`: the caller's clock.
+        """
         standing = (*self.waiting, *self.blind, *self.inert)
         spans = [
             now - (activity.unchanged_since if activity in self.blind else activity.frozen_since)
@@ -72,7 +76,7 @@ class RunActivity:
         self.worked = False  # a GPU of the run has computed in this attempt
 
     def update(self, run_look: RunLook, now: float) -> None:
-        """Take one reading of every rank. A rank that is not in it is forgotten."""
+        """Take one reading of every rank at `now`. Ranks that are not in it are forgotten."""
         before, self._exited, self._missing = self._by_rank, run_look.exited, run_look.missing
         if run_look.checkpoint_grew_at is not None:
             age = max(0.0, run_look.at - run_look.checkpoint_grew_at)
@@ -89,46 +93,50 @@ class RunActivity:
             self._by_rank[look.rank] = activity
 
     def forget(self, now: float) -> None:
-        """Note that the job made progress: what ranks did before counts for no later stall."""
+        """Note that the job made progress: what its ranks did before does not count for a later stall."""
         for activity in self._by_rank.values():
             activity.forget(now)
 
     def prove(self, found: Mapping[int, RankLook]) -> None:
-        """Take over which ranks wait, as a capture's native stacks have shown."""
+        """Take over the roles (by rank) that a capture's native stacks have shown, where the Python frames left them open."""
         for rank, look in found.items():
             if rank in self._by_rank:
                 self._by_rank[rank].prove(look)
 
     def any_open(self, now: float, window: float) -> bool:
-        """Whether a rank stood in one place for so long, and samples leave open whether it waits or works."""
+        """Whether any rank stood in the same frames for `window` seconds, and stack samples do not tell whether it waits or
+        works.
+        """
         return any(activity.is_open(now, window) for activity in self._by_rank.values())
 
     @property
     def on_devices(self) -> bool:
-        """Whether the GPUs of all ranks compute or move memory, as last read."""
+        """Whether the GPU of every rank computed or moved memory at its last reading; False without ranks."""
         activities = self._by_rank.values()
         return bool(activities) and all(one.device_moves for one in activities)
 
     def unmoved_for(self, now: float) -> tuple[float, float]:
-        """Seconds for which all ranks, and for which at least one rank, showed no sign of movement other than CPU time."""
+        """Two numbers: for how many seconds no rank, and for how many at least one rank, has not moved by any sign but CPU time."""
         spans = [now - activity.unmoved_since for activity in self._by_rank.values()]
         return min(spans, default=0.0), max(spans, default=0.0)
 
     def steady_for(self, now: float) -> float:
-        """Seconds for which every rank has shown the same stack, whatever its CPU and I/O counters did."""
+        """Seconds for which every rank has shown the same stack, whatever its CPU and I/O counters did; 0.0 without ranks."""
         return min(
             (now - activity.same_frames_since for activity in self._by_rank.values()), default=0.0
         )
 
     def checkpoint_moved_at(self, now: float, window: float) -> float:
-        """When a growing checkpoint last counted as movement of the job; -inf where none has since the last step."""
+        """When a growing checkpoint last counted as movement of the job, on the caller's clock; -inf where none has. `window`:
+        seconds a rank must stand before what its other threads write is ignored.
+        """
         activities = self._by_rank.values()
         by_rank = (activity.checkpoint_moved_at(now, window) for activity in activities)
         return max((self._checkpoint_grew_at, *by_rank))
 
     @property
     def checkpoint_writers(self) -> tuple[RankActivity, ...]:
-        """Ranks that have written as fast as a checkpoint is written since the job last made progress."""
+        """The ranks, by number, that wrote as fast as a checkpoint is written (1 MiB/s) since the job last made progress."""
         return tuple(
             activity for _, activity in sorted(self._by_rank.items()) if activity.checkpoint_bytes
         )
@@ -139,7 +147,7 @@ class RunActivity:
         return any(activity.changed for activity in self._by_rank.values())
 
     def moved_since(self, ranks: tuple[int, ...], moment: float) -> bool:
-        """Whether the stack of any of these ranks has changed after `moment`."""
+        """Whether any of these ranks has moved after `moment` (caller's clock): other frames, progress of its GPU, or a compiler."""
         return any(
             activity.unchanged_since > moment
             for rank in ranks
@@ -147,7 +155,7 @@ class RunActivity:
         )
 
     def stillness(self, now: float, window: float, *, devices: bool = True) -> StillnessSummary:
-        """Sort the ranks by what they did in the last `window` seconds. `devices` False: ignore progress of GPUs."""
+        """Sort the ranks by what they did in the last `window` seconds. With `devices` False progress of GPUs is ignored."""
         found: dict[Condition, list[RankActivity]] = {condition: [] for condition in Condition}
         for _, activity in sorted(self._by_rank.items()):
             found[activity.condition(now, window, devices=devices)].append(activity)
@@ -162,6 +170,6 @@ class RunActivity:
         )
 
     def any_class(self, names: frozenset[str]) -> bool:
-        """Whether a rank was last seen in one of these classes."""
+        """Whether the last stack sample of any rank put it in one of these classes (`mldebug.diagnosis.classify`)."""
         samples = [activity.classified for activity in self._by_rank.values()]
         return any(look.class_name in names for look in samples if look)

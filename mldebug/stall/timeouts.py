@@ -33,7 +33,9 @@ NEAR = 1.05
 
 
 class GapMemory(msgspec.Struct, kw_only=True):
-    """What an agent must remember of a run's rhythm across its own restart."""
+    """What is stored of the usual gaps between a run's signs of progress, so that an agent that restarts need not learn them
+    again.
+    """
 
     gaps: list[float] = []  # seconds, the oldest first
     longest: float = 0.0
@@ -43,24 +45,24 @@ class GapMemory(msgspec.Struct, kw_only=True):
 
 
 class Timeout(msgspec.Struct, frozen=True):
-    """Seconds, and where they come from."""
+    """A timeout in seconds, and in words how it was found."""
 
     seconds: float
     why: str
 
 
 class ProgressGaps:
-    """Learns from the gaps of one run."""
+    """Learns from the gaps (seconds) between the signs of progress of one run which timeout fits it."""
 
     def __init__(self, memory: GapMemory | None = None) -> None:
         self.memory = memory or GapMemory()
 
     def begin_attempt(self) -> None:
-        """Note that a new attempt begins: its first gaps are those of a start-up again."""
+        """Note that a new attempt begins: its first gaps are kept apart, because a start-up is slower."""
         self.memory.first, self.memory.begun = [], 0
 
     def add(self, seconds: float, steps: int = 1) -> None:
-        """Learn a pause that ended by itself after so many steps; what is no positive number teaches nothing."""
+        """Learn a gap that ended with progress by so many steps. A gap that is not a positive finite number is ignored."""
         if not 0 < seconds < float("inf"):
             return
         memory = self.memory
@@ -73,27 +75,29 @@ class ProgressGaps:
         memory.gaps = [*memory.gaps, *gaps][-KEPT:]
 
     def false_alarm(self, pause: float, timeout: float) -> None:
-        """Learn that a stall of `pause` seconds was none; `timeout` is the one that raised the alarm."""
+        """Learn that an alarm was false: the job went on after `pause` seconds. `timeout`: the seconds after which the alarm
+        came.
+        """
         if timeout > 0:
             wanted = self.memory.widened * MARGIN * pause / timeout
             self.memory.widened = min(WIDEST, max(self.memory.widened, wanted))
 
     @property
     def usual(self) -> float | None:
-        """The median gap, or None before the first."""
+        """The median gap in seconds; None before the first."""
         gaps = self._known
         return statistics.median(gaps) if gaps else None
 
     @property
     def enough(self) -> bool:
-        """Whether there are enough gaps to learn from."""
+        """Whether the gaps suffice to set a timeout: 10, or 4 where the longest is at most twice the median."""
         gaps = self.memory.gaps
         even = len(gaps) >= STEADY and max(gaps) <= EVEN * statistics.median(gaps)
         return even or len(gaps) >= ENOUGH
 
     @property
     def slowest(self) -> float:
-        """The 99th percentile of the gaps, without the longest where there are 10 or more; 0 before the first."""
+        """The 99th percentile of the gaps in seconds, without the longest where there are 10 or more; 0 before the first."""
         gaps = sorted(self._known)
         last = len(gaps) - (2 if len(gaps) >= ENOUGH else 1)
         return gaps[min(last, int(0.99 * len(gaps)))] if gaps else 0.0
@@ -109,18 +113,18 @@ class ProgressGaps:
         return max(self.memory.longest, *(() if self.enough else self.memory.first), 0.0)
 
     def reach(self, seconds: float) -> bool:
-        """Whether this run is usually quiet for about so long, or longer."""
+        """Whether gaps of about `seconds` (up to 5 % more than the slowest), or longer ones, are usual in this run."""
         return NEAR * self.slowest >= seconds
 
     def timeout(self, evidence_limit: float) -> Timeout:
-        """Return `auto`; `evidence_limit` is how long a rare long gap may make it at most."""
+        """The automatic timeout of this run. A rare long gap in the past raises it to `evidence_limit` seconds at most."""
         base = self._learned() if self.enough else _unlearned()
         base = self.widen(base)
         floor = self._survived(evidence_limit)
         return floor if floor and floor.seconds > base.seconds else base
 
     def widen(self, timeout: Timeout) -> Timeout:
-        """An automatic timeout made longer by the false alarms of this run."""
+        """The automatic timeout, made longer (at most 2 x) where this run has had false alarms."""
         factor = self.memory.widened
         if factor == 1:
             return timeout

@@ -37,7 +37,7 @@ SOONEST = 0.25
 
 
 class StallWatch:
-    """Decides for one run, look after look, whether it is stalled. Never raises, whatever a look contains."""
+    """Decides for one run, from one reading after the other, whether it is stalled. Never raises, whatever a reading contains."""
 
     def __init__(self, settings: StallSettings, memory: StallMemory | None = None) -> None:
         self._settings = settings
@@ -55,21 +55,23 @@ class StallWatch:
         return self._clock.now - (self._first_look_at or 0.0)
 
     def memory(self) -> StallMemory:
-        """Return a copy to store; a watch made from it goes on where this one stands."""
+        """A copy of the state, to be stored; a watch that is made from it goes on where this one stands."""
         self._memory.progress = self._clock.memory
         return copy.deepcopy(self._memory)
 
     def reload(self, settings: StallSettings) -> None:
-        """Use other settings from now on. The learned gaps between steps are kept."""
+        """Use other settings from now on. What was learned of the run is kept."""
         self._settings = settings
         self._clock.look_every(settings.interval)
 
     def await_answer(self, awaits: bool) -> None:
-        """Set whether the Flight Recorder of a rank is still to come after the newest capture; a full one takes a minute."""
+        """Set whether a rank's Flight Recorder is still to come after the newest capture (reading a full one takes a minute)."""
         self._memory.awaits = awaits
 
     def take_classes(self, found: Mapping[int, RankLook]) -> None:
-        """Take over which ranks wait, as the native stacks of a capture have shown; whose frames have changed since is not believed."""
+        """Take over the roles (by rank) that native stacks of a capture have shown; ignored for a rank whose Python frames have
+        changed since.
+        """
         self._ranks.prove(found)
 
     def look(self, look: RunLook) -> StallDecision:
