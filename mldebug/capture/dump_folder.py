@@ -42,10 +42,11 @@ class _Found(NamedTuple):
 
 
 def captures_from_dumps(where: Path) -> tuple[NodeCapture, ...]:
-    """Read a file, or every file of a folder, as stacks of one job; empty where nothing looks like them.
+    """Read a file, or every file of a folder, as stacks of one job. Returns captures, one for each node; empty where nothing
+    looks like stacks.
 
-    EvidenceError where files are named by ranks and none holds a stack. What was not read is a gap of the captures, and how
-    ranks were numbered, where no dump says so, a remark.
+    Raises EvidenceError where files are named by ranks and none holds a stack. What was not read becomes a gap of the captures;
+    how ranks were numbered, where that is a guess, a remark.
     """
     files = [read_file(path, where) for path in dump_paths(where)]
     found = _joined_files(one for file in files for one in _found_in(file))

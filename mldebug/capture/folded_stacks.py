@@ -23,7 +23,7 @@ class CountedStack(Noun, frozen=True, kw_only=True):
 
 
 def parse_folded(text: str) -> tuple[CountedStack, ...]:
-    """The stacks in py-spy's output; lines that are none (its own messages, other threads without a frame) are passed over."""
+    """The stacks in the output of `py-spy record --format raw`. Lines that are no stacks (py-spy's own messages) are ignored."""
     found = (_LINE.match(line) for line in text.split("\n")[:MAX_LINES])
     return tuple(_counted(match) for match in found if match is not None)
 

@@ -1,4 +1,4 @@
-"""What a frame belongs to (the job, a framework, the standard library) and which thread speaks for a process."""
+"""Whose code a frame is (the job's, a package's, a library's), and which thread shows what a process does."""
 
 from collections.abc import Iterable
 
@@ -7,12 +7,14 @@ from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
 
 
 def owner_of(frame: Frame) -> Owner:
-    """Whose code a frame belongs to; native code counts as a library's."""
+    """Whose code a frame belongs to, by its file; native code counts as a library's."""
     return Owner.LIBRARY if frame.native else owner(frame.path, frame.file)
 
 
 def is_user(frame: Frame) -> bool:
-    """True for code of the job or of a package that it uses: neither native, nor the standard library, nor torch."""
+    """True for code of the job or of a package that it uses; False for native code, the standard library, torch and other
+    libraries that wait.
+    """
     return owner_of(frame) is not Owner.LIBRARY
 
 
@@ -32,7 +34,9 @@ def python_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
 
 
 def site(frames: Iterable[Frame]) -> Frame | None:
-    """The innermost frame of the job's own code; where it has none, of a package that it runs. None: libraries alone."""
+    """The innermost frame of the job's own code; without one, of a package that the job uses. None where all frames are of
+    libraries.
+    """
     best: Frame | None = None
     nearest = Owner.LIBRARY
     for frame in frames:  # thousands of ranks: most stacks are left at their first own frame
@@ -44,14 +48,14 @@ def site(frames: Iterable[Frame]) -> Frame | None:
 
 
 def inner(frames: tuple[Frame, ...], place: Frame | None) -> tuple[Frame, ...]:
-    """The frames below the job's own line, i.e. those that it called, innermost first; all frames where there is no such line."""
+    """The frames that `place` has called, innermost first. All frames where `place` is None or a framework's."""
     if place is None or owner_of(place) is Owner.FRAMEWORK:
         return frames
     return frames[: frames.index(place)]
 
 
 def principal(stacks: tuple[ThreadStack, ...], pid: int) -> ThreadStack | None:
-    """The thread that shows what the process does: the main thread, unless that only waits for a thread that trains."""
+    """The thread that shows what the process does: its main thread or, where that only waits for a thread that trains, that one."""
     main = next((s for s in stacks if s.name == MAIN_THREAD), None)
     main = main or next((s for s in stacks if s.tid == pid), None)
     if main is not None and not _parked(main):
@@ -65,7 +69,9 @@ def principal(stacks: tuple[ThreadStack, ...], pid: int) -> ThreadStack | None:
 
 
 def last_frame(stacks: tuple[ThreadStack, ...], pid: int) -> str:
-    """Where that thread is in Python, in the job's own code if it is below any: `step (train.py:30)`; "" without a stack."""
+    """Where a process is in Python, by the thread that shows what it does: `step (train.py:30)`; its job's own code if the stack
+    has any. "" without a stack.
+    """
     stack = principal(stacks, pid)
     frames = python_frames(stack.frames) if stack else ()
     found = site(frames) or next(iter(frames), None)
@@ -106,5 +112,5 @@ def _trains(stack: ThreadStack) -> bool:
 
 
 def labels(frames: Iterable[Frame]) -> tuple[str, ...]:
-    """The frames as py-spy prints them, innermost first."""
+    """The frames as py-spy prints them, `train (train.py:30)`, innermost first."""
     return tuple(frame.label for frame in frames)

@@ -15,7 +15,9 @@ class ProcessSample(NamedTuple):
 
 
 def movement(pid: int, samples: list[ProcessSample]) -> Movement | None:
-    """Compare the samples of one process, oldest first; None where fewer than two say anything."""
+    """Compare the samples of one process, oldest first. None where fewer than two of them could be read, or no time passed
+    between them.
+    """
     readable = [sample for sample in samples if sample.state is not None]
     if len(readable) < 2 or readable[-1].at <= readable[0].at:
         return None

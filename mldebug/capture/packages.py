@@ -92,7 +92,7 @@ _SCRIPT = re.compile(r"[\w-]+")  # torchrun, accelerate: what pip writes to star
 
 
 class Owner(enum.IntEnum):
-    """Whose code a frame is; the smaller, the nearer to the job."""
+    """Whose code a frame is; the smaller the value, the nearer to the job."""
 
     JOB = 0
     INSTALLED = 1  # in site-packages, and no framework that is known: perhaps the job's own package

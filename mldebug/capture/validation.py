@@ -13,7 +13,7 @@ MAX_NUMBER = 1e15  # of seconds, ratios, degrees: what is counted exactly is a w
 
 
 def wrong_ranks(ranks: Sequence[int], world: int) -> str:
-    """What is wrong with these ranks of so many, as words that follow a name; "" where nothing is."""
+    """What is wrong with these ranks of a job of `world` ranks, as words that follow a name; "" where nothing is."""
     lowest, highest = min(ranks, default=0), max(ranks, default=0)
     if 0 <= lowest <= highest < world <= MAX_WORLD:
         return ""

@@ -46,7 +46,7 @@ class AccessKind(StrEnum):
 
 
 class RankFacts(Noun, frozen=True, kw_only=True):
-    """The facts of one rank that decide how its Flight Recorder can be read. `backends`: by the names of its threads."""
+    """The facts of one rank that decide how its Flight Recorder can be read. `backends`: as the names of its threads show."""
 
     rank: int
     torch: TorchVersion | None = None
@@ -58,14 +58,18 @@ class RankFacts(Noun, frozen=True, kw_only=True):
 
 
 class AccessMethod(NamedTuple):
-    """One way to read a rank's Flight Recorder, and its paths: sockets, files that PyTorch may dump into, or the FIFO."""
+    """One way to read a rank's Flight Recorder, and the paths that it needs: sockets, files that PyTorch may dump into, or the
+    FIFO.
+    """
 
     kind: AccessKind
     places: tuple[str, ...] = ()
 
 
 class AccessPlan(NamedTuple):
-    """`ways`: usable methods in order; `closed`: why each other one is not usable; `better`: the setting that would give a better method."""
+    """How a rank's Flight Recorder can be read. `ways`: methods in the order to try; `closed`: each unusable method with the
+    reason; `better`: the setting that would allow a better one.
+    """
 
     ways: tuple[AccessMethod, ...]
     closed: tuple[tuple[AccessKind, str], ...]
@@ -73,7 +77,7 @@ class AccessPlan(NamedTuple):
 
     @property
     def dumps(self) -> tuple[str, ...]:
-        """Files into which this rank's PyTorch dumps, whatever causes the dump."""
+        """The files into which this rank's PyTorch writes its dumps; empty where dumps cannot be used."""
         return next((way.places for way in self.ways if way.kind is AccessKind.DUMP), ())
 
 
@@ -96,7 +100,7 @@ def plan(facts: RankFacts) -> AccessPlan:
 
 
 def dump_files(facts: RankFacts) -> tuple[str, ...]:
-    """Where this PyTorch writes dumps by itself; more than one path where releases of the version differ."""
+    """The paths where the rank's PyTorch version writes dumps; more than one where releases of that version differ."""
     environ, torch = facts.environ, facts.torch or (0, 0)
     named = environ.get(PREFIX) if torch >= (2, 8) else None
     named = named or environ.get(OLD_PREFIX)
@@ -117,7 +121,7 @@ def _default_prefixes(environ: Mapping[str, str], torch: TorchVersion) -> Iterat
 
 
 def possible_dumps(facts: RankFacts) -> tuple[str, ...]:
-    """Where the rank may dump: its version's paths, or those of every version while its own is not known."""
+    """The files into which the rank may dump: by its PyTorch version or, while that is not known, those of every version."""
     if facts.torch is not None:
         return plan(facts).dumps
     guesses = (msgspec.structs.replace(facts, torch=version) for version in _FILES_OF)
@@ -125,7 +129,9 @@ def possible_dumps(facts: RankFacts) -> tuple[str, ...]:
 
 
 def is_nccl2(facts: RankFacts) -> bool:
-    """Whether "nccl" means the backend nccl2 here, which exists since PyTorch 2.14 and is the default since 2.15."""
+    """Whether the name "nccl" stands for PyTorch's backend nccl2 in this process: by its threads, else by its setting, else by
+    its version (an option since 2.14, the default since 2.15).
+    """
     if facts.backends & {"nccl", "nccl2"}:
         return "nccl" not in facts.backends
     chosen = facts.environ.get(USE_NCCL2)
@@ -145,7 +151,9 @@ def _gloo_alone(facts: RankFacts) -> bool:
 
 
 def records(facts: RankFacts) -> bool:
-    """Does NCCL's recorder record calls? From 2.11 on by default, before that where the hook or a setting has switched it on."""
+    """Whether PyTorch's NCCL recorder records calls: as the buffer size set in the environment says; without one, from PyTorch
+    2.11 on or where mldebug's hook is loaded.
+    """
     torch = facts.torch or (0, 0)
     names = (SIZE, OLD_SIZE) if torch >= (2, 8) else (OLD_SIZE,)
     size = next((facts.environ[name] for name in names if name in facts.environ), None)

@@ -51,9 +51,10 @@ class AnalysisResult(NamedTuple):
 def analyse(
     records: Mapping[int, FlightRecord], unreadable: Mapping[int, str] | None = None
 ) -> Conclusion:
-    """Judge the records of a job, by rank; a rank without a record has no dump. Members missing in a record are inferred from the others.
+    """Judge the Flight Recorder records of a job, given by rank; a rank without a record counts as one without a dump. Members
+    that a record does not list are inferred from the others.
 
-    `unreadable`: ranks whose dump is there and cannot be read, with the reason.
+    `unreadable`: ranks whose dump exists and cannot be read, with the reason.
     """
     analysis = Analysis(filled(records), unreadable)
     found = analysis.found
@@ -84,17 +85,19 @@ class Analysis:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """The calls in which ranks wait that were found in the dumps, those of most ranks first."""
+        """The calls in which ranks wait for others, those with most waiting ranks first."""
         return self._chains.claims
 
     @property
     def unfinished(self) -> Mapping[int, Claim]:
-        """For each rank the call that it is still in although at least half of its group has left it."""
+        """By rank, the call that it is still in although at least half of the group's members have left it."""
         return self._chains.unfinished
 
     @property
     def telling(self) -> tuple[Claim, ...]:
-        """The calls that do not end, sorted for a report: first those on which the result rests, last those behind an older call."""
+        """The calls that do not end, sorted for a report: first those on which the result rests, last those that only wait behind
+        an older call.
+        """
         shown = {id(one) for one in (self.found.claim, *self._chains.unfinished.values())}
         return tuple(
             sorted(
@@ -105,7 +108,7 @@ class Analysis:
 
     @cached_property
     def found(self) -> AnalysisResult:
-        """The result of the first rule that applies."""
+        """The result: that of the first rule that applies, in a fixed order of rules."""
         rules: tuple[Callable[[], AnalysisResult | None], ...] = (
             self._disagreement, self._sinks, self._unfinished, self._victims, self._circle, self._absent, self._frozen,
             self._waits, self._history,

@@ -47,7 +47,9 @@ Raw = dict[str, Any]
 
 
 class DumpLimits(NamedTuple):
-    """Bounds of what is read of one dump: `values` in all, `keep` calls of each group. `world`: ranks of the job, if known."""
+    """Limits on what is read of one dump. `values`: how many in all; `keep`: calls of each group; `world`: ranks of the job, if
+    known.
+    """
 
     values: int = MAX_OBJECTS
     keep: int = KEEP
@@ -58,7 +60,7 @@ USUAL = DumpLimits()
 
 
 def limits_of_living_job(world: int) -> DumpLimits:
-    """The bounds for a living job, whose dump the agent parses in its own process. `world`: its ranks."""
+    """The limits for the dump of a job that runs, which the agent parses in its own process. `world`: the job's number of ranks."""
     return DumpLimits(MAX_LIVING, MAX_CALLS, world)
 
 

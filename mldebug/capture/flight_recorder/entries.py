@@ -35,7 +35,7 @@ _TRANSFER = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})", re.ASCII)
 
 
 class GroupInfo(NamedTuple):
-    """The properties of a process group in a dump: its name, description, members and backend, without its calls."""
+    """What a dump says of a process group, without its calls: name, description, members, backend."""
 
     description: str = ""
     members: str = ""  # global ranks, folded
@@ -43,7 +43,9 @@ class GroupInfo(NamedTuple):
     backend: str = ""  # that counts them; "": not known
 
     def is_unused(self, backend: str) -> bool:
-        """Whether the group has made no call with this backend; a recorder's entries of that name then belong to an older group."""
+        """Whether the group has made no call with this backend, as far as its count tells (one that names no backend counts for
+        all). Entries under its name then belong to an older group of this name.
+        """
         return self.calls == 0 and self.backend in ("", backend)
 
 
@@ -56,7 +58,7 @@ def make_record(
     silent: tuple[str, ...] = (),
     counts: tuple[GroupCount, ...] = (),
 ) -> FlightRecord:
-    """One record of all backends of a rank, with at most `keep` calls of each group."""
+    """The Flight Recorder of one rank, joined from the dumps of its backends, with at most `keep` calls of each process group."""
     current = [_current(entries) for entries in dumps]
     groups = [group for entries in current for group in _groups(_placed(entries), infos, keep)]
     sends = [call for entries in current for call in entries if call.is_p2p and not call.done]
@@ -92,7 +94,9 @@ def _pairs(calls: Iterable[RawCall], infos: Mapping[str, GroupInfo]) -> Iterable
 
 
 def group_counts(status: object, entries: Sequence[RawCall]) -> tuple[GroupCount, ...]:
-    """How far the rank is in each group, by its `pg_status`; without groups whose finished calls show it anyway."""
+    """How far the rank is in each process group, by the `pg_status` of its dump. Empty where the dump also holds finished calls,
+    or no group has finished one.
+    """
     if not isinstance(status, dict) or any(call.done for call in entries):
         return ()
     names = {call.pg_id: call.process_group[0] for call in entries}

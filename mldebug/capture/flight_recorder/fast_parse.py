@@ -1,9 +1,9 @@
-"""A dump without its old calls that are done, left out before anything of them is made.
+"""Parses a dump quickly by leaving out its old finished calls before anything is made of them.
 
-PyTorch keeps the newest 2,000 calls of a rank; an analysis looks at those that are not done and at the newest of each group.
-The picklers of PyTorch and of Python write the name of a field once and refer to it from then on, so every later call begins with
-one reference, that to its first field. What is cut out of a pickle is never looked at, and what is left is checked as any other
-file: it is damaged where a call that was cut out held what another one refers to. Then the whole file has to be read.
+PyTorch keeps the newest 2,000 calls of a rank; an analysis needs only unfinished calls and the newest of each group. Picklers
+write the name of a field once and then refer to it, so every later call begins with the same reference, that to its first field:
+there the bytes are cut. What is cut out is not looked at; the rest is checked as any other file. If it refers to something that
+was cut out, the whole file has to be read.
 """
 
 import re
@@ -116,7 +116,9 @@ class _Split(NamedTuple):
 
 
 def cut_pickle(data: bytes, keep: int) -> bytes:
-    """The pickle with fewer calls, after a check of its steps; unchanged where it has another layout. Raises ValueError for a damaged one."""
+    """The bytes of a pickle without its old finished calls (the newest `keep` stay), after a check of its steps; unchanged where
+    it has another layout. Raises ValueError for a damaged one.
+    """
     found = _split(data)
     end = "" if _gloo_alone(data) else "completed"
     first = max(FIRST, _first_with(end, found.calls)) if found else 0

@@ -18,7 +18,7 @@ def is_list_of_calls(raw: object) -> bool:
 
 
 def modern(entries: list[Raw]) -> list[Raw]:
-    """The calls in today's fields; those that have them already are not touched."""
+    """The calls of an old dump with the field names of today's; calls that have these already are not changed."""
     return [one if _is_modern(one) else _modern(one) for one in entries]
 
 

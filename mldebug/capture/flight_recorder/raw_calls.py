@@ -58,21 +58,21 @@ class RawCall(msgspec.Struct, frozen=True):
 
     @property
     def placed(self) -> bool:
-        """Whether it says of which group it is, as which call of it, and how far it has come."""
+        """Whether the dump says to which group the call belongs, as which of its calls, and how far it has come."""
         numbered = self.is_p2p or self.collective_seq_id >= 0
         named = bool(self.process_group[0] and self.profiling_name)
         return named and numbered and (self.done or self.state in STATES)
 
     @property
     def owner(self) -> tuple[str, str]:
-        """The name and the backend of the call's group."""
+        """The name and the backend of the group that the call belongs to."""
         return self.process_group[0], self.profiling_name.partition(":")[0]
 
 
 def one_each(calls: Sequence[RawCall], members: int) -> list[RawCall]:
-    """The collectives of one group in their order, a batch as one call with the parts of all its operations.
+    """The collectives of one group in their order; a batch becomes one call with the parts of all its operations.
 
-    `members`: of the group; where a batch has not as many parts some of them are not told, and its sizes are left out.
+    `members`: number of members of the group. A batch with fewer parts than members is incomplete, so its sizes are left out.
     """
     batches: dict[int, list[RawCall]] = {}
     for call in calls:

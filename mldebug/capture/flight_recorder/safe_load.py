@@ -44,7 +44,7 @@ class _Plain(pickle.Unpickler):
 
 
 def load_plain(data: bytes, most: int = MAX_OBJECTS) -> object:
-    """The value in the file, of at most so many values. Raises ValueError with the reason."""
+    """The value in a JSON or pickle file, which may hold at most `most` values. Raises ValueError with the reason."""
     if not data:
         raise ValueError("it is empty")
     if is_json(data):
@@ -57,13 +57,13 @@ def load_plain(data: bytes, most: int = MAX_OBJECTS) -> object:
 
 
 def load_checked(data: bytes, most: int = MAX_OBJECTS) -> object:
-    """The value in a pickle whose steps have been checked. Raises ValueError with the reason."""
+    """The value in a pickle whose steps `check_steps` has allowed, of at most `most` values. Raises ValueError with the reason."""
     _bound(data, _MAKERS, most)
     return _run(_Plain(io.BufferedReader(io.BytesIO(data))))
 
 
 def is_json(data: bytes) -> bool:
-    """Whether the data begins as a JSON object or array, so is no pickle."""
+    """Whether the data begins as a JSON object or array does; else it is taken for a pickle."""
     return data[:256].lstrip()[:1] in (b"{", b"[")
 
 
@@ -97,7 +97,9 @@ def _run(reader: _Plain) -> object:
 
 
 def memo_of(start: bytes) -> Mapping[int, object]:
-    """The numbered objects at the beginning of a pickle, which is cut between two steps. Raises ValueError with the reason."""
+    """The numbered objects (memo) that the beginning of a pickle makes; it must be cut between two steps. Raises ValueError with
+    the reason.
+    """
     data = start + b"."
     _bound(data, _MAKERS, MAX_NUMBERED)
     check_steps(data)
@@ -107,7 +109,7 @@ def memo_of(start: bytes) -> Mapping[int, object]:
 
 
 def check_references(rest: bytes, count: int) -> None:
-    """Raises ValueError where a pickle, from here on, refers to anything but its first `count` numbered objects."""
+    """Raise ValueError where the rest of a pickle refers to another numbered object than one of the first `count`."""
     check_steps(rest, _referring(count))
 
 

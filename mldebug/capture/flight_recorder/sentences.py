@@ -14,12 +14,12 @@ MAX_LINKS = 8
 
 
 def group(view: View) -> str:
-    """The name of a process group for sentences: `dp`, or its number where the job gave it none."""
+    """The name of a process group for a sentence: `dp`, or its number where the job gave it none."""
     return view.title.removeprefix("group ")
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """`rank 2`, `ranks 0-1,3`."""
+    """Ranks for a sentence: `rank 2`, `ranks 0-1,3`."""
     found = sorted(set(numbers))
     return f"rank{'s' if len(found) > 1 else ''} {shorten_ranks(fold_ranks(found), 60)}"
 

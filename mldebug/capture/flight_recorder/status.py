@@ -20,14 +20,16 @@ NUMBERS = ("last_enqueued_collective", "last_started_collective", "last_complete
 
 
 class RankStatus(NamedTuple):
-    """The groups of a rank with their members, as PyTorch spells them, and its three numbers in each."""
+    """What a short dump (`pg_status`, `pg_config`) says of one rank: its process groups with their members, and three call
+    numbers for each.
+    """
 
     groups: tuple[tuple[str, str], ...]
     counts: tuple[tuple[str, int, int, int], ...]
 
     @property
     def calls(self) -> int:
-        """How many calls the rank has made in all groups."""
+        """How many calls the rank has made in all groups together."""
         return sum(enqueued for _, enqueued, _, _ in self.counts)
 
 
@@ -55,9 +57,10 @@ class _StatusDump(msgspec.Struct, frozen=True):
 
 
 def spoken_for(statuses: Mapping[int, RankStatus]) -> dict[int, int]:
-    """Of ranks whose progress is the same, which one's full record stands for the others: {rank: the rank whose record is used}. A rank that is behind, or alone in its state, is not in it.
+    """Which ranks need no full record: {rank: the rank of the same progress whose full record stands for it}, for the largest set
+    of ranks with equal status.
 
-    Empty where some rank has not finished a call that these ranks have finished: then the full records of all are compared.
+    Empty where another rank may wait in a call that these ranks have finished: then the full records of all are compared.
     """
     alike: dict[RankStatus, list[int]] = {}
     for rank, status in sorted(statuses.items()):
@@ -85,9 +88,11 @@ def _members(status: RankStatus) -> frozenset[str]:
 
 
 def beside(whole: FlightRecord, pending: FlightRecord) -> FlightRecord | None:
-    """Complete a rank's short record (`pending`: only calls that have not ended) from the full record of a rank with the same progress; None where the two do not have the same pending calls.
+    """Complete a rank's short record (`pending`: only its unfinished calls) from the full record `whole` of a rank with the same
+    progress.
 
-    Also where nothing pends: then only all calls tell what went wrong. What is done stands in `whole` alone. Other backends tell all.
+    None where the two have different NCCL calls pending, none pending, or sends: then the rank's own full record is needed.
+    Groups of other backends are taken from `pending` as they are.
     """
     own = {
         _key(group): _pending(group)

@@ -43,7 +43,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class View:
-    """One process group, as the records of all its members show it."""
+    """One process group with what the record of each of its members shows of it."""
 
     def __init__(self, group: FlightGroup, by_rank: dict[int, FlightGroup]) -> None:
         self.name, self.backend, self.description = group.name, group.backend, group.description
@@ -57,22 +57,24 @@ class View:
 
     @cached_property
     def pending(self) -> dict[int, Collective]:
-        """Rank -> the oldest call that is not done, of those that have one."""
+        """By rank, the oldest call of the group that is not done; ranks without one are left out."""
         found = {rank: oldest_pending(group) for rank, group in self.by_rank.items()}
         return {rank: call for rank, call in found.items() if call is not None}
 
     @property
     def title(self) -> str:
-        """`group dp`, or its number where the job gave it no name."""
+        """The group in words: `group dp`, or its number where the job gave it no name."""
         nameless = self.description in ("", "undefined", "default_pg")
         return f"group {self.name if nameless else self.description}"
 
     def call(self, rank: int, sequence: int) -> Collective | None:
-        """A rank's call with this sequence number; None where it has not made it, or it is forgotten."""
+        """The call with this sequence number of a rank; None where the rank has not made it, or its recorder no longer keeps it."""
         return self._calls[rank].get(sequence)
 
     def one_size(self, sequence: int) -> bool:
-        """Whether sizes and types of this call agree in all records that have them. In a scatter only the root has."""
+        """Whether all records that have a size for this call agree in size and data types. (Of a scatter only the root records a
+        size.)
+        """
         calls = (self.call(rank, sequence) for rank in self.by_rank)
         shapes = {
             (call.elements, call.dtypes) for call in calls if call and call.elements is not None
@@ -137,7 +139,9 @@ def _counted(
 
 
 class Vote(NamedTuple):
-    """One call of a group as its members made it. `model` is that of the majority, None where there is none."""
+    """One call of a group as its members made it. `model`: the call as more than half of the members made it; None where there is
+    no such majority.
+    """
 
     view: View
     sequence: int
@@ -148,7 +152,7 @@ class Vote(NamedTuple):
 
 
 def vote(view: View, sequence: int) -> Vote:
-    """Compare one call of all members that answered and still remember it."""
+    """Compare how the members of a group made the call with this sequence number, of those whose record still has it."""
     made = {rank: view.call(rank, sequence) for rank in view.by_rank}
     calls = {rank: call for rank, call in made.items() if call is not None}
     skewed = calls.keys() == view.members and not _fit(tuple(calls.values()))
@@ -202,7 +206,7 @@ def majority(votes: Iterable[K], half: float) -> K | None:
 
 
 def last_call(record: FlightRecord) -> tuple[FlightGroup, Collective] | None:
-    """The oldest call that a rank waits in, else the last it made; None before its first collective."""
+    """The oldest collective that a rank waits in, else the last that it made, with its group; None before its first collective."""
     calls = [(group, call) for group in record.groups for call in group.calls]
     pending = [call for call in calls if not call[1].done]
     if pending:
@@ -220,7 +224,9 @@ def collective_words(record: FlightRecord | None) -> str:
 
 
 def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
-    """Whether all calls were made before the capture began (unix time); otherwise the job moves, and nobody is out of step."""
+    """Whether every collective was made before the capture of its rank began (unix time). If not, the job moves, and no rank is
+    out of step.
+    """
     return all(
         call.created_at <= began
         for record, began in flights
@@ -230,21 +236,23 @@ def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
 
 
 def newest_call(record: FlightRecord) -> float:
-    """When a record's last call was made (unix seconds); -inf without calls."""
+    """When the rank made its last call, a collective or a transfer, in unix seconds; -inf without calls."""
     calls = (call.created_at for group in record.groups for call in group.calls)
     sends = (transfer.created_at for transfer in record.transfers)
     return max((*calls, *sends), default=float("-inf"))
 
 
 def everybody(record: FlightRecord) -> str:
-    """All ranks of the job, folded, from the default group; "" where the record does not list them."""
+    """All ranks of the job as a folded set (`0-5,7`), from the members of the default group; "" where the record does not list
+    them.
+    """
     default = (group.members for group in record.groups if group.description == "default_pg")
     return next(filter(None, default), "")
 
 
 @lru_cache(maxsize=64)
 def members_of(folded: str) -> frozenset[int]:
-    """The ranks of a folded set; none where it is damaged."""
+    """The ranks in a folded set (`0-5,7`); empty where the text is damaged."""
     try:
         return frozenset(unfold(folded))
     except UsageError:  # stored evidence, damaged

@@ -17,11 +17,11 @@ ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
 
 
 class Claim(NamedTuple):
-    """One call that does not end: the ranks that wait in it, and the ranks of its group that have not joined it.
+    """One call that does not end: the ranks that wait in it, and the members of its group that have not joined it.
 
-    `late`: members that have not called it. `slow`: members that have, but whose GPU is not as far. `absent`: members without a
-    dump, of which nothing is known. `forgot`: members whose recorders hold no call of the group any more. `finished`: members for which it is done.
-    `held`: those who have called it, and wait in an older call elsewhere.
+    `late`: members that have not called it. `slow`: members that have, but whose GPU has not come to it. `absent`: members
+    without a dump. `forgot`: members whose record holds no call of the group any more. `finished`: members for which it is done.
+    `held`: members that have called it, but wait in an older call of another group.
     """
 
     view: View
@@ -44,22 +44,26 @@ class Claim(NamedTuple):
 
     @property
     def on(self) -> tuple[int, ...]:
-        """The ranks that surely hold this call up."""
+        """The ranks that certainly hold this call up: `late` and `slow`."""
         return (*self.late, *self.slow)
 
     @property
     def timed(self) -> bool:
-        """Whether the record shows whose GPU has reached the call (NCCL with TORCH_NCCL_ENABLE_TIMING=1 only)."""
+        """Whether the records show whose GPU has reached the call; those of NCCL do only with TORCH_NCCL_ENABLE_TIMING=1."""
         states = {call.state for call in self.view.pending.values()}
         return self.view.backend != "nccl" or "started" in states
 
     @property
     def ended_on_some(self) -> bool:
-        """Whether the call ended for members that can leave it only when all have come; then those still in it hold it up."""
+        """Whether the call has ended for some members although no member can leave it before all have come. Then those still in
+        it hold it up.
+        """
         return bool(self.finished) and not self.rooted
 
     def accuses(self, rank: int) -> bool:
-        """Is this waiting rank still in it, when half of the group or more has left it? What was sent may lie in a buffer, so a transfer has to be its oldest call."""
+        """Whether this waiting rank is itself to blame, because at least half of the group has left the call. A transfer must
+        also be the rank's oldest call, since what was sent may lie in a buffer.
+        """
         few = 2 * len(self.waiting) <= len(self.members)
         return self.ended_on_some and few and not (self.transfer and rank in self.held)
 
@@ -75,12 +79,14 @@ class Claim(NamedTuple):
 
     @property
     def outnumbered(self) -> bool:
-        """Whether fewer ranks wait than have not come; then the waiting ones may have made a call too many."""
+        """Whether fewer ranks wait in this collective than have not called it; then the waiting ones may have made one call too
+        many.
+        """
         return not self.transfer and len(self.waiting) < len(self.late)
 
 
 def claims(views: Iterable[View], records: Mapping[int, FlightRecord]) -> tuple[Claim, ...]:
-    """All calls in which ranks wait for others, those of most ranks first."""
+    """All calls in which ranks wait for others, those with most waiting ranks first."""
     found = [claim for view in views for claim in _collectives(view, records)]
     found += _transfers(records)
     found = list(_with_held(found))
@@ -225,7 +231,7 @@ def _has_passed(one: Transfer, records: Mapping[int, FlightRecord], rank: int, p
 
 
 class WaitChains:
-    """Follows the waiting from rank to rank: for each waiting rank, which ranks stand at the end of its chain."""
+    """Follows from rank to rank who waits for whom, to find the ranks at the end of the chains."""
 
     def __init__(self, found: Iterable[Claim]) -> None:
         self.claims = tuple(found)
@@ -247,7 +253,9 @@ class WaitChains:
         return self._of.get(rank, [])
 
     def next(self, rank: int) -> frozenset[int]:
-        """The ranks that a rank surely waits for; in its oldest call also those that wait in an older call of another group."""
+        """The ranks that this rank certainly waits for. In its oldest call these include members that have called it, but wait in
+        an older call of another group.
+        """
         if rank in self.unfinished:
             return frozenset()
         found: set[int] = set()
@@ -257,7 +265,7 @@ class WaitChains:
         return frozenset(found - {rank})
 
     def link(self, rank: int, after: int) -> Claim:
-        """One of the calls in which `rank` waits for the rank `after`."""
+        """A call in which `rank` waits for the rank `after`; there must be one."""
         own = self.of(rank)
         sure = (claim for claim in own if after in claim.on)
         return next(sure, None) or next(
@@ -276,16 +284,16 @@ class WaitChains:
 
     @property
     def sinks(self) -> tuple[int, ...]:
-        """The ends of all chains of waiting: ranks that others wait for, and that themselves wait for nobody for sure."""
+        """The ranks at the ends of the chains: others wait for them, and they do not certainly wait for anybody."""
         targets = {rank for claim in self._telling for rank in claim.on}
         return tuple(sorted(rank for rank in targets if not self.next(rank)))
 
     def on(self, rank: int) -> list[Claim]:
-        """The calls that cannot end before this rank has joined them, those with most members first."""
+        """The calls that cannot end before this rank has joined them."""
         return [claim for claim in self._telling if rank in claim.on]
 
     def circle(self) -> tuple[int, ...]:
-        """Ranks of which each waits for the next and the last for the first; empty where nobody surely waits."""
+        """Ranks of which each waits for the next one and the last for the first; empty where there is no such circle."""
         start = min((rank for rank in self._of if self.next(rank)), default=None)
         path: list[int] = []
         while start is not None and start not in path:
@@ -299,6 +307,6 @@ class WaitChains:
 
 
 def where(rank: int, claim: Claim) -> Collective | None:
-    """A rank's last call in the group of a claim."""
+    """The last call that a rank has recorded in the group of this claim; None without one."""
     group = claim.view.by_rank.get(rank)
     return group.calls[-1] if group and group.calls else None

@@ -160,5 +160,5 @@ def host(name: str) -> str:
 
 
 def at_least(number: int, least: int = 0) -> int | None:
-    """The number; None below `least`, because NCCL writes -1 for unknown values."""
+    """The number; None where it is below `least`, because NCCL writes -1 for values that it does not know."""
     return number if number >= least else None

@@ -1,4 +1,4 @@
-"""Reduces one communicator to sums and levels over all ranks, and the few ranks that are worth storing."""
+"""Sums up one NCCL communicator: launch counts over all ranks, and the few ranks that are worth storing."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -16,7 +16,9 @@ MAX_ROWS = 4096  # ranks in evidence
 def communicator(
     key: str, size: int, ranks: Sequence[NcclRank], absent: Sequence[NcclAbsent]
 ) -> NcclCommunicator:
-    """A communicator from the rows of its ranks, each with all its counts."""
+    """A communicator from the rows of the ranks that answered, each with its launch counts by function, and of those that did not
+    (`absent`).
+    """
     totals = [sum(rank.counts.values()) for rank in ranks]
     return NcclCommunicator(
         key=key,
@@ -32,7 +34,7 @@ def communicator(
 
 
 def levels(ranks: Sequence[NcclRank]) -> Iterator[NcclLevel]:
-    """How many ranks have launched how many calls, for each function in which ranks differ; the fewest first."""
+    """For each function whose launch counts differ between ranks: how many ranks have which count, the lowest count first."""
     for function in sorted({name for rank in ranks for name in rank.counts}):
         found = Counter(rank.counts.get(function, 0) for rank in ranks)
         if len(found) > 1:
@@ -41,9 +43,10 @@ def levels(ranks: Sequence[NcclRank]) -> Iterator[NcclLevel]:
 
 
 def few(answer: NcclRas, pids: Collection[int]) -> NcclRas:
-    """The answer reduced for storing: of each communicator the processes with these pids, those furthest behind, and absent ones.
+    """The answer cut down for storing. A large communicator keeps the processes with these pids, the ranks furthest behind, and
+    absent ones.
 
-    Communicators in which something is odd come first.
+    Communicators whose ranks differ or are absent come first, then large ones; what is left out is counted.
     """
     ordered = sorted(
         answer.communicators, key=lambda one: (not (one.levels or one.absent), -one.size)
@@ -82,7 +85,7 @@ def _ends(communicator: NcclCommunicator) -> set[int]:
 
 
 def lowest(found: Iterable[NcclLevel]) -> dict[str, int]:
-    """By function, the fewest launches of any rank."""
+    """By function, the fewest launches of any rank in these levels."""
     fewest: dict[str, int] = {}
     for level in found:
         fewest[level.function] = min(level.count, fewest.get(level.function, level.count))

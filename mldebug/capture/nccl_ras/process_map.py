@@ -13,9 +13,10 @@ ProcessPlace = tuple[str, int]  # host, pid
 
 
 def home(answer: NcclRas, pids: Collection[int]) -> str:
-    """The address under which the answer lists the processes with these pids; "" where it lists none of them, or that is not certain.
+    """The address of this node in an answer of NCCL RAS: under which it lists the processes with these pids. "" where it lists
+    none of them, or that is not certain.
 
-    One of our own addresses; where none of those is listed, the only host that has all these pids.
+    It is one of our own addresses; where none of those is listed, the only host that has all these pids.
     """
     by_host: dict[str, set[int]] = defaultdict(set)
     for host, pid in _places(answer):
@@ -30,7 +31,7 @@ def home(answer: NcclRas, pids: Collection[int]) -> str:
 
 
 def pids_at(answer: NcclRas, host: str) -> frozenset[int]:
-    """Pids of the processes of this host in an answer."""
+    """The pids of all processes that an answer lists on this host."""
     return frozenset(pid for place, pid in _places(answer) if place == host)
 
 
@@ -42,7 +43,7 @@ def _places(answer: NcclRas) -> Iterable[ProcessPlace]:
 
 
 class RasWorld(Noun, frozen=True, kw_only=True):
-    """The communicator of all ranks, as far as an answer shows it."""
+    """The communicator of all ranks of a job, as far as an answer of NCCL RAS shows it."""
 
     key: str
     size: int
@@ -50,10 +51,10 @@ class RasWorld(Noun, frozen=True, kw_only=True):
 
 
 def world_of(answer: NcclRas, pids: Collection[int]) -> RasWorld | None:
-    """Which of these processes is which rank; None where that is not certain.
+    """Which of the processes with these pids is which rank, by an answer of NCCL RAS; None where that is not certain.
 
-    The communicator must hold every process that the answer speaks of, and each of them once: else it is that of a part, whose
-    numbers are its own, or a process has several GPUs. Two such communicators must agree.
+    A communicator is taken only if it holds every process of the answer exactly once: else it is that of a part of the job, with
+    ranks of its own, or a process has several GPUs. Two such communicators must agree.
     """
     here, everybody = home(answer, pids), set(_places(answer))
     wholes = [
@@ -84,9 +85,10 @@ def _members(communicator: NcclCommunicator) -> dict[ProcessPlace, int]:
 def global_ranks(
     answer: NcclRas, world_size: int, known_ranks: Mapping[ProcessPlace, int]
 ) -> dict[ProcessPlace, int]:
-    """Host and pid -> global rank, from the communicators of all ranks; empty where they contradict what is known.
+    """Host and pid -> global rank, from the communicators with `world_size` members; empty where these contradict each other or
+    what is known.
 
-    `known_ranks`: ranks known from elsewhere; none of them may differ, and at least one must agree.
+    `known_ranks`: ranks known from elsewhere. A communicator counts only if at least one of them agrees with it and none differs.
     """
     found: dict[ProcessPlace, int] = {}
     for one in answer.communicators:
@@ -100,7 +102,9 @@ def global_ranks(
 def world_places(
     communicator: NcclCommunicator, world_size: int, known_ranks: Mapping[ProcessPlace, int]
 ) -> dict[ProcessPlace, int]:
-    """Host and pid -> rank of one communicator whose ranks are the global ones; empty where that is not certain."""
+    """Host and pid -> rank, from one communicator with `world_size` members that agrees with `known_ranks`; empty where it does
+    not.
+    """
     if communicator.size != world_size:
         return {}
     found: dict[ProcessPlace, int] = {}

@@ -14,7 +14,7 @@ from mldebug.core.model import NcclCommunicator, NcclLevel, NcclRank, NcclRas
 
 
 class LaggingRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks of one communicator that have launched the fewest of every function in which its ranks differ."""
+    """Ranks of one communicator that have launched the fewest calls, of every function in which its ranks differ."""
 
     function: str  # the one in which they lack the most
     count: int
@@ -24,7 +24,7 @@ class LaggingRanks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def moved(before: NcclRas, after: NcclRas) -> bool | None:
-    """Whether any rank has launched a collective in between; None where the answers cannot tell."""
+    """Whether any rank has launched a collective between two answers of NCCL RAS; None where they cannot be compared."""
     earlier = {communicator.key: communicator for communicator in before.communicators}
     changes = [
         old.launched != new.launched
@@ -46,7 +46,9 @@ def _comparable(old: NcclCommunicator, new: NcclCommunicator) -> bool:
 
 
 def behind(communicator: NcclCommunicator) -> LaggingRanks | None:
-    """The ranks that are behind; None where none is, or where different ranks lack calls of different functions."""
+    """The ranks that have launched fewer calls than others; None where none has, or where different ranks lack calls of different
+    functions.
+    """
     last = lowest(communicator.levels)
     if not last or len(laggards := {_last(communicator, name) for name in last}) != 1:
         return None
@@ -66,7 +68,9 @@ def behind(communicator: NcclCommunicator) -> LaggingRanks | None:
 def crossed(
     communicators: Iterable[NcclCommunicator],
 ) -> tuple[NcclCommunicator, NcclCommunicator] | None:
-    """Two communicators with common processes of which each waits for ranks that wait in the other one, so that neither can end; None where there are none."""
+    """Two communicators that share processes, of which each waits for ranks that wait in the other, so that neither can end. None
+    without such a pair.
+    """
     late = [
         (communicator, found.ranks)
         for communicator in communicators
@@ -88,7 +92,9 @@ def _places(rows: Iterable[NcclRank]) -> set[tuple[str, int]]:
 
 
 def differs(communicator: NcclCommunicator) -> tuple[NcclLevel, ...]:
-    """The highest level of each function in which ranks differ, where they lack different ones: calls out of step."""
+    """For calls out of step (different ranks lack calls of different functions): the highest launch count of each such function.
+    Empty where ranks are equal, or some are just behind.
+    """
     if not communicator.levels or behind(communicator) is not None:
         return ()
     return tuple(_highest(communicator.levels))
@@ -102,14 +108,14 @@ def _highest(levels: tuple[NcclLevel, ...]) -> Iterator[NcclLevel]:
 
 
 def at_level(communicator: NcclCommunicator, level: NcclLevel) -> tuple[NcclRank, ...]:
-    """The ranks of this level that the answer lists."""
+    """The ranks, of those that the answer lists, whose launch count of the level's function is that of the level."""
     return tuple(
         rank for rank in communicator.ranks if rank.counts.get(level.function, 0) == level.count
     )
 
 
 def brief(answer: NcclRas) -> NcclRas:
-    """The answer, reduced to what `moved` needs."""
+    """The answer without its rank rows and addresses: what `moved` needs."""
     return msgspec.structs.replace(
         answer,
         own=(),

@@ -18,7 +18,7 @@ MAX_DEPTH = 2  # folders below the one that is given
 
 
 class DumpFile(NamedTuple):
-    """A file: its name, its time, its content; `trouble`: why it could not be read."""
+    """A file of stacks: its name, the unix time of its last change, its content; `trouble`: why it could not be read."""
 
     name: str
     at: float
@@ -27,7 +27,9 @@ class DumpFile(NamedTuple):
 
 
 def dump_paths(where: Path) -> list[Path]:
-    """The files of a folder and of those in it, by name; hidden ones and links out of it are left alone."""
+    """The path itself if it is a file; else the files of the folder and its subfolders, sorted by name, within limits. Hidden
+    ones are left out, and links to folders are not followed. Raises an error for a folder that cannot be read.
+    """
     try:
         if where.is_file():
             return [where]
@@ -50,7 +52,7 @@ def _refuse(error: OSError) -> None:
 
 
 def read_file(path: Path, where: Path) -> DumpFile:
-    """Read one file. An error is noted in the result and does not stop the others."""
+    """Read one file of stacks, named relative to `where`. An error, or too many bytes, is noted in the result as `trouble`."""
     name = clean(path.name if path == where else str(path.relative_to(where)), 300)
     try:
         status = path.stat()
@@ -65,7 +67,7 @@ def read_file(path: Path, where: Path) -> DumpFile:
 
 
 def unread_words(file: DumpFile) -> str:
-    """`notes.txt: 12 lines, no stacks in it`; "" where all of it was read."""
+    """What could not be read of a file, in words: `notes.txt: 12 lines, no stacks in it`; "" where all of it was read."""
     if file.trouble:
         return f"{file.name}: {file.trouble}"
     if not file.text.unread:
@@ -76,7 +78,7 @@ def unread_words(file: DumpFile) -> str:
 
 
 def named_like_others(file: DumpFile, files: Sequence[DumpFile]) -> bool:
-    """Whether the file is named like those with stacks, but for the number."""
+    """Whether the file's name equals that of a file with stacks, but for its number."""
     place = place_of(file.name)
     if place.number < 0:
         return False

@@ -18,7 +18,9 @@ _NATIVE_SOURCE = (".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".pyx", ".rs
 
 
 class ThreadHead(NamedTuple):
-    """The line that begins a thread. `number`: 0 where none stands there; `own`: the kernel's number, not an address."""
+    """The line that begins a thread. `number`: the thread's number, 0 where none is written; `own`: it is the kernel's number,
+    not an address.
+    """
 
     number: int = 0
     name: str = ""
@@ -49,7 +51,9 @@ class StackForm(NamedTuple):
 
 
 def number(text: str | None) -> int:
-    """A thread's number, decimal or `0x…`; letters without `0x` are hexadecimal, too. 0 for none and for what is too large."""
+    """A thread's number as written in decimal, `0x…`, or hexadecimal without `0x`. 0 where there is none, or one too large to be
+    real.
+    """
     if not text:
         return 0
     bare = text.lower().removeprefix("0x")
@@ -60,7 +64,7 @@ def number(text: str | None) -> int:
 
 
 def line_number(text: str | None) -> int:
-    """A line of a file; 0 where there is none, or one that no file has."""
+    """The number of a line in a file; 0 where the text is none, or has 10 digits or more."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 

@@ -29,7 +29,7 @@ class JsonProcess(NamedTuple):
 
 
 class JsonText(NamedTuple):
-    """What one JSON value holds, and how many lines it takes; 0 where there is none."""
+    """The processes in one JSON value, and how many lines of text the value takes; 0 where there is none."""
 
     processes: tuple[JsonProcess, ...] = ()
     lines: int = 0
@@ -43,7 +43,7 @@ def is_json(line: str) -> bool:
 
 
 def take_json(lines: list[str]) -> JsonText:
-    """The value that begins with the first line; none where it is no whole JSON, or holds no stacks."""
+    """Read the JSON value that begins with the first line. Empty where it is no complete JSON, or holds no stacks."""
     if not _BEGIN.match(lines[0]):
         return JsonText()
     text = "\n".join(lines)

@@ -7,7 +7,8 @@ from mldebug.core.ranksets import fold_ranks
 
 
 def merge(stacks: Iterable[tuple[int, tuple[str, ...]]]) -> tuple[TreeNode, ...]:
-    """Merge (rank, labels innermost first) into a prefix tree with folded rank sets, biggest branch first.
+    """Merge stacks, given as (rank, labels innermost first), into one prefix tree. Each node has its ranks as a folded set
+    (`0-5,7`); the biggest branch comes first.
 
     Equal stacks are joined before the tree is built: 8,192 ranks in three groups cost three insertions.
     """

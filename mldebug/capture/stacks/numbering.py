@@ -23,7 +23,9 @@ _NODE_VARIABLES = ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID")
 
 
 class Place(NamedTuple):
-    """One group: its name for people, the number in it (-1: none), and whether that name says rank, node or neither."""
+    """One file or host with stacks: its name for people, the number in it (-1: none), and whether the name says that this is the
+    number of a rank or of a node.
+    """
 
     name: str
     number: int = -1
@@ -31,14 +33,16 @@ class Place(NamedTuple):
 
 
 class PlacedProcess(NamedTuple):
-    """One rank process, and where it was found."""
+    """The process of one rank, and the file or host in which it was found."""
 
     process: ProcessText
     place: Place
 
 
 class Numbered(NamedTuple):
-    """The rank of each process in order, the size of the job, and a sentence on how they were numbered where that is a guess."""
+    """The rank of each process in order, and the size of the job. `guess`: a sentence on how the ranks were numbered, where that
+    is a guess.
+    """
 
     ranks: tuple[int, ...]
     world: int
@@ -46,7 +50,9 @@ class Numbered(NamedTuple):
 
 
 def place_of(name: str) -> Place:
-    """What the name of a file or host says: `rank3`, `trace-node17`, `dump-4`, `worker.7.txt`."""
+    """What a file or host name says: `rank3` is a rank, `trace-node17` a node; of `dump-4` and `worker.7.txt` only the number is
+    known.
+    """
     stem = re.sub(
         r"\.(?:txt|json|out|log|err|trace|stack|stacks|dump|md|pyspy|gdb|bt)$",
         "",
@@ -66,7 +72,9 @@ def place_of(name: str) -> Place:
 
 
 def number_ranks(found: Sequence[PlacedProcess], launchers: Iterable[ProcessText]) -> Numbered:
-    """Give each process its rank."""
+    """Find the rank of each process: by what it says of itself, else by the names of files and hosts, else in order. `launchers`:
+    processes that show the size of the job.
+    """
     launchers = tuple(launchers)
     sizes = Counter(one.place for one in found)
     own = [_own_rank(one, sizes[one.place] == 1) for one in found]

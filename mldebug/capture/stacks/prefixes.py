@@ -53,7 +53,7 @@ PREFIXES: tuple[re.Pattern[str], ...] = tuple(
 
 
 class Label(NamedTuple):
-    """Who wrote a line, as its prefixes say; -1 and "" where they do not."""
+    """Which process wrote a line, as the prefixes before it say; -1 and "" for what they do not."""
 
     host: str = ""
     rank: int = -1
@@ -79,7 +79,7 @@ def plain(text: str) -> list[str]:
 
 
 def unprefixed(lines: list[str], known: Callable[[str], bool]) -> Iterable[LabelledLine]:
-    """Take the prefixes off. `known`: is this a line of some form of stacks?"""
+    """The lines without their prefixes, each with the label that those made. `known` decides whether a text is a line of stacks."""
     common = _learned(lines, known)
     for number, line in enumerate(lines, 1):
         label, text = _strip(line, common) if common else (Label(), line)

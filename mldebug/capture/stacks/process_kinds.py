@@ -90,14 +90,18 @@ _WAITS_FOR_CHILD = re.compile(
 
 
 class SortedProcesses(NamedTuple):
-    """All processes by what they are. `of`: index of a worker -> index of the rank that it works for, where that is known."""
+    """All processes by what they are. `of`: the index of a worker -> the index of the rank that it works for, where that is
+    known.
+    """
 
     kinds: tuple[ProcessKind, ...]
     of: dict[int, int]
 
 
 def sort_processes(found: Sequence[ProcessText], groups: Sequence[object]) -> SortedProcesses:
-    """Sort the processes; `groups` says for each where it was found: a worker alone with one rank there is that rank's."""
+    """Sort the processes into ranks, workers, launchers and others. `groups`: where each was found; a worker found with exactly
+    one rank belongs to it.
+    """
     kinds = [kind_of(one) for one in found]
     children = [
         index
@@ -110,9 +114,10 @@ def sort_processes(found: Sequence[ProcessText], groups: Sequence[object]) -> So
 
 
 def node_parts(processes: Sequence[ProcessText]) -> list[int]:
-    """For each process of one text the node that it is of, where dumps of several nodes stand one after the other, else 0.
+    """For each process of one text the index of its node. It is above 0 only where the text holds dumps of several nodes one
+    after the other.
 
-    A node begins with its launcher (or ends with it); without launchers, where a local rank comes again.
+    A node begins (or ends) with its launcher; without launchers a new node begins where a local rank comes again.
     """
     launchers = [kind_of(one) is ProcessKind.LAUNCHER for one in processes]
     begins = [
@@ -158,7 +163,7 @@ def _dumped_in_two_ways(processes: Sequence[ProcessText], parts: Sequence[int]) 
 
 
 def kind_of(process: ProcessText) -> ProcessKind:
-    """The kind of a process, judged by itself; one of no known kind is a rank."""
+    """The kind of a process, by its own frames and command line; RANK where no sign of another kind is found."""
     frames = own_frames(process)
     for frame in frames:
         for sign in FRAMES:
@@ -182,7 +187,7 @@ def _program(command: str) -> str:
 
 
 def own_frames(process: ProcessText) -> tuple[Frame, ...]:
-    """The frames of the main thread; of a forked child not those that its parent stood in when it forked."""
+    """The frames of the main thread. Of a forked child the frames that it inherited from its parent are left out."""
     main = process.main
     frames = main.frames if main else ()
     cut = next((i for i, one in enumerate(frames) if _is_start_of_child(one)), len(frames))

@@ -1,4 +1,6 @@
-"""Processes from the threads of a text: where one ends and the next begins, which thread is the main one, what is one process."""
+"""Makes processes from the threads in a text of stacks: where one process ends and the next begins, which thread is the main one,
+and which dumps are of the same process.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +21,7 @@ _STARTS = ("<module>", "_run_module_as_main", "_run_code")
 
 
 class ProcessText(msgspec.Struct, kw_only=True):
-    """One process as a text shows it; 0 and "" for what the text does not have."""
+    """What a text of stacks shows of one process; 0, -1 or "" for what the text does not say."""
 
     pid: int = 0
     parent: int = 0
@@ -38,7 +40,7 @@ class ProcessText(msgspec.Struct, kw_only=True):
 
     @property
     def main(self) -> ThreadStack | None:
-        """Its main thread, where one could be found."""
+        """The main thread of the process, with Python frames if there are any; None where none could be found."""
         every = (*self.stacks, *self.native)
         return next((one for one in every if one.name == MAIN_THREAD), None)
 
@@ -53,27 +55,29 @@ class ThreadText(msgspec.Struct):
 
 
 class ThreadBlock(msgspec.Struct):
-    """Threads below one heading, of one process or, without a heading, of several."""
+    """The threads below one heading of a text: of one process or, where there is no heading, of several."""
 
     process: ProcessText
     threads: list[ThreadText] = []
     json: tuple[ThreadStack, ...] = ()
 
     def set_json(self, stacks: tuple[ThreadStack, ...]) -> None:
-        """Take the stacks that a JSON value has; they go before those of a text."""
+        """Set the stacks that a JSON value in the text holds; they are used in place of those written as text."""
         self.json = stacks
 
     def set_parent(self, pid: int) -> None:
-        """Note the process that has started this one."""
+        """Set the pid of the parent of this block's process."""
         self.process.parent = pid
 
     def add_variables(self, variables: Mapping[str, str]) -> None:
-        """Note more environment variables of the process."""
+        """Add environment variables to those known of the block's process."""
         self.process.environment = {**self.process.environment, **variables}
 
 
 def split(block: ThreadBlock) -> Iterator[ProcessText]:
-    """The processes of a block. Without a process line, each main thread has its own."""
+    """The processes of a block. Where no heading names them, each main thread begins or ends a process, as its form of stacks has
+    it.
+    """
     if block.json:
         named = _main_named([(one, False) for one in block.json], last=False)
         yield _process(block.process, named)
@@ -167,7 +171,9 @@ def _outermost(stack: ThreadStack) -> str:
 
 
 def joined(found: Iterable[ProcessText]) -> list[ProcessText]:
-    """Several dumps of one process in a row are one; where it comes again after others, that is another turn."""
+    """The processes with stacks, with several dumps of one process in a row joined into one. Where a process comes again after
+    others it is kept as another `turn`.
+    """
     kept: list[ProcessText] = []
     turns: dict[object, int] = {}
     for one in found:
@@ -209,7 +215,7 @@ def _key(process: ProcessText) -> tuple[object, ...]:
 
 
 def join(before: ProcessText, after: ProcessText) -> ProcessText:
-    """A later dump of the same process joined to an earlier one; native and Python frames of one moment form one dump."""
+    """Two dumps of one process as one. The later one counts; native and Python frames complete each other."""
     kinds = {bool(before.native), bool(after.native)}
     plain_one = before if not before.native and after.native else after
     return msgspec.structs.replace(
@@ -231,7 +237,9 @@ def join(before: ProcessText, after: ProcessText) -> ProcessText:
 
 
 def local_rank(process: ProcessText) -> int:
-    """Its local rank by a variable, a prefix or its command line; -1 where none says."""
+    """The local rank (rank on its node) of a process, by its environment, the prefix of its lines or its command line; -1 where
+    none says.
+    """
     if (rank := first_number(process.environment, LOCAL_VARIABLES)) >= 0:
         return rank
     if process.label.local >= 0:
@@ -240,7 +248,7 @@ def local_rank(process: ProcessText) -> int:
 
 
 def first_number(environment: Mapping[str, str], names: Iterable[str]) -> int:
-    """The number that the first of these variables holds; -1 for none."""
+    """The number in the first of these variables that holds one (at most 7 digits); -1 where none does."""
     for name in names:
         value = environment.get(name, "")
         if value.isascii() and value.isdigit() and len(value) < 8:
@@ -249,6 +257,8 @@ def first_number(environment: Mapping[str, str], names: Iterable[str]) -> int:
 
 
 def argument_number(command: str, name: str, dashes: str = "--?") -> int:
-    """The number behind `--name=` or `--name `; -1 for none."""
+    """The number behind the option `--name=` or `--name ` in a command line; -1 where there is none. `name` and `dashes` are
+    regular expressions.
+    """
     match = re.search(rf"(?:^|\s){dashes}{name}[= ](\d{{1,7}})(?!\S)", command)
     return int(match[1]) if match else -1

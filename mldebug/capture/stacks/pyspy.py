@@ -44,9 +44,9 @@ _DECODER = msgspec.json.Decoder(list[_RawThread])
 
 
 def parse_pyspy_json(data: bytes | str) -> tuple[ThreadStack, ...]:
-    """Read `py-spy dump --json`: one stack per Python thread, frames innermost first.
+    """Read the output of `py-spy dump --json`: one stack per Python thread, frames innermost first, names cleaned and cut.
 
-    Raises EvidenceError when it is not such a dump. Names are cleaned and cut; source: py-spy 0.4 src/dump.rs.
+    Raises EvidenceError when it is not such a dump. Source: py-spy 0.4 src/dump.rs.
     """
     try:
         raw = _DECODER.decode(data)

@@ -60,7 +60,7 @@ class StackText(msgspec.Struct, frozen=True):
 
 
 def read_text(text: str) -> StackText:
-    """Read any text; never raises for what stands in it."""
+    """Read a text of stacks in any known form. What cannot be read is counted; never raises for what the text holds."""
     lines = plain(text)
     streams: dict[Label, _Stream] = {}
     for line in unprefixed(lines, is_stack_line):
@@ -78,7 +78,9 @@ def read_text(text: str) -> StackText:
 
 
 def parse_text(text: str) -> dict[int, tuple[ThreadStack, ...]]:
-    """The threads of each process in a text of stacks, by pid; processes that are told apart by something else (a prefix, an order) are merged."""
+    """The threads of each process in a text of stacks, by pid. Of several processes with the same pid (or with none: 0) only the
+    last is kept.
+    """
     return {one.pid: one.stacks for one in read_text(text).processes}
 
 

@@ -11,7 +11,7 @@ MAX_INDENT = 40
 
 
 class CallNode:
-    """Calls of one function from one place. `nanoseconds`: with all that it called."""
+    """All calls of one function from one place in the call tree. `nanoseconds`: their time, with all that they called."""
 
     __slots__ = ("calls", "children", "nanoseconds", "open", "place")
 
@@ -31,7 +31,9 @@ class CallNode:
 
 
 def call_tree(some: Iterable[CallEdge], end: int) -> CallNode:
-    """The tree of one thread; its root is no function. `end`: the time of the ring's last record."""
+    """The call tree of one thread, from the edges of its calls; the root stands for no function. `end`: the time of the ring's
+    last record, at which open calls are counted to end.
+    """
     root = CallNode(TracedFunction(""))
     stack: list[tuple[CallNode, int]] = []
     for edge in some:
@@ -47,7 +49,9 @@ def call_tree(some: Iterable[CallEdge], end: int) -> CallNode:
 
 
 def tree_lines(ring: Ring) -> Iterator[str]:
-    """`12.345 ms  3 x * train:40 train_step`, indented by depth; `*` marks what has not returned."""
+    """The call trees of all threads as lines, indented by depth: `12.345 ms 3 x * train:40 train_step`; `*` marks a call that has
+    not returned.
+    """
     end = ring.newest or 0
     shown = 0
     for thread, some in edges(ring.events, sorted(ring.threads)):

@@ -26,7 +26,9 @@ SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def chrome(rings: Sequence[Ring]) -> Iterator[bytes]:
-    """The file in pieces. Times are unix time, so that the rings of several ranks stand side by side."""
+    """The file in Chrome's trace format, in pieces of bytes. Times are unix time, so that the rings of several ranks stand side
+    by side.
+    """
     yield b'{"displayTimeUnit":"ns","traceEvents":['
     first = True
     for number, ring in enumerate(rings):
@@ -37,7 +39,7 @@ def chrome(rings: Sequence[Ring]) -> Iterator[bytes]:
 
 
 def process_name(header: RingHeader) -> str:
-    """`rank 3 (pid 41003 on gpu-17)`; a worker has the rank of its parent, and is not it."""
+    """A traced process in words: `rank 3 (pid 41003 on gpu-17)`; a child process or worker is shown as one of its rank."""
     place = f"pid {header.pid}" + (f" on {safe_line(header.node, 60)}" if header.node else "")
     who = "child of rank" if header.child else "rank"
     return place if header.rank is None else f"{who} {header.rank} ({place})"

@@ -47,7 +47,7 @@ _OWNER = struct.Struct("<II56x")  # of a head: sequence, thread
 
 
 class ChunkHead(NamedTuple):
-    """The head of one chunk, and which one it is in the file."""
+    """The head of one chunk (a block of records of one thread); `number` is the chunk's place in the file."""
 
     number: int
     sequence: int
@@ -60,7 +60,7 @@ class ChunkHead(NamedTuple):
 
 
 class TraceRecord(NamedTuple):
-    """One record; of a step the line holds its number."""
+    """One record of a chunk. For a record that marks a training step, `kind` is None and `line` holds the step."""
 
     at: int
     name: int
@@ -144,7 +144,9 @@ def _text(data: bytes, at: int, size: int) -> str:
 
 
 def parse_names(data: bytes) -> tuple[dict[int, TracedFunction], str]:
-    """By id, as far as the table can be walked, and what stopped the walk before its end, in words ("" for nothing)."""
+    """The traced functions by number, from the ring's table of names; and in words why the table could not be read to its end, ""
+    where it could.
+    """
     files: dict[int, tuple[str, str]] = {}
     found: dict[int, TracedFunction] = {}
     at = number = 0
@@ -174,7 +176,7 @@ def _word(text: bytes) -> str:
 
 
 def parse_head(data: bytes, number: int) -> ChunkHead | None:
-    """The head of a chunk; None where it is empty, or only being given to a thread."""
+    """The head of the chunk with this number, from its first 64 bytes; None where the chunk is not in use yet."""
     if len(data) < HEAD_SIZE:
         return None
     sequence, thread, _, step, began, before, main, name = _HEAD.unpack_from(data)
@@ -188,7 +190,9 @@ def parse_head(data: bytes, number: int) -> ChunkHead | None:
 
 
 def last_chunks(heads: bytes) -> list[tuple[int, int]]:
-    """The last chunk of each thread as (chunk number, sequence number), the newest first. `heads`: the heads of all chunks, one after the other."""
+    """The last chunk of each thread as (chunk number, sequence number), the newest first. `heads`: the heads of all chunks in a
+    row, as bytes.
+    """
     found: dict[int, tuple[int, int]] = {}
     whole = len(heads) // HEAD_SIZE * HEAD_SIZE
     for number, (sequence, thread) in enumerate(_OWNER.iter_unpack(heads[:whole])):
@@ -198,7 +202,10 @@ def last_chunks(heads: bytes) -> list[tuple[int, int]]:
 
 
 def newest_time(data: bytes, sequence: int) -> int | None:
-    """When the newest record of this chunk was written, nanoseconds of the writer's monotonic clock; None where it has none. `sequence`: the chunk's, by which leftovers of an earlier use are told apart."""
+    """When the newest record of a chunk was written, in nanoseconds of the writer's monotonic clock; None where it has none.
+
+    `data`: the whole chunk. `sequence`: its sequence number; records with another one are left from an earlier use and ignored.
+    """
     whole = HEAD_SIZE + (len(data) - HEAD_SIZE) // RECORD_SIZE * RECORD_SIZE
     if whole <= HEAD_SIZE:
         return None
@@ -211,7 +218,7 @@ def newest_time(data: bytes, sequence: int) -> int | None:
 
 
 def count_events(data: bytes, sequence: int) -> int:
-    """The number of events in this chunk; step records do not count. Faster than parsing them."""
+    """The number of events in this chunk, without records of steps and leftovers of an earlier use. Faster than parsing them."""
     if sys.byteorder != "little":
         return sum(one.kind is not None for one in parse_records(data, sequence))
     whole = max(0, len(data) - HEAD_SIZE) // RECORD_SIZE * RECORD_SIZE
@@ -221,7 +228,9 @@ def count_events(data: bytes, sequence: int) -> int:
 
 
 def parse_records(data: bytes, sequence: int) -> Iterator[TraceRecord]:
-    """The complete records of one chunk (`data` begins with its head), without leftovers of an earlier use, which have another `sequence`."""
+    """The complete records of one chunk. `data`: the chunk with its head. Records with another `sequence` are left from an
+    earlier use and ignored.
+    """
     whole = HEAD_SIZE + (len(data) - HEAD_SIZE) // RECORD_SIZE * RECORD_SIZE
     for at, name, line, depth, kind, _, mark in _RECORD.iter_unpack(data[HEAD_SIZE:whole]):
         if mark != sequence or at > MAX_NS:

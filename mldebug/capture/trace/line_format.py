@@ -38,7 +38,7 @@ OF_OTHERS = 8  # of them at most, of threads beside the training thread
 
 
 def no_source(path: str, line: int) -> str:
-    """A source reader that finds no text; for traces read on another machine."""
+    """A source reader that finds no text: for traces that are read on another machine."""
     return ""
 
 
@@ -106,7 +106,7 @@ def _file(place: TracedFunction) -> str:
 
 
 def clock(nanoseconds: int) -> str:
-    """`0:00:12.345`: hours, minutes, seconds; not negative."""
+    """A time span in nanoseconds as hours, minutes, seconds: `0:00:12.345`. A negative one counts as 0."""
     milliseconds = max(0, nanoseconds) // 1_000_000
     seconds, rest = divmod(milliseconds, 1000)
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}.{rest:03}"
@@ -120,13 +120,13 @@ def is_source(path: str) -> bool:
 
 
 def nth_line(text: bytes, line: int) -> str:
-    """The line of that number, from 1, without its end; "" where there is none."""
+    """The line with this number (from 1) of a text, without its end; "" where there is none."""
     rows = text.split(b"\n", line)
     return rows[line - 1].decode("utf-8", "replace")[:MAX_LINE] if 0 < line <= len(rows) else ""
 
 
 def event_words(event: TraceEvent) -> str:
-    """`line 44 of train:40 train_step`, `called train:40 train_step`."""
+    """An event in words: `line 44 of train:40 train_step`, `called train:40 train_step`."""
     frame = frame_words(event.place)
     return (
         f"line {event.line} of {frame}"
@@ -144,7 +144,9 @@ def last_events(ring: Ring) -> list[TraceEvent]:
 
 
 def trace_tail(ring: Ring, now: float, path: str, source: Source) -> TraceTail | None:
-    """The end of a ring for a report; None where it holds nothing. `now`: unix time at which it was read."""
+    """The end of a ring for a report; None where the ring holds no event. `now`: unix time at which it was read. `path`: the
+    ring's file. `source`: gives the text of a line of a file.
+    """
     shown = last_events(ring)
     mine = training_thread(ring)
     own = [event for event in ring.events if event.thread == mine]

@@ -26,7 +26,7 @@ Stop = tuple[TracedFunction, int]  # a call, with its line where only lines are 
 
 
 class RankProgress(Noun, frozen=True, kw_only=True):
-    """How far one rank got. `silent_seconds`: between its last record and the newest record of all rings."""
+    """How far one rank got, by its ring. `silent_seconds`: from its last record to the newest record of all rings."""
 
     rank: int
     pid: int
@@ -38,14 +38,14 @@ class RankProgress(Noun, frozen=True, kw_only=True):
 
 
 class TraceBranch(NamedTuple):
-    """Ranks that went on with the same call; `stop` is None for those that had not come further."""
+    """Ranks whose next call is the same, `stop`; None where their ring has no further call."""
 
     ranks: tuple[int, ...]
     stop: Stop | None
 
 
 class Divergence(Noun, frozen=True, kw_only=True):
-    """The first call of a step that is not the same on all ranks."""
+    """The first call of a step that is not the same on all ranks, and which ranks made which call."""
 
     step: int | None
     equal: int  # calls of the step before it, the same on all
@@ -54,7 +54,9 @@ class Divergence(Noun, frozen=True, kw_only=True):
 
 
 class MergedRings(Noun, frozen=True, kw_only=True):
-    """The comparison of all rings. `compared`: the steps that every ring has; `parting`: of the newest step in which ranks differ."""
+    """The comparison of all rings. `compared`: the steps that every ring holds whole; `parting`: where the newest step that
+    differs does so.
+    """
 
     standings: tuple[RankProgress, ...]
     compared: tuple[int | None, ...] = ()
@@ -63,7 +65,9 @@ class MergedRings(Noun, frozen=True, kw_only=True):
 
 
 def numbered(rings: Sequence[Ring]) -> dict[int, Ring]:
-    """One ring for each rank: never one of a child process; of several one that knows its steps, else the newest."""
+    """One ring for each rank: of several, one that knows its steps, else the newest. Rings of child processes count only where
+    there are no others; rings without any rank are numbered from 0.
+    """
     some = [ring for ring in rings if not ring.header.child] or rings
     found = {ring.header.rank: ring for ring in sorted(some, key=_worth)}
     ranked = {rank: ring for rank, ring in found.items() if rank is not None}
@@ -75,7 +79,7 @@ def _worth(ring: Ring) -> tuple[bool, int]:
 
 
 def merge(rings: Mapping[int, Ring]) -> MergedRings:
-    """Compare the rings of several ranks. The clocks of different nodes are used as they are."""
+    """Compare the rings of several ranks, by rank. The clocks of different nodes are not corrected."""
     by_calls = all(any(_counts(event, True) for event in ring.events) for ring in rings.values())
     rows = {rank: _rows(ring, by_calls) for rank, ring in rings.items()}
     steps = _common(rows)

@@ -14,7 +14,7 @@ MAX_BRANCHES = 8
 
 
 def merged_lines(merged: MergedRings) -> Iterator[str]:
-    """The comparison in lines: the ranks furthest behind first, then the first call that differs."""
+    """The comparison as lines for people: the ranks furthest behind first, then the first call that differs between ranks."""
     ordered = sorted(merged.standings, key=_behind)
     for one in ordered[:MAX_RANKS]:
         yield _standing_line(one)
@@ -59,7 +59,7 @@ def _parting_lines(parting: Divergence, by: str) -> Iterator[str]:
 
 
 def stop_words(stop: Stop) -> str:
-    """The words for where a rank stands: a call, or a line of a function."""
+    """Where a rank stands, in words: in a call, or at a line of a function."""
     place, line = stop
     return f"line {line} of {frame_words(place)}" if line else frame_words(place)
 
@@ -73,7 +73,7 @@ def _branch_words(branch: TraceBranch) -> str:
 
 
 def left_out(rings: Sequence[Ring], merged: MergedRings) -> Iterator[str]:
-    """Which rings were not compared: of several rings of one rank only the newest is."""
+    """Which rings were not compared, in sentences: of several rings of one rank only one is."""
     compared = {(one.node, one.pid) for one in merged.standings}
     for header in (ring.header for ring in rings):
         if (header.node, header.pid) not in compared:
@@ -114,7 +114,7 @@ def _parting_object(parting: Divergence) -> dict[str, object]:
 
 
 def event_object(event: TraceEvent) -> dict[str, object]:
-    """One event for scripts; `at` in nanoseconds of the writer's monotonic clock."""
+    """One event as an object for scripts; `at` is in nanoseconds of the writer's monotonic clock."""
     place = event.place
     return {
         "at": event.at,

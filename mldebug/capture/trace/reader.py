@@ -49,7 +49,7 @@ _OPEN = 1 << 63  # later than any time
 
 
 def chunk_bytes(read: Read, header: RingHeader, head: ChunkHead) -> bytes:
-    """The bytes of a whole chunk, its head included; empty where the chunk was overwritten meanwhile."""
+    """The bytes of the chunk with this head, its head included; empty where the process overwrote the chunk meanwhile."""
     at = header.chunks_at + head.number * header.chunk_size
     data = read(at, header.chunk_size)
     after = parse_head(read(at, HEAD_SIZE), head.number)
@@ -59,7 +59,9 @@ def chunk_bytes(read: Read, header: RingHeader, head: ChunkHead) -> bytes:
 def timed_records(
     chunks: Iterable[tuple[ChunkHead, Iterable[TraceRecord]]],
 ) -> Iterator[TimedRecord]:
-    """The records of one thread's chunks, in order, with times that never go back. A record of None marks the beginning of a chunk."""
+    """The records of one thread's chunks, in order, each with a time (nanoseconds) that never goes back. A record of None marks
+    the beginning of a chunk.
+    """
     at = 0
     for head, records in chunks:
         at = max(at, head.began)
@@ -72,7 +74,9 @@ def timed_records(
 def by_time(
     threads: Sequence[Iterator[TimedRecord]], names: Mapping[int, TracedFunction]
 ) -> Iterator[TraceEvent]:
-    """Merge the records of several threads by time. Each event has the training step that the process had reached by then. `names`: functions by number."""
+    """Merge the records of several threads into events ordered by time, each with the training step reached by then. `names`: the
+    traced functions by number.
+    """
     step: int | None = None
     for at, _, _, head, record in heapq.merge(*threads):
         if record is None:
@@ -85,7 +89,9 @@ def by_time(
 
 
 class StreamedEvents(TraceEvents):
-    """The events of a ring file, read and decoded while they are iterated: only one chunk of each thread is in memory."""
+    """The events of a ring file (call trace), read and decoded while they are iterated: only one chunk of each thread is in
+    memory.
+    """
 
     def __init__(
         self,
@@ -109,7 +115,7 @@ class StreamedEvents(TraceEvents):
         )
 
     def of(self, thread: int) -> Iterator[TraceEvent]:
-        """The events of one thread. Their steps are those of this thread's own records."""
+        """The events of one thread, by its kernel thread id. Their steps come from this thread's own records alone."""
         return by_time([self._moments(self._chunks.get(thread, []))], self._names)
 
     @property
@@ -145,7 +151,7 @@ def read_header(read: Read) -> RingHeader:
 
 
 def read_last(read: Read, last: int) -> Ring:
-    """Read the last `last` records of all threads. Raises ValueError where the file is no ring."""
+    """Read the last `last` events of a ring file, of all threads together. Raises ValueError where the file is no ring."""
     header = read_header(read)
     chunks = _chunks(read_heads(read, header))
     taken, cut = _read_last(read, header, chunks, last)
@@ -159,7 +165,9 @@ def read_last(read: Read, last: int) -> Ring:
 
 
 def read_whole(read: Read) -> Ring:
-    """Open a ring with all its records, which are read only when they are iterated: `read` has to work until then. Raises ValueError where the file is no ring."""
+    """Open a ring file with all its records. They are read only when the events are iterated, so `read` has to work until then.
+    Raises ValueError where the file is no ring.
+    """
     header = read_header(read)
     heads = read_heads(read, header)
     names, broken = parse_names(read(header.names_at, header.names_size))
@@ -172,9 +180,9 @@ def read_whole(read: Read) -> Ring:
 
 
 def read_ends(read: Read, last: int, heads: Heads) -> Ring:
-    """Read the last chunk of each thread, and as many more of the main thread as hold `last` records, with few reads. Raises ValueError where the file is no ring.
+    """Read the last chunk of at most 64 threads, and as many more of the main thread as hold `last` records, with few reads.
 
-    `heads` returns the heads of all chunks, for files where one read gets them all.
+    `heads` returns the heads of all chunks, for files where one read gets them all. Raises ValueError where the file is no ring.
     """
     header = read_header(read)
     chunks = _chunks(read_heads(read, header, heads))
@@ -194,7 +202,9 @@ def _ring(
 
 
 def read_heads(read: Read, header: RingHeader, heads: Heads | None = None) -> list[ChunkHead]:
-    """The heads of all chunks in use, by ascending sequence number. Of two with the same number, one is damaged: the first is taken."""
+    """The heads of all chunks in use, by ascending sequence number; of two with the same number the first is taken. `heads`:
+    reads all of them at once; without it they are read one by one.
+    """
     if heads is not None:
         data = heads(header)
         pieces: Iterable[bytes] = (
@@ -214,7 +224,9 @@ def read_heads(read: Read, header: RingHeader, heads: Heads | None = None) -> li
 
 
 def newest(read: Read, header: RingHeader, heads: bytes) -> int | None:
-    """When the last record of any thread was written, nanoseconds of the writer's monotonic clock; None where there is none. `heads`: those of all chunks."""
+    """When the last record was written, in nanoseconds of the writer's monotonic clock; None where there is none. Looks at the
+    newest chunk of at most 64 threads. `heads`: the headers of all chunks of the ring file, as bytes.
+    """
     times: list[int] = []
     for number, sequence in last_chunks(heads)[:MAX_THREADS]:
         data = read(header.chunks_at + number * header.chunk_size, header.chunk_size)

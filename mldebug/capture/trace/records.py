@@ -11,7 +11,7 @@ from mldebug.core.redact import safe_line
 
 
 class TraceEventKind(StrEnum):
-    """What happened to a call. A generator that yields leaves its frame by YIELD and comes back by RESUME."""
+    """What an event reports of a call. A generator that yields leaves its frame by YIELD and comes back by RESUME."""
 
     CALL = "call"
     RETURN = "return"
@@ -35,12 +35,14 @@ class TracedFunction(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The file without its folders."""
+        """The file name without its folders."""
         return self.path.rpartition("/")[2]
 
 
 class TraceEvent(NamedTuple):
-    """One event of a thread. `at`: nanoseconds of the writer's monotonic clock. `line`: where it happened, 0 where that is not known. `step`: the training step."""
+    """One event of a thread at `at` (nanoseconds of the writer's monotonic clock), in the training step `step`. `line`: the
+    source line, 0 where it is not known.
+    """
 
     at: int
     thread: int  # as the kernel numbers it
@@ -52,7 +54,9 @@ class TraceEvent(NamedTuple):
 
 
 class RingHeader(Noun, frozen=True, kw_only=True):
-    """The ring's own header: its layout, and the process that wrote it. Times are nanoseconds, monotonic ones of the writer's node."""
+    """The header of a ring file: its layout, and the process that wrote it. Times are nanoseconds of the monotonic clock of the
+    writer's node, but for `wall_ns`.
+    """
 
     size: int  # bytes of the file
     names_at: int
@@ -83,19 +87,19 @@ class RingHeader(Noun, frozen=True, kw_only=True):
 
     @property
     def offset_ns(self) -> int:
-        """What to add to a time of the monotonic clock to get unix time."""
+        """The nanoseconds to add to a time of the monotonic clock to get unix time."""
         return self.wall_ns - self.monotonic_ns
 
     @property
     def stopped(self) -> str:
-        """Words for a process that went on untraced after its last record; "" where that record is the last it did."""
+        """Words that say why tracing stopped while the process went on; "" where no reason is recorded."""
         if self.state not in ("ended", "stepped aside") or not self.why:
             return ""
         return f" (and then tracing {self.state}: {safe_line(self.why, 100)})"
 
 
 class TracedThread(NamedTuple):
-    """A thread of the traced process. `cut`: its older records were overwritten or left out."""
+    """A thread of the traced process. `cut`: older records of it are missing, because they were overwritten or not read."""
 
     name: str
     main: bool
@@ -103,7 +107,7 @@ class TracedThread(NamedTuple):
 
 
 class TraceEvents(ABC):
-    """The events of a ring, by time. Can be iterated any number of times; they need not be in memory."""
+    """The events of a ring, ordered by time. They can be iterated any number of times, and need not be in memory."""
 
     __slots__ = ()
 
@@ -116,7 +120,7 @@ class TraceEvents(ABC):
 
     @abstractmethod
     def of(self, thread: int) -> Iterator[TraceEvent]:
-        """The events of one thread. Their steps may be missing."""
+        """The events of one thread, by its kernel thread id. Their steps may be missing."""
 
     @property
     @abstractmethod
@@ -130,7 +134,7 @@ class ListedEvents(tuple[TraceEvent, ...], TraceEvents):
     __slots__ = ()
 
     def of(self, thread: int) -> Iterator[TraceEvent]:
-        """The events of one thread."""
+        """The events of one thread, by its kernel thread id."""
         return (event for event in self if event.thread == thread)
 
     @property
@@ -140,7 +144,9 @@ class ListedEvents(tuple[TraceEvent, ...], TraceEvents):
 
 
 class Ring(Noun, frozen=True, kw_only=True):
-    """The content of a call-trace file at one moment. `threads`: by the kernel's thread id. `broken`: sentences about damaged chunks and names."""
+    """The content of a call-trace file at one moment. `threads`: by kernel thread id. `broken`: sentences about names and chunks
+    that are damaged.
+    """
 
     header: RingHeader
     events: TraceEvents = ListedEvents()
@@ -159,7 +165,7 @@ class Ring(Noun, frozen=True, kw_only=True):
 
 
 def training_thread(ring: Ring) -> int | None:
-    """The id of the main thread if it has events, else of the thread with most of them; None for an empty ring."""
+    """The kernel thread id of the main thread if it has events, else of the thread with most events; None for an empty ring."""
     main = next((number for number, one in ring.threads.items() if one.main), None)
     if main is not None and next(ring.events.of(main), None) is not None:
         return main

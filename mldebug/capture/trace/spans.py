@@ -21,7 +21,7 @@ MAX_DEPTH = 5_000  # of a stack that is followed
 
 
 class CallEdge(NamedTuple):
-    """A call begins (`opens`) or ends. `recorded`: a record says so, it is not concluded."""
+    """The beginning (`opens`) or the end of a call. `recorded`: a record shows it; else it was concluded from other records."""
 
     at: int
     opens: bool
@@ -71,10 +71,11 @@ class _Thread:
 
 
 def edges(events: TraceEvents, threads: Iterable[int]) -> Iterator[tuple[int, Iterator[CallEdge]]]:
-    """By thread that has any: edges that nest, each beginning with its end, times never going back.
+    """The beginnings and ends of calls for each thread that has events: each beginning has its end, calls nest, and times never
+    go back.
 
-    The events are gone through twice. Of a ring that is written meanwhile the beginning may be gone the second time: what
-    was open then is closed at the end.
+    The events are read twice. If the beginning of the ring is overwritten between the two, calls that are then still open end at
+    the last record.
     """
     end = events.newest or 0
     for thread in threads:

@@ -109,7 +109,9 @@ def merge(files: tuple[Path, ...], as_json: bool) -> None:
 
 @contextmanager
 def loaded(files: Sequence[Path], tail: int | None) -> Iterator[list[Ring]]:
-    """The rings, each read when it is reached. A file that is no ring becomes an error that says what to do."""
+    """The rings in these files, each read when it is reached; `tail`: only so many last records of each. A file that is no ring
+    becomes an error that says what to do.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # of thousands of ranks each has a ring
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with ExitStack() as stack:
@@ -146,7 +148,9 @@ def _write(output: Path, pieces: Iterator[bytes], force: bool) -> None:
 
 
 def heading(ring: Ring) -> Iterator[str]:
-    """The lines above a printed trace: its rank and process, what was traced, when the last record was written, what is missing."""
+    """The lines above a printed trace: its rank and process, what was traced, when the last record was written, and what is
+    missing.
+    """
     header = ring.header
     yield process_name(header)
     yield _traced(header)
