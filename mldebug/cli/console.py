@@ -1,4 +1,6 @@
-"""The terminal as our commands use it: long lines go on below their beginning, and a reader that leaves is no error."""
+"""The terminal as our commands use it: long lines are wrapped with an indent, and a reader that closes the pipe causes no exit of
+its own.
+"""
 
 from collections.abc import Iterable
 
@@ -12,14 +14,15 @@ class Console(rich.console.Console):
     """A rich console that raises BrokenPipeError itself: rich would exit with 1, the code that means "stall found"."""
 
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError where the reader of stdout is gone, instead of Rich's own exit."""
+        """Raise BrokenPipeError where the reader of stdout is gone; Rich itself would exit with code 1."""
         raise BrokenPipeError
 
 
 def print_line(console: rich.console.Console, line: Text, *, prose: bool = False) -> None:
-    """Print a line. On a terminal a long line is wrapped below its beginning; in a pipe it stays one line, unless it is `prose`.
+    """Print a line. On a terminal a long line is wrapped, with the indent of its beginning; in a pipe it stays one line, unless
+    it is `prose`.
 
-    A command is made `no_wrap`: it stays one line, so that it can be copied.
+    A line with `no_wrap`, such as a command, is never wrapped, so that it can be copied.
     """
     text = line.plain
     indent = len(text) - len(text.lstrip(" "))

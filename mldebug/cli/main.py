@@ -59,14 +59,14 @@ _TYPED = re.compile(r"mldebug(?: [^`]*|(?=`))")
 
 
 class VerbGroup(click.Group):
-    """A group whose commands are the plugins of kind `commands`; only the requested one gets imported."""
+    """The `click` group whose commands (verbs) are the plugins of kind `commands`; only the requested one is imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return every verb, importing none."""
+        """The names of all commands; none of them is imported."""
         return [_verb(name) for name in names("commands")]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one verb's file and build its command."""
+        """Import the file of one command and build it; None where there is no such command."""
         name = cmd_name.replace("-", "_")
         if _verb(name) != cmd_name or name not in names("commands"):
             return None
@@ -77,7 +77,7 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb; an unknown one is answered with the nearest that exists."""
+        """Find the command in `args`. For an unknown one raise UsageError, which proposes the nearest name."""
         verbs = self.list_commands(ctx)
         if args and args[0] not in verbs and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0].replace("_", "-").lower(), verbs, n=1)
@@ -86,19 +86,19 @@ class VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs first, the options after them."""
+        """Write the help text: the commands first, then the options."""
         self.format_commands(ctx, formatter)
         click.Command.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs by what a person wants, one line each."""
+        """Write the commands, grouped by what a person wants to do, one line each."""
         for title, verbs in _grouped(self.list_commands(ctx)):
             with formatter.section(title):
                 rows = [(verb.ljust(VERB_WIDTH), _one_line(verb)) for verb in verbs]
                 formatter.write_dl(rows, col_spacing=2)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the exit codes as they stand."""
+        """Write the exit codes at the end of the help text."""
         formatter.write("\n" + EXIT_CODES)
 
 

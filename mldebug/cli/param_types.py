@@ -1,7 +1,8 @@
-"""What a person may type where an option or argument is free text: types of click that say it, for the shell's TAB.
+"""Parameter types of click that tell the shell what TAB may offer; the values are read as plain text, and the command itself
+checks them.
 
-`LookupParam("reports")` names a plugin of kind `completions`, which finds the values; `WordListParam(…)` takes some of a few
-words, with commas; `PathParam(…)` is a path that nobody checks. All read as plain text: what is wrong is said by the command.
+`LookupParam("reports")`: values that a plugin of kind `completions` finds. `WordListParam(…)`: some of a few words, separated by
+commas. `PathParam(…)`: a path.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from click.types import StringParamType
 
 
 class LookupParam(StringParamType):
-    """Text whose possible values a completion plugin finds at TAB: `kind` is the plugin's name."""
+    """Text for which TAB offers the values that a completion plugin finds; `kind` is the plugin's name."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

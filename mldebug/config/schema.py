@@ -26,7 +26,7 @@ PositiveDuration = Annotated[Duration, msgspec.Meta(gt=0)]
 
 
 def default_state_dir(environ: Mapping[str, str], uid: int) -> Path:
-    """Return where reports go: /var/lib/mldebug for root, else the user's XDG state directory."""
+    """Where state and reports are kept by default: /var/lib/mldebug for root, else the user's XDG state directory."""
     xdg, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
     if uid != 0 and xdg.startswith("/"):
         return Path(xdg) / "mldebug"
@@ -200,7 +200,9 @@ class ActionsConfig(Section, frozen=True, kw_only=True):
     hourly: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Problems that types cannot show: chains that name unknown steps, as (option, what is wrong)."""
+        """Yields (option, what is wrong) for what types cannot show: a chain of actions that names an unknown step, or one step
+        twice.
+        """
         for kind, steps in self.chains.items():
             for name in steps:
                 if name not in self.steps:
@@ -342,7 +344,7 @@ class Config(Section, frozen=True, kw_only=True):
 
 
 def load_config(path: Path | None) -> Config:
-    """Return the configuration in a file, or the defaults for None; `ConfigError` lists all problems at once."""
+    """The configuration in the file `path`, or the defaults for None. Raises ConfigError with all problems at once."""
     if path is None:
         return Config()
     config = parse(_read(path), str(path), Config)
@@ -370,7 +372,7 @@ def _unwatched(config: Config) -> Iterator[str]:
 
 
 def effective_yaml(config: Config) -> str:
-    """Return the whole configuration as YAML that reads back as the same value."""
+    """The whole configuration, defaults included, as YAML that reads back as the same value."""
     return yaml.safe_dump(
         _plain(config), sort_keys=False, default_flow_style=False, allow_unicode=True
     )

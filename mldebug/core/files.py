@@ -36,12 +36,16 @@ _T = TypeVar("_T")
 
 
 def read_struct(file: Path, wanted: type[_T]) -> _T:
-    """Read a JSON file as a struct of this type. Raises EvidenceError where it cannot be read or is malformed."""
+    """Read a JSON file as a value of the struct type `wanted`. Raises EvidenceError or AccessError where it cannot be read or is
+    malformed.
+    """
     return _decode(read_bytes(file), wanted, file)
 
 
 def read_bytes(file: Path) -> bytes:
-    """The content of a regular file of limited size; neither the file nor its folder may be a symbolic link."""
+    """The content of a regular file of limited size. Raises EvidenceError or AccessError where that is not possible, also where
+    the file or its folder is a symbolic link.
+    """
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -59,7 +63,9 @@ def read_bytes(file: Path) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> EvidenceError | AccessError:
-    """The error for a file or folder of evidence that cannot be read: a right is missing, or it does not exist."""
+    """The error to raise for a file or folder that the operating system refused to read: AccessError for a missing right, else
+    EvidenceError.
+    """
     if isinstance(error, PermissionError):
         return AccessError(
             f"this user may not read {path}", "ask as the owner of the job, or as root"
@@ -114,9 +120,10 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def give(folder: Path, owner_uid: int | None) -> None:
-    """Give a folder's files to their owner, the outermost folder last: until then only root can enter it.
+    """Give a report's folder and the files in it to the user `owner_uid`, the folder itself last: until then only root can enter
+    it.
 
-    Root of a container may have no CAP_CHOWN: then they stay its own.
+    Does nothing unless root calls it. Root of a container may lack the right (CAP_CHOWN): then they stay root's.
     """
     if owner_uid is None or os.geteuid() != 0:
         return
@@ -126,7 +133,7 @@ def give(folder: Path, owner_uid: int | None) -> None:
 
 
 def add_folder(temporary: Path, target: Path) -> bool:
-    """Rename the new folder to a name that does not exist yet, atomically. False where the name exists."""
+    """Rename the folder `temporary` to `target` atomically. False where a folder with that name exists and is not empty."""
     try:
         os.rename(temporary, target)  # fails on a folder with something in it
     except OSError as error:
@@ -138,7 +145,9 @@ def add_folder(temporary: Path, target: Path) -> bool:
 
 
 def replace_folder(temporary: Path, target: Path) -> None:
-    """Put the new folder in place of the old one, atomically: after a crash one of the two is there."""
+    """Put the folder `temporary` in the place of `target` and remove what was there. Atomic where the filesystem can exchange two
+    names; elsewhere a crash can leave the old folder under another name.
+    """
     if not os.path.lexists(target):
         os.rename(temporary, target)
     elif _exchange(temporary, target):
@@ -162,10 +171,11 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def remove_tree(path: Path, most: int = MAX_ENTRIES, seconds: float = MAX_SECONDS) -> bool:
-    """Remove a file, or a folder with so many entries in so many seconds; False where something is left. Never raises for what the disk does.
+    """Remove a file, or a folder with all in it, within `most` entries and `seconds`. False where something is left; errors of
+    the filesystem are not raised. No link is followed.
 
-    Its owner may have put anything there, ten thousand folders deep: what lies in a folder of the folder is moved up into it, so
-    that neither a call nor a path is ever deeper than two. No link is followed.
+    Its owner may have nested ten thousand folders: the content of each inner folder is moved up first, so neither a call nor a
+    path gets deeper than two.
     """
     with contextlib.suppress(OSError):
         os.unlink(path)  # a file, or a link
@@ -227,7 +237,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def folder_size(folder: Path) -> int:
-    """Bytes of all files below a folder, without following links; `HUGE` where it has more entries than a report can have."""
+    """Bytes of all files below a folder, without following links; `HUGE` where it has more entries than are counted. What cannot
+    be read is left out.
+    """
     total, entries, folders = 0, 0, [os.fspath(folder)]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:
@@ -245,7 +257,9 @@ def folder_size(folder: Path) -> int:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """A context without Python's cyclic garbage collector: it would take a fifth of the time while a hundred thousand objects are read."""
+    """A context in which Python's cyclic garbage collector is off: while a hundred thousand objects are read, it would take a
+    fifth of the time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

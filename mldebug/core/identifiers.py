@@ -27,7 +27,7 @@ _FABRIC = re.compile(r"(?:tcp|o2ib|kfi)\d*")  # of Lustre: 10.1.2.3@o2ib
 
 
 def names_in(text: str) -> Iterator[Name]:
-    """Users, nodes and domains that the text names in recognisable places, as (kind, name)."""
+    """Names of users, nodes and domains that stand in recognisable places of the text, as (kind, name)."""
     for match in _PERSON.finditer(text):
         yield "user", match[match.lastgroup or 0]
     for match in _SERVER.finditer(text):

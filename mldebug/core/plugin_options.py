@@ -1,4 +1,6 @@
-"""Config sections of plugins: entries by name, each with its `kind` and that plugin's own options."""
+"""The part of the configuration that names plugins: entries by name, each with its `kind` (which plugin) and that plugin's own
+options.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -7,23 +9,25 @@ import msgspec
 
 
 class Plugin(msgspec.Struct, frozen=True):
-    """An entry of the config: a plugin's name and its options."""
+    """An entry of the configuration that uses a plugin: the plugin's name (`kind`) and its options."""
 
     kind: str
     options: Any
 
 
 class PluginModule(Protocol):
-    """The part of a plugin file that reading its settings needs.
+    """What a plugin file must have for its options to be read: a struct `Options`.
 
-    It may also have `problems(options)`, which yields (field, what is wrong with its value) for what no type can say.
+    It may also have `problems(options)`, which yields (field, what is wrong with its value) for rules that types cannot express.
     """
 
     Options: type[msgspec.Struct]
 
 
 class PluginKind(msgspec.Struct, frozen=True):
-    """Annotates a config field `dict[str, Plugin]`: lists and loads the plugins that it may name."""
+    """Annotation for a config field `dict[str, Plugin]`: how the plugins that it may name are listed (`kinds`) and imported
+    (`load`).
+    """
 
     kinds: Callable[[], list[str]]
     load: Callable[[str], Any]  # a PluginModule

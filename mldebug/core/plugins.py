@@ -47,7 +47,7 @@ def names(kind: str) -> list[str]:
 
 
 def load(kind: str, name: str) -> ModuleType:
-    """Import one plugin; `UsageError` lists the names that exist when there is none of this name."""
+    """Import one plugin. Raises UsageError, with the names that exist, where there is none of this name."""
     for package in PACKAGES[kind]:
         if name in (modules := _modules(package)):
             return import_module(modules[name])
@@ -63,18 +63,18 @@ def options_of(module: ModuleType) -> type[msgspec.Struct]:
 
 
 def create(kind: str, name: str, options: msgspec.Struct | None = None) -> Any:
-    """Build one plugin, with its default options where none are given. Its type is the Protocol of its kind."""
+    """Build one plugin, with its default options where none are given. The result implements the Protocol of its kind."""
     module = load(kind, name)
     return module.create(options_of(module)() if options is None else options)
 
 
 def create_all(kind: str) -> list[Any]:
-    """Build every plugin of a kind with its default options, in order of name."""
+    """Build every plugin of a kind with its default options, sorted by name."""
     return [create(kind, name) for name in names(kind)]
 
 
 def summary(kind: str, name: str) -> str:
-    """Return the first line of the plugin's docstring: its help text and its row in the documents."""
+    """The first line of a plugin's module docstring, which is its help text and its row in the documents."""
     return (load(kind, name).__doc__ or "").strip().splitlines()[0]
 
 

@@ -53,7 +53,9 @@ _MAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}
 
 
 class Pseudonyms:
-    """Replacements of names (users, nodes, jobs) by made-up ones. Learn all names first, then replace."""
+    """Replaces names (users, nodes, jobs), ids and addresses by made-up ones, the same for the same original. Learn all names
+    first, then replace.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()  # by kind, how often something was replaced
@@ -67,7 +69,9 @@ class Pseudonyms:
     # --- learning ----------------------------------------------------------------------------------
 
     def learn(self, kind: str, *names: str) -> None:
-        """Replace these names wherever they stand; of a host also its domain, and hosts that differ by numbers only."""
+        """Note names of this kind, to be replaced wherever they stand. For a node also its domain, and node names that differ
+        from it only in digits. Common words and very short names are ignored.
+        """
         for name in names:
             word = name.strip().lower()
             if kind == "node" and _is_address(word):
@@ -87,7 +91,9 @@ class Pseudonyms:
                     self._alike[word] = re.sub(r"(?:\\d\+|\d)+", r"\\d+", re.escape(word))
 
     def learn_from(self, value: Any, key: str = "") -> None:
-        """Learn the names in decoded JSON, by the fields that they stand in, and in paths of texts."""
+        """Learn the names in decoded JSON: by the keys under which they stand, and from home folders and recognisable places in
+        texts. `key`: that of `value` itself.
+        """
         if isinstance(value, dict):
             for name, item in value.items():
                 self.learn_from(item, str(name))
@@ -108,7 +114,9 @@ class Pseudonyms:
     # --- replacing ---------------------------------------------------------------------------------
 
     def value(self, value: Any, key: str = "") -> Any:
-        """Return the same JSON with all learned names replaced; field names stay."""
+        """The same decoded JSON with learned names, ids, addresses and secrets replaced in its texts. `key`: that of `value`
+        itself.
+        """
         if isinstance(value, dict):
             return {self._key(str(name)): self.value(item, str(name)) for name, item in value.items()}  # fmt: skip
         if isinstance(value, list | tuple):
@@ -116,7 +124,7 @@ class Pseudonyms:
         return self._string(value, key) if isinstance(value, str) else value
 
     def text(self, text: str) -> str:
-        """Return the text with secrets and all learned names, ids and addresses replaced."""
+        """The text with secrets hidden, and all learned names, ids and addresses replaced."""
         result = redact(text)
         if result != text:
             self.counts["secret"] += 1

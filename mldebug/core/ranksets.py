@@ -46,7 +46,7 @@ Intervals = tuple[tuple[int, int], ...]
 
 
 def all_of(count: int) -> str:
-    """`both` or `all 8`, for a count of ranks, GPUs and the like."""
+    """A count of things that are all meant, in words: `both` for 2, else `all 8`."""
     return "both" if count == 2 else f"all {count:,}"
 
 
@@ -59,7 +59,9 @@ def fold_ranks(ranks: Iterable[int]) -> str:
 
 
 def unfold(text: str) -> tuple[int, ...]:
-    """Return the sorted ranks that a folded set (`0-3,7`) names; UsageError where the text is not such a set, or names more ranks than a job can have."""
+    """The sorted ranks in a folded set such as `0-3,7`. UsageError where the text is not such a set, or names more ranks than a
+    job can have.
+    """
     spans = _spans(text) if text else ()
     if sum(map(len, spans)) > MAX_RANK + 1:
         raise _not_a_set(text)
@@ -67,14 +69,16 @@ def unfold(text: str) -> tuple[int, ...]:
 
 
 def rank_intervals(text: str) -> Intervals:
-    """Return the ranks that a node has announced, none of them expanded; UsageError when it is no set, has steps, or is too long."""
+    """The ranks in a folded set that a node announced, as (first, last) pairs, without expanding them. UsageError where it is no
+    such set, has steps (`0-8/2`), or is too long.
+    """
     if len(text) > MAX_RANK_TEXT or "/" in text:
         raise _not_a_set(text)
     return joined((span[0], span[-1]) for span in _spans(text)) if text else ()
 
 
 def joined(intervals: Iterable[tuple[int, int]]) -> Intervals:
-    """The same ranks, with overlapping and adjacent intervals joined."""
+    """The same ranks as sorted intervals, with those that overlap or touch joined into one."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(intervals):
         if found and first <= found[-1][1] + 1:
@@ -90,7 +94,7 @@ def count_ranks(intervals: Intervals) -> int:
 
 
 def join_intervals(texts: Iterable[str]) -> Intervals:
-    """All ranks in the sets that nodes of a run announced; texts that are no set are left out."""
+    """All ranks in the sets that the nodes of a run announced, as (first, last) pairs; texts that are no set are ignored."""
     found: list[tuple[int, int]] = []
     for text in texts:
         with suppress(UsageError):
@@ -99,7 +103,7 @@ def join_intervals(texts: Iterable[str]) -> Intervals:
 
 
 def join_ranks(texts: Iterable[str]) -> str:
-    """All ranks in these sets, as one text."""
+    """All ranks in these folded sets as one folded set; texts that are no set are ignored."""
     return _folded(join_intervals(texts))
 
 
@@ -133,7 +137,9 @@ def _spans(text: str) -> tuple[range, ...]:
 
 
 def fold_nodes(names: Iterable[str]) -> str:
-    """Names of nodes as a short list, `node[017-018],login`; names with characters of ClusterShell's patterns stay as they are."""
+    """Node names as a short list, `node[017-018],login`. Names that ClusterShell would read as patterns are listed as they are,
+    behind the others.
+    """
     ordered = sorted(set(names))
     plain = [name for name in ordered if _NODE.fullmatch(name)]
     odd = [name for name in ordered if not _NODE.fullmatch(name)]
@@ -165,10 +171,10 @@ def _folded_nodes(names: list[str]) -> Iterator[str]:
 
 
 def unfold_nodes(text: str, *, groups: bool = True, most: int = MAX_NODES) -> tuple[str, ...]:
-    """Return the names that `node[1-40,42],login` stands for, sorted as their numbers are.
+    """The node names in a list such as `node[1-40,42],login`, sorted, numbers by value.
 
-    UsageError when it is no such set or more than `most` by its spans. `groups`: a person wrote the text, who may also use
-    ClusterShell's operators, and `@group`, one of the site's: a group may be what a program of the site prints.
+    UsageError where it is no such list, or names more than `most`. `groups`: allow ClusterShell's operators and the site's
+    `@group`, for text that a person typed; a group may run a program of the site.
     """
     if odd := _NOT_IN_A_LIST.search(
         text
@@ -187,7 +193,7 @@ def unfold_nodes(text: str, *, groups: bool = True, most: int = MAX_NODES) -> tu
 
 
 def check_nodes(text: str) -> None:
-    """Raise UsageError, as `unfold_nodes` would, for a job's node list that cannot be used, without expanding it."""
+    """Raise UsageError where `unfold_nodes` could not use a job's node list; the list is not expanded."""
     if _NOT_IN_A_LIST.search(text) or _BY_CLUSTERSHELL.search(text):
         raise _not_nodes(text, "it has characters that stand in no name of a host")
     _check_count(text, _name_parts(text), MAX_NODES)

@@ -105,7 +105,7 @@ def clean(text: str, limit: int = 200) -> str:
 
 
 def redact(text: str) -> str:
-    """Return the text with every key, token, password and credential that can be recognised replaced by `***`."""
+    """The text with every key, token, password and credential that can be recognised replaced by `***`."""
     text = _PRIVATE_KEY.sub(HIDDEN, text)
     text = _USERINFO.sub(f"://{HIDDEN}@", text)
     text = _HEADER.sub(rf"\1{HIDDEN}", text)
@@ -118,7 +118,9 @@ def redact(text: str) -> str:
 
 
 def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return as many arguments as came in, secrets hidden: `--api-key X`, `--token=X`, `wandb.api_key=X`."""
+    """The arguments of a command line, as many as came in, with secrets hidden in all forms: `--api-key X`, `--token=X`,
+    `wandb.api_key=X`.
+    """
     hidden: list[str] = []
     value_follows = ""
     for argument in argv:
@@ -134,7 +136,7 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def safe_line(text: str, limit: int = 200) -> str:
-    """Return one line that may be shown to anyone: cleaned, then redacted, then cut."""
+    """The text as one printable line without secrets, of at most `limit` characters: cleaned, then redacted, then cut."""
     return _cut(redact(_printable(text)), limit)
 
 

@@ -20,7 +20,7 @@ class ThreadView(Spoken, frozen=True, kw_only=True):
 
 
 class RankView(Spoken, frozen=True, kw_only=True):
-    """One row of a report's rank table; threads and log lines only for culprits and representatives."""
+    """One row of a report's rank table. Threads and log lines are given only for culprits and for one rank of each group."""
 
     rank: int
     node: str
@@ -48,7 +48,7 @@ class RankView(Spoken, frozen=True, kw_only=True):
 
 
 class GpuView(Spoken, frozen=True, kw_only=True):
-    """The GPU of one rank while the job stood still; null for a value that was not read."""
+    """The GPU of one rank while the job stood still; null for each value that was not read."""
 
     rank: int
     node: str
@@ -84,7 +84,7 @@ class JobView(Spoken, frozen=True, kw_only=True):
 
 
 class NodeView(Spoken, frozen=True, kw_only=True):
-    """A node that answered, or did not, in a report."""
+    """A node in a report: whether it answered, and why not."""
 
     node: str
     ranks: str
@@ -96,14 +96,14 @@ class NodeView(Spoken, frozen=True, kw_only=True):
 
 
 class Stall(Spoken, frozen=True, kw_only=True):
-    """How long it took until the job counted as stalled, and why that long; null fields for a manual capture."""
+    """After how many seconds the job counted as stalled, and why that many; the fields are null for a capture taken by hand."""
 
     timeout_seconds: float | None
     why: str
 
 
 class TimelineEvent(Spoken, frozen=True, kw_only=True):
-    """Something that happened; events stand in the order of time."""
+    """Something that happened during an incident, with its time; a report lists events in order of time."""
 
     at: str
     what: str
@@ -111,7 +111,7 @@ class TimelineEvent(Spoken, frozen=True, kw_only=True):
 
 
 class CaptureView(Spoken, frozen=True, kw_only=True):
-    """A moment at which evidence was captured."""
+    """One capture of evidence in a report."""
 
     at: str
     duration_seconds: float
@@ -132,7 +132,9 @@ class Change(StrEnum):
 
 
 class ChangeView(Spoken, frozen=True, kw_only=True):
-    """Ranks for which the same changed between two captures; `before` and `after`: frames of those that moved."""
+    """Ranks for which the same changed between two captures. `before` and `after`: the frame in which they stood, for ranks that
+    moved.
+    """
 
     ranks: str  # folded: "0-1,3"
     count: int
@@ -161,7 +163,7 @@ class GapView(Spoken, frozen=True, kw_only=True):
 
 
 class Report(Spoken, frozen=True, kw_only=True):
-    """An incident as written to report.json. Times are RFC 3339, UTC."""
+    """An incident as it is written to report.json. Times are RFC 3339 in UTC."""
 
     schema: str
     id: str  # sorts by time

@@ -1,4 +1,4 @@
-"""Scalars of the configuration: describe what a type allows, and convert text to it with errors in words."""
+"""Single values in the configuration: says in words what a type allows, and converts text to it."""
 
 import math
 import re
@@ -23,11 +23,11 @@ TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 
 
 class OutOfBoundsError(ValueError):
-    """The value has the right type, but is too small or too large."""
+    """The value has the right type, but is too small or too large for the setting."""
 
 
 def describe(kind: Any, meta: list[Any]) -> str:
-    """A phrase that says which values a setting may have, for the end of an error: `'auto' or a duration such as 15s`."""
+    """The values that a setting may have, as a phrase for the end of an error: `'auto' or a duration such as 15s`."""
     return " or ".join(_describe_one(member, tags) for member, tags in members(kind, meta))
 
 
@@ -55,7 +55,9 @@ def _describe_one(kind: Any, meta: list[Any]) -> str:
 
 
 def convert(text: str, kind: Any, meta: list[Any]) -> Any:
-    """The value that `text` stands for. Raises ValueError that says what is wrong."""
+    """The value of type `kind` that `text` stands for. Raises ValueError that says what is wrong. `meta`: the annotations of the
+    type.
+    """
     if not text.isprintable():
         raise ValueError(f"{clean(text, 40)!r} has control characters in it")
     value = _convert_text(text, kind, meta)

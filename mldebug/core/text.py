@@ -13,7 +13,7 @@ def rfc3339(at: float) -> str:
 
 
 def seconds_of(time: str) -> float | None:
-    """Return an RFC 3339 time as unix seconds; None for other text."""
+    """An RFC 3339 time as unix seconds; None where the text is no time."""
     try:
         return datetime.fromisoformat(time).timestamp()
     except ValueError:
@@ -21,12 +21,12 @@ def seconds_of(time: str) -> float | None:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return `1 rank`, `7 ranks`, `8,192 ranks`."""
+    """A count with its noun: `1 rank`, `7 ranks`, `8,192 ranks`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def moment(time: str) -> str:
-    """Return `2026-11-21 05:50:41 UTC` for an RFC 3339 time in UTC; other text stays as it is."""
+    """An RFC 3339 time in UTC for people: `2026-11-21 05:50:41 UTC`; other text stays as it is."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z", time, re.ASCII)
     return f"{found[1]} {found[2]} UTC" if found else time
 

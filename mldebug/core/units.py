@@ -34,7 +34,9 @@ _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 def parse_duration(text: str) -> float:
-    """Return seconds of `90s`, `1m30s` or `1 m 30 s`; ValueError says in words what is wrong."""
+    """The seconds in a text such as `90s`, `1m30s` or `1 m 30 s`. Raises ValueError that says what is wrong, also for a number
+    without a unit.
+    """
     if _NUMBER.fullmatch(text):
         raise ValueError(
             f"{text[:20]} has no unit; write {text[:20]}s for seconds or {text[:20]}m for minutes"
@@ -51,7 +53,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return the shortest text that `parse_duration` reads back as the same milliseconds."""
+    """A duration as text, `1h30m`, rounded to milliseconds; `parse_duration` reads it back."""
     left = round(seconds * 1000)
     parts = []
     for unit, size in _MILLISECONDS.items():
@@ -75,7 +77,7 @@ def format_age(seconds: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return bytes; ValueError says in words what is wrong."""
+    """The bytes in a text such as `20GiB`. Raises ValueError that says what is wrong."""
     if _NUMBER.fullmatch(text):
         raise ValueError(
             f"{text[:20]} has no unit; write {text[:20]}B, {text[:20]}MiB or {text[:20]}GiB"

@@ -36,7 +36,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of every part of a configuration. `RENAMED`: old keys with their new names."""
+    """Base of every section of the configuration. `RENAMED`: old keys with their new names, for error messages."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
 
@@ -46,7 +46,9 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str, file: str, kind: type[T]) -> T:
-    """Return the configuration in `text`; `ConfigError` lists every problem as `file:line: section.key: what`."""
+    """The configuration in the YAML `text`, as a struct of type `kind`. Raises ConfigError with every problem as `file:line:
+    section.key: what`.
+    """
     try:
         node = _LineLoader(text).get_single_node()
     except yaml.YAMLError as error:

@@ -1,6 +1,7 @@
-"""The record that the hook in a training process keeps in shared memory: step, phase, scalars, and how it can be asked for more.
+"""Reads the record that the hook (mldebug's code in a training process) keeps in shared memory: step, phase, figures, and how to
+ask for more.
 
-Its layout is defined in `mldebug_training.hook.record`. A job may have written anything into it, so every field is checked.
+`mldebug_training.hook.record` defines its layout. A job may have written anything into it, so every field is checked.
 """
 
 import binascii
@@ -34,7 +35,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class Heartbeat(Noun, frozen=True, kw_only=True):
-    """What one process's record holds at one moment. Times are seconds of the monotonic clock, never in the future."""
+    """What the hook's record of one process holds at one moment. Times are seconds of the monotonic clock, never in the future."""
 
     written_at: float
     step: int | None = None
@@ -62,12 +63,16 @@ class TornError(ValueError):
 
 
 def record_name(pid: int, start_ticks: int) -> str:
-    """The name of a record file; `pid` as the process itself sees it."""
+    """The file name of a process's record. `pid` is the one that the process itself sees; `start_ticks`: field 22 of
+    /proc/PID/stat.
+    """
     return f"{PREFIX}{pid}-{start_ticks}"
 
 
 def parse_record(data: bytes, pid: int, start_ticks: int, now: float) -> Heartbeat:
-    """Parse a record. Raises ValueError with the reason, and TornError where it was being written."""
+    """Parse the bytes of a record, which must be that of this process; later times are cut to `now`. Raises ValueError with the
+    reason, and TornError where it was just being written.
+    """
     if len(data) != SIZE:
         raise ValueError(f"it has {len(data)} bytes and not {SIZE}")
     magic, sequence, its_pid, its_start = _HEAD.unpack_from(data)
@@ -88,7 +93,9 @@ def _checksum(data: bytes) -> int:
 
 
 def hook_summary(beat: Heartbeat, now: float) -> HookState:
-    """The record's step, phase and scalars for a capture, with ages in seconds instead of times of the node's monotonic clock."""
+    """The record's step, phase and figures for a capture. Times become ages in seconds, because the monotonic clock means nothing
+    on other nodes.
+    """
     return HookState(
         step=beat.step,
         step_age=_age(beat.stepped_at, now) if beat.step is not None else 0.0,
@@ -144,7 +151,7 @@ def _text(data: bytes) -> str:
 
 
 def phase_words(phase: str, age: float | None) -> str:
-    """`in data_wait for 35 s`; "" for no phase."""
+    """A phase with its age in words: `in data_wait for 35 s`; "" for no phase."""
     return f"in {phase} for {span(age or 0.0)}" if phase else ""
 
 

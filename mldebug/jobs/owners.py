@@ -1,4 +1,6 @@
-"""Whose a job is, and turns between owners: what one of them has much of delays what another has little of by one turn."""
+"""The owner of a job, and how work is shared between owners: in turns, so that one with many things delays one with few by a
+single turn.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
@@ -13,7 +15,7 @@ Owner = tuple[int, str]
 
 
 def owner_of(job: Job) -> Owner:
-    """The owner of a job (user id and container), for limits that are shared out among the owners of a node's jobs."""
+    """The owner of a job: user id and container of its first rank. What the node limits is shared out between owners."""
     first = next(iter(job.ranks), None)
     if first is None:
         return job.uid, ""
@@ -21,7 +23,9 @@ def owner_of(job: Job) -> Owner:
 
 
 def in_turns(things: Iterable[T], whose: Callable[[T], Hashable]) -> list[T]:
-    """The first of each owner, then the second of each, and so on; in a turn, who has fewest things comes first."""
+    """The things in a fair order: the first of each owner, then the second of each, and so on; within a turn the owner with the
+    fewest things comes first. `whose`: gives a thing's owner.
+    """
     ordered = list(things)
     all_of = Counter(map(whose, ordered))
     had: Counter[Hashable] = Counter()

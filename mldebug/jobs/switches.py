@@ -1,6 +1,7 @@
-"""The switches of a job (kill, save): parses the files in their folder and describes them. Pure.
+"""The switches of a job (`kill`, `save`: files by which a person asks all ranks to stop or to save): parses these files and
+describes them. Pure.
 
-Their layout is defined in `mldebug_training.helpers.switches.files`. A job may have written anything there, so everything is checked.
+`mldebug_training.helpers.switches.files` defines their layout. A job may have written anything there, so everything is checked.
 """
 
 import json
@@ -42,7 +43,7 @@ class LastPoll(Spoken, frozen=True, kw_only=True):
 
 
 class SwitchState(Spoken, frozen=True, kw_only=True):
-    """The switches in a folder, and when the job last looked at them."""
+    """The switches that are set in a folder, and when the job last looked at them."""
 
     folder: str
     kill: Switch | None = None
@@ -51,18 +52,20 @@ class SwitchState(Spoken, frozen=True, kw_only=True):
     trouble: str = ""  # why the job does not obey it
 
     def at(self, name: str) -> Switch | None:
-        """The switch with this name; None where it is not set."""
+        """The switch with this name (`kill` or `save`); None where it is not set."""
         return self.kill if name == KILL else self.save
 
 
 def switch_text(until: float | None, by: str) -> bytes:
-    """The JSON content of a switch file. `until`: unix time when it expires, None for never; `by`: who sets it."""
+    """The JSON content of a switch file. `until`: unix time at which it expires, None for never; `by`: the person who sets it."""
     content = {"by": clean(by)[:40], **({"until": until} if until is not None else {})}
     return json.dumps(content).encode()
 
 
 def parse_switch(data: bytes, set_at: float) -> Switch:
-    """A switch from the content of its file. Every file counts as a switch; content that is not our JSON says nothing."""
+    """The switch in a file that was set at `set_at` (unix time). Any content counts as a set switch; only our own JSON adds an
+    expiry and a person.
+    """
     content = _object(data)
     return Switch(
         set_at=set_at, until=_number(content.get("until")), by=_text(content.get("by"), 40)
@@ -70,7 +73,7 @@ def parse_switch(data: bytes, set_at: float) -> Switch:
 
 
 def parse_polled(data: bytes) -> LastPoll | None:
-    """The last look of a job at its switches, from the content of the file `polled`; None where it is not ours."""
+    """When a job last looked at its switches, from the content of the file `polled`; None where it is not in our format."""
     content = _object(data)
     at = _number(content.get("at"))
     if at is None:
@@ -83,7 +86,7 @@ def parse_polled(data: bytes) -> LastPoll | None:
 
 
 def parse_announcement(data: bytes) -> str:
-    """The switch folder that a rank announced, as an absolute path; "" where it is none."""
+    """The switch folder that a rank announced in its file, an absolute path; "" where there is no usable one."""
     folder = _object(data.rstrip(b"\0")).get("folder")
     usable = isinstance(folder, str) and folder.startswith("/") and len(folder) <= MAX_PATH
     return folder if usable and isinstance(folder, str) and "\0" not in folder else ""
@@ -118,7 +121,7 @@ def poll_words(polled: LastPoll | None, now: float) -> str:
 
 
 def effect_words(name: str, polled: LastPoll | None, now: float) -> str:
-    """What happens now that a switch is set."""
+    """What the job does now that the switch `name` is set, in words. `now`: unix time."""
     if polled is None or polled.ended is not None:
         return "Nobody asks for it now; a job that starts with this folder will."
     todo = "saves and stops" if name == KILL else "saves and goes on"

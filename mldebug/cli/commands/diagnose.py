@@ -33,7 +33,7 @@ KINDS = "capture-*.json, ending-*.json, or stacks (of py-spy, faulthandler, gdb,
 
 
 class RejudgedReport(NamedTuple):
-    """The report that stored evidence gives today; `found`: whether it shows a stall or a failure."""
+    """The report that follows from stored evidence with today's rules; `found`: whether it shows a stall or a failure."""
 
     report: Report
     found: bool
@@ -76,9 +76,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def read_evidence(directory: Path) -> StoredEvidence:
-    """Read the evidence folder that an agent or a dump stored; any other folder, or a file, is read as stacks that other tools have printed.
+    """Read the evidence that an agent or a dump stored in a folder; any other folder or file is read as stacks that other tools
+    printed. A tar, zip or gzip file stands for its content.
 
-    A tar, a zip or a gzip file stands for what is in it.
+    Raises EvidenceError where nothing can be judged.
     """
     is_file = _check_folder(directory)
     if is_file and is_archive(directory):
@@ -122,7 +123,7 @@ def _check_folder(directory: Path) -> bool:
 
 
 def judge(recorded: StoredEvidence) -> RejudgedReport:
-    """Judge stored evidence as an incident is judged; times are those of the evidence."""
+    """Judge stored evidence in the way an incident is judged. All times in the report are those of the evidence."""
     if recorded.exit is not None:
         return _judge_end(recorded.exit, recorded.captures)
     captures = recorded.captures

@@ -64,7 +64,7 @@ def _object(folder: FolderRecords, answer: Conclusion) -> dict[str, object]:
 
 
 def lines(folder: FolderRecords, answer: Conclusion) -> Iterator[Text]:
-    """The analysis as lines for people."""
+    """The answer of the analysis as lines for people."""
     colour = "green" if answer.kind == "healthy" else "red"
     named = f": rank{'s' if len(answer.culprits) > 1 else ''} " if answer.culprits else ""
     who = named + ", ".join(map(str, answer.culprits[:16]))

@@ -58,7 +58,7 @@ def try_file(file: str, patterns: tuple[str, ...], as_json: bool) -> None:
 
 
 def lines(trial: LogTrial, *, has_step: bool) -> Iterator[Text]:
-    """The answer as lines of text: each format with an example, then what was not read."""
+    """The result of the trial as lines for people: each format with an example, then lines that were not understood."""
     yield Text(f"{trial.understood} of {plural(trial.lines, 'line')} understood", style="bold")
     for one in trial.formats:
         yield Text(f"  {one.format}: {_summary(one)}", style="green")

@@ -33,7 +33,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def config_option(command: _Command) -> _Command:
-    """Add the option `--config` to a command of `reports`; it may stand before or after the verb, and the last one counts."""
+    """Add the option `--config` to a command of `reports`. It may stand before or after the verb; the last one counts."""
     kind = click.Path(path_type=Path, readable=False)
     return click.option("--config", type=kind, help="Config file.")(command)
 
@@ -199,7 +199,9 @@ def entry_lines(
     *,
     wide: bool = True,
 ) -> Iterator[Text]:
-    """The list of reports for people: a table, with `wide` the sentence below each line; at the end where they lie."""
+    """The list of reports for people: a table (with `wide` also each report's sentence), then the folder they are in. `wanted`:
+    the filter that was applied.
+    """
     place = clean(str(folder), 400)
     if not entries and wanted != EVERY_REPORT:
         yield Text(f"No report in {place} is like that. All: {typed('reports', config)}")
@@ -245,7 +247,7 @@ def _seconds(words: str) -> float:
 
 
 def exported(archive: ReportStore, report: Report, suffix: str) -> bytes:
-    """The content of an exported file; it is rendered anew from the checked report."""
+    """The bytes of an exported report in the form of `suffix`; rendered anew from the checked report."""
     forms = {
         "report.json": msgspec.json.encode(report) + b"\n",
         "report.html": render_html(report).encode(errors="replace"),

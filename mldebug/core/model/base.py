@@ -7,15 +7,17 @@ import msgspec
 
 
 class Noun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of measured data: compact as JSON (default values are left out), unknown fields are ignored when it is read."""
+    """Base of the types for measured data: as JSON fields with default values are left out, and unknown fields are ignored on
+    reading.
+    """
 
 
 class Spoken(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of report data: every field is always written."""
+    """Base of the types for report data: as JSON every field is written."""
 
 
 def shared_fields(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields of `source` that `kind` has with the same name and type, by name, to make one of it."""
+    """The values of the fields that `source` and the type `kind` share by name and type: {name: value}, to make a `kind` of."""
     return {name: getattr(source, name) for name in _common(type(source), kind)}
 
 

@@ -1,4 +1,4 @@
-"""All ranks of a node at one moment, and what the node itself says."""
+"""What is captured of all ranks on a node at one moment, and of the node itself."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ CAPTURE_SCHEMA = "mldebug.capture/1"
 
 
 class HookState(Noun, frozen=True, kw_only=True):
-    """The state that the hook in a rank's process reports at one moment. Ages are seconds."""
+    """What the hook (mldebug's code in a rank's process) reports at one moment: step, phase, figures. Ages are seconds."""
 
     step: int | None = None  # None: none was made yet
     step_age: float = 0.0  # since that step was reached
@@ -23,7 +23,7 @@ class HookState(Noun, frozen=True, kw_only=True):
 
 
 class TraceTail(Noun, frozen=True, kw_only=True):
-    """The last calls in the ring file of one rank's tracer, with source text; secrets are hidden."""
+    """The last calls of one rank, from the ring file that its call tracer writes, with source text; secrets are hidden."""
 
     lines: tuple[
         str, ...
@@ -37,7 +37,9 @@ class TraceTail(Noun, frozen=True, kw_only=True):
 
 
 class RankCapture(Noun, frozen=True, kw_only=True):
-    """Everything that was captured of one rank: its process, its children, its recorders."""
+    """Everything that was captured of one rank: its process and children, its log, its Flight Recorder, its hook and its call
+    trace.
+    """
 
     identity: RankIdentity
     process: ProcessCapture
@@ -81,7 +83,7 @@ class GpuSample(Noun, frozen=True, kw_only=True):
 
 
 class RankDevice(Noun, frozen=True, kw_only=True):
-    """Readings of one rank's GPU while its job stood still: figures without judgement."""
+    """Readings of one rank's GPU while its job stood still, without a judgement of them."""
 
     rank: int
     uuid: str
@@ -140,8 +142,8 @@ class NodeCapture(
 class QueriedNode(Noun, frozen=True, kw_only=True):
     """One node that was asked for its capture of a run, under the name by which it was asked.
 
-    down: the scheduler says so; silent: nothing came from it, so it may be down; unable: it could be reached and has sent
-    no capture; refused: what it sent cannot be.
+    `state`: down, the scheduler says so; silent, no answer came, so it may be down; unable, it was reached and sent no capture;
+    refused, what it sent contains impossible values.
     """
 
     name: str
@@ -155,7 +157,7 @@ class QueriedNode(Noun, frozen=True, kw_only=True):
 
 
 class QueriedNodes(Noun, frozen=True, kw_only=True):
-    """The nodes that were asked for captures of a run, and what came of it."""
+    """All nodes that were asked for captures of a run, each with the result."""
 
     nodes: tuple[QueriedNode, ...] = ()  # sorted by name
     listed_by: str = (
@@ -165,7 +167,7 @@ class QueriedNodes(Noun, frozen=True, kw_only=True):
     hidden: tuple[str, ...] = ()  # nodes on which not every process could be looked at
 
     def named(self, *states: str) -> tuple[str, ...]:
-        """Names of the nodes that are in one of these states."""
+        """The names of the nodes that are in one of these states."""
         return tuple(node.name for node in self.nodes if node.state in states)
 
     @property

@@ -1,4 +1,4 @@
-"""What ranks have called together: their Flight Recorders, and NCCL's own counts."""
+"""The collective calls of ranks: what their Flight Recorders hold, and the launches that NCCL itself counts."""
 
 from mldebug.core.model.base import Noun
 from mldebug.core.model.process import Frame
@@ -33,7 +33,7 @@ class Transfer(Noun, frozen=True, kw_only=True):
 
 
 class FlightGroup(Noun, frozen=True, kw_only=True):
-    """One process group as one of its ranks sees it. The counts are sequence numbers; 0: none yet."""
+    """One process group as the Flight Recorder of one of its ranks shows it. The counts are sequence numbers; 0: none yet."""
 
     name: str
     backend: str = ""  # nccl, gloo: each counts for itself
@@ -45,7 +45,7 @@ class FlightGroup(Noun, frozen=True, kw_only=True):
 
 
 class GroupCount(Noun, frozen=True, kw_only=True):
-    """How far a rank is in a process group by its `pg_status`, which a dump has even where it leaves out finished calls."""
+    """How far a rank is in a process group, by the `pg_status` of its dump; that is there even where finished calls are left out."""
 
     number: int  # by which this rank's process knows the group
     name: str = ""  # "": the dump holds no call of it, so it is not known
@@ -54,7 +54,7 @@ class GroupCount(Noun, frozen=True, kw_only=True):
 
 
 class PairCount(Noun, frozen=True, kw_only=True):
-    """How far a rank is with the sends and receives of a process group of two, which both number alike."""
+    """How far a rank is with the sends and receives of a process group of two, whose members number them alike."""
 
     group: str
     members: str  # global ranks, folded
@@ -80,7 +80,7 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
 
 
 class NcclRank(Noun, frozen=True, kw_only=True):
-    """One rank of a communicator, as NCCL RAS reports it. `rank` counts inside this communicator."""
+    """One rank of a communicator, as NCCL RAS reports it. `rank` is its number in this communicator, not in the job."""
 
     rank: int
     host: str = ""  # an address; "": not told
@@ -91,7 +91,9 @@ class NcclRank(Noun, frozen=True, kw_only=True):
 
 
 class NcclAbsent(Noun, frozen=True, kw_only=True):
-    """A process of which NCCL RAS has no data. `rank` counts inside its communicator; None: the communicator is not known."""
+    """A process of which NCCL RAS has no data. `rank` is its number in its communicator; None where the communicator is not
+    known.
+    """
 
     rank: int | None = None
     host: str = ""
@@ -110,7 +112,9 @@ class NcclLevel(Noun, frozen=True, kw_only=True):
 
 
 class NcclCommunicator(Noun, frozen=True, kw_only=True):
-    """A communicator as NCCL RAS reports it. `ranks` may be incomplete; `levels` and the sums cover all that answered."""
+    """A communicator as NCCL RAS reports it. `ranks` may be incomplete; `levels`, `launched` and `furthest` cover all ranks that
+    answered.
+    """
 
     key: str  # all the hashes that it is known by
     size: int = 0  # 0: not told
@@ -124,7 +128,9 @@ class NcclCommunicator(Noun, frozen=True, kw_only=True):
 
 
 class NcclRas(Noun, frozen=True, kw_only=True):
-    """The NCCL RAS answer of one process, about all processes of the job. Counts are launches by the host: nothing says what completed."""
+    """The answer of NCCL RAS in one process, about all processes of the job. Counts are launches by the host, which do not show
+    what completed.
+    """
 
     version: str  # of NCCL: 2.28.9
     form: str = "json"  # text: only what differs is told, so equal counts are not known

@@ -1,4 +1,4 @@
-"""Who is who: ranks, jobs and launchers on a node, and what could not be found out about them."""
+"""Which ranks, jobs and launchers are on a node, and what could not be found out about them."""
 
 from mldebug.core.model.base import Noun
 
@@ -43,7 +43,7 @@ class LostRank(Noun, frozen=True, kw_only=True):
 
 
 class NodeWait(Noun, frozen=True, kw_only=True):
-    """What a launcher without ranks waits for: the other nodes of its run, as its command line and environment name them."""
+    """What a launcher that has started no rank waits for: the other nodes of its run, by its command line and environment."""
 
     nodes: int = 0  # that the run needs at least; 0: not known
     here: int = 1  # launchers of the run on this node: each stands for one of its nodes
@@ -55,7 +55,7 @@ class NodeWait(Noun, frozen=True, kw_only=True):
 
 
 class Job(Noun, frozen=True, kw_only=True):
-    """One attempt of one run on this node (or, after merging, on all nodes)."""
+    """One attempt (one start) of one run on this node or, after merging, on all nodes."""
 
     id: str  # short and stable: derived from run id, master and first start
     name: str
@@ -74,7 +74,7 @@ class Job(Noun, frozen=True, kw_only=True):
 
 
 class Remark(Noun, frozen=True, kw_only=True):
-    """Something odd that was found and is no stall: two processes with one rank, impossible variables."""
+    """Something odd in a job that is no stall, such as two processes with one rank, or impossible environment variables."""
 
     kind: str
     message: str
@@ -82,7 +82,7 @@ class Remark(Noun, frozen=True, kw_only=True):
 
 
 class Gap(Noun, frozen=True, kw_only=True):
-    """Evidence that could not be had: what, why, and how to get it the next time."""
+    """Evidence that is missing: what, why, and how to get it the next time."""
 
     what: str
     reason: str

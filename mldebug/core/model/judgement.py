@@ -21,7 +21,7 @@ class Role(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Why the job stopped. Where two verdicts fit, the one that stands first here is given."""
+    """Why the job stopped. Where two verdicts fit, the one that is listed first here is given."""
 
     GPU_FAULT = "gpu_fault"
     OUT_OF_MEMORY = "out_of_memory"
@@ -42,7 +42,7 @@ class Verdict(StrEnum):
 
 
 class Confidence(StrEnum):
-    """How sure a verdict is: high, direct evidence; medium, stacks and counters agree; low, one sign."""
+    """How sure a verdict is. High: direct evidence; medium: stacks and counters agree; low: one sign alone."""
 
     HIGH = "high"
     MEDIUM = "medium"
@@ -50,7 +50,9 @@ class Confidence(StrEnum):
 
 
 class Classification(Noun, frozen=True, kw_only=True):
-    """What one rank is doing. `name`: a class of the table in `mldebug.diagnosis.classify.rank_class`."""
+    """What one rank is doing, as read from its capture. `name`: a class from the table in
+    `mldebug.diagnosis.classify.rank_class`.
+    """
 
     name: (
         str  # collective, device_sync, store, sleep, lock, blocked_io, dataloader, stopped, busy …
@@ -70,7 +72,7 @@ class Classification(Noun, frozen=True, kw_only=True):
 
 
 class ClassifiedRank(Noun, frozen=True, kw_only=True):
-    """A rank's capture with its class; `capture` is None for a rank without a process."""
+    """A rank with what it is doing (`is_`) and its capture; `capture` is None for a rank without a process."""
 
     rank: int
     node: str
@@ -90,7 +92,7 @@ class Culprit(Spoken, frozen=True, kw_only=True):
 
 
 class Finding(Noun, frozen=True, kw_only=True):
-    """The conclusion of one detector."""
+    """The conclusion of one detector, a rule that looks for one kind of cause."""
 
     verdict: Verdict
     culprits: tuple[Culprit, ...]
@@ -113,7 +115,7 @@ class Diagnosis(Spoken, frozen=True, kw_only=True):
 
 
 class Group(Spoken, frozen=True, kw_only=True):
-    """Ranks with the same principal stack."""
+    """Ranks whose main stack (that of the thread which shows what the process does) is the same."""
 
     ranks: str  # folded: "0-5,7"
     count: int
@@ -124,7 +126,9 @@ class Group(Spoken, frozen=True, kw_only=True):
 
 
 class TreeNode(Spoken, frozen=True, kw_only=True):
-    """One node of the merged prefix tree, outermost frame at the root."""
+    """One frame in the tree that the stacks of all ranks form, the outermost frame at the root; `ranks`: those whose stack passes
+    here.
+    """
 
     frame: str
     ranks: str
@@ -133,7 +137,9 @@ class TreeNode(Spoken, frozen=True, kw_only=True):
 
 
 class Judgement(Noun, frozen=True, kw_only=True):
-    """Everything that `mldebug.diagnosis.diagnose.diagnose` concludes from the captures of one job."""
+    """Everything that `mldebug.diagnosis.diagnose.diagnose` concludes from the captures of one job: diagnosis, classes, groups,
+    stack tree.
+    """
 
     diagnosis: Diagnosis
     ranks: tuple[ClassifiedRank, ...]  # sorted by rank, the lost and missing ones among them

@@ -16,7 +16,7 @@ class Frame(Noun, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """`train (megatron/training.py:915)`, the form py-spy prints."""
+        """The frame as py-spy prints it: `train (megatron/training.py:915)`."""
         return (
             f"{self.function} ({self.file}:{self.line})"
             if self.line
@@ -25,7 +25,7 @@ class Frame(Noun, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The frame in a sentence: its label, or of code outside of any function `train.py:915`."""
+        """The frame for use in a sentence: its label, or `train.py:915` for code outside of any function."""
         if self.function != "<module>":
             return self.label
         return f"{self.file}:{self.line}" if self.line else self.file
@@ -83,7 +83,9 @@ class Io(Noun, frozen=True, kw_only=True):
 
 
 class LockHolder(Noun, frozen=True, kw_only=True):
-    """A process that holds a lock on a file. Its command line is included only if it belongs to the user of the waiting process."""
+    """A process that holds a file lock which another process waits for. Its command line is given only if both belong to the same
+    user.
+    """
 
     pid: int | None = None  # None: it belongs to somebody else
     rank: int | None = None  # of the same job; None: it is no part of the job
@@ -127,7 +129,7 @@ class ProcessState(Noun, frozen=True, kw_only=True):
 
 
 class Movement(Noun, frozen=True, kw_only=True):
-    """What changed between several samples of one process: it shows whether the process is frozen or slow."""
+    """What changed between several samples of one process, to tell whether it is frozen or slow."""
 
     samples: int
     span_seconds: float
@@ -159,7 +161,7 @@ class ProcessCapture(Noun, frozen=True, kw_only=True):
 
 
 class LogTail(Noun, frozen=True, kw_only=True):
-    """The last lines a rank wrote, control characters and secrets removed."""
+    """The last lines that a rank wrote, without control characters and secrets."""
 
     path: str
     lines: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ MAX_ISSUES = (
 
 
 class RankSoftware(msgspec.Struct, frozen=True, kw_only=True):
-    """Which versions one rank has loaded, and the settings of its environment that rules read."""
+    """The versions that one rank has loaded, and the settings in its environment that the rules for known issues read."""
 
     rank: int
     software: Software = Software()
@@ -40,7 +40,7 @@ class RankSoftware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownIssue(Noun, frozen=True, kw_only=True):
-    """A known issue that a job has. Not an alert: most such jobs run well."""
+    """A known issue that a job has. It raises no alert: most such jobs run well."""
 
     name: str
     message: str  # what was seen, and what is wrong with it
@@ -49,12 +49,12 @@ class KnownIssue(Noun, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
 
     def line(self) -> str:
-        """Message and remedy in one line, without the source of the knowledge."""
+        """What is wrong and what to do, in one line; the source is left out."""
         return clean(f"{self.message} → {self.todo}", MAX_MESSAGE + 200)
 
 
 def allowed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that the rules need, cleaned and cut for display."""
+    """Of an environment only the variables that the rules read, cleaned and cut for display."""
     return {name: clean(environ[name], MAX_VALUE) for name in SETTINGS if name in environ}
 
 

@@ -29,7 +29,7 @@ _ON, _OFF = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n",
 
 
 class Version(msgspec.Struct, frozen=True):
-    """A version number: its release, and whether it is a pre-release of it."""
+    """A version number: its release, whether it came before that release (`early`), and the local part behind `+`."""
 
     release: Release
     early: bool = False
@@ -40,7 +40,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 def parse_version(text: str) -> Version | None:
-    """Parse `2.13.0a0+gitabc` into 2.13.0, early, "gitabc"; None for anything that is no version."""
+    """Parse a version: `2.13.0a0+gitabc` is release 2.13.0, early, local "gitabc". None for text that is no version."""
     found = _VERSION.fullmatch(text)
     if found is None:
         return None
@@ -53,14 +53,14 @@ def parse_version(text: str) -> Version | None:
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
-    """The versions from `since` on, up to `until`, which is the first without the issue."""
+    """The versions from `since` on and below `until`, the first one without the issue."""
 
     of: str  # torch, nccl
     since: Release
     until: Release
 
     def holds(self, version: Version | None) -> bool:
-        """Whether a version is surely inside the span; False where it is not known."""
+        """Whether a version is certainly inside the span; False for None, and for a pre-release of `since` or `until`."""
         if version is None or (version.early and version.release in (self.since, self.until)):
             return False
         return self.since <= version.release < self.until
@@ -80,7 +80,7 @@ class Software(Noun, frozen=True, kw_only=True):
 
 
 class NodeFacts(Noun, frozen=True, kw_only=True):
-    """The facts of a node that rules read."""
+    """The facts of a node that the rules for known issues read."""
 
     machine: str = ""  # x86_64, aarch64
     rdma: tuple[str, ...] = ()  # devices with an active port
@@ -91,7 +91,9 @@ class NodeFacts(Noun, frozen=True, kw_only=True):
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that the rules of known issues look at: versions and settings of one job's ranks on one node that have the same ones."""
+    """The facts that the rules for known issues read, of those ranks of a job on one node that have the same versions and
+    settings.
+    """
 
     torch: Version | None = None
     nccl: Version | None = None  # None where there is none, or its version is not known
@@ -106,7 +108,9 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_cpus(self) -> bool:
-        """Whether this is a known PyTorch without any GPU support: no NCCL, no ROCm, no CUDA in its version."""
+        """Whether this is certainly a PyTorch without GPU support: its version is known and names no CUDA, and there is neither
+        NCCL nor ROCm.
+        """
         if self.torch is None or self.nccl is not None or self.rocm:
             return False
         return not self.torch.local.startswith("cu")
@@ -116,11 +120,11 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
         return self.torch if of == "torch" else self.nccl
 
     def is_on(self, *names: str) -> str:
-        """`NAME=1` for the first of these settings, if it is switched on; "" otherwise."""
+        """`NAME=1` for the first of these settings that is set, if its value means "on"; "" otherwise."""
         return self._switch(names, _ON)
 
     def is_off(self, *names: str) -> str:
-        """`NAME=0` for the first of these settings, if it is switched off; "" otherwise."""
+        """`NAME=0` for the first of these settings that is set, if its value means "off"; "" otherwise."""
         return self._switch(names, _OFF)
 
     def _switch(self, names: tuple[str, ...], values: tuple[str, ...]) -> str:
@@ -130,7 +134,9 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IssueRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One known issue. A job has it where all version spans hold and `check`, if there is one, finds something."""
+    """The rule for one known issue. A job has the issue where its versions are in all `spans` and `check`, if there is one, finds
+    something.
+    """
 
     name: str
     wrong: str  # what is wrong, after what was seen: "torch 2.6.0: …"
@@ -142,7 +148,7 @@ class IssueRule(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[JobFacts], str] | None = None  # the finding in words, "" for none
 
     def finding(self, facts: JobFacts) -> str:
-        """What shows that the job has the issue, in words; "" where it has not."""
+        """What shows in these facts that the job has the issue, in words; "" where it has not."""
         if not all(span.holds(facts.version(span.of)) for span in self.spans):
             return ""
         versions = [f"{TITLES[span.of]} {facts.version(span.of)}" for span in self.spans]

@@ -50,10 +50,10 @@ _NONE = "NET/IB : No device found"
 
 
 def adapters_of(text: str) -> tuple[str, ...] | None:
-    """The adapters that a line of NCCL's lists; None where it is about something else.
+    """The network adapters that a line of NCCL's log lists, () where it says that there are none; None for any other line.
 
-    `NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_bond_0:1/IB [RO]; OOB eth0:10.0.0.1<0>`
-    `NET/OFI Selected provider is efa, fabric is efa-direct (found 15 nics)`
+      `NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_bond_0:1/IB [RO]; OOB eth0:10.0.0.1<0>`
+      `NET/OFI Selected provider is efa, fabric is efa-direct (found 15 nics)`
     """
     if text.startswith("NET/IB : Using "):
         names = tuple(found["name"] for found in _ADAPTER.finditer(text.partition("; OOB")[0]))
@@ -65,7 +65,7 @@ def adapters_of(text: str) -> tuple[str, ...] | None:
 
 
 class NcclLogFacts(Noun, frozen=True, kw_only=True):
-    """What NCCL's lines in a job's log have shown so far."""
+    """What NCCL's lines in a job's log have shown so far: version, networks, interfaces, lost peers."""
 
     version: str = ""
     networks: tuple[str, ...] = ()  # IB, Socket, AWS Libfabric: as NCCL calls them
@@ -80,20 +80,22 @@ class NcclLogFacts(Noun, frozen=True, kw_only=True):
 
 
 class LogWriters(msgspec.Struct, frozen=True, kw_only=True):
-    """The processes whose NCCL lines in a shared log belong to one job: its ranks on this node, and the other hosts that have ranks of it."""
+    """The processes whose NCCL lines in a log count for one job: its ranks on this node and, with `elsewhere`, every process of
+    another host.
+    """
 
     node: str
     pids: Collection[int]  # as they are called here and in their own namespace
     elsewhere: bool = False
 
     def writes(self, host: str, pid: int) -> bool:
-        """Whether a line written by that host and pid may belong to the job."""
+        """Whether a line that this host and pid wrote may belong to the job."""
         here = host.partition(".")[0] == self.node.partition(".")[0]
         return pid in self.pids or (self.elsewhere and not here)
 
 
 class NcclLog:
-    """Gathers facts from NCCL's log lines. `strange` counts lines of processes that are not the job's."""
+    """Collects facts from NCCL's lines in a log. `strange`: the number of lines that other jobs' processes wrote."""
 
     def __init__(self) -> None:
         self.strange = 0
@@ -106,7 +108,9 @@ class NcclLog:
         self._adapters: dict[str, tuple[str, ...]] = {}
 
     def add_line(self, line: str, ours: LogWriters) -> None:
-        """Take one line of the log, without its end; lines that are not NCCL's, or incomplete, are ignored."""
+        """Take one line of the log, without its end. Lines that are not NCCL's, are incomplete, or come from a process outside
+        `ours` are ignored.
+        """
         if line.count(" NCCL ") - line.count(" NCCL INFO NCCL version ") > 1:
             return  # two lines that ran into each other
         found = _LINE.search(line)
@@ -174,5 +178,5 @@ _LOCAL = re.compile(
 
 
 def is_local(name: str, address: str = "") -> bool:
-    """Whether nobody on another node can be reached by this interface: loopback, a container bridge, a link-local address."""
+    """Whether a network interface reaches no other node: loopback, a container bridge, or one with a link-local address."""
     return _LOCAL.fullmatch(name) is not None or address.startswith(("169.254.", "127."))

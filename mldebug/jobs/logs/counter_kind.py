@@ -33,7 +33,7 @@ class CounterKind(Enum):
 
 
 def kind_of(description: str) -> CounterKind:
-    """Return what a bar or a counter with this description counts; without one it is the training loop's."""
+    """What a progress bar or counter with this description counts. One without a description counts training steps."""
     words = description.lower().strip(" :|-")
     if not words:
         return CounterKind.TRAINING

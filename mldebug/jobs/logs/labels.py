@@ -34,7 +34,7 @@ _LOGGER = re.compile(
 
 
 def strip_labels(line: str) -> str:
-    """Return the line without the labels of launchers, containers and Ray before it."""
+    """The line without the labels that launchers, containers and Ray have put before it."""
     for _ in range(MAX_LABELS):
         label = _LABEL.match(line)
         if label is None:
@@ -44,7 +44,7 @@ def strip_labels(line: str) -> str:
 
 
 def strip_logger(text: str) -> str:
-    """Return text without a time, a level and a place in a source file before it, as loggers write them."""
+    """The text without the time, level and source file that a logger has put before it."""
     for _ in range(MAX_LABELS):
         head = _LOGGER.match(text)
         if head is None or not head[0].strip():
@@ -54,7 +54,7 @@ def strip_logger(text: str) -> str:
 
 
 def unwrap_docker(line: str) -> list[str]:
-    """Return the lines in one line of Docker's `json-file` (`{"log":"…\\n","stream":…}`); the line itself where it is none."""
+    r"""The lines of text in one line of Docker's `json-file` log (`{"log":"…\n","stream":…}`); the line itself where it is none."""
     try:
         found: Any = msgspec.json.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -34,7 +34,7 @@ _WHOLE = frozenset(["train", "training", "total", "tot", "lm", "avg", "avr", "me
 
 
 def training_loss(text: str) -> float | None:
-    """Return the training loss in text of lower case, None where it names none: nothing is a loss but what is called so."""
+    """The loss that training minimizes, from a text in lower case; None where no number in it is called a loss."""
     if "loss" not in text:
         return None
     ranked = [(rank, found["value"]) for found in _LOSS.finditer(text) if (rank := _rank(text, found)) is not None]  # fmt: skip

@@ -75,9 +75,9 @@ class LogParser:
         return found
 
     def flush(self) -> list[LogRecord]:
-        """Return the record in the unfinished line, once, if it is whole but for its end.
+        """The record in the unfinished line, if the line is complete but for its end; returned once.
 
-        A progress bar ends its line only when it draws the next. A line cut within a number is not taken for one.
+        A progress bar ends its line only when it draws the next one. A line that may be cut within a number or word is not used.
         """
         line = self._partial.rstrip()
         if not line or line[-1] not in _CLOSED or self._partial == self._flushed:
@@ -89,12 +89,12 @@ class LogParser:
         return [_with_scalars(record, text)] if record else []
 
     def take_nccl(self) -> list[str]:
-        """NCCL's lines about networks, peers and its version since the last call; at most `MAX_NCCL`."""
+        """The lines in which NCCL writes of networks, peers and its version, since the last call; at most `MAX_NCCL`."""
         taken, self._nccl = self._nccl, []
         return taken
 
     def resync(self, at: int = 0) -> None:
-        """Skip to the next line end, because bytes of the log were left out. `at`: where the next ones begin."""
+        """Bytes of the log were left out: skip to the next line end. `at` (where the next bytes begin) is not used here."""
         self.restart()
         self._dropping = True
 

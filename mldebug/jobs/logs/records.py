@@ -1,4 +1,4 @@
-"""What a log format plugin is (`LogFormat`), the record that it makes of one line, and how numbers in a log are read."""
+"""The interface of log format plugins (`LogFormat`), the record that they make of a line, and how numbers in a log are read."""
 
 import math
 import re
@@ -20,10 +20,10 @@ _SEPARATED = re.compile(r"(\d)[,_](?=\d{3})")
 
 
 class LogRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The progress in one log line. Fields that the line does not contain are None.
+    """The progress in one log line. Fields that the line does not contain are None or empty.
 
-    A record without a step (an evaluation, a Trainer dict) is progress all the same where it tells something new. `step`
-    may start again at 0 (each epoch, an evaluation with another `total`), and a redrawn progress bar repeats it.
+    A record without a step (an evaluation, a Trainer dict) is progress where it reports something new. `step` may start again at
+    0 (each epoch, an evaluation with another `total`), and a redrawn bar repeats it.
     """
 
     step: int | None = None
@@ -47,7 +47,9 @@ STEP_BOUNDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of steps by duration, one for each of STEP_BOUNDS (not cumulative), and one for those above all."""
+    """A histogram of step durations: how many steps fell into each range of STEP_BOUNDS (not cumulative), the last number for
+    those above all bounds.
+    """
 
     counts: tuple[int, ...]
     seconds: float  # of all together
@@ -86,13 +88,13 @@ def whole(text: str | None) -> int | None:
 
 
 def epoch(text: str) -> str:
-    """The epoch in a line, as text; "" where the line has none."""
+    """The epoch that a line names, as text; "" where it names none."""
     found = _EPOCH.search(text) if "poch" in text else None
     return found[1] if found else ""
 
 
 def duration(text: str | None, unit: str | None = "s") -> float | None:
-    """Seconds from a number and its unit (s, ms, us); None where it is no positive finite time."""
+    """The seconds in a number with its unit (ms, us; any other counts as s); None where that is no positive finite time."""
     value = number(text)
     if value is None:
         return None
@@ -105,11 +107,11 @@ class LogFormat(Protocol):
 
     @property
     def generic(self) -> bool:
-        """Whether it also matches lines of other formats, and must be tried last."""
+        """Whether this format may also match lines of other formats, so that it must be tried last."""
 
     @property
     def signs(self) -> tuple[str, ...]:
-        """Words in lower case: a line that has none of them need not be given to it. Empty: it wants every line."""
+        """Words in lower case of which a line must contain one to be worth parsing; empty where every line is."""
 
     def parse(self, line: str) -> LogRecord | None:
         """The record in one line (without its end); None where there is none. Never raises."""

@@ -67,7 +67,7 @@ _UNITS = {"samples_s": "samples_sec", "images_s": "images_sec", "tflop_s": "tflo
 
 
 def scalars_of(line: str) -> dict[str, float]:
-    """The figures in a log line; the first of each name counts. Empty where there are none."""
+    """The figures in a log line by their common name (`lr`, `grad_norm`); of two with one name the first counts."""
     text = line[:MAX_CHARACTERS].lower()
     found: dict[str, float] = {}
     for pair in _PAIR.finditer(text):
@@ -80,7 +80,7 @@ def scalars_of(line: str) -> dict[str, float]:
 
 
 def name_of(chart: str) -> str:
-    """Which figure a chart shows, by the last part of its name: `train/grad_norm`; "" for none."""
+    """The common name of the figure that a chart shows, from the last part of the chart's name (`train/grad_norm`); "" for none."""
     return NAMES.get(_NO_WORD.sub("_", chart.lower().rpartition("/")[2]).strip("_"), "")
 
 

@@ -18,7 +18,7 @@ _LINE_ENDS = re.compile(rb"[\r\n]+")
 
 
 class FormatTrial(msgspec.Struct, kw_only=True):
-    """The lines of a log that one format read."""
+    """What one format read in a log."""
 
     format: str
     lines: int = 0
@@ -31,7 +31,7 @@ class FormatTrial(msgspec.Struct, kw_only=True):
 
 
 class LogTrial(msgspec.Struct, kw_only=True):
-    """What was read in a log. `left`: lines that count something and were not read, the first few of them."""
+    """What was read in a log, by format. `left`: the first few lines that seem to count something and were not read."""
 
     lines: int = 0
     understood: int = 0

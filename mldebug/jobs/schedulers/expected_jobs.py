@@ -15,14 +15,14 @@ MOST = 8  # jobs of one watch that are shown
 
 
 class JobPattern(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs are meant; `*` matches anything, an empty field matches all."""
+    """Describes the jobs that the configuration expects; `*` matches any text, an empty field matches all jobs."""
 
     name: str = ""
     user: str = ""
     id: str = ""
 
     def fits(self, job: QueueJob) -> bool:
-        """Whether a job matches. A task of an array also matches by the array's number."""
+        """Whether a job matches. A task of a job array matches also by the array's id."""
         return (
             _fits(self.name, job.name)
             and _fits(self.user, job.user)
@@ -38,7 +38,9 @@ class JobPattern(msgspec.Struct, frozen=True, kw_only=True):
 def watched_state(
     name: str, pattern: JobPattern, queue: Queue, now: float, warn: float
 ) -> WatchedState:
-    """The state of one expected job by one answer of its scheduler. `warn`: the number of seconds before its time limit from which on it is near its end."""
+    """The state of one expected job, by one answer of its scheduler. `warn`: a job counts as near its end from so many seconds
+    before its time limit.
+    """
     jobs = sorted(filter(pattern.fits, queue.jobs), key=_order)
     running = [job for job in jobs if job.standing is JobStanding.RUNNING]
     queued = [job for job in jobs if job.standing is JobStanding.QUEUED]
@@ -67,7 +69,7 @@ def job_words(job: QueueJob, now: float) -> str:
 
 
 def missing_words(pattern: JobPattern) -> str:
-    """That no job matches, in words: `no job named my-training of user ada`."""
+    """The words for: no job matches this pattern. `no job named my-training of user ada`."""
     parts = [f"named {safe_line(pattern.name, 60)}"] if pattern.name else []
     parts += [f"of user {safe_line(pattern.user, 40)}"] if pattern.user else []
     parts += [f"with id {safe_line(pattern.id, 40)}"] if pattern.id else []
@@ -75,7 +77,7 @@ def missing_words(pattern: JobPattern) -> str:
 
 
 def hidden_words(pattern: JobPattern, user: str) -> str:
-    """That no job matches and some may be hidden, in words: `no job named a is shown, but the scheduler shows those of mldebug alone: …`."""
+    """The words for: no listed job matches, but the scheduler lists only those of `user`, so it is not known whether one runs."""
     return (
         f"{missing_words(pattern)} is shown, but the scheduler shows those of {safe_line(user, 40)} alone"
         " (PrivateData): whether one runs is not known"

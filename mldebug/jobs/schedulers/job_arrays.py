@@ -18,7 +18,7 @@ _VARIABLES = (
 
 
 def array_id(environ: Mapping[str, str]) -> str:
-    """The id that all tasks of a job array have in common, "" for a process that is of none."""
+    """The id that all tasks of a job array share, from a process's environment; "" where the process is no such task."""
     for array, task, none in _VARIABLES:
         if environ.get(array) and environ.get(task, none) != none:
             return clean(environ[array], 80)

@@ -9,7 +9,7 @@ from mldebug.core.model import Noun
 
 
 class JobStanding(StrEnum):
-    """The state of a job, independent of the scheduler: running, queued, suspended, ending, over."""
+    """The state of a job in words that are the same for all schedulers."""
 
     RUNNING = "running"
     QUEUED = "queued"
@@ -22,7 +22,7 @@ PRESENT = (JobStanding.RUNNING, JobStanding.QUEUED, JobStanding.SUSPENDED)
 
 
 class QueueJob(Noun, frozen=True, kw_only=True):
-    """A job of a scheduler. Each started task of an array is one; those not started are one together."""
+    """A job that a scheduler lists. Of a job array each started task is one; all tasks that have not started are one together."""
 
     id: str  # as a person names it: 17, 17_3, 17_[4-10%1], namespace/name
     name: str
@@ -74,7 +74,7 @@ class WatchedState(Noun, frozen=True, kw_only=True):
 
 
 class SchedulerState(Noun, frozen=True, kw_only=True):
-    """The state of one configured scheduler. `nodes`: those that take no jobs, from its last good answer about nodes."""
+    """What the agent knows of one configured scheduler. `nodes`: those that take no jobs, from its last good answer about nodes."""
 
     name: str
     kind: str
@@ -91,7 +91,7 @@ class SchedulerState(Noun, frozen=True, kw_only=True):
 
 
 class Orphan(Noun, frozen=True, kw_only=True):
-    """A process that is still there although the scheduler has no job for it any more, and the GPU memory it holds."""
+    """A process that still runs although its job is gone, with the GPU memory that it holds."""
 
     pid: int
     start_ticks: int
@@ -107,7 +107,7 @@ class Orphan(Noun, frozen=True, kw_only=True):
 
 
 class QueueError(Exception):
-    """A scheduler gave no good answer; `reason`: a short word for metrics."""
+    """A scheduler gave no usable answer; `reason`: a short word for metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

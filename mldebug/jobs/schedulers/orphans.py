@@ -54,7 +54,9 @@ def step_job(title: str) -> str:
 def find_orphans(
     suspects: Collection[OrphanSuspect], living: LivingJobs
 ) -> Iterator[tuple[OrphanSuspect, OrphanReason]]:
-    """The processes among the suspects whose job is over, each with the reason why that is sure."""
+    """The suspects that are orphans, each with the reason: the process carries a rank or holds a GPU, and its Slurm job or
+    torchrun launcher is gone.
+    """
     launched = {_launch(suspect) for suspect in suspects if not _left(suspect)}
     for one in suspects:
         gone = _of_slurm(one, living) if one.variables.get("SLURM_JOB_ID") else _of_launch(one, launched)  # fmt: skip

@@ -63,7 +63,7 @@ def read_nodes(data: bytes) -> tuple[QueueNode, ...]:
 
 
 def parse_queue(jobs: bytes) -> Queue:
-    """The jobs in the output of `squeue --json` as an answer without nodes."""
+    """The jobs in decoded output of `squeue --json`, as an answer without nodes."""
     return Queue(jobs=read_jobs(jobs), by="json")
 
 

@@ -36,10 +36,10 @@ _WORD = re.compile(r"[A-Z_]{1,40}")
 
 
 def standing_of(states: Iterable[str]) -> tuple[str, JobStanding]:
-    """Sum up several Slurm states (of array tasks or flags) as the one to show and what it means.
+    """Sum up several Slurm states (of array tasks, or flags): the state to show, and what it means.
 
-    COMPLETING wins, then PENDING, then the first other state of a job that still exists; only states of finished jobs left: the
-    first of them, OVER. A word that is not known counts as QUEUED.
+    A state of ending (COMPLETING) wins, then PENDING, then the first other state of a job that still exists; if all are states of
+    finished jobs, the first of them. Unknown words count as QUEUED.
     """
     words = [state.upper() for state in states if _WORD.fullmatch(state.upper())]
     matches = [(word, _STANDINGS[word]) for word in words if word in _STANDINGS]
@@ -66,5 +66,5 @@ def node_trouble(states: Iterable[str]) -> str:
 
 
 def blocked(reason: str) -> bool:
-    """Whether a job that is pending for this reason needs somebody to do something before it can start."""
+    """Whether a job that is pending for this reason stays so until somebody acts."""
     return reason.partition(" ")[0].strip("(),:") in BLOCKED

@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def scheduler_lines(states: Iterable[SchedulerState], now: float) -> Iterator[tuple[str, bool]]:
-    """Lines about the schedulers, each with whether it is bad news."""
+    """Lines about the schedulers for people, each with whether it is bad news. `now`: unix time."""
     for state in states:
         if not state.asks:
             yield f"{state.name}: another node's agent asks it", False
@@ -30,7 +30,9 @@ def scheduler_lines(states: Iterable[SchedulerState], now: float) -> Iterator[tu
 
 
 def orphan_words(one: Orphan) -> str:
-    """An orphan process as one line: process, user, since when, what it holds, why it is one; without values that change all the time."""
+    """An orphan process as one line: process, user, start, the job that it outlived, its GPUs, and how that is known. No part of
+    it changes from second to second.
+    """
     rank = f", rank {one.rank}" if one.rank else ""
     held = [amount for amount in one.gpu_bytes.values() if amount is not None]
     memory = f" ({sum(held) / GIB:.1f} GiB)" if held else ""
@@ -42,7 +44,7 @@ def orphan_words(one: Orphan) -> str:
 
 
 def orphan_line(one: Orphan, now: float) -> str:
-    """The sentence about an orphan, with how long it has been running. `now`: unix time."""
+    """The same line about an orphan process, with how long the process has been running. `now`: unix time."""
     return f"{orphan_words(one)}; it runs for {format_duration(float(max(0, int(now - one.started_at))))}"
 
 

@@ -19,7 +19,7 @@ _LOSS = re.compile(r"(?:^|[/_. ])loss(?:[_ ](?:step|epoch|total))?$", re.IGNOREC
 
 
 class FileParser(Protocol):
-    """What `LogFollower` feeds the bytes of one file to. The counters are those of `LogParser`."""
+    """The parser of one file, to which `LogFollower` feeds its bytes as they come. The counters are those of `LogParser`."""
 
     lines: int
     records: int
@@ -29,7 +29,7 @@ class FileParser(Protocol):
 
     @property
     def slow(self) -> tuple[str, ...]:
-        """Formats of the user's that were put aside."""
+        """Names of the user's own formats that were too slow and are not tried any more."""
 
     @property
     def held(self) -> int:
@@ -39,20 +39,20 @@ class FileParser(Protocol):
         """Take the next bytes of the file; return the records that they complete."""
 
     def flush(self) -> list[LogRecord]:
-        """Return the record that is whole but for its end."""
+        """The record in the unfinished end of the file, if it is complete but for its end."""
 
     def take_nccl(self) -> list[str]:
-        """Lines of NCCL's since the last call."""
+        """The lines that NCCL wrote, since the last call."""
 
     def resync(self, at: int = 0) -> None:
-        """Note that bytes were left out, and that the next ones begin at this place of the file."""
+        """Note that bytes were left out; the next ones begin at offset `at` of the file."""
 
     def restart(self) -> None:
-        """Note that the next bytes begin a file."""
+        """Note that the next bytes are the beginning of a file."""
 
 
 class ChartParser:
-    """What the parsers of chart files share: a buffer, and counters."""
+    """Base of the parsers of chart files: the buffer for an unfinished record, and the counters."""
 
     def __init__(self) -> None:
         self.lines = self.records = self.bytes = self.binary = self.oversized = 0
@@ -62,7 +62,7 @@ class ChartParser:
 
     @property
     def held(self) -> int:
-        """How many bytes of an unfinished record are kept."""
+        """How many bytes of an unfinished record are kept for the next `feed`."""
         return len(self._held)
 
     def feed(self, data: bytes) -> list[LogRecord]:
@@ -78,19 +78,19 @@ class ChartParser:
         return found
 
     def flush(self) -> list[LogRecord]:
-        """Nothing: a record that is not complete is not written yet."""
+        """No record: one that is not complete is still being written."""
         return []
 
     def take_nccl(self) -> list[str]:
-        """Nothing: NCCL writes elsewhere."""
+        """No lines: NCCL does not write into these files."""
         return []
 
     def resync(self, at: int = 0) -> None:
-        """Find the next record in what follows."""
+        """Bytes were left out: drop the unfinished record, and find the next one in what follows."""
         self.restart()
 
     def restart(self) -> None:
-        """Begin a file."""
+        """The next bytes are the beginning of a file: drop the unfinished record."""
         self._held, self._skip = b"", 0
 
     def _take(self) -> Iterator[LogRecord]:
@@ -120,7 +120,9 @@ def _one_per_step(records: Iterator[LogRecord]) -> Iterator[LogRecord]:
 def step_record(
     step: int | None, values: Mapping[str, float | None], format_: str
 ) -> LogRecord | None:
-    """The record of a step with its values by name; None where only an evaluation or the machine was measured."""
+    """The record of a step, made of the values in its charts by name; None where the step is no number of 0 or more, or only an
+    evaluation or the machine was measured.
+    """
     trained = [name for name in values if not (_EVALUATION.search(name) or _MACHINE.search(name))]
     if step is None or not 0 <= step < 10**15 or not trained:
         return None

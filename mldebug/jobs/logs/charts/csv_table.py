@@ -20,12 +20,14 @@ class CsvParser(ChartParser):
         self._dropping = False
 
     def restart(self) -> None:
-        """Begin a file: its names come first."""
+        """The next bytes are the beginning of a file, where the names of the columns stand."""
         super().restart()
         self._names, self._dropping = (), False
 
     def resync(self, at: int = 0) -> None:
-        """Skip to the next line end; without the names of its columns nothing of a table is understood."""
+        """Go on at offset `at` of the file: the cut-off line is skipped. Column names that were read stay; without them the rows
+        of this file are ignored.
+        """
         names = self._names
         super().resync(at)
         self._names = names or (("",) if at else ())

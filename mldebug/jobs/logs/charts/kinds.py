@@ -16,7 +16,7 @@ PARSERS: Mapping[str, type[ChartParser]] = {
 
 
 def event_kind(name: str) -> str:
-    """Which parser reads a file of that name: tensorboard, wandb, csv; "" for none."""
+    """The parser for a file of that name: "tensorboard", "wandb" or "csv"; "" where it holds no charts."""
     if "events.out.tfevents" in name:
         return "tensorboard"
     if name.endswith(".wandb"):

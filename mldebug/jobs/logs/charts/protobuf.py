@@ -10,7 +10,7 @@ MAX_FIELDS = 10_000  # of one message
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Value]]:
-    """Yield (number, value) of each field, in order; ends where the message is not one."""
+    """Yield (number, value) of each field of a protocol buffer message, in order; stops where the bytes are no such message."""
     at = 0
     for _ in range(MAX_FIELDS):
         if at >= len(message):

@@ -19,12 +19,12 @@ class TfEventsParser(ChartParser):
         self._searching = False
 
     def resync(self, at: int = 0) -> None:
-        """Look for the next record whose length has the right checksum."""
+        """Bytes were left out: look for the next record, one whose length has the right checksum."""
         super().resync(at)
         self._searching = at > 0
 
     def restart(self) -> None:
-        """Begin a file."""
+        """The next bytes are the beginning of a file."""
         super().restart()
         self._searching = False
 
@@ -106,7 +106,7 @@ _CRC32C = _table()
 
 
 def masked_crc(data: bytes) -> int:
-    """TFRecord's checksum: CRC-32C, turned and moved."""
+    """The checksum that TFRecord uses: CRC-32C, rotated and with a constant added."""
     value = 0xFFFFFFFF
     for byte in data:
         value = _CRC32C[(value ^ byte) & 0xFF] ^ value >> 8

@@ -15,7 +15,9 @@ _FILE_HEADER = 7  # ":W&B", magic number, version
 
 
 class WandbParser(ChartParser):
-    """`run-*.wandb`: LevelDB's log format, one `Record` each. History counts; statistics of the machine and output do not."""
+    """Parses `run-*.wandb`: LevelDB's log format with one `Record` in each entry. Only history gives records, not statistics of
+    the machine or output.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,12 +26,14 @@ class WandbParser(ChartParser):
         self._aligned = True
 
     def restart(self) -> None:
-        """Begin a file."""
+        """The next bytes are the beginning of a file."""
         super().restart()
         self._at, self._parts, self._aligned = 0, b"", True
 
     def resync(self, at: int = 0) -> None:
-        """Go on at the next block."""
+        """Bytes were left out, the next ones begin at offset `at` of the file: drop what is held and go on at the first block
+        from there.
+        """
         self.restart()
         self._at, self._aligned = at, at == 0
 
