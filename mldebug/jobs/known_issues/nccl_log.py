@@ -52,8 +52,8 @@ _NONE = "NET/IB : No device found"
 def adapters_of(text: str) -> tuple[str, ...] | None:
     """The network adapters that a line of NCCL's log lists, () where it says that there are none; None for any other line.
 
-      `NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_bond_0:1/IB [RO]; OOB eth0:10.0.0.1<0>`
-      `NET/OFI Selected provider is efa, fabric is efa-direct (found 15 nics)`
+    `NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_bond_0:1/IB [RO]; OOB eth0:10.0.0.1<0>`
+    `NET/OFI Selected provider is efa, fabric is efa-direct (found 15 nics)`
     """
     if text.startswith("NET/IB : Using "):
         names = tuple(found["name"] for found in _ADAPTER.finditer(text.partition("; OOB")[0]))
