@@ -1,7 +1,7 @@
-"""The kernel's log, /dev/kmsg: what stands in it of the last hours, then what comes; each round within bounds.
+"""Reads the kernel's log, /dev/kmsg: first the last hours, then what is new; each round within limits.
 
-Opening and reading it needs no child: neither ever waits. Several readers do not disturb each other, so two agents on
-one node are fine. journald is not asked: it may lag, and drops lines of its own.
+Opening and reading it needs no child: neither ever waits. Several readers do not disturb each other, so two agents on one node are
+fine. journald is not used: it may lag, and drops lines of its own.
 """
 
 import errno
@@ -56,7 +56,7 @@ class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelNews(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the kernel log after a round of reading: immutable values for any thread."""
+    """What is known of the kernel log after a round of reading. Never changes, so any thread may hold it."""
 
     bursts: tuple[Burst, ...] = ()  # the oldest first
     deaths: tuple[KernelDeath, ...] = ()  # processes that the kernel killed, or that crashed
@@ -70,7 +70,7 @@ class KernelNews(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelLogSource:
-    """Reads the kernel log from where it stopped the last time. Keep one object. For one worker thread."""
+    """Reads the kernel log from where the last read stopped. Keep one object. For one worker thread."""
 
     def __init__(
         self,

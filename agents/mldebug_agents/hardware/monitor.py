@@ -101,7 +101,10 @@ class HardwareMonitor:
     # --- the loop ----------------------------------------------------------------------------------
 
     def tick(self, runs: Mapping[str, Run], interval: float, *, looked: bool) -> None:
-        """Order the readings that are due."""
+        """Order the readings of GPUs and kernel log that are due, and carry out what users ordered. `interval`: seconds
+        between two readings.
+        `looked`: jobs have been searched for, so what is known of runs not in `runs` may be forgotten.
+        """
         now = time.monotonic()
         for _ in self.gpu_controller.grant(self._gpus.accept):
             self._full_at = -FULL_EVERY  # their health is judged anew
@@ -152,12 +155,12 @@ class HardwareMonitor:
             self._pending_reads += self.workers["kernel"].order(self.take_xids())
 
     def take_xids(self) -> tuple[KernelEvent, ...]:
-        """The Xids that NVML reported since the last call, for the worker that reads the kernel log."""
+        """Return and forget the Xids that NVML reported since the last call, for the worker that reads the kernel log."""
         xids, self._new_xids = tuple(self._new_xids), []
         return xids
 
     def on_result(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[RankChild, ...]], config: Config) -> None:  # fmt: skip
-        """Take a reading, or the failure, of the worker `gpus` or `kernel`; join it with the jobs and judge health anew."""
+        """Take a reading of the worker `gpus` or `kernel`, or its failure; join it with the jobs and judge health again."""
         limits, wanted = config.health.thresholds, config.health.gpus
         self._pending_reads -= result.worker == "kernel" and self._pending_reads > 0
         if isinstance(result.value, GpuNews):
@@ -221,13 +224,13 @@ class HardwareMonitor:
     # --- what it tells -----------------------------------------------------------------------------
 
     def complete(self, look: JobLook) -> JobLook:
-        """The look at a job, completed by what the GPU of each rank does."""
+        """The look at a job, with what the GPU of each rank does added."""
         if self._gpus.watch is None:
             return look
         return self._levels.complete(look, self._gpus.watch, self._gpus.joined(look.job.id))
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """The capture, completed by faults of its ranks' GPUs and of the node, and by what the GPUs do."""
+        """The capture with faults of its ranks' GPUs and of the node, what the GPUs do, and what could not be read of them."""
         job_id = capture.job.id
         return msgspec.structs.replace(
             capture,
@@ -243,7 +246,7 @@ class HardwareMonitor:
         return rank_devices(joined, self._gpus.samples, self._levels.states(job_id), full)
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
-        """The exit, completed by faults of its ranks' GPUs and of the node."""
+        """The exit with faults of its ranks' GPUs and of the node added."""
         return msgspec.structs.replace(attempt, faults=self._faults(attempt.job.id))
 
     def _faults(self, job_id: str) -> tuple[Fault, ...]:
@@ -253,7 +256,7 @@ class HardwareMonitor:
         return self._gpus.concerning(job_id, (*faults, *self._gpus.faults(job_id)))
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot, completed by GPUs, kernel log and health."""
+        """The snapshot with GPUs, kernel log, health, workers and what could not be read added."""
         return msgspec.structs.replace(
             snapshot,
             runs=tuple(map(self._with_gpus, snapshot.runs)),

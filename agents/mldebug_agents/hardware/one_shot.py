@@ -1,7 +1,7 @@
-"""One look at the GPUs and the kernel's log for a command: by the agent of this node where one runs, else by itself.
+"""One look at the GPUs and the kernel log for a command: from the agent of this node where one runs, else read directly.
 
-Where an agent has let go of the GPUs they are not touched either. Nothing here takes longer than it may: a driver that
-hangs costs the GPUs, not the kernel's log and not the command.
+GPUs that an agent has released are not touched here either. The look has a time limit: where a driver hangs, the GPUs are missing
+from the result, and the kernel log is still there.
 """
 
 import threading
@@ -55,7 +55,9 @@ class _Task(Generic[T]):
 
 
 class OneShotReader:
-    """One look at the GPUs for a command. Reading begins when the object is made. `agent`: asks the node's agent for its snapshot."""
+    """One look at the GPUs for a command. Reading begins when the object is made. `agent`: returns the snapshot of the node's
+    agent, or None.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,9 @@ class OneShotReader:
         self._gpus = _Task("gpus", self._read_gpus)
 
     def take(self) -> GpuOverview:
-        """Wait for the rest of the time and return all that is known then."""
+        """Wait for the readings until the time is over, and return all that is known then: the agent's where it is recent,
+        else our own.
+        """
         self._wanted.set()
         done = self._gpus.within(self._left())
         kernel = self._kernel.within(self._left())

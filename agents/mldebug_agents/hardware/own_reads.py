@@ -1,4 +1,4 @@
-"""What a command reads by itself of GPUs and kernel log: each once, or twice where only a movement tells."""
+"""Readings of GPUs and kernel log that a command takes itself: each once, or twice where a change between two readings is needed."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +35,10 @@ def read_gpus(
     hands_off: tuple[HandsOff, ...] = (),
     again: Callable[[], object] | None = None,
 ) -> Iterator[GpuPart]:
-    """Read the GPUs: quick values, then everything, once or twice; yields all that is known each time. Never raises for what a driver does.
+    """Read the GPUs: quick values, then all, once or twice (`between` seconds apart); yields all that is known after each.
 
-    `hands_off`: GPUs that must not be asked. `again` waits until it is time for another look; None: there is none.
+    Errors of a driver become a gap and are not raised. `hands_off`: GPUs that must not be queried. `again`: waits until another
+    quick reading is due; None: there is none.
     """
     holders = Holders(context.host, context.reader)
     reads = GpuReads(gpus, holders, partial(gpu_slots, context.host))
@@ -65,7 +66,7 @@ def read_gpus(
 
 
 def read_kernel(context: Context, until: float) -> KernelNews:
-    """Read the kernel log of the last hours, until `until` (monotonic seconds) at most."""
+    """Read the kernel log of the last hours, at most until `until` (monotonic seconds)."""
     source = KernelLogSource(f"{context.host.root}/dev/kmsg")
     try:
         news = source.read()

@@ -23,7 +23,9 @@ Answer = Callable[[bytes], tuple[int, bytes]]
 
 
 class AlertmanagerRoute:
-    """Takes POSTs of alerts. `answer` handles a body in a thread and returns status and JSON; None until the agent runs."""
+    """Takes POSTs of alerts. `answer` handles a body in a thread and returns status and JSON; it is None until `serve` is
+    called.
+    """
 
     def __init__(self, token_file: Path | None, sessions: Sessions) -> None:
         self._token_file, self._sessions = token_file, sessions
@@ -34,7 +36,9 @@ class AlertmanagerRoute:
         self.answer = answer
 
     async def post(self, request: Request) -> Response:
-        """Answer one POST: 401, 403 or 429 without the token; 408, 413 or 503 where it cannot be handled; else the result of `answer`."""
+        """Answer one POST. 401, 403 or 429: token missing, wrong or tried too often; 408, 413: body late or too large;
+        503: token unreadable or agent not ready; else the result of `answer`.
+        """
         address = request.client.host if request.client else ""
         shown = request.headers.get("authorization", "")
         refused = await run_in_threadpool(self._refusal, shown, address)

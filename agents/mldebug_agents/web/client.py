@@ -1,4 +1,4 @@
-"""Asks the agent of this node for its status over the Unix socket. No agent, a silent one and a closed socket are told apart."""
+"""Asks the agent of this node for its status over the Unix socket. Tells apart: no agent, no answer, not ready, no permission."""
 
 import http.client
 import threading
@@ -16,7 +16,7 @@ MAX_BYTES = 32 << 20
 
 
 class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of asking an agent for its status; `trouble` is a sentence, "" where all went well or no agent runs."""
+    """The result of asking an agent for its status. `trouble`: a sentence; "" where it answered or no agent runs."""
 
     outcome: Literal["answered", "none", "denied", "silent", "starting"]
     snapshot: Snapshot | None = None
@@ -24,12 +24,12 @@ class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask_agent(state_dir: Path) -> Snapshot | None:
-    """The agent's last snapshot; None where no agent runs here, or this user may not read it."""
+    """The agent's last snapshot; None where no agent runs here, it does not answer in time, or this user may not ask it."""
     return inquire(state_dir).snapshot
 
 
 def inquire(state_dir: Path) -> AgentAnswer:
-    """Ask the agent for its status within a deadline, even if the state dir lies on a mount that hangs."""
+    """Ask the agent for its status, and return within a deadline even if the state dir lies on a mount that hangs."""
     answers: list[AgentAnswer] = []
     thread = threading.Thread(
         target=lambda: answers.append(_inquire(state_dir)), name="mldebug-ask", daemon=True
@@ -76,7 +76,7 @@ class NearestAgent(NamedTuple):
 
 
 def ask_nearest(state_dir: Path, *, here_only: bool = False) -> NearestAgent:
-    """Ask the agent of this state dir, or the service's agent where none runs there; `here_only`: only the first."""
+    """Ask the agent of this state dir or, where none runs there, the node's service. `here_only`: never the service."""
     answer = inquire(state_dir)
     if answer.outcome == "none" and not here_only and state_dir != SYSTEM_STATE_DIR:
         return NearestAgent(SYSTEM_STATE_DIR, inquire(SYSTEM_STATE_DIR))

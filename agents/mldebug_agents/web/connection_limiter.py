@@ -29,7 +29,7 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class LimitedConnection(socket.socket):
-    """An accepted connection, which counts against the limits until it is closed."""
+    """An accepted connection, which counts against the limits of `ConnectionLimiter` until it is closed."""
 
     proved = False  # it has shown a certificate of the cluster
     since = 0.0  # when it was accepted; monotonic seconds
@@ -42,17 +42,17 @@ class LimitedConnection(socket.socket):
         inside[self] = who
 
     def prove(self) -> None:
-        """Note that it has shown a certificate of the cluster."""
+        """Note that the other side has shown a valid certificate of the cluster."""
         self.proved = True
 
     def shut_down(self) -> None:
-        """Shut the connection down; the event loop notices and closes it."""
+        """Shut the connection down; it no longer counts for its client, and the event loop notices and closes it."""
         self._inside[self] = ""
         with contextlib.suppress(OSError):  # it has gone by itself
             self.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection, which no longer counts then."""
+        """Close the connection, and stop counting it."""
         self._inside.pop(self, None)
         super().close()
 
@@ -79,7 +79,9 @@ class ConnectionLimiter(socket.socket):
         self._each, self._most = each, most
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. It does not raise when descriptors run out, because an event loop would retry and log without pause."""
+        """Accept a connection and close the oldest of too many. Where descriptors have run out, it waits briefly and raises
+        BlockingIOError: for any other error an event loop would retry and log without pause.
+        """
         try:
             fd, address = self._accept()  # type: ignore[attr-defined]
         except OSError as error:

@@ -1,4 +1,4 @@
-"""POST requests to the agent's socket that make it do something, answered in JSON: client and server side."""
+"""POST requests to the agent's socket that make the agent do something, with answers in JSON: client and server side."""
 
 import http.client
 from collections.abc import Callable, Mapping
@@ -27,7 +27,9 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 
 def carry_out(verb: Callable[[Mapping[str, str]], object], parameters: Mapping[str, str]) -> tuple[int, bytes]:  # fmt: skip
-    """Call `verb` with the parameters of a request. Returns HTTP status and JSON body, also for an MldebugError that it raises."""
+    """Call `verb` with the parameters of a request. Returns HTTP status and JSON body.
+    An MldebugError becomes 400 (wrong usage) or 409 with an `ErrorAnswer`; other errors are raised.
+    """
     try:
         return OK, msgspec.json.encode(verb(parameters))
     except MldebugError as error:

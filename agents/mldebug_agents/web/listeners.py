@@ -19,7 +19,7 @@ PROBE_SECONDS = 1.0
 
 
 def open_tcp(listen: str) -> socket.socket:
-    """Listen on `host:port`. Raises UsageError where it is taken or invalid."""
+    """Listen on `host:port`. Raises UsageError where the address is in use or invalid."""
     host, _, port = listen.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # named as TCP, or asyncio leaves Nagle on and each answer on a kept connection waits 40 ms
@@ -77,7 +77,7 @@ def is_served(state_dir: Path) -> bool:
 
 @contextmanager
 def reachable(state_dir: Path) -> Iterator[str]:
-    """A path of the socket that is short enough for a socket address."""
+    """A path to the socket that is short enough for a socket address."""
     path = str(state_dir / SOCKET)
     if len(os.fsencode(path)) <= MAX_PATH:
         yield path

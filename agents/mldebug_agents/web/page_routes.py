@@ -1,6 +1,6 @@
-"""The routes of the web pages: at the socket each user sees his own runs, by TCP whoever has the agent's token sees all.
+"""The routes of the web pages. Over the Unix socket each user sees his own runs; over TCP a user with the agent's token sees all.
 
-A page reads the last snapshot and reports on disk, and changes nothing: only login and logout take a POST.
+A page reads the last snapshot and the reports on disk, and changes nothing: only login and logout take a POST.
 """
 
 import hashlib
@@ -41,7 +41,9 @@ Show = Callable[[Viewer, Request], Response]
 
 
 class PageRoutes:
-    """The HTTP routes of the pages. `snapshot` returns the last snapshot or None; `age`: seconds since it was published."""
+    """The HTTP routes of the pages. `snapshot` returns the last snapshot or None; `age` returns the seconds since it was
+    published.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Who asks at the Unix socket, as the kernel says it (SO_PEERCRED), and what he may see.
+"""The user at the other end of the Unix socket, as the kernel reports it (SO_PEERCRED), and what this user may see.
 
-root, the agent's own user and the members of the group `agent.group` see everything; everybody else his own runs.
+root, the agent's own user and the members of the group `agent.group` see everything; everybody else sees his own runs.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ def may_see_all(peer: PeerCredentials | None, group: int | None) -> bool:
 
 
 def view(snapshot: Snapshot, peer: PeerCredentials | None, group: int | None) -> Snapshot:
-    """The part of a snapshot that this user may see: of other users' runs only how many there are."""
+    """The part of a snapshot that this user may see. Of other users' runs only their number is left."""
     if may_see_all(peer, group):
         return snapshot
     runs = tuple(run for run in snapshot.runs if peer is not None and run.uid == peer.uid)

@@ -1,7 +1,7 @@
-"""A port on the loopback interface that passes a browser's GETs on to the agent's socket, as the user who has opened it.
+"""Relays a browser's GETs from a port on the loopback interface to the agent's socket, as the user who started it.
 
-Everybody on the node can connect to the port, so a browser must first show the key of a link that only this user has read.
-A link is good once: it leaves a cookie behind, and a new link is printed.
+Everybody on the node can connect to the port, so a browser must first send the key of a link that only this user has read. A link
+works once: it sets a cookie, and a new link is printed.
 """
 
 import hmac
@@ -31,7 +31,7 @@ DROPPED = ("connection", "content-length", "date", "keep-alive", "server", "tran
 
 
 class Relay:
-    """`on_link` is called with the path of each new link, which is good for one login."""
+    """The relay of `mldebug web`. `on_link` is called with the path of each new link, which works for one login."""
 
     def __init__(self, state_dir: Path, on_link: Callable[[str], None]) -> None:
         self._state_dir = state_dir
@@ -46,14 +46,14 @@ class Relay:
         return Starlette(routes=[Route("/{path:path}", self._get)])
 
     def server(self) -> uvicorn.Server:
-        """Return a server with the timeouts of the agent's own: an idle connection is closed soon."""
+        """A server for `app` with short timeouts, so that an idle connection is closed after 5 seconds."""
         config = uvicorn.Config(self.app(), log_level="error", access_log=False, lifespan="off", ws="none", loop="asyncio",
                                 timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, proxy_headers=False,
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
         return uvicorn.Server(config)
 
     def serve(self, listener: socket.socket) -> None:
-        """Serve until Ctrl-C."""
+        """Serve on this listening socket until Ctrl-C."""
         self.server().run(sockets=[ConnectionLimiter(listener, MOST)])
 
     def _get(self, request: Request) -> Response:

@@ -1,7 +1,8 @@
-"""Reads the reports on disk for pages, in other threads and bounded time; list entries are read again only when a report changed.
+"""Reads the reports on disk for pages, in other threads and bounded time; an entry of the list is read again only if its report
+changed.
 
-A report's folder belongs to the owner of its job, who may put anything there: a report is made anew from what was checked
-on reading, and never served as it lies there.
+A report's folder belongs to the owner of its job, who may put anything there. So HTML is made from the checked data each time, and
+no file from the folder is served.
 """
 
 import os
@@ -53,7 +54,7 @@ class ReportCache:
         ] = {}  # by owner: one list or report of each at a time
 
     def entries(self, uid: int | None) -> tuple[ReportEntry, ...]:
-        """The reports of this user (None: all), newest first. Raises MldebugError where they cannot be read."""
+        """The reports of this user (None: of all users), newest first. Raises MldebugError where they cannot be read."""
         done = self._turn(uid) if uid is not None else lambda: None
         return self._aside(lambda: self._list(uid), done)
 

@@ -1,4 +1,4 @@
-"""HTTP responses of the web pages with their security headers, and who looks at a page."""
+"""HTTP responses of the web pages with their security headers, and the user who requests a page."""
 
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ class Viewer(NamedTuple):
 
 
 def html(text: str, policy: str = frame.POLICY, tag: str = "", status: int = 200) -> Response:
-    """A page with its Content-Security-Policy."""
+    """An HTML page with the Content-Security-Policy `policy`; `tag`: its ETag, "" for none."""
     headers = HEADERS | {"Content-Security-Policy": policy} | ({"ETag": tag} if tag else {})
     return HTMLResponse(text.encode(errors="replace"), status, headers)
 
@@ -46,17 +46,17 @@ def message_page(
     link: str = "",
     reports: tuple[IncidentRow, ...] = (),
 ) -> Response:
-    """A page with a sentence and what to do; `reports` are listed below."""
+    """A page with a sentence and what to do about it; `link`: a page to go to, `reports`: reports listed below."""
     shown = {"sentence": sentence, "way_out": way_out, "link": link, "link_title": LINKS.get(link)}
     return html(frame.plain("message", sentence, **shown, reports=reports), status=status)
 
 
 def asset(text: str, kind: str) -> Response:
-    """A style or script, cached for ever: its address changes with its content."""
+    """A style or script, which browsers may cache for ever: its URL changes with its content."""
     return Response(text, headers=HEADERS | {"Cache-Control": FOREVER}, media_type=kind)
 
 
 def peer_at(request: Request) -> PeerCredentials | None:
-    """The process at the other end of the Unix socket; None for TCP."""
+    """The process that sent a request over the Unix socket; None for TCP."""
     peer = getattr(request.state, "peer", None)
     return peer if isinstance(peer, PeerCredentials) else None

@@ -1,7 +1,7 @@
-"""Does a request come from a page of ours, or has another site's page made a browser send it?
+"""Tells whether a request comes from one of the agent's own pages, or another site's page made a browser send it.
 
-Browsers say where a request comes from (`Sec-Fetch-Site`, `Origin`), and which name they were given (`Host`): a name of
-somebody else's that leads here is DNS rebinding. What is no browser says none of it, and is let in as socket or token decide.
+Browsers say where a request comes from (`Sec-Fetch-Site`, `Origin`) and which host name they used (`Host`). A foreign host name
+that leads here is DNS rebinding. Programs that are no browsers send none of these, and are judged by socket or token alone.
 """
 
 import ipaddress
@@ -17,7 +17,9 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?", re.ASC
 
 
 class SameOriginOnly:
-    """Middleware for the Unix socket when a browser reaches it by a forwarded port: only GETs from the agent's own pages pass."""
+    """ASGI middleware for the Unix socket, which a browser may reach by a forwarded port. From a browser it passes only
+    GET and HEAD, and only from the agent's own pages; other requests get 403.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -33,9 +35,11 @@ class SameOriginOnly:
 
 
 def misled(headers: Mapping[str, str], *, local: bool, node: str = "") -> str:
-    """Why this request is refused, "" for an accepted one; `local`: only names of this machine's loopback are accepted.
+    """Why this request is refused, "" where it is accepted. Refused are foreign host names, and requests made by another site's
+    page.
 
-    Else this node's name will do too, alone or with a domain, and any address: nobody rebinds an address.
+    `local`: only names and addresses of loopback are accepted. Otherwise also `node`, alone or with a domain, and any IP
+    address, because an address cannot be rebound.
     """
     host = headers.get("host", "")
     if host and not _ours(hostname(host), local=local, node=node):
@@ -47,16 +51,16 @@ def misled(headers: Mapping[str, str], *, local: bool, node: str = "") -> str:
 
 
 def rebound(headers: Mapping[str, str], node: str) -> str:
-    """Why this request gets no public data, "" where it does: its Host header is not a name of this node, so a foreign page may have pointed its own name at this address.
+    """Why this request gets no public data; "" where it gets them. A browser must use a host name of this node,
 
-    Programs are not asked for the name: a Prometheus may know this node by any.
+    since a foreign page may have pointed its own name at this address. Programs may use any name, as Prometheus does.
     """
     is_browser = headers.get("user-agent", "").startswith("Mozilla/") or from_browser(headers)
     return misled(headers, local=False, node=node) if is_browser else ""
 
 
 def forged(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sent this POST from anywhere but a page of this address."""
+    """Whether this POST was sent by a browser from a page of another address."""
     site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
     if site and site not in ("same-origin", "none"):
         return True
@@ -64,7 +68,7 @@ def forged(headers: Mapping[str, str]) -> bool:
 
 
 def from_browser(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sent the request: for a POST each sends Origin or Sec-Fetch-Site."""
+    """Whether a browser sent the request: it has the header Origin or Sec-Fetch-Site, of which browsers add one to each POST."""
     return "origin" in headers or "sec-fetch-site" in headers
 
 
@@ -77,13 +81,13 @@ def hostname(host: str) -> str:
 
 
 def cookie_name(headers: Mapping[str, str]) -> str:
-    """The name of the session cookie for this port: several nodes may be forwarded to ports of one host, which share a cookie jar."""
+    """The name of the session cookie, made from the port in the Host header: forwarded ports of one host share their cookies."""
     port = headers.get("host", "").rpartition(":")[2]
     return f"mldebug_{port}" if port.isascii() and port.isdecimal() else "mldebug"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is an address, or a name, of the machine itself."""
+    """Whether this IP address or host name means the loopback interface of this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

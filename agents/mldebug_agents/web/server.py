@@ -55,9 +55,10 @@ OwnVerb = Callable[[Mapping[str, str], int | None], object]
 
 
 class SlowPollServer(uvicorn.Server):
-    """A uvicorn server whose loop wakes once a second instead of ten times, which cost 0.2 % of a core for each socket when idle.
+    """A uvicorn server whose loop wakes once a second instead of ten times a second, which cost 0.2 % of a core for each idle
+    socket.
 
-    `leave` ends it at once; it may be called from any thread, before the server runs as well.
+    `leave` ends it at once; it may be called from any thread, even before the server runs.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -66,7 +67,7 @@ class SlowPollServer(uvicorn.Server):
         self._left = asyncio.Event()
 
     def leave(self) -> None:
-        """End soon: take no new connections and close the open ones."""
+        """Stop taking new connections, and close the open ones soon."""
         self.should_exit = True
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended by itself
@@ -81,7 +82,7 @@ class SlowPollServer(uvicorn.Server):
 
 
 class AgentServer:
-    """Holds the newest snapshot and serves it by HTTP."""
+    """Holds the newest snapshot and serves it over HTTP."""
 
     def __init__(self, settings: AgentConfig) -> None:
         self.settings = settings
@@ -120,14 +121,18 @@ class AgentServer:
         self.published_at = time.monotonic()
 
     def start(self) -> None:
-        """Listen on TCP. Raises UsageError where the address is taken. The Unix socket is served by `serve_socket`."""
+        """Listen on TCP, if an address is configured. Raises UsageError where it is in use. `serve_socket` serves the Unix
+        socket.
+        """
         if self.settings.listen:
             alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
             routes = [*self._public(), alerts, *self.pages.by_tcp()]
             self._serve(Starlette(routes=routes), open_tcp(self.settings.listen))
 
     def serve_socket(self, listener: socket.socket) -> None:
-        """Serve the Unix socket that the state child has opened; callable from any thread. After `stop` it is closed."""
+        """Serve this listening Unix socket, in place of an earlier one. May be called from any thread. After `stop` it is
+        closed at once.
+        """
         if self._stopped:
             listener.close()
             return
@@ -146,9 +151,10 @@ class AgentServer:
         admits: Callable[[str], bool] = lambda _: True,
         slow: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Serve other agents on this listener; a client without a certificate of the shared key fails in the handshake.
+        """Serve other agents on this listener; a client without a certificate that `context` accepts fails in the
+        handshake.
 
-        `admits`: may somebody come from this address? Who may not does not get so far. `slow`: somebody from there took too long.
+        `admits`: whether an address may connect at all. `slow`: called with the address of a client that took too long.
         """
         self._serve(app, ConnectionLimiter(listener, PEERS_EACH, PEERS, admits, slow), context)
 

@@ -1,6 +1,6 @@
-"""Who has logged in by TCP: sessions in memory, each good for some hours, and few tries for those who guess.
+"""Sessions of users who have logged in over TCP, kept in memory for some hours each, and a limit on wrong tokens.
 
-A session is a random number; what is kept of it and of the token it was opened with is a hash.
+A session is a random number. Only hashes are kept: of that number, and of the token it was opened with.
 """
 
 import hashlib
@@ -34,7 +34,9 @@ class Sessions:
         self._wrong: dict[str, deque[float]] = {}
 
     def open(self, token: str) -> str:
-        """Open a session and return its secret, which the cookie holds."""
+        """Open a session with this token and return its secret, which goes into the cookie. The oldest of too many sessions
+        is closed.
+        """
         made = secrets.token_urlsafe(32)
         with self._lock:
             self._sweep()
@@ -57,9 +59,9 @@ class Sessions:
             self._open.pop(digest(shown), None)
 
     def tries(self, address: str, *, right: bool) -> bool:
-        """Whether a login attempt counts; a right token always does, since others may guess from the same address.
-
-        A wrong one does not where this address, or all together, have tried wrong tokens too often lately.
+        """Whether a login attempt from this address may be answered. One with the right token always may, since others may
+        guess from
+        the same address. A wrong one is counted, and may not where this address, or all together, sent too many lately.
         """
         if right:
             return True
@@ -86,5 +88,5 @@ class Sessions:
 
 
 def digest(text: str) -> bytes:
-    """The SHA-256 of a secret, which is kept and compared in its place."""
+    """The SHA-256 of a secret, which is stored and compared instead of it."""
     return hashlib.sha256(text.encode(errors="replace")).digest()

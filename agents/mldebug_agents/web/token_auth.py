@@ -1,4 +1,4 @@
-"""Authentication by TCP: the agent's token, in a header or in the login form, which opens a session."""
+"""Authentication over TCP: by the agent's token, in a header or in the login form, which opens a session."""
 
 import asyncio
 import hmac
@@ -40,7 +40,9 @@ class TokenAuth:
         ]
 
     def viewer(self, request: Request) -> Viewer | Response:
-        """The user of a request, by its header or cookie; otherwise the response to send: the login page, or why access is denied."""
+        """The user of a request, by its token header or session cookie; otherwise the response to send: a redirect to the
+        login page, or an error.
+        """
         token = self._token_for(request)
         if isinstance(token, Response):
             return token
@@ -52,7 +54,9 @@ class TokenAuth:
         return RedirectResponse(LOGIN, 303, HEADERS)
 
     def shown(self, request: Request) -> bool | Response:
-        """Whether the request has the right token in its header; a refusal where it has a wrong one; False where it has none."""
+        """True where the header has the right token, False where it has none or no token can be read, and the refusal to
+        send for a wrong one.
+        """
         shown = request.headers.get("authorization", "")
         if not shown or self._token_file is None:
             return False

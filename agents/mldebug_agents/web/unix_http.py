@@ -12,14 +12,14 @@ BUSY = 0.02  # seconds until the next try, where the socket's backlog is full
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """A connection to the agent's socket; `timeout` in seconds for each step."""
+    """An HTTP connection to the agent's socket in this state dir; `timeout`: seconds for each step."""
 
     def __init__(self, state_dir: Path, timeout: float = TIMEOUT) -> None:
         super().__init__("localhost", timeout=timeout)
         self._state_dir = state_dir
 
     def connect(self) -> None:
-        """Connect to the socket file instead of a host."""
+        """Connect to the socket file."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         deadline = time.monotonic() + TIMEOUT

@@ -30,19 +30,19 @@ Texts = Mapping[
 
 
 def address(texts: Texts) -> str:
-    """The PCI address of a card, "" where it does not tell it."""
+    """The PCI address of a card, from the texts of its files in /sys; "" where they do not contain it."""
     found = _SLOT.search(texts.get("uevent", ""))
     return found[1].lower() if found else ""
 
 
 def identity(texts: Texts) -> str:
-    """A name that stays: the number of the chip, else the place on the bus."""
+    """A stable name of a card, used as its uuid: the chip's unique id, else the PCI address."""
     number = texts.get("unique_id", "").strip()
     return f"AMD-{number}" if re.fullmatch("[0-9a-f]{8,32}", number) and set(number) != {"0"} else f"AMD-{address(texts)}"  # fmt: skip
 
 
 def parse_watch(index: int, texts: Texts, sensors: Texts) -> GpuWatch:
-    """What changes all the time."""
+    """The quick reading of one card (load, power) from the texts of its files in /sys."""
     return GpuWatch(
         uuid=identity(texts),
         index=index,
@@ -102,7 +102,7 @@ def temperatures(sensors: Texts) -> dict[str, float]:
 
 
 def sensor_files() -> tuple[str, ...]:
-    """The files of hwmon that are read, those of temperatures among them."""
+    """The names of the hwmon files that are read, those of temperatures included."""
     heat = [f"temp{place}_{name}" for place in range(1, 4) for name in ("label", "input", "crit", "emergency")]  # fmt: skip
     return (*POWER_FILES, *SENSOR_FILES, *heat)
 

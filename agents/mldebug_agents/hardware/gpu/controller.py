@@ -1,6 +1,6 @@
-"""What people ask of the agent's GPUs: to let go of them, to take them up again, to accept those that are there.
+"""What users may order about the agent's GPUs: release them, read them again, or accept the present ones as the full set.
 
-Any thread may ask; what belongs to the main loop is handed to it.
+Any thread may call; what belongs to the main loop is handed to it.
 """
 
 import math
@@ -41,7 +41,7 @@ class ReleasableGpus(Protocol):
         ...
 
     def let_go(self) -> bool:
-        """Whether this agent holds no GPU any more."""
+        """Whether this agent holds no GPU open any more."""
         ...
 
 
@@ -67,7 +67,9 @@ class _AcceptRequest:
 
 
 class GpuController:
-    """Carries out what users ask about the agent's GPUs. `gpus`: the source of readings; one that holds nothing open (a recording) may be released too."""
+    """Carries out what users order about the agent's GPUs. `gpus`: the source of readings.
+    A source without `release`, such as a recording, holds nothing open; to release it does nothing.
+    """
 
     def __init__(self, gpus: object, clock: Callable[[], float] = time.time) -> None:
         self._gpus = gpus if isinstance(gpus, ReleasableGpus) else None
@@ -83,7 +85,10 @@ class GpuController:
         return self._clock() + left if 0 < left < math.inf else None
 
     def release(self, seconds: float, why: str = BY_HAND) -> Released:
-        """Close all handles on GPUs for `seconds`, and wait up to `CLOSED_WITHIN` for it; 0 has the GPUs read again. UsageError for more than `LONGEST`."""
+        """Close all GPU handles for `seconds`, and wait up to `CLOSED_WITHIN` seconds until they are closed; 0 has the GPUs
+        read again.
+        `why` is shown in the status. Raises UsageError for more than `LONGEST` seconds.
+        """
         if not 0 <= seconds <= LONGEST:  # so NaN is none
             raise UsageError(
                 "the GPUs cannot be released for so long",
@@ -101,14 +106,17 @@ class GpuController:
         return Released(seconds=seconds, closed=closed)
 
     def let_go_for_reset(self) -> bool:
-        """Release the GPUs because the driver wants a reset and this agent is in its way. Returns at once; False where they cannot be released, or were read again by request less than `HOLD` seconds ago."""
+        """Release the GPUs for `FOR_RESET` seconds because the driver wants to reset one and this agent holds it open.
+        Returns at once;
+        False where they cannot be released, or `take_up` was called less than `HOLD` seconds ago.
+        """
         if self._gpus is None or time.monotonic() < self._not_before:
             return False
         self._let_go(FOR_RESET, BY_ITSELF)
         return True
 
     def take_up(self) -> None:
-        """Have the GPUs read again, and not released by the agent itself for `HOLD` seconds."""
+        """Have the GPUs read again, and keep the agent from releasing them by itself for `HOLD` seconds."""
         self._not_before = time.monotonic() + HOLD
         self._let_go(0.0, "")
 
@@ -118,9 +126,10 @@ class GpuController:
             self._gpus.release(seconds)
 
     def accept(self, timeout: float = ACCEPTED_WITHIN) -> Accepted:
-        """Take the GPUs that are there now as all that should be there. Waits up to `timeout` seconds for the main loop.
+        """Take the GPUs that are present now as all that this node should have. Waits up to `timeout` seconds for the main
+        loop.
 
-        Raises MldebugError where the loop does not come to it, or the GPUs cannot be read now.
+        Raises MldebugError where the main loop was too slow, or the GPUs cannot be read now.
         """
         wish = _AcceptRequest()
         self._wishes.put(wish)
@@ -134,9 +143,10 @@ class GpuController:
         return Accepted(expected=wish.expected)
 
     def grant(self, accept: Callable[[], int | None]) -> Iterator[int]:
-        """Carry out waiting calls of `accept`, and yield how many GPUs each accepted. For the main loop only.
+        """Carry out waiting calls of `accept`, and yield the number of GPUs for each that succeeded. For the main loop
+        only.
 
-        `accept`: takes what is there as expected and returns the number of GPUs, None where they cannot be read.
+        `accept`: takes the present GPUs as expected and returns their number, None where they cannot be read.
         """
         while True:
             try:
@@ -150,7 +160,7 @@ class GpuController:
 
 
 def gpu_verbs(controller: GpuController) -> dict[str, Callable[[Mapping[str, str]], object]]:
-    """The paths of the agent's API about GPUs, and the functions that answer them: `release?seconds=600` and `accept`."""
+    """By path of the agent's API, the functions that answer requests about GPUs: `release?seconds=600` and `accept`."""
     return {
         RELEASE: lambda query: controller.release(_seconds(query)),
         ACCEPT: lambda _: controller.accept(),

@@ -4,11 +4,11 @@ from mldebug.core.errors import MissingError, MldebugError
 
 
 class NoGpuLibraryError(MissingError):
-    """There is no management library: no GPU of that vendor here, or no driver."""
+    """The vendor's management library is missing: this node has no GPU of that vendor, or no driver."""
 
 
 class GpuBlockedError(MldebugError):
-    """The child sits in a call into the driver and does not come back."""
+    """The child is in a call into the GPU driver that has not returned."""
 
 
 class GpuCrashedError(MldebugError):
@@ -16,16 +16,16 @@ class GpuCrashedError(MldebugError):
 
 
 class GpuDriverError(MldebugError):
-    """The vendor's library reports that its driver is gone, or answers something that cannot be understood."""
+    """The vendor's library reports that the driver is gone, or gives an answer that cannot be decoded."""
 
 
 class GpusReleasedError(MldebugError):
-    """Somebody asked for the GPUs to be left alone, so that they can be reset."""
+    """The GPUs are not read now, because somebody has asked the agent to release them, for a reset for example."""
 
 
 class MissingLibraryError(Exception):
-    """There is no management library on this node: no GPU of that vendor, or no driver."""
+    """Raised by a vendor's plugin in the child: no management library on this node, so no GPU of that vendor or no driver."""
 
 
 class DriverGoneError(Exception):
-    """All handles on GPUs have become invalid: the driver was unloaded, or loaded anew."""
+    """Raised by a vendor's plugin in the child: all GPU handles are invalid, because the driver was unloaded or loaded again."""

@@ -1,6 +1,7 @@
-"""Which GPUs a rank's process holds, as its open files and its environment tell: the input of the join.
+"""Which GPUs each rank's process holds, as its open files and its environment tell. GPUs and ranks are matched by this.
 
-Runs in a worker thread. The environment is read once per process, through the reader child: at hang time it may block.
+Runs in a worker thread. The environment is read once per process, through the reader child, since that read may block once a job
+hangs.
 """
 
 import os
@@ -30,7 +31,10 @@ class Holders:
         self._known: dict[Process, dict[str, str]] = {}
 
     def look(self, ranks: Iterable[RankIdentity]) -> tuple[RankProcess, ...]:
-        """The processes of these ranks with their GPU device files and variables; both are empty for a process that is gone."""
+        """The processes of these ranks, each with its GPU device files (minor numbers) and the environment variables about
+        GPUs;
+        both are empty or None where they cannot be read.
+        """
         present = list(ranks)[:MAX_RANKS]
         here = {(one.pid, one.start_ticks) for one in present}
         self._known = {key: environment for key, environment in self._known.items() if key in here}

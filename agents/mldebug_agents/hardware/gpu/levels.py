@@ -1,6 +1,6 @@
-"""What the GPUs of each run do, look by look: the hang fingerprint, with a memory that survives the agent.
+"""The hang fingerprint of each run: what its GPUs do at each look, compared with what they did while it trained.
 
-Belongs to the main loop's thread.
+What was learned survives a restart of the agent. Belongs to the main loop's thread.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -30,7 +30,7 @@ class _Before(msgspec.Struct):
 
 
 class Levels:
-    """Compares what each run's GPUs do with what they did while it trained; keeps one fingerprint for each run."""
+    """Keeps, for each run, what its GPUs usually do and the newest fingerprint: how what they do now compares with that."""
 
     def __init__(self, memory: KeyValueStore) -> None:
         self._memory = memory
@@ -39,7 +39,10 @@ class Levels:
         self._before: dict[str, _Before] = {}
 
     def complete(self, look: JobLook, watch: NodeWatch, joined: RankGpuMap) -> JobLook:
-        """The look at a job, completed by what the GPU of each rank does. `watch` must not be older than the look before."""
+        """The look at a job, with the progress that the GPU of each rank shows added. `watch`: the newest quick GPU
+        reading;
+        one that is not newer than the last is not counted again. Without known GPUs the look is returned unchanged.
+        """
         fingerprint = self._fingerprint(look, watch, joined)
         if fingerprint is None:
             return look
@@ -56,12 +59,12 @@ class Levels:
         return self._prints.get(job_id)
 
     def store(self) -> None:
-        """Mark the newest fingerprints of all runs for storing, so that they survive a restart of the agent."""
+        """Hand what was learned of the GPUs of all runs to the state store, so that it survives a restart of the agent."""
         for job_id, levels in self._runs.items():
             self._memory.remember(MEMO + job_id, msgspec.json.encode(levels))
 
     def keep_only(self, job_ids: Collection[str]) -> None:
-        """Forget the levels of all runs but these."""
+        """Forget what was learned of all runs but these, in memory and in the state store."""
         self._runs = {one: levels for one, levels in self._runs.items() if one in job_ids}
         self._prints = {one: kept for one, kept in self._prints.items() if one in job_ids}
         self._before = {one: kept for one, kept in self._before.items() if one in job_ids}

@@ -1,6 +1,6 @@
-"""The GPUs of the node as the main loop knows them: the newest reads, who works on them, how they are, which are missing.
+"""The GPUs of this node as the main loop knows them: newest readings, health, missing GPUs, and which rank uses which.
 
-Belongs to the main loop's thread. A value whose read failed is absent, never old.
+Belongs to the main loop's thread. A value that could not be read is absent; an old one is never shown in its place.
 """
 
 import logging
@@ -36,7 +36,9 @@ MAX_FAULTS = 64
 
 
 class GpuMonitor:
-    """Keeps the newest readings of the GPUs, what is wrong with them, and which rank uses which. `watch`: the last quick reading; `full`: the last full one; None where it failed."""
+    """Keeps the newest readings of the GPUs, what is wrong with them, and which rank uses which.
+    `watch`: the last quick reading; `full`: the last full one; None where there is none yet, or the newest one failed.
+    """
 
     def __init__(self, memory: KeyValueStore, node: str) -> None:
         self._memory = memory
@@ -53,7 +55,10 @@ class GpuMonitor:
         self._faults: dict[str, list[Fault]] = {}  # of memory, by job
 
     def update(self, news: GpuNews, limits: Thresholds, configured: int | None) -> None:
-        """Take a successful reading. `limits`: of the health rules. `configured`: how many GPUs the configuration expects, None to learn it."""
+        """Take a successful reading. `limits`: thresholds of the health rules. `configured`: how many GPUs the
+        configuration expects;
+        None: the number is learned.
+        """
         if news.full is None:
             self.watch = news.watch
             self.samples = with_looks(self.samples, news.watch)
@@ -67,7 +72,10 @@ class GpuMonitor:
         self._before = news.full
 
     def failed(self, *, full: bool) -> None:
-        """Note that a reading failed, and drop the reading before it. `full`: it was a full one."""
+        """Forget the last reading of this kind, because a new one failed. `full`: the full one, with GPU count and health;
+        else the quick one.
+        The last good full reading is kept to compare the next one with.
+        """
         if full:
             self.full, self.count, self.health = None, None, ()
         else:
@@ -78,7 +86,9 @@ class GpuMonitor:
         return self._joined.get(job_id) or RankGpuMap()
 
     def knows(self, job: Job) -> bool:
-        """Whether the GPU of every rank of the job is known from a process on it, not only guessed by convention (local rank = index)."""
+        """Whether a process of every rank of the job was found on its GPU; where not, GPUs are guessed by convention (local
+        rank = index).
+        """
         sure = {rank.rank for rank in self.joined(job.id).ranks if rank.sure}
         return all(one.rank in sure for one in job.ranks)
 
@@ -87,17 +97,19 @@ class GpuMonitor:
         return self.watch.events if self.watch else ()
 
     def lost(self) -> tuple[LostGpu, ...]:
-        """GPUs that did not answer at the last reading."""
+        """GPUs that did not answer at the last reading: the quick one, else the full one."""
         newest = self.watch or self.full
         return newest.lost if newest else ()
 
     def faults(self, job_id: str) -> tuple[Fault, ...]:
-        """Faults of GPUs that ranks of the job use: missing ones, and memory errors."""
+        """Faults that concern ranks of the job: GPUs missing from this node, and memory errors of GPUs that its ranks use."""
         missing = faults_of_count(self.count, self._ranks(job_id), self._node) if self.count else ()
         return as_sure((*self._faults.get(job_id, ()), *missing), self.joined(job_id).guessed())
 
     def concerning(self, job_id: str, faults: Iterable[Fault]) -> tuple[Fault, ...]:
-        """The faults that may concern the job. Left out are faults of GPUs that none of its ranks uses, as far as that is known."""
+        """Those of these faults that may concern the job. Left out are faults of a GPU that none of its ranks uses,
+        but only where the GPUs of all ranks are known.
+        """
         joined = self.joined(job_id)
         sure = bool(joined.ranks) and not joined.unknown
         also = {uuid for rank in joined.ranks for uuid in rank.also}
@@ -108,12 +120,14 @@ class GpuMonitor:
         )
 
     def keep_only(self, job_ids: set[str]) -> None:
-        """Forget all jobs but those with these ids."""
+        """Forget which GPUs are used by jobs other than those with these ids, and the faults of these GPUs."""
         self._joined = {one: kept for one, kept in self._joined.items() if one in job_ids}
         self._faults = {one: kept for one, kept in self._faults.items() if one in job_ids}
 
     def accept(self) -> int | None:
-        """Take the GPUs that are there now as all that should be there. Returns how many; None where that is not known now."""
+        """Take the GPUs that are present now as all that this node should have, and store that. Returns their number;
+        None where it is not known now, or is 0.
+        """
         if self._expected is None or self.full is None or not self.full.gpus:
             return None
         self._expected.accept(self.full)

@@ -37,7 +37,7 @@ class NodeReader:
         return reads[0] if len(reads) == 1 and not gaps else join_watches(reads, gaps)
 
     def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """Read everything there is to read of the GPUs of all vendors. `hands_off` and errors: as `watch`."""
+        """Read all values of the GPUs of all vendors. `hands_off` and errors: as `watch`."""
         reads, gaps = self._each(lambda reader: reader.full(hands_off))
         return reads[0] if len(reads) == 1 and not gaps else join_full_reads(reads, gaps)
 
@@ -47,7 +47,7 @@ class NodeReader:
         return max(reader.released_seconds for reader in self._readers)
 
     def release(self, seconds: float) -> None:
-        """Close all handles on GPUs for `seconds`, so that somebody can reset a GPU; 0 takes it back. Returns at once."""
+        """Close all handles on GPUs for `seconds`, so that somebody can reset a GPU; 0 ends an earlier release. Returns at once."""
         for reader in self._readers:
             reader.release(seconds)
 
@@ -57,7 +57,7 @@ class NodeReader:
         return all(gone)
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """Children that hang and may outlive this agent, for a later agent to know of."""
+        """Children that hang and may outlive this agent, as records for the agent that runs after it."""
         return tuple(left for reader in self._readers for left in reader.leftovers())
 
     def close(self) -> None:

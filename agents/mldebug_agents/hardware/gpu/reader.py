@@ -1,7 +1,7 @@
-"""GPUs of this node, read by a child that may hang or crash without harm: it is watched, and never killed inside a driver.
+"""Reads one vendor's GPUs by a child process, which may hang or crash without harm and is never killed inside the driver.
 
-A child that does not answer is left where it is, and nothing else touches the GPUs meanwhile: a second one would hang in the
-same place. When it answers after all it is used again. Only one that hangs outside the kernel is ended and replaced.
+A child that does not answer is left alone, and nothing else touches these GPUs meanwhile, since a second child would hang in the
+same call. If it answers later it is used again. Only a child that hangs outside the kernel is killed and replaced.
 """
 
 import contextlib
@@ -51,7 +51,9 @@ T = TypeVar("T")
 
 
 class VendorReader:
-    """Reads all GPUs of one vendor on this node, by way of a child process. Any thread may call; calls take turns. `clock` counts seconds."""
+    """Reads all GPUs of one vendor on this node through a child process. Any thread may call; calls take turns. `clock` returns
+    seconds.
+    """
 
     def __init__(
         self,
@@ -82,21 +84,22 @@ class VendorReader:
         self._rest = ReadPause(clock)
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """A quick read of what changes often. `hands_off`: GPUs that are not to be touched.
+        """A quick read of what changes often. `hands_off`: GPUs that must not be touched.
 
-        Raises `GpuDriverError`, `GpuCrashedError`, `NoGpuLibraryError` or `GpuBlockedError`; a later call may work again.
+        Raises `GpuDriverError`, `GpuCrashedError`, `NoGpuLibraryError`, `GpuBlockedError` or `GpusReleasedError`; a later
+        call may work again.
         """
         watch = _given(self._ask("watch", hands_off).watch)
         late, self._late = self._late, ()
         return msgspec.structs.replace(watch, events=(*late, *watch.events)) if late else watch
 
     def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """Read everything there is to read of the GPUs. `hands_off`: GPUs that are not to be touched. Raises the same errors as `watch`."""
+        """Read all values of the GPUs. `hands_off`: GPUs that must not be touched. Raises the same errors as `watch`."""
         return _given(self._ask("full", hands_off).full)
 
     @property
     def blocked_seconds(self) -> float:
-        """For how many seconds the child has been late with an answer, counted from the question; 0.0 while it is within its deadline."""
+        """Seconds since the request that the child has not answered in time; 0.0 while it is within its deadline."""
         waited = self._waited()
         return waited if waited > self._patience() else 0.0
 
@@ -112,14 +115,14 @@ class VendorReader:
         return worker.pid if worker else None
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """Children that hang and may outlive this agent, for a later agent to know of."""
+        """Children that hang and may outlive this agent, as records for the agent that runs after it."""
         gone_astray = [*self._parting.astray()]
         if self._worker is not None and self.blocked_seconds:
             gone_astray.append(self._worker)
         return stuck.as_leftovers(self._host, gone_astray)
 
     def release(self, seconds: float) -> None:
-        """Close all handles on GPUs for `seconds`, so that somebody can reset a GPU; 0 takes it back. Returns at once."""
+        """Close all handles on GPUs for `seconds`, so that somebody can reset a GPU; 0 ends an earlier release. Returns at once."""
         self._leave(seconds)
 
     @property
@@ -139,7 +142,7 @@ class VendorReader:
             self._obey()
 
     def close(self) -> None:
-        """End the child. One that hangs is left behind, and ends itself when its call comes back."""
+        """End the child by closing its connection. One that hangs is left behind, and ends when its call returns."""
         self._leave(math.inf)
 
     def _leave(self, seconds: float) -> None:

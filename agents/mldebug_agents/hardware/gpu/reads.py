@@ -1,6 +1,6 @@
-"""The two reads of the GPUs, as a worker carries them out: what moves every look, everything twice a minute.
+"""The two readings of the GPUs that a worker takes: quick values at every look, all values about twice a minute.
 
-A node without GPUs is no failure: it answers with nothing, and says so.
+A node without GPUs is no failure: the result is then empty and says so.
 """
 
 import os

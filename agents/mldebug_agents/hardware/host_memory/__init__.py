@@ -1,1 +1,1 @@
-"""Memory of this node: host, control groups of the ranks, ranks."""
+"""Memory of this node: of the host, of the control groups of the ranks, and of each rank."""

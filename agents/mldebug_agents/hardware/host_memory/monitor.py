@@ -1,4 +1,4 @@
-"""The node's memory, as the main loop knows it: orders a look, keeps the last one, says when an alarm begins."""
+"""The node's memory as the main loop knows it: orders readings, keeps the last one, and logs when an alarm begins."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ class HostMemoryMonitor:
         self._alarmed: set[tuple[str, str]] = set()
 
     def tick(self, runs: Mapping[str, Run], settings: MemoryConfig) -> None:
-        """Order the reading of memory that is due, if any."""
+        """Order a new reading of the memory if one is due; where `settings` turn this off, forget the last one."""
         now = time.monotonic()
         if not settings.watch:
             self._memory = None
@@ -39,7 +39,7 @@ class HostMemoryMonitor:
             self.worker.order(MemoryOrder(jobs=jobs, horizon=settings.alarm, pss=settings.pss))
 
     def on_result(self, result: Result) -> None:
-        """Take the worker's result; after a failure the old reading is dropped."""
+        """Take the worker's result and log new memory alarms; after a failure the old reading is dropped."""
         self._memory = result.value if isinstance(result.value, NodeMemory) else None
         if self._memory is None:
             return
@@ -50,6 +50,6 @@ class HostMemoryMonitor:
         self._alarmed = now
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot, completed by the memory readings and the worker's state."""
+        """The snapshot with the memory readings and the worker's state added."""
         sources = (*snapshot.sources, self.worker.state())
         return msgspec.structs.replace(snapshot, memory=self._memory, sources=sources)

@@ -48,7 +48,9 @@ class MemoryCgroup(NamedTuple):
 
 
 class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read. `horizon`: alert so many seconds before memory is full. `pss`: also read each rank's proportional share, which is slow."""
+    """What to read. `horizon`: alert where memory is forecast to be full within so many seconds.
+    `pss`: also read each rank's proportional share, which is slow.
+    """
 
     jobs: tuple[Job, ...] = ()
     horizon: float = 1800.0
@@ -56,7 +58,9 @@ class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryWatch:
-    """Reads memory of the host, of cgroups and of ranks, and keeps trends. `least`: seconds of readings that a forecast needs. `spacing`: seconds between two readings of a trend."""
+    """Reads memory of the host, of cgroups and of ranks, and keeps trends. `least`: seconds of readings that a forecast needs.
+    `spacing`: seconds between two readings of a trend.
+    """
 
     def __init__(self, host: Host, reader: Paths, clock: Callable[[], float] = time.monotonic, *, least: float = LEAST, spacing: float = SPACING) -> None:  # fmt: skip
         self._host = host

@@ -1,1 +1,1 @@
-"""Ports of the network, read from /sys."""
+"""Network ports (RDMA adapters and network interfaces) of this node, read from /sys."""

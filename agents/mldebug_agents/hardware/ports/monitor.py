@@ -1,4 +1,4 @@
-"""The node's network ports, as the main loop knows them: orders a look, keeps the last one, judges it."""
+"""The node's network ports as the main loop knows them: orders readings, keeps the last one, and judges it."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,9 @@ class PortMonitor:
         self._limits = Thresholds()
 
     def tick(self, programs: Mapping[int, Program], limits: Thresholds) -> None:
-        """Order the reading that is due, if any."""
+        """Order a new reading of the ports if one is due. `programs`: what runs here, by pid; its NCCL_IB_HCA says which
+        ports matter.
+        """
         now = time.monotonic()
         self._limits = limits
         if now >= self._due and not self.worker.busy:
@@ -38,11 +40,11 @@ class PortMonitor:
             self.worker.order(order)
 
     def on_result(self, result: Result) -> None:
-        """Take the worker's result; after a failure nothing is known of the ports."""
+        """Take the worker's result; after a failure the last reading is forgotten."""
         self._ports = result.value if isinstance(result.value, NodePorts) else None
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot, completed by the ports, their health and the worker's state."""
+        """The snapshot, completed by the ports, their health, what could not be read of them, and the worker's state."""
         health = port_health(self._ports, self._limits) if self._ports else None
         return msgspec.structs.replace(
             snapshot,
@@ -54,6 +56,8 @@ class PortMonitor:
 
 
 def wanted_ports(programs: Iterable[Program]) -> tuple[str, ...]:
-    """The values of NCCL_IB_HCA, where all ranks here have one that was kept whole; else any port may be used."""
+    """The values of NCCL_IB_HCA of the ranks here. Empty, so that any port may be in use, where a rank has none or a cut-off
+    one.
+    """
     values = [program.settings.get(HCA, "") for program in programs]
     return tuple(sorted(set(values))) if all(0 < len(one) < MAX_VALUE for one in values) else ()

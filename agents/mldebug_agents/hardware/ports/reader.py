@@ -33,21 +33,21 @@ class PortOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PortReader:
-    """Reads all ports and follows them. `steady`: monotonic seconds."""
+    """Reads all ports and compares each reading with the ones before. `steady` returns monotonic seconds."""
 
     def __init__(self, host: Host, reader: Paths, steady: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
         self._host, self._reader, self._steady = host, reader, steady
         self._watch = PortWatch()
 
     def look(self, order: PortOrder) -> NodePorts:
-        """Read each port once. A port with a file that did not answer in time is left as it was, and is a gap."""
+        """Read each port once. A port with a file that was not read in time keeps its last state and is listed as a gap."""
         readings, silent = self.read()
         states = self._watch.take(readings, self._steady(), order.flap_window, silent)
         gaps = tuple(Gap(what=f"port {name}", reason=why, way_out=WAY_OUT) for name, why in silent.items())  # fmt: skip
         return NodePorts(at=self._host.clock(), ports=used_by(states, order.wanted), gaps=gaps)
 
     def read(self) -> tuple[list[PortReading], dict[str, str]]:
-        """Every port as it is now; and the names of those that did not answer, with the reason."""
+        """Every port as it is now; and, by name, the reason for each port that could not be read in time."""
         places = list(port_places(self._host.root))
         paths = [path for place in places for path in place.files()]
         read = self._reader.read_many(paths, max_bytes=MAX_FILE, timeout=TIMEOUT)

@@ -24,7 +24,7 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The child's answer to the request of that number: a reading, or the reason why there is none."""
+    """The child's answer to the request with the same number: a reading, or the reason why there is none."""
 
     number: int
     watch: NodeWatch | None = None

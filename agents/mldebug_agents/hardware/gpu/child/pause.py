@@ -12,7 +12,9 @@ CRASHES, WINDOW = 3, 600.0  # so many in so many seconds, and it is left alone a
 
 
 class ReadPause:
-    """Any thread may call `wish` and the properties; the rest only the thread that holds the reader's lock. `clock` counts seconds."""
+    """When GPUs must not be read, and the error that says why. `clock` returns seconds.
+    Any thread may call `wish` and read the properties; all else needs the lock of the reader (`VendorReader`).
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -20,17 +22,21 @@ class ReadPause:
         self._wishes: deque[float] = deque()  # until when, the newest last
 
     def wish(self, seconds: float) -> None:
-        """Ask that the GPUs are left alone for so many seconds; 0 withdraws an earlier wish. It holds from `grant` on."""
+        """Request that no GPU is read for this many seconds from now; 0 ends an earlier request. It takes effect at the
+        next `grant`.
+        """
         self._wishes.append(self._clock() + seconds)
 
     @property
     def wished(self) -> bool:
-        """Whether a wish was made that `grant` has not carried out yet."""
+        """Whether `wish` was called and `grant` has not yet put it into effect."""
         return bool(self._wishes)
 
     @property
     def released_seconds(self) -> float:
-        """For how many seconds more the GPUs are left alone because of a wish; 0.0 where nobody has one."""
+        """Seconds for which the GPUs are still released because somebody requested it by `wish`, granted yet or not; 0.0 if
+        nobody did.
+        """
         with contextlib.suppress(IndexError):
             return max(0.0, self._wishes[-1] - self._clock())
         now = self._now
@@ -39,17 +45,17 @@ class ReadPause:
         return max(0.0, now[0] - self._clock())
 
     def grant(self) -> None:
-        """Carry out all wishes made since the last call; the newest one holds."""
+        """Put the calls of `wish` since the last `grant` into effect; of several, the newest counts."""
         while self._wishes:
             self._now = (self._wishes[0], released())
             self._wishes.popleft()
 
     def take(self, seconds: float, error: MldebugError) -> None:
-        """Read no GPU for so many seconds; until then `check` raises this error."""
+        """Allow no reading for this many seconds: `check` raises this error until then."""
         self._now = (self._clock() + seconds, error)
 
     def check(self) -> None:
-        """Raise the reason while no GPU may be read; otherwise do nothing."""
+        """Raise the error of the present pause, if there is one; otherwise do nothing."""
         if self._now is None:
             return
         until, error = self._now
@@ -59,7 +65,7 @@ class ReadPause:
 
 
 def released() -> GpusReleasedError:
-    """The error for a caller who wants a reading while the GPUs are released."""
+    """A new error for a caller who wants a reading while the GPUs are released."""
     return GpusReleasedError(RELEASED)
 
 
@@ -70,7 +76,9 @@ class CrashBudget:
         self._deaths: list[float] = []
 
     def spend(self, now: float) -> bool:
-        """Count one death of the child. True where it was one too many; counting then begins anew."""
+        """Count one death of the child. True where it was one too many (`CRASHES` in `WINDOW` seconds); the count then
+        starts again at 0.
+        """
         self._deaths = [*(at for at in self._deaths if now - at < WINDOW), now]
         if len(self._deaths) < CRASHES:
             return False

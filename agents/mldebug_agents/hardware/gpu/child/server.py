@@ -32,7 +32,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def answer(request: GpuRequest, vendors: dict[str, Vendor]) -> GpuReply:
-    """Take the reading that is requested. What a driver does wrong becomes part of the reply: it never raises for that."""
+    """Take the requested reading. A failure of the driver or of its library becomes part of the reply and is not raised."""
     number = request.number
     try:
         vendor = _vendor(request, vendors)

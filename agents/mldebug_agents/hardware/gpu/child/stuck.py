@@ -1,4 +1,7 @@
-"""A child that does not answer: where it sits, whether it may be ended, and the error that says so; children that were let go until they are gone."""
+"""GPU reader children that do not answer: where in the kernel they wait, whether they may be killed, and the errors that say so.
+
+Children that were given up are remembered until they have ended.
+"""
 
 import time
 from collections.abc import Iterable
@@ -25,13 +28,18 @@ def state_of(host: Host, worker: ForkedWorker) -> str:
 
 
 def sits(host: Host, worker: ForkedWorker) -> bool:
-    """Whether the child waits in the kernel: in state D, or in a call on a GPU's device file."""
+    """Whether the child is inside the kernel: in state D, or in a call on a GPU's device file. Killing it there could harm the
+    GPU.
+    """
     inside = worker.pid is not None and inside_gpu_driver(worker.pid, Path(host.proc))
     return inside or state_of(host, worker) == "D"
 
 
 def may_be_ended(host: Host, worker: ForkedWorker, waited: float) -> bool:
-    """Whether the child has hung for long at a place where ending it does no harm: not in the kernel."""
+    """Whether the child may be killed: it has not answered for `waited` seconds, which is longer than `HOPELESS`, and it is not
+    inside the kernel.
+    Where it runs (state R), this takes a short sample of its CPU time.
+    """
     if waited <= HOPELESS or worker.pid is None or sits(host, worker):
         return False
     state = state_of(host, worker)
@@ -65,13 +73,15 @@ def blocked(host: Host, worker: ForkedWorker, waited: float) -> GpuBlockedError:
 
 
 def still_there(worker: ForkedWorker) -> GpuBlockedError:
-    """The error that says why no other child is started: it would hang in the same place as this one."""
+    """The error that says why no other child is started: an earlier one still hangs in the driver, and a new one would hang
+    there too.
+    """
     message = f"an earlier GPU reader (pid {worker.pid}) still sits in a call into the GPU driver"
     return GpuBlockedError(message, REBOOT)
 
 
 def as_leftovers(host: Host, workers: Iterable[ForkedWorker]) -> tuple[Leftover, ...]:
-    """The children among these that still exist, as records that a later agent reads."""
+    """Those of these children that still exist, as records for the agent that runs after this one."""
     found = [host.brief(worker.pid) for worker in workers if worker.pid]
     return tuple(Leftover(one.pid, one.start_ticks, f"{NAME}: {one.name}") for one in found if one)
 
@@ -87,12 +97,16 @@ class ChildReaper:
         ] = []  # the helper was told to kill it, and spares it inside a GPU driver
 
     def let_go(self, worker: ForkedWorker) -> None:
-        """Close the connection to a child: an idle one closes its GPU handles and ends, a stuck one when its call comes back."""
+        """Close the connection to a child and remember it: an idle child then closes its GPU handles and ends, a stuck one
+        does when its call returns.
+        """
         worker.hang_up()
         self._let_go.append(worker)
 
     def end(self, worker: ForkedWorker) -> None:
-        """Have a child killed and wait a moment for its death. It is spared where it has meanwhile entered the driver."""
+        """Have a child killed, and wait up to `DIES_WITHIN` seconds for its death. It is not killed if it has entered the
+        driver meanwhile.
+        """
         worker.end()
         self._ended.append(worker)
         deadline = time.monotonic() + DIES_WITHIN
@@ -100,19 +114,19 @@ class ChildReaper:
             time.sleep(0.005)
 
     def refuse_another(self) -> None:
-        """Raise GpuBlockedError while a child sits in the kernel, or has not ended although it should have."""
+        """Raise GpuBlockedError while a child that was given up still sits in the kernel, or should have died and has not."""
         self.bury()
         for one in self.astray():
             raise still_there(one)
 
     def astray(self) -> tuple[ForkedWorker, ...]:
-        """Children that were given up and have not ended."""
+        """Children that were to be killed and still live, and children that were let go and still sit in the kernel."""
         left = [one for one in self._let_go if not one.gone()]
         sitting = [one for one in left if sits(self._host, one)]
         return (*(one for one in self._ended if not one.gone()), *sitting)
 
     def bury(self) -> bool:
-        """Forget the children that have ended. True where none is left."""
+        """Forget the children that have ended. Returns True where none is left."""
         for some in (self._let_go, self._ended):
             for one in [one for one in some if one.gone()]:
                 one.kill()  # it has ended: this closes its pipe

@@ -1,4 +1,6 @@
-"""GPUs that are not asked now and why, and those that were there and are listed no longer: by number, as NVML counts them."""
+"""GPUs that must not be queried now and why, and GPUs that were listed before and are not listed now; by index, as NVML counts
+them.
+"""
 
 import time
 from collections.abc import Callable, Iterable
@@ -23,7 +25,7 @@ class _Lost(msgspec.Struct):
 
 
 class Absent:
-    """Remembers which GPUs have answered, and for how long those in trouble are left alone. `clock` counts seconds."""
+    """Remembers which GPUs have answered, and for how long GPUs in trouble are not queried. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -32,7 +34,7 @@ class Absent:
         self._at: dict[int, str] = {}  # index -> uuid, as long as the driver is the same
 
     def note(self, device: Device) -> None:
-        """Remember uuid and address of a GPU that answers. What was remembered of another one at that address is forgotten."""
+        """Remember uuid and address of a GPU that answers. A failure noted for another index at the same address is forgotten."""
         self._at[device.index] = device.uuid
         self._last_known[device.uuid] = LostGpu(
             index=device.index,
@@ -48,24 +50,28 @@ class Absent:
         }
 
     def answers(self, index: int) -> None:
-        """Note that the GPU with this index was read."""
+        """Note that the GPU with this index was read: it counts as lost no longer."""
         self._lost.pop(index, None)
 
     def lose(self, index: int, reason: str, code: str) -> None:
-        """Note that a GPU failed, and leave it alone for longer after each failure: questions do not help a GPU in trouble."""
+        """Note that a GPU failed to answer, and do not query it for a while: each further failure doubles the pause, up to
+        `LONGEST_PAUSE`.
+        """
         before = self._lost.get(index)
         pause = min(LONGEST_PAUSE, before.pause * 2) if before else FIRST_PAUSE
         self._put_aside(index, reason, code, pause)
 
     def leave_alone(self, index: int, xid: int) -> None:
-        """Do not touch the GPU with this index for a while from now on, because of this Xid."""
+        """Do not query the GPU with this index for at least `PAUSE` seconds from now on, because the driver reported this
+        Xid (its error number).
+        """
         before = self._lost.get(index)
         self._forbid(index, xid, max(PAUSE, before.pause if before else 0.0))
 
     def obey(self, these: Iterable[HandsOff], count: int) -> tuple[int, ...]:
-        """Put aside what the kernel's log forbids to touch; returns their numbers, of `count` that the driver lists.
+        """Stop querying the GPUs in `these`, which the kernel log says are unsafe to query. Returns their indexes.
 
-        One that is not here, or cannot be found, changes nothing.
+        `count`: how many GPUs the driver lists. An entry whose GPU is not found has no effect.
         """
         found = [(self._index(one, count), one) for one in these]
         for index, one in found:
@@ -76,25 +82,27 @@ class Absent:
         return tuple(index for index, _ in found if index is not None)
 
     def rests(self, index: int) -> bool:
-        """Whether the GPU with this index must not be queried for now."""
+        """Whether the GPU with this index must not be queried now, for whatever reason."""
         return self._left(index) > 0
 
     def forbidden(self, index: int) -> bool:
-        """Whether the GPU with this index must not be queried because of an Xid."""
+        """Whether the GPU with this index must not be queried now because of an Xid."""
         lost = self._lost.get(index)
         return lost is not None and lost.gpu.code.startswith(CODE) and self.rests(index)
 
     @property
     def silent(self) -> bool:
-        """Whether some GPUs do not answer, and a new start of the library could help: no Xid forbids to touch them."""
+        """Whether some GPUs do not answer, and restarting the library could help; never where an Xid forbids to query one
+        of them.
+        """
         return bool(self._lost) and not any(map(self.forbidden, self._lost))
 
     def forgive(self) -> None:
-        """The library was started anew: query all GPUs again, except those that an Xid forbids to touch."""
+        """After a restart of the library: query all GPUs again, except those that an Xid forbids to query."""
         self._lost = {index: one for index, one in self._lost.items() if self.forbidden(index)}
 
     def renumber(self) -> None:
-        """The driver lists another number of GPUs: forget everything that is known by a GPU's index."""
+        """After the driver has listed another number of GPUs: forget everything that was noted by a GPU's index."""
         self._at.clear()
         self._lost.clear()
 

@@ -1,6 +1,7 @@
-"""Bounds of physics for what a driver says: each function takes a raw value to base units, or raises `AbsurdError`.
+"""Checks that the numbers of a driver are physically possible: each function turns a raw value into base units, or raises
+`AbsurdError`.
 
-Drivers answer "not available" as all ones, and broken ones NaN, negative or astronomical numbers, with SUCCESS.
+Drivers that report success may give all ones for "not available", and broken ones NaN, negative or astronomical numbers.
 """
 
 import math
@@ -62,13 +63,13 @@ def small(value: Any) -> int:
 
 
 def switch(value: Any) -> bool:
-    """The value (0 or 1) as a bool. Raises AbsurdError for any other."""
+    """The value (0 or 1) as a bool. Raises AbsurdError for any other value."""
     if value not in (0, 1):
         raise AbsurdError(f"it says {value} where only 0 and 1 can be")
     return bool(value)
 
 
 def words(value: Any) -> str:
-    """The value as printable text of at most 96 characters. Raises AbsurdError where it is no text."""
+    """The value as printable text of at most 96 characters. Raises AbsurdError where it is not a text."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return "".join(letter for letter in text if letter.isprintable())[:96].strip()

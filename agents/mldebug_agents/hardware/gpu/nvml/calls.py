@@ -41,7 +41,7 @@ class Device:
 
 
 class Ask:
-    """The queries to one GPU in one read. A value that cannot be had is None, and the reason is noted for its metric."""
+    """The queries to one GPU in one read. A value that cannot be read is None; why is noted under the name of its metric."""
 
     def __init__(self, nvml: ModuleType, device: Device) -> None:
         self.nvml = nvml
@@ -72,7 +72,7 @@ class Ask:
     def keep(
         self, metric: str, function: str, *arguments: Any, to: Callable[[Any], T] = lambda x: x
     ) -> T | None:
-        """Query once and keep the value, for what cannot change while the driver is loaded."""
+        """Query once and return the same value at later reads; for values that cannot change while the driver is loaded."""
         name = f"{metric} {arguments}"
         if name not in self.device.kept:
             value = self(metric, function, *arguments, to=to)
@@ -90,7 +90,10 @@ class Ask:
         to: Callable[[Any], T] = lambda x: x,
         every: int = TURN,
     ) -> T | None:
-        """Query at one full read in `every` and keep the value between, for what is slow to read or rarely changes; a failure is retried."""
+        """Query at one full read in `every`, and return the last value at the reads between; for slow or rarely changing
+        values.
+        A failed query is repeated at the next read.
+        """
         if metric not in self.device.kept or self.device.turn(self.device.index, every):
             self.device.kept[metric] = self(metric, function, to=to)
         kept: T | None = self.device.kept[metric]
@@ -99,7 +102,9 @@ class Ask:
         return kept
 
     def convert(self, metric: str, value: Any, to: Callable[[Any], T]) -> T | None:
-        """Convert a value with `to`, for example to base units. None where there is none or it is impossible; the latter is noted under `metric`."""
+        """Convert a value with `to`, for example to base units. None where it is None or impossible; the latter is noted
+        under `metric`.
+        """
         try:
             return None if value is None else to(value)
         except (ValueError, TypeError) as error:

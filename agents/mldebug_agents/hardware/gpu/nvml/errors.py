@@ -1,4 +1,4 @@
-"""How the library fails: what costs one value, what one GPU, what all of it."""
+"""How NVML, NVIDIA's management library, fails: which errors cost one value, which one GPU, and which all GPUs."""
 
 UNSUPPORTED = frozenset(
     {2, 3, 13, 25}
@@ -61,5 +61,5 @@ def name_of(code: int) -> str:
 
 
 def in_words(code: int) -> str:
-    """What an error code of NVML means, in a phrase for people."""
+    """What an error code of NVML means, as a phrase for people."""
     return WORDS.get(code) or f"the driver says: {name_of(code).replace('_', ' ')}"

@@ -28,7 +28,9 @@ KINDS = {
 
 
 class NvmlEvents:
-    """Receives the driver's events (Xids, memory errors). Keep one object: it owns the event set. GPUs without events are left out."""
+    """Receives the driver's events (Xids, memory errors). Keep one object: it owns the event set. GPUs that report no events
+    are left out.
+    """
 
     def __init__(self, nvml: ModuleType) -> None:
         self._nvml = nvml

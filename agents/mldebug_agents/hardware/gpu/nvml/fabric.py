@@ -1,4 +1,6 @@
-"""Whether a GPU has joined its NVLink fabric, which the Fabric Manager sets up (Hopper and newer). Asked at one full read in four."""
+"""Whether a GPU has joined its NVLink fabric, which the Fabric Manager sets up (Hopper and newer). Queried at one full read in
+four.
+"""
 
 import ctypes
 from typing import Any
@@ -15,7 +17,7 @@ _HEALTH = {"degraded_bandwidth": 0, "route_recovery": 2, "route_unhealthy": 4, "
 
 
 def fabric(ask: Ask) -> GpuFabric | None:
-    """The state of the fabric; None where this GPU has none, or it is not told."""
+    """The state of the GPU's fabric; None where it has none, or does not tell."""
     kept = ask.device.kept
     if _KEPT not in kept or ask.device.turn(ask.device.index, EVERY):
         kept[_KEPT] = _read(ask)
@@ -34,7 +36,7 @@ def _read(ask: Ask) -> GpuFabric | None:
 
 
 def parsed(answer: Any) -> GpuFabric | None:
-    """The driver's answer; None for a board without a fabric, and for a state that nobody knows."""
+    """The fabric state in the driver's answer; None for a board without a fabric, and for a state that is not known here."""
     if not 0 < answer.state < len(STATES):
         return None
     mask = answer.healthMask

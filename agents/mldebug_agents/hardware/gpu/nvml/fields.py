@@ -66,7 +66,9 @@ _MEMBERS = {
 
 
 def read(ask: Ask, keys: Sequence[Key]) -> Values:
-    """All the field values that this GPU knows, in one call; a field that is not supported is not asked for again."""
+    """The values of these NVML fields, all read in one call. A field that the GPU does not support is left out and not queried
+    again.
+    """
     left = _of_no_link_last(key for key in keys if ("field", *key) not in ask.device.unsupported)
     answer: Sequence[Any] | None = left and ask("fields", "nvmlDeviceGetFieldValues", left)
     found: Values = {}

@@ -59,7 +59,7 @@ _CAUSES = {"corrected": 0, "uncorrected": 1}
 
 
 def read_full(ask: Ask, gpm: Gpm, clock: Callable[[], float]) -> GpuReading:
-    """Take a full reading of one GPU. Raises DeviceLostError and DriverGoneError. `clock` counts seconds."""
+    """Take a full reading of one GPU. Raises DeviceLostError and DriverGoneError. `clock` returns seconds."""
     ask.device.begin_full_read()
     who = identity(ask)
     values = _batch(ask)
@@ -144,7 +144,7 @@ def _instance(ask: Ask, number: int) -> Any:
 
 
 def processes(ask: Ask) -> tuple[GpuProcess, ...] | None:
-    """Compute processes, by pid; None where the driver does not list them. Pids of other containers may be missing."""
+    """Compute processes on the GPU by pid; None where the driver does not list them. Pids of other containers may be missing."""
     listed = ask("processes", "nvmlDeviceGetComputeRunningProcesses_v3")
     if listed is None:
         listed = ask("processes", "nvmlDeviceGetComputeRunningProcesses_v2")

@@ -35,7 +35,9 @@ class _Snapshots:
 
 
 class Gpm:
-    """Reads GPM, the profiling counters of Hopper and newer. Keep one object: it owns the last sample of each GPU. `clock`: seconds."""
+    """Reads GPM, the profiling counters of Hopper and newer. Keep one object: it owns the last sample of each GPU. `clock`
+    returns seconds.
+    """
 
     def __init__(self, nvml: ModuleType, clock: Callable[[], float]) -> None:
         self._nvml = nvml

@@ -1,4 +1,4 @@
-"""The library itself: load it, start it, start it again after the driver was, and keep the handles of the GPUs."""
+"""NVML, NVIDIA's management library: loads and starts it, restarts it after the driver was reloaded, and keeps the GPUs' handles."""
 
 import contextlib
 import ctypes
@@ -54,7 +54,7 @@ class Library:
         self._running = True
 
     def stop(self) -> None:
-        """Shut NVML down, which closes all device files. A driver that is gone is no error."""
+        """Shut NVML down, which closes all device files. Does not raise where the driver is gone."""
         for one in self.on_stop:
             one()
         self._devices.clear()
@@ -69,7 +69,7 @@ class Library:
         self.start()
 
     def count(self) -> int:
-        """How many GPUs the driver lists; in a container, those that it was given."""
+        """How many GPUs the driver lists; in a container, those that were given to it."""
         count: int = self._call("nvmlDeviceGetCount", to=bounds.small)
         return count
 
@@ -97,7 +97,7 @@ class Library:
         return tuple(self._devices.values())
 
     def forget(self, index: int) -> None:
-        """Drop the handle of the GPU with this index, so that the next access gets a new one."""
+        """Drop the handle of the GPU with this index, so that the next use gets a new one."""
         self._devices.pop(index, None)
 
     def _call(self, function: str, *arguments: Any, to: Callable[[Any], Any] = lambda x: x) -> Any:

@@ -34,7 +34,7 @@ def load(ask: Ask) -> dict[str, Any]:
 
 
 def heat(ask: Ask, values: Values) -> dict[str, Any]:
-    """The part of a `GpuReading` about heat: temperatures, and the margin to the point where clocks are cut."""
+    """The part of a `GpuReading` about heat: temperatures, and the margin to the temperature at which clocks are lowered."""
     memory = values.get((fields.MEMORY_TEMPERATURE, 0)) or None  # boards without a sensor say 0
     return {
         "temperature_celsius": ask("temperature", "nvmlDeviceGetTemperature", 0, to=bounds.celsius),
@@ -90,7 +90,9 @@ def power(ask: Ask, values: Values) -> dict[str, Any]:
 
 
 def clocks(ask: Ask, values: Values) -> dict[str, Any]:
-    """The part of a `GpuReading` about clocks: frequencies, the active reasons for low ones, and for how long each was active."""
+    """The part of a `GpuReading` about clocks: frequencies, the active reasons for low ones, and how long each reason was
+    active.
+    """
     now = {
         name: ask(f"clock {name}", "nvmlDeviceGetClockInfo", number, to=bounds.megahertz)
         for name, number in _CLOCKS.items()

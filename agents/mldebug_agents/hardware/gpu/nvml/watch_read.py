@@ -1,4 +1,6 @@
-"""The watch read: utilization and power of one GPU, which take 0.1 ms (measured on H200s), and of one in its turn the energy."""
+"""The quick reading: utilization and power of one GPU, which take 0.1 ms (measured on H200s). One GPU in turn also gives its
+energy.
+"""
 
 from collections.abc import Callable
 
@@ -15,7 +17,9 @@ KEPT = "energy"
 
 
 def read_watch(ask: Ask, clock: Callable[[], float], *, energy: bool) -> GpuWatch:
-    """Take the quick reading of one GPU. Raises DeviceLostError, DriverGoneError. `energy`: read it in this turn; `clock`: seconds."""
+    """Take the quick reading of one GPU. `energy`: also read its energy counter. `clock` returns seconds.
+    Raises DeviceLostError, DriverGoneError.
+    """
     power = _power(ask)
     rates = ask("utilization", "nvmlDeviceGetUtilizationRates")
     gpu, memory = (None, None) if rates is None else (rates.gpu, rates.memory)
@@ -57,7 +61,7 @@ def energy_if_cheap(ask: Ask, clock: Callable[[], float]) -> float | None:
 
 
 def fresh_energy(ask: Ask, clock: Callable[[], float]) -> float | None:
-    """Joules for the full read: the watch's value where it is at most a minute old, else asked for now."""
+    """Joules for the full read: the value of the quick reading where it is at most a minute old, else queried now."""
     last: Energy | None = ask.device.kept.get(KEPT)
     fresh = last is not None and last.by_watch and 0 <= clock() - last.at <= FRESH
     if last is not None and fresh and last.joules is not None:

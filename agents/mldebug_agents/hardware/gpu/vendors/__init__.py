@@ -9,8 +9,8 @@ from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 class Vendor(Protocol):
     """What `create(options)` of a file in this folder returns.
 
-    Errors: MissingLibraryError where there is no such GPU or no driver here, DriverGoneError where every handle is worth
-    nothing; both are in `mldebug_agents.hardware.gpu.errors`. One GPU that does not answer is no error: it stands in `lost`.
+    Errors: MissingLibraryError where there is no such GPU or no driver here, DriverGoneError where all handles have become
+    invalid; both are in `mldebug_agents.hardware.gpu.errors`. One GPU that does not answer is no error: it is listed in `lost`.
     """
 
     def watch(self) -> NodeWatch:
@@ -22,7 +22,7 @@ class Vendor(Protocol):
         ...
 
     def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
-        """Do not touch these GPUs from now on, for as long as each entry says. Called before each read, usually with ()."""
+        """Do not touch these GPUs from now on, for as many seconds as each entry says. Called before each read, usually with ()."""
         ...
 
     def close(self) -> None:

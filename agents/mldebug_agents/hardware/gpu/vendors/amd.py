@@ -46,7 +46,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Card(NamedTuple):
-    """A GPU: its folder below /sys, its name that stays, and its place on the bus."""
+    """A GPU: its folder below /sys, its stable name, and its PCI address."""
 
     folder: str
     uuid: str
@@ -92,10 +92,10 @@ class Amd:
         return NodeGpus(at=time.time(), driver_version=version, gpus=tuple(found), lost=tuple(lost), read_seconds=time.monotonic() - started, cpu_seconds=time.process_time() - cpu)  # fmt: skip
 
     def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
-        """Xids are NVIDIA's; files of /sys are read whatever the kernel's log says."""
+        """Does nothing: the entries come from NVIDIA's Xids, and reading files of /sys is always safe."""
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file is held open."""
 
     def _all(self) -> list[tuple[int, Card]]:
         """Every GPU that is here, and those that were; a number stays with its GPU. One that is gone has no folder."""
@@ -178,5 +178,5 @@ def _names(folder: str) -> list[str]:
 
 
 def create(options: Options) -> Vendor:
-    """Build the reader; reads nothing yet."""
+    """Build the reader; reads no GPU yet."""
     return Amd(options.sysfs)

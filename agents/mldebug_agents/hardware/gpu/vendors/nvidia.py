@@ -48,7 +48,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Nvidia:
-    """All NVIDIA GPUs of this node. Methods raise MissingLibraryError, or DriverGoneError when a restart did not help."""
+    """All NVIDIA GPUs of this node. Methods raise MissingLibraryError, or DriverGoneError where a restart of the library did
+    not help.
+    """
 
     def __init__(self, library: Library, clock: Callable[[], float] = time.monotonic) -> None:
         self._library = library
