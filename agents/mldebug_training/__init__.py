@@ -1,7 +1,7 @@
-"""What a training process says of itself (standard library only, Python >= 3.9).
+"""What a training script can report about itself to mldebug, and helpers that it may call (standard library only, Python >= 3.9).
 
-Nothing here ever raises or waits for anybody: a training that cannot speak trains on in silence. The helpers that a job calls
-itself are imported when it asks for them.
+Reporting never raises and never waits: where it is impossible, the training goes on without it. The helpers are imported at their
+first use.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def phase(name: str) -> Phase | SilentPhase:
 
 
 def heartbeat(step: int, **scalars: float) -> None:
-    """Report that a step was reached, with values of it: `heartbeat(step, loss=loss.item())`. Takes microseconds.
+    """Report that a step was reached, with values of it: `heartbeat(step, loss=loss.item())`. Takes microseconds; never raises.
 
-    From the first call with a possible step on, those of optimizers are no longer counted. Numbers are int, float and the
-    scalars of NumPy; what is none is left out. So are tensors: to read one of a GPU would wait for the GPU.
+    From the first call with a valid step on, steps of optimizers are no longer counted. Values are int, float and scalars of
+    NumPy; others are left out, tensors too, because reading one on a GPU would wait for the GPU.
     """
     try:
         from mldebug_training.hook.process import own

@@ -1,5 +1,5 @@
-"""Where there is no agent: `python -m mldebug_training` prints the line for a Slurm script or a pod, and
-`python -m mldebug_training -- torchrun train.py` takes the job's place, as `mldebug run` does.
+"""The hook without an agent: `python -m mldebug_training` prints the environment variables for a Slurm script or a pod, and `python
+-m mldebug_training -- torchrun train.py` sets them and runs that command in its place, as `mldebug run` does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 
 def main(words: list[str]) -> int:
-    """Print the environment, or run the job. Returns 2 where it cannot be started."""
+    """Print the environment variables, or run the job in this process's place. Returns 2 where it cannot be started."""
     if words[:1] == ["--"]:
         words = words[1:]
         if not words:

@@ -1,6 +1,7 @@
-"""Arms a process that has just started: what is imported later is watched. In anything but training it does nothing.
+"""Arms a process that has just started: has the hook installed in PyTorch and frameworks when they are imported later.
 
-Runs in every interpreter below `mldebug run`, so what costs time to import waits until PyTorch is imported, too.
+Runs in every Python process below `mldebug run`, and does nothing where nothing of that is imported, so all slow imports wait until
+then.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ _armed: list[bool] = []
 
 
 def arm() -> None:
-    """Begin to watch for the import of PyTorch; returns at once. A rank's record begins with that import, that of any other process with its first step.
+    """Begin to wait for the import of PyTorch and of frameworks; returns at once. A second call does nothing.
 
-    Once only: two installations may be on the path, one job under `mldebug run` inside the other.
+    A rank's record (see `hook.record`) begins with the import of torch, that of any other process with its first step. Two
+    installations may be on the path, when `mldebug run` is used inside `mldebug run`; only one arms.
     """
     if _armed:
         return

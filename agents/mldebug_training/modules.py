@@ -1,6 +1,6 @@
-"""What takes the place of an overflow hook in a copied or saved model.
+"""The class that replaces an overflow hook in a copied or saved model.
 
-Models that were saved whole name this module and this class, so neither may ever move or be renamed.
+Models that were saved whole name this module and this class, so neither may ever be moved or renamed.
 """
 
 from __future__ import annotations

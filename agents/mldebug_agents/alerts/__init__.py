@@ -1,1 +1,1 @@
-"""Alerts in the agent: events of this node, kept over a restart, the channels that get them, and actions."""
+"""Alerts in the agent: events of this node, kept over a restart; the channels that they are sent to; and actions that follow them."""

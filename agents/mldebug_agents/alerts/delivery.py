@@ -1,4 +1,4 @@
-"""One channel as the main loop knows it: what it is sent next, when, and how that goes."""
+"""One channel as the main loop knows it: what it sends next and when, and how earlier deliveries went."""
 
 import logging
 import queue
@@ -24,7 +24,7 @@ WORKER = "channel:"
 
 
 class ChannelOrder(msgspec.Struct, frozen=True):
-    """One message that a channel's thread has to send."""
+    """One message that the thread of a channel has to send."""
 
     message: EventMessage
     event: AlertEvent | None  # None: it only tells that the agent lives
@@ -32,7 +32,10 @@ class ChannelOrder(msgspec.Struct, frozen=True):
 
 
 class ChannelDelivery:
-    """The delivery to one channel: which event it sends next, and how earlier ones went. `now`: monotonic seconds everywhere."""
+    """The deliveries of one channel: which event is sent next, and how earlier ones went. All `now` are monotonic seconds.
+
+    A channel with `every` sends no events, but a sign of life at that interval (seconds).
+    """
 
     def __init__(
         self, name: str, plugin: Plugin, inbox: "queue.SimpleQueue[Result | None]"
@@ -54,7 +57,10 @@ class ChannelDelivery:
         self._tries: dict[str, int] = {}  # key -> failures: one that nobody takes holds up no other
 
     def next(self, registry: EventRegistry, now: float) -> AlertEvent | None:
-        """The event to send now: one that this channel has not sent yet, else one that is due to be repeated. None where there is nothing to do or the channel is busy or paused."""
+        """The event to send now: one that this channel has not sent yet, else one that is due to be repeated.
+
+        None where there is nothing to send, or the channel is busy, pauses after a failure, or sends only signs of life.
+        """
         if self.every or self.under_way or now < self.not_before:
             return None
         if waiting := registry.unsent(self.name):
@@ -69,7 +75,7 @@ class ChannelDelivery:
         return next(due, None)
 
     def beats(self, now: float) -> bool:
-        """Whether a message that the agent is alive is due now; asking marks it as sent. Only for channels with `every`."""
+        """Whether a sign of life is due now; where True is returned it counts as sent. Only for channels with `every`."""
         due = self.every and (not self._beat or now - self._beat >= self.every)
         if self.under_way or now < self.not_before or not due:
             return False
@@ -77,7 +83,9 @@ class ChannelDelivery:
         return True
 
     def send(self, message: EventMessage, event: AlertEvent | None) -> None:
-        """Hand the message to the channel's thread; the result comes into the main loop's inbox. `event`: None for a sign of life."""
+        """Hand the message to the channel's thread; the result comes into the main loop's inbox. `event`: None for a sign
+        of life.
+        """
         self.under_way = self.worker.order(ChannelOrder(message, event, self))
 
     def answered(self) -> None:
@@ -92,7 +100,9 @@ class ChannelDelivery:
         self._tries.pop(key, None)
 
     def refusal(self, key: str, error: Exception) -> None:
-        """Note that the other side does not accept this message; it is not tried again. `state.trouble` says so until a message is delivered."""
+        """Note that the receiver refused this message for good; it is not sent again. `state.trouble` says so until a
+        message is delivered.
+        """
         trouble = f"refused: {safe_line(str(error), 200)}"
         self._note(refused=self.state.refused + 1, trouble=trouble)
         self._tries.pop(key, None)
@@ -113,6 +123,6 @@ class ChannelDelivery:
         self.state = msgspec.structs.replace(self.state, **changed)
 
     def keep_only(self, keys: Collection[str]) -> None:
-        """Forget all event keys but these: when each was sent last, and how often it failed."""
+        """Forget when events other than those with these keys were sent last, and how often they failed."""
         self._repeated = {key: at for key, at in self._repeated.items() if key in keys}
         self._tries = {key: count for key, count in self._tries.items() if key in keys}

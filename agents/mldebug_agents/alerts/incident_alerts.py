@@ -1,4 +1,4 @@
-"""An incident as an alert, whatever its state. Pure."""
+"""The alert that is made from an incident. Pure."""
 
 from mldebug.alerts.model import Alert, Severity
 from mldebug.core.model import Culprit, Job, Judgement
@@ -11,7 +11,7 @@ STANDS = 600.0
 
 
 def alert_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
-    """The alert of one incident. Its labels never change; the verdict, which may be refined, is none of them."""
+    """The alert of one incident. Its labels never change, so the verdict, which may be refined later, is not among them."""
     diagnosis, job = judgement.diagnosis, _job(incident)
     name = {"job": job.name} if job is not None else {}
     return Alert(
@@ -33,7 +33,9 @@ def alert_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
 
 
 def is_ours_to_report(incident: Incident) -> bool:
-    """Whether this node sends the alert of an incident: of several nodes only the one that has the report over all of them."""
+    """Whether this node sends the alert of an incident: where it concerns several nodes, only the one with the report of all of
+    them does.
+    """
     return incident.counted or bool(incident.node_captures) or not incident.shared
 
 

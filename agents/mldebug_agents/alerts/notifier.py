@@ -1,7 +1,7 @@
-"""Alerts in the agent: monitors raise them, the state store keeps them, and each channel gets each state of each once.
+"""Alerts in the agent: monitors raise them, the state store keeps them, and each channel gets each change of each alert once.
 
-An event's row in the store says which channels have acknowledged it: what a channel has not acknowledged when the agent is
-killed is sent again by the next agent, under the same id. Belongs to the main loop's thread; channels block only in workers of their own.
+An event's row in the store says which channels have acknowledged it. What a channel has not acknowledged when the agent is killed
+is sent by the next agent, under the same id. Belongs to the main loop's thread; channels block only in workers of their own.
 """
 
 import logging
@@ -76,7 +76,7 @@ class AlertNotifier:
         self._configure(config.channels)
 
     def reload(self, config: Config) -> None:
-        """Take over another configuration. Events that no channel has acknowledged wait for the remaining and the new channels."""
+        """Use this configuration from now on. Events that were not delivered yet wait for the remaining and the new channels."""
         self.registry.reload(config.events.pending)
         self._link = config.events.link
         self._configure(config.channels)
@@ -84,7 +84,9 @@ class AlertNotifier:
     # --- what monitors raise -----------------------------------------------------------------------
 
     def incident(self, incident: Incident, judgement: Judgement, uid: int) -> None:
-        """Raise or update the alert of an incident that was just written to disk, or resolve it where the incident is over."""
+        """Raise or update the alert of an incident that was just written to disk, or resolve it where the incident is over.
+        Does nothing where another node reports it. `uid`: the user who owns the run.
+        """
         alert = cleaned(alert_of(incident, judgement, uid))
         if is_ours_to_report(incident) or self.registry.get(alert.key):
             if incident.state == "open" or self.registry.get(alert.key) is None:
@@ -93,11 +95,11 @@ class AlertNotifier:
                 self.registry.clear(alert.key, self._now(), incident.state)
 
     def renamed(self, old: str) -> None:
-        """Drop the alert of an incident that continues under another id, here or on another node."""
+        """Resolve the alert of an incident that continues under another id, here or on another node. `old`: its former id."""
         self.registry.clear(INCIDENT + old, self._now(), "other nodes know it under another id")
 
     def raise_alert(self, alert: Alert) -> None:
-        """Raise an alert. Call it again at every turn of the loop for as long as the problem lasts."""
+        """Raise an alert. To be called again at every turn of the main loop for as long as the problem lasts."""
         self.registry.raise_(cleaned(alert), self._now())
 
     def clear(self, key: str) -> None:
@@ -171,7 +173,7 @@ class AlertNotifier:
         return now - self._unstored.setdefault(key, now) > STORED_WITHIN
 
     def on_result(self, result: Result) -> bool:
-        """Take the result of a channel's worker. False where it is not of a channel."""
+        """Take the result of a channel's worker. False where it comes from another worker."""
         if not result.worker.startswith(WORKER):
             return False
         line, event, now = result.order.line, result.order.event, time.monotonic()
@@ -191,7 +193,7 @@ class AlertNotifier:
     # --- what others see ---------------------------------------------------------------------------
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot, completed by the events and the state of the channels."""
+        """The snapshot with the events and the state of the channels added."""
         everything = {one.key for one in self.registry.all()}
         self._unstored = {key: at for key, at in self._unstored.items() if key in everything}
         for line in self._lines.values():

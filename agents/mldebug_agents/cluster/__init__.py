@@ -1,1 +1,1 @@
-"""Agents on other nodes: who they are, and captures of many nodes at one moment."""
+"""Agents on other nodes: how they find and trust each other, and captures of many nodes at one moment."""

@@ -1,6 +1,6 @@
-"""Many nodes at once: what this node answers when it is asked, and what comes of asking all of them.
+"""Captures of many nodes: what this node answers when it is asked for its own, and the reports made of all answers.
 
-Nothing is installed or written there: each node runs `mldebug dump --send`, which captures its own ranks and prints them.
+Nothing is installed or written on the other nodes: each runs `mldebug dump --send`, which captures its own ranks and prints them.
 """
 
 import os
@@ -36,7 +36,9 @@ MAX_LISTED = 8
 def reply(
     tools: CaptureTools, gpus: NodeReader, slurm_job: str | None, wanted: str | None
 ) -> NodeReply:
-    """The captures of this node's jobs, of those of one Slurm job, or of those with a certain name; limited in size (see `slimming`)."""
+    """The captures of this node's jobs; with `slurm_job` only of that Slurm job, with `wanted` only of jobs with that name or
+    id. Cut to a limited size (see `slimming`).
+    """
     found = tools.finder.find()
     jobs = [job for job in found.all if wanted in (None, job.name) or job.id == wanted]
     if slurm_job is not None:
@@ -71,7 +73,9 @@ def _is_of(job: Job, slurm_job: str, host: Host, reader: Reader) -> bool:
 
 
 def machine() -> str:
-    """An id of this machine that is the same for all its names; a container with processes of its own counts as a machine."""
+    """An id of this machine that does not depend on its name (boot id and PID namespace); a container with a PID namespace of
+    its own counts as a machine. "" where it cannot be read.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -85,7 +89,7 @@ def machine() -> str:
 def capture_all(
     config: Config, transport: str, wanted: FanoutRequest, node: str, progress: Progress
 ) -> list[Taken]:
-    """Capture on all nodes and write one report for each run. Raises MldebugError where there is none."""
+    """Capture on all nodes and write one report for each run. Raises MldebugError where no node sent a capture."""
     detected = time.time()
     with ended_by_signals(), Spawner({NAME: child.serve}) as spawner:
         chosen: Transport = _transport(config, transport)

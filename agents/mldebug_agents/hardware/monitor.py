@@ -102,8 +102,8 @@ class HardwareMonitor:
 
     def tick(self, runs: Mapping[str, Run], interval: float, *, looked: bool) -> None:
         """Order the readings of GPUs and kernel log that are due, and carry out what users ordered. `interval`: seconds
-        between two readings.
-        `looked`: jobs have been searched for, so what is known of runs not in `runs` may be forgotten.
+        between two readings. `looked`: jobs have been searched for, so what is known of runs not in `runs` may be
+        forgotten.
         """
         now = time.monotonic()
         for _ in self.gpu_controller.grant(self._gpus.accept):

@@ -1,1 +1,1 @@
-"""How a probe runs: in child processes of the training environment's Python, never beside a job, with nothing left behind."""
+"""Runs probes: in child processes of the training environment's Python, never beside a job, leaving no process behind."""

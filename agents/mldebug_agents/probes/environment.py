@@ -1,4 +1,4 @@
-"""What a probe's child runs in: the Python of the training environment, its environment variables and its rights."""
+"""What a probe's child is given: the Python of the training environment, environment variables and rights."""
 
 import ctypes
 import os
@@ -20,7 +20,9 @@ WAY_OUT = "name the training environment's: --python /path/to/env/bin/python"
 
 
 def find_python(named: str | None) -> str:
-    """The path of the named interpreter, else of our own if it has torch; raises UsageError or ToolError."""
+    """The path of the program `named`; if None, of our own Python. Raises UsageError where there is no such program, ToolError
+    where our own Python has no torch.
+    """
     if named is not None:
         found = shutil.which(named)
         if found is None:
@@ -49,7 +51,7 @@ class ProbeEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def child_environment(own: Mapping[str, str]) -> ProbeEnvironment:
-    """The environment for a child, from our own: without what belongs to a job or to our own Python."""
+    """The environment for a child: our own variables, without those that belong to a job or to our own Python."""
     dropped = {name for name in own if name.startswith(JOB) or name in OTHERS}
     variables = {name: value for name, value in own.items() if name not in dropped}
     settings = sorted(variables.keys() - set(NO_SETTING))
@@ -70,8 +72,9 @@ _PR_CAP_AMBIENT, _CLEAR_ALL = 47, 4
 
 
 def keep_rights_here() -> None:
-    """Programs that we start from now on get none of the capabilities that a service gave us; we keep them, as do our forks.
+    """Have programs that are started from now on get none of the capabilities that a service gave this process; the process and
+    its forks keep them.
 
-    What root starts is root's, as ever. A kernel without ambient capabilities has none to clear.
+    Programs that root starts keep all rights. A kernel without ambient capabilities has none to clear.
     """
     ctypes.CDLL(None).prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)

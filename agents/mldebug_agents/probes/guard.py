@@ -38,7 +38,7 @@ class JobFinder(Protocol):
 
 
 class Guard:
-    """Refuses to start or to continue a probe while any other process computes on this node. One object for each probe."""
+    """Refuses to start or to continue a probe while another process uses this node for computing. One object for each probe."""
 
     def __init__(
         self, gpus: GpuReader, finder: JobFinder, uses_gpus: bool, proc: Path = Path("/proc")
@@ -48,12 +48,16 @@ class Guard:
         self._failures = 0
 
     def refuse(self) -> None:
-        """Raise BusyError where another process computes on this node, MldebugError where that cannot be found out."""
+        """Raise BusyError where a training job or another process on the GPUs uses this node, MldebugError where that
+        cannot be found out.
+        """
         for reason in self._strangers(None):
             raise BusyError(reason, WAIT)
 
     def look(self, session: int | None) -> str:
-        """Why the probe must end now, "" while it may go on. `session`: its own process session. Raises MldebugError after `PATIENCE` failed reads."""
+        """Why the probe must end now; "" while it may go on. `session`: the process session of the probe. Raises
+        MldebugError after `PATIENCE` failed looks in a row; fewer count as nothing found.
+        """
         try:
             reason = next(self._strangers(session), "")
         except MldebugError:
@@ -116,7 +120,7 @@ def _session(pid: int) -> int | None:
 
 
 class BusyError(MldebugError):
-    """The node is in use, by a job or by another probe: no fault of the node."""
+    """The node is in use by a job or by another probe; this is no fault of the node."""
 
 
 USUAL = "/tmp/mldebug-probe.lock"  # noqa: S108 - the one place that all users of a node share
@@ -131,7 +135,9 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def only_probe(path: Path = LOCK) -> Iterator[None]:
-    """Hold the lock of this node; raises BusyError where another probe has it. The kernel releases it when the process dies."""
+    """A context that holds the lock file of this node; raises BusyError where another probe has it. The kernel releases it when
+    the process dies.
+    """
     fd = _open(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

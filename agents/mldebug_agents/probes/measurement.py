@@ -1,4 +1,4 @@
-"""One run of the collectives probe: makes the order for its ranks, and results from their events as they come."""
+"""One run of the collectives probe: makes the orders for its ranks, and results from the events that they print."""
 
 import os
 import shlex
@@ -47,7 +47,7 @@ CELL_SECONDS = 5.0  # about, for all repetitions of one op with one payload
 
 
 class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be measured. `nproc` 0: one for each GPU, 2 on CPUs; no `sizes`: some usual ones.
+    """What is to be measured. `nproc` 0: one rank for each GPU, 2 on CPUs; no `sizes`: a default list.
 
     `memory`: bytes that each rank may take; None: a share of what is free.
     """
@@ -81,7 +81,7 @@ class Measurement:
         self.about = MeasuredRanks()
 
     def run(self, session: Session) -> ChildExit:
-        """Measure on this node alone. Returns how the child ended."""
+        """Measure on this node alone. Returns how the child ended; results come by events."""
         usual = session.facts.gpus if session.device == "cuda" else CPU_RANKS
         ranks = list(range(self.wish.nproc or usual))
         check_ranks(session, len(ranks))
@@ -127,7 +127,9 @@ class Measurement:
     def torchrun(
         self, hosts: tuple[str, ...], wanted: ProbeSettings, port: int, kept: Mapping[str, str]
     ) -> Iterator[str]:
-        """The line for each host that a person can type there. `kept`: variables that change what is measured."""
+        """For each host, the command line by which a user starts the measurement there. `kept`: variables that change the
+        results.
+        """
         order = self.order(wanted.device, [], 0, "", 0)
         order |= {"alone": not wanted.beside_jobs, "seconds": wanted.duration}
         typed = {name: value for name, value in order.items() if name in TYPED}

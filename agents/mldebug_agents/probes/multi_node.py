@@ -1,7 +1,7 @@
-"""A probe over several nodes: one launcher on each, reached by ssh or srun, that meet at the first one.
+"""A probe over several nodes: one launcher on each, started by ssh or srun; their ranks meet at the first node.
 
-Each node must have the same mldebug and Python at the same path. A launcher whose way to us is cut off ends by itself,
-as soon as nobody reads what it says.
+Each node must have the same mldebug and Python at the same path. A launcher whose connection to us is cut ends by itself, as soon
+as nobody reads its output.
 """
 
 import re
@@ -34,7 +34,9 @@ Runner = Callable[[list[str], Hear], ChildExit]
 
 
 class ProbeNodeFacts(TorchFacts, frozen=True, kw_only=True):
-    """The facts of one node that take part in planning a probe. `compute`: pids that compute on its GPUs, None where not known; `training`: pids of ranks of jobs."""
+    """What one node reports before a probe is planned. `compute`: pids that compute on its GPUs, None where not known;
+    `training`: pids of ranks of jobs.
+    """
 
     address: str = ""
     port: int = 0
@@ -45,7 +47,8 @@ class ProbeNodeFacts(TorchFacts, frozen=True, kw_only=True):
 class Nodes:
     """Several hosts on which scripts of a probe are run.
 
-    `way`: how to start them there, "srun" or "ssh". `python`: its path on each host. `variables`: environment variables set on each host.
+    `way`: how to start them there, "srun" or "ssh". `python`: its path on each host. `variables`: environment variables to set
+    on each host.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Nodes:
         self._variables = variables
 
     def words(self, host: str, script: str, order: Mapping[str, Any]) -> list[str]:
-        """The command line that, started here, runs a script of `probes/inside` on that host."""
+        """The command line to run here, which runs a script of `probes/inside` on that host."""
         settings = [f"{name}={value}" for name, value in self._variables.items()]
         there = ["env", *settings, *inside(self._python, script, order)]
         if self._way == "srun":
@@ -63,7 +66,9 @@ class Nodes:
         return [*SSH, "--", host, shlex.join(there)]
 
     def ask(self, run: Runner, interface: str) -> dict[str, ProbeNodeFacts]:
-        """Ask all hosts for GPUs, versions and jobs; the answers by host. `interface`: the network interface to use. Raises ToolError for a host that does not answer."""
+        """Query all hosts for GPUs, versions and jobs; returns the answers by host. `interface`: the network interface to
+        use. Raises ToolError for a host that does not answer.
+        """
         facts: dict[str, ProbeNodeFacts] = {}
 
         def hearer(host: str) -> Hear:
@@ -124,7 +129,9 @@ _OF_SSH = re.compile(
 
 
 def first_cause(ended: Mapping[str, ChildExit]) -> ChildExit:
-    """The failure that explains the others: of a node that is in use by a job, else the first that is not about a lost connection to another rank."""
+    """How the probe ended, as one result: "done" where all hosts were, else the failure that explains the others: first of a
+    node in use by a job, then one that is not about a lost connection to another rank.
+    """
     failed = [(host, one) for host, one in ended.items() if one.outcome != "done"]
     failed.sort(
         key=lambda pair: (pair[1].outcome != "cancelled", bool(OF_PEERS.search(pair[1].reason)))
@@ -153,7 +160,9 @@ def check_idle(facts: Mapping[str, ProbeNodeFacts], uses_gpus: bool) -> None:
 
 
 def agreed_device(facts: Mapping[str, ProbeNodeFacts], wanted: str) -> str:
-    """The device that all nodes use. Raises MldebugError where some have GPUs and some have none."""
+    """The device ("cuda" or "cpu") for all nodes; cpu where it is wanted, or no node has GPUs and "auto" is. Raises
+    MldebugError where some nodes have no GPU.
+    """
     without = [host for host, one in facts.items() if not one.gpus]
     if wanted == "cpu" or (wanted == "auto" and len(without) == len(facts)):
         return "cpu"

@@ -15,12 +15,12 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Number(click.FloatRange):
-    """A number in a range; unlike click's own, it refuses `nan`."""
+    """A click number in a range; unlike click's own, it refuses `nan`."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The number; `nan` fails as a number out of the range does."""
+        """The number; `nan` fails like a number outside the range."""
         found = float(super().convert(value, param, ctx))
         if math.isnan(found):
             self.fail(f"{value!r} is no number", param, ctx)
@@ -36,7 +36,7 @@ _OPTIONS = (
 
 
 def adding(*options: Callable[[Any], Any]) -> Callable[[_Command], _Command]:
-    """A decorator that gives a command these options, which its help shows in this order."""
+    """A decorator that adds these options to a command; its help shows them in this order."""
 
     def add(command: _Command) -> _Command:
         for option in reversed(options):
@@ -53,14 +53,14 @@ probe_options = adding(*_OPTIONS)
 def probe_settings(
     python: str | None, device: str, duration: str, beside_jobs: bool
 ) -> ProbeSettings:
-    """The values of the options; raises UsageError for an invalid duration."""
+    """The settings made from the options of a command; raises UsageError for an invalid duration."""
     return ProbeSettings(
         python=python, device=device, duration=seconds(duration), beside_jobs=beside_jobs
     )
 
 
 def seconds(text: str, option: str = "--duration") -> float:
-    """Seconds of a duration such as 10m, at most a day; raises UsageError."""
+    """Parse a duration such as 10m into seconds, more than 0 and at most a day; raises UsageError, which names `option`."""
     try:
         found = parse_duration(text)
     except ValueError as error:
@@ -73,7 +73,7 @@ def seconds(text: str, option: str = "--duration") -> float:
 
 
 def size(text: str, option: str) -> int:
-    """Bytes of a size such as 1MiB; raises UsageError."""
+    """Parse a size such as 1MiB into bytes; raises UsageError, which names `option`."""
     try:
         return parse_size(text)
     except ValueError as error:

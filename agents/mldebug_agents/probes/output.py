@@ -1,4 +1,4 @@
-"""Results of collectives as they come, and in files at the end."""
+"""Prints results of collectives as they come, and writes them to files at the end."""
 
 import os
 import stat
@@ -51,7 +51,9 @@ def callbacks(output: OutputFiles, kept: dict[str, str]) -> Callbacks:
 
 
 def write(measurement: Measurement, output: OutputFiles) -> None:
-    """Write JSON and files as asked for; the table was printed row by row."""
+    """Print JSON and write the files that `output` names; the table was printed row by row. MldebugError where a file cannot be
+    written; the others are written all the same.
+    """
     results = measurement.results
     if output.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
@@ -100,7 +102,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def title(about: MeasuredRanks) -> str:
-    """A line that says what was measured: ranks, back end, GPU."""
+    """A line that says what was measured: ranks, backend, GPU."""
     if not about.ranks:
         return ""
     gpu = f" on {about.gpu}, NCCL {about.nccl}" if about.gpu else ""
@@ -154,7 +156,7 @@ def check_picture(path: Path) -> None:
 
 
 def plot(results: Sequence[CollectiveResult], path: Path, title: str) -> None:
-    """Draw one line for each op into this file; its ending selects the format."""
+    """Draw one line for each op into this file; its suffix selects the format."""
     figures = import_module("matplotlib.figure")
     figure = figures.Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""Events of the ranks of the collectives probe, validated: with `--read` they come from a file that anybody may have written."""
+"""Events of the ranks of the collectives probe, validated: with `--read` they come from a file of unknown origin."""
 
 from typing import Annotated, TypeVar
 

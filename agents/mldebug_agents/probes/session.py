@@ -52,7 +52,9 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """The surroundings of a probe, made by `open_session`: `device` is "cuda" or "cpu", `tools` look at this node, `facts` describe its PyTorch."""
+    """Everything a probe runs with, made by `open_session`: `device` is "cuda" or "cpu", `tools` look at this node, `facts`
+    describe its PyTorch.
+    """
 
     def __init__(
         self, wanted: ProbeSettings, tools: ProbeTools, python: str, environment: ProbeEnvironment
@@ -104,7 +106,7 @@ class Session:
         seconds: float,
         env: Mapping[str, str] | None = None,
     ) -> ChildExit:
-        """Run any program that writes events as the scripts do, otherwise as `run`. `on_event`: called with each event."""
+        """Run any program that prints events as the scripts do; otherwise as `run`. `on_event`: called with each event."""
         variables = {**self.environment.variables, **(env or {})}
         watch = (lambda _: "") if self.wanted.beside_jobs else self._guard.look
         return ProbeChild(self.spawner, watch).run(
@@ -128,7 +130,8 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(wanted: ProbeSettings) -> Iterator[Session]:
-    """Prepare all that a probe needs: the Python, the lock, the checks that this node is idle. On leaving, no process is left.
+    """A context that prepares a probe: finds the Python, takes the lock, checks that this node is idle. When it is left, no
+    process remains.
 
     Raises MldebugError where another probe or a job is running, and ToolError where PyTorch does not work.
     """

@@ -1,4 +1,4 @@
-"""What a probe looks at its node with: is it idle, and which GPUs has it?"""
+"""The means by which a probe looks at its node: whether it is idle, and which GPUs it has."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ CHILDREN: Workers = {gpu_messages.NAME: gpu_server.serve, ras_child.NAME: ras_ch
 
 @dataclass(frozen=True, slots=True)
 class ProbeTools:
-    """`finder`: the training jobs of this node. `gpus`: its GPUs, read by a child."""
+    """`finder`: finds the training jobs of this node. `gpus`: reads its GPUs by a child."""
 
     context: Context
     gpus: NodeReader
@@ -28,7 +28,9 @@ class ProbeTools:
 
 @contextmanager
 def open_probe_tools(*, probes: bool = False) -> Iterator[ProbeTools]:
-    """Start the helper process; everything is closed with the block. `probes`: processes of a probe count as ranks, too."""
+    """A context that starts the helper process which starts all others; everything is closed at its end. `probes`: processes of
+    a probe count as ranks, too.
+    """
     config = load_config(None)
     with open_context(lambda: config, CHILDREN) as context:
         gpus = node_reader(context.spawner, context.host, config.gpus)

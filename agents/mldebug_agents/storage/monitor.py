@@ -46,7 +46,9 @@ class StorageCollector(Protocol):
         """Seconds between two calls of `look`."""
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Read. `now`: unix time by a clock that is not set while the agent runs. Calls that may take more than a few seconds belong into a child process."""
+        """Read. `now`: unix time by a clock that is not set while the agent runs. What may take more than a few seconds
+        belongs in a child process. An exception makes the look a failure.
+        """
 
     def samples(self) -> Iterable[Measure]:
         """Values for Prometheus; unknown values are left out."""
@@ -55,14 +57,16 @@ class StorageCollector(Protocol):
         """Rows by heading, for `mldebug status --storage`."""
 
     def alarms(self) -> Iterable[StorageAlert]:
-        """Alerts about what a person should act on."""
+        """Alerts about problems that a person should solve."""
 
     def gaps(self) -> Iterable[Gap]:
         """What could not be read, and why."""
 
 
 def look_once(parts: Sequence[StorageCollector], jobs: Sequence[Job]) -> StorageState:
-    """Have these collectors read once, for a command that runs without an agent. One reading gives no forecast."""
+    """Have these collectors read once, for a command that runs without an agent. There is no forecast, which needs several
+    readings.
+    """
     order = _Order(time.time(), time.time(), tuple(jobs))
     return StorageState(parts=tuple(_looking(part)(order) for part in parts))
 
@@ -98,7 +102,7 @@ class StorageMonitor:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The names under which results come."""
+        """The names of the workers whose results `on_result` takes."""
         return tuple(worker.name for worker in self._workers.values())
 
     def tick(self, jobs: Sequence[Job], places: Mapping[str, Sequence[str]] = {}) -> None:
@@ -114,7 +118,7 @@ class StorageMonitor:
                 worker.order(_Order(time.time(), self._epoch + now, tuple(jobs)))
 
     def on_result(self, result: Result) -> None:
-        """Take the result of a collector; an error is logged."""
+        """Take the result of a collector and log its new alerts; an error is logged, and the last result stays."""
         if result.error is not None:
             error = result.error
             log.warning("%s failed: %s: %s", result.worker, type(error).__name__, error)
@@ -154,13 +158,13 @@ class StorageMonitor:
         )
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """The capture, completed by how long the filesystems on which its ranks wait have not answered the agent."""
+        """The capture, with the seconds for which filesystems that its ranks wait on have not answered the agent."""
         return with_stuck(
             capture, stuck_devices(self._states.get(FilesystemCollector.name), time.time())
         )
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
-        """The exit with how full the filesystems were that its user's jobs use."""
+        """The exit, with how full the filesystems were that its user may see."""
         uids = {identity.uid for identity in attempt.identities}
         fills = self._fills.of_users(uids, time.time())
         return msgspec.structs.replace(attempt, filesystems=fills)

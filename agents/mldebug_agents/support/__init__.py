@@ -1,1 +1,1 @@
-"""Tools around the agent: doctor, support bundle, replay of a bundle, demo."""
+"""Tools around the agent: doctor (what works here), support bundle (a recording of this node), replay of a bundle, demo."""

@@ -36,8 +36,8 @@ class AlertmanagerRoute:
         self.answer = answer
 
     async def post(self, request: Request) -> Response:
-        """Answer one POST. 401, 403 or 429: token missing, wrong or tried too often; 408, 413: body late or too large;
-        503: token unreadable or agent not ready; else the result of `answer`.
+        """Answer one POST. 401, 403 or 429: token missing, wrong or tried too often; 408, 413: body late or too large; 503:
+        token unreadable or agent not ready; else the result of `answer`.
         """
         address = request.client.host if request.client else ""
         shown = request.headers.get("authorization", "")

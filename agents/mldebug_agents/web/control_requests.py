@@ -27,8 +27,8 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 
 def carry_out(verb: Callable[[Mapping[str, str]], object], parameters: Mapping[str, str]) -> tuple[int, bytes]:  # fmt: skip
-    """Call `verb` with the parameters of a request. Returns HTTP status and JSON body.
-    An MldebugError becomes 400 (wrong usage) or 409 with an `ErrorAnswer`; other errors are raised.
+    """Call `verb` with the parameters of a request. Returns HTTP status and JSON body. An MldebugError becomes 400 (wrong
+    usage) or 409 with an `ErrorAnswer`; other errors are raised.
     """
     try:
         return OK, msgspec.json.encode(verb(parameters))

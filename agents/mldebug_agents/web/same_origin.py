@@ -17,8 +17,8 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?", re.ASC
 
 
 class SameOriginOnly:
-    """ASGI middleware for the Unix socket, which a browser may reach by a forwarded port. From a browser it passes only
-    GET and HEAD, and only from the agent's own pages; other requests get 403.
+    """ASGI middleware for the Unix socket, which a browser may reach by a forwarded port. From a browser it passes only GET and
+    HEAD, and only from the agent's own pages; other requests get 403.
     """
 
     def __init__(self, app: ASGIApp) -> None:

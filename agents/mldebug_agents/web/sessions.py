@@ -60,8 +60,8 @@ class Sessions:
 
     def tries(self, address: str, *, right: bool) -> bool:
         """Whether a login attempt from this address may be answered. One with the right token always may, since others may
-        guess from
-        the same address. A wrong one is counted, and may not where this address, or all together, sent too many lately.
+        guess from the same address. A wrong one is counted, and may not where this address, or all together, sent too many
+        lately.
         """
         if right:
             return True

@@ -1,1 +1,1 @@
-"""What hook, tracer and helpers share."""
+"""Code that hook, tracer and helpers share."""

@@ -1,6 +1,7 @@
-"""A call that may never come back, or must not be broken off: a thread makes it, and whoever asked waits until a deadline.
+"""Calls that may never return, or must not be interrupted: a thread makes the call, and the caller waits until a deadline.
 
-No handler of the job runs in that thread, so nothing is left half made by an exception of one. A call that is late goes on.
+Signal handlers of the job do not run in that thread, so their exceptions leave nothing half done. A call that is late goes on in
+its thread.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _running: set[BackgroundCall] = set()
 
 
 class LateError(RuntimeError):
-    """Something that was waited for did not come in time, or never will."""
+    """A result that was waited for did not come in time, or never will."""
 
 
 class BackgroundCall:
@@ -46,7 +47,9 @@ class BackgroundCall:
         return self._claimed.locked()
 
     def start(self) -> BackgroundCall:
-        """Begin the call in a new thread and return this object. May be called again after an interruption: the call is made once. RuntimeError where no thread can be started."""
+        """Begin the call in a new thread and return this object. The call is made once, even if `start` was interrupted and
+        is repeated. RuntimeError where no thread can be started.
+        """
         if not self.begun:
             # before: the end of the process is not to miss a thread that has not come so far
             _running.add(self)
@@ -78,7 +81,7 @@ class BackgroundCall:
         return self._is_over
 
     def result(self, timeout: float) -> Any:
-        """The function's result. Raises LateError after so many seconds, and otherwise what the function raised."""
+        """The function's result, or raises what it raised. Raises LateError where it has not returned after `timeout` seconds."""
         if not self.wait(timeout):
             raise LateError(f"no answer after {timeout:g} s")
         if self._error is not None:

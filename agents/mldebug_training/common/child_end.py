@@ -1,7 +1,7 @@
-"""What multiprocessing starts: it ends by os._exit(), so that nobody hears of its end by atexit, and there may be many.
+"""Processes that multiprocessing starts. They end by os._exit(), so atexit does not run in them, and there may be many.
 
-A worker of a DataLoader or a pool is a daemonic process of it, whether it was forked or spawned. Nothing is imported here: a job
-that has no multiprocessing gets none by us.
+A worker of a DataLoader or a pool is daemonic, whether it was forked or spawned. Nothing is imported here, so a job without
+multiprocessing gets none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORKERS = ("multiprocessing.popen_fork", "multiprocessing.forkserver")
 
 
 def is_worker() -> bool:
-    """Whether this process is a helper (such as a DataLoader worker), of which there may be many. Never raises."""
+    """Whether this process is a daemonic child of multiprocessing, such as a DataLoader worker. Never raises."""
     try:
         process = _process()
         return process is not None and bool(process.current_process().daemon)
@@ -30,7 +30,9 @@ def is_worker() -> bool:
 
 
 def at_end(call: Callable[[bool], None]) -> None:
-    """When a child of multiprocessing ends by itself, call this with whether it failed. No effect elsewhere. Never raises."""
+    """In a child of multiprocessing: have `call(failed)` called when the child ends by itself, with whether it failed.
+    Elsewhere no effect. Never raises.
+    """
     try:
         process, util = _process(), sys.modules.get("multiprocessing.util")
         if util is not None and process is not None and process.parent_process() is not None:

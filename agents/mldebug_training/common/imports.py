@@ -1,4 +1,6 @@
-"""Does something when a module has been imported, and imports nothing itself: it runs at the start of every interpreter."""
+"""Calls functions after a module has been imported. It imports nothing itself, because it runs at the start of every Python
+process.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""Tells the exceptions of the job from ours: a signal handler of the job runs between any two lines of ours, and may raise.
+"""Tells exceptions of the job's signal handlers from our own: a handler of the job may run, and raise, between any two lines of our
+code.
 
-`signal.alarm` with a handler that raises TimeoutError is how many a job ends what takes too long. What our code swallows
-for the sake of the training would swallow that as well.
-
-A frame is a handler's where Python has called it as one: with the number of a signal and the frame that was interrupted, which
-is the one that it came back to. No other call looks like that. A handler may have dropped what it was given; then it is known
-only while it is still in place. What remains is taken for ours: an error of ours that is passed on would end a job that
-nothing is wrong with.
+Many jobs use `signal.alarm` with a handler that raises TimeoutError to end what takes too long. The hook ignores its own errors for
+the sake of the training, and must not ignore that one. A frame is taken for a handler's where it was called with a signal number
+and the frame it interrupted; no other call looks like that. If the handler has dropped these arguments, it is recognised only while
+it is still installed. Any other exception counts as ours, since passing on an error of ours would end a healthy job.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ _VARARGS = 0x04  # of a code's flags: it takes `*args`
 def pass_on(error: BaseException) -> None:
     """Raise the exception again where a signal handler of the job raised it; otherwise return, so that it is ignored.
 
-    To be called where it was caught. What an exception was raised by that another thread has set (`PyThreadState_SetAsyncExc`)
-    cannot be told, nor that of a handler in C: it is ours then.
+    Must be called from the `except` that caught it. Exceptions set by another thread (`PyThreadState_SetAsyncExc`) or by a
+    handler in C cannot be recognised, and are ignored.
     """
     if _is_the_jobs(error):
         raise error

@@ -1,5 +1,5 @@
-"""Python's own thread functions, taken when the interpreter starts: gevent and eventlet put others in their place later, under which
-a thread of ours would be a greenlet of the job's, and what blocks it would block the job. `imports` has them taken that early.
+"""Python's own thread functions, saved when the interpreter starts. gevent and eventlet replace them later; our threads would then
+be greenlets of the job, and block it when they block. `imports` loads this module that early.
 """
 
 from __future__ import annotations

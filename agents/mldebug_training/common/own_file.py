@@ -1,8 +1,8 @@
-"""An open file of ours inside a process that is not: a job may close what it does not know, and get our number for a file of its own.
+"""An open file of ours in the job's process, where the job may close any descriptor, and its number may then be given to another
+file.
 
-So a number alone is never believed: before each use fstat says whether the file behind it is still the one that we opened.
-Between that word and the use lie microseconds in which another thread of the job may close and open; nothing closes that gap,
-so nothing else happens in it.
+Before each use fstat checks that the descriptor still belongs to our file. Between check and use another thread may still close and
+open one; that gap of microseconds cannot be closed, so nothing else is done in it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from mldebug_training.common.interrupted import pass_on
 
 
 class OwnFile:
-    """An open file, known by its device and inode. If the descriptor's number has been reused for another file, it is forgotten, never used or closed."""
+    """An open file, known by its device and inode. Where the job has closed the descriptor and its number belongs to another
+    file, that is never used or closed.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd  # -1: none, or no longer ours
         self._which, _ = _about(fd)
 
     def mine(self) -> bool:
-        """Whether the descriptor still belongs to this file, and was not closed and reused by the job."""
+        """Whether the descriptor still belongs to this file; False where the job has closed it."""
         return self.size() >= 0
 
     def size(self) -> int:
@@ -33,13 +35,15 @@ class OwnFile:
         return size
 
     def write(self, data: bytes) -> None:
-        """Write all of it at the file's present position. Raises OSError; where the file is gone, nothing happens."""
+        """Write all of the data at the file's present position. Raises OSError; does nothing where the job has closed the
+        descriptor.
+        """
         left = memoryview(data)
         while len(left) and self.mine():
             left = left[os.write(self.fd, left) :]
 
     def close(self) -> None:
-        """Close it, unless the job has."""
+        """Close the file, unless the job has closed it."""
         if self.mine():
             fd, self.fd = self.fd, -1
             os.close(fd)
@@ -48,7 +52,8 @@ class OwnFile:
 def shared(fd: int, size: int) -> memoryview:
     """Map the file into memory for as long as the process lives. Raises OSError.
 
-    The module mmap is not used: it duplicates the descriptor and closes that later, when the number may belong to a file of the job.
+    The module mmap is not used: it duplicates the descriptor and closes that later, when its number may belong to a file of the
+    job.
     """
     import ctypes  # PyTorch has brought it
 

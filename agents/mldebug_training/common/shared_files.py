@@ -1,7 +1,7 @@
-"""Files of ours in shared memory: each made with its lock and all of its room, and swept when its process is gone.
+"""Our files in shared memory: each is made locked and with all its space allocated, and removed after its process has gone.
 
-Their names begin with `mldebug-PID-START`, as `mldebug_training.hook.record` has it. Who gets the lock of one (flock(2)), and finds no
-such process, knows it for abandoned.
+Their names begin with `mldebug-PID-START`, see `mldebug_training.hook.record`. If another process gets the lock (flock(2)) of a
+file, and its process does not exist, the file is abandoned.
 """
 
 from __future__ import annotations

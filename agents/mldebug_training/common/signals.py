@@ -1,9 +1,8 @@
-"""The three signals of the hook: which they are, and that the threads of the job do not take them.
+"""The three signals of the hook: how they are chosen, and how they are kept from the job's threads.
 
-`ask` all stacks, one below it `force` them, and one below that: tell the Flight Recorder. From the middle of the real-time
-signals: the lowest are glibc's and Go's, the highest valgrind's and Java's, and batch systems send these to jobs.
-
-By the C module itself: `signal` brings `enum`, which costs every interpreter some milliseconds.
+`ask` requests all stacks, the number below it forces them, and the one below that requests the Flight Recorder. They are from the
+middle of the real-time signals: the lowest are used by glibc and Go, the highest by valgrind and Java, and batch systems send these
+to jobs. The C module `_signal` is used, since `signal` imports `enum`, which takes milliseconds in every process.
 """
 
 from __future__ import annotations
@@ -37,16 +36,19 @@ _blocked: list[int] = []  # `ask` of the family that is blocked
 
 
 def closed(call: Callable[..., T], *args: Any) -> T:
-    """Call it. A thread that is started by that takes no signal which is meant for the job.
+    """Call a function with all signals blocked that are not faults, and return its result. A thread that it starts keeps them
+    blocked,
 
-    A job that waits for one (`sigwait`, signalfd) blocks it in the threads that it knows: the kernel would hand it to ours,
-    where its default action ends the process.
+    so that it does not take a signal for which a thread of the job waits (`sigwait`, signalfd). The kernel could deliver it to
+    our thread, where its default action ends the process.
     """
     return _masked(_signal.valid_signals() - _FAULTS, call, args)
 
 
 def shielded(number: int, call: Callable[..., T], *args: Any) -> T:
-    """Call a function, with the signal blocked in this thread where its action would be the default one, which ends the process."""
+    """Call a function and return its result. Where the action of this signal is the default one, it is blocked meanwhile, and
+    dropped if the call has raised it.
+    """
     if _signal.getsignal(number) != _signal.SIG_DFL or number in _signal.sigpending():
         return call(*args)
     return _masked((number,), call, args, (number,))
@@ -77,7 +79,9 @@ def _restore(mask: Iterable[int], dropped: tuple[int, ...]) -> None:
 
 
 def free_signal() -> int:
-    """The highest signal number `ask` of three neighbours that nobody handles, in Python or C; 0 where there are none."""
+    """The number `ask` of the highest three neighbouring signals (`ask`, `ask`-1, `ask`-2) that neither Python nor C code
+    handles; 0 where there are none.
+    """
     taken = _taken()
     for ask in range(_signal.SIGRTMIN + _HIGHEST, _signal.SIGRTMIN + _HIGHEST - _CANDIDATES, -1):
         if not any(taken >> (one - 1) & 1 or not is_ours(one) for one in family(ask)):
@@ -86,7 +90,9 @@ def free_signal() -> int:
 
 
 def family(ask: int) -> tuple[int, int, int]:
-    """The three signals of the hook: for stacks (`ask`), for stacks by force, and for the Flight Recorder."""
+    """The three signals of the hook: the one for stacks (`ask`), for stacks by force (`ask`-1), and for the Flight Recorder
+    (`ask`-2).
+    """
     return ask, ask - 1, ask - 2
 
 
@@ -96,7 +102,9 @@ def is_ours(number: int) -> bool:
 
 
 def block() -> None:
-    """Block the hook's three signals in this thread and those it will start. The earlier, the fewer calls are interrupted."""
+    """Block the hook's three signals in this thread and in threads that it starts. The earlier this is done, the fewer threads
+    are open.
+    """
     ask = free_signal()
     if ask:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, family(ask))
@@ -104,10 +112,7 @@ def block() -> None:
 
 
 def reopen(ask: int) -> None:
-    """Unblock the signals that were blocked at the start and that are not those now in use (`ask`); 0: unblock all.
-
-    The hook has chosen its signals from those blocked meanwhile.
-    """
+    """Unblock the signals that `block` has blocked, except those that are in use now (`ask`); 0: unblock all of them."""
     early = family(_blocked[0]) if _blocked else ()
     unused = [number for number in early if not ask or number not in family(ask)]
     if unused:
@@ -115,16 +120,17 @@ def reopen(ask: int) -> None:
 
 
 def at_fork(ask: int) -> None:
-    """Have children that are forked from now on start with their signals as without the hook, since nobody may signal them."""
+    """Have children that are forked from now on unblock the hook's signals, since no agent signals them."""
     if not _blocked:
         os.register_at_fork(after_in_child=_give_back)
     _blocked[:] = [ask]
 
 
 def all_closed(ask: int) -> bool:
-    """Whether every thread of this process has the three signals blocked; otherwise the kernel may give one to any thread.
+    """Whether every thread of this process has the three signals blocked; otherwise the kernel may deliver one to an open
+    thread.
 
-    Raises OSError or ValueError where the kernel does not say. Whom a closed thread starts is closed, too.
+    Raises OSError or ValueError where /proc does not tell. A thread that such a thread starts has them blocked, too.
     """
     for _ in range(_TRIES):
         before = os.listdir(_THREADS)

@@ -1,8 +1,8 @@
-"""Writes to what may not be read any more, without ever waiting longer than until a deadline.
+"""Writes to files that may have no reader any more, never waiting past a deadline.
 
-Whether a pipe is non-blocking is a property that all its writers share, so it is not changed: the pipe is opened again,
-for one print. Where that cannot be (a socket, another user's pipe), a thread writes and is left behind when it hangs.
-A regular file is written as it is: nobody else may be waited for there, but for a dead file server.
+Non-blocking mode belongs to a pipe and so to all its writers, and is not changed: the pipe is opened again for one print. Where
+that is impossible (a socket, another user's pipe), a thread writes, and is left behind if it hangs. A regular file is written
+directly, since it makes a writer wait only where its file server is dead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _left_behind: list[threading.Thread] = []
 
 
 def write_all(fd: int, pieces: Sequence[bytes], until: float) -> int:
-    """Write the pieces in this order until `until` (monotonic). Returns how many were written. Raises OSError where none can be."""
+    """Write the pieces in order until `until` (monotonic seconds; a regular file: without limit). Returns how many were
+    written. Raises OSError where writing fails.
+    """
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return _each(fd, pieces, None)
     try:

@@ -1,4 +1,6 @@
-"""How much memory the control groups of this process leave it, versions 1 and 2; page cache counts as free, as the kernel takes it back."""
+"""How much memory the control groups (versions 1 and 2) of this process leave it. Page cache counts as free, since the kernel takes
+it back.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class CgroupLimit:
         return None if limit is None or limit >= _NO_LIMIT else limit
 
     def left(self, limit: int, enough: float) -> int | None:
-        """How many bytes may still be used. The page cache is counted only where there is not `enough` without it."""
+        """How many bytes are left of `limit`; None where the use cannot be read. The page cache counts as free only if less
+        than `enough` is left without it.
+        """
         used = _number(os.path.join(self._folder, _USAGE[self._version]))
         if used is None or limit - used >= enough:
             return None if used is None else limit - used
@@ -42,7 +46,7 @@ class CgroupLimit:
 
 
 def limits(root: str = "/") -> list[CgroupLimit]:
-    """All memory limits of this process's control groups and those above. Never raises OSError."""
+    """All memory limits of this process's control groups and of those above them. Never raises OSError."""
     found = [
         CgroupLimit(folder, file, name, version)
         for folder, name, version in _groups(root)
@@ -52,7 +56,9 @@ def limits(root: str = "/") -> list[CgroupLimit]:
 
 
 def meminfo(root: str = "/") -> tuple[int, int] | None:
-    """(bytes available, bytes in all) of the host; None where /proc does not say."""
+    """Bytes available and total bytes of the host; None where /proc does not tell. `root`: the folder that holds /proc, for
+    tests.
+    """
     found = _table(os.path.join(root, "proc/meminfo"), ("MemAvailable:", "MemTotal:"))
     return (found[0] << 10, found[1] << 10) if len(found) == 2 else None
 

@@ -1,6 +1,6 @@
-"""When the job has to stop by itself, so that its last checkpoint is not cut off by the end of its time.
+"""Tells when the job has to stop by itself, so that the end of its time limit does not cut off its last checkpoint.
 
-It asks to stop when less is left than twice what a step and a save take, as measured in this very run.
+It is time to stop when less time is left than twice the longest step and checkpoint together, as measured in this run.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 class TimeLimit:
     """When a run has to end, and whether it must stop now. All times are seconds.
 
-    `duration`: from the start of this process, `"99h50m"` or seconds; `"slurm"` or None: until the end of the Slurm job,
-    no limit where there is none. `save`: how long a save is taken to last until one was measured. Raises ValueError for
-    a duration that is none.
+    `duration`: the limit, counted from the start of this process, `"99h50m"` or seconds; `"slurm"` or None: until the end of
+    the Slurm job, or no limit outside of one. `save`: how long a checkpoint is taken to last until one was measured. Raises
+    ValueError for an invalid duration.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class TimeLimit:
             self.trouble = f"no time limit: {SLURM_END} is not set"
 
     def interval(self, length: float, turns: int = 1) -> None:
-        """Count `turns` steps that took `length` seconds together, without saves.
+        """Note that `turns` steps took `length` seconds together, checkpoints not counted.
 
-        The first is not counted: it loads and compiles.
+        The first call is ignored, because its steps include loading and compiling.
         """
         self._intervals += 1
         if self._intervals == 1:
@@ -68,17 +68,17 @@ class TimeLimit:
             self._longest_before, self._longest = self._longest, 0.0
 
     def saved(self, length: float) -> None:
-        """Count a checkpoint that took `length` seconds to write. `grace` uses the longest one of the run."""
+        """Note that a checkpoint took `length` seconds to write. `grace` uses the longest one of the run."""
         self._save = max(self._save, length) if self._measured_save else length
         self._measured_save = True
 
     @property
     def grace(self) -> float:
-        """Seconds that must be left to stop in time: twice a step and a checkpoint, and the steps between two checks."""
+        """Seconds that must be left: twice the longest recent step and checkpoint, and the steps between two checks."""
         return 2 * (max(self._longest, self._longest_before) + self._save) + self._span
 
     def reason(self) -> str | None:
-        """Why to stop now; None while there is time."""
+        """Why the run must stop now, as a sentence; None while there is time."""
         if self.end is None:
             return None
         left = self.end - self._clock()
@@ -88,7 +88,9 @@ class TimeLimit:
 
 
 def slurm_end(environ: Mapping[str, str]) -> float | None:
-    """When the Slurm job's time limit ends, unix time, from `SLURM_JOB_END_TIME`; None where it is not set or there is no limit."""
+    """When the Slurm job's time limit ends, in unix seconds, from `SLURM_JOB_END_TIME`; None where it is not set or there is no
+    limit.
+    """
     text = environ.get(SLURM_END, "")
     is_time = (
         text.isascii() and text.isdigit() and 9 <= len(text) <= 11

@@ -1,8 +1,8 @@
-"""One rank does something first (download, tokenise, build), the others after it: never a barrier.
+"""Lets one rank do something first (download, tokenise, build) and the others after it, without a barrier.
 
-The others wait at the job's store, with a deadline of their own, and learn at once when the first one failed. Nobody waits
-for the others, so that what is inside may take longer than any collective's timeout. Threads ask the store, because no call of
-it has a deadline, and one to a host that is stopped never comes back.
+The others wait at the store of torch.distributed, with a deadline of their own, and learn at once when the first one failed. Nobody
+waits for them, so the block may take longer than any collective's timeout. Threads call the store, because its calls have no
+deadline, and one to a stopped host never returns.
 """
 
 from __future__ import annotations
@@ -156,10 +156,11 @@ class MainProcessFirst:
 
 
 def main_process_first(timeout: float = TIMEOUT, scope: str = "job") -> MainProcessFirst:
-    """`with main_process_first():` Rank 0 goes through the block first, the others when it is done.
+    """`with main_process_first():` Rank 0 runs the block first, the others when it is done. All ranks must enter it equally
+    often.
 
-    `scope="node"`: one of each node first. Raises MainProcessError in the others where the first one failed, and where it
-    is not done after `timeout` seconds. All ranks come here equally often.
+    `scope="node"`: one rank of each node goes first. In the other ranks it raises MainProcessError where the first one failed,
+    or is not done after `timeout` seconds.
     """
     return MainProcessFirst(timeout, scope)
 

@@ -1,8 +1,8 @@
-"""Prints of many ranks that share one terminal, pipe or file: their lines stay whole, and nobody waits for anybody.
+"""Prints of many ranks that share one terminal, pipe or file: lines stay whole, and no rank waits for another.
 
-There is no lock. The kernel keeps a write(2) of up to PIPE_BUF bytes to a pipe in one piece, so a text goes out in such
-pieces, whole lines in each. A lock would be held by the rank that is stopped just then, and all others would wait for it.
-A reader that no longer reads is waited for until a deadline, once; then lines are dropped and counted.
+There is no lock: if the rank that held it were stopped, all others would wait. Instead a text is written in pieces of whole lines
+of at most PIPE_BUF bytes, which the kernel does not mix with other writes to a pipe. If a reader stops reading, a rank waits for it
+once, until a deadline; then lines are dropped and counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAIT = 1.0  # seconds
 
 
 def own_rank() -> int | None:
-    """This process's global rank: as torch.distributed says it, else from the environment; None where neither has one."""
+    """This process's global rank, from torch.distributed or else the environment; None where neither has one."""
     try:
         there = sys.modules["torch.distributed"]
         if there.is_available() and there.is_initialized():
@@ -45,10 +45,11 @@ def rank_print(
     only: int | tuple[int, ...] | list[int] | None = None,
     wait: float = WAIT,
 ) -> bool:
-    """Print as `print` does, `[rank 3] ` before each line. Returns whether all of it was written; never raises.
+    """Print as `print` does, with `[rank 3] ` before each line. Returns whether all of it was written; never raises.
 
-    `file`: sys.stdout, or an open file, a descriptor, or a path, which is appended to. `only`: the ranks that print; the
-    others do nothing. `wait`: seconds for a reader that is behind, at most. Without a rank there is no prefix, and all print.
+    `file`: an open file, a descriptor, or a path that is appended to; None: sys.stdout. `only`: the rank or ranks that print;
+    the others do nothing and return True. `wait`: seconds to wait at most for a slow reader. A process without a rank prints
+    without a prefix, whatever `only` is.
     """
     try:
         rank = own_rank()
@@ -64,8 +65,8 @@ def rank_print(
 def write_lines(text: str, *, rank: int | None, file: Any = None, wait: float = WAIT) -> bool:
     """Write the text with `[rank N] ` before each line, or without where `rank` is None. Returns whether all of it was written.
 
-    `file`: None for sys.stdout, or as in `rank_print`. `wait`: seconds to wait at most for a reader that is behind. Never
-    raises: what could not be written is counted by `dropped_lines`.
+    `file`: as in `rank_print`. `wait`: seconds to wait at most for a slow reader. Never raises: lines that could not be written
+    are counted by `dropped_lines`.
     """
     prefix = "" if rank is None else f"[rank {rank}] "
     try:
@@ -77,7 +78,7 @@ def write_lines(text: str, *, rank: int | None, file: Any = None, wait: float = 
 
 
 def dropped_lines() -> int:
-    """How many lines this process could not write until now."""
+    """How many lines this process could not write so far."""
     return _lines.dropped
 
 

@@ -1,6 +1,6 @@
-"""Writes what the weights of this rank are, one line each, so that `diff` finds the ranks and the steps that do not agree.
+"""Writes a description of this rank's weights, one line each, so that `diff` finds ranks and steps whose weights differ.
 
-A hash of all bytes stands for the numbers: files of the same weights are the same, and 10 GB are some kilobytes.
+A hash stands for the bytes of each weight: equal weights give equal files, and 10 GB become some kilobytes.
 """
 
 from __future__ import annotations

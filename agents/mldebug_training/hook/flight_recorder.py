@@ -47,7 +47,9 @@ MAX_OUTPUTS = 64  # tensors; a list of more is left out: only the sizes of an ex
 
 
 class FlightFile:
-    """The file into which this process writes its Flight Recorder. Its methods never raise."""
+    """The file `RECORD.flight`, into which this process writes what PyTorch's Flight Recorder has recorded. Its methods never
+    raise.
+    """
 
     def __init__(self, record: HookRecord) -> None:
         self._record = record
@@ -56,13 +58,17 @@ class FlightFile:
         self._signal = self._answers = 0
 
     def armed(self, ask: int) -> None:
-        """Record which signal asks for the Flight Recorder: two below `ask`, the signal that asks for stacks (0: none)."""
+        """Note and record the signal that requests the Flight Recorder: the number two below `ask`, the signal that
+        requests stacks (0: none).
+        """
         if ask:
             self._signal = ask - 2
             self._record.write_flight(self._signal, 0)
 
     def answer(self) -> None:
-        """Write the file anew and count the answer in the hook's record, even if the file could not be written."""
+        """Write the file again and count the answer in the hook's record, also if the file could not be written (it is then
+        removed).
+        """
         try:
             self._write(recorded_json(self._record.rank))
         except Exception:  # a full /dev/shm, another PyTorch than those we know
@@ -92,7 +98,7 @@ class FlightFile:
 
 
 def recorded_json(rank: int) -> bytes:
-    """The file's content, JSON. `rank`: the global rank from the environment, -1 where it has none.
+    """The file's content as JSON. `rank`: the global rank from the environment, -1 where it has none.
 
     Raises ValueError for more than 1 MiB, and whatever PyTorch raises.
     """
@@ -173,7 +179,9 @@ def _dumps() -> Iterable[bytes]:
 
 
 def condensed(dump: dict[str, Any]) -> dict[str, Any]:
-    """The part of one recorder's dump that is written: a few calls of each group, with `FIELDS` of each."""
+    """The part of one recorder's dump that is written: for each group the oldest unfinished and the newest calls, with `FIELDS`
+    of each.
+    """
     by_group: dict[Any, list[dict[str, Any]]] = {}
     for entry in _settled(dump.get("entries") or []):
         by_group.setdefault((entry.get("pg_id"), bool(entry.get("is_p2p"))), []).append(entry)

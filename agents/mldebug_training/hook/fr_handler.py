@@ -1,8 +1,7 @@
-"""The recorder of one backend by PyTorch's handler `fr_trace_json`, called in this process: no server, no socket, no thread.
+"""Reads the Flight Recorder of one backend by PyTorch's handler `fr_trace_json`, called in this process without a server or thread.
 
-`nccl2`, what "nccl" means from PyTorch 2.15 on, keeps a recorder of its own, which no other call reaches. Written from
-PyTorch's source and **not seen running**: older versions have the handler and take no notice of the backend's name, so what
-is no call of this backend is left out.
+`nccl2`, which "nccl" means from PyTorch 2.15 on, has a recorder that no other call reaches. Written from PyTorch's source and **not
+seen running**. Older versions have the handler and ignore the backend's name, so calls of other backends are left out here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ APART = ("nccl2",)  # backends whose recorder is their own
 
 
 def recorded_by(backend: str) -> bytes:
-    """The recorder of one backend as JSON; b"" where this PyTorch has no such handler, or it refuses. Raises whatever PyTorch does."""
+    """The record of one backend as JSON; b"" where this PyTorch has no such handler, or the handler fails. Raises what PyTorch
+    raises.
+    """
     bindings = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
     find = getattr(bindings, "_get_handler", None)
     if find is None:

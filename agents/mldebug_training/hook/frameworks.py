@@ -1,7 +1,7 @@
-"""What frameworks say of themselves: the number of their step, which goes on after a resume, and what they do besides.
+"""Reads from training frameworks their own step number, which goes on after a resume, and phases such as evaluation.
 
-Each is told by a function of its own that does nothing else. One that is not there, in another version, is left out: then
-the steps of the optimizers count as anywhere.
+Each is read by a function of its own that does nothing else. If it does not exist in a version, it is left out, and steps of the
+optimizers count as usual.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")  # one package, two nam
 
 
 def join(module: ModuleType) -> None:
-    """Instrument a module that `hook` waits for and that was just imported."""
+    """Instrument a framework's module that was just imported and that the hook waits for."""
     name = module.__name__
     for package in LIGHTNING:
         name = name.removeprefix(package)

@@ -1,12 +1,10 @@
-"""Has PyTorch record its NCCL collectives where it does so only if told: versions before 2.11.
+"""Makes PyTorch record its NCCL collectives in versions before 2.11, which only do so if told.
 
-Set after `import torch`, when its version is known, and long before a process group reads it; in ranks alone, and only where
-the user has set none of its names. Gloo never reads it.
-
-What is left alone, and why. The FIFO (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`): its dump gathers Python frames in the very thread
-that ends hung jobs, waits there for the interpreter lock without a deadline, and a killed rank leaves the FIFO behind; the
-hook gives the same without it. When and where PyTorch dumps at a timeout (`TORCH_NCCL_DUMP_ON_TIMEOUT`,
-`TORCH_NCCL_DEBUG_INFO_TEMP_FILE`): people and tools look where it does so by itself.
+Set after `import torch`, when the version is known, and long before a process group reads it; only in ranks, and only where the
+user has set none of these variables. Gloo never reads them. Not used: the FIFO (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`), since its dump
+gathers Python frames in the thread that ends hung jobs, waits there for the interpreter lock without a deadline, and a killed rank
+leaves the FIFO behind; the hook gives the same without it. When and where PyTorch dumps at a timeout (`TORCH_NCCL_DUMP_ON_TIMEOUT`,
+`TORCH_NCCL_DEBUG_INFO_TEMP_FILE`) is not changed either, because people and tools look for dumps in the default place.
 """
 
 from __future__ import annotations
@@ -23,7 +21,9 @@ RENAMED, ON_BY_DEFAULT = (2, 8), (2, 11)
 
 
 def record_collectives(version: str, environ: MutableMapping[str, str] | None = None) -> None:
-    """Enable PyTorch's recording of collectives by environment variables, for this version; an unknown version is left alone."""
+    """Enable PyTorch's recording of collectives by variables in `environ`, for this version of PyTorch; for an unknown version
+    nothing is set.
+    """
     environ = os.environ if environ is None else environ
     number = _number(version)
     if number is None or number >= ON_BY_DEFAULT or OLD in environ or NEW in environ:

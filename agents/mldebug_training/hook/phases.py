@@ -1,7 +1,7 @@
-"""What a process does besides stepping, told only where it is certain: inside these calls nothing else goes on.
+"""What a process does besides steps, reported only where it is certain: inside these calls nothing else happens.
 
-`checkpoint_save`, `checkpoint_load`, `data_wait`, `compile`. An evaluation cannot be told from training by any call that
-PyTorch makes; a framework's own loop tells it (see `frameworks`), or `with mldebug_training.phase("evaluate")`.
+The phases `checkpoint_save`, `checkpoint_load`, `data_wait`, `compile`. No call of PyTorch tells evaluation from training; a
+framework's own loop reports it (see `frameworks`), or `with mldebug_training.phase("evaluate")`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this process says of itself: its one record, made when it is first needed, and given up in a forked child.
+"""The one record (`hook.record`) of this process, made when it is first needed, and given up in a forked child.
 
 Nothing here raises: whatever is broken around the record, the training goes on without it.
 """
@@ -60,11 +60,11 @@ class OwnProcess:
         _ = self.record
 
     def report_steps(self) -> None:
-        """Take the steps from the job itself from now on; those of optimizers are no longer counted."""
+        """Have only steps that the job itself reports count from now on, not those of optimizers."""
         self.explicit = True
 
     def call_after_beat(self, then: Callable[[int], None]) -> None:
-        """Have `then` called with each step that is reported."""
+        """Have `then(step)` called after each step that is reported. It replaces an earlier one."""
         self.after_beat = then
 
     def reached(self) -> tuple[int, int]:
@@ -103,21 +103,21 @@ class OwnProcess:
         record.write()
 
     def correct(self, step: int) -> None:
-        """Give the step reported last another number; this counts as no progress."""
+        """Give the last reported step another number; this does not count as progress."""
         if self._record is not None and self._record.step >= 0:
             self._record.correct(step)
 
     @property
     def is_recorded(self) -> bool:
-        """Whether there is a record. A worker that loads samples has none, and reading it must not make one."""
+        """Whether there is a record. Unlike `record` this makes none, which a worker that loads samples must not have."""
         return self._record is not None
 
     def concerns(self) -> bool:
-        """Whether phases of the calling thread are reported: only of the thread that makes the steps."""
+        """Whether phases of the calling thread are reported: only those of the thread that makes the steps."""
         return self._record is not None and self._thread in (0, get_ident())
 
     def enter(self, phase: str) -> Phase:
-        """Report the phase that the process is in from now on. Returns what `leave` needs."""
+        """Report that the process is in this phase from now on. Returns what `leave` needs to end it."""
         now = (_name(phase), time.monotonic_ns())
         if self.record is not None:
             try:
@@ -131,7 +131,7 @@ class OwnProcess:
         return now
 
     def leave(self, phase: Phase) -> None:
-        """End a phase and report the one that surrounds it, or one that another thread is in."""
+        """End a phase, and report the one that is still going on: the surrounding one, or another thread's."""
         try:
             self._phases.remove(phase)  # by identity, and no other thread comes between
         except ValueError as error:
@@ -151,7 +151,7 @@ class OwnProcess:
             pass_on(error)
 
     def close(self) -> None:
-        """Remove the hook's files. What the agent has read is kept."""
+        """Remove the hook's files and report nothing any more. What the agent has read is kept there."""
         record, self._record = self._record, None
         flight, self._flight = self._flight, None
         self._tried = True

@@ -1,4 +1,4 @@
-"""Is this process a rank? Told by its environment and its command line, before anything is imported."""
+"""Whether this process is a rank, judged by its environment and command line, before anything is imported."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ _TAKES_WORD = ("-W", "-X", "--check-hash-based-pycs")  # options of Python itsel
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Rank and world size from the environment; -1 where it does not have them, or has nonsense."""
+    """Rank and world size from the environment; -1 for each that is missing or invalid."""
     return _number(_RANK), _number(_SIZE)
 
 
 def is_rank() -> bool:
-    """Whether this process is a rank: it has one, and is neither a launcher nor started by multiprocessing."""
+    """Whether this process is a rank: it has a rank number, and is neither a launcher nor started by multiprocessing."""
     rank, size = rank_and_size()
     return rank >= 0 and (size < 0 or rank < size) and not _is_helper(command_line())
 
 
 def is_launcher() -> bool:
-    """Whether this process only starts others, such as torchrun does; children of multiprocessing run the job's own code."""
+    """Whether this process only starts others, as torchrun does; children of multiprocessing run the job's own code and are
+    none.
+    """
     words = command_line()
     ours = "--multiprocessing-fork" in words or any("forkserver" in word for word in words)
     return _is_helper(words) and not ours

@@ -63,7 +63,9 @@ _TIMEOUT = _SUM = struct.Struct("<I")
 
 
 class HookRecord:
-    """The record file of this process in shared memory. Raises OSError where it cannot be made."""
+    """The record file of this process in shared memory; the module's docstring is its layout. Raises OSError where it cannot be
+    made.
+    """
 
     def __init__(self, folder: str = FOLDER) -> None:
         start = start_ticks()
@@ -92,20 +94,22 @@ class HookRecord:
         self.rank, self.world_size = rank, world_size
 
     def take_questions(self, signal: int, stacks_fd: int = -1) -> None:
-        """Record that this process answers the signal `signal` with its stacks, written to `stacks_fd`; 0 and -1: it answers none."""
+        """Note the signal that this process answers with its stacks (0: none), and the descriptor that it writes them to;
+        `write` records it.
+        """
         self.signal, self.stacks_fd = signal, stacks_fd
 
     def enter(self, phase: bytes, since_ns: int) -> None:
-        """Note the phase that the process is in and since when; written with the next `write`."""
+        """Note the phase that the process is in and since when (CLOCK_MONOTONIC, ns); written with the next `write`."""
         self.phase, self.phase_ns = phase, since_ns
 
     def correct(self, step: int) -> None:
-        """Give the step recorded last another number. Raises ValueError as `beat` does."""
+        """Give the last recorded step another number. Raises ValueError as `beat` does."""
         self.step = possible(step)
         self.write()
 
     def write(self) -> None:
-        """Write the whole record. Never waits: while another thread writes, that thread writes the newer content too."""
+        """Write the whole record. Never waits: while another thread writes, that thread writes this content too."""
         self._is_news = True
         while self._is_news:
             writing = self._writing
@@ -121,7 +125,9 @@ class HookRecord:
                 writing.release()
 
     def write_scalars(self, scalars: dict[str, float]) -> None:
-        """Replace the scalars; surplus ones are dropped. They are written before the step they belong to."""
+        """Replace the scalars; those beyond `MAX_SCALARS` are dropped. To be called before `beat` of the step that they
+        belong to.
+        """
         first_scalars = list(scalars.items())[:MAX_SCALARS]
         each = [_SCALAR.pack(short(name, 24), float(value)) for name, value in first_scalars]
         self._scalars = _COUNT.pack(len(each)) + b"".join(each)
@@ -141,15 +147,17 @@ class HookRecord:
         _SEQUENCE.pack_into(memory, _SEQUENCE_AT, self._sequence)
 
     def write_flight(self, signal: int, answers: int) -> None:
-        """Record which signal asks for the Flight Recorder, and how often it was answered. Thread-safe."""
+        """Record which signal requests the Flight Recorder, and how often it was answered. Thread-safe."""
         _FLIGHT.pack_into(self._whole(), _FLIGHT_AT, signal, answers & 0xFFFFFFFF)
 
     def write_timeout(self, seconds: float) -> None:
-        """Record after how many seconds a collective times out."""
+        """Record after how many seconds a collective of all ranks times out."""
         _TIMEOUT.pack_into(self._whole(), _TIMEOUT_AT, min(max(int(seconds), 0), 0xFFFFFFFF))
 
     def close(self, *, unlink: bool = True) -> None:
-        """Close the record. A forked child does so without removing its parent's file; later writes have no effect."""
+        """Close the record; later writes have no effect. `unlink`: also remove the file, unless it belongs to this
+        process's parent.
+        """
         self._let_go()
         if unlink and os.getpid() == self.pid:
             remove(self.path)

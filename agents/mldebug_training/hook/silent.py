@@ -1,4 +1,4 @@
-"""A phase that nobody is told of, where the hook cannot be: the job goes through its block all the same."""
+"""A phase that is not reported, for processes in which the hook cannot work: the job's block runs all the same."""
 
 from __future__ import annotations
 

@@ -54,10 +54,11 @@ MAX_FRAMES = 150  # of one thread, from the inside
 
 
 def arm(path: str, answer_flight: Callable[[], None]) -> tuple[int, int]:
-    """Set the signals' handlers: one writes the stacks to `path`.stacks, another calls `answer_flight` for the Flight Recorder.
+    """Set handlers for the hook's three signals: two write the stacks to `path`.stacks, one calls `answer_flight` for the
+    Flight Recorder.
 
-    Returns the signal that asks for stacks and their file; 0 and -1 where that fails, or a thread is open to the signals: one
-    that C code started before. It would take what is meant for ours.
+    Returns the signal that requests stacks and the descriptor of their file; 0 and -1 where that fails, or where a thread that
+    C code started earlier does not block the signals, since the kernel could deliver them to it.
     """
     ask = free_signal() if natives.NATIVE else 0
     reopen(ask)
@@ -107,7 +108,7 @@ def _catch(ask: int, fd: int) -> None:
 
 
 def disarm(record: HookRecord, ask: int) -> None:
-    """At the end of the process: record that nobody may ask any more, and ignore the hook's signals from now on."""
+    """At the end of the process: record that it answers no signal any more, and ignore the hook's signals from now on."""
     record.take_questions(0, record.stacks_fd)
     try:
         record.write()

@@ -1,8 +1,8 @@
-"""Counts what PyTorch's optimizers do, by the hook that they all call after a step.
+"""Counts the steps of PyTorch's optimizers, by the hook that they all call after a step.
 
-With gradient accumulation that is one a step and not one a micro-step. Several optimizers step in rounds, and a round is a
-step: it ends when one of them steps again. So the busiest counts where those of a GAN take turns, thousands of small ones
-(one a parameter) are one step, and one that was made later than the others goes on where they were.
+With gradient accumulation that is one a step and not one a micro-step. Several optimizers step in rounds, and a round is a step: it
+ends when one of them steps again. So where the two of a GAN take turns the busier one counts, thousands of small ones (one a
+parameter) make one step, and an optimizer that is made later continues the count.
 """
 
 from __future__ import annotations
@@ -58,12 +58,14 @@ class Steps:
             pass_on(error)
 
     def counted(self, step: int) -> None:
-        """Report the step that a framework made in its own way, by its number."""
+        """Report this step, which a framework made without PyTorch's optimizer hook and numbers itself."""
         self._moved = True
         self._reach(step)
 
     def reached(self, step: int) -> None:
-        """Report what a framework's loop calls the last step. It counts as progress only where no optimizer stepped."""
+        """Report the step that a framework's loop calls the last one. Where an optimizer has stepped since the last call it
+        only corrects the number.
+        """
         moved, self._moved = self._moved, False
         if step == self.step or self._own.explicit:
             return
@@ -74,7 +76,7 @@ class Steps:
             self._reach(step)
 
     def forget(self) -> None:
-        """Start anew in a forked child, which may have been forked inside a framework's step."""
+        """Start counting from 0 in a forked child, which may have been forked inside a framework's step."""
         self._round, self._moved, self.step = set(), False, 0
 
     def _reach(self, step: int) -> None:
@@ -88,7 +90,9 @@ os.register_at_fork(after_in_child=steps.forget)
 
 
 def count_steps(module: ModuleType) -> None:
-    """Count steps from now on; called when `torch.optim.optimizer` was imported. torch.compile is told to skip the hook."""
+    """Count steps of optimizers from now on; called when `torch.optim.optimizer` was imported. torch.compile is told not to
+    compile the hook.
+    """
     steps.code = _code(module)
     handle = module.register_optimizer_step_post_hook(steps)
 
@@ -100,7 +104,7 @@ def count_steps(module: ModuleType) -> None:
 
 
 def counts_if_left_out(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the step of a gradient scaler, which skips its optimizer when gradients overflow: the step counts all the same."""
+    """Wrap the step of a gradient scaler. It skips its optimizer when gradients overflow; the step then counts all the same."""
 
     @functools.wraps(step)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +118,7 @@ def counts_if_left_out(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def counts_itself(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap DeepSpeed's step, which counts by itself, and calls its optimizer once for each parameter group."""
+    """Wrap DeepSpeed's step, which has its own count (`global_steps`) and may call its optimizer many times for one step."""
 
     @functools.wraps(step)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +134,7 @@ def counts_itself(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def counts_after(function: Callable[..., Any], count: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of a training loop; after it, the argument `count` is the step that was reached."""
+    """Wrap a function of a training loop: after it, `count` called with its arguments gives the step that was reached."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

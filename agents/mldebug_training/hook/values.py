@@ -1,6 +1,6 @@
-"""Which values of a job are numbers that can be read at once: int, float, and the scalars of NumPy, which is not imported.
+"""Which values of a job are numbers that can be read at once: int, float, and scalars of NumPy, which is not imported for it.
 
-Nothing else is asked for its `__float__`: that of a tensor on a GPU waits for the GPU.
+No other value's `__float__` is called: that of a tensor on a GPU waits for the GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def of_step(value: Any) -> int:
 
 
 def of_scalars(values: dict[str, Any]) -> dict[str, float]:
-    """Those values that are numbers, as floats; numbers that no float can hold are left out."""
+    """Those values that are numbers, as floats; numbers too large for a float are left out."""
     found = {}
     for name, value in values.items():
         try:

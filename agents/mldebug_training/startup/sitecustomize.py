@@ -1,8 +1,8 @@
-"""Found by Python at its start because this folder is on PYTHONPATH, and nothing else is in it.
+"""Python runs this file at its start, because its folder, which holds nothing else, is on PYTHONPATH.
 
-Loads mldebug_training by its path, so that nothing beside it shadows a package of the job; then the sitecustomize that
-would have been found without us. Nothing here may fail or print, in any Python that the job starts: even Python 2 has to
-read this file, so there are no annotations, and no functions to annotate.
+On Python >= 3.9, unless MLDEBUG_HOOK=0, it loads mldebug_training by its path, so that nothing beside it shadows a package of the
+job, and arms the hook; then it runs the job's own sitecustomize, whose errors pass on. Our part never fails or prints. Python 2
+must be able to parse this file: no annotations, and no functions to annotate.
 """
 
 import os

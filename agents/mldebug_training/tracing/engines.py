@@ -1,8 +1,8 @@
-"""Where the events of the interpreter come from, and who writes them down.
+"""Where the tracer's events (calls, returns, lines) come from, and who writes them.
 
-From Python 3.12 on sys.monitoring tells each code object apart, so that what is not followed costs nothing after its first call;
-before, every call of a thread comes by its profile function (calls) or its trace function (lines). Either is written by
-the C module `mldebug_training_native` where that is installed, and by Python where it is not.
+From Python 3.12 on, sys.monitoring tells each code object apart, so that code that is not traced costs nothing after its first
+call. Before, every call of a thread goes through its profile function (calls) or trace function (lines). Events are written by the
+C module `mldebug_training_native` where that is installed, else by Python.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNTRACED = -1  # `decide`: not followed; any other answer is the id of a name
 
 
 def native_module() -> Any:
-    """The tracer's C module; None where it is missing, has another layout, or this Python has no interpreter lock."""
+    """The tracer's C module; None where it is not installed or has another layout, or where this Python has no interpreter lock."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
     try:
@@ -45,7 +45,9 @@ def native_module() -> Any:
 
 
 class Engine:
-    """The common part of both engines of the tracer. `tell` is called with a sentence when the job uses something that tracing needs."""
+    """The common part of both engines. `decide` gives the number of a code object, or UNTRACED. `report` is called with a
+    sentence when the job takes over the mechanism that the tracer uses. `native`: the C module, or None.
+    """
 
     def __init__(self, decide: Decide, report: Tell, mode: int, native: Any) -> None:
         self.decide, self.report, self.mode, self.native = decide, report, mode, native
@@ -57,11 +59,11 @@ class Engine:
 
     @property
     def kind(self) -> str:
-        """The name of CPython's mechanism, as it is written into the ring."""
+        """The name of the mechanism of CPython that this engine uses, as it is written into the ring."""
         return ""
 
     def use(self, file: ProcessRing) -> RingWriter:
-        """Write into this ring file from now on."""
+        """Write into this ring file from now on. Returns its writer."""
         self.ids.clear()
         writer = self.writer = RingWriter(file)
         if self.native:
@@ -71,7 +73,7 @@ class Engine:
         return writer
 
     def pause(self, paused: bool) -> None:
-        """Pause or continue tracing, around a fork."""
+        """Pause or continue tracing; used around a fork."""
         self.on = not paused
         if self.native:
             self.native.pause(paused)
@@ -88,23 +90,25 @@ class Engine:
             writer.step(number)
 
     def again(self) -> None:
-        """Decide again for all code whether it is traced."""
+        """Forget all decisions, so that each code object is decided anew at its next event."""
         self.ids.clear()
         if self.native:
             self.native.ask_again()
 
     def forked(self) -> None:
-        """Forget everything, in a forked child, which has no ring yet."""
+        """In a forked child: forget the parent's ring and all decisions."""
         self.writer = None
         self.ids.clear()
         if self.native:
             self.native.forget()
 
     def follow(self, code: CodeType) -> None:
-        """Trace this code object."""
+        """Have the events of this code object reported; does nothing where the mechanism reports all."""
 
     def ask(self, code: CodeType) -> int:
-        """Decide anew whether the code object is traced, remember and return its number; for the writers in Python."""
+        """Decide whether the code object is traced, and return its number or UNTRACED; remembered while tracing is on. For
+        the writers in Python.
+        """
         if len(self.ids) >= MOST_CODES:
             self.ids.clear()
         number = self.decide(code)
@@ -113,12 +117,14 @@ class Engine:
         return number
 
     def function_number(self, code: CodeType) -> int:
-        """The number of the code object as `ask` decides it, from memory where it was asked before."""
+        """The number of the code object as `ask` gives it, remembered from an earlier call where possible."""
         found = self.ids.get(id(code))
         return found[1] if found is not None and found[0] is code else self.ask(code)
 
     def written(self, own: ThreadWriter, name: int, line: int, kind: int) -> None:
-        """Write an event (call, return, line) with its depth."""
+        """Write an event (call, return, line) of a thread into the ring with its depth, if such events are wanted, and
+        update the depth.
+        """
         writer = self.writer
         if writer is None:
             return
@@ -139,7 +145,7 @@ class Monitoring(Engine):
         return "monitoring"
 
     def begin(self) -> str:
-        """Start tracing. Returns why that is impossible, or ""."""
+        """Start tracing. Returns "", or a sentence on why that is impossible."""
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         free = [tool for tool in TOOLS if self._monitoring.get_tool(tool) is None]
         if not free:
@@ -164,7 +170,7 @@ class Monitoring(Engine):
             self.native.end()
 
     def again(self) -> None:
-        """Decide anew about functions that were not followed so far."""
+        """Forget all decisions, and have events of code that was not traced reported again."""
         super().again()
         self._monitoring.restart_events()
 
@@ -243,7 +249,7 @@ class Profile(Engine):
         return "trace" if self.lines else "profile"
 
     def begin(self) -> str:
-        """Start tracing. Returns why that is impossible, or ""."""
+        """Start tracing. Returns "", or a sentence on why that is impossible."""
         self._set: Any = sys.settrace if self.lines else sys.setprofile
         self._get: Any = sys.gettrace if self.lines else sys.getprofile
         what = "debugger or tracer" if self.lines else "profiler"
@@ -269,13 +275,15 @@ class Profile(Engine):
             self._set(None)
 
     def new_thread(self, *event: Any) -> Any:
-        """The profile or trace function that threading gives to new threads."""
+        """The profile or trace function that new threads of `threading` get."""
         if self.on:
             self._set(_Hook(self))
         return None
 
     def step(self, number: int) -> None:
-        """Write a step; also trace threads made by C code since, and threads whose function an exception removed."""
+        """Write a step. Also begin to trace threads that C code has made since, and threads that lost their function by an
+        exception.
+        """
         if self.native and self.on:
             self.native.install()
         elif self.on and self._get() is None:

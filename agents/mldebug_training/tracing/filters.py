@@ -59,7 +59,7 @@ class CodeFilter:
         self._start = start
 
     def describe(self, words: str) -> None:
-        """Add words to the description of what is traced, which stands in the ring file."""
+        """Add words to `words`, the description of what is traced, which is written into the ring file."""
         self.words += f" {words}"
 
     def follows(self, code: Code) -> bool:
@@ -80,7 +80,7 @@ def is_called(word: str, code: Code) -> bool:
 
 
 def globals_of(code: CodeType) -> dict[str, Any] | None:
-    """The globals of the frame that runs this code, if it is one of the next callers; otherwise None."""
+    """The globals of the frame that runs this code, if it is among the nearest 6 frames (the caller included); otherwise None."""
     frame = sys._getframe(1)
     for _ in range(NEAR):
         if frame.f_code is code:

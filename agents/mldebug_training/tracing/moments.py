@@ -1,7 +1,7 @@
-"""The moments at which a trace begins or ends: `step:118`, `signal:USR2`, else the name of a function that is called.
+"""The moments at which a trace begins or ends: `step:118`, `signal:USR2`, or the name of a function that is called.
 
-A signal is taken only where the job has given it no meaning: its default action ends the process. It is never given back, for one that
-is sent after the trace would do just that. Python's handlers run in the main thread, once it is back from C code.
+A signal is used only where the job does not use it, and its handler stays after the trace: the default action would end the process
+if the signal came later. Python runs handlers in the main thread, once it is back from C code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _calls: dict[int, Callable[[], None]] = {}  # what each signal does now
 
 
 def step_of(word: str) -> int | None:
-    """The number in `step:118`; None for any other word. Raises ValueError for a step that is no number."""
+    """The number in `step:118`; None for a word that does not begin with `step:`. Raises ValueError where no number follows."""
     kind, colon, number = word.partition(":")
     if kind != "step" or not colon:
         return None
@@ -31,7 +31,9 @@ def step_of(word: str) -> int | None:
 
 
 def signal_of(word: str) -> int | None:
-    """The signal in `signal:USR2`; None for any other word. Raises ValueError for an unknown signal."""
+    """The signal number of `signal:USR1` or `signal:USR2`; None for a word that does not begin with `signal:`. Raises
+    ValueError for other signals.
+    """
     kind, colon, name = word.partition(":")
     if kind != "signal" or not colon:
         return None
@@ -41,7 +43,7 @@ def signal_of(word: str) -> int | None:
 
 
 def on_signal(number: int, call: Callable[[], None]) -> str:
-    """Call a function when this signal arrives. Returns why that is impossible, or ""."""
+    """Have `call()` called when this signal arrives. Returns "", or a sentence on why that is impossible."""
     if number not in _calls and taken(number):
         return f"the job uses signal {number} itself"
     try:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 
 class NicerTrace:
-    """A drop-in for the class NicerTrace of the ML engineering handbook: the same arguments, but calls go into a ring file of fixed size.
+    """A replacement for the class NicerTrace of the ML engineering handbook: the same arguments, but calls go into a ring file
+    of fixed size.
 
-    `packages_to_include`: None: everything; "uninstalled": what is neither of Python itself nor below a site-packages (what
-    `pip install -e` has put into place is followed); a list: these packages besides what is not installed. `ignoredirs` and
-    `ignoremods` leave out more; `ignoredirs` together with `packages_to_include` is refused. `trace=0`: calls alone.
-    `log_pids`: the rings of forked workers have their pid in the name, and each line shown begins with it.
-    The ring is `trace-HOST-LOCALRANK-PID.ring` in the current folder, or `ring`.
+    `packages_to_include`: None: everything; "uninstalled": code outside Python itself and site-packages (packages of `pip
+    install -e` count); a list: these packages besides that code. `ignoredirs`, `ignoremods`: what is left out; `ignoredirs`
+    together with `packages_to_include` is a ValueError. `trace=0`: calls alone. `log_pids`: the rings of forked workers have
+    their pid in the name, and each line shown begins with it. The ring is `trace-HOST-LOCALRANK-PID.ring` in the current
+    folder, or `ring`.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class NicerTrace:
 
     @property
     def path(self) -> str | None:
-        """The path of the ring file; None where nothing was called yet."""
+        """The path of the ring file; None where no traced function was called yet."""
         return self.trace.path
 
     def run(self, cmd: str) -> None:

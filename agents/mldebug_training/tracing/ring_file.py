@@ -1,7 +1,7 @@
-"""Makes the file of a trace ring, and writes its header. The layout stands in `mldebug_training.tracing.ring`.
+"""Makes the file of a trace ring, and writes its header. `mldebug_training.tracing.ring` describes the layout.
 
-All of its room is reserved when it is made: what has no room is an error here, never a SIGBUS in the training. Rings of dead
-processes in the default place stay for a day, and no more than a few of them.
+All of its space is allocated when it is made: a lack of space is an error here, and never a SIGBUS in the training. Rings of dead
+processes in the default place are kept for a day, and only a few of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ENGINE, PYTHON, NODE, WHY, FOLLOWED, COMMAND = ring.TEXTS
 
 
 class Mapping:
-    """A memory-mapped file. It is unmapped when nothing holds this object any more, so a user of `view` must hold it."""
+    """A memory-mapped file. It is unmapped when this object is no longer referenced, so a user of `view` must keep it."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.view = shared(fd, size)
@@ -79,7 +79,7 @@ class ProcessRing:
         self._text(FOLLOWED, followed)
 
     def set_state(self, state: int, why: str = "") -> None:
-        """Write into the ring file what state the tracer is in from now on, and why."""
+        """Write into the ring file which state the tracer is in from now on (see `ring`), and why."""
         self.state = state
         view = self.mapping.view
         self._text(WHY, why)
@@ -92,7 +92,7 @@ class ProcessRing:
         ring.STEP.pack_into(self.mapping.view, 144, number, at or time.monotonic_ns())
 
     def close(self, keep: bool) -> None:
-        """Write no more records. The memory is freed when its last user releases it."""
+        """End writing to the file and unlock it; without `keep` it is removed. The mapping is freed when its last user drops it."""
         if not keep:
             remove(self.path)
         elif self._file.mine():
@@ -100,7 +100,7 @@ class ProcessRing:
         self._file.close()
 
     def forget(self) -> None:
-        """Release the parent's file and lock, in a forked child."""
+        """In a forked child: close the parent's file here, without touching the file or its lock."""
         self._file.close()
 
     def _interned(self) -> int:
@@ -144,7 +144,9 @@ def sweep(folder: str = FOLDER) -> None:
 
 
 def leave_behind() -> None:
-    """Remove what this process wrote in the default place before an exec, which keeps pid and start. Never raises."""
+    """Remove the ring that this process wrote in the default place before an exec (which keeps pid and start time). Never
+    raises.
+    """
     try:
         path = _default()
         if path not in _made and os.path.lexists(path) and _dead(path, own=True)[1]:

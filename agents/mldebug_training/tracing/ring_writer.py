@@ -1,7 +1,7 @@
-"""Writes into a trace ring from Python: the table of names, the chunks of threads, the records in them.
+"""Writes into a trace ring from Python: the table of names, and each thread's chunks with their records.
 
-No lock is held while a record is written: each thread has a chunk of its own. The native engine takes the names from here
-and writes chunks and records itself, in the same way.
+No lock is held while a record is written: each thread has a chunk of its own. The native engine takes names from here and writes
+chunks and records itself, in the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NameTable:
         self._entry(0, 0, b"?")
 
     def function(self, path: str, module: str, name: str, line: int) -> int:
-        """The number of a function; 1 where the table is full."""
+        """The number of a function in the table, which is added where it is new; 1 (the function "?") where the table is full."""
         with self._lock:
             where = f"{path}\0{module}".encode("utf-8", "replace")
             file = self._entry(ring.NO_FILE, 0, where)
@@ -64,7 +64,7 @@ class NameTable:
 
 
 class ThreadWriter:
-    """The place where one thread writes its records. Its chunk of the ring is reserved while this object lives."""
+    """The place in the ring where one thread writes its records. Its chunk of the ring is kept for it while this object lives."""
 
     def __init__(self, writer: RingWriter) -> None:
         self.number, self.ident = threading.get_native_id(), get_ident()
@@ -104,7 +104,7 @@ class RingWriter:
         return own
 
     def put(self, own: ThreadWriter, name: int, line: int, kind: int) -> None:
-        """Write one record."""
+        """Write one record. `own`: the thread's writer, `name`: number of the function, `kind`: what happened (see `ring`)."""
         at = own.at
         if at >= own.end:
             at = self._chunk(own)

@@ -1,8 +1,9 @@
-"""Begins a trace at the start of an interpreter, as `mldebug trace run` and `mldebug run --trace` have told it in the environment.
+"""Begins a trace at the start of a Python process, as `mldebug trace run` and `mldebug run --trace` order it in the environment.
 
-`MLDEBUG_TRACE` is a JSON object with the arguments of `mldebug_training.tracing.trace.trace`: `include` and `exclude` (lists), `start`, `calls`,
-`stop`, `lines`, `ring`, `size`. A launcher is not traced; what it starts is. `MLDEBUG_TRACE_PID` is the program that was started: it alone
-says so where it has called nothing that is followed, for then there is no ring.
+`MLDEBUG_TRACE` is a JSON object with the arguments of `mldebug_training.tracing.trace.trace`: `include` and `exclude` (lists),
+`start`, `calls`, `stop`, `lines`, `ring`, `size`. A launcher is not traced, but the processes that it starts are.
+`MLDEBUG_TRACE_PID` is the pid of the program that was started: only that process says so where it called no traced function, and so
+has no ring.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from mldebug_training.tracing.trace import trace, write_stderr
 
 
 def start(words_of_trace: str) -> None:
-    """Begin to trace until the process ends. Problems are printed on stderr. Never raises."""
+    """Begin to trace until the process ends. `words_of_trace`: the JSON of `MLDEBUG_TRACE`. Problems are printed on stderr.
+    Never raises.
+    """
     try:
         if not is_launcher():
             words = json.loads(words_of_trace)

@@ -1,9 +1,9 @@
-"""What this process does, call by call, in a ring of fixed size that outlives it: `with trace("mypkg"): train()`.
+"""Traces the calls of this process into a ring file of fixed size that stays after a crash: `with trace("mypkg"): train()`.
 
-The ring is made when the first function is called that is followed, so a process that calls none has none. `mldebug trace show`
-reads it, while the process runs or after it was killed. What the ring is, `mldebug_training.tracing.ring` says; what can be followed,
-`mldebug_training.tracing.filters`. Only wrong arguments raise: where there is no room or no right, or the job uses what tracing
-needs, tracing is off and says so once on stderr.
+The ring is made when the first traced function is called, so a process that calls none has none. `mldebug trace show` reads it,
+while the process runs or after it was killed. `mldebug_training.tracing.ring` describes the ring,
+`mldebug_training.tracing.filters` what can be traced. Only wrong arguments raise. Where there is no space or permission, or the job
+uses what tracing needs, tracing is off and says so once on stderr.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = ["DEFAULT_SIZE", "trace"]
 class trace:  # noqa: N801 - it is used as a function
     """`with trace("mypkg", "torch.nn", exclude=[...], start="train_step"):`, or `begin()` and `end()`.
 
-    Without a word everything is followed that is not installed. `start` and `stop`: a function that is called, `step:118`, or
-    `signal:USR2`. `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in it are filled in; without it the ring lies in /dev/shm,
-    and goes when the process ends well. `size` in bytes. One trace at a time: a second one inside of the first does nothing.
-    Raises ValueError for what cannot be meant.
+    Without names, all code is traced that is not installed. `start` and `stop`: a function that is called, `step:118`, or
+    `signal:USR2`. `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in it are filled in; without it the ring is
+    in /dev/shm, and removed when the process ends well. `size` in bytes. One trace at a time: a second one inside the first
+    does nothing. Raises ValueError for invalid arguments.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class trace:  # noqa: N801 - it is used as a function
 
     @property
     def path(self) -> str | None:
-        """The path of the ring file; None where nothing was called yet, or it could not be made."""
+        """The path of the ring file; None where no traced function was called yet, or it could not be made."""
         return self._file.path if self._file is not None else None
 
     @property
@@ -109,11 +109,11 @@ class trace:  # noqa: N801 - it is used as a function
         self.end()
 
     def also(self, words: str) -> None:
-        """Add words to the description of what is traced, for whoever reads the ring."""
+        """Add words to the description of what is traced, which is written into the ring."""
         self._followed.describe(words)
 
     def begin(self) -> None:
-        """Trace all threads from now on."""
+        """Trace all threads from now on. Does nothing while another trace runs. Where it is impossible, stderr and `why` say so."""
         if _running:
             return
         _running.append(self)
@@ -132,7 +132,7 @@ class trace:  # noqa: N801 - it is used as a function
             self._refuse(why)
 
     def end(self, keep: bool = True) -> None:
-        """Stop tracing. `keep` False: the ring is removed too, if it lies in the default folder or is a child's."""
+        """Stop tracing. `keep` False: the ring is removed too, if it is in the default folder or a forked child's."""
         if self not in _running:
             return
         _running.clear()
@@ -144,7 +144,7 @@ class trace:  # noqa: N801 - it is used as a function
             self._writer = None
 
     def step(self, number: int) -> None:
-        """Write that this step was reached; the hook calls it by itself."""
+        """Write that this step was reached, and begin or end the trace if that is its moment. The hook calls it by itself."""
         try:
             if self._last is not None and number >= self._last:
                 self._finish()
@@ -158,9 +158,9 @@ class trace:  # noqa: N801 - it is used as a function
             pass_on(error)
 
     def decide(self, code: CodeType, known: dict[str, Any] | None = None) -> int:
-        """The number of a traced function, or UNTRACED. The engine calls it once for each code object.
+        """The number of the function in the ring, or UNTRACED. The engine calls it once for each code object.
 
-        `known`: the globals of the frame that runs it, where that is not the one that asks.
+        `known`: the globals of the frame that runs the code; None to look for them among the callers.
         """
         try:
             if self._off:
@@ -273,12 +273,12 @@ class trace:  # noqa: N801 - it is used as a function
         write_stderr(f"mldebug: tracing is off: {why}\n")
 
     def pause(self, paused: bool) -> None:
-        """Pause or continue tracing, around a fork."""
+        """Pause or continue tracing; used around a fork."""
         if not self._off:
             self._engine.pause(paused)
 
     def forked(self) -> None:
-        """Give a forked child a smaller ring of its own, at its first traced call."""
+        """In a forked child: drop the parent's ring; the child gets a smaller one of its own at its first traced call."""
         file, self._file, self._writer = self._file, None, None
         self._making = RLock()
         if file is not None:
@@ -293,7 +293,7 @@ _running: list[trace] = []
 
 
 def stepped(number: int) -> None:
-    """Write that a step was reached into the ring in use, if any."""
+    """Write that a step was reached into the ring of the running trace, if there is one."""
     for one in _running:
         one.step(number)
 

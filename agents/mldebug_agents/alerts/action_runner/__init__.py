@@ -1,1 +1,1 @@
-"""What is done about an event, and only where the config says so: chains of steps, each decision written down."""
+"""Runs the actions that the configuration names for an event: step by step, with each decision written to the audit log."""

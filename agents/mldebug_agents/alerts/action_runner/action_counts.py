@@ -1,4 +1,4 @@
-"""How each action does since the agent's start: counts by outcome, and its last decision."""
+"""What each action has done since the agent's start: counts by outcome, and the last decision about it."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""An alert of anybody's asks for a capture: which runs it means, and one capture for each."""
+"""Captures runs because an alert of Alertmanager asks for it: finds the runs that the alert's labels mean, and captures each once."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -14,7 +14,7 @@ OK, BAD_REQUEST, NOT_FOUND, BUSY = 200, 400, 404, 503
 
 
 class AlertCapture(msgspec.Struct, frozen=True):
-    """One run that an alert of Alertmanager had captured."""
+    """One run that is captured because of an alert of Alertmanager."""
 
     run: str
     name: str = ""
@@ -22,7 +22,7 @@ class AlertCapture(msgspec.Struct, frozen=True):
 
 
 class AlertsAnswer(msgspec.Struct, frozen=True):
-    """The answer to a payload of Alertmanager: captures that were ordered, and why others were not; `error` as everywhere in the API."""
+    """The JSON answer to a payload of Alertmanager: the captures that were ordered, and in `error` why there are none."""
 
     captures: tuple[AlertCapture, ...] = ()
     error: str = ""
@@ -46,7 +46,9 @@ class AlertReceiver:
         self._captures, self._node, self._elsewhere = captures, node, elsewhere
 
     def answer(self, body: bytes) -> tuple[int, bytes]:
-        """Handle one payload. Returns an HTTP status and a JSON body; Alertmanager repeats after 503, and logs other errors."""
+        """Handle one payload. Returns HTTP status and JSON body: 200, 400 (not a payload of alerts), 404 (no such run), 503
+        (too many captures wait). Alertmanager sends it again after 503, and logs other errors.
+        """
         try:
             wanted_runs = wanted(body)
         except UsageError as error:

@@ -1,4 +1,4 @@
-"""The audit log: one JSON line for each decision, in the state dir. Written in a worker of its own: a disk may hang."""
+"""The audit log of actions: one JSON line for each decision, in the state dir. A worker writes it, since a disk may hang."""
 
 import os
 import queue
@@ -17,7 +17,9 @@ WORKER = "action log"
 
 
 class AuditLog:
-    """Writes a line for each decision about an action. Lines wait in memory for a slow disk; lines that do not fit are counted."""
+    """Writes a line for each decision about an action. While the disk is slow, at most `MOST_WAITING` lines wait in memory;
+    further ones are dropped and counted.
+    """
 
     def __init__(self, state_dir: Path, inbox: "queue.SimpleQueue[Result | None]") -> None:
         self._folder = state_dir
@@ -28,7 +30,7 @@ class AuditLog:
 
     @property
     def trouble(self) -> str:
-        """Why the log is not whole; "" where it is."""
+        """Why lines are missing in the log; "" where none is."""
         lost = f"{self._lost} lines of {FILE} were lost" if self._lost else ""
         return self._failed or lost
 
@@ -40,13 +42,13 @@ class AuditLog:
             self._waiting.append(decision)
 
     def tick(self) -> None:
-        """Let the worker write the lines that wait."""
+        """Have the worker write the lines that wait, unless it is still busy."""
         if self._waiting and not self.worker.busy:
             lines, self._waiting = tuple(self._waiting), []
             self.worker.order(lines)
 
     def on_result(self, result: Result) -> None:
-        """Take the worker's result: the lines were written, or have to wait."""
+        """Take the worker's result. Lines that could not be written count as lost."""
         self._lost += len(result.order) if result.error is not None else 0
         self._failed = f"{FILE} cannot be written: {result.error}" if result.error else ""
 

@@ -1,6 +1,7 @@
-"""Captures that an alert or an action asks for: one for all who ask within a minute, and never two of one run at a time.
+"""Captures that an alert or an action requests. Requests for one run within a minute share a capture, so no run is captured twice
+at a time.
 
-Asked from any thread, taken in a worker; the main loop only tells which runs there are.
+Requests may come from any thread, and a worker takes the captures; the main loop only passes on which jobs exist.
 """
 
 import queue
@@ -23,7 +24,9 @@ WATCH = 1.0  # seconds that a capture looks for movement
 
 
 class CaptureRequest(NamedTuple):
-    """An order to capture one run: `job` on this node, or, where that is None, the run of this `name` on other nodes."""
+    """An order to capture one run: `job` on this node or, where that is None, the run `name` that has ranks on other nodes
+    only. `report` gets the id of the report.
+    """
 
     name: str
     job: Job | None
@@ -31,7 +34,7 @@ class CaptureRequest(NamedTuple):
 
 
 class PendingReport(NamedTuple):
-    """The answer to a request for a capture: a future that gives the report's id, and the age of that request if the run was requested before."""
+    """The answer to a request: a future that gives the report's id, and how many seconds ago the same capture was requested."""
 
     report: "Future[str]"
     age: float  # seconds since the same was asked for; 0: it was asked for now
@@ -60,7 +63,7 @@ class CaptureRequests:
         self.worker = Worker(WORKER, self._take, inbox, DEADLINE)
 
     def show(self, jobs: Mapping[str, Job], found: Discovery) -> None:
-        """Take over the jobs and processes that are on this node now."""
+        """Set the jobs and processes that are on this node now."""
         self._jobs, self._found = jobs, found
 
     @property
@@ -70,11 +73,13 @@ class CaptureRequests:
 
     @property
     def used(self) -> tuple[Worker, ...]:
-        """The worker that captures, for the agent's status; empty while nobody has requested a capture lately."""
+        """The worker that captures, for the agent's status; empty while no capture was requested lately."""
         return (self.worker,) if self._last else ()
 
     def ask(self, name: str, job: Job | None) -> PendingReport:
-        """Request a capture. If the same run was requested less than `PAUSE` seconds ago, that request is returned. MldebugError where too many captures wait."""
+        """Request a capture of `job`, or of the run `name` on other nodes where that is None. If the same was requested
+        less than `PAUSE` seconds ago, that request is returned. Raises MldebugError where too many captures wait.
+        """
         key, now = job.id if job is not None else name, self._clock()
         with self._lock:
             self._last = {one: old for one, old in self._last.items() if now - old[0] < PAUSE}

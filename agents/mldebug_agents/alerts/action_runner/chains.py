@@ -1,4 +1,4 @@
-"""The chain of one event, as it is stored: what has been done of it stays done, whoever comes after."""
+"""The chain of actions for one event, as it is stored: steps that were done stay done, even if the agent is restarted."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ SLACK = 2.0  # seconds, between the clock and the kernel's count of time since t
 
 
 class ActionChain(Noun, frozen=True, kw_only=True):
-    """The actions for one event, one after the other, as the configuration named them when the event began."""
+    """The actions for one event, in order, as the configuration named them when the event began, and which of them is next."""
 
     key: str  # of the event
     started: float  # of the event: with its key this tells one event from the next
@@ -34,17 +34,19 @@ class ActionChain(Noun, frozen=True, kw_only=True):
         return self.steps[self.at]
 
     def begin(self) -> "ActionChain":
-        """The chain with its next step marked as begun. It is stored so before the step runs, for an agent that dies meanwhile."""
+        """The chain with its next step marked as begun. It is stored before the step runs, so that an agent that is killed
+        meanwhile does not run it again.
+        """
         return msgspec.structs.replace(self, begun=True)
 
     def next(self, *, failed: bool) -> "ActionChain":
-        """The chain after its next step was done (or failed)."""
+        """The chain moved on by one step. `failed`: that step failed; the first such step is remembered."""
         first = self.failed or (self.step if failed else "")
         return msgspec.structs.replace(self, at=self.at + 1, begun=False, failed=first)
 
 
 def chain_of(event: AlertEvent, settings: ActionsConfig) -> ActionChain | None:
-    """The actions that the configuration wants for this event; None where there are none."""
+    """The chain that the configuration wants for this event (`actions.chains`, by kind, else "*"); None where there is none."""
     steps = settings.chains.get(event.alert.kind, settings.chains.get("*", ()))
     return ActionChain(key=event.key, started=event.started, steps=steps) if steps else None
 
@@ -56,7 +58,9 @@ def action_of(plugin: Plugin) -> Action:
 
 
 def is_over(event: AlertEvent) -> bool:
-    """Whether nothing should be done about the event any more. An event that has no end, such as a job's exit, lasts a while."""
+    """Whether nothing should be done about the event any more: it has ended. An event without duration, such as a job's exit,
+    counts as going on for `alert.stands` seconds, unless the job recovered.
+    """
     stands = event.alert.stands > 0 and event.outcome != RECOVERED
     return event.state is not EventState.FIRING or (event.ended is not None and not stands)
 
@@ -74,7 +78,9 @@ def refusal(chain: ActionChain, event: AlertEvent | None, settings: ActionsConfi
 
 
 def as_it_was(job: Job | None, event: AlertEvent) -> Job | None:
-    """The job, if all its ranks here are as old as the event; None where processes have started since, which it is not about."""
+    """The job, if all its ranks here were started before the event fired; None where it is gone or a rank is newer, since the
+    event is not about new processes.
+    """
     fired = event.fired
     if job is None or event.ended is not None or fired is None:
         return None
@@ -82,7 +88,9 @@ def as_it_was(job: Job | None, event: AlertEvent) -> Job | None:
 
 
 def several_owners(job: Job | None) -> str:
-    """Why nothing that may harm is done to this job: its ranks are in several containers. "" where they are not."""
+    """Why no harmful action is allowed on this job: its ranks are in several containers, and one may belong to somebody else.
+    "" where they are in one.
+    """
     places = {rank.container for rank in job.ranks} if job is not None else set()
     return (
         "its ranks are in several containers, of which one may be somebody else's"

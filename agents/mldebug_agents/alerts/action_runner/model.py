@@ -1,4 +1,4 @@
-"""What an action is given, and what it answers: first what it would do, then that it has done it."""
+"""What an action gets and returns: first a plan of what it would do, then the result of doing it."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -11,7 +11,7 @@ from mldebug_agents.system.spawn import Completed, ProgramStarter
 
 
 class ActionInput(NamedTuple):
-    """What an action gets: one event, and the jobs and tools of this node."""
+    """What an action gets: one event, the jobs of this node, and the means to act (programs, host, captures)."""
 
     facts: ActionFacts
     job: Job | None  # the run that the event is about, as it is here now
@@ -23,7 +23,7 @@ class ActionInput(NamedTuple):
 
 
 class ActionResult(NamedTuple):
-    """The outcome of an action in words, and the exit code of its program; None where it ran none."""
+    """The outcome of an action in words, and the exit code of the program that it ran; None where it ran none."""
 
     words: str
     code: int | None = None
@@ -42,11 +42,11 @@ class Action(Protocol):
     harms: bool  # may it harm a job or a node? Then it runs only where `actions.allow` names it, and never twice
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """Work out what the action would do, without doing it. Raises UnfitError where it cannot serve this event."""
+        """Work out what the action would do, without doing it. Raises UnfitError where it does not apply to this event."""
 
 
 class ProgramError(MldebugError):
-    """A program that an action runs did not do what it should have done."""
+    """A program that an action runs could not be started, was killed for its time or output, or did not end with 0."""
 
     def __init__(self, message: str, code: int | None) -> None:
         super().__init__(message, "see its own log")

@@ -1,7 +1,8 @@
-"""Chains of actions in the main loop: an event that fires gets its chain, one step after the other, and each decision is written down.
+"""Runs chains of actions in the main loop: an event that fires gets its chain, one step runs after the other, each decision is
+logged.
 
-A step that may harm is stored as begun before it is, and never done again: where the agent was killed meanwhile, nobody knows
-whether it was done. Belongs to the main loop's thread; actions block only in workers.
+A step that may harm is stored as begun before it runs, and never run again: if the agent is killed meanwhile, nobody knows whether
+it was done. Belongs to the main loop's thread; actions block only in workers.
 """
 
 import logging
@@ -59,7 +60,7 @@ AT_ONCE = 64  # steps that are ordered
 
 
 class ActionStep(NamedTuple):
-    """An order to the worker: plan one action, and carry it out unless `against` says why not."""
+    """An order to the worker: plan one action, and carry it out unless `against` gives a reason not to, or `dry` is set."""
 
     chain: ActionChain
     plugin: Plugin
@@ -108,13 +109,15 @@ class ActionRunner:
         self.workers = (self.captures.worker, self._audit.worker, self._worker)
 
     def reload(self, config: Config) -> None:
-        """Use these settings from now on; chains of actions that have begun keep their steps."""
+        """Use this configuration from now on. Chains that have begun keep their steps."""
         self._settings, self._link = config.actions, config.events.link
 
     # --- the loop ----------------------------------------------------------------------------------
 
     def tick(self, jobs: Mapping[str, Job]) -> None:
-        """Begin new chains of actions and go on with the others. Nothing happens before the state of an earlier agent was read."""
+        """Begin chains of actions for new events and go on with the others. Does nothing before the state of an earlier
+        agent was read.
+        """
         self._audit.tick()
         if not self._restored:
             if not self._state_store.opened:
@@ -133,7 +136,7 @@ class ActionRunner:
                 self._advance(chain, known_event, jobs)
 
     def on_result(self, result: Result) -> bool:
-        """Take a worker's result. False where it is not of a worker that runs actions."""
+        """Take a worker's result. False where it comes from a worker that does not run actions."""
         if result.worker == self._audit.worker.name:
             self._audit.on_result(result)
         elif result.worker == self._worker.name:
@@ -144,7 +147,7 @@ class ActionRunner:
         return result.worker in {worker.name for worker in self.workers}
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot, completed by what was done and by the state of the workers."""
+        """The snapshot with the decisions, the counts of each action and the state of the workers added."""
         steps = self._settings.steps
         states = tuple(self._tally.state(name, one.kind) for name, one in steps.items())
         events = msgspec.structs.replace(
@@ -299,7 +302,7 @@ class ActionRunner:
 
 
 def carry_out(step: ActionStep) -> StepResult:
-    """Run one step of an action in a worker thread. Never raises: errors become its outcome."""
+    """Plan one action in a worker thread, and do it unless the step says not to. Never raises: errors become its outcome."""
     began = time.monotonic()
     code = None
     try:
@@ -325,7 +328,7 @@ def carry_out(step: ActionStep) -> StepResult:
 
 
 def subject_of(facts: ActionFacts) -> str:
-    """What a cool-down applies to: the run of the event, or the event itself where it has no run."""
+    """The key by which a cool-down counts: the run of the event, or the event's own key where it has no run."""
     return facts.labels.get("run") or facts.key
 
 

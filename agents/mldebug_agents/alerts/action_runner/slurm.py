@@ -1,7 +1,7 @@
-"""What Slurm itself says of a process and of a node: all that may stand in a command that harms.
+"""What Slurm itself says of a process and of a node. Only this may become part of a command that can harm.
 
-A job may put any number into its environment. slurmstepd's control group, and slurmd asked for a pid, are out of its reach.
-Sources: the layouts of `cgroup/v1` and `cgroup/v2` of Slurm 20.11 to 25.05; squeue(1), scontrol(1).
+A job may put any number into its environment; it cannot change slurmstepd's control group, or what scontrol says of a pid. Sources:
+the layouts of `cgroup/v1` and `cgroup/v2` of Slurm 20.11 to 25.05; squeue(1), scontrol(1).
 """
 
 import os
@@ -28,7 +28,9 @@ _DRAINED = re.compile(r" State=\S*DRAIN")
 
 
 def raw_of(job: Job, host: Host, starter: ProgramStarter) -> str:
-    """The SLURM_JOB_ID that the job's ranks on this node should have. Raises UnfitError where they disagree or it is not sure."""
+    """The SLURM_JOB_ID of the job's ranks on this node, as Slurm knows them. Raises UnfitError where they differ or it is not
+    certain, ProgramError where Slurm's programs fail.
+    """
     raws = {_raw(rank, host, starter) for rank in job.ranks}
     if len(raws) != 1:
         raise UnfitError(f"the ranks here are of {len(raws)} Slurm jobs")
@@ -36,7 +38,9 @@ def raw_of(job: Job, host: Host, starter: ProgramStarter) -> str:
 
 
 def holding(raw: str, jobs: Iterable[Job], host: Host, starter: ProgramStarter) -> Iterator[Job]:
-    """The jobs among these that belong to that Slurm job, too; jobs that have ended or are in no Slurm job are left out."""
+    """Those of these jobs that belong to the Slurm job with id `raw`. Left out are jobs that have ended or are in no Slurm job.
+    Raises ProgramError where a program of Slurm does not run at all.
+    """
     for job in jobs:
         with suppress(UnfitError):
             try:
@@ -50,13 +54,15 @@ def holding(raw: str, jobs: Iterable[Job], host: Host, starter: ProgramStarter) 
 
 
 def is_on(raw: str, node: str, starter: ProgramStarter) -> bool:
-    """Whether the Slurm job with id `raw` runs on that node, by squeue. Raises ProgramError."""
+    """Whether the Slurm job with id `raw` runs on that node, according to squeue. Raises ProgramError."""
     done = ask(starter, "squeue", "--noheader", f"--jobs={raw}", f"--nodelist={node}", "--format=%A")  # fmt: skip
     return raw in done.stdout.decode("utf-8", "replace").split()
 
 
 def number_of(raw: str, job: Job, starter: ProgramStarter) -> str:
-    """The job id that scancel takes; of an array job, of this task alone. Raises UnfitError where that is not sure."""
+    """The id to give to scancel for the running Slurm job `raw`; of an array job, that of this task alone. Raises UnfitError
+    where it is not running, belongs to another user, or is not certain.
+    """
     done = ask(
         starter, "squeue", "--noheader", f"--jobs={raw}", "--states=all", "--format=%A|%i|%U|%T"
     )
@@ -75,7 +81,7 @@ def number_of(raw: str, job: Job, starter: ProgramStarter) -> str:
 
 
 def node_of(name: str, starter: ProgramStarter) -> str:
-    """The name of that node in Slurm. Raises UnfitError where Slurm does not know it, or it is drained already."""
+    """The name by which Slurm knows that node. Raises UnfitError where Slurm does not know it, or it is drained already."""
     for candidate in dict.fromkeys((name, name.partition(".")[0])):
         if not _NODE.fullmatch(candidate):
             raise UnfitError("the node's name is none that Slurm may have")

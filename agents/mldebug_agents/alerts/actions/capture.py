@@ -6,12 +6,12 @@ from mldebug_agents.alerts.action_runner.model import Action, ActionInput, Actio
 
 
 class CaptureAction:
-    """Captures the run of the event. Harmless: it is the same capture that a stall causes."""
+    """Captures the run of the event. It harms nothing: a stall causes the same capture."""
 
     harms = False
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """The capture of the event's run. Raises UnfitError where the event has no run on this node."""
+        """A capture of the event's run. Raises UnfitError where the event has no run on this node."""
         job = work.job
         if job is None:
             raise UnfitError("the event is of no run that is on this node now")
@@ -22,5 +22,5 @@ class CaptureAction:
 
 
 def create(options: NoOptions) -> Action:
-    """Build the action."""
+    """Build the action `capture`."""
     return CaptureAction()

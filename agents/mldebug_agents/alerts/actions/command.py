@@ -19,7 +19,7 @@ from mldebug_agents.alerts.action_runner.model import (
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The program to run, and the limits of its time and output (bytes)."""
+    """The program to run, and the limits on its time (seconds) and output (bytes)."""
 
     argv: tuple[str, ...] = ()  # must be set: the program by its absolute path, and its arguments
     timeout: Annotated[Duration, msgspec.Meta(gt=0, le=600)] = 60.0  # then it is ended
@@ -39,7 +39,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
 
 
 class CommandAction:
-    """Runs a program of the configuration. It counts as an action that may do harm, since nobody knows what the program does."""
+    """Runs a program that the configuration names. It counts as harmful, since its effect is not known here."""
 
     harms = True
 
@@ -65,5 +65,5 @@ class CommandAction:
 
 
 def create(options: Options) -> Action:
-    """Build the action."""
+    """Build the action `command`, which runs a program."""
     return CommandAction(options)

@@ -13,13 +13,13 @@ OWN = ("health/",)  # beginnings of the keys of events that are this node's own
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options: how sure the verdict has to be before a node is drained."""
+    """How sure the verdict must be before a node is drained."""
 
     confidence: Sure = "high"  # of the verdict, at least
 
 
 class DrainAction:
-    """Drains this node in Slurm for a verdict on a node, a GPU or a link; never because a rank hangs."""
+    """Drains a node in Slurm after a verdict on that node, or a GPU or link of it; never because a rank hangs."""
 
     harms = True
 
@@ -27,7 +27,10 @@ class DrainAction:
         self._options = options
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """Drain this node. The reason given to Slurm is made of words of our own, never of a job's. Raises UnfitError."""
+        """Drain the one node that is blamed: this node, or another one of the run. The reason given to Slurm is made of
+        fixed words. Raises UnfitError where not exactly one node is blamed, the verdict is not sure enough, or Slurm does
+        not know the node; ProgramError where Slurm's programs fail.
+        """
         sure_enough(work.facts, self._options.confidence)
         name = node_of(_blamed(work), work.starter)
         _of_the_job(name, work)
@@ -69,5 +72,5 @@ def _reason(facts: ActionFacts) -> str:
 
 
 def create(options: Options) -> Action:
-    """Build the action."""
+    """Build the action `drain`."""
     return DrainAction(options)

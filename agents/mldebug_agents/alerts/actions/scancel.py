@@ -9,7 +9,7 @@ from mldebug_agents.alerts.action_runner.slurm import ask, holding, number_of, r
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How sure the verdict has to be, and whether other runs may end with it."""
+    """How sure the verdict must be, and whether other runs may end too because they are in the same Slurm job."""
 
     confidence: Sure = "high"  # of the verdict, at least
     with_others: bool = False  # also where other runs on this node are of the same Slurm job
@@ -24,7 +24,10 @@ class ScancelAction:
         self._options = options
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """`scancel` of the event's job. Raises UnfitError where the event has no run here, or its verdict is not sure enough."""
+        """`scancel` of the Slurm job of the event's run. Raises UnfitError where the run is not here, the verdict is not
+        sure enough, or the job is not certain or holds other runs (see `with_others`); ProgramError where Slurm's programs
+        fail.
+        """
         if work.job is None:
             raise UnfitError("the event is of no run that is on this node now")
         sure_enough(work.facts, self._options.confidence)
@@ -46,5 +49,5 @@ class ScancelAction:
 
 
 def create(options: Options) -> Action:
-    """Build the action."""
+    """Build the action `scancel`."""
     return ScancelAction(options)

@@ -14,7 +14,7 @@ from mldebug_agents.system.host import Host
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options: which signal is sent, and to which ranks."""
+    """Which signal is sent, and to which ranks."""
 
     signal: Literal[
         "SIGTERM", "SIGINT", "SIGCONT", "SIGUSR1", "SIGUSR2", "SIGABRT", "SIGQUIT", "SIGKILL"
@@ -24,7 +24,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SignalAction:
-    """Sends a signal to ranks, through a pidfd and only to processes that are the same as when the run was found."""
+    """Sends a signal to ranks, through a pidfd, so that it reaches only the process that was found as the rank."""
 
     harms = True
 
@@ -32,7 +32,9 @@ class SignalAction:
         self._options = options
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """Signal ranks of the event's run and no other process. Raises UnfitError where it has none on this node."""
+        """A signal to the blamed rank, or to all ranks of the event's run on this node. Raises UnfitError where the run has
+        no rank here, or not exactly one rank here is blamed.
+        """
         options = self._options
         if work.job is None:
             raise UnfitError("the event is of no run that is on this node now")
@@ -57,7 +59,7 @@ class SignalAction:
 
 
 def held(one: RankIdentity, host: Host) -> int:
-    """A pidfd of that very process. Raises UnfitError where its pid belongs to another process by now."""
+    """A pidfd of that very process. Raises UnfitError where its pid belongs to another process by now, or it has ended."""
     try:
         fd = os.pidfd_open(one.pid)
     except ProcessLookupError:
@@ -87,5 +89,5 @@ def _chosen(
 
 
 def create(options: Options) -> Action:
-    """Build the action."""
+    """Build the action `signal`."""
     return SignalAction(options)

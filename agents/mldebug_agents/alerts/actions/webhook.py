@@ -38,5 +38,5 @@ class WebhookAction:
 
 
 def create(options: Options) -> Action:
-    """Build the action."""
+    """Build the action `webhook`."""
     return WebhookAction(options)

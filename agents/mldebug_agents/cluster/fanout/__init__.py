@@ -1,1 +1,1 @@
-"""One command on many nodes at once, with a deadline: what is ordered, the child that runs it, and what comes of it."""
+"""Runs one command on many nodes at once, with a deadline: the order, the child that runs it, and the collected replies."""

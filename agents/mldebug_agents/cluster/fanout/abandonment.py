@@ -1,4 +1,4 @@
-"""Nobody waits for the answer any more: the command is interrupted, or a node sees that its answer has no reader left."""
+"""Ends a command whose answer nobody waits for any more: after a signal, or when the reader of its output has gone."""
 
 import contextlib
 import os
@@ -17,7 +17,9 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """A context in which SIGTERM and a closed terminal end the block as an exception, so that it can end what it has started."""
+    """A context in which SIGTERM and SIGHUP (a closed terminal) raise SystemExit, so that the block can end what it has
+    started. A second signal ends the process at once; a signal that is ignored (nohup) stays ignored.
+    """
     before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
     for number, old in before.items():
         if old is not signal.SIG_IGN:  # nohup
@@ -36,9 +38,10 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def end_without_reader(fd: int) -> None:
-    """Send this process SIGTERM when nobody can read what it writes to `fd` any more; a file has no reader to lose.
+    """Send this process SIGTERM, again and again, as soon as the pipe or socket `fd` has no reader any more. A file never loses
+    its reader.
 
-    sshd hangs up and kills nothing: without this a capture would go on for as long as it was given.
+    sshd closes its pipes and kills nothing: without this a capture would go on until its time limit.
     """
     threading.Thread(target=_watch, args=(fd,), name="mldebug-reader-left", daemon=True).start()
 

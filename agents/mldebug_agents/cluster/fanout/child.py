@@ -1,7 +1,7 @@
-"""The child that reaches nodes: ClusterShell runs ssh, or one local program, and each line of a reply is handed on.
+"""The child that reaches nodes: ClusterShell runs ssh on each, or one local program, and each line of a reply is passed on.
 
-It ends what it has started when its time is over or the main process hangs up. What nodes write is bounded here: only lines
-of a reply pass, and of stderr the last line of each node.
+It ends what it has started when its time is over or the main process closes the connection. Output of nodes is bounded here: only
+lines of a reply are passed on, and of stderr the last line of each node.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ BEAT = 0.25
 
 
 def serve(connection: socket.socket) -> None:
-    """The child's main function: reads one order, carries it out, sends its results as they come."""
+    """The child's main function: reads one order, carries it out, and sends the output as it comes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     link = ChildLink(connection, msgspec.msgpack.Decoder(FanoutOrder))

@@ -53,7 +53,7 @@ class ReplyCollector:
         return len(self._replies)
 
     def take(self, news: FanoutNews) -> None:
-        """Take one event of the transport: a line of output, an error, or the end of one node's command."""
+        """Take one event of the child: a line of output, an error, or the end of one node's command."""
         if news.line:
             self._take_line(news)
         elif not news.node and news.error:
@@ -122,7 +122,7 @@ class ReplyCollector:
         return QueriedNode(name=name, state="unable")  # not reached: it would have been opened
 
     def replies(self) -> NodeReplies:
-        """End the collection: all replies, and for each other node the reason why there is none."""
+        """End the collection. Returns all replies and, for each node without one, the reason."""
         reasons = self._transport.explain(self.plan, self._errors)
         for name in self.missing:
             begun = self._pieces[name].begun
@@ -134,7 +134,9 @@ class ReplyCollector:
 def ask_all(
     spawner: Spawner, plan: FanoutPlan, transport: Transport, progress: Progress = lambda *_: None
 ) -> NodeReplies:
-    """Carry out the plan and collect the replies. Never raises for what a node does."""
+    """Run the plan's command on its nodes and collect the replies until the deadline. Never raises for an error of a node.
+    `progress`: called with the number of answers and the nodes still missing.
+    """
     collector = ReplyCollector(plan, transport)
     rounds = -(-len(plan.order.nodes) // plan.order.fanout) if plan.order.nodes else 1
     deadline = time.monotonic() + rounds * (plan.order.timeout + plan.order.grace + BATCH)

@@ -1,4 +1,4 @@
-"""What to do where a command could not be run on a node, by the last line that came from there."""
+"""What to do where a command could not be run on a node, derived from the last line of the error output."""
 
 import re
 
@@ -13,5 +13,5 @@ _WAYS_OUT = (
 
 
 def way_out(error: str) -> str:
-    """A sentence that says what helps against this error of ssh or srun; "" where none is known."""
+    """A sentence on what helps against this error of ssh or srun; "" where none is known."""
     return next((way for pattern, way in _WAYS_OUT if re.search(pattern, error)), "")

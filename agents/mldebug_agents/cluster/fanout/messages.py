@@ -1,4 +1,4 @@
-"""What the main process and the child that reaches nodes say to each other over a `ChildLink`."""
+"""What the main process and the child that reaches nodes send each other over a `ChildLink`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -29,7 +29,7 @@ class FanoutOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FanoutNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of output, an error, or the end of a command. Its text is what others wrote, cut and not cleaned."""
+    """A piece of output, an error, or the end of a command. Its text comes from other nodes: cut to a length, and not cleaned."""
 
     node: str = ""  # "": of the command that runs here
     line: str = ""  # of a reply
@@ -50,7 +50,7 @@ class FanoutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FanoutRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which nodes and jobs a person wants to be captured, and how."""
+    """Which nodes and jobs a user wants to be captured, and how."""
 
     target: str  # a job id, or a list of nodes
     python: str
@@ -66,9 +66,9 @@ class Transport(Protocol):
         ...
 
     def explain(self, plan: FanoutPlan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
-        """Why nodes have not answered, from what the command that ran here wrote to stderr."""
+        """Why nodes have not answered, by node, from what the command that ran on this host wrote to stderr."""
         ...
 
     def ended(self, node: str, code: int, error: str) -> QueriedNode:
-        """Why one node has not answered, from how the command ended there."""
+        """Why one node has not answered, from the exit code and the last error line of its command."""
         ...

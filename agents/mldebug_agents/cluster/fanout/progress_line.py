@@ -1,4 +1,4 @@
-"""The line on a terminal that says who has answered and who has not."""
+"""The line on a terminal that shows how many nodes have answered and which have not."""
 
 import time
 from types import TracebackType

@@ -1,1 +1,3 @@
-"""The agents of several nodes among themselves: how they prove the key, find who coordinates, and capture at one moment."""
+"""How the agents of several nodes work together: they prove the shared key, find which of them coordinates, and capture at one
+moment.
+"""

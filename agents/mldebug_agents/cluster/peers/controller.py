@@ -1,5 +1,7 @@
-"""What the main loop does with other nodes: announces its runs, follows who coordinates, and has a stall captured everywhere
-at one moment. Belongs to the main loop's thread; what talks to others is a worker's.
+"""What the main loop does with other nodes: announces its runs, follows the coordinating agent, and has a stall captured on all
+nodes at one moment.
+
+Belongs to the main loop's thread; a worker talks to other nodes.
 """
 
 import logging
@@ -62,7 +64,7 @@ Asking = Announcement | CaptureOrder | DumpOrder | None
 
 
 class PeerQuestion(NamedTuple):
-    """A request of another node, or of a person here, to the main loop. The server's thread waits for `answer`."""
+    """A request of another node, or of a user here, to the main loop. The server's thread waits for the future `answer`."""
 
     what: Asking  # None: who is there
     address: str
@@ -70,7 +72,9 @@ class PeerQuestion(NamedTuple):
 
 
 class PeersController:
-    """The part of the agent that works with agents of other nodes. `capture` orders a capture of a run, which comes back by `captured`."""
+    """The part of the agent that works with agents of other nodes. `capture` orders a capture of a run; its result comes back
+    by `captured` or `failed`.
+    """
 
     worker_names = ("members", "other nodes", "question")  # whose results `on_result` takes
 
@@ -127,13 +131,15 @@ class PeersController:
         return f"this agent coordinates {count} {'node' if count == 1 else 'nodes'}"
 
     def coordinators_of(self, job: str) -> tuple[Peer, ...]:
-        """The coordinators of runs with this name, or whose id begins so; callable from any thread."""
+        """The addresses of the agents that coordinate runs with this name, or whose id begins with it; callable from any thread."""
         return tuple(one.by for one in self._named if job == one.name or one.id.startswith(job))
 
     # --- the loop ----------------------------------------------------------------------------------
 
     def tick(self, runs: Mapping[str, Run]) -> None:
-        """Announce this node's runs, order captures, and report stalls alone that were held back for too long."""
+        """Announce this node's runs, order captures, and report those stalls from this node's view that were held back for
+        too long.
+        """
         now = time.monotonic()
         self._ours.tick(runs)
         self._ordered.keep(runs.keys())
@@ -149,11 +155,13 @@ class PeersController:
         self._held.tick(runs, now)
 
     def present(self) -> Mapping[str, tuple[str, ...]]:
-        """By job id: the nodes on which launchers of a run wait for nodes, as the agents count them together."""
+        """By job id, the nodes on which a launcher of the run waits for other nodes, as counted by the coordinator."""
         return self._ours.present
 
     def on_result(self, result: Result) -> None:
-        """Take the result of a worker that is named in `worker_names`."""
+        """Take the result of a worker: of an announcement, of a capture on all nodes, or a request of another node, which
+        is answered here.
+        """
         now = time.monotonic()
         if result.worker == "members":
             self._follower.announced(result, now)
@@ -170,7 +178,9 @@ class PeersController:
                 refuse(result.value.answer, MldebugError(f"{type(error).__name__}: an error here"))
 
     def ask(self, what: Asking, address: str) -> "Future[Any]":
-        """Put a request to the main loop; returns a future for its answer. Callable from any thread."""
+        """Put a request to the main loop and return a future for its answer. Callable from any thread. The future has an
+        MldebugError at once where too many requests wait, in all or from this address.
+        """
         answer: Future[Any] = Future()
         with self._counting:
             if self._inbox.qsize() >= MAX_WAITING or self._waiting[address] >= MAX_OF_ONE:
@@ -183,11 +193,13 @@ class PeersController:
     # --- our runs ----------------------------------------------------------------------------------
 
     def complete(self, one: JobLook) -> JobLook:
-        """The look at a job, completed by progress that other nodes have announced."""
+        """The look at a job, with the progress that other nodes have announced added."""
         return self._ours.progress(one.job.id).complete(one)
 
     def holds(self, run: Run) -> bool:
-        """Whether this stall must be announced to the coordinator first; if so, it is held back until the answer comes."""
+        """Whether this stall must be announced to the coordinator before it is reported; if so, its report is held back
+        from now on.
+        """
         return self._held.holds(run)
 
     def holding(self, run: Run) -> bool:
@@ -195,7 +207,7 @@ class PeersController:
         return self._held.holding(run)
 
     def release(self, run: Run) -> bool:
-        """Note that the run moves again or is over, and hold nothing back any more. Returns whether something was held back."""
+        """Note that the run moves again or is over: its report is held back no longer. Returns whether it was."""
         return self._held.release(run)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:

@@ -1,4 +1,4 @@
-"""The coordinated capture: all nodes of a run are asked at one moment, and what comes until a deadline is put together."""
+"""The coordinated capture: all nodes of a run are ordered to capture at one moment, and the answers until a deadline are merged."""
 
 import math
 import time
@@ -36,14 +36,16 @@ class NodeToAsk(NamedTuple):
 
 
 class CaptureRound(NamedTuple):
-    """An order to capture, with configured nodes that never announced themselves: they may have ranks that no announcement contains."""
+    """An order to capture a run on all its nodes. `others`: configured nodes that never announced themselves; they may have
+    ranks too.
+    """
 
     call: CaptureCall
     others: tuple[NodeToAsk, ...] = ()
     answer: "Future[ClusterCapture] | None" = None  # of a person who waits; None: it is an incident
 
     def nodes(self) -> tuple[NodeToAsk, ...]:
-        """All nodes that have to be captured."""
+        """The nodes to capture: those that announced the run and, where these do not hold all its ranks, `others` too."""
         known = tuple(
             NodeToAsk(
                 peer.announcement.node,
@@ -57,7 +59,7 @@ class CaptureRound(NamedTuple):
 
 
 class ClusterCapture(NamedTuple):
-    """The result of a call to capture all nodes; `run` is None where no node sent a usable capture."""
+    """The result of a capture on all nodes; `run` is None where no node sent a usable capture."""
 
     call: CaptureCall
     run: MergedRun | None

@@ -1,7 +1,7 @@
-"""Who coordinates: the first of the candidates that answers and has the key. Belongs to the thread that announces.
+"""Finds the coordinating agent: the first of the candidates that answers and has the key. For the thread that announces.
 
-Where nobody has configured peers, candidates are the nodes of the run's scheduler in their order, then its master. A job chose
-these words: they are names and addresses to be asked for a proof, and nothing more.
+Where no peers are configured, the candidates are the nodes of the run's scheduler in their order, then its master. A job can set
+these names, so they are only addresses at which the key has to be proved.
 """
 
 import math
@@ -31,7 +31,9 @@ LONGEST = 20.0  # seconds, after which no others are asked in one round
 
 
 def candidates(job: Job, port: int) -> tuple[Peer, ...]:
-    """Agents that may coordinate a job, in an order that is the same on all its nodes; empty for a job of this node alone. `port`: of all agents."""
+    """Addresses of agents that may coordinate a job, in an order that is the same on all its nodes; empty for a job whose ranks
+    are all on this node. `port`: the port of all agents.
+    """
     if job.world_size <= len(job.ranks) + len(job.lost):
         return ()
     hosts = dict.fromkeys((*listed(job.node_list, MAX_LISTED), *_master(job)))
@@ -39,7 +41,9 @@ def candidates(job: Job, port: int) -> tuple[Peer, ...]:
 
 
 def listed(text: str, most: int = MAX_PEERS) -> tuple[str, ...]:
-    """The nodes in a scheduler's list, which a job wrote; empty where it cannot be read, or has more than `most` nodes."""
+    """The nodes in a scheduler's node list (a job can set this text); empty where it cannot be parsed, or has more than `most`
+    nodes.
+    """
     try:
         return unfold_nodes(text, groups=False, most=most) if text else ()
     except UsageError:
@@ -83,7 +87,9 @@ class CoordinatorSearch:
         self._last: Peer | None = None
 
     def announce(self, announcement: Announcement) -> FoundCoordinator:
-        """Announce to the first candidate that coordinates. Raises SilentError, with the first reasons, where none does."""
+        """Send an announcement to the first candidate that coordinates. Raises SilentError, with up to three reasons, where
+        none does.
+        """
         body = msgspec.json.encode(announcement)
         why: list[str] = []
         until = self._clock() + LONGEST

@@ -1,4 +1,4 @@
-"""What the coordinator answers, and what becomes of it here; stalls that are held back until it has answered.
+"""Applies the coordinator's answers to the runs of this node, and holds back reports of stalls until all nodes were captured.
 
 Belongs to the main loop's thread.
 """
@@ -33,7 +33,7 @@ class HeldStalls:
         self._until: dict[str, float] = {}  # by job
 
     def tick(self, runs: Mapping[str, Run], now: float) -> None:
-        """Report alone, from this node's view, the stalls that were held back for too long. `now`: monotonic seconds."""
+        """Report the stalls that were held back for too long, each from this node's view alone. `now`: monotonic seconds."""
         self._until = {job_id: until for job_id, until in self._until.items() if job_id in runs}
         for job_id in [one for one, until in self._until.items() if now >= until]:
             self._alone(runs[job_id])
@@ -55,7 +55,9 @@ class HeldStalls:
         return True
 
     def wait(self, run: Run, seconds: float, now: float) -> None:
-        """Hold the run's stall back for up to `seconds` more, since the coordinator has seen ranks on another node move. `now`: monotonic seconds."""
+        """Hold the run's stall back longer, for up to `seconds` and a grace period, because the coordinator knows that
+        ranks on another node still move. `now`: monotonic seconds. No effect on a stall that is not held back.
+        """
         if run.job.id in self._until and seconds > 0:
             until = now + min(seconds, HOLD + SLOWEST) + ALONE
             self._until[run.job.id] = max(self._until[run.job.id], until)
@@ -99,7 +101,9 @@ class Follower:
         self._leader, self._incidents, self._held = leader, incidents, held
 
     def announced(self, result: Result, now: float) -> None:
-        """Take the result of an announcement: the coordinator's answer, or the error why there is none. `now`: monotonic seconds."""
+        """Apply the result of an announcement: the coordinator's answer, or the error that there is none. `now`: monotonic
+        seconds.
+        """
         group = self._groups.named(result.order.circle)
         if group is None:
             return

@@ -33,7 +33,9 @@ ALL = ""  # the circle of all configured peers
 
 
 def leader_words(welcome: Welcome) -> str:
-    """The sentence which other agent coordinates, "node1 coordinates" or "node1 coordinates, by way of node2"."""
+    """The words for which agent coordinates: "node1 coordinates", or "node1 coordinates, by way of node2" where that node
+    passes on.
+    """
     by = f", by way of {welcome.node}" if welcome.follows else ""
     return f"{welcome.follows or welcome.node} coordinates{by}"
 
@@ -66,7 +68,9 @@ class CoordinatorGroup:
         return self.found is not None and self.found.welcome.agent == agent
 
     def welcomed(self, found: FoundCoordinator, now: float, interval: float, us: str) -> None:
-        """Note that a coordinator, which may be this agent itself, has answered. `interval`: seconds between two announcements. `us`: this agent's id."""
+        """Note that a coordinator, perhaps this agent itself, answered. `found`: that agent and its answer. `interval`:
+        seconds between two announcements. `us`: this agent's id.
+        """
         if not self.led_by(found.welcome.agent):
             ours = found.welcome.agent == us
             log.info("%s", "this agent coordinates" if ours else leader_words(found.welcome))
@@ -78,7 +82,7 @@ class CoordinatorGroup:
         self._passed = found.passed or self._passed
 
     def take_turn(self, now: float, interval: float) -> bool:
-        """Whether it is time to announce the runs to the coordinator; if so, the next time is `interval` seconds later."""
+        """Whether the runs must be announced to the coordinator now; if so, the next time is `interval` seconds later."""
         if now < self.due or self.busy:
             return False
         self.due = now + interval
@@ -93,13 +97,13 @@ class CoordinatorGroup:
         self.busy = False
 
     def left_out(self, runs: int) -> None:
-        """Log that this many runs had no room in an announcement, if it is more than ever before."""
+        """Log that an announcement had no room for this many runs, if that is more than ever before."""
         if runs > self._left_out:
             self._left_out = runs
             log.warning("%d runs of this node are not announced: there are too many", runs)
 
     def no_answer(self, error: Exception, now: float) -> None:
-        """Note that no candidate has answered. After `ALONE` seconds of it the group has no coordinator."""
+        """Note that no candidate answered. After about `ALONE` seconds without an answer the group has no coordinator."""
         words = (
             error.message if isinstance(error, MldebugError) else f"{type(error).__name__}: {error}"
         )
@@ -141,7 +145,9 @@ class CoordinatorGroups:
         return self._groups.get(name)
 
     def of(self, run: Run | None) -> CoordinatorGroup | None:
-        """The group that this run belongs to, None where it has none. `run` None: a run that has no rank on this node."""
+        """The group of this run; None where it has none. `run` None (no rank on this node): the group of the configured
+        peers, if any.
+        """
         if run is None or self._all is not None:
             return self._all
         return self._groups.get(self._of.get(run.job.id, "none"))

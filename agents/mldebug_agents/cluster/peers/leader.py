@@ -1,6 +1,6 @@
-"""What this agent does where it coordinates: has all nodes of a run captured, and answers announcements with the result.
+"""What this agent does while it coordinates: has all nodes of a run captured, and answers announcements with the result.
 
-Belongs to the main loop's thread; talking to other nodes is a worker's.
+Belongs to the main loop's thread; a worker talks to other nodes.
 """
 
 import logging
@@ -125,11 +125,11 @@ class Leader:
                 self._incidents.remote.close_case(incident, "ended", NOT_HERE)
 
     def met(self, peer: Peer, now: float) -> None:
-        """Note that another agent coordinates and answered just now; if it falls silent, this was the last time."""
+        """Note that this other agent coordinates and answered just now."""
         self._met[peer] = now
 
     def welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
-        """The answer to an announcement."""
+        """The answer to another agent's announcement: a word on each of its runs, and the seconds until its next one (`pace`)."""
         self._coordinator.update(announcement, address, now)
         if why := self._coordinator.refused.get(address):
             self._refusals.count("name", address, why)
@@ -151,13 +151,15 @@ class Leader:
         )
 
     def relayed(self, group: CoordinatorGroup, now: float) -> tuple[Relayed, ...]:
-        """Announcements that this agent received although another one coordinates, to be passed on. `now`: monotonic seconds."""
+        """Announcements that this agent received although another one coordinates, so that they are passed on to that one.
+        `now`: monotonic seconds.
+        """
         if group.found is None or group.led_by(self._agent):
             return ()
         return self._coordinator.relayed(group.name, self._node, now)
 
     def view(self, now: float) -> ClusterView:
-        """All nodes that announce themselves to this agent."""
+        """All nodes that announce themselves to this agent, with their runs. `now`: monotonic seconds."""
         return self._coordinator.view(self._node, _hosts(*self._groups), now)
 
     def count(self, now: float) -> int:
@@ -165,7 +167,9 @@ class Leader:
         return len(self._coordinator.fresh(now))
 
     def dump(self, order: DumpOrder, answer: "Future[ClusterCapture]", now: float) -> None:
-        """Capture a run on all its nodes because a person asks for it, whether it stalls or not."""
+        """Capture a run on all its nodes because a user asks for it, whether it stalls or not. `answer` gets the captures,
+        or an MldebugError where not exactly one run matches or too many captures wait.
+        """
         job, calls = order.job, self._coordinator.named(order.job, order.uid)
         if len(calls) != 1:
             names = sorted({f"{run_id(call.news.key)} ({call.news.name})" for call in calls})
@@ -182,7 +186,7 @@ class Leader:
             refuse(answer, MldebugError("too many captures wait"))
 
     def together(self, result: Result) -> None:
-        """Take the captures of all nodes, or of those that answered in time."""
+        """Take the result of a capture on all nodes: write it to the incident's report, or give it to the user who asked."""
         call: CaptureCall = result.order.call
         answer: Future[Any] | None = result.order.answer
         why = f"the nodes could not be asked: {result.error}" if result.error else ""
@@ -218,7 +222,9 @@ class Leader:
         return group is None or group.led_by(self._agent)
 
     def judged(self, queried: QueriedNodes) -> QueriedNodes:
-        """The queried nodes; those that still announce themselves are marked as unreachable and not as silent (wrong address, firewall)."""
+        """The queried nodes. A silent node that still announces itself is marked as unreachable: its address or a firewall
+        is wrong.
+        """
         nodes = tuple(self._alive(one) if one.state == "silent" else one for one in queried.nodes)
         return msgspec.structs.replace(queried, nodes=nodes, by=self._node)
 

@@ -1,4 +1,4 @@
-"""What agents may ask each other, as OpenAPI: made of the structs that read it. `GET /peer/v1/openapi.json`."""
+"""The API between agents as OpenAPI, generated from the structs that decode its messages. `GET /peer/v1/openapi.json`."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""The runs of this node as it announces them, and the progress of the same runs that other nodes have announced.
+"""The runs of this node as it announces them, with the progress of the same runs that other nodes have announced.
 
 Belongs to the main loop's thread.
 """
@@ -24,14 +24,18 @@ _KINDS = {str(kind): kind for kind in STEPS}
 
 
 class RemoteProgress:
-    """Progress of one run (steps, log records, heartbeats): seen on this node, and announced by other nodes. For each kind, what this node saw takes precedence."""
+    """Progress of one run (steps, log records, heartbeats), as this node has read it and as other nodes have announced it. For
+    each kind, what this node has read takes precedence.
+    """
 
     def __init__(self) -> None:
         self._own: tuple[Progress, ...] = ()
         self._far: dict[ProgressKind, Progress] = {}
 
     def own(self, now: float) -> tuple[Signal, ...]:
-        """The progress that this node saw, as messages for other nodes. `now`: monotonic seconds; a message holds its age instead."""
+        """The progress that this node has read, as messages for other nodes. `now`: monotonic seconds; a message holds the
+        age in its place.
+        """
         return tuple(
             Signal(kind=str(one.kind), value=one.value, age=max(0.0, now - one.at))
             for one in self._own
@@ -39,7 +43,7 @@ class RemoteProgress:
         )
 
     def all(self, now: float) -> tuple[Signal, ...]:
-        """The progress by kind, seen on this node or else announced by other nodes. `now`: monotonic seconds."""
+        """The progress of each kind, read on this node or else announced by others. `now`: monotonic seconds."""
         here = self.own(now)
         kinds = {one.kind for one in here}
         far = (
@@ -54,9 +58,9 @@ class RemoteProgress:
         return (*here, *(one for one in far if one.kind not in kinds))
 
     def take(self, signals: Iterable[Signal], now: float) -> None:
-        """Replace what other nodes announced of this run. `now`: monotonic seconds.
+        """Replace what other nodes have announced of this run. `now`: monotonic seconds.
 
-        A value that is announced again unchanged is not new progress: its time stays that of the first announcement.
+        A value that is announced again unchanged is no new progress: its time stays that of the first announcement.
         """
         kinds = set()
         for signal in signals:
@@ -82,7 +86,9 @@ class RemoteProgress:
         self._far = {}
 
     def complete(self, one: JobLook) -> JobLook:
-        """Add the progress announced by other nodes to what this node has read of the run, for each kind of which it saw nothing itself."""
+        """Remember the progress in this look, and add to it what other nodes announced, for each kind that this node has
+        not read itself.
+        """
         self._own = one.look.progress
         here = {each.kind for each in self._own}
         more = tuple(each for kind, each in self._far.items() if kind not in here)
@@ -103,7 +109,7 @@ class OwnRuns:
         self.present: dict[str, tuple[str, ...]] = {}  # by job id: nodes with a launcher of it
 
     def tick(self, runs: Mapping[str, Run]) -> None:
-        """Take over the runs of this moment, by job id. All others are forgotten, except how they failed."""
+        """Set the present runs, by job id. Others are forgotten, except those that failed lately."""
         self.runs = runs
         for job_id in self._far.keys() - runs.keys():
             del self._far[job_id]
@@ -173,7 +179,7 @@ def news_of(
 
 
 def gone(bad: FailedRun, node: str) -> RunNews:
-    """The message about a run that failed and of which this node has no rank left."""
+    """The message about a run that failed lately and has no rank left on this node."""
     job = bad.run.job
     return RunNews(
         key=job_key(job, node),

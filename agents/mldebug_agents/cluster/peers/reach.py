@@ -1,4 +1,4 @@
-"""Whether a job that a person names has ranks on other nodes, as the agents know it: then those are asked, too."""
+"""Whether a job that a user names has ranks on other nodes, as far as the agents know; then those nodes are captured too."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Captures that other nodes have ordered: one serves all who ask for it. Belongs to the main loop's thread."""
+"""Captures that other nodes have ordered; one capture serves all who order it meanwhile. Belongs to the main loop's thread."""
 
 from collections import deque
 from collections.abc import Callable, Collection
@@ -32,7 +32,7 @@ def refuse(answer: "Future[T]", error: MldebugError) -> None:
 
 
 class TimedCapture(NamedTuple):
-    """A capture, and `came`: the monotonic time when it was done, since the wall clock may be set in between."""
+    """A capture, and in `came` the monotonic time when it was complete (the wall clock may be set meanwhile)."""
 
     capture: NodeCapture
     came: float
@@ -56,23 +56,26 @@ class RemoteOrders:
         self._begun: dict[str, deque[tuple[str, float]]] = {}  # job -> who had it captured, when
 
     def keep(self, jobs: Collection[str]) -> None:
-        """Forget all jobs but those with these ids."""
+        """Forget the orders for jobs that are not among these ids."""
         for known in (self._waiting, self._taken, self._reasons, self._begun):
             for job_id in known.keys() - jobs:
                 del known[job_id]
 
     def allows(self, run: Run, source: str, now: float) -> bool:
-        """Whether this source may order one more capture of the run: each costs its ranks something, and no stall needs many."""
+        """Whether this source may order one more capture of the run: at most `MOST` in `WINDOW` seconds, since each costs
+        its ranks time.
+        """
         begun = self._begun.get(run.job.id, ())
         return sum(who == source and now - at < WINDOW for who, at in begun) < MOST
 
     def order(
         self, run: Run, incident: str, answer: CaptureFuture, now: float, source: str = ""
     ) -> None:
-        """Order a capture of the run for an incident of another node; `answer` receives it.
+        """Order a capture of the run for an incident of another node; the future `answer` gets it. `now`: monotonic
+        seconds.
 
-        A capture for the same incident of less than `AGAIN` seconds ago serves again, one for another incident only within `MOMENT`: it
-        would show another moment than the captures of the other nodes. `now`: monotonic seconds.
+        The last capture is used again if it is younger than `AGAIN` seconds and was for the same incident, or younger than
+        `MOMENT` seconds: an older one would show another moment than the captures of the other nodes.
         """
         job_id = run.job.id
         age = now - self._taken.get(job_id, -AGAIN)

@@ -1,4 +1,4 @@
-"""What other agents may ask of this one. Who is here has shown a certificate of ours: nobody else gets so far."""
+"""The HTTP routes for requests of other agents. Every client has shown a valid certificate of the cluster in the handshake."""
 
 import asyncio
 import os
@@ -72,10 +72,10 @@ def app(
     machine: str = "",
     gaps: Callable[[], tuple[Gap, ...]] = lambda: (),
 ) -> Starlette:
-    """`ask` puts a question to the main loop; `judge` makes a report of what came for a person.
+    """The ASGI app. `ask` puts a request to the main loop; `judge` makes a report of the captures that a user asked for.
 
-    `waiting`: how many reports are not on this node's disk yet. `machine`: of `NodeReply`. `gaps`: what
-    this node could not see when it looked last: ranks that it may not look at are not ranks that are not there.
+    `waiting`: the number of reports not yet on this node's disk. `machine`: as in `NodeReply`. `gaps`: what this node could not
+    see at its last look, so that hidden ranks do not count as absent.
     """
     refused = refusals or Refusals()
 

@@ -1,4 +1,4 @@
-"""From the `cluster` section to the parts that it asks for, with every problem in words."""
+"""Makes the parts that the `cluster` section of the configuration asks for, and reports every problem in words."""
 
 import ipaddress
 import resource
@@ -20,7 +20,7 @@ HOW = "cluster: {key_file: FILE, networks: [10.1.0.0/16]}, see docs/across-nodes
 
 
 class PeerSetup(NamedTuple):
-    """What an agent needs to work with others: socket, client, candidates, identity."""
+    """What an agent needs to work with others: listening socket, identity, client, candidates for the coordinator."""
 
     door: socket.socket
     identity: Identity
@@ -31,7 +31,9 @@ class PeerSetup(NamedTuple):
 
 
 def join(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> PeerSetup | None:
-    """Listen for other agents and read the key; None where none are configured. Raises ConfigError or UsageError."""
+    """Listen for other agents and read the key or certificates; None where neither is configured. Raises ConfigError or
+    UsageError.
+    """
     if problems := list(_problems(settings)):
         raise ConfigError(problems, HOW)
     if settings.key_file is None and settings.certificate is None:

@@ -1,4 +1,4 @@
-"""What people on this node may ask about all nodes: their agent asks whoever coordinates."""
+"""Requests about all nodes that users of this node may make: the agent passes them to the coordinating agents."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +26,9 @@ Verb = Callable[[Mapping[str, str], int | None], object]
 
 
 def peer_verbs(peers: PeersController | None, client: PeerClient | None) -> dict[str, Verb]:
-    """The functions that agents of other nodes, or people, may call, by path. Each gets the user whose runs are wanted; None: all."""
+    """By path, the functions that users may call. Each gets the parameters and the user id whose runs are wanted (None: all).
+    They raise MldebugError where no agent coordinates.
+    """
 
     def coordinators() -> tuple[PeerClient, tuple[Peer, ...]]:
         if peers is None or client is None:

@@ -1,4 +1,4 @@
-"""By srun, in the job itself: one more step on each of its nodes, beside the one that hangs."""
+"""By srun, inside the job itself: one more job step on each of its nodes, beside the one that hangs."""
 
 import re
 import shlex
@@ -32,14 +32,14 @@ _ENDED = re.compile(
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options: how srun is called."""
+    """How srun is called."""
 
     # of every step; --gres=gpu:0, or it would wait for the GPUs that the job holds
     srun: tuple[str, ...] = ("srun", "--overlap", "--gres=gpu:0")
 
 
 class SlurmTransport:
-    """Reaches the nodes of one job, as Slurm lists them."""
+    """Reaches the nodes of one Slurm job by one srun."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -69,7 +69,9 @@ class SlurmTransport:
         return FanoutPlan(order=order, nodes=nodes, absent=absent, listed_by="Slurm")
 
     def explain(self, plan: FanoutPlan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
-        """Which tasks failed, from srun's stderr: it labels each line with a task's number, and names failed tasks at the end."""
+        """Which nodes failed and why, from srun's stderr: it labels each line with a task's number, and names failed tasks
+        at the end.
+        """
         absent = {node.name for node in plan.absent}
         present = [name for name in plan.nodes if name not in absent]
         errors_of = _SrunErrors(errors)
@@ -82,7 +84,9 @@ class SlurmTransport:
         }
 
     def ended(self, node: str, code: int, error: str) -> QueriedNode:
-        """The node as one that could not answer, with this error. Its exit code says nothing, since one srun runs the commands of all nodes."""
+        """The node, marked as one that could not answer because of this error. The exit code is ignored, since one srun
+        runs the commands of all nodes.
+        """
         return QueriedNode(name=node, state="unable", reason=error)
 
 

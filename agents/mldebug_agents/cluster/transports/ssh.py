@@ -1,4 +1,4 @@
-"""By ssh to each node, in a tree where the site has set one up for ClusterShell."""
+"""By ssh to each node; in a tree of connections where the site has configured one for ClusterShell."""
 
 import os
 import re
@@ -29,7 +29,7 @@ _SILENT = re.compile(
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options: how ssh is called, in addition to ~/.ssh/config."""
+    """How ssh is called, in addition to ~/.ssh/config."""
 
     ssh: str = "ssh"  # the program
     options: str = ""  # more of its options: "-i ~/.ssh/cluster -p 2222"
@@ -40,7 +40,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SshTransport:
-    """Reaches hosts that a person has named, by ssh."""
+    """Reaches hosts that a user has named, by ssh."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -74,7 +74,7 @@ class SshTransport:
         return str(self._options.tree)
 
     def explain(self, plan: FanoutPlan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
-        """Empty: each node has its own ssh, so no error concerns several nodes."""
+        """Always empty: each node has its own ssh, so no error concerns several nodes."""
         return {}
 
     def ended(self, node: str, code: int, error: str) -> QueriedNode:
@@ -93,7 +93,9 @@ def _named(hosts: NamedHosts) -> tuple[str, ...]:
 
 
 def remote_command(wanted: FanoutRequest) -> str:
-    """The command line for a remote login shell of any kind. It ends after its timeout, also when the connection is gone."""
+    """The command line for the remote login shell, whichever it is. It ends after its time limit even when the connection is
+    gone.
+    """
     limit = ("timeout", "-k", "5", f"{wanted.timeout:g}")
     return shlex.join((*limit, wanted.python, "-m", "mldebug", *wanted.arguments))
 

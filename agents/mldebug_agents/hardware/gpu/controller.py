@@ -67,8 +67,8 @@ class _AcceptRequest:
 
 
 class GpuController:
-    """Carries out what users order about the agent's GPUs. `gpus`: the source of readings.
-    A source without `release`, such as a recording, holds nothing open; to release it does nothing.
+    """Carries out what users order about the agent's GPUs. `gpus`: the source of readings. A source without `release`, such as
+    a recording, holds nothing open; to release it does nothing.
     """
 
     def __init__(self, gpus: object, clock: Callable[[], float] = time.time) -> None:
@@ -86,8 +86,7 @@ class GpuController:
 
     def release(self, seconds: float, why: str = BY_HAND) -> Released:
         """Close all GPU handles for `seconds`, and wait up to `CLOSED_WITHIN` seconds until they are closed; 0 has the GPUs
-        read again.
-        `why` is shown in the status. Raises UsageError for more than `LONGEST` seconds.
+        read again. `why` is shown in the status. Raises UsageError for more than `LONGEST` seconds.
         """
         if not 0 <= seconds <= LONGEST:  # so NaN is none
             raise UsageError(
@@ -107,8 +106,7 @@ class GpuController:
 
     def let_go_for_reset(self) -> bool:
         """Release the GPUs for `FOR_RESET` seconds because the driver wants to reset one and this agent holds it open.
-        Returns at once;
-        False where they cannot be released, or `take_up` was called less than `HOLD` seconds ago.
+        Returns at once; False where they cannot be released, or `take_up` was called less than `HOLD` seconds ago.
         """
         if self._gpus is None or time.monotonic() < self._not_before:
             return False

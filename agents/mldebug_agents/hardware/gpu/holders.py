@@ -32,8 +32,7 @@ class Holders:
 
     def look(self, ranks: Iterable[RankIdentity]) -> tuple[RankProcess, ...]:
         """The processes of these ranks, each with its GPU device files (minor numbers) and the environment variables about
-        GPUs;
-        both are empty or None where they cannot be read.
+        GPUs; both are empty or None where they cannot be read.
         """
         present = list(ranks)[:MAX_RANKS]
         here = {(one.pid, one.start_ticks) for one in present}

@@ -40,8 +40,8 @@ class Levels:
 
     def complete(self, look: JobLook, watch: NodeWatch, joined: RankGpuMap) -> JobLook:
         """The look at a job, with the progress that the GPU of each rank shows added. `watch`: the newest quick GPU
-        reading;
-        one that is not newer than the last is not counted again. Without known GPUs the look is returned unchanged.
+        reading; one that is not newer than the last is not counted again. Without known GPUs the look is returned
+        unchanged.
         """
         fingerprint = self._fingerprint(look, watch, joined)
         if fingerprint is None:

@@ -36,8 +36,8 @@ MAX_FAULTS = 64
 
 
 class GpuMonitor:
-    """Keeps the newest readings of the GPUs, what is wrong with them, and which rank uses which.
-    `watch`: the last quick reading; `full`: the last full one; None where there is none yet, or the newest one failed.
+    """Keeps the newest readings of the GPUs, what is wrong with them, and which rank uses which. `watch`: the last quick
+    reading; `full`: the last full one; None where there is none yet, or the newest one failed.
     """
 
     def __init__(self, memory: KeyValueStore, node: str) -> None:
@@ -56,8 +56,7 @@ class GpuMonitor:
 
     def update(self, news: GpuNews, limits: Thresholds, configured: int | None) -> None:
         """Take a successful reading. `limits`: thresholds of the health rules. `configured`: how many GPUs the
-        configuration expects;
-        None: the number is learned.
+        configuration expects; None: the number is learned.
         """
         if news.full is None:
             self.watch = news.watch
@@ -73,8 +72,7 @@ class GpuMonitor:
 
     def failed(self, *, full: bool) -> None:
         """Forget the last reading of this kind, because a new one failed. `full`: the full one, with GPU count and health;
-        else the quick one.
-        The last good full reading is kept to compare the next one with.
+        else the quick one. The last good full reading is kept to compare the next one with.
         """
         if full:
             self.full, self.count, self.health = None, None, ()
@@ -107,8 +105,8 @@ class GpuMonitor:
         return as_sure((*self._faults.get(job_id, ()), *missing), self.joined(job_id).guessed())
 
     def concerning(self, job_id: str, faults: Iterable[Fault]) -> tuple[Fault, ...]:
-        """Those of these faults that may concern the job. Left out are faults of a GPU that none of its ranks uses,
-        but only where the GPUs of all ranks are known.
+        """Those of these faults that may concern the job. Left out are faults of a GPU that none of its ranks uses, but
+        only where the GPUs of all ranks are known.
         """
         joined = self.joined(job_id)
         sure = bool(joined.ranks) and not joined.unknown
@@ -125,8 +123,8 @@ class GpuMonitor:
         self._faults = {one: kept for one, kept in self._faults.items() if one in job_ids}
 
     def accept(self) -> int | None:
-        """Take the GPUs that are present now as all that this node should have, and store that. Returns their number;
-        None where it is not known now, or is 0.
+        """Take the GPUs that are present now as all that this node should have, and store that. Returns their number; None
+        where it is not known now, or is 0.
         """
         if self._expected is None or self.full is None or not self.full.gpus:
             return None

@@ -48,8 +48,8 @@ class MemoryCgroup(NamedTuple):
 
 
 class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read. `horizon`: alert where memory is forecast to be full within so many seconds.
-    `pss`: also read each rank's proportional share, which is slow.
+    """What to read. `horizon`: alert where memory is forecast to be full within so many seconds. `pss`: also read each rank's
+    proportional share, which is slow.
     """
 
     jobs: tuple[Job, ...] = ()

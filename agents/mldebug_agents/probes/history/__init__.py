@@ -1,1 +1,1 @@
-"""What probes have measured on this node, on disk and in the agent."""
+"""The results of earlier probes on this node, on disk and in the agent."""

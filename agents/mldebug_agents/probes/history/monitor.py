@@ -1,4 +1,4 @@
-"""Keeps the history of probes for the main loop: reads the file that probes write when it has changed."""
+"""The history of probes for the main loop: the file that probes write is read again when it has changed."""
 
 import errno
 import time
@@ -21,7 +21,7 @@ MOST = 200  # series that are shown: shifted ones, then those that were measured
 
 
 class ProbeHistoryReader:
-    """Reads through the reader child, since the state dir may hang. For one worker thread."""
+    """Reads the history through the reader child, since the state dir may hang. For one worker thread."""
 
     def __init__(self, state_dir: Path, reader: Reader) -> None:
         self._path, self._reader = str(state_dir.absolute() / NAME), reader
@@ -29,7 +29,9 @@ class ProbeHistoryReader:
         self._judged: tuple[JudgedSeries, ...] = ()
 
     def look(self, _: object) -> tuple[JudgedSeries, ...]:
-        """All judged series; empty where nobody has probed. Raises EvidenceError where the history cannot be read."""
+        """All series of results, each judged; empty where no probe has run. Raises EvidenceError where the history cannot
+        be read.
+        """
         tail = self._reader.read_tail(self._path, rights=OPERATOR, max_bytes=1)
         if isinstance(tail, Unreadable):
             self._version = None
@@ -65,12 +67,14 @@ class ProbeHistoryMonitor:
             self.worker.order(None)
 
     def on_result(self, result: Result) -> bool:
-        """Take the result of the worker; after an error nothing is shown. False where the result is of another worker."""
+        """Take the result of the worker; after an error the history is shown as empty. False where the result comes from
+        another worker.
+        """
         if result.worker == WORKER:
             self._series = result.value
         return result.worker == WORKER
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the judged series, and the state of the worker."""
+        """The snapshot with the judged series and the state of the worker added."""
         sources = (*snapshot.sources, self.worker.state())
         return msgspec.structs.replace(snapshot, probes=self._series, sources=sources)

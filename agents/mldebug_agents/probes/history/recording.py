@@ -1,4 +1,4 @@
-"""Adds a finished probe to the history of its node, and prints what has changed against it."""
+"""Adds a finished probe to the history of its node, and prints what has changed compared with earlier runs."""
 
 import socket
 import time
@@ -25,9 +25,10 @@ def record(
     state_dir: Path | None,
     say: Callable[[str], None],
 ) -> None:
-    """Store the results and print what has changed. Errors of the disk are printed, not raised: the probe has its results.
+    """Store the results and print by `say` what has changed. Errors of the disk are printed, not raised.
 
-    `nodes`: where it ran, none for here; `kept`: the variables that change what is measured; no `state_dir`: this user's.
+    `nodes`: where the probe ran, () for this node; `kept`: variables that change the results; `state_dir`: None for the
+    configured one.
     """
     here = nodes or (socket.gethostname(),)
     common = series_of(measurement, here, {**kept, **measurement.variables()})
@@ -52,7 +53,7 @@ def line(one: JudgedSeries) -> str:
 def series_of(
     measurement: Measurement, nodes: tuple[str, ...], variables: Mapping[str, str]
 ) -> ProbeSeries:
-    """What all results of a measurement have in common; op, bytes and ranks are empty."""
+    """The description that all results of a measurement share; op, bytes and ranks are left empty."""
     about = measurement.about
     others = (
         f"{name}={value}"

@@ -1,7 +1,7 @@
-"""The history of probes on disk: `STATE_DIR/probes.sqlite`, bounded, written by whoever has probed.
+"""The history of probes on disk: `STATE_DIR/probes.sqlite`, of limited size, written by whoever runs a probe.
 
-Two writers wait for each other. A damaged file is set aside as `probes.sqlite.broken`, and begun anew. The agent reads the
-file's bytes, without opening the database: it holds up no writer, and half a change is only unreadable for a moment.
+Two writers wait for each other. A damaged file is renamed to `probes.sqlite.broken`, and a new one begun. The agent reads the
+file's bytes without opening the database, so it blocks no writer; a half-written change is unreadable only for a moment.
 """
 
 import contextlib

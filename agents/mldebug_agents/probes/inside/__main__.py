@@ -1,4 +1,4 @@
-"""Import the neighbours as a package, whatever the folder above it contains."""
+"""Starts a script of this folder; its files are imported as a package, whatever else the folder above contains."""
 
 import importlib
 import json
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the script that the first argument names with the order in the second."""
+    """Run the script that the first argument names, with the order (JSON) in the second."""
     here = os.path.dirname(os.path.realpath(__file__))
     above = os.path.dirname(here)
     sys.path[:] = [path for path in sys.path if os.path.realpath(path or ".") not in (here, above)]

@@ -21,7 +21,7 @@ UNSUPPORTED = ("does not support", "not implemented", "not supported", "No backe
 
 
 def main(order: dict[str, Any]) -> None:
-    """Start `work` once for each rank of this node; the entry point of this script."""
+    """Start `work` once for each rank of this node; the entry point of this script. Never returns."""
     launch(order, work)
 
 

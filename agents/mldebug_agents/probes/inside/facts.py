@@ -1,4 +1,4 @@
-"""What this Python has: torch, its back ends, its GPUs. No GPU context is made."""
+"""What this Python has: torch, its backends, its GPUs. No GPU context is made."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def free_port() -> int:
 
 
 def compute() -> list[int] | None:
-    """Pids that compute on this node's GPUs; None where nvidia-smi cannot say."""
+    """Pids of processes that compute on this node's GPUs; None where nvidia-smi does not tell."""
     try:
         answer = subprocess.run(SMI, capture_output=True, text=True, timeout=30, check=True)
         return [int(line) for line in answer.stdout.split()]

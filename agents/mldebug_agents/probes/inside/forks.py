@@ -1,4 +1,4 @@
-"""Pieces of work in forks of one process that has imported torch and made no GPU context: one that hangs costs only itself."""
+"""Runs pieces of work in forks of a process that has imported torch and made no GPU context; one that hangs costs only itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ForkedTasks:
         self._results: Dict[str, Result] = {}
 
     def start(self, label: str, work: Callable[[], Result]) -> int:
-        """Run a function in a fork, which dies with this process. Returns its pid."""
+        """Run a function in a fork, which is killed when this process ends. Returns its pid."""
         ours, theirs = os.pipe()
         parent = os.getpid()
         pid = os.fork()
@@ -40,7 +40,9 @@ class ForkedTasks:
         return pid
 
     def wait(self, seconds: float) -> Dict[str, Result]:
-        """Wait until all have ended, or for so many seconds; the rest is killed then. Returns results by label. Sends beats meanwhile."""
+        """Wait until all forks have ended; those left after `seconds` are killed, and their result is {"late": True}.
+        Returns results by label. Prints `beat` events meanwhile.
+        """
         deadline, beaten = time.monotonic() + seconds, 0.0
         while self._running:
             self._reap(os.WNOHANG)

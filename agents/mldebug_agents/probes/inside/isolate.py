@@ -102,14 +102,14 @@ def _store(torch: Any, order: dict[str, Any], seconds: float, serve: bool = Fals
 
 
 class NodeParticipant:
-    """The part of one node in the isolation: it does what the leader asks for, and reports through the store."""
+    """The part of one node in the isolation: it carries out the steps that node 0 announces, and reports through the store."""
 
     def __init__(self, order: dict[str, Any], store: Any) -> None:
         self._order, self.store = order, store
         self.node: int = order["node"]
 
     def arrive(self) -> None:
-        """Report in the store that this node is ready."""
+        """Report in the store that this node is ready; node 0 also publishes the settings that all nodes share."""
         facts = {"name": socket.gethostname(), "seats": self._order["seats"]}
         facts["device"] = self._order["device"]
         if not self.node:
@@ -121,7 +121,9 @@ class NodeParticipant:
         self.store.set(key, json.dumps(value))
 
     def wait_for(self, key: str, until: float) -> Any:
-        """The value under a key of the store, as soon as it is there; None at `until`. Sends beats meanwhile."""
+        """The value of a key in the store, as soon as it is there; None if it is not by `until` (monotonic). Prints `beat`
+        events meanwhile.
+        """
         beaten = time.monotonic()
         while not self.store.check([key]):
             now = time.monotonic()
@@ -149,7 +151,9 @@ class NodeParticipant:
             number += 1
 
     def work(self, number: int, groups: list[list[list[int]]]) -> None:
-        """Fork this node's seats that take part in a step, and report the results. A group is a list of seats."""
+        """Fork the ranks of this node that take part in a step, and report their results. A group is a list of (node, local
+        rank).
+        """
         crew = ForkedTasks()
         for place, seats in enumerate(groups):
             for position, (node, local) in enumerate(seats):

@@ -1,4 +1,4 @@
-"""The collectives that are measured: their buffers, the call, and what must come out."""
+"""The collectives that are measured: their buffers, the call, and the values that must result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ SPLIT = ("all_gather", "reduce_scatter", "all_to_all")  # whose payload has one 
 
 
 def elements(op: str, size: int, itemsize: int, world: int) -> int:
-    """How many elements the larger buffer of an op needs for about `size` bytes; at least one for each part."""
+    """The number of elements in the larger buffer of an op for about `size` bytes: a multiple of the ranks where the op splits
+    it, at least 1 each.
+    """
     if op == "barrier":
         return 0
     parts = world if op in SPLIT else 1
@@ -18,7 +20,7 @@ def elements(op: str, size: int, itemsize: int, world: int) -> int:
 
 
 def needed(op: str, count: int, itemsize: int, world: int) -> int:
-    """How many bytes all buffers of one rank take."""
+    """How many bytes all buffers of one rank take for `count` elements."""
     own = {"all_gather": count // world, "reduce_scatter": count // world}.get(op, 0)
     twice = op in ("all_to_all", "send_recv")
     return (count * (2 if twice else 1) + own) * itemsize

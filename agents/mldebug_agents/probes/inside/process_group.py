@@ -1,4 +1,4 @@
-"""How a rank of a probe joins the others."""
+"""How a rank of a probe joins and leaves the process group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ INTERFACES = {"cuda": "NCCL_SOCKET_IFNAME", "cpu": "GLOO_SOCKET_IFNAME"}
 
 
 def check_interfaces(device: str) -> None:
-    """Raise ValueError for a network interface that this host does not have; the back ends' own errors are unclear."""
+    """Raise ValueError where NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME on CPUs) names an interface that this host lacks; the
+    backends' own errors are unclear.
+    """
     variable = INTERFACES[device]
     wanted = os.environ.get(variable, "")
     here = sorted(name for _, name in socket.if_nameindex())
@@ -25,12 +27,14 @@ def check_interfaces(device: str) -> None:
 
 
 def gloo_lacks(wanted: str, here: list[str]) -> str:
-    """The interfaces that gloo needs (names in `wanted`) and this host lacks, separated by commas."""
+    """Those of the interface names in `wanted` (comma-separated) that are not in `here`, comma-separated."""
     return ", ".join(one for one in wanted.split(",") if one not in here)
 
 
 def nccl_lacks(wanted: str, here: list[str]) -> str:
-    """NCCL takes beginnings of names (`=`: whole ones; `^`: all others) and needs one that fits; what was wanted where none does."""
+    """`wanted` itself where no interface in `here` fits it, else "". As in NCCL_SOCKET_IFNAME, it lists prefixes; after `=`
+    whole names, after `^` names to be left out.
+    """
     words = wanted.lstrip("^").lstrip("=")
     whole, others = wanted.lstrip("^").startswith("="), wanted.startswith("^")
     names = tuple(one.split(":")[0] for one in words.split(","))
@@ -40,7 +44,9 @@ def nccl_lacks(wanted: str, here: list[str]) -> str:
 
 
 def join(order: dict[str, Any]) -> tuple[Any, Any]:
-    """Make the process group; returns torch and the device of this rank."""
+    """Join the process group that the environment describes. Returns torch and the device of this rank. Raises ValueError for a
+    missing network interface, and what torch raises.
+    """
     check_interfaces(order["device"])
     torch = import_module("torch")
     device = torch.device("cpu")

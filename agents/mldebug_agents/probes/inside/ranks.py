@@ -1,8 +1,8 @@
-"""The ranks of a probe on one node: forked by a launcher that imports no torch, ended with it, heard line by line.
+"""Starts the ranks of a probe on one node: forks of a launcher that imports no torch. They end with it, and print events as lines.
 
-An order has `ranks` (the global ranks of this node; absent under torchrun), `world`, `address`, `port`, `seconds` (until
-all is ended, whatever happens), `alone` (end when somebody else wants this node) and what the probe's own function wants. Events: `beat`
-(each second), `failed` (a rank's exception), `died` (a rank ended by a signal or an exit code), `stranger` (who wants it), `done`.
+An order has `ranks` (the global ranks of this node; absent under torchrun), `world`, `address`, `port`, `seconds` (until all is
+ended), `alone` (end when another process uses this node) and what the probe's own function needs. Events: `beat` (each second),
+`failed` (a rank's exception), `died` (a rank ended by a signal or an exit code), `late`, `stranger` (who uses the node), `done`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _out = _turn = -1
 
 
 def launch(order: Order, work: Callable[[Order], None]) -> None:
-    """Run `work` in each rank of this node, in forks; never returns."""
+    """Run `work` in each rank of this node, in forks; under torchrun in this process. Ends the process, so it never returns."""
     keep_stdout()
     if "ranks" not in order:  # torchrun has started this rank
         watch_from_here(order)
@@ -46,7 +46,9 @@ def launch(order: Order, work: Callable[[Order], None]) -> None:
 
 
 def watch_from_here(order: Order) -> None:
-    """End this rank, and so torchrun's other ranks, when its time is over or another job wants this node; used where torchrun starts the ranks."""
+    """Watch this rank from a thread, where torchrun started it: end it, and so the others, when its time is over or another job
+    uses this node.
+    """
     first = order.get("alone") and os.environ["LOCAL_RANK"] == "0"
     others = Strangers(order["device"] == "cuda") if first else None
     until = time.monotonic() + order["seconds"]
@@ -68,7 +70,7 @@ def watch_from_here(order: Order) -> None:
 
 
 def emit(event: str, **fields: object) -> None:
-    """Print one event as a whole line; ends the process where nobody reads it any more."""
+    """Print one event as a whole line; ends the process if its reader has gone."""
     line = (json.dumps({"event": event, **fields}) + "\n").encode()
     fcntl.lockf(
         _turn, fcntl.LOCK_EX
@@ -86,7 +88,9 @@ def emit(event: str, **fields: object) -> None:
 
 @contextlib.contextmanager
 def beating() -> Iterator[None]:
-    """A context that sends beats from a fork, while this process may block for a minute (loading PyTorch from a slow disk)."""
+    """A context in which a fork prints `beat` events, while this process may block for a minute (loading PyTorch from a slow
+    disk).
+    """
     parent = os.getpid()
     pid = os.fork()
     if not pid:
@@ -116,7 +120,7 @@ def rank() -> int:
 
 
 def fork_rank(order: Order, number: int, work: Callable[[Order], None]) -> int:
-    """Fork the rank with this number on the node; it dies with its launcher. Returns its pid."""
+    """Fork the rank with local rank `number`; it is killed when its launcher ends. Returns its pid."""
     launcher = os.getpid()
     pid = os.fork()
     if pid:
@@ -149,7 +153,9 @@ def run_rank(order: Order, work: Callable[[Order], None]) -> int:
 
 
 def watch(pids: dict[int, int], deadline: float, others: Strangers | None = None) -> int:
-    """Wait for all ranks, printing a sign of life at intervals. If one fails the others are ended; if another process begins to use the node, all are. Returns the exit code."""
+    """Wait for all ranks, printing `beat` events. If one fails, the others are ended soon after; if another process begins to
+    use the node, all are. Returns the exit code.
+    """
     failed, beaten = False, 0.0
     while pids:
         for pid, code in reap(pids):

@@ -1,4 +1,7 @@
-"""What is tried, in which order. A step is a list of groups that are tried at once; a group is a list of numbers of members."""
+"""What is tried, in which order. A step is a list of groups that are tried at the same time; a group is a list of member numbers.
+
+A member is a GPU (rank) or a node, whichever is compared.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +60,16 @@ def tournament(members: int) -> Iterator[Step]:
 
 
 def alone_again(trials: List[GroupTrial]) -> Iterator[Step]:
-    """A step for members that failed alone, once more: on a machine with other work a deadline may pass by chance."""
+    """One more step for the members that failed alone: on a machine with other work a deadline may be missed by chance."""
     bad = [trial.group for trial in trials if len(trial.group) == 1 and trial.outcome != "measured"]
     if bad:
         yield bad
 
 
 def again(trials: List[GroupTrial], fine: float) -> Iterator[Step]:
-    """Steps for doubtful pairs once more, each with nothing beside it, and for some of the best, to compare."""
+    """Repeat doubtful pairs, each in a step of its own, and some of the best of the same connection for comparison. Doubtful:
+    slower than `fine` times the best. Nothing is repeated where more than `MOST` are doubtful.
+    """
     pairs = [one for one in trials if len(one.group) == 2]
     best: Dict[str, float] = {}
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""One seat in one trial: alone it computes, with others it times all_reduce and checks the values."""
+"""One rank in one trial: alone it computes, with others it times all_reduce and checks the values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIDE = 1024  # of the matrices that a seat multiplies alone
 
 
 def run_seat(order: dict[str, Any]) -> dict[str, Any]:
-    """Run one seat of a group. Returns `bandwidth` (bus bytes per second, None alone), `wrong` and `seconds`, or raises."""
+    """Run one rank of a group. Returns `bandwidth` (bus bytes per second, None alone), `wrong` and `seconds`, or raises."""
     began = time.monotonic()
     torch = import_module("torch")
     torch.set_num_threads(1)

@@ -1,6 +1,7 @@
-"""Who else wants this node while a probe over several nodes runs on it: ranks of training jobs, and processes on its GPUs.
+"""Which other processes use this node while a probe over several nodes runs on it: ranks of training jobs, and processes on its
+GPUs.
 
-Ranks are told by their environment, which only their own user and root may read, as everywhere in mldebug.
+Ranks are recognised by their environment, which only their own user and root may read.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Strangers:
-    """Looks for processes of others that compute on this node. One for each launcher, called each second; `gpus`: the probe uses them."""
+    """Looks for processes outside the probe that compute on this node. One for each launcher, called each second; `gpus`: the
+    probe uses them.
+    """
 
     def __init__(self, gpus: bool) -> None:
         self._smi = Smi() if gpus else None
         self._met: Dict[int, float] = {}
 
     def first_look(self) -> str:
-        """As `look`, but waits for nvidia-smi's first answer; called before anything is measured."""
+        """As `look`, but waits up to `SMI_SECONDS` for nvidia-smi's first answer; called before anything is measured."""
         reason, until = self.look(), time.monotonic() + SMI_SECONDS
         while self._smi and self._smi.query and not reason and time.monotonic() < until:
             time.sleep(0.1)
@@ -51,14 +54,14 @@ class Strangers:
 
 
 class Smi:
-    """Runs nvidia-smi again and again. One that hangs is waited for; a second one is never started beside it."""
+    """Runs nvidia-smi again and again, one at a time: while one hangs, no other is started."""
 
     def __init__(self) -> None:
         self.query: Optional[subprocess.Popen[str]] = None
         self._next = 0.0
 
     def answer(self) -> List[int]:
-        """The pids of an answer that has just arrived; otherwise none."""
+        """The pids on the GPUs where nvidia-smi has just ended; otherwise []. Starts it when that is due. Never waits."""
         process, now = self.query, time.monotonic()
         if process is None:
             if now >= self._next:
@@ -96,7 +99,9 @@ def ranks_here() -> List[int]:
 
 
 def strangers(computing: List[int]) -> Iterator[int]:
-    """Those of these pids that exist here and belong to no process of the probe. A pid of another PID namespace may be one of our own ranks, and is left out."""
+    """Those of these pids that exist in /proc and belong to no process of the probe. Pids of another PID namespace are left out
+    where they do not exist here.
+    """
     return (pid for pid in computing if os.path.exists("/proc/{}".format(pid)) and not _ours(pid))
 
 

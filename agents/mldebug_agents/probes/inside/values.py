@@ -1,7 +1,7 @@
-"""Values that a collective must carry to the right place: each rank and each element has its own, and all sums are exact.
+"""Test values for collectives: each rank and element has its own, so misplaced data shows, and all sums are exact.
 
-Rank r has (3 i + 5 r) mod m at element i, with m small enough that the sum over all ranks is a number which the dtype
-holds exactly. The pattern repeats after m elements, so any stretch of what is expected is a cut of a tile.
+Rank r has (3 i + 5 r) mod m at element i, with m small enough that the dtype holds the sum over all ranks exactly. The pattern
+repeats after m elements, so every expected stretch is cut from one tile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one GPU, or all of a node, are put through. Figures are per second."""
+"""The loads that the node probe puts on one GPU, or on all of a node. Figures are per second."""
 
 from __future__ import annotations
 
@@ -174,7 +174,9 @@ def dram(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def disk(order: dict[str, Any]) -> dict[str, Any]:
-    """Write and sync a temporary file, past the page cache where the filesystem allows, and return the speed. `absent`: there is no such folder."""
+    """Write and sync a temporary file, past the page cache where the filesystem allows it, and return the speed in bytes per
+    second. `absent`: the folder does not exist.
+    """
     folder = order["disk"]
     if not os.path.isdir(folder):
         return {"absent": folder}

@@ -214,7 +214,7 @@ def _way_out(ended: ChildExit, kept: Mapping[str, str]) -> str:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug probe collectives`."""
     return command
 
 
@@ -229,7 +229,9 @@ def chosen_ops(text: str) -> tuple[str, ...]:
 
 
 def payloads(text: str) -> tuple[int, ...]:
-    """Bytes of `1KiB,1MiB-8MiB` (each doubling); UsageError for what is no size, or too large."""
+    """The sizes in bytes of a list such as `1KiB,1MiB-8MiB` (a range doubles each time); UsageError for what is no size, or too
+    large.
+    """
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")

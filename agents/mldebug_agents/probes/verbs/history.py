@@ -50,5 +50,5 @@ def lines(judged: Sequence[JudgedSeries], folder: Path) -> Iterator[str]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug probe history`."""
     return command

@@ -21,7 +21,9 @@ REPEATS = 20
 
 
 class Participation(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of this node in an isolation. `seats` 0: all GPUs."""
+    """This node's part in one run of `mldebug probe isolate`: how many nodes take part, which one this is, and where they meet.
+    `seats`: ranks on this node; 0: one for each GPU, or 4 without GPUs. `each`: compare GPUs or nodes.
+    """
 
     nodes: int = 1
     node: int = 0
@@ -156,7 +158,7 @@ def command(
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug probe isolate`."""
     return command
 
 

@@ -75,7 +75,7 @@ def command(
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug probe node`."""
     return command
 
 

@@ -1,1 +1,1 @@
-"""Where the jobs of this node write checkpoints, and whether the newest ones are complete."""
+"""Where the jobs of this node write checkpoints, and whether the newest checkpoints are complete."""

@@ -1,7 +1,7 @@
-"""The checkpoints of all runs: orders looks of the worker, keeps the last readings, and shows them.
+"""The checkpoints of all runs: orders looks of the worker, keeps their results, and shows them.
 
-The folders that were found and what is known of earlier checkpoints survive a restart of the agent. Belongs to the main
-loop's thread.
+A series is the checkpoints of one folder whose names differ only in numbers. Folders that were found, and what is known of earlier
+checkpoints, survive a restart of the agent. Belongs to the main loop's thread.
 """
 
 import logging
@@ -85,7 +85,9 @@ class CheckpointMonitor:
     # --- the loop ------------------------------------------------------------------------------------
 
     def tick(self, runs: Mapping[str, Run], found: Discovery, settings: CheckpointsConfig) -> None:
-        """Have the worker read the checkpoints of these runs if that is due, and store the state from time to time."""
+        """Have the worker look at the checkpoints of these runs if that is due, and store the state from time to time.
+        Where `settings` turn it off, forget all series.
+        """
         now = time.monotonic()
         self._settings = settings
         if not settings.watch:
@@ -216,7 +218,7 @@ class CheckpointMonitor:
         )
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """Add to the capture a sentence about how much training would be lost if the run ended now."""
+        """Add to the capture a sentence on how much training would be lost if the run ended now; "" where that is not known."""
         return msgspec.structs.replace(capture, checkpoints=self._sentence(capture.job.id))
 
     def _sentence(self, run: str) -> str:

@@ -1,4 +1,4 @@
-"""Look once at all checkpoints below a folder, without an agent."""
+"""Looks once at all checkpoints below a folder, without an agent."""
 
 from collections.abc import Sequence
 from posixpath import basename, join

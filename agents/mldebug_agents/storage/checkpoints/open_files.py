@@ -30,7 +30,7 @@ class OpenCheckpointFile(msgspec.Struct, frozen=True):
 
 
 class OpenFileReader:
-    """Looks at the open files of jobs, a part at a time where there are very many."""
+    """Looks at the open files of jobs; where there are very many, at a part of them in each call."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

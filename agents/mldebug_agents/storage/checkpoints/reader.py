@@ -1,4 +1,7 @@
-"""Looks at the checkpoints of all jobs: finds their series, and looks at each. Runs in a worker thread of its own."""
+"""Finds the checkpoint series of all jobs and looks at each (a series: one folder, names that differ only in numbers).
+
+Runs in a worker thread of its own.
+"""
 
 import errno
 import time
@@ -33,7 +36,9 @@ EARLY = 2.0  # seconds by which a file may be older than the job that wrote it
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request to look at one job's checkpoints: its processes, its known series, and whether it has written much since the last request."""
+    """The request to look at one job's checkpoints: its processes, its known series, and in `burst` whether it wrote much
+    lately.
+    """
 
     job: Job
     pids: tuple[int, ...]
@@ -56,7 +61,9 @@ class CheckpointNews(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesWork(NamedTuple):
-    """One series to look at. `run`: of the job that writes it, "" for a pattern of the configuration; `writing`: names that are open."""
+    """One series to look at. `run`: the job that writes it, "" for a pattern of the configuration; `writing`: names of
+    checkpoints that a process has open.
+    """
 
     run: str
     key: SeriesKey
@@ -77,7 +84,7 @@ class CheckpointReader:
         self._turn = 0
 
     def look(self, request: CheckpointRequest) -> CheckpointNews:
-        """Look once at all series, for at most about `ROUND` seconds; the others come first the next time."""
+        """Look once at all series, for about `ROUND` seconds at most; those without a turn come first the next time."""
         until = time.monotonic() + ROUND
         self._descriptors.keep(one.job.id for one in request.jobs)
         work: list[SeriesWork] = []
@@ -168,7 +175,9 @@ class CheckpointReader:
 
 
 def plain_part(pattern: str) -> str:
-    """The folder of a pattern as far as its words are the operator's: what a `*` leads to may be a job's."""
+    """The leading folders of a pattern that contain no `*` or `?`. They are the operator's words; what a wildcard leads to may
+    be a job's.
+    """
     parts = dirname(pattern).split("/")
     wild = (number for number, part in enumerate(parts) if "*" in part or "?" in part)
     return "/".join(parts[: next(wild, len(parts))])

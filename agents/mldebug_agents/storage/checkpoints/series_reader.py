@@ -1,6 +1,6 @@
-"""One look at the checkpoints of one series: list its folder and the newest checkpoints in it, read the bytes that layouts need.
+"""One look at one series of checkpoints: lists its folder, and reads what the checkpoint layouts need of the newest ones.
 
-All of it through the reader child. What could not be read is a named gap, and then nothing counts as missing.
+All of it goes through the reader child. What could not be read is a gap, and then no checkpoint counts as missing.
 """
 
 import re
@@ -61,7 +61,9 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class SeriesLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The readings of one look at one series. `whole`: the look saw everything, so checkpoints without a reading do not exist."""
+    """The results of one look at one series. `whole`: the folder was listed completely, so a checkpoint without a reading does
+    not exist.
+    """
 
     run: str
     folder: str
@@ -73,7 +75,7 @@ class SeriesLook(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trouble(self) -> str:
-        """Why the newest checkpoint is not known; "" where it is."""
+        """Why the folder could not be listed completely, so that the newest checkpoint may be unknown; "" where it was."""
         return "" if self.whole else next((one.why for one in self.troubles), "not looked at")
 
     @property
@@ -127,7 +129,7 @@ class SeriesFiles:
 
 
 class SeriesReader:
-    """Looks at one series again and again, and remembers the verdicts of checkpoints that have not changed."""
+    """Looks at one series again and again. A checkpoint that has not changed keeps its verdict and is not read again."""
 
     def __init__(self, key: SeriesKey, layouts: Sequence[Layout]) -> None:
         self.folder, self.series = key
@@ -156,7 +158,7 @@ class SeriesReader:
         return msgspec.structs.replace(look, readings=readings, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
 
     def is_one(self, one: ListedFile) -> bool:
-        """Whether this entry of a folder is a checkpoint of the series. A symbolic link is not: its target is."""
+        """Whether this entry of a folder is a checkpoint of the series. A symbolic link is none, since its target is listed too."""
         if one.kind not in ("file", "folder"):
             return False
         if "*" in self.series or "?" in self.series:
@@ -291,7 +293,9 @@ SEARCH_SECONDS = 8.0  # seconds for one file
 
 
 def read_part(reader: SeriesFiles, path: str, wanted: ByteRange) -> bytes | Unreadable:
-    """The bytes of a range of the file at `path`, or with `find` its matches, one a line; an `Unreadable` with the reason otherwise."""
+    """The bytes of a range of the file at `path` or, where `wanted` has a `find`, its matches, one a line; an `Unreadable` with
+    the reason where that fails.
+    """
     if wanted.find:
         return _search(reader, path, wanted)
     got = reader.read_from(path, wanted.offset, max_bytes=wanted.size)

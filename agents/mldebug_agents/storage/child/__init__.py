@@ -1,1 +1,3 @@
-"""One child process that asks all mounts how full they are; a mount that hangs holds up one thread of it and nothing else."""
+"""One child process that queries all mounts (free space, quotas, test writes); a mount that hangs blocks one thread of it and
+nothing else.
+"""

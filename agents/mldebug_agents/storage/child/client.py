@@ -21,7 +21,7 @@ GRACE = 5.0  # seconds more until the child itself counts as stuck
 
 
 class MountClient:
-    """Asks mounts through the child, one request at a time: the collectors of storage share it and wait for each other."""
+    """Queries mounts through the child, one request at a time: the storage collectors share it and wait for each other."""
 
     def __init__(self, starter: WorkerStarter) -> None:
         self._starter = starter
@@ -33,7 +33,9 @@ class MountClient:
     def ask(
         self, places: Sequence[MountRequest], seconds: float = SECONDS
     ) -> tuple[MountAnswer, ...]:
-        """The answers of these mounts, in order, within about `seconds`. Raises OSError where the child is gone."""
+        """Query these mounts, and return their answers in the same order within about `seconds`. Raises OSError where the
+        child has ended or does not answer, or after `close`.
+        """
         if not places:
             return ()
         with self._lock:

@@ -1,4 +1,4 @@
-"""What the agent and the probe child tell each other over a `ChildLink`."""
+"""What the agent and the mount child send each other over a `ChildLink`."""
 
 import msgspec
 
@@ -20,7 +20,9 @@ class QuotaOwners(msgspec.Struct, frozen=True):
 
 
 class MountRequest(msgspec.Struct, frozen=True):
-    """One request about one mount, named by any path on it that the child may open: `trial` writes a test file, `owners` reads quotas, with neither the free space is read."""
+    """One request about one mount, named by a path on it that the child may open. `trial`: write a test file; `owners`: read
+    quotas; with neither, the free space is read.
+    """
 
     mount: int  # its id; what is found at the path counts only where it has this id. 0: whatever is there, links are followed
     path: bytes
@@ -36,12 +38,14 @@ class MountRequest(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> tuple[int, str, bytes]:
-        """The `key` of the free-space request for the same mount. While that one hangs, nothing else is asked of this mount."""
+        """The `key` of the free-space request for the same mount. While that one hangs, no other request is made to this mount."""
         return self.mount, "space", b""
 
 
 class MountRequests(msgspec.Struct, frozen=True):
-    """Requests about many mounts, handled at once. `number`: repeated in the answer. `seconds`: how long the child may wait for all of them."""
+    """Requests about many mounts, handled at the same time. `number`: repeated in the answer. `seconds`: the time limit for all
+    of them.
+    """
 
     number: int
     places: tuple[MountRequest, ...]
@@ -49,7 +53,9 @@ class MountRequests(msgspec.Struct, frozen=True):
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
-    """statvfs of one mount. Bytes; `available` is what an ordinary user may still take, `free` has root's reserve, too."""
+    """The free space of one mount by statvfs, in bytes. `available`: what an ordinary user may still use; `free`: also what is
+    reserved for root.
+    """
 
     size: int = 0
     free: int = 0
@@ -71,7 +77,7 @@ class KernelQuota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MountAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out about one mount, or in `reason` why nothing was. `stuck`: for how many seconds an earlier call there has hung."""
+    """What was read of one mount, or in `reason` why nothing was. `stuck`: for how many seconds a call there has hung."""
 
     mount: int
     wrote: CanaryResult | None = None

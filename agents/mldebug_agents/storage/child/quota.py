@@ -1,4 +1,4 @@
-"""Quotas as the kernel keeps them, for the mount child: quotactl_fd, which needs Linux 5.14.
+"""Quotas as the kernel keeps them, for the mount child: by quotactl_fd, which needs Linux 5.14.
 
 struct if_dqblk is that of linux/quota.h, struct fsxattr that of linux/fs.h.
 """
@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def read_blocks(mount: int, owners: QuotaOwners) -> tuple[KernelQuota, ...]:
-    """The quotas that the kernel has of these owners, by an open file of the filesystem. Raises OSError where they may not be read."""
+    """The kernel's quotas of these owners on the filesystem of an open file. Raises OSError where they may not be read."""
     wanted = [*owners.ids, *((PROJECT, one) for one in _projects(mount, owners.folders))]
     found = [_ask(mount, kind, number) for kind, number in wanted]
     return tuple(one for one in found if one is not None)
@@ -61,7 +61,9 @@ def _ask(mount: int, kind: int, number: int) -> KernelQuota | None:
 
 
 def parse_block(raw: bytes, kind: int, number: int) -> KernelQuota:
-    """Limits are in KiB, the usage in bytes. Of two limits the lower one counts: writes fail there, sooner or later."""
+    """The quota in the kernel's `if_dqblk`, with `kind` and id `number` as requested; space in bytes (the kernel gives limits
+    in KiB). Of hard and soft limit the lower one counts, because writes fail there in the end; 0: no limit.
+    """
     hard, soft, used, inodes_hard, inodes_soft, inodes, *_ = _BLOCK.unpack(raw)
     return KernelQuota(
         kind=kind,

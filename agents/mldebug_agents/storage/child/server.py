@@ -1,6 +1,6 @@
-"""The mount child: one thread for each mount that is being asked; one that has not come back is not asked again.
+"""The mount child: queries mounts in threads; a mount whose last call has not returned is not queried again.
 
-A thread that hangs in a call stays there, at most `MOST_STUCK` of them; it is forgiven when its call returns.
+A thread that hangs in a call stays there, at most `MOST_STUCK` of them; when its call returns, the mount may be queried again.
 """
 
 import contextlib
@@ -55,7 +55,9 @@ class MountProber:
         self._since: dict[Key, float] = {}  # when the call began
 
     def round(self, wanted: MountRequests) -> MountAnswers:
-        """Ask all mounts; those that have not answered when the time is over count as stuck."""
+        """Query all mounts and wait at most `wanted.seconds`. A mount whose call has not returned by then counts as stuck;
+        one that was not reached in time gets the reason "there was no time left".
+        """
         until = time.monotonic() + wanted.seconds
         stuck = set(self._hanging())
         free = [place for place in wanted.places if not stuck & {place.key, place.whole}]
@@ -111,7 +113,9 @@ class MountProber:
 
 
 def ask(place: MountRequest) -> MountAnswer:
-    """Query one mount in this thread, which may hang. Nothing is read where another mount lies over it."""
+    """Query one mount in this thread, which may hang. Returns only a reason where another mount lies over it, or an error
+    occurs.
+    """
     try:
         fd = _open(place)
         try:
@@ -155,7 +159,7 @@ def _of(place: MountRequest, fd: int) -> MountAnswer:
 
 
 def space_of(figures: os.statvfs_result) -> Space:
-    """The figures of statvfs in bytes. Impossible ones (a server's negative numbers) become 0."""
+    """The figures of statvfs in bytes. Impossible ones (negative numbers of a server) become 0."""
     unit = figures.f_frsize or figures.f_bsize
     return Space(
         size=_sane(figures.f_blocks * unit),
@@ -172,7 +176,9 @@ def _sane(count: int) -> int:
 
 
 def write(folder: int, wanted: CanaryFile) -> CanaryResult:
-    """Write the file in an open folder and remove it. Errors of the filesystem are in the result; a leftover of an earlier run is removed first."""
+    """Write, sync and remove a test file in an open folder. Errors of the filesystem are in the result; a file left from an
+    earlier run is removed first.
+    """
     began = time.monotonic()
     try:
         _write(folder, wanted)

@@ -1,1 +1,1 @@
-"""Sizes of configured directories, kept current: one child process counts and watches, the agent keeps what it reports."""
+"""Sizes of configured directories, kept up to date: a child process counts and watches, the agent keeps what it reports."""

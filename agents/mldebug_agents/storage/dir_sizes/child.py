@@ -1,6 +1,6 @@
-"""The child that counts trees: one after the other, a quarter of a second each, until the agent hangs up.
+"""The child that counts the sizes of directory trees, in turns of a quarter of a second, until the agent closes the connection.
 
-Before it touches a tree it says so: if nothing more comes, the agent knows which one does not answer.
+It reports each tree before it touches it: if no message follows, the agent knows which one hangs.
 """
 
 import contextlib

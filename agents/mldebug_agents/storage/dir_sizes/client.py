@@ -1,7 +1,7 @@
-"""The trees as the agent's main loop holds them: it waits for nobody, and lets go of a child that does not come back.
+"""The agent's side of the child that counts directory trees. It never waits, and gives up a child that does not answer.
 
-A tree that does not answer is not touched again while that child lives, not even by the next agent: the child stands among
-what is left over. All other trees go on in a new child.
+A tree that hangs is not touched again while that child lives, not even by the next agent, because the child is recorded as left
+over. All other trees go on in a new child.
 """
 
 import logging
@@ -30,7 +30,7 @@ AGAIN = 60.0  # seconds until a child that died is started again
 
 
 class DirSizeStarter(WorkerStarter, Protocol):
-    """The part of a `Spawner` that starts and gives up the child."""
+    """The part of a `Spawner` that starts the child and gives it up."""
 
     @property
     def leftovers(self) -> tuple[Leftover, ...]:
@@ -38,12 +38,14 @@ class DirSizeStarter(WorkerStarter, Protocol):
         ...
 
     def abandon(self, worker: ForkedWorker, words: str) -> None:
-        """Give up a child that does not come back, and count it as left over."""
+        """Give up a child that does not answer, and record it as left over. `words`: what it was doing."""
         ...
 
 
 class DirSizeClient:
-    """Keeps the child that counts directories. For the main loop's thread only. `clock` counts seconds."""
+    """Keeps the child that counts directories. For the main loop's thread only. `clock` returns seconds; `patience`: seconds
+    without a message after which a child that works on a tree counts as hung.
+    """
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class DirSizeClient:
         self._worker = self._link = self._working = None
 
     def tick(self) -> None:
-        """Handle the child's messages; start it where it is missing, end it where it hangs. Never waits."""
+        """Handle the child's messages; start the child where there is none, give it up where it hangs. Never waits."""
         self._forgive()
         if self._worker is None:
             self._start()

@@ -41,7 +41,7 @@ class DirSizeCollector:
         self._client.tick()
 
     def samples(self) -> Sequence[Measure]:
-        """Bytes and inodes of each directory, and how they are known."""
+        """Bytes and inodes of each directory, and how up to date they are (watched, counted again from time to time, and so on)."""
         return [one for state in self._client.states for one in _measures(state)]
 
     def status(self) -> dict[str, tuple[Row, ...]]:

@@ -1,7 +1,7 @@
-"""What a tree holds, summed: each inode once, however many names it has here.
+"""The totals of a directory tree: each inode counts once, however many names (hard links) it has in the tree.
 
-Entries of a folder lie in four arrays, 32 bytes for each file and no object: the hash of the name, the inode, its blocks of 512
-bytes (or `LINKED`), its length. A file with several names is summed in `Counts.links`, by inode.
+Entries of a folder are kept in four arrays, 32 bytes a file and no object: hash of the name, inode, blocks of 512 bytes (or
+`LINKED`), length. A file with several names is counted in `TreeCounts.links`, by inode.
 """
 
 from array import array
@@ -12,7 +12,7 @@ LINKED = (1 << 64) - 1
 
 
 class FolderEntries:
-    """The files of one folder, in no order."""
+    """The files of one folder, in no order, as four arrays of equal length."""
 
     __slots__ = ("blocks", "inodes", "keys", "sizes")
 
@@ -60,7 +60,7 @@ H = TypeVar("H", bound=HasEntries)
 
 
 class HardLink:
-    """A file with several names: how many of them are inside the tree, and how many blocks it takes."""
+    """A file with several names: how many of them were found in the tree, and its blocks (of 512 bytes) and size in bytes."""
 
     __slots__ = ("blocks", "names", "size")
 
@@ -69,7 +69,7 @@ class HardLink:
 
 
 class TreeCounts:
-    """The totals of one directory tree: inodes, blocks, bytes; each file with several names counts once."""
+    """The totals of one directory tree: inodes, blocks of 512 bytes, bytes. A file with several names counts once."""
 
     def __init__(self) -> None:
         self.inodes = self.blocks = self.size = 0
@@ -86,7 +86,9 @@ class TreeCounts:
         self.size += size
 
     def add(self, inode: int, names: int, blocks: int, size: int) -> int:
-        """Count one name of a file that has `names` hard links. Returns the blocks to be counted for it in its folder."""
+        """Count one name of a file that has `names` hard links. Returns the blocks to keep with that name: `LINKED` for
+        several links.
+        """
         link = self.links.get(inode)
         if link is None and names < 2:
             self.sum(1, blocks, size)
@@ -117,17 +119,21 @@ class TreeCounts:
             self.remove(inode, blocks, size)
 
     def lose(self, inodes: Iterable[int]) -> None:
-        """Note that these files lost a hard link; their blocks, which were counted there, must be counted at another link."""
+        """Note that these files lost a name. If they have another one in the tree, they must be looked at there again (see
+        `holders`).
+        """
         self.stale.update(inode for inode in inodes if inode in self.links)
 
     def holders(self, folders: Iterable[H]) -> list[H]:
-        """The folders that have another name of the files in `stale`, which is emptied."""
+        """The folders that have another name of the files noted by `lose`, which are then forgotten."""
         stale = {inode for inode in self.stale if inode in self.links}
         self.stale.clear()
         return [one for one in folders if stale and not stale.isdisjoint(one.entries.inodes)]
 
     def settle(self, folders: Iterable[FolderEntries]) -> None:
-        """Find further names (hard links) of the files in `unsure` among files that were counted as having only one name."""
+        """For files with several links, find those names in these folders that were counted as the only one, and correct
+        the totals.
+        """
         unsure = {inode for inode in self.unsure if inode in self.links}
         self.unsure.clear()
         if not unsure:

@@ -1,4 +1,4 @@
-"""Starts the child's own code: it alone needs watchdog, so only the child pays for it."""
+"""Imports and starts the code of the child that counts directories: it needs watchdog, so only the child loads that package."""
 
 import importlib
 import socket

@@ -1,4 +1,4 @@
-"""All folders of a tree, by inode and by watch: how they come, move and go. The sums follow."""
+"""All folders of a tree, by inode and by inotify watch: how they appear, move and go, with the totals kept up to date."""
 
 import errno
 import os
@@ -46,12 +46,12 @@ class TreeFolder:
         self.whole, self.dirty = True, None
 
     def take_dirty(self) -> tuple[set[str] | None, bool]:
-        """The names that have to be read again, and whether all of the folder has to; nothing has to any more."""
+        """Return the names to be read again (None: none) and whether the whole folder is to be read again; both are reset."""
         names, whole, self.dirty, self.whole = self.dirty, self.whole, None, False
         return names, whole
 
     def replace_entries(self, entries: FolderEntries) -> None:
-        """Take the entries of a new list in the place of the old ones."""
+        """Replace the files of the folder by those of a new listing."""
         self.entries = entries
 
     def soil(self, name: str) -> None:
@@ -110,7 +110,7 @@ class FolderIndex:
         return len(self.by_inode) - len(self.by_watch)
 
     def overflow(self) -> None:
-        """Note that there are more inodes than may be counted."""
+        """Note that the tree has more inodes than may be counted."""
         self.over = True
 
     def resize(self, folder: TreeFolder, blocks: int) -> None:
@@ -129,11 +129,11 @@ class FolderIndex:
             self._skipped.add((folder.inode, name))
 
     def forget_skipped(self) -> None:
-        """Forget which names are skipped, before everything is read anew."""
+        """Forget which names are skipped, before everything is read again."""
         self._skipped.clear()
 
     def watch(self, folder: TreeFolder, fd: int) -> None:
-        """Watch a folder for changes. A folder without a watch is read again from time to time."""
+        """Watch an open folder for changes. Where that fails, it is read again from time to time, and `no_watch` says why."""
         if self._inotify is None or time.monotonic() < self._not_before:
             return
         try:
@@ -155,7 +155,9 @@ class FolderIndex:
         return None
 
     def attach(self, parent: TreeFolder, name: str, facts: os.stat_result) -> TreeFolder | None:
-        """Add a folder that was found, or move the known one with the same inode to this place. None where that one is still at its old path."""
+        """Add a folder that was found, or move the known one with the same inode to this place. None where that one is
+        still at its old path, so that this is a second path to it and is skipped.
+        """
         known = self.by_inode.get(facts.st_ino)
         if known is None:
             return self._new(parent, name, facts)
@@ -178,7 +180,7 @@ class FolderIndex:
         return folder
 
     def detach(self, folder: TreeFolder) -> None:
-        """Take a folder from where it was. Its content still counts until a look shows whether it was moved elsewhere."""
+        """Take a folder out of its parent. Its content still counts until `clear_limbo`, since it may have been moved elsewhere."""
         if folder.parent is not None and folder.parent.children.get(folder.name) is folder:
             del folder.parent.children[folder.name]
         self._limbo[folder.inode] = folder

@@ -44,7 +44,7 @@ InotifyEvent = tuple[int, int, bytes]  # watch, mask, name in its folder (empty:
 
 
 class InotifyQueue:
-    """The events of one inotify instance. Raises OSError where the user has too many of them (fs.inotify.max_user_instances)."""
+    """The events of one inotify instance. Raises OSError where the user has too many instances (fs.inotify.max_user_instances)."""
 
     def __init__(self) -> None:
         self.fd = inotify_init()

@@ -1,4 +1,4 @@
-"""What the agent and the child that counts trees say to each other over a `ChildLink`."""
+"""What the agent and the child that counts directories send each other over a `ChildLink`."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ MAX_BODY = 1 << 20
 
 
 class DirSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory to count, and the seconds between two counts, with and without inotify events."""
+    """A directory to count, and the seconds after which it is counted again, with and without inotify events."""
 
     path: str
     root: str = ""  # below which the node's own files lie, and inside which links resolve
@@ -25,7 +25,7 @@ class DirSizeRequests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirSizeUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """News of the directory with this number: its new size; None when the child begins to work on it."""
+    """A message about the directory with this number: its new size; None when the child begins to work on it."""
 
     number: int
     state: DirSize | None = None

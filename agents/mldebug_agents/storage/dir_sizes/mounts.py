@@ -1,4 +1,4 @@
-"""On which filesystem a directory lies, and whether inotify sees all that happens there."""
+"""The filesystem that a directory lies on, and whether inotify reports all changes there."""
 
 import contextlib
 import errno
@@ -40,7 +40,7 @@ AT_ONCE = ("tmpfs", "ramfs")  # a file has its blocks when it is written, not so
 
 
 def open_folder(root: str, path: str) -> int:
-    """The descriptor of a folder. Links are resolved below `root`, the host's file system. Raises OSError."""
+    """Open a folder and return its descriptor. Links are resolved below `root`, the host's root directory. Raises OSError."""
     if not root:
         return os.open(path, _FOLDER)
     top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -79,5 +79,5 @@ def filesystem(fd: int) -> str:
 
 
 def is_shared(kind: str) -> bool:
-    """Whether other machines can change this type of filesystem without an inotify event here."""
+    """Whether other machines can change files on this type of filesystem without an inotify event here."""
     return kind in SHARED or kind.startswith("fuse.")

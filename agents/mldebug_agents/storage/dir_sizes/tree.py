@@ -1,7 +1,7 @@
-"""One tree: counted once, then kept fresh by looking again at each name of which an event tells.
+"""One tree: counted once, then kept up to date by looking again at each name that an inotify event mentions.
 
-An event says only *where* to look: what counts is what lies there afterwards, so lost order, renames and repeated events do no
-harm. All work is cut into pieces by generators; each piece may block in one system call at most.
+An event says only *where* to look, and what is found there counts, so lost order, renames and repeated events do no harm. All work
+is cut into pieces by generators; each piece blocks in one system call at most.
 """
 
 import errno
@@ -22,7 +22,7 @@ LATE = 20_000  # such files remembered; of the others, their folders
 
 
 class DirTree:
-    """What of a directory tree has to be read again, and the reading. For one thread."""
+    """Reads a directory tree and notes which parts of it have to be read again. For one thread."""
 
     def __init__(self, index: FolderIndex, *, late: bool, most: int) -> None:
         """`late`: blocks are given some time after a write. `most`: inodes that are counted at most."""
@@ -43,7 +43,7 @@ class DirTree:
         self.problem = problem
 
     def take_doubts(self) -> bool:
-        """Whether something may have escaped since the last call."""
+        """Whether a change may have been missed since the last call."""
         doubts, self.doubts = self.doubts, False
         return doubts
 
@@ -73,7 +73,7 @@ class DirTree:
                 self.soil(folder)
 
     def ripen(self) -> None:
-        """Read again the files that were being written some time ago."""
+        """Have files read again that were being written when they were last read, once their blocks should be allocated."""
         while (due := self.ripens) is not None and due <= time.monotonic():
             folder, name = next(iter(self._late or ()))
             (self._late or {}).pop((folder, name))
@@ -87,7 +87,9 @@ class DirTree:
     # --- looking -----------------------------------------------------------------------------------
 
     def look(self) -> Iterator[None]:
-        """Read all that was noted, and new folders, in small pieces; a folder that fails is read at the next call."""
+        """Read again what was noted, and new folders, in small pieces (one for each `next`). A folder that changes
+        meanwhile or fails is noted for the next call.
+        """
         todo, self._dirty = self._dirty, {}
         for folder in todo:
             yield from self._refresh(folder)

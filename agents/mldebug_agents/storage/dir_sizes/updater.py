@@ -1,4 +1,4 @@
-"""One tree over time: when it is opened, counted, looked at after events, counted anew, and given up."""
+"""The size of one tree over time: opened, counted, kept up to date by events, counted again, and given up."""
 
 import errno
 import os
@@ -119,7 +119,7 @@ class DirSizeUpdater:
     # --- work --------------------------------------------------------------------------------------
 
     def tick(self, seconds: float) -> None:
-        """Take in events and go on counting, for about `seconds`."""
+        """Handle inotify events and go on counting, for about `seconds`. May block for ever where the filesystem hangs."""
         now = time.monotonic()
         tree = self._tree
         if tree is None and now >= self._retry_at:

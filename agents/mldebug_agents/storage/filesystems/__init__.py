@@ -1,1 +1,1 @@
-"""The filesystems that jobs use: which they are, how full, how long they last, and which of them do not answer."""
+"""The filesystems that jobs use: how full they are, when they will be full, and which do not answer."""

@@ -1,4 +1,4 @@
-"""Writes a small file to configured folders, through the mount child; to no others."""
+"""Writes a small test file to configured folders, and to no others, through the mount child."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -97,19 +97,21 @@ class FilesystemCollector:
         ]
 
     def follow(self, places: Mapping[str, Sequence[str]]) -> None:
-        """Look at the mounts of these folders, too: by job, those of its checkpoints and logs. Not to be called while `look` runs."""
+        """Also look at the mounts of these folders: by job, those of its checkpoints and logs. Not to be called while
+        `look` runs.
+        """
         self._places = places
 
     def memory(self) -> bytes:
-        """The histories as JSON, to be stored. Not to be called while `look` runs."""
+        """The histories of use as JSON, to be stored. Not to be called while `look` runs."""
         return encode_histories(self._past.items(), self._earlier.values())
 
     def recall(self, data: bytes) -> None:
-        """Take the stored histories of an earlier agent. Not to be called while `look` runs."""
+        """Use the stored histories of an earlier agent. Not to be called while `look` runs."""
         self._earlier = decode_histories(data)
 
     def samples(self) -> Iterator[Measure]:
-        """Sizes, shares and time left of each mount, and how many mounts did not answer."""
+        """Sizes, used shares and seconds until full of each mount, and how many mounts could not be queried."""
         worst = sorted(
             self._readings, key=lambda one: (one.answer.stuck, one.now.share if one.now else 0.0)
         )

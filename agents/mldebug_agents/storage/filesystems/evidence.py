@@ -1,4 +1,6 @@
-"""What the last look at filesystems says about a capture or an exit: which have not answered (joined by device, never by name), which are full."""
+"""What the last looks at filesystems add to a capture or an exit: which do not answer (matched by device, never by name), which are
+full.
+"""
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -27,13 +29,15 @@ def stuck_devices(state: CollectorState | None, now: float) -> dict[str, float]:
 
 
 class RecentFills:
-    """How full each filesystem was of late: those of a job that has ended are read no more, and are still asked for."""
+    """How full each filesystem was lately. Kept for a while, since those of an ended job are read no more and its exit still
+    needs them.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], list[_Look]] = {}  # by device and mount, in order
 
     def add(self, state: CollectorState) -> None:
-        """Take a look's rows, and forget the looks before the last `AT_END`, and filesystems that were not read for `LATELY`."""
+        """Take the rows of a look. Forget looks more than `AT_END` seconds older, and filesystems not read for `LATELY` seconds."""
         for row in state.rows.get("filesystems", ()):
             if row["used_ratio"] is None:
                 continue
@@ -43,7 +47,9 @@ class RecentFills:
         self._rows = {key: looks for key, looks in self._rows.items() if state.at - looks[-1].at <= LATELY}  # fmt: skip
 
     def of_users(self, uids: AbstractSet[int], now: float) -> tuple[FilesystemFill, ...]:
-        """The filesystems that these users may see, with how full they were at the end of the job (within `AT_END`), else when last read (within `LATELY`)."""
+        """The filesystems that these users may see, each with the fullest reading of the last `AT_END` seconds, else the
+        last one if it is at most `LATELY` seconds old.
+        """
         last = [_at_end(looks, now) for looks in self._rows.values()]
         found = [
             FilesystemFill(

@@ -43,7 +43,9 @@ class OwnedQuota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelQuotaCollector:
-    """Reads the kernel's quotas of ext4, XFS and similar filesystems; others have tools of their own (`QuotaCollector`)."""
+    """Reads the quotas that the kernel keeps for ext4, XFS and similar filesystems. For others, `QuotaCollector` runs a site's
+    own tools.
+    """
 
     name = "kernel_quotas"
     interval = INTERVAL

@@ -1,4 +1,6 @@
-"""Which mounts jobs use: by the mount ids of their open files, and by their mount table for folders that every rank needs."""
+"""Which mounts jobs use: those of their open files, found by mount id, and those of folders that every rank needs, found by mount
+table.
+"""
 
 import contextlib
 import os
@@ -62,7 +64,7 @@ class UsedMount(msgspec.Struct, kw_only=True):
 
     @property
     def uids(self) -> tuple[int, ...]:
-        """The ids of the users who may be told of this mount; empty: everyone."""
+        """The ids of the users who may see this mount; empty: everyone."""
         return () if self.public else tuple(sorted(self.owners))
 
     @property
@@ -135,7 +137,7 @@ def used_by(found: Mapping[Key, UsedMount]) -> dict[int, set[Key]]:
 
 
 def hidden_ranks(host: Host, job: Job) -> list[int]:
-    """Pids of the ranks whose open files this user may not see."""
+    """Pids of the ranks whose open files the agent's user may not see."""
     return [rank.pid for rank in job.ranks if _denied(f"{host.proc}/{rank.pid}/fdinfo")]
 
 

@@ -1,4 +1,4 @@
-"""One reading of a filesystem as measures, as a row, and as an alert where it does not answer."""
+"""One reading of a filesystem, turned into metric values, a table row, and an alert where the filesystem does not answer."""
 
 from collections.abc import Iterator
 
@@ -57,7 +57,7 @@ def _figures(reading: FilesystemReading) -> Iterator[tuple[str, float]]:
 
 
 def labels(used: UsedMount) -> tuple[str, ...]:
-    """The values of the labels of a mount's metrics: mount point, device, type."""
+    """The label values of a mount's metrics: mount point, device, filesystem type."""
     return used.name, used.mount.device, used.mount.fstype
 
 

@@ -1,1 +1,1 @@
-"""Who fills a filesystem: how fast each rank writes, and which of its open files grow fastest."""
+"""How fast each rank writes, and which of its open files grow fastest, to find out which rank fills a filesystem."""

@@ -103,13 +103,15 @@ def family(pid: int, children: Mapping[int, list[int]]) -> list[int]:
 
 
 def net_bytes(io: bytes) -> int:
-    """Bytes written by a process, from its /proc/PID/io, less those that were cancelled before they reached a disk."""
+    """Bytes written by a process, from its /proc/PID/io, less those whose write to disk was cancelled (file removed or
+    truncated).
+    """
     values = _values(io)
     return max(0, values.get(b"write_bytes", 0) - values.get(b"cancelled_write_bytes", 0))
 
 
 def calls_of(io: bytes) -> IoCounters | None:
-    """Parse /proc/PID/io; None where the kernel does not count these."""
+    """Parse /proc/PID/io; None where the text has no such counters."""
     values = _values(io)
     if not {b"rchar", b"wchar"} <= values.keys():
         return None

@@ -1,1 +1,3 @@
-"""Records this node for somebody who cannot log in to it: one file, redacted, bounded, with what is missing in it."""
+"""Records this node for somebody who cannot log in to it: one file, with names redacted, of limited size, that lists what is
+missing.
+"""

@@ -1,4 +1,4 @@
-"""Gathers for a bundle: versions, reports, the agent's log and /proc files, and its stored state."""
+"""Adds to a bundle: versions, reports, the agent's log and /proc files, and its stored state."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ def versions(folder: BundleFolder, driver: str) -> None:
 
 
 def reports(folder: BundleFolder, config: Config) -> None:
-    """Add report.json of the last incidents, unchanged."""
+    """Add report.json of the last `MAX_REPORTS` incidents, unchanged."""
     archive = ReportStore(config.agent.state_dir)
     for entry in archive.list()[:MAX_REPORTS]:
         file = archive.folder / entry.id / "report.json"
@@ -66,7 +66,7 @@ def reports(folder: BundleFolder, config: Config) -> None:
 
 
 def agent_log(folder: BundleFolder, path: Path | None) -> None:
-    """Add the end of the agent's log, where its place is known."""
+    """Add the end of the agent's log; where `path` is None, a gap."""
     if path is None:
         folder.miss("the agent's log", "nobody said where it is", "journalctl -u mldebug > FILE, and --log FILE")  # fmt: skip
         return
@@ -77,7 +77,7 @@ def agent_log(folder: BundleFolder, path: Path | None) -> None:
 
 
 def agent_proc(folder: BundleFolder, host: Host, pid: int) -> None:
-    """Add files of the agent's /proc folder; what cannot be read becomes a gap."""
+    """Add files of the agent's /proc folder; what cannot be read becomes a gap. `pid` 0: no agent answered."""
     if not pid:
         folder.miss("the agent's process", "no agent answers here", "systemctl status mldebug")
     for name in PROC if pid else ():

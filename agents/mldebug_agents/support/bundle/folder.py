@@ -1,4 +1,4 @@
-"""The files of a bundle while they are gathered, each within its bounds; what does not fit or is not there is a gap."""
+"""The files of a bundle while they are gathered, within limits of size; what is too large or missing becomes a gap."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,9 @@ class BundleFolder:
         self._max_file, self._left = max_file, max_total
 
     def add(self, name: str, content: bytes, limit: int | None = None) -> None:
-        """Add a file. One of more than `limit` bytes loses its beginning, up to the start of a line, and a gap says so."""
+        """Add a file. Where it is larger than `limit` bytes, or than what is left of the bundle, its beginning is cut off
+        up to a line's start, and a gap says so.
+        """
         most = min(limit or self._max_file, self._max_file, self._left)
         if len(content) > most:
             lost = len(content)
@@ -33,7 +35,7 @@ class BundleFolder:
         self.files[name] = content
 
     def add_json(self, name: str, value: Any) -> None:
-        """Add a value as an indented JSON file. One that is too large is left out, and a gap says so."""
+        """Add a value as an indented JSON file. A file that is too large is left out, and a gap says so."""
         content = msgspec.json.format(msgspec.json.encode(value), indent=1)
         if len(content) > min(self._max_file, self._left):
             self.miss(name, f"it has {len(content):,} bytes", ASK_LESS)
@@ -49,7 +51,7 @@ class BundleFolder:
         self.gaps.append(Gap(what=what, reason=reason, way_out=way_out))
 
     def attempt(self, what: str, gather: Callable[[], None]) -> None:
-        """Call `gather`. Whatever it raises becomes a gap about `what` instead."""
+        """Call `gather`. Any exception becomes a gap about `what`."""
         try:
             gather()
         except MldebugError as error:

@@ -1,4 +1,4 @@
-"""The kernel's log as it stands: raw records of the last hours, the newest within bounds."""
+"""Reads the kernel's log for a bundle: the raw records of the last hours, the newest of them where there are too many."""
 
 import errno
 import os
@@ -17,7 +17,9 @@ HOURS = 6.0
 
 
 def read_kernel_log(path: str, since: float, max_bytes: int = MAX_BYTES) -> bytes:
-    """Records since `since` (seconds of the kernel's clock), concatenated. Raises an error in words."""
+    """Records since `since` (seconds of the kernel's clock), joined. Of more than `max_bytes` the newest are kept. Raises
+    MldebugError where it cannot be read.
+    """
     kept: deque[bytes] = deque()
     size = 0
     for record in _records(path):
@@ -71,7 +73,7 @@ def _of(handle: int) -> Iterator[bytes]:
 
 
 def split_records(data: bytes) -> list[bytes]:
-    """The records, each with its continuation lines; the last one may be incomplete."""
+    """Split the text of a kernel log into records, each with its continuation lines; the last one may be incomplete."""
     found: list[list[bytes]] = []
     for line in data.splitlines(keepends=True):
         if found and (line.startswith(b" ") or not found[-1][-1].endswith(b"\n")):

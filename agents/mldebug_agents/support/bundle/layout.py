@@ -1,4 +1,4 @@
-"""What a support bundle holds: the one place that writer and player agree on.
+"""What a support bundle holds: the layout that its writer and the replay share.
 
 A folder, or a tar.gz with one folder in it. All times in it are unix seconds of the recorded node.
 """
@@ -27,7 +27,7 @@ AGENT_PROC = "agent"  # files of the agent's /proc folder
 
 
 class GpuReadFailure(Noun, frozen=True, kw_only=True):
-    """An attempt to read the GPUs that failed, and why."""
+    """A reading of the GPUs that failed, and why."""
 
     at: float
     read: Literal["watch", "full"]

@@ -1,6 +1,6 @@
-"""Records GPU reads and agent statuses for a while: the agent's reads where one answers, else reads of its own.
+"""Records GPU readings and agent statuses for a while: the agent's where one answers, else readings of its own.
 
-A second reader beside an agent that does not answer could hang where it hangs, so then the GPUs are left alone.
+A second reader beside an agent that does not answer could hang in the same call, so then the GPUs are left alone.
 """
 
 import time
@@ -39,13 +39,13 @@ class Observations(msgspec.Struct, kw_only=True):
 
 
 class AgentObserver:
-    """Writes the changes in each new snapshot of the agent into the bundle."""
+    """Records the new readings and states in each snapshot of the agent."""
 
     def __init__(self) -> None:
         self.observations = Observations(read_by="agent")
 
     def take(self, snapshot: Snapshot) -> None:
-        """Record one snapshot; a snapshot that was recorded already is ignored."""
+        """Record one snapshot; one with the same time as the last is ignored."""
         before = self.observations.last
         if before is not None and before.at == snapshot.at:
             return
@@ -108,17 +108,19 @@ class DirectObserver:
         self._resting = ""
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """Read the GPUs like `GpuSource.watch`, and record the read."""
+        """Make a quick reading of the GPUs and record it. `hands_off`: GPUs that must not be touched."""
         self.observations.watch.append(read := self._gpus.watch(hands_off))
         return read
 
     def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """Read the GPUs like `GpuSource.full`, and record the read with its raw counters."""
+        """Make a full reading of the GPUs and record it with its raw counters. `hands_off`: GPUs that must not be touched."""
         self.observations.full.append(read := self._gpus.full(hands_off))
         return read
 
     def look(self, jobs: tuple[Job, ...]) -> None:
-        """Read the GPUs, if that is due."""
+        """Make a quick reading of the GPUs and, every `FULL_EVERY` seconds, a full one. `jobs`: whose ranks are matched
+        with GPUs.
+        """
         now = time.monotonic()
         ranks = {job.id: job.ranks for job in jobs}
         if now - self._full_at >= FULL_EVERY:

@@ -1,4 +1,4 @@
-"""Packs gathered files into one tar.gz that may be given away: names are replaced by pseudonyms in all of them."""
+"""Packs gathered files into one tar.gz that may be given to others: names of users, nodes and domains are replaced by pseudonyms."""
 
 import contextlib
 import gzip
@@ -72,7 +72,7 @@ def pack(files: Mapping[str, bytes], manifest: Manifest, folder: str) -> bytes:
 
 
 def check(path: Path) -> None:
-    """Raise UsageError before anything is recorded if the file could not be written in the end."""
+    """Raise UsageError where the file could not be written; called before anything is recorded."""
     if os.path.lexists(path):
         raise UsageError(f"{path} is there already", "give --out another name")
     if not path.parent.is_dir():

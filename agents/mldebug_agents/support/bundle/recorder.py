@@ -1,4 +1,4 @@
-"""Records one node for a while into the files of a bundle: looks only, attaches to nobody, starts nothing that stays."""
+"""Records one node for a while into the files of a bundle. It only reads: it attaches to no process, and leaves none running."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ WAY_OUT = "see its log; `py-spy dump --pid PID` says where it hangs"
 
 
 class Recorder:
-    """Records the node that the tools look at. `seconds`: for how long, 0 for one look; `enough`: ends it sooner."""
+    """Records this node. `seconds`: for how long, 0 for one look; `enough`: returns True to end it sooner."""
 
     def __init__(
         self, tools: NodeTools, seconds: float, enough: Callable[[], bool] = lambda: False

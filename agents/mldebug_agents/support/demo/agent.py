@@ -1,4 +1,4 @@
-"""The agent of `mldebug demo`: the ordinary agent, which knows nothing special about the demo's job."""
+"""The agent of `mldebug demo`: the ordinary agent, without any knowledge of the demo's job."""
 
 import os
 import signal
@@ -28,14 +28,16 @@ TIMEOUTS = "{timeout: 11s, busy_timeout: 14s, init_timeout: 2m, interval: 1s}"  
 
 
 def stage_line(stage: str, sentence: str) -> Table:
-    """A line of the demo, `    stalled: no step for 11 s …`; a long sentence continues below its beginning."""
+    """A line of the demo, ` stalled: no step for 11 s …`; a long sentence is wrapped below its start."""
     line = Table.grid()
     line.add_row(f"  {stage_words(stage):>9}: ", Text(sentence))
     return line
 
 
 class DemoAgent:
-    """A context manager: an agent with its own state dir, no port, and short timeouts."""
+    """A context manager that runs an agent with its own state dir, no port, and short timeouts. Raises ToolError where it does
+    not start.
+    """
 
     def __init__(self, starter: ProgramStarter, folder: Path) -> None:
         self.state_dir = folder / "agent"
@@ -72,7 +74,9 @@ class DemoAgent:
         )
 
     def follow(self, pid: int, console: Console) -> Report:
-        """Print each stage of a run until its report is written, and return the report."""
+        """Print each stage of a run until its report is written, and return the report. ToolError where the agent ends or
+        writes none in time.
+        """
         deadline = time.monotonic() + REPORT_TIMEOUT
         stage = ""
         while (report := self._report_on(pid)) is None:

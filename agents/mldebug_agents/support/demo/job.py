@@ -1,4 +1,6 @@
-"""The running job of `mldebug demo`: started through the helper, followed through the files its ranks write."""
+"""The training job of `mldebug demo`: torchrun, started through the process that starts programs (`Spawner`), and followed by the
+files its ranks write.
+"""
 
 import os
 import signal
@@ -30,7 +32,7 @@ JOB_VARIABLES = (
 
 
 class DemoPlan(NamedTuple):
-    """What the demo does: `fault` strikes rank `struck` of `ranks` ranks."""
+    """What the demo does: `fault` is the fault, `struck` the rank in which it happens, `ranks` the number of ranks."""
 
     fault: str
     ranks: int
@@ -38,14 +40,14 @@ class DemoPlan(NamedTuple):
 
 
 class DemoStep(NamedTuple):
-    """The step of one rank; 0 before the first."""
+    """The last step of one rank and its loss; 0 before the first."""
 
     step: int = 0
     loss: str = ""
 
 
 class DemoJob:
-    """A context manager: entering starts the job, leaving ends all of it."""
+    """A context manager: entering it starts the job, leaving it kills the job."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class DemoJob:
 
     @property
     def struck(self) -> bool:
-        """Whether the fault has struck."""
+        """Whether the fault has happened."""
         return (self.folder / f"strike.{self.plan.struck}").exists()
 
     def pid_of(self, rank: int) -> int:
@@ -98,7 +100,9 @@ class DemoJob:
         return [self._step(rank) for rank in range(self.plan.ranks)]
 
     def stuck(self, steps: list[DemoStep]) -> bool:
-        """Whether the fault has struck and no rank has made a step for a while; call it often."""
+        """Whether the fault has happened and no rank has made a step for `STUCK_AFTER` seconds. Must be called often, with
+        the newest `steps`.
+        """
         before, since = self._last
         if steps != before or not self.struck:
             self._last = (steps, self._clock())
@@ -137,7 +141,7 @@ class DemoJob:
 
 
 def job_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Our environment for the demo job, without variables of a job that we may run in ourselves."""
+    """The environment for the demo job: `own`, without the variables of a job that we may run in ourselves."""
     kept = {name: value for name, value in own.items() if not name.startswith(JOB_VARIABLES)}
     return kept | {"OMP_NUM_THREADS": "1"}
 

@@ -1,4 +1,4 @@
-"""Live progress of the demo job: one bar a rank on a terminal, plain lines anywhere else."""
+"""Live progress of the demo job: one bar for each rank on a terminal, plain lines elsewhere."""
 
 import time
 
@@ -16,7 +16,7 @@ PLAIN_EVERY = 10  # steps between two plain lines
 
 
 def show_progress(job: DemoJob, console: Console) -> None:
-    """Show the job's steps until it is stuck. Raises ToolError where it ends, or never gets so far."""
+    """Show the job's steps until it is stuck. Raises ToolError where it ends before, or does not get so far in time."""
     deadline = time.monotonic() + START_TIMEOUT
     display = (
         ProgressBars(job.plan.ranks, console) if console.is_terminal else ProgressLines(console)
@@ -55,14 +55,14 @@ class ProgressBars:
         self._progress.stop()
 
     def show(self, steps: list[DemoStep]) -> None:
-        """Draw how far each rank is."""
+        """Draw the step that each rank has reached."""
         for task, step in zip(self._tasks, steps, strict=True):
             loss = f"loss {step.loss}" if step.loss else "starting"
             self._progress.update(task, completed=step.step, loss=loss)
 
 
 class ProgressLines:
-    """The step of rank 0 as a line now and then, for output that is no terminal."""
+    """Prints the step of rank 0 now and then, for output that is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

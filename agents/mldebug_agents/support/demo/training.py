@@ -39,7 +39,9 @@ def train(options: argparse.Namespace, rank: int) -> None:
 
 
 def forward_backward(model: torch.nn.Module) -> torch.Tensor:
-    """Train on one random batch, gradients not yet averaged, and return the loss (a scalar). The pause makes a step as long as a bigger model's."""
+    """Train on one random batch without averaging the gradients yet, and return the loss (a scalar). A pause makes the step as
+    long as a bigger model's.
+    """
     inputs = torch.randn(64, 8)
     targets = inputs.sum(dim=1, keepdim=True)
     model.zero_grad()
@@ -58,7 +60,9 @@ def average_gradients(model: torch.nn.Module) -> None:
 
 
 def descend(model: torch.nn.Module) -> None:
-    """A step down the gradient. The first `torch.optim` optimizer of a process would import PyTorch's compiler, as long again as PyTorch itself."""
+    """Update the weights by plain gradient descent. The first `torch.optim` optimizer of a process would import PyTorch's
+    compiler, which takes as long again as PyTorch itself.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.grad is not None:
@@ -98,7 +102,7 @@ def evaluate(folder: Path, loss: torch.Tensor) -> None:
 
 
 def leave(folder: Path, loss: torch.Tensor) -> None:
-    """The fault `dead`: the rank exits, and a helper it had forked keeps its connections open, so no peer notices."""
+    """The fault `dead`: the rank exits while a process that it has forked keeps its connections open, so no other rank notices."""
     launcher = Path(f"/proc/{os.getppid()}")
     if os.fork() == 0:
         write_whole(folder / "helper", str(os.getpid()))
@@ -136,7 +140,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    """Join the job and train. The rank dies with its launcher, however it is stuck, so nothing of the demo is left."""
+    """Join the job and train. The rank is killed when its launcher ends, however it is stuck, so nothing of the demo is left."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--fault", choices=FAULTS, required=True)

@@ -1,1 +1,1 @@
-"""`mldebug doctor`: what works on this node as this user, tried one by one."""
+"""`mldebug doctor`: tries what works on this node for this user."""

@@ -1,4 +1,4 @@
-"""What works on this node as this user, what each missing thing costs, and how to get it: the rows of `doctor`."""
+"""What works on this node for this user, what each missing thing costs, and how to get it: the rows of `mldebug doctor`."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ class CheckEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(world: CheckEnvironment) -> Iterator[DoctorCheck]:
-    """All checks of `mldebug doctor`, the most important first. A check never raises: what goes wrong becomes its row."""
+    """All checks of `mldebug doctor`, the most important first. A check never raises: its error becomes its result."""
     status = _text(world, "self/status") or ""
     held = rights.held_capabilities(status)
     yield py_spy(world)
@@ -154,7 +154,7 @@ def kernel_stacks(world: CheckEnvironment) -> DoctorCheck:
 
 
 def waiting_channel(world: CheckEnvironment) -> DoctorCheck:
-    """Checks /proc/PID/wchan, which names the kernel function that a process sleeps in, on one that always sleeps."""
+    """Checks /proc/PID/wchan, which names the kernel function that a process sleeps in, using a process that always sleeps."""
     channels = [_text(world, f"{world.asleep}/wchan") for _ in range(5)]
     if any(text and text != "0" for text in channels):
         return DoctorCheck(
@@ -170,7 +170,7 @@ def waiting_channel(world: CheckEnvironment) -> DoctorCheck:
 
 
 def pystack(world: CheckEnvironment) -> DoctorCheck:
-    """Checks whether pystack starts, the second opinion where py-spy cannot read a process."""
+    """Checks whether pystack starts, which is used where py-spy cannot read a process."""
     beside = Path(sys.executable).parent / "pystack"
     binary = str(beside) if os.access(beside, os.X_OK) else shutil.which("pystack") or "pystack"
     try:

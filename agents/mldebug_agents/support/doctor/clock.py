@@ -1,4 +1,4 @@
-"""Ask the kernel whether this node's clock follows a time server (adjtimex, read only, needs no right)."""
+"""Asks the kernel whether this node's clock follows a time server (adjtimex, reading only, which needs no right)."""
 
 import ctypes
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock_state(adjtimex: Adjtimex | None = None) -> ClockState:
-    """Ask the kernel (adjtimex) how well the clock is synchronised."""
+    """How well the clock is synchronised, according to the kernel."""
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
     try:
         call = adjtimex or ctypes.CDLL(None, use_errno=True).adjtimex

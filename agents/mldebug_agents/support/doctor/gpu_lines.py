@@ -1,4 +1,6 @@
-"""`doctor --gpus` as lines: what works, what is to be done, how each component is, Xids, who works where. Pure."""
+"""`mldebug doctor --gpus` as lines: what works, what to do, the health of each component, Xids (driver errors), which rank uses
+which GPU. Pure.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -26,7 +28,7 @@ _Kind = tuple[HealthState, str, str, SuggestedAction]
 
 
 def gpu_lines(found: GpuExamination, now: float) -> Iterator[Text]:
-    """What `doctor --gpus` prints below the table of checks."""
+    """The lines that `mldebug doctor --gpus` prints below the table of checks. `now`: unix time."""
     names = found.glance.names()
     yield from _section("To do", [Text(f"  {one}") for one in complaints(found.health, names)])
     yield from _section("Health", list(_health(found.health, names)))

@@ -1,4 +1,4 @@
-"""What works with GPUs on this node as this user, and how the GPUs are: the data of `doctor --gpus`. Pure."""
+"""What works with GPUs on this node for this user, and the health of the GPUs: the data of `mldebug doctor --gpus`. Pure."""
 
 import time
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def code(self) -> ExitCode:
-        """The exit code: 1 where something is unhealthy or does not answer, 3 without a management library."""
+        """The exit code: 1 where a component is unhealthy or does not answer, 3 without a management library, else 0."""
         if self.glance.no_library:
             return ExitCode.MISSING
         ill = any(one.state is HealthState.UNHEALTHY for one in self.health)

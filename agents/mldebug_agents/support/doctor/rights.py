@@ -1,4 +1,4 @@
-"""What the kernel lets this process do: pure readings of /proc texts, and what each of them means for us."""
+"""What the kernel lets this process do, from texts of /proc. Pure."""
 
 import re
 
@@ -30,7 +30,7 @@ def held_capabilities(status: str) -> frozenset[str]:
 
 
 def ptrace_scope(text: str | None) -> int:
-    """Return Yama's ptrace_scope (0 to 3); 0 where the file is absent: then Yama is not there."""
+    """Return Yama's ptrace_scope (0 to 3) from its text; 0 where the file is absent, because the kernel then has no Yama."""
     return int(text) if text and text.strip() in ("0", "1", "2", "3") else 0
 
 

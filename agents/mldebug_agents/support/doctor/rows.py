@@ -1,4 +1,4 @@
-"""Rows of `doctor` that follow from one text or number alone: pure, so every branch can be tried."""
+"""Checks of `mldebug doctor` that follow from one text or number alone. Pure, so that every branch can be tested."""
 
 from typing import Literal
 

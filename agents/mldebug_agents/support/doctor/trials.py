@@ -1,6 +1,6 @@
-"""Try what a capture needs: stacks of a child of our own, py-spy, pystack, a state directory.
+"""Tries what a capture needs: stacks of a child process, py-spy, pystack, a state directory.
 
-Everything here starts programs, so every trial has a deadline and a broken tool is an answer, not an error.
+Everything here starts programs, so every trial has a deadline; a broken tool is a result and not an exception, unless said.
 """
 
 import sys
@@ -63,9 +63,9 @@ class StateDirCheck(msgspec.Struct, frozen=True):
 
 
 def try_dump(starter: ProgramStarter, binary: str, mode: str) -> Dump:
-    """Dump a small Python process that we start for it; `mode` is --nonblocking or --native.
+    """Start a small Python process and dump its stacks with py-spy (`binary`); `mode` is --nonblocking or --native.
 
-    The dump fails with words of its own when the stack that comes back is not the one that was there.
+    Where the stack that comes back is not the one of that process, the dump is marked as failed.
     """
     argv = [sys.executable, "-I", "-S", "-c", _TARGET, binary, "dump", "--json", mode]
     done = starter.run(argv, timeout=TRIAL_SECONDS)
@@ -85,7 +85,7 @@ def pyspy_version(starter: ProgramStarter, binary: str) -> str:
 
 
 def pystack_version(starter: ProgramStarter, binary: str) -> str:
-    """Return pystack's version; ToolError where it is absent."""
+    """Return pystack's version; ToolError where it is absent or does not run."""
     done = starter.run([binary, "--version"], timeout=TRIAL_SECONDS)
     if done.returncode != 0:
         raise ToolError(f"pystack does not run: {_why(done)}", "pip install pystack")
@@ -93,7 +93,9 @@ def pystack_version(starter: ProgramStarter, binary: str) -> str:
 
 
 def try_state_dir(starter: ProgramStarter, wanted: Path) -> StateDirCheck:
-    """Look at the state directory from a child, since it may lie on a mount that hangs; `EvidenceError` if it does."""
+    """Look at the state directory from a child, since it may lie on a mount that hangs; `EvidenceError` where the child gives
+    no answer.
+    """
     argv = [sys.executable, "-I", "-S", "-c", _STATE_DIR, str(wanted)]
     done = starter.run(argv, timeout=TRIAL_SECONDS)
     try:

@@ -1,1 +1,1 @@
-"""Plays a recorded node back: GPUs and kernel log as they were, judged and served as if they were here."""
+"""Plays a recorded node back: its GPUs and kernel log are judged and served as if they were here."""

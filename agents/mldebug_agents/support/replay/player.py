@@ -1,6 +1,6 @@
-"""Plays a recording, moment by moment, through the parts that judge a live node: counters, fingerprint, folding, health.
+"""Plays a recording, event by event, through the parts that judge a live node: counters, GPU fingerprints, kernel log, health.
 
-Starts no process, attaches to nobody and opens no file: runs are as they were recorded, their GPUs are judged anew.
+Starts no process and opens no file. Runs are as they were recorded; their GPUs are judged again.
 """
 
 import time
@@ -35,7 +35,9 @@ ORDER = (Snapshot, NodeGpus, NodeWatch, GpuReadFailure)  # of what was recorded 
 
 
 class Player:
-    """Plays a recording through once, as the agent would have seen it. `words` describe what is replayed."""
+    """Plays a recording through once, as the agent would have seen it. `words`: what the snapshot says is replayed. Raises
+    EvidenceError where nothing can be played.
+    """
 
     def __init__(self, recording: Recording, config: Config, words: str = "a recording") -> None:
         self._recording, self._config, self._words = recording, config, words

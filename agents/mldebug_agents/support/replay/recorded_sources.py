@@ -1,4 +1,4 @@
-"""What a replay reads in place of the node: clock, kernel log, GPU reads and stored state of the recording."""
+"""The sources that a replay reads in place of the node: clock, kernel log, GPU readings and stored state of the recording."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,7 +21,7 @@ class RecordedClock:
         self.at = at
 
     def advance(self, at: float) -> None:
-        """Move to this unix time; never back."""
+        """Move to this unix time; an earlier one has no effect."""
         self.at = max(self.at, at)
 
     def unix(self) -> float:
@@ -41,7 +41,7 @@ NO_LOG = Gap(
 
 
 class RecordedKernelLog(KernelLogSource):
-    """A kernel log that is read from a recording and not from a device; everything else is as on a node."""
+    """A kernel log that is read from a recording instead of a device; it returns no record from later than the replay's clock."""
 
     def __init__(self, records: Sequence[bytes] | None, clock: RecordedClock) -> None:
         """None: the log could not be read where it was recorded."""
@@ -53,7 +53,7 @@ class RecordedKernelLog(KernelLogSource):
         self._recorded = clock
 
     def drain(self, news: KernelNews) -> KernelNews:
-        """Continue reading after a round that stopped before the end of the log."""
+        """Read on until the log is at its end, after a round whose result `news` stopped before it."""
         while news.behind:
             news = self.read()
         return news
@@ -72,9 +72,10 @@ RECORDED = "as recorded"
 
 
 class RecordedReads:
-    """In place of `hardware.gpu.reads.GpuReads`. `counted`: the counters were made monotone before they were recorded.
+    """Replaces `hardware.gpu.reads.GpuReads` in a replay. `counted`: the counters in the recording never go back, so they need
+    no correction.
 
-    `view`: what narrowed the recorded agent's own sight of the GPUs; another one would make it learn the GPUs anew.
+    `view`: which GPUs the recorded agent was limited to; another value would make the monitor learn the GPUs again.
     """
 
     def __init__(self, *, counted: bool, view: str = "") -> None:
@@ -82,11 +83,11 @@ class RecordedReads:
         self._counters = None if counted else Counters()
 
     def watch(self, read: NodeWatch) -> GpuNews:
-        """A quick reading of the recording, as news for the monitor."""
+        """A quick reading of the recording, in the form that the GPU monitor takes."""
         return GpuNews(watch=read)
 
     def full(self, read: NodeGpus, runs: Mapping[str, RunState]) -> GpuNews:
-        """A full reading of the recording, with the processes that the recorded status names for each GPU."""
+        """A full reading of the recording, with the GPU that the recorded status names for each rank."""
         full = self._counters.take(read) if self._counters else read
         joined = {id: _joined(run, full) for id, run in runs.items()}
         return GpuNews(full=full, joined=joined, view=self._view)

@@ -1,6 +1,6 @@
-"""A recorded node, read from a support bundle: the tar.gz as it is, or a folder that it was unpacked to.
+"""A recorded node, read from a support bundle: the tar.gz itself, or a folder that it was unpacked to.
 
-A bundle comes from somebody else: sizes, lines and times are bounded, links and holes are not followed, nothing is
+A bundle comes from somebody else: sizes, lines and times are limited, links are not followed, sparse files are refused, nothing is
 unpacked onto the disk.
 """
 
@@ -60,7 +60,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> Recording:
-    """Read a bundle; EvidenceError in words where it is none."""
+    """Read a bundle. Raises EvidenceError, with a sentence, where the file or folder is none."""
     files = _folder(path) if path.is_dir() else _archive(path)
     if layout.MANIFEST not in files:
         raise EvidenceError(f"{path} has no {layout.MANIFEST}", WAY_OUT)

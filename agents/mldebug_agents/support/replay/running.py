@@ -1,4 +1,4 @@
-"""Plays a recording in its own time or faster, and serves what comes of it as an agent does."""
+"""Plays a recording in its own time or faster, and publishes a snapshot after each event as an agent does."""
 
 import contextlib
 import logging
@@ -110,7 +110,9 @@ EMPTY = "give --state-dir an empty folder, or leave it out"
 
 @contextmanager
 def replay_state_dir(wanted: Path | None, config: Config) -> Iterator[tuple[Path, socket.socket]]:
-    """A temporary state dir: yields the config file for `mldebug status --config` and the socket; both are removed afterwards."""
+    """A context with a temporary state dir: yields the config file for `mldebug status --config`, and the socket; both are
+    removed afterwards.
+    """
     with contextlib.ExitStack() as undo:
         folder = wanted or Path(tempfile.mkdtemp(prefix="mldebug-replay-"))
         if wanted is None:

@@ -83,11 +83,13 @@ class OverflowDetector:
 
     @property
     def found(self) -> list[TensorFault]:
-        """The faults that were reported so far."""
+        """The faults (inf, nan, underflow) that were reported so far."""
         return self._findings.found
 
     def end_batch(self) -> None:
-        """Judge the batch that has just ended; needed only for a model whose own forward is never called."""
+        """Judge the batch that has just ended. Only needed for a model whose own forward is never called. Raises as
+        `on_found` says.
+        """
         waiting, self._waiting = self._waiting, []
         self._measures.fetch()
         self._findings.judge(self.batch, waiting, self._last)
@@ -188,7 +190,8 @@ class OverflowDetector:
 def detect_overflow(value: Any, name: str) -> str:
     """Print on stderr where this tensor, or one in this tuple, dict or model output, contains inf or nan. Waits for the GPU.
 
-    Returns `nan`, `inf`, `-inf` or nothing; never raises.
+    `name`: how the value is called in the message. Returns "nan", "inf" or "-inf" for the first bad tensor, "" for none; never
+    raises.
     """
     try:
         measures = Measures()

@@ -1,4 +1,4 @@
-"""What the detector does about the frames of a batch: looks for the first bad one, reports it, and ends the run or not."""
+"""What the detector does about the module calls of a batch: finds the first bad one, reports it, and ends the run if wanted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_REPORTS = 10  # of one detector: a run that goes on with nan would write for
 
 
 class OverflowFoundError(ArithmeticError):
-    """A number became inf or nan; `fault` says where."""
+    """A number became inf or nan or, with `underflow`, too small; `fault` says where."""
 
     def __init__(self, text: str, fault: TensorFault) -> None:
         super().__init__(text)
@@ -32,7 +32,7 @@ class OverflowFoundError(ArithmeticError):
 
 
 class BatchReachedError(RuntimeError):
-    """The batch after which the run was to stop has ended."""
+    """The batch `stop_after`, after which the run should stop, has ended."""
 
 
 class Findings:
@@ -56,17 +56,18 @@ class Findings:
         self.found: list[TensorFault] = []
 
     def report_only(self) -> None:
-        """Raise and exit for no further fault: only report it."""
+        """From now on only report faults: neither raise nor end the process."""
         self.on_found = "report"
 
     def wants(self, batch: int) -> bool:
-        """Whether the options want this batch to be measured."""
+        """Whether this batch has to be measured."""
         return self.on_found != "ignore" or self._is_traced(batch)
 
     def judge(self, batch: int, frames: list[ModuleCall], last: deque[ModuleCall]) -> None:
-        """Judge the module calls of a batch, whose numbers have been fetched; `last`: the calls before it that a report shows.
+        """Judge the module calls (`frames`) of a batch, whose numbers have been fetched. `last`: the newest calls, which a
+        report shows.
 
-        Raises OverflowFoundError, or ends the process, where that is wanted.
+        Raises OverflowFoundError, or ends the process with code 70, where `on_found` says so.
         """
         try:
             fault = self._look(batch, frames, last)
@@ -79,7 +80,7 @@ class Findings:
             _exit()
 
     def stop(self, batch: int) -> None:
-        """Raise BatchReachedError where this was to be the last batch."""
+        """Raise BatchReachedError where `stop_after` is this batch or an earlier one."""
         if self._stop_after is not None and batch >= self._stop_after:
             raise BatchReachedError(f"batch {batch} is over, and stop_after is {self._stop_after}")
 

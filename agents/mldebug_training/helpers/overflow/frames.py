@@ -1,4 +1,4 @@
-"""One call of one module as numbers, what is wrong with it, and how a report of several is written."""
+"""One call of one module as numbers, what is wrong with it, and the table that a report shows of several."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TensorRow(NamedTuple):
 
 
 class ModuleCall(NamedTuple):
-    """One call of one module. Its rows stand in the order in which a fault spreads: weights, inputs, outputs."""
+    """One call of one module. Its rows are in the order in which a fault spreads: weights, inputs, outputs."""
 
     name: str
     kind: str  # class of the module
@@ -40,7 +40,7 @@ class ModuleCall(NamedTuple):
 
 
 class TensorFault(NamedTuple):
-    """The first tensor that is wrong in a batch; `what` is nan, inf, -inf or underflow."""
+    """The first tensor of a batch with a fault; `what` is nan, inf, -inf or underflow."""
 
     frame: ModuleCall
     row: TensorRow
@@ -48,7 +48,9 @@ class TensorFault(NamedTuple):
 
 
 def fault_of(frame: ModuleCall) -> TensorFault | None:
-    """Which tensor became inf or nan in this call; None where none did. Minus infinity that comes in is a mask, and no fault."""
+    """The first tensor with inf or nan in this call; None where there is none. Minus infinity in an input or buffer is a mask
+    and no fault, nor is it in an output then.
+    """
     masked = False
     for row in frame.rows:
         what = row.numbers.fault
@@ -62,10 +64,12 @@ def fault_of(frame: ModuleCall) -> TensorFault | None:
 
 
 def underflow_of(frame: ModuleCall) -> TensorFault | None:
-    """A fault where all numbers but zeros are too small for the type that this call computes in; None otherwise.
+    """The tensor of a call where numbers are lost because they are too small for the type that the call computes in; None where
+    none is:
 
-    That type is the narrowest of its tensors, as autocast keeps weights of 32 bits and computes with 16. Types of 8 bits
-    have scales beside them, so their range says nothing.
+    all its numbers but zeros are below that type's smallest normal one, or only zeros come out of non-zero weights and inputs.
+    The type is the narrowest of the tensors, as autocast keeps 32-bit weights and computes with 16 bits; 8-bit types have
+    separate scales and are ignored.
     """
     wide = [row for row in frame.rows if _tiny(row.numbers.dtype)]
     if not wide:

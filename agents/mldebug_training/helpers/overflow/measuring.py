@@ -1,7 +1,7 @@
-"""The smallest and largest numbers of tensors, taken where the tensors are and brought over all at once.
+"""The smallest and largest numbers of tensors, computed on the tensors' devices and fetched all at once.
 
-Asking a GPU for one number makes the program wait for all work before it, so numbers are only collected here, and fetched
-when the batch is over: one transfer per device and type. The order in which they were collected is kept.
+Reading one number of a GPU makes the program wait for all work queued before, so numbers are only computed here, and fetched when
+the batch is over: one transfer per device and type. Their order is kept.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ MAX_LEAVES = 256  # of one value
 
 
 class Extremes:
-    """The extremes of one tensor: `low` <= all numbers <= `high`, `least` the smallest absolute one; NaN where one is NaN.
+    """The extremes of one tensor: `low` <= all numbers <= `high`, `least` the smallest absolute one; NaN where the tensor has a
+    NaN.
 
-    Until it is fetched, and where `note` says why there is nothing, all three are None. What is no tensor has no `dtype`.
+    All three are None before `Measures.fetch`, and where `note` says why there are none. `dtype` is None for a value that is no
+    tensor.
     """
 
     __slots__ = ("dtype", "high", "least", "low", "note", "shape")
@@ -46,7 +48,7 @@ class Extremes:
 
     @property
     def fault(self) -> str:
-        """`nan` or `inf`; `-inf` where nothing else is wrong; "" for a tensor without a fault."""
+        """ "nan" or "inf"; "-inf" where that is the only fault; "" for a tensor without a fault, or one not fetched yet."""
         if self.low is None or self.high is None:
             return ""
         if math.isnan(self.low) or math.isnan(self.high):
@@ -56,12 +58,12 @@ class Extremes:
         return "-inf" if self.low == -math.inf else ""
 
     def numbers(self, low: float, high: float, least: float) -> None:
-        """Set the measured values, once the device has computed them."""
+        """Set the values that were fetched from the device."""
         self.low, self.high, self.least = low, high, least
 
 
 class Measures:
-    """The measurements of tensors whose results were not yet fetched from the GPU. A tensor that has not changed is measured once."""
+    """Measures tensors on their devices; the results are fetched later. A tensor that has not changed since is measured once."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[Any, Any], list[tuple[Extremes, tuple[Any, Any, Any]]]] = {}
@@ -69,7 +71,7 @@ class Measures:
         self.count = 0
 
     def put(self, value: Any) -> Extremes:
-        """Measure a tensor; the numbers come with `fetch`. Never raises."""
+        """Measure a tensor; the numbers are set by the next `fetch`. A value that is no tensor gets a note. Never raises."""
         if not isinstance(value, sys.modules["torch"].Tensor):
             return Extremes(None, (), "None" if value is None else f"a {type(value).__name__}")
         try:
@@ -89,7 +91,9 @@ class Measures:
         return found
 
     def fetch(self) -> None:
-        """Fetch all numbers from the device and forget the tensors. What fails is noted in `note`; never raises."""
+        """Fetch all results from the devices and forget the tensors. For a tensor whose result cannot be fetched `note`
+        says why; never raises.
+        """
         waiting, self._waiting = self._waiting, {}
         self._measured = {}
         self.count = 0

@@ -1,4 +1,4 @@
-"""The modules of a model: their names as a person knows them, and hooks on them that no copy of the model takes along."""
+"""The modules of a model, by the names that its author knows, and hooks on them that are not copied or saved with the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _PARALLEL = (
 
 
 def named(model: Any, skip: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Each module once, with its name (without names of wrappers). The model itself is called by its class."""
+    """Each module once, with its name (without the names of wrappers such as DDP); the model itself has the name of its class.
+    `skip`: patterns of names to leave out.
+    """
     parallel = type(model).__name__ in _PARALLEL
     for path, module in model.named_modules():
         name = f"{path}."
@@ -39,7 +41,7 @@ def named(model: Any, skip: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_compiled(model: Any) -> None:
-    """Raise ValueError where the model was compiled, so that its modules call no hooks."""
+    """Raise ValueError where the model was compiled by torch.compile, because its modules then call no hooks."""
     for name, module in model.named_modules():
         way_out = _way_out(module)
         if way_out:
@@ -57,7 +59,7 @@ def _way_out(module: Any) -> str:
 
 
 class ModuleHook:
-    """Calls a function of ours for one module. A copy of the model, in memory or on disk, gets one that does nothing."""
+    """A hook that calls a function of ours for one module. In a copy of the model, in memory or on disk, it does nothing."""
 
     def __init__(self, call: Callable[..., None], *first: str) -> None:
         self._call, self._first = call, first
@@ -70,7 +72,7 @@ class ModuleHook:
 
 
 def in_backward() -> bool:
-    """Whether the autograd engine runs this forward again, for activation checkpointing."""
+    """Whether the autograd engine is running this forward again, for activation checkpointing."""
     try:
         return int(sys.modules["torch"]._C._current_graph_task_id()) != -1
     except Exception as error:
@@ -79,7 +81,7 @@ def in_backward() -> bool:
 
 
 def in_capture() -> bool:
-    """Whether a CUDA graph is being recorded: then nothing may be fetched from the GPU."""
+    """Whether a CUDA graph is being recorded, during which nothing may be fetched from the GPU."""
     cuda = sys.modules["torch"].cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 

@@ -1,1 +1,1 @@
-"""Stops and checkpoints that all ranks agree on."""
+"""Makes all ranks stop or write a checkpoint at the same step."""

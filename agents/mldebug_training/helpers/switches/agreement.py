@@ -1,8 +1,8 @@
 """All ranks agree on the element-wise maximum of a few small numbers: begun at one step, read at the next.
 
-Through the job's store, so that a rank that asks more or less often than the others spoils no collective of the job; and a
-step late, so that nobody waits for the network: the answer has come while the step ran. What follows from an answer waits
-until all ranks have met there.
+It goes through the store of torch.distributed and not through a collective, so a rank that calls it more or less often than the
+others breaks no collective of the job. It is read a step later, so that the network works while the step runs. What follows from an
+answer waits until all ranks have called `meet`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _made: dict[str, int] = {}  # agreements of this process, by the ranks that agre
 
 
 class RankAgreement:
-    """Finds the element-wise maximum of a few numbers over all ranks. Call `begin` and `finish` in turns, equally often in all ranks of the job or group."""
+    """Finds the element-wise maximum of a few numbers over all ranks. Call `begin` and `finish` in turn, equally often in all
+    ranks of the job or group.
+    """
 
     def __init__(self, group: Any = None, timeout: float = 5.0) -> None:
         """`group`: the process group whose ranks agree; None: all ranks. `timeout`: seconds that a rank waits for the others."""
@@ -49,12 +51,16 @@ class RankAgreement:
         return self._work is not None or self._alone is not None
 
     def size(self) -> int:
-        """How many ranks have to agree; 0: several, but torch.distributed is not initialised; -1: this rank is not in the group."""
+        """How many ranks have to agree; 0: there are several, but torch.distributed is not initialised; -1: this rank is
+        not in the group.
+        """
         dist = _initialized()
         return int(dist.get_world_size(self._group)) if dist else size()
 
     def begin(self, numbers: Sequence[int]) -> None:
-        """Publish this rank's numbers to the other ranks and return at once. Raises RuntimeError where the job's store is a file."""
+        """Publish this rank's numbers to the other ranks and return at once. Raises RuntimeError where the job's store is a
+        file, since each use would make it longer.
+        """
         if self.size() == 1:
             self._alone = tuple(numbers)
             return
@@ -74,15 +80,16 @@ class RankAgreement:
         return work.result(self._timeout if timeout is None else timeout)
 
     def meet(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until all ranks have called this: either it returns in all ranks, or it raises LateError in all.
+        """Wait up to `timeout` seconds until all ranks have called this. It returns in all ranks, or raises LateError in
+        all.
 
-        If it was interrupted, call it again: it then returns or raises what it would have.
+        If it was interrupted by an exception, call it again: it then returns or raises what it would have.
         """
         if self.size() > 1:
             self._meet(timeout)
 
     def stay_away(self, why: str) -> None:
-        """Make the other ranks stop waiting for this one, with `why` as the reason they see. Returns at once."""
+        """Tell the other ranks not to wait for this one; `why` is the reason that they raise. Returns at once."""
         if self.size() < 2:
             return
         last = self._last
@@ -94,7 +101,9 @@ class RankAgreement:
             self._meeting.stay_away(why)
 
     def give_up(self, numbers: Sequence[int], why: str) -> None:
-        """Leave for good: the other ranks wait for this one neither now nor at the next agreement, where `numbers` are its last. Returns at once."""
+        """Leave for good: the other ranks do not wait for this one now nor at the next agreement, to which it gives
+        `numbers`. `why`: the reason that they raise. Returns at once.
+        """
         if self._last is not None:
             self._last.start()  # it may have been interrupted before
         self.stay_away(why)
@@ -102,7 +111,7 @@ class RankAgreement:
             self.begin(numbers)
 
     def shortest_timeout(self) -> float:
-        """The shortest collective timeout of all process groups of this rank, seconds; 0 where none is known."""
+        """The shortest timeout of a collective among all process groups of this rank, in seconds; 0 where none is known."""
         try:
             groups = list(sys.modules["torch.distributed.distributed_c10d"]._world.pg_map)
         except Exception as error:  # no torch, another PyTorch than those we know
@@ -162,9 +171,10 @@ def _is_a_file(store: Any) -> bool:
 
 
 def clock() -> int:
-    """How many collectives the job has launched in its main group, which is the same in all ranks at one step; 0 where that is unknown.
+    """How many collectives the job has started in its main group. It is the same in all ranks at one step; 0 where it is not
+    known.
 
-    Only with NCCL: gloo's count includes point-to-point calls, which differ by rank.
+    Only with NCCL: gloo's count includes point-to-point calls, which differ between ranks.
     """
     dist = _initialized()
     try:
@@ -176,15 +186,16 @@ def clock() -> int:
 
 
 class CollectiveClocks:
-    """Compares the collective counts of all ranks (see `clock`) from one agreement to the next."""
+    """Compares the collective counts of all ranks (see `clock`) at each agreement with those at the one before."""
 
     def __init__(self) -> None:
         self._most = self._steady = self._parted = 0
 
     def have_parted(self, most: int, apart: int) -> bool:
-        """Whether the counts, equal in all ranks before, have differed in two agreements in a row.
+        """Whether the counts, which were equal in all ranks before, have differed in two agreements in a row: the ranks no
+        longer agree at the same step.
 
-        `most`: the highest count of a rank. `apart`: 0 where all ranks have the same.
+        `most`: the highest count of a rank. `apart`: 0 where all ranks have the same count.
         """
         self._parted = self._parted + 1 if apart else 0
         if self._parted and self._steady >= STEADY:
@@ -201,7 +212,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many ranks the job has; 0: several, but torch.distributed is not initialised."""
+    """How many ranks the job has; 0: there are several, but torch.distributed is not initialised."""
     dist = _initialized()
     if dist:
         return int(dist.get_world_size())

@@ -1,9 +1,9 @@
-"""All ranks write numbers to the job's store, and each reads the element-wise maximum there.
+"""All ranks write numbers to the store of torch.distributed, and each reads the element-wise maximum there.
 
-No process group: it would open a port in each rank, where whoever knocks as the job runs out of files ends it, and would stand
-among the collectives of the job. A thread asks the store, whose calls have no deadline. What is there stands below `KEY/`: `came`,
-`answer`, `said/RANK`; the same for all exchanges, as a rank puts its numbers down when the exchange before is answered. A store serves
-one call of a process at a time: while the job waits there itself (`new_group`), an exchange waits, too.
+No process group is used: it would open a port in each rank, where any connection may end a job that runs out of files, and would be
+among the job's collectives. A thread calls the store, whose calls have no deadline. The keys are below `KEY/`: `came`, `answer`,
+`said/RANK`, the same for all exchanges, since a rank writes its numbers only when the exchange before is answered. A store serves
+one call of a process at a time: while the job itself waits there (`new_group`), an exchange waits, too.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ LAUNCHERS = "TORCHELASTIC_USE_AGENT_STORE"  # "True": no rank keeps the store
 
 
 class RankAtStore:
-    """A rank's access to the job's store. `name`: the prefix of its keys, the same in all ranks."""
+    """A rank's access to the store of torch.distributed. `name`: the prefix of its keys, the same in all ranks."""
 
     def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
         self.store, self.name, self.rank, self.size = store, name, rank, size
 
     def meeting(self, key: str) -> Meeting:
-        """Return a new meeting of all these ranks below this key of the store."""
+        """A new barrier (`Meeting`) of all these ranks, below this key of the store."""
         keeps = self.rank == 0 and os.environ.get(LAUNCHERS) != "True"
         return Meeting(self.store, key, self.size, is_host=keeps)
 
 
 class Exchange:
-    """One rank's side of an exchange of numbers between all ranks; `start` begins it. `before`: this rank's last exchange at the same store."""
+    """One rank's part in an exchange of numbers between all ranks; `start` begins it. `before`: this rank's last exchange at
+    the same store, None for the first.
+    """
 
     def __init__(self, place: RankAtStore, numbers: Sequence[int], before: Exchange | None) -> None:
         self.turn: int = before.turn + 1 if before else 1
@@ -47,11 +49,13 @@ class Exchange:
         self._call = BackgroundCall(lambda: self._run(place, before))
 
     def start(self) -> None:
-        """Begin to exchange numbers with all ranks, in a thread. Returns at once; a second call has no effect."""
+        """Begin to exchange numbers with all ranks, in a thread. Returns at once. A second call has no effect."""
         self._call.start()
 
     def result(self, timeout: float) -> tuple[int, ...]:
-        """The highest value of all ranks for each number. Raises LateError after so many seconds, and errors of the store."""
+        """For each number the highest of all ranks. Raises LateError where it is not known after `timeout` seconds, and
+        errors of the store.
+        """
         self._visits.hurry()
         if not self._call.wait(timeout):
             raise LateError(SILENT if self._visits.silent > QUICK else LATE)
@@ -59,7 +63,7 @@ class Exchange:
         return numbers
 
     def stay_away(self, why: str) -> None:
-        """Let no rank take part in what follows from the answer, for this reason. Returns at once."""
+        """Cancel the meeting of all ranks after this exchange, with `why` as the reason that they raise. Returns at once."""
         self._why = why
 
     def _run(self, place: RankAtStore, before: Exchange | None) -> tuple[int, ...]:

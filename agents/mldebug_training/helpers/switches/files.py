@@ -39,7 +39,9 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 
 
 class SwitchReading:
-    """The switches in a folder at one moment. `kill` and `save` are tokens that change each time the switch is set; 0: not set."""
+    """The switches in a folder at one moment. `kill` and `save` are numbers that change each time the switch is set; 0: not
+    set. `by`: who set `kill`; `trouble`: why switches are not obeyed, "" where they are.
+    """
 
     def __init__(self, kill: int = 0, save: int = 0, by: str = "", trouble: str = "") -> None:
         self.kill, self.save, self.by, self.trouble = kill, save, by, trouble
@@ -59,7 +61,9 @@ def choose(folder: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def job_name(environ: Mapping[str, str]) -> str:
-    """One word that is the same for all ranks of a job, and all jobs of an array: a switch also stops those still queued."""
+    """A name that is the same for all ranks of a job, and for all jobs of a job array, so that a switch also stops those still
+    queued. At most 64 characters: letters, digits, `-` and `_`.
+    """
     ids = (environ.get(name, "") for name in _IDS)
     name = next((one for one in ids if one.lower() not in _GENERIC), "")
     name = name or _meeting(environ)
@@ -76,7 +80,7 @@ def _meeting(environ: Mapping[str, str]) -> str:
 
 
 def make(folder: str) -> str:
-    """Create the default folder of switches for this user alone. Returns "", or a sentence why it cannot be used."""
+    """Create the default folder of switches, readable by this user alone. Returns "", or a sentence on why it cannot be used."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         handle = os.open(folder, _FOLDER)
@@ -90,7 +94,9 @@ def make(folder: str) -> str:
 
 
 def stranger(handle: int, owner: int, *, above: bool) -> str:
-    """Why the folder that is open is not that user's: `belongs to user 7`; with `above` the one above it counts, too. "" where it is."""
+    """Why the open folder is not this user's: `belongs to user 7`; with `above` the folder above it must be, too. "" where it
+    is.
+    """
     found = os.fstat(handle).st_uid
     if found != owner:
         return f"belongs to user {found}"
@@ -101,9 +107,11 @@ def stranger(handle: int, owner: int, *, above: bool) -> str:
 
 
 def look(folder: str, now: float, owner: int | None = None, *, ours: bool = False) -> SwitchReading:
-    """Which switches are set; `now` is unix time. Never raises; a folder that is not there has none.
+    """Which switches are set; `now`: unix time. Never raises. A folder that does not exist has none; one that everybody may
+    write is not obeyed.
 
-    `owner`: whose folder it has to be, None: anybody's; `ours`: the default one, which has to lie in a folder of this user.
+    `owner`: the user id that must own it, None: any; `ours`: it is the default folder, so the folder above it must belong to
+    that user too.
     """
     try:
         handle = os.open(folder, _FOLDER)
@@ -130,7 +138,7 @@ def look(folder: str, now: float, owner: int | None = None, *, ours: bool = Fals
 
 
 def take(folder: str, name: str, token: int) -> str:
-    """Remove a switch that was acted upon, unless it was set again since. Returns why that failed, or ""."""
+    """Remove a switch that was obeyed, unless it was set again since. Returns why that failed, or ""."""
     try:
         handle = os.open(folder, _FOLDER)
     except OSError as error:
@@ -148,7 +156,7 @@ def take(folder: str, name: str, token: int) -> str:
 
 
 def write(folder: str, name: str, content: Mapping[str, Any]) -> None:
-    """Write a file atomically. Raises OSError."""
+    """Write a file with this content as JSON, atomically: readers see all of it or the old one. Raises OSError."""
     handle = os.open(folder, _FOLDER)
     fresh = f".{name}-{os.uname().nodename[:64]}-{os.getpid()}"
     try:
@@ -164,7 +172,7 @@ def write(folder: str, name: str, content: Mapping[str, Any]) -> None:
 
 
 def clear_up(folder: str) -> None:
-    """Remove our own files from a default folder of switches."""
+    """Remove our own files, and the default folder of switches with the one above it if they are then empty. Never raises."""
     for step in (os.path.join(folder, POLLED), folder, os.path.dirname(folder)):
         try:
             (os.unlink if step.endswith(POLLED) else os.rmdir)(step)

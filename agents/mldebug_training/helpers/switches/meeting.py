@@ -1,7 +1,8 @@
-"""A barrier at the job's store: either every rank learns that all have come, or every rank learns that they will not.
+"""A barrier at the store of torch.distributed: either every rank learns that all have come, or every rank learns that they will
+not.
 
-No call of a store has a deadline, and one to a host that is stopped never returns. So a thread makes the calls, and nobody waits for
-a thread that has had no answer for long. The keys of a meeting stand below `KEY/`: `came`, `answer`, `left`.
+Calls of a store have no deadline, and one to a stopped host never returns. So a thread makes them, and no rank waits for a thread
+that has had no answer for long. The keys of a meeting are below `KEY/`: `came`, `answer`, `left`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _silent: list[Any] = []  # stores that have not answered; never asked again
 
 
 class Meeting:
-    """One rank's side of a barrier at the job's store. `size`: how many ranks must come; `is_host`: the store may end with this rank."""
+    """One rank's part in a barrier at the store of torch.distributed. `size`: how many ranks must come; `is_host`: this rank's
+    process serves the store.
+    """
 
     def __init__(self, store: Any, key: str, size: int, *, is_host: bool = False) -> None:
         self._store, self._key, self._size, self._is_host = store, key, size, is_host
@@ -44,20 +47,24 @@ class Meeting:
 
     @property
     def agreed(self) -> bool:
-        """Whether this rank knows that all ranks have come."""
+        """Whether this rank has learned that all ranks have come."""
         return self._answer.startswith(_ALL)
 
     def come(self, timeout: float, nap: float) -> str:
-        """Wait up to `timeout` seconds until all ranks are here. Returns a text unique to this meeting; LateError where not all came."""
+        """Wait up to `timeout` seconds until all ranks have come. Returns a text unique to this meeting; LateError where
+        not all came.
+
+        `nap`: the longest pause between two looks at the store, seconds.
+        """
         self._last_answer_at = time.monotonic()
         self._until, self._nap = self._last_answer_at + timeout, nap
         self._start()
         return self.outcome()
 
     def outcome(self) -> str:
-        """Wait for the result of `come`, also after that was interrupted.
+        """Wait for the result of `come`; to be called again where that was interrupted.
 
-        A rank that was counted must do as the others do, so it gives up a silent store only when the time is over.
+        A rank that was counted must do as the others do, so it waits for a silent store until the time is over.
         """
         store, silent = self._store, 0.0
         while not self._answer:
@@ -74,11 +81,15 @@ class Meeting:
         return self._answer[len(_ALL) :]
 
     def leave(self) -> None:
-        """Rank 0, which keeps the store where no launcher does, may end the job only when all have read there that it ends."""
+        """Wait until this rank's thread is done. Rank 0, whose process may serve the store, must not end before all ranks
+        have read the result.
+        """
         self.wait(max(0.0, self._until - time.monotonic()) + ANSWERING)
 
     def stay_away(self, why: str) -> None:
-        """Cancel the meeting for all ranks, with `why` as the reason; returns at once. No effect where all have come already."""
+        """Cancel the meeting for all ranks, with `why` as the reason that they raise; returns at once. No effect where all
+        have come already.
+        """
         self._why = self._why or why
         if self._woken.locked():
             self._woken.release()
@@ -86,12 +97,12 @@ class Meeting:
             self._start()
 
     def post_answer(self, word: str) -> str:
-        """Write the result of the meeting where no rank has yet, in this thread. Returns the result that stands."""
+        """Write the result of the meeting into the store, unless another rank has. May block. Returns the result that stands."""
         answer = f"{self._key}/answer"
         return str(self._store.compare_set(answer, "", word).decode("utf-8", "replace"))
 
     def wait(self, timeout: float) -> None:
-        """Wait until the thread makes no more calls."""
+        """Wait up to `timeout` seconds until the thread makes no more calls."""
         self._call.wait(timeout)
 
     def _start(self) -> None:
@@ -148,7 +159,7 @@ class Meeting:
 
 
 def longest_nap(size: int) -> float:
-    """Return the seconds between two looks at the store of one of `size` ranks."""
+    """The longest pause, in seconds, between two looks at the store by one of `size` ranks: the more ranks, the longer."""
     return max(NAP, size / MOST_LOOKS)
 
 

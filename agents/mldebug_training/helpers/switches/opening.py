@@ -1,8 +1,8 @@
-"""How ranks at the job's store agree on a key that no earlier launch has used there.
+"""How ranks at the store of torch.distributed agree on a key that no earlier launch has used there.
 
-Nothing that all ranks of a launch know is their own: torchrun counts restarts on each node for itself, and may keep the store. So the
-rank that leads has a token; whoever needs it puts down a word of its own, which nobody else knows, and gets it back with the token.
-Below `NAME/`: `asked` (how often, in all launches), `ask/NUMBER`, `told/NUMBER`.
+No value that all ranks of a launch know is unique to it: torchrun counts restarts on each node for itself, and may keep the store.
+So the leading rank has a random token. A rank that needs it writes a random word of its own, and gets it back with the token. Below
+`NAME/`: `asked` (number of requests, in all launches), `ask/NUMBER`, `told/NUMBER`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def new_token() -> str:
 def hand_out_token(
     visits: StoreRequests, name: str, token: str, enough: Callable[[], bool], longest: float
 ) -> None:
-    """Answer every rank that requests the token, until `enough()`. Raises what the store does, and LateError after `longest` seconds."""
+    """Answer every rank that requests the token, until `enough()` is true. Raises errors of the store, and LateError after
+    `longest` seconds.
+    """
     open_: set[int] = set()
     counted = 0
 

@@ -1,4 +1,4 @@
-"""Measures how long a step and a checkpoint take, and chooses how many steps lie between two agreements."""
+"""Measures how long a step and a checkpoint take, and chooses how many steps there are between two agreements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ MOST = 16  # steps between two agreements: a run that becomes slow is not left a
 
 
 class AgreementPace:
-    """The pace of one rank. Measured times are passed on to `limit`; `every`: steps from one agreement to the next, None for as many as fit."""
+    """When one rank begins the next agreement. Measured times are passed on to `limit`. `every`: steps between two agreements;
+    None: chosen by the time of a step.
+    """
 
     def __init__(self, limit: TimeLimit | None, every: int | None) -> None:
         self.due = 0  # the poll of the next agreement
@@ -28,7 +30,9 @@ class AgreementPace:
         self._saved_since = 0.0  # seconds
 
     def measure(self, poll: int, size: int = 1) -> int:
-        """Note that an agreement of so many ranks begins. Returns the number of steps that may pass before the next one."""
+        """Note that an agreement of `size` ranks begins at poll number `poll`. Returns how many steps this rank proposes
+        until the next one.
+        """
         now, before = time.monotonic(), self._begun
         self._begun = poll, now
         if before is None or poll <= before[0]:
@@ -41,12 +45,12 @@ class AgreementPace:
         return self._every or _steps(length / turns, max(1.0, size * PER_RANK / PERIOD))
 
     def agreed(self, steps: int) -> None:
-        """Set the next agreement after so many steps, as all ranks agreed."""
+        """Set the next agreement to this many steps after the last one; all ranks have agreed on the number."""
         if self._begun:
             self.due = self._begun[0] + max(1, steps)
 
     def saved(self, length: float) -> None:
-        """Count a checkpoint that took so many seconds to write."""
+        """Note that a checkpoint took `length` seconds to write."""
         self._saved_since += length
         if self._limit:
             self._limit.saved(length)

@@ -1,4 +1,4 @@
-"""Why one rank wants to save or stop: a switch, a signal, its time, or the job's own reason. `switches` agrees with the others."""
+"""The reasons of one rank to write a checkpoint or stop: a switch, a signal, its time limit, or the job's own reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = {
 
 
 class StopReasons:
-    """The reasons of this rank to save or stop. The arguments are those of `Switches`."""
+    """The reasons of this rank to write a checkpoint or stop. The arguments are those of `Switches`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class StopReasons:
         yield self._trouble
 
     def on_save_done(self, token: int) -> None:
-        """Ignore this save switch from now on."""
+        """Ignore the save switch with this token from now on, because it was obeyed."""
         self._done = [*self._done[-REMEMBERED:], token]
 
     def _job_reason(self) -> str:
@@ -81,9 +81,10 @@ class StopReasons:
 
 
 class StopSignal:
-    """Notices one signal that asks this process to stop. The handler sets a flag; a handler that was there before runs, too.
+    """Notices one signal that asks this process to stop. Its handler sets a flag, and also calls the handler that was there
+    before.
 
-    `name`: of the signal; "" where it is not listened to, and `trouble` says why.
+    `name`: the signal, "" where it is not handled, and `trouble` says why. Raises ValueError for an unknown signal.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -115,7 +116,7 @@ class StopSignal:
 
 
 def caught(number: int) -> bool:
-    """Whether this process catches the signal, with whichever handler (faulthandler installs one past Python)."""
+    """Whether this process has a handler for the signal, of Python or of C code (as faulthandler's)."""
     try:
         with open("/proc/self/status", "rb") as file:
             mask = next(line for line in file if line.startswith(b"SigCgt:"))

@@ -37,13 +37,15 @@ PATIENCE = 600.0  # seconds that `at_start`, and whoever saves or ends, waits fo
 
 
 class Switches:
-    """Make one in every rank, and call `poll` after every step, equally often in all of them.
+    """Lets all ranks stop or write a checkpoint at the same step. Make one in every rank, and call `poll` after every step,
+    equally often in all.
 
-    `folder`: where the switches lie; else $MLDEBUG_SWITCH_DIR, else `.mldebug-switch/JOB` in the working directory.
-    `limit`: when to stop by itself. `reason`: asked at every agreement why to stop, None for no reason. `signal`: the one
-    that asks to stop; None for none. `every`: steps from one agreement to the next; None: so that there are four a second
-    at most. `group`: a process group, whose ranks agree (a rank outside has no switches); None: all ranks. `timeout`: seconds that a rank waits in a poll for the others; after it the switches are off. Raises ValueError
-    for arguments that cannot be; later nothing of ours is raised.
+    `folder`: the folder of the switch files; else $MLDEBUG_SWITCH_DIR, else `.mldebug-switch/JOB` in the working directory.
+    `limit`: a `TimeLimit` to stop by. `reason`: called at every agreement; returns why to stop, or None. `signal`: the signal
+    that asks to stop; None for none. `every`: steps between two agreements; None: at most four a second. `group`: the process
+    group whose ranks agree (a rank outside has no switches); None: all ranks. `timeout`: seconds that a rank waits in a poll
+    for the others; after that the switches are off. Raises ValueError for invalid arguments; no later call raises an error of
+    ours.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Switches:
         self._own: tuple[int, str] = (NOTHING, "")
 
     def at_start(self) -> str | None:
-        """None, or "kill" if the job should end before it begins. Collective: call it on all ranks after init_process_group."""
+        """ "kill" if the job should end before it begins, else None. Collective: call it on all ranks after init_process_group."""
         if self._ended or self._off:
             return KILL if self._ended else None
         try:
@@ -102,11 +104,13 @@ class Switches:
             return self._last_word()
 
     def saving(self) -> CheckpointTimer:
-        """`with switches.saving():` around a save: how long it takes decides how early the end of the time is heeded."""
+        """`with switches.saving():` around the writing of a checkpoint. The longer that takes, the earlier the run stops
+        before its time limit.
+        """
         return CheckpointTimer(self._pace.saved)
 
     def close(self) -> None:
-        """Stop looking at the switches. The end of the process does it, too."""
+        """Stop looking at the switches. The end of the process does this too."""
         self._watch.close()
 
     def _at_start(self) -> str | None:

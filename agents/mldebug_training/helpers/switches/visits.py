@@ -1,4 +1,6 @@
-"""Calls of the job's store by one thread: repeated until there is an answer, more often while somebody waits, ended with the rank."""
+"""Calls of the store of torch.distributed by one thread: repeated until there is a result, more often while somebody waits for it,
+ended with the process.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _running: set[StoreRequests] = set()
 
 
 class StoreRequests:
-    """Calls of the job's store (torch.distributed.Store). `size`: the number of ranks that call it, which sets the pause between two calls."""
+    """Calls of the store of torch.distributed by one thread. `size`: the number of ranks that call it; the more, the longer the
+    pauses between calls.
+    """
 
     def __init__(self, store: Any, size: int) -> None:
         self.store = store
@@ -43,12 +47,14 @@ class StoreRequests:
 
     @property
     def silent(self) -> float:
-        """For how many seconds the store has owed an answer; 0.0 where it owes none."""
+        """Seconds since the call that the store has not answered yet; 0.0 where there is none."""
         waiting = self._waiting_since
         return time.monotonic() - waiting if waiting else 0.0
 
     def ask(self, name: str, *args: Any) -> Any:
-        """Call a method of the store by name. Raises whatever that raises, and LateError once this process is ending."""
+        """Call the method `name` of the store and return its result. Raises whatever that raises, and LateError once this
+        process is ending.
+        """
         if self._ends:
             raise LateError("this rank ends")
         self._waiting_since = time.monotonic()
@@ -63,7 +69,7 @@ class StoreRequests:
         return [self.ask("get", key) for key in keys]
 
     def until(self, ask: Callable[[], T], longest: float = LONGEST) -> T:
-        """Call `ask` again and again until it returns something true, and return that. Raises LateError after `longest` seconds."""
+        """Call `ask` again and again until its result is true, and return that. Raises LateError after `longest` seconds."""
         deadline, pause = time.monotonic() + longest, FIRST_NAP
         while time.monotonic() < deadline:
             found = ask()
@@ -73,7 +79,7 @@ class StoreRequests:
         raise LateError(LATE)
 
     def hurry(self) -> None:
-        """End the present pause of `until`, because somebody waits for the result now."""
+        """End the present pause of `until`, because the result is waited for now."""
         if self._woken.locked():
             self._woken.release()
 

@@ -1,7 +1,7 @@
-"""Looks at the folder of the switches, in a thread: a file system that hangs keeps this thread, and not the training.
+"""Looks at the folder of the switches in a thread, so that a file system that hangs blocks this thread and not the training.
 
-It also writes which rank polls: into the folder, and as `/dev/shm/mldebug-PID-START.switch`, JSON with the name of
-the folder, for whoever is on this node.
+It also writes which rank looks: into the folder, and as `/dev/shm/mldebug-PID-START.switch`, JSON with the folder's path, for the
+agent and users on this node.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GOODBYE = 2.0  # seconds that the end of the process waits for a hung folder
 
 
 class SwitchWatch:
-    """Looks at one folder, once a second. `last_reading`: the result of the last look; None before the first."""
+    """Looks at one folder once a second. `last_reading`: the result of the last look; None before the first."""
 
     def __init__(self, folder: str, *, ours: bool, interval: float = INTERVAL) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class SwitchWatch:
         self._announced: tuple[str, OwnFile] | None = None
 
     def start(self) -> None:
-        """Begin, where this process has not yet."""
+        """Start the thread, unless this process has already."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
@@ -67,22 +67,24 @@ class SwitchWatch:
         atexit.register(self.close)
 
     def first_look(self, timeout: float = FIRST_LOOK) -> SwitchReading:
-        """Return the first reading, waiting at most `timeout` seconds: a folder that hangs has no switch set."""
+        """Return the first reading. If there is none after `timeout` seconds, return one without switches, whose `trouble`
+        says that the folder hangs.
+        """
         self._first.wait(timeout)
         return self.last_reading or SwitchReading(
             trouble=f"{self.folder} does not answer: its file system hangs"
         )
 
     def set_status(self, word: dict[str, Any]) -> None:
-        """Set what is written into the folder about this rank; it is written every 5 seconds at most."""
+        """Set what is written into the folder about this rank. It is written at most every 5 seconds."""
         self._word = word
 
     def on_save_done(self, token: int) -> None:
-        """Remove the save switch that this token stands for, with the next look."""
+        """Remove the save switch with this token from the folder at the next look."""
         self._to_remove.append(token)
 
     def close(self) -> None:
-        """Stop looking, and tidy up; a folder that hangs is left alone."""
+        """Stop looking and remove our files; where the folder hangs, give up after a short wait."""
         if self._pid == os.getpid() and not self._ended.is_set():
             self._ended.set()
             self._gone.wait(GOODBYE)

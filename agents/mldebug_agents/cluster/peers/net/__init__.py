@@ -1,1 +1,1 @@
-"""How agents reach each other: proof of the key, connections, one question or one order to many nodes at once."""
+"""How agents reach each other: proof of the key, connections, one request to one node or to many at once."""

@@ -1,7 +1,7 @@
-"""One order to many nodes at the same moment: first all are connected and have proved the key, then all get the order at once.
+"""One request to many nodes at the same moment: all are connected and have proved the key first, then all are sent the request.
 
-A handshake costs both ends milliseconds, a thousand of them seconds: done one after the other, each just before its order,
-they would be the distance between the first capture and the last. One thread sends and reads; a `ConnectPool` connects.
+A TLS handshake costs milliseconds on both ends, so a thousand of them take seconds. If each node were connected just before it is
+sent to, the captures would lie that far apart. One thread sends and reads; a `ConnectPool` connects.
 """
 
 import selectors
@@ -40,8 +40,8 @@ class _OpenConnection(NamedTuple):
 class Broadcast:
     """One POST to many nodes at the same moment: connects to all first, then sends to all.
 
-    `path`, `body`: of the request. `most`: bytes of an answer at most. `patience`: seconds that a node may take for it after the
-    request was sent.
+    `path`, `body`: of the request. `most`: maximum bytes of an answer. `patience`: seconds that a node may take to answer after
+    the request was sent.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Certificates of single nodes: whose they are, and why one is not taken, in words. Pure."""
+"""Certificates of single nodes: which names they are for, and why a handshake failed, in words. Pure."""
 
 import ipaddress
 import ssl
@@ -29,7 +29,7 @@ Certificate = Mapping[str, Any]
 
 
 class CertificateError(Exception):
-    """A valid certificate, but not of the node that it should belong to; the message says which."""
+    """A valid certificate that belongs to another node than expected; the message says to which."""
 
 
 def names_of(certificate: Certificate) -> frozenset[str]:
@@ -39,7 +39,7 @@ def names_of(certificate: Certificate) -> frozenset[str]:
 
 
 def says(certificate: Certificate, name: str) -> bool:
-    """Whether a certificate is for this name or address. A name without a domain matches any domain."""
+    """Whether a certificate is for this host name or address. A name without a domain matches that name in any domain."""
     names, name = names_of(certificate), name.lower()
     try:
         address = ipaddress.ip_address(name.partition("%")[0])
@@ -61,18 +61,18 @@ def _same(address: ipaddress.IPv4Address | ipaddress.IPv6Address, text: str) -> 
 
 
 def owners(certificate: Certificate) -> str:
-    """Some names of the certificate, as text for people."""
+    """Some of the names in the certificate, as text for people; "nobody" where there are none."""
     names = ", ".join(sorted(names_of(certificate))[:MAX_NAMES]) or "nobody"
     return clean(names, 100)
 
 
 def is_strange(error: Exception) -> bool:
-    """Whether the other end was no agent at all (a browser, a port scan)."""
+    """Whether this TLS error shows that the other end is no agent (a browser, a port scan)."""
     return any(part in reason_of(error) for part in _STRANGE)
 
 
 def in_words(error: Exception) -> str:
-    """Why a handshake failed, in words about the other end."""
+    """Why a TLS handshake failed, in words about the other end."""
     if isinstance(error, ssl.SSLCertVerificationError):
         words = _VERIFIED.get(error.verify_code)
         return words or f"its certificate is not of cluster.ca ({error.verify_message})"

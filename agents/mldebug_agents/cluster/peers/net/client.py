@@ -1,4 +1,4 @@
-"""One question to another agent, with a deadline for all of it, and an answer of bounded size."""
+"""One request to another agent, with a deadline for all of it, and a limit on the size of the answer."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Peer(NamedTuple):
-    """The address of another agent: host name or IP, TCP port, and the node's name where it is known."""
+    """The address of another agent: host name or IP, TCP port, and the name of its node where that is known."""
 
     host: str
     port: int
@@ -56,7 +56,7 @@ def plain_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 class PeerClient:
-    """Sends requests to other agents. `networks`: where these may be; empty: anywhere but link-local and multicast addresses."""
+    """Sends requests to other agents. `networks`: the networks they may be in; empty: any address but link-local and multicast."""
 
     def __init__(
         self,
@@ -125,7 +125,9 @@ class PeerClient:
         return PeerConnection(sock, to.host, proof, until)
 
     def on_turned_away(self, turned_away: Callable[[str, str, str], None]) -> None:
-        """Set a callback for hosts that were not talked to: `(reason, host, sentence)`, reason `"stranger"` (wrong certificate) or `"network"` (address not allowed). Called from any thread."""
+        """Set a callback for hosts that no request was sent to: `(reason, host, sentence)`, with the reason `"stranger"`
+        (wrong certificate) or `"network"` (address not allowed). It is called from any thread.
+        """
         self._turned_away = turned_away
 
     def _addresses(self, to: Peer) -> tuple[str, ...]:
@@ -152,7 +154,9 @@ class PeerClient:
 
 
 class PeerConnection:
-    """A TLS connection to an agent whose certificate was checked. `until`: time.monotonic() when all sending and receiving must be over."""
+    """A TLS connection to an agent whose certificate was checked. `until`: time.monotonic() when all sending and receiving must
+    be done.
+    """
 
     def __init__(self, sock: ssl.SSLSocket, host: str, proof: Identity, until: float) -> None:
         self._sock, self._host, self._proof = sock, host, proof
@@ -160,7 +164,7 @@ class PeerConnection:
         self.timeout = max(0.0, until - time.monotonic())  # seconds, as it is told
 
     def allow(self, until: float, seconds: float) -> None:
-        """Set another time when all must be over, as monotonic time and as the `seconds` that an error names."""
+        """Set a new deadline: `until` in monotonic time, and the number of `seconds` that an error about it names."""
         self.until, self.timeout = until, seconds
 
     def fileno(self) -> int:

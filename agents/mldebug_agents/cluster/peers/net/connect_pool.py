@@ -1,4 +1,4 @@
-"""Threads that connect to other nodes, a bounded number of them; one other thread waits for the connections."""
+"""A limited number of threads that connect to other nodes; one other thread waits for the connections."""
 
 import queue
 import socket
@@ -45,7 +45,7 @@ class ConnectPool:
         self._ring()  # where no thread is, `came` does it
 
     def came(self) -> Iterator[tuple[int, Reached]]:
-        """What was reached since the last call: (n, connection), or (n, error) for a node that could not be connected."""
+        """The results since the last call: (n, connection), or (n, error) for a node that could not be connected."""
         with suppress(BlockingIOError):
             while self._bell.recv(4096):
                 pass
@@ -56,7 +56,7 @@ class ConnectPool:
                 yield self._came.get_nowait()
 
     def end(self) -> None:
-        """Stop the pool. Connections that are still made are closed at once."""
+        """Stop the pool. Connections that are made later are closed at once."""
         with self._lock:
             self._over = True
         for _ in range(self._threads):

@@ -1,10 +1,10 @@
-"""Why a question to another agent came to nothing: three ways, and what each may be taken for."""
+"""Why a request to another agent failed, and what each kind of failure means."""
 
 from mldebug.core.errors import MldebugError
 
 
 class SilentError(MldebugError):
-    """The other node did not answer at all: it may be down, or the network is cut."""
+    """The other node did not answer: it may be down, or the network is cut."""
 
 
 class SlowError(SilentError):

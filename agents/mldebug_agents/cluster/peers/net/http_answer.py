@@ -1,4 +1,4 @@
-"""An HTTP answer that comes in pieces, whoever waits for it and however. Pure."""
+"""Parses an HTTP answer that arrives in pieces; the caller does the reading. Pure."""
 
 import re
 

@@ -1,9 +1,8 @@
-"""The proof that two agents belong together: TLS 1.3 in which both sides show a certificate.
+"""How two agents prove that they belong together: TLS 1.3, in which both sides show a certificate.
 
-Either that of their shared key, or each node one of its own, signed by the site.
-
-The private key of that certificate is derived from the shared key, so only who has the shared key gets through the
-handshake, on either side, and nothing of it is ever sent. What travels is encrypted and cannot be replayed.
+It is either made from their shared key, or each node has one of its own, signed by the site. In the first case the private key is
+derived from the shared key, so only an agent that has the shared key gets through the handshake, and nothing of it is ever sent.
+What is sent is encrypted and cannot be replayed.
 """
 
 import datetime
@@ -51,19 +50,21 @@ _PURPOSE = b"mldebug peers, TLS identity, 1"
 
 
 class Identity(NamedTuple):
-    """What both ends of a connection between agents use to prove themselves. `named`: each node has a certificate of its own."""
+    """The TLS contexts with which an agent proves itself, as client and as server. `named`: each node has a certificate of its
+    own.
+    """
 
     client: ssl.SSLContext
     server: ssl.SSLContext
     named: bool = False
 
     def check(self, certificate: Certificate, *names: str) -> None:
-        """Raise CertificateError where each node has its own certificate, and this one is for none of the names expected here."""
+        """Raise CertificateError where each node has its own certificate, and this one is for none of the names in `names`."""
         if self.named and not any(says(certificate, name) for name in names if name):
             raise CertificateError(f"its certificate is for {owners(certificate)}")
 
     def in_words(self, error: Exception) -> str:
-        """Why a connection failed, in words about the other end."""
+        """Why a connection failed with this error, in words about the other end."""
         if isinstance(error, CertificateError):
             return str(error)
         if self.named and isinstance(error, (ssl.SSLEOFError, ConnectionError)):
@@ -131,7 +132,7 @@ def _read(file: Path) -> bytes:
 
 
 def count_failures(proof: Identity, on_failure: Callable[[str, str], None]) -> None:
-    """Have `on_failure` called with reason and words of each failed handshake of the identity's server."""
+    """Have `on_failure` called with a reason and a sentence for each failed handshake of the identity's server."""
 
     class Counted(ssl.SSLObject):
         def do_handshake(self) -> None:
@@ -148,7 +149,9 @@ def count_failures(proof: Identity, on_failure: Callable[[str, str], None]) -> N
 
 
 def identity(key_file: Path, make: Callable[[bytes], KeyPair]) -> Identity:
-    """The identity from the shared key in a file. Raises UsageError where it cannot be used. `make`: `derive`, here or in a child."""
+    """The identity made from the shared key in a file. Raises UsageError where the file cannot be used. `make`: turns the key
+    into certificate and private key (`derive`, here or in a child).
+    """
     pair = make(read_key(key_file))
     own = pair.certificate + pair.private
     return Identity(
@@ -158,7 +161,7 @@ def identity(key_file: Path, make: Callable[[bytes], KeyPair]) -> Identity:
 
 
 def read_key(file: Path) -> bytes:
-    """The shared key. Raises UsageError where it is too short to be random."""
+    """Read the shared key. Raises UsageError where the file cannot be used, or the key is too short to be random."""
     key = read_secret(file).strip()
     if len(set(key)) < MIN_DIFFERENT:
         raise UsageError(f"{file} is not random: it has {len(set(key))} different bytes", MAKE_ONE)
@@ -184,7 +187,7 @@ def read_secret(file: Path) -> bytes:
 
 
 def in_child(spawner: Spawner) -> Callable[[bytes], KeyPair]:
-    """A function that runs `derive` in a child, because its library would cost the agent 12 MiB for ever."""
+    """A function that runs `derive` in a child process, because the library it loads would cost the agent 12 MiB for good."""
 
     def make(key: bytes) -> KeyPair:
         worker = spawner.fork_worker(NAME)
@@ -249,9 +252,10 @@ def _in_memory(data: bytes) -> Iterator[str]:
 
 
 class RenewedIdentity:
-    """Called for the identity to be used now; safe from any thread, and reads files, so never from the main loop's.
+    """Holds the identity made from certificate files, and reads them again when they change. Call it for the present one; safe
+    from any thread, but it reads files, so never from the main loop's.
 
-    `server` of the first one stays the context that listens: each handshake gets the newest from there.
+    The server context of the first identity keeps listening: for each handshake it takes the newest one.
     """
 
     def __init__(

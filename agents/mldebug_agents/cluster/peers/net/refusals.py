@@ -1,4 +1,4 @@
-"""Hosts that were refused: counted by reason, each logged once. Safe from any thread."""
+"""Counts refused requests and connections by reason, and logs each host once. Safe from any thread."""
 
 import logging
 import threading
@@ -26,10 +26,11 @@ MAX_LOGGED = 1000  # lines in the log; after that they are only counted
 
 
 class Refusals:
-    """network: not from where agents may be, or a job wants somebody asked who is not there; certificate: none, or not one of ours;
-    handshake: does not speak TLS as an agent does; stranger: whom this agent was sent to cannot prove that he is one;
-    slow: takes too long to say what he wants; name: not the one that it may have; malformed, size: a message that cannot be;
-    incident: it names one that another run has; storm: it has had one run captured too often."""
+    """The reasons: network: an address where no agent may be, or to which a job must not send us; certificate: none, or of
+    another cluster; handshake: does not speak TLS as an agent does; stranger: a host we were sent to has no valid certificate;
+    slow: takes too long to send its request; name: another node's name; malformed, size: a message that is invalid or too
+    large; incident: names an incident that another run has; storm: had one run captured too often.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +44,9 @@ class Refusals:
             return dict(self._counts)
 
     def count(self, reason: str, who: str, why: str) -> None:
-        """Count one refused request. `who` and `why` are not trusted: a stranger chose them."""
+        """Count one refused request. `who` and `why` are not trusted, since another host chose them: they are cleaned
+        before they are logged.
+        """
         who, why = clean(who, 60), clean(why, 200)
         with self._lock:
             self._counts[reason] += 1

@@ -12,8 +12,8 @@ CRASHES, WINDOW = 3, 600.0  # so many in so many seconds, and it is left alone a
 
 
 class ReadPause:
-    """When GPUs must not be read, and the error that says why. `clock` returns seconds.
-    Any thread may call `wish` and read the properties; all else needs the lock of the reader (`VendorReader`).
+    """When GPUs must not be read, and the error that says why. `clock` returns seconds. Any thread may call `wish` and read the
+    properties; all else needs the lock of the reader (`VendorReader`).
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

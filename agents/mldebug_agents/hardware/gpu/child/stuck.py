@@ -37,8 +37,7 @@ def sits(host: Host, worker: ForkedWorker) -> bool:
 
 def may_be_ended(host: Host, worker: ForkedWorker, waited: float) -> bool:
     """Whether the child may be killed: it has not answered for `waited` seconds, which is longer than `HOPELESS`, and it is not
-    inside the kernel.
-    Where it runs (state R), this takes a short sample of its CPU time.
+    inside the kernel. Where it runs (state R), this takes a short sample of its CPU time.
     """
     if waited <= HOPELESS or worker.pid is None or sits(host, worker):
         return False

@@ -91,8 +91,7 @@ class Ask:
         every: int = TURN,
     ) -> T | None:
         """Query at one full read in `every`, and return the last value at the reads between; for slow or rarely changing
-        values.
-        A failed query is repeated at the next read.
+        values. A failed query is repeated at the next read.
         """
         if metric not in self.device.kept or self.device.turn(self.device.index, every):
             self.device.kept[metric] = self(metric, function, to=to)

@@ -17,8 +17,8 @@ KEPT = "energy"
 
 
 def read_watch(ask: Ask, clock: Callable[[], float], *, energy: bool) -> GpuWatch:
-    """Take the quick reading of one GPU. `energy`: also read its energy counter. `clock` returns seconds.
-    Raises DeviceLostError, DriverGoneError.
+    """Take the quick reading of one GPU. `energy`: also read its energy counter. `clock` returns seconds. Raises
+    DeviceLostError, DriverGoneError.
     """
     power = _power(ask)
     rates = ask("utilization", "nvmlDeviceGetUtilizationRates")
