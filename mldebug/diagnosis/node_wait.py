@@ -41,7 +41,10 @@ ELASTIC = "distributed/"
 
 
 def wait_words(job: Job, now: float) -> str:
-    """`waits for nodes, 1 of 2 present since 4min`, with their names where agents count them. `now`: unix seconds."""
+    """`waits for nodes, 1 of 2 present since 4min`, with the nodes' names where agents count them; "" for other jobs.
+
+    `now`: unix seconds.
+    """
     wait = job.waits
     if wait is None:
         return ""
@@ -73,7 +76,7 @@ def in_exit_barrier(launcher: ProcessCapture) -> bool:
 
 
 def judge_node_wait(captures: Iterable[NodeCapture]) -> Judgement | None:
-    """The judgement of a job whose launchers have started no rank; None where the captures show ranks."""
+    """The judgement of a job whose launchers have started no rank; None for a job that does not wait for nodes, or has ranks."""
     captures = tuple(captures)
     first = captures[0]
     if first.job.waits is None or any(capture.ranks for capture in captures):

@@ -1,7 +1,7 @@
-"""Exceptions that a rank printed and has outlived: a thread of it died of one, it cannot exit after it, or it swallowed one.
+"""Exceptions that a rank printed and outlived: one of its threads died of one, it cannot exit after it, or it ignored it.
 
-In a log that all ranks share most lines bear no rank's mark. Then an exception is a rank's where its thread is missing there and
-nowhere else, where it was raised in a function in which that rank alone stands, or where that rank alone is at its exit.
+In a log that all ranks share most lines have no rank's mark. Then an exception is a rank's where
+that rank alone lacks the thread that died, stands in the function that raised it, or is exiting.
 """
 
 import re
@@ -53,7 +53,7 @@ class Raised(NamedTuple):
 
 
 def with_exceptions(case: Case, finding: Finding) -> Finding:
-    """Add the exceptions that the named ranks have raised to the finding; where it names nobody, as evidence only."""
+    """The finding with the exceptions that the named ranks have raised; where nobody is named, those of the suspects, as evidence only."""
     if finding.verdict in QUIET_ABOUT or case.moved:
         return finding
     named = [one.rank for one in finding.culprits if one.rank is not None]
@@ -83,7 +83,10 @@ def _words(case: Case, number: int, one: Raised) -> str:
 
 
 def raised_by(case: Case, ranks: Collection[int]) -> Iterator[tuple[int, Raised]]:
-    """(rank, the last exception that this rank surely raised); exceptions that only blame a peer are left out."""
+    """(rank, its last exception) for these ranks.
+
+    Exceptions that only blame another rank are left out.
+    """
     for rank in (one for one in case.ranks if one.rank in ranks):
         lines = own_lines(case, rank)
         found = [one for one in exceptions_in(lines) if not blames_peer(one.error)]
@@ -103,7 +106,7 @@ def _with_moment(one: Raised, rank: ClassifiedRank) -> Raised:
 
 
 def own_lines(case: Case, rank: ClassifiedRank) -> Sequence[str]:
-    """The log lines that this rank surely wrote: all lines of a log of its own, or those with its rank mark in a shared log."""
+    """The log lines that this rank surely wrote: all of a log that it alone writes to, or those with its mark in a shared one."""
     words = _log_words(case, rank)
     if rank.capture is None or rank.capture.log is None or words is None:
         return ()

@@ -75,12 +75,10 @@ def blame(
 ) -> Finding:
     """A finding about these ranks, with sentence, evidence and confidence made from their classes.
 
-    It names nobody where they are the larger half of the job, or where other ranks may be to blame
-    as well.
-
-    `lead`: the beginning of the sentence. Without `confidence` it is high where the kernel or a
-    native stack says what each culprit does and samples say that it lasted, else medium; never more
-    than medium where nobody waits.
+    Nobody is named where they are the larger half of the job; where one of several suspects may
+    wait for another, the finding is at most `low`. Without `confidence` it is high where the kernel
+    or a native stack says what each culprit does and samples say that it lasted, else medium; in a
+    job of several ranks high needs ranks that wait. `lead`: the beginning of the sentence.
     """
     rivals = _rivals(case, culprits)
     if _larger_half(case, culprits):

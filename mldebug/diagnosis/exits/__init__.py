@@ -1,1 +1,4 @@
-"""How a job ended: what was seen of its last moments, and who began it. Pure."""
+"""How a job ended: the exits of its ranks, their last words in the logs, and which rank failed first.
+
+Pure.
+"""

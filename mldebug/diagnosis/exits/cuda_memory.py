@@ -114,7 +114,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
     @property
     def elsewhere(self) -> int:
-        """Used GPU memory that PyTorch's allocator does not hold, where the message lists no processes; 0 where it does."""
+        """Bytes of GPU memory that are used but not held by PyTorch's allocator, where the message lists no processes. 0 where it lists them, or has no figures."""
         if self.others or self.process is not None or self.capacity is None or self.free is None:
             return 0
         own = (self.allocated or 0) + (self.unallocated or 0)
@@ -122,9 +122,9 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
     @property
     def fragmented(self) -> bool | None:
-        """Whether the memory that torch holds unused, where it is much, would have been enough together with the free memory.
+        """Whether the memory that PyTorch holds unused is large, and together with the free memory would have been enough; None without figures.
 
-        A full device has some MiB in pieces as well, and to mend those would gain nothing.
+        A full device also has some MiB in unused pieces, and joining those would gain nothing.
         """
         requested, free = self.requested, self.free
         if requested is None or free is None or self.unallocated is None:
@@ -134,7 +134,10 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
 
 def device_memory(text: str) -> DeviceMemory | None:
-    """The figures of an out-of-memory message; None for other messages. Impossible figures are left out."""
+    """The figures of an out-of-memory message; None for any other text.
+
+    Processes with more memory than the device has are left out.
+    """
     text = text[:LONGEST]
     head = _HEAD.search(text)
     if head is None:

@@ -1,8 +1,9 @@
-"""An end for want of space, joined with the filesystem that was full. Pure.
+"""An exit for lack of disk space, joined with the filesystem that was full. Pure.
 
-An error names a file, or nothing at all (`write` has no name); the agent's last readings of the job's filesystems say which of them had
-no space, no inodes, or neither. One that was nearly full at a look some seconds before, and on which the error's path lies, is taken at
-its word; `/` may be where a link stands that leads elsewhere. The filesystem is named then, and the rank only as the first to touch it: who writes first is chance.
+The filesystem of the path in the error is named if it was nearly full (90 %) at the agent's last
+look; without a path, the only full one (98 %). An error on a `/` that is not full goes to the only
+full one, as a link may lead there. The rank is named only as the first that met it: who writes
+first is chance.
 """
 
 import re
@@ -24,7 +25,10 @@ _PATH = re.compile(r"(?:'|\"|: |\s)(?P<path>/[^'\"\s:]{1,1000})['\":]?")
 
 
 def with_full_filesystem(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
-    """Change the verdict to `storage_fault` where an error says "no space" and a filesystem of the job was full; else leave the outcome as it is."""
+    """Change the verdict to `storage_fault` where an error says "no space" and a filesystem of the job was full.
+
+    Where it was not full, only evidence is added. Other outcomes are returned unchanged.
+    """
     finding = outcome.finding
     error = _error(outcome, attempt)
     if finding is None or error is None or not attempt.filesystems:

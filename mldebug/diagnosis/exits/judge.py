@@ -42,7 +42,10 @@ from mldebug.diagnosis.exits.words.last_words import tells_of_closed
 
 
 def judge_exit(attempt: AttemptExit) -> ExitOutcome:
-    """How an attempt ended. A rank is named only where the order of exits, an error or its GPU singles it out."""
+    """How an attempt (one start of a job) ended.
+
+    A rank is named only where the order of exits, an error or its GPU singles it out.
+    """
     outcome = with_full_filesystem(with_suspects(_judge(attempt), attempt), attempt)
     return with_flights(with_gpu_fault(outcome, attempt), attempt)
 
@@ -229,7 +232,8 @@ AT_ONCE = 3.0  # seconds in which all end that one Ctrl-C reached
 def stopped_by_signal(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> bool:
     """Whether all ranks left with one exit code and without an error, after one had logged that a signal asked it to stop.
 
-    Where a launcher watches over them it may have been the launcher's, sent because one had failed.
+    False under a launcher that watches its ranks: the signal may have been the launcher's, sent
+    because a rank had failed.
     """
     if not attempt.told_to_stop or attempt.job.launcher not in UNWATCHED:
         return False
@@ -244,7 +248,10 @@ def stopped_by_signal(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> b
 
 
 def interrupted(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> bool:
-    """Whether Ctrl-C reached all ranks, some of which failed while they ended. No launcher sends SIGINT by itself."""
+    """Whether Ctrl-C reached all ranks: one ended by SIGINT, all others failed within `AT_ONCE` seconds, none lives.
+
+    No launcher sends SIGINT by itself.
+    """
     pressed = [one for one in exits if exit_signal(one.exit.status) == signal.SIGINT]
     rest = [one for one in exits if one not in pressed]
     times = [one.exit.at for one in exits]
@@ -254,9 +261,11 @@ def interrupted(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> bool:
 
 
 def common_error(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> str:
-    """The one error that every rank of the job failed with, "" where there is none; the order means nothing then.
+    """The error that every rank of the job failed with; "" where there is none.
 
-    A lack of memory is no such error: it has a verdict of its own.
+    The order of exits then says nothing.
+
+    Errors for lack of memory do not count: they have a verdict of their own.
     """
     if len(exits) < 2 or len(exits) < len(attempt.identities):
         return ""

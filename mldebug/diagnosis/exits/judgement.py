@@ -1,6 +1,7 @@
-"""The exits of an attempt as a `Judgement`, from which a report is built: the ranks that ended, and those that still live.
+"""Makes the `Judgement` of an attempt that ended, from which its report is built: the ranks that ended, and those that still live.
 
-Where a capture was taken (ranks that hang after one of them died, or a suspicion just before), its ranks stay in it.
+Where a capture was taken (of ranks that hang after one died, or on a suspicion just before), its
+ranks stay in it.
 """
 
 import re
@@ -40,7 +41,10 @@ _SOURCE_LOCATION = re.compile(
 
 
 def without_processes(attempt: AttemptExit, at: float, versions: Mapping[str, str]) -> NodeCapture:
-    """A capture without processes, for a report of an attempt of which no process was left."""
+    """A capture without processes, for the report of an attempt of which no process was left.
+
+    `at`: unix time; `versions`: of the software.
+    """
     node = attempt.identities[0].node if attempt.identities else ""
     lost = tuple(
         LostRank(
@@ -57,7 +61,7 @@ def without_processes(attempt: AttemptExit, at: float, versions: Mapping[str, st
 
 
 def with_gaps(capture: NodeCapture, attempt: AttemptExit) -> NodeCapture:
-    """Add to a capture what could not be read about the exits, and the hardware faults that its ranks had up to then."""
+    """Add to a capture what could not be read about the exits, and the hardware faults of the attempt."""
     gaps = tuple(Gap(what="how the job ended", reason=reason) for reason in attempt.gaps)
     faults = tuple(dict.fromkeys((*capture.faults, *attempt.faults)))
     return msgspec.structs.replace(capture, gaps=(*capture.gaps, *gaps), faults=faults)
@@ -66,7 +70,10 @@ def with_gaps(capture: NodeCapture, attempt: AttemptExit) -> NodeCapture:
 def judgement_of(
     attempt: AttemptExit, outcome: ExitOutcome, capture: NodeCapture | None
 ) -> Judgement:
-    """The judgement that reports are made of: the outcome with a row for every rank. `capture`: of the ranks that still lived, where one was taken."""
+    """The judgement that a report is built from: the outcome, and a row for every rank.
+
+    `capture`: of the ranks that still lived; None if none was taken.
+    """
     exits = {one.exit.rank: one for one in explain_exits(attempt)}
     before = diagnose([capture]) if capture is not None else None
     trusted = before if capture is None or _may_name(exits.values(), capture) else None

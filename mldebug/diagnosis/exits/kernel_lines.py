@@ -1,6 +1,9 @@
-"""The kernel's words about processes that died: OOM kills and crashes, from lines of /dev/kmsg or dmesg. Pure.
+"""What the kernel says about processes that died: OOM kills and crashes, from lines of /dev/kmsg or dmesg.
 
-What a program wrote into the log is not believed: only root can, but with some settings journald does so for anybody.
+Pure.
+
+Lines that programs wrote into the log are ignored: only root can write there, but with some
+settings journald does so for anybody.
 """
 
 from collections.abc import Iterable
@@ -15,7 +18,10 @@ _DEATHS = {KernelEventKind.OOM_KILL: "out_of_memory", KernelEventKind.CRASH: "cr
 
 
 def kernel_deaths(lines: Iterable[str]) -> tuple[KernelDeath, ...]:
-    """Find the deaths among kernel lines, in their order; of two lines about one kill the fuller one stays."""
+    """The ends of processes in these kernel lines, in their order.
+
+    Of several lines about one process and kind of end the last one is kept.
+    """
     found: dict[tuple[int, str], KernelDeath] = {}
     for line in lines:
         record = parse_record(line) or parse_printed(line)
@@ -27,7 +33,10 @@ def kernel_deaths(lines: Iterable[str]) -> tuple[KernelDeath, ...]:
 
 
 def kernel_death(event: KernelEvent, at: float) -> KernelDeath | None:
-    """The end of a process that a kernel line reports; None for other lines. `at`: seconds of the kernel's own clock."""
+    """The end of a process that a kernel line reports; None for other lines, and for those that a program wrote.
+
+    `at`: seconds of the kernel's clock.
+    """
     kind = _DEATHS.get(event.kind)
     if kind is None or event.pid is None or event.origin is not Origin.KERNEL:
         return None

@@ -25,7 +25,11 @@ _SIGNALS = {one.value: one.name for one in signal.Signals}
 
 
 class RankExit(Noun, frozen=True, kw_only=True):
-    """One rank has ended. `moment`: exits with the same number came together, the lower number came first."""
+    """The exit of one rank.
+
+    `moment` orders exits: the lower number came first, equal ones came together; None where it is
+    not known.
+    """
 
     rank: int
     pid: int
@@ -36,7 +40,10 @@ class RankExit(Noun, frozen=True, kw_only=True):
 
 
 class Accusation(Noun, frozen=True, kw_only=True):
-    """The ranks, addresses or calls that a victim's error message names as the cause. Ranks are numbered within the process group of that message, which may be a part of the job."""
+    """The ranks, processes, addresses or calls that a victim's error message names as the cause.
+
+    Rank numbers are those of the message's process group, which may be a part of the job.
+    """
 
     ranks: tuple[int, ...] = ()
     did: str = ""  # what they did, or did not: "did not come to the monitored barrier"
@@ -109,7 +116,7 @@ class FilesystemFill(Noun, frozen=True, kw_only=True):
 
 
 class KnownExits(Noun, frozen=True, kw_only=True):
-    """The ranks of a run on this node, and the exits among them."""
+    """The ranks of a run on this node, and those of them that have ended."""
 
     identities: tuple[RankIdentity, ...] = ()
     exits: tuple[RankExit, ...] = ()
@@ -119,7 +126,7 @@ class KnownExits(Noun, frozen=True, kw_only=True):
 
 
 class AttemptExit(Noun, frozen=True, kw_only=True):
-    """All that is known of the exits of one attempt on this node."""
+    """All that is known of how one attempt (one start of a job) ended on this node."""
 
     job: Job
     identities: tuple[RankIdentity, ...] = ()  # all ranks that were on this node, sorted
@@ -155,23 +162,23 @@ class AttemptExit(Noun, frozen=True, kw_only=True):
 
 
 def exit_code(status: int | None) -> int | None:
-    """The code that a process gave to exit(); None for a signal, or where it is unknown."""
+    """The code that a process gave to exit(), from its wait(2) status; None where a signal ended it, or the status is not known."""
     return None if status is None or status & 0x7F else status >> 8 & 0xFF
 
 
 def exit_signal(status: int | None) -> int | None:
-    """The signal that ended a process, None where none did."""
+    """The number of the signal that ended a process, from its wait(2) status; None where none did."""
     return None if status is None or not status & 0x7F else status & 0x7F
 
 
 def was_asked(status: int | None) -> bool:
-    """Whether it ended because a signal asked it to, also where only its exit code stands for that signal."""
+    """Whether the process ended because a signal asked it to (such as SIGTERM), or with the exit code that stands for such a signal (128 + number)."""
     code, number = exit_code(status), exit_signal(status)
     return number in STOP_SIGNALS or (code is not None and code - 128 in STOP_SIGNALS)
 
 
 def words_of_status(status: int | None) -> str:
-    """`exit status 1`, `killed by SIGKILL`, `exit unknown`."""
+    """A wait(2) status in words: `exit status 1`, `killed by SIGKILL`, `exit unknown`."""
     if status is None:
         return "exit unknown"
     number = exit_signal(status)
@@ -181,19 +188,19 @@ def words_of_status(status: int | None) -> str:
 
 
 def full_words(status: int | None) -> str:
-    """The same with the number of the signal: `killed by SIGKILL (9)`."""
+    """As `words_of_status`, with the signal's number: `killed by SIGKILL (9)`."""
     number = exit_signal(status)
     words = words_of_status(status)
     return f"{words} ({number})" if number in _SIGNALS else words
 
 
 def status_of_code(code: int) -> int:
-    """A wait(2) status word from what Python's subprocess calls a return code: negative for a signal."""
+    """The wait(2) status for a return code as Python's subprocess gives it: negative for a signal."""
     return -code & 0x7F if code < 0 else (code & 0xFF) << 8
 
 
 def merged(own: RankExit, failure: LauncherFailure | None) -> RankExit:
-    """An exit whose status is unknown, with the status that the launcher wrote."""
+    """The exit; where its status is not known, with the status that the launcher wrote into its log."""
     if own.status is not None or failure is None or failure.status is None:
         return own
     return RankExit(

@@ -1,10 +1,11 @@
-"""The exits of an attempt beside other evidence: faults of its GPUs, and the Flight Recorder dumps of its ranks. Pure.
+"""Compares the exits of an attempt with other evidence: faults of its GPUs, and the Flight Recorder dumps of its ranks.
 
-A broken GPU also kills ranks that only lost it as a peer, so a fault may name a rank where the exits name nobody. What a
-GPU reports after its rank has ended is no cause of that end: it becomes a remark.
+Pure.
 
-PyTorch dumps a Flight Recorder when a collective has taken too long, and then ends the process: evidence, which names
-nobody by itself.
+A broken GPU also ends ranks that only lost it as a peer, so a fault may name a rank where the exits
+name nobody. What a GPU reports after its rank has ended is not the cause: it becomes a remark.
+PyTorch dumps a Flight Recorder when a collective has taken too long, and then ends the process;
+such a dump is evidence and names nobody.
 """
 
 import math
@@ -25,7 +26,10 @@ MAX_REMARKS = 4
 
 
 def with_gpu_fault(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
-    """The outcome, or the same with the verdict `gpu_fault` where a fatal fault fits the rank and the time of its end."""
+    """The outcome with the verdict `gpu_fault` where a fatal fault fits a rank and the time of its end.
+
+    A fault that came later is added as a remark.
+    """
     finding = outcome.finding
     times = [one.at for one in attempt.exits if one.at]
     if finding is None or not attempt.faults or not times:
@@ -117,7 +121,10 @@ SOURCE = "Flight Recorder, dumped before the end"
 
 
 def with_flights(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
-    """Add to an outcome, as evidence, which ranks waited for which by the Flight Recorder dumps. Names no rank, and ignores dumps of an earlier hang."""
+    """Add to an outcome, as evidence, which ranks waited for which, by their Flight Recorder dumps.
+
+    Dumps of an earlier hang are ignored.
+    """
     found = Analysis(attempt.flights).claims[:MAX_LINES] if _dumped_at_exit(attempt) else ()
     if outcome.finding is None or not found:
         return outcome

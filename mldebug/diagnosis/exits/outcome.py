@@ -18,7 +18,10 @@ MAX_FACTS = 12  # about ranks that are not named
 
 
 class ExitOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended. `finding` is None where there is nothing to report."""
+    """How an attempt (one start of a job) ended.
+
+    `finding` is None where there is nothing to report.
+    """
 
     kind: Literal["normal", "outside", "abnormal"]
     sentence: str
@@ -34,7 +37,11 @@ def abnormal(
     confidence: Confidence,
     attempt: AttemptExit | None = None,
 ) -> ExitOutcome:
-    """The outcome where `culprits` failed first; `attempt` adds what the job's log says without a rank."""
+    """Build the outcome of an attempt (one start of a job) in which `culprits` failed first.
+
+    `attempt` adds what else is known of its end: ranks still alive, log paths, and an error in the
+    job's log that names no rank.
+    """
     first = culprits[0]
     shared = attempt.shared_error if attempt and first.error is None else None
     blamed = [_culprit(one) for one in culprits]
@@ -71,7 +78,7 @@ def _guessed(first: ExplainedExit, shared: RankError | None) -> bool:
 
 
 def shared_words(error: RankError) -> str:
-    """The error in a log whose lines belong to no rank in particular, as a clause."""
+    """A clause about an error in the job's log that bears no rank's mark."""
     if error.caught:
         return f"the job's log holds {error.error}, with other words after it"
     return f"the job's log ends with {error.error}"
@@ -84,7 +91,10 @@ def _culprit(one: ExplainedExit) -> Culprit:
 
 
 def nobody(attempt: AttemptExit, exits: Sequence[ExplainedExit], why: str) -> ExitOutcome:
-    """The outcome of an abnormal exit for which the evidence names no rank; `why` says why not."""
+    """The outcome of an abnormal end for which no rank is named.
+
+    `why`: the reason that nobody is named, as a clause.
+    """
     error = attempt.shared_error
     log = f"; {shared_words(error)}" if error and error.error not in why else ""
     over = "the job has lost ranks" if attempt.living else "the job ended"

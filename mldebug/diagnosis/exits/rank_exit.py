@@ -49,14 +49,15 @@ class ExplainedExit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def proved(self) -> bool:
-        """Whether an exit status or a kernel line shows it, and not a text alone."""
+        """Whether an exit status or a kernel line shows how the rank ended, and not only text in a log."""
         return self.exit.status is not None or self.death is not None
 
     @property
     def own(self) -> bool:
-        """Whether the failure is its own: a last error that blames no peer, a crash, or a line of the kernel.
+        """Whether the failure is the rank's own: its last error blames no other rank, it crashed, or the kernel reports its end.
 
-        SIGABRT without a word is not: that is how the watchdog of a collective ends every victim.
+        SIGABRT without an error does not count, as the watchdog of a collective ends every victim
+        so.
         """
         number = exit_signal(self.exit.status)
         crashed = number is not None and number not in (KILL, ABORT)
@@ -66,7 +67,7 @@ class ExplainedExit(msgspec.Struct, frozen=True, kw_only=True):
         return self.death is not None or failed or crashed
 
     def phrase(self) -> str:
-        """What follows "rank 3 ": `exited with code 1: ValueError: bad shard 7`."""
+        """How the rank ended, as the text after "rank 3 ": `exited with code 1: ValueError: bad shard 7`."""
         cause = _cause(self.error) if self.error and self.kind is not ExitKind.ASKED else ""
         if self.death is not None and self.death.kind == "out_of_memory":
             whose = f"lost its worker process {self.worker}" if self.worker else "was killed"
@@ -91,7 +92,7 @@ def _cause(error: RankError) -> str:
 
 
 def explain_exits(attempt: AttemptExit) -> tuple[ExplainedExit, ...]:
-    """Explain each exit of an attempt; in the order of the exits."""
+    """Each exit of an attempt with its last error, kernel line and the launcher's words; in the order of the exits."""
     nodes = {one.rank: one.node for one in attempt.identities}
     return tuple(_explain(one, attempt, nodes.get(one.rank, "")) for one in attempt.exits)
 
@@ -131,7 +132,7 @@ def _launcher_failure(one: RankExit, attempt: AttemptExit) -> LauncherFailure | 
 
 
 def is_about(failure: LauncherFailure, one: RankExit) -> bool:
-    """Whether the launcher means this rank: by its process, or by its number where it names no process."""
+    """Whether a launcher's statement is about this exit: by the pid, or by the rank where the statement has no pid."""
     return failure.pid == one.pid or (failure.pid is None and failure.rank == one.rank)
 
 

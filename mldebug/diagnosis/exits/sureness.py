@@ -1,4 +1,7 @@
-"""How sure it is that the rank that is named began an end: what speaks for it, and what else may have happened. Pure."""
+"""The confidence that the rank named as first really began the end: what speaks for it, and what else may have happened.
+
+Pure.
+"""
 
 import re
 import signal
@@ -28,7 +31,11 @@ def sureness(
     *,
     before: bool,
 ) -> Confidence:
-    """The confidence that `first` began the end of the attempt. `before`: another rank left before it, or ended without being seen."""
+    """The confidence that `first` began the end of the attempt.
+
+    `failing`: the exits that may have begun it; `exits`: all. `before`: another rank had left
+    before, or its end was not observed.
+    """
     if _is_one_of_many(first, failing):
         return Confidence.LOW  # another run might as well name another of them
     if _is_close(first, failing) or _is_ended_by_others(first, exits):
@@ -90,10 +97,10 @@ def _is_ended_by_others(first: ExplainedExit, exits: Sequence[ExplainedExit]) ->
 def is_one_sign(
     attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
 ) -> bool:
-    """Whether only the order of the exits names the first rank: its own words do not say whose failure it is, and a victim may end first.
+    """Whether only the order of exits points to `first`: its words do not say whose failure it is, and a victim may end first.
 
-    An exit code without a word is more than that where its output was read, since torch lets every victim speak, and SIGABRT is
-    less, since a watchdog's words may be nowhere.
+    An exit code without an error is more than that where the rank's output was read, as PyTorch
+    makes every victim write an error. SIGABRT is less, as a watchdog's message may be nowhere.
     """
     if first.error is not None:
         return first.error.unclear
@@ -112,7 +119,7 @@ def is_one_sign(
 
 
 def may_hang(gone: ExplainedExit, first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
-    """Whether a rank that wrote nothing before it was ended may be the one that the others timed out on, in place of the rank that left."""
+    """Whether a rank that was ended without having written anything may be the one that the others timed out on, and not `gone`, the rank that left."""
     closed = first.error is not None and tells_of_closed(first.error)
     silent = any(one.kind is ExitKind.ASKED and one.error is None for one in exits)
     return silent and not closed and first.exit.at - gone.exit.at > SOON
@@ -121,10 +128,13 @@ def may_hang(gone: ExplainedExit, first: ExplainedExit, exits: Sequence[Explaine
 def sureness_of_leaver(
     gone: ExplainedExit, first: ExplainedExit, attempt: AttemptExit
 ) -> Confidence:
-    """The confidence that the rank which left is the peer that the others' errors say they lost.
+    """The confidence that `gone`, a rank that left before, is the peer that the others' errors say they lost.
 
-    A closed connection tells that its other end is gone: of two ranks that is the other one, however long the first took to say so;
-    of more it is the one that left within the time that processes need to end on a busy machine. On other nodes it may be anybody.
+    `first`: the first rank with such an error.
+
+    A closed connection means that its other end is gone. Of two ranks that is the other one, at any
+    time; of more ranks, one that left within the seconds that processes need to end. Where ranks
+    are on other nodes, it is at most medium.
     """
     later = first.exit.at - gone.exit.at
     if len(attempt.identities) < attempt.job.world_size:
@@ -136,17 +146,14 @@ def sureness_of_leaver(
 
 
 def alike(error: str) -> str:
-    """An error without what differs from rank to rank: numbers, paths, addresses, quoted names."""
+    """An error's text with numbers, paths, addresses and quoted names replaced by `#`, so that equal errors of different ranks are equal."""
     return _OF_A_RANK.sub("#", error)
 
 
 def has_the_only_traceback(
     attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
 ) -> bool:
-    """Whether the only traceback in a log that all ranks write to is of the rank which failed first.
-
-    1 is what Python makes of an exception that nobody catches.
-    """
+    """Whether the only traceback in a log that all ranks write to belongs to `first`: it exited with code 1, as Python does after an exception, well before all others that failed."""
     shared = attempt.shared_error
     if shared is None or not shared.alone or shared.caught or shared.blames_peer or shared.unclear:
         return False

@@ -1,11 +1,15 @@
-"""Whom the words of all victims together accuse, and what that adds to how an attempt ended. Pure.
+"""Which ranks the victims' errors accuse together, and what that adds to how an attempt ended.
 
-Each victim may be wrong: the rank that it names may itself wait. So more than half of those who name somebody must name the same
-rank, and it stays a suspect at low confidence. Where the words tell what each rank had called (fingerprints of DETAIL, parameters,
-shapes), the calls are compared as a Flight Recorder's are: who differs from more than half of all ranks is named at medium. So is the
-one rank whose own error all others quote, its traceback and its number, where nothing speaks against it.
+Pure.
 
-Numbers in such words are those of a process group. They count only where every speaker's own number is its rank.
+A victim may be wrong: the rank that it names may itself wait. So more than half of those who name a
+rank must name the same one, and it stays a suspect at low confidence. Where the errors tell what
+each rank had called (fingerprints of TORCH_DISTRIBUTED_DEBUG=DETAIL, parameters, shapes), the calls
+are compared: a rank that differs from more than half of all ranks is named at medium. So is the one
+rank whose own error, traceback and number all others quote, where nothing contradicts.
+
+Numbers in such errors are those of a process group. They are used only where every victim's own
+number is its rank.
 """
 
 from collections import Counter
@@ -25,7 +29,10 @@ MOST = 4  # suspects; more are nobody
 
 
 class Suspects(NamedTuple):
-    """Ranks that other ranks' errors accuse: of what, and by which ranks; `by` is empty where the accusation has no rank."""
+    """Ranks that other ranks' errors accuse.
+
+    `did`: of what; `by`: the ranks whose errors they are, empty where that is not known.
+    """
 
     ranks: tuple[int, ...]
     did: str
@@ -42,7 +49,7 @@ class _Speech(NamedTuple):
 
 
 def with_suspects(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
-    """Add the ranks that victims' error messages accuse: as culprits where the outcome names nobody, as a doubt where it names another rank without proof."""
+    """Add the ranks that victims' errors accuse to the outcome: as culprits where it names nobody, as a doubt where it names another rank without proof."""
     finding = outcome.finding
     exits = explain_exits(attempt)
     suspects = suspects_of(attempt, exits) if finding is not None else None

@@ -1,4 +1,7 @@
-"""The exits of an attempt as a timeline: which rank ended, how, when, and by which source. Bounded, however many ranks. Pure."""
+"""The exits of an attempt as a timeline: which rank ended, how, when, and by which source.
+
+Bounded, however many ranks there are. Pure.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -20,9 +23,10 @@ _NOTE = re.compile(r"rank (\d{1,6}) ended: ")
 def with_exits(
     events: Sequence[TimelineEvent], attempt: AttemptExit, blamed: Collection[int], noticed: float
 ) -> tuple[TimelineEvent, ...]:
-    """The timeline of an incident with every exit in its place; `noticed` is the time of exits whose own is unknown.
+    """The timeline of an incident with the attempt's exits in their places, instead of notes about single exits made while it was open.
 
-    Notes about single exits, made while the incident was open, are replaced by the exits themselves.
+    `blamed`: ranks that are named. `noticed`: unix time, used for exits whose own time is not
+    known.
     """
     exits = tuple(exit_events(attempt, blamed, noticed))
     if not exits:

@@ -1,1 +1,4 @@
-"""What a job wrote before it ended: whose lines they are, which error they end with, and whom they accuse. Pure."""
+"""What a job wrote before it ended: which rank wrote which lines, the error that they end with, and which ranks it accuses.
+
+Pure.
+"""

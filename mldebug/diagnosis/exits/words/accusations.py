@@ -26,7 +26,11 @@ _TASK = re.compile(r"/job:\w{1,40}/(?:replica:\d{1,7}/)?task:(\d{1,7})")
 
 
 class Accuser(NamedTuple):
-    """One pattern of error messages that name other ranks. `words`: its group `who` holds the rank numbers; `numbers` finds each number there; `did`: what the message says of those ranks."""
+    """A pattern of error messages that accuse other ranks.
+
+    `words`: matches the message; its group `who` holds the rank numbers. `numbers`: finds each
+    number there. `did`: what the message says of those ranks.
+    """
 
     words: re.Pattern[str]
     numbers: re.Pattern[str]
@@ -134,7 +138,7 @@ _VARIES = re.compile(r"\s+")
 
 
 def accusation_of(words: str) -> Accusation | None:
-    """The ranks, addresses or calls that this text accuses; None for none. Of several kinds the most certain one is taken."""
+    """The ranks, calls, processes or addresses that this error text accuses, the most certain kind alone; None where it accuses nobody."""
     calls, speaker = _calls(words)
     if calls:
         return Accusation(calls=calls, speaker=speaker, did="called something else")

@@ -1,9 +1,11 @@
-"""Whose failure the last words of a rank tell of: its own, somebody else's, or that is not said. Pure.
+"""Whether the last error of a rank is its own failure, another rank's, or does not say. Pure.
 
-Whoever speaks first need not be to blame: a rank whose peer is gone says so before anybody else says anything. So a failure is a
-rank's own only where something shows it: the type of its exception (`error_types`), an error of its device or of a process of its own,
-or a text and an innermost frame that have nothing to do with others. Words about a peer, a store, a rendezvous, a watchdog, and whatever
-passes on another's failure never blame their speaker. All else is unclear, and names nobody with more than low confidence.
+The rank that writes an error first need not be to blame: one whose peer is gone writes first. So an
+error is a rank's own only where something shows it: the exception's type (`error_types`), an error
+of its device or of a child process, or a text and an innermost frame that have nothing to do with
+others. Errors about a peer, a store, a rendezvous or a watchdog, and whatever passes on another's
+failure, never blame the rank that wrote them. All others are unclear, and name nobody with more
+than low confidence.
 """
 
 import re
@@ -113,9 +115,11 @@ _TRAPPED = re.compile(
 
 
 def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
-    """Whether the whole text of an error (with its `Last error:`) shows a failure of the rank itself or of another rank.
+    """Whether an error is a failure of the rank itself or of another rank.
 
-    `place`: where it was raised; what a library or the kernel says needs none.
+    `words`: its whole text, with NCCL's `Last error:`.
+
+    `place`: where it was raised; not needed for errors of libraries or of the kernel.
     """
     name = name_of_type(words)
     kind = type_of(name)
@@ -166,7 +170,10 @@ def _of_library(words: str, *, shared: bool) -> Blame:
 
 
 def waited_on_device(lines: Sequence[str], start: int, words: str) -> bool:
-    """Whether a kernel ended itself because another rank did not come: a library says so before the error that CUDA then has for it."""
+    """Whether a CUDA error comes from a kernel that ended itself because another rank did not come: a library says so shortly before.
+
+    `words`: the error; `start`: the line where its traceback begins.
+    """
     trapped = _TRAPPED.search(words) is not None
     return trapped and any(
         _DEVICE_WAIT.search(line) for line in lines[max(0, start - BEFORE) : start]
@@ -179,10 +186,12 @@ def accuses_others(line: str) -> bool:
 
 
 def blame_of_chain(first: Blame, last: Blame, *, explicit: bool) -> Blame:
-    """Whom a chain of exceptions accuses: the first exception decides, not those that were raised while it was handled.
+    """Whom a chain of exceptions blames: the first one decides.
 
-    `explicit`: raised `from` the first. Else the first was being handled, and may have been an everyday one: what a peer then did
-    to the handler leaves it unclear.
+    `explicit`: the later one was raised `from` it.
+
+    If not, and the two disagree, the answer is UNCLEAR unless the first blames a peer: the first
+    may have been harmless, and the later one the real failure.
     """
     if first is Blame.PEER or last is first:
         return first

@@ -1,4 +1,7 @@
-"""The whole text of an error: what libraries write on the lines below its first one, and NCCL's reason near it. Pure."""
+"""The whole text of an error: the lines that libraries write below its first one, and NCCL's reason in lines near it.
+
+Pure.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -27,12 +30,12 @@ _GOES_ON = re.compile(
 
 
 def whole_error(lines: Sequence[str], at: int, error: str) -> str:
-    """The error message that begins in `lines[at]`, with the lines that continue it."""
+    """The whole error message: `error`, from `lines[at]`, and the lines that continue it, at most `MAX_ERROR` characters."""
     return "\n".join((error, *_rest_of_error(lines, at)))[:MAX_ERROR]
 
 
 def with_cause(error: str, lines: Sequence[str], at: int) -> str:
-    """The error in `lines[at]`; an NCCL error with the reason that stands in a line near it."""
+    """The error from `lines[at]`; if it is an NCCL error without a reason, with the one reason that lines near it give."""
     if not _UNHANDLED.search(error) or _FAILURE.search(error):
         return error
     after = _failures(lines[at + 1 : at + 1 + AFTER]) or _last_error(lines, at)

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 
 class ErrorType(StrEnum):
-    """What the type of an exception says about whose failure it is."""
+    """The kind of an exception's type, which decides whose failure it shows."""
 
     LOCAL = "local"
     STATED = "stated"
@@ -77,7 +77,7 @@ def name_of_type(words: str) -> str:
 
 
 def type_of(name: str) -> ErrorType:
-    """The kind of an exception by its name, with its module or without."""
+    """The kind of an exception, by its name with or without its module; GENERAL for a name that is not known."""
     return next((kind for kind, pattern in _TABLE if pattern.fullmatch(name)), ErrorType.GENERAL)
 
 

@@ -95,7 +95,7 @@ STOPPED_WITHIN = 60  # last lines in which a handler's word counts
 
 
 def before_launcher(lines: Sequence[str]) -> Sequence[str]:
-    """The lines of a log without the launcher's own lines at its end, which it writes after its ranks are gone."""
+    """The lines of a log up to the first one that torchrun wrote about ended ranks."""
     for at, line in enumerate(lines):
         if "torch/distributed/elastic" in line and (
             "closing signal" in line or "exitcode:" in line
@@ -107,10 +107,11 @@ def before_launcher(lines: Sequence[str]) -> Sequence[str]:
 def last_error(
     lines: Sequence[str], source: str, *, shared: bool = False, rank: int | None = None
 ) -> RankError | None:
-    """The exception at the end of the last traceback in these lines, or another message that says why the process died; None where there is neither.
+    """The error that ended a process, from its last lines: that of the last traceback, or another message that says why it died; None without one.
 
-    A traceback with much behind it was caught, and what ended the process is something else. In a `shared`
-    log other ranks write on for a moment. `rank`: who wrote them, where it is known; what it quotes of itself is its own.
+    An exception with many lines after it was caught, and did not end the process. In a `shared` log
+    other ranks write on for a moment. `rank`: who wrote the lines, where known; a traceback that it
+    quotes of itself is its own.
     """
     lines = [line for line in lines if not _LAUNCHER.match(line)]
     found = find_tracebacks(lines)
@@ -264,7 +265,11 @@ def error_of(
     before: Sequence[str] = (),
     place: RaisedIn = NOWHERE,
 ) -> RankError:
-    """Make an error from its whole text `words`; `before`: the log lines before it; `place`: where it was raised."""
+    """A `RankError` from the whole text `words` of an error.
+
+    `error`: its line to be shown; `lines`: its last lines; `source`: where they are from; `before`:
+    the log lines before it; `place`: where it was raised.
+    """
     quote = quoted_lines(words)
     if quote is not None:
         return error_of_quote(quote, words, error, lines, source)
@@ -289,7 +294,7 @@ def stop_line(lines: Sequence[str]) -> str:
 
 
 def tells_of_closed(error: RankError) -> bool:
-    """Whether a victim's error says that its peer's end of the connection is closed, not only that the peer does not answer."""
+    """Whether an error says that the other end of a connection was closed, and not only that it does not answer."""
     return _CLOSED.search(error.error) is not None
 
 
@@ -304,6 +309,6 @@ def is_out_of_memory(error: str) -> bool:
 
 
 def lost_worker(error: str) -> int | None:
-    """The pid of the DataLoader worker that died, if this error says so."""
+    """The pid of the DataLoader worker that died, if this error names it; else None."""
     match = _WORKER.search(error)
     return int(match["pid"]) if match else None

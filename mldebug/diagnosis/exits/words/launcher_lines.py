@@ -66,7 +66,7 @@ _RANK = re.compile(r"(?P<rank>\d{1,7}) \(local_rank: ")
 
 
 def launcher_words(lines: Sequence[str]) -> LauncherWords:
-    """The messages of launchers and schedulers in the last lines of a job's log."""
+    """The statements of launchers and schedulers in the last lines of a job's log."""
     reader = _LauncherReader()
     for line in lines:
         reader.read(line)

@@ -1,8 +1,11 @@
-"""Whose a line of a log is: the mark of a rank, wherever it stands, and the line without it. Pure.
+"""Which rank wrote a line of a log: finds the mark of a rank, wherever it stands in the line, and removes it.
 
-torch marks the lines of an uncaught exception with `[rank3]:`, `torchrun --tee` marks lines with `[default3]:` (the local
-rank), `srun -l` with `3: ` and `mpirun --tag-output` with `[1,3]<stdout>:` (the task). All other lines belong to nobody in
-particular, unless the log is one rank's own.
+Pure.
+
+torch marks lines of an uncaught exception with `[rank3]:`, `torchrun --tee` marks lines with
+`[default3]:` (the local rank), `srun -l` with `3: ` and `mpirun --tag-output` with `[1,3]<stdout>:`
+(the task). A line without a mark is of no rank in particular, unless only one rank writes to the
+log.
 """
 
 import re
@@ -40,8 +43,11 @@ class LogWords(msgspec.Struct, frozen=True, kw_only=True):
 def take_apart(
     lines: Sequence[str], ranks_of_local: Mapping[int, int], tasks: Collection[int] = ()
 ) -> LogWords:
-    """Give marked lines to their ranks; `ranks_of_local` turns local ranks into ranks, `tasks` are numbers of tasks
-    that are ranks."""
+    """Divide the lines of a log among the ranks by their marks, which are removed.
+
+    `ranks_of_local`: rank by local rank. `tasks`: ranks that are tasks of their own (of srun,
+    mpirun), by whose number lines may be marked.
+    """
     lines = [part for line in lines for part in _unwrapped(line)]
     by_rank: dict[int, list[str]] = {}
     shared: list[str] = []

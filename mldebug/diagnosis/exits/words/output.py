@@ -34,7 +34,7 @@ class LogOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_lines(outputs: Iterable[LogOutput]) -> dict[int, list[str]]:
-    """The lines that each rank surely wrote, by rank: all lines of a log that only this rank writes to, and lines with its mark in other logs."""
+    """By rank, the lines that it surely wrote: those of a log that only it writes to, without torchrun's lines at the end, and lines with its mark in shared logs."""
     found: dict[int, list[str]] = {}
     for one in outputs:
         if one.owner is not None:
@@ -46,12 +46,15 @@ def own_lines(outputs: Iterable[LogOutput]) -> dict[int, list[str]]:
 
 
 def shared_lines(outputs: Iterable[LogOutput]) -> list[str]:
-    """The lines that carry no rank mark."""
+    """The lines without a rank's mark, of logs that several ranks write to."""
     return [line for one in outputs if one.owner is None for line in one.words.shared]
 
 
 def own_errors(outputs: Sequence[LogOutput]) -> dict[int, RankError]:
-    """The last error of each rank, by rank. An error whose lines torch has marked with a rank ended that rank, whatever was written after it."""
+    """By rank, its last error.
+
+    An error in lines that torch marked with the rank ended it, whatever was written later.
+    """
     marked: dict[int, list[str]] = {}
     for one in outputs:
         for rank, lines in one.words.by_rank.items():
@@ -67,7 +70,7 @@ def own_errors(outputs: Sequence[LogOutput]) -> dict[int, RankError]:
 
 
 def own_paths(outputs: Iterable[LogOutput]) -> dict[int, str]:
-    """The file that holds each rank's own lines, by rank."""
+    """By rank, the log that holds its own lines; of several the last one."""
     return {
         rank: one.path
         for one in outputs
@@ -76,13 +79,13 @@ def own_paths(outputs: Iterable[LogOutput]) -> dict[int, str]:
 
 
 def ranks_of_tasks(job: Job, identities: Sequence[RankIdentity]) -> Collection[int]:
-    """The ranks, where each one is a task of its own for srun or mpirun; empty where one task starts all ranks of a node."""
+    """The ranks on this node, where each is a task of its own for srun or mpirun; empty where one task starts all ranks of a node."""
     whole = job.launcher == "environment" and len(identities) == job.world_size
     return [one.rank for one in identities] if whole or job.launcher in TASKED else ()
 
 
 def parse_error_file(data: bytes) -> RankError | None:
-    """The error in an error file; None where the file is no such JSON."""
+    """The error in an error file (see above); None where the data is no such JSON."""
     try:
         content = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError):

@@ -44,14 +44,20 @@ _NUMBER = re.compile(r"\d{1,7}")
 
 
 class Quote(NamedTuple):
-    """A traceback of one rank that another rank has printed, and the rank that raised it, where that is written."""
+    """A traceback that a rank's log only quotes.
+
+    `ranks`: those that raised it; empty where that is not written.
+    """
 
     found: Traceback
     ranks: tuple[int, ...]
 
 
 def quote_of(lines: Sequence[str], found: Traceback) -> Quote | None:
-    """The rank that a traceback belongs to, where this log only quotes it; None where it is the writer's own."""
+    """Whose traceback this is, where the log only quotes it; None where it is the writer's own.
+
+    `found`: its place in `lines`.
+    """
     header = lines[found.start]
     own = _HEADER.search(header)
     if own is not None:
@@ -66,7 +72,7 @@ def quote_of(lines: Sequence[str], found: Traceback) -> Quote | None:
 
 
 def quoted_lines(text: str) -> Quote | None:
-    """The first traceback that is quoted within the text of one error, with the rank that its introduction names; None for none."""
+    """The first traceback quoted inside the text of one error, and the ranks that its introduction names; None without one."""
     lines = text.split("\n")
     for at, line in enumerate(lines):
         found = _HEADER.search(line) or _INTRODUCED.search(line)
@@ -76,7 +82,10 @@ def quoted_lines(text: str) -> Quote | None:
 
 
 def quotes_in(lines: Sequence[str], found: Sequence[Traceback], rank: int | None) -> list[Quote]:
-    """Those tracebacks among `found` that were raised by other ranks and are only quoted here, in order."""
+    """Those tracebacks among `found` that are only quoted, in order.
+
+    `rank`: who wrote the log; what it quotes of itself is left out.
+    """
     quotes = [quote for one in found if (quote := quote_of(lines, one)) is not None]
     return [one for one in quotes if rank is None or one.ranks != (rank,)]
 
@@ -84,7 +93,10 @@ def quotes_in(lines: Sequence[str], found: Sequence[Traceback], rank: int | None
 def error_of_quotes(
     lines: Sequence[str], found: Sequence[Traceback], quotes: Sequence[Quote], source: str
 ) -> RankError:
-    """The error of a rank whose log ends with quoted tracebacks of other ranks; accused are the ranks whose quoted error is a failure of their own."""
+    """The error of a rank whose log ends with quoted tracebacks of other ranks.
+
+    It accuses those whose quoted error is a failure of their own.
+    """
     last = quotes[-1].found
     inside = {one.found.start for one in quotes}
     around = next((one for one in reversed(found) if one.start not in inside and one.end < last.start), None)  # fmt: skip

@@ -43,8 +43,11 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/lib64/python\d
 
 
 class RaisedIn(NamedTuple):
-    """Where an exception was raised. `group`: in communication code, or in a call of it; `unknown`: in an installed package of which nothing
-    is known; `own_raise`: by a `raise` in the job's own code, whose words nobody can foresee."""
+    """Where an exception was raised.
+
+    `group`: in code through which ranks communicate, or in a call of it. `unknown`: in an installed
+    package of which nothing is known. `own_raise`: by a `raise` in the job's own code.
+    """
 
     group: bool = False
     unknown: bool = False
@@ -55,7 +58,10 @@ NOWHERE = RaisedIn()
 
 
 def raised_in(lines: Sequence[str], start: int, end: int) -> RaisedIn:
-    """Where the exception was raised whose traceback begins in `lines[start]` and whose error stands in `lines[end]`."""
+    """Where an exception was raised, by the innermost frame of its traceback; NOWHERE without a frame.
+
+    `lines[start]` is the traceback's first line, `lines[end]` the error.
+    """
     at = next((at for at in range(end - 1, start, -1) if 'File "' in lines[at]), None)
     if at is None:
         return NOWHERE

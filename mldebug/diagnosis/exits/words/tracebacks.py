@@ -27,7 +27,10 @@ MAX_AFTER = 200  # lines: what is further from the end is no last word, however 
 
 
 class Cause(NamedTuple):
-    """An earlier exception of a chain. `explicit`: the next one was raised from it, and not only while it was handled."""
+    """An earlier exception of a chain.
+
+    `explicit`: the next one was raised `from` it, and not only while it was handled.
+    """
 
     start: int  # the line where its traceback begins
     at: int  # the line of its error
@@ -36,7 +39,7 @@ class Cause(NamedTuple):
 
 
 class Traceback(NamedTuple):
-    """A traceback in a log: the line where it begins, the line of its error, the error without the line's prefix, and the traceback that it follows from."""
+    """A traceback in a log: index of its first line, index of the line with its error, the error without the line's prefix, and the exceptions before it in its chain."""
 
     start: int
     end: int
@@ -45,9 +48,12 @@ class Traceback(NamedTuple):
 
 
 def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
-    """The tracebacks of a training process, in order; of a chain of exceptions the last.
+    """The tracebacks in a log, in order.
 
-    The launcher's own exceptions and the KeyboardInterrupt of a process that was told to stop do not count.
+    A chain of exceptions counts as one, with the last as its error.
+
+    The launcher's own exceptions and the KeyboardInterrupt of a process that was asked to stop are
+    left out.
     """
     found: list[Traceback] = []
     for start, line in enumerate(lines):
@@ -64,7 +70,7 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
 
 
 def is_whole(lines: Sequence[str], found: Traceback) -> bool:
-    """Whether a traceback stands in one piece, without lines of other ranks, and no other one right before it of which it may be a part."""
+    """Whether a traceback has no lines of other ranks inside, and no other error right before it that it may belong to."""
     prefix = _prefix(lines, found.start)
     inside = (_without(line, prefix).rstrip() for line in lines[found.start + 1 : found.end])
     begins = found.causes[0].start if found.causes else found.start
@@ -75,9 +81,10 @@ def is_whole(lines: Sequence[str], found: Traceback) -> bool:
 
 
 def went_on(lines: Iterable[str]) -> int:
-    """How many of the lines after a traceback show that the program went on: then the exception may have been caught.
+    """How many of these lines after a traceback show that the program went on, so that the exception may have been caught.
 
-    It is no proof: what Python held back of its standard output comes after the traceback, too.
+    They are no proof: text that Python had buffered for standard output also appears after the
+    traceback.
     """
     return sum("NCCL" not in line for line in lines if _WENT_ON.match(line))
 
