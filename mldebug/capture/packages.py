@@ -1,7 +1,7 @@
-"""Whose code a file is, by its path: the job's own, an installed package's, a framework's, or a library's that waits.
+"""Whose code a file is, by its path: the job's own, an installed package's, a framework's, or a library's.
 
-A stack passes through many packages. The place that a report names is the job's own line; only where a thread has
-none of its own (a recipe that ships with its framework) another package's line stands in for it.
+A stack passes through many packages. A report names the job's own line; only where a thread has none (a recipe that ships with
+its framework) a line of a package or framework stands in for it.
 """
 
 import enum
@@ -119,7 +119,7 @@ def owner(path: str, file: str) -> Owner:
 
 @lru_cache(maxsize=4096)
 def package_path(path: str) -> str:
-    """The path from the folder of its package on, `torch/nn/functional.py`; "" where no package is known by it."""
+    """The path from the folder of its package on, `torch/nn/functional.py`; "" where the path shows no known package."""
     inside = INSTALLED.split(path)[-1]
     if inside != path and not inside.startswith("/"):
         return inside

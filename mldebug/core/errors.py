@@ -39,7 +39,7 @@ class MldebugError(Exception):
 
 
 class NothingFoundError(MldebugError):
-    """There is nothing to look at, and nothing was asked for by name: an answer, not a failure."""
+    """There is nothing to look at, and the user asked for nothing by name: an answer with exit code 0, not a failure."""
 
     exit_code = ExitCode.FINE
 
@@ -59,7 +59,7 @@ class ConfigError(UsageError):
 
 
 class EvidenceError(UsageError):
-    """Recorded evidence cannot be read or understood."""
+    """Recorded evidence (a capture, report or folder) cannot be read or understood."""
 
 
 class MissingError(MldebugError):
@@ -69,7 +69,7 @@ class MissingError(MldebugError):
 
 
 class AccessError(MissingError):
-    """This user may not read that process."""
+    """This user lacks the right to read a process, file or folder."""
 
 
 class ToolError(MissingError):

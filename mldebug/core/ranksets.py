@@ -89,7 +89,7 @@ def joined(intervals: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def count_ranks(intervals: Intervals) -> int:
-    """How many ranks the intervals contain."""
+    """How many ranks these (first, last) pairs contain."""
     return sum(last - first + 1 for first, last in intervals)
 
 

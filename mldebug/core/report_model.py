@@ -120,7 +120,7 @@ class CaptureView(Spoken, frozen=True, kw_only=True):
 
 
 class Change(StrEnum):
-    """What changed for a rank between the first capture and the later one."""
+    """What changed for one rank between the first capture and the later one."""
 
     UNCHANGED = "unchanged"
     ACTIVE = "active"  # the same frames, and its counters move

@@ -64,7 +64,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Return how long ago in one or two units, as `kubectl` does: `12s`, `5m`, `3h20m`, `2d`."""
+    """A time span in one or two units, as `kubectl` prints ages: `12s`, `5m`, `3h20m`, `2d`."""
     whole = max(0, int(seconds))
     if whole < 120:
         return f"{whole}s"
@@ -93,7 +93,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """Return the size in the largest binary unit that divides it."""
+    """A size in the largest binary unit that divides it without rest: `20GiB`."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if size and size % _BYTES[unit] == 0:
             return f"{size // _BYTES[unit]}{unit}"

@@ -27,7 +27,7 @@ STEPS = {
 
 
 def judge_slowdown(job: Job, found: Slowness) -> Judgement:
-    """The judgement of a run with slow ranks: verdict `straggler`, or `unknown` where nobody is slow any more."""
+    """The judgement of a run: verdict `straggler` with the slow ranks as culprits, or `unknown` where no rank is slow (any more)."""
     slow = {one.rank: one for one in found.ranks}
     waits = {one.rank: one.waiting for one in found.shares}
     ranks = tuple(_classified(rank, slow, waits) for rank in job.ranks)

@@ -29,7 +29,9 @@ class SpeedTrend:
 
     @property
     def factor(self) -> float | None:
-        """How many times as long as usual a step takes now; None where that is not known yet."""
+        """How many times as long as usual a step takes now: the median of the newest 5 values by that of the earlier ones; None
+        with fewer than 17 values.
+        """
         values = list(self._values)
         if len(values) < LEAST + RECENT:
             return None

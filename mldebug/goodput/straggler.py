@@ -54,7 +54,7 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank for which the others wait."""
+    """One rank for which the others wait. `waiting`: the share of its own time in which it waits."""
 
     rank: int
     waiting: float  # share of its own time

@@ -23,7 +23,7 @@ MAX_PATH = 1024
 
 
 class Switch(Spoken, frozen=True, kw_only=True):
-    """A switch that is set. Times are unix seconds."""
+    """A switch file that exists. `until`: when it expires, None for never. Times are unix seconds."""
 
     set_at: float
     until: float | None = None

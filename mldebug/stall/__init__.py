@@ -1,1 +1,1 @@
-"""When does a quiet run count as stalled? Pure decisions on recorded looks; start reading at `rules.py`."""
+"""When a quiet run counts as stalled. Pure decisions on recorded readings of the run; start reading at `rules.py`."""

@@ -14,7 +14,7 @@ LIMIT = 0.75  # of the time after which torch ends a collective, without a step
 
 
 class CollectiveProgress:
-    """Compares successive NCCL RAS answers about one attempt of a run. Times are monotonic seconds."""
+    """Compares successive answers of NCCL RAS about one attempt (start) of a run. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._last: NcclRas | None = None
@@ -46,6 +46,6 @@ class CollectiveProgress:
 
 
 def stepped_at(look: RunLook) -> float:
-    """When the run last reported a step, a log record or a heartbeat; infinite where it reports none."""
+    """When the run last reported a step, a log record or a heartbeat, in monotonic seconds; infinite where it reports none."""
     times = [signal.at for signal in look.progress if signal.kind in STEPS]
     return max(times, default=float("inf"))

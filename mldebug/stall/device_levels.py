@@ -37,7 +37,7 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
         return None if memory_utilization is None else False
 
     def learn(self, power: float | None, *, works: bool) -> None:
-        """Add one reading of the power; `works`: whether the GPU computed or moved memory during it."""
+        """Add one reading of the power; None and 0 are ignored. `works`: whether the GPU computed or moved memory during it."""
         if power is None or power <= 0:
             return
         self.floor = power if self.floor is None else min(self.floor, power)

@@ -46,7 +46,7 @@ class LogProgress:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether a log or a hook has reported a step."""
+        """Whether a log or a rank's hook has reported a step number."""
         return self.step is not None or self._hook.has_steps
 
     @property

@@ -37,7 +37,9 @@ class ProgressMemory(msgspec.Struct, kw_only=True):
 
 
 class StallMemory(msgspec.Struct, kw_only=True):
-    """The state of the stall decision that survives a restart of the agent: rhythm, clock and open incident."""
+    """What is stored of the stall decision on one run, so that an agent that restarts goes on with it: learned gaps, clock, open
+    incident.
+    """
 
     run: str = ""
     attempt: int = 0
@@ -121,7 +123,7 @@ class ProgressClock:
         return any(kind in self.memory.values for kind in STEPS)
 
     def started(self, look: RunLook) -> bool:
-        """Whether this attempt has made its first step."""
+        """Whether this attempt has made its first step, or 10 looks of it brought new log records or heartbeats."""
         return look.started or self.memory.stepped or self.memory.beats >= BEATS
 
     def log_grows(self, within: float) -> bool:

@@ -88,7 +88,7 @@ class ActivitySum(msgspec.Struct):
 
 
 class RankActivity(msgspec.Struct, kw_only=True):
-    """For one rank, since when each kind of activity (CPU, switches, I/O) has been absent.
+    """For one rank, since when it has shown no activity of each kind: changed frames, CPU time, context switches, I/O, GPU.
 
     All `…_since` and `…_at` are seconds of the caller's clock.
     """
@@ -124,7 +124,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         self.has_device = has_device
 
     def update(self, look: RankLook, now: float) -> None:
-        """Take one more reading of the rank."""
+        """Take one more reading of the rank; `now` is the caller's clock in seconds."""
         self.used.add(look, max(0.0, now - self.looked_at))
         grew = look.written_bytes > self.last.written_bytes
         if (self.write_rate.take(now, look.written_bytes) or 0.0) >= FAST and grew:
@@ -142,7 +142,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
             self._compare_counters(look, now)
 
     def forget(self, now: float) -> None:
-        """Note that the job made progress: earlier activity of the rank does not count for a later stall."""
+        """Note that the job made progress at `now`: earlier activity of the rank does not count for a later stall."""
         self.unchanged_since = self.frames_unchanged_since = self.sampled_at = now
         self.no_switches_since = self.cpu_idle_since = self.cpu_low_since = now
         self.asleep_since = self.others_idle_since = now

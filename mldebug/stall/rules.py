@@ -57,7 +57,9 @@ class StallSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StallRule(msgspec.Struct, frozen=True):
-    """The timeouts that hold for a run at this moment."""
+    """The timeouts that hold for a run at this moment, in seconds. `by`: whether time without progress or ranks that stand still
+    decide.
+    """
 
     by: Literal["progress", "stillness"]
     timeout: Timeout
@@ -100,7 +102,9 @@ def choose(
 def is_blamed(
     rule: StallRule, quiet: float, standing: StillnessSummary, ranks: RunActivity, now: float
 ) -> bool:
-    """Whether an incident opens now: no rank moves, or one has kept the others waiting for too long."""
+    """Whether an incident opens now: the timeout is over and no rank moves, or a rank has kept the others waiting for too long.
+    `quiet`: seconds without progress that count.
+    """
     if rule.by == "stillness":
         early = waits_for_others(rule, standing) and standing.stood_for(now) < rule.patience
         return (standing.frozen and not early) or _kept_waiting(rule, ranks, now)

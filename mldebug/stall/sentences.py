@@ -16,7 +16,7 @@ STAGE_WORDS = {"confirmed": "stalled, nobody named yet", "blamed": "stalled"}
 
 
 def seconds(value: float) -> str:
-    """`1.1 s`, `62 s`."""
+    """Seconds for people: `1.1 s`, `62 s`."""
     return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
 
 
@@ -29,7 +29,9 @@ BETTER = "`mldebug run -- …`, or a step in its log, would tell more"
 
 
 def signal_words(look: RunLook, format_: str) -> str:
-    """By which signal a run is known to move, and what would give a better one. `format_`: of the file that told its step."""
+    """By which signal it is known that a run moves, in words, and what would give a better one. `format_`: the format of the log
+    or file that reported its step.
+    """
     kinds = {signal.kind for signal in look.progress}
     if ProgressKind.HEARTBEAT in kinds:
         return "the hook in its ranks"
@@ -44,14 +46,16 @@ def signal_words(look: RunLook, format_: str) -> str:
 
 
 def stage_words(stage: str) -> str:
-    """How far the suspicion has come, in words that need no explanation."""
+    """How far the suspicion of a stall has come (a `Stage`), in words for people."""
     return STAGE_WORDS.get(stage, stage)
 
 
 def quiet_words(
     rule: StallRule, quiet: float, usual: float | None, who: str = "no rank has"
 ) -> str:
-    """`no step for 62 s (usual gap 1.1 s)`, or for a run without signals, how long its ranks have stood."""
+    """How long the run is quiet: `no step for 62 s (usual gap 1.1 s)`; for a run without progress signals, for how long its ranks
+    have not moved.
+    """
     early = quiet < rule.timeout.seconds / 4
     if rule.by == "progress":
         gap = f" (usual gap {seconds(usual)})" if usual is not None else ""
@@ -63,7 +67,7 @@ def quiet_words(
 
 
 def standing_words(standing: StillnessSummary) -> str:
-    """`7 ranks wait in all_reduce; rank 3 sleeps in slow_data_loader`; empty without ranks."""
+    """What the ranks do, in words: `7 ranks wait in all_reduce; rank 3 sleeps in slow_data_loader`; empty without ranks."""
     parts = [
         *_waiters(standing.waiting, ""),
         *_waiters(
@@ -82,7 +86,7 @@ def standing_words(standing: StillnessSummary) -> str:
 
 
 def checkpoint_words(writers: tuple[RankActivity, ...]) -> str:
-    """`rank 0 has written 3.2 GB`; empty where no rank writes a checkpoint."""
+    """How much these ranks have written: `rank 0 has written 3.2 GB`; empty without ranks."""
     return "; ".join(_each(writers, _written))
 
 

@@ -17,7 +17,7 @@ COLLECTIVE_TIMEOUTS = {"nccl": 600.0, "gloo": 1800.0}
 
 
 class ProgressKind(StrEnum):
-    """Where evidence of movement comes from, the strongest first."""
+    """The kinds of evidence that a job moved, the strongest first."""
 
     STEP = "step"
     RECORD = "record"  # a training record in the job's log
@@ -117,7 +117,7 @@ class Stage(StrEnum):
 
 
 class StallDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent has to do after a look at a run, and the sentence that says why."""
+    """What the agent has to do after one reading of a run, and a sentence that says why."""
 
     stage: Stage
     sentence: str

@@ -1,9 +1,8 @@
 """How long steps take, from the logs of a run: a histogram that only grows.
 
-A log may state the duration of a step; where it does not, the steps that a poll brought share the time since the poll
-before, and a silence before that belongs to the first new record. Logs hold more than one count of steps (an evaluation has
-its own bar, every rank its own file): the count that has moved most leads, another takes over after a minute of its silence.
-Pure.
+A log may state the duration of a step. Where it does not, the steps that one poll brought share the time since the poll before; a
+silence before that counts for the first new record. Logs may hold several counts of steps (an evaluation, a file for each rank):
+only the count that has moved most is used, and another takes over after it was silent for a minute. Pure.
 """
 
 from bisect import bisect_left
@@ -60,7 +59,7 @@ class StepTimer:
                 count.since, count.polled_at = (record.step, at), at
 
     def take(self, records: tuple[LogRecord, ...], log: object, now: float) -> None:
-        """Add the records that one poll of one log found. `now`: monotonic seconds."""
+        """Add the records that one poll of `log` found. `now`: monotonic seconds."""
         for record in records:
             if record.step is not None:
                 self._take(record, record.step, (log, record.format, record.total), now)

@@ -1,4 +1,4 @@
-"""Which ranks of a run are frozen and which move: the activity of all ranks, sorted by what they did in a window."""
+"""Which ranks of a run are frozen and which move: all ranks, sorted by what they did in a window of time."""
 
 import math
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ class StillnessSummary(msgspec.Struct, frozen=True):
 
 
 class RunActivity:
-    """The activity of all ranks of one attempt of a run. All times are seconds of the caller's clock."""
+    """The activity of all ranks of one attempt (start) of a run. All times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
         self._by_rank: dict[int, RankActivity] = {}

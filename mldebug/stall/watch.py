@@ -1,8 +1,8 @@
-"""From quiet to verdict: the watch of one run, look by look, through suspicion, stall and incident to their end.
+"""The watch of one run: from one reading to the next it decides between well, suspect, stalled, and over.
 
-`mldebug.stall.rules` says which clock holds and who is to blame when; this file is the life of a stall. At the timeout a
-capture is taken and kept whatever the ranks do; blame is separate, and opens the incident now or later.
-Pure: no threads, no files, no clock; the same looks give the same decisions.
+`mldebug.stall.rules` says which timeout holds and who is to blame when; this file follows a stall from its beginning to its end.
+At the timeout a capture is taken and kept, whatever the ranks do; blame is separate and opens the incident then or later. Pure:
+no threads, files or clock of its own; the same readings give the same decisions.
 """
 
 import copy

@@ -37,7 +37,7 @@ _FILES_OF = ((2, 7), (2, 10), (2, 13))  # versions that have other files than th
 
 
 class AccessKind(StrEnum):
-    """The ways to read a rank's Flight Recorder, the one that disturbs the rank least first."""
+    """The ways to read a rank's Flight Recorder, sorted by how little they disturb the rank."""
 
     HOOK = "hook"
     SERVER = "worker server"

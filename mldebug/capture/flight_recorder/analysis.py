@@ -26,7 +26,9 @@ MAX_EVIDENCE = 8
 
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
-    """The conclusion of the analysis, for people and scripts. `group` and `seq`: the call on which it rests; null where there is none."""
+    """The conclusion of the analysis, for people and scripts. `group` and `seq`: process group and sequence number of the call on
+    which it rests; null without one.
+    """
 
     kind: str  # of KINDS
     culprits: tuple[int, ...] = ()
@@ -38,7 +40,7 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnalysisResult(NamedTuple):
-    """The conclusion with its evidence. `claim`: the pending call that shows it; `vote`: how each member made that call."""
+    """The conclusion with its evidence. `claim`: the call that does not end and shows it; `vote`: how each member made that call."""
 
     kind: str  # of KINDS
     explanation: str
@@ -73,7 +75,7 @@ def analyse(
 
 
 class Analysis:
-    """Analyses the Flight Recorder records of a job, by rank."""
+    """Concludes from the Flight Recorder records of a job, given by rank, what kind of hang it is and who is waited for."""
 
     def __init__(
         self, records: Mapping[int, FlightRecord], unreadable: Mapping[int, str] | None = None
@@ -276,7 +278,9 @@ def _differs(result: Vote, claim: Claim | None = None) -> AnalysisResult:
 
 
 def filled(records: Mapping[int, FlightRecord]) -> dict[int, FlightRecord]:
-    """The records with members and backends of all groups, as far as they can be had; records in order of rank."""
+    """The records, sorted by rank, with missing members and backends of groups filled in: all ranks for the default group, the
+    ranks that called it for another.
+    """
     backends: dict[tuple[str, str], str] = {}
     callers: dict[tuple[str, str], list[int]] = {}
     for rank, record in sorted(records.items()):

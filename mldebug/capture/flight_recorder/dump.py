@@ -65,7 +65,7 @@ def limits_of_living_job(world: int) -> DumpLimits:
 
 
 def parse_dump(data: bytes, limits: DumpLimits = USUAL) -> FlightRecord:
-    """Parse a dump in any of its forms. Raises ValueError with the reason."""
+    """Parse a Flight Recorder dump, pickle or JSON, of any known version. Raises ValueError with the reason."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, more than {MAX_BYTES:,}")
     with suppress(ValueError):  # of what was left out; all of it may be whole

@@ -36,9 +36,10 @@ _TRUE, _FALSE, _MEMOIZE = b"\x88", b"\x89", b"\x94"
 
 
 def parse_without_old_calls(data: bytes, keep: int, most: int) -> object | None:
-    """Parse a dump without building its finished calls, except the newest `keep` of each group, which is faster; None where the dump is not written in the expected way.
+    """Parse a dump faster, without its finished calls except the newest `keep` of each group; None where the dump is not written
+    in the expected way.
 
-    `most`: values that may be made of it. Raises ValueError where what is left is damaged.
+    `most`: how many values it may hold. Raises ValueError where what is left is damaged.
     """
     if b":coalesced" in data:  # the end of a batch tells of its members
         return None

@@ -30,7 +30,7 @@ _NAME = re.compile(
 
 
 class UnusableDump(msgspec.Struct, frozen=True):
-    """A file that could not be used, and why."""
+    """A dump file that was not used, or is not believed, and why."""
 
     file: str
     rank: int | None
@@ -38,7 +38,7 @@ class UnusableDump(msgspec.Struct, frozen=True):
 
 
 class FolderRecords(NamedTuple):
-    """The records in a folder of dumps, by rank."""
+    """What was read of a folder of dumps: records by rank, files that are not used, and by rank why a dump could not be read."""
 
     records: dict[int, FlightRecord]
     problems: tuple[UnusableDump, ...] = ()
@@ -53,7 +53,9 @@ class _Named(NamedTuple):
 
 
 def read_folder(directory: Path) -> FolderRecords:
-    """Read every dump in the folder. Raises EvidenceError or AccessError where it cannot be read, or has no dump."""
+    """Read the dumps in a folder, one for each rank; dumps of another job or time are left out. Raises EvidenceError or
+    AccessError where the folder or all of its dumps cannot be read.
+    """
     names = _names(directory)
     found = [one for name in names if (one := _named(name))]
     chosen, problems = _one_each(found)

@@ -42,7 +42,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def parse_file(data: bytes) -> FlightRecord:
-    """Parse the Flight Recorder file of the hook. Raises ValueError with the reason."""
+    """Parse the file into which a rank's hook writes its Flight Recorder. Raises ValueError with the reason."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes, more than {MAX_BYTES}")
     try:

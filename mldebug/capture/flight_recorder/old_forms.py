@@ -12,7 +12,7 @@ _PAIRS = ("send", "recv")
 
 
 def is_list_of_calls(raw: object) -> bool:
-    """Whether it is a dump in PyTorch's first form, a plain list of calls."""
+    """Whether a decoded dump has PyTorch's first form, a plain list of calls."""
     calls = raw if isinstance(raw, list) else []
     return bool(calls) and all(type(one) is dict and "profiling_name" in one for one in calls)
 

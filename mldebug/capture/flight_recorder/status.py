@@ -1,8 +1,8 @@
-"""`pg_status`: three numbers for each process group that say how far a rank is, before any call of it is read.
+"""`pg_status`: three numbers for each process group that tell how far a rank is, without reading its calls.
 
-Ranks of the same groups that are equally far differ in nothing but what they wait in: where nobody waits in an older call, the whole
-recorder of one of them and the pending calls of the others tell the same as all recorders. The counts alone prove nothing (NCCL counts a send of the group in
-them, too), so a rank is believed to be as far only where its own pending calls are those of the one that speaks for it.
+Of ranks that are equally far in the same groups, one full record is enough, with the pending calls of the others, unless somebody
+waits in an older call. NCCL counts sends in these numbers too, so a rank counts as equally far only if its pending calls are also
+those of the one whose full record is read.
 """
 
 import re

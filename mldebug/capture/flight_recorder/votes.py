@@ -1,7 +1,7 @@
-"""Which rank is out of step, by vote inside one known process group: members, operation, sequence, size.
+"""Which rank is out of step: a vote among the members of one process group on operation, sequence number and size of a call.
 
-A majority is more than half of all members, whether they answered or not, so who did not answer can change nothing; a tie
-is a split and never a name. Ranks of different process groups are never compared.
+A majority is more than half of all members, whether their records could be read or not, so a missing record can change nothing. A
+tie is a split and names nobody. Calls of different process groups are never compared.
 """
 
 from collections import Counter
@@ -90,14 +90,16 @@ class View:
 
 
 def oldest_pending(group: FlightGroup) -> Collective | None:
-    """The oldest call of this group that is not done; None where all are."""
+    """The call of this group with the lowest sequence number that is not done; None where all are done."""
     return min(
         (call for call in group.calls if not call.done), key=lambda c: c.sequence, default=None
     )
 
 
 def views(records: Mapping[int, FlightRecord]) -> tuple[View, ...]:
-    """Every process group whose members are known, once; records of ranks that are no members are ignored."""
+    """One `View` of every process group whose members are known. A group that a rank outside of its members has recorded is left
+    out.
+    """
     found: dict[tuple[str, str, str], dict[int, FlightGroup]] = {}
     for rank, record in records.items():
         for group in record.groups:

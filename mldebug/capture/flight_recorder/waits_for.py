@@ -1,7 +1,8 @@
-"""Who waits for whom, by Flight Recorders alone: each pending call is a `Claim` on the ranks that have not joined it.
+"""Which rank waits for which, by Flight Recorders alone: each call that does not end is a `Claim` on the ranks that have not
+joined it.
 
-A program enqueues calls long before they run, so that a rank may hold many that are pending, in several groups. What holds it up is the oldest of
-them: to a later call its GPU may not have come, though it has called it (`held`).
+A program enqueues calls long before they run, so a rank may have many pending, in several groups. Its oldest one is what holds it
+up: its GPU may not have come to a later call, although the rank has called it (`held`).
 """
 
 from collections.abc import Iterable, Mapping

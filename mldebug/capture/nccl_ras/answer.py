@@ -90,7 +90,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def parse(data: bytes) -> NcclRas:
-    """Parse an answer in either form. Raises ValueError with the reason."""
+    """Parse an answer of NCCL RAS, JSON or text. Raises ValueError with the reason."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
     if not data.strip():

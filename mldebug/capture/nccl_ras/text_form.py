@@ -188,7 +188,7 @@ class _Reader:
 
 
 def parse_text(text: str) -> NcclRas:
-    """Parse the text. Raises ValueError with the reason, also where its end is missing."""
+    """Parse the text form of an NCCL RAS answer. Raises ValueError with the reason, also where the end of the text is missing."""
     reader = _Reader()
     for line in _lines(text):
         reader.take(line)

@@ -69,20 +69,22 @@ def line_number(text: str | None) -> int:
 
 
 def short_function(name: str) -> str:
-    """Cut a demangled C++ name to what a person reads: no template arguments, no parameters."""
+    """A demangled C++ name without template arguments and parameters, cut to a limit."""
     cut = re.split(r"[<(]", clean(name, 2000), maxsplit=1)[0].strip()
     return (cut or clean(name, MAX_NAME))[:MAX_NAME]
 
 
 def named_frame(path: str, line: str, function: str) -> Frame:
-    """A Python frame from a full path, as pystack and faulthandler print it; people cut its beginning (`.../jax/_src/array.py`)."""
+    """A Python frame from its file's full path, line and function, as pystack and faulthandler print them. The beginning of the
+    path may be cut (`.../jax/_src/array.py`).
+    """
     whole = re.sub(r"^(?:\.{2,3}|…|~)(?=/)", "", clean(path, 512))
     file = short_path(whole)
     return Frame(function=clean(function, MAX_NAME), file=file, line=line_number(line), path=whole)
 
 
 def short_path(path: str) -> str:
-    """The end of a path that still shows which package it belongs to: from the package or the standard library on, else the file name."""
+    """The end of a path that still shows its package: from the package or the standard library on, else the file name alone."""
     if known := package_path(path):
         return known
     short = re.sub(r"^.*/(?:lib(?:64)?/(?:python|pypy)3\.\d+t?|python3\d+\.zip)/", "", path)
@@ -90,7 +92,7 @@ def short_path(path: str) -> str:
 
 
 def native_frame(function: str, file: str = "", line: str | None = None) -> Frame:
-    """A C or C++ frame; `file` is its source or its library."""
+    """A C or C++ frame. `file`: its source file or shared library."""
     return Frame(
         function=short_function(function),
         file=clean(file.rpartition("/")[2], MAX_NAME),
@@ -101,5 +103,5 @@ def native_frame(function: str, file: str = "", line: str | None = None) -> Fram
 
 
 def is_native_source(file: str) -> bool:
-    """True for the name of a C, C++, CUDA, Cython or Rust file."""
+    """True for the name of a source file in C, C++, CUDA, Cython or Rust."""
     return file.endswith(_NATIVE_SOURCE)

@@ -36,7 +36,7 @@ class JsonText(NamedTuple):
 
 
 def is_json(line: str) -> bool:
-    """Whether a JSON value with stacks may begin with this line, or go on in it."""
+    """Whether this line may begin a JSON value with stacks, or be a line inside of one."""
     if line.lstrip()[:1] not in _FIRST:
         return False
     return bool(_BEGIN.match(line) or _INSIDE.match(line))

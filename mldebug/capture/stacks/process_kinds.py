@@ -1,7 +1,7 @@
-"""Which of the Python processes of a node are ranks, and which launch them, load data for them or have nothing to do with them.
+"""Which Python processes of a node are ranks, and which launch ranks, load data for them, or have nothing to do with them.
 
-People dump all Python processes of a node (`pgrep python | xargs -n 1 py-spy dump --pid`). What a process is shows in the
-frames of its main thread first, then in its command line. Sources: torch 1.13 to 2.15, accelerate, DeepSpeed, Ray, wandb.
+People dump all Python processes of a node (`pgrep python | xargs -n 1 py-spy dump --pid`). The frames of its main thread, and
+then its command line, show what a process is. Sources: torch 1.13 to 2.15, accelerate, DeepSpeed, Ray, wandb.
 """
 
 import re
@@ -195,7 +195,7 @@ def own_frames(process: ProcessText) -> tuple[Frame, ...]:
 
 
 def is_child(process: ProcessText) -> bool:
-    """Whether Python's multiprocessing started the process."""
+    """Whether the process was started by Python's multiprocessing."""
     frames = own_frames(process)
     return (
         bool(frames) and _is_start_of_child(frames[-1])

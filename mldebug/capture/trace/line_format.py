@@ -44,7 +44,9 @@ def no_source(path: str, line: int) -> str:
 
 @lru_cache(maxsize=4096)
 def frame_words(place: TracedFunction) -> str:
-    """A traced function as text: `PIL.Image:2896 new` (module, line, function). For the main script, and where there is no module, the file name stands before the line."""
+    """A traced function as text: `PIL.Image:2896 new` (module, first line, function). For the main script, or without a module,
+    the file name stands in place of the module.
+    """
     module = place.module if place.module != "__main__" else ""
     name = module or place.file or place.module or "?"
     where = f"{name}:{place.line}" if place.line else name
@@ -52,7 +54,7 @@ def frame_words(place: TracedFunction) -> str:
 
 
 def lines(ring: Ring, events: Iterable[TraceEvent], source: Source = no_source) -> Iterator[str]:
-    """The events as text, in their order. `source` gives the text of a line of a file, "" where there is none."""
+    """The events as lines of text, in their order. `source`: gives the text of a line of a file, "" where it has none."""
     before: TraceEvent | None = None
     first = 0
     for event in events:

@@ -81,7 +81,7 @@ def left_out(rings: Sequence[Ring], merged: MergedRings) -> Iterator[str]:
 
 
 def merged_object(merged: MergedRings) -> dict[str, object]:
-    """The comparison as an object for scripts."""
+    """The comparison of rings as an object for scripts, ready to be written as JSON."""
     return {
         "by": merged.by,
         "compared_steps": list(merged.compared),

@@ -69,7 +69,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def is_ring(file: Path) -> bool:
-    """Whether the file is a call trace that this user may read."""
+    """Whether this user may read the file, and it begins as a ring file (call trace) does."""
     try:
         with open_ring(file) as read:
             return read(0, len(MAGIC)) == MAGIC

@@ -186,5 +186,5 @@ def _judge_end(attempt_exit: AttemptExit, captures: tuple[NodeCapture, ...]) -> 
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug diagnose`."""
     return command

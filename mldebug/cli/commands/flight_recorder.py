@@ -87,5 +87,5 @@ def _problems(folder: FolderRecords) -> Iterator[Text]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug flight-recorder`."""
     return command

@@ -119,5 +119,5 @@ def _chunks(file: str) -> Iterator[bytes]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug logs`."""
     return command

@@ -71,5 +71,5 @@ def _events(now: float) -> tuple[AlertEvent, AlertEvent]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug notify`."""
     return command

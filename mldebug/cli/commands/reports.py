@@ -290,5 +290,5 @@ def _pretty(value: object) -> str:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug reports`."""
     return group

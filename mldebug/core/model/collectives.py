@@ -62,7 +62,7 @@ class PairCount(Noun, frozen=True, kw_only=True):
 
 
 class FlightRecord(Noun, frozen=True, kw_only=True):
-    """The content of one rank's Flight Recorder at one moment."""
+    """The content of one rank's Flight Recorder at one moment: its process groups with their calls."""
 
     version: str = ""
     groups: tuple[FlightGroup, ...] = ()

@@ -4,7 +4,7 @@ from mldebug.core.model.base import Noun
 
 
 class RankIdentity(Noun, frozen=True, kw_only=True):
-    """The identity of a rank's process on this node, read once and then cached."""
+    """Who one rank's process on this node is: rank, pid, user, launcher, run. Read once and then cached."""
 
     rank: int
     world_size: int

@@ -103,7 +103,7 @@ class Finding(Noun, frozen=True, kw_only=True):
 
 
 class Diagnosis(Spoken, frozen=True, kw_only=True):
-    """The conclusion of all detectors, in the words that people read."""
+    """The conclusion from all detectors (rules for one cause each): verdict, culprits, and the words that people read."""
 
     verdict: Verdict
     culprits: tuple[Culprit, ...]

@@ -65,7 +65,9 @@ def find_known_issues(
     nccl_log: NcclLogFacts | None = None,
     gpu: bool | None = None,
 ) -> tuple[KnownIssue, ...]:
-    """The known issues of a job, in the order of the rules, at most `MAX_ISSUES`. `gpu`: as in `JobFacts`."""
+    """The known issues of a job on this node, in the order of the rules, at most 32. `ran`: what each rank has loaded; `gpu`:
+    whether a rank has a GPU open, None if unknown.
+    """
     found: dict[tuple[str, str], tuple[IssueRule, list[int]]] = {}
     for facts, ranks in _alike(job, ran, node, nccl_log or NcclLogFacts()):
         facts = msgspec.structs.replace(facts, gpu=gpu)
@@ -82,7 +84,7 @@ def find_known_issues(
 
 
 def remarks(job: Job, issues: Sequence[KnownIssue]) -> tuple[Remark, ...]:
-    """The issues as remarks for a report, each with the pids of its ranks."""
+    """The issues as remarks for a report, each with the pids of the ranks that have it."""
     pids = {rank.rank: rank.pid for rank in job.ranks}
     return tuple(
         Remark(

@@ -43,7 +43,7 @@ def _paths(facts: JobFacts) -> str:
 
 
 def network_off(facts: JobFacts) -> str:
-    """The setting that keeps NCCL from using RDMA, as `NAME=value`; "" where there is none."""
+    """The setting of this job that keeps NCCL from using RDMA, as `NAME=value`; "" where there is none."""
     socket = facts.settings.get(NETWORK, "").strip()
     return facts.is_on(NO_IB) or (f"{NETWORK}={socket}" if socket.lower() == "socket" else "")
 

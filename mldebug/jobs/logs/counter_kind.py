@@ -25,7 +25,7 @@ _PREPARES = re.compile(
 
 
 class CounterKind(Enum):
-    """Whether a counter in a log counts training steps, or preparation, or evaluation."""
+    """What a counter in a log counts: steps of training, of an evaluation, or something else."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"
@@ -47,7 +47,7 @@ def kind_of(description: str) -> CounterKind:
 def prepares(words: str) -> bool:
     """Whether these words, in lower case, describe the preparation of data or files, or the work of another thread.
 
-    A description that begins with what is being done (`Packing train dataset`) says so, unless that is training.
+    A description that begins with an action (`Packing train dataset`) is preparation, unless that action is training.
     """
     first = _FIRST_WORD.match(words)
     doing = first is not None and first[1].endswith("ing") and first[1] not in _OF_TRAINING

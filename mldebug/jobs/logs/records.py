@@ -70,7 +70,7 @@ class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def number(text: str | None) -> float | None:
-    """A float as a log writes it (1.5, 3E-05, nan, -inf); None for anything else."""
+    """The float in a text as a log writes it (1.5, 3E-05, nan, -inf); None for other text."""
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -78,7 +78,7 @@ def number(text: str | None) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    """A count of at most 15 digits (12, 1,234, 1_234); None for anything else."""
+    """The count in a text, of at most 15 digits (12, 1,234, 1_234); None for other text."""
     if text is None:
         return None
     if text.isdecimal() and text.isascii():  # as nearly always
@@ -103,7 +103,7 @@ def duration(text: str | None, unit: str | None = "s") -> float | None:
 
 
 class LogFormat(Protocol):
-    """Reads log lines of one training framework. Each file in `formats/` creates one."""
+    """Reads the log lines of one training framework. Each plugin file in `formats/` creates one."""
 
     @property
     def generic(self) -> bool:

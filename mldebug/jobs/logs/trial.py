@@ -42,7 +42,7 @@ class LogTrial(msgspec.Struct, kw_only=True):
 
 
 def try_log(chunks: Iterable[bytes], parser: LogParser) -> LogTrial:
-    """Read a log from its start, line by line, as the agent would. Raises what reading `chunks` raises."""
+    """Read a log from its start, line by line, as the agent would. Errors in reading `chunks` are passed on."""
     trial, found = LogTrial(), dict[str, FormatTrial]()
     for line in _lines(chunks):
         records = parser.feed(line + b"\n")

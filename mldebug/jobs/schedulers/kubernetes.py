@@ -26,7 +26,9 @@ _OVER = {
 
 
 def jobs_of(plural: str, items: Any) -> Iterator[QueueJob]:
-    """The jobs in one list of Kubernetes objects. An object that belongs to another one of these kinds is left out, since its owner is listed."""
+    """The jobs in one list of Kubernetes objects; `plural`: their kind, as in the API's path. An object owned by another one of
+    these kinds is left out, because its owner is listed.
+    """
     for item in items if isinstance(items, list) else ():
         job = _job(plural, item) if isinstance(item, dict) else None
         if job is not None:

@@ -59,7 +59,7 @@ class Queue(Noun, frozen=True, kw_only=True):
 
 
 class WatchedState(Noun, frozen=True, kw_only=True):
-    """An expected job of the configuration, according to the last good answer of its scheduler."""
+    """The state of one job that the configuration expects, by the last good answer of its scheduler."""
 
     name: str
     missing: bool = False

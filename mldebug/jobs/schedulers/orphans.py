@@ -17,7 +17,7 @@ _STEP = re.compile(r"slurmstepd: \[(\d{1,10})\.")
 
 
 class OrphanSuspect(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that may be an orphan, with what decides it."""
+    """A process that may be an orphan (its job is gone), with the facts that decide it."""
 
     pid: int
     start_ticks: int
@@ -92,7 +92,7 @@ def _of_launch(suspect: OrphanSuspect, launched: Collection[str]) -> OrphanReaso
 
 
 def rank_of(variables: Mapping[str, str]) -> str:
-    """The rank in these environment variables; "" where there is none."""
+    """The rank that these environment variables give, as text; "" where they give none."""
     return next((variables[name] for name in RANKS if variables.get(name, "").isdecimal()), "")
 
 

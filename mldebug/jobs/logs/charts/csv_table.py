@@ -12,7 +12,7 @@ _STEP_COLUMNS = ("step", "global_step", "trainer/global_step", "iteration", "ite
 
 
 class CsvParser(ChartParser):
-    """`metrics.csv` of Lightning and its kin: a line of names, then a line for each step or evaluation."""
+    """Parses `metrics.csv` of Lightning and similar tables: a line of column names, then a line for each step or evaluation."""
 
     def __init__(self) -> None:
         super().__init__()

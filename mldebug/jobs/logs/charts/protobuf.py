@@ -33,19 +33,19 @@ def fields(message: bytes) -> Iterator[tuple[int, Value]]:
 
 
 def signed(value: Value) -> int | None:
-    """An int64 field as a number; None for another kind of field."""
+    """The value of an int64 field as a number; None for another kind of field."""
     if not isinstance(value, int):
         return None
     return value - (1 << 64) if value >> 63 else value
 
 
 def text(value: Value) -> str:
-    """A string field, at most 200 characters of it; "" for another kind of field."""
+    """The value of a string field, cut to 200 characters; "" for another kind of field."""
     return value[:800].decode(errors="replace")[:200] if isinstance(value, bytes) else ""
 
 
 def float32(value: Value) -> float | None:
-    """A float field as a number; None for another kind of field."""
+    """The value of a float field as a number; None for another kind of field."""
     if not isinstance(value, bytes) or len(value) != 4:
         return None
     return float(struct.unpack("<f", value)[0])

@@ -12,7 +12,7 @@ _HIGH = b"\0\0\0\0\0"  # of the length of a record that is not huge
 
 
 class TfEventsParser(ChartParser):
-    """`events.out.tfevents.*`: TFRecords that hold one `Event` each (wall time, step, charts)."""
+    """Parses `events.out.tfevents.*`: TFRecords that hold one `Event` each (wall time, step, charts)."""
 
     def __init__(self) -> None:
         super().__init__()

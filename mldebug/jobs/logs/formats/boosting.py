@@ -17,13 +17,13 @@ _ROUND = re.compile(
 
 
 class BoostingFormat:
-    """Reads the line of each round."""
+    """Reads the line that boosted trees print for each round; the step is the round."""
 
     generic = False
     signs = ("]\t", "[lightgbm]", ":\tlearn: ")
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         found = _ROUND.search(line[:400]) if ":" in line else None
         if found is None:
             return None
@@ -35,5 +35,5 @@ class BoostingFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `boosting`."""
     return BoostingFormat()

@@ -16,13 +16,13 @@ _SECONDS = re.compile(rf"\btrain_time=(?P<seconds>{NUMBER})")
 
 
 class EspnetFormat:
-    """Reads the line of each reporting interval; the count is the last batch of it, in its epoch."""
+    """Reads the line of each reporting interval. The step is the last batch of the interval, counted within its epoch."""
 
     generic = False
     signs = ("batch:",)
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         found = _LINE.search(line) if "epoch:" in line else None
         if found is None:
             return None
@@ -39,5 +39,5 @@ class EspnetFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `espnet`."""
     return EspnetFormat()

@@ -60,7 +60,7 @@ class HuggingfaceFormat:
     signs = ("it/s", "s/it", "%|", "it [", "/? [", "{'")
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         if "{'" in line and (found := _DICT.search(line)):
             record = _of_dict(found[0])
             bar = _BAR.search(line[: found.start()]) if "<" in line[: found.start()] else None
@@ -124,5 +124,5 @@ def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `huggingface`."""
     return HuggingfaceFormat()

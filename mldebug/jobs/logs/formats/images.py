@@ -15,13 +15,13 @@ _BENCHMARK = re.compile(rf"^({WHOLE})\timages/sec: .{{1,60}}\)\t({NUMBER})$")
 
 
 class ImagesFormat:
-    """Reads the line of each tick or interval."""
+    """Reads the line of each tick or interval of these trainings on images."""
 
     generic = False
     signs = ("kimg", "%)  ", "images/sec:")
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         if "kimg" in line and (tick := _TICK.match(line)):
             return LogRecord(step=int(tick[1]), step_seconds=duration(tick[2]), format="images")
         if "%)" in line and (row := _NERF.match(line)):
@@ -32,5 +32,5 @@ class ImagesFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `images`."""
     return ImagesFormat()

@@ -34,7 +34,7 @@ class JaxFormat:
     signs = ("completed", "eval metrics", "progress on", "logging_writer", "loss=")
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         if "step" in line and (found := _MAXTEXT.search(line)):
             return _of_maxtext(found, line)
         if "eval" in line and (found := _MAXTEXT_EVAL.search(line)):
@@ -106,5 +106,5 @@ def _mark(text: str) -> int:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `jax`."""
     return JaxFormat()

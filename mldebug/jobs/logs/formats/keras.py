@@ -24,7 +24,7 @@ class KerasFormat:
     signs = ("━", "╸", "[=", "[>", "step", "/unknown")
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         if "/" not in line or not (bar := _BAR.search(line)):
             return None
         seconds, loss = _SECONDS.search(line, bar.end()), _LOSS.search(line, bar.end())
@@ -38,5 +38,5 @@ class KerasFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `keras`."""
     return KerasFormat()

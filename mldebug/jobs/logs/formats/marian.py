@@ -21,7 +21,7 @@ class MarianFormat:
     signs = (" : up. ",)
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         found = _LINE.search(line) if " : Up. " in line else None
         if found is None:
             return None
@@ -31,5 +31,5 @@ class MarianFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `marian`."""
     return MarianFormat()

@@ -24,7 +24,7 @@ class MegatronDeepspeedFormat:
     signs = ("iter", "micro_step")
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         if "micro_step=" in line and (timer := _TIMER.search(line)):
             return LogRecord(step=int(timer[1]), format="megatron_deepspeed")
         if "iter" not in line:
@@ -47,5 +47,5 @@ class MegatronDeepspeedFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `megatron_deepspeed`."""
     return MegatronDeepspeedFormat()

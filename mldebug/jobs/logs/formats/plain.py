@@ -302,5 +302,5 @@ def _seconds(line: str) -> float | None:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `plain`."""
     return PlainFormat()

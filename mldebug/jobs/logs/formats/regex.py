@@ -31,7 +31,7 @@ _CLASSES = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " "}
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options: the patterns, tried in this order; without any this format reads nothing."""
+    """The patterns of the user, tried in this order; without any this format reads nothing."""
 
     pattern: str = ""  # with groups named step, total, loss, seconds: at least one; others are figures of their name
     patterns: tuple[str, ...] = ()  # more, tried after `pattern`
@@ -85,7 +85,7 @@ def create(options: Options) -> LogFormat:
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """Problems of the patterns, as (field, what is wrong with it)."""
+    """Yields (option, what is wrong with it) for each pattern that cannot be used, or one problem where there is no pattern."""
     given = list(_given(options))
     if not given:
         yield "", f"has no pattern; {WAY_OUT}"

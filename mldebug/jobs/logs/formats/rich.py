@@ -26,7 +26,7 @@ class RichFormat:
     signs = ("━", "─", "---")
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         if "/" not in line or not ("━" in line or "─" in line or " ---" in line):
             return None
         bar = _BAR.search(line[:2000])
@@ -51,5 +51,5 @@ class RichFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `rich`."""
     return RichFormat()

@@ -17,13 +17,13 @@ _BULLET = re.compile(rf"^ {{0,4}}• (?P<name>Loss|Total step time): (?P<value>{
 
 
 class TablesFormat:
-    """Reads the rows that tell a step, a loss or the time of a step."""
+    """Reads the rows of such a table that hold a step, a loss or the duration of a step."""
 
     generic = False
     signs = ("loss", "step")
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         line = line.rstrip()
         if line[:1] == "|" and (row := _ROW.match(line)):
             return _of_row(row["name"], row["value"])
@@ -46,5 +46,5 @@ def _of_row(name: str, value: str) -> LogRecord | None:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `tables`."""
     return TablesFormat()

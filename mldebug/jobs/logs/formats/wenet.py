@@ -15,13 +15,13 @@ _LINE = re.compile(
 
 
 class WenetFormat:
-    """Reads the line of each reporting interval; the count is the batch in its epoch."""
+    """Reads the line of each reporting interval. The step is the batch, counted within its epoch."""
 
     generic = False
     signs = (" batch ",)
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record, None for any other line."""
+        """The progress in this line of a log, or None where it is not a line of this format."""
         found = _LINE.search(line) if "Batch " in line else None
         if found is None:
             return None
@@ -38,5 +38,5 @@ class WenetFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the format."""
+    """Build the log format `wenet`."""
     return WenetFormat()
