@@ -89,7 +89,7 @@ class ChannelDelivery:
         self.under_way = self.worker.order(ChannelOrder(message, event, self))
 
     def answered(self) -> None:
-        """Note that the channel's thread is free for the next message."""
+        """Note that the channel's thread has finished and is free for the next message."""
         self.under_way = False
 
     def done(self, key: str, now: float) -> None:

@@ -137,7 +137,7 @@ class AlertNotifier:
     # --- the loop ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Store changed events, then send waiting messages: an event is on disk before anybody is notified of it."""
+        """Store changed events, then have waiting messages sent: an event is on disk before any channel gets it."""
         if not self._restored and self._state_store.opened:
             self._restored = True
             self.registry.restore(_stored(self._state_store))

@@ -142,7 +142,9 @@ def first_cause(ended: Mapping[str, ChildExit]) -> ChildExit:
 
 
 def check_idle(facts: Mapping[str, ProbeNodeFacts], uses_gpus: bool) -> None:
-    """Raise BusyError where a node has training ranks or a process that computes on its GPUs, MldebugError where that cannot be told."""
+    """Raise BusyError where a node has training ranks or a process that computes on its GPUs, MldebugError where that is not
+    known.
+    """
     for host, one in facts.items():
         if one.training:
             raise BusyError(

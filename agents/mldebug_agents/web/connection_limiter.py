@@ -1,7 +1,7 @@
 """Limits how many connections one user or address may hold, so that idle ones cannot lock others out.
 
-A listening socket accepts at most `EACH` connections of one client (a user at the Unix socket, an address by TCP) and `MOST`
-of all; one more is accepted, and the oldest of them is closed. root and the agent's own user are counted apart.
+A listening socket keeps at most `EACH` connections of one client (a user at the Unix socket, an address over TCP) and `MOST` of
+all; where one more comes, the oldest of them is closed. root and the agent's own user are counted apart.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class LimitedConnection(socket.socket):
     slow: Callable[[], None] = staticmethod(lambda: None)  # counts that it has taken too long
 
     def enter(self, inside: "dict[LimitedConnection, str]", who: str) -> None:
-        """Count this connection among those of client `who`."""
+        """Count this connection among those of client `who`; `inside`: all counted connections."""
         self._inside = inside
         self.since = time.monotonic()
         inside[self] = who

@@ -25,7 +25,7 @@ NO_PAGES = "By TCP there are pages only with agent.token_file. At the agent's so
 
 
 class TokenAuth:
-    """Checks the token or session of a request. Whoever has the token may see everything."""
+    """Checks the token or session of a request. A user with the token may see everything."""
 
     def __init__(self, token_file: Path | None, sessions: Sessions) -> None:
         """`sessions` counts wrong tokens on all routes."""

@@ -43,7 +43,7 @@ class BackgroundCall:
 
     @property
     def begun(self) -> bool:
-        """Whether a thread has begun to make the call."""
+        """Whether a thread has begun the call."""
         return self._claimed.locked()
 
     def start(self) -> BackgroundCall:

@@ -120,7 +120,7 @@ def reopen(ask: int) -> None:
 
 
 def at_fork(ask: int) -> None:
-    """Have children that are forked from now on unblock the hook's signals, since no agent signals them."""
+    """Have children that are forked from now on remove the hook's handlers and unblock its signals, since no agent signals them."""
     if not _blocked:
         os.register_at_fork(after_in_child=_give_back)
     _blocked[:] = [ask]

@@ -22,7 +22,7 @@ _CACHED = {
 
 
 class CgroupLimit:
-    """One memory limit of one control group."""
+    """One memory limit of one control group, identified by its folder and file."""
 
     def __init__(self, folder: str, file: str, name: str, version: int) -> None:
         self._folder, self._file, self._version = folder, file, version

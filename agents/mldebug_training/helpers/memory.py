@@ -52,7 +52,9 @@ class MemoryGuard:
         self._reason: str | None = None
 
     def check(self) -> str | None:
-        """Why it is time to stop, as a sentence; None while there is enough memory. Reads once a second at most; never raises."""
+        """Why it is time to stop, as a sentence; None while there is enough memory. Reads at most every `every` seconds,
+        and repeats the last answer between; never raises.
+        """
         now = self._clock()
         if now >= self._next:
             self._next = now + self._every

@@ -179,8 +179,8 @@ def _dumps() -> Iterable[bytes]:
 
 
 def condensed(dump: dict[str, Any]) -> dict[str, Any]:
-    """The part of one recorder's dump that is written: for each group the oldest unfinished and the newest calls, with `FIELDS`
-    of each.
+    """The part of one recorder's dump that is written: for each of the groups used last, the oldest unfinished and the newest
+    calls, with `FIELDS` of each.
     """
     by_group: dict[Any, list[dict[str, Any]]] = {}
     for entry in _settled(dump.get("entries") or []):

@@ -21,8 +21,8 @@ RENAMED, ON_BY_DEFAULT = (2, 8), (2, 11)
 
 
 def record_collectives(version: str, environ: MutableMapping[str, str] | None = None) -> None:
-    """Enable PyTorch's recording of collectives by variables in `environ`, for this version of PyTorch; for an unknown version
-    nothing is set.
+    """Enable PyTorch's recording of collectives in `environ` (None: os.environ), where this version needs it. Nothing is set
+    where it is on by default, the user has set it, or the version is unknown.
     """
     environ = os.environ if environ is None else environ
     number = _number(version)

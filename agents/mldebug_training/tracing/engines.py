@@ -275,14 +275,16 @@ class Profile(Engine):
             self._set(None)
 
     def new_thread(self, *event: Any) -> Any:
-        """The profile or trace function that new threads of `threading` get."""
+        """Called as profile or trace function by each new thread of `threading`: starts tracing in that thread, while
+        tracing is on.
+        """
         if self.on:
             self._set(_Hook(self))
         return None
 
     def step(self, number: int) -> None:
-        """Write a step. Also begin to trace threads that C code has made since, and threads that lost their function by an
-        exception.
+        """Write a step. Also trace this thread again if an exception removed its function; the C module also traces threads
+        that C code has made since.
         """
         if self.native and self.on:
             self.native.install()

@@ -31,7 +31,7 @@ NEAR = 6  # frames between the question and the code that it is about
 
 
 class Code:
-    """The file, module and name of a code object."""
+    """The file, module and name of a code object, by which filters choose."""
 
     def __init__(self, code: CodeType, names: dict[str, Any] | None) -> None:
         self.line = code.co_firstlineno

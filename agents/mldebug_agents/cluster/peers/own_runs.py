@@ -156,7 +156,9 @@ class OwnRuns:
 def news_of(
     run: Run, node: str, progress: RemoteProgress, bad: FailedRun | None, now: float
 ) -> RunNews:
-    """The message about a run that has ranks on this node. `bad`: how other ranks of it failed, if any did. `now`: monotonic seconds."""
+    """The message about a run that has ranks on this node. `bad`: how ranks of it failed here, None if none did. `now`:
+    monotonic seconds.
+    """
     job, decision = run.job, run.decision
     stall = run.incident if run.incident and run.incident.kind == "stall" else None
     return RunNews(

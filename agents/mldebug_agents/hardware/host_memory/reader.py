@@ -1,7 +1,7 @@
-"""Reads how much memory the host, the groups of the ranks and the ranks hold, and how that grows. Runs in a worker thread.
+"""Reads how much memory the host, the control groups of the ranks and the ranks use, and how that grows. Runs in a worker thread.
 
-All files are the kernel's own. `smaps_rollup` alone walks a process's memory under its lock, which may last: it is read
-through the reader child, seldom, and only where it is asked for.
+All files are the kernel's own. Only `smaps_rollup` walks a process's memory under its lock, which may take long: it is read through
+the reader child, seldom, and only where it is wanted.
 """
 
 import time
@@ -132,7 +132,7 @@ class MemoryWatch:
 
 
 def groups_of(host: Host, pids: Iterable[int]) -> list[MemoryCgroup]:
-    """The control groups of these processes and all groups above them, each once; at most `MAX_GROUPS`."""
+    """The memory control groups of these processes and all groups above them, each once; at most `MAX_GROUPS`."""
     mounts = [
         (mount, version)
         for mount in procfs.parse_mountinfo(host.self_text("mountinfo"))

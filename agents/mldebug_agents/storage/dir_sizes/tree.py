@@ -87,8 +87,8 @@ class DirTree:
     # --- looking -----------------------------------------------------------------------------------
 
     def look(self) -> Iterator[None]:
-        """Read again what was noted, and new folders, in small pieces (one for each `next`). A folder that changes
-        meanwhile or fails is noted for the next call.
+        """Read again what was noted, and new folders, in small pieces (one for each `next`). A folder that cannot be read
+        is noted for the next call.
         """
         todo, self._dirty = self._dirty, {}
         for folder in todo:

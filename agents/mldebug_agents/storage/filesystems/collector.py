@@ -150,7 +150,7 @@ class FilesystemCollector:
                 yield _with(alarm, self._who_fills(reading.used.mount.device))
 
     def gaps(self) -> Sequence[Gap]:
-        """Mounts that could not be asked, and limits that make no sense."""
+        """Mounts that could not be queried, and configured limits that make no sense."""
         silent = [
             Gap(what=f"filesystem {one.used.title}", reason=one.answer.reason, pid=_pid(one.used))
             for one in self._readings

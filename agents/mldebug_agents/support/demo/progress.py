@@ -34,7 +34,7 @@ def show_progress(job: DemoJob, console: Console) -> None:
 
 
 class ProgressBars:
-    """A progress bar for each rank; a bar that stops growing shows a rank that stands still."""
+    """A progress bar for each rank; the bar of a rank that hangs stops growing."""
 
     def __init__(self, ranks: int, console: Console) -> None:
         columns = (

@@ -88,7 +88,7 @@ def _aggregate_total_loss(folder: Path, loss: torch.Tensor) -> None:
 
 
 def read_settings(folder: Path, loss: torch.Tensor) -> None:
-    """The fault `fifo`: the rank reads a pipe into which nobody writes."""
+    """The fault `fifo`: the rank reads a named pipe that no process writes to."""
     path = folder / "settings.fifo"
     os.mkfifo(path)
     path.read_text()

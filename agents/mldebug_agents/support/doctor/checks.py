@@ -25,7 +25,7 @@ UNIT = "run as root, or give the agent the capability"
 
 
 class CheckEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checks of `mldebug doctor` look at; tests replace parts of it."""
+    """What the checks of `mldebug doctor` look at: paths, programs and clocks, which tests replace."""
 
     reader: Reader
     starter: ProgramStarter
@@ -144,7 +144,7 @@ def kernel_log(path: str) -> DoctorCheck:
 
 
 def kernel_stacks(world: CheckEnvironment) -> DoctorCheck:
-    """Checks /proc/PID/stack, which shows where in the kernel a process in state D stands."""
+    """Checks /proc/PID/stack, which shows the kernel functions that a process in state D is in."""
     if _text(world, "self/stack"):
         return DoctorCheck(name="kernel stacks", state="ok", meaning="/proc/PID/stack is readable")
     meaning = "a process in state D shows its wchan only, not its kernel stack"

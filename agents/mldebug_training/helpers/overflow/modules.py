@@ -41,7 +41,9 @@ def named(model: Any, skip: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_compiled(model: Any) -> None:
-    """Raise ValueError where the model was compiled by torch.compile, because its modules then call no hooks."""
+    """Raise ValueError where the model or a module of it was compiled (torch.compile, TorchScript), because it then calls no
+    hooks.
+    """
     for name, module in model.named_modules():
         way_out = _way_out(module)
         if way_out:

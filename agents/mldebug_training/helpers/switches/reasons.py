@@ -60,7 +60,7 @@ class StopReasons:
         return NOTHING, ""
 
     def troubles(self, reading: SwitchReading | None) -> Iterator[str]:
-        """Sentences about reasons that cannot be checked; some are empty."""
+        """Sentences on why some reasons cannot be checked; "" for each that can."""
         yield reading.trouble if reading else ""
         yield self.stop_signal.trouble
         yield self._limit.trouble if self._limit else ""

@@ -1,6 +1,6 @@
 """Stops and checkpoints that all ranks make at the same step, whichever rank and node the request comes from.
 
-A request is a switch (a file), a signal, the end of the job's time, or a reason of the job's own; it is enough that one
+A request is a switch (a file), a signal, the end of the job's time limit, or a reason that the job gives; it is enough that one
 rank notices it. All ranks agree on it while the next step runs, and act after that step.
 """
 

@@ -63,7 +63,7 @@ class StoreRequests:
         return result
 
     def values(self, keys: list[str]) -> list[bytes]:
-        """Return the values of these keys, all of which exist."""
+        """The values of these keys in the store; all of them must exist, else the store waits for them."""
         if hasattr(self.store, "multi_get") and self.store.has_extended_api():
             return list(self.ask("multi_get", keys))
         return [self.ask("get", key) for key in keys]

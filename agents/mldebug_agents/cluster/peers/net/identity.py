@@ -171,7 +171,9 @@ def read_key(file: Path) -> bytes:
 
 
 def read_secret(file: Path) -> bytes:
-    """Read a private file of root or of this user, which only they and one of our groups may read; symbolic links, as in pods' secrets, are followed."""
+    """Read a private file of root or of this user, which only they and one of our groups may read; symbolic links, as in pods'
+    secrets, are followed. Raises UsageError for any other file.
+    """
     try:
         fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The GPU reader: a child that reads GPUs when asked, one thing at a time, until the agent hangs up.
+"""The GPU reader: a child process that reads GPUs on request, one request at a time, until the agent closes the connection.
 
-It is a process of its own because a call into a GPU driver may block for ever or end the process, and because it holds the
-GPUs' device files open: when it ends, they are free for a reset.
+It is a process of its own because a call into a GPU driver may block for ever or end the process, and because it holds the GPUs'
+device files open: when it ends, they are free for a reset.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
-"""Events that the driver reports by itself (Xids above all), taken without waiting at every watch read.
+"""Events that the driver reports by itself (above all Xids, NVIDIA's error numbers), collected without waiting at every quick
+reading.
 
-It names the GPU and the Xid; process and text stand in the kernel log alone.
+An event names the GPU and the Xid; the process and the text are only in the kernel log.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ class NvmlEvents:
         self._unwilling: set[str] = set()  # uuids
 
     def join(self, devices: Iterable[Device]) -> None:
-        """Receive events of these GPUs from now on."""
+        """Receive events of these GPUs, too, from now on."""
         for device in devices:
             member = self._members.get(_address(device.handle))
             if member is not device and device.uuid not in self._unwilling:

@@ -1,8 +1,8 @@
-"""PCIe and NVLink: width, errors, bytes. Never nvmlDeviceGetPcieThroughput, which takes 20 ms.
+"""PCIe and NVLink: width, errors, bytes. nvmlDeviceGetPcieThroughput is never used, since it takes 20 ms.
 
-A field of a link takes 0.16 ms, an error counter without one 0.5 to 1.8 ms: with 18 links nearly 40 ms a GPU. After the first
-two reads, which give a first rate, the links take turns with their errors and speed, and the bytes are asked of all links by
-one field where the driver tells those. Whether a link is up is asked at every read.
+A field of a link takes 0.16 ms, an error counter without one 0.5 to 1.8 ms: with 18 links nearly 40 ms a GPU. So after the first
+two reads, which give a first rate, errors and speed are read of some links in turn, and the bytes of all links by one field where
+the driver has it. Whether a link is up is read each time.
 """
 
 from typing import Any

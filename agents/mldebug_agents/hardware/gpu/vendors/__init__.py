@@ -1,4 +1,4 @@
-"""GPU vendors: one file each, which reads the GPUs of one maker. It runs in a child of its own, because any call may never return."""
+"""GPU vendors: one file for each maker, which reads its GPUs. It runs in a child of its own, because any call may never return."""
 
 from typing import Protocol
 

@@ -39,7 +39,7 @@ ERRORS = "_err_count"
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options: where /sys lies."""
+    """Where /sys is."""
 
     # the folder that is /sys
     sysfs: str = "/sys"
@@ -74,7 +74,7 @@ class Amd:
         return NodeWatch(at=time.time(), gpus=tuple(found), lost=tuple(lost), read_seconds=time.monotonic() - started, cpu_seconds=time.process_time() - cpu)  # fmt: skip
 
     def full(self) -> NodeGpus:
-        """Read everything; errors as `watch`."""
+        """Read all values of all GPUs; errors as `watch`."""
         started, cpu = time.monotonic(), time.process_time()
         cards = self._all()
         memory = self._memory_by_gpu()

@@ -41,7 +41,7 @@ FORBIDDEN = in_words(INSUFFICIENT_RIGHTS)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options: where NVIDIA's management library lies."""
+    """Where NVIDIA's management library is."""
 
     # its name, or an absolute path
     library: str = LIBRARY
