@@ -1,1 +1,1 @@
-"""The agent itself: its main loop, how its parts are put together, and what survives a restart."""
+"""The agent itself: its main loop, how its parts are put together, and how its state is restored after a restart."""

@@ -1,6 +1,8 @@
-"""Orders of captures, and what becomes of them: one that is refused is tried at the next look, one that fails once more.
+"""Orders to capture a job (read the stacks and kernel state of all its ranks), kept until the
+capture worker takes them.
 
-Belongs to the main loop's thread.
+An order that the worker refuses is tried again after the next look at the job; a capture that fails
+is tried once more. Used by the main loop's thread only.
 """
 
 import logging
@@ -26,7 +28,11 @@ REFUSED = Gap(what=WHAT, reason="too many captures waited, so it was put off to 
 
 
 class QueuedCapture(NamedTuple):
-    """An order to capture a job. `decision`: the stall decision that wants it, if one does; `again`: an earlier try has failed."""
+    """An order to capture a job.
+
+    `found`: the processes of the last search; `decision`: the stall decision that wants the
+    capture, if one does; `again`: a first try has failed.
+    """
 
     job: Job
     found: Discovery
@@ -35,7 +41,11 @@ class QueuedCapture(NamedTuple):
 
 
 def take(tools: CaptureTools, order: QueuedCapture) -> tuple[str, NodeCapture]:
-    """Capture one job, in the worker thread. Returns its id and the capture, with the run's usual gap between steps."""
+    """Capture one job; runs in the worker thread.
+
+    Returns the job's id and the capture. If a stall decision ordered it, the capture also holds the
+    run's usual gap between steps (seconds).
+    """
     job, found, decision = order.job, order.found, order.decision
     capture = tools.capturer(GLANCE).capture(
         *(job, found.children, found.remarks, found.gaps),
@@ -48,7 +58,11 @@ def take(tools: CaptureTools, order: QueuedCapture) -> tuple[str, NodeCapture]:
 
 
 class CaptureQueue:
-    """Captures that were ordered but could not be taken yet. `put` hands an order to the worker; False where it takes none now."""
+    """Captures that were ordered but could not be taken yet.
+
+    `put` hands an order to the capture worker and returns False where its queue is full.
+    `incidents` gets the reasons for missing captures.
+    """
 
     def __init__(self, put: Callable[[QueuedCapture], bool], incidents: IncidentManager) -> None:
         self._put = put
@@ -57,11 +71,13 @@ class CaptureQueue:
         self._found = Discovery()
 
     def update(self, found: Discovery) -> None:
-        """Take over the processes that the newest search of this node has found."""
+        """Use the result of the newest search of this node for the next orders."""
         self._found = found
 
     def ask_now(self, run: Run) -> None:
-        """Order a capture of the run without a stall decision: because a rank has ended and others live on, or other nodes ask for it."""
+        """Order a capture of the run that no stall decision wants: a rank has ended while others
+        live, or another node asks for it.
+        """
         self.ask(run, QueuedCapture(run.job, self._found))
 
     def ask_for(self, run: Run, decision: StallDecision) -> None:
@@ -69,7 +85,11 @@ class CaptureQueue:
         self.ask(run, QueuedCapture(run.job, self._found, decision))
 
     def ask(self, run: Run, order: QueuedCapture) -> None:
-        """Order a capture of this run now; where the worker is busy, again after the next look."""
+        """Order a capture of this run now.
+
+        If the worker refuses, a gap is noted for the run's incident, and the order is repeated at
+        the next `look`.
+        """
         if self._put(order):
             self._owed.pop(run.job.id, None)
             return
@@ -78,13 +98,19 @@ class CaptureQueue:
         self._incidents.missed(run, REFUSED)
 
     def look(self, run: Run, found: Discovery) -> None:
-        """After a new look at the run: order again a capture that had to wait."""
+        """Called after each look at the run: repeat an order that was refused, and have an incident
+        that waits too long for its capture reported without it.
+        """
         if (owed := self._owed.get(run.job.id)) is not None:
             self.ask(run, owed._replace(job=run.job, found=found))
         self._incidents.await_capture(run)
 
     def failed(self, run: Run | None, order: QueuedCapture, error: Exception) -> None:
-        """A capture failed: order it once more; after a second failure it becomes a gap. `run`: None where the run is gone."""
+        """Called when a capture failed: order it once more.
+
+        After a second failure its gap goes into the incident, which is reported without a capture.
+        `run` None: the run is gone, nothing is ordered.
+        """
         words = clean(f"{type(error).__name__}: {error}", 200)
         log.warning("%s: capture failed: %s", order.job.name, words)
         if run is None:
@@ -98,5 +124,5 @@ class CaptureQueue:
         self._incidents.unseen(run)
 
     def forget(self, run: Run) -> None:
-        """Drop what waits for this run: it is over, or moves again."""
+        """Drop an order that still waits for this run, because the run is over or makes steps again."""
         self._owed.pop(run.job.id, None)

@@ -1,6 +1,7 @@
-"""Errors of our own code that the data of one job brings out: logged once, shown in status, and no harm to the other jobs.
+"""Exceptions of mldebug's own code while it works on one job: logged once, shown in status, and
+without effect on other jobs.
 
-Belongs to the main loop's thread.
+Used by the main loop's thread only.
 """
 
 import logging
@@ -16,19 +17,21 @@ WAY_OUT = "report it as a defect of mldebug"
 
 
 class JobDefects:
-    """The last error of each job that had one, by job id."""
+    """The last exception of each job that had one, by job id."""
 
     def __init__(self) -> None:
         self._gaps: dict[str, Gap] = {}
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """A gap for each job of which something could not be done in this turn."""
+        """One gap for each job that had an exception and still exists."""
         return tuple(self._gaps.values())
 
     @contextmanager
     def catching(self, job: Job) -> Iterator[None]:
-        """A context for work on one job: an exception is logged and kept as the job's defect, and does not go further."""
+        """A context for work on one job: an exception is kept as the job's gap, logged if it
+        differs from the last one, and not raised.
+        """
         try:
             yield
         except Exception as error:
@@ -39,5 +42,5 @@ class JobDefects:
             self._gaps[job.id] = gap
 
     def keep(self, present: Collection[str]) -> None:
-        """Forget the jobs that are gone."""
+        """Forget the exceptions of all jobs whose id is not in `present`."""
         self._gaps = {job_id: gap for job_id, gap in self._gaps.items() if job_id in present}

@@ -85,7 +85,7 @@ class LoopParts:
 
 
 class AgentLoop:
-    """The main loop of an agent. `publish` receives every new snapshot."""
+    """The main loop of an agent. `publish` receives every new snapshot (all that the agent shows of the node)."""
 
     def __init__(
         self,
@@ -119,9 +119,10 @@ class AgentLoop:
     # --- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run the main loop until `stop` is called. Raises where the state dir proves, late, to belong to another agent.
+        """Run the main loop until `stop` is called.
 
-        Also where the helper process is gone: what goes on without it sees nothing and says that all is well.
+        Raises MldebugError where the state dir turns out to be held by another agent, or where the
+        helper process that starts all others is gone: without it the agent could see nothing.
         """
         while not self.stopping:
             self._turn()
@@ -238,7 +239,10 @@ class AgentLoop:
         self.notifier.send("READY=1")
 
     def reload(self, config: Config) -> None:
-        """Take over another configuration; what was learned of the runs is kept."""
+        """Use another configuration from now on.
+
+        What was learned of the runs is kept; keys that need a restart are named in the log.
+        """
         for name in needs_restart(self.config, config):
             log.warning("config: %s has changed, and is obeyed after a restart of the agent", name)
         self.config = config

@@ -44,7 +44,7 @@ def build_monitors(
     notifier: AlertNotifier,
     captures: CaptureRequests,
 ) -> Monitors:
-    """What keeps the last readings of each subject of the node, and what acts on alerts. Results of all workers come to `inbox`."""
+    """Make all monitors of an agent, its notifier and its action runner. Results of all their workers go to `inbox`."""
     context = tools.context
     canary = CanaryCollector(context, tools.filesystem_probe)
     parts = [*storage_collectors(context, tools.filesystem_probe), canary]
@@ -97,7 +97,10 @@ def storage_collectors(context: Context, probe: MountClient) -> list[StorageColl
 def checkpoint_monitor(
     config: Config, context: Context, store: KeyValueStore, inbox: Inbox
 ) -> checkpoints.CheckpointMonitor:
-    """The monitor of the runs' checkpoints. Its reader is its own: a slow listing keeps nobody else waiting."""
+    """The monitor of the runs' checkpoints.
+
+    It has a reader child of its own, so that a slow folder listing delays no other read.
+    """
     reader = CheckpointReader(context.host, context.reader.another(), create_all("checkpoints"))
     worker = Worker("checkpoints", reader.look, inbox, checkpoints.DEADLINE)
     return checkpoints.CheckpointMonitor(context.host, worker, store, config.checkpoints)

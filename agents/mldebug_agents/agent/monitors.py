@@ -1,6 +1,8 @@
-"""The monitors of one node: what an agent knows beside the progress of runs, and who is notified and what is done about it.
+"""The monitors of one node: what an agent watches besides the progress of runs (GPUs, filesystems,
+ports and so on), and the notifications and actions for alerts.
 
-All of them belong to the thread of the main loop. Each has workers of its own, whose results it keeps.
+Used by the main loop's thread only. Each monitor has worker threads of its own, whose results it
+keeps.
 """
 
 from collections.abc import Mapping
@@ -27,7 +29,7 @@ from mldebug_agents.watch.runs import Run
 
 
 class LoopState(NamedTuple):
-    """What the main loop knows in one turn. `looked`: whether this agent has searched the node for jobs yet."""
+    """What the main loop knows in one turn. `looked`: this agent has searched the node for jobs at least once."""
 
     runs: Mapping[str, Run]
     found: Discovery
@@ -55,13 +57,18 @@ class Monitors:
     probes: ProbeHistoryMonitor
 
     def reload(self, config: Config) -> None:
-        """Take over a new configuration."""
+        """Hand a new configuration to the notifier, the schedulers and the action runner; the
+        others get theirs at each `tick`.
+        """
         self.notifier.reload(config)
         self.schedulers.reload(config)
         self.actions.reload(config)
 
     def tick(self, state: LoopState) -> None:
-        """Do what is due; called once in each turn of the main loop."""
+        """Have each monitor start what is due; called once in each turn of the main loop.
+
+        Storage waits until the node was searched for jobs.
+        """
         self.hardware.tick(state.runs, state.config.stall.interval, looked=state.looked)
         self.notifier.tick()
         self.actions.captures.show(state.jobs, state.found)
@@ -94,15 +101,17 @@ class Monitors:
         return True
 
     def complete(self, look: JobLook) -> JobLook:
-        """Add to a reading of a job the progress that GPUs and checkpoints show."""
+        """The look at a job, with signs of progress from its GPUs and checkpoints added."""
         return self.checkpoints.complete(self.hardware.complete(look))
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """Add to a capture what the monitors know: GPUs and kernel log, checkpoints, filesystems."""
+        """The capture, with what the monitors know added: GPUs and kernel log, checkpoints, filesystems."""
         return self.storage.capture(self.checkpoints.capture(self.hardware.capture(capture)))
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
-        """Add to the exit of an attempt the GPU faults, kernel lines and filesystem fill at that time."""
+        """The exit of an attempt (one start of a job), with GPU faults, kernel log lines and full
+        filesystems of that time added.
+        """
         return self.storage.complete_exit(self.hardware.complete_exit(attempt))
 
     def show(self, snapshot: Snapshot) -> Snapshot:

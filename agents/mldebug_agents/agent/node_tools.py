@@ -1,4 +1,7 @@
-"""The tools by which an agent, or a command that runs without one, looks at this node; the helper process is their root."""
+"""The tools with which an agent, or a command that runs without one, reads this node.
+
+All of them start their children through one helper process.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +39,7 @@ CHILDREN: Workers = {
 
 @dataclass(frozen=True, slots=True)
 class NodeTools:
-    """The tools by which an agent or a command looks at this node."""
+    """The tools with which an agent or a command reads this node: context, captures, GPUs, filesystems."""
 
     context: Context
     capture: CaptureTools
@@ -44,18 +47,18 @@ class NodeTools:
     filesystem_probe: MountClient
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """Children that could not be ended, as records for a later agent."""
+        """Child processes of the tools that could not be ended; a later agent counts them until they are gone."""
         return (*self.context.spawner.leftovers, *self.gpus.leftovers())
 
 
 class CurrentConfig:
-    """The configuration that holds now; `reload` of an agent replaces it."""
+    """Holds the configuration in use, so that all parts see it change when the agent reloads it."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def read(self) -> Config:
-        """The newest configuration."""
+        """The configuration in use now."""
         return self._config
 
     def replace(self, config: Config) -> None:
@@ -67,9 +70,11 @@ class CurrentConfig:
 def open_tools(
     config: Config | CurrentConfig, root: str = "/", *, probes: bool = False
 ) -> Iterator[NodeTools]:
-    """Start the helper process and open all tools; they are closed with the block. Open them before any thread is started.
+    """A context that starts the helper process, opens all tools, and closes them at its end. Enter
+    it before any thread is started.
 
-    `root`: where the host's / is seen. `probes`: processes of a probe count as ranks, too.
+    `root`: where the host's `/` is mounted (in a container). `probes`: also count the processes of
+    `mldebug probe` as ranks.
     """
     current = config if isinstance(config, CurrentConfig) else CurrentConfig(config)
     with open_context(current.read, CHILDREN, root) as context:

@@ -1,6 +1,7 @@
-"""What was before: takes up what an earlier agent of this node knew, and has what this one knows stored for the next.
+"""Restores what an earlier agent stored about this node, and has the present state stored for the next agent.
 
-Belongs to the main loop's thread. The state dir may answer late, or be removed under us: both are noticed here.
+Used by the main loop's thread only. The state dir may become readable only later, or be removed
+while the agent runs; both are handled here.
 """
 
 import time
@@ -29,7 +30,11 @@ EVERY = 10.0  # seconds between two times that all is stored, and the state dir 
 
 
 class Recovery:
-    """Restores what an earlier agent left, and stores what a later one needs. `capture`: orders a capture of a run; `leftovers`: children that could not be ended."""
+    """Restores what an earlier agent left, and stores what a later one needs.
+
+    `capture`: orders a capture of a run; `leftovers`: returns the child processes that could not be
+    ended.
+    """
 
     def __init__(
         self,
@@ -54,9 +59,10 @@ class Recovery:
         self._stored_at = time.monotonic()
 
     def tick(self, runs: Mapping[str, Run], settings: StallSettings, *, looked: bool) -> None:
-        """Restore what an earlier agent stored, as soon as the state dir can be read. Raises where it belongs to another agent.
+        """Restore what an earlier agent stored, once the state dir can be read, and store the present state every 10 s.
 
-        `looked`: all runs that live are among `runs`.
+        `looked`: the node was searched, so `runs` holds all living runs; only then incidents of
+        runs that are gone are closed. Raises where another agent uses the state dir.
         """
         if self._store.refusal is not None:
             raise self._store.refusal
@@ -82,14 +88,20 @@ class Recovery:
             self._store.remember(BOOT, now)
 
     def add_run(self, job: Job, settings: StallSettings) -> Run:
-        """A new run, with the memory and the incident that an earlier agent stored for it."""
+        """Make a run for a newly found job, with the stall memory and the open incident that an
+        earlier agent stored for it.
+        """
         self._store.adopt(job)
         run = Run(job, StallWatch(settings, self._store.memory(job.id)))
         self._take_up(run)
         return run
 
     def store(self, runs: Mapping[str, Run]) -> None:
-        """Have the newest state of all runs stored. Also checks the state dir, and fills it again where it was lost."""
+        """Have the newest state of all runs stored.
+
+        If the state dir was removed or replaced, it is filled again, and the reports of open
+        incidents are written again.
+        """
         lost = self._store.tend()
         for run in runs.values():
             self._store.keep(run.job.id, run.watch.memory(), run.incident)

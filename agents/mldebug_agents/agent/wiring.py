@@ -60,7 +60,7 @@ from mldebug_agents.web.server import AgentServer
 
 
 class Agent(NamedTuple):
-    """A whole agent: `store` is to be started, then `loop` is run; `server` serves already."""
+    """A whole agent: call `store.start`, then `loop.run`. `server` already serves HTTP."""
 
     loop: AgentLoop
     store: StateStore
@@ -70,9 +70,10 @@ class Agent(NamedTuple):
 def build_agent(
     current: CurrentConfig, tools: NodeTools, read_config: Callable[[], Config]
 ) -> Agent:
-    """An agent with its server and, where other agents are configured, what serves and reaches them.
+    """Build an agent and start its server, with the link to other agents where they are configured.
 
-    Raises ConfigError or UsageError where an address is taken or a key cannot be used. `read_config` reads the config file again.
+    Raises ConfigError or UsageError where an address is taken or a key cannot be used.
+    `read_config` reads the config file again.
     """
     config, spawner = current.read(), tools.context.spawner
     server = AgentServer(config.agent)
@@ -95,9 +96,10 @@ def build_loop(
     read_config: Callable[[], Config] | None = None,
     joined: PeerSetup | None = None,
 ) -> AgentLoop:
-    """The loop of an agent with all its parts.
+    """Build the main loop with all parts of an agent.
 
-    `publish` gets each new snapshot; `read_config` reads the config file again; `joined`: how other agents are reached.
+    `publish` gets each new snapshot; `read_config` reads the config file again; `joined`: the link
+    to other agents, None without them.
     """
     config, context = current.read(), tools.context
     inbox, clock = Inbox(), Clock()

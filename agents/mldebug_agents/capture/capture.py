@@ -1,8 +1,9 @@
-"""One capture: all evidence of one job on this node at one moment, with no process stopped.
+"""One capture: all evidence of one job on this node at one moment.
 
-The ladder, per rank and child: /proc first, then `py-spy --nonblocking`, then further cheap samples while the watch
-lasts, and only then native stacks, for the few processes where they decide something and every thread can be
-interrupted. What could not be had becomes a gap. Nothing here raises for what a process does.
+For each rank and child process it reads /proc, then `py-spy --nonblocking`, then further such
+samples for some seconds. Native stacks come last; they stop a process for a moment, so they are
+taken only of the few ranks where they decide something and every thread can be interrupted. What
+could not be read becomes a gap. Nothing here raises for what a process does.
 """
 
 import logging
@@ -53,10 +54,11 @@ FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
 
 
 class AddFlightRecorders(Protocol):
-    """Adds Flight Recorders to a capture.
+    """Adds PyTorch Flight Recorders to a capture.
 
-    `left()` returns the seconds until the capture's deadline. `stalled`: the job is known to stand still, so costly ways are allowed.
-    `resumed`: it already did so under an earlier agent, which may have asked the ranks before.
+    `left()`: seconds until the capture's deadline. `stalled`: the job is known to stand still, so
+    ways that cost a rank something are allowed. `resumed`: it stood still under an earlier agent
+    already, which may have asked the ranks.
     """
 
     def __call__(
@@ -65,7 +67,7 @@ class AddFlightRecorders(Protocol):
 
 
 class CaptureSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a capture is taken; the `capture` section of the configuration."""
+    """How a capture is taken: the `capture` section of the configuration. `watch` and `deadline` are in seconds."""
 
     watch: float = 2.0  # seconds over which further samples are taken; 0: one look only
     native: str = "auto"  # auto, never, always
@@ -74,7 +76,7 @@ class CaptureSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capturer:
-    """Takes captures of jobs on this node. One at a time; the pools live as long as one capture."""
+    """Takes captures of jobs on this node. Each capture has a thread pool of its own."""
 
     def __init__(
         self,
@@ -119,10 +121,12 @@ class Capturer:
         quiet: float | None = None,
         resumed: bool = False,
     ) -> NodeCapture:
-        """Capture one job: all ranks and their children, in parallel, within the deadline.
+        """Capture one job: all its ranks here and their children, in parallel, within the deadline.
+        Of a job that waits for nodes only the launcher's stack is taken.
 
-        `quiet`: seconds for which the job has stood still, so that a question may cost it something; None: not known to stand.
-        `resumed`: an earlier agent knew that it stands, and may have asked.
+        `children`: of each rank, by its pid. `quiet`: seconds for which the job is known to stand
+        still, None: not known. `resumed`: an earlier agent knew that it stands, and may have asked
+        its ranks.
         """
         taken_at, started = self.host.clock(), time.monotonic()
         if job.waits is not None:

@@ -1,4 +1,4 @@
-"""What was read of one process, as one value: state, stacks, movement, and what it works on or waits for."""
+"""Joins what was read of one process into one value: state, stacks, movement, and what it works on or waits for."""
 
 from posixpath import dirname
 
@@ -18,7 +18,7 @@ LINK_TIMEOUT = 1.0  # seconds
 
 
 class ProcessCaptures:
-    """Makes the captures of single processes from what the samples gave. `gaps`: what could not be had of them so far."""
+    """Makes the captures of single processes from what was sampled. `gaps`: what could not be read of them so far."""
 
     def __init__(
         self, host: Host, reader: Reader, pyspy: PySpy, sampling: Sampling, locks: FileLocks
@@ -32,7 +32,11 @@ class ProcessCaptures:
         self._hung: dict[tuple[str, str], Unreadable] = {}  # by mount namespace and folder
 
     def of(self, target: CaptureTarget) -> ProcessCapture:
-        """What was read of one of the sampled processes, as one value."""
+        """The capture of one sampled process.
+
+        What is still missing is read now: source line, blocked file, lock, and pystack where py-spy
+        failed.
+        """
         state, dump = (
             self._sampling.states[target.pid],
             self._sampling.dumps.get(target.pid, Dump()),

@@ -1,4 +1,4 @@
-"""Everything that looking at ranks and capturing them takes, built once for an agent or a command."""
+"""Everything that is needed to look at ranks and capture them, built once for an agent or a command."""
 
 import math
 
@@ -21,7 +21,10 @@ from mldebug_agents.system.failure_counts import FailureCounts
 
 
 class CaptureTools:
-    """One of each finder, collector and client of rank evidence on this node. All may be used from any thread."""
+    """All finders, collectors and clients for evidence of ranks on this node, one of each.
+
+    All may be used from any thread.
+    """
 
     def __init__(self, context: Context, *, probes: bool = False) -> None:
         """`probes`: processes of a probe count as ranks, too (see `RankFinder`)."""
@@ -51,7 +54,10 @@ class CaptureTools:
 
     @property
     def pyspy(self) -> PySpy:
-        """py-spy as the configuration of this moment names it; a rank with the hook writes its stacks itself."""
+        """py-spy as the present configuration names it.
+
+        Where it fails, a rank with the hook is asked for its stacks.
+        """
         path = str(self.context.config.capture.py_spy)
         if path not in self._pyspy:
             closed = self.context.host.rights.closed
@@ -59,11 +65,14 @@ class CaptureTools:
         return self._pyspy[path]
 
     def log_parser(self) -> LogParser:
-        """A parser for one log: the formats of the `logs` section first, then the built-in ones."""
+        """A new parser for one log file. The formats of the `logs` section are tried first, then the built-in ones."""
         return LogParser(self._log_formats, self._own_formats)
 
     def capturer(self, longest: float = math.inf) -> Capturer:
-        """A capturer with the settings of the `capture` section; it samples for `longest` seconds at most."""
+        """A capturer with the present settings of the `capture` section.
+
+        It samples stacks for at most `longest` seconds.
+        """
         wanted = self.context.config.capture
         settings = CaptureSettings(
             watch=min(wanted.watch, longest),

@@ -1,1 +1,1 @@
-"""What the agent keeps on disk, and the child process that alone touches it."""
+"""What the agent keeps on disk, and the child process that alone reads and writes it."""

@@ -1,6 +1,7 @@
-"""The agent's end of the state server: asks, and waits as long as it takes; so only the writer thread may ask.
+"""The agent's end of the connection to the state server, the child process that alone touches the state dir.
 
-A server process that has died is started and opened anew; one that hangs is left where it is when the agent ends.
+A call waits until the disk answers, however long that takes, so only the writer thread may call. A
+child that has died is replaced; one that hangs is left behind when the agent ends.
 """
 
 import contextlib
@@ -38,7 +39,10 @@ _REPLIES = msgspec.msgpack.Decoder(StateReply)
 
 
 class StateClient:
-    """Access to a state dir through the child process that serves it. Raises what the child would have raised."""
+    """Access to a state dir through the child process that serves it.
+
+    Raises what the child has raised, and ConnectionError where the child is gone or the agent ends.
+    """
 
     def __init__(
         self,
@@ -59,20 +63,30 @@ class StateClient:
         self._ended = False
 
     def open(self) -> tuple[StateReply, socket.socket | None]:
-        """Have the state dir opened, by a new child where there is none. Returns the reply, and at the first call the open socket."""
+        """Have the child lock the state dir and read it; a child is started where there is none.
+
+        Returns the reply and, until it was opened once, the listening Unix socket if one was
+        wanted.
+        """
         door = self._wants_door and self._place is None
         reply, got = self._exchange(OpenState(str(self._state_dir), os.getpid(), door, self._held))
         self._place = reply.door or self._place
         return reply, got
 
     def open_door(self) -> socket.socket | None:
-        """Try again to open the agent's Unix socket; None where it fails."""
+        """Try again to open the agent's Unix socket.
+
+        Returns the listening socket; raises OSError where it cannot be opened.
+        """
         reply, door = self._exchange(OpenSocket())
         self._place = reply.door or self._place
         return door
 
     def ask(self, order: StateOrder) -> None:
-        """Have an order carried out. A child that has ended is replaced once; the new one opens the state dir first."""
+        """Have an order carried out.
+
+        If the child has ended, a new one is started once, which opens the state dir first.
+        """
         try:
             self._ask(order)
         except ConnectionError:
@@ -87,14 +101,17 @@ class StateClient:
         self._exchange(order)
 
     def end(self) -> None:
-        """Have the child close everything, and let it end."""
+        """Have the child remove the socket file, close the database and release the lock; then close the connection.
+
+        Later calls raise ConnectionError.
+        """
         if self.worker is not None:
             self._exchange(CloseState(self._place))
         self._ended = True
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Close the connection: an idle child ends at once. Never waits."""
+        """Close the connection without waiting: an idle child ends at once, one that hangs when its call returns."""
         worker, self.worker = self.worker, None
         if worker is not None:
             worker.hang_up()
@@ -134,7 +151,10 @@ class RemoteArchive:
         *,
         owner_uid: int | None = None,
     ) -> None:
-        """Write one report; a report with the same id is replaced."""
+        """Write one report, its HTML page and evidence files. A report with the same id is replaced.
+
+        `owner_uid`: the user to whom the files shall belong; None: the agent's own.
+        """
         report_json = msgspec.json.encode(report)
         self._client.ask(SaveReport(report_json, html, dict(evidence), owner_uid))
 
@@ -143,7 +163,7 @@ class RemoteArchive:
         self._client.ask(RemoveReport(report_id))
 
     def prune(self) -> None:
-        """Remove reports that are too old, or exceed the limits of count and size."""
+        """Remove the reports that are too old or beyond the limits of number and size."""
         self._client.ask(PruneReports())
 
 

@@ -1,4 +1,5 @@
-"""The agent's database: rows of runs, exits of their ranks, memos, and processes that could not be ended. SQLite in one file.
+"""The agent's SQLite database, one file: a row per run, exits of ranks, small named values (memos),
+and processes that could not be ended.
 
 Raises sqlite3.Error and OSError; only the state server uses it.
 """
@@ -53,14 +54,16 @@ def _fitting(rows: list[Any], *kinds: tuple[type, ...]) -> Iterator[Any]:
 
 
 def errno_of(error: sqlite3.Error) -> int:
-    """The errno that corresponds to an error of SQLite; EIO where it does not say."""
+    """The errno that best fits an SQLite error, found by its name; EIO for all others."""
     name = str(getattr(error, "sqlite_errorname", ""))
     known = (number for begin, number in _ERRNOS.items() if name.startswith(begin))
     return next(known, errno.EIO)
 
 
 class ForeignSchemaError(sqlite3.DatabaseError):
-    """The file is a database, but not this version's: it has other tables, or is of a newer release."""
+    """The file is an SQLite database, but not one that this version can use: its tables differ, or
+    a newer release wrote it.
+    """
 
 
 class Database:
@@ -72,7 +75,10 @@ class Database:
         self._file: os.stat_result | None = None
 
     def intact(self) -> bool:
-        """Whether the open file is still the one of that name; True where none is open."""
+        """Whether the open file is still the one at this path (it was not removed or replaced).
+
+        True where no file is open.
+        """
         if self._link is None or self._file is None:
             return True
         try:
@@ -81,7 +87,11 @@ class Database:
             return False
 
     def load(self) -> StoredState:
-        """Everything that is stored. A damaged file, or one of another schema, is set aside; rows that cannot be read are left out."""
+        """Read everything that is stored; empty where there is no file.
+
+        A damaged file, or one of another schema, is renamed to `.broken` and begun anew. Rows of
+        wrong types are left out. Raises sqlite3.OperationalError where the disk fails.
+        """
         if not self.path.exists():
             return StoredState()
         try:
@@ -103,36 +113,36 @@ class Database:
         )
 
     def keep(self, order: StoreRun) -> None:
-        """Store the row of one run."""
+        """Store the row of one run in place of its earlier one."""
         self._do(
             "INSERT OR REPLACE INTO runs (job_id, memory, incident) VALUES (?, ?, ?)",
             *(order.job_id, order.memory, order.incident),
         )
 
     def keep_ends(self, order: StoredExits) -> None:
-        """Store which ranks of a run have exited."""
+        """Store how the ranks of a run have exited, in place of what was stored before."""
         self._do("INSERT OR REPLACE INTO ends VALUES (?, ?)", order.job_id, order.data)
 
     def remember(self, memo: Memo) -> None:
-        """Store a memo; an empty one is deleted."""
+        """Store a named value; empty data deletes it."""
         if memo.data:
             self._do("INSERT OR REPLACE INTO memos VALUES (?, ?)", memo.name, memo.data)
         else:
             self._do("DELETE FROM memos WHERE name = ?", memo.name)
 
     def forget(self, job_id: str) -> None:
-        """Delete all rows of one run."""
+        """Delete the row and the exits of one run."""
         self._do("DELETE FROM runs WHERE job_id = ?", job_id)
         self._do("DELETE FROM ends WHERE job_id = ?", job_id)
 
     def leave(self, leftovers: tuple[Leftover, ...]) -> None:
-        """Store these leftover processes in place of the earlier ones."""
+        """Store these processes that could not be ended, in place of the earlier list."""
         self._do("DELETE FROM leftovers")
         for one in leftovers:
             self._do("INSERT INTO leftovers VALUES (?, ?, ?)", one.pid, one.start_ticks, one.words)
 
     def disconnect(self) -> None:
-        """Close the database file."""
+        """Close the file; the next call opens it again. Never raises."""
         link, self._link = self._link, None
         if link is not None:
             with contextlib.suppress(sqlite3.Error):  # what was not stored was told when it failed

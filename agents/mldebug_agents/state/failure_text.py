@@ -1,4 +1,7 @@
-"""What the agent's log says when its state dir fails, and when it works again: for an operator at night. Pure."""
+"""The agent's log lines about a state dir that fails, and that works again, written for an operator at night.
+
+Pure functions.
+"""
 
 import errno
 import os
@@ -18,7 +21,9 @@ _LOOK = "findmnt -T {0}; dmesg -T | tail"
 
 
 def why(error: Exception) -> str:
-    """The error as a phrase for the log: `No space left on device (ENOSPC)`, with details where the error has any."""
+    """The error as a phrase for the log: `No space left on device (ENOSPC)`, with its details where
+    it has any; an MldebugError's own message.
+    """
     if isinstance(error, MldebugError):
         return error.message
     if isinstance(error, OSError) and error.errno:
@@ -30,12 +35,18 @@ def why(error: Exception) -> str:
 
 
 def number(error: Exception) -> int:
-    """The errno of an error, 0 where it has none. Groups errors that come in several wordings."""
+    """The errno of an OSError (EIO where it has none), 0 for other errors.
+
+    Errors with one number are logged once, however they are worded.
+    """
     return (error.errno or errno.EIO) if isinstance(error, OSError) else 0
 
 
 def failing(place: Path, reason: str, kind: int, most_waiting: int) -> str:
-    """The log line for: the state directory `place` cannot be written. `kind`: the errno; `most_waiting`: how many reports are kept in memory."""
+    """The log line for a state dir (`place`) that cannot be written, with a command to find out more.
+
+    `kind`: the errno; `most_waiting`: how many reports are kept in memory meanwhile.
+    """
     look = _LOOKS.get(kind, _LOOK).format(shlex.quote(str(place)))
     return (
         f"the state dir {place} cannot be written: {reason}. Jobs are watched and metrics served as before;"
@@ -45,7 +56,10 @@ def failing(place: Path, reason: str, kind: int, most_waiting: int) -> str:
 
 
 def working(place: Path, lost: int) -> str:
-    """The log line for a state dir that can be written again. `lost`: how many reports were dropped meanwhile."""
+    """The log line for a state dir that can be written again.
+
+    `lost`: how many reports and values were dropped meanwhile.
+    """
     what = f"; {_reports(lost)} had to be dropped meanwhile" if lost else ""
     return f"the state dir {place} can be written again: what waited in memory goes there now{what}"
 

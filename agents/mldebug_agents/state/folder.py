@@ -1,6 +1,6 @@
-"""The agent's own folder: made, held by one agent at a time, and what it means where that fails.
+"""The agent's state folder: making it, locking it for one agent at a time, and turning failures into errors.
 
-All of it may hang with the disk, so only the state server comes here.
+Every call may hang with the disk, so only the state server process uses this.
 """
 
 import contextlib
@@ -41,7 +41,10 @@ class OccupiedError(UsageError):
 
 
 class FolderLock:
-    """Holds a state dir against a second agent, which is refused with the pid of the first."""
+    """A file lock (`agent.lock`) that keeps a second agent out of a state dir.
+
+    The second agent's error names the pid of the first.
+    """
 
     def __init__(self, state_dir: Path, pid: int, held: DeviceInode | None = None) -> None:
         """`pid` is the agent's, shown to others; `held`: the lock file that this agent had before."""
@@ -53,7 +56,11 @@ class FolderLock:
         self._name = f"{pid} {socket.gethostname()}"
 
     def take(self) -> str:
-        """Make the state folder and lock it, unless the lock is held already. Returns a sentence on what happened to the folder held before, or ""."""
+        """Make the state folder and lock it; does nothing while the lock is held on the file that the path shows.
+
+        Returns "" or what happened to the folder that was held before. Raises OccupiedError where
+        another agent holds it, MldebugError where it can never be used, and OSError otherwise.
+        """
         if self._fd >= 0 and self._stands():
             return ""
         self.give_back()

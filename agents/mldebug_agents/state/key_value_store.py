@@ -1,14 +1,16 @@
-"""Where small facts survive a restart: the state store of an agent, or what a recording holds."""
+"""What the main loop needs of a store that keeps small named values over a restart: an agent's
+`StateStore`, or a recording that is played back.
+"""
 
 from typing import Protocol
 
 
 class KeyValueStore(Protocol):
-    """Keeps small JSON values by name over restarts of the agent. For the main loop's thread only."""
+    """Keeps small JSON values by name over restarts of the agent. Used by the main loop's thread only."""
 
     @property
     def opened(self) -> bool:
-        """Whether the values of an earlier agent were read."""
+        """Whether the values that an earlier agent stored have been read."""
         ...
 
     def memo(self, name: str) -> bytes:
@@ -20,5 +22,5 @@ class KeyValueStore(Protocol):
         ...
 
     def memos(self, beginning: str) -> tuple[str, ...]:
-        """The names that begin with `beginning`."""
+        """The names of kept values that begin with `beginning`."""
         ...

@@ -1,6 +1,6 @@
-"""What the agent and its state server send each other over a `ChildLink`; beside a reply may come a listening socket.
+"""The messages between the agent and its state server over a `ChildLink`. A reply may bring a listening socket with it.
 
-The tags are those of earlier releases.
+The tags keep the names of earlier releases.
 """
 
 import msgspec
@@ -13,9 +13,10 @@ DeviceInode = tuple[int, int]  # device and inode
 
 
 class OpenState(msgspec.Struct, frozen=True, tag="Open"):
-    """Lock the state dir and read what is stored; `pid` is the agent's, `door` asks for the listening socket.
+    """Request to lock the state dir and read what is stored.
 
-    `held`: the lock file that an earlier state server of this agent held.
+    `pid`: the agent's; `door`: also open the listening socket; `held`: the lock file that an
+    earlier state server of this agent held.
     """
 
     state_dir: str
@@ -25,15 +26,21 @@ class OpenState(msgspec.Struct, frozen=True, tag="Open"):
 
 
 class CheckState(msgspec.Struct, frozen=True, tag="Check"):
-    """Check whether the state dir is still the one that was opened; every other order does this, too."""
+    """Request to check whether the path still shows the state dir that was opened.
+
+    Every other request but `CloseState` checks this, too.
+    """
 
 
 class OpenSocket(msgspec.Struct, frozen=True, tag="Door"):
-    """Open the socket, which could not be opened together with the state dir."""
+    """Request to open the listening socket, where that failed when the state dir was opened."""
 
 
 class StoreRun(msgspec.Struct, frozen=True, tag="Keep"):
-    """Request to store one run (JSON)."""
+    """Request to store the row of one run.
+
+    `memory`: what its watch has learned; `incident`: its open incident; both as JSON.
+    """
 
     job_id: str
     memory: bytes
@@ -41,14 +48,14 @@ class StoreRun(msgspec.Struct, frozen=True, tag="Keep"):
 
 
 class StoredExits(msgspec.Struct, frozen=True, tag="KeepEnds"):
-    """Which ranks of one run have exited, as JSON: an order, and the row on disk."""
+    """How ranks of one run have exited, as JSON. Serves as a request to store it, and as the stored row."""
 
     job_id: str
     data: bytes
 
 
 class Memo(msgspec.Struct, frozen=True):
-    """A small value kept under a name, JSON; b"" removes it."""
+    """A small JSON value that is stored under a name; b"" deletes it."""
 
     name: str
     data: bytes
@@ -61,19 +68,22 @@ class StoreMemo(msgspec.Struct, frozen=True, tag="Remember"):
 
 
 class DeleteRun(msgspec.Struct, frozen=True, tag="Forget"):
-    """Request to delete one run."""
+    """Request to delete the row and the exits of one run."""
 
     job_id: str
 
 
 class StoreLeftovers(msgspec.Struct, frozen=True, tag="Leave"):
-    """Store these leftover processes in place of the earlier ones."""
+    """Request to store these processes that could not be ended, in place of the earlier list."""
 
     leftovers: tuple[Leftover, ...]
 
 
 class SaveReport(msgspec.Struct, frozen=True, tag="Save"):
-    """Request to write one report (JSON) and its files."""
+    """Request to write one report (JSON), its page and its evidence files.
+
+    `owner_uid`: the user to whom they shall belong; None: the agent's.
+    """
 
     report: bytes
     html: str
@@ -88,11 +98,14 @@ class RemoveReport(msgspec.Struct, frozen=True, tag="Drop"):
 
 
 class PruneReports(msgspec.Struct, frozen=True, tag="Prune"):
-    """Remove reports that are too old or too many."""
+    """Request to remove reports that are too old, too many or too large together."""
 
 
 class CloseState(msgspec.Struct, frozen=True, tag="End"):
-    """Close everything. The socket file is removed if it still has this device and inode."""
+    """Request to close the database and release the lock.
+
+    `door`: the socket file is removed only if it still has this device and inode.
+    """
 
     door: DeviceInode | None
 
@@ -114,7 +127,7 @@ StateOrder = (
 
 
 class StoredRow(msgspec.Struct, frozen=True):
-    """The row of a run, as it is on disk."""
+    """The stored row of a run: its watch's memory and its open incident, both as JSON."""
 
     job_id: str
     memory: bytes
@@ -122,7 +135,7 @@ class StoredRow(msgspec.Struct, frozen=True):
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything that is on disk."""
+    """Everything that a state dir holds but its reports."""
 
     rows: tuple[StoredRow, ...] = ()
     ends: tuple[StoredExits, ...] = ()
@@ -131,7 +144,11 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class StateReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of a request. An error is one of: an errno with its text; a refusal with a sentence, a way out and an exit code; a defect of the agent itself."""
+    """The result of a request.
+
+    Errors: `errno` with `error`: may succeed later; `refusal` (sentence, way out, exit code): never
+    will; `defect`: an exception of the agent's own code.
+    """
 
     errno: int = 0
     defect: str = ""  # it would fail again: it is not tried again

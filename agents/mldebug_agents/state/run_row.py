@@ -17,7 +17,7 @@ Process = tuple[int, int]  # pid and start
 
 
 class RunRow(msgspec.Struct):
-    """The stored row of one run: the memory of its watch, and its open incident."""
+    """What is stored of one run: the memory of its stall watch, and its open incident."""
 
     memory: StallMemory
     incident: Incident | None = None
@@ -30,12 +30,12 @@ def stored(job_id: str, row: RunRow) -> StoreRun:
 
 
 def stored_ends(job_id: str, ends: KnownExits) -> StoredExits:
-    """The message that stores the exits of a job's ranks."""
+    """The message that stores how a job's ranks exited."""
     return StoredExits(job_id, msgspec.json.encode(ends))
 
 
 def rows_of(found: StoredState) -> dict[str, RunRow]:
-    """The stored rows by job id; a row that cannot be decoded is left out."""
+    """The stored rows by job id. A row that cannot be decoded is left out and logged."""
     rows = {}
     for one in found.rows:
         try:
@@ -47,7 +47,7 @@ def rows_of(found: StoredState) -> dict[str, RunRow]:
 
 
 def ends_of_all(found: StoredState) -> dict[str, KnownExits]:
-    """The stored exits by job id; those that cannot be decoded are left out."""
+    """The stored exits by job id. Those that cannot be decoded are left out and logged."""
     ends = {}
     for one in found.ends:
         try:
@@ -58,7 +58,9 @@ def ends_of_all(found: StoredState) -> dict[str, KnownExits]:
 
 
 def processes(incident: Incident | None, ends: KnownExits | None) -> set[Process]:
-    """The processes of a run that an earlier agent knew: (pid, start ticks) of all ranks in its captures and exits."""
+    """All ranks of a run that an earlier agent knew from its captures, incident and exits, as (pid,
+    start in clock ticks since boot).
+    """
     captures = incident.captures if incident else ()
     ranks = [rank for capture in captures for rank in capture.job.ranks]
     ranks += incident.job.ranks if incident and incident.job else ()
@@ -67,7 +69,7 @@ def processes(incident: Incident | None, ends: KnownExits | None) -> set[Process
 
 
 def renamed(row: RunRow, job: Job) -> RunRow:
-    """The row, stored under the id that the run has now."""
+    """The row with the id (and attempt) that the job has now in place of the stored one."""
     memory = msgspec.structs.replace(row.memory, run=job.id, attempt=job.attempt)
     incident = row.incident
     if incident is not None:
@@ -81,7 +83,10 @@ def renamed(row: RunRow, job: Job) -> RunRow:
 
 
 def known_as(job: Job, rows: Mapping[str, RunRow], ends: Mapping[str, KnownExits]) -> str | None:
-    """The stored id of this job, recognised by its processes; None where it is not stored."""
+    """The id under which this job is stored: of the first row with one of its rank processes (pid and start).
+
+    None where there is none.
+    """
     here = {(rank.pid, rank.start_ticks) for rank in job.ranks}
     found = (one for one, row in rows.items() if here & processes(row.incident, ends.get(one)))
     return next(found, None)

@@ -1,6 +1,8 @@
-"""The state server: a child of the agent that alone touches the state dir, in order, one thing at a time.
+"""The state server: a child process of the agent that alone touches the state dir and carries out
+one request after another.
 
-It is a process, not a thread, because a process that has a file open on a hung mount cannot end: the agent can.
+It is a process, not a thread, because a process with a file open on a hung mount cannot end: so the
+agent still can.
 """
 
 import contextlib
@@ -45,7 +47,7 @@ Answer = tuple[StateReply, socket.socket | None]
 
 
 def serve(connection: socket.socket) -> None:
-    """Carry out orders until the agent closes the connection: the main function of the state child."""
+    """The main function of the state child: carry out requests until the agent closes the connection."""
     notes = _Notes()
     logging.getLogger("mldebug").handlers[:] = [notes]
     keeping = StateServer()
@@ -60,7 +62,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def answer(keeping: "StateServer", order: StateOrder) -> Answer:
-    """Carry out one order. Never raises: errors of the disk and defects of ours become the reply."""
+    """Carry out one request. Never raises: disk errors and exceptions of our own become the reply."""
     try:
         return keeping.execute(order)
     except MldebugError as error:
@@ -83,7 +85,7 @@ def _failed(error: OSError) -> StateReply:
 
 
 class StateServer:
-    """Serves a state dir in the child process, once the order `OpenState` has named it."""
+    """Serves one state dir in the child process. The first `OpenState` request names it."""
 
     def __init__(self) -> None:
         self._folder = Path()
@@ -106,7 +108,10 @@ class StateServer:
         }
 
     def execute(self, order: StateOrder) -> Answer:
-        """Carry out one request. Raises OSError or sqlite3.Error where it may succeed later, MldebugError where it never will."""
+        """Carry out one request, and return the reply and the listening socket if one was opened.
+
+        Raises OSError or sqlite3.Error where a later try may succeed, MldebugError where none will.
+        """
         if isinstance(order, OpenState) and self._hold is None:
             self._folder = Path(order.state_dir)
             self._hold = FolderLock(self._folder, order.pid, order.held)

@@ -1,8 +1,9 @@
-"""What must survive a restart: the rhythm of each run, its open incident, and what we left behind.
+"""What must survive a restart of the agent: what was learned of each run, its open incident, exits
+of ranks, small values, and processes that could not be ended.
 
-Rows are in memory; a thread (`WriterThread`) has a child process write them to disk. On disk an incident always comes before
-its report, and the end of an incident after its last report: whenever the agent is killed, the next one finds the id
-that the reports bear.
+Rows are kept in memory, and a thread (`WriterThread`) has a child process write them. An incident
+is always written before its report, and the end of an incident after its last report: whenever the
+agent is killed, the next one finds the id that the reports bear.
 """
 
 import logging
@@ -47,7 +48,10 @@ OPEN_SECONDS = 3.0  # a start waits so long for its memory, and then goes on wit
 
 
 class StateStore:
-    """What the agent keeps on disk. For the main loop's thread; the thread `writer` writes it."""
+    """What the agent keeps on disk, as the main loop's thread uses it.
+
+    Calls change memory; the thread `writer` writes to disk later.
+    """
 
     def __init__(
         self,
@@ -77,11 +81,19 @@ class StateStore:
     # --- opening -----------------------------------------------------------------------------------
 
     def start(self, timeout: float = OPEN_SECONDS) -> bool:
-        """Open the state dir. False where it does not answer within `timeout` seconds. Raises where it can never be used."""
+        """Open the state dir.
+
+        False where that fails for now, or takes longer than `timeout` seconds: it is tried again.
+        Raises where the dir can never be used.
+        """
         return self.writer.start(timeout)
 
     def tend(self) -> bool:
-        """Check the state folder. True where it had to be made anew: then the rows are written again; the reports in it are lost."""
+        """Have the state dir checked, and log a writer that hangs.
+
+        True where the dir was found removed or replaced and was made anew: all rows are queued
+        again, the earlier reports are lost.
+        """
         self.writer.log_if_stuck()
         self.writer.put("check", lambda: self._client.ask(CheckState()))
         if not self._begun_anew.is_set():
@@ -105,12 +117,12 @@ class StateStore:
 
     @property
     def refusal(self) -> MldebugError | None:
-        """The error for which this agent must end, where that is found only later; None otherwise."""
+        """The error for which this agent must end, where that shows only after the start; None otherwise."""
         return self.writer.refusal
 
     @property
     def lost(self) -> int:
-        """How many reports and states were dropped because they could not be written."""
+        """How many reports, and writes that failed for good, were dropped."""
         return self.writer.lost
 
     @property
@@ -119,13 +131,13 @@ class StateStore:
         return self.writer.waiting
 
     def states(self) -> tuple[SourceState, ...]:
-        """The state of the writer, for status and metrics."""
+        """The state of the writer thread, as one entry for status and metrics."""
         return (self.writer.state(),)
 
     # --- what was, what is ---------------------------------------------------------------------------
 
     def memory(self, job_id: str) -> StallMemory | None:
-        """The stored memory of this run's watch; None where nothing is stored."""
+        """What is stored of this run's stall watch; None where nothing is."""
         row = self._rows.get(job_id) or self._found.get(job_id)
         return row.memory if row else None
 
@@ -135,17 +147,25 @@ class StateStore:
         return row.incident if row else None
 
     def earlier(self, job_id: str) -> StallMemory | None:
-        """What an earlier agent stored about the run's stall; None where it stored nothing, or this agent has stored something newer."""
+        """What an earlier agent stored of this run's stall watch; None where there is nothing, or
+        this agent has stored something newer.
+        """
         row = self._found.get(job_id)
         return row.memory if row else None
 
     def earlier_incident(self, job_id: str) -> Incident | None:
-        """The incident that an earlier agent left open."""
+        """The incident of this run that an earlier agent left open; None where there is none, or
+        this agent has stored something newer.
+        """
         row = self._found.get(job_id)
         return row.incident if row else None
 
     def adopt(self, job: Job) -> None:
-        """Find the stored row of a job by its processes and give it the job's present id, which changes when the launcher or a rank dies."""
+        """Find the row of this job that an earlier agent stored under another id, by its rank
+        processes, and store it under the present id.
+
+        The id of a job can change when its launcher or a rank dies.
+        """
         if job.id in self._rows or job.id in self._found or not self.opened:
             return
         old = known_as(job, self._found, self._ends)
@@ -159,23 +179,28 @@ class StateStore:
         self.forget(old)
 
     def found(self) -> dict[str, RunRow]:
-        """The rows of an earlier agent that no run of this agent has taken over, by job id."""
+        """The rows of an earlier agent that no run of this agent has taken over, by job id.
+
+        Empty until the state dir is open.
+        """
         return dict(self._found) if self.opened else {}
 
     def failing(self, present: Collection[str]) -> dict[str, KnownExits]:
-        """Runs that had lost a rank, without a report, when an earlier agent ended, and that are gone since."""
+        """The stored exits, by job id, of runs that had lost a rank when an earlier agent ended,
+        have no stored incident, and are not `present` any more.
+        """
         gone = {
             one: ends for one, ends in self._ends.items() if one not in present and ends.failing
         }
         return {one: ends for one, ends in gone.items() if self.incident(one) is None}
 
     def forget_others(self, present: Collection[str]) -> None:
-        """Delete stored exits of runs that are gone and have no row."""
+        """Delete what is stored of runs with exits that are not `present`, unless this agent has stored a row for them."""
         for job_id in [one for one in self._ends if one not in present and one not in self._rows]:
             self.forget(job_id)
 
     def keep(self, job_id: str, memory: StallMemory, incident: Incident | None) -> None:
-        """Store the newest state of one run. `memory` must not change any more."""
+        """Store the newest state of one run. The caller must not change `memory` afterwards."""
         row = self._rows[job_id] = RunRow(memory=memory, incident=incident)
         self._found.pop(job_id, None)
         self._put(job_id, row, last=incident is None)
@@ -185,7 +210,7 @@ class StateStore:
         return self._ends.get(job_id)
 
     def keep_ends(self, job_id: str, ends: KnownExits) -> None:
-        """Store which ranks of a run have exited."""
+        """Store how ranks of a run have exited, in place of what was stored before."""
         self._ends[job_id] = ends
         self._put_ends(job_id, ends)
 
@@ -194,7 +219,7 @@ class StateStore:
         return self._memos.get(name, b"")
 
     def remember(self, name: str, data: bytes) -> None:
-        """Store JSON under a name; empty data deletes it. Nothing is written where it has not changed."""
+        """Store JSON under a name; empty data deletes it. Nothing is written where the value is unchanged."""
         if data != self._memos.get(name, b""):
             self._memos[name] = data
             self._put_memo(name)
@@ -202,7 +227,7 @@ class StateStore:
                 del self._memos[name]
 
     def is_stored(self, name: str) -> bool:
-        """Whether the newest value of that name is on disk, as far as it is to be."""
+        """Whether no write of this value waits any more. A write that was dropped does not wait either."""
         return not self.writer.waits(f"memo:{name}")
 
     def open_incidents(self) -> set[str]:
@@ -216,7 +241,7 @@ class StateStore:
         return tuple(name for name in self._memos if name.startswith(beginning))
 
     def forget(self, job_id: str) -> None:
-        """Delete the row of a run that is over."""
+        """Delete the row and the exits of a run that is over."""
         self._rows.pop(job_id, None)
         self._found.pop(job_id, None)
         self._ends.pop(job_id, None)
@@ -224,20 +249,26 @@ class StateStore:
         self.writer.put(f"run:{job_id}", lambda: self._client.ask(DeleteRun(job_id)))
 
     def report(self, report_id: str, work: Work, uid: int = 0) -> None:
-        """Have a report written. One with the same id that still waits is replaced."""
+        """Have a report written by calling `work` in the writer thread.
+
+        A waiting one with the same id is replaced. `uid`: the user whose report it is.
+        """
         self.writer.put(REPORT + report_id, work, owner=uid)
 
     def withdraw(self, report_id: str) -> None:
-        """Do not write a report that still waits: its incident goes on under another id."""
+        """Do not write this report if it still waits, because its incident goes on under another id."""
         self.writer.drop(REPORT + report_id)
 
     def drop(self, report_id: str) -> None:
-        """Remove a report that may be written already: its incident goes on under another id."""
+        """Remove this report, whether it waits or is written, because its incident goes on under another id."""
         self.withdraw(report_id)
         self.writer.put(f"drop:{report_id}", lambda: self.archive.remove(report_id))
 
     def prune(self) -> None:
-        """Have old or too many reports removed, after everything that waits; a failure is tried again after the next report."""
+        """Have reports beyond the limits of age, number and size removed, after everything that waits now.
+
+        A failure is only logged.
+        """
         self.writer.put("prune", self._prune)
 
     def _prune(self) -> None:
@@ -247,7 +278,7 @@ class StateStore:
             log.warning("no report was removed from %s: %s", self.state_dir, error)
 
     def leave(self, leftovers: tuple[Leftover, ...]) -> None:
-        """Store processes that could not be ended, if they have changed."""
+        """Store the processes that could not be ended, if the list has changed."""
         if leftovers != self._left:
             self._left = leftovers
             self._put_leftovers()
@@ -258,7 +289,7 @@ class StateStore:
         return self._client.worker
 
     def close(self, timeout: float = 1.0) -> None:
-        """Write what waits, for up to `timeout` seconds, and remove the socket."""
+        """Write what waits, for at most `timeout` seconds, then remove the socket file and release the state dir."""
         self.writer.release()
         self.writer.put("end", self._client.end)
         if self.writer.close(timeout):

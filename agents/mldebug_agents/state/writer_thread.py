@@ -1,7 +1,9 @@
-"""The one thread that waits for the state dir: a hung or full disk costs reports that wait in memory, never the agent.
+"""The one thread that waits for the state dir, so that a hung or full disk costs reports that wait
+in memory, but never stops the agent.
 
-What is asked of it waits under a key, so a newer state of the same run or report takes the place of the older one. What
-fails is tried again until it works; reports that wait are bounded, and what is dropped is counted.
+Each write waits under a key, so a newer state of the same run or report replaces the older one.
+What fails is tried again until it works. The number of waiting writes is limited, and dropped
+reports are counted.
 """
 
 import logging
@@ -32,10 +34,11 @@ SILENT = -1  # the trouble that is no answer
 
 
 class WriterThread:
-    """`open` is done first, until it works. An `MldebugError` from it, or later an `OccupiedError` from anything, is a
-    refusal: nothing is done after that.
+    """Carries out queued writes to the state dir in a thread of its own.
 
-    Any thread may call; no call waits for the disk but `start` and `close`, which have deadlines.
+    It first calls `open_place` until that works. If that raises an `MldebugError`, or any write an
+    `OccupiedError`, the error is kept in `refusal` and the thread ends. Any thread may call; only
+    `start` and `close` wait for the disk, up to their timeouts.
     """
 
     def __init__(self, place: Path, open_place: Work, *, retry: float = RETRY_FIRST) -> None:
@@ -65,7 +68,7 @@ class WriterThread:
 
     @property
     def waiting(self) -> int:
-        """Reports that are not on disk yet."""
+        """How many reports are not on disk yet."""
         with self._change:
             return sum(key.startswith(REPORT) for key in self._todo)
 
@@ -76,7 +79,11 @@ class WriterThread:
             return not self._todo
 
     def start(self, timeout: float) -> bool:
-        """Open the state dir. False where that fails for now, or takes longer than `timeout` seconds. Raises what makes it useless."""
+        """Start the thread and open the state dir.
+
+        False where that fails for now, or takes longer than `timeout` seconds. Raises the error of
+        a dir that can never be used.
+        """
         self._thread.start()
         if not self._tried.wait(timeout):
             self._log_once(SILENT, f"no answer in {timeout:g} s")
@@ -85,11 +92,16 @@ class WriterThread:
         return self.opened
 
     def release(self) -> None:
-        """Begin to write to disk; called once the stored state of the earlier agent has been read."""
+        """Let the thread begin to write. Call it once the state of the earlier agent has been taken over."""
         self._released.set()
 
     def put(self, key: str, work: Work, *, last: bool = True, owner: int = 0) -> None:
-        """Queue a write, which replaces a waiting one with the same key. `last`: it goes behind all that wait; `owner`: the user whose report it is."""
+        """Queue a write. A waiting one with the same key is replaced.
+
+        `last`: it goes behind all that wait, else it keeps the place of the one that it replaces;
+        `owner`: the uid whose report it is (the user with most waiting loses the oldest if there
+        are too many).
+        """
         with self._change:
             if key.startswith(REPORT):
                 self._owners[key] = owner
@@ -100,12 +112,12 @@ class WriterThread:
             self._change.notify_all()
 
     def waits(self, key: str) -> bool:
-        """Whether something under that key is not written yet."""
+        """Whether a write with this key still waits."""
         with self._change:
             return key in self._todo
 
     def drop(self, key: str) -> None:
-        """Do not write what waits under this key."""
+        """Remove the waiting write with this key, if there is one."""
         with self._change:
             self._todo.pop(key, None)
 
@@ -121,7 +133,10 @@ class WriterThread:
         )
 
     def log_if_stuck(self) -> None:
-        """Log when the thread is stuck, which it cannot do itself; called now and then by the main loop."""
+        """Log where one write has taken longer than `DEADLINE` seconds.
+
+        The main loop calls it, because the thread cannot do it itself.
+        """
         if self._stuck:
             self._log_once(SILENT, f"no answer in {DEADLINE:g} s")
 
@@ -131,7 +146,10 @@ class WriterThread:
         return since is not None and time.monotonic() - since > DEADLINE
 
     def close(self, timeout: float) -> bool:
-        """Write what waits, for up to `timeout` seconds; the rest is lost and counted. False while the thread is stuck."""
+        """Write what waits, for at most `timeout` seconds.
+
+        Reports that still wait are lost, counted and logged. Returns False if the thread hangs.
+        """
         with self._change:
             self._closing = True
             self._change.notify_all()

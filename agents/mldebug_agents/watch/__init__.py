@@ -1,1 +1,4 @@
-"""The cheap look at all jobs every few seconds, which attaches to no process."""
+"""The cheap look at all jobs every few seconds: /proc, logs and hook records.
+
+Stacks are read only where a stall is suspected, without stopping a process.
+"""

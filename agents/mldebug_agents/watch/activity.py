@@ -1,4 +1,6 @@
-"""Activity of a rank in five cheap reads, whatever the number of its threads, and two more for each of its children."""
+"""Counters of a rank in five cheap reads of /proc, whatever the number of its threads, and two more
+reads for each of its children.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -19,7 +21,10 @@ _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d{1,19})", re.MULTILINE)
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """What /proc counts for one process and one of its threads, since the process started. What may not be read keeps its default."""
+    """What /proc counts for one process and one of its threads, since the process started.
+
+    Fields that this user may not read keep their defaults.
+    """
 
     state: str = ""  # of the process
     wchan: str = ""
@@ -31,7 +36,11 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_activity(host: Host, pid: int, start_ticks: int, tid: int) -> Activity | None:
-    """Read the counters of a process (identified by pid and start time) and of one of its threads; None when it is gone or its pid was taken by another process."""
+    """Read the counters of a process and of its thread `tid`.
+
+    The process is identified by pid and start time (clock ticks since boot); None where it is gone
+    or another process has its pid.
+    """
     thread = procfs.parse_stat(host.text(pid, f"task/{tid}/stat"))
     switches = _SWITCHES.search(host.text(pid, f"task/{tid}/status"))
     io = procfs.parse_io(host.text(pid, "io"))
@@ -54,27 +63,30 @@ Key = tuple[int, int]  # pid and start of a process
 
 
 class Work(msgspec.Struct, frozen=True):
-    """How much a process has done since it started: CPU time, switches, I/O."""
+    """How much one process, or several together, have done: CPU time (seconds) and I/O (bytes)."""
 
     cpu_seconds: float = 0.0
     io_bytes: int = 0
 
 
 class Below:
-    """The children of ranks, remembered from look to look."""
+    """What the child processes of each rank have done between one look and the next."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._before: dict[int, dict[Key, Work]] = {}  # pid of the rank -> its children
 
     def work(self, rank: int, children: Iterable[int]) -> Work:
-        """What the children of this rank did since the look before; nothing at the first look."""
+        """What the children of this rank did since the last call; zero at the first call.
+
+        `rank`: its pid; `children`: their pids.
+        """
         before, now = self._before.get(rank, {}), self._read(children)
         self._before[rank] = now
         return work_between(before, now)
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Forget the readings of all ranks but these."""
+        """Forget the readings of all ranks whose pid is not among `ranks`."""
         self._before = {rank: work for rank, work in self._before.items() if rank in ranks}
 
     def _read(self, pids: Iterable[int]) -> dict[Key, Work]:

@@ -1,4 +1,4 @@
-"""What a capture adds to the watch: which ranks wait, though no sample of their Python frames says so."""
+"""Finds in a capture which ranks wait, where samples of their Python frames alone do not show it."""
 
 from mldebug.core.model import NodeCapture, Role
 from mldebug.diagnosis.classify.rank_states import classified
@@ -6,7 +6,9 @@ from mldebug.stall.signals import RankLook
 
 
 def waiting_by_native(capture: NodeCapture) -> dict[int, RankLook]:
-    """The ranks that a native stack, their own or that of a rank in the same position, shows to wait for others or for their GPU."""
+    """By rank, those that wait for other ranks or for their GPU as a native stack shows: their own,
+    or that of a rank at the same place in the code.
+    """
     return {
         one.rank: RankLook(
             rank=one.rank,

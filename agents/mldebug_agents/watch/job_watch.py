@@ -1,6 +1,7 @@
-"""The watch of one job: what is remembered of it from look to look, and what it does between two of them.
+"""The watch of one job: what is kept of it between two looks, and what one look reads.
 
-Only where the decision asks for a sample are stacks read, and then without stopping a rank, within one deadline for all.
+Stacks are read only where the stall decision wants a sample, without stopping a rank, and within
+one deadline for all ranks.
 """
 
 import math
@@ -45,7 +46,7 @@ Counters = tuple[float, tuple[float, float]]  # monotonic time, CPU seconds as `
 
 
 class JobLook(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at a job: what the stall decision needs, and what people want to see."""
+    """The result of one look at a job: what the stall decision needs, and what status and metrics show."""
 
     job: Job
     look: RunLook
@@ -66,7 +67,10 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_traces(one: JobLook, written: Mapping[int, float]) -> JobLook:
-    """The look with the ages of its ranks' trace rings; `written` by pid."""
+    """The look, with the time of the newest record in each rank's call trace.
+
+    `written`: that time (unix seconds) by pid.
+    """
     mine = {rank.rank: written[rank.pid] for rank in one.job.ranks if rank.pid in written}
     return msgspec.structs.replace(one, traced=mine) if mine else one
 
@@ -112,7 +116,11 @@ class JobWatch:
         sample: float,
         programs: Mapping[int, Program] = {},
     ) -> JobLook:
-        """Look at the processes and the logs of the job, and for `sample` seconds at most at the stacks of all its ranks."""
+        """Read the processes, logs and hook records of the job.
+
+        `now`: monotonic seconds. `sample`: how many seconds the stacks of all ranks may take; 0:
+        read none.
+        """
         self._looked_at = now
         self._sampled_at = now if sample else self._sampled_at
         files = {pid: program.nccl_file for pid, program in programs.items() if program.nccl_file}
@@ -161,7 +169,9 @@ class JobWatch:
         )
 
     def last(self, sample: bool) -> float:
-        """When the job was looked at last, or with `sample` its stacks (monotonic seconds)."""
+        """When the job was last looked at (monotonic seconds); with `sample`, when its stacks were
+        last sampled. -inf for never.
+        """
         return self._sampled_at if sample else self._looked_at
 
     def _has_started(self, job: Job, now: float) -> bool:

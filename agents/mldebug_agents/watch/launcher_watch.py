@@ -1,7 +1,9 @@
-"""The watch of launchers without ranks: each is a run from its first second, and an incident when no rank has come in time.
+"""The watch of launchers that have started no rank yet: each is a run from its first second, and an
+incident where no rank has started after `stall.init_timeout`.
 
-Nothing is attached to before `stall.init_timeout` is over; then the launcher's stack is taken once a minute. Where agents count
-the nodes together, the one with the first name among them reports. Belongs to the main loop's thread.
+Before that no process is attached to; then the launcher's stack is taken once a minute until the
+incident is open. Where agents of several nodes count the launchers together, the node with the
+first name reports. Used by the main loop's thread only.
 """
 
 import time
@@ -22,20 +24,24 @@ WHY = "stall.init_timeout"
 
 
 class IncidentOpener(Protocol):
-    """What opens, feeds and closes incidents: `IncidentManager`."""
+    """The part of `IncidentManager` that is used here."""
 
     def open(self, run: Run, decision: StallDecision) -> None:
         """Open an incident of the run."""
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
-        """Add a capture to it."""
+        """Add a capture to the run's open incident."""
 
     def close(self, run: Run, state: State, why: str) -> None:
-        """Close it, where one is open."""
+        """Close the run's incident, where one is open. `why`: a sentence for its timeline."""
 
 
 class LauncherWatch:
-    """The runs that wait for nodes. `meet`: makes a run of a job; `capture`: orders a capture of a run by a decision."""
+    """The runs whose launchers wait for other nodes.
+
+    `meet`: makes a run of a job; `capture`: orders the capture that a decision wants; `clock`: unix
+    time.
+    """
 
     def __init__(
         self,
@@ -54,7 +60,10 @@ class LauncherWatch:
     def look(
         self, waiting: tuple[Job, ...], started: frozenset[int], settings: StallSettings
     ) -> None:
-        """Take over what discovery found. `started`: launchers that have ranks by now."""
+        """Take the launchers that the search found (`waiting`), decide about each, and end the runs that wait no more.
+
+        `started`: pids of launchers that have ranks by now.
+        """
         now = self._clock()
         here = {job.id: job for job in waiting}
         for gone in self.runs.keys() - here.keys():
@@ -71,7 +80,11 @@ class LauncherWatch:
                 self._capture(run, decision)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
-        """Open an incident with this capture, unless it shows a launcher that only waits for the others to exit."""
+        """Put this capture into the run's incident, which is opened if need be.
+
+        Nothing is opened where the launcher only waits for the launchers of other nodes to exit, or
+        where that cannot be excluded.
+        """
         launcher, wait = capture.launcher, run.job.waits
         if launcher is None or wait is None or run.decision is None or in_exit_barrier(launcher):
             return
@@ -82,7 +95,9 @@ class LauncherWatch:
         self._incidents.captured(run, msgspec.structs.replace(capture, job=run.job))
 
     def count(self, present: Mapping[str, tuple[str, ...]]) -> None:
-        """Take over which nodes have a launcher of each run, by job id, as the agents count them together."""
+        """Take which nodes have a launcher of each run, as the agents of all nodes count them:
+        names of nodes by job id.
+        """
         for job_id, run in self.runs.items():
             wait = run.job.waits
             names = tuple(sorted(present.get(job_id, ())))

@@ -35,7 +35,7 @@ CALM = (Stage.WATCHING, Stage.RECOVERED, Stage.ENDED)
 
 
 class RunToAsk(NamedTuple):
-    """An order to the worker: ask NCCL RAS about this job."""
+    """An order to the worker: ask NCCL RAS (NCCL's own status service) about this job."""
 
     job: Job
 
@@ -51,7 +51,11 @@ class _RasMemory:
 
 
 class RasWatch:
-    """Decides when NCCL RAS is asked about which run. `put` gives an order to the worker, and returns False where it takes none now."""
+    """Decides when NCCL RAS is asked about which run.
+
+    `put` gives an order to the worker, and returns False where its queue is full. `clock`:
+    monotonic seconds.
+    """
 
     def __init__(
         self, put: Callable[[RunToAsk], bool], clock: Callable[[], float] = time.monotonic
@@ -74,7 +78,10 @@ class RasWatch:
                 memory.due = now + pace
 
     def on_result(self, result: Result) -> None:
-        """Take the worker's result: RAS's answer, or the reason why there is none, after which the run is left alone for a minute."""
+        """Take the worker's result.
+
+        After an answer its progress is kept; without one RAS is not asked about this run for 60 s.
+        """
         memory = self._runs.get(result.order.job.id)
         if memory is None or memory.attempt != result.order.job.attempt:
             return
@@ -86,7 +93,7 @@ class RasWatch:
             memory.progress.take(reply.answer, self._clock())
 
     def complete(self, one: JobLook) -> JobLook:
-        """Add the progress that RAS showed to a reading of the job; unchanged where RAS showed none."""
+        """The look at a job, with the progress that NCCL RAS has shown added; unchanged where it has shown none."""
         memory = self._runs.get(one.job.id)
         found = memory.progress.signals(one.look) if memory else ()
         if not found or memory is None or memory.attempt != one.job.attempt:

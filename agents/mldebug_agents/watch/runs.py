@@ -60,7 +60,11 @@ class Run:
         self.judgement: Judgement | None = None
 
     def update(self, look: JobLook) -> None:
-        """Take over one look. The hook state of a rank that is gone stays until another attempt begins."""
+        """Take the newest look at the run.
+
+        The last hook state of a rank that is gone is kept until another attempt (start of the job)
+        begins.
+        """
         if self.last_look is not None and self.last_look.job.attempt != look.job.attempt:
             self.hook_states = {}
         self.job, self.last_look = look.job, look
@@ -71,15 +75,18 @@ class Run:
             self.frames = look.frames
 
     def set_job(self, job: Job) -> None:
-        """Take over what discovery knows of a job that has no ranks to look at yet."""
+        """Replace the job, for a run that has no ranks to look at yet."""
         self.job = job
 
     def resume(self, watch: StallWatch) -> None:
-        """Go on with the decision logic of an earlier agent, whose memory was read only now."""
+        """Replace the decision logic by one that continues from an earlier agent's memory."""
         self.watch = watch
 
     def exclude(self, patterns: tuple[str, ...]) -> None:
-        """Find out from the last look whether the run is judged at all. `patterns`: names of jobs that never are."""
+        """Set `unjudged` from the last look: why this run raises no alert, if it raises none.
+
+        `patterns`: shell patterns of job names that never do.
+        """
         self.unjudged = unjudged(self.last_look, patterns) if self.last_look is not None else ""
 
     def decide(self, decision: StallDecision) -> None:
@@ -87,12 +94,12 @@ class Run:
         self.decision = decision
 
     def clear_suspicion(self) -> None:
-        """Forget stack samples and other findings of a quiet run, because it moves again."""
+        """Drop stack samples, the kept capture and the gaps, because the run makes steps again."""
         self.classes, self.roles, self.frames = {}, {}, {}
         self.take_evidence()
 
     def set_slowness(self, found: Slowness) -> None:
-        """Keep what the last row of stack samples of its ranks showed."""
+        """Keep the result of comparing the ranks' stack samples: which ranks slow the others down."""
         self.slowness = found
 
     # --- its incident ------------------------------------------------------------------------------
@@ -102,32 +109,38 @@ class Run:
         self.capture = capture
 
     def add_missed(self, gap: Gap) -> None:
-        """Keep the reason why a capture failed, for an incident that opens later."""
+        """Keep the reason why a capture failed, for an incident that opens later. The same reason is kept once."""
         self.missed = tuple(dict.fromkeys((*self.missed, gap)))
 
     def take_evidence(self) -> tuple[NodeCapture | None, tuple[Gap, ...]]:
-        """Hand over the capture and the reasons why others failed; the run has none afterwards."""
+        """Return the kept capture and the reasons why others failed, and drop both."""
         capture, missed, self.capture, self.missed = self.capture, self.missed, None, ()
         return capture, missed
 
     def set_incident(self, incident: Incident, judgement: Judgement | None = None) -> Incident:
-        """Keep this state of its open incident, and its judgement where it was judged anew. Returns the incident."""
+        """Keep this state of the run's open incident, and return it.
+
+        `judgement` replaces the kept one where it is given.
+        """
         self.incident, self.judgement = incident, judgement or self.judgement
         return incident
 
     def judge(self, incident: Incident) -> Judgement:
-        """Store the new state of the run's open incident and return the judgement of it."""
+        """Judge this state of the run's open incident, keep both, and return the judgement."""
         self.incident, self.judgement = incident, judge(incident)
         return self.judgement
 
     def forget_incident(self) -> None:
-        """The run has no open incident any more: drop it and the captures for it."""
+        """Drop the run's incident, its judgement, and what was captured for it, because the incident is closed."""
         self.incident = self.judgement = None
         self.take_evidence()
 
 
 def unjudged(look: JobLook, exclude: tuple[str, ...]) -> str:
-    """Why this job raises no alert when it is quiet, as a sentence; "" for a job that is judged."""
+    """Why this job raises no alert when it makes no steps, as a sentence; "" for a job that is judged.
+
+    `exclude`: shell patterns of job names that are not judged.
+    """
     if any(fnmatchcase(look.job.name, pattern) for pattern in exclude):
         return "not judged: its name stands in stall.exclude"
     if reason := no_training(look):
@@ -136,7 +149,11 @@ def unjudged(look: JobLook, exclude: tuple[str, ...]) -> str:
 
 
 def no_training(look: JobLook) -> str:
-    """Why a lone process does not count as a training job: it may idle, and end, as it likes. "" for one that counts."""
+    """Why a job of one process is not taken for a training, so that it may idle and end without an
+    alert; "" where it is one.
+
+    A lone process without a launcher counts once it has reported a few steps.
+    """
     job = look.job
     script = next((rank.script for rank in job.ranks), "")
     if job.world_size == 1 and script in NO_TRAINING:
@@ -153,7 +170,7 @@ def _serves(look: JobLook) -> bool:
 
 
 def found_state(job: Job) -> RunState:
-    """The state of a run that was only discovered and not watched yet."""
+    """The snapshot's state of a job that was found but not looked at yet."""
     return RunState(
         **shared_fields(job, RunState),
         ranks={rank.rank: rank.pid for rank in job.ranks},
@@ -162,7 +179,10 @@ def found_state(job: Job) -> RunState:
 
 
 def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:
-    """Rebuild a job from a snapshot's run, as discovery would return it; incomplete where the snapshot is. `started`: start times by pid, where known."""
+    """Rebuild a job from a run of a snapshot.
+
+    It has only what the snapshot holds. `started`: start times (unix) by pid, where known.
+    """
     ranks = tuple(
         RankIdentity(
             rank=rank, pid=pid, world_size=run.world_size, started_at=started.get(pid, 0.0)
@@ -173,7 +193,7 @@ def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:
 
 
 def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
-    """The state of a run for the snapshot; `exits`: by rank, how it ended, in words."""
+    """The state of a run for the snapshot. `exits`: how each rank that ended did so, in words, by rank."""
     decision = run.decision or StallDecision(stage=Stage.WATCHING, sentence="")
     look = run.last_look or JobLook(job=run.job, look=RunLook(at=time.monotonic()))
     diagnosis = run.judgement.diagnosis if run.judgement else None

@@ -28,13 +28,13 @@ CALM = 2  # rows without a slow rank, after which a slowdown is over
 
 
 class SlowdownIncidents(Protocol):
-    """What opens and closes slowdowns."""
+    """The part of `IncidentManager` that opens and closes slowdowns."""
 
     def slow(self, run: Run, found: Slowness) -> None:
-        """Open a slowdown of the run, or write down what has changed in it."""
+        """Open a slowdown incident of the run, or write its report again where something has changed."""
 
     def no_longer_slow(self, run: Run, state: Literal["recovered"], why: str) -> None:
-        """Close the run's slowdown, where it has one."""
+        """Close the run's slowdown incident, where it has one. `why`: a sentence for its timeline."""
 
 
 class _SlownessMemory:
@@ -53,7 +53,11 @@ class _SlownessMemory:
 
 
 class SlownessWatch:
-    """Decides when the ranks of a run are sampled, and opens and closes its slowdown. `put` gives an order to the worker, and returns False where it takes none now."""
+    """Decides when the ranks of a run are sampled, and opens and closes its slowdown incident.
+
+    `put` gives an order to the worker, and returns False where its queue is full. `clock`:
+    monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -65,7 +69,10 @@ class SlownessWatch:
         self._runs: dict[str, _SlownessMemory] = {}
 
     def tick(self, runs: Mapping[str, Run], pace: float) -> None:
-        """Order a stretch of samples for each run for which one is due. `pace`: seconds between two samples of a steady run."""
+        """Order samples for each run for which they are due.
+
+        `pace`: seconds between two orders for a run that goes on steadily.
+        """
         now = self._clock()
         self._runs = {name: one for name, one in self._runs.items() if name in runs}
         for name, run in runs.items():
@@ -80,7 +87,11 @@ class SlownessWatch:
                 memory.due = now + pace
 
     def on_result(self, result: Result, runs: Mapping[str, Run]) -> None:
-        """Take one stretch of samples, or the worker's error, after which the run is left alone until the next time."""
+        """Take the samples of one run.
+
+        After 3 to 8 sets that agree the ranks are compared; a first slow rank has to be confirmed
+        by another row of sets. If the worker failed, the row is dropped.
+        """
         run, memory = runs.get(result.order.job.id), self._runs.get(result.order.job.id)
         if memory is None or run is None or memory.attempt != result.order.job.attempt:
             return
@@ -121,7 +132,9 @@ def _is_slow(run: Run) -> bool:
 
 
 def is_comparable(run: Run) -> bool:
-    """Whether this node can compare the ranks of the run: all of them are here, and the run goes on."""
+    """Whether this node can compare the ranks of the run: there are two or more, all here, and the
+    run is judged, goes on, and has no incident but a slowdown.
+    """
     decision = run.decision
     whole = 2 <= len(run.job.ranks) == run.job.world_size
     calm = decision is not None and decision.stage in (Stage.WATCHING, Stage.RECOVERED)

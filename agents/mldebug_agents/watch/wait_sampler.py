@@ -22,21 +22,25 @@ MAX_RANKS = 64  # of one job on this node
 
 
 class SampleOrder(NamedTuple):
-    """An order to a worker: sample this job."""
+    """An order to a worker: sample the stacks of all ranks of this job on this node for `seconds`."""
 
     job: Job
     seconds: int = SECONDS
 
 
 class WaitSampler:
-    """Samples jobs. May be used from any thread; `clock` gives unix time."""
+    """Samples the stacks of jobs with py-spy. May be used from any thread; `clock` gives unix time."""
 
     def __init__(self, tools: CaptureTools, clock: Callable[[], float] = time.time) -> None:
         self._tools, self._clock = tools, clock
         self._host = tools.context.host
 
     def take(self, order: SampleOrder) -> SampledStretch:
-        """One stretch of samples of the job's ranks on this node; ranks that cannot be sampled are left out."""
+        """Sample the first `MAX_RANKS` ranks of the job on this node, `AT_ONCE` at a time, and
+        return in which frames each spent its time.
+
+        Ranks that cannot be sampled are left out.
+        """
         ranks = order.job.ranks[:MAX_RANKS]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             shares = list(pool.map(lambda rank: self._shares(rank, order.seconds), ranks))

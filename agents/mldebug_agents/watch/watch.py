@@ -33,7 +33,7 @@ SAMPLES, SAMPLES_ALONE = (
 
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
-    """All jobs at one look. The gaps of the jobs are among those of `found`, at most `MAX_GAPS`."""
+    """The result of one look at all jobs of this node. `found` holds the gaps of all jobs, too, at most `MAX_GAPS`."""
 
     at: float
     found: Discovery
@@ -45,7 +45,10 @@ class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watch:
-    """Looks at the node. `wanted` is the set of job ids whose stacks the next look shall sample."""
+    """Looks at all jobs of this node, and keeps what is needed from one look to the next.
+
+    `clock`: monotonic seconds.
+    """
 
     def __init__(self, tools: CaptureTools, clock: Callable[[], float] = time.monotonic) -> None:
         self.tools = tools
@@ -58,7 +61,11 @@ class Watch:
         self._unread = UnreadPipes()
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
-        """Look once; a job that is gone is forgotten."""
+        """Search the node and look at each job once; jobs that are gone are forgotten.
+
+        `wanted`: ids of the jobs whose stacks are sampled too. Jobs for which there was no time are
+        named in `later` and come first the next time.
+        """
         started = self.clock()
         found = self.tools.finder.find()
         finder = LogFinder(self._host, self._unread)

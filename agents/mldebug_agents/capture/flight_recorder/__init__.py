@@ -1,1 +1,3 @@
-"""Reads PyTorch Flight Recorders of ranks without the hook: by worker server, dump file or debug FIFO."""
+"""Reads the PyTorch Flight Recorders of ranks that lack mldebug's hook: by PyTorch's worker server,
+a dump file, or the debug FIFO.
+"""

@@ -1,6 +1,7 @@
-"""Gathers the facts that decide how a rank's Flight Recorder can be read: backends by thread names, and its worker servers.
+"""Gathers the facts that decide how a rank's Flight Recorder can be read: its backends (by the
+names of its threads) and its worker servers.
 
-Its PyTorch and its settings are what discovery has found.
+The PyTorch version and the settings were read when the rank was found.
 """
 
 import os
@@ -32,7 +33,11 @@ def rank_facts(
     *,
     hooked: bool = False,
 ) -> RankFacts:
-    """The facts of a rank now; `state` with its threads and files, None where it is gone."""
+    """The facts of a rank that decide how its Flight Recorder can be read.
+
+    `state`: the process with its threads and files, None where it is gone; `hooked`: it has
+    mldebug's hook.
+    """
     version = parse_version(installed.torch)
     threads = state.threads if state else ()
     return RankFacts(
@@ -47,9 +52,11 @@ def rank_facts(
 
 
 def servers(host: Host, pid: int, state: ProcessState, environ: Mapping[str, str]) -> Iterator[str]:
-    """Where its worker servers listen: only what the server's own thread accepts on, for a question on another socket could do harm.
+    """The addresses of a rank's PyTorch worker servers: a path below its root, or `tcp:PORT:PID:ADDRESS`.
 
-    Where its system call may not be read, the name in its environment has to do; who listens there is checked later.
+    Only sockets on which the server's own thread accepts count, since a question to another socket
+    could do harm. Where its system call may not be read, the socket named in its environment is
+    given; who listens there is checked later.
     """
     listening = [thread for thread in state.threads if thread.name == SERVER_THREAD]
     inodes = {_inode(thread, state.files) for thread in listening} - {""}

@@ -1,4 +1,6 @@
-"""Flight Recorders without the hook: notes the ranks while they live, adds records to a capture, reads dumps of ranks that have ended."""
+"""Reads Flight Recorders without the hook: notes facts of the ranks while they live, adds records
+to a capture, reads the dumps of ranks that have ended.
+"""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -33,7 +35,11 @@ MAX_KNOWN = 4096  # processes
 
 
 class FlightRecorderCollector:
-    """One per agent: it remembers what ranks were started with, and which still owe an answer. Safe from any thread."""
+    """Reads Flight Recorders without the hook.
+
+    There is one per agent: it remembers how ranks were started, and which have not answered yet.
+    Safe from any thread.
+    """
 
     def __init__(
         self,
@@ -52,7 +58,11 @@ class FlightRecorderCollector:
         self._living: tuple[KnownRank, ...] = ()
 
     def update(self, found: Discovery) -> None:
-        """Note what all ranks of this node run: after a rank has ended that cannot be found out. Opens no file."""
+        """Note the PyTorch, settings and rights of all ranks of this node, because they cannot be
+        read after a rank has ended.
+
+        Opens no file of a job.
+        """
         met = tuple(
             KnownRank(rank, job.id, job.name, program, self._software(job.id, rank.pid, program))
             for job in found.jobs
@@ -77,10 +87,11 @@ class FlightRecorderCollector:
         stalled: bool = False,
         resumed: bool = False,
     ) -> NodeCapture:
-        """The capture with what could be had. Never raises for what a job does.
+        """The capture with the Flight Recorders that could be read, and gaps for the others. Never
+        raises for what a job does.
 
-        `left` says the seconds until its deadline; `stalled`: the job has stood still for long, so that a FIFO may be written;
-        `resumed`: unless an earlier agent may have written it.
+        `left()`: seconds until its deadline; `stalled`: the job has stood still for long, so the
+        debug FIFO may be written; `resumed`: an earlier agent may have written it already.
         """
         sharing = SharedDumps(self._host, self._living)
         tools = AccessTools(
@@ -96,9 +107,11 @@ class FlightRecorderCollector:
         return attempts.capture()
 
     def left_behind(self, ranks: Iterable[RankIdentity]) -> dict[int, FlightRecord]:
-        """By rank, the dumps that PyTorch wrote of ranks that have ended; only ranks that `update` noted while they lived.
+        """By rank, the dump files that PyTorch wrote of ranks that have ended. Only ranks that
+        `update` noted while they lived.
 
-        Nothing where no dump shows a call that had taken too long; where one does, all have dumped at about that time.
+        Empty unless a dump shows a call beyond its timeout; then all dumps of about that time
+        count.
         """
         reader = HangAwareReader(self._reader)
         found = [(rank, self._left_by(reader, rank)) for rank in ranks]

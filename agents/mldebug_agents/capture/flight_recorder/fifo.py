@@ -1,8 +1,9 @@
-"""The debug FIFO of legacy NCCL: one byte makes the rank dump its Flight Recorder into a file, and train on.
+"""PyTorch's debug FIFO (NCCL): one byte written to it makes the rank dump its Flight Recorder into a file and go on.
 
-The dump gathers the Python frames of every call, which took 57 s the first time on an H200, and needs the interpreter lock. So a
-rank is asked only after every cheaper way, never while an earlier question is open, and each gets one byte. A report does not wait
-for it: what comes later, while the job still stands, is the answer that the next capture finds.
+The rank gathers the Python frames of every call for it, which took 57 s the first time on an H200,
+and needs the interpreter lock. So a rank is asked only after every cheaper way, never while an
+earlier question is open, and with one byte. A report does not wait for a late dump: the next
+capture of the stalled job finds it.
 """
 
 import errno
@@ -73,7 +74,10 @@ class _FifoQuestion:
 
 
 class Fifo:
-    """One per agent: it remembers which ranks still owe an answer. Safe from any thread."""
+    """Asks ranks by their debug FIFO.
+
+    There is one per agent: it remembers which ranks have not answered yet. Safe from any thread.
+    """
 
     def __init__(
         self,
@@ -96,10 +100,12 @@ class Fifo:
         *,
         resumed: bool = False,
     ) -> dict[int, FoundDump | str]:
-        """By rank, the dump or why there is none. Waits `timeout` seconds at most, and never longer than `LONGEST`.
+        """Ask these ranks, and return by rank the dump or the reason why there is none. Waits at
+        most `timeout` seconds, and never longer than `LONGEST`.
 
-        `since`: the job has stood still from then on (unix), so that an answer to an earlier question, written later, still holds.
-        `resumed`: an earlier agent has seen it stand. Who is not known to have been asked may have been asked by that one.
+        `since`: unix time from which the job has stood still; a dump written after it, for an
+        earlier question, still counts. `resumed`: an earlier agent may have asked already, so ranks
+        that this one has not asked are not asked.
         """
         timeout = min(timeout, LONGEST)
         deadline = self._clock() + timeout
@@ -120,13 +126,17 @@ class Fifo:
         return results | {it.one.identity.rank: _late(it, timeout) for it in waiting}
 
     def wrote_over(self, target: FifoTarget) -> FileStamp | None:
-        """The stamp of a dump that our question overwrote and that was not our own; returned once."""
+        """The stamp of a dump file, not caused by us, that our question made the rank overwrite;
+        None where there was none.
+
+        Returned once.
+        """
         with self._lock:
             found = self._over.pop(target.key, ())
         return next((it for it in found if it.mtime >= target.identity.started_at), None)
 
     def owes(self, target: FifoTarget) -> bool:
-        """Whether an answer to an earlier question to this rank may still come."""
+        """Whether this rank was asked and has not answered yet."""
         with self._lock:
             return target.key in self._open
 
@@ -217,10 +227,14 @@ def _late(it: _FifoQuestion, seconds: float) -> str:
 
 
 def ranks_to_ask(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
-    """The waiting ranks to ask: one where the stacks already show which rank lags, else all, `alike` at most."""
+    """Which of the waiting ranks to ask: one where the stacks already show which rank lags behind,
+    else the first `alike`.
+    """
     return tuple(waiting[: 1 if lagging else alike])
 
 
 def patience(left: float) -> float:
-    """How long a report may wait for it: it has to be there within 5 s."""
+    """How many seconds a capture may wait for answers by FIFO: at most `LONGEST`, and 5 s less than
+    `left` until its deadline.
+    """
     return max(0.0, min(LONGEST, left - 5.0))

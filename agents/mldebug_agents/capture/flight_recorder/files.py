@@ -1,6 +1,7 @@
-"""Reads the files into which PyTorch dumps Flight Recorders, and checks owner, age, run and completeness.
+"""Reads the files into which PyTorch dumps Flight Recorders, and checks their owner, age, run and completeness.
 
-A dump is written in place, over the one before. It is complete when its last byte is the STOP of a pickle and all of it parses.
+A dump is written in place, over the one before. It is complete when its last byte is the STOP of a
+pickle and all of it parses.
 """
 
 import stat
@@ -21,7 +22,10 @@ Answered = TypeVar("Answered", FilePiece, Tail, bytes, None)
 
 
 class HangAwareReader:
-    """Reads files of one capture. After the first path that hangs it reads no other one, since most lie on the same mount."""
+    """Reads files for one capture.
+
+    After the first path that hangs it reads no other, since most lie on the same mount.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -30,16 +34,16 @@ class HangAwareReader:
     def read_from(
         self, path: str, offset: int, *, rights: Rights, max_bytes: int
     ) -> FilePiece | Unreadable:
-        """As `Reader.read_from`, or `Unreadable` after a path has hung."""
+        """As `Reader.read_from`; `Unreadable` without a try once a path has hung."""
         read = self._reader.read_from
         return self._ask(lambda: read(path, offset, rights=rights, max_bytes=max_bytes))
 
     def read_tail(self, path: str, *, rights: Rights, max_bytes: int) -> Tail | Unreadable:
-        """As `Reader.read_tail`, or `Unreadable` after a path has hung."""
+        """As `Reader.read_tail`; `Unreadable` without a try once a path has hung."""
         return self._ask(lambda: self._reader.read_tail(path, rights=rights, max_bytes=max_bytes))
 
     def poke(self, path: str, *, rights: Rights) -> Unreadable | None:
-        """As `Reader.poke`, or `Unreadable` after a path has hung."""
+        """As `Reader.poke`; `Unreadable` without a try once a path has hung."""
         return self._ask(lambda: self._reader.poke(path, rights=rights))
 
     def _ask(self, ask: Callable[[], Answered | Unreadable]) -> Answered | Unreadable:
@@ -65,7 +69,7 @@ class FileStamp(NamedTuple):
 
 
 class FoundDump(NamedTuple):
-    """A dump, when it was written (unix), and the file."""
+    """A Flight Recorder dump, when it was written (`at`, unix time), and the file."""
 
     record: FlightRecord
     at: float
@@ -74,7 +78,10 @@ class FoundDump(NamedTuple):
 
 
 def file_stamp(reader: HangAwareReader, path: str, rights: Rights) -> FileStamp | None:
-    """Identity and times of a file, to notice a change; None where there is no such file, or it may not be read."""
+    """The present stamp of a file, to notice later that it has changed.
+
+    None where there is no such file, or it may not be read.
+    """
     piece = reader.read_from(path, 0, rights=rights, max_bytes=0)
     return _mark(piece) if isinstance(piece, FilePiece) else None
 
@@ -86,7 +93,7 @@ def _mark(piece: FilePiece) -> FileStamp:
 def read_dump(
     reader: HangAwareReader, path: str, rank: RankIdentity, rights: Rights
 ) -> FoundDump | str:
-    """The dump of this rank, or why what lies there is none; "" where nothing does."""
+    """Read the dump of this rank; else why the file is not one, as text; "" where there is no file."""
     piece = reader.read_from(path, 1 << 62, rights=rights, max_bytes=0)
     if isinstance(piece, Unreadable):
         return "" if piece.errno in (2, 3, 20) else piece.reason
@@ -105,7 +112,7 @@ def read_dump(
 
 
 def not_theirs(piece: FilePiece, one: RankIdentity) -> str:
-    """Why this file cannot be of this rank, "" where it can."""
+    """Why this file cannot be this rank's (another owner, writable by everybody, older than the rank); "" where it can."""
     if piece.uid != one.uid:
         return f"it belongs to user {piece.uid} and not to user {one.uid} of the rank"
     if piece.mode & stat.S_IWOTH:
@@ -116,7 +123,9 @@ def not_theirs(piece: FilePiece, one: RankIdentity) -> str:
 
 
 def parsed(path: str, piece: FilePiece, rank: RankIdentity) -> FoundDump | str:
-    """A dump, or why it is none of this run: jobs of one user may use the same file, on several nodes at once."""
+    """The dump in these bytes; else why it is not believed, as text: it does not parse, or holds no
+    call since the rank began (jobs of one user may share the file).
+    """
     try:
         record = parse_dump(piece.data, limits_of_living_job(rank.world_size))
     except ValueError as error:
@@ -127,7 +136,10 @@ def parsed(path: str, piece: FilePiece, rank: RankIdentity) -> FoundDump | str:
 
 
 def timed_out(found: FoundDump) -> bool:
-    """Whether a call in this dump had run into its timeout when the dump was written: then PyTorch wrote it by itself, and the rank does not go on."""
+    """Whether a call in this dump had exceeded its timeout when the dump was written.
+
+    Then PyTorch wrote it by itself, and the rank does not go on.
+    """
     return any(
         not call.done and call.created_at > 0 and 0 < call.timeout <= found.at - call.created_at
         for group in found.record.groups
@@ -136,7 +148,7 @@ def timed_out(found: FoundDump) -> bool:
 
 
 def newest(found: Sequence[FoundDump | str]) -> FoundDump | str:
-    """Of several places the one written last; else the first reason."""
+    """The dump that was written last; without any, the first reason that is not ""."""
     dumps = [one for one in found if isinstance(one, FoundDump)]
     if dumps:
         return max(dumps, key=lambda one: one.at)

@@ -19,7 +19,7 @@ Key = tuple[int, int]  # pid, start
 
 
 class KnownRank(NamedTuple):
-    """The facts of a rank that were noted while it lived."""
+    """A rank with the facts about its program that were noted while it lived."""
 
     identity: RankIdentity
     job: str  # id
@@ -34,7 +34,7 @@ class KnownRank(NamedTuple):
 
 
 class SharedDumps:
-    """Finds which other of these living ranks may write a file."""
+    """Finds which of these living ranks may write the same dump file as another."""
 
     def __init__(self, host: Host, living: Iterable[KnownRank]) -> None:
         self._host = host
@@ -43,7 +43,12 @@ class SharedDumps:
     def other(
         self, reader: HangAwareReader, rank: RankIdentity, place: str, file: tuple[int, int] | None
     ) -> str:
-        """The other rank that dumps into the same file, as text (`rank 0 of train.py (pid 7)`); "" where there is none. `place`: the path as this rank names it; `file`: the file behind it, if it exists."""
+        """Another rank that may dump into the same file, as text (`rank 0 of train.py (pid 7)`); ""
+        where there is none.
+
+        `place`: the path as `rank` sees it; `file`: device and inode of what lies there, None where
+        nothing does.
+        """
         here = self._host.link(rank.pid, "ns/mnt")
         for count, (other, path) in enumerate(self._named_alike(rank, place)):
             same = (

@@ -1,7 +1,8 @@
-"""Reads the Flight Recorders that a capture still lacks, by each method in turn, the one that costs the rank least first.
+"""Reads the Flight Recorders that a capture still lacks, by each method in turn: worker server, the
+dump of PyTorch's own timeout, and last the debug FIFO, for a few waiting ranks.
 
-The worker server, the dump of the job's own timeout, and last the debug FIFO, for a few ranks that wait. What was had tells by
-which way; what was not is a gap, with the reason and, once for a job, the setting that would have given a better way.
+Each record says how it was read. What could not be read becomes a gap with the reason and, once for
+a job, the setting that would give a better way.
 """
 
 import time
@@ -59,7 +60,10 @@ POORER = {
 
 
 class AccessTools(NamedTuple):
-    """What the attempts of one capture share; `reader` is for this capture only, `servers` starts a child for each worker server."""
+    """What all attempts of one capture share.
+
+    `reader` is for this capture only; `servers` starts a child process for each worker server.
+    """
 
     host: Host
     reader: HangAwareReader
@@ -70,7 +74,7 @@ class AccessTools(NamedTuple):
 
 
 class AccessAttempts:
-    """The attempts of one capture, and the results of each rank so far."""
+    """The attempts of one capture to read Flight Recorders, and the results of each rank so far."""
 
     def __init__(self, tools: AccessTools, taken: NodeCapture, left: Callable[[], float]) -> None:
         self._tools, self._taken, self._left = tools, taken, left
@@ -83,13 +87,17 @@ class AccessAttempts:
         self._lost: list[Gap] = []
 
     def add_rank(self, rank: int, facts: RankFacts) -> None:
-        """Include this rank, unless the version of its PyTorch is not known."""
+        """Include this rank. A rank whose PyTorch version is not known is left out, without a gap."""
         if facts.torch is not None:
             self._plans[rank] = plan(facts)
             self._expected.update({rank} if expected(facts) else ())
 
     def run(self, *, stalled: bool, resumed: bool = False) -> None:
-        """Try every method, each for the ranks that are still without a record."""
+        """Try every method, each for the ranks that have no record yet.
+
+        `stalled`: the job is known to stand still, so the FIFO may be written; `resumed`: an
+        earlier agent may have written it.
+        """
         self._by_servers()
         for rank, rank_plan in self._plans.items():
             for way in rank_plan.ways:
@@ -283,7 +291,10 @@ def _has_hook(rank_plan: AccessPlan) -> bool:
 
 
 def with_access_kind(record: FlightRecord, kind: AccessKind, rank: RankIdentity) -> FlightRecord:
-    """Of gloo PyTorch tells no members of any group; those of the default group are all ranks."""
+    """The record, marked with how it was read.
+
+    A default group without members (PyTorch names none for gloo) gets all ranks.
+    """
     everybody = fold_ranks(range(min(rank.world_size, MAX_RANK + 1)))
     groups = tuple(
         msgspec.structs.replace(group, members=everybody)

@@ -32,7 +32,11 @@ AT_ONCE = 16
 
 
 class StatusComparison:
-    """Compares the status of `count` ranks out of a job of `world`. A rank without a status by `until` (monotonic) is asked for everything."""
+    """Compares how far ranks are, so that not all need to be asked for everything.
+
+    `count` ranks are asked, of a job of `world` ranks. All must report by `until` (monotonic
+    seconds), else each is asked for everything.
+    """
 
     def __init__(self, count: int, until: float, world: int = 0) -> None:
         self._count, self._until, self._world = count, until, world
@@ -43,11 +47,17 @@ class StatusComparison:
 
     @property
     def several(self) -> bool:
-        """Can statuses be compared? Only with several ranks, and not where ranks of other nodes may wait in a call that is done here."""
+        """Whether statuses can be compared: there are several ranks, and all ranks of the job are
+        among them (others might wait in a call that is done here).
+        """
         return 1 < self._count >= self._world
 
     def speaker(self, rank: int, status: RankStatus | None) -> int | None:
-        """The rank whose full record also describes this one, so that this one need not be asked; None: ask it. Waits until the other threads have compared."""
+        """Hand in this rank's status, and wait until all have done so or time is over.
+
+        Returns the rank whose full record also holds for this one; None: this one has to be asked
+        itself.
+        """
         with self._changed:
             self._statuses[rank] = status
             self._changed.notify_all()
@@ -65,13 +75,17 @@ class StatusComparison:
         return self._speakers is not None or len(self._statuses) >= self._count
 
     def put(self, rank: int, answer: FlightRecord | str) -> None:
-        """Hand in this rank's full record, for the ranks for which it also holds."""
+        """Hand in this rank's full record (or the error), for the threads that wait for it in `whole`."""
         with self._changed:
             self._whole[rank] = answer if isinstance(answer, FlightRecord) else None
             self._changed.notify_all()
 
     def whole(self, rank: int, until: float) -> FlightRecord | None:
-        """That rank's full record; None where it has not come in half of the time left, as the other half is needed to ask without it."""
+        """Wait for that rank's full record.
+
+        None where it failed, or has not come in half of the time until `until`: the other half is
+        needed to ask without it.
+        """
         with self._changed:
             left = max(0.0, until - time.monotonic())
             self._changed.wait_for(lambda: rank in self._whole, left / 2)
@@ -85,9 +99,10 @@ def ask_servers(
     world: int,
     seconds: float = SECONDS,
 ) -> dict[int, FlightRecord | str]:
-    """Ask the worker servers of all ranks at once, in `seconds` at most: by rank, the first usable answer, or the reason why there is none.
+    """Ask the worker servers of all ranks in parallel, in `seconds` at most. Returns by rank the
+    first usable record or the reason why there is none; {} without places or time.
 
-    `rights`: those of each rank. `world`: the ranks of the job.
+    `places`, `rights`: of each rank. `world`: the number of ranks of the job.
     """
     if not places or seconds <= 0:
         return {}
@@ -123,7 +138,10 @@ def _first(
 def ask_server(
     reader: Reader, place: str, rights: Rights, world: int, seconds: float = SECONDS
 ) -> FlightRecord | str:
-    """The Flight Recorder of all backends from the server at this place, or the reason why it cannot be had."""
+    """The Flight Recorder of all backends from the one server at this place, or the reason why it cannot be had.
+
+    `seconds` must be positive.
+    """
     return ask_servers(reader, {0: (place,)}, {0: rights}, world, seconds)[0]
 
 
@@ -150,7 +168,7 @@ def _from(
 
 
 class WorkerServer:
-    """A connection to one worker server, with a deadline (monotonic)."""
+    """A conversation with one worker server in a child process of its own, until `until` (monotonic seconds)."""
 
     def __init__(
         self, reader: Reader, place: str, rights: Rights, world: int, until: float
@@ -160,11 +178,15 @@ class WorkerServer:
         self._own = reader.another()
 
     def close(self) -> None:
-        """End the child that has asked."""
+        """End the child process that asks the server."""
         self._reader.take_back(self._own)
 
     def read(self, rank: int, agreed: StatusComparison) -> FlightRecord | str:
-        """The record of all calls; where another rank's record holds for the done ones, only pending calls are asked for."""
+        """The rank's record, or the reason why there is none.
+
+        Where another rank's record holds for all calls that are done, only the pending calls are
+        asked for and put beside it.
+        """
         listed = self._ask(WorkerServerQuestion.HANDLERS, MAX_LIST)
         if isinstance(listed, Unreadable):
             return listed.reason
@@ -225,7 +247,7 @@ class WorkerServer:
 
 
 def joined(records: list[FlightRecord]) -> FlightRecord:
-    """One record of all backends of a rank."""
+    """The records of a rank's backends, joined into one."""
     return FlightRecord(
         version=next((record.version for record in records if record.version), ""),
         groups=tuple(group for record in records for group in record.groups),

@@ -1,1 +1,1 @@
-"""Asks NCCL RAS of the jobs on this node: the child process that connects, the protocol, and the client."""
+"""Asks NCCL RAS, the status service inside a job's NCCL: the child process that connects, the protocol, and the client."""

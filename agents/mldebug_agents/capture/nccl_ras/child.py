@@ -1,9 +1,10 @@
-"""Asks NCCL RAS of one job, in a child of its own: it may have to enter the job's network, and what comes may be large.
+"""Asks NCCL RAS of one job, in a child process of its own, because it may have to enter the job's
+network namespace and the answer may be large.
 
-The child connects to this node only and takes an answer only from a process of the job, and only one that tells of the job's
-own processes: several jobs of a user share the port, and which of them answers is chance. In containers on the host's network
-their pids may be the same, so the connection must be held by a rank of ours; where nobody may see who holds it, the answer has
-to tell of all ranks that live here.
+It connects to this node only, and takes an answer only from a process of the job that tells of the
+job's own processes: several jobs of a user share the port, and which of them answers is chance.
+Containers on the host's network may use the same pids, so one of our ranks must hold the
+connection; where nobody may see who holds it, the answer has to name all ranks that live here.
 """
 
 import ctypes
@@ -35,7 +36,11 @@ _ANOTHER = "another job answers there, and this one not"
 
 
 class RasOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A question about one job. `network`: inode of the network namespace of `pid`; 0: our own."""
+    """A question about one job.
+
+    `network`: inode of the network namespace of process `pid`, which is entered first; 0: the
+    agent's own.
+    """
 
     address: str  # `RankIdentity.nccl_ras`
     pids: tuple[int, ...]  # of the job's ranks here, in their own pid namespace
@@ -48,7 +53,7 @@ class RasOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RasReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, or why there is none."""
+    """The answer of NCCL RAS, or in `error` why there is none."""
 
     answer: NcclRas | None = None
     world: RasWorld | None = None  # with the sums alone
@@ -151,7 +156,7 @@ def _living(order: RasOrder) -> dict[int, int]:
 
 
 def _is_held(link: socket.socket, uid: int, living: Iterable[int]) -> bool:
-    """Is the other end shown to be one of these processes? False: nobody may see. Raises TalkError where it is not."""
+    """Is the other end shown to be one of these processes? False: nobody may see. Raises RasConnectionError where it is not."""
     found = socket_owner(link)
     if found is None:
         raise RasConnectionError("the kernel does not tell whose process answers there", again=True)

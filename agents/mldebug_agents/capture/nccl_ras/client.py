@@ -29,7 +29,7 @@ ELSEWHERE = Gap(what=WHAT, reason="of a job this large the node of rank 0 asks a
 
 
 class RasClient:
-    """Asks NCCL RAS about jobs, for each question in a new child process. Safe from any thread."""
+    """Asks NCCL RAS about jobs, with a new child process for each question. Safe from any thread."""
 
     def __init__(
         self, spawner: Spawner, host: Host, unanswered: FailureCounts | None = None
@@ -39,7 +39,11 @@ class RasClient:
         self.unanswered = unanswered or FailureCounts()
 
     def ask(self, job: Job, *, whole: bool = True, seconds: float = DEADLINE) -> RasReply:
-        """Ask RAS about this job for at most `seconds`. The reply has the answer or, in `error`, the reason why there is none. Never raises."""
+        """Ask RAS about this job, for about `seconds` at most. Returns its answer, or in `error`
+        the reason why there is none; never raises.
+
+        `whole`: with the ranks that matter, else only sums and which process is which rank.
+        """
         if not job.ranks:
             return RasReply(error="no rank of the job lives here")
         if switched_off(job):
@@ -91,12 +95,16 @@ def switched_off(job: Job) -> bool:
 
 
 def nodes_of(job: Job) -> int:
-    """How many nodes the job has, reckoned from the world size and the number of ranks on this node."""
+    """How many nodes the job has, estimated from the world size and the number of its ranks on this node."""
     return math.ceil(job.world_size / max(1, len(job.ranks) + len(job.lost)))
 
 
 def is_ours_to_ask(job: Job) -> bool:
-    """Whether this node asks RAS about the job. One answer covers all processes, so for jobs of more than `MAX_NODES` nodes only the node of rank 0 asks."""
+    """Whether this node asks RAS about the job.
+
+    One answer covers all processes, so of a job of more than `MAX_NODES` nodes only the node of
+    rank 0 asks.
+    """
     return nodes_of(job) <= MAX_NODES or any(rank.rank == 0 for rank in job.ranks)
 
 
@@ -109,7 +117,10 @@ Ask = Callable[[Job, float], RasReply]
 
 
 class RasBackgroundQuery:
-    """A query that runs in a background thread from the moment it is made. `ask` None: nothing is asked."""
+    """A question to NCCL RAS that runs in a background thread from the moment this is made.
+
+    Nothing is asked where `ask` is None, or where it is another node's task to ask.
+    """
 
     def __init__(self, ask: Ask | None, job: Job, seconds: float) -> None:
         self._reply: RasReply | None = None
@@ -122,7 +133,10 @@ class RasBackgroundQuery:
             work.start()
 
     def take(self, left: float, uses_gpus: bool) -> tuple[NcclRas | None, tuple[Gap, ...]]:
-        """Wait up to `left` seconds for the answer; return it and the gap that says why there is none. A job without GPUs gets no gap where RAS does not listen."""
+        """Wait at most `left` seconds; return the answer and the gap that says why there is none.
+
+        A job without GPUs gets no gap where nothing listens at RAS's address.
+        """
         if self._thread is None:
             return None, (ELSEWHERE,) if self._elsewhere and uses_gpus else ()
         self._thread.join(max(0.0, min(left, self._until - time.monotonic())))

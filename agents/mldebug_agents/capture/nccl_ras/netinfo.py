@@ -1,4 +1,6 @@
-"""Our network namespace by /proc/net: its addresses, and which user and socket own the other end of a local connection."""
+"""Reads the agent's network namespace from /proc/net: its addresses, and which user and socket own
+the other end of a local connection.
+"""
 
 import ipaddress
 import itertools
@@ -26,7 +28,7 @@ _OURS = Path(
 
 
 def own_addresses(folder: Path = _OURS) -> tuple[str, ...]:
-    """All addresses of this namespace, as NCCL writes them."""
+    """The IPv4 and IPv6 addresses of this network namespace as text, at most `MAX_ADDRESSES`."""
     four = dict.fromkeys(_LOCAL.findall(_read(folder / "fib_trie")))
     six = [line.split()[0] for line in _read(folder / "if_inet6").splitlines() if line]
     readable = [str(ipaddress.IPv6Address(bytes.fromhex(one))) for one in six if len(one) == 32]
@@ -34,17 +36,18 @@ def own_addresses(folder: Path = _OURS) -> tuple[str, ...]:
 
 
 class SocketOwner(NamedTuple):
-    """Whose one end of a connection is: a user id, and the inode of the socket."""
+    """The owner of one end of a connection: a user id, and the inode of the socket."""
 
     uid: int
     inode: int
 
 
 def socket_owner(link: socket.socket, folder: Path = _OURS) -> SocketOwner | None:
-    """The process or user that owns the other end of a connection on this node; None where the kernel does not say.
+    """The owner of the other end of a connection on this node; None where the kernel does not say.
 
-    A listener of IPv6 takes IPv4 connections, too: they stand in the other table, with mapped addresses. To be asked after it has
-    said something: before somebody accepts a connection, and after he has closed it, it is nobody's, which is told as user 0.
+    Ask only after the other end has sent something and before it closes: otherwise no process owns
+    it, and the kernel names user 0. An IPv6 listener takes IPv4 connections, too; those stand in
+    the other table, with mapped addresses.
     """
     ends = [(ipaddress.ip_address(host), port) for host, port in _ends(link)]
     for table in _TABLES:
@@ -56,7 +59,10 @@ def socket_owner(link: socket.socket, folder: Path = _OURS) -> SocketOwner | Non
 
 
 def holds_socket(pid: int, inode: int) -> bool | None:
-    """Has this process that socket open? None where its files may not be seen."""
+    """Whether process `pid` has the socket with this inode open, among its first `MAX_FILES` descriptors.
+
+    None where its descriptors may not be read.
+    """
     try:
         with os.scandir(f"/proc/{pid}/fd") as files:
             return any(_is_socket(one.path, inode) for one in itertools.islice(files, MAX_FILES))

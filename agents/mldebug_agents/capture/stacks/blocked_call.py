@@ -1,4 +1,6 @@
-"""Where a process is stuck: the file that its blocked system call waits for, and the source line at which its Python code stands."""
+"""Where a process is stuck: the file that its blocked system call waits for, and the source line at
+which its Python code is.
+"""
 
 from collections.abc import Callable
 
@@ -39,11 +41,13 @@ def blocked_on(
     is_link: IsLink,
     tid: int | None = None,
 ) -> OpenFile | None:
-    """The file that a thread's system call waits for; None where that cannot be found out. `tid` None: the main thread.
+    """The file that the system call of thread `tid` (None: the main thread) waits for; None where
+    that cannot be found out.
 
     `read_memory(pid, address, size)` returns what it could read; `mount_of(pid, path)` the mount;
-    `link_of(pid, name)` where /proc/PID/NAME points to; `is_link(pid, path)` whether a path as the process sees it is a
-    symbolic link. Where one lies on the way, what is blocked may be anywhere: no mount is named.
+    `link_of(pid, name)` the target of /proc/PID/NAME; `is_link(pid, path)` whether a path as the
+    process sees it is a symbolic link. Where one lies on the way, the path may lead anywhere, so no
+    mount is named.
     """
     thread = thread_of(state, tid) if state else None
     if state is None or thread is None or not thread.syscall_args:
@@ -60,7 +64,10 @@ def blocked_on(
 
 
 def thread_of(state: ProcessState, tid: int | None) -> ThreadState | None:
-    """The thread of that number; the main one where the kernel knows none (a container's own numbers)."""
+    """The thread with this id.
+
+    The main thread where there is none, as for a container whose thread ids differ from the host's.
+    """
     return next((thread for thread in state.threads if thread.tid == tid), state.main)
 
 
@@ -117,7 +124,9 @@ def _by_path(pid: int, path: str, mount_of: MountOf, is_link: IsLink) -> OpenFil
 def source_line(
     host: Host, reader: Reader, state: ProcessState | None, stacks: tuple[ThreadStack, ...]
 ) -> str:
-    """The innermost line of the job's own code, as the process's user may read it below its root; "" where it cannot be had."""
+    """The text of the innermost source line of the job's own code, read below the process's root
+    with the rights of its user; "" where it cannot be read.
+    """
     stack = principal(stacks, state.pid) if state else None
     frame = site(stack.frames) if stack else None
     if state is None or frame is None or not frame.line or not is_source(frame.path):

@@ -1,7 +1,9 @@
-"""Native stacks, the last step of a capture: py-spy stops the process for them, so they are taken only where that is safe.
+"""Native (C/C++) stacks, the last step of a capture: py-spy stops the process for them, so they are
+taken only where that is safe.
 
-A tool that is killed while it waits for a traced process may leave a SIGSTOP behind that freezes the trainer later. So the process is
-compared before and after; SIGCONT is sent only where our own dump had to be killed and the process was not stopped before.
+A tool that is killed while it waits for a traced process may leave a SIGSTOP behind that freezes
+the trainer later. So the process is compared before and after; SIGCONT is sent only where our own
+dump had to be killed and has left the process worse than before.
 """
 
 import contextlib
@@ -23,7 +25,9 @@ STOP_BIT = 1 << (signal.SIGSTOP - 1)
 
 
 class NativeStacks:
-    """Native stacks for the ranks where they decide something (`policy` auto), for all (always) or none (never)."""
+    """Takes native stacks: of the ranks where they decide something (`policy` auto), of all
+    (always) or of none (never).
+    """
 
     def __init__(self, host: Host, pyspy: PySpy, policy: str, left: Callable[[], float]) -> None:
         """`left` says the seconds until the deadline of the capture."""
@@ -34,7 +38,11 @@ class NativeStacks:
         self._gaps: list[Gap] = []
 
     def add(self, pool: ThreadPoolExecutor, taken: NodeCapture) -> NodeCapture:
-        """The capture with the native stacks that were wanted and could be had."""
+        """The capture with the native stacks that were wanted and could be taken safely.
+
+        A rank that cannot be stopped safely is passed over; only the policy `always` notes a gap
+        for it.
+        """
         wanted = (
             set(wants_native(taken))
             if self._policy == "auto"
@@ -76,7 +84,7 @@ class NativeStacks:
 
 
 def unsafe_to_stop(state: ProcessState | None) -> str:
-    """Why a blocking dump may hang on this process or harm it; "" where every thread can be interrupted."""
+    """Why a blocking dump may hang on this process or harm it, as text; "" where every thread can be interrupted."""
     if state is None:
         return "the process is gone"
     if state.tracer_pid:
@@ -99,7 +107,9 @@ def _with_native(rank: RankCapture, dump: Dump | None) -> RankCapture:
 
 
 def harmed(before: ProcessState | None, after: ProcessState | None) -> str:
-    """Say what a dump left behind in a process, or "" where nothing changed for the worse."""
+    """What a dump has left behind in a process (stopped, SIGSTOP pending, traced), as text; ""
+    where nothing is worse than before.
+    """
     if before is None or after is None or before.start_ticks != after.start_ticks:
         return ""
     if after.state == "T" and before.state != "T":
@@ -117,7 +127,9 @@ def restore(
     *,
     send: Callable[[int, int], None] = os.kill,
 ) -> Gap | None:
-    """After a killed dump: resume what we left stopped, and say so; None where all is as before."""
+    """After a dump that had to be killed: if it has left the process worse than `before`, send
+    SIGCONT and return a gap that says so; else None.
+    """
     damage = harmed(before, after)
     if not damage or after is None:
         return None

@@ -1,7 +1,8 @@
-"""py-spy: find the binary, dump one process, say in words why that failed.
+"""Runs py-spy: finds the binary, dumps one process, says in words why that failed.
 
-`--nonblocking` never stops the target and works on stopped and D-state processes; `--native` stops it for 25 ms to
-1 s and hangs on them, so it is only for callers who have checked every thread (research: py-spy 0.4.3).
+`--nonblocking` never stops the target and works on stopped and D-state processes. `--native` stops
+it for 25 ms to 1 s and hangs on such processes, so it is only for callers who have checked every
+thread (measured with py-spy 0.4.3).
 """
 
 import os
@@ -42,7 +43,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PySpy:
-    """Dumps processes; the same process is never dumped twice at once."""
+    """Dumps processes with py-spy. Two dumps of one process never run at the same time."""
 
     def __init__(
         self,
@@ -60,7 +61,12 @@ class PySpy:
         self._busy: set[int] = set()
 
     def dump(self, pid: int, *, native: bool = False, timeout: float = 5.0) -> Dump:
-        """Take the stacks of one process; never raises for what the target or py-spy does."""
+        """Take the Python stacks of one process, with `native` the C/C++ frames too, which stops
+        it. Never raises for what the target or py-spy does.
+
+        A stack that changed while it was read is tried once more, so two timeouts (seconds) may
+        pass. Where py-spy fails, a process with the hook is asked to write its stacks itself.
+        """
         if self._closed(pid):
             return Dump(failure=CLOSED)
         if not self._claim(pid):
@@ -76,9 +82,11 @@ class PySpy:
     def record(
         self, pid: int, seconds: int, rate: int, *, on_cpu: bool = False, grace: float = 5.0
     ) -> tuple[CountedStack, ...]:
-        """Sample the stacks of one process `rate` times a second without stopping it; `on_cpu`: only threads that run at that moment.
+        """Sample the stacks of one process for `seconds`, `rate` times a second, without stopping
+        it. `on_cpu`: only threads that run at that moment.
 
-        Nothing where py-spy fails, is not there, or does not come back `grace` seconds after its time.
+        Returns each stack with its number of samples; nothing where py-spy fails, is missing, or
+        does not end `grace` seconds after its time.
         """
         if self._closed(pid):
             return ()
@@ -106,7 +114,7 @@ class PySpy:
         return read_dump(self.starter.run(argv, timeout=timeout, env=_environment()), timeout)
 
     def version(self, timeout: float = 5.0) -> str:
-        """Return `0.4.3`; ToolError where the binary does not run."""
+        """The version of py-spy, as `0.4.3`. Raises ToolError where the binary does not run, or is another program."""
         done = self.starter.run([self.binary, "--version"], timeout=timeout)
         if done.returncode != 0:
             raise ToolError(f"py-spy does not run ({self.binary}): {_why(done, timeout)}", INSTALL)
@@ -128,7 +136,7 @@ class PySpy:
 
 
 def find_binary() -> str:
-    """The py-spy beside this interpreter, else the one on PATH, else its bare name (so that the error names it)."""
+    """The path of py-spy: beside this interpreter, else on PATH, else its bare name, so that the error names it."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy") or "py-spy"
 
@@ -138,7 +146,10 @@ def _environment() -> dict[str, str]:
 
 
 def read_dump(done: Completed, timeout: float) -> Dump:
-    """Understand one finished `py-spy dump --json`."""
+    """The stacks, or the reason why there are none, from a finished `py-spy dump --json`.
+
+    `timeout`: the seconds that it had.
+    """
     killed = done.timed_out or done.abandoned
     if done.returncode != 0 or killed:
         return _failed(done, timeout, killed)

@@ -18,7 +18,7 @@ _FRAME = re.compile(r'^ {4}\(Python\) File "(.+)", line (\d+), in (.+)$')
 
 
 def find_pystack() -> str:
-    """The pystack beside this interpreter, or "" where that extra is not installed."""
+    """The path of pystack beside this interpreter; "" where this optional package is not installed."""
     beside = Path(sys.executable).parent / "pystack"
     return str(beside) if os.access(beside, os.X_OK) else ""
 
@@ -26,7 +26,10 @@ def find_pystack() -> str:
 def second_opinion(
     starter: ProgramStarter, binary: str, pid: int, timeout: float
 ) -> tuple[ThreadStack, ...]:
-    """The Python stacks of one process, or none where pystack cannot read it either; never raises."""
+    """The Python stacks of one process by pystack, in `timeout` seconds at most; empty where it is missing or fails.
+
+    Never raises.
+    """
     if not binary:
         return ()
     done = starter.run([binary, "remote", "--no-block", str(pid)], timeout=timeout)
@@ -34,7 +37,10 @@ def second_opinion(
 
 
 def parse_pystack(text: str, pid: int) -> tuple[ThreadStack, ...]:
-    """Read the text of `pystack remote`: its frames come outermost first and are turned round."""
+    """The stacks in the text of `pystack remote`, innermost frame first.
+
+    `pid`: the process, whose main thread has the same number.
+    """
     found: list[tuple[int, str, bool, list[Frame]]] = []
     for line in text.splitlines():
         if match := _THREAD.match(line):

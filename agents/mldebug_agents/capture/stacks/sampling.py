@@ -1,4 +1,5 @@
-"""The first steps of a capture: /proc and Python stacks of all its processes, once and then repeatedly for some seconds.
+"""The first steps of a capture: reads /proc and the Python stacks of all its processes, once and
+then repeatedly for some seconds.
 
 No process is stopped: py-spy reads without blocking.
 """
@@ -22,7 +23,10 @@ RELEASE, RELEASES = (
 
 
 class CaptureTarget(NamedTuple):
-    """One process to look at, and the rank it belongs to."""
+    """One process to capture, and the rank to which it belongs.
+
+    `kind`: rank or the kind of child; `start_ticks`: 0 if not known.
+    """
 
     pid: int
     rank: int
@@ -36,7 +40,7 @@ Pending = tuple[CaptureTarget, float, ProcessState | None, "Future[Dump] | None"
 
 
 class Sampling:
-    """Samples of all target processes, by pid: `states` and `dumps` of the first pass, `samples` of every pass."""
+    """Samples of all processes of a capture, by pid: `states` and `dumps` of the first pass, `samples` of every pass."""
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class Sampling:
         self._sleep = sleep
 
     def look(self, pool: ThreadPoolExecutor) -> None:
-        """First pass: read /proc of all ranks, then sample the Python stacks of all ranks at once."""
+        """The first pass: read /proc of all processes, then take all Python stacks in parallel."""
         for target in self.targets:
             state = self._state(target.pid)
             if state and target.start_ticks and state.start_ticks != target.start_ticks:
@@ -76,7 +80,7 @@ class Sampling:
             self._sleep(RELEASE)
 
     def watch(self, pool: ThreadPoolExecutor, seconds: float) -> None:
-        """Further samples, evenly spread over the watch."""
+        """Take further samples, evenly spread over `seconds`; fewer where the deadline comes near."""
         span = min(seconds, max(0.0, self._left() - 1.0))
         begun = time.monotonic()
         for number in range(1, MAX_SAMPLES if span > 0 else 1):

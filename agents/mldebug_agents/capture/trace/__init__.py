@@ -1,1 +1,4 @@
-"""Call traces of this node's ranks: finding and reading their files (rings)."""
+"""Reads the call traces of this node's ranks.
+
+Each is a file of fixed size (a ring) into which the rank writes its latest calls.
+"""

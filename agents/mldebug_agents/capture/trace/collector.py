@@ -1,6 +1,8 @@
-"""The call traces ("rings") of all ranks on this node: located while the ranks live, read at a capture and after a rank has ended.
+"""The call traces ("rings") of the ranks on this node: found while a rank lives, or after its end
+at the default place; read at a capture and after a rank has ended.
 
-Source lines that a ring names are read through the rank's root, and only where the rank's user may read the file.
+Source lines that a ring names are read through the rank's root, and only where the rank's user may
+read the file.
 """
 
 import logging
@@ -42,7 +44,11 @@ MAX_FILES = 16  # of one rank
 
 
 class TraceCollector:
-    """Reads the call traces of ranks. There is one per agent, since it remembers where each rank had its ring, also when the rank is gone. Safe from any thread."""
+    """Reads the call traces of ranks.
+
+    There is one per agent: it remembers where each rank had its trace file, also after the rank has
+    ended. Safe from any thread.
+    """
 
     def __init__(
         self,
@@ -60,7 +66,10 @@ class TraceCollector:
         self._without: dict[Key, float] = {}  # when to ask again
 
     def update(self, found: Discovery) -> dict[int, float]:
-        """Look for the rings of all ranks of this node. By pid, unix time of the last record of each that has one."""
+        """Look for the trace files of all ranks of this node.
+
+        Returns by pid the unix time of the newest record, for the ranks that have one.
+        """
         ranks = [rank for job in found.jobs for rank in job.ranks]
         here = {_key(rank) for rank in ranks}
         with self._lock:
@@ -71,13 +80,19 @@ class TraceCollector:
         return {pid: at for pid, at in times.items() if at is not None}
 
     def add(self, taken: NodeCapture, left: Callable[[], float]) -> NodeCapture:
-        """The capture with the last records of every rank that is traced. Never raises for what a job does."""
+        """The capture, with the last records of every traced rank and gaps for traces that could not be read.
+
+        Never raises for what a job does.
+        """
         gaps: list[Gap] = []
         ranks = tuple(self._with_trace(rank, left, gaps) for rank in taken.ranks)
         return msgspec.structs.replace(taken, ranks=ranks, gaps=(*taken.gaps, *gaps))
 
     def left_behind(self, ranks: Iterable[RankIdentity]) -> dict[int, TraceTail]:
-        """The last recorded calls of ranks that have ended, by rank; ranks without a trace are left out."""
+        """The last recorded calls of ranks that have ended, by rank.
+
+        Ranks without a trace are left out, and those after the first `MAX_DEAD`.
+        """
         found: dict[int, TraceTail] = {}
         for rank in list(ranks)[:MAX_DEAD]:
             tail, _ = self._tail(rank, self._dead(rank))
@@ -186,7 +201,7 @@ def _key(rank: RankIdentity) -> Key:
 
 
 class SourceText:
-    """Reads source lines for one rank, with the rights of its user."""
+    """Reads source lines for one rank, with the rights of its user; keeps at most `MAX_FILES` files."""
 
     def __init__(self, host: Host, reader: Reader, rank: RankIdentity) -> None:
         self._reader = reader
@@ -195,7 +210,7 @@ class SourceText:
         self._files: dict[str, bytes] = {}
 
     def line(self, path: str, number: int) -> str:
-        """The text of that line, "" where it cannot be had."""
+        """The text of line `number` (from 1) of a source file as the rank names it; "" where it cannot be read."""
         if not is_source(path):
             return ""
         if path not in self._files:

@@ -25,7 +25,11 @@ MAX_CANDIDATES = 16  # open files of one process that are looked into
 
 
 class RingLocation(NamedTuple):
-    """Where a call-trace file may be. `path`: to open it from this process. `path_in_rank`: as the rank's own mounts name it. `open`: whether the rank has it open now."""
+    """Where a call-trace file may be.
+
+    `path`: with which this process opens it; `path_in_rank`: the same file as the rank's mounts
+    name it; `open`: the rank has it open now.
+    """
 
     path: str
     path_in_rank: str
@@ -33,14 +37,19 @@ class RingLocation(NamedTuple):
 
 
 def default_name(rank: RankIdentity) -> str:
-    """The name of a rank's call-trace file in the default folder, with the pid that the rank sees itself as."""
+    """The name of a rank's call-trace file in the default folder.
+
+    It holds the pid inside the rank's pid namespace, and the start time.
+    """
     return f"{PREFIX}{rank.namespace_pid or rank.pid}-{rank.start_ticks}"
 
 
 def living(host: Host, rank: RankIdentity) -> list[RingLocation]:
-    """Where the call trace of a rank that runs may be: the regular files that it has open to read and write, then the default path.
+    """Where the call trace of a living rank may be: at most `MAX_CANDIDATES` regular files that it
+    has open to read and write, then the default path.
 
-    A file at the default path that is not open may stem from before an exec, which keeps pid and start time: see `maps_of`.
+    A file at the default path that is not open may be from before an exec, which keeps pid and
+    start time: see `maps_of`.
     """
     found = _open_files(host, rank.pid)
     default = f"{FOLDER}/{default_name(rank)}"
@@ -50,7 +59,9 @@ def living(host: Host, rank: RankIdentity) -> list[RingLocation]:
 
 
 def maps_of(host: Host, pid: int) -> str:
-    """The path of /proc/PID/maps. A trace file that the process still writes is mapped there; one from before an exec is not."""
+    """The path of /proc/PID/maps, which lists a trace file that the process still writes, but not
+    one from before an exec.
+    """
     return f"{host.proc}/{pid}/maps"
 
 
@@ -68,9 +79,11 @@ def _open_files(host: Host, pid: int) -> list[RingLocation]:
 def dead(
     host: Host, rank: RankIdentity, last: RingLocation | None, folders: Iterable[str]
 ) -> list[RingLocation]:
-    """Where the call trace of a rank that has ended may be: its last known path, and the default name in each folder.
+    """Where the call trace of a rank that has ended may be: its last known path, and the default
+    name in the default folder and in `folders`.
 
-    Each path is tried below the root of the launcher (for a container) and ours, where they are the rank's, too. Files need not exist.
+    Each path is tried below the rank's root as far as it is still reachable: the launcher's (for a
+    container) or ours, where these are the same. The files need not exist.
     """
     paths = [last.path_in_rank] if last is not None else []
     paths += [f"{folder}/{default_name(rank)}" for folder in (FOLDER, *folders)]
@@ -83,7 +96,11 @@ class StuckError(OSError):
 
 
 class RingReader:
-    """Reads parts of one rank's call-trace file. All methods raise OSError where it cannot be read, and ValueError where it is not this rank's."""
+    """Reads parts of one rank's call-trace file.
+
+    Methods raise OSError where it cannot be read, and ValueError where it is not this rank's or is
+    damaged.
+    """
 
     def __init__(
         self,
@@ -100,7 +117,10 @@ class RingReader:
         self._boot_id = boot_id
 
     def read(self, at: int, size: int) -> bytes:
-        """Read `size` bytes at offset `at`, after a check that the file belongs to the rank's user."""
+        """Read at most `size` bytes from offset `at`.
+
+        ValueError where the file belongs to another user or others may write it.
+        """
         piece = self._reader.read_from(self.place.path, at, rights=self._rights, max_bytes=size)
         if not isinstance(piece, FilePiece):
             raise _error(piece)
@@ -117,7 +137,7 @@ class RingReader:
         return data[: count * HEAD_SIZE]
 
     def check(self) -> RingHeader:
-        """Read the header. ValueError where it names another process or an earlier boot."""
+        """Read and return the header. ValueError where it names another process, or an earlier boot."""
         header = read_header(self.read)
         inside = self._rank.namespace_pid or self._rank.pid
         if (header.pid, header.start_ticks) != (inside, self._rank.start_ticks):
@@ -154,7 +174,10 @@ def absent(error: Exception) -> bool:
 
 
 def first_error(errors: Iterable[Exception]) -> str:
-    """The first error that is worth reporting, as text; "" where there is none. A file that does not exist is none."""
+    """The first error that is worth reporting, as text; "" where there is none.
+
+    A file or process that does not exist is not worth it.
+    """
     reported = [error for error in errors if not absent(error)]
     error = next(iter(reported), None)
     return "" if error is None else str(error.strerror if isinstance(error, OSError) else error)
