@@ -1,1 +1,3 @@
-"""Incidents on this node while they live: opened, fed by captures, closed, written down."""
+"""Incidents (stalls, failures, slowdowns of a job) on this node while they live: opened, given
+captures, closed, and written as reports.
+"""

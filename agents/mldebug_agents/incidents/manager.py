@@ -1,6 +1,6 @@
-"""The incidents of this node while they live: those that an agent before has left, stalls, and abnormal ends.
+"""The incidents of this node while they live: those that an earlier agent left, stalls, slowdowns, and failures.
 
-Belongs to the main loop's thread.
+Used by the main loop's thread only.
 """
 
 import logging
@@ -43,9 +43,10 @@ MOVED = 2.0  # seconds after which progress belongs to no stall that was known b
 
 
 class IncidentManager:
-    """The life of each incident here: opened by a decision or a bad end, fed by captures, counted once, closed, written.
+    """Opens the incidents of this node's runs, adds captures to them, counts each once, closes
+    them, and has their reports written.
 
-    `remote` has what other nodes know of them.
+    `remote`: incidents that concern other nodes; `failures`: runs that failed lately.
     """
 
     def __init__(
@@ -64,18 +65,21 @@ class IncidentManager:
 
     @property
     def counts(self) -> Counter[str]:
-        """Incidents since the agent started, by "kind/verdict"."""
+        """The number of incidents since the agent started, by "kind/verdict"."""
         return self._writer.counts
 
     @property
     def last_report(self) -> dict[str, str]:
-        """The id of the newest report of each kind, by "kind/verdict"."""
+        """The id of the newest incident, by "kind/verdict"."""
         return self._writer.last_report
 
     # --- restarts ------------------------------------------------------------------------------------
 
     def recall(self, run: Run) -> None:
-        """Continue, under its id, the run's incident that was open when an earlier agent ended."""
+        """Continue the incident of this run that was open when an earlier agent ended, under its id.
+
+        Where this agent has opened the same stall anew meanwhile, both are joined.
+        """
         known = self._writer.store.earlier_incident(run.job.id)
         mine = run.incident
         if known is None or known.state != "open" or (mine is not None and mine.key != known.key):
@@ -97,7 +101,11 @@ class IncidentManager:
     def close_orphans(
         self, present: Collection[str], goes_on: Callable[[str, RunRow], bool] = lambda *_: False
     ) -> None:
-        """End the incidents that an earlier agent left open, of runs that are gone, unless `goes_on` says that another attempt may follow."""
+        """End the incidents that an earlier agent left open of runs that are not `present` any
+        more, and delete what is stored of them.
+
+        A run is passed over where `goes_on` takes its row, since another attempt may follow.
+        """
         for job_id, row in self._writer.store.found().items():
             if job_id in present or goes_on(job_id, row):
                 continue
@@ -109,23 +117,23 @@ class IncidentManager:
         self._writer.store.forget_others(present)
 
     def store_open(self, run: Run, incident: Incident) -> None:
-        """Keep the open incident of a run that is gone, for as long as its launcher may start another attempt."""
+        """Store the open incident of a run that is gone, because its launcher may start another attempt."""
         self._writer.store.keep(run.job.id, run.watch.memory(), incident)
 
     def write_again(self, incident: Incident) -> None:
-        """Write the incident's report again, after the state directory was lost."""
+        """Judge the incident and write its report again, after the state dir was lost."""
         self._writer.write(incident, judge(incident), owner(incident))
 
     # --- captures ----------------------------------------------------------------------------------
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
-        """Take a finished capture of the run. It is kept also for an incident that opens later."""
+        """Take a finished capture of the run: into its open incident, and for one that opens later."""
         run.keep_capture(capture)
         if run.incident is not None and run.incident.state == "open":
             self._take(run, run.incident, capture)
 
     def missed(self, run: Run, gap: Gap) -> None:
-        """Note that a capture could not be taken. The gap goes into the incident that is open or opens later."""
+        """Note why a capture could not be taken: in the open incident, or for one that opens later."""
         if run.incident is None:
             run.add_missed(gap)
         elif run.incident.state == "open":
@@ -133,7 +141,7 @@ class IncidentManager:
             self._writer.keep(run)
 
     def await_capture(self, run: Run) -> None:
-        """Report the open incident without its capture, once that has been waited for `PATIENCE` seconds."""
+        """Report an open incident without a capture, once it has waited for one for `PATIENCE` seconds."""
         incident = run.incident
         waits = incident is not None and run.judgement is None
         if (
@@ -144,7 +152,10 @@ class IncidentManager:
             self.unseen(run)
 
     def unseen(self, run: Run) -> None:
-        """Write a report of an open incident without a capture, because none will come soon: the incident's id is shown already and must lead to a report."""
+        """Report the run's open incident without a capture, because none will come soon.
+
+        Its id is shown already, so a report must exist.
+        """
         if run.incident is None or has_evidence(run.incident):
             return
         first, judgement = run.judgement is None, run.judge(run.incident)
@@ -154,7 +165,10 @@ class IncidentManager:
         self._writer.write(run.incident, judgement, run.job.uid)
 
     def close(self, run: Run, state: State, why: str) -> None:
-        """Close the run's stall as recovered or ended, and report it even if there never was a capture."""
+        """Close the run's incident as recovered or ended, and write its report, even without a capture.
+
+        `why`: a sentence for the timeline.
+        """
         if run.incident is None:
             return
         if run.capture is not None and not has_evidence(run.incident):
@@ -166,7 +180,10 @@ class IncidentManager:
         self._writer.keep(run)
 
     def note(self, run: Run, at: float, words: str) -> None:
-        """Add a line to the timeline of the run's open incident; it is written with the next report. `at`: unix time by the wall clock."""
+        """Add a line to the timeline of the run's open incident, if it has one.
+
+        It is written with the next report. `at`: unix time by the wall clock.
+        """
         if run.incident is not None:
             run.set_incident(add_timeline(run.incident, self._writer.clock.translate(at), words))
 
@@ -184,9 +201,10 @@ class IncidentManager:
     # --- stalls ------------------------------------------------------------------------------------
 
     def open(self, run: Run, decision: StallDecision, *, hold: bool = False) -> None:
-        """Open an incident for this stall, with the capture that was taken when it was confirmed, if there is one.
+        """Open an incident for this stall, with the capture and the gaps that the run keeps.
 
-        `hold`: nothing is written yet, for other nodes are asked, who may know it under another id.
+        An incident that is open already is continued instead. `hold`: write no report yet, because
+        other nodes are asked, who may know the stall under another id.
         """
         if run.incident is not None and run.incident.key == decision.key:
             return  # known from before our restart: the same stall keeps its id
@@ -230,7 +248,10 @@ class IncidentManager:
             self.missed(run, gap)
 
     def withdraw(self, run: Run, why: str) -> None:
-        """Drop a stall that was held back for other nodes and moved again before it was reported, with its capture."""
+        """The run makes steps again: drop a stall that was held back for other nodes, with its captures.
+
+        One that was reported or shared is closed as recovered.
+        """
         if run.incident is None or run.incident.shared or not is_unreported(run.incident):
             self.close(run, "recovered", why)
             return
@@ -259,7 +280,10 @@ class IncidentManager:
     # --- slowdowns ---------------------------------------------------------------------------------
 
     def slow(self, run: Run, found: Slowness) -> None:
-        """Open a slowdown of the run, or write its report again where other ranks are slow now, or for another reason."""
+        """Open a slowdown of the run, or write its report again where other ranks are slow now or for another reason.
+
+        Nothing happens while the run has an incident of another kind.
+        """
         now, incident = self._writer.clock.now(), run.incident
         words = slow_words(found, run.job.world_size)
         if incident is None:
@@ -287,7 +311,7 @@ class IncidentManager:
         self._writer.write(run.incident or incident, judgement, run.job.uid)
 
     def no_longer_slow(self, run: Run, state: State, why: str) -> None:
-        """Close the run's slowdown, where it has one."""
+        """Close the run's slowdown incident, if it has one, and write its report."""
         if run.incident is not None and run.incident.kind == "slowdown":
             self._writer.end(run.incident, state, why, run.job.uid, run.judgement)
             run.forget_incident()
@@ -303,7 +327,10 @@ class IncidentManager:
         before: Incident | None = None,
         alike: AlikeRuns = AlikeRuns(),  # noqa: B008 - a value
     ) -> None:
-        """Open an incident for a failed attempt, or a lost rank; `before`: the incident of which this is a continuation."""
+        """Open an incident for a failed attempt (or a lost rank), or continue `before`, and write its report.
+
+        `alike`: how many recent runs of the script failed in the same way.
+        """
         self.no_longer_slow(run, "ended", "the run has failed")
         now = self._writer.clock.now()
         incident = before or Incident(
@@ -332,7 +359,7 @@ class IncidentManager:
         self.failures.note(run, attempt, incident, judgement)
 
     def close_story(self, run: Run, incident: Incident, state: State, why: str) -> Incident:
-        """End an incident, whether or not its run still exists. Returns the incident as it was written."""
+        """End an incident, whether or not its run still exists, and write its report. Returns the closed incident."""
         known = run.incident or self.remote.cases.get(incident.id) or incident
         closed = close_incident(known, state, self._writer.now(incident), why)
         self._writer.write(closed, judge(closed), run.job.uid)

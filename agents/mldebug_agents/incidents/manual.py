@@ -1,4 +1,4 @@
-"""A capture by hand: choose the job, capture it now, judge it, write the report down."""
+"""A capture that a person or an action asks for: choose the job, capture it now, judge it, write the report."""
 
 import threading
 import time
@@ -38,7 +38,10 @@ MAX_TURNS = 100  # reports of one job in one second
 
 
 class Taken(NamedTuple):
-    """The result of one manual capture; `html_path` is None where the report could not be stored."""
+    """The result of such a capture: its report, page and judgement.
+
+    `html_path` is None where the report could not be stored, and `trouble` says why.
+    """
 
     report: Report
     html: str
@@ -48,14 +51,18 @@ class Taken(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A report under its final id."""
+    """A report with its final id, and its HTML page."""
 
     report: Report
     html: str
 
 
 def choose(found: Discovery, pid: int | None, wanted: str | None) -> tuple[Job, ...]:
-    """The jobs that a person asked for. Raises an error that lists the jobs that exist where none matches."""
+    """The jobs that a person asked for: with process `pid` as rank, child or launcher, and with
+    `wanted` as name or beginning of the id; without both, all.
+
+    Raises an error that lists the jobs here, or says why none can be seen, where none matches.
+    """
     jobs = found.all
     if not jobs:
         raise _nothing_found(found, pid, wanted)
@@ -110,7 +117,11 @@ def _nothing_found(found: Discovery, pid: int | None, wanted: str | None) -> Mld
 def look_beside(
     tools: CaptureTools, gpus: NodeReader, found: Discovery, *, here_only: bool
 ) -> OneShotReader:
-    """Begin to read GPUs and kernel log while the ranks are captured; the capture waits for it at most `BESIDE` seconds."""
+    """Begin to read GPUs and kernel log in the background while ranks are captured; the capture
+    waits for it at most `BESIDE` seconds.
+
+    `here_only`: ask only the agent of the configured state dir, not the node's service.
+    """
     state_dir = tools.context.config.agent.state_dir
     return OneShotReader(
         tools.context,
@@ -125,7 +136,10 @@ def look_beside(
 def take(
     tools: CaptureTools, job: Job, found: Discovery, beside: OneShotReader | None = None
 ) -> Taken:
-    """Capture one job now and write the report; a state dir that cannot be written costs the file, not the report."""
+    """Capture one job now and write the report.
+
+    If the state dir cannot be written, the report is returned all the same.
+    """
     detected = time.time()
     return write_down(tools, look(tools, job, found, beside), detected)
 
@@ -133,7 +147,10 @@ def take(
 def look(
     tools: CaptureTools, job: Job, found: Discovery, beside: OneShotReader | None = None
 ) -> NodeCapture:
-    """Capture one job now; of one that waits for nodes, its launcher."""
+    """Capture one job now, with the steps that it makes meanwhile.
+
+    Of a job that waits for nodes only the launcher is captured.
+    """
     if job.waits is not None:
         return tools.capturer().capture(job, {}, (), found.gaps)
     traps = tools.known_issues.of(
@@ -150,7 +167,10 @@ def look(
 
 
 def with_hardware(capture: NodeCapture, gpus: GpuOverview) -> NodeCapture:
-    """The capture, completed by faults of the ranks' GPUs and what these GPUs do; values that could not be read become gaps."""
+    """The capture with its GPUs added: their faults, states, and all devices of the job.
+
+    What could not be read becomes gaps.
+    """
     gaps = [one for one in (gpus.gpu_gap, gpus.kernel_gap) if one is not None]
     return msgspec.structs.replace(
         capture,
@@ -162,7 +182,7 @@ def with_hardware(capture: NodeCapture, gpus: GpuOverview) -> NodeCapture:
 
 
 def write_down(tools: CaptureTools, capture: NodeCapture, detected: float) -> Taken:
-    """Judge a capture of this node and write the report."""
+    """Judge a capture of this node and write the report. `detected`: unix time at which the capture was asked for."""
     return write_case(tools.context.config.agent.state_dir, (capture,), detected)
 
 
@@ -174,9 +194,11 @@ def write_case(
     node: str | None = None,
     trigger: Trigger = "manual",
 ) -> Taken:
-    """Judge, build, render; store within a deadline: a hung or closed state dir costs the file, never the answer.
+    """Judge captures of one job, build the report and store it. A state dir that hangs or cannot be
+    written costs the file, never the answer.
 
-    `asked`: all nodes that were asked for it; `node`: who asked, where that is not the node of the first capture.
+    `queried`: all nodes that were asked for a capture; `node`: who asked, where that is not the
+    node of the first capture; `detected`: unix time.
     """
     judgement = diagnose(captures, queried)
     first = captures[0]
@@ -208,7 +230,7 @@ def write_case(
 
 
 def evidence(captures: tuple[NodeCapture, ...], queried: QueriedNodes | None) -> dict[str, bytes]:
-    """The files from which the same report can be made again."""
+    """The files, by name, from which the same report can be made again."""
     files = {f"capture-{one.node}.json": msgspec.json.encode(one) for one in captures}
     return files if queried is None else files | {QUERIED_FILE: msgspec.json.encode(queried)}
 
@@ -219,7 +241,10 @@ def store(
     captures: tuple[NodeCapture, ...],
     queried: QueriedNodes | None = None,
 ) -> Named:
-    """Save under an id that no other report has: of two taken in one second, the second gets a number."""
+    """Store the report under an id that no other has: further reports of the same second get a number.
+
+    Raises MldebugError where that many are there.
+    """
     files, owner = evidence(captures, queried), owner_of(captures)
     for turn in range(1, MAX_TURNS):
         report_id = report.id if turn == 1 else f"{report.id}-{turn:02d}"
@@ -231,7 +256,10 @@ def store(
 
 
 def within(timeout: float, write: Callable[[], Path]) -> tuple[Path | None, str]:
-    """Run a write in a thread that is left behind if it does not return in time. Returns (path, why there is none)."""
+    """Run a write in a thread, for at most `timeout` seconds; a thread that hangs is left behind.
+
+    Returns (path, "") or (None, why there is none).
+    """
     done: list[tuple[Path | None, str]] = []
 
     def run() -> None:

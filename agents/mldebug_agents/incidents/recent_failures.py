@@ -1,6 +1,6 @@
-"""Ranks that ended badly here, remembered for a while: those of other nodes may wait for them.
+"""Runs that failed on this node, remembered for a while, because ranks on other nodes may wait for theirs.
 
-Belongs to the main loop's thread.
+Used by the main loop's thread only.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ MOST, KEPT = 16, 3600.0  # runs, seconds
 
 
 class FailedRun(NamedTuple):
-    """A run that failed lately, as it was at that time. `at`: its first exit, by `Clock.steady`."""
+    """A run that failed lately, as it was then. `at`: its first exit, in monotonic seconds (`Clock.steady`)."""
 
     run: Run
     incident: Incident
@@ -27,7 +27,7 @@ class FailedRun(NamedTuple):
 
 
 class RecentFailures:
-    """The runs that failed lately on this node, by job id."""
+    """The runs that failed lately on this node by job id, at most `MOST`."""
 
     def __init__(self, clock: Clock, *, wanted: bool = False) -> None:
         """`wanted`: by agents of other nodes. Nothing is kept else: captures are large."""
@@ -38,7 +38,10 @@ class RecentFailures:
     def note(
         self, run: Run, attempt: AttemptExit, incident: Incident, judgement: Judgement
     ) -> None:
-        """Remember that a run has failed, or update what is remembered when more of its ranks have exited."""
+        """Remember that a run has failed, or replace what is remembered of it.
+
+        Does nothing where no other agent may want it.
+        """
         if not self._wanted:
             return
         known = self._ends.pop(run.job.id, None)
@@ -50,7 +53,7 @@ class RecentFailures:
         self._ends = dict(list(self.recent().items())[1 - MOST :]) | {run.job.id: new}
 
     def renamed(self, job_id: str, incident: Incident) -> None:
-        """Note that the job's incident is this one now, which has another id."""
+        """Note that the incident of this job has another id now. `incident`: its new state."""
         if (known := self._ends.get(job_id)) is not None:
             self._ends[job_id] = known._replace(incident=incident)
 

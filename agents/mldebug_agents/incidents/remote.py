@@ -1,6 +1,6 @@
-"""Stalls that several nodes know: each is told under one id, with one report over all of them.
+"""Stalls that several nodes know: each is reported under one id, with one report over all nodes.
 
-Belongs to the main loop's thread.
+Used by the main loop's thread only.
 """
 
 import logging
@@ -39,7 +39,8 @@ MAX_STORED = (
 class RemoteIncidents:
     """Incidents that concern several nodes: stalls that other nodes announce, and captures of all nodes together.
 
-    `cases` are incidents of runs that have no rank on this node, `failures` the ranks here that ended badly.
+    `cases`: incidents of runs without a rank on this node; `failures`: runs that failed here
+    lately.
     """
 
     def __init__(self, writer: IncidentWriter, failures: RecentFailures) -> None:
@@ -48,19 +49,23 @@ class RemoteIncidents:
         self.cases, self.failures = RemoteCases(writer.store), failures
 
     def may_be_called(self, run: Run, incident_id: str) -> bool:
-        """Whether a stall of this run may have the id that another node gives it."""
+        """Whether a stall of this run may have this id, which another node has given it."""
         if run.incident is not None and run.incident.id == incident_id:
             return True
         return self.is_free(incident_id, job_key(run.job, self._node))
 
     def is_free(self, incident_id: str, key: RunKey) -> bool:
-        """Whether an incident of the run with this key may have the id: no other run has it here."""
+        """Whether the run with this key may use the id here: no other run, no stored report and no
+        manual capture has it.
+        """
         return self._writer.ids.is_free(incident_id, key)
 
     def called(self, run: Run, incident_id: str, sentence: str, *, caused: bool = False) -> None:
-        """Another node has announced a stall of this run: open an incident with the same id here, or give the open one that id.
+        """Another node has announced a stall of this run: open an incident with its id here, or
+        give the open one that id.
 
-        `caused`: that of a bad end on another node, which came first.
+        Of two ids that were both shown the first in order stays, unless `caused`: the id is that of
+        a failure on another node, which came first.
         """
         known, now = run.incident, self._writer.clock.now()
         own = (
@@ -105,7 +110,12 @@ class RemoteIncidents:
         what: str,
         cause: End | None = None,
     ) -> Whole:
-        """Judge the captures of all nodes and keep the result in the incident. `run`: the run, where it has ranks on this node."""
+        """Judge the captures of all nodes, keep the result in the incident and write its report.
+        Returns the result for the other agents.
+
+        `run`: the run, None where it has no rank here; `what`: a line for the timeline; `cause`: a
+        failure on a node that caused the stall.
+        """
         now = self._writer.clock.now()
         incident = run.incident if run is not None else None
         if incident is None or (incident.kind != "stall" and incident.id != incident_id):
@@ -142,7 +152,9 @@ class RemoteIncidents:
         return self.cases.get(incident_id) or self.failures.incident(incident_id) or new
 
     def add_whole(self, run: Run, whole: Whole) -> None:
-        """Add the diagnosis from all nodes that another agent has made."""
+        """Add to the run's incident the diagnosis that another agent has made from the captures of
+        all nodes, and write its report.
+        """
         incident = run.incident
         if incident is None or incident.id != whole.report or whole.node == self._node:
             return
@@ -155,7 +167,10 @@ class RemoteIncidents:
         self._writer.write(incident, judgement, run.job.uid)
 
     def rename_case(self, known: str, incident_id: str) -> None:
-        """Keep the stall of a run without a rank here under another id from now on."""
+        """Give the stall of a run without a rank here another id.
+
+        The report is written under the new id, then the old one is removed.
+        """
         if (incident := self.cases.pop(known)) is None:
             return
         incident = msgspec.structs.replace(incident, id=incident_id)
@@ -166,7 +181,7 @@ class RemoteIncidents:
         self._writer.store.drop(known)
 
     def close_case(self, incident_id: str, state: State, why: str) -> None:
-        """Close the stall of a run without a rank here."""
+        """Close the stall of a run without a rank here, and write its report."""
         if (incident := self.cases.pop(incident_id)) is not None:
             self._writer.end(
                 incident, state, why, owner_of(incident.node_captures), judge(incident)
@@ -179,7 +194,7 @@ def _goes_on(known: Incident, incident_id: str) -> bool:
 
 
 class RemoteCases:
-    """Open incidents of runs on other nodes, by incident id."""
+    """Open incidents of runs that have no rank on this node, by incident id. They survive a restart."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
@@ -194,7 +209,7 @@ class RemoteCases:
         return self._all().get(incident_id)
 
     def put(self, incident: Incident) -> None:
-        """Keep a new open incident, or a newer state of one, also on disk if it is small enough."""
+        """Keep a new open incident, or a newer state of one; on disk only up to `MAX_STORED` bytes."""
         self._all()[incident.id] = incident
         data = msgspec.json.encode(incident)
         self._store.remember(MEMO + incident.id, data if len(data) <= MAX_STORED else b"")

@@ -1,4 +1,4 @@
-"""What is written down of an incident: its report, and the evidence from which the same report can be made again."""
+"""Writes incidents to disk: their state, their report, and the evidence from which the same report can be made again."""
 
 import logging
 import platform
@@ -24,9 +24,9 @@ MAX_KNOWN = 4096  # ids: more than the reports that are kept
 
 
 class IncidentWriter:
-    """Writes incidents: into the state store, so that a restart goes on with them, and as reports; and counts them.
+    """Stores incidents, so that a restarted agent goes on with them, writes their reports, and counts them.
 
-    Belongs to the main loop's thread. What touches the disk is handed to the store's writer thread as work.
+    Used by the main loop's thread only. All disk work is handed to the store's writer thread.
     """
 
     def __init__(
@@ -50,11 +50,14 @@ class IncidentWriter:
         self.store.keep(run.job.id, run.watch.memory(), run.incident)
 
     def now(self, incident: Incident) -> float:
-        """The unix time for a timeline: never before the incident's last event, even if the clock was set back."""
+        """The unix time for a timeline: never before the incident was detected, even if the clock was set back."""
         return max(incident.detected_at, self.clock.now())
 
     def new_id(self, now: float, job_id: str) -> str:
-        """A new report id; never one that was given before, even if the clock was set back."""
+        """A new incident id from time and job.
+
+        It differs from the one given last: while they are equal, a second is added.
+        """
         made = make_id(now, job_id)
         while made == self._last_id:
             now += 1.0
@@ -75,7 +78,11 @@ class IncidentWriter:
     def end(
         self, incident: Incident, state: State, why: str, uid: int, known: Judgement | None = None
     ) -> None:
-        """Write how an incident ended. An incident without a report is judged now, and counted."""
+        """Close an incident and write its last report. One that never had evidence is judged now,
+        and counted if it was not.
+
+        `known`: its judgement, if it has one; `uid`: its owner.
+        """
         closed = close_incident(incident, state, self.now(incident), why)
         judgement = known if known is not None and has_evidence(closed) else judge(closed)
         if known is None and not has_evidence(closed):
@@ -91,7 +98,10 @@ class IncidentWriter:
 def write_files(
     store: StateStore, incident: Incident, judgement: Judgement, reported_at: float, uid: int
 ) -> None:
-    """Have the state writer write the incident's report. It is a thread of its own, so a full or hung state directory cannot stop the main loop."""
+    """Have the writer thread write the incident's report, and remove old ones.
+
+    So a full or hung state dir cannot stop the main loop.
+    """
 
     def work() -> None:
         report = write_report(incident, judgement, reported_at)
@@ -105,9 +115,10 @@ def write_files(
 
 
 def evidence_files(incident: Incident) -> dict[str, bytes]:
-    """The files of captures beside a report, from which it can be made again, by name.
+    """The captures that are stored beside a report, by file name; it can be made again from them.
 
-    For an incident of several nodes the captures of all nodes are `capture-NODE.json`, and what only this node saw is `own-N-NODE.json`.
+    For an incident of several nodes the captures of all nodes are `capture-NODE.json`, and those of
+    this node alone `own-N-NODE.json`.
     """
     beside = "own" if incident.node_captures else "capture"
     files = {
@@ -123,7 +134,7 @@ def evidence_files(incident: Incident) -> dict[str, bytes]:
 
 
 def owner_of(captures: Sequence[NodeCapture]) -> int:
-    """The uid of the captured job; 0 (root) where the captures do not agree."""
+    """The uid of the captured job; 0 (root) where the captures name several, or there are none."""
     owners = {one.job.uid for one in captures}
     return owners.pop() if len(owners) == 1 else 0
 
@@ -146,14 +157,17 @@ def versions() -> dict[str, str]:
 
 
 class IncidentIds:
-    """The ids that are given. `stored`: those of the reports that an earlier agent has left, as soon as they are known."""
+    """Which run each incident id belongs to.
+
+    `stored`: returns the ids of reports that earlier agents left; empty until they are known.
+    """
 
     def __init__(self, node: str, stored: Callable[[], Iterable[str]]) -> None:
         self._node, self._stored = node, stored
         self._keys: dict[str, RunKey] = {}
 
     def note(self, incident: Incident) -> None:
-        """Remember which run this incident's id belongs to."""
+        """Remember to which run this incident's id belongs; the newest `MAX_KNOWN` are kept."""
         if (key := self._key(incident)) is None:
             return
         self._keys.pop(incident.id, None)
@@ -162,7 +176,9 @@ class IncidentIds:
             del self._keys[next(iter(self._keys))]
 
     def is_free(self, incident_id: str, key: RunKey) -> bool:
-        """Whether an incident of the run with this key may have the id: no incident here has it, or one of the same run."""
+        """Whether an incident of the run with this key may have the id: it is known as this run's,
+        or is neither in use, nor stored, nor that of a manual capture.
+        """
         if (known := self._keys.get(incident_id)) is not None:
             return known == key
         return not is_by_hand(incident_id) and incident_id not in self._stored()

@@ -1,6 +1,7 @@
-"""Whether a job makes steps while a person looks at it: by the hooks of its ranks, else by its logs.
+"""Whether a job makes steps while a person looks at it: by the hooks of its ranks, and by its logs.
 
-Nothing is attached to: records in shared memory and the ends of log files are read, before and after a capture.
+No process is attached to: records in shared memory and the ends of log files are read, before and
+after a capture.
 """
 
 import time
@@ -19,7 +20,7 @@ EVERY = 0.5
 
 
 class StepWatch:
-    """The steps of one job from when this is made on; `between()` says the first and the newest that were known."""
+    """The steps of one job since this was made. `between()` returns the step then and now."""
 
     def __init__(
         self,
@@ -45,7 +46,8 @@ class StepWatch:
     def between(self) -> tuple[int, int] | None:
         """The furthest step when the watch began, and now; None where either is not known.
 
-        Where the last step is young and none has followed yet, a next one is waited for, at most `LONGEST` seconds.
+        If the last step is young and none has followed yet, this waits for the next one, at most
+        `LONGEST` seconds.
         """
         if self._first is None:
             return None

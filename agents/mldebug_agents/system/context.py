@@ -1,4 +1,4 @@
-"""What every part of the agent and every command needs to look at this node, as one small immutable value."""
+"""What every part of the agent and every command needs to read this node, as one small immutable value."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -14,7 +14,11 @@ from mldebug_agents.system.spawn import WORKERS, Spawner
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`host`: raw reads of /proc. `reader`: reads of paths that may hang. `spawner`: starts processes. `node`: this node's name."""
+    """What is needed to read this node.
+
+    `host`: direct reads of /proc; `reader`: reads of paths that may hang; `spawner`: starts
+    processes; `node`: this node's host name.
+    """
 
     host: Host
     reader: Reader
@@ -24,7 +28,7 @@ class Context:
 
     @property
     def config(self) -> Config:
-        """The configuration that holds now; an agent may read its file again while it runs."""
+        """The configuration in use now. An agent may have read its file again since the last call."""
         return self.current_config()
 
 
@@ -34,9 +38,11 @@ def open_context(
     children: Workers,
     root: str = "/",
 ) -> Iterator[Context]:
-    """Start the helper process and the reader child; both end with the block. Open it before any thread is started.
+    """A context that starts the helper process and the reader, and ends both at its end. Enter it
+    before any thread is started.
 
-    `children`: by name, the functions that child processes of this program may run. `root`: where the host's / is seen.
+    `children`: by name, the functions that child processes may run. `root`: where the host's `/` is
+    mounted (in a container).
     """
     spawner = Spawner({**WORKERS, **children})
     reader = Reader(spawner)

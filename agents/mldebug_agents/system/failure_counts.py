@@ -1,4 +1,4 @@
-"""How often Flight Recorder, NCCL RAS and the like gave no usable answer, by way of asking. Safe from any thread."""
+"""Counts how often Flight Recorders, NCCL RAS and the like gave no usable answer. Safe from any thread."""
 
 import threading
 from collections import Counter
@@ -10,7 +10,10 @@ WAYS = (*map(str, AccessKind), RAS)
 
 
 class FailureCounts:
-    """Counts failed questions to ranks by the way of asking; details are in the reports' gaps."""
+    """Counts questions to ranks that failed, by the way of asking (hook, worker server, FIFO, RAS …).
+
+    The reasons are in the reports' gaps.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -16,7 +16,7 @@ from mldebug_agents.system.reader_answers import Unreadable, judge
 
 
 class FakeReader(Reader):
-    """A `Reader` for tests over a dict: path -> content, or the `Unreadable` to answer with."""
+    """A `Reader` for tests. Its files are a dict: path -> content, or the `Unreadable` to answer with."""
 
     def __init__(self, files: Mapping[str, bytes | Unreadable]) -> None:
         self.files = dict(files)

@@ -23,7 +23,11 @@ KINDS = {"FLOCK": "flock", "POSIX": "lockf", "OFDLCK": "ofd"}
 
 
 class KernelLock(NamedTuple):
-    """One line of /proc/locks. `blocked`: it is the request of a waiting process; the holder's line has the same `number`."""
+    """One line of /proc/locks.
+
+    `blocked`: it is the request of a waiting process, and the line of the holder has the same
+    `number`.
+    """
 
     number: str
     kind: str  # flock, lockf, ofd
@@ -52,7 +56,7 @@ def _row(line: str) -> KernelLock | None:
 
 
 class FileLocks:
-    """The content of /proc/locks at one moment; it is read when the first process is found to wait for a lock."""
+    """The file locks of this node, read from /proc/locks once, when the first process is found to wait for one."""
 
     def __init__(self, host: Host, reader: Reader, job: Mapping[int, LockHolder]) -> None:
         """`job`: its ranks and their children by pid, which are looked at first for inherited locks."""
@@ -62,7 +66,11 @@ class FileLocks:
         self._rows: tuple[KernelLock, ...] | None = None
 
     def wait_of(self, state: ProcessState | None, thread: ThreadState | None) -> FileLock | None:
-        """The lock that this thread of the process waits for, with its holders; None where it waits for none."""
+        """The lock for which this thread of the process waits, with at most `MAX_HOLDERS` holders
+        (none where they are not known).
+
+        None where it waits for none.
+        """
         if state is None or thread is None or not waits_for_file_lock(thread):
             return None
         fd = thread.syscall_args[0] if thread.syscall_args else -1

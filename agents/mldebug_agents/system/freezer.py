@@ -1,6 +1,7 @@
-"""Is a process frozen by its cgroup, as a paused container is? The kernel's freezer of cgroup v2 and v1, under one root.
+"""Whether a process is frozen by its cgroup, as in a paused container: the kernel's freezer of cgroup v2 and v1.
 
-The files are answered by the kernel from memory. A frozen process shows state S (v2) or D (v1), and no signal wakes it.
+The kernel answers these files from memory. A frozen process shows state S (v2) or D (v1), and no
+signal wakes it.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,16 +20,17 @@ ReadText = Callable[[str], str]
 
 
 def may_be_frozen(thread: ThreadState | None) -> bool:
-    """Whether a thread's state allows that it is frozen; only then its cgroup has to be read."""
+    """Whether the state of this thread allows that it is frozen. Only then its cgroup needs to be read."""
     if thread is None or thread.state == "R":
         return False
     return thread.state == "D" or thread.wchan in FREEZERS
 
 
 def frozen_by(cgroups: str, read: ReadText) -> str:
-    """The cgroup whose freezer holds a process, "" where none does.
+    """The path of the cgroup that has frozen a process; "" where none has.
 
-    `cgroups`: the text of its /proc/PID/cgroup; `read(path)` gives the text of a file below /sys, "" where it is not there.
+    `cgroups`: the text of its /proc/PID/cgroup; `read(path)` returns the text of a file below /sys,
+    "" where there is none.
     """
     for path, unified in _freezers(cgroups):
         for root in ROOTS:

@@ -1,7 +1,8 @@
-"""Raw reads of this node's /proc, under one movable root. Nothing here raises because a process went away.
+"""Direct reads of this node's /proc, below a folder that can be chosen. Nothing here raises because a process has gone.
 
-Only files that the kernel answers from memory are read: what a job can make hang (`environ`, `cmdline`, `maps`, any
-path that a descriptor points to) goes through a `Paths`, the reader child.
+Only files that the kernel answers from memory are read. What a job can make hang (`environ`,
+`cmdline`, `maps`, any path that a descriptor points to) goes through the reader child (see
+`Paths`).
 """
 
 import contextlib
@@ -34,11 +35,11 @@ class Failure(Protocol):
 
     @property
     def reason(self) -> str:
-        """A phrase: "permission denied"."""
+        """The reason as a phrase, like "permission denied"."""
 
     @property
     def stuck(self) -> bool:
-        """Whether the read never returned."""
+        """Whether the read did not return in time."""
 
     @property
     def errno(self) -> int | None:
@@ -46,7 +47,7 @@ class Failure(Protocol):
 
 
 class Paths(Protocol):
-    """The part of a `Reader` for /proc files that may block."""
+    """The part of `Reader` for /proc files that may block."""
 
     def read_many(
         self, paths: Sequence[str], *, max_bytes: int, timeout: float = 2.0
@@ -55,7 +56,11 @@ class Paths(Protocol):
 
 
 class Host:
-    """Reads /proc of one node. `root` contains `proc` and `etc`; `clock`: unix time, `steady`: monotonic seconds."""
+    """Reads /proc of one node.
+
+    `root`: the folder that contains `proc` and `etc`; `clock`: unix time; `steady`: monotonic
+    seconds.
+    """
 
     def __init__(
         self,
@@ -80,11 +85,11 @@ class Host:
         return _numbers(self.proc)
 
     def brief(self, pid: int) -> Stat | None:
-        """/proc/PID/stat of a process, one cheap read; None where it is gone."""
+        """What /proc/PID/stat says of a process, in one cheap read; None where it is gone."""
         return procfs.parse_stat(self.text(pid, "stat"))
 
     def briefs(self) -> dict[int, Stat]:
-        """/proc/PID/stat of all processes, by pid."""
+        """What /proc/PID/stat says of every process, by pid."""
         began = self._steady()
         read = ((pid, self.brief(pid)) for pid in self.pids())
         found = {pid: stat for pid, stat in read if stat is not None}
@@ -92,12 +97,14 @@ class Host:
         return found
 
     def recent_briefs(self, age: float) -> dict[int, Stat]:
-        """The last result of `briefs` where it is at most `age` seconds old, else a new one: reading all of a node is expensive."""
+        """The last result of `briefs` if it is at most `age` seconds old, else a new one, because
+        reading all processes is expensive.
+        """
         began, found = self._briefs
         return dict(found) if self._steady() - began <= age else self.briefs()
 
     def children(self, age: float = 0.0) -> dict[int, list[int]]:
-        """Pids of children by pid of the parent, in ascending order; at most `age` seconds old."""
+        """Pids of children by pid of their parent, in ascending order. The answer may be `age` seconds old."""
         family: dict[int, list[int]] = defaultdict(list)
         for pid, brief in self.recent_briefs(age).items():
             family[brief.ppid].append(pid)
@@ -106,9 +113,9 @@ class Host:
     # --- the node ----------------------------------------------------------------------------------
 
     def boot_time(self) -> float:
-        """Unix time at which the kernel started, 0.0 if unknown; by the clock here, so that ages are right.
+        """Unix time at which the kernel started, by the wall clock as it is set now; 0.0 if unknown.
 
-        Read once, because the kernel's answer drifts, and again when the wall clock was set: then it is another one.
+        It is read once, because the kernel's answer drifts, and again when the wall clock was set.
         """
         offset = self.clock() - self._steady()
         if abs(offset - self._offset) > JUMP:
@@ -126,7 +133,10 @@ class Host:
         return self.boot_time() + start_ticks / procfs.TICKS
 
     def user(self, uid: int) -> str:
-        """The user's name from /etc/passwd, else the number. A directory service is not asked: it could block."""
+        """The user's name from /etc/passwd, else the number as text.
+
+        Directory services (LDAP) are not asked, since they could block.
+        """
         if self._users is None:
             rows = [line.split(":") for line in _read(f"{self.root}/etc/passwd").splitlines()]
             self._users = {
@@ -149,11 +159,13 @@ class Host:
         return _read(f"{self.proc}/{name}")
 
     def kernel_text(self, path: str) -> str:
-        """The text of a file below /sys; "" where it does not exist, or may not be read."""
+        """The text of a file below /sys, by its full path; "" where it does not exist, or may not be read."""
         return _read(path)
 
     def denied(self, path: str) -> str:
-        """Why an existing file below /sys cannot be opened, as "Permission denied"; else ""."""
+        """Why a file below /sys that exists cannot be opened, like "Permission denied"; "" where it
+        can, or does not exist.
+        """
         try:
             os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
@@ -168,7 +180,10 @@ class Host:
             return ""
 
     def writes_to(self, pid: int, fd: int | str) -> bool:
-        """Whether a descriptor is open for writing, by the mode of its link (a third of the cost of `fdinfo`); True where it is not known."""
+        """Whether a descriptor is open for writing, by the mode of its link (a third of the cost of `fdinfo`).
+
+        True where that cannot be read.
+        """
         try:
             mode = os.lstat(f"{self.proc}/{pid}/fd/{fd}").st_mode
         except OSError:
@@ -176,7 +191,7 @@ class Host:
         return not stat.S_ISLNK(mode) or bool(mode & stat.S_IWUSR)
 
     def open_names(self, pid: int) -> frozenset[str]:
-        """The kernel's names of the files that a process has open; a deleted file's ends in ` (deleted)`."""
+        """The kernel's names of all files that a process has open. That of a deleted file ends in ` (deleted)`."""
         return frozenset(self.link(pid, f"fd/{fd}") for fd in _numbers(f"{self.proc}/{pid}/fd"))
 
     def descriptors(self, pid: int) -> list[int]:
@@ -184,13 +199,14 @@ class Host:
         return _numbers(f"{self.proc}/{pid}/fd")
 
     def status(self, pid: int) -> ProcessStatus:
-        """/proc/PID/status of a process; all defaults where it is gone."""
+        """What /proc/PID/status says of a process; all defaults where it is gone."""
         return procfs.parse_status(self.text(pid, "status"))
 
     def owner(self, pid: int) -> int | None:
-        """The uid of the user who made the user namespace that a process is in; None where that is ours, or root made it.
+        """The uid of the user who made the user namespace of a process; None where that is our own
+        namespace, or root made it, or it cannot be read.
 
-        With a range of /etc/subuid one user has 65,536 uids there.
+        Within such a namespace one user may have 65,536 uids (/etc/subuid).
         """
         its, ours = self.link(pid, "ns/user"), self.link(os.getpid(), "ns/user")
         return (
@@ -198,7 +214,10 @@ class Host:
         )
 
     def root_of(self, pid: int) -> str:
-        """The folder that is `/` for this process. What lies below it may hang, so only the reader child opens it."""
+        """The folder that is `/` for this process (/proc/PID/root).
+
+        What lies below it may hang, so only the reader child opens it.
+        """
         return f"{self.proc}/{pid}/root"
 
     def mount_of(self, pid: int, path: str) -> tuple[str, str]:
@@ -213,7 +232,11 @@ class Host:
     def process_state(
         self, pid: int, *, threads: bool = True, files: bool = False, kernel_stacks: bool = False
     ) -> ProcessState | None:
-        """State, threads and open files of a process from /proc; None where it is gone. Fields that this user may not read keep their defaults."""
+        """State, threads (with their `kernel_stacks`) and open files of a process from /proc; None where it is gone.
+
+        Fields that this user may not read keep their defaults. At most `MAX_THREADS` threads and
+        `MAX_FILES` files are read.
+        """
         stat = self.brief(pid)
         if stat is None:
             return None
@@ -319,7 +342,11 @@ def _outside(thread: ThreadState) -> ThreadState:
 
 
 def exit_status(stat: Stat, uid: int) -> int | None:
-    """The wait(2) status word of a zombie; None for the living, and where the kernel may have hidden it as 0."""
+    """The wait(2) status word of a zombie. None for a living process, and for a 0 that the kernel
+    may show only because we may not see the status.
+
+    `uid`: of the zombie.
+    """
     if stat.state not in _MAIN_GONE:
         return None
     is_known = stat.exit_status != 0 or os.geteuid() in (0, uid)

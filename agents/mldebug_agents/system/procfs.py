@@ -1,4 +1,4 @@
-"""Parsers of /proc texts: pure, total (a torn or odd text gives defaults, never an exception), no reading here.
+"""Parsers of /proc texts. They are pure functions and never raise: a torn or odd text gives defaults.
 
 Why not psutil: docs/dependencies.md.
 """
@@ -136,13 +136,18 @@ def parse_status(text: str) -> ProcessStatus:
 
 
 def parse_schedstat(text: str) -> float:
-    """Seconds a thread has been ready to run while no CPU was free, from /proc/PID/task/TID/schedstat; 0.0 where there is no such file."""
+    """Seconds that a thread has waited for a free CPU, from the text of
+    /proc/PID/task/TID/schedstat; 0.0 for an empty text.
+    """
     fields = text.split()
     return _integer(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
 def parse_io(text: str) -> Io | None:
-    """Parse /proc/PID/io (bytes); None where the text is empty or incomplete."""
+    """The counters in /proc/PID/io (bytes).
+
+    None where the text has no `rchar`, as when it may not be read; other missing ones are 0.
+    """
     values = {key: _integer(value) for key, _, value in _pairs(text)}
     if "rchar" not in values:
         return None
@@ -192,7 +197,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
 
 
 def parse_cgroups(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Parse /proc/PID/cgroup: (controllers, path) of each hierarchy; that of version 2 has no controllers."""
+    """The (controllers, path) of each hierarchy in /proc/PID/cgroup. That of cgroup version 2 has no controllers."""
     for line in text.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -201,7 +206,9 @@ def parse_cgroups(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def mount_of(mounts: Iterable[Mount], path: str) -> Mount | None:
-    """The mount that contains an absolute path: the longest mount point; of two equal ones the last."""
+    """The mount that contains an absolute path: the one with the longest mount point, the last of
+    equal ones; None without one.
+    """
     best: Mount | None = None
     for mount in mounts:
         point = mount.point.rstrip("/")
@@ -228,7 +235,11 @@ _UNREAL = ("/proc/", "/sys/", "/memfd:", "/anon_hugepage", "/dmabuf:", "/[", "/S
 
 
 def fd_kind(target: str) -> str:
-    """The kind of an open file, from the target of its link alone (the file is not touched). A FIFO with a name looks like a file."""
+    """The kind of an open file (pipe, socket, anon, tty, gpu, device, deleted, file), from the
+    target of its link alone.
+
+    A FIFO with a name looks like a file.
+    """
     for prefix, kind in (("pipe:[", "pipe"), ("socket:[", "socket"), ("anon_inode:", "anon")):
         if target.startswith(prefix):
             return kind
@@ -240,7 +251,7 @@ def fd_kind(target: str) -> str:
 
 
 def is_stored(target: str) -> bool:
-    """Whether a link leads to a file that takes space on a filesystem; of /dev only what lies in shared memory does."""
+    """Whether a link leads to a file that takes space on a filesystem. Of /dev only files in /dev/shm count."""
     if target.startswith("/dev/"):
         return target.startswith("/dev/shm/")  # noqa: S108 - only told apart
     return target.startswith("/") and not target.startswith(_UNREAL)
@@ -273,13 +284,15 @@ def maps_torch(maps: bytes) -> bool:
 
 
 def container_id(cgroup: str) -> str:
-    """The first 12 digits of the container id in /proc/PID/cgroup; "" outside of containers."""
+    """The first 12 characters of the container id in /proc/PID/cgroup (the innermost container's);
+    "" outside of containers.
+    """
     found = _CONTAINER.findall(cgroup)
     return found[-1][:12] if found else ""
 
 
 def pod_id(cgroup: str) -> str:
-    """The id of the Kubernetes pod in /proc/PID/cgroup, whose containers belong together; "" outside of pods."""
+    """The id of the Kubernetes pod in /proc/PID/cgroup; "" outside of pods. A pod may have several containers."""
     found = _POD.search(cgroup)
     return found[1].replace("_", "-") if found else ""
 

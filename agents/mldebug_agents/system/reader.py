@@ -1,8 +1,9 @@
-"""Read files that may never answer: paths that a job chose, and /proc files of a process that holds its own locks.
+"""Reads files that may never answer: paths that a job names, and /proc files of a process that holds its own locks.
 
-One reader child (`child/reader_child.py`) serves all of them, in order, so when no answer comes in time it is known which path is to
-blame. That child is left where it is: a blocked read is evidence, and its return is the only sure sign that the path
-works again. The path and its folder are *stuck* until then, at once and without another try; a new child reads the rest.
+One reader child (`child/reader_child.py`) serves all of them, in order, so when no answer comes in
+time it is known which path is to blame. That child is left where it is: a blocked read is evidence,
+and its return is the only sure sign that the path works again. Until then the path and its folder
+are *stuck*: they are refused at once, and a new child reads the rest.
 """
 
 import errno
@@ -47,11 +48,14 @@ _NO_TIME = Unreadable("not read: no time left", errno=errno.EAGAIN)
 
 
 class Reader:
-    """Reads through the reader child. Any thread may call; calls take turns.
+    """Reads paths through the reader child, and returns `Unreadable` instead of raising. Any thread
+    may call; calls take turns.
 
-    All paths are absolute. Below `/proc/PID/root/` links resolve inside that root. A final symbolic link is refused. `timeout` is per
-    path, in seconds. `rights` says whose rights open a path: `host.rights` knows those of a rank, and without them the child opens
-    nothing that belongs to a process. `place`: the part of the path that was learned; below it no link is followed.
+    Paths are absolute. Below `/proc/PID/root/` links resolve inside that root; a final link is
+    refused. `timeout`: seconds for each path. `rights`: with whose rights a path is opened
+    (`host.rights` knows those of a rank); without them nothing that belongs to a process is opened.
+    `place`: the first part of the path, which the agent itself found out; no link below it is
+    followed.
     """
 
     def __init__(self, spawner: WorkerStarter) -> None:
@@ -67,7 +71,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Kill the reader child and all that are stuck."""
+        """Kill the reader child, and those that hang."""
         with self._lock:
             stuck = [worker for _, worker in self._stuck.values()]
             for worker in filter(None, [self._worker, *stuck]):
@@ -77,7 +81,7 @@ class Reader:
 
     @property
     def stuck(self) -> tuple[str, ...]:
-        """The paths whose reader has not come back yet."""
+        """The paths at which a reader child still hangs."""
         with self._lock:
             self._forgive()
             return tuple(self._stuck)
@@ -85,9 +89,10 @@ class Reader:
     def read_many(
         self, paths: Sequence[str], *, max_bytes: int, timeout: float = TIMEOUT
     ) -> dict[str, bytes | Unreadable]:
-        """Read the first `max_bytes` of each kernel file (/proc, /sys); every path has an entry in the result.
+        """Read the first `max_bytes` of each kernel file (/proc, /sys). Every path has an entry in the result.
 
-        What there was no time for (`TOTAL`), no room (`MAX_TOGETHER`) or no reader left has errno EAGAIN: ask again later.
+        Paths for which there was no time (`TOTAL`), no room (`MAX_TOGETHER`) or no reader child
+        have errno EAGAIN: try again later.
         """
         answers = self._ask(
             ReadRequest(ReadOperation.KERNEL, (), max_bytes), paths, timeout=timeout
@@ -97,7 +102,7 @@ class Reader:
     def read_file(
         self, path: str, *, rights: Rights, max_bytes: int, timeout: float = TIMEOUT
     ) -> bytes | Unreadable:
-        """Read all of a regular file that a job chose; one larger than `max_bytes` is refused."""
+        """Read all of a regular file; one larger than `max_bytes` is refused."""
         return _data(
             self._ask_one(ReadOperation.FILE, path, rights=rights, limit=max_bytes, timeout=timeout)
         )
@@ -125,7 +130,7 @@ class Reader:
         max_bytes: int,
         timeout: float = TIMEOUT,
     ) -> FilePiece | Unreadable:
-        """Read at most `max_bytes` of a regular file from `offset` on; no bytes where it ends before that."""
+        """Read at most `max_bytes` of a regular file from `offset` (bytes) on; no data where the file ends before that."""
         answer = self._ask_one(
             ReadOperation.FROM,
             path,
@@ -149,7 +154,11 @@ class Reader:
         count: int,
         timeout: float = TIMEOUT,
     ) -> bytes | Unreadable:
-        """Read the 64 bytes at `start` of a regular file and at every `stride` from there, at most `count` times."""
+        """Read the 64 bytes at offset `start` of a regular file and every `stride` bytes from
+        there, at most `count` times.
+
+        Returns them joined.
+        """
         place = (start & 0xFFFFFFFF) | (stride & 0xFFFFFFFF) << 32
         limit = HEAD * count
         answer = self._ask_one(
@@ -196,7 +205,10 @@ class Reader:
         most: int,
         timeout: float = TIMEOUT,
     ) -> FolderListing | Unreadable:
-        """What lies below a folder, `depth` levels deep: no link is followed, no other file system is entered."""
+        """List what lies below a folder: at most `most` entries, `depth` levels deep.
+
+        No link is followed, no other file system is entered.
+        """
         data = _data(
             self._ask_one(
                 ReadOperation.LIST,
@@ -211,22 +223,32 @@ class Reader:
         return data if isinstance(data, Unreadable) else unpack(data)
 
     def is_link(self, path: str, *, rights: Rights, timeout: float = TIMEOUT) -> bool | Unreadable:
-        """Whether the path itself is a symbolic link, also one that leads to nothing; False where nothing is there."""
+        """Whether the path itself is a symbolic link, also a broken one; False where nothing is there."""
         return _truth(self._ask_one(ReadOperation.LINK, path, rights=rights, timeout=timeout))
 
     def poke(self, path: str, *, rights: Rights, timeout: float = TIMEOUT) -> Unreadable | None:
-        """Write one byte into a FIFO that belongs to the user of these rights; None on success. Does not wait for a reader at its other end."""
+        """Write one byte into a FIFO that belongs to the user of these rights.
+
+        None on success; it fails at once where nobody reads the FIFO.
+        """
         answer = self._ask_one(
             ReadOperation.POKE, path, rights=rights, line=rights.uid, timeout=timeout
         )
         return answer if isinstance(answer, Unreadable) else None
 
     def another(self) -> "Reader":
-        """A second reader with a child process and a lock of its own, for a question that may take long; close it with `take_back`."""
+        """A second reader with a child process and a lock of its own, for a question that may take long.
+
+        Close it with `take_back`.
+        """
         return Reader(self._spawner)
 
     def take_back(self, other: "Reader") -> None:
-        """Close a reader that `another` returned. Paths at which its child hangs are not read by this reader either before that child is gone."""
+        """Close a reader that `another` returned.
+
+        Paths at which its child hangs count as stuck for this reader, too, until that child is
+        gone.
+        """
         with other._lock, self._lock:
             for path, (operation, worker) in other._stuck.items():
                 worker.end()
@@ -243,7 +265,11 @@ class Reader:
         max_bytes: int,
         timeout: float = ASKED_FOR,
     ) -> bytes | Unreadable:
-        """Ask a worker server: the path of its socket below `/proc/PID/root`, or `tcp:PORT:PID:ADDRESS` on the loopback interface."""
+        """Ask PyTorch's worker server of a rank one question; returns its answer.
+
+        `place`: the path of its socket below `/proc/PID/root`, or `tcp:PORT:PID:ADDRESS` on the
+        loopback interface.
+        """
         return _data(
             self._ask_one(
                 ReadOperation.ASK,

@@ -1,4 +1,4 @@
-"""What the main process makes of the answers of the reader child: readings, and reasons in words."""
+"""Turns the answers of the reader child into values, and its errors into reasons in words."""
 
 import contextlib
 import errno
@@ -34,7 +34,7 @@ _REFUSALS = {
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """Why a path gave nothing. `stuck`: it did not answer, which is evidence by itself."""
+    """Why nothing was read. `stuck`: the path did not answer in time, which is evidence of a hanging file system."""
 
     reason: str
     stuck: bool = False
@@ -63,7 +63,7 @@ class FilePiece(msgspec.Struct, frozen=True):
 
 
 def judge(answer: ReadAnswer, rights: Rights = OPERATOR) -> ReadAnswer | Unreadable:
-    """The answer, or in words why it is none; `rights` are those that were used."""
+    """The answer, or the reason in words why it is an error. `rights`: those that were used."""
     status = answer.status
     if status == 0:
         return answer
@@ -76,7 +76,7 @@ def judge(answer: ReadAnswer, rights: Rights = OPERATOR) -> ReadAnswer | Unreada
 
 
 def encode(path: str, answers: dict[str, ReadAnswer | Unreadable]) -> bytes | None:
-    """The path in the kernel's encoding; None where it is no possible path: then an error is put into `answers`."""
+    """The path as bytes. None where it cannot be a path; then `answers` gets the error."""
     with contextlib.suppress(UnicodeEncodeError):
         raw = os.fsencode(path)
         if b"\0" not in raw:

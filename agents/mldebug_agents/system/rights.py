@@ -1,7 +1,9 @@
-"""Whose rights count for what a process names: read from /proc while it lives, and remembered for when it has ended.
+"""With whose rights the paths that a process names are opened: read from /proc while it lives, and
+remembered for when it has ended.
 
-Nothing that a job names is opened with the agent's own rights (`child/job_paths.py`), so whoever reads a job's file asks here first.
-A process that its own user may not look into (another effective user than real one, or not dumpable) gives nobody any rights.
+Nothing that a job names is opened with the agent's own rights (`child/job_paths.py`), so whoever
+reads a job's file asks here first. A process that its own user may not look into (its effective
+user is not its real one, or it is not dumpable) gives no rights to anybody.
 """
 
 import fcntl
@@ -32,7 +34,7 @@ class RootPlace(NamedTuple):
 
 
 class RightsSource(Protocol):
-    """The part of a `Host` that is asked here."""
+    """The part of `Host` that is used here."""
 
     root: str
     proc: str
@@ -45,7 +47,7 @@ class RightsSource(Protocol):
 
 
 class RankRights:
-    """One per `Host`. Any thread may ask."""
+    """Finds the rights of processes, and remembers them. There is one for each `Host`. Any thread may ask."""
 
     def __init__(self, host: RightsSource) -> None:
         self._host = host
@@ -54,12 +56,19 @@ class RankRights:
         self._real = os.path.ismount(host.proc)  # a copy of /proc in a folder has other owners
 
     def of(self, rank: RankIdentity) -> Rights:
-        """The rights of a rank, remembered after its end; `NO_RIGHTS` where they were never read, or where another user's process has taken its pid."""
+        """The rights of a rank, also after its end.
+
+        `NO_RIGHTS` (which open nothing) where they were never read, or another user's process has
+        its pid.
+        """
         found = self.of_process(rank.pid, rank.start_ticks)
         return found if found.uid == rank.uid else NO_RIGHTS
 
     def of_process(self, pid: int, start_ticks: int) -> Rights:
-        """The same of any process; a start of 0 is not known."""
+        """The rights of a process, also after its end.
+
+        `start_ticks`: its start in clock ticks since boot; 0: not known.
+        """
         status, stat = self._host.status(pid), self._host.brief(pid)
         lives = stat is not None and start_ticks in (0, stat.start_ticks) and stat.state not in "ZX"
         if not lives or not status.uids:
@@ -72,12 +81,14 @@ class RankRights:
         return rights
 
     def now(self, pid: int) -> Rights:
-        """The rights of the process that has this pid at present."""
+        """The rights of whichever process has this pid now."""
         stat = self._host.brief(pid)
         return NO_RIGHTS if stat is None else self.of_process(pid, stat.start_ticks)
 
     def closed(self, pid: int, status: ProcessStatus | None = None) -> bool:
-        """Whether even the process's own user may not read it: it has changed its user or group, or the kernel hides it from that user (it is not dumpable)."""
+        """Whether even the process's own user may not look into it: it has changed its user or
+        group, or is not dumpable.
+        """
         status = status or self._host.status(pid)
         if len(set(status.uids)) > 1 or len(set(status.gids)) > 1:
             return True
@@ -87,7 +98,9 @@ class RankRights:
             return False
 
     def roots(self, rank: RankIdentity) -> list[str]:
-        """The folders below which a rank's paths are found: its root; after its end the root of its launcher or of this agent, where that was the same."""
+        """The folders below which the paths of a rank are found: its root while it lives;
+        afterwards the root of its launcher, or of this agent, if it was the same.
+        """
         stat = self._host.brief(rank.pid)
         if stat is not None and stat.start_ticks == rank.start_ticks and stat.state not in "ZX":
             return [self._host.root_of(rank.pid)]
@@ -142,7 +155,10 @@ _UNKNOWN = NO_RIGHTS, RootPlace()
 
 
 def namespace_owner(path: str) -> int | None:
-    """The uid, as we count, of who made this namespace, or the outermost below ours that it lies in; None for ours, root's, and where nothing is said."""
+    """The uid (in our user namespace) of who made this user namespace, or the outermost around it that lies below ours.
+
+    None for our own, for one that root made, and where it cannot be read.
+    """
     owner = None
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

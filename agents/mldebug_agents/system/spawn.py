@@ -50,7 +50,7 @@ _HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
 
 class Spawner:
-    """Runs programs through one helper process; every method may be called from many threads at once."""
+    """Runs programs through one helper process. Every method may be called from many threads at once."""
 
     def __init__(self, workers: Workers = WORKERS) -> None:
         """Fork the helper now. `workers` are the functions that `fork_worker` knows by name."""
@@ -72,24 +72,26 @@ class Spawner:
 
     @property
     def abandoned(self) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
-        """Programs that outlived their kill, as (pid, start ticks, argv); one that ends is forgiven."""
+        """Programs that did not end when killed, as (pid, start in clock ticks since boot, argv),
+        as long as they exist.
+        """
         return self._roster.abandoned
 
     @property
     def leftovers(self) -> tuple[Leftover, ...]:
-        """Everything that is stuck in the kernel: our programs, and leftovers of an earlier agent."""
+        """All children that could not be ended, those of an earlier agent included, as long as they exist."""
         return self._roster.leftovers
 
     @property
     def trouble(self) -> str:
-        """Why no program can be started and nothing be read any more; "" while the helper process lives."""
+        """Why no process can be started any more (the helper process is gone), as a sentence; "" while it lives."""
         poll = select.poll()
         if self._control.fileno() >= 0:
             poll.register(self._control, 0)
         return self._obituary() if poll.poll(0) else ""
 
     def inherit(self, leftovers: Sequence[Leftover]) -> None:
-        """Count leftovers of an earlier agent for as long as they exist."""
+        """Add children that an earlier agent could not end. They are listed until they end."""
         self._roster.inherit(leftovers)
 
     def run(
@@ -102,12 +104,14 @@ class Spawner:
         stdin: bytes = b"",
         on_output: OutputListener | None = None,
     ) -> Completed:
-        """Run a program in a session of its own and in `/`, for at most `timeout` seconds.
+        """Run a program in a session of its own and in `/`, for at most `timeout` seconds. Never
+        raises for a program that fails or cannot be started.
 
-        When it ends, is late or floods, its whole process group is killed. `max_output` bounds stdout and stderr each
-        (bytes). `env` replaces the environment. It reads `stdin`, whole at once, or nothing. `on_output` gets the pid and what
-        stdout brings, at least every 0.2 s (then b""), in this thread; False ends the program. Never raises for a
-        program that fails or cannot be started.
+        When it is late or writes more than `max_output` bytes to stdout or stderr, its whole
+        process group is killed. `env` replaces the environment. `stdin` is all that it can read.
+        `on_output` is called in this thread with the pid and new bytes of stdout, at least every
+        0.2 s (then b""); if it returns False, the program is ended. A program that hangs already is
+        not started again.
         """
         started = time.monotonic()
         words = tuple(argv)
@@ -136,7 +140,10 @@ class Spawner:
             return Completed(argv=words, error=reason, seconds=time.monotonic() - started)
 
     def fork_worker(self, name: str) -> ForkedWorker:
-        """Fork a child that runs the worker function of that name; raises OSError when the helper is gone."""
+        """Fork a child that runs the worker function registered under this name.
+
+        Raises OSError where the helper is gone.
+        """
         ours, theirs = socket.socketpair()
         try:
             request = HelperRequest(next(self._numbers), worker=name)
@@ -149,11 +156,14 @@ class Spawner:
         return ForkedWorker(child, ours, self._kill)
 
     def abandon(self, worker: ForkedWorker, words: str) -> None:
-        """Give up a worker that does not come back: it is among the `leftovers`, named by these words, until it ends."""
+        """Give up a worker that does not come back. It is listed in `leftovers` under these words until it ends."""
         self._roster.abandon(worker.let_go(words))
 
     def close(self) -> tuple[Leftover, ...]:
-        """End the helper process, which kills all its children; waits at most 1.5 s. Returns those that survived."""
+        """End the helper process, which kills all its children.
+
+        Waits about 1.5 s at most. Returns the children that could not be ended.
+        """
         if self._control.fileno() < 0:
             return ()
         children = self._roster.named(children_of(self.helper_pid))
@@ -165,7 +175,10 @@ class Spawner:
         return (*self._roster.inherited(), *survivors(children, GRACE))
 
     def clear(self, spare: ForkedWorker | None = None) -> tuple[Leftover, ...]:
-        """Kill all children but `spare` and start no more; waits at most half a second. Returns those that survived."""
+        """Kill all children but `spare`, and start no more.
+
+        Waits half a second at most. Returns those that could not be ended.
+        """
         self._cleared = True
         spared = spare.pid if spare else None
         living = self._roster.named(children_of(self.helper_pid))

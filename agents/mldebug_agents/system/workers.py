@@ -1,7 +1,8 @@
-"""One worker for each thing that may take long: work comes through a queue, results go into the node's inbox.
+"""Worker threads for everything that may take long: orders come through a queue, results go into the main loop's inbox.
 
-Nothing that cannot be cancelled is started twice: while all hands of a worker are busy the next order waits, and a worker
-with an order past its deadline is reported as stuck until that comes back.
+Work that hangs cannot be cancelled, and is not started twice: while all threads of a worker are
+busy the next order waits, and a worker whose order is past its deadline is reported as stuck until
+the order is done.
 """
 
 import queue
@@ -26,8 +27,10 @@ class Result(NamedTuple):
 
 
 class OrderQueue:
-    """Orders that wait for a thread. The user with the fewest under way is next, in turns, and one thread is left for new users:
-    nobody's many orders keep another's out. Safe from any thread.
+    """Orders that wait for a thread, shared fairly between users.
+
+    The user with the fewest orders being carried out is next, and one thread is kept for other
+    users, so that nobody's many orders keep another's out. Safe from any thread.
     """
 
     def __init__(self, threads: int, whose: Callable[[Any], object] | None) -> None:
@@ -42,7 +45,7 @@ class OrderQueue:
             return sum(map(len, self._waiting.values()))
 
     def put(self, order: Any) -> bool:
-        """Add an order. False where too many of the same user already wait."""
+        """Add an order. False where `MOST_WAITING` of the same user already wait."""
         who = self._whose(order)
         with self._changed:
             waiting = self._waiting.setdefault(who, deque())
@@ -53,7 +56,7 @@ class OrderQueue:
         return True
 
     def get(self) -> tuple[Any, object]:
-        """Wait for the next order. Returns it with its user, which `done` needs."""
+        """Wait for the next order. Returns it with its user; pass the user to `done` afterwards."""
         with self._changed:
             (who, *_) = self._changed.wait_for(self._ready)
             waiting = self._waiting.pop(who)
@@ -64,7 +67,7 @@ class OrderQueue:
             return found
 
     def done(self, who: object) -> None:
-        """Note that an order of this user was carried out."""
+        """Note that an order of this user is finished."""
         with self._changed:
             self._under_way[who] -= 1
             self._under_way += Counter()  # without those that have none
@@ -76,9 +79,10 @@ class OrderQueue:
 
 
 class Worker:
-    """Daemon threads that carry out one kind of order, as many at a time as it has `threads`.
+    """Daemon threads that carry out one kind of order by calling `work`, and put each result into `inbox`.
 
-    `whose`: the user whom an order serves, where one worker serves several.
+    `deadline`: seconds after which an order counts as stuck; `threads`: orders at a time; `whose`:
+    returns the user whom an order serves, where one worker serves several.
     """
 
     def __init__(
@@ -110,11 +114,13 @@ class Worker:
         return bool(self._since) or len(self._orders) > 0
 
     def order(self, what: Any) -> bool:
-        """Give the worker an order; False where too many already wait."""
+        """Queue an order. False where too many of its user already wait."""
         return self._orders.put(what)
 
     def state(self) -> SourceState:
-        """The state of the worker, for status and metrics."""
+        """The state of the worker for status and metrics: the last result, its duration, and
+        whether an order is past its deadline.
+        """
         oldest = min(list(self._since.values()), default=None)
         stuck = oldest is not None and time.monotonic() - oldest > self._deadline
         return SourceState(

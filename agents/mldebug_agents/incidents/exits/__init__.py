@@ -1,1 +1,3 @@
-"""How jobs end on this node: the exits as they happen, and the words that are left behind."""
+"""How jobs end on this node: watches the exits of ranks, and collects the logs and other evidence
+that they leave behind.
+"""

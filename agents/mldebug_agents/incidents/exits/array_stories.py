@@ -1,6 +1,7 @@
-"""Job arrays whose tasks failed lately, on disk: after a restart of the agent the next task continues their incident.
+"""The last failure of each job array, kept on disk: after a restart of the agent, the next failed
+task continues the same incident.
 
-Belongs to the main loop's thread.
+Used by the main loop's thread only.
 """
 
 import hashlib
@@ -18,8 +19,11 @@ _NAME = "array/"
 
 
 class ArrayStory(msgspec.Struct, frozen=True):
-    """The incident that the failed tasks of one job array share. `sign`: of `sign_of`; `failed_at`: unix time of the last one; `runs`: of
-    its script, before that time."""
+    """The incident that the failed tasks of one job array share.
+
+    `sign`: how the last task failed, as `sign_of` returns it; `failed_at`: unix time of that;
+    `runs`: runs of the same script until then.
+    """
 
     sign: str
     failed_at: float
@@ -28,13 +32,17 @@ class ArrayStory(msgspec.Struct, frozen=True):
 
 
 class ArrayStories:
-    """The last failure of each job array, by what all its tasks have in common."""
+    """The last failure of each job array. An array is named by what all its tasks have in common."""
 
     def __init__(self, memory: KeyValueStore) -> None:
         self._memory = memory
 
     def remember(self, array: Hashable, story: ArrayStory) -> None:
-        """Store the failure in place of an earlier one of that array; the oldest are dropped."""
+        """Store the failure in place of an earlier one of that array.
+
+        Captures of a very large incident are left out; arrays beyond the newest `MAX_STORED`, and
+        those that failed longer ago than `LATELY`, are dropped.
+        """
         data = msgspec.json.encode(story)
         if len(data) > MAX_BYTES:
             bare = msgspec.structs.replace(story.incident, captures=(), node_captures=())
@@ -48,7 +56,9 @@ class ArrayStories:
                 self._memory.remember(name, b"")
 
     def recent(self, array: Hashable, sign: str, now: float) -> ArrayStory | None:
-        """What is known of the tasks of this array, where the last one failed with this sign at most `LATELY` before `now` (unix)."""
+        """The stored failure of this array; None unless its last task failed with this sign at most
+        `LATELY` seconds before `now` (unix).
+        """
         story = self._story(_name(array))
         if story is None or story.sign != sign or not 0 <= now - story.failed_at <= LATELY:
             return None

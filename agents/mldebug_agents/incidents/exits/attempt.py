@@ -1,6 +1,7 @@
-"""One attempt under watch: its ranks, which of them have ended, and when it is time to collect the evidence.
+"""One attempt (one start of a job by its launcher) under watch: its ranks, which of them have
+ended, and when to collect the evidence.
 
-Belongs to the main loop's thread.
+Used by the main loop's thread only.
 """
 
 import time
@@ -41,7 +42,7 @@ class WatchedAttempt:
         self.judged_before: AttemptExit | None = None  # the exit that an earlier agent judged
 
     def follow(self, run: Run) -> None:
-        """Take over what the newest look has found of the run."""
+        """Use the job as the newest look has found it."""
         self.run, self.job = run, run.job
 
     def add_rank(self, rank: RankIdentity) -> None:
@@ -53,27 +54,33 @@ class WatchedAttempt:
         self.launcher = gone
 
     def noted(self, now: float) -> None:
-        """Note that it was looked where the job's output goes."""
+        """Note that the places of the job's output were searched at `now` (monotonic seconds)."""
         self.noted_at = now
 
     def all_gone(self, now: float) -> None:
-        """Note that no rank is left: the time of grace begins."""
+        """Note that no rank is left.
+
+        From `now` (monotonic seconds) some seconds pass before the evidence is collected.
+        """
         self.over_at, self.collecting = now, False
 
     def collect(self, is_ordered: bool) -> None:
-        """Note whether the evidence is being collected now."""
+        """Note whether an order to collect the evidence is under way."""
         self.collecting = is_ordered
 
     def wait_for_others(self) -> None:
-        """Cancel the judging of the failure that was seen first: further ranks may still exit, and their exits may change who is to blame."""
+        """Forget the first failure, which was judged as harmless: the next exit of a rank is judged anew."""
         self.failing_at, self.collecting = None, False
 
     def wants_notes(self, now: float) -> bool:
-        """Whether it is time to look again where the job's output goes."""
+        """Whether the places of the job's output have to be searched again; oftener while the job is young."""
         return now - self.noted_at >= (SOON if now - self.found_at < YOUNG else REFRESH)
 
     def recall(self, ends: KnownExits) -> None:
-        """Take the exits that an earlier agent stored; ranks that are gone without one ended while no agent ran."""
+        """Take the exits that an earlier agent stored.
+
+        A known rank that is gone without a stored exit ended while no agent ran.
+        """
         here = {rank.rank for rank in self.run.job.ranks}
         self.judged_before = self.run.incident.exit if self.run.incident else None
         for one in ends.identities:
@@ -92,23 +99,26 @@ class WatchedAttempt:
                     self.note_failure(gone.status)
 
     def known_exits(self) -> KnownExits:
-        """The exits so far, to be stored for the next start of the agent."""
+        """The ranks and exits so far, to be stored for the next start of the agent."""
         failing = None if self.failing_at is None else self.job
         return known_exits_of(self.identities, self.exits, failing)
 
     def exit_words(self) -> dict[int, str]:
-        """How its ranks ended so far: rank -> words; without those of unknown status."""
+        """How its ranks ended so far, in words by rank. Exits of unknown status are left out."""
         exits = (one for one in self.exits.values() if one.status is not None)
         return {one.rank: full_words(one.status) for one in exits}
 
     def add_children(self, rank: int, children: Iterable[RankChild]) -> None:
-        """Remember the child processes of a rank."""
+        """Remember the child processes of a rank, at most `KEPT` for the whole job."""
         self.children.update((child.pid, rank) for child in children)
         if len(self.children) > KEPT:
             self.children = dict(list(self.children.items())[-KEPT:])
 
     def note_failure(self, status: int | None) -> None:
-        """Start the time of grace at the first exit that may be a failure. `status`: its wait(2) status word."""
+        """Note the first exit that may be a failure; after some seconds the evidence is collected.
+
+        `status`: its wait(2) status word, None if unknown.
+        """
         if status != 0 and self.failing_at is None:
             self.failing_at, self.collecting = time.monotonic(), False
 
@@ -119,12 +129,14 @@ class WatchedAttempt:
 
     @property
     def normal(self) -> bool:
-        """Whether every rank left with exit code 0, as far as is known."""
+        """Whether every rank is known to have exited with code 0."""
         done = [one.status for one in self.exits.values()]
         return len(done) == len(self.identities) and not any(status != 0 for status in done)
 
     def due(self, now: float) -> bool:
-        """Whether it is time to collect the evidence."""
+        """Whether it is time (`now`, monotonic) to collect the evidence: some seconds after the
+        first failure or the last exit, and not under way yet.
+        """
         if self.collecting:
             return False
         if self.over_at is not None:
@@ -133,7 +145,10 @@ class WatchedAttempt:
         return self.failing_at is not None and now - self.failing_at >= GRACE
 
     def as_exit(self) -> AttemptExit:
-        """The exits so far, without further evidence. Exits of unknown time come last."""
+        """The exits so far in their order, without further evidence.
+
+        Once no rank is left, ranks without a known exit are added, last.
+        """
         gone = dict(self.exits)
         if self.over:
             for rank, one in self.identities.items():

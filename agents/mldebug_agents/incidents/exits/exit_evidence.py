@@ -1,7 +1,8 @@
-"""The evidence that a job leaves when it ends: remembered while it lives (where its output goes, its error files, its cgroup).
+"""The evidence that a job leaves when it ends. Where it will be (logs, error files, cgroups) is
+noted while the job lives, because it cannot be found afterwards.
 
-When the processes are gone, all this can no longer be found. Belongs to one worker thread; files that a job chose are
-read through the reader child, in bounded pieces.
+Used by one worker thread. Files that a job names are read through the reader child, in limited
+pieces.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,7 +57,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class ExitEvidence:
-    """Keeps notes on all living jobs, and collects what one has left behind when it ends."""
+    """Notes for each living job where it will leave evidence, and collects that when the job ends."""
 
     def __init__(self, tools: CaptureTools, kernel: KernelDeathLog | None = None) -> None:
         self._tools, self._host, self._reader = tools, tools.context.host, tools.context.reader
@@ -66,7 +67,10 @@ class ExitEvidence:
         self._unread = UnreadPipes()
 
     def add_job(self, job: Job) -> None:
-        """Note, or bring up to date, where a living job will leave evidence."""
+        """Search where this living job will leave evidence, and note it.
+
+        Called again from time to time, since files and ranks are added.
+        """
         notes = self._notes.get(job.id)
         if notes is None:
             notes = self._notes[job.id] = JobNotes(mark=self._kernel.mark())
@@ -87,7 +91,7 @@ class ExitEvidence:
             notes.calm = [*notes.calm[-1:], mark]
 
     def forget(self, job_id: str) -> None:
-        """Forget a job that is over and judged."""
+        """Drop the notes on a job whose end has been judged."""
         self._notes.pop(job_id, None)
 
     def _dumps(self, attempt: AttemptExit) -> dict[int, FlightRecord]:
@@ -97,7 +101,11 @@ class ExitEvidence:
         return self._tools.flight_recorders.left_behind(self._ended(attempt))
 
     def collect(self, attempt: AttemptExit) -> AttemptExit:
-        """The exit with all evidence that the job has left behind."""
+        """The attempt's exit with all evidence that can be read: log lines, error files, kernel
+        log, OOM counters, Flight Recorders, call traces.
+
+        What is doubtful or missing stands in its `gaps`.
+        """
         notes = self._notes.get(attempt.job.id) or JobNotes(mark=self._kernel.mark())
         missed = attempt.job.id not in self._notes
         gaps = ["nobody watched when the job ended: what it wrote is not known"] if missed else []

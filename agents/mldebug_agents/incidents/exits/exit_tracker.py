@@ -1,7 +1,9 @@
-"""From the first exit of a rank to the judgement of its attempt: which ranks have ended, and when enough is known to judge.
+"""From the first exit of a rank to the judgement of its attempt (one start of the job): which ranks
+have ended, and when enough is known to judge.
 
-Belongs to the main loop's thread. Whatever may take long (logs, files, the kernel's log) is collected in a worker thread, after a
-few seconds of grace in which the launcher prints its summary and the other ranks follow.
+Used by the main loop's thread only. What may take long (logs, files) is collected in a worker
+thread, some seconds after the exit, because the launcher prints its summary and the other ranks
+follow in that time.
 """
 
 import logging
@@ -35,7 +37,7 @@ Work = Callable[[], AttemptExit | None]
 
 
 class OwnedWork(NamedTuple):
-    """A piece of work for the worker thread, and the job for which it is done."""
+    """A piece of work for the worker thread, and the owner of the job, between whom the worker divides its time."""
 
     work: Work
     owner: Owner
@@ -46,26 +48,33 @@ class OwnedWork(NamedTuple):
 
 
 class ExitListener(Protocol):
-    """Called with the exits that the tracker finds, to make incidents of them."""
+    """Gets the exits that the tracker finds, and makes incidents of them."""
 
     def exited(self, run: Run, at: float, words: str) -> None:
-        """Called when a rank has exited. `at`: unix time; `words`: which rank, and how."""
+        """Called when ranks have exited. `at`: unix time; `words`: which ranks, and how."""
 
     def failed(self, run: Run, attempt: AttemptExit, outcome: ExitOutcome, *, final: bool) -> None:
-        """Called when an attempt failed, or lost a rank; `final`: no other attempt is open, or can be started."""
+        """Called when an attempt was judged a failure, perhaps while some of its ranks live.
+
+        `final`: no other attempt of the launch is open or can follow.
+        """
 
     def goes_on(self, run: Run) -> None:
-        """Called when a look found the job alive."""
+        """Called at each look that finds ranks of the job."""
 
     def launcher_ended(self, pid: int) -> None:
         """Called when a launcher has ended, and all attempts that it started are judged."""
 
     def done(self, run: Run) -> None:
-        """Called when a job is over, and all its exits are handled."""
+        """Called when no rank of a job is left and its end has been judged."""
 
 
 class ExitTracker:
-    """Tracks the exits of all jobs of this node. `order` hands work to the worker; the listener gets every exit."""
+    """Tracks the exits of all jobs of this node.
+
+    `order` hands work to the worker, and returns False where its queue is full; `listener` gets
+    every exit.
+    """
 
     def __init__(
         self,
@@ -88,7 +97,10 @@ class ExitTracker:
     # --- what the main loop reports ------------------------------------------------------------------
 
     def follow(self, run: Run, children: Mapping[int, Iterable[RankChild]]) -> None:
-        """Take the ranks of a living job from one look; `children` by the pid of their rank."""
+        """Take the ranks of a living job from one look, and watch those that are new.
+
+        `children`: by the pid of their rank.
+        """
         job = run.job
         one = self._jobs.setdefault(job.id, WatchedAttempt(run))
         one.follow(run)
@@ -116,23 +128,23 @@ class ExitTracker:
         return other is not one
 
     def recall(self, run: Run, ends: KnownExits | None) -> None:
-        """Take the exits that an earlier agent stored of a job that still lives."""
+        """Take the exits that an earlier agent stored of a job that still lives; None: it stored none."""
         if ends is not None:
             self._jobs.setdefault(run.job.id, WatchedAttempt(run)).recall(ends)
 
     def revive(self, run: Run, ends: KnownExits) -> None:
-        """Take a job that lost a rank under an earlier agent, and was over before its exit was judged."""
+        """Take a job that lost a rank under an earlier agent and is gone now: its end is judged from what is left."""
         self.recall(run, ends)
         self.over(run)
 
     def expect(self, launcher_pid: int) -> None:
-        """Watch a launcher between two attempts."""
+        """Watch the end of a launcher that has no rank at present."""
         if launcher_pid not in self._launchers:
             self._launchers[launcher_pid] = None
             self._exits.watch(launcher_pid)
 
     def complete(self, look: JobLook) -> JobLook:
-        """The look with the ranks that are known to have exited."""
+        """The look at a job, with the ranks added that are known to have exited."""
         one = self._jobs.get(look.job.id)
         if one is None or not one.exits:
             return look
@@ -140,7 +152,7 @@ class ExitTracker:
         return msgspec.structs.replace(look, job=job, look=look_now)
 
     def exited(self, gone: ProcessExit) -> None:
-        """Take the exit of a process."""
+        """Take the end of a watched process: a rank or a launcher."""
         job_id, rank = self._ranks.get((gone.pid, gone.start_ticks), ("", -1))
         attempt = self._jobs.get(job_id)
         if attempt is not None:
@@ -153,12 +165,12 @@ class ExitTracker:
             self._forget_launchers()
 
     def exits(self, job_id: str) -> dict[int, str]:
-        """How the ranks of a job ended so far: rank -> words; without those of unknown status."""
+        """How the ranks of a job ended so far, in words by rank. Exits of unknown status are left out."""
         one = self._jobs.get(job_id)
         return one.exit_words() if one else {}
 
     def over(self, run: Run) -> None:
-        """Note that all ranks of a job are gone; the exit is judged after a time of grace."""
+        """Note that no rank of a job is left. Its end is judged some seconds later."""
         one = self._jobs.get(run.job.id)
         if one is None:
             self._listener.done(run)
@@ -166,7 +178,10 @@ class ExitTracker:
             one.all_gone(time.monotonic())
 
     def tick(self) -> None:
-        """Collect evidence for those attempts whose time of grace is over."""
+        """Order the evidence of attempts that have been over, or have failed, for some seconds.
+
+        An attempt whose ranks all exited with 0 is only logged.
+        """
         now = time.monotonic()
         for one in list(self._jobs.values()):
             if not one.due(now):
@@ -178,7 +193,7 @@ class ExitTracker:
             one.collect(self._hand_over(one.job, partial(self._collect, one.as_exit())))
 
     def on_attempt_exit(self, attempt: AttemptExit) -> None:
-        """Judge an attempt from the evidence that the worker has collected."""
+        """Judge an attempt from the evidence that the worker has collected, and tell the listener if it failed."""
         one = self._jobs.get(attempt.job.id)
         if one is None:
             return
@@ -200,7 +215,7 @@ class ExitTracker:
 
     @property
     def eager(self) -> bool:
-        """Whether an attempt failed so lately that looks should come more often."""
+        """Whether an attempt failed less than `EAGER` seconds ago, so that looks should come more often."""
         now = time.monotonic()
         return any(one.failing_at and now - one.failing_at < EAGER for one in self._jobs.values())
 

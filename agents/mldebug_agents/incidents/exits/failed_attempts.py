@@ -1,8 +1,8 @@
-"""Incidents of failed attempts: attempts of one launch that fail the same way share one incident with a growing timeline.
+"""Incidents of failed attempts. Attempts of one launch that fail in the same way share one
+incident, whose timeline grows.
 
-So do the tasks of one job array: each is a launch of its own, and what is submitted once is told once.
-
-Belongs to the main loop's thread.
+So do the tasks of one job array, although each is a launch of its own: what was submitted once is
+reported once. Used by the main loop's thread only.
 """
 
 import time
@@ -32,7 +32,9 @@ MAX_ARRAYS = 256  # job arrays whose last failure is remembered
 
 
 class FailedAttempt(msgspec.Struct, kw_only=True):
-    """The last failed attempt of a launch, and the incident that all its failed attempts of one kind share."""
+    """The last failed attempt (start) of a launch, and the incident that it shares with earlier
+    attempts that failed alike.
+    """
 
     run: Run  # of the attempt that failed last
     incident: Incident
@@ -46,7 +48,8 @@ class FailedAttempt(msgspec.Struct, kw_only=True):
 class FailedAttempts:
     """Opens, continues and closes incidents of failed attempts.
 
-    `capture`: has the ranks captured that still live. `forget`: drops what is stored of a job, by id. `memory`: what survives a restart.
+    `capture`: orders a capture of the ranks that still live; `forget`: deletes what is stored of a
+    job, by id; `memory`: small values that survive a restart.
     """
 
     def __init__(
@@ -67,7 +70,10 @@ class FailedAttempts:
         self._came: dict[str, tuple[float, int | None]] = {}  # job -> when, and at which step
 
     def recall(self, job_id: str, row: RunRow) -> bool:
-        """Take over the incident that an earlier agent opened for a launch that still lives. False where the row holds no such incident."""
+        """Take over the failure incident that an earlier agent stored for a launch that still lives.
+
+        False where the row holds none.
+        """
         incident = row.incident
         if incident is None or incident.exit is None or incident.kind != "abnormal_end":
             return False
@@ -86,25 +92,33 @@ class FailedAttempts:
         return True
 
     def write_again(self) -> None:
-        """Write the reports of all open incidents again, after the state directory was lost."""
+        """Write the reports of open failure incidents again, after the state dir was lost.
+
+        Those of living runs are written by their owner.
+        """
         for failure in self._by_launch.values():
             if not failure.closed and failure.run.incident is None:
                 self._incidents.write_again(failure.incident)
 
     def explained(self, run: Run) -> None:
-        """Note that the job ended during a stall: the stall's incident explains its exits, so no other is opened."""
+        """Note that this job ended during a stall, whose incident explains the exits: no incident is opened for them."""
         self._explained.add(run.job.id)
 
     # --- what `ExitTracker` reports -------------------------------------------------------------------
 
     def exited(self, run: Run, at: float, words: str) -> None:
-        """Note in the run's open incident that ranks exited. `at`: unix time. `words`: which ranks, and how."""
+        """Add to the timeline of the run's open incident that ranks exited.
+
+        `at`: unix time; `words`: which ranks, and how.
+        """
         self._incidents.note(run, at, words)
 
     def failed(self, run: Run, attempt: AttemptExit, outcome: ExitOutcome, *, final: bool) -> None:
-        """Open an incident for a failed attempt, or continue the one of an earlier attempt that failed with the same signs.
+        """Open an incident for a failed attempt, or continue that of an earlier attempt of the
+        launch, or task of the array, that failed alike.
 
-        `final`: no further attempt will come, so the incident is closed.
+        Nothing happens where a stall explains it. `final`: no further attempt will come, so the
+        incident is closed.
         """
         if run.job.id in self._explained or (run.incident and run.incident.kind == "stall"):
             return
@@ -138,7 +152,9 @@ class FailedAttempts:
             self._close(story, "ended", "incident closed: the job is over")
 
     def goes_on(self, run: Run) -> None:
-        """Close the launch's incident as recovered once a later attempt makes steps, or has lived for `PROVED` seconds."""
+        """Called at each look at a living run: close the launch's incident as recovered once a
+        later attempt makes steps or has lived for `PROVED` seconds.
+        """
         self._similar.note(run.job, _launch(run.job), time.monotonic())
         failure = self._by_launch.get(self._key(run.job))
         if failure is None or failure.run is run or failure.closed:
@@ -151,13 +167,16 @@ class FailedAttempts:
             self._incidents.store_open(failure.run, failure.incident)
 
     def launcher_ended(self, pid: int) -> None:
-        """Close the incidents of the launcher with this pid, since no further attempt will come."""
+        """End the open incidents of the launcher with this pid, because no further attempt can come."""
         for key, failure in list(self._by_launch.items()):
             if failure.run.job.launcher_pid == pid:
                 self._end(self._by_launch.pop(key), "the launcher has ended")
 
     def done(self, run: Run) -> None:
-        """Forget what was kept about a job that is over."""
+        """Called when a job is over: forget what is no longer needed.
+
+        An open incident is kept as long as another attempt may follow.
+        """
         self._explained.discard(run.job.id)
         self._came.pop(run.job.id, None)
         key = self._key(run.job)

@@ -1,4 +1,4 @@
-"""What is remembered of one job while it lives: its logs, its error files, the OOM counters of its cgroups."""
+"""What is noted of one job while it lives: its logs, its error files, the OOM counters of its cgroups."""
 
 from collections.abc import Container
 
@@ -10,7 +10,10 @@ from mldebug_agents.jobs.logs.locations import LogFile
 
 
 class JobLog(msgspec.Struct, kw_only=True):
-    """One file that ranks of a job write to; only what was written after it was found counts."""
+    """One file to which ranks of a job write.
+
+    Only what comes after `start` (bytes, its size when it was found) counts.
+    """
 
     place: LogFile
     file: tuple[int, int]  # device, inode
@@ -21,19 +24,19 @@ class JobLog(msgspec.Struct, kw_only=True):
     )
 
     def mark_shared(self, files: Container[tuple[int, int]]) -> None:
-        """Note that ranks of another run write to this file, too, where it is among `files`."""
+        """Note that another run writes to this file, too, if it is among `files` (device, inode)."""
         self.foreign = self.foreign or self.file in files
 
 
 class RankErrorFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The file in which a rank writes why it failed; `path` is as the rank has it in its file system."""
+    """The file in which a rank of torchrun writes why it failed. `path` is as the rank sees it."""
 
     rank: RankIdentity
     path: str
 
 
 class JobNotes(msgspec.Struct, kw_only=True):
-    """Facts about a job, read while it ran, that later explain its exit."""
+    """Facts about a job, noted while it runs, that later explain its exit."""
 
     logs: dict[tuple[int, str], JobLog] = {}
     error_files: dict[int, RankErrorFile] = {}  # by pid
@@ -44,12 +47,16 @@ class JobNotes(msgspec.Struct, kw_only=True):
 
 
 def owner_of(log: JobLog) -> int | None:
-    """The only rank that writes to this log; None where several do."""
+    """The only rank that writes to this log; None where several do, or none is known."""
     return next(iter(log.ranks)) if len(log.ranks) == 1 else None
 
 
 def count_kills(notes: JobNotes, *, whole: bool) -> None:
-    """Read the OOM counters, only while all ranks live. The count before is kept, too: a kill may have come since the look."""
+    """Read the OOM counters of the job's cgroups.
+
+    `whole`: all ranks live; only then a counter that was read before is read again. The last two
+    counts are kept, since a kill may have come just after a look.
+    """
     for file, counts in notes.counters.items():
         now = oom_kills(file) if whole or not counts else None
         if now is not None:
@@ -57,7 +64,10 @@ def count_kills(notes: JobNotes, *, whole: bool) -> None:
 
 
 def more_kills(notes: JobNotes) -> int | None:
-    """OOM kills in the job's cgroups since all its ranks were alive; None where no counter can be read."""
+    """The number of OOM kills in the job's cgroups since the look before the last that found all ranks alive.
+
+    None where no counter can be read.
+    """
     counts = [(oom_kills(file), before) for file, before in notes.counters.items()]
     kills = [max(0, now - before[0]) for now, before in counts if now is not None and before]
     return sum(kills) if kills else None

@@ -1,4 +1,4 @@
-"""What the kernel reports about dead processes: /dev/kmsg, where it is readable, and the OOM counters of cgroups."""
+"""What the kernel reports about processes that it ended: the kernel log (/dev/kmsg), and the OOM counters of cgroups."""
 
 import contextlib
 import os
@@ -19,7 +19,10 @@ _SAFE = re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$)).*")
 
 
 class KernelDeathLog:
-    """Deaths of processes that the kernel logs from now on (OOM kills, segfaults). Its methods never wait."""
+    """The ends of processes that the kernel logs from now on (OOM kills, segfaults).
+
+    Methods never wait; the newest `KEPT` are kept.
+    """
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._deaths: deque[tuple[int, KernelDeath]] = deque(maxlen=KEPT)
@@ -47,12 +50,16 @@ class KernelDeathLog:
         return self._count
 
     def since(self, mark: int) -> tuple[KernelDeath, ...]:
-        """The deaths logged after the mark was taken. Earlier ones may be about other processes that had the same pid."""
+        """The ends that were logged after this mark. Earlier ones may be of other processes that had the same pid."""
         self._read()
         return tuple(death for number, death in self._deaths if number >= mark)
 
     def whole(self, mark: int) -> bool:
-        """Whether `since` this mark knows all deaths: False where records were overwritten before they were read, or the log is not readable."""
+        """Whether `since` this mark is complete.
+
+        False where records were overwritten before they were read, too many came, or the log cannot
+        be read.
+        """
         self._read()
         return self.readable and self._torn < mark
 
@@ -78,9 +85,10 @@ class KernelDeathLog:
 
 
 def log_doubt(log: KernelDeathLog, mark: int, *, kernel_pids: bool) -> str:
-    """Why the absence of kills in the kernel log since this mark does not prove that no process was killed; "" where it proves it.
+    """Why an OOM kill may be missing in the kernel log since this mark, as a sentence with the way
+    out; "" where none can be missing.
 
-    `kernel_pids`: whether pids here are those that the kernel logs, not those of a container.
+    `kernel_pids`: pids here are those that the kernel logs, not a container's.
     """
     if not log.readable:
         return "the kernel log may not be read, so an OOM kill is not seen: give CAP_SYSLOG"
@@ -108,7 +116,7 @@ def oom_counter(host: Host, pid: int) -> str:
 
 
 def oom_kills(path: str) -> int | None:
-    """The number of OOM kills in that file; None where it is gone or may not be read."""
+    """The number of OOM kills in that file; None where it cannot be read or does not name one."""
     with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
         count = _COUNT.search(file.read(4096))
         return int(count["count"]) if count else None

@@ -1,4 +1,7 @@
-"""The known exits of one run: stored over a restart of the agent, and added to each look. Pure but for `launcher_lives`."""
+"""The known exits of one run: stored over a restart of the agent, and added to each look.
+
+Pure functions, except `launcher_lives`.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -18,7 +21,11 @@ def known_exits_of(
     exits: Mapping[int, RankExit],
     failing: Job | None = None,
 ) -> KnownExits:
-    """The exits as they are stored: ranks that have ended first, and without command lines, which are long."""
+    """The exits in the form in which they are stored: at most `MAX_RANKS` ranks, those that have
+    ended first, and without command lines, which are long.
+
+    `failing`: the job, where a failure is not judged yet.
+    """
     order = sorted(identities, key=lambda rank: (rank not in exits, rank))[:MAX_RANKS]
     kept = (msgspec.structs.replace(identities[rank], argv=()) for rank in order)
     return KnownExits(
@@ -29,7 +36,9 @@ def known_exits_of(
 
 
 def past(exits: Iterable[RankExit]) -> Iterator[RankExit]:
-    """Exits that an earlier agent stored, in their order and before all of this agent."""
+    """The exits that an earlier agent stored, numbered so that they come before all exits that this
+    agent sees, in their own order.
+    """
     stored = list(exits)
     last = max((one.moment or 0 for one in stored), default=0)
     for one in stored:
@@ -38,7 +47,11 @@ def past(exits: Iterable[RankExit]) -> Iterator[RankExit]:
 
 
 def with_exits(job: Job, look: RunLook, exits: Mapping[int, RankExit]) -> tuple[Job, RunLook]:
-    """Add the known exits to a job and a look: discovery finds neither reaped ranks nor, after a restart, that they lived."""
+    """The job and the look with the known exits added.
+
+    The search for ranks does not find ranks that were reaped, nor, after a restart of the agent,
+    that they ever lived.
+    """
     here = {rank.rank for rank in job.ranks}
     gone = {rank: one for rank, one in exits.items() if rank not in here}
     lost = {one.rank: one for one in job.lost}
@@ -59,7 +72,10 @@ def _lost(lost: LostRank | None, gone: RankExit) -> LostRank:
 
 
 def joined_exits(before: AttemptExit, now: AttemptExit) -> AttemptExit:
-    """The evidence of one exit from two agents joined: the second could not read what had been written before it started."""
+    """The evidence of one exit from two agents, joined.
+
+    The second (`now`) could not read what was written before it started.
+    """
     mine, its = now.words, before.words
     words = LauncherWords(
         failures=mine.failures or its.failures,
@@ -90,8 +106,9 @@ def joined_exits(before: AttemptExit, now: AttemptExit) -> AttemptExit:
 def launcher_lives(host: Host, attempt: AttemptExit, same_boot: bool | None = None) -> bool:
     """Whether the launcher of a failed attempt still runs, so that another attempt may come.
 
-    It is older than its ranks; a process that has got its number since is younger. `same_boot`: has the node run since;
-    None: the times must tell, which are wrong where somebody has set the clock.
+    Another process with its pid is told by its start: the launcher is older than its ranks.
+    `same_boot`: the node has not been rebooted since; None: unknown, then clock times decide, which
+    are wrong if somebody has set the clock.
     """
     pid = None if attempt.launcher_gone else attempt.job.launcher_pid
     stat = host.brief(pid) if pid else None

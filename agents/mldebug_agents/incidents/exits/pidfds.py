@@ -1,8 +1,9 @@
-"""Watches processes end through pidfds, and reads their exit status although a launcher reaps its children at once.
+"""Watches processes end through pidfds, and reads their exit status although a launcher reaps them at once.
 
-A pidfd becomes readable when its process has ended. The status comes from the zombie, as long as there is one and we may
-see it, and from Linux 6.15 on from the pidfd itself once the process is reaped, for any user; else it is unknown. The
-order is always known, except among exits that one wake-up brings together: they have the same `moment`.
+A pidfd becomes readable when its process has ended. The status is read from the zombie, where we
+may see it while it exists; from Linux 6.15 on also from the pidfd of a reaped process, by any user.
+Else it is unknown. The order of exits is always known, except among those found at one wake-up,
+which have the same `moment`.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11  # ioctl PIDFD_GET_INFO
 
 
 class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
-    """One process has ended. `status` is a wait(2) status word, None where the kernel did not tell."""
+    """A watched process has ended. `status`: its wait(2) status word, None where the kernel did not report it."""
 
     pid: int
     start_ticks: int
@@ -39,7 +40,11 @@ class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExitWatch:
-    """Watches up to `limit` processes in one thread; `tell` is called there for every exit, and must not block."""
+    """Watches processes in one thread.
+
+    At most `limit` (0: as the limit of open files allows); others are counted in `left_out` and
+    never reported. `tell` is called in that thread for every exit, and must not block.
+    """
 
     def __init__(self, host: Host, tell: Callable[[ProcessExit], None], limit: int = 0) -> None:
         self.limit = limit or _max_watched()
@@ -58,9 +63,10 @@ class ExitWatch:
         self._thread.start()
 
     def watch(self, pid: int, start_ticks: int = 0) -> None:
-        """Watch one process. A process that is gone, or whose pid was taken by a process with another start time, is reported as exited with unknown status.
+        """Watch one process. If it is gone, or its pid belongs to a process with another start
+        time, it is reported as exited with unknown status.
 
-        Without `start_ticks` it is whoever has that number now.
+        `start_ticks`: its start in clock ticks since boot; 0: whichever process has the pid now.
         """
         if not self._open:
             return
@@ -68,7 +74,7 @@ class ExitWatch:
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """End the thread and let go of all processes."""
+        """End the thread (waits at most 2 s) and watch no process any more."""
         if self._open:
             self._open = False
             os.eventfd_write(self._wake, 1)

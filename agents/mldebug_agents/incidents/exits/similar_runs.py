@@ -1,6 +1,7 @@
-"""Runs of one script by one user: tasks of a job array, a loop that starts it again, trials of a sweep. How many failed alike.
+"""Runs of one script by one user: tasks of a job array, a loop that restarts it, trials of a sweep.
+Counts how many of them failed alike.
 
-Belongs to the main loop's thread.
+Used by the main loop's thread only.
 """
 
 import re
@@ -20,14 +21,16 @@ _VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class AlikeRuns(NamedTuple):
-    """How many runs of one script there were lately (`runs`), and how many of them failed in the same way (`failed`), this one among them."""
+    """How many runs of one script there were lately (`runs`), and how many of them failed in the same way (`failed`)."""
 
     failed: int = 0
     runs: int = 0
 
 
 class EarlierRun(msgspec.Struct, frozen=True, array_like=True):
-    """One of these runs, as it survives a restart: its launch, how long ago it was seen last, and how it failed, "" where it did not."""
+    """A run of a script in the form that survives a restart: its launch, how many seconds ago it
+    was last noted, and how it failed ("" if it did not).
+    """
 
     launch: str
     seconds_ago: float
@@ -40,13 +43,16 @@ class _RecentRun(NamedTuple):
 
 
 class SimilarRuns:
-    """The runs of the last hour by their user and script."""
+    """The runs of the last hour, by their user and script. Times are seconds of any one clock."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[Hashable, str], _RecentRun] = {}
 
     def note(self, job: Job, launch: str, now: float, sign: str = "") -> None:
-        """Note that a run lives, or how it failed. All attempts of a `launch` are one run."""
+        """Note that a run lives (`sign` "") or how it failed.
+
+        All attempts of one `launch` are one run, whose last failure counts.
+        """
         key = (_script(job), launch)
         known = self._runs.pop(key, None)
         self._runs[key] = _RecentRun(now, sign or (known.sign if known else ""))
@@ -54,7 +60,7 @@ class SimilarRuns:
             self._runs = dict(list(self._runs.items())[-MAX_RUNS:])
 
     def alike(self, job: Job, sign: str, now: float) -> AlikeRuns:
-        """How many of the runs of this job's script there were lately, and how many failed with this sign."""
+        """How many runs of this job's script were noted lately, and how many of them failed with this sign."""
         mine = [
             run
             for (script, _), run in self._runs.items()
@@ -63,7 +69,7 @@ class SimilarRuns:
         return AlikeRuns(sum(run.sign == sign for run in mine), len(mine))
 
     def of(self, job: Job, now: float) -> tuple[EarlierRun, ...]:
-        """The runs of this job's script that are counted, the newest last."""
+        """The recent runs of this job's script, the newest last, at most `MAX_STORED`."""
         mine = [
             EarlierRun(launch, now - run.at, run.sign)
             for (script, launch), run in self._runs.items()
@@ -72,7 +78,10 @@ class SimilarRuns:
         return tuple(mine[-MAX_STORED:])
 
     def add_earlier(self, job: Job, runs: Iterable[EarlierRun], now: float) -> None:
-        """Count these runs as well, which an agent before this one counted; `seconds_ago` is from `now`."""
+        """Also count these runs of the job's script, which an earlier agent noted.
+
+        Their `seconds_ago` is counted back from `now`.
+        """
         script = _script(job)
         for run in runs:
             known = _RecentRun(now - run.seconds_ago, run.sign)
@@ -80,7 +89,10 @@ class SimilarRuns:
 
 
 def sign_of(attempt: AttemptExit, outcome: ExitOutcome) -> str:
-    """The way an attempt failed, without what differs from run to run: numbers, and which rank it was."""
+    """The way in which an attempt failed, as text without what differs from run to run (numbers, and so ranks).
+
+    Equal texts mean that two failed alike.
+    """
     finding = outcome.finding
     named = [one.rank for one in finding.culprits] if finding else []
     errors = [attempt.errors[rank] for rank in named if rank in attempt.errors]

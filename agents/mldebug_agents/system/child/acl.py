@@ -1,7 +1,8 @@
-"""POSIX access lists: what the kernel would answer to another user, for an agent whose own rights go further.
+"""POSIX access lists: what the kernel would allow another user, computed by an agent whose own rights go further.
 
-The list is that of acl(5), as the attribute `system.posix_acl_access` holds it: `HEAD`, then `ENTRY` for each entry. Lists of other
-kinds (NFSv4, Windows) are kept by their server, which asks who the agent is and not who we ask for.
+The list is that of acl(5), as the attribute `system.posix_acl_access` holds it: `HEAD`, then
+`ENTRY` for each entry. Lists of other kinds (NFSv4, Windows) are evaluated by their server for
+whoever opens the file, so they say nothing about another user.
 """
 
 import errno
@@ -16,7 +17,11 @@ _NONE = (errno.ENODATA, errno.EOPNOTSUPP)
 
 
 def allows(handle: int, facts: os.stat_result, uid: int, groups: Collection[int], wanted: int) -> bool:  # fmt: skip
-    """Whether a user who is not the owner has these rights (a sum of 4 read, 2 write, 1 search) to the file behind an O_PATH descriptor."""
+    """Whether a user who is not the owner has these rights (a sum of 4 read, 2 write, 1 search) to
+    the file behind an O_PATH descriptor.
+
+    `facts`: its stat; `uid`, `groups`: of the user. False where its list cannot be read.
+    """
     try:
         entries = _entries(os.getxattr(f"/proc/self/fd/{handle}", "system.posix_acl_access"))
     except OSError as error:

@@ -1,4 +1,6 @@
-"""The children that a spawner has to answer for: those it started, those that outlived their kill, an earlier agent's."""
+"""The child processes for which a spawner is responsible: those that it started, those that did not
+end when killed, and those of an earlier agent.
+"""
 
 import contextlib
 import threading
@@ -13,7 +15,10 @@ WORDS = 200  # characters that name a leftover
 
 
 class ChildRegistry:
-    """The list of children that were started and abandoned. It starts and kills none. Thread-safe."""
+    """Lists the children that were started, and those that could not be ended.
+
+    It starts and kills none. Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,23 +27,25 @@ class ChildRegistry:
         self._inherited: tuple[Leftover, ...] = ()
 
     def add(self, child: ChildProcess) -> None:
-        """Count a child that was started."""
+        """Remember a child that was started."""
         with self._lock:
             self._started.append(child)
 
     def abandon(self, child: ChildProcess) -> None:
-        """Give up a child process that did not end after SIGKILL; it stays counted until it ends."""
+        """Give up a child that did not end after SIGKILL. It is listed until it ends."""
         child.note_start()
         with self._lock:
             self._abandoned.append(child)
 
     def inherit(self, leftovers: Sequence[Leftover]) -> None:
-        """Count processes that an earlier agent could not end, while they exist."""
+        """Add processes that an earlier agent could not end. They are listed until they end."""
         self._inherited = (*self._inherited, *leftovers)
 
     @property
     def abandoned(self) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
-        """Children that outlived their kill, as (pid, start ticks, argv); one that has ended is no longer among them."""
+        """Children that did not end when killed, as (pid, start in clock ticks since boot, argv),
+        as long as they exist.
+        """
         with self._lock:
             for child in self._abandoned:
                 child.update()
@@ -63,7 +70,9 @@ class ChildRegistry:
         return tuple(one for one in self._inherited if one.lives())
 
     def named(self, children: Sequence[Leftover]) -> list[Leftover]:
-        """The children with the command lines that started them; the kernel keeps a short name only."""
+        """The same children, described by the command lines that started them, as far as known; the
+        kernel keeps only a short name.
+        """
         words = {child.pid: command_words(child.argv) for child in self.recent()}
         return [
             Leftover(one.pid, one.start_ticks, words.get(one.pid, one.words)) for one in children
@@ -85,5 +94,5 @@ class ChildRegistry:
 
 
 def command_words(words: Sequence[str]) -> str:
-    """The words of a command line by which a leftover process is named."""
+    """A command line as the text by which a child that could not be ended is listed."""
     return " ".join(words)[:WORDS]

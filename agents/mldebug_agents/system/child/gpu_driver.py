@@ -1,4 +1,7 @@
-"""Whether a process may be killed: not while it is inside a GPU driver. The helper asks this, so nothing here may wait."""
+"""Whether a process may be killed: not while it is inside a GPU driver.
+
+The helper process calls this, so nothing here may wait.
+"""
 
 import contextlib
 import os
@@ -11,7 +14,10 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel")
 
 
 def inside_gpu_driver(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a process with a GPU open is in state D or in a call on the GPU. Killing it there has frozen GPUs."""
+    """Whether a process has a GPU open and one of its threads is in state D or in a system call on the GPU.
+
+    Killing it then has frozen GPUs.
+    """
     held = {link.name for link in _entries(proc / str(pid) / "fd") if _holds_gpu(link)}
     tasks = _entries(proc / str(pid) / "task") if held else []
     return any(_state(task) == "D" or _asks(task) in held for task in tasks)

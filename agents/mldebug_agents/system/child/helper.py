@@ -38,9 +38,10 @@ _MUTED = (
 
 
 class HelperRequest(msgspec.Struct, omit_defaults=True):
-    """A request of the main process to the helper. File descriptors travel beside it.
+    """A request of the main process to the helper, to start a program or a worker, or to kill one.
 
-    A program: [status, stdout, stderr] and, where it has one, its stdin; a worker: [status, its socket]; a kill: none, `number` says whom.
+    File descriptors travel beside it. A program: [status, stdout, stderr] and, where it has one,
+    its stdin; a worker: [status, its socket]; a kill: none, `number` says whom.
     """
 
     number: int

@@ -42,11 +42,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Rights(msgspec.Struct, frozen=True, array_like=True):
-    """The user whose rights decide whether a path may be opened: the owner of process `pid` (a rank), which started at `start` (clock ticks; 0: not known).
+    """The user with whose rights a path is opened: the owner of process `pid` (a rank), which
+    started at `start` (clock ticks since boot; 0: not known).
 
-    `everything`: it is root with the capability to read every file. `name`: in place of a user's rights, what the kernel must call an open
-    file (the log that a container runtime writes for the rank, which is nobody's to read but is about nobody else). `root`: the folder in
-    which the /proc lies that the process was found in, "" for the node's own.
+    `everything`: root with the capability to read every file. `name`: instead of a user's rights,
+    the name that an open file must have (the log that a container runtime writes for the rank).
+    `root`: the folder below which the process's /proc lies, "" for the node's own.
     """
 
     uid: int
@@ -72,7 +73,11 @@ class _Way(Enum):
 
 
 class Access:
-    """The rights of a user, for as long as the `with` block lasts. One thread only: `BECOME` is this thread's alone, but for the groups."""
+    """A context in which paths are opened with the rights of a user.
+
+    For one thread only: user and group are changed for this thread, the extra groups for the whole
+    process.
+    """
 
     def __init__(self, rights: Rights) -> None:
         self.rights = rights
@@ -102,17 +107,22 @@ class Access:
             os._exit(1)
 
     def check(self, handle: int, wanted: int) -> None:
-        """Raise `Refused` where the user has not this right to what an O_PATH descriptor holds, as far as the kernel does not say so itself."""
+        """Raise `Refused` where the user lacks the right `wanted` to what an O_PATH descriptor holds.
+
+        Does nothing where the kernel itself checks this user.
+        """
         if self.way is _Way.CHECK and not _may(handle, self.rights, wanted):
             raise Refused(Refusal.NOT_REACHED)
 
 
 @contextmanager
 def held(path: bytes, rights: Rights, *, place: int = 0) -> Iterator[tuple[int, Access]]:
-    """Hold what a path names by an O_PATH descriptor, with the rights of that user: nothing has been opened yet.
+    """A context that holds what a path names by an O_PATH descriptor, found with the rights of that
+    user. Nothing is opened for reading yet.
 
-    `place`: how many bytes of the path are a learned place; no link below it is followed. 0: only a last link is not followed.
-    Raises OSError, and `Refused` where no rights are known, or the user's do not lead there.
+    `place`: how many bytes of the path were found out by the agent itself; no link below them is
+    followed. 0: only a last link is not followed. Raises OSError, and `Refused` where no rights are
+    known or the user's do not lead there.
     """
     access = Access(rights)
     is_open = _match(_DESCRIPTOR, path, rights) is not None and not _match(_IN_ROOT, path, rights)
@@ -133,7 +143,10 @@ def held(path: bytes, rights: Rights, *, place: int = 0) -> Iterator[tuple[int, 
 
 
 def reopen(handle: int, access: Access, *, folder: bool = False) -> int:
-    """Open for reading what is held, where it is a regular file (or a folder); raises `Refused`, or OSError for a link."""
+    """Open for reading what an O_PATH descriptor holds, if it is a regular file (or with `folder` a folder).
+
+    Raises `Refused` for others, OSError for a link.
+    """
     mode = os.fstat(handle).st_mode
     if stat.S_ISLNK(mode):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -248,7 +261,11 @@ def _reached(name: bytes, handle: int, access: Access) -> bool:
 def open_inside(
     root: int, rest: bytes, flags: int, *, access: Access | None = None, links: bool = True
 ) -> int:
-    """openat2(RESOLVE_IN_ROOT), or the same by hand where each step is checked, or the kernel (< 5.6) or a seccomp filter has none."""
+    """Open `rest` below the directory `root` as openat2(RESOLVE_IN_ROOT) does.
+
+    It is done by hand where the user's right to each step has to be checked, or where the kernel
+    (before 5.6) or a seccomp filter has no openat2. `links`: whether links are followed.
+    """
     if access is not None and access.way is _Way.CHECK:
         return walk_inside(root, rest, flags, access=access, links=links)
     resolve = _IN_ROOT_ONLY if links else _IN_ROOT_ONLY | _NO_LINKS

@@ -36,7 +36,7 @@ def children_of(parent: int, proc: Path = PROC) -> tuple[Leftover, ...]:
 
 
 def survivors(children: Sequence[Leftover], seconds: float) -> list[Leftover]:
-    """Those that still live, after waiting up to so many seconds for all to end."""
+    """The children that still live after waiting at most `seconds` for all of them to end."""
     deadline = time.monotonic() + seconds
     while (left := [one for one in children if one.lives()]) and time.monotonic() < deadline:
         time.sleep(0.002)

@@ -23,18 +23,20 @@ T = TypeVar("T")
 
 
 class WorkerStarter(Protocol):
-    """The part of a `Spawner` that forks children which run a function of ours."""
+    """The part of `Spawner` that forks child processes which run a function of mldebug."""
 
     def fork_worker(self, name: str) -> ForkedWorker:
-        """Fork the worker with this name. Raises OSError where that is not possible."""
+        """Fork a child that runs the function registered under this name. Raises OSError where that is not possible."""
         ...
 
 
 class ChildLink(Generic[T]):
-    """One end of a connection to a child; `decoder` decodes what arrives. A call waits for as long as the socket's timeout.
+    """One end of a connection to a child; `decoder` decodes the messages that arrive. A call waits
+    for as long as the socket's timeout.
 
-    All methods raise OSError: TimeoutError when time is over, ConnectionError when the other end is gone (`gone` in words),
-    sends more than `max_body` bytes, or sends what is not of that type.
+    All methods raise OSError: TimeoutError when time is over, ConnectionError when the other end is
+    gone (with `gone` as its text), sends more than `max_body` bytes, or sends what the decoder does
+    not know.
     """
 
     def __init__(
@@ -61,14 +63,18 @@ class ChildLink(Generic[T]):
             socket.send_fds(self._connection, [b"+"], [descriptor])
 
     def receive(self) -> T:
-        """Wait for one message. A part that has arrived when the time is over is kept for the next call."""
+        """Wait for one message.
+
+        A part that has arrived when time is over is kept for the next call; a descriptor that comes
+        with it is closed.
+        """
         message, descriptor = self.receive_with_descriptor()
         if descriptor is not None:
             os.close(descriptor)
         return message
 
     def receive_with_descriptor(self) -> tuple[T, int | None]:
-        """Wait for one message and the descriptor beside it, which belongs to the caller; None where there is none."""
+        """Wait for one message and the file descriptor sent with it (None without one), which the caller has to close."""
         # never more than belongs to the message: a descriptor is lost where its byte is read without it
         while missing := self._missing():
             part = self._connection.recv(min(missing, _CHUNK))
@@ -105,9 +111,10 @@ def ask_once(
     decoder: msgspec.msgpack.Decoder[T],
     timeout: float,
 ) -> T:
-    """Ask a child that was forked for this one question, and kill it afterwards. Raises OSError as `ChildLink` does.
+    """Send one message to a newly forked child, return its answer, and kill the child. Raises
+    OSError as `ChildLink` does.
 
-    `timeout`: seconds that may pass without anything from the child.
+    `timeout`: seconds that may pass without any byte from the child.
     """
     try:
         worker.socket.settimeout(timeout)

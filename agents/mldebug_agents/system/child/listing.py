@@ -1,8 +1,9 @@
-"""What lies below a folder, for whoever asks the reader child: names, kinds, sizes, times.
+"""Lists what lies below a folder, in the reader child: names, kinds, sizes, times.
 
-Links are told and never followed, another file system (an automount among them) is told and never entered, and both the
-number of entries and the time have an end. The highest numbers in names come first, so that of very many saves the
-newest are told. Wire: `HEAD` (what was left out), then for each entry `ENTRY` and its path below the folder.
+Links are listed and never followed, another file system (an automount, too) is listed and never
+entered, and both the number of entries and the time are limited. The highest numbers in names come
+first, so that of very many checkpoints the newest are listed. Wire format: `HEAD` (what was left
+out), then for each entry `ENTRY` and its path below the folder.
 """
 
 import os
@@ -47,7 +48,11 @@ class ListedFile(NamedTuple):
 
 
 class FolderListing(NamedTuple):
-    """A listing of a folder. Where `left` is empty it is complete, `depth` levels deep."""
+    """A listing of a folder.
+
+    It is complete where `left` is empty; else `left` says why entries are missing, `left_out` how
+    many.
+    """
 
     entries: tuple[ListedFile, ...]
     left: LeftOut = LeftOut(0)
@@ -55,7 +60,11 @@ class FolderListing(NamedTuple):
 
 
 def listed(handle: int, access: Access, most: int, depth: int) -> bytes:
-    """List what lies below the folder of an O_PATH descriptor, with these rights. Raises OSError where it cannot be opened. Returns packed bytes."""
+    """List what lies below the folder behind an O_PATH descriptor, as packed bytes (see `unpack`).
+    Raises OSError or `Refused` where it cannot be opened.
+
+    `most`: entries at most; `depth`: levels of folders.
+    """
     folder = reopen(handle, access, folder=True)
     walk = _Walk(access, most, os.fstat(folder).st_dev)
     walk.take(folder, b"", depth)
@@ -138,7 +147,7 @@ def _newest_first(name: bytes) -> tuple[list[int], bytes]:
 
 
 def unpack(data: bytes) -> FolderListing:
-    """The listing, from the bytes that `listed` returned."""
+    """The listing in the bytes that `listed` returned."""
     left, left_out = HEAD.unpack_from(data)
     found, at = [], HEAD.size
     while at < len(data):

@@ -1,6 +1,6 @@
-"""What the main process holds of a child that the helper forked: its status pipe and its output pipes.
+"""What the main process keeps of a child that the helper forked: its status pipe and its output pipes.
 
-All reads are non-blocking; whoever waits does so with poll and a deadline.
+All reads are non-blocking; who waits does so with poll and a deadline.
 """
 
 import contextlib
@@ -15,7 +15,9 @@ _CHUNK = 1 << 16
 
 
 class ChildProcess:
-    """One child as its status pipe reports it: `pid` once forked, `errno` if exec failed, `wait_status` once reaped."""
+    """One child, as its status pipe reports it: `pid` once forked, `errno` if the exec failed,
+    `wait_status` once it has ended and was reaped.
+    """
 
     def __init__(self, number: int, fd: int, argv: tuple[str, ...]) -> None:
         self.number = number
@@ -28,12 +30,15 @@ class ChildProcess:
         self.start_ticks = 0
 
     def describe(self, words: str) -> None:
-        """Have the child listed under these words where processes left behind are named."""
+        """Set the words under which this child is listed if it cannot be ended."""
         self.argv = (words,)
 
     @property
     def returncode(self) -> int | None:
-        """The exit code as `subprocess` has it; None where the child never ran, or still runs."""
+        """The exit code (negative: the signal), as `subprocess` has it.
+
+        None where the child never ran or still runs.
+        """
         if self.wait_status is None or self.errno:
             return None
         return os.waitstatus_to_exitcode(self.wait_status)
@@ -52,7 +57,7 @@ class ChildProcess:
                 self._note(kind, value)
 
     def note_start(self) -> None:
-        """Remember the child's start time, which with its pid identifies it even after the pid is reused."""
+        """Read the child's start time, which with its pid identifies it even after the pid is used again."""
         with contextlib.suppress(OSError):  # it has ended, and was reaped
             stat = parse_stat(Path(f"/proc/{self.pid}/stat").read_text(errors="replace"))
             self.start_ticks = stat.start_ticks if stat else 0
@@ -75,7 +80,7 @@ class ChildProcess:
 
 
 class OutputPipe:
-    """A pipe that a program writes to, read up to a limit (bytes)."""
+    """A pipe to which a program writes, read up to `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.fd, self.inlet = os.pipe()
@@ -94,13 +99,13 @@ class OutputPipe:
         self.close_inlet()
 
     def close_inlet(self) -> None:
-        """Close our copy of the writing end, so that the end of the data can be seen."""
+        """Close our copy of the writing end; else the end of the data is never seen."""
         if self.inlet >= 0:
             os.close(self.inlet)
             self.inlet = -1
 
     def read(self) -> bool:
-        """Read one chunk. False where there is none now, or no more."""
+        """Read one chunk. False where nothing is there now, or the program has closed its end."""
         try:
             chunk = os.read(self.fd, _CHUNK)
         except BlockingIOError:
@@ -112,13 +117,13 @@ class OutputPipe:
         return not self.ended
 
     def news(self) -> bytes:
-        """The bytes that have arrived since the last call."""
+        """The bytes that `read` has added since the last call."""
         fresh = bytes(self._data[self._reported :])
         self._reported = len(self._data)
         return fresh
 
     def drain(self) -> bytes:
-        """Read what is left in the pipe. Returns everything that arrived, at most `limit` bytes."""
+        """Read what is in the pipe now, and return everything that has arrived, at most `limit` bytes."""
         while not self.flooded and self.read():
             pass
         return bytes(self._data)

@@ -1,4 +1,4 @@
-"""How a program is asked for, and how it ended: what `spawn` and its fake have in common."""
+"""How a program is started and how it has ended: what `Spawner` and its stand-in for tests have in common."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one program. `error`: why it did not run or cannot be judged; "" if it ran to its end."""
+    """The result of one program. `error`: why it did not run or its end is not known; "" if it ran."""
 
     argv: tuple[str, ...] = ()
     pid: int | None = None
@@ -35,12 +35,16 @@ class ProgramStarter(Protocol):
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
     ) -> Completed:
-        """Run a program to its end or its deadline (seconds); never raises for what the program does."""
+        """Run a program to its end, at most `timeout` seconds. Never raises for what the program does.
+
+        `max_output` limits stdout and stderr each (bytes); `env` replaces the environment; `stdin`
+        is what it can read.
+        """
         ...
 
 
 class FakeSpawner:
-    """A `ProgramStarter` for tests: a function makes the results of programs; `calls` lists the command lines."""
+    """A `ProgramStarter` for tests: `answer` makes the result from a command line; `calls` lists all command lines."""
 
     def __init__(self, answer: Callable[[tuple[str, ...]], Completed]) -> None:
         self._answer = answer
@@ -55,6 +59,6 @@ class FakeSpawner:
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
     ) -> Completed:
-        """Record the call and return what the function makes of it."""
+        """Record the command line, and return what `answer` makes of it. All other arguments are ignored."""
         self.calls.append(tuple(argv))
         return self._answer(tuple(argv))

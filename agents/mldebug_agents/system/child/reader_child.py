@@ -1,10 +1,9 @@
-"""The reader child: open a path without doing harm, read a piece of it, answer.
+"""The reader child: opens a path without doing harm, reads a piece of it, answers.
 
-It runs in a process of its own because any of these calls may block for ever. Nothing that a job chose is opened
-before it is known to be a regular file: opening a FIFO or a device has effects. Whose rights count, and how a path is
-resolved, is the work of `job_paths`.
-
-One `ReadRequest` names any number of paths; each gets, in order, a `ReadAnswer`.
+It is a process of its own because any of these calls may block for ever. Nothing that a job names
+is opened before it is known to be a regular file: opening a FIFO or a device has effects.
+`job_paths` decides whose rights count and how a path is resolved. One `ReadRequest` names any
+number of paths; each gets a `ReadAnswer`, in order.
 """
 
 import errno
@@ -53,7 +52,10 @@ FileId = tuple[int, int, int, int, int]  # inode, device, mode, uid, gid
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The same operation for several paths. `limit`: bytes; `line`: a line number, or what the operation says."""
+    """A request to do the same with several paths.
+
+    `limit`: bytes, or entries of a listing; `line`: a line number, or what the operation says.
+    """
 
     operation: ReadOperation
     paths: tuple[bytes, ...]
@@ -129,7 +131,7 @@ def _data(request: ReadRequest, fd: int, facts: os.stat_result) -> bytes:
 
 
 def pick_line(data: bytes, line: int) -> bytes:
-    """Return one line (the first is 1), cut to `MAX_LINE` characters; raises `Refused` beyond the end."""
+    """One line of a text (the first is 1), cut to `MAX_LINE` characters; raises `Refused` where there is no such line."""
     lines = data.split(b"\n")
     if not 1 <= line <= len(lines) or (line == len(lines) and not lines[-1]):
         raise Refused(Refusal.NO_SUCH_LINE)

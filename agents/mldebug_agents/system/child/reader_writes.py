@@ -1,7 +1,8 @@
-"""What the reader child writes: one byte into the FIFO of a job, one fixed question to the worker server of a rank.
+"""What the reader child writes: one byte into a FIFO of a job, or one fixed question to a rank's worker server.
 
-Both go to a path that a job chose, so both are opened first without effect, are what they should be and belong to the user of the
-rank, and neither ever waits for longer than it says. On TCP a name is no proof: several processes may listen at one port.
+Both go to a path that a job names, so both are first opened without effect and must be what they
+should be and of the rank's user; neither waits longer than its limit. On TCP an address is no
+proof, since several processes may listen at one port.
 """
 
 import contextlib
@@ -49,7 +50,10 @@ REQUESTS = {
 
 
 def poke(handle: int, uid: int) -> None:
-    """Write one byte into the FIFO that an O_PATH descriptor holds; raises OSError (ENXIO: nobody reads it) or `Refused`."""
+    """Write one byte into the FIFO behind an O_PATH descriptor.
+
+    Raises OSError (ENXIO: nobody reads it), or `Refused` where it is none or not `uid`'s.
+    """
     facts = os.fstat(handle)
     if not stat.S_ISFIFO(facts.st_mode):
         raise Refused(Refusal.NOT_A_FIFO)
@@ -63,7 +67,11 @@ def poke(handle: int, uid: int) -> None:
 
 
 def ask_unix(handle: int, pid: int, question: int, limit: int) -> bytes:
-    """Ask the process that listens on the socket an O_PATH descriptor holds, if it is this one."""
+    """Ask the worker server on the Unix socket behind an O_PATH descriptor, if process `pid`
+    listens there; else raises `Refused`.
+
+    At most `limit` bytes.
+    """
     if not stat.S_ISSOCK(os.fstat(handle).st_mode):
         raise Refused(Refusal.NOT_A_SOCKET)
     with socket.socket(socket.AF_UNIX) as connection:
@@ -76,9 +84,11 @@ def ask_unix(handle: int, pid: int, question: int, limit: int) -> bytes:
 
 
 def ask_tcp(place: str, question: int, limit: int) -> bytes:
-    """Ask a process that listens on the loopback interface: `PORT:PID:ADDRESS`, the address that it is bound to.
+    """Ask a worker server on the loopback interface. `place` is `PORT:PID:ADDRESS`, with the
+    address to which it is bound.
 
-    Nothing is sent before the kernel says that this process holds the other end: PyTorch's servers share their port (SO_REUSEPORT).
+    PyTorch's servers share a port (SO_REUSEPORT), so nothing is sent before the kernel shows that
+    process PID holds the other end. Raises `Refused` where that does not come about.
     """
     port, pid, address = place.split(":", 2)
     began = time.monotonic()

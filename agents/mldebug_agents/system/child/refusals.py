@@ -1,10 +1,10 @@
-"""Why the reader child would not do what it was asked, where the kernel had nothing against it."""
+"""Reasons for which the reader child refuses a request that the kernel would have allowed."""
 
 from enum import IntEnum
 
 
 class Refusal(IntEnum):
-    """Why the reader child refused a request, other than by an errno. The numbers are negative, so as not to be taken for one."""
+    """Why the reader child refused a request. The numbers are negative, so that they differ from errnos."""
 
     NOT_REGULAR = -1
     TOO_LARGE = -2

@@ -1,4 +1,4 @@
-"""A child that runs one of our own functions for as long as it is wanted, as the main process holds it."""
+"""A child process that runs one of mldebug's own functions, as the main process holds it."""
 
 import socket
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from mldebug_agents.system.child.pipes import ChildProcess
 
 
 class ForkedWorker:
-    """A forked child process that runs a function of ours and talks through `socket` (a stream). `kill` has it killed by the spawn helper."""
+    """A forked child process that runs a function of mldebug and talks through `socket` (a stream socket)."""
 
     def __init__(
         self, child: ChildProcess, connection: socket.socket, kill: Callable[[ChildProcess], None]
@@ -32,7 +32,10 @@ class ForkedWorker:
         self.socket.close()
 
     def let_go(self, words: str) -> ChildProcess:
-        """Close the connection and return the child process, which is no longer used. `words` describe it from now on where processes left behind are listed."""
+        """Close the connection and return the child process, which is no longer used.
+
+        If it does not end, it is listed under `words`.
+        """
         self.socket.close()
         self._child.describe(words)
         return self._child
@@ -44,6 +47,6 @@ class ForkedWorker:
             self._kill(self._child)
 
     def kill(self) -> None:
-        """Close the connection, have the worker killed, and forget it without waiting for its end."""
+        """Close the connection, have the worker killed, and forget it at once: `gone` is True from now on."""
         self.end()
         self._child.close()

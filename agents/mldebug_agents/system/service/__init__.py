@@ -1,1 +1,1 @@
-"""How the agent begins, reloads, tells the time and ends."""
+"""How the agent starts, reloads its configuration, measures time and ends."""

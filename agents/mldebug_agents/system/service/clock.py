@@ -1,7 +1,8 @@
-"""Wall time for people, that stands still where the wall clock jumps while somebody relies on it.
+"""Unix time that does not jump within an incident when the wall clock is set.
 
-Durations are always taken from the steady clock. Within an incident the wall clock may be set (NTP after a boot, a person):
-its times go on from where it began, so its story stays in order; the new time counts from the next quiet moment on.
+Durations are always taken from the monotonic clock. If the wall clock is set (NTP after a boot, a
+person) while an incident lasts, its times go on evenly, so that its timeline stays in order; the
+new time counts from the next quiet moment on.
 """
 
 import logging
@@ -26,7 +27,7 @@ class Clock:
         self._offset = wall() - steady()
 
     def now(self) -> float:
-        """Unix time in seconds, which runs evenly since the last `settle`."""
+        """Unix time in seconds. It runs evenly from one `settle` to the next."""
         return self._steady() + self._offset
 
     def steady(self) -> float:
@@ -34,15 +35,18 @@ class Clock:
         return self._steady()
 
     def unix(self, steady: float) -> float:
-        """The unix time of a moment of the steady clock."""
+        """A moment of the monotonic clock as unix time."""
         return steady + self._offset
 
     def translate(self, at: float) -> float:
-        """A unix time that was just read from the wall clock, converted to this clock's time."""
+        """A time that was just read from the wall clock, as this clock's unix time."""
         return at - (self._wall() - self.now())
 
     def settle(self) -> float:
-        """Adopt the wall clock's present time, at a moment when no running measurement depends on the old one. Returns the jump in seconds."""
+        """Adopt the wall clock's present time. Call it when no running measurement depends on the old one.
+
+        Returns by how many seconds the wall clock was set; 0.0 for differences up to `JUMP`.
+        """
         offset = self._wall() - self._steady()
         jumped, self._offset = offset - self._offset, offset
         if abs(jumped) <= JUMP:

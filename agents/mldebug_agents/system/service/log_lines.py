@@ -1,4 +1,4 @@
-"""The agent's own log lines on stderr: with the time, unless journald is there, which stamps every line itself."""
+"""The agent's log lines on stderr. They carry the time, unless journald reads them, which adds it itself."""
 
 import logging
 import os
@@ -8,15 +8,17 @@ from typing import TextIO
 
 
 def set_up(stream: TextIO, environ: Mapping[str, str] = os.environ) -> None:
-    """Send all log records to a stream."""
+    """Send all log records from INFO on to this stream."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LogLineFormatter(timed=not is_journal(stream, environ)))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Does this stream lead to journald? $JOURNAL_STREAM names its device and inode, and is inherited by shells whose
-    output goes elsewhere. Source: systemd.exec(5).
+    """Whether this stream leads to journald.
+
+    $JOURNAL_STREAM names its device and inode; the variable alone is not enough, since shells
+    inherit it whose output goes elsewhere. Source: systemd.exec(5).
     """
     try:
         facts = os.fstat(stream.fileno())
@@ -26,7 +28,9 @@ def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 class LogLineFormatter(logging.Formatter):
-    """`2026-11-21T12:34:06.123+01:00 WARNING text`, in local time."""
+    """Formats a record as `2026-11-21T12:34:06.123+01:00 WARNING text`, in local time; without the
+    time where `timed` is false.
+    """
 
     def __init__(self, *, timed: bool) -> None:
         super().__init__(

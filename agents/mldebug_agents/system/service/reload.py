@@ -1,4 +1,4 @@
-"""What a new configuration changes at once, and what only a restart changes: pure."""
+"""Which changes of the configuration need a restart, and remarks on children that hang. Pure functions."""
 
 from collections.abc import Iterable, Iterator
 
@@ -20,7 +20,7 @@ _FIXED = (
 
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
-    """Config keys that changed and take effect only at a restart of the agent."""
+    """The config keys that differ and take effect only at a restart of the agent."""
     return tuple(name for name in _FIXED if _value(old, name) != _value(new, name))
 
 
@@ -32,7 +32,7 @@ def _value(config: Config, name: str) -> object:
 
 
 def stuck_remarks(leftovers: Iterable[Leftover]) -> Iterator[Remark]:
-    """A remark for each child that can neither be used nor ended."""
+    """A remark for each child process that hangs in the kernel and cannot be ended."""
     for one in leftovers:
         message = (
             f"pid {one.pid} ({one.words}) of mldebug is stuck in the kernel and cannot be ended"

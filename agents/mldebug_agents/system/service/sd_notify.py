@@ -1,4 +1,7 @@
-"""Talk to systemd: READY, RELOADING, WATCHDOG, STOPPING over $NOTIFY_SOCKET; silent where there is none. Source: sd_notify(3)."""
+"""Tells systemd the agent's state (READY, RELOADING, WATCHDOG, STOPPING) over $NOTIFY_SOCKET; does nothing without it.
+
+Source: sd_notify(3).
+"""
 
 import contextlib
 import os
@@ -31,7 +34,7 @@ class SystemdNotifier:
             link.sendto("\n".join(states).encode(), address)
 
     def status(self, text: str) -> None:
-        """Send a status text to systemd, if it has changed."""
+        """Send a status text to systemd, if it differs from the last one."""
         if text != self._status:
             self._status = text
             self.send(f"STATUS={text}")

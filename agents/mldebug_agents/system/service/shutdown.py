@@ -1,4 +1,4 @@
-"""The end of the agent: asked for by SIGTERM or SIGINT, orderly where that works, and within its time whatever hangs."""
+"""The end of the agent after SIGTERM or SIGINT: in order if that works, and in limited time whatever hangs."""
 
 import contextlib
 import logging
@@ -20,9 +20,11 @@ _ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Shutdown:
-    """Make it first, in the main thread. `stop` and `reload` run in signal handlers: they may only set a flag.
+    """Ends the agent within `seconds` of a signal. Make it first, in the main thread.
 
-    The guard is woken by the kernel's write to a pipe, so it acts even if the main thread is stuck in a system call.
+    The handlers `stop` and `reload` run inside signal handlers, so they may only set a flag. A
+    guard thread is woken by the kernel's write to a pipe, so it acts even if the main thread hangs
+    in a system call.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
@@ -40,24 +42,31 @@ class Shutdown:
         signal.signal(signal.SIGHUP, lambda *_: self._reload())
 
     def begin(self) -> None:
-        """Start the guard thread; call it after the helper process was forked."""
+        """Start the guard thread. Call it after the helper process was forked."""
         threading.Thread(target=self._guard, name="mldebug-ending", daemon=True).start()
 
     def set_handlers(
         self, stop: Callable[[], None], reload: Callable[[], None], stuck: Callable[[], str]
     ) -> None:
-        """Set the functions that signals call to stop and to reload. `stuck` names what keeps the agent from ending, if it must be killed."""
+        """Set the functions to call on signals that stop and reload; `stop` is called at once if a signal came before.
+
+        `stuck` returns what keeps the agent from ending, for the log.
+        """
         self._stop, self._reload, self._stuck = stop, reload, stuck
         if self.requested:
             stop()
 
     def hurry(self, error: MldebugError) -> None:
-        """The agent ends by itself with this error: make sure that it is gone in time, and that the service manager sees a failure."""
+        """The agent ends by itself because of this error: kill it if it is not gone in time, with
+        the error's exit code, so that systemd sees a failure.
+        """
         self._error = error
         threading.Thread(target=self._count_down, name="mldebug-hurry", daemon=True).start()
 
     def leave(self) -> None:
-        """End the process now, with everything done: threads that sit in a system call are not waited for."""
+        """Called when everything is done: end the process at once if non-daemon threads live, which
+        Python would wait for; else return.
+        """
         if any(
             not one.daemon for one in threading.enumerate() if one is not threading.main_thread()
         ):

@@ -18,7 +18,11 @@ MEMORY_EVERY = (
 
 
 class Usage:
-    """CPU and memory of the process `pid` and its children. Reads only files that cannot block the main loop."""
+    """CPU time and memory of this process, and of the children of `pid` (this process by default).
+
+    A child that sleeps in the kernel (D) is left out of the memory, because reading it could block
+    the main loop.
+    """
 
     def __init__(
         self, host: Host, pid: int | None = None, clock: Callable[[], float] = time.monotonic
@@ -32,16 +36,19 @@ class Usage:
         self._weighed_at = -MEMORY_EVERY
 
     def cpu_seconds(self) -> float:
-        """CPU time of this process."""
+        """CPU time of this process in seconds, user and system, whatever `pid` is."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_utime + usage.ru_stime
 
     def rss_bytes(self) -> int:
-        """Resident memory of this process; 0 where it cannot be read."""
+        """Resident memory of the process `pid` in bytes; 0 where it cannot be read."""
         return self._rss(self._pid)
 
     def children(self) -> Children | None:
-        """The children, as of the last count; None where the kernel does not list them."""
+        """Number, CPU time and memory of all processes below `pid`, counted anew after `EVERY` seconds.
+
+        None where the kernel does not list them.
+        """
         now = self._clock()
         if now - self._counted_at >= EVERY:
             self._counted_at = now
