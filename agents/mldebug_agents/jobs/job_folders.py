@@ -14,7 +14,11 @@ MAX_HINTS = 8
 
 
 def likely_folders(host: Host, job: Job) -> tuple[str, ...]:
-    """Folders in which a job may write checkpoints and charts: its working folder and folders on its command line, as its first rank sees them."""
+    """Folders in which a job may write checkpoints and charts, at most `MAX_HINTS`: those on the
+    command line of its lowest rank here, and that rank's working folder.
+
+    The paths are as the rank sees them.
+    """
     if not job.ranks:
         return ()
     rank = min(job.ranks, key=lambda one: one.rank)

@@ -1,4 +1,7 @@
-"""Starts a job with the hook in every Python below it; what the user has set stays, and the job takes this process's place."""
+"""Starts a job with mldebug's hook in every Python below it.
+
+What the user has set stays, and the job takes this process's place.
+"""
 
 import os
 import signal
@@ -19,7 +22,10 @@ LOCALE = "LC_CTYPE"  # which Python sets for itself where the locale is C (PEP 5
 def callers_environment(
     now: Mapping[str, str], first: str = "/proc/self/environ"
 ) -> dict[str, str]:
-    """The environment that this process was started with: what Python has changed since is undone. `first`: the kernel's copy."""
+    """The environment with which this process was started: Python may have set LC_CTYPE since, which is undone.
+
+    `first`: the kernel's copy of it.
+    """
     environ = {name: one for name, one in now.items() if name != LOCALE}
     try:
         given = Path(first).read_bytes().split(b"\0")
@@ -30,14 +36,16 @@ def callers_environment(
 
 
 def environment(old: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The variables that bring the hook into every Python process below; what the user has set stays."""
+    """The variables to add so that every Python process below loads the hook: PYTHONPATH with
+    `folder` first, then the entries that it had.
+    """
     before = old.get("PYTHONPATH", "")  # an empty entry in it is the current folder
     paths = [path for path in before.split(":") if path != str(folder)] if before else []
     return {"PYTHONPATH": ":".join([str(folder), *paths])}
 
 
 def hook_folder() -> Path:
-    """Where the hook's `sitecustomize.py` lies, alone."""
+    """The folder that holds nothing but the hook's `sitecustomize.py`."""
     spec = find_spec(HOOK)
     places = list(spec.submodule_search_locations or ()) if spec else []
     folder = Path(places[0]) / FOLDER if places else None
@@ -49,7 +57,10 @@ def hook_folder() -> Path:
 
 
 def become(words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Run the job in place of this process, with the two signals at their default that Python ignores."""
+    """Replace this process by the job (exec), with the signals at their default that Python ignores.
+
+    Raises UsageError where it cannot be started.
+    """
     before = {number: signal.signal(number, signal.SIG_DFL) for number in IGNORED}
     try:
         os.execvpe(words[0], list(words), dict(environ))  # noqa: S606 - an argument list, no shell

@@ -1,7 +1,8 @@
-"""What a launcher plugin is (`Launcher`), and what the files in `launchers/` share: reading a `Claim` to be a rank out of an environment.
+"""What a launcher plugin is (`Launcher`), and what the files in `launchers/` share: reading a
+process's claim to be a rank (`RankClaim`) out of its environment.
 
-An environment is written by the job, so numbers that cannot be true become a problem in words, and nothing of a claim is believed
-before `ranks/grouping.py` has compared the claims of all processes.
+The job writes its environment, so numbers that cannot be true become a problem in words, and no
+claim is believed before `ranks/grouping.py` has compared those of all processes.
 """
 
 import re
@@ -35,7 +36,9 @@ _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def pod_list(environ: Mapping[str, str], count: int) -> str:
-    """The names of so many pods in the form of a scheduler's node list; "" outside of Kubernetes, or for names without numbers."""
+    """The names of `count` pods of a Kubernetes job, folded like a scheduler's node list, derived
+    from the first pod's name. "" outside of Kubernetes, or where that name ends in no number.
+    """
     if "KUBERNETES_SERVICE_HOST" not in environ or not 1 < count <= MAX_PODS:
         return ""
     hosts = (environ.get(name, "").partition(":")[0] for name in FIRST)
@@ -55,7 +58,10 @@ def _numbers(count: int) -> str:
 
 
 class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """The rank, world size and so on that one launcher's variables claim for a process. `problem`: why they cannot be true; the other fields are void then."""
+    """What one launcher's variables say that a process is: rank, world size and so on.
+
+    `problem`: why this cannot be true, as a sentence; then the other fields do not count.
+    """
 
     launcher: str  # file name of the plugin
     priority: int  # the highest of several claims counts
@@ -78,7 +84,7 @@ class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def specific(self) -> bool:
-        """Whether the run id is specific to one run, and no default such as "none"."""
+        """Whether the run id names one run, and is not a default such as "none"."""
         return is_specific(self.run_id)
 
     @property
@@ -88,17 +94,19 @@ class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launcher(Protocol):
-    """Recognises the ranks of one launcher (torchrun, srun …). Each file in `launchers/` creates one."""
+    """Recognises the ranks of one launcher (torchrun, srun …). Each file in `launchers/` makes one."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """The claim of a process to be a rank, from its environment; None where this launcher has not started it."""
+        """What a process with this environment claims to be; None where this launcher has not started it."""
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
         """Whether a process with that name and command line is this launcher itself. `argv` may be empty."""
 
 
 class PendingLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line of a launcher says that starts its ranks when enough nodes have come."""
+    """What the command line of a launcher says before it has started its ranks: for which nodes it
+    waits, and what it will run.
+    """
 
     launcher: str  # file name of the plugin
     script: str  # that its ranks will run; "" where that cannot be told
@@ -108,28 +116,36 @@ class PendingLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class NodeLauncher(Launcher, Protocol):
-    """A launcher of which each node of a run has one, and which starts its ranks when all nodes are there."""
+    """A launcher that runs on each node of a job, and starts its ranks once enough nodes have come
+    (torchrun, accelerate).
+    """
 
     def pending(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> PendingLaunch | None:
-        """Which nodes a launcher with this command line waits for; None for a run of one node. `argv` is as long as it is."""
+        """For which nodes a launcher with this command line waits; None for a job of one node.
+
+        `argv` may be long: it is not cut.
+        """
 
 
 class ImpossibleClaimError(ValueError):
-    """A variable has a value that cannot be true; the message is a sentence for the user."""
+    """A variable has a value that cannot be true. The message is a sentence for the user."""
 
 
 class ClaimVariables:
-    """Reads numbers from an environment. Raises ImpossibleClaimError for a value that cannot be true."""
+    """Reads values from a process's environment."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
 
     def text(self, *names: str) -> str:
-        """The first of these variables that is set, cleaned; "" where none is."""
+        """The value of the first of these variables that is not empty, without control characters; "" where none is."""
         return next((clean(self._environ[name]) for name in names if self._environ.get(name)), "")
 
     def number(self, *names: str, most: int = MAX_WORLD, least: int = 0) -> int | None:
-        """The first of these variables that is set, as a number; None where none is."""
+        """The first of these variables that is not empty, as a number; None where none is.
+
+        Raises ImpossibleClaimError where it is no number, or not between `least` and `most`.
+        """
         name = next((name for name in names if self._environ.get(name, "").strip()), "")
         if not name:
             return None
@@ -143,15 +159,15 @@ class ClaimVariables:
         return int(text)
 
     def master(self) -> str:
-        """The master as `addr:port`; "" without an address."""
+        """MASTER_ADDR and MASTER_PORT as `addr:port`; "" without an address."""
         address, port = self.text("MASTER_ADDR"), self.text("MASTER_PORT")
         return f"{clean(address, 100)}:{clean(port, 10)}" if address else ""
 
     def node_list(self, ranks: int, on_each: int) -> tuple[str, str]:
-        """The scheduler's node list, folded; "" where it contains too few nodes for so many ranks, or implausibly many.
+        """The scheduler's node list as it stands (folded), and a sentence for the user where a list cannot be used.
 
-        Second, the sentence for the user where a list cannot be used. A run may be one step on each of its nodes, whose list is
-        that node alone.
+        The list is "" where it names too few nodes for `ranks` at `on_each` a node (0: unknown), as
+        in a scheduler step of one node; then names of Kubernetes pods are tried.
         """
         name = next((name for name in NODE_LISTS if self._holds(name, ranks, on_each)), "")
         listed = clean(self._environ.get(name, ""), MAX_NODE_LIST + 1)
@@ -183,7 +199,10 @@ def claim(
     supervised: bool = False,
     needs_torch: bool = False,
 ) -> RankClaim | None:
-    """Build a claim out of the named variables; None where rank or world size is not set at all."""
+    """Build a claim from the named variables, of each the first that is set.
+
+    None where rank or world size is not set; one with a `problem` where a value cannot be true.
+    """
     values = ClaimVariables(environ)
     try:
         number = values.number(*rank)
@@ -219,7 +238,10 @@ def claim(
 def torch_claim(
     launcher: str, priority: int, environ: Mapping[str, str], *, elastic: bool = False
 ) -> RankClaim | None:
-    """Build a claim out of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; `elastic`: and of what torchrun adds."""
+    """Build a claim from RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE.
+
+    `elastic`: also from torchrun's run id and restart count.
+    """
     return claim(
         launcher,
         priority,
@@ -244,9 +266,10 @@ def _compare(rank: int, world: int, local: int | None, local_world: int | None) 
 
 
 def overruled(environ: Mapping[str, str], rank: str, world_size: str) -> bool:
-    """Whether RANK and WORLD_SIZE differ from the scheduler's own variables.
+    """Whether RANK and WORLD_SIZE are set and differ from the scheduler's variables, which are named.
 
-    One scheduler task per node that starts its own ranks: then the scheduler's rank is the number of the node.
+    So it is where the scheduler starts one task per node, which starts the ranks: its rank is then
+    the node's number.
     """
     own, scheduled = (
         (environ.get("RANK"), environ.get("WORLD_SIZE")),
@@ -256,7 +279,7 @@ def overruled(environ: Mapping[str, str], rank: str, world_size: str) -> bool:
 
 
 def script_of(argv: tuple[str, ...]) -> str:
-    """The script, module or code that an interpreter's command line runs: `train.py`, `pkg.module`, `-c`; "" for none."""
+    """The script (its file name), module or `-c` that an interpreter's command line runs; "" where it has none."""
     words = iter(argv[1:])
     for word in words:
         if word in _TAKES_VALUE:
@@ -269,7 +292,7 @@ def script_of(argv: tuple[str, ...]) -> str:
 
 
 def runs(argv: tuple[str, ...], *, scripts: tuple[str, ...], modules: tuple[str, ...]) -> bool:
-    """Whether a command line runs one of these scripts or modules (by `python -m`, or by the module's own file)."""
+    """Whether a command line runs one of these scripts, or one of these modules by `python -m` or by the module's file."""
     script = script_of(argv)
     program = argv[0].rpartition("/")[2] if argv else ""
     if script in (*scripts, *modules) or program in scripts:

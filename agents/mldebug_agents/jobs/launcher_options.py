@@ -1,7 +1,7 @@
-"""What the command line of a launcher says of the nodes that it waits for, and which script it will start.
+"""What the command line of a launcher says of the nodes for which it waits, and of the script that it will start.
 
-Read as `argparse` reads it: `--rdzv-id 7`, `--rdzv_id=7`, the last of several counts; torchrun takes from `PET_RDZV_ID` what
-is not on its command line.
+Read as `argparse` does: `--rdzv-id 7`, `--rdzv_id=7`, the last of several counts. torchrun takes
+from variables like `PET_RDZV_ID` what is not on its command line.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,10 @@ MODULE = frozenset(("m", "module"))
 
 
 class OptionNames(NamedTuple):
-    """The options of one launcher, with `-` and without the dashes before; "" where it has none. `prefix`: of its variables."""
+    """The names of one launcher's options, with `-` between words and no leading dashes; "" where it has none.
+
+    `prefix`: of the variables that stand in for them.
+    """
 
     nodes: str
     rendezvous: str
@@ -38,7 +41,7 @@ class OptionNames(NamedTuple):
 
 
 class LauncherOptions:
-    """The options of one launcher's command line; `argv[0]` is the interpreter."""
+    """The options on one launcher's command line, and its `script`. `argv[0]` is the interpreter."""
 
     def __init__(
         self, argv: tuple[str, ...], environ: Mapping[str, str], names: OptionNames
@@ -54,7 +57,7 @@ class LauncherOptions:
                 break
 
     def value(self, name: str) -> str:
-        """The value of an option, from the command line or its variable; "" where it has none."""
+        """The value of an option from the command line, else from its variable; "" where neither has it."""
         variable = f"{self.names.prefix}{name.replace('-', '_').upper()}"
         found = self.environ.get(variable, "") if self.names.prefix and name else ""
         return self._given.get(name, found) if name else ""
@@ -87,7 +90,10 @@ def _own_words(words: Iterator[str]) -> Iterator[str]:
 
 
 def pending_launch(launcher: str, options: LauncherOptions) -> PendingLaunch | None:
-    """Which nodes such a launcher waits for; None for a run of one node, or where nothing says how many it needs."""
+    """For which nodes a launcher with these options waits.
+
+    None for one node, or where nothing says how many it needs.
+    """
     names = options.names
     least = options.value(names.nodes).partition(":")[0].strip()
     alone = options.value(names.alone).lower() not in ("", "0", "false", "no")

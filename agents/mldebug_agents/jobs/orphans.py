@@ -1,7 +1,7 @@
-"""Finds processes that outlived their job. Only reads; no process is ended.
+"""Finds processes that outlived their job. It only reads; no process is ended.
 
-Environments are read through the reader child, once for each process and program. Which process is an orphan is decided in
-`mldebug.jobs.schedulers.orphans`.
+Environments are read through the reader child, once for each process and program.
+`mldebug.jobs.schedulers.orphans` decides which process is an orphan.
 """
 
 import time
@@ -35,7 +35,11 @@ Key = tuple[int, int, object]  # pid, start, program
 
 
 class OrphanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to search for orphans. `alive` as in `LivingJobs`; `gpus`: bytes of GPU memory by pid and uuid, None: not known."""
+    """An order to search for orphans.
+
+    `alive`: as in `LivingJobs`; `gpus`: bytes of GPU memory (None: not known) by pid and GPU uuid;
+    `grace`: seconds.
+    """
 
     alive: frozenset[str] | None
     gpus: dict[int, dict[str, int | None]] = {}
@@ -43,7 +47,11 @@ class OrphanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrphanFinder:
-    """Finds processes whose job is over. There is one per agent, since it remembers environments, and since when a job is over."""
+    """Finds processes whose job is over.
+
+    There is one per agent: it remembers environments, and since when a process has been without its
+    job.
+    """
 
     def __init__(
         self, host: Host, reader: Reader, steady: Callable[[], float] = time.monotonic
@@ -53,7 +61,9 @@ class OrphanFinder:
         self._since: dict[tuple[int, int], tuple[float, float]] = {}  # monotonic and unix
 
     def look(self, order: OrphanRequest) -> tuple[Orphan, ...]:
-        """The processes whose job has been gone for `grace` seconds, the oldest first."""
+        """The processes that have been without their job for `grace` seconds, as far as this finder
+        has seen; at most `MOST`.
+        """
         stats = {pid: stat for pid, stat in self._host.briefs().items() if stat.state not in "ZX"}
         tree, living = ProcessTree(stats), self._known_jobs(stats, order.alive)
         found = list(find_orphans(list(self._suspects(stats, tree, order)), living))

@@ -1,4 +1,4 @@
-"""What a scheduler plugin is: each file in `schedulers/` creates one `Scheduler`."""
+"""What a scheduler plugin is: each file in `schedulers/` makes one `Scheduler`."""
 
 from typing import Protocol
 
@@ -10,5 +10,8 @@ class Scheduler(Protocol):
     """Asks one scheduler for its jobs and nodes. The plugin's `Options` have `interval` (seconds) and `only_on` (names of nodes)."""
 
     def ask(self, starter: ProgramStarter, *, nodes: bool) -> Queue:
-        """Return its jobs, and with `nodes` the nodes that take none. Blocks; raises `QueueError` where it gave no good answer."""
+        """Return the scheduler's jobs, and with `nodes` the nodes that take no jobs.
+
+        Blocks; raises `QueueError` where it gives no usable answer.
+        """
         ...

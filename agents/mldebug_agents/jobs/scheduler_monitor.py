@@ -1,7 +1,7 @@
-"""Asks the schedulers of the configuration at their interval, and keeps the last good answer of each for the snapshot.
+"""Asks the configured schedulers at their intervals, and keeps the last good answer of each for the snapshot.
 
-Each question runs in a worker thread of its own: a controller that hangs holds up nothing else. The search for orphan processes is
-started from here too, because it must know which jobs are alive.
+Each question runs in a worker thread of its own, so one that hangs holds up nothing else. The
+search for orphan processes is started here, too, because it must know which jobs are alive.
 """
 
 import logging
@@ -49,7 +49,7 @@ MOST_NODES = 200
 
 
 class SchedulerMonitor:
-    """The schedulers that this agent asks, and the orphan processes of this node."""
+    """The schedulers that this agent asks, and the processes on this node that outlived their job (orphans)."""
 
     def __init__(
         self, config: Config, context: Context, inbox: "queue.SimpleQueue[Result | None]"
@@ -64,7 +64,7 @@ class SchedulerMonitor:
         self.reload(config)
 
     def reload(self, config: Config) -> None:
-        """Take over a changed configuration; answers of schedulers that stay are kept."""
+        """Use a changed configuration. Schedulers whose settings are the same keep their answers."""
         self._config = config
         wanted, before = config.schedulers, self._schedulers
         self._schedulers = {}
@@ -77,7 +77,7 @@ class SchedulerMonitor:
             )
 
     def tick(self) -> None:
-        """Start what is due: polls of schedulers, the search for orphans."""
+        """Start what is due: questions to schedulers, the search for orphans."""
         for scheduler in self._schedulers.values():
             scheduler.tick()
         now, jobs = time.monotonic(), self._config.jobs
@@ -89,7 +89,7 @@ class SchedulerMonitor:
             self._worker.order(order)
 
     def on_result(self, result: Result) -> bool:
-        """Take a worker's result; False where it is not of a scheduler or the search for orphans."""
+        """Take a worker's result. False where it comes neither from a scheduler nor from the search for orphans."""
         if result.worker == ORPHANS:
             self._orphans = result.value
             return True
@@ -101,7 +101,10 @@ class SchedulerMonitor:
         return True
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot, completed by schedulers and orphans. It also shows who holds GPUs, for the next search."""
+        """The snapshot with schedulers, orphans and workers added.
+
+        Its GPU processes are kept for the next search for orphans.
+        """
         self._gpus = _holders(snapshot.gpus)
         schedulers = self._schedulers.values()
         workers = (
@@ -132,7 +135,10 @@ def _holders(gpus: NodeGpus | None) -> dict[int, dict[str, int | None]]:
 
 
 class PolledScheduler:
-    """One configured scheduler: when it is asked next, and its last good answer. For the main loop's thread only."""
+    """One configured scheduler: when it is asked next, and its last good answer.
+
+    Used by the main loop's thread only.
+    """
 
     def __init__(
         self,
@@ -160,7 +166,9 @@ class PolledScheduler:
         self._under_way = False
 
     def tick(self) -> None:
-        """Have the worker ask the scheduler, if the interval since the last time is over."""
+        """Order the next question once the interval is over, unless one is under way or this node
+        is none of those that ask.
+        """
         now = time.monotonic()
         if not self.asks or now < self._due or self._under_way:
             return
@@ -169,7 +177,7 @@ class PolledScheduler:
         self._count += 1
 
     def on_result(self, result: Result) -> None:
-        """Take the scheduler's answer, or the error why there is none."""
+        """Take the scheduler's answer, or the error for which there is none."""
         self._under_way = False
         if isinstance(result.value, Queue):
             self._take(result.value)
@@ -192,7 +200,11 @@ class PolledScheduler:
             log.warning("scheduler %s: %s", self.name, safe_line(answer.trouble, 300))
 
     def alive(self) -> frozenset[str] | None:
-        """Numbers of Slurm jobs that are not over; None where that is not known now, or it is no Slurm."""
+        """The numbers of all Slurm jobs that are not over.
+
+        None where the last answer is old, failed or covers only some jobs, or for another
+        scheduler.
+        """
         old = time.monotonic() - self._steady > STALE * self._interval
         if self.plugin.kind != "slurm" or self._answer is None or self._trouble or old:
             return None
@@ -202,7 +214,7 @@ class PolledScheduler:
         return frozenset(job.number for job in jobs if job.standing is not JobStanding.OVER)
 
     def state(self, settings: JobsConfig) -> SchedulerState:
-        """The newest answer of the scheduler about itself and its jobs, for snapshots."""
+        """The last good answer, and how asking went, for the snapshot. `settings`: which jobs are expected to run."""
         return SchedulerState(
             name=self.name,
             kind=self.plugin.kind,

@@ -1,6 +1,8 @@
-"""`mldebug trace run`: starts a program whose calls are kept in a ring, and what `mldebug run --trace` shares with it.
+"""`mldebug trace run`: starts a program whose latest calls are kept in a file of fixed size (a
+ring); and what `mldebug run --trace` shares with it.
 
-What is wanted travels to every Python below by one variable, `MLDEBUG_TRACE`, which the hook reads (`mldebug_training.tracing.start`).
+What to trace is passed to every Python below by one variable, `MLDEBUG_TRACE`, which the hook reads
+(`mldebug_training.tracing.start`).
 """
 
 import fcntl
@@ -24,7 +26,7 @@ SMALLEST, LARGEST = 256 * 1024, 1 << 36  # bytes
 
 
 class TraceOptions(msgspec.Struct, frozen=True):
-    """What to trace; without `ring` each process gets a file in /dev/shm."""
+    """What to trace. Without `ring` each process gets a file of its own in /dev/shm."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -110,9 +112,10 @@ def variables(wanted: TraceOptions) -> dict[str, str]:
 
 
 def make_way(ring: Path | None) -> None:
-    """Rename an older ring file that has this name. Where a process still writes it, it stays, and the new file gets a pid behind its name.
+    """Rename an older ring file that has this name. One that a process still writes stays, and the
+    new file gets a pid behind its name.
 
-    Raises UsageError where something else lies there.
+    Raises UsageError where something else lies there, or it cannot be renamed.
     """
     if ring is None or not os.path.lexists(ring):
         return

@@ -1,7 +1,9 @@
-"""Flight Recorders on demand: all ranks that have the hook are asked at once, and write what they know beside their record.
+"""Flight Recorders on demand: all ranks that have the hook are asked at once, and write what they
+know beside their record.
 
-Who may be asked, and how: `mldebug_agents.jobs.hook.signals`; what they write: `mldebug_training.hook.flight_recorder`. A file is believed only
-where it belongs to the user of the rank, nobody else may write it, and it has the expected shape.
+Who may be asked, and how: `mldebug_agents.jobs.hook.signals`; what they write:
+`mldebug_training.hook.flight_recorder`. A file is used only where it belongs to the user of the
+rank, nobody else may write it, and it has the expected shape.
 """
 
 import time
@@ -31,7 +33,10 @@ _WHY = {
 
 
 class HookFlightRecords(msgspec.Struct, frozen=True):
-    """Flight Recorders by rank, and a gap for each rank with the hook that gave none. Ranks without the hook are in neither."""
+    """Flight Recorders by rank, and a gap for each rank that was asked and gave none.
+
+    Ranks that cannot be asked are in neither.
+    """
 
     flights: dict[int, FlightRecord] = {}
     gaps: tuple[Gap, ...] = ()
@@ -48,9 +53,11 @@ class HookFlightRecorder:
         self.unanswered = unanswered or FailureCounts()
 
     def ask(self, ranks: Sequence[RankIdentity], timeout: float) -> HookFlightRecords:
-        """Signal all ranks at once to write their Flight Recorders, wait for them, and read what they wrote.
+        """Signal all ranks at once to write their Flight Recorders, wait at most `timeout` seconds,
+        and read what they wrote.
 
-        `timeout`: seconds to wait at most. A rank that does not answer in time, or whose file is not believed, gives a gap.
+        A rank that does not answer in time, or whose file is refused, gives a gap. Only the first
+        `MAX_RANKS` are asked.
         """
         with ExitStack() as stack:
             held = {

@@ -1,7 +1,9 @@
-"""The records that training processes keep in shared memory: found by the pid and start that the process itself sees.
+"""The records that hooked training processes keep in shared memory, found by the pid and start time
+as the process itself sees them.
 
-A record is used only where it is a regular file of the user that runs the process, which nobody else may write. No record means a job
-without the hook; a record that cannot be read is reported with the reason.
+A record is used only where it is a regular file of the user that runs the process, which nobody
+else may write. No record means a job without the hook; a record that cannot be read is reported
+with the reason.
 """
 
 import errno
@@ -36,7 +38,11 @@ _BROKEN = "its process has ended while it was being written"
 
 
 class HeartbeatReader:
-    """Reads the hook records of ranks. One per agent: it remembers processes without a record, so that untouched jobs cost nothing."""
+    """Reads the hook records of ranks.
+
+    There is one per agent: it remembers processes without a record and asks them seldom, so that
+    jobs without the hook cost nothing.
+    """
 
     def __init__(
         self, host: Host, reader: Reader, clock: Callable[[], float] = time.monotonic
@@ -48,7 +54,10 @@ class HeartbeatReader:
         self.refused: dict[int, str] = {}  # pid -> why its record is not read, or not believed
 
     def read(self, ranks: Iterable[RankIdentity]) -> dict[int, Heartbeat]:
-        """Rank -> its record now; ranks without one are absent, and why one was not used is in `refused`."""
+        """The present records, by rank.
+
+        Ranks without one are left out; why a record was not used stands in `refused`, by pid.
+        """
         ranks = tuple(ranks)
         here = {(rank.pid, rank.start_ticks) for rank in ranks}
         self._without = {key: at for key, at in self._without.items() if key in here}
@@ -99,7 +108,7 @@ class HeartbeatReader:
 def read_hook_summaries(
     host: Host, reader: Reader, ranks: Sequence[RankIdentity]
 ) -> tuple[dict[int, HookState], tuple[Gap, ...]]:
-    """Rank -> its record's summary now, and a gap for each record that could not be read or is not valid."""
+    """The present records' summaries by rank, and a gap for each record that could not be read or is not valid."""
     source = HeartbeatReader(host, reader)
     found = source.read(ranks)
     gaps = [
@@ -112,7 +121,7 @@ def read_hook_summaries(
 
 
 def check_owner(piece: FilePiece, uid: int) -> None:
-    """Raise ValueError where a user other than this one could have written the file."""
+    """Raise ValueError where the file belongs to another user than `uid`, or others may write it."""
     if piece.uid != uid:
         raise ValueError(f"it belongs to user {piece.uid} and not to user {uid} of the rank")
     if piece.mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -30,7 +30,7 @@ _BUSY = 0.015  # CPU seconds between the first look and the last: more than one 
 
 
 class SignalTarget(NamedTuple):
-    """A process that catches the hook's signals, held by its pidfd."""
+    """A process whose hook can be asked by a signal, held by its pidfd."""
 
     identity: RankIdentity
     pidfd: int
@@ -40,17 +40,17 @@ class SignalTarget(NamedTuple):
 
     @property
     def pid(self) -> int:
-        """The process's pid as the host sees it, not its container."""
+        """The process's pid as the host sees it, not as its container does."""
         return self.identity.pid
 
     @property
     def key(self) -> tuple[int, int]:
-        """Pid and start time, which identify a process for ever."""
+        """Pid and start time, which identify a process also after its pid is used again."""
         return self.pid, self.identity.start_ticks
 
 
 class HookSignals:
-    """Sends the hook's signals where that is safe. One per agent: it remembers processes without a record."""
+    """Sends the hook's signals where that is safe. There is one per agent: it remembers processes without a record."""
 
     def __init__(
         self,
@@ -64,7 +64,10 @@ class HookSignals:
 
     @contextmanager
     def hold(self, pid: int) -> Iterator[SignalTarget | None]:
-        """A context that holds a process for signals; None where it must not be signalled. Its pidfd is opened first, so all reads concern this process."""
+        """A context that holds a process for signals; None where it must not be signalled.
+
+        Its pidfd is opened first, so all later reads concern this very process.
+        """
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -99,7 +102,11 @@ class HookSignals:
         )
 
     def ask(self, process: SignalTarget, number: int) -> bool:
-        """Send this signal to a process, if it catches it. Raises OSError where that is not allowed, or the process is gone."""
+        """Send signal `number` to a process. Returns False, without sending, unless the kernel says
+        that it catches it and only the hook's thread can take it.
+
+        Raises OSError where sending is not allowed, or the process is gone.
+        """
         if not only_hook_takes_signals(self._host, process.pid, process.beat.signal or 0):
             return False
         if not self._catches(process.pid, number, process.identity.start_ticks):
@@ -119,18 +126,20 @@ class HookSignals:
         return bool(self._host.status(pid).pending_signals >> (number - 1) & 1)
 
     def stuck(self, process: SignalTarget) -> bool:
-        """Whether no thread of the process runs, so that it cannot execute Python code. Takes a second."""
+        """Whether no thread of the process runs, so that none executes Python code. Takes up to a second."""
         return all_threads_sleep(self._host, process.pid)
 
     def beat(self, process: SignalTarget) -> Heartbeat | None:
-        """The process's heartbeat record now; None where it has no valid one."""
+        """The process's present hook record; None where it has no valid one."""
         return self._beat(process.identity)
 
     def _beat(self, identity: RankIdentity) -> Heartbeat | None:
         return self._heartbeats.read([identity]).get(identity.rank)
 
     def position(self, process: SignalTarget) -> int | None:
-        """How many bytes the process has written into the file of its stacks by now."""
+        """The offset (bytes) at which the process writes next into its file of stacks; None where
+        that file is not open.
+        """
         return (
             None
             if process.beat.stacks_fd is None
@@ -155,16 +164,20 @@ class HookSignals:
 
 
 def only_hook_takes_signals(host: Host, pid: int, ask: int) -> bool:
-    """Whether only the hook's own thread can receive the hook's signals. False where the kernel does not say."""
+    """Whether at most one thread of the process, the hook's, can receive signal `ask`.
+
+    False where the kernel does not say.
+    """
     opened = [_is_open(host.text(pid, f"task/{tid}/status"), ask) for tid in _tids(host, pid)]
     return bool(opened) and sum(opened) <= 1
 
 
 def all_threads_sleep(host: Host, pid: int) -> bool:
-    """Whether all threads sleep, and the main thread does so without waking up. Takes a second.
+    """Whether all threads of a process sleep, the main thread without waking up once. Takes up to a second.
 
-    Who waits for the interpreter lock wakes 200 times a second to ask for it: it may be seen running, and takes hardly any CPU
-    time. Who is kept from running by others on the machine is seen so at every look.
+    A thread that waits for the interpreter lock wakes 200 times a second to ask for it: it may be
+    seen running, but takes hardly any CPU time. One that only lacks a free CPU is seen running at
+    every look.
     """
     woken = host.status(pid).voluntary_switches
     looks = [_look(host, pid)]

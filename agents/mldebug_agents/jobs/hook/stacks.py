@@ -43,7 +43,10 @@ class HookStacks:
         self._forced: set[tuple[int, int]] = set()  # (pid, start)
 
     def dump(self, pid: int, timeout: float = PATIENCE) -> tuple[ThreadStack, ...]:
-        """All Python threads of one process, innermost frame first; empty where it cannot or must not be asked."""
+        """The stacks of all Python threads of one process, innermost frame first.
+
+        Waits at most `timeout` seconds for each signal; empty where it cannot or must not be asked.
+        """
         with self._asking.hold(pid) as one:
             try:
                 return self._dump(one, timeout) if one is not None else ()
@@ -135,7 +138,10 @@ def whole_answer(text: str) -> str | None:
 
 
 def parse_faulthandler(text: str, pid: int, main: int) -> tuple[ThreadStack, ...]:
-    """Parse one output of `faulthandler`. `main`: its number of the main thread, which is returned first and gets the pid."""
+    """The stacks in one output of `faulthandler`, the main thread's first.
+
+    `main`: faulthandler's number of the main thread, which gets `pid` as its id.
+    """
     found: list[tuple[int, str, list[Frame]]] = []
     for line in text.splitlines():
         if match := _THREAD.match(line):

@@ -1,8 +1,9 @@
-"""Finds, sets, clears and reads the switches of a job (kill, save) in a child process: their folder may lie on a mount that hangs.
+"""Reads, sets and clears the switches of a job (kill, save) in a child process, because their
+folder may lie on a mount that hangs.
 
-The ranks have named the folder beside their hook records. The child takes the rights of the folder's user before it touches
-anything, so that links that a job has laid cannot mislead root, and what is made there belongs to the job's user. Below a rank's
-root it never leaves that root.
+The ranks have named the folder beside their hook records. The child takes the rights of the
+folder's user before it touches anything, so that links that a job has made cannot mislead root, and
+new files belong to the job's user. Below a rank's root it never leaves that root.
 """
 
 import contextlib
@@ -49,7 +50,11 @@ MAX_RANKS = 8  # ranks of a job: rank 0 of the node is enough, if it lives
 
 
 class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to set or clear switches. `pid`: the rank below whose root the folder is, 0 for our own root. `owner` None: the folder's owner."""
+    """A request to read, set or clear switches.
+
+    `pid`: the rank below whose root the folder is, 0 for our own root; `until`: unix time; `by`:
+    who asks; `owner`: with whose rights, None: those of the folder's owner.
+    """
 
     verb: Literal["look", "set", "clear"]
     folder: str
@@ -61,7 +66,7 @@ class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SwitchReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The switches of a folder afterwards, or the error. `denied`: for lack of rights."""
+    """The state of a folder's switches afterwards, or why there is none. `denied`: the right to it is missing."""
 
     found: SwitchState | None = None
     error: str = ""
@@ -69,7 +74,11 @@ class SwitchReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask(spawner: Spawner, order: SwitchRequest, timeout: float = TIMEOUT) -> SwitchState:
-    """Carry out an order about switches in a child process. Raises MldebugError where that fails."""
+    """Carry out a request about switches in a child process, for at most `timeout` seconds.
+
+    Raises AccessError where a right is missing, UsageError where the folder cannot be used,
+    MldebugError where it does not answer.
+    """
     worker = spawner.fork_worker(NAME)
     try:
         reply = ask_once(worker, order, msgspec.msgpack.Decoder(SwitchReply), timeout)
@@ -86,13 +95,13 @@ def ask(spawner: Spawner, order: SwitchRequest, timeout: float = TIMEOUT) -> Swi
 
 
 def serve(connection: socket.socket) -> None:
-    """The main function of the child: carries out one order and ends."""
+    """The main function of the child: carries out one request and ends."""
     link = ChildLink(connection, msgspec.msgpack.Decoder(SwitchRequest))
     link.send(carry_out(link.receive()))
 
 
 def carry_out(order: SwitchRequest) -> SwitchReply:
-    """Carry out an order with the rights of the folder's owner. Never raises, whatever the folder is."""
+    """Carry out a request with the rights of the folder's owner. Never raises: errors become the reply."""
     try:
         handle = _enter(order)
     except Refused:
@@ -112,7 +121,7 @@ def carry_out(order: SwitchRequest) -> SwitchReply:
 
 
 def look(handle: int, folder: str) -> SwitchState:
-    """The switches in an open folder."""
+    """The state of the switches in the folder behind this descriptor."""
     polled = _read(handle, POLLED)
     everybody = os.fstat(handle).st_mode & stat.S_IWOTH
     return SwitchState(
@@ -198,7 +207,7 @@ def _failed(what: str, error: OSError) -> SwitchReply:
 
 
 def switch_request(job: Job, host: Host, reader: Reader) -> SwitchRequest | None:
-    """The order to read the switches of a job; None where no rank on this node uses switches."""
+    """The request that reads the switches of a job; None where no rank on this node has named a folder of switches."""
     for rank in job.ranks[:MAX_RANKS]:
         folder = _announced(rank, host, reader)
         if folder:

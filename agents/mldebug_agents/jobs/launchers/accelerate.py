@@ -21,7 +21,9 @@ OPTIONS = OptionNames(
 
 
 class AccelerateLauncher:
-    """accelerate: it runs torchrun in its own process, so its ranks have torchrun's variables and ACCELERATE_*."""
+    """`accelerate launch`: it runs torchrun in its own process, so its ranks have torchrun's
+    variables and those named ACCELERATE_*.
+    """
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """The claim of a process with torchrun's variables and one of accelerate's; None for any other."""
@@ -36,7 +38,10 @@ class AccelerateLauncher:
         return runs(argv, scripts=("accelerate", "accelerate-launch"), modules=modules)
 
     def pending(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> PendingLaunch | None:
-        """The nodes that `--num_machines` names, and where they meet; None for one, or where only its config file says so."""
+        """The nodes that `--num_machines` asks for, and where they meet.
+
+        None for one node, or where only its config file says so.
+        """
         return pending_launch("accelerate", LauncherOptions(argv, environ, OPTIONS))
 
 

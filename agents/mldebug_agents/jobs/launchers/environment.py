@@ -1,4 +1,6 @@
-"""Plain RANK and WORLD_SIZE, set by a script, a scheduler template or a launcher that we do not know."""
+"""Ranks with plain RANK and WORLD_SIZE, set by a script, a scheduler's template, or a launcher that
+has no plugin of its own.
+"""
 
 from collections.abc import Mapping
 
@@ -9,7 +11,7 @@ PRIORITY = 40
 
 
 class EnvironmentLauncher:
-    """Ranks with plain RANK and WORLD_SIZE: what `init_method="env://"` reads."""
+    """Recognises ranks by plain RANK and WORLD_SIZE, which `init_method="env://"` reads."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """The claim of a process with RANK and WORLD_SIZE; None in a pod made for torchrun, where RANK is the pod's number."""

@@ -1,6 +1,7 @@
-"""JAX on several processes: `jax.distributed.initialize` with what the environment or the command line says.
+"""JAX on several processes: what `jax.distributed.initialize` takes from the environment or the command line.
 
-JAX itself reads Slurm, Open MPI and pods; who sets the numbers by hand uses one of the names below, or passes them as arguments.
+JAX itself reads the variables of Slurm, Open MPI and Kubernetes; who sets the numbers by hand uses
+one of the names below, or passes them as arguments.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ MAX_ARGUMENTS = 256
 
 
 class JaxLauncher:
-    """Ranks are processes of `jax.distributed`; each may have several devices."""
+    """Recognises the processes of `jax.distributed` as ranks. Each may use several devices."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """The claim of a process that got its number in one of the ways that JAX programs use; None for any other."""

@@ -18,7 +18,10 @@ LAUNCHERS = (
 
 
 class MpichLauncher:
-    """MPICH and other launchers that speak PMI. The process manager hydra numbers the ranks of a node by MPI_LOCALRANKID."""
+    """MPICH and other launchers that set PMI_* variables.
+
+    Its process manager, hydra, numbers the ranks of a node in MPI_LOCALRANKID.
+    """
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """The claim of a process with PMI's variables; None for any other."""

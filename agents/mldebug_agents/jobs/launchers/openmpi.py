@@ -13,7 +13,10 @@ LAUNCHERS = (
 
 
 class OpenmpiLauncher:
-    """Open MPI: OMPI_COMM_WORLD_*. RANK is set by the script later, inside Python, where /proc does not show it."""
+    """Open MPI, by OMPI_COMM_WORLD_*.
+
+    A script that sets RANK itself does so inside Python, where /proc does not show it.
+    """
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """The claim of a process with Open MPI's variables; None for any other."""

@@ -9,10 +9,16 @@ PRIORITY = 10
 
 
 class SingleLauncher:
-    """A Python process that loads PyTorch and that no other launcher has started. WORLD_SIZE=1 needs no further proof."""
+    """A training of one Python process that no launcher has started.
+
+    It counts only once it has loaded PyTorch, or with WORLD_SIZE=1.
+    """
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """The claim to be the only rank of a job."""
+        """The claim to be the only rank of a job, which any process gets.
+
+        It is believed only with PyTorch loaded, or with WORLD_SIZE=1.
+        """
         declared = environ.get("WORLD_SIZE", "").strip() == "1"
         return RankClaim(launcher="single", priority=PRIORITY, needs_torch=not declared)
 

@@ -14,7 +14,7 @@ _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
 
 class SlurmLauncher:
-    """Slurm's srun, inside a job step only: in the batch script SLURM_PROCID is always 0."""
+    """Slurm's srun. Only processes in a job step count: in the batch script SLURM_PROCID is always 0."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """The claim of a task of a job step; None outside of a step."""
@@ -46,7 +46,10 @@ class SlurmLauncher:
 
 
 def tasks_here(tasks: str, node: str) -> int | None:
-    """How many tasks run on node number `node`, from Slurm's short form: ("2(x3),1", "3") -> 1; None where it does not say."""
+    """How many tasks run on node number `node`, from Slurm's short form: ("2(x3),1", "3") -> 1.
+
+    None where it does not say.
+    """
     left = int(node) if re.fullmatch(r"[0-9]{1,6}", node) else None
     for word in tasks.split(",") if left is not None else ():
         match = _TASKS.fullmatch(word)

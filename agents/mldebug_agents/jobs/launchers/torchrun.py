@@ -28,7 +28,10 @@ OPTIONS = OptionNames(
 
 
 class TorchrunLauncher:
-    """Recognises ranks by TORCHELASTIC_RUN_ID and LOCAL_RANK. RANK alone would not do: in a pod the launcher has it too, with the pod's number."""
+    """Recognises ranks by TORCHELASTIC_RUN_ID and LOCAL_RANK.
+
+    RANK alone is no proof: in a pod the launcher has it, too, as the pod's number.
+    """
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """Rank, world size, run id and attempt from a rank's environment; None where torchrun did not start the process."""
@@ -37,13 +40,15 @@ class TorchrunLauncher:
         return torch_claim("torchrun", PRIORITY, environ, elastic=True)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Whether this process is torchrun's elastic agent, by its command line or by the name that PyTorch gives its main thread."""
+        """Whether the process is torchrun or one of its older forms: by its command line, or by its
+        name (`torchrun`, or PyTorch's `pt_elastic`).
+        """
         return name in ("torchrun", "pt_elastic") or runs(
             argv, scripts=("torchrun",), modules=MODULES
         )
 
     def pending(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> PendingLaunch | None:
-        """The nodes that `--nnodes` names, and where they meet; None for a run of one node."""
+        """The nodes that `--nnodes` asks for, and where they meet; None for a run of one node."""
         return pending_launch("torchrun", LauncherOptions(argv, environ, OPTIONS))
 
 

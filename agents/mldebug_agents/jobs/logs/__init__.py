@@ -1,1 +1,1 @@
-"""The log files of a job: where its output goes, and following them as they grow."""
+"""The log files of a job: finds where its output goes, and follows the files as they grow."""

@@ -1,7 +1,8 @@
-"""Where a job writes its charts: TensorBoard's events, wandb's offline file, `metrics.csv`.
+"""Finds where a job writes its charts: TensorBoard's event files, wandb's offline file, `metrics.csv`.
 
-TensorBoard and Lightning open their files anew for each line, so descriptors show nothing: the folders in which a job works, and those
-that its command line names, are listed with the rights of the rank's user. Asked only of jobs that tell no step otherwise.
+TensorBoard and Lightning open their files anew for each line, so open descriptors show nothing.
+Instead the folders in which a job works, and those on its command line, are listed with the rights
+of the rank's user. Done only for jobs whose steps nothing else shows.
 """
 
 import re
@@ -25,7 +26,7 @@ EARLY = 5.0  # seconds before the first rank's start in which a file may be its 
 
 
 def find_event_files(host: Host, reader: Reader, job: Job) -> tuple[LogFile, ...]:
-    """The newest files for charts that were written since the job began, at most `MAX_FILES`; empty where there are none."""
+    """The newest chart files of the job's user that were written since its lowest rank here began, at most `MAX_FILES`."""
     if not job.ranks:
         return ()
     rank = min(job.ranks, key=lambda one: one.rank)

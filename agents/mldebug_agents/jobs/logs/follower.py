@@ -1,7 +1,8 @@
-"""Follow a log as it grows: poll it, get the records that are new. Nothing here blocks on a hung mount or trusts a size.
+"""Follows a log file as it grows, and returns its new records. A hung mount cannot block it.
 
-Polling alone: it works on every file system, and a few seconds of delay cost nothing. All reads go through the reader
-child, and each opens the file anew, which is also what makes a network file system tell the true size.
+It only polls: that works on every file system, and a few seconds of delay do not matter. All reads
+go through the reader child, and each opens the file anew, which also makes a network file system
+report the true size.
 """
 
 import math
@@ -25,7 +26,10 @@ SEAM = 64  # bytes before our place that must still be the same
 
 
 class LogUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log has gained since the last poll. `records` are progress; mere growth of the file is a weak sign of it."""
+    """What a log has gained since the last poll.
+
+    `records` are signs of progress; mere growth of the file is a weak one.
+    """
 
     records: tuple[LogRecord, ...] = ()
     before: LogRecord | None = None  # first poll only: the last record that was there already
@@ -41,9 +45,10 @@ class LogUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogFollower:
-    """Follows one log file and returns what is new at each poll. The file may be reached by another descriptor or process each time.
+    """Follows one log file and returns what is new at each poll. The file may be reached by another
+    descriptor or process each time.
 
-    Counters besides those of `parser`: `skipped` (bytes), `rotations`, `truncations`.
+    Counts `skipped` (bytes), `rotations` and `truncations`.
     """
 
     def __init__(self, reader: Reader, parser: FileParser) -> None:
@@ -64,7 +69,7 @@ class LogFollower:
 
     @property
     def oddities(self) -> Iterator[str]:
-        """What is odd about this log and a user should know, as sentences."""
+        """What is odd about this log, as sentences for the user."""
         parser = self.parser
         if parser.oversized:
             yield f"{parser.oversized} lines too long to read"
@@ -78,9 +83,10 @@ class LogFollower:
             yield f"logs.{name} is too slow for it and was put aside"
 
     def poll(self, place: LogFile, until: float = math.inf) -> LogUpdate:
-        """Return what is new since the last poll. Never raises; a file that cannot be read gives a `gap`.
+        """What is new since the last poll. Never raises; a file that cannot be read gives a `gap`.
 
-        After the moment `until` (monotonic) no further piece is read; the rest is for the next poll.
+        No further piece is read after `until` (monotonic seconds); the rest is left for the next
+        poll.
         """
         self._failure = None
         self._until = until

@@ -1,7 +1,7 @@
-"""The logs of one job from look to look: searched for seldom, polled at every look, and what cannot be read is named.
+"""The logs of one job from look to look: searched for seldom, polled at every look; what cannot be read is named.
 
-Nothing here lasts longer than `BUDGET` and one read that does not come back. A mount that did not answer is left alone
-by all jobs until it does.
+A look takes no longer than `BUDGET` and one read that does not return. A mount that did not answer
+is left alone by all jobs until it does.
 """
 
 import math
@@ -40,7 +40,7 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 class LogSharing:
-    """Which log files belong to which run of this node. For one thread."""
+    """Which log files belong to which run of this node. For one thread only."""
 
     def __init__(self) -> None:
         self._runs: dict[object, _Run] = {}
@@ -50,11 +50,17 @@ class LogSharing:
         self._runs = {run: logs for run, logs in self._runs.items() if run in runs}
 
     def note(self, run: object, files: Collection[File], *, lone: bool) -> None:
-        """Note that these are the logs of a run now; `lone`: it is a process without a launcher, which may be no training."""
+        """Note that these are the logs of a run now.
+
+        `lone`: it is a process without a launcher, which may be no training.
+        """
         self._runs[run] = _Run(frozenset(files), lone)
 
     def shared(self, run: object, file: File | None) -> bool:
-        """Whether another run writes to this file, too. A process without a launcher counts only against another process without one."""
+        """Whether another run writes to this file, too.
+
+        A process without a launcher counts only for another such process.
+        """
         mine = self._runs.get(run)
         others = [logs for it, logs in self._runs.items() if it is not run]
         return mine is not None and any(
@@ -63,7 +69,7 @@ class LogSharing:
 
 
 class HungMounts:
-    """Mounts on which a read has not returned, shared by all jobs of a node."""
+    """Mounts on which a read has not returned. All jobs of a node share it."""
 
     def __init__(self, host: Host, reader: Reader) -> None:
         self._host = host
@@ -76,7 +82,7 @@ class HungMounts:
             self._hung[place.path] = self._key(place)
 
     def hold(self, place: LogFile) -> bool:
-        """Whether this path is on a mount that hangs. A mount that answers again is forgotten."""
+        """Whether this path is on a mount that hangs. A mount whose read has returned is forgotten."""
         if self._hung:
             stuck = self._reader.stuck
             self._hung = {path: mount for path, mount in self._hung.items() if path in stuck}
@@ -87,7 +93,11 @@ class HungMounts:
 
 
 class JobLogs:
-    """Follows the logs of one job. After `look`: `sentence`, `gaps`, `counts`, `gpu` (a rank holds a GPU open), `nccl`."""
+    """Follows the logs of one job.
+
+    `look` sets `sentence` (which file is followed, or why none), `gaps`, `gpu` (a rank has a GPU
+    open) and `nccl` (facts of NCCL's log lines).
+    """
 
     def __init__(
         self,
@@ -127,14 +137,17 @@ class JobLogs:
 
     @property
     def counts(self) -> LogCounts:
-        """Counters since this job was first seen."""
+        """Counters of log lines, records and failures since this job was first seen."""
         total = self._left
         for follower in self._followers.values():
             total = _add(total, follower)
         return msgspec.structs.replace(total, failures=self._failures)
 
     def look(self, job: Job, finder: LogFinder, now: float, nccl_files: Mapping[int, str] = {}) -> None:  # fmt: skip
-        """Poll the logs of the job, after a search for them where they may have changed. `nccl_files`: NCCL_DEBUG_FILE by pid."""
+        """Poll the logs of the job; search for them first where they may have changed.
+
+        `now`: monotonic seconds; `nccl_files`: NCCL_DEBUG_FILE by pid of the rank.
+        """
         self._note_ranks(job)
         sampled = _to_ask(job.ranks)
         outputs = [

@@ -1,7 +1,8 @@
-"""Where the output of a rank goes: its own files, or through pipes to whoever reads them and writes a file.
+"""Finds where the output of a rank goes: to files of its own, or through pipes to a process that writes a file.
 
-Only links below /proc are read, nothing is opened. What is found is a `LogPlace`, named by the descriptor of the process
-that writes it, so renaming and deleting the file do not matter; `mldebug_agents.jobs.logs.follower` reads it.
+Only links below /proc are read, nothing is opened. Each place found is a `LogFile`, named by a
+descriptor of the process that writes it, so renaming and deleting the file do not matter;
+`mldebug_agents.jobs.logs.follower` reads it.
 """
 
 import re
@@ -31,11 +32,12 @@ _WHAT = {"tty": "a terminal", "socket": "a socket", "fifo": "a FIFO", "pipe": "a
 
 
 class LogFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file that output is written to, as the descriptor of its writer.
+    """One file to which output is written, as a descriptor of its writer.
 
-    kind: stdout, stderr (of the rank); reader (a process that reads the rank's pipe); container (the log that a
-    container runtime writes); launcher; named (a file of the rank called like a log); tensorboard, wandb, csv (what a
-    framework writes for charts); growth: only its size tells something, the weakest sign of progress.
+    kind: stdout, stderr (of the rank); reader (a process that reads the rank's pipe); container
+    (the log that a container runtime writes); launcher; named (a file of the rank with the name of
+    a log); tensorboard, wandb, csv (a framework's charts); growth: only its size tells something,
+    the weakest sign of progress.
     """
 
     path: str  # /proc/PID/fd/N: what a `Reader` opens
@@ -51,17 +53,17 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parsed(self) -> bool:
-        """Whether records of training can be found in the file."""
+        """Whether the file may hold records of training."""
         return self.kind != "growth"
 
     @property
     def charts(self) -> bool:
-        """Whether it is a framework's file for charts, and no text for people."""
+        """Whether it is a framework's file of charts, not text for people."""
         return self.kind in PARSERS
 
 
 class RankLogs(msgspec.Struct, frozen=True, kw_only=True):
-    """The log files of one rank, the most informative first; `reason` says why there are none."""
+    """The log files of one rank, the most informative first. `reason`: why there are none."""
 
     places: tuple[LogFile, ...] = ()
     reason: str = ""
@@ -70,7 +72,7 @@ class RankLogs(msgspec.Struct, frozen=True, kw_only=True):
 class LogFinder:
     """Finds log files. It caches pipes and their readers, so make a new one for each look.
 
-    `unread` is kept from look to look: a pipe without a reader is not searched for each time.
+    `unread` lives longer: a pipe whose reader was not found is not searched for at each look.
     """
 
     def __init__(self, host: Host, unread: UnreadPipes | None = None) -> None:
@@ -83,9 +85,10 @@ class LogFinder:
         launchers: Sequence[ProcessState] = (),
         rights: Rights | None = None,
     ) -> RankLogs:
-        """Where the output of a rank goes. `launchers`: processes whose output counts where the rank has none of its own.
+        """Where the output of a rank goes. `launchers`: processes whose output counts where the
+        rank has none of its own.
 
-        `rights`: whose they are to be read with, where `rank` is not a rank but its launcher; None: its own.
+        `rights`: with whose rights the files are read; None: those of the process `rank`.
         """
         state = rank if rank.files else self._processes.state(rank.pid)
         if state is None or not state.files:
@@ -120,7 +123,9 @@ class LogFinder:
         )
 
     def open_file(self, state: ProcessState, wanted: Callable[[str], bool]) -> LogFile | None:
-        """The first file that a rank writes and whose name is wanted, to be read with the rank's rights."""
+        """The first file that a process writes and whose name `wanted` accepts, to be read with the
+        rights of its user; None without one.
+        """
         found = next((file for file in _written(state) if wanted(file.target)), None)
         if found is None:
             return None
@@ -233,9 +238,11 @@ class LogFinder:
 
 
 def container_marks(cgroup: str, runtime: str = "") -> tuple[str, ...]:
-    """What paths of a container's log files contain: its pod's uid and its id, from /proc/PID/cgroup of it and of what runs it.
+    """Texts by which the paths of a container's log files are known: its pod's uid and its own id.
+    Empty where that is not certain.
 
-    Those that the runtime shares are of the container that it runs in itself; of the others the outermost is its own.
+    `cgroup`: its /proc/PID/cgroup; `runtime`: the same of the runtime that started it, whose own
+    names (it may run in a container itself) are left out.
     """
     above = frozenset(_names(runtime))
     names = [name for name in _names(cgroup) if name not in above]

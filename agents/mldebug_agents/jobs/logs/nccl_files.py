@@ -22,13 +22,18 @@ _ANY = {"h": "[^/]{1,64}", "p": r"\d{1,10}"}
 
 
 def debug_file(environ: Mapping[str, str]) -> str:
-    """The pattern of NCCL's log file, "" where NCCL writes to the output: no name, or one that is the output itself."""
+    """The pattern in NCCL_DEBUG_FILE; "" where NCCL writes to the job's output, because it is not
+    set or names the output.
+    """
     name = environ.get(SETTING, "").strip()
     return name if len(name) <= MAX_NAME and name not in ("stdout", "stderr", "/dev/stdout", "/dev/stderr") else ""  # fmt: skip
 
 
 def matches(pattern: str, target: str) -> bool:
-    """Whether an open file has a name that NCCL makes of the pattern; one without a leading / lies below the working folder."""
+    """Whether NCCL can have made this file name from the pattern (`%h`, `%p`).
+
+    A pattern without a leading / lies in some folder.
+    """
     parts = re.split(r"%(.)", pattern)
     text = "".join(_named(part) if number % 2 else re.escape(part) for number, part in enumerate(parts))  # fmt: skip
     beginning = "" if pattern.startswith("/") else ".*/"
@@ -40,7 +45,7 @@ def _named(letter: str) -> str:
 
 
 class NcclFiles:
-    """Follows the files of one job. Each look reads some of them, in turns."""
+    """Follows NCCL's log files of one job. Each look reads some of them, in turns."""
 
     def __init__(self, host: Host, reader: Reader) -> None:
         self._host, self._reader = host, reader
@@ -49,7 +54,11 @@ class NcclFiles:
         self._turn = 0
 
     def lines(self, job: Job, patterns: Mapping[int, str], finder: LogFinder, until: float) -> Iterator[str]:  # fmt: skip
-        """New lines of NCCL's. `patterns`: by pid of a rank; `until`: no file is begun after that (monotonic seconds)."""
+        """New lines of NCCL's log files.
+
+        `patterns`: NCCL_DEBUG_FILE by pid of the rank; after `until` (monotonic seconds) no further
+        file is read.
+        """
         ranks = [rank for rank in job.ranks if patterns.get(rank.pid)][:MAX_FILES]
         gone = self._places.keys() - {rank.pid for rank in ranks}
         for pid in gone:

@@ -1,7 +1,8 @@
-"""Which processes read a pipe, and which sockets of this host are connected, as one search for log files needs them.
+"""Which processes read a pipe, and which sockets of this host are connected to each other, for a search for log files.
 
-A pipe has no path: only the descriptors of its readers name it, and going through the descriptors of all processes is slow. slurmstepd
-hands the output of its tasks to `srun` over a TCP socket; /proc/PID/net/tcp and tcp6 list both ends of such a connection.
+A pipe has no path: only the descriptors of its readers name it, and reading those of all processes
+is slow. slurmstepd hands the output of its tasks to `srun` over a TCP socket; /proc/PID/net/tcp and
+tcp6 list both ends of such a connection.
 """
 
 import os
@@ -23,7 +24,7 @@ MAX_LINES = 200_000
 
 
 class UnreadPipes:
-    """Pipes without a reader that can be found, kept between looks: in a container the reader is often outside."""
+    """Pipes for which no reader was found, kept between looks: the reader of a container's pipe is often outside of it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,14 +34,17 @@ class UnreadPipes:
         return self._clock() - self._since.get(pipe, float("-inf")) < FORGOTTEN_AFTER
 
     def add(self, pipe: str) -> None:
-        """Note that no process was found that reads this pipe."""
+        """Note that no process was found that reads this pipe. It is forgotten after `FORGOTTEN_AFTER` seconds."""
         if len(self._since) >= _MAX_UNREAD:
             self._since.clear()
         self._since[pipe] = self._clock()
 
 
 class PipeReaders:
-    """Finds the processes that read from a pipe. It caches what it reads from /proc, so make a new one for each look."""
+    """Finds the processes that read from a pipe.
+
+    It caches what it reads from /proc, so make a new one for each look.
+    """
 
     def __init__(self, host: Host, unread: UnreadPipes | None = None) -> None:
         self._host = host
@@ -57,7 +61,7 @@ class PipeReaders:
         return self._states[pid]
 
     def named(self, name: str, uid: int | None) -> Iterator[ProcessState]:
-        """Processes whose name begins with this text, of one user or (None) of any."""
+        """Processes whose name begins with `name`, of the user `uid`; None: of any user."""
         for pid, stat in self._all().items():
             if stat.name.startswith(name):
                 state = self.state(pid)
@@ -65,7 +69,9 @@ class PipeReaders:
                     yield state
 
     def readers_of(self, pipe: str, rank: ProcessState) -> tuple[int, ...]:
-        """Pids that hold the reading end of a pipe: relatives of the rank; other processes only where no relative does."""
+        """Pids of other processes that hold the reading end of a pipe: ancestors and siblings of
+        the rank; any process only where none of these does.
+        """
         if pipe not in self._readers:
             near = [pid for pid in self._relatives(rank.pid) if self._reads(pid, pipe)]
             self._readers[pipe] = tuple(near or self._strangers(pipe))
@@ -117,7 +123,10 @@ class PipeReaders:
 
 
 def connected_sockets(tables: Iterable[str]) -> dict[str, str]:
-    """The two ends of each connection: `socket:[12]` -> `socket:[13]`, where both ends are in these tables."""
+    """The other end of each connection, by the kernel's names: `socket:[12]` -> `socket:[13]`.
+
+    Only where both ends are in these tables.
+    """
     ends: dict[tuple[str, str], str] = {}
     for table in tables:
         for line in table.splitlines()[1:MAX_LINES]:

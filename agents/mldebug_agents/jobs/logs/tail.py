@@ -1,4 +1,4 @@
-"""The last lines a rank wrote: find the file behind its stdout and stderr, and read its end."""
+"""The last lines that a rank wrote: finds the file behind its stdout and stderr, and reads the end of it."""
 
 from collections.abc import Iterable
 
@@ -17,10 +17,11 @@ LOG_NAMES = (".log", ".out", ".err", ".txt")
 def log_of(
     states: Iterable[ProcessState | None],
 ) -> tuple[int, OpenFile, ProcessState] | None:
-    """The log file of a rank: its stdout or stderr, else an open file named like a log; then the same of the processes that may read its output pipes.
+    """The log file of a rank: its stdout or stderr, else an open file with the name of a log; else
+    the same of the processes that may read its pipes.
 
-    `states` are the rank and then whoever may hold the reading end of its pipes. Returns (pid, descriptor, the
-    first of them, whose rights count).
+    `states`: the rank, then those processes; None stands for one that is gone. Returns (pid of the
+    writer, its descriptor, the first process, whose rights count), or None.
     """
     living = [state for state in states if state is not None]
     for state in living:
@@ -35,7 +36,11 @@ def log_of(
 def read_log(
     reader: Reader, pid: int, file: OpenFile, rights: Rights, proc: str = "/proc"
 ) -> LogTail | Unreadable:
-    """The end of the file behind that descriptor, with the rights of the rank: its last lines, without control characters and secrets."""
+    """The last lines of the file behind that descriptor, with the rights of the rank, without
+    control characters and secrets.
+
+    `proc`: where /proc is mounted.
+    """
     path = f"{proc}/{pid}/fd/{file.fd}"
     tail = reader.read_tail(path, rights=rights, max_bytes=MAX_BYTES)
     if isinstance(tail, Unreadable):

@@ -1,4 +1,4 @@
-"""Discovery: every training job on this node, its ranks, those that are lost, and the children of each rank."""
+"""Finds every training job on this node: its ranks, those that are lost, and the child processes of each rank."""
 
 import hashlib
 import re
@@ -32,7 +32,7 @@ RunPlace = tuple[Key, str]
 
 
 class RankChild(msgspec.Struct, frozen=True, kw_only=True):
-    """A process below a rank that is not a rank itself."""
+    """A process below a rank in the process tree that is not a rank itself."""
 
     pid: int
     kind: str = "child"  # worker: a DataLoader worker, as far as can be told; child: anything else
@@ -41,7 +41,10 @@ class RankChild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Discovery(msgspec.Struct, frozen=True, kw_only=True):
-    """All jobs on this node at one moment. `children` has an entry for every rank, by its pid."""
+    """What was found on this node at one moment: jobs, remarks and gaps.
+
+    `children` has an entry for every rank, by its pid.
+    """
 
     jobs: tuple[Job, ...] = ()  # sorted by start; each has ranks
     waiting: tuple[Job, ...] = ()  # jobs whose launchers have started no rank here
@@ -65,7 +68,11 @@ class _RankMemory(msgspec.Struct, kw_only=True):
 
 
 class RankFinder:
-    """Finds the jobs on this node. One per agent: it remembers which process held a rank, so that a rank that dies keeps its pid."""
+    """Finds the jobs on this node.
+
+    There is one per agent: it remembers which process held a rank, so that the pid of a rank that
+    ends is still known.
+    """
 
     def __init__(
         self,
@@ -90,7 +97,7 @@ class RankFinder:
         self._waiting = WaitingLaunchers(host, node)
 
     def find(self) -> Discovery:
-        """Look once at all processes of this node."""
+        """Search all processes of this node once."""
         tree = ProcessTree(self._host.briefs())
         processes = self._ras.complete(self._registry.look(tree.stats), tree)
         claimants = find_claimants(processes, tree)

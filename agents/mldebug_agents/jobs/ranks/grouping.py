@@ -1,6 +1,8 @@
-"""From claimants to jobs: which ranks are one run, which of its attempts, and which ranks are missing. Pure.
+"""Makes jobs of processes that claim a rank: which ranks are one run, which of its attempts, and
+which ranks are missing. Pure functions.
 
-A claimant whose rank died (an orphan) is a *leftover*; two claimants of one rank are *duplicates*.
+A process whose rank has ended but that still claims it (an orphan) is a *leftover*; two processes
+that claim one rank are *duplicates*.
 """
 
 from collections import Counter, defaultdict
@@ -18,7 +20,7 @@ MAX_LAUNCHES = 64  # of one run, among which the launch of other ranks is looked
 
 
 class RankGroup(msgspec.Struct, kw_only=True):
-    """The ranks of one attempt of one run on this node, collected before a job is made of them."""
+    """The ranks of one attempt (start) of one run on this node, collected before a job is made of them."""
 
     key: Key
     place: str = ""  # the pod or container of all its ranks
@@ -30,7 +32,7 @@ class RankGroup(msgspec.Struct, kw_only=True):
 
     @property
     def first(self) -> Claimant:
-        """The claimant of the lowest rank, which speaks for all where they should agree."""
+        """The process that claims the lowest rank. It stands for all in what they should agree on."""
         return self.claimants[min(self.claimants)]
 
 
@@ -44,10 +46,12 @@ def find_rank_groups(
     *,
     join_containers: bool = False,
 ) -> list[RankGroup]:
-    """Group claimants into runs, then attempts, then launches; leftovers and duplicates are told apart on the way.
+    """Group processes that claim a rank into runs, then attempts, then launches. Leftovers and
+    duplicates are kept apart.
 
-    `known_children`: (pid, start) of processes that were once seen below a rank. `join_containers`: ranks of one run may be in
-    several containers of this node; else those of each are a run of their own, since anybody may give his the same names.
+    `known_children`: (pid, start) of processes that were once seen below a rank. `join_containers`:
+    ranks of one run may be in several containers of this node; else those of each container are a
+    run of their own, since anybody may use the same names.
     """
     runs: dict[tuple[Key, str], list[Claimant]] = defaultdict(list)
     for claimant in claimants:
@@ -177,7 +181,9 @@ def _rank_group(key: Key, claimants: list[Claimant]) -> RankGroup:
 
 
 def common_parent(rank_group: RankGroup, tree: ProcessTree) -> int | None:
-    """The launcher of the group, or else the nearest process that most of its ranks descend from (a shell script)."""
+    """The pid of the group's launcher, else of the nearest common ancestor of most of its ranks (a
+    shell script); None without one.
+    """
     if rank_group.launchers:
         return rank_group.launchers[0]
     if len(rank_group.claimants) < 2:
@@ -194,7 +200,7 @@ def common_parent(rank_group: RankGroup, tree: ProcessTree) -> int | None:
 
 
 def expected_ranks(rank_group: RankGroup) -> set[int]:
-    """The ranks that must be on this node, as far as the claims tell; too few rather than too many."""
+    """The ranks that must be on this node, as far as the claims show. Where in doubt a rank is left out."""
     everyone = rank_group.first.claim
     world = everyone.world_size
     alone = everyone.launcher == "environment" and everyone.loopback
@@ -221,9 +227,10 @@ def _block(claims: list[RankClaim], world: int) -> range:
 def match_zombies(
     lost: Collection[int], living: Mapping[int, tuple[int, int]], zombies: Iterable[Stat]
 ) -> dict[int, Stat]:
-    """Which zombie process each lost rank became, where that is certain: there are as many zombies as lost ranks, matched in the order of their starts.
+    """Which zombie process each lost rank has become; empty where that is not certain.
 
-    `living`: rank -> (start, pid). A single pair needs no order.
+    It is where there are as many zombies as lost ranks, and all ranks, lost and living, were
+    started in their order (a single pair needs no order). `living`: (start, pid) by rank.
     """
     by_age = sorted(zombies, key=lambda stat: (stat.start_ticks, stat.pid))
     pairs = dict(zip(sorted(lost), by_age, strict=False))

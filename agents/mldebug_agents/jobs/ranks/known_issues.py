@@ -1,4 +1,6 @@
-"""The known issues of the jobs on this node, and what their rules must know of the node: RDMA ports, IOMMU, kernel arguments, /etc/hosts."""
+"""Finds the known issues of the jobs on this node, and reads what their rules need of it: RDMA
+ports, IOMMU, kernel arguments, /etc/hosts.
+"""
 
 import contextlib
 import os
@@ -23,7 +25,10 @@ MAX_STATE = 64  # bytes of a port's state: "4: ACTIVE"
 
 
 class KnownIssueFinder:
-    """Finds the known issues of jobs. There is one per agent, since it remembers what was read of the node and of libraries."""
+    """Finds the known issues of jobs.
+
+    There is one per agent: it remembers what was read of the node and of libraries.
+    """
 
     def __init__(
         self, host: Host, reader: Reader, clock: Callable[[], float] = time.monotonic
@@ -36,7 +41,7 @@ class KnownIssueFinder:
         self._due = -AGAIN
 
     def keep(self, jobs: Collection[str]) -> None:
-        """Forget all jobs but these."""
+        """Forget what was read for all jobs but these (ids)."""
         self.installed.keep(jobs)
 
     def of(
@@ -48,7 +53,11 @@ class KnownIssueFinder:
         read: bool = True,
         gpu: bool | None = None,
     ) -> tuple[KnownIssue, ...]:
-        """The known issues of one job; `gpu`: has a rank of it a GPU open? Without `read` no file is opened, which could hang."""
+        """The known issues of one job.
+
+        `programs`: by pid of the rank; `gpu`: whether a rank has a GPU open, None: not known.
+        Without `read` only what is remembered is used, because opening a file could hang.
+        """
         ran = [
             RankSoftware(
                 rank=rank.rank,
@@ -80,7 +89,7 @@ class KnownIssueFinder:
 
 
 def read_node(host: Host, reader: Reader) -> NodeFacts:
-    """Read the node's facts once. What cannot be read is left out; each read has a deadline."""
+    """Read the node's facts now. What cannot be read is left out; each read has a deadline."""
     arguments = f"{host.proc}/cmdline"
     ports = dict(_ports(f"{host.root}/sys/class/infiniband"))
     states = reader.read_many([*ports, arguments], max_bytes=4096, timeout=TIMEOUT)

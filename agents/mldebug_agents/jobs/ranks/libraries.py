@@ -1,7 +1,8 @@
 """Which PyTorch and NCCL a process has loaded: paths from /proc/PID/maps, versions from the files beside the libraries.
 
-Nothing of a job is imported or executed. A job chooses these paths and texts, so files are opened through the reader child only, with a
-deadline of `TIMEOUT`; what does not answer stays unknown. Each place of installation is read once for a job.
+Nothing of a job is imported or executed. A job chooses these paths and texts, so files are opened
+through the reader child only, with a deadline of `TIMEOUT` seconds; what does not answer stays
+unknown. Each installation is read once for a job.
 """
 
 import errno
@@ -58,14 +59,20 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recorder_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that decide how a Flight Recorder can be read. Paths in them come from the job and are not cleaned."""
+    """The variables of an environment that decide how a Flight Recorder can be read.
+
+    They come from the job and are not cleaned.
+    """
     return {
         name: environ[name] for name in NAMES & environ.keys() if len(environ[name]) < MAX_VALUE
     }
 
 
 def libraries(maps: bytes) -> Libraries:
-    """The paths of PyTorch and NCCL in the text of /proc/PID/maps; a file that was removed since does not count."""
+    """The paths of PyTorch and NCCL in the text of /proc/PID/maps.
+
+    A file that was removed since it was loaded does not count.
+    """
     torch, nccl = _TORCH.search(maps), _NCCL.search(maps)
     file = _path(nccl[1]) if nccl else ""
     removed = torch is not None and torch[0].endswith(_DELETED.encode())
@@ -79,30 +86,32 @@ def _path(found: bytes) -> str:
 
 
 def version_file(torch: str) -> str:
-    """The file with the version of the PyTorch in this folder."""
+    """The path of the file that names the version of the PyTorch in this folder."""
     return f"{torch}/version.py"
 
 
 def header_file(nccl: str) -> str:
-    """The header with the version of the NCCL in this file, for one whose name has none: `…/nccl/lib/libnccl.so.2`."""
+    """The path of the header that names the version of this NCCL library, as in a pip package:
+    `…/nccl/lib/libnccl.so.2` -> `…/nccl/include/nccl.h`.
+    """
     return f"{dirname(dirname(nccl))}/include/nccl.h"
 
 
 def numbered(nccl: str) -> str:
-    """The version in the name of the file, "" where it has none."""
+    """The NCCL version in the file name (`libnccl.so.2.21.5`); "" where the name has none."""
     found = _NUMBERED.fullmatch(basename(nccl))
     return found[1] if found else ""
 
 
 def software(version_text: str, nccl: str) -> Software:
-    """The versions of PyTorch and NCCL, from the text of torch/version.py and NCCL's version."""
+    """The versions of PyTorch and NCCL. `version_text`: the text of torch/version.py; `nccl`: NCCL's version."""
     version = _VERSION_LINE.search(version_text)
     rocm = _HIP.search(version_text) is not None
     return Software(torch=clean(version[1], 80) if version else "", nccl=nccl, rocm=rocm)
 
 
 def header_version(text: str) -> str:
-    """`2.21.5` from the head of nccl.h, "" where a part is missing."""
+    """The version in the text of nccl.h, as `2.21.5`; "" where a part of it is missing."""
     parts = dict(_DEFINED.findall(text))
     wanted = [parts.get(name, "") for name in ("MAJOR", "MINOR", "PATCH")]
     return ".".join(wanted) if all(wanted) else ""
@@ -112,7 +121,10 @@ Key = tuple[str, Libraries]  # mount namespace
 
 
 class InstalledSoftware:
-    """Versions of PyTorch and NCCL by job, mount namespace and path. One per agent: each place is read once."""
+    """Versions of PyTorch and NCCL by job, mount namespace and path.
+
+    There is one per agent; each installation is read once.
+    """
 
     def __init__(self, host: Host, reader: Reader) -> None:
         self._host = host
@@ -126,7 +138,10 @@ class InstalledSoftware:
             self._software = {job: known for job, known in self._software.items() if job in jobs}
 
     def of(self, job: str, pid: int, loaded: Libraries, *, read: bool = True) -> Software:
-        """The versions that a process has loaded, cached for ranks that share a file system. Without `read` no file is opened."""
+        """The versions that a process has loaded; read once for all ranks of a job that share a mount namespace.
+
+        Without `read` no file is opened, so an unread version may be missing.
+        """
         key = (self._host.link(pid, "ns/mnt") or str(pid), loaded)
         with self._lock:
             versions = self._software.setdefault(job, {})

@@ -1,4 +1,4 @@
-"""Ranks that should be on this node and have no living process: which, since when dead, and what they left behind."""
+"""Ranks that should be on this node and have no living process: which they are, since when, and what they left behind."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -21,7 +21,7 @@ Children = Mapping[tuple[int, int], int]
 
 
 class LostRankFinder:
-    """Finds lost ranks at one moment; `claimed` are the pids that hold a rank of any job."""
+    """Finds lost ranks at one moment. `claimed`: pids that hold a rank of any job."""
 
     def __init__(
         self, host: Host, registry: Registry, tree: ProcessTree, claimed: Collection[int]
@@ -34,9 +34,10 @@ class LostRankFinder:
     def of(
         self, rank_group: RankGroup, remembered: Mapping[int, RankIdentity], children: Children
     ) -> tuple[tuple[LostRank, ...], list[Gap]]:
-        """Return the lost ranks in order, and a gap for each rank that has a process, but no Python yet.
+        """The lost ranks in order, and a gap for each rank that has a process which is no Python program yet.
 
-        `remembered`: who held each rank at any look; `children`: (pid, start) of processes once seen below a rank.
+        `remembered`: the process that last held each rank; `children`: (pid, start) of processes
+        once seen below a rank.
         """
         dead = {
             rank: one
@@ -59,7 +60,10 @@ class LostRankFinder:
         return tuple(lost), gaps
 
     def stranger(self, rank: RankIdentity) -> bool:
-        """Whether the rank's process lives on as something that is no rank any more."""
+        """Whether the process that held this rank still lives.
+
+        Asked where it claims the rank no more, so it is another program now.
+        """
         stat = self._tree.stats.get(rank.pid)
         return stat is not None and stat.start_ticks == rank.start_ticks and stat.state not in "ZX"
 

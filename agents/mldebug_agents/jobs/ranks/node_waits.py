@@ -1,7 +1,7 @@
 """Launchers that have started no rank: jobs that wait for nodes, from their first second on.
 
-A launcher counts while no Python program runs below it. One whose ranks have ended counts again from then on: after a restart
-it waits for nodes as at the beginning.
+A launcher counts while no Python program runs below it. One whose ranks have ended counts from then
+on: after a restart it waits for nodes again.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ Key = tuple[object, ...]
 
 
 class WaitingLaunchers:
-    """Finds launchers without ranks. One per agent: it remembers when the last rank of one was there."""
+    """Finds launchers without ranks. There is one per agent: it remembers when a launcher last had a rank."""
 
     def __init__(self, host: Host, node: str) -> None:
         self._host, self._node = host, node
         self._had_ranks: dict[tuple[int, int], float] = {}  # pid and start -> unix time
 
     def find(self, processes: Mapping[int, ProcessInfo], tree: ProcessTree) -> tuple[Job, ...]:
-        """One job for each run whose launchers here have no rank, sorted by start."""
+        """One job for each run whose launchers here have no rank, sorted by start; at most `MAX_WAITING`."""
         launchers = {pid: one for pid, one in processes.items() if _launches(one)}
         idle, now = defaultdict(list), self._host.clock()
         self._had_ranks = {

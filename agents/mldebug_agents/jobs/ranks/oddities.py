@@ -1,4 +1,6 @@
-"""What discovery found besides jobs: impossible environments, ranks claimed twice, orphans, processes that we may not read."""
+"""Remarks and gaps besides jobs: impossible environments, ranks that are claimed twice, orphans,
+processes that may not be read.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +18,7 @@ MAX_GAPS = 16  # processes that did not answer, each with a gap of its own
 def impossible_environments(
     processes: Mapping[int, ProcessInfo], tree: ProcessTree
 ) -> Iterator[Remark]:
-    """Environments that cannot be true; children that inherited them are not listed."""
+    """A remark for each process whose environment cannot be true. Children that inherited it get none."""
     liars: dict[str, list[int]] = defaultdict(list)
     for pid, process in sorted(processes.items()):
         problem = process.problem
@@ -33,7 +35,7 @@ def impossible_environments(
 
 
 def oddities(rank_groups: Iterable[RankGroup]) -> Iterator[Remark]:
-    """Remarks about ranks that are claimed twice, contradictions in environments, and processes whose job is gone."""
+    """Remarks about ranks that two processes claim, node lists that cannot be used, and processes whose job is gone."""
     for rank_group in rank_groups:
         if rank_group.claimants and (ignored := rank_group.first.claim.ignored):
             yield Remark(
@@ -73,7 +75,9 @@ def _outlived(rank_group: RankGroup) -> Remark:
 
 
 def unreadable(processes: Mapping[int, ProcessInfo], host: Host) -> Iterator[Gap]:
-    """One gap for each user whose Python processes may not be read, and one for each process that did not answer."""
+    """A gap for each user whose Python processes may not be read, and for each process whose
+    environment did not answer (together beyond `MAX_GAPS`).
+    """
     closed: dict[int, list[ProcessInfo]] = defaultdict(list)
     silent = 0
     for process in processes.values():

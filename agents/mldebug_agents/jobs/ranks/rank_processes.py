@@ -1,7 +1,7 @@
-"""Which processes are ranks, and which only inherited the environment of one. Pure.
+"""Tells which processes are ranks, and which only inherited the environment of one. Pure functions.
 
-Every child of a rank inherits RANK, so an environment proves nothing: the process tree decides. A *claimant* is a process
-that claims a rank and has no ancestor with the same claim.
+Every child of a rank inherits RANK, so an environment proves nothing: the process tree decides. A
+*claimant* is a process that claims a rank and has no ancestor with the same claim.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ BY_RAS = "nccl_ras"  # stands for the launcher where NCCL RAS has told the rank
 
 
 class ProcessTree:
-    """The process tree at one moment."""
+    """The process tree at one moment. `stats`: what /proc/PID/stat says, by pid."""
 
     def __init__(self, stats: Mapping[int, Stat]) -> None:
         self.stats = stats
@@ -27,7 +27,7 @@ class ProcessTree:
             self.children[stat.ppid].append(pid)
 
     def ancestors(self, pid: int) -> Iterator[int]:
-        """Parent, grandparent and so on; process 1 is the last."""
+        """The pids of parent, grandparent and so on, at most up to process 1."""
         visited = {pid}
         while pid in self.stats and (pid := self.stats[pid].ppid) not in visited and pid:
             visited.add(pid)
@@ -47,7 +47,7 @@ class ProcessTree:
 
 
 class Claimant(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that claims a rank; `launcher` is the nearest ancestor that is known to be one."""
+    """A process that claims a rank. `launcher`: the pid of its nearest ancestor that is a known launcher."""
 
     process: ProcessInfo
     claim: RankClaim
@@ -60,12 +60,12 @@ class Claimant(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def age(self) -> tuple[int, int]:
-        """A sort key by start time, the oldest first."""
+        """Start time (clock ticks since boot) and pid: a sort key, the oldest first."""
         return self.process.stat.start_ticks, self.pid
 
 
 def find_claimants(processes: Mapping[int, ProcessInfo], tree: ProcessTree) -> list[Claimant]:
-    """All claimants without those that inherited their claim, sorted by age."""
+    """All processes that claim a rank, without those that only inherited their claim; the oldest first."""
     claims = {pid: p.claim for pid, p in processes.items() if p.claims and p.claim}
     launchers = {pid for pid, process in processes.items() if process.launcher}
     tops = {pid for pid in claims if not _inherited(pid, claims, launchers, tree)}

@@ -1,4 +1,5 @@
-"""Where a job's NCCL RAS listens. The job chose that, so only this node is ever asked, and no name is looked up.
+"""The address at which a job's NCCL RAS (NCCL's status service) listens. The job chooses it, so
+only this node is ever asked, and no name is looked up.
 
 NCCL's own rule: `NCCL_RAS_ADDR` as `HOST:PORT` or `[IPV6]:PORT`, else `localhost:28028`.
 """
@@ -27,14 +28,20 @@ class RasAddress(NamedTuple):
 
 
 def setting(environ: Mapping[str, str]) -> str:
-    """The NCCL RAS settings in a rank's environment, in the form of `RankIdentity.nccl_ras`."""
+    """NCCL RAS's settings in a rank's environment: its address, "" for the default, or `OFF`.
+
+    As in `RankIdentity.nccl_ras`.
+    """
     if environ.get("NCCL_RAS_ENABLE", "").strip() == "0":
         return OFF
     return clean(environ.get("NCCL_RAS_ADDR", "").strip(), 100)
 
 
 def addresses(value: str) -> tuple[RasAddress, ...]:
-    """The addresses to try, in order. Raises ValueError with the reason where none may be asked."""
+    """The addresses to try, in order, for such a setting.
+
+    Raises ValueError with the reason where it is no address that may be asked.
+    """
     match = _ADDRESS.fullmatch(value or DEFAULT)
     if match is None or not 0 < int(match[3]) < 65536:
         raise ValueError(f"NCCL_RAS_ADDR is {value!r}, which is no address and port")
@@ -55,7 +62,10 @@ def _hosts(name: str) -> Iterable[str]:
 
 
 def is_own(host: str) -> bool:
-    """Whether this address belongs to the network namespace of this process: only then can it be the source of packets."""
+    """Whether this address belongs to the network namespace of this process, since only then packets can come from it.
+
+    Sends nothing.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,7 +1,9 @@
-"""Ranks of processes whose environment names none (Ray, bare ssh, spawned by Python): NCCL RAS knows who is which rank.
+"""Ranks of processes whose environment names none (Ray, bare ssh, spawned by Python): NCCL RAS
+knows which process is which rank.
 
-Asked are those that look like a job of one process and have NCCL mapped: all of one user, network and address together, once, and
-a few times later where nobody could tell yet, since NCCL connects the ranks at their first collective. Belongs to the finder's thread.
+It is asked for processes that look like a job of one process and have NCCL loaded: once for all of
+one user, network and address, and a few times later where it could not tell yet, since NCCL
+connects the ranks at their first collective. For the thread of the `RankFinder` only.
 """
 
 import hashlib
@@ -34,7 +36,7 @@ class _RasQuestion(msgspec.Struct):
 
 
 class RasRanks:
-    """One per agent: it remembers which ranks NCCL RAS named, and which processes not to ask about again."""
+    """Remembers which ranks NCCL RAS has named, and which processes not to ask about again. There is one per agent."""
 
     def __init__(self, ask: Ask, clock: Callable[[], float]) -> None:
         """`clock`: in seconds, of any origin."""
@@ -46,7 +48,10 @@ class RasRanks:
     def complete(
         self, processes: Mapping[int, ProcessInfo], tree: ProcessTree
     ) -> dict[int, ProcessInfo]:
-        """The same processes, with the claims that NCCL RAS makes for them."""
+        """The same processes, with the rank that NCCL RAS has named for them.
+
+        May ask RAS about one group of processes, which takes up to two seconds.
+        """
         here = {process.key for process in processes.values()}
         self._claims = {key: claim for key, claim in self._claims.items() if key in here}
         groups = self._unknown(processes, tree)

@@ -1,7 +1,9 @@
-"""Who is this process? Read once per process and program, then cached: at hang time `/proc/PID/environ` may block.
+"""Identifies processes: each is read once per program and then cached, because `/proc/PID/environ`
+may block while a job hangs.
 
-A program is told from the next one (exec) by the addresses that every exec draws anew, so an environment is read again
-exactly when it can have changed, and a process that overwrote it later (setproctitle) keeps what it said at first.
+A new program (exec) is noticed by the addresses that every exec draws anew. So an environment is
+read again exactly when it can have changed, and a process that overwrites it later (setproctitle)
+keeps what it said at first.
 """
 
 import errno
@@ -46,7 +48,7 @@ _Program = tuple[int, int, tuple[int, ...]]
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One process that is a Python program or a launcher."""
+    """What is known of one process that is a Python program or a launcher."""
 
     stat: Stat
     python: bool = False
@@ -84,37 +86,49 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The pod that the process runs in, else its container; "" for neither. Root in one container is not the same user as root in another."""
+        """The id of the pod in which the process runs, else of its container; "" for neither.
+
+        Root in one container is not the same user as root in another.
+        """
         return self.pod or self.container
 
     @property
     def whose(self) -> Owner:
-        """Who shares with others what the node has for all."""
+        """The owner of this process: user id, and the pod or else container.
+
+        What the node limits is shared out between owners.
+        """
         return self.uid if self.owner is None else self.owner, self.place
 
     @property
     def forked(self) -> bool:
-        """A copy of its parent, environment included, that never called exec."""
+        """Whether it was forked and never called exec, so that it has its parent's environment."""
         return bool(self.stat.flags & procfs.FORKED)
 
     @property
     def spawned(self) -> bool:
-        """Started by multiprocessing to run a function: what DataLoader workers are where fork is not used."""
+        """Whether Python's multiprocessing has started it by `spawn` to run a function, as it does
+        DataLoader workers where fork is not used.
+        """
         return self.helper and any("spawn_main" in word for word in self.argv)
 
     @property
     def problem(self) -> str:
-        """What is impossible about the rank that the process claims to be; "" where nothing is."""
+        """Why the rank that the process claims is impossible, as a sentence; "" where it is not, or
+        the process is a launcher.
+        """
         return self.claim.problem if self.claim and not self.launcher else ""
 
     @property
     def program(self) -> Program:
-        """The libraries that the process has loaded, and its settings."""
+        """The libraries and settings of the process, as one value."""
         return Program(libraries=self.libraries, settings=self.settings, recorder=self.recorder, nccl_file=self.nccl_file)  # fmt: skip
 
     @property
     def claims(self) -> bool:
-        """Whether the process claims a rank, and nothing at first sight speaks against it."""
+        """Whether the process may be a rank: Python, no launcher, with a possible claim, and with
+        PyTorch loaded where the claim alone is too weak.
+        """
         claim = self.claim
         if not self.python or self.launcher or claim is None or claim.problem:
             return False
@@ -122,7 +136,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registry:
-    """All processes of a node that matter to discovery, each read as seldom as possible."""
+    """Knows all processes of a node that matter for finding jobs, and reads each as seldom as possible."""
 
     def __init__(
         self, host: Host, reader: Paths, launchers: Sequence[Launcher], probes: bool = False
@@ -138,7 +152,10 @@ class Registry:
         ] = {}  # claims of programs that are not Python
 
     def look(self, stats: Mapping[int, Stat]) -> dict[int, ProcessInfo]:
-        """Return the Python programs and launchers among these processes, zombies left out."""
+        """The Python programs and launchers among these processes (zombies left out), by pid.
+
+        New programs are read now.
+        """
         living = [stat for stat in stats.values() if not _out_of_question(stat)]
         now = self._host.clock()
         programs = set(map(_program, living))
@@ -150,7 +167,10 @@ class Registry:
         return {pid: p for pid, p in self._cache.items() if p.python or p.launcher}
 
     def claims_of(self, stats: Iterable[Stat]) -> dict[int, RankClaim]:
-        """Read the claims of programs that are not Python: whoever may still become a rank by exec. Each is read once."""
+        """The claims, by pid, of processes that are not Python (yet) and may become a rank by exec.
+
+        Each program is read once.
+        """
         mine = {_program(stat): stat.pid for stat in stats}
         answers = self._read(
             (pid for program, pid in mine.items() if program not in self._waiting), ("environ",)
@@ -336,7 +356,10 @@ def _out_of_question(stat: Stat) -> bool:
 
 
 def measures(argv: Sequence[str]) -> bool:
-    """Whether this command line is a probe of mldebug: it trains nothing, ends some of its ranks by a signal, and is watched by the command that started it."""
+    """Whether this is the command line of one of mldebug's own probes.
+
+    It is no training, and the command that started it watches it.
+    """
     return any(word.endswith(PROBES) for word in argv[1:4])
 
 

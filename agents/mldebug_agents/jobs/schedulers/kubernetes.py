@@ -1,7 +1,8 @@
 """Kubernetes, by the API server of the cluster in which this agent runs: Jobs, PyTorchJobs, JobSets, TrainJobs.
 
-Needs a service account that may list them. A kind that the cluster does not have (404) is no trouble. The token is read anew
-for each question (it is renewed on disk), is sent to the API server alone, and no error shows it.
+Needs a service account that may list them. A kind that the cluster does not have (404) is no error.
+The token is read anew for each question (it is renewed on disk), is sent to the API server alone,
+and no error shows it.
 """
 
 import contextlib
@@ -67,7 +68,10 @@ class KubernetesScheduler:
         self._options = options
 
     def ask(self, starter: ProgramStarter, *, nodes: bool) -> Queue:
-        """All trainings of the namespaces. Raises QueueError where one kind could not be listed. Nodes are never listed."""
+        """All training jobs of the configured namespaces.
+
+        Raises QueueError where one kind could not be listed. Nodes are never listed.
+        """
         until = time.monotonic() + 4 * self._options.timeout
         found: list[QueueJob] = []
         for namespace in self._namespaces():

@@ -1,7 +1,8 @@
 """Slurm, by squeue and sinfo: as JSON, or as text where that is missing.
 
-Both run in children with a deadline and a limit of output, in the C locale and in UTC, and none of the user's variables
-that change what they print is passed on. JSON that failed is tried again after an hour: each question costs the controller.
+Both run in children with a deadline and a limit of output, in the C locale and in UTC, and without
+the user's variables that change what they print. JSON that failed is tried again after an hour,
+because each question costs Slurm's controller.
 """
 
 import os
@@ -59,9 +60,11 @@ class SlurmScheduler:
         self._last: Queue | None = None  # one that no question for nodes was joined to
 
     def ask(self, starter: ProgramStarter, *, nodes: bool) -> Queue:
-        """The jobs of Slurm; with `nodes` also the nodes that take no jobs: one call to the controller for each.
+        """The jobs of Slurm. With `nodes` only the nodes that take no jobs are asked for, and the
+        jobs of the last call are returned with them.
 
-        `QueueError` where no jobs were told.
+        Each costs the controller one call. Raises `QueueError` where the jobs cannot be read;
+        failure to read nodes goes into `trouble`.
         """
         queue, self._last = self._last, None
         if not nodes or queue is None:
