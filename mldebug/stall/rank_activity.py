@@ -12,6 +12,7 @@ What its other threads and its children do counts as movement where the main thr
 | at a lock, a queue, a future, a pipe, a socket, or nobody knows where | any other | both |
 | in a sleep, a debugger, at a terminal, on storage, or is stopped | `ITS_OWN` | nobody, since it last woke |
 
+Who waits and spins without a GPU, and moves bytes meanwhile, is seen between the collectives of a job that lives by them: it moves.
 A rank that spins in frames which say nothing may wait: what a native stack has shown of it holds while its frames stay the same.
 
 A sleeper that wakes now and then to look (`while not done(): sleep(5)`) waits for somebody: others count up to then.
@@ -99,6 +100,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
     no_switches_since: float  # at most a few context switches of its main thread
     cpu_idle_since: float  # the same, and no CPU time of its main thread
     cpu_low_since: float  # its main thread used little CPU time, and woke not or moved no bytes
+    no_bytes_since: float  # next to no bytes read or written; where that may not be read, never
     asleep_since: float  # not a single context switch
     others_idle_since: float  # no other thread and no child worked or did I/O
     compared_at: float  # when counters were last compared
@@ -145,7 +147,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         """Note that the job made progress at `now`: earlier activity of the rank does not count for a later stall."""
         self.unchanged_since = self.frames_unchanged_since = self.sampled_at = now
         self.no_switches_since = self.cpu_idle_since = self.cpu_low_since = now
-        self.asleep_since = self.others_idle_since = now
+        self.asleep_since = self.others_idle_since = self.no_bytes_since = now
         self.signature = self.role = self.classified = self.device_moves = self.proved = None
         self.samples = 0
         self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
@@ -248,7 +250,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
             return Condition.WAITING
         if self.device_moves is False or now - self.no_switches_since < window:
             return Condition.BUSY
-        return Condition.BLIND if self.has_device else Condition.WAITING
+        if self.has_device:
+            return Condition.BLIND
+        return Condition.WAITING if now - self.no_bytes_since >= window else Condition.BUSY
 
     def is_open(self, now: float, window: float) -> bool:
         """Whether the rank stood in the same frames for `window` seconds while something of it used CPU, and its frames do not
@@ -306,7 +310,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
             self.asleep_since = now
         if self.used.main > max(TICKS, CPU_STILL * span):
             self.cpu_idle_since = now
-        steps = wakes and (moved > LOOK_RATE * span or not look.io_bytes)
+        if moved > LOOK_RATE * span or not look.io_bytes:
+            self.no_bytes_since = now
+        steps = wakes and self.no_bytes_since == now
         if steps or self.used.main > CPU_POLLS * span:
             self.cpu_low_since = now
         works = self.used.process >= OTHERS_BUSY * span or moved > IO_RATE * span
@@ -330,6 +336,7 @@ def new_activity(look: RankLook, now: float) -> RankActivity:
         no_switches_since=now,
         cpu_idle_since=now,
         cpu_low_since=now,
+        no_bytes_since=now,
         asleep_since=now,
         others_idle_since=now,
         compared_at=now,

@@ -39,7 +39,12 @@ from mldebug.diagnosis.classify.tables.kernel_waits import POLL_WAITS
 from mldebug.diagnosis.classify.tables.matching import match_calls, match_idle
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
 from mldebug.diagnosis.classify.tables.signs import FrameSign, NameSign
-from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE, STORE_SOURCE
+from mldebug.diagnosis.classify.tables.source_lines import (
+    GPU_SOURCE,
+    LOOP_SOURCE,
+    SOURCE,
+    STORE_SOURCE,
+)
 
 LOOKS_AFTER_THREADS = ("poll", "thread_join", "future", "idle")
 """What a main thread does that has handed the training to another thread."""
@@ -241,15 +246,12 @@ def _busy_children(capture: RankCapture) -> bool:
 
 
 def _by_source(process: ProcessFacts, table: tuple[NameSign, ...]) -> Classification | None:
-    """A source line such as `loss.item()` shows a wait that leaves no Python frame; C code has released the GIL there."""
+    """A source line such as `loss.item()` shows a wait that leaves no Python frame; C code has released the GIL there, but for loops that ask."""
     line = process.capture.source_line
-    if (
-        not line
-        or (process.stack and process.stack.owns_gil)
-        or not process.frames
-        or process.frames[0] is not process.place
-    ):
+    if not line or not process.frames or process.frames[0] is not process.place:
         return None
+    if process.stack and process.stack.owns_gil:
+        table = LOOP_SOURCE
     rows = table if process.has_gpu else (row for row in table if row not in GPU_SOURCE)
     for row in rows:
         if row.pattern.fullmatch(line):

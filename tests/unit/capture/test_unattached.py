@@ -71,6 +71,30 @@ def test_other_lines_do_not(line: str) -> None:
     assert named(found) == ("unknown", (), "low")
 
 
+ASK = "while not work.is_completed(): pass"
+
+
+@pytest.mark.parametrize("line", [ASK, "while not self.handle.work.is_completed( ):"])
+def test_a_loop_that_asks_for_its_collective_waits_though_it_owns_the_gil(line: str) -> None:
+    loops = process(*BUSY, state="R", wchan="0", gil=True, move=still(cpu=1.0), source=line)
+    ranks = [rank(number, loops) for number in range(2)]
+
+    assert verdict(*ranks).culprits == ()
+    assert named(verdict(*ranks, sleeps(2, *BUSY, wchan="hrtimer_nanosleep")))[:2] == (
+        "rank_waiting",
+        (2,),
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["while not queue.empty(): pass", "loss.item()", "if not work.is_completed(): pass", "work.acquire()"]
+)  # fmt: skip
+def test_another_line_of_who_owns_the_gil_is_work(line: str) -> None:
+    loops = process(*BUSY, state="R", wchan="0", gil=True, move=still(cpu=1.0), source=line)
+
+    assert named(verdict(waiter(0), rank(1, loops), waiter(2)))[:2] == ("rank_busy", (1,))
+
+
 def test_a_worker_that_computes_is_busy_though_its_stack_cannot_be_read() -> None:
     worker = process(pid=500, state="R", wchan="", move=still(cpu=0.9), kind="worker")
     waits = rank(1, by_hook(process(*WORKER, pid=101, move=still())), worker)

@@ -52,6 +52,10 @@ LIGHT = Does(
     switches=50.0,
     io=17e3,
 )
+# measured of two ranks on gloo that are stuck in `while not work.is_completed(): pass`: no switch and no byte
+ASKS = WAITS._replace(
+    doing="waits for a collective in part (silent.py:90)", operation="", cpu=0.45, state="R"
+)
 HOLDS = Does(Role.INERT, "waits for a file lock", class_name="file_lock", cpu=0.01, switches=10.0)
 
 
@@ -91,6 +95,11 @@ HANGS: dict[str, tuple[Callable[[], Run], Mapping[int, Does], float]] = {
     "all spin without a GPU": (
         lambda: trains(backend="gloo").play(200, UNKNOWN),
         dict.fromkeys(range(4), WAITS),
+        FAULT,
+    ),
+    "both ask for their collective in one line of Python": (
+        lambda: trains(backend="gloo").play(200, ASKS),
+        {},
         FAULT,
     ),
     "one is dead in a thread": (lambda: trains().play(200, {2: JOINS}, others=SPINS), {}, FAULT),
@@ -184,6 +193,9 @@ SILENT: dict[str, Callable[[], Run]] = {
     ),
     "such steps, always seen in their sleep": (
         lambda: begun("gloo").play(900, LIGHT._replace(class_name="sleep"))
+    ),
+    "all train, always seen in a loop that asks for their collective": (
+        lambda: begun("gloo").play(900, ASKS._replace(io=5e6))
     ),
     "such steps, and nobody may read their I/O": (
         lambda: begun("gloo").play(900, LIGHT._replace(io=-math.inf))

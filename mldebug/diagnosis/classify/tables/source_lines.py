@@ -2,6 +2,16 @@
 
 from mldebug.diagnosis.classify.tables.signs import I, NameSign, W, sign
 
+LOOP_SOURCE: tuple[NameSign, ...] = (
+    sign(
+        "collective",
+        W,
+        "waits for a collective in {site}",
+        r"\s*while\s+not\s+.*\.is_completed\s*\(\s*\)\s*:.*",
+    ),
+)
+"""Lines that ask again and again, in Python: whoever owns the interpreter's lock there waits all the same."""
+
 # The text of the innermost user line, for waits that leave no Python frame of their own.
 SOURCE: tuple[NameSign, ...] = (
     sign(
@@ -10,12 +20,7 @@ SOURCE: tuple[NameSign, ...] = (
         "waits for its GPU in {site}",
         r".*(\bcu(da)?\w*Synchronize|\.synchronize)\s*\(.*",
     ),
-    sign(
-        "collective",
-        W,
-        "waits for a collective in {site}",
-        r"\s*while\s+not\s+.*\.is_completed\s*\(\s*\)\s*:.*",
-    ),
+    *LOOP_SOURCE,
     sign(
         "lock",
         I,
