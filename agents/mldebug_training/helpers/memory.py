@@ -1,4 +1,4 @@
-"""Says when memory comes to its end, while there is still enough of it to save a checkpoint.
+"""Tells when memory is running out, while there is still enough of it to write a checkpoint.
 
     guard = MemoryGuard(host_left=0.05, gpu_left="2GiB")
     for batch in loader:

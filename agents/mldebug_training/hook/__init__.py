@@ -1,1 +1,1 @@
-"""What a training process records about itself once the hook is in it."""
+"""The hook: what a training process records about itself (steps, phases, stacks on request) under `mldebug run`."""

@@ -175,7 +175,7 @@ class Monitoring(Engine):
         self._monitoring.restart_events()
 
     def follow(self, code: CodeType) -> None:
-        """Have Python report the other events of this function: returns, yields and, if wanted, lines."""
+        """Have Python report more events of this function: returns, yields and, if wanted, lines."""
         events = self._monitoring.events
         wanted = events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
         if self.lines:
@@ -241,7 +241,7 @@ class Monitoring(Engine):
 
 
 class Profile(Engine):
-    """Traces by the profile or trace function of each thread. A thread that already has one is left alone."""
+    """Traces by the profile or trace function of each thread. A thread that already has such a function is not traced."""
 
     @property
     def kind(self) -> str:

@@ -1,4 +1,4 @@
-"""Which code is followed: told by packages, modules, functions, folders, or "uninstalled".
+"""Which code is traced: chosen by packages, modules, functions, folders, or "uninstalled".
 
 A word is one of
 

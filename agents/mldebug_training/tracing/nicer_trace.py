@@ -1,4 +1,4 @@
-"""`NicerTrace` of the ML engineering handbook, by our tracer."""
+"""A replacement for the class `NicerTrace` of the ML engineering handbook, built on this tracer."""
 
 from __future__ import annotations
 

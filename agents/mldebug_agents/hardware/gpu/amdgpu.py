@@ -54,7 +54,9 @@ def parse_watch(index: int, texts: Texts, sensors: Texts) -> GpuWatch:
 
 
 def parse_full(index: int, texts: Texts, sensors: Texts, errors: Texts, processes: tuple[GpuProcess, ...] | None) -> GpuReading:  # fmt: skip
-    """All values. `errors`: block -> text of ras/BLOCK_err_count; `sensors`: files of its hwmon."""
+    """The full reading of one card. `errors`: by block, the text of ras/BLOCK_err_count; `sensors`: texts of the files of its
+    hwmon folder.
+    """
     total, used = _number(texts.get("mem_info_vram_total")), _number(texts.get("mem_info_vram_used"))  # fmt: skip
     heat = temperatures(sensors)
     return GpuReading(
@@ -91,7 +93,9 @@ def parse_full(index: int, texts: Texts, sensors: Texts, errors: Texts, processe
 
 
 def temperatures(sensors: Texts) -> dict[str, float]:
-    """Degrees Celsius by sensor (core, junction, memory), by the labels of hwmon; 0 is no temperature of a chip that runs."""
+    """Degrees Celsius by sensor (core, junction, memory), by the labels of hwmon. Impossible values (0, or 200 and more) are
+    left out.
+    """
     found = {}
     for place in range(1, 9):
         name = SENSORS.get(sensors.get(f"temp{place}_label", "").strip())

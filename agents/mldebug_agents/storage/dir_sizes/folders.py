@@ -114,7 +114,7 @@ class FolderIndex:
         self.over = True
 
     def resize(self, folder: TreeFolder, blocks: int) -> None:
-        """Set how many blocks the folder itself takes."""
+        """Set how many blocks (of 512 bytes) the folder itself takes, files not counted."""
         self.counts.sum(0, blocks - folder.blocks, 0)
         folder.blocks = blocks
 

@@ -1,1 +1,1 @@
-"""Finds the first module whose numbers overflow."""
+"""Finds the first module of a model whose numbers turn inf or nan."""

@@ -47,7 +47,9 @@ def hand_out_token(
 
 
 def request_token(visits: StoreRequests, name: str, longest: float) -> str:
-    """The token of this launch of the job, the same on all ranks. Raises errors of the store, and LateError after `longest` seconds."""
+    """Request the token of this launch of the job from the leading rank; it is the same on all ranks. Raises errors of the
+    store, and LateError after `longest` seconds.
+    """
     word = new_token()
     number = visits.ask("add", f"{name}/asked", 1)
     visits.ask("set", f"{name}/ask/{number}", word)

@@ -43,7 +43,9 @@ class StopReasons:
         self._done: list[int] = []  # save switches that were acted upon
 
     def wanted(self, reading: SwitchReading | None) -> tuple[int, str]:
-        """Return the most urgent request of this rank (one of NOTHING to KILL_SWITCH), and the reason as a sentence."""
+        """This rank's most urgent request (a constant from NOTHING to KILL_SWITCH), and the reason as a sentence.
+        `reading`: the last look at the switches.
+        """
         if reading and reading.kill:
             by = f" (by {reading.by})" if reading.by else ""
             return KILL_SWITCH, f"the kill switch {self._folder}/{KILL} is set{by}"

@@ -1,1 +1,1 @@
-"""The child that reads GPUs, and what it and the agent say to each other."""
+"""The child process that reads GPUs, and the messages between it and the agent."""

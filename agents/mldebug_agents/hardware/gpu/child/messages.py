@@ -1,4 +1,4 @@
-"""What the agent and its GPU reader say to each other over a `ChildLink`."""
+"""The messages between the agent and its GPU reader, sent over a `ChildLink`."""
 
 from typing import Literal
 

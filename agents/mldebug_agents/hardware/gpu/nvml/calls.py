@@ -1,4 +1,4 @@
-"""The one place that calls the library: it counts, converts and catches."""
+"""The one place that calls NVML, NVIDIA's management library: it counts queries, converts values, and notes errors."""
 
 from collections.abc import Callable
 from types import ModuleType
