@@ -1,8 +1,8 @@
-"""Replace what names a machine, a person or a device, always by the same word for the same original, so that joins still work.
+"""Replaces what names a machine, a person or a device; the same original always becomes the same word, so that texts can still be compared.
 
 Secrets go first (`mldebug.core.redact`). Then: home folders, host, user and domain names that were learned, all hosts of
-such a domain, UUIDs, serial numbers, MAC and IP addresses, GUIDs, mail addresses. A name that every second text contains
-("gpu", "train") is replaced only where a field says that it is one. Original values are kept in memory alone.
+such a domain, UUIDs, serial numbers, MAC and IP addresses, GUIDs, mail addresses. A common word ("gpu", "train") is replaced
+only where it stands in a field for names. Original values are kept in memory alone.
 """
 
 import ipaddress

@@ -1,16 +1,16 @@
 """Who slows a run down: the rank that waits least for the others, where they wait for it in every stretch of samples.
 
-In each step all ranks end together, so the one that is last waits for nobody, and every other one waits as long as it was
-earlier. What all wait alike is the time of the exchange itself. A rank is named only where
+All ranks end a step together: the slowest waits for nobody, and every other rank waits as long as it was ready earlier. The time that
+all of them wait is that of the exchange itself. A rank is named only where
 
 - at least `STRETCHES` stretches of samples agree,
 - the others wait at least `LEAST` of the time more than it does, in the mean and nearly every time,
-- chance would make the difference as large in less than one of 10,000 cases, by how the shares scatter from stretch to stretch, and
+- chance would make the difference as large in less than one of 10,000 cases, by how the shares vary from stretch to stretch, and
 - it stands apart: the others are closer to each other than to it.
 
-Whoever names a rank to people asks for a second row of stretches, and names those in which both agree (`agreed`).
+A caller that reports a rank to people first takes a second row of stretches, and reports only ranks that both rows name (`agreed`).
 
-Ranks that exchange with one neighbour each (stages of a pipeline) have different work, so nobody is named there.
+Ranks that exchange with one neighbour each (stages of a pipeline) have different work, so none of them is named.
 Pure.
 """
 

@@ -1,23 +1,19 @@
 """Which log records are progress of the training loop: those of the main loop's own lines that report something new.
 
-**Whose line.** A thread that polls, waits or measures counts as well, and goes on while the loop hangs. Words do not tell the
-two apart, but the rhythm of the run does: once the loop has shown its records, a bare count (no loss, no other metric, no
-total, no epoch) in a line of an unfamiliar shape is another thread's, for as long as these processes live. It is the loop's
-where it
+**Whose line.** Other threads (that poll, wait or measure) print counts too, and go on while the training loop hangs. The words of a
+line do not tell them apart, but the rhythm of the run does: once the loop is known by its records, a bare count (no loss, metric, total
+or epoch) in a line of a new shape is taken for another thread's, as long as these processes live. It is taken for the loop's where it
 
-- is of a known format, or has a loss, a metric, a total or an epoch: a phase of its own (an evaluation, another log
-  format) reports how far it is of how much, or how well it does;
-- came while there was no rhythm: lines that alternate from the start, or a job that has nothing else;
-- goes on where the run's step is: the same loop in other words;
-- stands for itself, without a word before its count, beside a rhythm that never had a loss: bars of a start-up.
+- is of a known format, or has a loss, a metric, a total or an epoch: another phase of the loop, such as an evaluation;
+- came before there was a rhythm: lines that alternate from the start, or a job that prints nothing else;
+- continues the run's step: the same loop in other words;
+- has no word before its count, and the rhythm never had a loss: progress bars of a start-up.
 
-A line of an unknown shape that is the loop's own moves the step only where it goes on from it, or after `TAKES_OVER` of
-them in a row.
+Such a line of a new shape sets the run's step only where it continues it, or after `TAKES_OVER` of its kind in a row.
 
-**What is new.** A monitor thread repeats its own step, several ranks print the same one, a bar is redrawn: numbers that came
-before are no progress, in whatever order they come back. A loop that starts again from its beginning repeats numbers, too:
-that is progress where its count had climbed before. A loop of less than `RISES` + 1 lines that are always the same shows no
-progress. Pure.
+**What is new.** A monitor thread repeats its own step, several ranks print the same one, a bar is redrawn: numbers that came before are
+no progress, in any order. A loop that starts again from its beginning repeats numbers as well; that is progress where its count had
+climbed before. A loop of fewer than `RISES` + 1 lines that are always the same shows no progress. Pure.
 """
 
 from itertools import pairwise

@@ -1,25 +1,27 @@
-"""Frozen or moving: the looks at one rank, kept as the moments at which it last moved.
+"""Whether one rank is frozen or moves: its readings, kept as the moments at which it last moved.
 
 A rank is *frozen* when its frames were the same in all samples of a window and either it waits on a device that makes no
-progress, or its main thread's CPU time and context switches stood still. Whoever waits but spins, on a device that
-nobody can read, is `blind`: it may be computing. All times are seconds of the caller's clock.
+progress, or its main thread's CPU time and context switches stood still. A rank that waits but spins, on a device that
+cannot be read, is `blind`: it may be computing. All times are seconds of the caller's clock.
 
-What its other threads and its children do counts as movement where the main thread may wait for them:
+What its other threads and child processes do counts as movement of the rank where the main thread may wait for them:
 
-| its main thread stands | its class | who else moves it |
+| where its main thread stands | class of the rank | whose work counts too |
 |---|---|---|
 | in a wait for a child: `wait`, `communicate`, the DataLoader's queue | child_wait, dataloader … | both |
 | at a lock, a queue, a future, a pipe, a socket, or nobody knows where | any other | both |
 | in a sleep, a debugger, at a terminal, on storage, or is stopped | `ITS_OWN` | nobody, since it last woke |
 
-Who waits and spins without a GPU, and moves bytes meanwhile, is seen between the collectives of a job that lives by them: it moves.
-A rank that spins in frames which say nothing may wait: what a native stack has shown of it holds while its frames stay the same.
+A rank without a GPU that spins in a wait and moves bytes meanwhile is one whose job spends its time in collectives: it moves.
+A rank that uses CPU in frames which do not say what it does may be waiting. If a native stack has shown that, it holds until the
+Python frames change.
 
-A sleeper that wakes now and then to look (`while not done(): sleep(5)`) waits for somebody: others count up to then.
-A thread counts from `OTHERS_BUSY`, a child from `CHILDREN_BUSY`, both also by their I/O: a copy needs little CPU.
+A rank that sleeps and wakes now and then to look (`while not done(): sleep(5)`) waits for somebody, so its other threads and children count
+until it last woke. A thread counts as working from a CPU share of `OTHERS_BUSY`, a child from `CHILDREN_BUSY`, and both by their I/O: a copy
+needs little CPU.
 
-What a rank writes as fast as a checkpoint moves the whole job, unless the rank itself stands where nobody waits
-for what it writes: in a wait for the others, in a sleep, in a debugger.
+A rank that writes as fast as a checkpoint is written (1 MiB/s) moves the whole job, unless its main thread stands where nobody waits
+for the writes: in a wait for other ranks, in a sleep, in a debugger.
 """
 
 import math

@@ -1,23 +1,26 @@
-"""Which clock holds for a run, how long it may be quiet, and when somebody is to blame.
+"""How long a run may be quiet, what is measured for that, and when a rank is blamed.
 
-| the run | the clock | speaks after |
+| the run | what is measured | counts as a stall after |
 |---|---|---|
 | reports steps, log records or heartbeats, and has started | time without progress | `timeout` |
-| tells steps, and has not made its first one | all ranks frozen; who indexes or compiles is not | `init_timeout` |
+| reports steps, and has not made its first one | all ranks frozen; one that indexes or compiles is not | `init_timeout` |
 | reports nothing at all, or only lines in a log | all ranks frozen | 60 s; 240 s while a log grows that nobody can read |
 | reports nothing here, has ranks on other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
-A collective that is launched begins every clock anew, and that none is launched proves nothing: work in a CUDA graph is
-not counted. Activity never delays the first clock. An incident opens when nobody moves; while somebody moves and others stand, at the
-smaller of `busy_timeout` and 0.75 x the collective's own timeout, before torch kills the job and the evidence with it.
-That caps every automatic timeout: a capture is kept then. Who is usually quiet for longer (a log line every ten minutes)
-is not blamed within its usual gap. A checkpoint that grows is a job that moves, up to the same moment: whoever still waits
-then is about to be killed, and a hung job that writes a debug log for ever ends there, too. A rank that stands in one line
-while its GPU works may evaluate for long, and may hang in a kernel that never ends, or beside a stranger on its GPU:
-nothing tells them apart but time, so that counts as moving for `DEVICE_LIMIT` at most.
-Of a run that reports nothing, nobody can say that it has made its first step until one of its GPUs has worked: before that, a rank
-that prepares data while the others wait for it is blamed only when the collective is about to end the job.
-A timeout that stands in the configuration as a number is obeyed as it is.
+A launched collective starts every measurement anew; that none is launched proves nothing, because NCCL does not count work in a
+CUDA graph. CPU time, switches and I/O never delay the first row's timeout.
+
+An incident opens when no rank moves. While some ranks move and others stand, it opens at the smaller of `busy_timeout` and 0.75 x the
+collective's own timeout: before torch kills the job, and the evidence with it. That also caps every automatic timeout, so that a
+capture is kept by then. A run that is usually quiet for longer (a log line every ten minutes) is not blamed within its usual gap.
+
+A checkpoint that grows counts as a job that moves, up to the same moment: a rank that still waits then is about to be killed, and a
+hung job may write a debug log for ever. A rank that stands in one line while its GPU works may evaluate, or hang in a kernel that
+never ends, or share its GPU with another program. Only time tells these apart, so it counts as moving for `DEVICE_LIMIT` at most.
+
+A run that reports nothing is taken to be before its first step until one of its GPUs has worked. Until then, a rank that prepares data
+while the others wait for it is blamed only when the collective is about to end the job. A timeout that the configuration gives as a
+number is used unchanged.
 """
 
 import math

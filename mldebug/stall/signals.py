@@ -1,8 +1,8 @@
-"""The input and output of the stall watch: a `RunLook` is one tick of one run on all nodes that answered, a
-`StallDecision` what to do about it.
+"""The input and output of the stall watch: a `RunLook` is one reading of one run on all nodes that answered, a `StallDecision` says what
+to do about it.
 
-Progress is evidence that the job moved; activity (CPU, switches, I/O, GPU) says what a rank does, never that the job
-moves, but for bytes that are written as fast as a checkpoint's (`mldebug.stall.checkpoint_writes`). Times are monotonic seconds of
+Progress is evidence that the job moved. Activity (CPU, switches, I/O, GPU) shows what a rank does, not that the job moves; the one
+exception are bytes written as fast as a checkpoint (`mldebug.stall.checkpoint_writes`). Times are monotonic seconds of
 one clock; `switches`, `io_bytes` and `written_bytes` are counters since the rank started.
 """
 

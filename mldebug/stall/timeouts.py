@@ -1,17 +1,17 @@
 """How long this run is usually quiet, and what timeout follows from it.
 
 `auto` is 5 x the 99th percentile of the last 200 gaps between signs of progress, at least 30 s and at most 240 s; of fewer than 100 the
-longest is left out, which is one outlier. Some things bend it, each for a reason:
+longest is left out as an outlier. Some things change it:
 
-- the first gaps of an attempt (compilation, first batches, caches) are no rhythm: they are set aside, and count only while nothing else is known;
-- fewer than 10 gaps prove nothing: 240 s until then; 4 do where the longest is at most twice the median. One that covers 10 steps or more,
-  as a bar that is drawn late or a look at quick steps, counts twice;
-- a pause that this run has survived is never an alarm again: at least 1.5 x the longest such gap (it fades by half in
-  3,500 gaps) as long as that is before the evidence dies, and at least 1.5 x the median gap however long that is, so a
-  job of 300 s steps has 450 s;
-- a false alarm widens the percentile's part to 1.25 x the pause that caused it, at most 2 x.
+- The first gaps of an attempt (compilation, first batches, caches) are not usual: they count only while there are too few others.
+- Fewer than 10 gaps are too few, so the timeout is 240 s; 4 are enough where the longest is at most twice the median. A gap that covers 10
+  steps or more (a bar that is drawn late, or a look at quick steps) counts twice.
+- A pause that the run has survived does not raise an alarm again: the timeout is at least 1.5 x the longest such gap (which fades by half
+  in 3,500 gaps), as far as that is before torch ends the job and the evidence, and at least 1.5 x the median gap in any case: 450 s for
+  steps of 300 s.
+- A false alarm raises the percentile's part to 1.25 x the pause that caused it, at most to 2 x.
 
-`mldebug.stall.rules` caps what comes of it where the evidence would be dead by then.
+`mldebug.stall.rules` limits the result to the time before torch ends the job, and the evidence with it.
 """
 
 import statistics

@@ -1,8 +1,8 @@
 """Concludes from the Flight Recorders of a job what kind of hang it is, and which rank the others wait for.
 
-Direct evidence first: a call that a rank made differently from the majority of its group. Else every pending call is followed to the
-ranks that it waits for, and on from those, until a rank waits for nobody. A tie is a split and a cycle an order inversion; both name
-no culprit. Gloo records no members of its groups: the default group is all ranks, of another only callers are known.
+The first evidence is a call that a rank made differently from the majority of its group. Without one, every pending call is followed to
+the ranks that it waits for, and on from those to a rank that waits for nobody. Where the votes are split, or ranks wait in a circle, no
+culprit is named. Gloo records no members of its groups: the default group has all ranks; of another group only its callers are known.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,7 @@
-"""Which rank is which process, by what the dumps say: variables, prefixes, command lines, names of files; else in order.
+"""Finds the rank of each dumped process: by its variables, command line, the prefixes of its lines or file names; else in order.
 
-A group is what was dumped in one place: a file, or the lines of one host in a file. A number on a group is a rank where the
-group has one rank process, and a node where it has several.
+A place is where processes were dumped together: a file, or the lines of one host in a file. A number in its name is a rank where the
+place has one rank process, and a node where it has several.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Compares the call traces of several ranks: how far each got, and at which call they diverged.
 
-Steps are compared, not times: each rank's training thread makes a row of calls (lines, where no calls are traced) in each
-step, and in a job that is well those rows are the same on all ranks. A step counts only from where every ring still has
-it whole. A row that ends early: its rank had not come further when its ring was read.
+Steps are compared, not times: in each step the training thread of a rank makes a sequence of calls (lines, where no calls are traced),
+and in a healthy job these sequences are the same on all ranks. A step is compared from where every ring still holds it. A sequence that
+ends early means that its rank had not come further when its ring was read.
 """
 
 from collections import defaultdict

@@ -1,8 +1,7 @@
-"""Calls with their beginning and their end, made to nest: what exports and the call tree are built from.
+"""Makes nested calls, each with a beginning and an end, from the events of a ring; exports and the call tree are built from them.
 
-A ring begins in the middle and ends in the middle. A frame that returns and was never seen to be entered was open from
-the first record on; one that has not returned is open to the last. A frame whose end is not told ends where it can no
-longer be open.
+A ring begins and ends in the middle of calls. A frame that returns without having been entered counts as open from the first record on; one
+that has not returned, as open to the last. A frame whose end was not recorded ends where it can no longer be open.
 """
 
 from collections.abc import Iterable, Iterator
