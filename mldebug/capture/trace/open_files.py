@@ -24,7 +24,9 @@ MAX_FILES = 65_536  # of a folder
 
 @contextmanager
 def open_ring(file: Path) -> Iterator[Read]:
-    """A function `read(offset, size)` for a ring file. Raises an error that says what to do where the file cannot be opened."""
+    """A context with a function `read(offset, size)` for a ring file. Raises EvidenceError or AccessError, with what to do, where
+    the file cannot be opened or is no regular file.
+    """
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -48,7 +50,9 @@ def _unreadable(file: Path, error: OSError) -> EvidenceError | AccessError:
 
 
 def ring_files(paths: tuple[Path, ...]) -> list[Path]:
-    """The ring files that these paths name: a file as it is, of a folder those files in it that begin as a ring does."""
+    """The ring files that these paths name: a file as it is, of a folder those files in it that begin as a ring does. Raises
+    EvidenceError for a folder without any.
+    """
     found: list[Path] = []
     for path in paths:
         found += _in_folder(path) if path.is_dir() else [path]

@@ -109,8 +109,9 @@ def merge(files: tuple[Path, ...], as_json: bool) -> None:
 
 @contextmanager
 def loaded(files: Sequence[Path], tail: int | None) -> Iterator[list[Ring]]:
-    """The rings in these files, each read when it is reached; `tail`: only so many last records of each. A file that is no ring
-    becomes an error that says what to do.
+    """A context with the rings in these files as a list; their events are read from the open files when iterated, with `tail`
+    only the last ones at once. Raises EvidenceError, with what to do, for a file that is no ring. Raises this process's limit of
+    open files.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # of thousands of ranks each has a ring
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

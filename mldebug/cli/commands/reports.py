@@ -247,7 +247,9 @@ def _seconds(words: str) -> float:
 
 
 def exported(archive: ReportStore, report: Report, suffix: str) -> bytes:
-    """The bytes of an exported report in the form of `suffix`; rendered anew from the checked report."""
+    """The bytes of a report exported as `suffix` (.json, .html, .txt, or .tar.gz with all three and the evidence), rendered anew
+    from the checked report.
+    """
     forms = {
         "report.json": msgspec.json.encode(report) + b"\n",
         "report.html": render_html(report).encode(errors="replace"),

@@ -67,7 +67,9 @@ _UNITS = {"samples_s": "samples_sec", "images_s": "images_sec", "tflop_s": "tflo
 
 
 def scalars_of(line: str) -> dict[str, float]:
-    """The figures in a log line by their common name (`lr`, `grad_norm`); of two with one name the first counts."""
+    """The known figures in a log line by their common name (`NAMES`), without those of an evaluation; of two with one name the
+    first counts.
+    """
     text = line[:MAX_CHARACTERS].lower()
     found: dict[str, float] = {}
     for pair in _PAIR.finditer(text):
