@@ -1,1 +1,1 @@
-"""Incidents, their reports, and where reports are stored."""
+"""Incidents (stalls, bad ends and slowdowns of runs), their reports, and the store of reports on disk."""

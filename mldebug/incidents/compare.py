@@ -1,4 +1,6 @@
-"""Compares two captures of one job, rank by rank: which ranks are in the same place, work there, moved, went or came. Pure.
+"""Compare two captures of one job, rank by rank: which ranks stand in the same place, work there, moved, disappeared or are new.
+
+Pure.
 
 `compare` gives the data, `mldebug.incidents.report.changes` the words.
 """
@@ -17,7 +19,11 @@ STILL_IO = 1 << 20  # bytes: threads beside the training write some
 
 
 class RankChange(NamedTuple):
-    """One rank. `before` and `after` are labels of frames, where it moved; `counters` of both, where both have them."""
+    """What became of one rank between two captures.
+
+    `before` and `after`: the frame it stood in, only where it moved. `counters`: CPU time, switches
+    and I/O between the captures; None where they cannot be compared.
+    """
 
     rank: int
     change: Change
@@ -27,7 +33,7 @@ class RankChange(NamedTuple):
 
 
 def compare(first: NodeCapture, later: NodeCapture) -> tuple[RankChange, ...]:
-    """What became of every rank of either capture, in order of rank."""
+    """What became of every rank that is in either capture, in order of rank."""
     old = {one.identity.rank: one for one in first.ranks}
     new = {one.identity.rank: one for one in later.ranks}
     seconds = later.taken_at - first.taken_at
@@ -35,7 +41,10 @@ def compare(first: NodeCapture, later: NodeCapture) -> tuple[RankChange, ...]:
 
 
 def is_active(counters: Movement | None) -> bool:
-    """Whether a thread's counters show more than waiting: CPU time, many context switches, or I/O. False for None."""
+    """Whether a process's counters show more than waiting: CPU time, many context switches, or I/O.
+
+    False where there are none.
+    """
     if counters is None:
         return False
     wakes = counters.switches > STILL_SWITCHES * max(1.0, counters.span_seconds)

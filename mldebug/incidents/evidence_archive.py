@@ -1,4 +1,4 @@
-"""Evidence that came as one file: a tar, a zip, or one file compressed by gzip, as people mail them."""
+"""Evidence that comes as one file, as people send it by mail: a tar, a zip, or one file compressed by gzip."""
 
 import contextlib
 import gzip
@@ -39,10 +39,12 @@ def is_archive(file: Path) -> bool:
 
 @contextlib.contextmanager
 def unpacked(file: Path) -> Iterator[Path]:
-    """A temporary folder with the files of an archive; where all lie in one folder, that one.
+    """A temporary folder with an archive's files, deleted afterwards.
 
-    Links and devices in it are left out, and no name leads out of the folder. EvidenceError where the archive is damaged,
-    or holds more than `MAX_FILES` files or `MAX_BYTES` bytes.
+    Where all lie in one folder of the archive, that folder.
+
+    Links and devices are left out, and no file is written outside the folder. Raises EvidenceError
+    where the archive is damaged, or holds more than `MAX_FILES` files or `MAX_BYTES` bytes.
     """
     with tempfile.TemporaryDirectory(prefix="mldebug-") as name:
         folder = Path(name) / file.name.partition(".")[0]

@@ -1,5 +1,6 @@
-"""An incident while it lives: opened by a decision or by the end of a rank, fed by captures, ended by recovery or the
-end of the job. Pure.
+"""An incident while it is open: begun by a stall, a slowdown or the end of a rank, completed by captures, closed when the job recovers or ends.
+
+Pure.
 """
 
 from typing import Literal
@@ -39,7 +40,10 @@ TRIGGERS: dict[str, Trigger] = {"stall": "stall", "abnormal_end": "exit", "slowd
 
 
 class Incident(Noun, frozen=True, kw_only=True):
-    """One stall, one abnormal end or one slowdown of one run. Times are unix seconds."""
+    """One stall, one bad end or one slowdown of one run, with its evidence and timeline.
+
+    Times are unix seconds.
+    """
 
     id: str
     key: str  # run, attempt, last step: two agents that watch the same stall have the same
@@ -76,13 +80,13 @@ class Incident(Noun, frozen=True, kw_only=True):
 
 
 def add_timeline(incident: Incident, at: float, what: str) -> Incident:
-    """Add one event to the timeline."""
+    """Add one event to the incident's timeline. `at`: unix time."""
     event = TimelineEvent(at=rfc3339(at), what=what)
     return msgspec.structs.replace(incident, timeline=(*incident.timeline, event))
 
 
 def add_capture(incident: Incident, capture: NodeCapture) -> Incident:
-    """Keep a capture: the first and the newest are kept, so that they can be compared."""
+    """Add a capture. Only the first and the newest are kept, so that they can be compared."""
     kept = (*incident.captures[:1], capture)
     incident = msgspec.structs.replace(incident, captures=kept)
     note = "captured all ranks"
@@ -92,7 +96,10 @@ def add_capture(incident: Incident, capture: NodeCapture) -> Incident:
 
 
 def add_gap(incident: Incident, at: float, gap: Gap) -> Incident:
-    """Add why there is no capture; the same reason is added once."""
+    """Add the reason why there is no capture.
+
+    A reason that is there already is not added again; the last `MAX_GAPS` are kept.
+    """
     if gap in incident.gaps:
         return incident
     gaps = (*incident.gaps, gap)[-MAX_GAPS:]
@@ -102,13 +109,13 @@ def add_gap(incident: Incident, at: float, gap: Gap) -> Incident:
 
 
 def has_evidence(incident: Incident) -> bool:
-    """Whether there is evidence to judge by."""
+    """Whether there is anything to judge by: a capture, an exit, or measurements of a slowdown."""
     captured = bool(incident.captures or incident.node_captures)
     return captured or incident.exit is not None or incident.slowness is not None
 
 
 def is_unreported(incident: Incident) -> bool:
-    """Whether an incident of several nodes has no report: it was held back, or left to another node, and no node has reported it."""
+    """Whether a stall has no report of its own or of another node, and no captures of several nodes: the capture was held back, or left to another node."""
     reported = incident.counted or incident.whole is not None
     return incident.kind == "stall" and not reported and not incident.node_captures
 
@@ -119,7 +126,10 @@ def close_incident(incident: Incident, state: State, at: float, what: str) -> In
 
 
 def add_exit(incident: Incident, attempt: AttemptExit, at: float, what: str) -> Incident:
-    """Add an attempt that failed, or the exits of further ranks of the attempt that is in the incident already."""
+    """Add an attempt (one start of the job) that failed; for the attempt that the incident has, the exits of further ranks.
+
+    `at`: unix time; `what`: for the timeline.
+    """
     before, number = incident.exit, attempt.job.attempt
     if before is not None and before.job.id == attempt.job.id:
         fuller = attempt if len(attempt.identities) >= len(before.identities) else before
@@ -158,7 +168,10 @@ def _attempts(failed: tuple[int, ...], attempt: AttemptExit) -> range:
 
 
 def judge(incident: Incident) -> Judgement:
-    """The judgement of the first capture, or of the newest where the first names nobody: a busy rank may be inert by then."""
+    """The judgement of an incident by all its evidence: a slowdown, exits, captures of all nodes, else those of this node.
+
+    Of this node's captures the first one counts; the newest where the first names nobody.
+    """
     if incident.slowness is not None:
         return judge_slowdown(_job(incident), incident.slowness)
     if incident.exit is not None:
@@ -187,7 +200,11 @@ def add_node_captures(
     at: float,
     what: str,
 ) -> Incident:
-    """Add captures of several nodes at one moment: from now on the judgement rests on the ones of most nodes."""
+    """Add captures that several nodes took at one moment.
+
+    Captures of more nodes that are there already stay instead. `at`: unix time; `what`: for the
+    timeline.
+    """
     if len(captures) < len(incident.node_captures):
         return add_timeline(
             incident, at, f"again: {what}; the one of {len(incident.node_captures)} nodes stays"
@@ -198,7 +215,7 @@ def add_node_captures(
 
 
 def add_cause(incident: Incident, cause: End, at: float) -> Incident:
-    """Add that ranks on another node had failed before: the exits here follow from that."""
+    """Add the diagnosis of ranks that had failed before on another node: what happens here follows from that."""
     has_cause = incident.cause is not None
     incident = msgspec.structs.replace(incident, cause=cause.diagnosis)
     what = f"before, on another node: {cause.diagnosis.summary} (report {cause.incident})"
@@ -206,7 +223,10 @@ def add_cause(incident: Incident, cause: End, at: float) -> Incident:
 
 
 def after(cause: Diagnosis | None, found: Judgement) -> Judgement:
-    """The judgement of the ranks that live, where others failed before: their diagnosis is the verdict, the rest is evidence."""
+    """The judgement of ranks that live, where others failed before.
+
+    The diagnosis `cause` gives the verdict; the rest is added to its text. None: unchanged.
+    """
     if cause is None:
         return found
     later = found.diagnosis
@@ -218,7 +238,7 @@ def after(cause: Diagnosis | None, found: Judgement) -> Judgement:
 
 
 def add_whole(incident: Incident, whole: Whole, at: float) -> Incident:
-    """Add the diagnosis that another node made from the captures of all nodes."""
+    """Add the diagnosis that another node made from the captures of all nodes. `at`: unix time."""
     what = f"all nodes together: {whole.diagnosis.summary} (report {whole.report} on {whole.node})"
     return add_timeline(msgspec.structs.replace(incident, whole=whole), at, what)
 
@@ -268,7 +288,10 @@ def _or_who_is_missed(incident: Incident, attempt: AttemptExit, ended: Judgement
 
 
 def write_report(incident: Incident, judgement: Judgement, reported_at: float) -> Report:
-    """The incident as a report: all of it rests on the capture that the judgement rests on."""
+    """Build the incident's report, on the capture that the judgement rests on.
+
+    `reported_at`: unix time.
+    """
     capture, timeline = _judged_by(incident, judgement), incident.timeline
     if incident.exit is not None:
         blamed = {one.rank for one in judgement.diagnosis.culprits if one.rank is not None}

@@ -1,7 +1,9 @@
-"""Which reports are deleted when there are too many; no user's reports can push out those of others. Pure.
+"""Which stored reports are deleted when there are too many.
 
-Too old ones go first. Then, as long as there are too many or too many bytes, whoever holds most gives up one: the oldest
-that was taken by hand, else the oldest.
+One user's reports cannot displace those of others. Pure.
+
+Reports that are too old are deleted first. Then, while there are too many reports or bytes, the
+user who has most loses one: the oldest that was taken by hand, else the oldest.
 """
 
 import re
@@ -15,7 +17,7 @@ _BY_HAND = re.compile(rf"-{BY_HAND}(?:-\d{{2}})?$")
 
 
 def is_by_hand(report_id: str) -> bool:
-    """Whether the report of this id was taken by hand, and is of no incident."""
+    """Whether a person asked for the report of this id (`mldebug dump`), so that it belongs to no incident."""
     return _BY_HAND.search(report_id) is not None
 
 
@@ -29,14 +31,22 @@ class StoredReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_hand(self) -> bool:
-        """Whether a person asked for the report. The id shows it, which the report's owner cannot change."""
+        """Whether a person asked for the report.
+
+        The id shows this, and the report's owner cannot change the id.
+        """
         return is_by_hand(self.id)
 
 
 def excess(
     kept: Sequence[StoredReport], *, oldest_allowed: float, max_reports: int, max_bytes: int
 ) -> tuple[str, ...]:
-    """Return the ids that have to go. The newest report of all stays, and counts as a quarter of the bytes at most."""
+    """The ids of the reports to delete.
+
+    The newest report always stays, and counts as a quarter of `max_bytes` at most.
+
+    `oldest_allowed`: unix time.
+    """
     *rest, newest = sorted(kept, key=lambda one: one.id) or (None,)
     if newest is None:
         return ()

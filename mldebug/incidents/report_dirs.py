@@ -1,4 +1,4 @@
-"""The report stores that a user may want to read."""
+"""The report stores that a user may want to read: the user's own, and the service's."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from mldebug.incidents.report_store import ReportStore
 
 
 def report_stores_of(config: Path | None) -> tuple[ReportStore, ...]:
-    """This user's own reports; where no config file says which, those of the node's service too."""
+    """The store in the configured state folder; where no config file is given, that of the node's service too."""
     own = load_config(config).agent.state_dir
     folders = [own] if config or own == SYSTEM_STATE_DIR else [own, SYSTEM_STATE_DIR]
     return tuple(ReportStore(folder, config=config) for folder in folders)

@@ -1,4 +1,4 @@
-"""One report as a list shows it: read from the head of its report.json."""
+"""One report as an entry of a list, read from the beginning of its report.json."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from mldebug.core.text import seconds_of
 
 
 class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of one report for lists. `broken`: why the report cannot be read ("" when it can)."""
+    """What a list shows of one report. `broken`: why the report cannot be read; "" where it can."""
 
     id: str
     verdict: str = ""
@@ -28,20 +28,26 @@ class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at(self) -> float | None:
-        """When it was taken (unix seconds); of one that cannot be read what its id says, None where that is no time."""
+        """When the report was made (unix seconds).
+
+        If it cannot be read, the time in its id; None where that is no time.
+        """
         stamp = self.id[:16]  # 20261126T093903Z
         return seconds_of(self.time or stamp)
 
 
 class ReportFilter(NamedTuple):
-    """Which reports a list shows; None: whichever."""
+    """Which reports a list shows; a field that is None does not restrict it."""
 
     since: float | None = None  # unix seconds of the report
     job: str | None = None  # name, or id or the beginning of one
     verdict: str | None = None
 
     def matches(self, entry: ReportEntry) -> bool:
-        """Whether the list shows this one. One that cannot be read has no job and no verdict."""
+        """Whether the list shows this report.
+
+        A report that cannot be read has no job and no verdict to match.
+        """
         return (
             (self.since is None or entry.at is None or entry.at >= self.since)
             and (self.job is None or self.job == entry.job or entry.job_id.startswith(self.job))
@@ -77,7 +83,10 @@ class _ReportHead(msgspec.Struct):
 
 
 def read_entry(folder: Path) -> ReportEntry:
-    """Read one; never raises: what cannot be read is listed with the reason."""
+    """Read the entry of one report folder.
+
+    Never raises: a report that cannot be read gives an entry with the reason.
+    """
     try:
         head = read_struct(folder / "report.json", _ReportHead)
     except (EvidenceError, AccessError) as error:

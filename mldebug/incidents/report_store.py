@@ -1,6 +1,7 @@
-"""The incidents on disk: `ROOT/reports/<id>/{report.json,report.html,evidence/…}`, bounded by age, count and bytes.
+"""Reports on disk: `ROOT/reports/<id>/{report.json,report.html,evidence/…}`, limited by age, number and bytes.
 
-`mldebug.core.files` reads and writes the bytes, safe against crashes and against what a folder's owner puts there.
+`mldebug.core.files` reads and writes the files, safe against crashes and against links that a
+folder's owner puts there.
 """
 
 import contextlib
@@ -49,12 +50,15 @@ _STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
 
 
 def is_id(name: str) -> bool:
-    """Whether a report may have this name."""
+    """Whether the name is a valid report id."""
     return _ID.fullmatch(name) is not None
 
 
 class ReportStore:
-    """All reports below one folder. `clock` returns unix seconds; `config` is the file that people gave, for advice."""
+    """All reports below one folder.
+
+    `clock` returns unix seconds; `config`: the config file that was given, shown in advice.
+    """
 
     def __init__(
         self,
@@ -81,9 +85,10 @@ class ReportStore:
         *,
         owner_uid: int | None = None,
     ) -> Path:
-        """Write one report and return its folder; a report with the same id is replaced.
+        """Write one report and return its folder. A report with the same id is replaced.
 
-        `evidence` maps plain file names to content. As root the folder is given to `owner_uid`.
+        `evidence`: content by plain file name. If run as root, the folder is given to the user
+        `owner_uid`.
         """
         return self._save(report, html, evidence, owner_uid, replace_folder)
 
@@ -95,7 +100,7 @@ class ReportStore:
         *,
         owner_uid: int | None = None,
     ) -> Path | None:
-        """Write one report and return its folder; None where a report with this id exists, which is never replaced."""
+        """Write one report and return its folder; None, and nothing is written, where a report with this id exists."""
         done: list[bool] = []
         folder = self._save(
             *(report, html, evidence, owner_uid),
@@ -129,14 +134,14 @@ class ReportStore:
         remove_tree(self.folder / report_id)
 
     def list(self) -> tuple[ReportEntry, ...]:
-        """Return all reports, newest first; one that cannot be read is listed as broken.
+        """All reports, newest first; one that cannot be read is listed as broken.
 
-        AccessError where this user may not see which there are.
+        Raises AccessError where this user may not list the folder.
         """
         return tuple(self._entry(name) for name in reversed(self._ids()))
 
     def names(self) -> Sequence[str]:
-        """The ids of all reports, newest first, none of them opened."""
+        """The ids of all reports, newest first. No report is opened."""
         return tuple(reversed(self._ids()))
 
     def path(self, wanted: str) -> Path:
@@ -144,7 +149,10 @@ class ReportStore:
         return self.folder / self._resolve(wanted)
 
     def load(self, wanted: str) -> Report:
-        """Read one report; `EvidenceError` when it is absent, ambiguous or malformed."""
+        """Read one report (id, unambiguous prefix, or `latest`).
+
+        Raises EvidenceError when it is absent, ambiguous, malformed or of another schema.
+        """
         file = self.path(wanted) / "report.json"
         report = read_struct(file, Report)
         if report.schema != REPORT_SCHEMA:
@@ -152,11 +160,14 @@ class ReportStore:
         return report
 
     def evidence(self, wanted: str) -> tuple[NodeCapture, ...]:
-        """Read the node captures that a report rests on."""
+        """Read the node captures that a report rests on (id, unambiguous prefix, or `latest`)."""
         return load_captures(self.path(wanted))
 
     def prune(self) -> tuple[str, ...]:
-        """Remove what is too old or too much and return the ids; see `mldebug.incidents.pruning` for whose goes first."""
+        """Remove reports that are too old or too many, and return their ids.
+
+        `mldebug.incidents.pruning` says which.
+        """
         until = time.monotonic() + PRUNE_SECONDS
         self._sweep_temporaries(until)
         removed = []
@@ -272,9 +283,12 @@ def _contents(
 
 
 def report_owner(folder: Path) -> int:
-    """The uid of the user whose report it is; raises OSError where there is none.
+    """The uid of the user whose report this folder is.
 
-    That is the folder's owner, or, where it still is the agent's own, whom the agent has named in it: the service cannot give it away.
+    Raises OSError where there is no such folder.
+
+    It is the folder's owner; where that is the agent itself, the user whom the agent named in the
+    folder, as the service cannot change owners.
     """
     owner = folder.lstat().st_uid
     if owner == os.geteuid():

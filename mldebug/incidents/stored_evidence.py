@@ -17,7 +17,7 @@ DAMAGED = "this file is damaged or made up"
 
 
 class StoredEvidence(msgspec.Struct, frozen=True):
-    """The evidence in one folder; all empty where there is none."""
+    """The evidence in one folder. All fields are empty where there is none."""
 
     captures: tuple[NodeCapture, ...] = ()  # in order of name, which is that of time on one node
     exit: AttemptExit | None = None
@@ -25,9 +25,9 @@ class StoredEvidence(msgspec.Struct, frozen=True):
 
 
 def load_evidence(directory: Path) -> StoredEvidence:
-    """Read the evidence of a report folder (its `evidence/`) or of the folder itself, and refuse what cannot be.
+    """Read the evidence from a report folder (its `evidence/`), or from the folder itself.
 
-    EvidenceError, AccessError: it is there and cannot be read.
+    Raises EvidenceError or AccessError where a file is there and cannot be read or used.
     """
     captures, exits = _files(directory, "capture-"), _files(directory, "ending-")
     if len(captures) > MAX_CAPTURES:
@@ -81,7 +81,7 @@ def _load_capture(file: Path) -> NodeCapture:
 
 
 def newer(schema: str) -> str:
-    """The way out where a file is of another version."""
+    """Advice for a file of another schema version. `schema`: the one that this mldebug reads."""
     return f"this mldebug reads {schema}; read it with the version that wrote it"
 
 

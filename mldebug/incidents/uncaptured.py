@@ -1,4 +1,7 @@
-"""The judgement of an incident without a capture: what the watch knew, and no rank named. Pure."""
+"""The judgement of an incident without a capture: what the agent knew from watching, and no rank named.
+
+Pure.
+"""
 
 from mldebug.core.model import (
     Classification,
@@ -27,14 +30,21 @@ UNCAPTURED = Classification(
 
 
 def stand_in(job: Job, at: float, state: State, known: tuple[Gap, ...]) -> NodeCapture:
-    """An empty capture with the reason why there is none. `known`: reasons that are known already."""
+    """An empty capture, with the reasons why there is none: `known`, and one that follows from the incident's `state`.
+
+    `at`: unix time.
+    """
     node = next((rank.node for rank in job.ranks if rank.node), next(iter(job.nodes), ""))
     late = () if known and state == "open" else (Gap(what=WHAT, reason=BEFORE[state]),)
     return NodeCapture(node=node, taken_at=at, job=job, gaps=(*known, *late))
 
 
 def judge_uncaptured(bare: NodeCapture, sentence: str, lasted: str) -> Judgement:
-    """The verdict `unknown` with the watch's sentence and how long the stall lasted."""
+    """The verdict `unknown`.
+
+    `bare`: the empty capture; `sentence`: what the agent saw of the stall; `lasted`: how long it
+    lasted.
+    """
     summary = sentence or "the job stalled"
     evidence = (lasted, *(f"{gap.what}: {gap.reason}" for gap in bare.gaps))
     ranks = tuple(

@@ -1,1 +1,1 @@
-"""What the figures of probes mean: formulas, statistics, verdicts. Pure."""
+"""What measurements of `mldebug probe` mean: formulas, statistics, verdicts. Pure."""

@@ -11,7 +11,10 @@ FILE = Path(__file__).with_name("baselines.yaml")
 
 
 class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A published figure of a GPU model: `best` or `least`, per second. `gpus`: for how many together; 0: for each."""
+    """A published figure of a GPU model, per second: `best`, or the `least` that is acceptable.
+
+    `gpus`: for how many GPUs together; 0: for any number.
+    """
 
     source: str
     best: float | None = None
@@ -30,13 +33,19 @@ class ModelBaselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All published figures. `share`: the part of a best figure that a GPU must reach."""
+    """All published figures.
+
+    `share`: the part (0 to 1) of a `best` figure that a GPU must reach.
+    """
 
     share: float
     models: tuple[ModelBaselines, ...]
 
     def limit(self, name: str, figure: str, gpus: int = 0) -> tuple[float, str] | None:
-        """The value that a GPU of this model must reach in a figure, and the source that published it; None where there is none."""
+        """(least value, source) that a GPU with this model name must reach in a figure such as `matmul_bf16`; None where none is published.
+
+        `gpus`: how many take part.
+        """
         for model in self.models:
             found: PublishedFigure | None = getattr(model, figure, None)
             if re.search(model.match, name) and found is not None and found.gpus in (0, gpus):

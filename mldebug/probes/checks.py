@@ -1,4 +1,7 @@
-"""Whether a node is fit to train: a check for each thing that was measured, a verdict, a line for the scheduler. Pure."""
+"""Whether a node is fit to train: a check for each thing that was measured, a verdict, and a reason for the scheduler.
+
+Pure.
+"""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +18,12 @@ LONGEST_REASON = 100
 
 
 class NodeCheck(Spoken, frozen=True, kw_only=True):
-    """The result of one check of a node. `figures`: what was measured, by GPU ("GPU 0"): FLOP/s for matmul, else bytes/s. `seconds`: how long the check took."""
+    """The result of one check of a node.
+
+    `figures`: what was measured, by GPU ("GPU 0"): FLOP/s for matmul, else bytes/s.
+
+    `seconds`: how long the check took.
+    """
 
     stage: str
     state: CheckState
@@ -35,9 +43,10 @@ class Acceptance(Spoken, frozen=True, kw_only=True):
 
 
 def accept(node: str, checks: Sequence[NodeCheck], cut: str = "") -> Acceptance:
-    """The verdict on a node: fit where no check failed and none was cut off.
+    """The verdict on a node: fit where no check failed and all were made.
 
-    `cut`: why not all was checked. Then the node is not fit, but that is no reason to drain it.
+    `cut`: why not all checks were made ("": all were). Then the node is not fit, but that is no
+    reason to drain it.
     """
     failed = [check for check in checks if check.state == "failed"]
     fine = [one.stage for one in checks if one.state == "fine"]
@@ -59,7 +68,7 @@ def accept(node: str, checks: Sequence[NodeCheck], cut: str = "") -> Acceptance:
 
 
 def drain_reason(failed: Sequence[NodeCheck]) -> str:
-    """Why to drain a node, for `scontrol update reason=`: one line of at most 100 characters without quotes; "" where no check failed."""
+    """The reason to drain a node, for `scontrol update reason=`: one line of at most 100 characters without quotes; "" where no check failed."""
     if not failed:
         return ""
     more = _more(len(failed))
@@ -74,7 +83,10 @@ def _more(failed: int) -> str:
 
 
 def below_others(rates: Mapping[str, float], models: Mapping[str, str], least: float) -> list[str]:
-    """Sentences about GPUs whose rate is below the median of all GPUs of their model by the share `least` (0.05: 5 %) or more. `rates` and `models` are by GPU."""
+    """A sentence for each GPU whose rate is below the median of the GPUs of its model by the share `least` or more (0.05: 5 %).
+
+    `rates` and `models`: by GPU.
+    """
     found = []
     for model in sorted({models[who] for who in rates}):
         some = {who: value for who, value in rates.items() if models[who] == model}
@@ -95,7 +107,7 @@ def rates_check(
     baselines: Baselines,
     seconds: float = 0.0,
 ) -> NodeCheck:
-    """Check one figure of all GPUs of a node against each other (`SPREAD`) and against published figures (`baselines`)."""
+    """The check of one figure of all GPUs of a node, against each other (`SPREAD`) and against published figures (`baselines`)."""
     wrong = below_others(rates, models, SPREAD[figure])
     published = "matmul_bf16" if figure == "matmul" else figure
     for who, value in rates.items():
@@ -115,5 +127,5 @@ def rates_check(
 
 
 def amount(figure: str, value: float) -> str:
-    """A rate in words: `780 TFLOPS` for matmul (`value` in FLOP/s), else `52 GB/s` (bytes/s)."""
+    """A rate in words: `780 TFLOPS` for the figure matmul (`value` in FLOP/s), else `52 GB/s` (bytes/s)."""
     return f"{value / 1e12:.3g} TFLOPS" if figure == "matmul" else rate_words(value)

@@ -15,7 +15,10 @@ UNITS = f"{'':<14} {'':>8} {'':>5} {'':>9} {'':>9} {'':>9} {'':>9} {'GB/s':>8} {
 
 
 def row(one: CollectiveResult) -> str:
-    """A line for one result; GB are 10^9 bytes. With a single rank no bandwidth is shown, because nothing travels."""
+    """One result as a row of text; GB are 10^9 bytes.
+
+    With a single rank no bandwidth is shown, as no data travels.
+    """
     time = one.time_seconds
     times = " ".join(
         f"{_time_words(each):>9}" for each in (time.median, time.min, time.max, time.p99)

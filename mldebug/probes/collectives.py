@@ -1,8 +1,9 @@
-"""Measured collectives: times of ranks, their spread, and bandwidths by the factors that nccl-tests publishes.
+"""Results of measured collectives: times of the ranks, their spread, and bandwidths by the factors that nccl-tests publishes.
 
-`bytes` is what nccl-tests calls size: the larger of the send and receive buffers of one rank. The algorithm bandwidth is
-bytes / time; the bus bandwidth multiplies it by a factor of the number of ranks n, so that it can be compared with the
-links whatever n is. Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+`bytes` is what nccl-tests calls size: the larger of the send and receive buffers of one rank. The
+algorithm bandwidth is bytes / time; the bus bandwidth multiplies it by a factor of the number of
+ranks n, so that it can be compared with the links whatever n is. Source:
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
 
 import math
@@ -27,7 +28,10 @@ OPS = tuple(FACTORS)
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Smallest, median and largest of some values, in their unit. `p99` by nearest rank: the largest of fewer than 100."""
+    """Smallest, median and largest of some values.
+
+    `p99`: by nearest rank, so of fewer than 100 values the largest.
+    """
 
     min: float
     median: float
@@ -36,7 +40,11 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Times as one rank measured them. In a collective all wait for the slowest rank, which itself waits least."""
+    """Seconds as one rank measured them.
+
+    In a collective all ranks wait for the slowest one, which itself waits least and so has the
+    shortest times.
+    """
 
     rank: int
     time_seconds: Spread
@@ -44,7 +52,10 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one op with one payload. `correct` is None where there are no values to check (barrier)."""
+    """The result of one collective operation with one payload.
+
+    `correct` is None where there are no values to check (barrier).
+    """
 
     op: str
     bytes: int
@@ -59,7 +70,10 @@ class CollectiveResult(msgspec.Struct, frozen=True, kw_only=True):
 def collective_result(
     op: str, size: int, times: Sequence[Sequence[float]], wrong: Sequence[int | None]
 ) -> CollectiveResult:
-    """The result from seconds (a row for each rank) and the wrong elements that each rank counted (None: nothing to check)."""
+    """The result of an operation on `size` bytes.
+
+    `times`: seconds, a row for each rank; `wrong`: wrong elements by rank (None: nothing to check).
+    """
     ranks = len(times)
     whole = spread(slowest(times))
     return CollectiveResult(
@@ -87,12 +101,12 @@ def _sum(wrong: Sequence[int | None]) -> int | None:
 
 
 def algbw(size: int, seconds: float) -> float:
-    """Algorithm bandwidth in bytes per second."""
+    """Algorithm bandwidth in bytes per second, from bytes and seconds."""
     return size / seconds if seconds > 0 else 0.0
 
 
 def busbw(op: str, size: int, seconds: float, ranks: int) -> float:
-    """Bus bandwidth in bytes per second."""
+    """Bus bandwidth in bytes per second: the algorithm bandwidth times the factor of the operation and the number of ranks."""
     return algbw(size, seconds) * FACTORS[op](ranks)
 
 
@@ -104,5 +118,8 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def slowest(times: Sequence[Sequence[float]]) -> list[float]:
-    """For each repetition the time of the slowest rank: an operation is done when all ranks are. `times`: a row for each rank."""
+    """For each repetition the seconds of the slowest rank, as an operation is done when all ranks are.
+
+    `times`: a row for each rank.
+    """
     return [max(one) for one in zip(*times, strict=True)]

@@ -21,7 +21,7 @@ _MOST = 4
 
 
 class DiagResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One result of one test: of which GPUs ("0", "0,1", "" for the node), and why it failed."""
+    """The result of one DCGM test, for which GPUs ("0", "0,1", "" for the node), and why it failed."""
 
     test: str
     gpus: str
@@ -30,13 +30,13 @@ class DiagResult(msgspec.Struct, frozen=True, kw_only=True):
     setting: bool = False  # only settings are wrong
 
     def sentence(self) -> str:
-        """`memory of GPU 3: …`."""
+        """The result in words: `memory of GPU 3: …`."""
         whose = f" of GPU {self.gpus}" if self.gpus else ""
         return f"{self.test}{whose}" + (f": {self.words}" if self.words else "")
 
 
 def parse_diag(output: bytes) -> tuple[DiagResult, ...] | None:
-    """All results; None where there is no report of DCGM's in it."""
+    """All results in the output of `dcgmi diag -j`; None where it holds no report of DCGM."""
     begin = output.find(b"{")
     try:
         report = msgspec.json.decode(output[begin:]) if begin >= 0 else None
@@ -79,7 +79,12 @@ def _dicts(value: object) -> list[dict[str, Any]]:
 
 
 def diag_check(output: bytes, level: int, trouble: str, seconds: float) -> NodeCheck:
-    """The check of one run. `trouble`: why the tool did not end by itself; its exit code alone says nothing, as it differs with the version."""
+    """The check of a node from one run of `dcgmi diag` at this level.
+
+    `trouble`: why the tool was ended or could not run; "" where it ended by itself.
+
+    Its exit code is not used, as it differs with the version.
+    """
     found = parse_diag(output)
     run = f"dcgm: `dcgmi diag -r {level}`"
     if trouble:

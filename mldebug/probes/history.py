@@ -32,7 +32,7 @@ ACCEPTED = 30  # shifted runs in a row, after which they are the usual ones
 
 
 class SeriesTrend(StrEnum):
-    """How the last runs of a series compare with those before."""
+    """How the last runs of a series compare with the runs before."""
 
     FEW = "few_runs"  # too few to say
     STEADY = "steady"
@@ -44,7 +44,7 @@ CHANGED = (SeriesTrend.SHIFTED, SeriesTrend.IMPROVED)
 
 
 class ProbeSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
-    """What must be the same for two runs to be compared."""
+    """A series of measurements: all that must be equal for two runs to be compared."""
 
     op: str
     bytes: int
@@ -65,7 +65,10 @@ class ProbeSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ProbeRun(Noun, frozen=True, kw_only=True, omit_defaults=False):
-    """One measurement. `at`: unix seconds; `seconds`: the median time; a barrier has no bandwidth (0)."""
+    """One measurement.
+
+    `at`: unix time; `seconds`: the median time. A barrier has bandwidth 0, as it has no payload.
+    """
 
     at: float
     seconds: float
@@ -73,7 +76,7 @@ class ProbeRun(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def speed(self) -> float:
-        """The speed, where more is better: bytes per second, or operations per second for ops without payload."""
+        """The speed of the run, more is better: bytes per second, or operations per second for operations without payload."""
         if self.busbw > 0:
             return self.busbw
         return 1 / self.seconds if self.seconds > 0 else 0.0
@@ -95,7 +98,10 @@ class JudgedSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Usual(NamedTuple):
-    """The usual speed of earlier runs: median, MAD and band. A speed outside of `low` to `high` is odd."""
+    """The usual speed of earlier runs: median, median absolute deviation, and the range `low` to `high`.
+
+    Speeds outside of it are unusual.
+    """
 
     median: float
     mad: float
@@ -126,7 +132,7 @@ def usual_of(speeds: Sequence[float]) -> Usual:
 
 
 class TrendDetector:
-    """Follows a series run by run, and detects lasting changes of speed."""
+    """Follows a series run by run, and detects lasting changes of its speed."""
 
     def __init__(self) -> None:
         self.standing = SeriesTrend.FEW
@@ -157,7 +163,7 @@ class TrendDetector:
 
 
 def judge(series: ProbeSeries, runs: Sequence[ProbeRun]) -> JudgedSeries:
-    """The series with its verdict, from at least one run, the oldest first."""
+    """The series with its verdict. `runs`: at least one, the oldest first."""
     last = tuple(runs[-LAST:])
     detector = TrendDetector()
     for run in runs:
@@ -189,7 +195,7 @@ def judge_all(
 
 
 def current(judged: Iterable[JudgedSeries]) -> tuple[JudgedSeries, ...]:
-    """The series without those that were measured again later with another version of PyTorch or NCCL; the order stays."""
+    """The series, in their order, without those that were measured again later with another version of PyTorch or NCCL."""
     every = tuple(judged)
     newest: dict[ProbeSeries, JudgedSeries] = {}
     for one in sorted(every, key=lambda each: each.last[-1].at):
@@ -208,7 +214,7 @@ def sentence(one: JudgedSeries) -> str:
 
 
 def change_words(one: JudgedSeries) -> str:
-    """`12% slower than usual in each of the last 3 runs`; "" where nothing has changed."""
+    """The change in words: `12% slower than usual in each of the last 3 runs`; "" without a change."""
     if one.standing not in CHANGED or one.change is None:
         return ""
     word = "slower" if one.change < 0 else "faster"
@@ -227,7 +233,10 @@ def figures(one: JudgedSeries) -> str:
 def runs_of(
     results: Iterable[CollectiveResult], common: ProbeSeries, at: float
 ) -> tuple[tuple[ProbeSeries, ProbeRun], ...]:
-    """Results of a probe as runs of their series, without those with wrong values. `common`: the series but for op, bytes and ranks; `at`: unix time."""
+    """A probe's results as (series, run), without those with wrong values.
+
+    `common`: the series apart from op, bytes and ranks; `at`: unix time.
+    """
     return tuple(
         (
             msgspec.structs.replace(common, op=one.op, bytes=one.bytes, ranks=one.ranks),

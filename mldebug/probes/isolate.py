@@ -1,10 +1,12 @@
-"""From the trials of pairs to the member or link that is bad. Pure; rather nobody than a wrong name.
+"""From trials of pairs to the bad member (a node or GPU) or link.
 
-A member that took part in a good pair is cleared. A member is named where it was never in a good pair, and its pairs
-are bad with all others (or with at least three), of whom at least two are cleared. A link is named where its pair is
-bad and both ends are cleared (or work with two others, where the pair never works), unless it is merely slow where good
-pairs were slow in some of their tries, too, so that chance may have made all of its tries slow. What neither explains
-is told, with no name.
+Pure; in doubt nobody is named.
+
+A member that took part in a good pair is cleared. A member is named where it was in no good pair,
+and its pairs are bad with all others (or with at least three), of whom at least two are cleared. A
+link is named where its pair is bad and both ends are cleared (or work with two others, where the
+pair never works); not where it is merely slow and good pairs were slow in some of their trials,
+too, as this may be chance. Whatever else is bad is reported without a name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +31,7 @@ FEW = 2  # names in a small world; more of them mean that something else is the 
 
 
 class IsolationCulprit(Spoken, frozen=True, kw_only=True):
-    """A member or a link that was found bad, with the evidence."""
+    """A member (node or GPU) or a link that was found bad, with the evidence."""
 
     kind: Literal["member", "link"]
     members: tuple[str, ...]
@@ -37,7 +39,10 @@ class IsolationCulprit(Spoken, frozen=True, kw_only=True):
 
 
 class Isolation(Spoken, frozen=True, kw_only=True):
-    """The answer of an isolation. `suspects` may be bad and could not be told apart: nobody of them is named."""
+    """The result of `mldebug probe isolate`.
+
+    `suspects`: members or links that may be bad and could not be told apart.
+    """
 
     outcome: Literal["fine", "found", "unknown"]
     sentence: str
@@ -53,7 +58,10 @@ def isolate(
     limits: PairLimits = USUAL,
     absent: Mapping[str, str] = {},
 ) -> Isolation:
-    """Find the bad ones among `members`. `absent`: why members did not take part."""
+    """Find the bad ones among `members` (nodes or GPUs) from trials.
+
+    `absent`: members that did not take part, with the reason; they count as bad.
+    """
     all_ = list(trials)
     culprits = [
         IsolationCulprit(kind="member", members=(name,), evidence=why)
@@ -220,7 +228,7 @@ MAX_LINES = 12
 
 
 def progress_lines(number: int, trials: Sequence[Trial]) -> Iterator[str]:
-    """A line for each trial of one step."""
+    """One line for each trial of step `number`."""
     for trial in trials:
         result = rate_words(trial.bandwidth) if trial.bandwidth is not None else trial.outcome
         how = "fine" if result == "measured" else result.replace("_", " ")
@@ -230,7 +238,7 @@ def progress_lines(number: int, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def isolation_lines(answer: Isolation) -> Iterator[str]:
-    """The answer of an isolation in lines: the sentence, the evidence, and what remains unsure."""
+    """The result in lines: the sentence, the evidence, and what remains uncertain."""
     yield answer.sentence
     for culprit in answer.culprits:
         yield f"  {' - '.join(culprit.members)}: {culprit.evidence}"

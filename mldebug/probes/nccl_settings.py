@@ -20,7 +20,10 @@ _NUMBER = re.compile(
 
 
 def invalid_settings(variables: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each variable whose value NCCL does not understand."""
+    """A sentence for each NCCL variable with a value that NCCL does not understand.
+
+    `variables`: values by name.
+    """
     for name, value in variables.items():
         words = [one for one in re.split(r"[,;:]", value.lower().replace("^", "")) if one]
         legal = _CHOICES.get(name)

@@ -1,4 +1,7 @@
-"""Turns the results of the stages of `probe node` into checks. Pure. Results by label, as `probes/inside/node.py` emits them."""
+"""Turns the results of the stages of `mldebug probe node` into checks.
+
+Pure. Results are by label (GPU), as `probes/inside/node.py` gives them.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

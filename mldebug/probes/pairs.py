@@ -1,4 +1,7 @@
-"""Trials of members and pairs (who took part, how it ended), and which pairs are good, bad or neither. Pure."""
+"""Trials of members (nodes or GPUs) and pairs: who took part, how it ended, and which pairs are good, bad or uncertain.
+
+Pure.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +21,10 @@ HURRY = 0.5  # of its deadline that a try may take, or those that do not end tel
 
 
 class Trial(Spoken, frozen=True, kw_only=True):
-    """A trial of one member alone, a pair, or a larger group. Members have the names that people use."""
+    """A trial of one member alone, of a pair, or of a larger group.
+
+    Members have the names that people use.
+    """
 
     members: tuple[str, ...]
     outcome: Outcome = "measured"
@@ -30,7 +36,7 @@ class Trial(Spoken, frozen=True, kw_only=True):
 
 
 def hurried(late: Trial, trials: Iterable[Trial]) -> bool:
-    """Whether a missed deadline may be chance, because good trials of the same kind came close to it, too."""
+    """Whether a missed deadline may be chance, because a good trial of as many members came close to the deadline, too."""
     longest = max(
         (
             trial.seconds
@@ -46,7 +52,10 @@ _WORDS = {"failed": "failed", "timed_out": "did not end in time", "wrong": "carr
 
 
 class PairLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits for pairs, as shares of the best pair on the same path; `floor`: bytes per second that each must reach."""
+    """The limits for pairs, as shares of the best pair on the same kind of path.
+
+    `floor`: bytes per second that each must reach.
+    """
 
     slow: float = 0.5  # below it a pair is bad
     fine: float = 0.8  # from it on a pair is good; between them it is unsure
@@ -57,7 +66,10 @@ USUAL = PairLimits()
 
 
 class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
-    """All pairs by their result; `why`: the reason for each pair; `best`: bytes per second by path."""
+    """All pairs by their result.
+
+    `why`: the reason for each pair; `best`: the best bandwidth by kind of path, bytes per second.
+    """
 
     good: frozenset[Pair]
     bad: frozenset[Pair]
@@ -72,14 +84,17 @@ class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
     )  # bad ones that no other work explains, in two tries or more
 
     def of(self, node: str, pairs: frozenset[Pair]) -> list[Pair]:
-        """Those of these pairs that contain the node or GPU, sorted."""
+        """Those of `pairs` that contain this member (node or GPU), sorted."""
         return sorted((pair for pair in pairs if node in pair), key=sorted)
 
 
 def judge_pairs(trials: Iterable[Trial], limits: PairLimits) -> JudgedPairs:
-    """Judge pairs by their best trial, since a disturbance spoils single trials only; wrong values are never excused.
+    """Judge each pair by its best trial, as a disturbance spoils single trials only.
 
-    A try beside others is compared with tries beside others, one by itself with those by themselves.
+    Wrong values in any trial make a pair bad.
+
+    Trials that ran beside others are compared only with each other, and so are those that ran
+    alone.
     """
     tries: dict[Pair, list[Trial]] = {}
     best: dict[tuple[str, bool], float] = {}
@@ -159,7 +174,7 @@ def rate_words(bandwidth: float) -> str:
 
 
 def outcome_words(trial: Trial) -> str:
-    """How a trial failed, in words, with the reason."""
+    """How a trial failed, in words, with its reason."""
     return _WORDS[trial.outcome] + (f": {trial.reason}" if trial.reason else "")
 
 

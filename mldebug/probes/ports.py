@@ -11,7 +11,10 @@ WANTED = re.compile(r"(\d{1,3})(?:x(\d{1,4}))?")
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """An InfiniBand or RoCE port. `state`: ACTIVE, INIT, DOWN, …; `physical`: LinkUp, …; `gigabits` per second, None: not known."""
+    """An InfiniBand or RoCE port.
+
+    `state`: ACTIVE, INIT, DOWN, …; `physical`: LinkUp, …; `gigabits` per second, None: not known.
+    """
 
     name: str  # mlx5_0/1
     state: str = ""
@@ -31,7 +34,10 @@ def read_port(name: str, state: str, physical: str, speed: str) -> Port:
 
 
 def ports_check(ports: Sequence[Port], wanted: str | None = None) -> NodeCheck:
-    """Check the ports against `wanted`: `8`, or `8x400`, active ports (of so many Gb/s). A port that is switched off is no fault."""
+    """Check the ports against `wanted`: `8` active ports, or `8x400` (of at least 400 Gb/s).
+
+    None: only that no port with a link is inactive.
+    """
     active = [port for port in ports if port.state == "ACTIVE"]
     half = [one for one in ports if one.physical == "LinkUp" and one.state != "ACTIVE"]
     if not ports and wanted is None:
@@ -58,5 +64,5 @@ def _wanted(text: str) -> tuple[int, float]:
 
 
 def check_wanted(text: str) -> None:
-    """Raise ValueError where the text is neither `8` nor `8x400`."""
+    """Raise ValueError where the text is neither like `8` nor like `8x400`."""
     _wanted(text)

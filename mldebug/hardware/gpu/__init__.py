@@ -1,1 +1,1 @@
-"""GPUs as values: what one node's GPUs say, and what that means."""
+"""GPUs as data: the readings of one node's GPUs, and conclusions from them."""

@@ -1,4 +1,7 @@
-"""What one GPU does at one look, by the levels that it has shown in this run. Serialisable: survives the agent."""
+"""The load of one GPU at one reading ("look"), judged by the power and traffic that it has shown in this run.
+
+Can be stored, so it survives a restart of the agent.
+"""
 
 from enum import StrEnum
 
@@ -25,7 +28,7 @@ class Load(StrEnum):
 
 
 class Baseline(msgspec.Struct, kw_only=True):
-    """The usual power and load of one GPU in one run, and for how long its load has not changed."""
+    """The usual power and load of one GPU in one run, and for how many readings its load has not changed."""
 
     levels: DeviceLevels = msgspec.field(default_factory=DeviceLevels)
     average: Average = msgspec.field(default_factory=Average)
@@ -38,7 +41,7 @@ class Baseline(msgspec.Struct, kw_only=True):
     power: float | None = None  # of the last look
 
     def look(self, sign: GpuSign, at: float) -> Load:
-        """Learn from one look at the GPU and return its present load."""
+        """Learn from one reading of the GPU at unix time `at`, and return its present load."""
         self.power = self.average.power(sign, at)
         memory = ratio(sign.memory_utilization_ratio)
         works = self._works(sign, memory)
@@ -56,7 +59,10 @@ class Baseline(msgspec.Struct, kw_only=True):
         return load
 
     def settled(self, looks: int = 2) -> bool:
-        """Whether the load was the same in so many looks; utilization and power do not change at the same moment."""
+        """Whether the load was the same in the last `looks` readings.
+
+        More than one is needed, as utilization and power do not change at the same moment.
+        """
         return self.looks >= looks
 
     def _keep(self, load: Load, at: float) -> None:

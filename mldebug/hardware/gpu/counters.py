@@ -1,6 +1,7 @@
-"""Counters of GPU drivers made monotone: they wrap at 32 bits, start again with the driver, glitch, and lack a unit.
+"""Makes counters of GPU drivers monotone: they wrap at 32 bits, start again with the driver, give wrong values now and then, and lack a unit.
 
-Keep one `Counters` per node and pass every full read through it. A total begins with what the driver tells at first.
+Keep one `Counters` per node and pass every full reading through it. A total begins with the
+driver's first value.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,7 @@ Count = Callable[[str, int, float], int]
 
 
 class Counters:
-    """Turns the counters of full readings into counters that never fall, whatever a driver or a restart does to them."""
+    """Replaces the counters of full readings by ones that never fall, whatever a driver or a restart does to them."""
 
     def __init__(self) -> None:
         self._totals: dict[tuple[object, ...], Total] = {}
@@ -43,7 +44,7 @@ class Counters:
 
     @property
     def unit(self) -> float | None:
-        """Seconds of one tick of the clock event counters; None while not known."""
+        """Seconds of one tick of the counters of clock events (reasons for lowered clocks); None while not known."""
         return self._unit.seconds
 
     @property
@@ -52,9 +53,9 @@ class Counters:
         return sum(total.dropped for total in self._totals.values())
 
     def take(self, node: NodeGpus) -> NodeGpus:
-        """Return the same read with monotone counters and, once the unit is known, `clock_event_seconds`.
+        """The full reading with monotone counters and, once their unit is known, `clock_event_seconds`.
 
-        GPUs with the same UUID cannot be told apart: they do not answer.
+        GPUs with the same UUID cannot be told apart, and are treated as GPUs that do not answer.
         """
         node = _distinct(node)
         seconds = node.at - self._at if self._at is not None else 0.0
@@ -194,17 +195,20 @@ class _LinkErrorCounts(msgspec.Struct):
 
 
 class LinkErrors:
-    """By how much the error counters of NVLinks grew between the last two reads that asked for them.
+    """The growth of NVLink error counters between the last two readings that asked for them.
 
-    A link is asked at one full read of twenty: a rate over the time between two full reads would be twenty times too high
-    once, and 0 for ten minutes.
+    A link is asked only at one of twenty full readings. A rate over the time between two full
+    readings would be twenty times too high once, and then 0 for ten minutes.
     """
 
     def __init__(self) -> None:
         self._errors_read: dict[tuple[str, int], _LinkErrorCounts] = {}
 
     def take(self, gpu: GpuReading, at: float, count: Count) -> Iterator[NvLink]:
-        """The GPU's NVLinks with error counts that never fall, and how much each count grew since it was read before. `at`: unix time of the reading."""
+        """The GPU's NVLinks with error counts that never fall, and the growth of each since it was last asked.
+
+        `at`: unix time of the reading; `count`: makes one counter monotone.
+        """
         for link in gpu.nvlinks:
             key = (gpu.uuid, link.link)
             before = self._errors_read.get(key)

@@ -1,12 +1,16 @@
-"""The GPUs that a node should have: remembered, so that one that is gone is named. Serialisable: survives agent and reboot.
+"""The GPUs that a node should have, remembered so that a missing one is named.
 
-What is remembered belongs to one view: an agent in a container sees some GPUs only, and with another set of devices it
-learns anew. A reboot changes nothing: the GPU that does not come back after one is the one that matters. A board moved to
-another slot is known by its uuid; another board in the same slot replaces the old one. Where the driver cannot be asked at
-all, nothing is missing and nothing is known.
+Can be stored, so it survives agent and reboot.
 
-A GPU that does not answer is not gone: the driver may be slow, or the agent may leave it alone after an Xid. It is gone where
-the driver says that it is lost, or lists the others without it at two looks in a row.
+What is remembered belongs to one view: an agent in a container sees some GPUs only, and with
+another set of devices it learns anew. A reboot changes nothing: a GPU that does not come back after
+one is what matters. A board moved to another slot is known by its uuid; another board in the same
+slot replaces the old one. Where the driver cannot be asked at all, nothing is missing and nothing
+is known.
+
+A GPU that does not answer is not gone: the driver may be slow, or the agent may not touch it after
+an Xid. It is gone where the driver says that it is lost, or lists the others without it in two
+readings in a row.
 """
 
 from collections.abc import Iterator
@@ -69,10 +73,10 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
     absent: dict[str, Absence] = {}  # by uuid: at the last look
 
     def look(self, node: NodeGpus, *, view: str = "", configured: int | None = None) -> GpuCount:
-        """Compare a full reading with the GPUs that are remembered, and remember it.
+        """Compare a full reading with the GPUs that are remembered, and remember those of the reading.
 
-        `view`: what decides which devices this agent may see (its container, its device list); `configured`: how many
-        there must be, where somebody said so.
+        `view`: identifies what this agent may see (its container, its device list); another one
+        begins anew. `configured`: how many GPUs there must be, from the configuration.
         """
         if not node.gpus and not node.lost:
             return GpuCount(readable=False, expected=configured or len(self.known))
@@ -94,12 +98,15 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
         )
 
     def accept(self, node: NodeGpus) -> None:
-        """Remember the GPUs and the NVLinks that are up now as the ones that should be there."""
+        """Expect from now on only the GPUs of this reading, and the NVLinks that are up in it.
+
+        Missing ones are forgotten.
+        """
         self.known = {gpu.uuid: _known(gpu) for gpu in node.gpus if gpu.uuid in self.known}
         self.missing_since, self.absent = {}, {}
 
     def links_once_up(self, uuid: str) -> tuple[int, ...]:
-        """Numbers of a GPU's NVLinks that were up at any look."""
+        """The numbers of a GPU's NVLinks that were up in any reading."""
         one = self.known.get(uuid)
         return one.links if one else ()
 

@@ -1,4 +1,6 @@
-"""What GPUs do, in plain figures: for one look without a learned baseline, which is not enough for a state. Pure.
+"""The load of GPUs in plain figures, for one reading without a learned baseline, from which no state can be judged.
+
+Pure.
 
 `GPU 1: 0 % busy, 122 W; GPUs 0,2-7: 100 % busy, 120 to 126 W, no memory traffic`
 """
@@ -14,7 +16,10 @@ _Kind = tuple[int | None, bool | None]
 
 
 def plain_sentence(watch: NodeWatch, uuids: Collection[str] = ()) -> str:
-    """A sentence about the load of the GPUs (or those of `uuids`), the least busy first, since it may keep the others waiting; "" without GPUs."""
+    """A sentence about the load of the GPUs (or of those in `uuids`): first those that do not answer, then the least busy ones, which may keep others waiting.
+
+    "" without GPUs.
+    """
     groups: dict[_Kind, list[GpuWatch]] = {}
     for gpu in watch.gpus:
         if not uuids or gpu.uuid in uuids:

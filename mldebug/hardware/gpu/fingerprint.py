@@ -37,7 +37,7 @@ LONG_LOOKS = 3
 
 
 class GpuState(StrEnum):
-    """What a GPU does, seen beside the other GPUs of its run: waits in a collective, has no input, computes, …"""
+    """What a GPU does, judged beside the other GPUs of its run: trains, waits in a collective, has no input, …"""
 
     TRAINING = "training"
     COLLECTIVE_WAIT = "collective_wait"
@@ -74,9 +74,9 @@ class GpuFingerprint(Noun, frozen=True, kw_only=True):
 
     @property
     def progress(self) -> bool | None:
-        """Whether the GPU computes or moves memory, as `RankLook.device_progress` needs it; None where that is not known.
+        """Whether the GPU computes or moves memory; None where that is not known.
 
-        Power alone does not tell: a kernel that never ends takes as much as one that computes.
+        Power alone does not show it: a kernel that never ends takes as much as one that computes.
         """
         if self.load in (Load.UNKNOWN, Load.POWERED):
             return None
@@ -84,7 +84,7 @@ class GpuFingerprint(Noun, frozen=True, kw_only=True):
 
 
 class Fingerprint(Noun, frozen=True, kw_only=True):
-    """The states of all GPUs of one run at one look."""
+    """The states of all GPUs of one run at one moment (`at`, unix time)."""
 
     at: float
     gpus: tuple[GpuFingerprint, ...] = ()  # in the order of the signs
@@ -95,14 +95,18 @@ class Fingerprint(Noun, frozen=True, kw_only=True):
 
 
 class RunLevels(msgspec.Struct, kw_only=True):
-    """The memory of one run: a baseline for each GPU. Plain data, so that it can be stored and loaded as JSON."""
+    """What was learned of the GPUs of one run: by GPU uuid, its usual power and load (`Baseline`).
+
+    Can be stored as JSON.
+    """
 
     gpus: dict[str, Baseline] = {}
 
     def look(self, at: float, signs: Sequence[GpuSign], world_size: int = 0) -> Fingerprint:
-        """Learn from one look at the run's GPUs and return their states. `at`: unix time in seconds.
+        """Learn from one reading of the run's GPUs at unix time `at`, and return their states.
 
-        `world_size` tells whether these are all GPUs of the run; 0 where that is not known.
+        `world_size`: the number of ranks, which shows whether the run has GPUs elsewhere; 0: not
+        known. At most `MAX_GPUS` GPUs are followed.
         """
         gpus = tuple(self._one(at, sign) for sign in signs[:MAX_GPUS])
         while len(self.gpus) > MAX_GPUS:
@@ -136,7 +140,10 @@ class RunLevels(msgspec.Struct, kw_only=True):
 
 
 def fingerprint_of(at: float, gpus: Sequence[GpuFingerprint], world_size: int = 0) -> Fingerprint:
-    """The state of each GPU, judged from the loads of all GPUs of the run; GPUs of several nodes may be given together."""
+    """The state of each GPU, judged from the loads of all GPUs of the run, which may be on several nodes.
+
+    `at`: unix time; `world_size`: number of ranks, 0: not known.
+    """
     group = _GpuGroup(at, tuple(_beside(one, gpus) for one in gpus), world_size)
     return Fingerprint(at=at, gpus=tuple(group.tell(one) for one in group.gpus))
 

@@ -1,4 +1,7 @@
-"""GPUs that the agent must not touch: after an Xid that makes calls into the driver hang, or while a reset is due. Pure."""
+"""GPUs that the agent must not touch: after an Xid that makes calls into the driver hang, or while a reset is due.
+
+Pure.
+"""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -15,7 +18,7 @@ RESETS = frozenset({"reset", "drain_and_reset", "bus_reset"})
 
 
 class HandsOff(Noun, frozen=True, kw_only=True):
-    """A GPU that must not be touched, by its PCI address (the kernel has no other name for it), and for how long."""
+    """A GPU that must not be touched, by its PCI address (the only name that the kernel has for it), and for how many seconds."""
 
     bus_id: str  # PCI address, 0000:3b:00.0
     xid: int
@@ -27,9 +30,12 @@ class HandsOff(Noun, frozen=True, kw_only=True):
 
 
 def placed(these: Iterable[HandsOff], slots: Iterable[str]) -> tuple[HandsOff, ...]:
-    """Complete each entry by the GPU's position in the order of PCI addresses. `slots`: PCI addresses of all GPUs that the driver has, `0000:3b:00.0`.
+    """The entries, each with the GPU's position among all of the driver's GPUs, by PCI address.
 
-    A reader that has not asked a GPU yet knows it by its number only, and asking for its address is asking it.
+    `slots`: their addresses, `0000:3b:00.0`.
+
+    The reader needs positions: before it has asked a GPU it knows only its number, and asking for
+    its address would touch it.
     """
     ordered = sorted(slots)
     return tuple(
@@ -51,7 +57,7 @@ def why(xid: int, until: float) -> str:
 
 
 def gaps(lost: Iterable[LostGpu]) -> tuple[Gap, ...]:
-    """The gaps of a report for GPUs that were not read because a read could have done harm."""
+    """Report entries ("gaps") for GPUs that were not read, because a read could have done harm."""
     return tuple(
         Gap(
             what=f"GPU {one.index} ({one.bus_id or 'address unknown'})",
@@ -64,9 +70,10 @@ def gaps(lost: Iterable[LostGpu]) -> tuple[Gap, ...]:
 
 
 def wants_release(node: NodeGpus) -> bool:
-    """Whether a GPU needs a reset and no process has a context on any GPU.
+    """Whether some GPU needs a reset, and no process uses any GPU, so that the agent should let go of the driver.
 
-    All GPUs, because a reset takes those along that are linked to it. Where processes are not told, nothing is released.
+    All GPUs count, because a reset includes those linked to it. False where processes could not be
+    read.
     """
     reset_due = any(gpu.recovery_action in RESETS for gpu in node.gpus)
     return reset_due and all(gpu.processes == () for gpu in node.gpus)

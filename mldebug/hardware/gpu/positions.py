@@ -1,6 +1,9 @@
-"""GPUs that are lost keep their place in the row, and their ranks: a process counts as it did when it started. Pure.
+"""Keeps lost GPUs in their places among the GPUs, because a process still counts as it did when it started.
 
-Without them local rank 3 of eight would be said to work on what was the fifth GPU, once the fourth is gone.
+Pure.
+
+Without them local rank 3 of eight would be joined with what was the fifth GPU, once the fourth is
+lost.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,10 +21,11 @@ _UNNAMED = "lost "  # stands for the uuid of a GPU that never told it
 
 
 def located(read: _Read, slots: Iterable[str]) -> _Read:
-    """Add the PCI addresses, in NVML's form, of lost GPUs that never gave theirs.
+    """The reading, with the PCI addresses (in NVML's form) of lost GPUs that never gave theirs.
 
-    `slots`: those of all GPUs that the NVIDIA driver has (`0000:3b:00.0`). It counts in their order; where the GPUs that answer
-    stand elsewhere, or are not all that it has, as in a container, nothing is added.
+    `slots`: addresses of all GPUs that the NVIDIA driver has (`0000:3b:00.0`), which it numbers in
+    their order. Nothing is added where the GPUs that answer do not fit this, as in a container that
+    sees only some.
     """
     if all(one.bus_id for one in read.lost):
         return read
@@ -52,7 +56,7 @@ def as_nvml(address: str) -> str:
 
 
 def with_lost(node: NodeGpus) -> tuple[GpuReading, ...]:
-    """All GPUs in the order of their indices; lost ones are included with nothing but their names."""
+    """All GPUs in order of their PCI addresses (of their indices, where an address is missing); of lost ones only the names are known."""
     lost = [_place(one, node) for one in node.lost]
     everything = [*node.gpus, *lost]
     if all(one.bus_id for one in everything):
@@ -68,16 +72,19 @@ def _place(one: LostGpu, node: NodeGpus) -> GpuReading:
 
 
 def named(joined: RankGpuMap) -> RankGpuMap:
-    """The map without ranks on GPUs whose uuid was never read."""
+    """The map without ranks on lost GPUs whose uuid was never read; those ranks are listed as unknown."""
     unnamed = {rank.rank: LOST for rank in joined.ranks if rank.uuid.startswith(_UNNAMED)}
     ranks = tuple(one for one in joined.ranks if one.rank not in unnamed)
     return msgspec.structs.replace(joined, ranks=ranks, unknown=joined.unknown | unnamed)
 
 
 def remembering(now: RankGpuMap, before: RankGpuMap | None, present: Collection[str]) -> RankGpuMap:
-    """The newest map, completed by stronger evidence that an earlier map had of the same processes. `present`: uuids of GPUs that answer.
+    """The newest map, where an earlier one had stronger evidence of the same processes with that instead.
 
-    A GPU that is lost lists no process any more, and a convention must not move its ranks to others.
+    `present`: uuids of GPUs that answer.
+
+    A lost GPU lists no process any more, and a mere convention must not move its ranks to other
+    GPUs.
     """
     if before is None:
         return now

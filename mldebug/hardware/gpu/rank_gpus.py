@@ -1,4 +1,7 @@
-"""The GPU of each rank in figures: the newest looks at it, how sure it is that it is the rank's, and who else is on it. Pure."""
+"""The GPU of each rank in figures: its newest readings, how sure it is that the GPU is the rank's, and who else uses it.
+
+Pure.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -26,7 +29,10 @@ Samples = Mapping[str, tuple[GpuSample, ...]]  # by uuid, oldest first
 
 
 def with_looks(samples: Samples, watch: NodeWatch | None) -> Samples:
-    """The samples with one more look added; GPUs that the look does not contain are left out."""
+    """The samples with one more reading added.
+
+    GPUs that the reading lacks are dropped; all are where it is None.
+    """
     if watch is None:
         return {}
     return {one.uuid: _joined(samples.get(one.uuid, ()), watch.at, one) for one in watch.gpus}
@@ -46,7 +52,10 @@ def _joined(samples: tuple[GpuSample, ...], at: float, one: GpuWatch) -> tuple[G
 def rank_devices(
     joined: RankGpuMap, samples: Samples, fingerprint: Fingerprint | None, full: NodeGpus | None
 ) -> tuple[RankDevice, ...]:
-    """What each rank's GPU does, by rank, for GPUs with a look. `fingerprint`: the run's; `full`: the last full reading."""
+    """The GPU of each rank with its samples, for GPUs that have any.
+
+    `fingerprint`: the run's; `full`: the last full reading.
+    """
     read = {one.uuid: one for one in full.gpus} if full else {}
     prints = {one.rank: one for one in fingerprint.gpus} if fingerprint else {}
     at = full.at if full else 0.0

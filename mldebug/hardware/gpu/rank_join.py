@@ -1,7 +1,10 @@
-"""Which rank uses which GPU: by the driver's compute processes, by open devices, by the environment. Pure.
+"""Which rank uses which GPU: by the driver's list of compute processes, by open device files, by the environment.
 
-The driver's word goes before the one device that a process has open (CUDA opens all that it may use, so several prove
-nothing), and that before the convention that local rank N takes the N-th visible GPU. What contradicts it is said.
+Pure.
+
+The driver's list counts more than the one device that a process has open (CUDA opens all that it
+may use, so several prove nothing), and that more than the convention that local rank N takes the
+N-th visible GPU. Contradictions are reported.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,7 +56,7 @@ class RankGpu(Noun, frozen=True, kw_only=True):
 
     @property
     def sure(self) -> bool:
-        """Whether more than a convention shows it: a script may choose another GPU than its environment offers."""
+        """Whether the driver or open files show it, and not only the convention: a script may choose another GPU than the one its local rank suggests."""
         return self.evidence is not JoinEvidence.ENVIRONMENT
 
 
@@ -70,7 +73,7 @@ class RankGpuMap(Noun, frozen=True, kw_only=True):
         return next((one for one in self.ranks if one.rank == rank), None)
 
     def on_gpu(self, uuid: str) -> tuple[int, ...]:
-        """The ranks that use one GPU, by its uuid or that of a slice."""
+        """The ranks that use one GPU, given its uuid or that of a MIG slice of it."""
         return tuple(rank.rank for rank in self.ranks if uuid in (rank.uuid, rank.instance))
 
     def guessed(self) -> frozenset[int]:
@@ -85,7 +88,10 @@ class _GpuClaim(Noun, frozen=True, kw_only=True):
 
 
 def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> RankGpuMap:
-    """Give each rank the GPU that the strongest evidence names."""
+    """Give each rank the GPU that the strongest evidence names.
+
+    Ranks without evidence are listed with the reason; contradictions become remarks.
+    """
     found: list[RankGpu] = []
     unknown: dict[int, str] = {}
     remarks: list[str] = []

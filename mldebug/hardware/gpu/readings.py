@@ -1,8 +1,9 @@
-"""What the GPUs of one node say at one moment, whatever their vendor.
+"""The readings of one node's GPUs at one moment, whatever their vendor.
 
-Base units: ratios 0 to 1, bytes, seconds, joules, watts, hertz, degrees Celsius, unix time. None, and a key that is not in a
-dict, mean "could not be read": never zero. A counter is as the driver tells it until `counting.Counters` has made it monotone;
-memory errors stay as they are told, for whoever judges them, and have their total beside them.
+Base units: ratios 0 to 1, bytes, seconds, joules, watts, hertz, degrees Celsius, unix time. None,
+and a key that is not in a dict, mean "could not be read", never zero. A counter is as the driver
+gives it until `counters.Counters` has made it monotone; memory errors stay as given, and have their
+total beside them.
 """
 
 from typing import Literal
@@ -42,7 +43,7 @@ UNLISTED = "missing"
 
 
 class LostGpu(Noun, frozen=True, kw_only=True):
-    """A GPU that answered before, or that the driver counts, and does not answer now."""
+    """A GPU that does not answer now, though it answered before or the driver counts it."""
 
     index: int
     reason: str
@@ -53,7 +54,7 @@ class LostGpu(Noun, frozen=True, kw_only=True):
 
 
 class GpuEvent(Noun, frozen=True, kw_only=True):
-    """Something that the driver reported by itself since the last read."""
+    """An event that the driver reported by itself since the last reading, such as an Xid."""
 
     at: float  # unix, when it was heard: at most one read late
     uuid: str
@@ -79,7 +80,7 @@ class NodeWatch(Noun, frozen=True, kw_only=True):
 
 
 class GpuActivity(Noun, frozen=True, kw_only=True):
-    """Averages over `window_seconds` from the hardware's own sampling (GPM)."""
+    """Averages over `window_seconds` from the GPU's own sampling counters (NVIDIA's GPM)."""
 
     window_seconds: float
     graphics_ratio: float | None = None  # any context active
@@ -116,10 +117,13 @@ class RemappedRows(Noun, frozen=True, kw_only=True):
 
 
 class NvLink(Noun, frozen=True, kw_only=True):
-    """An NVLink. `errors` by kind: replay, recovery, crc_flit, crc_data, ecc_data; the last two grow on healthy links.
+    """An NVLink.
 
-    They are dear, and so remembered between their turns: what they grew by is told over the time between the last two reads
-    that asked for them (`counting.Counters` fills it in), and stays until they are asked again.
+    `errors` by kind: replay, recovery, crc_flit, crc_data, ecc_data; the last two grow on healthy
+    links, too.
+
+    Reading errors takes long, so not every reading asks for them: between, the last values stay.
+    `grown` is the growth between the last two readings that asked (`counters.Counters` sets it).
     """
 
     link: int
@@ -132,7 +136,10 @@ class NvLink(Noun, frozen=True, kw_only=True):
 
 
 class GpuFabric(Noun, frozen=True, kw_only=True):
-    """How far a GPU has joined its NVLink fabric. `status`: NVML's code, 0 is success, of a `completed` one."""
+    """How far a GPU has joined its NVLink fabric.
+
+    `status`: NVML's code once `state` is completed; 0 is success.
+    """
 
     state: str  # not_started, in_progress, completed
     status: int = 0

@@ -1,4 +1,4 @@
-"""What one look of the watch gives of the GPUs of one run: the input of the hang fingerprint."""
+"""What one quick reading gives of the GPUs of one run: the input of the hang fingerprint."""
 
 import math
 
@@ -13,7 +13,7 @@ MOVES_BYTES_PER_SECOND = 1_000_000.0
 
 
 class RankSign(Noun, frozen=True, kw_only=True):
-    """What is known of the rank that uses the GPU. None means not known, never no."""
+    """What is known of the rank that uses the GPU. None always means "not known"."""
 
     rank: int
     stepping: bool | None = None  # it made a step since the look before
@@ -22,7 +22,10 @@ class RankSign(Noun, frozen=True, kw_only=True):
 
 
 class GpuSign(Noun, frozen=True, kw_only=True):
-    """One GPU at one look. Any value may be None: a MIG slice has no utilization, an old card no energy."""
+    """One GPU at one reading.
+
+    Any value may be None: a MIG slice has no utilization, an old card no energy counter.
+    """
 
     uuid: str
     index: int
@@ -36,7 +39,7 @@ class GpuSign(Noun, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> float | None:
-        """Share of the time (0 to 1) in which some kernel ran."""
+        """The share of the time (0 to 1) in which some kernel ran; None where it was not read."""
         utilization = ratio(self.utilization_ratio)
         return (
             utilization
@@ -87,25 +90,28 @@ def finite(value: float | None) -> float | None:
 
 
 def ratio(value: float | None) -> float | None:
-    """The value where it lies between 0 and 1, as every ratio must; None for anything clearly outside."""
+    """The value if it is a ratio from 0 to 1 (up to 1.05 counts as 1); None for anything else."""
     number = finite(value)
     return None if number is None or number > 1.05 else min(number, 1.0)
 
 
 def watts(value: float | None) -> float | None:
-    """The power of one board in watts; None where the number cannot be one."""
+    """The value if it can be the power of one board (0 to 100,000 W); None for anything else."""
     number = finite(value)
     return number if number is not None and number < 100_000 else None
 
 
 class Average(msgspec.Struct, kw_only=True):
-    """Mean power from two readings of the energy counter, which covers the time between; not every look has such a reading."""
+    """The mean power between two readings of the energy counter.
+
+    Not every reading has that counter.
+    """
 
     at: float | None = None
     energy: float | None = None
 
     def power(self, sign: GpuSign, at: float) -> float | None:
-        """Watts since the last reading; the momentary value where there was none, and where the counter stood, fell or jumped."""
+        """Watts on average since the last reading with an energy counter; the momentary power where there was none, or where the counter stood still, fell or jumped."""
         momentary, energy = watts(sign.power_watts), finite(sign.energy_joules)
         if energy is None:
             return momentary

@@ -41,7 +41,7 @@ def sentence(fingerprint: Fingerprint) -> str:
 
 
 def state_words(state: GpuState) -> str:
-    """A GPU state in words, as `waits in a collective`; "" for an unknown one."""
+    """A GPU state in words, such as `waits in a collective`; "" for a state without words."""
     return _VERBS[state][0] if state in _VERBS else ""
 
 

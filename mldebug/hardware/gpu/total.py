@@ -15,10 +15,11 @@ HALF = 0.5
 
 
 class Total:
-    """A total made from a driver's counter, which may fall or jump: `value` only grows.
+    """A total made from a driver's counter, which may fall or jump; `value` only grows.
 
-    After a fall nothing is counted until it is known what it was. A counter that moves on below where it was, or stands
-    still there for `STILL` reads, has started anew from 0. One that returns had never fallen: some reads were wrong.
+    After a fall nothing is counted until the reason is known. A counter that goes on below its old
+    value, or stands still there for `STILL` readings, has started anew from 0. If it returns to the
+    old value, it had never fallen: some readings were wrong.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,11 @@ class Total:
         self.dropped = 0  # intervals that could not be
 
     def add(self, value: float, most: float = math.inf, wraps_at: int | None = None) -> float:
-        """Take the driver's newest value and return the total. `most`: the largest growth that is possible since the last value."""
+        """Add the driver's newest value and return the total.
+
+        `most`: the largest growth that is possible since the last value; `wraps_at`: the value at
+        which the counter starts again from 0.
+        """
         if self.value is None:
             self.value, self._last = value, value
             return value
@@ -55,7 +60,7 @@ class Total:
         self.value = (self.value or 0.0) + by
 
     def move(self, value: float, wraps_at: int) -> None:
-        """Count by how much the raw value moved since the last `skip` or `move`; for values too fast to be checked for glitches."""
+        """Add the counter's growth since the last `skip` or `move`, without checking it; for values that change too fast for the check."""
         last = self._last
         if value >= last:
             self.grow(value - last)
@@ -64,7 +69,7 @@ class Total:
         self.skip(value)
 
     def skip(self, value: float) -> None:
-        """Begin the next interval with this value; the interval that ends here is not counted."""
+        """Let the next interval begin with this value; the interval that ends here is not counted."""
         self._last, self._high = value, None
 
     def _delta(self, value: float, wraps_at: int | None) -> float:
@@ -91,11 +96,12 @@ class Total:
 
 
 class TimeUnit:
-    """The unit of the clock event counters, which drivers disagree about: proved by their own movements, or unknown.
+    """The unit of the clock event counters, on which drivers differ: found from how the counters move, or not known.
 
-    No counter can grow faster than time. What is too fast for microseconds is nanoseconds: one movement proves it. That
-    something is slow enough for microseconds proves little: nanoseconds of a GPU that is seldom throttled are so, too. It
-    takes an idle GPU, whose counter of low utilization moves like the clock, or many intervals in which nothing was faster.
+    No counter can grow faster than time. One that is too fast for microseconds counts nanoseconds:
+    one interval proves it. One that is slow enough for microseconds proves little, as nanoseconds
+    of a GPU that is seldom throttled are so, too. That needs an idle GPU, whose counter of low
+    utilization moves like the clock, or many intervals in which nothing was faster.
     """
 
     def __init__(self) -> None:
@@ -103,7 +109,10 @@ class TimeUnit:
         self._intervals = self._idle = self._busy = 0
 
     def see(self, moved: Iterable[tuple[str, int]], seconds: float) -> None:
-        """Learn the unit of the driver's counters from one interval: how far each moved (by name) in so many seconds."""
+        """Learn the unit from one interval of `seconds`.
+
+        `moved`: (counter name, growth in ticks).
+        """
         ticks = [(name, one) for name, one in moved if one > 0]
         if self.seconds == NANOSECOND or seconds <= 0 or not ticks:
             return

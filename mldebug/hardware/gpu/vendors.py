@@ -1,7 +1,7 @@
-"""The readings of several vendors' GPUs, joined to those of one node. Pure.
+"""Joins the readings of several vendors' GPUs into one for the node. Pure.
 
-Each driver counts its GPUs from 0. On a node with one vendor these numbers stay. On one with several, the numbers of the
-second vendor go on behind those of the first, so that "GPU 3" is one GPU.
+Each driver counts its GPUs from 0. On a node with one vendor these numbers stay. With several, the
+second vendor's numbers go on after those of the first, so that "GPU 3" is one GPU.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,12 @@
-"""Which GPUs a process may use, by its environment: CUDA_VISIBLE_DEVICES inside NVIDIA_VISIBLE_DEVICES. Pure.
+"""Which GPUs a process may use, by its environment: CUDA_VISIBLE_DEVICES within NVIDIA_VISIBLE_DEVICES.
 
-CUDA reads its list up to the first word that names no GPU, and uses none where one stands twice. A number counts in PCI order
-where CUDA_DEVICE_ORDER says so or all GPUs are of one kind, else the fastest comes first, which we do not know.
+Pure.
 
-A device cgroup or a container narrows what is counted without a word in the environment: CUDA opens all GPUs that it may
-use, so the open devices tell it.
+CUDA reads its list up to the first word that names no GPU, and uses none where one occurs twice.
+Numbers count in PCI order where CUDA_DEVICE_ORDER says so or all GPUs are of one model; otherwise
+the fastest comes first, which is not known here. A device cgroup or a container may narrow the GPUs
+without a trace in the environment: CUDA opens all GPUs that it may use, so open device files show
+it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,7 +31,10 @@ class VisibleDevice(Noun, frozen=True, kw_only=True):
 
 
 class VisibleDevices(Noun, frozen=True, kw_only=True):
-    """The GPUs that a process may use, in the process's own numbering; which environment variable restricts them, and what is odd about its value."""
+    """The GPUs that a process may use, in its own numbering.
+
+    `source`: the variable that restricts them; `problem`: what is wrong with its value.
+    """
 
     devices: tuple[VisibleDevice, ...] = ()
     source: str = ""  # the variable that decided; "" where none restricts it
@@ -39,9 +44,10 @@ class VisibleDevices(Noun, frozen=True, kw_only=True):
 def sights(
     environment: Mapping[str, str], gpus: Sequence[GpuReading], minors: Sequence[int] | None
 ) -> tuple[VisibleDevices, ...]:
-    """The GPUs that a process may use, once for each way of counting that fits its open device files; never empty.
+    """The GPUs that a process may use: one entry for each way of numbering them that fits its open device files; never empty.
 
-    `minors`: N of each open /dev/nvidiaN; None: not readable, then nothing narrows what the environment says.
+    `minors`: the N of each open /dev/nvidiaN; None where they cannot be read, so that only the
+    environment counts.
     """
     by_environment = visible(environment, gpus)
     if minors is None or all(gpu.minor is None for gpu in gpus):
@@ -85,7 +91,10 @@ def _fits(one: VisibleDevices, here: Collection[str]) -> bool:
 
 
 def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> VisibleDevices:
-    """The GPUs that a process with this environment sees as 0, 1, 2 …; `gpus` are all GPUs of the node."""
+    """The GPUs that a process with this environment sees as 0, 1, 2, ….
+
+    `gpus`: all GPUs of the node.
+    """
     base, variable = _in_container(environment.get(CONTAINER), gpus)
     text = environment.get(CUDA)
     if text is None:

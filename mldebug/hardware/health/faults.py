@@ -1,4 +1,7 @@
-"""Errors that the kernel, the driver and the GPUs reported of a rank, a GPU or the node, as the faults that a capture carries. Pure."""
+"""GPU errors from the kernel, the driver and full readings, as the faults that a capture carries.
+
+Pure.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -28,14 +31,22 @@ Ranks = Mapping[str, Sequence[int]]
 
 
 def gpus_by_address(gpus: Iterable[GpuReading | LostGpu]) -> dict[str, tuple[str, int]]:
-    """GPUs by the PCI address that the kernel prints: (uuid, index)."""
+    """(uuid, index) of each GPU, by its PCI address as the kernel prints it.
+
+    GPUs without address or uuid are left out.
+    """
     return {bus_id(gpu.bus_id): (gpu.uuid, gpu.index) for gpu in gpus if gpu.bus_id and gpu.uuid}
 
 
 def faults_of_events(
     events: Iterable[RankEvent], run: str, gpus: Mapping[str, tuple[str, int]], node: str
 ) -> tuple[Fault, ...]:
-    """GPU errors that concern this run or the whole node, and out-of-memory kills of this run's own processes, the oldest first."""
+    """The faults in these events that concern this run or the whole node: GPU errors, and out-of-memory kills of the run's own processes.
+
+    The oldest come first.
+
+    `gpus`: PCI address -> (uuid, index).
+    """
     found = [
         _of_event(event, gpus, node)
         for event in events
@@ -101,7 +112,10 @@ def _advice(event: RankEvent) -> str:
 
 
 def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ...]:
-    """A fault for each rank whose GPU has vanished from the node."""
+    """A fault for each rank whose GPU is missing; one for the node where no rank used it.
+
+    `ranks`: by GPU uuid.
+    """
     return tuple(
         fault_of_missing(one.gpu, one.reason, one.since, node, rank)
         for one in count.missing
@@ -112,7 +126,10 @@ def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ..
 def fault_of_missing(
     gpu: KnownGpu | LostGpu, reason: str, at: float, node: str, rank: int | None
 ) -> Fault:
-    """A GPU that has vanished, as a fault of one rank that used it, or of the node."""
+    """A missing GPU as a fault of the rank that used it, or of the node where `rank` is None.
+
+    `at`: unix time.
+    """
     return Fault(
         kind="gpu_missing",
         at=at,
@@ -132,7 +149,10 @@ def fault_of_missing(
 def faults_of_memory(
     gpu: GpuReading, new: Iterable[NewErrors], ranks: Ranks, node: str
 ) -> Iterator[Fault]:
-    """New uncorrectable memory errors of one GPU, as faults of the ranks that use it."""
+    """New uncorrectable memory errors of one GPU as faults of the ranks that use it, or of the node where none does.
+
+    `ranks`: by GPU uuid.
+    """
     for one in new:
         for rank in ranks.get(gpu.uuid) or (None,):
             yield Fault(
@@ -153,7 +173,7 @@ def faults_of_memory(
 
 
 def as_sure(faults: Iterable[Fault], guessed: Collection[int]) -> tuple[Fault, ...]:
-    """The faults, marked where only a convention says which GPU the rank uses (`guessed`: such ranks)."""
+    """The faults, those of `guessed` ranks marked: that the rank uses this GPU is known only by a convention."""
     return tuple(
         msgspec.structs.replace(fault, by="environment")
         if fault.by == "gpu" and fault.rank in guessed

@@ -1,7 +1,7 @@
-"""The rules of one GPU: a table from component to functions of (reading, the one before, seconds between, limits).
+"""The health rules of one GPU: for each component a function that takes two readings, the time between them, and the limits.
 
-A rule yields what it found, `FINE` where it read a value that is fine, and `unread` where the value is None: that a GPU does
-not tell something is never a sign of health. A rate needs two readings.
+A rule yields what it found, `FINE` where a value was read and is fine, and `unread` where it is
+None: a value that is not given is never a sign of health. A rate needs two readings.
 """
 
 from collections.abc import Iterable, Iterator
@@ -78,9 +78,11 @@ def gpu_health(
     limits: Thresholds,
     links_once_up: Iterable[int] = (),
 ) -> tuple[ComponentHealth, ...]:
-    """Every component of one GPU. `before` and `seconds`: the read before, of the same GPU.
+    """The health of every component of one GPU.
 
-    `links_once_up`: NVLinks that were up at any read before.
+    `before`: its full reading before, `seconds` earlier; None: there is none.
+
+    `links_once_up`: numbers of NVLinks that were up in any earlier reading.
     """
     look = RuleInput(now, before, seconds, limits, frozenset(links_once_up))
     return tuple(

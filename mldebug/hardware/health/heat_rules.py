@@ -24,7 +24,10 @@ HOT_EVENTS = (
 
 
 def temperature(look: RuleInput) -> Iterator[RuleFinding]:
-    """Judges heat by the margin to the limit where the GPU gives it, else by temperature and limit; two reads must agree."""
+    """Judge the temperature of GPU and memory by the margin to the limit where the GPU gives it, else by the limit.
+
+    Two readings in a row must agree.
+    """
     now = look.now
     slowdown = now.temperature_limits_celsius.get("slowdown")
     heat = look.both(lambda one: one.temperature_celsius)
@@ -95,7 +98,7 @@ def power(look: RuleInput) -> Iterator[RuleFinding]:
 
 
 def clocks(look: RuleInput) -> Iterator[RuleFinding]:
-    """Judges the share of time with lowered clocks, from the counters; without them, the reasons active at two reads in a row."""
+    """Judge lowered clocks: by the share of time that counters give, else by reasons (heat, power) active in two readings in a row."""
     shares = dict(_throttled(look))
     if shares:
         yield _worst_clock(shares, look.limits)

@@ -1,6 +1,9 @@
-"""What each kind of kernel event means for the health of the node: component, state, what to do, and when it is over. Pure.
+"""What each kind of kernel event means for the health of the node: component, state, what to do, and what ends it.
 
-The table `KERNEL_RULES` has every kind but those of NVIDIA's GPUs, whose Xids have a catalogue of their own.
+Pure.
+
+The table `KERNEL_RULES` has every kind but those of NVIDIA's GPUs, whose Xids have a catalogue of
+their own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +20,8 @@ from mldebug.hardware.kernel_log.model import KernelEventKind as Kind
 class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
     """What one kind of kernel event means for the health of a component.
 
-    Without `state` the event alone is no fault. With `limit`, a name of the thresholds, it is one only in greater numbers within
-    the event window; `per_device`: of one device.
+    Without `state` the event is no fault. `limit`: the name of a threshold; only more events than
+    that within the event window are a fault. `per_device`: counted for each device.
     """
 
     component: str
@@ -112,7 +115,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
 
 
 def still_counts(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thresholds) -> bool:
-    """Whether an event still matters at this unix time: it is recent or lasts, and no later event says that it is over."""
+    """Whether an event still matters at unix time `at`: it is within the event window or lasts, and no later event of the same device ended it."""
     rule = KERNEL_RULES.get(burst.root.kind)
     if rule is None:
         return at - burst.last_at <= limits.event_window

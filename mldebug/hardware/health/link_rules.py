@@ -62,7 +62,7 @@ def _replays(look: RuleInput) -> RuleFinding:
 
 
 def nvlink(look: RuleInput) -> Iterator[RuleFinding]:
-    """Judges NVLink: links that are down and were up once, and errors between the last two reads."""
+    """Judge NVLink: the fabric, links that are down and were up before, and the growth of error counters."""
     yield from _fabric(look)
     links = look.now.nvlinks
     readable = [link for link in links if link.up is not None]

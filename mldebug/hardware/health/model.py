@@ -1,4 +1,4 @@
-"""The words of health: states, actions and their order, and what one component says."""
+"""Health as data: states, actions and their order, and the health of one component."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -111,9 +111,9 @@ def bad(state: HealthState, code: str, reason: str, action: SuggestedAction) -> 
 def combine(
     component: str, found: Iterable[RuleFinding], uuid: str = "", gpu: int | None = None
 ) -> ComponentHealth:
-    """The health of one component from the findings of its rules: the worst state, and the one most drastic action.
+    """The health of one component from the findings of its rules: the worst state, and the most drastic action.
 
-    Healthy needs a value that was read: where nothing could be, the component is unknown.
+    It is healthy only if a value was read and is fine; where nothing could be read, it is unknown.
     """
     findings = tuple(one for one in found if one is not OFF)
     faults = [finding for finding in findings if finding.state in BAD]
@@ -164,7 +164,7 @@ def _rank(action: SuggestedAction) -> int:
 
 
 def worst_of(health: Iterable[ComponentHealth]) -> dict[str, HealthState]:
-    """The worst state of each component over all GPUs."""
+    """By component, the worst state of all GPUs."""
     found: dict[str, HealthState] = {}
     for one in health:
         before = found.get(one.component, HealthState.HEALTHY)
@@ -173,7 +173,7 @@ def worst_of(health: Iterable[ComponentHealth]) -> dict[str, HealthState]:
 
 
 def instructions(health: Iterable[ComponentHealth]) -> tuple[ComponentHealth, ...]:
-    """At most one instruction for each GPU and one for the node, the most drastic first: what a person has to do."""
+    """What a person has to do: at most one entry for each GPU and one for the node, the most drastic first."""
     greatest: dict[str, ComponentHealth] = {}
     for one in health:
         before = greatest.get(one.uuid)

@@ -1,8 +1,11 @@
-"""Uncorrectable memory errors of one GPU that are new, and whether more than one read shows them. Pure.
+"""Uncorrectable memory errors of one GPU that are new, and whether more than one reading shows them.
 
-Drivers answer a read with zeros, or with garbage, and say SUCCESS. So what was counted before is what two reads in a row said;
-what one read adds is told, and taken back where the next does not confirm it. A count that falls and comes back to where it
-was tells nothing new, unless it has stayed low for so long, or grown from there, that the driver has really begun anew.
+Pure.
+
+Drivers sometimes answer with zeros or garbage and say SUCCESS. So the known count is what two
+readings in a row gave. Errors that one reading adds are reported, and withdrawn if the next does
+not confirm them. A count that falls and returns shows nothing new, unless it has stayed low for
+long, or has grown from there: then the driver has really started anew.
 """
 
 from typing import NamedTuple
@@ -12,7 +15,7 @@ LOW_READS = 10  # reads after which a count that fell is taken for one that bega
 
 
 class NewErrors(NamedTuple):
-    """How many errors are new since the read before, and whether more than one read shows it."""
+    """New errors since the reading before. `sure`: more than one reading shows them."""
 
     many: int
     at: float  # unix: the first read that told of them
@@ -31,7 +34,10 @@ class ErrorCount:
         self._unsure: tuple[NewErrors, ...] = ()
 
     def see(self, count: int | None, at: float) -> tuple[NewErrors, ...]:
-        """Take one read of the counter. Returns errors that are new, and those that only this read shows. None: it was not read."""
+        """Add one reading of the counter at unix time `at`; None: it was not read.
+
+        Returns the errors that are new, those that only this reading shows marked as not sure.
+        """
         if count is None or (self._level is not None and count - self._level > MOST):
             return self._unsure
         found = self._new(count, at)

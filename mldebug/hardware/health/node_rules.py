@@ -1,6 +1,7 @@
-"""The rules of the node: how many GPUs there are, recent errors in the kernel's log and from the driver, lack of memory.
+"""The health rules of the node: number of GPUs, recent errors in the kernel's log and from the driver, lack of memory.
 
-Kernel events come as `RankEvent`s (mldebug.hardware.kernel_log.attribution), oldest first; those older than `event_window` say nothing.
+Kernel events are `RankEvent`s (mldebug.hardware.kernel_log.attribution), oldest first. Most count
+only for the limit `event_window`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,9 +51,10 @@ def node_health(
     uuids: Mapping[str, tuple[str, int]] | None = None,
     recovered: Mapping[str, float] | None = None,
 ) -> tuple[ComponentHealth, ...]:
-    """The node's own health: number of GPUs, Xids by GPU, kernel log, memory, network, storage.
+    """The node's own health at unix time `at`: number of GPUs, Xids by GPU, kernel log, memory, network, storage.
 
-    `uuids`: PCI address -> (uuid, index); `recovered`: PCI address -> unix time since which the driver asks for nothing any more.
+    `kernel_readable`: whether the kernel's log can be read. `uuids`: PCI address -> (uuid, index).
+    `recovered`: PCI address -> unix time since which the driver asks for no reset any more.
     """
     bursts = [one.burst for one in _once(events) if not _cured(one.burst, recovered or {})]
     recent = [burst for burst in bursts if _counts(burst, bursts, at, limits)]

@@ -1,7 +1,9 @@
-"""The rules of network ports as /sys shows them: down, slower than they were or than their like, errors that keep coming. Pure.
+"""The health rules of network ports, from /sys: down, slower than before or than similar ports, errors that keep coming.
 
-A port that was never up since the agent was started is unused, one that somebody switched off is meant, and one that no job here names
-is nobody's: none of them is a fault.
+Pure.
+
+No fault are a port that was never up since the agent started, one that somebody switched off, and
+one that no job here uses.
 """
 
 from collections import Counter

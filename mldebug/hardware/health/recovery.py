@@ -1,6 +1,9 @@
-"""GPUs of which the driver asked for a reset or a reboot (NVML's recovery action) and asks for nothing any more. Pure.
+"""GPUs for which the driver asked for a reset or a reboot (NVML's recovery action) and does no longer.
 
-It ends what Xids had reported before, as an Xid 154 "… to 0x0 (None)" in the kernel's log does where that can be read.
+Pure.
+
+This ends what Xids had reported before, as an Xid 154 "… to 0x0 (None)" in the kernel's log does
+where that can be read.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,10 +25,12 @@ class RecoveryWatch:
         self._recovered: dict[str, float] = {}
 
     def update(self, gpus: Iterable[GpuReading], at: float) -> Mapping[str, float]:
-        """Take a full reading of this unix time. Returns PCI address -> since when the driver asks for nothing again.
+        """Add a full reading of unix time `at`.
 
-        Two readings in a row must agree, as drivers answer one with nonsense now and then. A GPU whose action cannot be read stays as
-        it was: it may be the one that is being reset.
+        Returns PCI address -> unix time since which the driver asks for nothing any more.
+
+        Two readings in a row must agree, as drivers give a wrong answer now and then. A GPU whose
+        action cannot be read stays as it was: it may be just being reset.
         """
         for gpu in gpus:
             address, action = bus_id(gpu.bus_id), gpu.recovery_action

@@ -1,4 +1,4 @@
-"""What the rules of one GPU are asked about: two readings of it, the time between, and the limits."""
+"""The input of the rules of one GPU: two readings of it, the time between, and the limits."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
@@ -20,16 +20,16 @@ class RuleInput(NamedTuple):
     links_once_up: frozenset[int] = frozenset()  # remembered from reads before
 
     def both(self, read: Callable[[GpuReading], Number | None]) -> Number | None:
-        """The smaller of a value's last two readings (or the only one), for values that only a fault makes high.
+        """The smaller of a value in the last two readings, for values that only a fault makes high.
 
-        Where there is one read only, that one counts.
+        Of one reading its value; None where the newest has none.
         """
         now = read(self.now)
         old = read(self.before) if self.before else None
         return now if now is None or old is None else min(old, now)
 
     def since(self, name: str) -> float | None:
-        """By how much a counter grew since the full reading before; None without two readings, or where the counter began anew."""
+        """The growth of a counter since the reading before; None where either reading lacks it, or where it fell."""
         old = getattr(self.before, name, None)
         new = getattr(self.now, name)
         return new - old if old is not None and new is not None and new >= old else None

@@ -28,7 +28,7 @@ class GpuName(msgspec.Struct, frozen=True):
 
 
 def state_of_gpu(health: Iterable[ComponentHealth], uuid: str) -> HealthState:
-    """The worst component of one GPU. HEALTHY needs at least one component that was read and is fine."""
+    """The worst state of one GPU's components. Unknown unless at least one component was read."""
     states = {one.state for one in health if one.uuid == uuid}
     bad = states & set(BAD)
     if bad:
@@ -37,7 +37,10 @@ def state_of_gpu(health: Iterable[ComponentHealth], uuid: str) -> HealthState:
 
 
 def headline(uuids: Sequence[str], health: Sequence[ComponentHealth]) -> str:
-    """`8 GPUs, all healthy`, or how many are not. The node's own components are left out."""
+    """`8 GPUs, all healthy`, or how many are in which state.
+
+    The node's own components do not count.
+    """
     states = [state_of_gpu(health, uuid) for uuid in uuids]
     count = f"{len(states)} {'GPU' if len(states) == 1 else 'GPUs'}"
     if states and all(one is HealthState.HEALTHY for one in states):

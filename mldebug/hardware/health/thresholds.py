@@ -1,4 +1,4 @@
-"""The limits of the health rules: `thresholds.yaml` beside this file, and what the configuration sets over it."""
+"""The limits of the health rules: `thresholds.yaml` beside this file, overridden by the configuration."""
 
 from pathlib import Path
 from typing import Annotated, Any

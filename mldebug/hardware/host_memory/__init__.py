@@ -1,1 +1,4 @@
-"""Memory of the host, of control groups and of ranks: what cannot be taken back, how it grows, and when it is used up. Pure."""
+"""Memory of the host, of cgroups and of ranks: how much the kernel cannot reclaim, how it grows, and when it is used up.
+
+Pure.
+"""

@@ -1,8 +1,10 @@
-"""Parsers of the kernel's files about memory; all figures are bytes. Pure: a torn text gives None or what it still holds.
+"""Parsers of the kernel's files about memory.
 
-What the kernel takes back by itself is not used: the page cache, pages of mapped files, slab that it can free. Shared
-memory is used: nothing but swap holds it otherwise. Sources: proc(5), Documentation/admin-guide/cgroup-v2.rst and
-cgroup-v1/memory.rst.
+All figures are bytes. Pure: an incomplete text gives None, or what it holds.
+
+Memory that the kernel can reclaim is not counted as used: page cache, pages of mapped files,
+reclaimable slab. Shared memory counts as used: it can go nowhere but to swap. Sources: proc(5),
+Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
 
 import re
@@ -18,7 +20,11 @@ _TAKEN_BACK = {
 
 
 class RankMemory(Noun, frozen=True, kw_only=True):
-    """Memory of one process, in bytes. `anon` and `shmem` are its own; `file` is mapped and can be read again, so it is no leak."""
+    """Memory of one process, in bytes.
+
+    `anon` and `shmem` are its own; `file` is mapped, and can be dropped and read again, so it is no
+    leak.
+    """
 
     run: str = ""
     rank: int = -1
@@ -36,7 +42,7 @@ class RankMemory(Noun, frozen=True, kw_only=True):
 
 
 class Level(Noun, frozen=True, kw_only=True):
-    """A limit of memory, and how much of it is used: the host's own, or that of a control group. In bytes."""
+    """A limit of memory and how much of it is used, in bytes: the host's own, or that of a cgroup."""
 
     scope: str  # host, cgroup
     name: str  # "" for the host; the path of the group
@@ -48,7 +54,7 @@ class Level(Noun, frozen=True, kw_only=True):
 
 
 def table(text: str) -> dict[str, int]:
-    """The lines `name 12` and `Name: 12 kB` of a text, as numbers by name, without regard to their unit."""
+    """Lines such as `name 12` and `Name: 12 kB` as numbers by name. Units are ignored."""
     return {name: int(value) for name, value in _ROW.findall(text)}
 
 
@@ -63,7 +69,7 @@ def parse_host(meminfo: str) -> Level | None:
 
 
 def parse_rank(status: str) -> RankMemory | None:
-    """A process's memory from the text of /proc/PID/status; None for one that is gone, or a kernel before 4.5."""
+    """A process's memory from the text of /proc/PID/status; None for a process that is gone, or on a kernel before 4.5."""
     rows = table(status)
     if "RssAnon" not in rows:
         return None
@@ -72,13 +78,17 @@ def parse_rank(status: str) -> RankMemory | None:
 
 
 def parse_pss(rollup: str) -> int | None:
-    """Bytes from the text of /proc/PID/smaps_rollup; None where it has no Pss line."""
+    """Bytes of proportional set size (Pss) from the text of /proc/PID/smaps_rollup; None where it has no Pss line."""
     found = table(rollup).get("Pss")
     return None if found is None else found << 10
 
 
 def parse_group(version: int, name: str, files: dict[str, str]) -> Level | None:
-    """The limit and use of one control group, from its files by name; None where it has no limit or no usage."""
+    """The limit and use of one cgroup.
+
+    `version`: 1 or 2; `files`: texts of its memory files, by name. None where it has no limit or no
+    usage.
+    """
     old = version == 1
     limit = _number(files.get("memory.limit_in_bytes" if old else "memory.max", ""))
     current = _number(files.get("memory.usage_in_bytes" if old else "memory.current", ""))

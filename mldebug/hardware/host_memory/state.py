@@ -1,4 +1,4 @@
-"""Memory as people see it: each limit, how it fills, when it is used up, and which rank grows most."""
+"""Host memory as people see it: each limit, its growth, when it will be reached, and which rank grows most."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -14,7 +14,7 @@ FLAT = 1024.0  # bytes a second that are no growth
 
 
 class LevelState(Noun, frozen=True, kw_only=True):
-    """One memory limit (of the host or a control group) with its forecast: when it will be reached, and which ranks grow."""
+    """One memory limit (of the host or a cgroup) with its forecast: growth, and seconds until it is reached."""
 
     level: Level
     growth: float | None = None  # bytes a second; None: not watched for long enough
@@ -33,14 +33,18 @@ class NodeMemory(Noun, frozen=True, kw_only=True):
 
 
 def judged(level: Level, growth: float | None, horizon: float) -> LevelState:
-    """The forecast for one limit. `horizon`: an alert is due this many seconds before the limit is reached."""
+    """The forecast for one limit.
+
+    `growth`: bytes per second, None: not known. `horizon`: an alert is due this many seconds before
+    the limit is reached, or when it nearly is.
+    """
     left = max(0, level.limit - level.used) / growth if growth and growth > FLAT else None
     soon = left is not None and left <= horizon
     return LevelState(level=level, growth=growth, seconds_left=left, alarm=soon or level.used >= FULL * level.limit)  # fmt: skip
 
 
 def alarms(memory: NodeMemory) -> Iterator[str]:
-    """One sentence for each limit that is about to be reached, the most urgent first."""
+    """One sentence for each limit that is reached or soon will be, the most urgent first."""
     bad = [level for level in memory.levels if level.alarm]
     for one in sorted(bad, key=lambda it: it.seconds_left if it.seconds_left is not None else 0.0):
         yield level_sentence(one, memory.ranks)
@@ -52,7 +56,7 @@ def level_sentence(one: LevelState, ranks: Sequence[RankMemory]) -> str:
 
 
 def of_runs(memory: NodeMemory, runs: Collection[str]) -> NodeMemory:
-    """The same memory state, with only those ranks that belong to these runs (ids)."""
+    """The same memory state, with only the ranks of these runs (ids)."""
     mine = tuple(rank for rank in memory.ranks if rank.run in runs)
     return msgspec.structs.replace(memory, ranks=mine)
 
@@ -67,7 +71,7 @@ def _level(one: LevelState) -> str:
 
 
 def left_words(seconds: float) -> str:
-    """`8m40s`, `3h20m`, `15d8h`: a forecast is no more exact than that."""
+    """Seconds in words, rounded as a forecast deserves: `8m40s`, `3h20m`, `15d8h`."""
     unit = 1 if seconds < 3600 else 60 if seconds < 86_400 else 3600
     return format_duration(float(round(seconds / unit) * unit))
 

@@ -1,7 +1,9 @@
-"""How fast something grows that may leap up and down: a leak lifts the lows, an evaluation or a save does not.
+"""The growth of a value that jumps up and down.
 
-The time that was watched is cut into equal parts; the least of each part counts. The slope through these lows is the
-median of the slopes of all pairs (Theil and Sen), so that a third of them may be odd.
+A leak raises its lows; an evaluation or a checkpoint does not.
+
+The time is cut into equal parts, and the lowest value of each part counts. The slope is the median
+of the slopes between all pairs of these lows (Theil-Sen), so up to a third of them may be odd.
 """
 
 import statistics
@@ -34,7 +36,12 @@ class Trend:
             self._readings.popleft()
 
     def growth(self, noise: float = 0.0) -> float | None:
-        """Growth per second of the last ten minutes where the whole hour shows growth, too, else 0; None before there are enough readings."""
+        """Growth per second in the last ten minutes; 0 unless the whole hour shows growth as well.
+
+        None before there are enough readings.
+
+        `noise`: growth over the time that does not count, in the value's unit.
+        """
         if not self._readings or self._readings[-1][0] - self._readings[0][0] < self._least or len(self._readings) < PARTS:  # fmt: skip
             return None
         end = self._readings[-1][0]

@@ -1,1 +1,4 @@
-"""The kernel's log: its lines, the events they tell, what Xids mean, and whom they concern. Pure."""
+"""The kernel's log: its lines, the events in them, what Xids (NVIDIA's error numbers) mean, and which ranks they concern.
+
+Pure.
+"""

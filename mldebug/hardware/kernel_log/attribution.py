@@ -1,7 +1,8 @@
-"""Which ranks an event of the kernel concerns: by the process that its lines name, else by the GPU that the rank works on.
+"""Which ranks a kernel event concerns: those of the process that its lines name, else those that use the GPU.
 
-The kernel logs pids of the first pid namespace. An agent that lives in another one must not compare them with what it
-sees: it joins by GPU alone. A pid that was given to somebody else since is told apart by the start of the process.
+The kernel logs pids of the first pid namespace. An agent in another namespace must not compare them
+with the pids that it sees, and joins by GPU alone. A pid that was reused since is recognized by the
+process's start time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -110,7 +111,10 @@ class RankOwner(Noun, frozen=True, kw_only=True):
 
 
 class RankEvent(Noun, frozen=True, kw_only=True):
-    """A burst of kernel events and one rank that it concerns; `rank` is None where it concerns the node."""
+    """A burst of kernel events and one rank that it concerns; `rank` is None where it concerns the node.
+
+    `by`: the evidence for that.
+    """
 
     burst: Burst
     run: str = ""
@@ -125,10 +129,12 @@ def join(
     *,
     first_namespace: bool = True,
 ) -> tuple[RankEvent, ...]:
-    """Which ranks each burst concerns, in the bursts' order; each burst is there at least once, if need be without a rank.
+    """The ranks that each burst concerns, in the bursts' order.
 
-    `pids`: ranks, the lost ones too, and their children; `devices`: PCI address (`bus_id`) -> the ranks on that GPU.
-    `first_namespace`: does the agent see pids as the kernel counts them?
+    Each burst occurs at least once, if need be without a rank.
+
+    `pids`: owner of each process of a rank, lost ones included. `devices`: PCI address -> the ranks
+    on that GPU. `first_namespace`: whether the agent sees pids as the kernel counts them.
     """
     return tuple(
         event
@@ -228,7 +234,7 @@ def _who(event: RankEvent) -> str:
 
 
 def whose(rank: int, by: str) -> str:
-    """`rank 3`, `a child of rank 3`, `probably rank 3`; `by`: an `Evidence`."""
+    """A rank in words, by the evidence `by` for it: `rank 3`, `a child of rank 3`, `probably rank 3`."""
     beginning = {"child": "a child of ", "environment": "probably "}
     return f"{beginning.get(by, '')}rank {rank}"
 
@@ -260,7 +266,10 @@ def _size(count: int) -> str:
 def process_owners(
     jobs: Iterable[Job], children: Mapping[int, Iterable[int]]
 ) -> dict[int, RankOwner]:
-    """Pid -> owner, for all ranks, the lost ones whose pid is known, and `children` (rank's pid -> pids below it)."""
+    """Pid -> the rank that owns it: of all ranks, of lost ones whose pid is known, and of their child processes.
+
+    `children`: pid of a rank -> pids below it.
+    """
     return {pid: owner for job in jobs for pid, owner in _processes(job, children)}
 
 

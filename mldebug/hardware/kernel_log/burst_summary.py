@@ -1,4 +1,7 @@
-"""Several kernel lines about one error: where each comes from, which adds something, which is the worst, which is only a consequence. Pure."""
+"""Several kernel lines about one error: where each comes from, which one adds something, which is the worst, which is only a consequence.
+
+Pure.
+"""
 
 import msgspec
 
@@ -9,14 +12,17 @@ from mldebug.hardware.kernel_log.xids import NOTHING_ASKED, ORDER, Action, Tier,
 
 
 def follows(event: KernelEvent) -> bool:
-    """Whether the line is an Xid that only another error brings about. SXids (of NVSwitches) are numbered differently and never count."""
+    """Whether the line is an Xid that occurs only as a consequence of another error.
+
+    Errors of NVSwitches (SXids) never are.
+    """
     return (
         event.kind is KernelEventKind.XID and event.xid is not None and xid_row(event.xid).follows
     )
 
 
 def made_safe(event: KernelEvent) -> KernelEvent:
-    """The event with texts that may be shown to anyone."""
+    """The event with texts cleaned of control characters and secrets, and cut, so that they may be shown to anyone."""
     return msgspec.structs.replace(
         event,
         text=safe_line(event.text, 300),
@@ -44,7 +50,11 @@ def adds_to(event: KernelEvent, root: KernelEvent) -> bool:
 
 
 def completed(one: KernelEvent, other: KernelEvent) -> KernelEvent:
-    """Merge two kernel lines about one error into one event: of an OOM kill one line has the cgroup and the other the memory; an Xid from NVML lacks the process."""
+    """Merge two reports of one error into one event.
+
+    Of an OOM kill one line has the cgroup and the other the memory; an Xid from NVML lacks the
+    process.
+    """
     if one.kind is not KernelEventKind.OOM_KILL:
         fuller = one if one.pid is not None or other.origin is Origin.NVML else other
         return msgspec.structs.replace(fuller, at=one.at, uuid=one.uuid or other.uuid)
@@ -70,7 +80,7 @@ class Worst(Noun, frozen=True, kw_only=True):
 
 
 def judged(event: KernelEvent, xid: int) -> Worst:
-    """How bad one kernel line is by itself. `xid`: the number under which it counts."""
+    """How bad one event is by itself. `xid`: the number under which it is counted."""
     tier, action = judge(event)
     return Worst(
         xid=xid,
@@ -83,9 +93,11 @@ def judged(event: KernelEvent, xid: int) -> Worst:
 
 
 def worse(before: Worst, line: Worst) -> Worst:
-    """The worse of two lines about one Xid number. What the kernel's line says in words is preferred to what NVML says by the number alone.
+    """The worse of two reports about one Xid number.
 
-    Of two equally bad ones, a line of the kernel counts more than one that a program wrote.
+    A line in the kernel's log is preferred to NVML, which gives only the number.
+
+    Of two equally bad lines, one that the kernel wrote counts more than one that a program wrote.
     """
     if before.in_words is not line.in_words:
         fuller = before if before.in_words else line
@@ -97,10 +109,10 @@ def worse(before: Worst, line: Worst) -> Worst:
 
 
 def weight(line: Worst) -> tuple[int, bool]:
-    """By what the worst of several lines is found: the greatest is the worst."""
+    """The sort key by which errors are compared: the greatest is the worst."""
     return ORDER.index(line.tier), line.trusted
 
 
 def ends_it(event: KernelEvent) -> bool:
-    """Whether the line says that the driver asks for nothing any more: the GPU was reset, and what was wrong with it before is over."""
+    """Whether the kernel's line says that the driver asks for nothing any more: the GPU was reset, and earlier errors are over."""
     return event.recovery.lower() == NOTHING_ASKED and event.origin is Origin.KERNEL

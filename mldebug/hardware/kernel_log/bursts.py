@@ -1,8 +1,10 @@
-"""Bursts: what one GPU (process, server, link) says in a row is one event with a count, and the first is its root.
+"""Bursts: events of one GPU (process, server, link) in quick succession are one event with a count.
 
-The same error is told more than once: by the kernel's log that is read again after a restart or an overrun (same
-sequence number: left out), by the log and by an NVML event set (same GPU, Xid and time: counted once, in whatever order
-they come), by an Xid line and a "fallen off the bus" line without one. Memory is bounded whatever comes.
+The first one is its root.
+
+One error may be reported several times: by a log that is read again after a restart or an overrun
+(same sequence number: ignored), by the log and by NVML (same GPU, Xid and time: counted once, in
+either order), by an Xid line and a "fallen off the bus" line without a number. Memory is bounded.
 """
 
 from collections import OrderedDict, deque
@@ -129,7 +131,7 @@ class _OpenBurst:
         )
 
     def takes(self, event: KernelEvent) -> bool:
-        """Does what happened then belong to this burst?"""
+        """Whether the event belongs to this burst, by its time."""
         if self.over or event.at - self.first_at > LONGEST:
             return False
         window = REPEAT if self._repeats(event) else WINDOW
@@ -143,14 +145,17 @@ class _OpenBurst:
         return before.tier is Tier.FATAL or event.pid is None or event.pid in self.pids
 
     def expects(self, event: KernelEvent) -> bool:
-        """Has another source (see `source_of`) reported this error before, so that it is no new one?"""
+        """Whether another source (see `source_of`) has reported this error before, so that it is not new."""
         if event.xid is None or not self.first_at - LATE <= event.at <= self.last_at + LATE:
             return False
         count = self.counts.get((event.xid, source_of(event)), 0)
         return count < self.xids.get(event.xid, 0)
 
     def add(self, event: KernelEvent) -> int:
-        """Take one line in; returns how many errors it adds, 0 where they are known from elsewhere."""
+        """Add one event.
+
+        Returns how many new errors it stands for: 0 where they are known from another source.
+        """
         self._made = None
         if not self.settled and not follows(event):
             self.root, self.settled = event, True
@@ -170,7 +175,7 @@ class _OpenBurst:
         return self._add_xid(event, event.xid)
 
     def end(self) -> None:
-        """The GPU was reset: nothing that was reported before counts against it any more."""
+        """Mark the burst as over, because the GPU was reset: it takes no more events, and its errors no longer count against the GPU."""
         self.over, self.recovery, self._made = True, "", None
 
     def _add_plain(self, event: KernelEvent) -> int:
@@ -204,11 +209,11 @@ class _OpenBurst:
         return event.at < before.at or not before.trusted or not before.in_words
 
     def worst(self) -> Worst | None:
-        """The first of the worst errors; None where there is no Xid."""
+        """The worst error, of equally bad ones the first; None where there is no Xid."""
         return max(self.judged.values(), key=weight, default=None)
 
     def burst(self) -> Burst:
-        """The burst as it is shown; built again only where something was added."""
+        """The burst as it is shown; made anew only after something was added."""
         if self._made is None:
             if self._safe is None or self._safe[0] is not self.root:
                 self._safe = (self.root, made_safe(self.root))
@@ -239,7 +244,7 @@ class _KindBursts:
         self.closed: deque[_OpenBurst] = deque(maxlen=KEPT)
 
     def burst_for(self, event: KernelEvent, key: Key) -> _OpenBurst:
-        """The burst that the event belongs to; a new one closes the one before it."""
+        """The open burst that the event belongs to; otherwise a new one, which closes the one before it."""
         if event.origin is Origin.NVML:
             open_burst = next(
                 (one for one in self.bursts() if one.key == key and one.expects(event)), None
@@ -258,13 +263,13 @@ class _KindBursts:
         return burst
 
     def end(self, key: Key) -> None:
-        """What is known of this device is over."""
+        """Mark all bursts of this device as over."""
         for burst in self.bursts():
             if burst.key == key:
                 burst.end()
 
     def bursts(self) -> Iterator[_OpenBurst]:
-        """All that are still known."""
+        """All bursts that are kept, open or closed."""
         yield from self.closed
         yield from self.open.values()
 
@@ -277,7 +282,10 @@ class Folding:
         self._sequence = -1  # the newest record that was taken in
 
     def add(self, event: KernelEvent) -> int:
-        """Take an event in; returns how many new errors it stands for, 0 for what was known already."""
+        """Add an event.
+
+        Returns how many new errors it stands for: 0 for one that is known already, or says nothing.
+        """
         if 0 <= event.sequence <= self._sequence:
             return 0
         self._sequence = max(self._sequence, event.sequence)
@@ -302,6 +310,6 @@ class Folding:
         return not any(burst.root.device == event.device for bursts in known for burst in bursts)
 
     def bursts(self) -> tuple[Burst, ...]:
-        """All bursts that are still known, at most `OPEN + KEPT` of each kind, the oldest first."""
+        """All bursts that are kept, at most `OPEN + KEPT` of each kind, the oldest first."""
         found = (one.burst() for of_kind in self._by_kind.values() for one in of_kind.bursts())
         return tuple(sorted(found, key=lambda burst: burst.first_at))

@@ -73,16 +73,19 @@ class KernelEventCounter:
         self._kinds: dict[KernelEventKind, _Sum] = {}
 
     def add_record(self, lost: int) -> None:
-        """Count a record that was read. `lost`: how many were overwritten before that, so far."""
+        """Count a record that was read.
+
+        `lost`: how many records were overwritten unread, in all so far.
+        """
         self.records += 1
         self.lost = lost
 
     def add_overrun(self) -> None:
-        """Count a read that came after records were overwritten."""
+        """Count a read that found that records were overwritten before it."""
         self.overruns += 1
 
     def add(self, event: KernelEvent, errors: int) -> None:
-        """Count an event that stands for so many new errors; 0 only moves the time of the last one."""
+        """Count an event that stands for `errors` new errors. 0 only updates the time of the last one."""
         if event.kind is KernelEventKind.XID and event.xid is not None:
             self._add_xid(event.device, event.xid, errors, event.at)
             return

@@ -11,7 +11,10 @@ _XIDS = (KernelEventKind.XID, KernelEventKind.GPU_LOST)  # an SXid has numbers o
 
 
 def hands_off(bursts: Iterable[Burst], now: float) -> tuple[HandsOff, ...]:
-    """GPUs that a recent Xid forbids to touch, each once with the seconds that are left. `now`: unix time."""
+    """GPUs that must not be touched because of a recent Xid, each once, with the seconds that are left.
+
+    `now`: unix time.
+    """
     found: dict[str, HandsOff] = {}
     for one in (off for burst in bursts for off in _of(burst, now)):
         before = found.get(one.bus_id)

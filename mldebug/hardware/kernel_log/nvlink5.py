@@ -1,7 +1,10 @@
-"""NVLink 5 errors (Xids 144 to 150): which rule of NVIDIA's catalogue a line selects, and what that asks for. Pure.
+"""NVLink 5 errors (Xids 144 to 150): which rule of NVIDIA's catalogue fits a line, and what that asks for.
 
-The number alone says little: some of these errors take the GPU out, many are corrected by the hardware. The line names the
-unit and gives two numbers, `info` and `status`, by which the catalogue's table is read.
+Pure.
+
+The Xid number alone says little: some of these errors stop the GPU, many are corrected by the
+hardware. The line names the unit and gives two numbers, `info` and `status`, by which the
+catalogue's table is read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +49,10 @@ def is_nvlink5(xid: int | None) -> bool:
 
 
 def rule_for(rules: Iterable[NvlinkRule], line: NvlinkLine) -> NvlinkRule | None:
-    """The rule that a line selects; of several bits in one status the rule that asks for most. None: the table has none."""
+    """The rule that fits a line; None where the table has none.
+
+    If a status has several bits, the rule that asks for the most drastic action.
+    """
     mine = [rule for rule in rules if rule.xid == line.xid and line.unit in rule.units]
     for rule in mine:
         if line.status in rule.statuses or _reason(line) in rule.reasons:
@@ -66,9 +72,12 @@ def _of_several_bits(rules: Sequence[NvlinkRule], status: int) -> NvlinkRule | N
 
 
 def asked_for(rule: NvlinkRule | None, line: NvlinkLine) -> Literal["nothing", "restart", "look", "reset"]:  # fmt: skip
-    """What the catalogue asks for: `nothing`, `restart` the job, `look` at the link, `reset` the GPU.
+    """What to do: `nothing`, `restart` the job, `look` at the link, or `reset` the GPU.
 
-    Where table and line disagree about severity, the line tells how this one error was handled.
+    `rule`: the catalogue's; None: it has none.
+
+    Where catalogue and line disagree about severity, the line decides, as it says how this error
+    was handled.
     """
     if rule is None:
         return "reset" if line.fatal else "look"

@@ -35,7 +35,7 @@ class KernelRecord(Noun, frozen=True, kw_only=True):
     device: str = ""  # "+pci:0000:3b:00.0", "n2": DEVICE= of the record
 
     def unix(self, boot_time: float) -> float:
-        """Unix time of the record, where the kernel's clock began at `boot_time`."""
+        """Unix time of the record. `boot_time`: unix time at which the kernel's clock began."""
         return boot_time + self.seconds
 
 
@@ -103,11 +103,13 @@ def _device(more: str) -> str:
 
 
 class KernelClock:
-    """Converts the time stamps of kernel records to unix time. Call `begin` before each round of reads, `drained` when a round has reached the end of the log.
+    """Converts time stamps of kernel records to unix time.
 
-    The clock of the log is not steered by NTP: after weeks `boot time + timestamp` can be off by many seconds. What is read
-    live bounds it: such a record is not younger than the read that found it, nor older than the last read that found no
-    more. Each bound that is broken corrects the clock.
+    Call `begin` before each round of reads, `drained` when a round reached the end of the log.
+
+    NTP does not adjust the log's clock: after weeks `boot time + timestamp` can be wrong by many
+    seconds. Reading bounds it: a record is not later than the read that found it, nor earlier than
+    the last read that reached the end. The clock is corrected when a bound is violated.
     """
 
     def __init__(self) -> None:
@@ -124,11 +126,11 @@ class KernelClock:
         self._since = self._boot + self._earliest if self._earliest is not None else 0.0
 
     def drained(self, monotonic: float) -> None:
-        """A round that began at this monotonic time has reached the end of the log: later records are newer than that."""
+        """Note that the round which began at this monotonic time (seconds) reached the end of the log: later records are newer."""
         self._earliest = monotonic
 
     def unix(self, seconds: float) -> float:
-        """Unix time of a record with this timestamp, which was read in the present round."""
+        """Unix time of a record that was read in the present round. `seconds`: its timestamp."""
         at = self._boot + self._drift + seconds
         bounded = min(max(at, self._since), self._now)
         self._drift += bounded - at

@@ -81,7 +81,7 @@ _DRASTIC: tuple[Action, ...] = (
 
 
 def most_drastic(actions: Iterable[Action]) -> Action:
-    """Of several actions the one that a person cannot do without; "none" of none."""
+    """The most drastic of several actions; "none" where there are none."""
     return max(actions, key=_DRASTIC.index, default="none")
 
 
@@ -101,7 +101,7 @@ class Xid(
 
 
 class SxidLists(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Errors of NVSwitches that mean more than their line's own word."""
+    """Errors of NVSwitches (SXids) that are worse than their line says."""
 
     nonfatal_with_impact: frozenset[int] = frozenset()  # they stop the traffic of a GPU
     always_fatal: frozenset[int] = frozenset()  # only a restart of the host cures them
@@ -122,7 +122,10 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def parse_catalogue(text: str | bytes) -> Catalogue:
-    """Read a catalogue, strictly: an unknown key, a wrong word or a number that stands twice is an EvidenceError."""
+    """Read a catalogue from YAML.
+
+    Raises EvidenceError for an unknown key, an invalid value, or a number that occurs twice.
+    """
     try:
         found = msgspec.yaml.decode(text, type=Catalogue, strict=True)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -192,7 +195,7 @@ _OF_NVLINK: dict[str, XidJudgement] = {
 
 
 def judge(event: KernelEvent) -> XidJudgement:
-    """How bad one GPU event is, and what to do about it: from the event's own line where it says so, else from the Xid catalogue."""
+    """How bad one GPU event is, and what to do about it: from its own line where that says so, else from the Xid catalogue."""
     if event.kind is KernelEventKind.SXID:
         return _of_switch(event)
     if event.xid is None:
@@ -238,7 +241,10 @@ def _of_switch(event: KernelEvent) -> XidJudgement:
 
 
 def xid_of_nvml(event: GpuEvent) -> KernelEvent | None:
-    """An Xid that NVML reported, as a kernel event; None for other events. Its time is that of the read that found it, since NVML gives none."""
+    """An Xid that NVML reported, as a kernel event; None for other events.
+
+    Its time is that of the reading, since NVML gives none.
+    """
     if event.kind != "xid" or event.xid is None:
         return None
     return KernelEvent(

@@ -1,7 +1,10 @@
-"""Network ports as the kernel shows them in /sys/class/infiniband and /sys/class/net. Pure: text in, readings out.
+"""Parses network ports from /sys/class/infiniband and /sys/class/net.
 
-What the files are called is said in the kernel's Documentation/ABI (stable/sysfs-class-infiniband, testing/sysfs-class-net). Counters have
-other names with each driver; here each kind has one. `mlx5` counts flaps of an Ethernet port in `carrier_down_count` alone.
+Pure: texts in, readings out.
+
+The files are described in the kernel's Documentation/ABI (stable/sysfs-class-infiniband,
+testing/sysfs-class-net). Drivers name counters differently; here each kind has one name. `mlx5`
+counts flaps (losses of the link) of an Ethernet port only in `carrier_down_count`.
 """
 
 import re
@@ -46,7 +49,7 @@ _ENCODED = {2.5: 0.8, 5.0: 0.8}  # share of the bits that are data; newer genera
 
 
 class PortReading(Noun, frozen=True, kw_only=True):
-    """One port at one moment. None: not told."""
+    """One network port at one moment. None: not known."""
 
     name: str  # mlx5_0/1, ens1np0
     link: str  # infiniband, roce, efa, ethernet
@@ -68,7 +71,7 @@ class PortReading(Noun, frozen=True, kw_only=True):
 
 
 class PortPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a port lies below /sys, as a listing of the folders shows it."""
+    """The place of a port below /sys, from a listing of the folders."""
 
     name: str
     folder: str  # …/infiniband/mlx5_0/ports/1, …/net/ens1np0
@@ -85,7 +88,7 @@ class PortPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_port(place: PortPlace, texts: Mapping[str, str]) -> PortReading | None:
-    """A port from the texts of its files, by path; None where it says nothing of its state, as a port that is gone."""
+    """A port from the texts of its files (path -> text); None where they give no state, as of a port that is gone."""
     return _rdma(place, texts) if place.device else _net(place, texts)
 
 

@@ -1,7 +1,9 @@
-"""Ports over time: which were up once, at what rate, how fast their errors grow, how often they flapped. Pure.
+"""Network ports over time: which were up before, at what rate, how fast their errors grow, how often they lost the link ("flapped").
 
-A burst of errors is ordinary: a cable was plugged, a peer was started anew, a switch was full for a second. So the rate that is
-judged is the median of those between reads of the last ten minutes: most of them have to be high.
+Pure.
+
+A burst of errors is ordinary: a cable was plugged in, a peer restarted, a switch was full for a
+second. So the median of the rates between readings of the last ten minutes is judged.
 """
 
 from collections import deque
@@ -58,9 +60,12 @@ class PortWatch:
         self._flaps: dict[str, deque[tuple[float, int]]] = {}
 
     def take(self, readings: Iterable[PortReading], at: float, flap_window: float, silent: Collection[str] = ()) -> tuple[PortState, ...]:  # fmt: skip
-        """Take one read of all ports at this time in seconds. Flaps count for `flap_window` seconds.
+        """Add one reading of all ports at time `at` (seconds), and return their states.
 
-        Ports that are gone are forgotten; `silent` ones did not answer and stay as they were.
+        Flaps count for `flap_window` seconds.
+
+        `silent`: names of ports that did not answer; they stay as they were. Ports in neither are
+        forgotten.
         """
         states = {name: self._states[name] for name in silent if name in self._states}
         states |= {one.name: self._state(one, at, flap_window) for one in readings}
@@ -110,9 +115,13 @@ class PortWatch:
 
 
 def used_by(states: Iterable[PortState], wanted: Iterable[str]) -> tuple[PortState, ...]:
-    """The ports, marked by whether a job uses them. `wanted`: the values of NCCL_IB_HCA of the jobs here; none: any port may be used.
+    """The ports, each marked whether a job uses it.
 
-    NCCL's rule: `mlx5` is the beginning of a name, `=mlx5_0:1,mlx5_1` are whole names with a port, `^` excludes.
+    `wanted`: values of NCCL_IB_HCA of the jobs here; without any, all count as used. Ethernet
+    interfaces are not changed.
+
+    NCCL's rule: `mlx5` is the beginning of a name, `=mlx5_0:1,mlx5_1` are whole names with a port,
+    `^` excludes.
     """
     filters = [one for one in (parse_hca(text) for text in wanted) if one.names]
     if not filters:
@@ -126,7 +135,7 @@ def used_by(states: Iterable[PortState], wanted: Iterable[str]) -> tuple[PortSta
 
 
 class HcaFilter(NamedTuple):
-    """The value of NCCL_IB_HCA."""
+    """The meaning of a value of NCCL_IB_HCA, which chooses the ports that NCCL uses."""
 
     names: tuple[str, ...]
     exact: bool = False
@@ -145,7 +154,7 @@ class HcaFilter(NamedTuple):
 
 
 def parse_hca(text: str) -> HcaFilter:
-    """The filter that a value of NCCL_IB_HCA means."""
+    """Parse a value of NCCL_IB_HCA."""
     text = text.strip()
     excludes, text = text.startswith("^"), text.removeprefix("^")
     exact, text = text.startswith("="), text.removeprefix("=")

@@ -1,1 +1,1 @@
-"""What people read: an incident written down as data, HTML and text."""
+"""Reports of incidents: as data, as HTML and as text."""

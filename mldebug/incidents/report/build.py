@@ -62,11 +62,14 @@ def build_report(
     taken: Sequence[NodeCapture] = (),
     queried: QueriedNodes | None = None,
 ) -> Report:
-    """Write an incident down.
+    """Build a report.
 
-    `captures` is not empty and of one job; of several by one node the latest counts, all are listed. `taken`: all that
-    are to be listed, where the judgement rests on some of them. `asked`: all nodes that were asked, where it was not one.
-    Times are unix seconds. `node` is the one that reports (default: that of the first capture).
+    `captures`: at least one, of one job; of several by one node the latest counts, but all are
+    listed.
+
+    `taken`: the captures to list, where the judgement rests on some of them. `queried`: the nodes
+    that were asked for captures, if more than this one. `node`: the one that reports (default: that
+    of the first capture). Times are unix seconds.
     """
     queried = queried or QueriedNodes()
     job = _job(captures, queried, [one.capture for one in judgement.ranks if one.capture])
@@ -101,7 +104,10 @@ def build_report(
 
 
 def make_id(at: float, job_id: str) -> str:
-    """Return `20261121T055041Z-<job id>`: sorts by time and is safe as a file name."""
+    """A report's id, `20261121T055041Z-<job id>`, which sorts by time and is a safe file name.
+
+    `at`: unix time.
+    """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", job_id).strip("-.")[:64]
     return f"{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%SZ}-{safe or 'job'}"
 

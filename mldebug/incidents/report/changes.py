@@ -1,4 +1,4 @@
-"""What moved between two captures, in words that stay few however many ranks there are. Pure."""
+"""The changes between two captures in words, few of them however many ranks there are. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +21,7 @@ _Key = tuple[Change, bool, str, str]
 
 
 def comparison(first: NodeCapture, later: NodeCapture) -> Comparison:
-    """What changed between two captures; ranks with the same change are joined."""
+    """What changed between two captures of a job. Ranks with the same change are one entry."""
     groups: dict[_Key, list[RankChange]] = {}
     for one in compare(first, later):
         groups.setdefault(_key(one), []).append(one)

@@ -1,4 +1,4 @@
-"""How a job ended, for the text and the HTML report: the first failing rank with its last lines, then every exit in order."""
+"""How a job ended, for text and HTML reports: the last lines of the rank that failed first, then every exit in order."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT(\d\d:\d\d:\d\d(?:\.\d{1,3})?)\d*Z", re.ASC
 
 
 class ExitEvent(NamedTuple):
-    """One line of an exit's timeline. `culprit`: it is the exit of a rank that is named."""
+    """One line of the timeline of exits.
+
+    `culprit`: whether it is the exit of a rank that the report names.
+    """
 
     time: str
     what: str
@@ -21,7 +24,10 @@ class ExitEvent(NamedTuple):
 
 
 class ExitStory(NamedTuple):
-    """The timeline of an exit; where it has many events, those in the middle stand apart."""
+    """The timeline of exits.
+
+    If there are many events, those in the middle are in a field of their own, to be folded.
+    """
 
     day: str  # 2026-11-21
     first: Sequence[ExitEvent]
@@ -30,17 +36,20 @@ class ExitStory(NamedTuple):
 
 
 def is_end(report: Report) -> bool:
-    """Whether it is the report of an abnormal exit, not of a stall."""
+    """Whether the report is of a bad end, and not of a stall."""
     return report.kind == "abnormal_end"
 
 
 def nobody_lives(report: Report) -> bool:
-    """Have all ranks ended, so that there is no stack to show?"""
+    """Whether all ranks have ended, so that there are no stacks to show."""
     return is_end(report) and all(one.role is Role.EXITED for one in report.ranks)
 
 
 def others(report: Report) -> tuple[tuple[int, Group], ...]:
-    """The report's groups of ranks with their numbers; of a job that is over only groups with ranks that the report does not name elsewhere."""
+    """(number, group) of the report's groups of ranks.
+
+    Of a job that is over, groups with a culprit are left out, as they are shown elsewhere.
+    """
     groups = tuple(enumerate(report.groups))
     if not nobody_lives(report):
         return groups
@@ -56,7 +65,7 @@ def groups_title(report: Report) -> str:
 
 
 def last_words(report: Report) -> RankView | None:
-    """The first culprit of an exit whose last lines are known; None without one."""
+    """The first culprit of a bad end whose last lines are known; None without one, or for other reports."""
     if not is_end(report):
         return None
     named = {one.rank: place for place, one in enumerate(report.diagnosis.culprits)}
@@ -65,14 +74,20 @@ def last_words(report: Report) -> RankView | None:
 
 
 def words_title(one: RankView) -> str:
-    """`Its last lines, from its own output`; lines of the job's log may be another rank's."""
+    """The title above a rank's last lines, with their source.
+
+    Lines of the job's log may be another rank's.
+    """
     if one.log_source == "the job's log":
         return "Last lines of the job's log (they bear no rank's mark)"
     return f"Last lines of rank {one.rank}" + (f", from {one.log_source}" if one.log_source else "")
 
 
 def story(report: Report) -> ExitStory:
-    """The timeline as events. An event that only repeats the summary is replaced by the moment of the judgement."""
+    """The timeline as events.
+
+    An event that only repeats the summary is replaced by the time of the judgement.
+    """
     exits = tuple(
         f"rank {one.rank} (pid {one.pid}):"
         for one in report.diagnosis.culprits

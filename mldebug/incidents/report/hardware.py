@@ -19,7 +19,7 @@ NEAR = 900.0  # seconds before a capture in which faults of no rank in particula
 
 
 def hardware_lines(captures: Sequence[NodeCapture], diagnosis: Diagnosis) -> tuple[str, ...]:
-    """`05:34:06 UTC: Xid 31 (…) on GPU 0000:4b:00.0, rank 3`: the oldest first, the newest 20."""
+    """One line for each fault, as `05:34:06 UTC: Xid 31 (…) on GPU 0000:4b:00.0, rank 3`: the newest 20, the oldest of them first."""
     cited = " ".join((diagnosis.summary, *diagnosis.evidence))
     found = {_confirmed(fault): fault for capture in captures for fault in _near(capture)}
     every = sorted(found.values(), key=lambda one: one.at)
@@ -35,7 +35,7 @@ def hardware_lines(captures: Sequence[NodeCapture], diagnosis: Diagnosis) -> tup
 def xid_catalogue(
     captures: Iterable[NodeCapture], diagnosis: Diagnosis, hardware: Iterable[str]
 ) -> str:
-    """The version of the catalogue that judged the Xids in the report, of old evidence the old one; "" without Xids."""
+    """The version of the Xid catalogue by which the Xids in the report were judged (stored with the evidence); "" without Xids."""
     cited = "\n".join((diagnosis.summary, *diagnosis.evidence, *hardware))
     every = (fault for capture in captures for fault in capture.faults)
     found = {one.catalogue for one in every if one.catalogue and one.words in cited}
@@ -79,7 +79,7 @@ TRAFFIC = 0.01  # share of the time with memory traffic
 
 
 def gpu_views(captures: Sequence[NodeCapture]) -> tuple[GpuView, ...]:
-    """The GPUs for the report, by rank. Of several captures of one node the latest is taken."""
+    """The GPUs of a report, in order of rank. Of several captures of one node the latest counts."""
     latest = {one.node: one for one in sorted(captures, key=lambda each: each.taken_at)}
     found = (view for one in latest.values() for view in _of_node(one))
     return tuple(sorted(found, key=lambda one: one.rank))

@@ -1,5 +1,6 @@
-"""Lines of a report from what the hook in the ranks' processes wrote: their steps and phases, and the last calls that its
-tracer recorded. Ranks of which the same is known share one line.
+"""Lines of a report from what mldebug's hook inside the ranks wrote: their steps and phases, and the last calls that its tracer recorded.
+
+Equal ranks share a line.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ UNTOUCHED = "an untouched job: no hook was seen in its ranks"
 
 
 def job_words(job: JobView) -> str:
-    """`step 41 · hook in 4 of 8 ranks`, or that the job is an untouched one; "" where neither is known."""
+    """`step 41 · hook in 4 of 8 ranks`, or that the job has no hook; "" where neither is known."""
     step = "" if job.step is None else f"step {job.step}"
     return " · ".join(filter(None, (step, _hook(job))))
 
@@ -78,7 +79,7 @@ def trace_title(one: RankView) -> str:
 
 
 def trace_lines(ranks: Iterable[RankView]) -> tuple[str, ...]:
-    """`ranks 0-1,3: line 80 of train:70 train_step, 36 s ago`: of the ages the shortest."""
+    """One line for ranks with the same last call, the shortest age of them: `ranks 0-1,3: line 80 of train:70 train_step, 36 s ago`."""
     alike: dict[str, list[RankView]] = {}
     for one in ranks:
         if one.last_call:

@@ -1,6 +1,7 @@
-"""The report as one HTML file: readable from disk, on a phone, on paper and without JavaScript.
+"""The report as one HTML file that can be read from disk, on a phone, on paper and without JavaScript.
 
-The rank table is also embedded as compact columns, some 40 bytes a rank, which JavaScript sorts, filters and shows.
+The rank table is also embedded as compact columns, which JavaScript sorts, filters and shows.
+Without JavaScript at most 256 of its rows are shown.
 """
 
 import base64
@@ -55,7 +56,10 @@ class GroupCard:
 
 
 class GapRow(NamedTuple):
-    """One line of "what is missing": equal gaps of several ranks folded into one. `where`: the ranks or the pid, "" for neither."""
+    """One line of "what is missing", with equal gaps of several ranks joined.
+
+    `where`: the ranks or the pid, "" for neither.
+    """
 
     gap: GapView
     where: str
@@ -80,7 +84,7 @@ def render_page(report: Report, home: str) -> ReportPage:
 
 
 def policy(style: str, script: str) -> str:
-    """The Content-Security-Policy that allows this style and this script (by SHA-256), data: images, and nothing else."""
+    """A Content-Security-Policy that allows this style and script (by SHA-256) and images in data: URLs, and nothing else."""
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -102,9 +106,11 @@ def _hash(text: str) -> str:
 def templates(
     folder: Path, filters: Mapping[str, Callable[..., Any]], **names: object
 ) -> Environment:
-    """Jinja templates of a folder: what is put into them is escaped, and a name that does not exist is an error.
+    """The Jinja environment of a folder of templates.
 
-    They know these filters and names beside those that all pages share.
+    Values are escaped, and a name that does not exist is an error.
+
+    `filters` and `names` are added to those that all pages share.
     """
     environment = Environment(
         loader=FileSystemLoader(folder),
@@ -241,10 +247,11 @@ def _where(gaps: list[GapView]) -> str:
 
 
 def rank_columns(ranks: Sequence[RankView], legend: Sequence[MapLegendEntry]) -> dict[str, Any]:
-    """The rank table as columns for the page's JavaScript: one list per column.
+    """The rank table for the page's JavaScript: one list per column.
 
-    Texts stand once in `words`; columns of few different values are run-length coded as `[index, times, index, times, …]`.
-    `rank` is None for 0, 1, 2, …; `cpu` is percent, -1 where it is unknown.
+    Each text is stored once in `words`. Columns with few different values are run-length coded as
+    `[index, times, index, times, …]`. `rank` is None for 0, 1, 2, …; `cpu` is percent, -1 where not
+    known.
     """
     words: dict[str, int] = {}
     return {

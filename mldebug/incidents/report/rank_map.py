@@ -1,4 +1,4 @@
-"""The rank map as data: small jobs as cells, large ones as a few SVG paths that stay readable at 8,192 ranks."""
+"""The map of ranks as data: of a small job one cell for each rank, of a large one a few SVG paths, readable up to 8,192 ranks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class DrawnMap(NamedTuple):
 
 
 def kinds(ranks: Sequence[RankView]) -> list[MapLegendEntry]:
-    """Return the legend, the most suspicious role first."""
+    """The entries of the map's legend, the most suspicious role first."""
     members: dict[tuple[Role, str], list[int]] = {}
     for one in ranks:
         members.setdefault((one.role, one.class_), []).append(one.rank)
@@ -101,7 +101,7 @@ def kinds(ranks: Sequence[RankView]) -> list[MapLegendEntry]:
 
 
 def kind_indices(ranks: Sequence[RankView], legend: Sequence[MapLegendEntry]) -> list[int]:
-    """Return the legend entry of each rank."""
+    """For each rank, the index of its entry in the legend."""
     index = {(kind.role, kind.name): position for position, kind in enumerate(legend)}
     return [index[one.role, one.class_] for one in ranks]
 
@@ -127,12 +127,15 @@ def drawings(ranks: Sequence[RankView], legend: Sequence[MapLegendEntry]) -> lis
 
 
 def left(column: int, per_node: int) -> int:
-    """Return the x of a column; 0 ranks per node means that nodes are not set apart."""
+    """The x coordinate of a column of the map.
+
+    `per_node`: ranks per node, with a gap between nodes; 0: no gaps.
+    """
     return column * PITCH + (column // per_node * NODE_GAP if per_node else 0)
 
 
 def describe(legend: Sequence[MapLegendEntry]) -> str:
-    """The map of ranks in words, for screen readers."""
+    """The legend in words, for screen readers."""
     return "; ".join(f"{plural(kind.count, 'rank')} {kind.role}: {kind.name}" for kind in legend)
 
 

@@ -1,4 +1,7 @@
-"""The ranks of a report: one small row each; threads and log only of ranks that a reader will look at."""
+"""The ranks of a report: one small row each.
+
+Threads and log lines are kept only for ranks that a reader will look at.
+"""
 
 from collections.abc import Iterator
 
@@ -133,7 +136,7 @@ def _thread_state(process: ProcessCapture, stack: ThreadStack) -> str:
 
 
 def shorten_stack(frames: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave the middle of an endless stack out."""
+    """The frames, with the middle of a stack of more than `MAX_FRAMES` replaced by a count."""
     if len(frames) <= MAX_FRAMES:
         return frames
     half = MAX_FRAMES // 2

@@ -1,6 +1,7 @@
-"""Make text that a job chose harmless to look at: no control characters, no endless strings.
+"""Makes text that a job chose harmless to look at: no control characters, bounded length.
 
-Escaping for HTML and terminals' markup is the renderers' part; what is done here is done once for all of them.
+Escaping for HTML and for terminals is left to the renderers; what is done here is done once for all
+of them.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The JSON Schema of report.json, generated from the structs and shipped beside this file."""
+"""The JSON Schema of report.json, made from the structs, and stored beside this file."""
 
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,6 @@ def report_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """Return what `report.schema.json` has to hold."""
+    """The text that the file `report.schema.json` must have."""
     text = msgspec.json.format(msgspec.json.encode(report_schema(), order="sorted"), indent=2)
     return text.decode() + "\n"

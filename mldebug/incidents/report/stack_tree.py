@@ -1,4 +1,4 @@
-"""The merged stack tree as a flat list of branches, so that neither template nor browser recurses deeply."""
+"""The merged stacks of ranks as a flat list of branches, so that neither template nor browser has to recurse deeply."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,10 @@ MAX_LEVELS = 60
 
 @dataclass(frozen=True, slots=True)
 class StackBranch:
-    """A run of frames that the same ranks share, outermost first. `closes` ends that many branches after it."""
+    """Consecutive frames that the same ranks share, outermost first.
+
+    `closes`: how many branches end after this one.
+    """
 
     frames: list[str]
     ranks: str
@@ -38,7 +41,10 @@ class _FrameRun(NamedTuple):
 
 
 def branches(tree: Sequence[TreeNode], culprits: Sequence[int], world: int) -> list[StackBranch]:
-    """Flatten the tree depth first: a branch's children follow it until `closes` says that it has ended."""
+    """The tree as a list, depth first: a branch's children follow it, and `closes` shows where branches end.
+
+    `world`: the number of ranks.
+    """
     runs = list(_bounded(_runs(tree, 0)))
     folded = len(runs) > OPEN_BRANCHES
     levels = [run.level for run in runs]

@@ -52,13 +52,19 @@ class TextLine(NamedTuple):
 
 
 def report_lines(report: Report, width: int = 80) -> Iterator[str]:
-    """Yield the report line by line, without control characters; all but commands are at most `width` (≥ 40) columns."""
+    """Yield the report's lines, without control characters.
+
+    All but commands have at most `width` columns (40 at least).
+    """
     for line in _lines(report, max(width, MIN_WIDTH)):
         yield line.text
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Print the lines, with colours where the console is a terminal; text from jobs is never markup."""
+    """Print the report, with colours where the console is a terminal.
+
+    Text of jobs is never interpreted as markup.
+    """
     for line in _lines(report, max(console.width, MIN_WIDTH)):
         style = line.style if console.is_terminal else ""
         console.print(Text(line.text, style=style), highlight=False, soft_wrap=True)

@@ -1,4 +1,7 @@
-"""The words and marks that text and HTML share. A mark never rests on colour alone: each role has its letter."""
+"""Words and marks that text and HTML reports share.
+
+No mark uses colour alone: each role has a letter.
+"""
 
 from typing import NamedTuple
 
@@ -33,7 +36,7 @@ CONFIDENCE: dict[Confidence, str] = {
 
 
 def confidence(report: Report) -> str:
-    """What the report's confidence rests on, as a phrase."""
+    """A phrase on what the report's confidence rests on."""
     if report.kind == "abnormal_end" and report.diagnosis.confidence is Confidence.MEDIUM:
         return "the order of the exits, or words that name no rank"
     return CONFIDENCE[report.diagnosis.confidence]
@@ -51,12 +54,12 @@ NOT_STUCK = "Not stuck"
 
 
 def headline(diagnosis: Diagnosis) -> str:
-    """The title of its verdict; of a job that was seen to go on that it is not stuck."""
+    """The title of a diagnosis: that of its verdict, or that the job is not stuck where it was found to go on."""
     return NOT_STUCK if diagnosis.works else title(diagnosis.verdict)
 
 
 def title(verdict: Verdict) -> str:
-    """Return `Rank waiting` for `rank_waiting`."""
+    """The title of a verdict: `Rank waiting` for `rank_waiting`."""
     return _TITLES.get(verdict) or verdict.value.replace("_", " ").capitalize()
 
 
@@ -76,12 +79,12 @@ def culprit_place(culprit: Culprit) -> str:
 
 
 def end_words(report: Report) -> str:
-    """Return how the incident ended, or the empty string while it is open."""
+    """How the incident ended; "" while it is open."""
     return {"open": "", "recovered": "recovered by itself", "ended": "job ended"}[report.state]
 
 
 def standing(report: Report) -> str:
-    """How the incident ended; of a stall that is still open the time of the report; empty for a report taken by hand."""
+    """How the incident ended; for an open stall "still open at" with the time of the report; "" for other open reports."""
     if report.state == "open" and report.kind == "stall":
         return f"still open at {moment(report.reported_at)}"
     return end_words(report)

@@ -134,7 +134,7 @@ def _sxid(line: KernelText) -> KernelEvent | None:
 
 
 def gpu_named(text: str) -> tuple[str, str] | None:
-    """The PCI address and the UUID that the driver prints before the first Xid of a GPU."""
+    """The PCI address and the UUID, from the line that the driver prints before the first Xid of a GPU; None for other lines."""
     match = _NAMED.match(text)
     return (bus_id(match["device"]), match["uuid"]) if match else None
 

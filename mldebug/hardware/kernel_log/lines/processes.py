@@ -74,7 +74,7 @@ def _task(line: KernelText) -> KernelEvent | None:
 
 
 def crash(line: KernelText) -> KernelEvent | None:
-    """The crash of a process; the only event whose line begins with a name."""
+    """The crash of a process, which is the only event whose line begins with the process's name; None for other lines."""
     match = next((found for one in _CRASHES if (found := one.match(line.text))), None)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""What the readers of kernel lines have in common: how one is declared, and PCI addresses in one spelling."""
+"""What the readers of kernel lines share: how one is declared, and PCI addresses in one spelling."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,10 @@ Reader = Callable[[KernelText], KernelEvent | None]
 
 
 class LineReader(NamedTuple):
-    """A reader of kernel lines, and the word that every such line contains."""
+    """A function that reads kernel lines of some kind.
+
+    `word`: a text that each such line contains, so that others are skipped fast.
+    """
 
     word: str
     read: Reader
