@@ -28,7 +28,7 @@ TIMEOUTS = "{timeout: 11s, busy_timeout: 14s, init_timeout: 2m, interval: 1s}"  
 
 
 def stage_line(stage: str, sentence: str) -> Table:
-    """A line of the demo, ` stalled: no step for 11 s …`; a long sentence is wrapped below its start."""
+    """A line of the demo, `    stalled: no step for 11 s …`; a long sentence is wrapped below its start."""
     line = Table.grid()
     line.add_row(f"  {stage_words(stage):>9}: ", Text(sentence))
     return line
