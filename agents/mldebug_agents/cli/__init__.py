@@ -1,1 +1,1 @@
-"""The verbs of the command line that look at this node, and shell completion."""
+"""The commands of `mldebug` that read this node, and shell completion."""

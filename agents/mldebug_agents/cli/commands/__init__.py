@@ -1,1 +1,1 @@
-"""The verbs of the command line that look at this node, one file each."""
+"""The commands of `mldebug` that read this node, one file each."""

@@ -68,7 +68,11 @@ def agent(
 
 
 def serve(current: CurrentConfig, tools: NodeTools, shutdown: Shutdown, file: Path | None) -> None:
-    """Run the agent: its main loop and its HTTP server, until a signal ends it."""
+    """Run the agent, its main loop and its HTTP server, until a signal ends it. Raises MldebugError
+    where it cannot go on.
+
+    `file`: the config file, which SIGHUP reads again; None: the default one.
+    """
     built = build_agent(current, tools, lambda: load_config(file))
     loop = built.loop
     shutdown.set_handlers(loop.stop, loop.ask_to_reload, lambda: _stuck(loop, tools))
@@ -85,7 +89,11 @@ def serve(current: CurrentConfig, tools: NodeTools, shutdown: Shutdown, file: Pa
 def play(
     path: Path, file: Path | None, speed: float, *, loop: bool, state_dir: Path | None
 ) -> None:
-    """Serve a recorded node until the recording ends, or a signal says stop."""
+    """Serve a recorded node (`path`) until the recording ends or a signal comes, then print a summary.
+
+    `file`: the config; `speed`: seconds of the recording per second; `loop`: begin again at its
+    end; `state_dir`: None for a temporary one.
+    """
     recording = load(path)
     settings = replay_settings(recording, file)
     server = AgentServer(settings.agent)
@@ -106,7 +114,7 @@ def play(
 
 
 def replay_settings(recording: Recording, file: Path | None) -> Config:
-    """The given config; without one, health and metrics as recorded, everything else by default."""
+    """The configuration of a replay: the given file, or the defaults with health and metrics as they were recorded."""
     settings = load_config(file)
     there = recording.config
     if file is not None or there is None:

@@ -64,7 +64,10 @@ def command(directory: str, as_json: bool) -> None:
 
 
 def lines(states: tuple[SeriesState, ...], trouble: str, now: float) -> Iterator[Text]:
-    """The answer as lines of text: each series, the newest checkpoint first."""
+    """The answer as lines of text: each series of checkpoints, the newest first.
+
+    `trouble`: why some may be missing; `now`: unix time.
+    """
     for state in states:
         yield Text(f"{clean(state.folder)}/{clean(state.series, 80)}", style="bold")
         width = max((len(clean(one.name, 60)) for one in state.listed), default=0)

@@ -66,7 +66,9 @@ def demo(fault: str, ranks: int, html: Path | None) -> None:
 
 
 def verdict_on(report: Report, plan: DemoPlan) -> ExitCode:
-    """Compare the named culprits with the rank that was struck. Prints the difference, and returns the exit code."""
+    """The exit code 0 where the report names the rank that was struck and nobody else; else raises
+    MldebugError with the difference.
+    """
     named = [culprit.rank for culprit in report.diagnosis.culprits]
     if named == [plan.struck]:
         return ExitCode.FINE
@@ -76,7 +78,7 @@ def verdict_on(report: Report, plan: DemoPlan) -> ExitCode:
 
 
 def require_torch() -> None:
-    """Raise an error that says how to get PyTorch where it is missing; nothing is imported."""
+    """Raise ToolError, which says how to get PyTorch, where it is not installed. Does not import it."""
     if find_spec("torch") is None:
         raise ToolError(
             "the demo trains with PyTorch, which is not installed here",
@@ -85,7 +87,10 @@ def require_torch() -> None:
 
 
 def write_html(text: str, wanted: Path | None) -> Path:
-    """Write the page to the wanted path or a temporary file. Returns its path."""
+    """Write the page to the wanted path, or to a temporary file.
+
+    Returns the path; raises MldebugError where it cannot be written.
+    """
     if wanted is None:
         handle, name = tempfile.mkstemp(prefix="mldebug-demo-", suffix=".html")
         os.close(handle)

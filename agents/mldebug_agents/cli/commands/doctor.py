@@ -35,7 +35,7 @@ GPU_BETWEEN = 1.0  # seconds between two full reads
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `mldebug doctor`: all rows; `works` says whether jobs of this user can be dumped here."""
+    """The result of `mldebug doctor`: all checks. `works`: jobs of this user can be dumped here."""
 
     node: str
     uid: int
@@ -74,7 +74,10 @@ def command(gpus: bool, as_json: bool, config: Path | None) -> None:
 
 
 def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
-    """Check the GPUs and the kernel log, print the result, and return the exit code."""
+    """Check the GPUs and the kernel log, print the result as a table or JSON, and return the exit code.
+
+    `here_only`: ask only the agent of the configured state dir, not the node's service.
+    """
     state_dir = settings.agent.state_dir
     with open_tools(settings) as tools:
         ask = partial(ask_nearest, state_dir, here_only=here_only)
@@ -97,7 +100,7 @@ def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCo
 
 
 def show_gpus(found: GpuExamination, console: Console, now: float) -> None:
-    """Print the checks as a table, followed by the state of the GPUs."""
+    """Print the checks as a table, then the state of the GPUs. `now`: unix time."""
     who = "root" if found.uid == 0 else f"uid {found.uid}"
     console.print(Text(f"GPUs of {clean(found.node, 64)}, as {who}\n", style="bold"))
     print_checks(found.checks, console)
@@ -106,20 +109,20 @@ def show_gpus(found: GpuExamination, console: Console, now: float) -> None:
 
 
 def sum_up(checks: tuple[DoctorCheck, ...]) -> Examination:
-    """The rows, together with the node and user that they hold for."""
+    """The checks, with the node and user for which they hold."""
     works = all(check.state == "ok" for check in checks if check.name == OWN_DUMP)
     return Examination(node=socket.gethostname(), uid=os.geteuid(), works=works, checks=checks)
 
 
 def show(found: Examination, console: Console) -> None:
-    """Print the rows as a table with one closing sentence."""
+    """Print the checks as a table, with a closing sentence."""
     print_checks(found.checks, console)
     width = min(console.width, MAX_WIDTH)
     console.print(Text("\n" + verdict(found)), highlight=False, width=width)
 
 
 def print_checks(checks: tuple[DoctorCheck, ...], console: Console) -> None:
-    """Print the rows as a table."""
+    """Print the checks as a table."""
     width = min(console.width, MAX_WIDTH)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, width=width)
     table.add_column(no_wrap=True)
@@ -134,7 +137,9 @@ def print_checks(checks: tuple[DoctorCheck, ...], console: Console) -> None:
 
 
 def verdict(found: Examination) -> str:
-    """The closing sentence of `mldebug doctor`: what works, and what to do first."""
+    """The closing sentence of `mldebug doctor`: whether `mldebug dump` works for this user, and how
+    many checks are not fine.
+    """
     who = "root" if found.uid == 0 else f"uid {found.uid}"
     if not found.works:
         return f"mldebug dump does not work here as {who}: see the lines marked missing."

@@ -261,7 +261,10 @@ def _seconds(wait: str | None) -> float:
 
 
 def adjusted(config: Config, native: bool | None, watch: str | None) -> Config:
-    """The config with the options of the command line in place of its values."""
+    """The configuration with the options `--native` and `--watch` in place of its values.
+
+    Raises UsageError for an impossible `--watch`.
+    """
     capture = config.capture
     if native is not None:
         capture = msgspec.structs.replace(capture, native="always" if native else "never")

@@ -82,13 +82,13 @@ def _look(config: Config, *, here_only: bool) -> GpuOverview:
 
 
 def show_list(overview: GpuOverview, console: Console, now: float) -> None:
-    """Print the list of GPUs; a pipe gets the same lines as a terminal."""
+    """Print the list of GPUs, the same lines to a terminal and to a pipe."""
     for line in list_lines(overview, now):
         print_line(console, line, prose=True)
 
 
 def list_lines(overview: GpuOverview, now: float) -> Iterator[Text]:
-    """The list of GPUs line by line, 80 columns wide unless names are unusually long."""
+    """The list of GPUs line by line, 80 columns wide unless names are unusually long. `now`: unix time."""
     found = rows(overview)
     yield Text(clean(f"{overview.node}: {_title(overview, now)}", 300), style="bold")
     if overview.released_until:

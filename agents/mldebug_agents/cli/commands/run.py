@@ -62,7 +62,10 @@ def command(
 
 
 def pipe_settings(prefix: str | None) -> dict[str, str]:
-    """PyTorch's variables for the debug FIFO of legacy NCCL, where the user has not set them. Empty without a prefix."""
+    """PyTorch's variables for the debug FIFO of NCCL.
+
+    `prefix`: the path before each rank's number; none: no variables.
+    """
     return {PIPE: prefix, CALLS: RECORDED} if prefix else {}
 
 

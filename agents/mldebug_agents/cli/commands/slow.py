@@ -24,7 +24,7 @@ from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
 
 
 class JobSlowness(Noun, frozen=True, kw_only=True):
-    """One job and what its samples show."""
+    """One job, and what the samples of its ranks' stacks show."""
 
     job: str
     name: str

@@ -49,7 +49,7 @@ UNSEEN = "exit unknown"
 
 
 class NodeListing(msgspec.Struct, frozen=True, kw_only=True):
-    """What discovery found on this node, as `--json` prints it; `now` is unix time."""
+    """What was found on this node, as `--json` prints it. `now`: unix time."""
 
     node: str
     now: float
@@ -139,7 +139,11 @@ def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
 def traps_shown(
     tools: NodeTools, found: Discovery, agent: Snapshot | None
 ) -> dict[str, tuple[KnownIssue, ...]]:
-    """The known traps of each job, by job id: from the agent, which reads logs too; for jobs that it does not watch, looked up now."""
+    """The known traps (settings and versions known to cause failures) of each job, by job id: as
+    the agent has found them, which reads logs, too.
+
+    Those of jobs that it does not watch are looked up now.
+    """
     if agent is not None and agent.replay:
         return {run.id: run.traps for run in agent.runs}
     traps = {}
@@ -150,16 +154,16 @@ def traps_shown(
 
 
 def jobs_shown(found: Sequence[Job], agent: Snapshot | None) -> tuple[Job, ...]:
-    """The jobs of this node; of the recording, where one is played back."""
+    """The jobs found on this node; where the agent plays back a recording, the jobs of that."""
     if agent is None or not agent.replay:
         return tuple(found)
     return tuple(map(job_of, agent.runs))
 
 
 def status_lines(listing: NodeListing, config: Path | None = None) -> Iterator[Text]:
-    """Yield the answer line by line; names that a job chose are cleaned and never markup.
+    """The answer line by line; names that a job has chosen are cleaned and never taken for markup.
 
-    `config` is the file that was given, for the commands that are suggested.
+    `config`: the file that was given, for the commands that are suggested.
     """
     count = f"{len(listing.jobs)} training {'job' if len(listing.jobs) == 1 else 'jobs'}"
     yield Text(f"{count} on {clean(listing.node, 64)}", style="bold")

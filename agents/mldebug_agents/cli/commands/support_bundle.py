@@ -40,7 +40,8 @@ MAX_SECONDS = 600.0
 def command(out: Path | None, duration: str, log: Path | None, config: Path | None) -> None:
     """Record this node into one redacted file, for whoever helps.
 
-    GPUs, kernel log, status, config, the last reports. Secrets, and names of hosts, users and devices are
+    Holds: GPUs, kernel log, status, jobs, config, versions, doctor, the agent's memory, /proc and log (--log), the last
+    reports. Secrets, and names of hosts, users and devices are
     replaced where they can be recognised: look through it before you send it. Nothing is sent anywhere.
     `mldebug agent --replay FILE` plays it back.
     """
@@ -63,7 +64,10 @@ def command(out: Path | None, duration: str, log: Path | None, config: Path | No
 
 @contextmanager
 def interrupted() -> Iterator[Callable[[], bool]]:
-    """A context that gives a function: whether Ctrl-C was pressed. A second Ctrl-C ends the command as usual."""
+    """A context that gives a function which returns whether Ctrl-C was pressed.
+
+    A second Ctrl-C ends the command as usual.
+    """
     stop_signals: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 

@@ -79,7 +79,8 @@ def group() -> None:
 def kill(duration: str, clear: bool, run: str | None, folder: str | None, as_json: bool, config: Path | None) -> None:  # fmt: skip
     """Have all ranks save and stop at one step.
 
-    Jobs that start with the same folder while it holds (those of an array) stop at once.
+    Until --for is over it also stops jobs that start with this switch folder (the rest of a job array): in `at_start`, or
+    in their first steps.
     """
     _turn(KILL, clear, _seconds(duration), SwitchSelection(run, folder, config), as_json)
 
@@ -110,7 +111,9 @@ def status(run: str | None, folder: str | None, as_json: bool, config: Path | No
 
 
 class SwitchSelection(msgspec.Struct, frozen=True):
-    """Whose switches a command means: a job, a folder, or the variable of this shell."""
+    """Whose switches a command means: of a job (`run`), in a folder, or in the folder that a
+    variable of this shell names.
+    """
 
     run: str | None
     folder: str | None
@@ -118,7 +121,11 @@ class SwitchSelection(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """The folder of the switches, where it is known: a job that is named goes before the variable."""
+        """The absolute path of the folder, "" where the job named by `run` has to say it. Without
+        both, the shell's variable counts.
+
+        Raises UsageError where a job and a folder are named.
+        """
         if self.run and self.folder:
             raise UsageError("--run and --folder name two places", "give one of them")
         named = self.folder or ("" if self.run else os.environ.get(VARIABLE, ""))

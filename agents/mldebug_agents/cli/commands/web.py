@@ -50,7 +50,7 @@ def command(port: int | None, config: Path | None) -> None:
 
 
 def way_in(state_dir: Path, config: Path | None) -> list[str]:
-    """The commands to type where the browser is."""
+    """The lines that tell how to see the pages in a browser, with the commands to type."""
     path = state_dir / SOCKET
     host = clean(platform.node(), 80)
     if len(os.fsencode(path)) > MAX_PATH or ":" in str(path):

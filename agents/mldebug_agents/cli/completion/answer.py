@@ -27,7 +27,11 @@ from mldebug_agents.cli.completion.values import ValueSource
 
 
 def complete(shell: str, arguments: Sequence[str]) -> None:
-    """Print the candidates for the last word of a command line, as the shell wants them."""
+    """Print the candidates for the last word of a command line, in the form that the shell's completion script reads.
+
+    `shell`: bash, zsh or fish. `arguments`: for bash the line and the piece of its last word to
+    replace, else the words.
+    """
     output = "".join(f"{line}\n" for line in lines(shell, list(arguments)))
     sys.stdout.write(output)
     sys.stdout.flush()
@@ -45,7 +49,7 @@ def lines(shell: str, arguments: list[str]) -> list[str]:
 
 
 def split(line: str) -> list[str]:
-    """The words after the program's name. The last one is being typed and may be empty."""
+    """The words of a line after the program's name. The last one is being typed and may be empty."""
     words = split_arg_string(line)
     return [*words[1:], *([""] if line[-1:].isspace() else [])]
 
@@ -63,7 +67,9 @@ CHUNK = 1 << 16
 
 
 def look_aside(kind: str, request: CompletionRequest) -> list[Value]:
-    """The values of one completion plugin, asked in a child process; none where it takes too long or fails."""
+    """The values that one completion plugin offers, asked in a child process; empty where that
+    takes more than `DEADLINE` seconds or fails.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -92,7 +98,10 @@ def _answer(kind: str, request: CompletionRequest, writing: int) -> None:
 
 
 def values(kind: str, request: CompletionRequest) -> list[Value]:
-    """The values of one completion plugin, asked in this process. Words that a shell would not take literally are left out."""
+    """The values that one completion plugin offers, at most `LISTED`.
+
+    Words that a shell would not take literally are left out.
+    """
     source: ValueSource = create("completions", kind)
     found = source.values(request)
     plain = [one for one in dict.fromkeys(found) if is_plain(one.word)]

@@ -1,4 +1,4 @@
-"""What a completion plugin is given, and what it returns."""
+"""The input and the output of a completion plugin."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,11 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+,/=-]{0,199}", re.ASCII)
 
 
 class CompletionRequest(NamedTuple):
-    """What a completion plugin is asked for. `config`: the config file on the command line; `described`: the shell shows descriptions."""
+    """What a completion plugin gets.
+
+    `config`: the config file that stands on the command line; `described`: the shell shows
+    descriptions.
+    """
 
     config: Path | None = None
     described: bool = False
@@ -23,5 +27,5 @@ class Value(NamedTuple):
 
 
 def is_plain(word: str) -> bool:
-    """Whether a shell takes the word literally. Needed because a job chooses its own name, and TAB would type it."""
+    """Whether a shell takes the word literally. A job chooses its own name, and TAB would type it."""
     return _PLAIN.fullmatch(word) is not None

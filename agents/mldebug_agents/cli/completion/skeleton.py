@@ -1,4 +1,4 @@
-"""Commands that do nothing, made of the table: click's own parser finds out with them what is being typed."""
+"""Commands that do nothing, made from the completion table: with them click's own parser finds out what is being typed."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ class CompletedParam(StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The values that may stand here. `ctx` holds the words before it."""
+        """The values that may stand here and begin with `incomplete`. `ctx` holds the words before it."""
         if self._parameter.paths:
             begun = self._parameter.paths == "command" and ctx.params.get(str(param.name))
             return [CompletionItem(incomplete, type="file" if begun else self._parameter.paths)]
@@ -70,7 +70,10 @@ class SkeletonGroup(click.Group):
 
 
 def candidates(table: Verb, words: list[str], look: Look, *, described: bool) -> Items:
-    """What the last word may become; an empty word may also become any option where nothing else fits."""
+    """What the last word may become. Where nothing fits an empty word, all options are offered.
+
+    `look`: returns the values of a completion plugin; `described`: the shell shows descriptions.
+    """
     command = make(table, look, described)
     *before, incomplete = words or [""]
     shell = ShellComplete(command, {}, table.name, "")
@@ -81,7 +84,7 @@ def candidates(table: Verb, words: list[str], look: Look, *, described: bool) ->
 
 
 def make(verb: Verb, look: Look, described: bool) -> click.Command:
-    """A click command that knows the options and values that may be typed, and runs nothing."""
+    """A click command that knows the options and values of this verb, and runs nothing."""
     below = partial(make, look=look, described=described)
     command = SkeletonGroup(verb, below) if verb.verbs else click.Command(verb.name)
     command.short_help = verb.help

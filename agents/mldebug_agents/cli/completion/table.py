@@ -1,6 +1,7 @@
-"""All verbs and options in one small file, `verbs.json`: loading the verbs themselves takes a second, and TAB has a fifth of one.
+"""All commands and options in one small file, `verbs.json`: loading the commands themselves takes a
+second, and TAB may take a fifth of one.
 
-The file is written from the real commands; a test holds the two together.
+The file is written from the real commands; a test compares the two.
 """
 
 from pathlib import Path
@@ -15,11 +16,11 @@ FILE = Path(__file__).with_name("verbs.json")
 
 
 class CompactStruct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of the structs in the completion table; default values are left out of the file."""
+    """Base of the structs in the completion table. Default values are not written to the file."""
 
 
 class Parameter(CompactStruct, frozen=True, kw_only=True):
-    """An option, or an argument (which has no `names`), and what may be its value."""
+    """An option, or an argument (which has no `names`), and which values it may have."""
 
     names: tuple[str, ...] = ()
     help: str = ""
@@ -48,13 +49,13 @@ def read_table() -> Verb:
 
 
 def written(command: click.Group) -> str:
-    """The content that the completion table should have for this command."""
+    """The text that `verbs.json` must have for this command."""
     verbs = table(command, click.Context(command, info_name="mldebug", **command.context_settings))
     return msgspec.json.format(msgspec.json.encode(verbs), indent=1).decode() + "\n"
 
 
 def table(command: click.Command, context: click.Context) -> Verb:
-    """A command with all its subcommands as a table; hidden options are left out."""
+    """A command with all its subcommands, in the form of the completion table. Hidden options are left out."""
     shown = [param for param in command.params if not getattr(param, "hidden", False)]
     return Verb(
         name=str(context.info_name),

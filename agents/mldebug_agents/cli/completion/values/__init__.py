@@ -7,6 +7,9 @@ from mldebug_agents.cli.completion.request import CompletionRequest, Value
 
 
 class ValueSource(Protocol):
-    """Lists the values of one kind that may stand where the person is typing; it may be slow, and runs in a child."""
+    """Lists the values of one kind that may stand where the person is typing.
+
+    It may be slow, because it runs in a child process.
+    """
 
     def values(self, request: CompletionRequest) -> Iterator[Value]: ...

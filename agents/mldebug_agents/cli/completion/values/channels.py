@@ -9,7 +9,7 @@ from mldebug_agents.cli.completion.values import ValueSource
 
 
 class ChannelValues:
-    """Names of the channels in the configuration; none where the file is invalid."""
+    """The names of the notification channels in the configuration; none where the file is invalid."""
 
     def values(self, request: CompletionRequest) -> Iterator[Value]:
         """The channel names in the order of the file."""

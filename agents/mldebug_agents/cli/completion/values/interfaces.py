@@ -9,7 +9,7 @@ from mldebug_agents.cli.completion.values import ValueSource
 
 
 class InterfaceValues:
-    """The network interfaces of this node, by number."""
+    """The network interfaces of this node, in the kernel's order."""
 
     def values(self, request: CompletionRequest) -> Iterator[Value]:
         """The names of the interfaces."""

@@ -16,7 +16,7 @@ PATH = "/api/v1/status"
 
 
 class RunNames(Noun, frozen=True, kw_only=True):
-    """The fields of a run that completion needs."""
+    """The fields of a job in the agent's snapshot that completion needs."""
 
     id: str
     name: str
@@ -32,10 +32,12 @@ class RunNamesList(Noun, frozen=True, kw_only=True):
 
 
 class JobValues:
-    """Ids, then names, of the runs that the agent reports."""
+    """The jobs that the agent reports: first their ids, then their names."""
 
     def values(self, request: CompletionRequest) -> Iterator[Value]:
-        """The runs of this user's agent, or else of the service's."""
+        """The jobs of this user's agent, or else of the node's service; with a config file on the
+        command line, of its agent alone.
+        """
         own = load_config(request.config).agent.state_dir
         places = [own] if request.config else dict.fromkeys((own, SYSTEM_STATE_DIR))
         for place in places:

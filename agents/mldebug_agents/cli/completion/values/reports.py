@@ -17,10 +17,10 @@ OPENED = 40  # for a sentence each; older ones are listed without
 
 
 class ReportValues:
-    """The reports that this user may read, in the user's own and in the service's state dir."""
+    """The reports that this user may read, in the user's own state dir and in that of the service."""
 
     def values(self, request: CompletionRequest) -> Iterator[Value]:
-        """The word `latest` where there are reports, then their ids."""
+        """The word `latest` where there are reports, then the ids of the newest `LISTED`."""
         found = [one for archive in report_stores_of(request.config) for one in _readable(archive)]
         newest = sorted(found, key=attrgetter("name"), reverse=True)[:LISTED]
         if newest:
