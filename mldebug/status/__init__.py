@@ -1,1 +1,1 @@
-"""What a person sees of a node's GPUs and kernel log: data first, then lines."""
+"""The agent's state for `mldebug status`, the API, the metrics and the pages: first as data, then as lines."""

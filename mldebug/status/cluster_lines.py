@@ -1,4 +1,4 @@
-"""All nodes as their coordinator sees them, in lines for a terminal: runs first, then who is not heard of."""
+"""All nodes as their coordinator knows them, in lines for a terminal: runs first, then nodes that are silent."""
 
 from collections.abc import Iterable, Iterator
 

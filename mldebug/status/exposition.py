@@ -1,4 +1,4 @@
-"""What serves metrics to a scraper."""
+"""The interface of what serves metrics to a scraper."""
 
 from typing import Protocol
 
@@ -6,19 +6,20 @@ from mldebug.status.snapshot import Snapshot
 
 
 class Exposition(Protocol):
-    """Shows snapshots of the agent in the format of a monitoring system. Thread-safe."""
+    """Renders snapshots of the agent in the format of a monitoring system. Thread-safe."""
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Take over a newer snapshot."""
+        """Set the newest snapshot."""
         ...
 
     def scrape(self, accept: str = "", *, names: bool = True) -> tuple[bytes, str] | None:
-        """The last snapshot as (body, content type) in a format that the Accept header allows; None before the first one.
+        """The last snapshot as (body, content type), in a format that the Accept header allows; None before the first one.
 
-        Without `names` pseudonyms stand for users, jobs and their folders.
+        Without `names`, pseudonyms replace the names of users and jobs, and the paths of their
+        folders.
         """
         ...
 
     def render(self, snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
-        """Any snapshot as (body, content type), such as one user's own view."""
+        """This snapshot as (body, content type), for example one user's own part of it."""
         ...

@@ -1,4 +1,4 @@
-"""The GPUs and the kernel's log as `status` tells them: nothing but one line where all is well. Pure."""
+"""GPUs and kernel log in the lines of `mldebug status`: one line where all is well. Pure."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -60,7 +60,7 @@ def rank_lines(events: Iterable[RankEvent], run: RunState, now: float) -> Iterat
 
 
 def rank_sentences(events: Iterable[RankEvent], run: RunState) -> tuple[str, ...]:
-    """Sentences about GPU events of the run's ranks, without their age; for the API."""
+    """Sentences for the API about GPU events of the run's ranks, without the time since them."""
     return tuple(_event_words(one, run) for one in _against(events, run)[-MAX_LINES:])
 
 

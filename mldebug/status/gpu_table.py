@@ -30,7 +30,7 @@ def rows(overview: GpuOverview) -> list[Row]:
 
 
 def missing(overview: GpuOverview) -> list[tuple[int, str, str]]:
-    """Index, bus id and uuid of each GPU that is lost, not listed any more or does not answer."""
+    """Index, PCI address and uuid of each GPU that is lost, not listed any more, or does not answer."""
     lost = _lost(overview)
     here = {one.uuid for one in overview.gpus.gpus} if overview.gpus else set()
     away = [one.gpu for one in overview.count.missing] if overview.count else []
@@ -68,7 +68,10 @@ def table(found: Sequence[Row]) -> Iterator[str]:
 
 
 def users(gpu_users: Iterable[GpuUser], indices: dict[str, int]) -> Iterator[str]:
-    """One line for each job, as `train.py (1a2b3c): ranks 0-7 on GPUs 0-7`."""
+    """One line for each job: `train.py (1a2b3c): ranks 0-7 on GPUs 0-7`.
+
+    `indices`: GPU index by uuid.
+    """
     by_job: dict[tuple[str, str], list[GpuUser]] = {}
     for gpu_user in gpu_users:
         by_job.setdefault((gpu_user.job, gpu_user.job_id), []).append(gpu_user)
@@ -98,12 +101,12 @@ def _row(gpu: GpuReading, watch: GpuWatch | None, overview: GpuOverview) -> Row:
 
 
 def busy_of(gpu: GpuReading, watch: GpuWatch | None) -> float | None:
-    """The GPU's utilization by the newest reading, 0 to 1; None where it is not known."""
+    """The GPU's utilization (0 to 1) by the newest reading; None where it is not known."""
     return (watch or gpu).utilization_ratio
 
 
 def power_of(gpu: GpuReading, watch: GpuWatch | None) -> float | None:
-    """The GPU's power draw by the newest reading, watts; None where it is not known."""
+    """The GPU's power in watts by the newest reading; None where it is not known."""
     power = watch.power_watts if watch else gpu.power_instant_watts
     return gpu.power_average_watts if power is None else power
 

@@ -1,4 +1,4 @@
-"""GPUs and kernel log of a node at one moment, read by the agent or directly by a command. Pure."""
+"""GPUs and kernel log of a node at one moment, as the agent or a command has read them. Pure."""
 
 from collections.abc import Iterable, Iterator
 
@@ -19,7 +19,7 @@ FRESH = 15.0  # seconds that a read of the agent's may be old to say what a GPU 
 
 
 class GpuUser(Noun, frozen=True, kw_only=True):
-    """A rank that works on a GPU, or worked on one that is lost."""
+    """A rank that uses a GPU, or used one that is lost."""
 
     uuid: str
     job_id: str
@@ -56,19 +56,22 @@ class GpuOverview(Noun, frozen=True, kw_only=True):
         return absent | names_of(self.gpus)
 
     def gone(self, one: LostGpu) -> bool:
-        """Whether a GPU is lost for good. One that does not answer, or was not listed once, is not."""
+        """Whether a GPU is lost for good.
+
+        One that does not answer, or that one reading did not list, is not.
+        """
         missing = self.count.missing if self.count else ()
         return one.code == LOST or (one.uuid != "" and one.uuid in {it.gpu.uuid for it in missing})
 
     def devices(self, job_id: str) -> str:
-        """What a job's GPUs do, in one sentence: their fingerprint, or the plain figures where there is none."""
+        """What a job's GPUs do, in one sentence: their states, or plain figures where those are not known."""
         if sentence := self.sentences.get(job_id):
             return sentence
         uuids = {user.uuid for user in self.users if user.job_id == job_id}
         return plain_sentence(self.watch, uuids) if self.watch else ""
 
     def faults(self, job: Job) -> tuple[Fault, ...]:
-        """Faults of GPUs and node that concern the job's ranks, or nobody in particular."""
+        """Faults of GPUs and node that concern the job's ranks, or the whole node."""
         gpus = gpus_by_address(self.gpus.gpus if self.gpus else ())
         found = faults_of_events(self.events, job.id, gpus, self.node)
         return (*found, *self._lost(job.id))

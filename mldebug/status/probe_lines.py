@@ -1,4 +1,7 @@
-"""The history of probes as `probe history` tells it: what series have in common, and a line for each of them. Pure."""
+"""The history of probes as `mldebug probe history` prints it: what several series share, and a line for each.
+
+Pure.
+"""
 
 from datetime import UTC, datetime
 

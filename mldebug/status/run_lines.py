@@ -27,7 +27,7 @@ def state_words(run: RunState) -> str:
 
 
 def mood(run: RunState) -> str:
-    """How serious the state is, as the colour of a mark: good, quiet or bad."""
+    """How serious the run's state is, as a CSS class: bad with an incident, good while it is watched or has recovered, else quiet."""
     if run.incident:
         return "bad"
     return "good" if run.stage in ("watching", "recovered") else "quiet"
@@ -46,7 +46,7 @@ def _limit(run: RunState) -> str:
 
 
 def stale_words(age: float) -> str:
-    """A sentence that the agent has not looked for `age` seconds, rounded to minutes; "" while it looks."""
+    """A sentence that the agent has updated nothing for `age` seconds (rounded down to minutes); "" while that is not long."""
     if age <= STALE:
         return ""
     minutes = format_duration(60.0 * (age // 60))
@@ -54,7 +54,7 @@ def stale_words(age: float) -> str:
 
 
 def ailing_lines(agent: Snapshot) -> Iterator[str]:
-    """One line for each thing that the agent cannot do at present: failed or stuck sources, reports that are not stored."""
+    """One line for each thing that the agent cannot do now: sources that fail or hang, reports that are not stored."""
     for source in agent.sources:
         if source.name == "gpus" and agent.gpus_released_until:
             continue  # it is told by itself

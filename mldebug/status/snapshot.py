@@ -1,4 +1,7 @@
-"""What the agent knows at this moment, as one immutable value: `status`, the API and the metrics read only this."""
+"""All that the agent knows at one moment, as one immutable value.
+
+`status`, the API and the metrics read only this.
+"""
 
 import msgspec
 

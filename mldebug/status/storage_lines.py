@@ -46,7 +46,7 @@ NAME = "checkpoints"
 
 
 def checkpoints_part(snapshot: Snapshot) -> CollectorState:
-    """A row for each series of checkpoints, and below it a row for each of its newest checkpoints; empty where there are no series."""
+    """Rows for the checkpoints: one for each series, and below it one for each of its newest checkpoints; empty without series."""
     states = [
         *snapshot.checkpoint_series,
         *(one for run in snapshot.runs for one in run.checkpoint_series),

@@ -1,1 +1,1 @@
-"""Filesystems, checkpoints, directory sizes and write rates, as values. Pure."""
+"""Filesystems, checkpoints, sizes of directories and write rates, as data. Pure."""

@@ -1,7 +1,7 @@
-"""Sizes of configured directories as the counting child reports them, and the sentences about them.
+"""Sizes of configured directories, as the child process that counts them reports them, in sentences.
 
-Bytes are allocated ones (as `du`), `apparent_bytes` the lengths of files. A hard link counts once, other filesystems below
-do not count (as `du -x`).
+`bytes` are allocated ones (as `du`), `apparent_bytes` the lengths of files. A hard link counts
+once; other filesystems below do not count (as `du -x`).
 """
 
 from collections.abc import Iterator
@@ -41,12 +41,12 @@ class DirSize(Noun, frozen=True, kw_only=True):
 
     @property
     def lower_bound(self) -> bool:
-        """Whether some entries could not be counted, so that the figures are too small."""
+        """Whether some entries could not be counted, so that the true size is larger."""
         return self.unread > 0
 
 
 def dir_size_lines(trees: tuple[DirSize, ...], now: float) -> Iterator[tuple[str, bool]]:
-    """One line for each directory, and whether something is wrong with it. `now`: unix time."""
+    """(line, whether something is wrong) for each directory. `now`: unix time."""
     for tree in trees:
         yield f"{clean(tree.path, 120)}: {_words(tree, now)}", tree.how == STUCK or tree.lower_bound
 
@@ -77,7 +77,7 @@ def _how(tree: DirSize, now: float) -> str:
 
 
 def approximate(size: int) -> str:
-    """A size in bytes with three digits: `1.27 GiB`."""
+    """A size in bytes with three digits and a binary unit: `1.27 GiB`."""
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor:
             return (

@@ -1,9 +1,10 @@
-"""Which ranks write how fast, from readings at two moments. Pure.
+"""Which ranks write how fast, from two readings. Pure.
 
-What a rank has written is what the kernel charges to it and its children, less what was cancelled before it reached a disk
-(a file removed before that). What it writes to which filesystem follows from the files that it holds open: their offset grows.
-An offset grows by reading and seeking, too: a file grows by no more than its process has handed to write(2), and one that is
-open for both by no more than reading cannot have moved it.
+A rank has written what the kernel charges to it and its children, less what was cancelled before it
+reached a disk (a file removed before that). Which filesystem it writes to follows from the files
+that it holds open: their offsets grow. An offset also grows by reading and seeking. So a file grows
+by no more than its process has given to write(2), and one that is open for both by no more than
+reading cannot explain.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,13 +46,16 @@ class IoCounters(NamedTuple):
     disk: int = 0  # what came to a disk, which the counter of calls may lack
 
     def since(self, before: "IoCounters") -> "IoCounters":
-        """The bytes read and written since an earlier reading; of the kernel's two counters for writes the larger difference counts."""
+        """The bytes read and written since an earlier reading.
+
+        The kernel has two counters for writes; the larger difference counts.
+        """
         wrote = max(self.written - before.written, self.disk - before.disk)
         return IoCounters(self.read - before.read, wrote)
 
 
 class RankWrites(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of a rank and its children (monotonic seconds): net bytes written by each process, and its open files."""
+    """One reading of a rank and its children, at monotonic seconds: bytes written by each process (cancelled ones deducted), and its open files."""
 
     job: str
     rank: int
@@ -72,7 +76,7 @@ class GrowingFile(Noun, frozen=True, kw_only=True):
 
 
 class RankWriter(Noun, frozen=True, kw_only=True):
-    """How much one rank writes: total bytes since the agent found it, bytes per second, its growing files, the fastest first."""
+    """What one rank writes: bytes in all since the agent found it, bytes per second, and its growing files, the fastest first."""
 
     job: str
     rank: int
@@ -82,7 +86,10 @@ class RankWriter(Noun, frozen=True, kw_only=True):
 
 
 def compare(before: RankWrites, now: RankWrites, total: int) -> RankWriter:
-    """What a rank wrote between two readings. `total`: bytes before. New processes count from 0, ended ones not at all."""
+    """What a rank wrote between two readings.
+
+    `total`: bytes before the first. A new process counts from 0; one that ended does not count.
+    """
     seconds = max(now.at - before.at, 1e-3)
     grown = sum(
         max(0, size - before.bytes[key]) for key, size in now.bytes.items() if key in before.bytes
@@ -127,7 +134,10 @@ class _UnattributedBytes:
         self._written = {key: one.written for key, one in done.items()}
 
     def take(self, one: OpenOutput, moved: int) -> int:
-        """Bytes that a file has grown, at most what its process has written; `moved`: how moved its offset has moved."""
+        """The bytes by which a file has grown, at most what its process wrote and no other file has taken.
+
+        `moved`: by how much its offset has moved.
+        """
         key = one.pid, one.start_ticks
         if key not in self._written:
             return 0 if one.reads else moved
@@ -148,7 +158,11 @@ class _Starts:
             self._any[key] = max(one.position, self._any.get(key, 0))
 
     def of(self, one: OpenOutput) -> int:
-        """The earlier offset of a file. A new one began at 0, unless it was open elsewhere in the rank or appends."""
+        """A file's offset at the earlier reading.
+
+        For a newly opened one 0, or its offset where another process of the rank had it, or where
+        it appends.
+        """
         own = self._own.get((one.pid, one.start_ticks, one.fd, one.path))
         if own is not None:
             return own
@@ -167,7 +181,10 @@ def by_mount(writer: RankWriter) -> dict[str, float]:
 
 
 def who_fills(writers: Iterable[RankWriter], device: str, names: Mapping[str, str]) -> str:
-    """The end of an alert about a full filesystem, which says which rank writes most to it; "" where none is known to. `names`: the job names by id."""
+    """The end of an alert about a full filesystem: which rank writes most to it; "" where none is known.
+
+    `names`: job names by id.
+    """
     found = [
         (sum(one.rate for one in writer.growing if one.device == device), writer)
         for writer in writers

@@ -1,1 +1,1 @@
-"""What all web pages share: what they are built from, and how they become HTML."""
+"""What all web pages share: the data that they are built from, and how they become HTML."""

@@ -1,6 +1,7 @@
-"""A page as HTML: the frame around it, the menu, and one style and one script for all.
+"""A page as HTML: the frame around it, the menu, and one style and one script for all pages.
 
-Nothing in a page is loaded from elsewhere or stands in a style attribute, and nothing a job wrote is markup.
+A page loads nothing from elsewhere and has no style attributes, and no text of a job can become
+markup.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ POLICY = (
 
 
 class MenuEntry(NamedTuple):
-    """An entry of the pages' menu."""
+    """One entry of the menu of the web pages."""
 
     name: str
     title: str
@@ -75,12 +76,15 @@ def script() -> str:
 
 @cache
 def version() -> str:
-    """A hash of style and script, for their URLs: browsers may cache them for ever."""
+    """A hash of style and script for their URLs, so that browsers may cache them for ever."""
     return hashlib.sha256((style() + script()).encode()).hexdigest()[:12]
 
 
 def render(name: str, request: PageRequest, *, leave: bool = False, stale: str = "") -> str | None:
-    """A page as HTML; None where its subject does not exist. `stale`: how old the data are, if they are old."""
+    """A page as HTML; None where its subject (such as a run) does not exist.
+
+    `leave`: show the button to log out. `stale`: a sentence that the data are old; "" if not.
+    """
     page = pages()[name]
     built = page.build(request)
     if built is None:
@@ -103,7 +107,10 @@ def render(name: str, request: PageRequest, *, leave: bool = False, stale: str =
 
 
 def plain(name: str, title: str, **shown: object) -> str:
-    """A page without data of the node: login and errors."""
+    """A page without data of the node, such as login and errors.
+
+    `name`: its template; `shown`: values for it.
+    """
     frame = PageFrame(name=name, title=title, places=(), version=version(), every=0)
     return _environment().get_template(f"{name}.html.j2").render(f=frame, **shown)
 

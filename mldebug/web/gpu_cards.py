@@ -27,7 +27,7 @@ MOODS = {"missing": "bad", "unhealthy": "bad", "healthy": "good"}
 
 
 class Meter(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure in the list of GPUs, "-" where it was not read, and as a ratio where it has a limit."""
+    """A figure in the list of GPUs: its text ("-" where it was not read), and its ratio where it has a limit."""
 
     name: str
     words: str
@@ -50,7 +50,10 @@ class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_cards(overview: GpuOverview, doing: Mapping[str, str]) -> tuple[GpuCard, ...]:
-    """All GPUs, the worst first. `doing`: what each does, by uuid. A lost GPU's index may belong to another one now."""
+    """A card for each GPU, the worst first. `doing`: what each GPU does, in words, by uuid.
+
+    A lost GPU is told from another one that may have its index now by its PCI address.
+    """
     read = {
         _key(one.index, one.bus_id): one for one in (overview.gpus.gpus if overview.gpus else ())
     }

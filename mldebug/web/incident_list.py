@@ -37,7 +37,10 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(entries: Iterable[ReportEntry], snapshot: Snapshot) -> tuple[IncidentRow, ...]:
-    """The table rows of the reports, in the same order. A report that was never closed counts as open only while its run lives and the incident is still open there."""
+    """Rows for the list of reports, in their order.
+
+    A report that is not closed counts as open only while a run has that incident now.
+    """
     alive = {run.incident for run in snapshot.runs} - {""}
     return tuple(_row(entry, entry.id in alive) for entry in entries)
 

@@ -1,4 +1,4 @@
-"""What a page is built from, and what every page is. Pure."""
+"""The input of a web page, and the interface of all web pages. Pure."""
 
 from typing import Protocol
 
@@ -9,7 +9,10 @@ from mldebug.status.snapshot import Snapshot
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a page, with the data that this user may see; `snapshot.at` is the page's time."""
+    """A request for a page, with the data that this user may see.
+
+    `snapshot.at` is the time that the page shows.
+    """
 
     snapshot: Snapshot
     id: str = ""  # of the address: ?id=…

@@ -1,4 +1,7 @@
-"""The ranks of a run on this node as cells and rows: what each does, by letter and colour, culprits marked. Pure."""
+"""The ranks of a run on this node as cells of a map and rows of a table: what each does, by letter and colour, culprits marked.
+
+Pure.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -51,7 +54,7 @@ class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks of a run in order; `rows` has those first that should be looked at."""
+    """The ranks of a run in order. `rows`: the same, with those first that should be looked at."""
 
     cells: tuple[RankCell, ...]
     rows: tuple[RankCell, ...]

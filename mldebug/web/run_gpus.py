@@ -1,4 +1,4 @@
-"""The GPUs of one run's ranks as a table: what each does, and what is not told. Pure."""
+"""The GPUs of one run's ranks as a table: what each does, and what is not known. Pure."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,10 @@ MOST = 64
 
 
 class RankGpuRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's GPU; a figure that is not told is a dash. `hot`: heat or the power supply cuts its clocks."""
+    """One rank's GPU.
+
+    A figure that is not known is a dash. `hot`: heat or the power supply lowers its clocks.
+    """
 
     rank: int
     gpu: str
@@ -38,7 +41,7 @@ class RunGpus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_gpus(snapshot: Snapshot, run: RunState) -> RunGpus:
-    """The GPUs of the ranks that run here; empty where none is known."""
+    """The GPUs of the run's ranks on this node; empty where none is known."""
     gpus = {one.uuid: one for one in (snapshot.gpus.gpus if snapshot.gpus else ())}
     watched = {one.uuid: one for one in (snapshot.gpu_watch.gpus if snapshot.gpu_watch else ())}
     mine = [(rank, gpus[uuid], watched.get(uuid)) for rank, uuid in sorted(run.gpus.items()) if uuid in gpus]  # fmt: skip

@@ -75,7 +75,7 @@ def _item(row: Row, bad: Collection[str]) -> ListItem:
 
 
 def share(value: object) -> float | None:
-    """The ratio, if it can be drawn; otherwise None."""
+    """A row's ratio, if it is a number that a bar can show (0 or more, cut at `MOST_TIMES`); else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return min(float(value), MOST_TIMES) if math.isfinite(value) and value >= 0 else None

@@ -1,1 +1,4 @@
-"""Checkpoints of a job: the files on disk, whether they are whole, and how much work would be lost without them. Pure."""
+"""Checkpoints of a job: the files on disk, whether they are complete, and how much work would be lost by a stop now.
+
+Pure.
+"""

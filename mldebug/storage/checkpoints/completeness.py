@@ -1,4 +1,4 @@
-"""Whether a checkpoint is complete: its layouts say what must be there, the formats of its files whether one was cut off."""
+"""Whether a checkpoint is complete: its layout says which files must be there, their formats show whether one was cut off."""
 
 from collections.abc import Iterator, Sequence
 
@@ -34,14 +34,20 @@ BESIDE = _TRACKERS
 
 
 def fitting_layouts(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
-    """The layouts that fit the checkpoint, the most specific first; several may, as Megatron's folders hold PyTorch's shards."""
+    """The layouts that fit the checkpoint, the most specific first.
+
+    Several may fit, as Megatron's folders hold PyTorch's shards.
+    """
     return tuple(
         sorted((layout for layout in layouts if layout.fits(checkpoint)), key=lambda one: one.order)
     )
 
 
 def wants(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> tuple[ByteRange, ...]:
-    """Byte ranges that would help `judge` and were not read yet. Read them and call again until there are none."""
+    """Byte ranges that `judge` needs and that were not read yet.
+
+    Read them, and call again until there are none.
+    """
     fitting = fitting_layouts(checkpoint, layouts)
     if not fitting:
         return ()
@@ -60,7 +66,11 @@ def wants(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> tuple[ByteRange,
 
 
 def judge(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
-    """The verdict by names, index and file ends. Complete needs a whole listing, all that its layouts promise, no broken file."""
+    """The verdict on a checkpoint, by file names, index and file ends.
+
+    It is complete only if its whole folder was listed, all that its layouts promise is there, and
+    no checked file is broken.
+    """
     verdict = _judged(checkpoint, layouts)
     behind = _tracker_behind(checkpoint)
     if behind and verdict.state is Completeness.COMPLETE:
@@ -107,7 +117,7 @@ def _judged(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerd
 
 
 def checked_files(checkpoint: Checkpoint) -> tuple[FileEntry, ...]:
-    """The `.pt` and `.safetensors` files whose own format is checked: all, or `MOST_FILES` evenly spread."""
+    """The zip (`.pt`, …) and `.safetensors` files whose own format is checked: all, or `MOST_FILES` spread evenly."""
     found = [
         file
         for file in checkpoint.files
@@ -133,7 +143,7 @@ def _is_tensors(checkpoint: Checkpoint, one: FileEntry) -> bool:
 
 
 def worst(verdicts: Sequence[CheckpointVerdict]) -> CheckpointVerdict:
-    """The first verdict, turned into incomplete (or else unknown) with the reason of the first verdict that is so."""
+    """The first verdict, changed to incomplete if any verdict is, else to unknown if any is, with the reason of that verdict."""
     first = verdicts[0]
     for state in (Completeness.INCOMPLETE, Completeness.UNKNOWN):
         for verdict in verdicts:
@@ -151,6 +161,6 @@ def _as(verdict: CheckpointVerdict, state: Completeness, why: str) -> Checkpoint
 
 
 def unread_files(checkpoint: Checkpoint) -> Iterator[str]:
-    """The files that could not be read, each with the reason, as text."""
+    """The files that could not be read, each with the reason, as one text."""
     for path, why in sorted(checkpoint.unread.items()):
         yield f"{clean(path or checkpoint.name, 200)} {why}"

@@ -13,13 +13,16 @@ from mldebug.storage.checkpoints.rank_files import rank_family
 
 
 def group_of(name: str, *, single: bool) -> str:
-    """The common name of the files of all ranks: `ckpt_10_rank#.pt`. The name itself for folders and names without a rank."""
+    """The name with # for the rank, which the files of all ranks share: `ckpt_10_rank#.pt`.
+
+    Folders (`single` False) and names without a rank stay as they are.
+    """
     found = rank_family(name) if single else None
     return found[0] if found else name
 
 
 def join_ranks(readings: Iterable[CheckpointReading]) -> list[CheckpointReading]:
-    """The checkpoints; files that single ranks wrote for one step are joined into one checkpoint."""
+    """The checkpoints, with files that ranks wrote side by side for one step joined into one."""
     groups: dict[str, list[CheckpointReading]] = defaultdict(list)
     for reading in readings:
         groups[group_of(reading.name, single=reading.single)].append(reading)

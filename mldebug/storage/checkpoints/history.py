@@ -1,7 +1,8 @@
 """The checkpoints of one series over time: which is the last complete one, which is being written, which was left incomplete.
 
-The clock of a file server may be wrong: what was watched is dated by our own clock, and times of files are corrected by the
-difference that was measured while they grew. All times are unix seconds by our clock unless said otherwise.
+A file server's clock may be wrong. What was watched is dated by our clock, and times of files are
+corrected by the difference measured while they grew. All times are unix seconds by our clock unless
+said otherwise.
 """
 
 import itertools
@@ -25,7 +26,10 @@ CLOSE = 0.05  # of the size of earlier checkpoints
 
 
 class CheckpointReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint at one look. `oldest`, `newest`: times of its files in unix seconds by the file server's clock."""
+    """One checkpoint at one reading.
+
+    `oldest` and `newest`: times of its files in unix seconds by the file server's clock.
+    """
 
     name: str
     size: int = 0
@@ -39,7 +43,7 @@ class CheckpointReading(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> tuple[int, int, float, int]:
-        """Size, files, newest time and inode: changes with every byte that is added."""
+        """A value that changes with every byte that is added: size, number of files, newest time, inode."""
         return self.size, self.files, self.newest, self.inode
 
 
@@ -67,13 +71,13 @@ class KnownCheckpoint(Noun, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float | None:
-        """Bytes per second; None where its duration is not known or below half a second."""
+        """Bytes per second of writing it; None where the duration is not known or below half a second."""
         seconds = self.seconds
         return self.size / seconds if seconds is not None and seconds >= 0.5 else None
 
 
 class SeriesMemory(msgspec.Struct, kw_only=True):
-    """What survives a restart of the agent of one series of checkpoints."""
+    """What is stored of one series of checkpoints, so that it survives a restart of the agent."""
 
     complete: list[KnownCheckpoint] = []  # the oldest first; also those that were deleted since
     skew: float = 0.0  # seconds by which the server's clock is ahead
@@ -91,7 +95,10 @@ class _Track(msgspec.Struct, kw_only=True):
 
 
 class CheckpointSeries:
-    """All checkpoints of one kind in one folder, as one job writes them. A checkpoint that has not grown for `settle` seconds counts as written."""
+    """All checkpoints with one kind of name (`model-#.pt`) in one folder, as one job writes them.
+
+    A checkpoint that has not grown for `settle` seconds counts as written.
+    """
 
     def __init__(self, memory: SeriesMemory | None = None, settle: float = SETTLE) -> None:
         self.memory = memory or SeriesMemory()
@@ -103,13 +110,18 @@ class CheckpointSeries:
         )
 
     def reload(self, settle: float) -> None:
-        """Let a write end after so many seconds without growth from now on."""
+        """Set `settle`: a checkpoint that has not grown for this many seconds counts as written."""
         self.settle = settle
 
     # --- looking -------------------------------------------------------------------------------------
 
     def look(self, now: float, readings: Sequence[CheckpointReading], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip
-        """Add the readings of one look at unix time `now`. `whole`: the look saw the whole folder, so a checkpoint without a reading is gone."""
+        """Add the readings made at unix time `now`.
+
+        `step` and `world_size`: the run's at that time; None: not known.
+
+        `whole`: the whole folder was read, so a checkpoint without a reading is gone.
+        """
         in_order = sorted(
             readings[:MAX_TRACKS], key=lambda it: it.newest
         )  # each is compared with those before it
@@ -280,11 +292,11 @@ class CheckpointSeries:
 
     @property
     def complete(self) -> tuple[KnownCheckpoint, ...]:
-        """The complete ones that are there, the oldest first."""
+        """The complete checkpoints that are on disk, the oldest first."""
         return self.of(Completeness.COMPLETE)
 
     def of(self, state: Completeness) -> tuple[KnownCheckpoint, ...]:
-        """The present checkpoints of this state, the oldest first."""
+        """The checkpoints on disk that have this state, the oldest first."""
         return tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.state is state)
 
     @property
@@ -298,7 +310,7 @@ class CheckpointSeries:
 def size_change(
     checkpoint: KnownCheckpoint, all_of_them: Iterable[KnownCheckpoint]
 ) -> float | None:
-    """By how much a checkpoint's size differs from the median of up to 5 before it: 0.1 is 10 % larger; None without any before."""
+    """By how much a checkpoint's size differs from the median of up to 5 before it (0.1: 10 % larger); None without any before."""
     sizes = [one.size for one in all_of_them if one.ended < checkpoint.ended and one.name != checkpoint.name and one.size][-5:]  # fmt: skip
     return checkpoint.size / statistics.median(sizes) - 1.0 if sizes else None
 

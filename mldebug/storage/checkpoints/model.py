@@ -13,7 +13,10 @@ Kind = Literal["file", "folder", "link", "other"]
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """One file or folder below a folder. `path` is relative to it; bytes that are no UTF-8 are surrogates."""
+    """One file or folder below a checkpoint's folder.
+
+    `path` is relative to it; bytes that are no UTF-8 are surrogates.
+    """
 
     path: str
     size: int = 0  # bytes
@@ -23,10 +26,13 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class ByteRange(NamedTuple):
-    """A range of bytes that a layout needs of one file; path "" is the checkpoint itself where it is a single file.
+    """A range of bytes of one file that a layout asks for.
 
-    With `find` the answer is not these bytes but all distinct matches of that regular expression in them, sorted, one a line
-    (of at most 100 bytes each): large files are searched piece by piece and never held in memory.
+    Path "" is the checkpoint itself, where it is a single file.
+
+    With `find` the answer is not these bytes but all distinct matches of that regular expression in
+    them: sorted, one a line, at most 100 bytes each. Large files are searched piece by piece and
+    never held in memory.
     """
 
     path: str
@@ -57,7 +63,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completeness(StrEnum):
-    """Whether a checkpoint can be resumed from."""
+    """Whether a checkpoint is complete, so that a job can resume from it."""
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"  # its writer died, or it was damaged since
@@ -79,7 +85,7 @@ class CheckpointVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(Protocol):
-    """One way to lay out a checkpoint: what each file in `layouts/` creates."""
+    """How a framework lays out a checkpoint on disk. Each file in `layouts/` creates one."""
 
     order: int  # layouts are tried in rising order: special ones before general ones
 
@@ -88,11 +94,17 @@ class Layout(Protocol):
         ...
 
     def wants(self, checkpoint: Checkpoint) -> Iterable[ByteRange]:
-        """Byte ranges (of an index, mostly) that `judge` needs. Called again when they were read, as one may lead to the next."""
+        """Byte ranges (mostly of an index) that `judge` needs.
+
+        Called again after they were read, as one may lead to the next.
+        """
         ...
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
-        """Whether all that the layout promises is there. Single `.pt` and `.safetensors` files are checked elsewhere."""
+        """The verdict whether all that the layout promises is there.
+
+        The formats of single `.pt` and `.safetensors` files are checked elsewhere.
+        """
         ...
 
 

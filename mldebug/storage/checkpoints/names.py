@@ -1,4 +1,4 @@
-"""What the names of files and folders say: which is a checkpoint, which checkpoints are of one series, and of which step.
+"""What names of files and folders say: which is a checkpoint, which ones belong to one series, and of which step each is.
 
 | a file that a job writes | the checkpoint | its series |
 |---|---|---|
@@ -7,7 +7,7 @@
 | `/out/last/__0_0.distcp` | the folder of the shards | `last` |
 | `/out/data.pt` | none: neither step nor a word of checkpoints | |
 
-A wrong name is worse than none: other programs write `.pt` and `.bin` as well.
+A wrong checkpoint is worse than none: other programs write `.pt` and `.bin` files as well.
 """
 
 import re
@@ -48,7 +48,7 @@ MAX_UP_NUMBERED = 8
 
 
 class CheckpointPath(NamedTuple):
-    """Where a checkpoint lies: a folder, and its name (of a file or a folder) in it."""
+    """Where a checkpoint is: a folder, and the name of a file or folder in it."""
 
     folder: str
     name: str
@@ -61,7 +61,7 @@ def is_part(name: str) -> bool:
 
 
 def checkpoint_of(path: str) -> CheckpointPath | None:
-    """The checkpoint that a file at that path is a part of; None where its name does not show one."""
+    """The checkpoint that the file at `path` is a part of; None where its name does not show one."""
     name, folder = basename(path), dirname(path)
     if not is_part(name) or not folder or folder == "/":
         return None
@@ -101,14 +101,14 @@ def _outermost(folder: str) -> str:
 
 
 def final_name(name: str) -> str:
-    """The name without marks of being unfinished: `checkpoint-5` for `tmp-checkpoint-5` and `checkpoint-5.tmp`."""
+    """The name without marks for unfinished files: `checkpoint-5` for `tmp-checkpoint-5` and `checkpoint-5.tmp`."""
     if name in _INDEX:
         return name
     return _AFTER.sub("", _BEFORE.sub("", name)) or name
 
 
 def without_steps(path: str) -> str:
-    """A path inside a checkpoint, the same for all checkpoints of its series: `step#/rank0.pt` for `global_step500/rank0.pt`."""
+    """A path inside a checkpoint with # for the step, so that it is the same in all checkpoints of the series: `step#/rank0.pt` for `global_step500/rank0.pt`."""
     return _STEP.sub("step#", path)
 
 
@@ -123,7 +123,10 @@ def series_of(name: str) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step or iteration in a name, else None: `checkpoint-3.pt` may count anything, and an epoch is no step."""
+    """The step or iteration in a name; None where it has none.
+
+    The number in `checkpoint-3.pt` may count anything, and an epoch is no step.
+    """
     name = basename(name)[:255]
     if found := _COUNTED.findall(name):
         return int(found[-1])

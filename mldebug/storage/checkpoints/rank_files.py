@@ -1,6 +1,7 @@
-"""Which ranks have a file in a checkpoint, and whether one is missing: judged by the world size and by other checkpoints.
+"""Which ranks have a file in a checkpoint, and whether one is missing, by the world size and by other checkpoints.
 
-By file names alone: `rank3.pt`, `mp_rank_03/…`, `zero_pp_rank_3_mp_rank_00_…`, `rng_state_3.pth`. Of several numbers the first counts.
+Only file names are used: `rank3.pt`, `mp_rank_03/…`, `zero_pp_rank_3_mp_rank_00_…`,
+`rng_state_3.pth`. Of several numbers the first counts.
 """
 
 import re
@@ -31,7 +32,10 @@ def rank_family(path: str) -> tuple[str, int] | None:
 
 
 def ranks_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """The ranks that have a file in the checkpoint: rank set by file name (with # for the rank); empty where it is too long."""
+    """The ranks that have a file in the checkpoint, folded, by file name with # for the rank.
+
+    Empty with more than `MAX_FAMILIES` names; sets that are too long as text are left out.
+    """
     found: dict[str, set[int]] = defaultdict(set)
     for file in checkpoint.files:
         if named := rank_family(without_steps(file.path) if file.path else checkpoint.name):
@@ -43,7 +47,10 @@ def ranks_of(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def kinds_of(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The names of the files that every checkpoint of a series should have, with # for numbers: weights, optimizer, state. Empty where they are many."""
+    """Names, with # for numbers, of the checkpoint's files with weights, optimizer or other state, which every checkpoint of its series should have.
+
+    Empty where there are more than `MAX_KINDS`.
+    """
     kinds = {
         _NUMBER.sub("#", without_steps(file.path))
         for file in checkpoint.files
@@ -53,12 +60,18 @@ def kinds_of(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def writer_count(ranks: Ranks) -> int | None:
-    """How many ranks have a file of their own; None where no file name has a rank."""
+    """The number of ranks that have a file of their own; None where no file name has a rank.
+
+    `ranks`: as of `ranks_of`.
+    """
     return max((len(unfold(text)) for text in ranks.values()), default=None)
 
 
 def first_lacking(own: Ranks, other: Ranks) -> str:
-    """The first rank file that another checkpoint has and this one lacks, in words; "" where none. Kinds of files that this one has none of do not count."""
+    """The first file of a rank that another checkpoint has and this one lacks, in words; "" where there is none.
+
+    File names (with # for the rank) of which this one has no file at all do not count.
+    """
     for name, text in other.items():
         lost = set(unfold(text)) - set(unfold(own[name])) if name in own else set()
         if lost:
@@ -80,7 +93,7 @@ class OtherCheckpoint:
 
 
 def lost_kind(kinds: tuple[str, ...], earlier: Iterable[OtherCheckpoint]) -> str:
-    """Which file a checkpoint lacks that all complete ones before it have, in words; "" where none."""
+    """In words, a file that a checkpoint lacks and that the last complete ones before it all have; "" where there is none."""
     compared = sorted(
         (one for one in earlier if one.whole and one.kinds), key=lambda it: (it.step or 0, it.ended)
     )[-MOST_EARLIER:]
@@ -91,10 +104,10 @@ def lost_kind(kinds: tuple[str, ...], earlier: Iterable[OtherCheckpoint]) -> str
 
 
 def missing_files(ranks: Ranks, writers: int | None, world: int | None, others: Iterable[OtherCheckpoint]) -> tuple[Completeness, str] | None:  # fmt: skip
-    """Why a checkpoint that looks complete is not, or may not be; None where nothing speaks against it.
+    """Why a checkpoint that looks complete is incomplete or may be, as (state, reason); None where nothing speaks against it.
 
-    `writers`: ranks that wrote a file, where each rank writes its own. Only a part of the ranks may write (one of each node):
-    two checkpoints that agree show that this is so.
+    `writers`: ranks that wrote a file; `world`: ranks of the run; None: not known. Maybe only some
+    ranks write (one of each node): two checkpoints that agree show this.
     """
     compared = list(others)
     for one in compared:

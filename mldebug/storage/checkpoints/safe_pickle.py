@@ -1,7 +1,8 @@
-"""Objects that a pickle would make, as inert records: nothing is imported, called, or allocated by a number in the file.
+"""The objects that a pickle would make, as plain records: nothing is imported or called, and no number in the file sets a size of memory.
 
-`pickletools` only cuts a pickle into operations; the machine below runs those that hold data. A class is its name, an
-object its arguments and its state. Dicts are lists of pairs, since hashing a deep key could exhaust the stack.
+`pickletools` cuts a pickle into operations; the machine below runs those that hold data. A class is
+its name, an object its arguments and its state. Dicts are lists of pairs, since hashing a deeply
+nested key could exhaust the stack.
 """
 
 import pickletools
@@ -14,7 +15,7 @@ Pairs = list[tuple[Any, Any]]
 
 
 class PickledObject:
-    """A call that unpickling would make. It is not made, only recorded: which callable, with which state."""
+    """A call that unpickling would make, recorded and not made: which callable, with which arguments and state."""
 
     __slots__ = ("name", "state")
 
@@ -38,13 +39,16 @@ class _Pairs(list[tuple[Any, Any]]):
 
 
 def lookup(pairs: Any, key: str) -> Any:
-    """The last value of that key in a dict (a list of pairs); None for anything else or a missing key."""
+    """The last value of a key in a dict (a list of pairs); None for a missing key, or where `pairs` is no such list."""
     found = pairs if isinstance(pairs, _Pairs) else ()
     return next((value for name, value in reversed(found) if isinstance(name, str) and name == key), None)  # fmt: skip
 
 
 def pickled_objects(data: bytes) -> list[PickledObject]:
-    """All objects of a pickle in the order in which they are made; ValueError for anything odd."""
+    """All objects of a pickle, in the order in which they are made.
+
+    Raises ValueError for data that is not understood.
+    """
     if len(data) > MAX_BYTES:
         raise ValueError("too large")
     machine = _Machine()

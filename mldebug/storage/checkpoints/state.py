@@ -42,7 +42,11 @@ class SeriesState(Noun, frozen=True, kw_only=True):
 
 
 def series_state(series: CheckpointSeries, name: tuple[str, str, str], now: float, *, step: int | None = None, trouble: str = "", gaps: tuple[Gap, ...] = ()) -> SeriesState:  # fmt: skip
-    """The state of a series at unix time `now`. `name`: run, folder, series; `step`: of the run; `trouble`: why the last look was not whole."""
+    """The state of a series at unix time `now`.
+
+    `name`: (run, folder, series); `step`: the run's; `trouble`: why the last reading was
+    incomplete, "" if it was not.
+    """
     run, folder, kind = name
     checkpoints, whole = series.checkpoints, series.complete
     last = whole[-1] if whole else None
@@ -70,7 +74,10 @@ def series_state(series: CheckpointSeries, name: tuple[str, str, str], now: floa
 
 
 def lost(last: KnownCheckpoint, now: float, step: int | None) -> tuple[float, int | None]:
-    """Seconds and steps of work since that checkpoint was begun (work done while it is being written is lost with it)."""
+    """(seconds, steps) of work since this checkpoint was begun, which a stop at `now` would lose; steps None where not known.
+
+    Work done while a checkpoint is written is not in it.
+    """
     since = last.began if last.began is not None else last.ended
     behind = step - last.step if step is not None and last.step is not None else None
     return max(0.0, now - since), behind if behind is not None and behind >= 0 else None
@@ -146,6 +153,6 @@ def lines_of(states: Iterable[SeriesState], run: str) -> list[str]:
 
 
 def newest_of(states: Sequence[SeriesState], run: str) -> SeriesState | None:
-    """The series of a run whose last complete checkpoint is the newest, from which it would resume; None without any."""
+    """The run's series with the newest complete checkpoint, from which the run would resume; None where there is none."""
     found = [state for state in states if state.run == run and state.last]
     return max(found, key=lambda one: one.last.ended if one.last else 0.0, default=None)

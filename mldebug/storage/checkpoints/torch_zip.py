@@ -1,6 +1,9 @@
-"""Whether a file of `torch.save` is whole, judged by its zip directory, which is written last. Nothing is unpickled.
+"""Whether a file of `torch.save` is complete, by its zip directory, which is written last.
 
-Source: PKWARE APPNOTE 6.3.10, sections 4.3.14 to 4.3.16; PyTorch writes no comment, and a zip64 record above 4 GiB.
+Nothing is unpickled.
+
+Source: PKWARE APPNOTE 6.3.10, sections 4.3.14 to 4.3.16; PyTorch writes no comment, and a zip64
+record above 4 GiB.
 """
 
 import struct
@@ -42,7 +45,7 @@ def tail(entry: FileEntry) -> ByteRange:
 
 
 def last(entry: FileEntry) -> ByteRange:
-    """The end record with which every zip file without a comment ends."""
+    """The byte range of the end record, with which every zip file without a comment ends."""
     return ByteRange(entry.path, max(0, entry.size - _END.size), _END.size)
 
 
@@ -53,7 +56,10 @@ def is_ended(checkpoint: Checkpoint, entry: FileEntry) -> bool | None:
 
 
 def check(checkpoint: Checkpoint, entry: FileEntry) -> FileCheck:
-    """Whether the zip directory at its end fits its size: a file that was cut off has none."""
+    """Whether the zip directory at the file's end fits the file's size, and the reason if not.
+
+    A file that was cut off has no directory.
+    """
     if not entry.size:
         return BROKEN, "is empty"
     begin, end = checkpoint.parts.get(head(entry)), checkpoint.parts.get(tail(entry))

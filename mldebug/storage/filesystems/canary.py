@@ -1,4 +1,7 @@
-"""The result of writing, syncing and removing a small file: `df` may be half an hour late, and knows no quota. Pure."""
+"""Results of test writes: a small file is written, synced and removed, as `df` may be half an hour late and knows no quota.
+
+Pure.
+"""
 
 import errno
 
@@ -18,7 +21,13 @@ _OUTCOMES = {errno.EROFS: "read_only", errno.ENOSPC: "full", errno.EDQUOT: "quot
 
 
 class CanaryResult(Noun, frozen=True, kw_only=True):
-    """The result of writing the test file. `errno`: 0 for success, else the error, with the free bytes and inodes that statvfs named at that moment. `seconds`: how long it took."""
+    """The result of writing the test file.
+
+    `errno`: 0 for success, else the error, with the free bytes and inodes by statvfs at that
+    moment.
+
+    `seconds`: how long it took.
+    """
 
     errno: int = 0
     seconds: float = 0.0
@@ -28,7 +37,7 @@ class CanaryResult(Noun, frozen=True, kw_only=True):
 
 
 class CanaryWrite(Noun, frozen=True, kw_only=True):
-    """One test write: its result, or the seconds for which it has not come back."""
+    """One test write: its result, or for how many seconds it has not returned."""
 
     path: str
     stuck: float = 0.0
@@ -44,7 +53,7 @@ class CanaryWrite(Noun, frozen=True, kw_only=True):
 
 
 def sentence(one: CanaryWrite, size: int) -> str:
-    """The result of a test write as a sentence; `size`: bytes that were to be written."""
+    """The result of a test write as a sentence. `size`: bytes of the test file."""
     if one.stuck:
         return f"{one.path}: a test write has not come back for {one.stuck:.0f} s"
     if not one.result.errno:

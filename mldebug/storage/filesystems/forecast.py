@@ -1,4 +1,4 @@
-"""When a filesystem will be full: by robust slopes that a burst does not bend, or by checkpoints that repeat."""
+"""When a filesystem will be full: by its usual growth, which single bursts do not change, or by checkpoints that repeat."""
 
 import itertools
 import statistics
@@ -27,7 +27,7 @@ class Point(NamedTuple):
 
 
 class CheckpointBursts(NamedTuple):
-    """Bursts of writing that repeat: bytes that one writes, bytes that stay of it, seconds between two, unix time of the last end."""
+    """Bursts of writing that repeat: bytes written by one, bytes that stay of it, seconds between two, unix time at which the last ended."""
 
     written: float
     kept: float
@@ -76,7 +76,7 @@ def forecast(points: Sequence[Point], free: float) -> Forecast:
 
 
 def growth(points: Sequence[Point]) -> float:
-    """Growth in units per second: the median of the slopes over several windows of time."""
+    """Growth per second, in the points' unit: the median of the slopes over several windows of time."""
     end, span = points[-1].at, points[-1].at - points[0].at
     windows = [window for window in WINDOWS if window < span] + [span]
     slopes = []
@@ -88,7 +88,7 @@ def growth(points: Sequence[Point]) -> float:
 
 
 def find_checkpoints(points: Sequence[Point]) -> CheckpointBursts | None:
-    """Checkpoints seen as bursts of similar size with pauses between; None where the usage grows in another way."""
+    """Checkpoints, recognized as bursts of similar size at regular times; None where the usage grows in another way."""
     bursts = _bursts(points)
     if len(bursts) > LEAST_BURSTS and bursts[0].began <= points[0].at:
         bursts = bursts[1:]  # its start was not seen

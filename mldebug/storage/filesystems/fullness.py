@@ -21,19 +21,24 @@ class Fullness(Noun, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Share of the bytes in use, 0 to 1."""
+        """The share of the bytes in use, 0 to 1."""
         return 1 - self.left / self.size if self.size else 0.0
 
     @property
     def inode_share(self) -> float:
-        """Share of the inodes in use, 0 to 1; 0 where they are not counted."""
+        """The share of the inodes in use, 0 to 1; 0 where the filesystem does not count them."""
         return 1 - self.inodes_left / self.inodes if self.inodes else 0.0
 
 
 def fullness(
     size: int, free: int, available: int, inodes: int, inodes_left: int, usable: float
 ) -> Fullness:
-    """Fullness from the figures of statvfs: bytes, without what is reserved for root, as `df` counts. `usable`: the share of the size (0 to 1) at which writes fail."""
+    """Fullness from the figures of statvfs, in bytes.
+
+    What is reserved for root does not count, as in `df`.
+
+    `usable`: the share of the size (0 to 1) at which writes fail.
+    """
     used = max(0, size - free)
     can = (used + available) * usable
     left = min(available, max(0.0, can - used))
@@ -49,8 +54,9 @@ def fullness_alerts(
 ) -> Iterator[StorageAlert]:
     """The alerts about one filesystem.
 
-    `title`: its name in sentences. `limits`: for bytes, and the share of inodes. `ahead`: forecasts of bytes and of inodes. `early`:
-    seconds and checkpoints left, below which to alert.
+    `title`: its name in sentences. `limits`: for bytes, and the share of inodes (0 to 1). `ahead`:
+    forecasts for bytes and for inodes. `early`: (seconds, checkpoints); an alert is due when less
+    is left.
     """
     if now.size and limits[0].passed(now.share, now.left):
         yield StorageAlert(
@@ -74,7 +80,10 @@ def fullness_alerts(
 
 
 def is_soon(ahead: Forecast, early: tuple[float, int]) -> bool:
-    """Whether the forecast is so near that an alert is due. `early`: seconds and checkpoints left, below which it is."""
+    """Whether the forecast is so near that an alert is due.
+
+    `early`: (seconds, checkpoints); it is when less is left.
+    """
     if ahead.saves_left is not None:
         return ahead.saves_left <= early[1] or (
             ahead.trusted and (ahead.seconds_left or 0.0) <= early[0]

@@ -15,7 +15,11 @@ MOST_STORED = 32  # filesystems, those first that change most
 
 
 class StoredHistory(msgspec.Struct):
-    """The stored history of one filesystem. `source` detects that another filesystem has got the same device number after a restart."""
+    """The stored history of one filesystem.
+
+    `source`: its device or server, to notice that another filesystem got the device number after a
+    restart.
+    """
 
     device: str
     root: str
@@ -24,7 +28,10 @@ class StoredHistory(msgspec.Struct):
 
 
 class FilesystemHistory(msgspec.Struct):
-    """Bytes and inodes left over time, with a minus sign so that filling rises; the size of a pool may change, what is left counts."""
+    """Bytes and inodes left over time, stored negative so that filling rises.
+
+    What is left counts, not what is used, as a pool's size may change.
+    """
 
     source: str = ""
     left: "collections.deque[Point]" = msgspec.field(
@@ -36,7 +43,7 @@ class FilesystemHistory(msgspec.Struct):
     writable: bool = False  # it was once seen to be writable
 
     def turns_read_only(self, is_read_only: bool) -> bool:
-        """Whether a filesystem that is read-only now was writable at an earlier reading."""
+        """Whether the filesystem, if read-only now, was writable at an earlier reading."""
         self.writable = self.writable or not is_read_only
         return self.writable and is_read_only
 
@@ -49,7 +56,10 @@ class FilesystemHistory(msgspec.Struct):
         self.inodes.append(Point(at, -inodes_left))
 
     def recall(self, now: float, stored: StoredHistory) -> None:
-        """Put the readings of the last day that an earlier agent stored before its own."""
+        """Put those readings of the last day that an earlier agent stored before this agent's own.
+
+        `now`: unix time.
+        """
         first = self.left[0].at if self.left else now
         for at, left, inodes in sorted(stored.looks, reverse=True)[: KEPT - len(self.left)]:
             if now - LONGEST <= at < first:
@@ -57,14 +67,14 @@ class FilesystemHistory(msgspec.Struct):
                 self.inodes.appendleft(Point(at, -float(inodes)))
 
     def thinned(self) -> list[tuple[float, int, int]]:
-        """At most 450 readings, as they are stored: recent ones all, older ones every fourth."""
+        """At most 450 readings for storing: all recent ones, and every fourth of the older ones."""
         looks = list(zip(self.left, self.inodes, strict=True))
         some = looks[:-RECENT][::EVERY] + looks[-RECENT:]
         return [(round(a.at, 1), round(-a.used), round(-b.used)) for a, b in some]
 
     @property
     def span(self) -> float:
-        """Difference in bytes between the least and the most free space in the history."""
+        """The largest minus the smallest free space in the history, in bytes."""
         used = [one.used for one in self.left]
         return max(used) - min(used) if used else 0.0
 
@@ -72,7 +82,10 @@ class FilesystemHistory(msgspec.Struct):
 def encode_histories(
     pasts: Iterable[tuple[tuple[str, str], FilesystemHistory]], others: Iterable[StoredHistory] = ()
 ) -> bytes:
-    """Histories as JSON, with those that changed most first. Keys: (device, root). `others`: stored ones of filesystems not found yet."""
+    """Histories as JSON, at most `MOST_STORED`, those that changed most first.
+
+    `pasts`: by (device, root). `others`: stored ones of filesystems that were not found yet.
+    """
     most = sorted(pasts, key=lambda one: -one[1].span)
     rows = [StoredHistory(*key, past.source, past.thinned()) for key, past in most if past.left]
     rows = [*rows, *others][:MOST_STORED]

@@ -1,4 +1,4 @@
-"""How full is too full: a share, or what must be left, for each path; and how much of a filesystem can really be used."""
+"""The configured limits of filesystems: how full is too full (a share, or bytes that must be left) for each path, and which share can really be used."""
 
 import math
 import re
@@ -47,7 +47,7 @@ def parse_limit(text: str) -> UsageLimit:
 
 
 def nearest_rule(rules: Mapping[str, str], path: str) -> str | None:
-    """The rule for the path itself or for the nearest folder above it; None without any."""
+    """The value of the rule for the path itself, or for the nearest folder above it; None where there is no rule."""
     above = [key for key in rules if _holds(key, path)]
     return rules[max(above, key=len)] if above else None
 
@@ -58,7 +58,7 @@ def default_limit(path: str) -> UsageLimit:
 
 
 def usable(rules: Mapping[str, float], path: str, fstype: str) -> float:
-    """The share of a filesystem (0 to 1) that may be filled before writes fail, by its path or else by its type."""
+    """The share of a filesystem (0 to 1) that can be filled before writes fail: the rule for its path, else by its type."""
     above = [key for key in rules if _holds(key, path)]
     if above:
         return rules[max(above, key=len)]

@@ -1,4 +1,7 @@
-"""What a site's quota tool printed, read by the site's own pattern. Pure; every way to fail is a `QuotaError`."""
+"""Reads the output of a site's quota tool by the site's own pattern.
+
+Pure; every failure is a `QuotaError`.
+"""
 
 import re
 from typing import NamedTuple
@@ -10,11 +13,14 @@ MOST = 1000  # matches that are read
 
 
 class QuotaError(ValueError):
-    """How much is used could not be read; the text says why."""
+    """The quota could not be read; the text says why."""
 
 
 class QuotaUsage(NamedTuple):
-    """The fullest of the quotas that a tool printed. `share` may be above 1 within a grace period; `used`, `limit` in bytes or None."""
+    """The fullest of the quotas that a tool printed.
+
+    `share` of the limit: above 1 within a grace period. `used`, `limit`: bytes, or None.
+    """
 
     share: float
     used: float | None = None
@@ -22,7 +28,10 @@ class QuotaUsage(NamedTuple):
 
 
 def read_quota(pattern: str, text: str) -> QuotaUsage:
-    """The fullest quota in the text, by the named groups of the pattern. Raises QuotaError: empty, no match, or no number."""
+    """The fullest quota in a tool's output, by the named groups of the pattern.
+
+    Raises QuotaError for an empty output, no match, or no number.
+    """
     if not text.strip():
         raise QuotaError("the tool printed nothing")
     try:
@@ -54,7 +63,10 @@ def _quota(groups: dict[str, str | None]) -> QuotaUsage | None:
 
 
 def amount(text: str | None) -> float:
-    """An amount such as `1.5T`, `1024` or `20GiB` (units are powers of 1024), with the * that `quota` adds when a limit is passed."""
+    """The bytes that a text such as `1.5T`, `1024` or `20GiB` means (units are powers of 1024).
+
+    A `*`, by which `quota` marks a passed limit, is ignored.
+    """
     match = _AMOUNT.fullmatch((text or "").strip())
     if match is None:
         raise QuotaError(f"{(text or '')[:40]!r} is no amount")

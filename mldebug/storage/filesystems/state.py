@@ -1,4 +1,4 @@
-"""What the collectors of storage report: measures for metrics, rows for `status --storage`, alerts, gaps."""
+"""The results of the storage collectors: values for metrics, rows for `status --storage`, alerts, and what could not be read ("gaps")."""
 
 from mldebug.core.model import Gap, Noun
 
@@ -7,7 +7,7 @@ Row = dict[str, Cell]  # the key "line" holds what people read
 
 
 class Measure(Noun, frozen=True, kw_only=True):
-    """One value of a metric, by the metric's name; the exporter declares the metric."""
+    """One value of a metric. `metric`: the metric's name, which the exporter declares."""
 
     metric: str
     labels: tuple[str, ...] = ()

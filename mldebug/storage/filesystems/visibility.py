@@ -11,9 +11,11 @@ UIDS = "uids"  # of a row: who may see it, as "1000 1001"; absent or empty: ever
 
 
 def of_user(state: StorageState, uid: int, runs: Collection[str], pids: Collection[int] = ()) -> StorageState:  # fmt: skip
-    """The part of the storage state that a user may see: without mounts that only other users' jobs use, what their ranks write, and who fills a mount.
+    """The part of the storage state that a user may see.
 
-    `runs`: ids of the user's runs; `pids`: of their ranks, whose gaps are shown.
+    Left out are mounts that only other users' jobs use, what other users' ranks write, and who
+    fills a mount. `runs`: ids of the user's runs; `pids`: processes of their ranks, whose gaps are
+    shown.
     """
     return StorageState(parts=tuple(_part(one, uid, runs, pids) for one in state.parts))
 

@@ -68,7 +68,7 @@ class RunPage:
     reports = True
 
     def build(self, request: PageRequest) -> RunPageData | None:
-        """The page's data; None where the run is over, or belongs to another user."""
+        """The page's data; None where the user has no live run with this id."""
         snapshot = request.snapshot
         run = next((one for one in snapshot.runs if one.id == request.id), None)
         if run is None:

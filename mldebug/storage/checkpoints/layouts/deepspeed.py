@@ -32,11 +32,11 @@ class DeepSpeed:
     order = 10
 
     def fits(self, checkpoint: Checkpoint) -> bool:
-        """Whether the folder itself holds a DeepSpeed file of a rank."""
+        """Whether the folder itself (not one below it) has a DeepSpeed file of a rank."""
         return any(_MODEL.fullmatch(file.path) or _OPTIMIZER.fullmatch(file.path) for file in checkpoint.files)  # fmt: skip
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
-        """Nothing: `latest`, which lies beside the folder, is always read."""
+        """Asks for nothing: `latest`, which lies beside the folder, is always read."""
         yield from ()
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:

@@ -38,7 +38,7 @@ class Distributed:
         )
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
-        """Each whole index; of an index over 2 MiB only the file names in it, and the ends of the shards."""
+        """Asks for each whole index (`.metadata`); of one over 2 MiB only for the file names in it and the ends of the shards."""
         for one in _indexes(checkpoint):
             if one.size <= MAX_BYTES:
                 yield _whole(one)

@@ -33,7 +33,7 @@ class Megatron:
         return any(_RANK.fullmatch(file.path) or _is_shard(file.path) for file in checkpoint.files)
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
-        """Nothing: the tracker file, which lies beside the folder, is always read."""
+        """Asks for nothing: the tracker file, which lies beside the folder, is always read."""
         yield from ()
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:

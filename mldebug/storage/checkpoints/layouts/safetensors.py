@@ -29,11 +29,14 @@ class Safetensors:
         return any(name.endswith(".safetensors") for name in names)
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
-        """Yields nothing: the format check of each file reads what it needs."""
+        """Asks for nothing: the format check of each file reads what it needs."""
         yield from ()
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
-        """Complete as far as names show; `writers` is the number of ranks in the names, where they have any."""
+        """Complete as far as file names show.
+
+        `writers`: the number of ranks in the names, where they have any.
+        """
         names = [final_name(file.path or checkpoint.name) for file in checkpoint.files]
         verdict = complete(NAME, sum(name.endswith(".safetensors") for name in names))
         return msgspec.structs.replace(verdict, writers=writer_count(ranks_of(checkpoint)))

@@ -31,11 +31,14 @@ class TorchSave:
         )
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
-        """Yields nothing: the format check of each file reads what it needs."""
+        """Asks for nothing: the format check of each file reads what it needs."""
         yield from ()
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
-        """Complete as far as names show; `writers` is the number of ranks in the names, where they have any."""
+        """Complete as far as file names show.
+
+        `writers`: the number of ranks in the names, where they have any.
+        """
         count = sum(
             final_name(file.path or checkpoint.name).endswith(SUFFIXES) for file in checkpoint.files
         )
