@@ -1,6 +1,4 @@
-"""Ranks with plain RANK and WORLD_SIZE, set by a script, a scheduler's template, or a launcher that
-has no plugin of its own.
-"""
+"""Ranks with plain RANK and WORLD_SIZE, set by a script, a scheduler, or a launcher without a plugin of its own."""
 
 from collections.abc import Mapping
 
