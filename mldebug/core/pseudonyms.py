@@ -53,8 +53,9 @@ _MAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}
 
 
 class Pseudonyms:
-    """Replaces names (users, nodes, jobs), ids and addresses by made-up ones, the same for the same original. Learn all names
-    first, then replace.
+    """Replaces names (users, nodes, domains, folders in /home), ids (UUIDs, serial numbers, GUIDs) and addresses (IP,
+    MAC, mail) by made-up ones, the same for the same original, and hides secrets. Learn all names first, then
+    replace.
     """
 
     def __init__(self) -> None:

@@ -126,7 +126,9 @@ def close_incident(incident: Incident, state: State, at: float, what: str) -> In
 
 
 def add_exit(incident: Incident, attempt: AttemptExit, at: float, what: str) -> Incident:
-    """Add an attempt (one start of the job) that failed; for the attempt that the incident has, the exits of further ranks.
+    """Add a failed attempt (one start of the job): it becomes `exit`, the captures are dropped, and the incident is open
+    again. Where `exit` is of this same attempt already, the record of it with more ranks is kept, and nothing else
+    changes but the timeline.
 
     `at`: unix time; `what`: for the timeline.
     """

@@ -241,7 +241,10 @@ class Monitoring(Engine):
 
 
 class Profile(Engine):
-    """Traces by the profile or trace function of each thread. A thread that already has such a function is not traced."""
+    """The engine before Python 3.12: traces by sys.settrace if lines are wanted, else by sys.setprofile, in each thread.
+    A thread that has such a function already is not traced; if that is the thread that starts tracing, none is. Other
+    threads that run already are traced only with the C module.
+    """
 
     @property
     def kind(self) -> str:

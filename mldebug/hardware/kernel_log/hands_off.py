@@ -11,9 +11,10 @@ _XIDS = (KernelEventKind.XID, KernelEventKind.GPU_LOST)  # an SXid has numbers o
 
 
 def hands_off(bursts: Iterable[Burst], now: float) -> tuple[HandsOff, ...]:
-    """GPUs that must not be touched because of a recent Xid, each once, with the seconds that are left.
+    """The GPUs that the agent must make no driver calls to, because of an Xid after which such calls hang (`XIDS`):
+    until `PAUSE` seconds after the last line of its burst. Each once, by PCI address, with the seconds that are left.
 
-    `now`: unix time.
+    `bursts`: errors of one device in quick succession; those that user space wrote are ignored. `now`: unix time.
     """
     found: dict[str, HandsOff] = {}
     for one in (off for burst in bursts for off in _of(burst, now)):

@@ -56,7 +56,9 @@ class GpusPageData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpusPage:
-    """`mldebug gpus list` and `mldebug doctor --gpus` as a page."""
+    """The page "GPUs": what `mldebug gpus list` prints, and health, Xids and advice as `mldebug doctor --gpus` shows
+    them below its checks, from the agent's last snapshot.
+    """
 
     title = "GPUs"
     key = "c"

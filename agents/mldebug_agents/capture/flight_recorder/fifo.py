@@ -126,10 +126,9 @@ class Fifo:
         return results | {it.one.identity.rank: _late(it, timeout) for it in waiting}
 
     def wrote_over(self, target: FifoTarget) -> FileStamp | None:
-        """The stamp of a dump file, not caused by us, that our question made the rank overwrite;
-        None where there was none.
-
-        Returned once.
+        """The stamp (inode, size, time) of a dump that lay in the rank's file when it was last asked by its FIFO, and
+        that our new one overwrites: one written since the rank started which is not the last answer that was read.
+        None where there was none, and at the second call.
         """
         with self._lock:
             found = self._over.pop(target.key, ())

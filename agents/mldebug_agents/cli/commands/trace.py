@@ -1,4 +1,6 @@
-"""Trace the calls of a process into a ring, and read rings."""
+"""`mldebug trace`: start a program whose latest Python calls are kept in a ring (a file of fixed size), and show or
+merge such files.
+"""
 
 import click
 

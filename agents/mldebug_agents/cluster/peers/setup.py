@@ -1,4 +1,7 @@
-"""Makes the parts that the `cluster` section of the configuration asks for, and reports every problem in words."""
+"""What an agent needs to talk to other nodes' agents, by the `cluster` section of the configuration: listening socket,
+identity, client, addresses of peers. Settings that do not fit together are reported all at once, a value that cannot
+be read as the first one found.
+"""
 
 import ipaddress
 import resource

@@ -1,7 +1,9 @@
-"""The logs of one job from look to look: searched for seldom, polled at every look; what cannot be read is named.
+"""The logs of one job. Each call of `look` reads what is new in them; the search for them is repeated once a minute, or
+where they may have changed. What cannot be read is named in `gaps`.
 
-A look takes no longer than `BUDGET` and one read that does not return. A mount that did not answer
-is left alone by all jobs until it does.
+Within one call no further log is polled `BUDGET` seconds after the first; NCCL's own files get as long again, and the
+search is extra. A mount on which a read of a followed log hangs is not polled by any job of the node until that read
+returns.
 """
 
 import math

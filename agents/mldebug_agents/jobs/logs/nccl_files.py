@@ -5,6 +5,7 @@ descriptors of the rank and read through them, with the rights of the rank's use
 """
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 
 from mldebug.core.model import Job, RankIdentity
@@ -66,7 +67,8 @@ class NcclFiles:
             self._followers.pop(pid)
         turn, self._turn = self._turn, self._turn + EACH_LOOK
         for rank in [ranks[(turn + number) % len(ranks)] for number in range(min(EACH_LOOK, len(ranks)))]:  # fmt: skip
-            yield from self._of(rank, patterns[rank.pid], finder, until)
+            if time.monotonic() < until:
+                yield from self._of(rank, patterns[rank.pid], finder, until)
 
     def _of(self, rank: RankIdentity, pattern: str, finder: LogFinder, until: float) -> Iterator[str]:  # fmt: skip
         place = self._places.get(rank.pid) or self._find(rank, pattern, finder)

@@ -38,7 +38,9 @@ _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer requests about mounts until the agent closes the connection: the main function of the mount child."""
+    """The main function of the mount child: answer requests about mounts until the agent closes the connection, then end
+    the process at once, without waiting for threads that hang.
+    """
     asking = MountProber()
     link = ChildLink(connection, msgspec.msgpack.Decoder(MountRequests))
     with contextlib.suppress(ConnectionError):  # the agent is gone

@@ -36,7 +36,13 @@ class BatchReachedError(RuntimeError):
 
 
 class Findings:
-    """Judges batches by the options of `OverflowDetector`. Raises ValueError for an invalid option."""
+    """Finds the first overflow (inf, nan) or underflow in the module calls of each batch, by the options of
+    `OverflowDetector`; reports it to stderr or to a file in `folder`, and raises or ends the process where `on_found`
+    says so.
+
+    `found`: the faults that were reported, at most `MAX_REPORTS`; of bad batches in a row only the first. Raises
+    ValueError for an unknown `on_found`.
+    """
 
     def __init__(
         self,

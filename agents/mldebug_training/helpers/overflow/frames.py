@@ -64,12 +64,12 @@ def fault_of(frame: ModuleCall) -> TensorFault | None:
 
 
 def underflow_of(frame: ModuleCall) -> TensorFault | None:
-    """The tensor of a call where numbers are lost because they are too small for the type that the call computes in; None where
-    none is:
+    """The tensor of a call where numbers are lost because they are too small for the type that the call computes in;
+    None where none is.
 
-    all its numbers but zeros are below that type's smallest normal one, or only zeros come out of non-zero weights and inputs.
-    The type is the narrowest of the tensors, as autocast keeps 32-bit weights and computes with 16 bits; 8-bit types have
-    separate scales and are ignored.
+    All numbers of that tensor but zeros are below the type's smallest normal one; or, in float16 only, all outputs
+    are zero although no weight and no input is. The type is the narrowest of the tensors, as autocast keeps 32-bit
+    weights and computes with 16 bits; 8-bit types have separate scales and are ignored. Buffers are not judged.
     """
     wide = [row for row in frame.rows if _tiny(row.numbers.dtype)]
     if not wide:
