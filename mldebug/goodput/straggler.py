@@ -42,6 +42,7 @@ class SampledStretch(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     seconds: float
     ranks: tuple[RankShares, ...]
+    world_size: int = 0  # ranks of the run on all nodes; 0: those that were sampled
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +82,9 @@ def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
     known = Slowness(since=since, stretches=len(stretches), shares=shares)
     if len(common) < 2:
         return _nobody(known, "fewer than two ranks could be sampled")
+    if len(common) < (world_size := stretches[-1].world_size):
+        counted = f"{len(common)} of its {world_size} ranks were sampled here"
+        return _nobody(known, f"{counted}, and the slow one may be another")
     if len(stretches) < STRETCHES:
         return _nobody(known, f"{len(stretches)} of {STRETCHES} stretches of samples are taken")
     waits = {one.rank: one.waiting for one in shares}
@@ -124,7 +128,7 @@ def needs_more(row: Sequence[SampledStretch]) -> bool:
     """Whether to take another stretch: some rank waits clearly less than all others so far, that is not sure yet, and the row is
     not full.
     """
-    if len(row) >= MOST or not candidates(row):
+    if len(row) >= MOST or not candidates(row) or len(row[-1].ranks) < row[-1].world_size:
         return False
     return len(row) < STRETCHES or not find_slow_ranks(row).ranks
 

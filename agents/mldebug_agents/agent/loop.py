@@ -293,7 +293,7 @@ class AgentLoop:
         run.exclude(self.config.stall.exclude)
         if not run.unjudged:
             self._decide(run, run.watch.look(one.look))
-        elif run.incident is not None and run.incident.kind == "stall":
+        elif run.incident is not None and run.incident.kind != "abnormal_end":
             self.incidents.close(run, "ended", run.unjudged)
 
     def _decide(self, run: Run, decision: StallDecision) -> None:

@@ -137,7 +137,7 @@ def is_comparable(run: Run) -> bool:
     """
     decision = run.decision
     whole = 2 <= len(run.job.ranks) == run.job.world_size
-    calm = decision is not None and decision.stage in (Stage.WATCHING, Stage.RECOVERED)
+    calm = decision is not None and decision.stage is Stage.WATCHING
     stalled = run.incident is not None and run.incident.kind != "slowdown"
     return whole and calm and not run.unjudged and not stalled
 

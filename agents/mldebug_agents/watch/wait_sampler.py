@@ -45,7 +45,12 @@ class WaitSampler:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             shares = list(pool.map(lambda rank: self._shares(rank, order.seconds), ranks))
         found = tuple(one for one in shares if one is not None)
-        return SampledStretch(at=self._clock(), seconds=float(order.seconds), ranks=found)
+        return SampledStretch(
+            at=self._clock(),
+            seconds=float(order.seconds),
+            ranks=found,
+            world_size=order.job.world_size,
+        )
 
     def _shares(self, rank: RankIdentity, seconds: int) -> RankShares | None:
         """The shares of one rank; None where it is gone, or py-spy cannot read it."""

@@ -3,11 +3,19 @@
 import random
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.sentences import slow_words
-from mldebug.goodput.straggler import MOST, SampledStretch, Slowness, candidates, find_slow_ranks
+from mldebug.goodput.straggler import (
+    MOST,
+    SampledStretch,
+    Slowness,
+    candidates,
+    find_slow_ranks,
+    needs_more,
+)
 
 RATE, SECONDS = 20, 5.0
 Own = Callable[[random.Random, int], float]  # seconds that a rank takes for its part of a step
@@ -109,6 +117,20 @@ def test_fewer_than_three_stretches_name_nobody() -> None:
     found = find_slow_ranks(row)
     assert (named(found), candidates(row)) == ([], (3,))
     assert found.why_nobody == "2 of 3 stretches of samples are taken"
+
+
+def test_nobody_is_named_where_a_rank_was_not_sampled() -> None:
+    """The slow one may be that one, and who waits least of the others the second slowest."""
+    row = [stretch(n, 8, slower(noisy(0.3), [3], 1.5)) for n in range(5)]
+    assert named(find_slow_ranks([msgspec.structs.replace(one, world_size=8) for one in row])) == [
+        3
+    ]
+    part = [msgspec.structs.replace(one, world_size=9) for one in row]
+    assert (named(find_slow_ranks(part)), needs_more(part[:1])) == ([], False)
+    assert (
+        find_slow_ranks(part).why_nobody
+        == "8 of its 9 ranks were sampled here, and the slow one may be another"
+    )
 
 
 def test_nothing_at_all_is_no_error() -> None:

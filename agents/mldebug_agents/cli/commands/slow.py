@@ -22,6 +22,8 @@ from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.incidents.manual import choose
 from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
 
+STUCK = 0.95  # of the time waited for: no step has ended
+
 
 class JobSlowness(Noun, frozen=True, kw_only=True):
     """One job, and what the samples of its ranks' stacks show."""
@@ -76,7 +78,8 @@ def _judged(job: Job, sampler: WaitSampler) -> JobSlowness:
 
 def _row(job: Job, sampler: WaitSampler) -> Slowness:
     row = [sampler.take(SampleOrder(job))]
-    while len(row[0].ranks) > 1 and (len(row) < STRETCHES or needs_more(row)):
+    whole = 1 < len(row[0].ranks) == job.world_size
+    while whole and (len(row) < STRETCHES or needs_more(row)):
         row.append(sampler.take(SampleOrder(job)))
     return find_slow_ranks(row)
 
@@ -86,6 +89,8 @@ def lines(answer: JobSlowness) -> Iterator[Text]:
     yield Text(f"{clean(answer.name)} ({answer.job})", style="bold")
     sentence = answer.sentence[:1].upper() + answer.sentence[1:]
     yield Text(f"  {sentence}.", style="red" if answer.found.ranks else "green")
+    if answer.found.loss > STUCK:
+        yield Text(f"  No step ended meanwhile. Is it stuck? mldebug dump --job {answer.job}")
     slow = {one.rank for one in answer.found.ranks}
     shown = sorted(answer.found.shares, key=lambda one: (one.rank not in slow, one.rank))
     if shown:
