@@ -228,6 +228,11 @@ def stepped(events: Path, least: int) -> bool:
     return all(one.exists() and int(one.read_text() or 0) >= least for one in files)
 
 
+def step_of(events: Path) -> int:
+    """The step that the furthest rank has come to."""
+    return max(int((events / f"step.{rank}").read_text() or 0) for rank in range(6))
+
+
 def knows(agent: Agent) -> bool:
     """Has it written down what all nodes have come to?"""
     return any(
@@ -272,6 +277,10 @@ def test_a_host_that_is_cut_off_is_told_of(hosts: dict[str, NetworkHost], tmp_pa
         job_on(list(hosts.values()), tmp_path / "job", 2) as events,
     ):
         wait_for("the job to step", lambda: stepped(events, 20), STRIKE)
+        more = (
+            step_of(events) + 1
+        )  # it is quiet from the cut on, and not since the machine was busy
+        wait_for("one more step", lambda: stepped(events, more), STRIKE)
         hosts["n3"].link("down")
         try:
             wait_for("the report over all nodes", lambda: whole(found["n1"]), 90)

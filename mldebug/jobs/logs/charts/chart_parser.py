@@ -1,6 +1,7 @@
 """What the parsers of chart files share: the interface of log parsers, a bounded buffer, and what counts as a step of training."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -51,7 +52,7 @@ class FileParser(Protocol):
         """Note that the next bytes are the beginning of a file."""
 
 
-class ChartParser:
+class ChartParser(ABC):
     """Base of the parsers of chart files: the buffer for an unfinished record, and the counters."""
 
     def __init__(self) -> None:
@@ -93,8 +94,9 @@ class ChartParser:
         """The next bytes are the beginning of a file: drop the unfinished record."""
         self._held, self._skip = b"", 0
 
+    @abstractmethod
     def _take(self) -> Iterator[LogRecord]:
-        raise NotImplementedError
+        """The records that are complete in `_held`, which are removed from it."""
 
     def _drop(self, size: int) -> None:
         """Leave out a record of this size, of which not all is here."""
