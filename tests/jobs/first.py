@@ -25,13 +25,18 @@ def main(events: Path, how: str) -> None:
     put(events / f"told.{rank}", told.encode("utf-8", "backslashreplace").decode())
     if how == "stopped" and rank:
         keeper = int((events / "started.0").read_text())
-        while Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(
-                0.05
-            )  # on a busy machine it gets there later: continued too early, it would stay stopped
+        # on a busy machine it stops later: continued too early, it would stay stopped; and somebody else may have continued it
+        until = time.monotonic() + 60
+        while not is_stopped(keeper) and time.monotonic() < until:
+            time.sleep(0.05)
         os.kill(keeper, signal.SIGCONT)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the kernel has stopped this process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def order(rank: int, events: Path) -> str:
