@@ -1,5 +1,7 @@
-"""`mldebug trace`: start a program whose latest Python calls are kept in a ring (a file of fixed size), and show or
-merge such files.
+"""Trace the calls of a process into a ring, and read rings.
+
+`mldebug trace run` starts a program whose latest Python calls are kept in a file of fixed size, the ring; the other
+verbs show, export and merge such files.
 """
 
 import click
