@@ -2,7 +2,7 @@
 
 import logging
 import platform
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -21,6 +21,7 @@ from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
 MAX_KNOWN = 4096  # ids: more than the reports that are kept
+LATEST_IDS = 256  # more than the incidents that are opened in a few seconds
 
 
 class IncidentWriter:
@@ -41,7 +42,7 @@ class IncidentWriter:
         self.counts: Counter[str] = Counter()  # by "kind/verdict"
         self.last_report: dict[str, str] = {}  # by the same, the newest report's id
         self._written = written
-        self._last_id = ""
+        self._latest_ids: deque[str] = deque(maxlen=LATEST_IDS)
         self.ids = IncidentIds(platform.node(), lambda: self.store.earlier_reports)
 
     def keep(self, run: Run) -> None:
@@ -56,13 +57,13 @@ class IncidentWriter:
     def new_id(self, now: float, job_id: str) -> str:
         """A new incident id from time and job.
 
-        It differs from the one given last: while they are equal, a second is added.
+        It differs from those given lately: while it equals one of them, a second is added.
         """
         made = make_id(now, job_id)
-        while made == self._last_id:
+        while made in self._latest_ids:
             now += 1.0
             made = make_id(now, job_id)
-        self._last_id = made
+        self._latest_ids.append(made)
         return made
 
     def announce(self, run: Run, incident: Incident, judgement: Judgement) -> None:

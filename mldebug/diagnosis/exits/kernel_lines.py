@@ -20,15 +20,22 @@ _DEATHS = {KernelEventKind.OOM_KILL: "out_of_memory", KernelEventKind.CRASH: "cr
 def kernel_deaths(lines: Iterable[str]) -> tuple[KernelDeath, ...]:
     """The ends of processes in these kernel lines, in their order.
 
-    Of several lines about one process and kind of end the last one is kept.
+    Of several lines about one process and kind of end the last one is kept, but none without the memory of an OOM kill where another
+    has it.
     """
     found: dict[tuple[int, str], KernelDeath] = {}
+    with_memory: set[tuple[int, str]] = set()
     for line in lines:
         record = parse_record(line) or parse_printed(line)
         event = parse_event(record) if record else None
         death = kernel_death(event, event.at) if event else None
-        if death is not None:
-            found[death.pid, death.kind] = death
+        if event is None or death is None:
+            continue
+        key = death.pid, death.kind
+        if event.rss_bytes is not None:
+            with_memory.add(key)
+        if event.rss_bytes is not None or key not in with_memory:
+            found[key] = death
     return tuple(found.values())
 
 

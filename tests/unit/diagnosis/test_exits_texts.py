@@ -211,6 +211,16 @@ def test_the_kernel_says_whom_it_killed_for_memory(name: str) -> None:
     assert int(deaths[0].at) == 14353
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+def test_of_two_lines_about_an_oom_kill_the_one_with_its_memory_stays(turn: int) -> None:
+    said = (
+        "[   12.5] Out of memory: Killed process 12 (python) total-vm:9kB, anon-rss:7kB, file-rss:1kB, shmem-rss:0kB",
+        "[   12.6] Out of memory: Killed process 12 (python)",
+    )
+    (death,) = kernel_deaths(said[::turn])
+    assert "anon-rss:7kB" in death.text
+
+
 def test_the_kernel_says_who_crashed() -> None:
     deaths = kernel_deaths(lines("dmesg-segfault.txt"))
 

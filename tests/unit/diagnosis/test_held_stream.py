@@ -110,6 +110,11 @@ QUIET_ONE: dict[str, Change] = {
         one, sm_active_ratio=0.5, sm_since=one.samples[-2].at, sm_read_at=one.samples[-1].at
     ),
     "a fingerprint of work": lambda one: replace(one, state="training"),
+    "one look without its power": lambda one: replace(
+        one,
+        usual_watts=690.0,
+        samples=(*one.samples[:-1], replace(one.samples[-1], power_watts=None)),
+    ),
     "a little traffic": each_look(lambda look: replace(look, memory_ratio=0.01)),
     "throttled: all the time busy, at the power of rest": each_look(
         lambda look: replace(look, busy_ratio=1.0, power_watts=70.0)

@@ -132,10 +132,12 @@ def looked_at_for_long(devices: Devices) -> bool:
 def rests(one: RankDevice) -> bool:
     """Whether every reading of the GPU shows far less power than its usual work takes, as of a GPU that waits.
 
-    True where the usual power is not known.
+    True where the usual power is not known; False where a reading has no power.
     """
     usual = one.usual_watts or 0.0
-    return usual <= 0.0 or all((look.power_watts or 0.0) <= AT_REST * usual for look in one.samples)
+    return usual <= 0.0 or all(
+        look.power_watts is not None and look.power_watts <= AT_REST * usual for look in one.samples
+    )
 
 
 def range_words(values: Sequence[float], scale: float) -> str:
