@@ -60,7 +60,12 @@ def build_monitors(
         memory=host_memory.HostMemoryMonitor(
             Worker("memory", memory.look, inbox, host_memory.DEADLINE)
         ),
-        ports=ports.PortMonitor(Worker("ports", port_reader.look, inbox, ports.DEADLINE)),
+        ports=ports.PortMonitor(
+            Worker("ports", port_reader.look, inbox, ports.DEADLINE),
+            context.node,
+            store,
+            context.host.boot_id(),
+        ),
         schedulers=SchedulerMonitor(config, context, inbox),
         probes=probes.ProbeHistoryMonitor(
             Worker(probes.WORKER, history.look, inbox, probes.DEADLINE)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mldebug.config.schema import Config
 from mldebug.core.model import Job, NodeCapture
 from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.stall.signals import Stage
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner.runner import ActionRunner
 from mldebug_agents.alerts.notifier import AlertNotifier
@@ -26,6 +27,8 @@ from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
+
+STANDS = (Stage.SUSPECT, Stage.CONFIRMED, Stage.BLAMED)
 
 
 class LoopState(NamedTuple):
@@ -77,7 +80,14 @@ class Monitors:
             self.storage.tick(list(state.jobs.values()), self.checkpoints.places(state.runs))
         self.checkpoints.tick(state.runs, state.found, state.config.checkpoints)
         self.memory.tick(state.runs, state.config.memory)
-        self.ports.tick(state.found.programs, state.config.health.thresholds)
+        self.ports.tick(
+            state.found.programs,
+            state.config.health.thresholds,
+            soon=any(
+                run.decision is not None and run.decision.stage in STANDS
+                for run in state.runs.values()
+            ),
+        )
         self.schedulers.tick()
         self.probes.tick()
 
@@ -105,14 +115,16 @@ class Monitors:
         return self.checkpoints.complete(self.hardware.complete(look))
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """The capture, with what the monitors know added: GPUs and kernel log, checkpoints, filesystems."""
-        return self.storage.capture(self.checkpoints.capture(self.hardware.capture(capture)))
+        """The capture, with what the monitors know added: GPUs and kernel log, network ports, checkpoints, filesystems."""
+        capture = self.ports.capture(self.hardware.capture(capture))
+        return self.storage.capture(self.checkpoints.capture(capture))
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
-        """The exit of an attempt (one start of a job), with GPU faults, kernel log lines and full
+        """The exit of an attempt (one start of a job), with GPU faults, kernel log lines, network ports that are down and full
         filesystems of that time added.
         """
-        return self.storage.complete_exit(self.hardware.complete_exit(attempt))
+        attempt = self.ports.complete_exit(self.hardware.complete_exit(attempt))
+        return self.storage.complete_exit(attempt)
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the readings of all monitors added."""

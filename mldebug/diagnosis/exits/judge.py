@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 from mldebug.core.model import Confidence
 from mldebug.core.ranksets import fold_ranks
+from mldebug.diagnosis.exits.failed_network import with_network_fault
 from mldebug.diagnosis.exits.full_filesystem import with_full_filesystem
 from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal, words_of_status
 from mldebug.diagnosis.exits.other_evidence import with_flights, with_gpu_fault
@@ -44,10 +45,11 @@ from mldebug.diagnosis.exits.words.last_words import tells_of_closed
 def judge_exit(attempt: AttemptExit) -> ExitOutcome:
     """How an attempt (one start of a job) ended.
 
-    A rank is named only where the order of exits, an error or its GPU singles it out.
+    A rank is named only where the order of exits, an error or its GPU singles it out; a network port where it failed before.
     """
     outcome = with_full_filesystem(with_suspects(_judge(attempt), attempt), attempt)
-    return with_flights(with_gpu_fault(outcome, attempt), attempt)
+    outcome = with_network_fault(with_gpu_fault(outcome, attempt), attempt)
+    return with_flights(outcome, attempt)
 
 
 def _judge(attempt: AttemptExit) -> ExitOutcome:

@@ -15,6 +15,7 @@ from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEventKind, Origin
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, Tier, catalogue, most_drastic
+from mldebug.hardware.ports.state import SETTLED, NodePorts
 
 _KINDS = frozenset(
     {
@@ -22,6 +23,7 @@ _KINDS = frozenset(
         KernelEventKind.SXID,
         KernelEventKind.GPU_LOST,
         KernelEventKind.GPU_INIT_FAILED,
+        KernelEventKind.NIC_FATAL,
         KernelEventKind.OOM_KILL,
     }
 )
@@ -41,7 +43,7 @@ def gpus_by_address(gpus: Iterable[GpuReading | LostGpu]) -> dict[str, tuple[str
 def faults_of_events(
     events: Iterable[RankEvent], run: str, gpus: Mapping[str, tuple[str, int]], node: str
 ) -> tuple[Fault, ...]:
-    """The faults in these events that concern this run or the whole node: GPU errors, and out-of-memory kills of the run's own processes.
+    """The faults in these events that concern this run or the whole node: errors of GPUs, network adapters that are broken, and out-of-memory kills of the run's own processes.
 
     The oldest come first.
 
@@ -96,7 +98,7 @@ def _tier(event: RankEvent) -> Tier:
         return Tier.FATAL if event.rank is not None else Tier.WARNING
     return (
         Tier.FATAL
-        if kind in (KernelEventKind.GPU_LOST, KernelEventKind.OOM_KILL)
+        if kind in (KernelEventKind.GPU_LOST, KernelEventKind.NIC_FATAL, KernelEventKind.OOM_KILL)
         else event.burst.tier
     )
 
@@ -109,6 +111,28 @@ def _advice(event: RankEvent) -> str:
         return ""
     fatal = worst.tier is Tier.FATAL
     return ACTION_WORDS[most_drastic(event.burst.actions) if fatal else worst.action]
+
+
+def faults_of_ports(ports: NodePorts, node: str) -> tuple[Fault, ...]:
+    """A fault for each RDMA port that jobs here may use, was up, and is down without anybody having switched it off.
+
+    It is dated by the first reading in which the port was down.
+    """
+    return tuple(
+        Fault(
+            kind="port_down",
+            at=ports.at - one.down_seconds,
+            words=f"port {one.now.name} was up and is {one.now.state}",
+            code="port_down",
+            tier=Tier.FATAL.value,
+            node=node,
+            confirmed=one.down_reads >= SETTLED,
+            advice=ACTION_WORDS["check_hardware"],
+        )
+        for one in ports.ports
+        if one.used and one.once_up and one.down_reads and not one.now.off
+        if one.now.link != "ethernet"
+    )
 
 
 def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ...]:

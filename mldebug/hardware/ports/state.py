@@ -27,9 +27,10 @@ class PortState(Noun, frozen=True, kw_only=True):
     """One port with what is remembered of it."""
 
     now: PortReading
-    once_up: bool = False  # since this agent was started
+    once_up: bool = False  # since the node was booted, as far as an agent has watched it
     best_gigabits: float | None = None  # the highest rate since then
     down_reads: int = 0  # reads in a row in which it was not up
+    down_seconds: float = 0.0  # from the first of these reads to the last
     rates: dict[
         str, float
     ] = {}  # kind of error -> a second, the median; a kind without enough reads is absent
@@ -58,6 +59,14 @@ class PortWatch:
         self._states: dict[str, PortState] = {}
         self._counted: dict[str, deque[_Counted]] = {}
         self._flaps: dict[str, deque[tuple[float, int]]] = {}
+        self._down_since: dict[str, float] = {}
+        self._earlier: Mapping[str, float] = {}
+
+    def resume(self, earlier: Mapping[str, float]) -> None:
+        """Go on from the ports that an earlier agent found up since the node was booted: name -> the highest rate in Gb/s, 0 where
+        it is not known.
+        """
+        self._earlier = earlier
 
     def take(self, readings: Iterable[PortReading], at: float, flap_window: float, silent: Collection[str] = ()) -> tuple[PortState, ...]:  # fmt: skip
         """Add one reading of all ports at time `at` (seconds), and return their states.
@@ -71,18 +80,26 @@ class PortWatch:
         states |= {one.name: self._state(one, at, flap_window) for one in readings}
         self._counted = {name: kept for name, kept in self._counted.items() if name in states}
         self._flaps = {name: kept for name, kept in self._flaps.items() if name in states}
+        self._down_since = {name: kept for name, kept in self._down_since.items() if name in states}
         self._states = states
         return tuple(states.values())
 
     def _state(self, now: PortReading, at: float, flap_window: float) -> PortState:
         before = self._states.get(now.name)
-        known = [one for one in ((before and before.best_gigabits), now.gigabits if now.up else None) if one]  # fmt: skip
+        best = (
+            before.best_gigabits if before else None,
+            self._earlier.get(now.name),
+            now.gigabits if now.up else None,
+        )
         self._note_flaps(now, at, flap_window)
+        if now.up:
+            self._down_since.pop(now.name, None)
         return PortState(
             now=now,
-            once_up=bool(now.up or (before and before.once_up)),
-            best_gigabits=max(known, default=None),
+            once_up=bool(now.up or (before and before.once_up) or now.name in self._earlier),
+            best_gigabits=max((one for one in best if one), default=None),
             down_reads=0 if now.up else (before.down_reads if before else 0) + 1,
+            down_seconds=0.0 if now.up else at - self._down_since.setdefault(now.name, at),
             rates=self._rates(now, at),
             flaps=sum(count for _, count in self._flaps.get(now.name, ())),
         )

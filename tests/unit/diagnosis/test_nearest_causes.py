@@ -1,6 +1,6 @@
 """Each verdict by the evidence that its definition in docs/verdicts.md names, and not by that of the nearest other cause.
 
-`network_fault` is reserved: nothing gives it, which a test below holds. `straggler` is the verdict of slowdowns (tests/unit/goodput).
+`straggler` is the verdict of slowdowns (tests/unit/goodput).
 """
 
 from collections.abc import Sequence
@@ -90,6 +90,17 @@ def killed(by: str = "process", at: float = TAKEN - QUIET) -> Fault:
     return Fault(kind="oom_kill", words=words, by=by, rank=3, tier="fatal", node="n1", at=at)
 
 
+def port(at: float = TAKEN - QUIET, kind: str = "port_down", **more: object) -> Fault:
+    told = {"words": "port mlx5_3/1 was up and is DOWN", "code": kind, "tier": "fatal", "node": "n2"} | more  # fmt: skip
+    return Fault(kind=kind, at=at, **told)  # type: ignore[arg-type]
+
+
+def on_two_nodes(taken: NodeCapture) -> NodeCapture:
+    return msgspec.structs.replace(
+        taken, job=msgspec.structs.replace(taken.job, nodes=("n1", "n2"))
+    )
+
+
 def locked(lock: FileLock, **more: object) -> ProcessCapture:
     what = stands(*HERE, wchan="locks_lock_inode_wait", syscall="flock", on=SHARD, **more)
     return msgspec.structs.replace(what, lock=lock)
@@ -172,6 +183,22 @@ TABLE = (
             "state D at a lock of memory": (of(stands(wchan="rwsem_down_read_slowpath", state="D", syscall="read", on=SHARD)), "rank_blocked_io"),
             "state D, frozen by its cgroup": (of(frozen(state="D", on=SHARD)), "rank_stopped"),
             "a pipe of a mount": (of(stands(wchan="pipe_read", syscall="read", on=FIFO)), "rank_blocked_io"),
+        },
+    ),
+    Causes(
+        Verdict.NETWORK_FAULT,
+        {
+            "a port went down": on_two_nodes(of(None, faults=(port(),))),
+            "an adapter is broken": on_two_nodes(of(None, faults=(port(kind="nic_fatal", words="mlx5_core 0000:5e:00.0: health compromised"),))),
+        },
+        {
+            "a job on one node": (of(None, faults=(port(),)), "unknown"),
+            "an hour before": (on_two_nodes(of(None, faults=(port(TAKEN - 3600),))), "unknown"),
+            "a warning only": (on_two_nodes(of(None, faults=(port(tier="warning"),))), "unknown"),
+            "a rank sleeps": (on_two_nodes(of(stands(wchan="hrtimer_nanosleep"), faults=(port(),))), "rank_waiting"),
+            "a rank was killed": (on_two_nodes(of(None, lost=(DIED,), faults=(port(),))), "rank_exited"),
+            "a rank never came": (on_two_nodes(of(None, lost=(NEVER_CAME,), rest=stands(*INIT, wchan="do_poll"), faults=(port(),))), "init_incomplete"),
+            "a GPU fell off the bus": (on_two_nodes(of(None, faults=(port(), xid()))), "gpu_fault"),
         },
     ),
     Causes(
@@ -320,12 +347,9 @@ def test_a_node_is_unreachable_only_where_nothing_comes_from_it(state: str, give
     assert (found.verdict is Verdict.NODE_UNREACHABLE) is given, found.summary
 
 
-def test_every_verdict_stands_in_the_table_or_is_reserved() -> None:
+def test_every_verdict_stands_in_the_table() -> None:
     elsewhere = {Verdict.NODE_UNREACHABLE, Verdict.UNKNOWN, Verdict.STRAGGLER}
-    reserved = {Verdict.NETWORK_FAULT}
-    assert {one.verdict for one in TABLE} | elsewhere | reserved == set(Verdict)
+    assert {one.verdict for one in TABLE} | elsewhere == set(Verdict)
     files = {file.stem for file in DETECTORS.glob("[a-z]*.py")}
-    assert files == {
-        str(one) for one in set(Verdict) - reserved - {Verdict.UNKNOWN, Verdict.STRAGGLER}
-    }
+    assert files == {str(one) for one in set(Verdict) - {Verdict.UNKNOWN, Verdict.STRAGGLER}}
     assert len(create_all("detectors")) == len(files)

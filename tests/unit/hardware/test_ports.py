@@ -6,13 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mldebug.core.model import Job, NodeCapture
 from mldebug.core.plugins import NoOptions
 from mldebug.hardware.health.model import ComponentHealth, HealthState
 from mldebug.hardware.health.port_rules import LIMITS, port_health
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.ports.parse import COUNTERS, PortReading
 from mldebug.hardware.ports.state import NodePorts, PortState, parse_hca, used_by
-from mldebug_agents.hardware.ports.monitor import wanted_ports
+from mldebug_agents.hardware.ports.monitor import PortMonitor, wanted_ports
 from mldebug_agents.hardware.ports.reader import PortOrder, PortReader, port_places
 from mldebug_agents.jobs.ranks.libraries import Program
 from mldebug_agents.system.fake_reader import FakeReader
@@ -20,6 +21,7 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.system.workers import Result
 from mldebug_exporters.metrics.ports import create
 from shared.hardware.porttrees import PortTree, recorded
 from shared.web.snapshots import snapshot
@@ -401,3 +403,93 @@ def test_ports_are_metrics(node: Node) -> None:
 def test_ports_survive_json(node: Node) -> None:
     seen = node.look()
     assert msgspec.json.decode(msgspec.json.encode(seen), type=NodePorts) == seen
+
+
+# --- what the main loop does with them ---------------------------------------------------------------
+
+
+class Memory:
+    """Values over restarts of an agent."""
+
+    opened = True
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def memo(self, name: str) -> bytes:
+        return self.kept.get(name, b"")
+
+    def remember(self, name: str, data: bytes) -> None:
+        self.kept[name] = data
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        return tuple(name for name in self.kept if name.startswith(beginning))
+
+
+class Agent:
+    """The ports of one agent, whose worker looks at once."""
+
+    name, busy = "ports", False
+
+    def __init__(self, node: Node, reader: Reader, memory: Memory, boot_id: str = "b1") -> None:
+        host = Host(str(node.tree.root), clock=lambda: 1e9)
+        self._reader = PortReader(host, reader, lambda: node.now)
+        self.orders: list[PortOrder] = []
+        self.monitor = PortMonitor(self, "a2", memory, boot_id)  # type: ignore[arg-type]
+
+    def order(self, order: PortOrder) -> None:
+        self.orders.append(order)
+
+    def look(self) -> NodePorts:
+        self.monitor.tick({}, LIMIT, soon=False)
+        found = self._reader.look(self.orders[-1])
+        self.monitor.on_result(Result("ports", self.orders[-1], found, None))
+        return found
+
+    def words(self) -> list[str]:
+        capture = self.monitor.capture(NodeCapture(node="a2", taken_at=1e9, job=Job(id="j", name="t", launcher="x", world_size=1)))  # fmt: skip
+        return [one.words for one in capture.faults]
+
+
+@pytest.mark.parametrize(("boot_id", "known"), [("b1", True), ("b2", False), ("", False)])
+def test_the_next_agent_knows_which_ports_were_up_until_the_node_is_booted(
+    node: Node, reader: Reader, boot_id: str, known: bool
+) -> None:
+    memory = Memory()
+    Agent(node, reader, memory).look()
+    node.tree.port("mlx5_3", state="1: DOWN", phys_state="2: Polling")
+    after = Agent(node, reader, memory, boot_id)
+    after.look()
+    assert after.words() == (["port mlx5_3/1 was up and is DOWN"] if known else [])
+
+
+def test_a_slower_port_is_slower_than_before_the_restart(node: Node, reader: Reader) -> None:
+    memory = Memory()
+    Agent(node, reader, memory).look()
+    for device in EIGHT:
+        node.tree.port(device, rate="200 Gb/sec (4X HDR)")
+    health = port_health(Agent(node, reader, memory).look(), LIMIT)
+    assert health is not None
+    assert "port mlx5_0/1 runs at 200 Gb/s and had 400" in health.reason
+
+
+@pytest.mark.parametrize("stored", [b"", b"{", b"[]", b'{"gigabits": 5}', b"\xff"])
+def test_a_memory_that_cannot_be_read_is_none(node: Node, reader: Reader, stored: bytes) -> None:
+    memory = Memory()
+    memory.kept["ports_once_up"] = stored
+    agent = Agent(node, reader, memory)
+    agent.look()
+    assert agent.words() == []
+    assert b"mlx5_0/1" in memory.kept["ports_once_up"]
+
+
+def test_while_a_stall_is_suspected_ports_are_read_soon(
+    node: Node, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("mldebug_agents.hardware.ports.monitor.time.monotonic", lambda: now)
+    agent = Agent(node, reader, Memory())
+    for soon, passed, looks in ((False, 0, 1), (False, 10, 1), (True, 0, 2), (True, 4, 2), (True, 2, 3), (False, 10, 3), (False, 20, 4)):  # fmt: skip
+        now += passed
+        agent.monitor.tick({}, LIMIT, soon=soon)
+        assert len(agent.orders) == looks

@@ -26,10 +26,13 @@ NOT_FOR_JOBS = ("wireless", "phy80211", "device/physfn")
 
 
 class PortOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read. `wanted`: values of NCCL_IB_HCA of the jobs here; `flap_window`: seconds for which a flap counts."""
+    """What to read. `wanted`: values of NCCL_IB_HCA of the jobs here; `flap_window`: seconds for which a flap counts; `earlier`: of
+    `PortWatch.resume`.
+    """
 
     wanted: tuple[str, ...] = ()
     flap_window: float = 7200.0
+    earlier: dict[str, float] = {}
 
 
 class PortReader:
@@ -41,6 +44,7 @@ class PortReader:
 
     def look(self, order: PortOrder) -> NodePorts:
         """Read each port once. A port with a file that was not read in time keeps its last state and is listed as a gap."""
+        self._watch.resume(order.earlier)
         readings, silent = self.read()
         states = self._watch.take(readings, self._steady(), order.flap_window, silent)
         gaps = tuple(Gap(what=f"port {name}", reason=why, way_out=WAY_OUT) for name, why in silent.items())  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which GPU fault can be the cause of a stall: it is fatal, and it came when the job stopped.
+"""Which fault of a GPU or of the network can be the cause of a stall: it is fatal, and it came when the job stopped.
 
 Pure.
 
@@ -14,6 +14,7 @@ import msgspec
 from mldebug.core.model import Fault
 
 GPU_KINDS = frozenset({"xid", "sxid", "gpu_lost", "gpu_init_failed", "gpu_missing", "ecc"})
+NETWORK_KINDS = frozenset({"port_down", "nic_fatal"})
 BEFORE = 60.0  # seconds: the last sign of progress may be younger than the fault, as logs and queues lag behind
 LAG = 10.0  # seconds of that for which looks and clocks alone account
 PROMPT = 30.0  # seconds after the begin of the stall: what comes later may be its consequence
@@ -22,7 +23,7 @@ ONE_MOMENT = 5.0  # seconds in which the faults of several GPUs are one story
 
 
 class FittingFault(NamedTuple):
-    """A GPU fault that may have caused the stall.
+    """A fault that may have caused the stall.
 
     `prompt`: it came so close to the stop that its time allows confidence `high`.
     """
