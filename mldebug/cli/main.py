@@ -23,10 +23,13 @@ from mldebug.core.redact import clean
 GROUPS = {
     "Find the culprit": ("dump", "diagnose", "flight-recorder", "reports"),
     "Look at this node": (
+        "up",
+        "down",
         "agent",
         "status",
         "web",
         "gpus",
+        "slow",
         "checkpoints",
         "probe",
         "doctor",
@@ -35,6 +38,7 @@ GROUPS = {
     "Try and set up": (
         "demo",
         "run",
+        "trace",
         "logs",
         "switch",
         "check-config",

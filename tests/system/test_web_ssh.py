@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug_agents.cli.commands.web import way_in
+from mldebug_agents.web.listeners import way_in
 from processes.harness import free_port, wait_for
 from shared.web.webpages import pages, shown, training
 from system.hosts import Hosts, ssh_hosts

@@ -5,13 +5,18 @@ A socket address holds 107 bytes; a longer path is reached through a descriptor 
 
 import contextlib
 import errno
+import getpass
 import os
+import platform
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from mldebug.core.errors import UsageError
+from mldebug.core.redact import clean
+from mldebug.core.text import typed
 
 SOCKET = "agent.sock"
 MAX_PATH = 107  # bytes, of sun_path
@@ -87,3 +92,21 @@ def reachable(state_dir: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{SOCKET}"
     finally:
         os.close(folder)
+
+
+def way_in(state_dir: Path, config: Path | None) -> list[str]:
+    """The lines that tell how to see the pages in a browser, with the commands to type."""
+    path = state_dir / SOCKET
+    host = clean(platform.node(), 80)
+    if len(os.fsencode(path)) > MAX_PATH or ":" in str(path):
+        to, then = "127.0.0.1:8080", f"type here: {typed('web --port 8080', config)}"
+    else:
+        to, then = str(path), "open http://localhost:8080/ there"
+    return [
+        "On your own machine type",
+        "",
+        f"  ssh -N -L 8080:{shlex.quote(to)} {host}",
+        "",
+        f"then {then}. You see what {getpass.getuser()} may see here if you log in as {getpass.getuser()}.",
+        f"A browser on this node: {typed('web --open', config)}",
+    ]

@@ -240,7 +240,7 @@ def test_what_to_type_next_names_the_config_that_was_given() -> None:
         f"mldebug dump{given}",
         f"mldebug dump --job 1a2b3c{given}",
     ]
-    assert suggested(config=Path("/x.yaml")) == ["mldebug agent --config /x.yaml"]
+    assert suggested(config=Path("/x.yaml")) == ["mldebug up --config /x.yaml"]
     assert suggested(job(), config=None, agent=agent)[-1] == "mldebug dump"
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mldebug.cli.main import main
-from mldebug_agents.cli.commands.web import way_in
 from mldebug_agents.web import peer_credentials
 from mldebug_agents.web.connection_limiter import MOST
+from mldebug_agents.web.listeners import way_in
 from shared.web.browser import relayed
 from shared.web.webpages import pages, shown, training
 
@@ -33,7 +33,7 @@ def test_without_an_agent_it_says_what_to_start(tmp_path: Path, capsys: pytest.C
     assert main(["web", "--config", str(config)]) == 3
     told = capsys.readouterr().err
     assert "no agent runs here" in told
-    assert f"mldebug agent --config {config}" in told
+    assert f"mldebug up --config {config}" in told
 
 
 def test_it_prints_the_line_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,8 @@ MOST = 15  # entries of a folder
 LONG = {
     ROOTS["exporters"] / "metrics",
     ROOTS["mldebug"],
-}  # one file per group; one folder per subject
+    ROOTS["agents"] / "cli/commands",
+}  # one file per group; one folder per subject; one file per command
 # words of an earlier dialect, as parts of the names of modules, classes and functions
 RETIRED = {
     "house",

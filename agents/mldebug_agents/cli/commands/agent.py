@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -30,6 +31,11 @@ LAST_WRITES = 0.8  # seconds for what waits to be written at the end
 @click.command("agent")
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 @click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="In place of agent.listen, where Prometheus reads; '' for nowhere.",
+)
+@click.option(
     "--replay",
     "recorded",
     metavar="BUNDLE",
@@ -44,7 +50,12 @@ LAST_WRITES = 0.8  # seconds for what waits to be written at the end
     help="Where the replay's socket goes; a temporary folder by default.",
 )
 def agent(
-    config: Path | None, recorded: Path | None, speed: str, loop: bool, state_dir: Path | None
+    config: Path | None,
+    listen: str | None,
+    recorded: Path | None,
+    speed: str,
+    loop: bool,
+    state_dir: Path | None,
 ) -> None:
     """Watch this node's jobs; a stall becomes a report by itself.
 
@@ -59,21 +70,35 @@ def agent(
         return
     if loop or state_dir is not None or speed != "1x":
         raise UsageError("--speed, --loop and --state-dir go with --replay", "name the bundle")
-    current = CurrentConfig(load_config(config))
+
+    def read() -> Config:
+        return with_listen(load_config(config), listen)
+
+    current = CurrentConfig(read())
     with open_tools(current) as tools:
         shutdown = Shutdown()
         shutdown.begin()
-        serve(current, tools, shutdown, config)
+        serve(current, tools, shutdown, read)
     shutdown.leave()
 
 
-def serve(current: CurrentConfig, tools: NodeTools, shutdown: Shutdown, file: Path | None) -> None:
+def with_listen(settings: Config, listen: str | None) -> Config:
+    """The configuration with another `agent.listen`, where the command line has one."""
+    if listen is None:
+        return settings
+    section = msgspec.structs.replace(settings.agent, listen=listen)
+    return msgspec.structs.replace(settings, agent=section)
+
+
+def serve(
+    current: CurrentConfig, tools: NodeTools, shutdown: Shutdown, read: Callable[[], Config]
+) -> None:
     """Run the agent, its main loop and its HTTP server, until a signal ends it. Raises MldebugError
     where it cannot go on.
 
-    `file`: the config file, which SIGHUP reads again; None: the default one.
+    `read`: reads the configuration again, at a SIGHUP.
     """
-    built = build_agent(current, tools, lambda: load_config(file))
+    built = build_agent(current, tools, read)
     loop = built.loop
     shutdown.set_handlers(loop.stop, loop.ask_to_reload, lambda: _stuck(loop, tools))
     try:

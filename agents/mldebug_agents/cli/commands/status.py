@@ -211,7 +211,7 @@ def _agent(listing: NodeListing, config: Path | None) -> Iterator[Text]:
     if agent is None:
         yield Text(clean(listing.agent_trouble or NO_AGENT, 300), style="yellow")
         if not listing.agent_trouble:
-            yield Text(f"  start one: {typed('agent', config)}", no_wrap=True)
+            yield Text(f"  start one: {typed('up', config)}", no_wrap=True)
         return
     if agent.replay:
         yield Text(
