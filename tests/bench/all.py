@@ -30,6 +30,7 @@ NAMES = (
     "mounts",
     "trees",
     "probes",
+    "fair_shares",
 )
 
 

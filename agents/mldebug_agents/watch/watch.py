@@ -25,11 +25,11 @@ from mldebug_agents.watch.job_watch import JobLook, JobWatch, with_traces
 log = logging.getLogger("mldebug")
 
 MAX_GAPS = 16  # of one look
-LOOKS = 2.0  # seconds for the jobs of one look, after which the others are left to the next
-SAMPLES, SAMPLES_ALONE = (
-    2.0,
-    6.0,
-)  # seconds for the stacks of one look: where several owners have jobs, or one
+LOOKS = 0.5  # seconds for the jobs of one look, after which the others are left to the next
+LOOKS_ALONE = 2.0  # where one owner has all jobs
+SAMPLES = 1.5  # seconds for the stacks of one look, in equal shares for the owners who have some to be read
+SAMPLES_ALONE = 6.0
+LEAST_SHARE = 0.25
 
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class Watch:
 
         A thousand jobs of one owner, or one of his with a thousand threads, delay the others by seconds at most.
         """
-        begun, sampled = time.monotonic(), 0.0
+        begun = time.monotonic()
         waiting = sorted(found.jobs, key=lambda job: self._jobs[job.id].last(job.id in to_sample))
         unlikely = {job.id for job in waiting if _is_unlikely(job, found)}
         jobs = [
@@ -106,14 +106,16 @@ class Watch:
             *in_turns((job for job in waiting if job.id in unlikely), owner_of),
         ]
         owners = len(set(map(owner_of, jobs)))
-        patience = SAMPLES_ALONE if owners < 2 else SAMPLES
+        samples = SampleTimes((job for job in jobs if job.id in to_sample), alone=owners < 2)
+        patience = LOOKS_ALONE if owners < 2 else LOOKS
         for number, job in enumerate(jobs):
             before = time.monotonic()
-            if number >= owners and before - begun - sampled > LOOKS:
+            if number >= owners and before - begun - samples.used > patience:
                 return
-            sample = patience if job.id in to_sample and sampled < patience else 0.0
+            sample = samples.left(job) if job.id in to_sample else 0.0
             yield self._look(job, found, finder, sample=sample)
-            sampled += time.monotonic() - before if sample else 0.0
+            if sample:
+                samples.use(job, time.monotonic() - before)
 
     def _traps(self, job: Job, found: Discovery) -> tuple[KnownIssue, ...]:
         """An error in a rule must cost nothing but the finding."""
@@ -141,6 +143,27 @@ class Watch:
             ranks = tuple(RankLook(rank=rank.rank) for rank in job.ranks)
             empty = RunLook(at=now, run=job.id, attempt=job.attempt, ranks=ranks)
             return JobLook(job=job, look=empty, gaps=(gap,))
+
+
+class SampleTimes:
+    """The seconds that the stacks of `jobs` may take in one look: each owner has the same share, so that nobody's slow ranks
+    leave another's unread. `alone`: the node has jobs of one owner only.
+    """
+
+    def __init__(self, jobs: Iterable[Job], *, alone: bool) -> None:
+        owners = set(map(owner_of, jobs))
+        share = SAMPLES_ALONE if alone else max(LEAST_SHARE, SAMPLES / max(1, len(owners)))
+        self._left = dict.fromkeys(owners, share)
+        self.used = 0.0
+
+    def left(self, job: Job) -> float:
+        """Seconds for the stacks of this job; 0 where its owner has used his share."""
+        return max(0.0, self._left[owner_of(job)])
+
+    def use(self, job: Job, seconds: float) -> None:
+        """Count what its stacks have taken."""
+        self._left[owner_of(job)] -= seconds
+        self.used += seconds
 
 
 def _is_unlikely(job: Job, found: Discovery) -> bool:

@@ -138,7 +138,8 @@ class Analysis:
                 min(c.sequence for c in g.calls) if g.calls else 0 for g in view.by_rank.values()
             )
             last = min(group.enqueued for group in view.by_rank.values())
-            for sequence in range(max(1, first), last + 1):
+            numbers = {c.sequence for g in view.by_rank.values() for c in g.calls}
+            for sequence in sorted(one for one in numbers if max(1, first) <= one <= last):
                 result = vote(view, sequence)
                 if result.differs or result.split:
                     return _differs(result)

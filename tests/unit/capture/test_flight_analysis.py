@@ -364,3 +364,14 @@ def test_five_hundred_ranks_take_a_moment() -> None:
     found = analyse({rank: parse_dump(data) for rank, data in raw.items()})
     assert (found.kind, found.culprits) == ("missing_rank", (300,))
     assert time.process_time() - began < 15
+
+
+@pytest.mark.timeout(20)
+def test_a_dump_whose_numbers_lie_far_apart_is_judged_by_the_calls_that_it_holds() -> None:
+    """Each number between the first call and the last was voted on: two dumps of one user kept the agent busy for years."""
+    far = {rank: dump(calls(3)) for rank in range(4)}
+    for one in far.values():
+        one["entries"][-1]["collective_seq_id"] = 2**52
+    assert judged(far).kind == "healthy"
+    far[3]["entries"][-1]["input_sizes"] = [[7]]
+    assert (judged(far).kind, judged(far).seq, judged(far).culprits) == ("mismatch", 2**52, (3,))

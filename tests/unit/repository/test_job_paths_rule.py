@@ -28,6 +28,23 @@ METHODS = frozenset(
         "memfd_create",
         "open_inside",
         "walk_inside",
+        "stat",
+        "lstat",
+        "exists",
+        "is_file",
+        "is_dir",
+        "is_socket",
+        "access",
+        "statvfs",
+        "rmtree",
+        "mmap",
+        "ZipFile",
+        "chown",
+        "chmod",
+        "unlink",
+        "connect",
+        "connect_ex",
+        "sendto",
     ]
 )
 KERNEL, OWN, OPERATOR = (
@@ -35,6 +52,7 @@ KERNEL, OWN, OPERATOR = (
     "our own files",
     "what the operator or a person names",
 )
+ADDRESSES = "addresses of the network, which `cluster.networks` bounds; no path"
 ALLOWED: dict[str, str] = {
     "alerts/action_runner/audit.py": OWN,
     "cli/commands/completion.py": OWN,
@@ -98,7 +116,49 @@ ALLOWED: dict[str, str] = {
     "web/alertmanager_route.py": OPERATOR,
     "web/listeners.py": OWN,
     "web/token_auth.py": OPERATOR,
+    "capture/stacks/pyspy.py": OWN,
+    "capture/stacks/pystack.py": OWN,
+    "cli/completion/values/reports.py": OWN,
+    "cluster/peers/net/broadcast.py": ADDRESSES,
+    "cluster/peers/net/client.py": ADDRESSES,
+    "cluster/transports/ssh.py": OPERATOR,
+    "jobs/ranks/ras_address.py": "asks for a route, sends nothing",
+    "state/server.py": OWN,
+    "storage/dir_sizes/folders.py": OPERATOR,
+    "system/service/sd_notify.py": OPERATOR,
+    "web/report_cache.py": OWN,
+    "web/unix_http.py": OWN,
 }
+PERSON = (
+    "files that a person names to a command, which runs with his rights; the agent does not call it"
+)
+MINE = "in folders of our own package"
+ELSEWHERE: dict[str, str] = {
+    "exporters/mldebug_exporters/channels/_secrets.py": OPERATOR,
+    "exporters/mldebug_exporters/channels/apprise.py": OPERATOR,
+    "mldebug/capture/flight_recorder/folder.py": PERSON,
+    "mldebug/capture/stacks/files.py": PERSON,
+    "mldebug/capture/stacks/reader.py": "only a function of that name: it parses a text",
+    "mldebug/capture/trace/open_files.py": PERSON,
+    "mldebug/capture/trace/verbs.py": PERSON,
+    "mldebug/cli/commands/diagnose.py": PERSON,
+    "mldebug/cli/commands/flight_recorder.py": PERSON,
+    "mldebug/cli/commands/logs.py": PERSON,
+    "mldebug/cli/commands/reports.py": PERSON,
+    "mldebug/cli/main.py": "its own standard streams",
+    "mldebug/cluster/hostfile.py": PERSON,
+    "mldebug/config/schema.py": OPERATOR,
+    "mldebug/core/files.py": "reports: whoever owns the folder may put anything there, so no link, FIFO or size is trusted",
+    "mldebug/hardware/health/thresholds.py": MINE,
+    "mldebug/hardware/kernel_log/xids.py": MINE,
+    "mldebug/incidents/evidence_archive.py": PERSON,
+    "mldebug/incidents/report/html.py": MINE,
+    "mldebug/incidents/report_store.py": "reports, by core/files.py",
+    "mldebug/incidents/stored_evidence.py": "reports, by core/files.py",
+    "mldebug/probes/baselines.py": MINE,
+    "mldebug/web/frame.py": MINE,
+}
+"""In the other two roots, which know nothing of processes."""
 WITH_OPERATORS_RIGHTS = {
     "jobs/ranks/known_issues.py": "/etc/hosts of the node",
     "probes/history/monitor.py": "the store of the probes",
@@ -135,6 +195,26 @@ def test_whoever_opens_files_has_a_row_that_says_why() -> None:
     assert not ALLOWED.keys() - found, "rows that nobody needs any more"
 
 
+def test_in_the_other_roots_nobody_opens_what_a_job_names() -> None:
+    files = [file for root in ("mldebug", "exporters") for file in (ROOT / root).rglob("*.py")]
+    found = {str(file.relative_to(ROOT)) for file in files if opens(ast.parse(file.read_text()))}
+    assert found == ELSEWHERE.keys(), "read what a job names in mldebug_agents, by Reader"
+
+
+def test_the_agent_calls_nothing_that_is_for_a_person_s_files() -> None:
+    modules = {name.removesuffix(".py").replace("/", ".") for name, why in ELSEWHERE.items() if why is PERSON}  # fmt: skip
+    found = {
+        (name, node.module)
+        for name, tree in _modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in modules
+    }
+    assert found == {
+        ("cluster/transports/ssh.py", "mldebug.cluster.hostfile"),  # `mldebug dump --hosts`
+        ("jobs/trace_start.py", "mldebug.capture.trace.open_files"),  # a constant
+    }
+
+
 def test_only_these_read_with_the_agent_s_own_rights() -> None:
     found = {
         name
@@ -155,6 +235,9 @@ def test_the_rule_is_not_blind() -> None:
         "os.scandir(folder)",
         "io.open(path)",
         "list(Path(folder).glob('*'))",
+        "os.stat(path)",
+        "Path(path).exists()",
+        "link.connect(path)",
     ):
         assert opens(ast.parse(line)), line
     assert not opens(ast.parse("reader.read_from(path, 0, rights=rights, max_bytes=1)"))

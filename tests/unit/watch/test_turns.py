@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mldebug.jobs.owners import in_turns, owner_of
+from mldebug_agents.capture.stacks.pyspy import Dump
 from mldebug_agents.jobs.ranks import discovery
 from mldebug_agents.system.host import MAX_THREADS
 from mldebug_agents.system.reader import Reader
@@ -153,3 +154,30 @@ def test_a_process_with_thousands_of_threads_costs_as_much_as_one_with_some(tmp_
     assert time.process_time() - begun < 5
     assert state is not None
     assert len(state.threads) == MAX_THREADS
+
+
+class EndlessForOne(SlowPySpy):
+    """The ranks of the other user keep it for as long as it may take."""
+
+    def dump(self, pid: int, *, timeout: float) -> Dump:
+        """Quick, but for them."""
+        if pid >= 1000:
+            time.sleep(timeout)
+        return super().dump(pid, timeout=timeout)
+
+
+def test_one_job_whose_stacks_take_all_the_time_leaves_another_user_s_two_jobs_theirs(
+    tmp_path: Path, reader: Reader
+) -> None:
+    """Who has the fewest jobs is first, and his one job used up the time of all, in every look."""
+    node = Node(tmp_path)
+    many(node, 1)
+    node.tree.add(70, 1, environ=world(0, 1, MASTER_PORT=31_000, TORCHELASTIC_RUN_ID="own"))
+    pyspy = EndlessForOne(0.05)
+    looks = watch(FakeTools(node.host(), reader, pyspy))
+    jobs = looks.look().jobs
+    assert sorted(one.job.uid for one in jobs) == [0, 0, HIGH]
+    begun = time.monotonic()
+    looks.look({one.job.id for one in jobs})
+    assert {70, 100, 101, 102, 1000} <= set(pyspy.asked)
+    assert time.monotonic() - begun < 5
