@@ -153,7 +153,7 @@ def rows(title: str, about: str, unit: str, *queries: Query, **renamed: str) -> 
     panel = _dressed(table.Panel(), title, about, unit).height(8).span(12).no_value("none")
     for place_, query in enumerate(queries):
         panel.with_target(_target(query, place_).instant().format(PromQueryFormat.TABLE))
-    titles = {_value(place_, len(queries)): told for place_, (_, told) in enumerate(queries)}
+    titles = {_value(place_, len(queries)): value for place_, (_, value) in enumerate(queries)}
     panel.with_transformation(model.DataTransformerConfig("merge", options={}))
     hidden = {"excludeByName": dict.fromkeys(UNSEEN, True), "renameByName": titles | renamed}
     return panel.with_transformation(model.DataTransformerConfig("organize", options=hidden))
@@ -169,11 +169,11 @@ def plain(panel: table.Panel, *columns: str) -> table.Panel:
 def states(title: str, about: str, query: Query, *named: tuple[str, str]) -> statetimeline.Panel:
     """A bar for each series whose colour is its state; `named` name and colour of the values 0, 1, …"""
     panel = _dressed(statetimeline.Panel(), title, about, "none").height(8).span(12)
-    told = {
+    by_name = {
         str(value): model.ValueMappingResult(text=name, color=color, index=value)
         for value, (name, color) in enumerate(named)
     }
-    panel.mappings([model.ValueMap(options=told)]).with_target(_target(query, 0))
+    panel.mappings([model.ValueMap(options=by_name)]).with_target(_target(query, 0))
     return panel.show_value(looks.VisibilityMode.NEVER).merge_values(True)
 
 

@@ -201,9 +201,9 @@ def rows(
     """What is told."""
     scale, limit = EVERY / SHIPPED, f"< {BUDGET} %, all of the interval"
     walls = [clock(one) for one in found]
-    told = f"step of {1000 * step:.0f} ms"
+    sentence = f"step of {1000 * step:.0f} ms"
     yield Row(
-        f"effect on a {told}, as shipped (a look each 5 s)",
+        f"effect on a {sentence}, as shipped (a look each 5 s)",
         text(walls, scale),
         limit,
         judge(walls, scale),
@@ -241,7 +241,7 @@ def main() -> None:
         stall = f"{{interval: {LOOK}}}"
         with training(folder) as times, watching(folder, settings(folder, stall=stall)) as agent:
             wait_until(
-                lambda: (seen := agent.snapshot()) and [one for one in seen.runs if one.step], 60
+                lambda: (snap := agent.snapshot()) and [one for one in snap.runs if one.step], 60
             )
             placebo = list(quadruples(times, agent, PLACEBOS, placebo=True))
             began = cpu(agent)

@@ -40,11 +40,11 @@ class Worker:
         argv = [sys.executable, str(INSIDE), folder]
         pipe: Any = subprocess.PIPE
         self.process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, text=True)
-        self.told = self.answer()
+        self.reported = self.answer()
 
     def answer(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.process.stdout.readline())  # type: ignore[union-attr]
-        return told
+        table: dict[str, Any] = json.loads(self.process.stdout.readline())  # type: ignore[union-attr]
+        return table
 
     def run(self, kind: str, steps: int) -> dict[str, Any]:
         self.process.stdin.write(f"{kind} {steps}\n")  # type: ignore[union-attr]
@@ -64,8 +64,8 @@ def group(seconds: float, native: str, clock: str) -> tuple[Turns, dict[str, Any
             step = statistics.median(worker.run("none", 1)[clock] for _ in range(9))
             steps = max(1, round(TURN / step))
             rounds = int(seconds * 1e9 / ((steps + SETTLE) * step * len(KINDS)))
-            told = {**worker.told, **worker.run("filtered", 1)}
-            return [one(worker, steps, clock) for _ in range(rounds)], told, step
+            facts = {**worker.reported, **worker.run("filtered", 1)}
+            return [one(worker, steps, clock) for _ in range(rounds)], facts, step
         finally:
             worker.end()
 
@@ -92,10 +92,10 @@ def interval(groups: list[Turns], kind: str) -> tuple[float, float]:
     return drawn[int(DRAWS * 0.025)], drawn[int(DRAWS * 0.975)]
 
 
-def measured(told: argparse.Namespace) -> list[tuple[Turns, dict[str, Any], float]]:
+def measured(result: argparse.Namespace) -> list[tuple[Turns, dict[str, Any], float]]:
     """All groups; each thread has a core of its own, and so have the processes that it starts."""
-    native = str(native_folder()) if told.native else ""
-    cores = sorted(os.sched_getaffinity(0), reverse=True)[: told.at_once]
+    native = str(native_folder()) if result.native else ""
+    cores = sorted(os.sched_getaffinity(0), reverse=True)[: result.at_once]
     waiting = list(cores)
 
     def pinned() -> None:
@@ -103,7 +103,7 @@ def measured(told: argparse.Namespace) -> list[tuple[Turns, dict[str, Any], floa
 
     with ThreadPoolExecutor(len(cores), initializer=pinned) as threads:
         return list(
-            threads.map(lambda _: group(told.seconds, native, told.clock), range(told.groups))
+            threads.map(lambda _: group(result.seconds, native, result.clock), range(result.groups))
         )
 
 
@@ -119,14 +119,14 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Measure, and print one table."""
-    told = arguments()
-    found = measured(told)
-    groups, (_, said, step) = [turns for turns, _, _ in found], found[0]
+    result = arguments()
+    found = measured(result)
+    groups, (_, entry, step) = [turns for turns, _, _ in found], found[0]
     print(
-        f"filtered tracing of a training loop, {said['engine']}, Python {sys.version.split()[0]}, torch {said['torch']}"
+        f"filtered tracing of a training loop, {entry['engine']}, Python {sys.version.split()[0]}, torch {entry['torch']}"
     )
     print(
-        f"{told.groups} groups of {len(groups[0])} turns, {told.clock} time, {step / 1e6:.1f} ms a step, load {os.getloadavg()[0]:.1f}"
+        f"{result.groups} groups of {len(groups[0])} turns, {result.clock} time, {step / 1e6:.1f} ms a step, load {os.getloadavg()[0]:.1f}"
     )
     for kind, name in (("again", "none, once more"), ("filtered", "filtered")):
         low, high = interval(groups, kind)

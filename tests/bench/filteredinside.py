@@ -121,8 +121,8 @@ def timed(training: Training, steps: int) -> dict[str, int]:
     return {"cpu": time.process_time_ns() - cpu, "wall": time.perf_counter_ns() - wall}
 
 
-def say(told: dict[str, Any]) -> None:
-    print(json.dumps(told), flush=True)
+def say(table: dict[str, Any]) -> None:
+    print(json.dumps(table), flush=True)
 
 
 def turn(training: Training, kind: str, steps: int, ring: Path) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def turn(training: Training, kind: str, steps: int, ring: Path) -> dict[str, Any
         tracer = trace(ring=str(ring), size=SIZE)
     with tracer:
         training.run(SETTLE)
-        told = timed(training, steps)
+        result = timed(training, steps)
         if kind == "filtered":
             assert not tracer.why, tracer.why
             assert ring.exists()
-        return {**told, "engine": getattr(tracer, "engine", "")}
+        return {**result, "engine": getattr(tracer, "engine", "")}
 
 
 def main() -> None:

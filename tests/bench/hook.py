@@ -98,10 +98,10 @@ def stepped() -> tuple[float, float]:
     """Microseconds of CPU that the hook adds to a step of SGD, and of that step without it."""
     words = [sys.executable, str(Path(__file__).with_name("hookinside.py"))]
     done = subprocess.run(words, env=sides()["with"], check=True, capture_output=True, text=True)
-    told = json.loads(done.stdout)
-    if told["hooks"] != 1:
-        raise RuntimeError(f"{told['hooks']} hooks, and not ours alone")
-    return told["more"], told["without"]
+    answer = json.loads(done.stdout)
+    if answer["hooks"] != 1:
+        raise RuntimeError(f"{answer['hooks']} hooks, and not ours alone")
+    return answer["more"], answer["without"]
 
 
 def phases() -> float:

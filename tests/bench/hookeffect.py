@@ -126,8 +126,8 @@ def rows(found: list[Quadruple]) -> Iterator[Row]:
     step = statistics.median(second for one in real for second in one[1])
     values = [percent(one) for one in real]
     limit = f"< {BUDGET} %, all of the interval"
-    told = f"effect of the hook on a step of {1000 * step:.1f} ms, 2 ranks"
-    yield Row(told, text(values), limit, judge(values, 1.0))
+    sentence = f"effect of the hook on a step of {1000 * step:.1f} ms, 2 ranks"
+    yield Row(sentence, text(values), limit, judge(values, 1.0))
     spans = [microseconds(one) for one in real]
     yield Row("  the same in microseconds", text(spans).replace(" %", " us"))
     yield Row("  noise: off against off", text([percent(one) for one in placebo]))

@@ -39,14 +39,14 @@ def main() -> None:
         without.append(microseconds(sgd))
         hooks.update(kept)
         within.append(microseconds(sgd))
-    told = {
+    facts = {
         "hooks": len(kept),
         "without": statistics.median(without),
         "more": statistics.median(a - b for a, b in zip(within, without, strict=True)),
         "least": min(within) - min(without),
         "bare": min(without),
     }
-    print(json.dumps(told))
+    print(json.dumps(facts))
 
 
 if __name__ == "__main__":

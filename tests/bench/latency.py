@@ -48,10 +48,10 @@ def measure(agent: RunningAgent, clock: Clock, fault: str) -> Latency:
         job.wait_for_event("strike", (1,))
         due = time.time() + TIMEOUT
         report = wait_for(f"the report on {fault}", lambda: _report(agent, job), PATIENCE)
-        wait_for("its time", lambda: report["id"] in clock.seen)
+        wait_for("its time", lambda: report["id"] in clock.observed)
         detected = datetime.fromisoformat(report["detected_at"]).timestamp()
         culprits = [one["rank"] for one in report["diagnosis"]["culprits"]]
-        return Latency(detected - due, clock.seen[report["id"]] - due, culprits == [1])
+        return Latency(detected - due, clock.observed[report["id"]] - due, culprits == [1])
 
 
 def _report(agent: RunningAgent, job: RunningJob) -> Report | None:
@@ -60,11 +60,11 @@ def _report(agent: RunningAgent, job: RunningJob) -> Report | None:
 
 def rows(found: dict[str, list[Latency]]) -> Iterator[Row]:
     """A row for each fault, and all together."""
-    for fault, told in found.items():
-        noticed = statistics.median(one.noticed for one in told)
-        reported = sorted(one.reported for one in told)
+    for fault, value in found.items():
+        noticed = statistics.median(one.noticed for one in value)
+        reported = sorted(one.reported for one in value)
         middle = statistics.median(reported)
-        named = f"rank named in {sum(one.right for one in told)} of {len(told)}"
+        named = f"rank named in {sum(one.right for one in value)} of {len(value)}"
         text = f"{middle:.1f} s ({reported[0]:.1f} … {reported[-1]:.1f}; noticed {noticed:.1f})"
         yield Row(f"{fault}: timeout to report on disk; {named}", text, f"≤ {BUDGET:.0f} s", middle <= BUDGET)  # fmt: skip
 

@@ -75,11 +75,11 @@ def rows(stack: ExitStack, folder: Path) -> Iterator[Row]:
         seconds.append(time.monotonic() - began)
         most = max(most, len(set(children(os.getpid())) - servers))
     busy = (time.process_time() - busy) / ROUNDS
-    told = [
+    matching = [
         row for row in desk.status()["filesystems"] if str(row["mount"]).startswith(str(folder))
     ]
-    stuck = sum(bool(row["stuck_seconds"]) for row in told)
-    answered = sum(row["used_ratio"] is not None for row in told)
+    stuck = sum(bool(row["stuck_seconds"]) for row in matching)
+    answered = sum(row["used_ratio"] is not None for row in matching)
     right = (answered, stuck) == (MOUNTS - DEAD, DEAD)
     yield Row("mounts that answered, that are stuck", f"{answered}, {stuck}", f"{MOUNTS - DEAD}, {DEAD}", right)  # fmt: skip
     yield Row("first round", f"{seconds[0]:.2f} s", "≤ 5 s", seconds[0] <= 5)

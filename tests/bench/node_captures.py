@@ -57,9 +57,9 @@ def rows(nodes: int) -> Iterator[Row]:
     lines, times = sent(nodes), []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        heard = read(lines)
+        content = read(lines)
         there = time.perf_counter()
-        (one,) = merge(heard, "Slurm").runs
+        (one,) = merge(content, "Slurm").runs
         judgement = diagnose(*one)
         judged = time.perf_counter()
         html = page(one)

@@ -83,8 +83,8 @@ class Fleet:
             key=run_key(capture), name="train.py", world_size=capture.job.world_size,
             ranks=f"{ranks[0]}-{ranks[-1]}", stage=stage, incident=incident,
         )  # fmt: skip
-        told = Announcement(node=name, agent=name, port=self._ports[name], runs=(news,))
-        body = msgspec.json.encode(told)
+        announcement = Announcement(node=name, agent=name, port=self._ports[name], runs=(news,))
+        body = msgspec.json.encode(announcement)
         PeerClient(self._proof).ask(self._to, ANNOUNCE, body, timeout=30.0, most=1 << 20)
 
     def announce_all(self) -> None:
@@ -99,7 +99,7 @@ def simulate(
     to: Peer,
     ready: Barrier,
     go: Event,
-    told: Any,
+    value: Any,
     first: bool,
 ) -> None:
     """One process."""
@@ -113,9 +113,9 @@ def simulate(
         if first:
             started = time.monotonic()
             await asyncio.to_thread(fleet.announce, next(iter(captures)), "blamed", INCIDENT)
-            told.put(("began", started))
+            value.put(("began", started))
         await asyncio.to_thread(go.wait, 300)
-        told.put(("cpu", time.process_time() - before, fleet.sent, fleet.connections))
+        value.put(("cpu", time.process_time() - before, fleet.sent, fleet.connections))
 
     asyncio.run(live())
 
@@ -155,27 +155,27 @@ def _stall(nodes: int, folder: Path, key: Path, to: Peer, agent: int) -> Iterato
         (name, msgspec.structs.replace(one, duration_seconds=CAPTURE)) for name, one in taken
     ]
     share = -(-nodes // PROCESSES)
-    ready, go, told = (
+    ready, go, results = (
         multiprocessing.Barrier(PROCESSES),
         multiprocessing.Event(),
         multiprocessing.Queue(),
     )
     processes = [
         multiprocessing.Process(
-            target=simulate, args=(key, dict(captures[n * share : (n + 1) * share]), to, ready, go, told, n == 0)
+            target=simulate, args=(key, dict(captures[n * share : (n + 1) * share]), to, ready, go, results, n == 0)
         )
         for n in range(PROCESSES)
     ]  # fmt: skip
     for one in processes:
         one.start()
     before = _cpu(agent)
-    _, began = told.get(timeout=300)
+    _, began = results.get(timeout=300)
     before = _cpu(agent)
     file = folder / f"state/reports/{INCIDENT}/report.json"
     wait_for("the report", file.exists, 120)
     took, used = time.monotonic() - began, _cpu(agent) - before
     go.set()
-    costs = [told.get(timeout=60) for _ in processes]
+    costs = [results.get(timeout=60) for _ in processes]
     for one in processes:
         one.join(30)
     report = json.loads(file.read_text())

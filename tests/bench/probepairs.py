@@ -61,8 +61,8 @@ def pair(torch: Any, bench: Any, operation: Any, number: int) -> tuple[float, fl
         first, second, third, last = (seconds(one) for one in (outer, inner, inner, outer))
     finally:
         torch.distributed.barrier = barrier
-    told = {outer: first + last, inner: second + third}
-    return told[probe], told[bare]
+    facts = {outer: first + last, inner: second + third}
+    return facts[probe], facts[bare]
 
 
 def seconds(call: Callable[[], None]) -> float:

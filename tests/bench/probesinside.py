@@ -47,14 +47,14 @@ class Turns:
     def take(self, number: int) -> dict[str, float]:
         """One round; the ways and `own` in seconds of one operation."""
         ways = ("bare", "probe", "seed")
-        told: dict[str, float] = {}
+        table: dict[str, float] = {}
         for way in (*ways[number % 3 :], *ways[: number % 3]):
             self._torch.distributed.barrier()
             self._finish()
-            getattr(self, way)(told)
-        return told
+            getattr(self, way)(table)
+        return table
 
-    def bare(self, told: dict[str, float]) -> None:
+    def bare(self, table: dict[str, float]) -> None:
         """The operation alone, again and again."""
         began = time.perf_counter()
         self._torch.distributed.barrier()  # the probe has one, too
@@ -62,15 +62,15 @@ class Turns:
         for _ in range(self._repeats):
             self._operation.call()
         self._finish()
-        told["bare"] = (time.perf_counter() - began) / self._repeats
+        table["bare"] = (time.perf_counter() - began) / self._repeats
 
-    def probe(self, told: dict[str, float]) -> None:
+    def probe(self, table: dict[str, float]) -> None:
         """The loop that the command runs."""
         began = time.perf_counter()
         times = self._bench.timed(self._operation, self._repeats)
         self._finish()
-        told["probe"] = (time.perf_counter() - began) / self._repeats
-        told["own"] = statistics.median(self._slowest(times))
+        table["probe"] = (time.perf_counter() - began) / self._repeats
+        table["own"] = statistics.median(self._slowest(times))
 
     def _slowest(self, times: list[float]) -> list[float]:
         """Of each repetition the time of the rank that took longest."""
@@ -80,16 +80,16 @@ class Turns:
         self._torch.distributed.all_reduce(row, self._torch.distributed.ReduceOp.MAX)
         return [float(one) for one in row.tolist()]
 
-    def seed(self, told: dict[str, float]) -> None:
+    def seed(self, table: dict[str, float]) -> None:
         """The benchmark that this comes from: a barrier before each operation, the bandwidth of each, its mean over ranks and trials."""
         torch, speeds = self._torch, []
         for _ in range(self._repeats):
             mean = torch.tensor([self._size / self._blocking()], device=self._operation.sent.device)
             torch.distributed.reduce(mean, 0)
             speeds.append(float(mean.item()) / self._bench.world)
-        told["seed"] = self._size / statistics.mean(speeds)
-        told["seed_median"] = self._size / statistics.median(speeds)
-        told["seed_least"] = self._size / max(speeds)
+        table["seed"] = self._size / statistics.mean(speeds)
+        table["seed_median"] = self._size / statistics.median(speeds)
+        table["seed_least"] = self._size / max(speeds)
 
     def _blocking(self) -> float:
         """Seconds of one operation that nothing is queued before or after, as this rank sees it."""

@@ -57,12 +57,12 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 def measure(full: Scraper, empty: Scraper) -> dict[str, list[float]]:
     """Alternate the sides, so that this machine's noise hits all alike."""
-    seen = big(2000)
+    result = big(2000)
     (teller,) = create_all("expositions")
     sides: dict[str, Callable[[], object]] = {
         "ready": full,
         "http": empty,
-        "render": lambda: teller.render(seen, ACCEPT["Accept"]),
+        "render": lambda: teller.render(result, ACCEPT["Accept"]),
     }
     found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(ROUNDS):

@@ -40,8 +40,8 @@ def agent(folder: Path, more: Mapping[str, str]) -> Iterator[tuple[RunningAgent,
 
 def steps(one: RunningAgent, runs: int) -> bool:
     """Do so many runs tell their steps?"""
-    seen = one.snapshot()
-    return seen is not None and len([run for run in seen.runs if run.step]) == runs
+    snap = one.snapshot()
+    return snap is not None and len([run for run in snap.runs if run.step]) == runs
 
 
 def settled(port: int) -> Scrape:
@@ -78,7 +78,7 @@ def of_gpus(folder: Path) -> Iterator[Row]:
     with agent(folder, {}) as (_, port):
         bare = settled(port)
     with agent(folder, more) as (one, port):
-        wait_for("a full read", lambda: (seen := one.snapshot()) is not None and seen.gpus, 60)
+        wait_for("a full read", lambda: (snap := one.snapshot()) is not None and snap.gpus, 60)
         full = settled(port)
         yield Row("each H200", f"{(full.series - bare.series) / GPUS:.0f} series")
 

@@ -76,8 +76,8 @@ class PolledStatus:
         """All runs that it knows."""
         with self._lock:
             if time.monotonic() - self._at > ASK:
-                seen = self.running.snapshot()
-                self._runs, self._at = seen.runs if seen else (), time.monotonic()
+                snap = self.running.snapshot()
+                self._runs, self._at = snap.runs if snap else (), time.monotonic()
             return self._runs
 
 
@@ -198,12 +198,12 @@ def soak(folder: Path, pace: Pace) -> Generator[Size, None, None]:
         watching(folder, settings(folder, stall=pace.stall)) as agent,
         ThreadPoolExecutor(len(kinds)) as pool,
     ):
-        told = PolledStatus(agent)
+        status = PolledStatus(agent)
         while True:
             places = [folder / f"job-{lives + number}" for number in range(len(kinds))]
-            list(pool.map(lambda place, kind: live(told, place, kind), places, kinds))
+            list(pool.map(lambda place, kind: live(status, place, kind), places, kinds))
             lives += len(kinds)
-            idle(told)
+            idle(status)
             yield size_of(agent, lives, (time.monotonic() - began) / 60)
             time.sleep(pace.rest)
 
@@ -212,13 +212,13 @@ def idle(agent: PolledStatus) -> None:
     """Wait until the agent watches none of our jobs and waits for no disk; it may have lost no report."""
 
     def quiet() -> Snapshot | None:
-        seen = agent.running.snapshot()
-        if seen is None or seen.reports_waiting or any(run.name in agent.mine for run in seen.runs):
+        snap = agent.running.snapshot()
+        if snap is None or snap.reports_waiting or any(run.name in agent.mine for run in snap.runs):
             return None
-        return seen
+        return snap
 
-    seen = wait_for("the agent to forget the jobs", quiet, SOON)
-    assert seen.reports_lost == 0, agent.running.log[-3000:]
+    result = wait_for("the agent to forget the jobs", quiet, SOON)
+    assert result.reports_lost == 0, agent.running.log[-3000:]
 
 
 def size_of(agent: RunningAgent, lives: int, minutes: float) -> Size:
@@ -279,20 +279,20 @@ def verdict(sizes: list[Size]) -> str:
         ("last three quarters", sizes[len(sizes) // 4 :]),
         ("second half", sizes[len(sizes) // 2 :]),
     ):
-        told = [
+        values = [
             f"{what} {1024 * slope(part, of, lambda one: one.lives):+.2f} KiB/job"
             f" ({60 * slope(part, of, lambda one: one.minutes):+.2f} MiB/h)"
             for what, of in (("memory", lambda one: one.memory), ("RSS", lambda one: one.rss))
         ]
         counts = ", ".join(
-            f"{what} {min(seen)}-{max(seen)}"
-            for what, seen in (
+            f"{what} {min(value)}-{max(value)}"
+            for what, value in (
                 ("fds", [one.files for one in part]),
                 ("threads", [one.threads for one in part]),
                 ("processes", [one.processes for one in part]),
             )
         )
-        lines.append(f"{name}: {'; '.join(told)}; {counts}")
+        lines.append(f"{name}: {'; '.join(values)}; {counts}")
     return "\n".join(lines)
 
 
@@ -330,8 +330,8 @@ def main() -> None:
         left = remembered(folder)
     print(f"{len(sizes)} waves, {sizes[-1].lives} jobs, {left} remembered\n{verdict(sizes)}")
     if wanted.json:
-        told = {"sizes": [one._asdict() for one in sizes], "remembered": left}
-        wanted.json.write_text(json.dumps(told))
+        facts = {"sizes": [one._asdict() for one in sizes], "remembered": left}
+        wanted.json.write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ MANY = tuple(int(one) for one in os.environ.get("MLDEBUG_BENCH_MANY", "64 256").
 TURNS = 10
 
 
-def train(rank: int, port: int, folder: str, told: Any) -> None:
+def train(rank: int, port: int, folder: str, value: Any) -> None:
     """One rank; tells what each poll took, and whether an exchange began in it."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # fmt: skip
     torch.set_num_threads(1)
@@ -39,7 +39,7 @@ def train(rank: int, port: int, folder: str, told: Any) -> None:
         switches.poll()
         took = time.perf_counter() - began
         spans.append((took, switches._agreement._last is not last))
-    told.put(spans)
+    value.put(spans)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -47,10 +47,10 @@ def train(rank: int, port: int, folder: str, told: Any) -> None:
 def polls() -> tuple[float, float, float]:
     """Microseconds: between exchanges, with one (medians), and the mean of all."""
     context = mp.get_context("spawn")
-    told = context.SimpleQueue()
+    queue = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        job = mp.spawn(train, (free_port(), folder, told), RANKS, join=False)
-        spans = [one for _ in range(RANKS) for one in told.get()]
+        job = mp.spawn(train, (free_port(), folder, queue), RANKS, join=False)
+        spans = [one for _ in range(RANKS) for one in queue.get()]
         while not job.join():
             pass
     without, with_one = ([took for took, began in spans if began is kind] for kind in (False, True))

@@ -33,8 +33,8 @@ def once(load: str, tracer: str) -> dict[str, Any]:
         argv = [PYTHON, str(INSIDE), load, tracer, folder]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{load} {tracer}: {done.stderr[-2000:]}"
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return told
+        table: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return table
 
 
 def rows(load: str) -> list[Row]:
@@ -44,9 +44,9 @@ def rows(load: str) -> list[Row]:
     for name in NAMES[1:]:
         ratios = sorted(one[name]["seconds"] / one["none"]["seconds"] for one in rounds)
         size = rounds[0][name]["bytes"] / 1e6
-        said = f"{statistics.median(ratios):.3f} x ({ratios[0]:.3f} to {ratios[-1]:.3f}), {size:.1f} MB"
+        text = f"{statistics.median(ratios):.3f} x ({ratios[0]:.3f} to {ratios[-1]:.3f}), {size:.1f} MB"
         engine = "".join(rounds[0][name]["engine"])
-        found.append(Row(f"{load}: {name} {engine}", said))
+        found.append(Row(f"{load}: {name} {engine}", text))
         if load == "calls" and name.startswith("calls"):
             spans = [one[name]["seconds"] - one["none"]["seconds"] for one in rounds]
             nanoseconds = statistics.median(spans) / FIB_EVENTS * 1e9

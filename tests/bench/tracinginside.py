@@ -32,9 +32,9 @@ def calls() -> None:
 
 def text() -> None:
     """JSON and regular expressions, most of it in C."""
-    told = {"steps": [{"step": one, "loss": 1 / (one + 1)} for one in range(200)]}
+    facts = {"steps": [{"step": one, "loss": 1 / (one + 1)} for one in range(200)]}
     for _ in range(15):
-        found = json.loads(json.dumps(told))
+        found = json.loads(json.dumps(facts))
         line = " ".join(f"step {one['step']} loss {one['loss']:.4f}" for one in found["steps"])
         for step in re.finditer(r"step (\d+) loss ([0-9.]+)", line):
             int(step.group(1))

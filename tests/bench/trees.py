@@ -98,8 +98,8 @@ def main(files: int, place: str) -> None:
         kept = f"{used:.2%} of a core, {resident() - before} MiB"
         rows.append(Row(f"trees: {RATE} changes a second", kept))
         keep(keeper, time.monotonic() + 8)
-        told = subprocess.run(["du", "-s", "--inodes", root], check=True, capture_output=True)
-        inodes, right = keeper.state().inodes, int(told.stdout.split()[0])
+        done = subprocess.run(["du", "-s", "--inodes", root], check=True, capture_output=True)
+        inodes, right = keeper.state().inodes, int(done.stdout.split()[0])
         rows.append(Row("trees: inodes afterwards", f"{inodes}", f"{right} (du)", inodes == right))
         rows.append(Row("trees: overflows", f"{keeper.state().overflows}"))
     finally:

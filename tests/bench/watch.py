@@ -80,11 +80,11 @@ def look_rows(ranks: int, state: Path) -> Iterator[Row]:
         costs, seconds = [], []
         for _ in range(LOOKS):
             began, cpu = time.perf_counter(), _cpu(family)
-            seen = watch.look()
+            look = watch.look()
             costs.append(_cpu(family) - cpu)
             seconds.append(time.perf_counter() - began)
             time.sleep(0.3)
-        steps = [job.step for job in seen.jobs if len(job.job.ranks) == ranks]
+        steps = [job.step for job in look.jobs if len(job.job.ranks) == ranks]
         assert None not in steps
         assert steps
     cost = 1000 * sum(costs) / LOOKS
@@ -123,13 +123,13 @@ def agent_rows(ranks: int, state: Path) -> Iterator[Row]:
     finally:
         process.terminate()
         process.communicate(timeout=20)
-    told = f"{100 * young:.2f} % of a core"
-    yield Row(f"{ranks} ranks: agent, CPU, while all {OTHERS} others are new too", told)
+    text = f"{100 * young:.2f} % of a core"
+    yield Row(f"{ranks} ranks: agent, CPU, while all {OTHERS} others are new too", text)
     busy, own, everyone, rss = 100 * ratio, own / 2**20, everyone / 2**20, rss / 2**20
     yield row(ranks, "agent, CPU", f"{busy:.2f} % of a core", "≤ 1 %", busy <= 1)
     yield row(ranks, "agent, RSS", f"{own:.0f} MiB", "≤ 64 MiB", own <= 64)
-    told = f"{everyone:.0f} MiB ({rss:.0f})"
-    yield row(ranks, "agent and its children, PSS (RSS added up)", told, "≤ 80 MiB", everyone <= 80)
+    text = f"{everyone:.0f} MiB ({rss:.0f})"
+    yield row(ranks, "agent and its children, PSS (RSS added up)", text, "≤ 80 MiB", everyone <= 80)
 
 
 def _busy(family: list[psutil.Process], seconds: float) -> float:

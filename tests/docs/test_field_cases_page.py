@@ -17,5 +17,5 @@ def test_the_page_is_up_to_date(request: pytest.FixtureRequest) -> None:
 
 
 def test_every_case_has_its_row() -> None:
-    told = PAGE.read_text(encoding="utf-8")
-    assert not [one.name for some in all_cases() for one in some.cases if f"| `{one.name}` |" not in told]  # fmt: skip
+    text = PAGE.read_text(encoding="utf-8")
+    assert not [one.name for some in all_cases() for one in some.cases if f"| `{one.name}` |" not in text]  # fmt: skip

@@ -19,9 +19,9 @@ def test_the_page_is_up_to_date(request: pytest.FixtureRequest) -> None:
 
 
 def test_everything_stands_on_it() -> None:
-    told = page()
-    assert not [rule.name for rule in RULES if f"\n| `{rule.name}` |" not in told]
-    assert not [name for name in SETTINGS if f"`{name}`" not in told]
+    result = page()
+    assert not [rule.name for rule in RULES if f"\n| `{rule.name}` |" not in result]
+    assert not [name for name in SETTINGS if f"`{name}`" not in result]
 
 
 def test_a_row_fits_its_table() -> None:

@@ -27,12 +27,12 @@ def test_the_page_is_up_to_date(request: pytest.FixtureRequest) -> None:
 
 
 def test_every_series_of_a_scrape_stands_on_the_page() -> None:
-    told = (
+    text = (
         Prometheus()
         .render(snapshot(moving(), moving(), stalled(), hooked(), trapped()))[0]
         .decode()
     )
-    samples = [one for family in text_string_to_metric_families(told) for one in family.samples]
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
     rows = dict(re.findall(r"^\| `(\w+)` \|.*?\| ((?:`\w+` ?)*) ?\|", made(), re.MULTILINE))
     assert len(rows) > 30
     for one in samples:

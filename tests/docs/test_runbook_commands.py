@@ -57,9 +57,9 @@ def test_commands_are_found_and_wrong_ones_are_seen() -> None:
 
 
 def test_jq_asks_for_what_the_agent_tells() -> None:
-    asked = [one for file in PAGES for one in re.findall(r"--json \| jq '([^']*)'", file.read_text("utf-8"))]  # fmt: skip
-    assert asked
-    for path in asked:
+    matching = [one for file in PAGES for one in re.findall(r"--json \| jq '([^']*)'", file.read_text("utf-8"))]  # fmt: skip
+    assert matching
+    for path in matching:
         agent, field = re.findall(r"\.(\w+)", path)[:2]
         assert agent == "agent"
         assert field in Snapshot.__struct_fields__

@@ -75,7 +75,7 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 def test_every_trap_that_it_names_is_a_rule() -> None:
     known = (ROOT / "docs/known-traps.md").read_text()
-    told = [word for row in JUDGED for one in re.findall(r"traps? ((?:`\w+`(?:, | and )?)+)", row[2])
+    matching = [word for row in JUDGED for one in re.findall(r"traps? ((?:`\w+`(?:, | and )?)+)", row[2])
             for word in re.findall(r"`(\w+)`", one)]  # fmt: skip
-    assert len(told) > 10
-    assert not [name for name in told if f"| `{name}` |" not in known]
+    assert len(matching) > 10
+    assert not [name for name in matching if f"| `{name}` |" not in known]

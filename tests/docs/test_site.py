@@ -88,9 +88,9 @@ def copied(root: Path) -> Path:
 def test_every_page_is_there_and_none_is_raw_markdown(site: Path) -> None:
     for source in (ROOT / "docs").rglob("*.md"):
         name = source.relative_to(ROOT / "docs").as_posix().replace("README.md", "index.md")
-        said = article(site / name.replace(".md", ".html"))
-        assert said.count("<h1") == 1, name
-        assert not re.findall(r"\n[-*] \w.*|\n\d\. \w.*|.*\*\*.*|.*```.*|^\|.*", said), name
+        result = article(site / name.replace(".md", ".html"))
+        assert result.count("<h1") == 1, name
+        assert not re.findall(r"\n[-*] \w.*|\n\d\. \w.*|.*\*\*.*|.*```.*|^\|.*", result), name
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:

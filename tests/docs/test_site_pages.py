@@ -62,11 +62,11 @@ def test_the_page_is_up_to_date(name: str, request: pytest.FixtureRequest) -> No
 def test_every_setting_stands_on_the_page() -> None:
     """Held against what `check-config --print` prints, which is made another way."""
     wanted = set(leaves(yaml.safe_load(effective_yaml(Config()))))
-    told = {f"{section}.{key}" for section, rows in settings().items() for key in rows}
+    values = {f"{section}.{key}" for section, rows in settings().items() for key in rows}
     rooms = {"logs", "transports", "channels", "schedulers", "gpus", "actions.steps"}
-    assert wanted - told == rooms
+    assert wanted - values == rooms
     for path, key in ENTRIES.items():
-        assert f"{path}.NAME.{key}" in told
+        assert f"{path}.NAME.{key}" in values
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_is_no_code_is_no_markdown() -> None:
 
 
 def test_every_command_stands_on_its_page() -> None:
-    told = commands_page.page()
+    result = commands_page.page()
     for name in names("commands"):
-        assert f"\n## mldebug {name.replace('_', '-')}\n" in told
-    assert "\n### mldebug probe collectives\n" in told
+        assert f"\n## mldebug {name.replace('_', '-')}\n" in result
+    assert "\n### mldebug probe collectives\n" in result

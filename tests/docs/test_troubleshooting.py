@@ -17,16 +17,16 @@ def rows(title: str, end: str) -> list[list[str]]:
 
 
 def test_every_sentence_of_doctor_stands_on_the_page_and_no_other() -> None:
-    told = rows("## What `mldebug doctor` says", "### Reasons")
-    told += rows("## What `mldebug doctor --gpus`", "## Nothing where")
-    assert all(len(row) == 4 and all(row) for row in told)
-    assert {(row[0].strip("`"), row[1].strip("`")) for row in told} == sentences()
+    result = rows("## What `mldebug doctor` says", "### Reasons")
+    result += rows("## What `mldebug doctor --gpus`", "## Nothing where")
+    assert all(len(row) == 4 and all(row) for row in result)
+    assert {(row[0].strip("`"), row[1].strip("`")) for row in result} == sentences()
 
 
 def test_every_reason_stands_on_the_page_and_no_other() -> None:
-    told = rows("### Reasons", "## What `mldebug doctor --gpus`")
-    assert all(len(row) == 3 and all(row) for row in told)
-    assert {reason for row in told for reason in CODE.findall(row[0])} == reasons()
+    result = rows("### Reasons", "## What `mldebug doctor --gpus`")
+    assert all(len(row) == 3 and all(row) for row in result)
+    assert {reason for row in result for reason in CODE.findall(row[0])} == reasons()
 
 
 def test_the_sentences_are_found_in_the_source() -> None:
@@ -43,9 +43,9 @@ def test_what_else_it_quotes_is_said_somewhere() -> None:
         for folder in ("mldebug", "agents")
         for file in (ROOT / folder).rglob("*.py")
     )
-    told = rows("## Nothing where", "## The agent does not start")
-    told += rows("## The agent does not start", "Something else?")
-    quoted = [part for row in told for said in CODE.findall(row[0]) for part in said.split("…")]
+    result = rows("## Nothing where", "## The agent does not start")
+    result += rows("## The agent does not start", "Something else?")
+    quoted = [part for row in result for item in CODE.findall(row[0]) for part in item.split("…")]
     wanted = [part.strip(" ':") for part in quoted if len(part.split()) > 1]
     assert len(wanted) > 12
     assert not [part for part in wanted if part not in source]

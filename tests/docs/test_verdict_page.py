@@ -97,9 +97,9 @@ def killed_for_memory() -> Diagnosis:
 
 
 def out_of_device_memory() -> Diagnosis:
-    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 80.00 GiB of which 1.00 GiB is free."  # fmt: skip
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 80.00 GiB of which 1.00 GiB is free."  # fmt: skip
     hung = rank(1, process("slow_data_loader (train.py:7)", wchan="hrtimer_nanosleep", move=still()))  # fmt: skip
-    hung = msgspec.structs.replace(hung, log=LogTail(path="x", lines=("step 3", said, "cleaning")))
+    hung = msgspec.structs.replace(hung, log=LogTail(path="x", lines=("step 3", text, "cleaning")))
     return diagnose([capture(rank(0, waits()), hung)]).diagnosis
 
 
@@ -279,13 +279,13 @@ def test_a_silent_node_that_nobody_has_given_up_is_one_sign() -> None:
 
 def test_every_class_stands_in_its_row() -> None:
     rows = PAGE.split("| role | classes |")[1].split("\n\n")[0].splitlines()[2:]
-    told = {row.split("|")[1].strip(): set(re.findall(r"`([a-z_]+)`", row)) for row in rows}
+    by_name = {row.split("|")[1].strip(): set(re.findall(r"`([a-z_]+)`", row)) for row in rows}
     signs: list[Any] = [*PYTHON, *NATIVE, *WAIT_CHANNELS, *SOURCE, *STORE_SOURCE, *GPU_SOURCE, BACKWARD]  # fmt: skip
     by_table = {(sign.role.value, sign.name) for sign in signs}
 
-    assert not [(role, name) for role, name in by_table if name not in told[role]]
-    assert {name for names in told.values() for name in names} == named_in_code() | {name for _, name in by_table}  # fmt: skip
-    assert told["inert"] >= SOFT_CLASSES
+    assert not [(role, name) for role, name in by_table if name not in by_name[role]]
+    assert {name for names in by_name.values() for name in names} == named_in_code() | {name for _, name in by_table}  # fmt: skip
+    assert by_name["inert"] >= SOFT_CLASSES
 
 
 def named_in_code() -> set[str]:
@@ -316,7 +316,7 @@ def test_its_figures_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split()).replace("\u00d7", "x")
     last, more = watch.LATER_CAPTURES
     settings = rules.StallSettings()
-    told = (
+    cases = (
         f"{timeouts.FACTOR:.0f} x the 99th percentile of its last {timeouts.KEPT} gaps, {timeouts.LEAST:.0f} s to {timeouts.MOST:.0f} s",
         f"{timeouts.MOST:.0f} s before {timeouts.ENOUGH} gaps are known",
         f"{rules.NO_SIGNAL:.0f} s; {rules.UNREADABLE_LOG:.0f} s while a log grows",
@@ -329,7 +329,7 @@ def test_its_figures_are_those_of_the_code() -> None:
         f"to {PROMPT:.0f} s after",
         f"faults of the last {UNDATED / 60:.0f} minutes count",
     )
-    assert [one for one in told if one not in text] == []
+    assert [one for one in cases if one not in text] == []
     assert (BEFORE, rules.BEFORE_EVIDENCE_DIES, timeouts.WIDEST) == (
         60.0,
         0.75,

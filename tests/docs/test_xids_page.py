@@ -21,14 +21,14 @@ def test_the_page_is_up_to_date(request: pytest.FixtureRequest) -> None:
 
 
 def test_everything_stands_on_it() -> None:
-    told = page(catalogue())
+    result = page(catalogue())
 
     assert not [
         kind
         for kind in KernelEventKind
-        if kind is not KernelEventKind.XID and f"| `{kind.value}` |" not in told
+        if kind is not KernelEventKind.XID and f"| `{kind.value}` |" not in result
     ]
-    assert not [row for row in catalogue().xids if f"| {row.xid} | `{row.name}` |" not in told]
+    assert not [row for row in catalogue().xids if f"| {row.xid} | `{row.name}` |" not in result]
     assert set(TIERS) == set(Tier)
 
 

@@ -77,18 +77,18 @@ class FakeNvml:
         """Serve a recording."""
         self.table = load(RECORDINGS / f"nvml-{recording}.json")
         for device in range(2):
-            told = self.table[f"nvmlDeviceGetMemoryInfo {device}"]
-            self.table[f"nvmlDeviceGetMemoryInfo_v2 {device}"] = _with_reserved(told)
+            entry = self.table[f"nvmlDeviceGetMemoryInfo {device}"]
+            self.table[f"nvmlDeviceGetMemoryInfo_v2 {device}"] = _with_reserved(entry)
         self._write()
 
     def grow(self, gpus: int) -> None:
         """So many GPUs, alike by turns to the two that were recorded; each has its own uuid."""
-        for key, told in list(self.table.items()):
+        for key, value in list(self.table.items()):
             function, _, rest = key.partition(" ")
             device, _, arguments = rest.partition(" ")
             if device in ("0", "1"):
                 for other in range(int(device) + 2, gpus, 2):
-                    self.table[" ".join(filter(None, (function, str(other), arguments)))] = told
+                    self.table[" ".join(filter(None, (function, str(other), arguments)))] = value
         for number in range(gpus):
             self.table[f"nvmlDeviceGetUUID {number}"] = answer(0, f"GPU-{number}")
         self.set("nvmlDeviceGetCount_v2 -1", gpus)
@@ -157,8 +157,8 @@ class FakeNvml:
         write(self.table, self.path)
 
 
-def _with_reserved(told: str) -> str:
+def _with_reserved(text: str) -> str:
     """The second version counts what the driver keeps for itself apart: 616 MiB, as nvidia-smi tells of that machine."""
-    code, total, free, used = told.split("\t")
+    code, total, free, used = text.split("\t")
     reserved = min(616 << 20, int(used))
     return answer(int(code), total, free, int(used) - reserved, reserved)

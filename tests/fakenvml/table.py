@@ -39,14 +39,14 @@ _ORDER = {
 
 def load(path: Path) -> Table:
     """All lines of a recording."""
-    told = json.loads(path.read_text())
+    document = json.loads(path.read_text())
     table = {
-        "nvmlSystemGetDriverVersion -1": answer(0, told["driver"]["v"]),
-        "nvmlSystemGetNVMLVersion -1": answer(0, told["nvml"]["v"]),
-        "nvmlDeviceGetCount_v2 -1": answer(0, told["count"]),
+        "nvmlSystemGetDriverVersion -1": answer(0, document["driver"]["v"]),
+        "nvmlSystemGetNVMLVersion -1": answer(0, document["nvml"]["v"]),
+        "nvmlDeviceGetCount_v2 -1": answer(0, document["count"]),
     }
-    for device in range(told["count"]):
-        table.update(_device(device, told[f"gpu{device}"]))
+    for device in range(document["count"]):
+        table.update(_device(device, document[f"gpu{device}"]))
     return table
 
 
@@ -63,22 +63,22 @@ def write(table: Table, path: Path) -> None:
     new.replace(path)
 
 
-def _device(device: int, told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    links = [int(key[11:]) for key in told if key.startswith("NvLinkState")]
-    for name, one in told.items():
+def _device(device: int, table: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    links = [int(key[11:]) for key in table if key.startswith("NvLinkState")]
+    for name, one in table.items():
         if isinstance(one, dict) and set(one) == {"v", "us"}:
             key = _key(name, device)
             yield key, _value(key.partition(" ")[0], one["v"])
     for link in links:
         for kind in range(5):
-            if f"NvLinkErr{link}_{kind}" not in told:
+            if f"NvLinkErr{link}_{kind}" not in table:
                 yield (
                     f"nvmlDeviceGetNvLinkErrorCounter {device} {link} {kind}",
-                    answer(0, told[f"NvLinkErr1_{kind}"]["v"]),
+                    answer(0, table[f"NvLinkErr1_{kind}"]["v"]),
                 )
-    yield from _fields(device, told["fields"], links)
-    yield f"nvmlGpmQueryDeviceSupport {device}", answer(0, told["gpm_supported"])
-    for name, one in told["gpm"].items():
+    yield from _fields(device, table["fields"], links)
+    yield f"nvmlGpmQueryDeviceSupport {device}", answer(0, table["gpm_supported"])
+    for name, one in table["gpm"].items():
         number = getattr(pynvml, name, None)
         if number is not None:
             yield f"gpm {device} {number}", answer(one["ret"], one["v"])

@@ -5,10 +5,10 @@ from typing import Any
 
 
 def claims(
-    told: Mapping[str, Any], states: Mapping[tuple[str, int], str], named: Sequence[int]
+    table: Mapping[str, Any], states: Mapping[tuple[str, int], str], named: Sequence[int]
 ) -> list[dict[str, Any]]:
     """What is claimed of a story, and whether it held: the state of a GPU at the end of a phase, and whom the report names."""
-    found, reports = state_claims(told, states), told["reports"]
+    found, reports = state_claims(table, states), table["reports"]
     ranks = [one.get("rank") for report in reports for one in report["culprits"] or ()]
     found.append({"claim": "one report", "held": len(reports) == 1, "saw": len(reports)})
     wanted = f"the report names {list(named) or 'nobody'}"
@@ -16,10 +16,10 @@ def claims(
 
 
 def state_claims(
-    told: Mapping[str, Any], states: Mapping[tuple[str, int], str]
+    table: Mapping[str, Any], states: Mapping[tuple[str, int], str]
 ) -> list[dict[str, Any]]:
     """The state of a GPU at the end of a phase; of phases of one name the last."""
-    last = {(one["phase"], one["gpu"]): one["last"] for one in told["phases"]}
+    last = {(one["phase"], one["gpu"]): one["last"] for one in table["phases"]}
     found = []
     for (phase, gpu), state in states.items():
         saw = last.get((phase, gpu), "not seen")
@@ -29,25 +29,27 @@ def state_claims(
 
 
 def sentence_claims(
-    told: Mapping[str, Any], words: Sequence[tuple[str, str]]
+    table: Mapping[str, Any], words: Sequence[tuple[str, str]]
 ) -> list[dict[str, Any]]:
     """What the agent says at the end of a phase, which knows the ranks' writes and steps, too."""
-    said = {one["phase"]: one["said"] for one in told["sentences"]}
+    by_name = {one["phase"]: one["said"] for one in table["sentences"]}
     return [
         {
             "claim": f"the agent at the end of {phase}: {part}",
-            "held": part in said.get(phase, ""),
-            "saw": said.get(phase, "nothing"),
+            "held": part in by_name.get(phase, ""),
+            "saw": by_name.get(phase, "nothing"),
         }
         for phase, part in words
     ]
 
 
 def load_claims(
-    told: Mapping[str, Any], loads: Mapping[tuple[str, int], tuple[str, Sequence[str]]]
+    table: Mapping[str, Any], loads: Mapping[tuple[str, int], tuple[str, Sequence[str]]]
 ) -> list[dict[str, Any]]:
     """The load of a GPU at the end of a phase, and the states that it may have: so that one that tells nothing does not pass."""
-    last = {(one["phase"], one["gpu"]): (one["load"], list(one["maybe"])) for one in told["phases"]}
+    last = {
+        (one["phase"], one["gpu"]): (one["load"], list(one["maybe"])) for one in table["phases"]
+    }
     found = []
     for (phase, gpu), (load, maybe) in loads.items():
         saw = last.get((phase, gpu), "not seen")

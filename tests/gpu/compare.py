@@ -91,12 +91,12 @@ def ours(node: NodeGpus) -> dict[str, dict[Key, Value]]:
         family = sample.family
         if not family.series.startswith(OURS) or family.labels[:1] != ("uuid",):
             continue
-        name, told = family.series.removeprefix(OURS), found[sample.labels[0]]
+        name, entry = family.series.removeprefix(OURS), found[sample.labels[0]]
         if family.kind == "info":
             named = zip(family.labels, sample.labels, strict=True)
-            told |= {("info", label): value for label, value in named if label not in ("uuid", "gpu")}  # fmt: skip
+            entry |= {("info", label): value for label, value in named if label not in ("uuid", "gpu")}  # fmt: skip
         elif isinstance(sample.value, float | int):
-            told[name, *sample.labels[2:]] = float(sample.value)
+            entry[name, *sample.labels[2:]] = float(sample.value)
     return found
 
 
@@ -114,17 +114,17 @@ def table(before: NodeGpus, theirs: Mapping[str, Mapping[Key, Value]], after: No
 
 def _rows(gpu: int, first: Mapping[Key, Value], theirs: Mapping[Key, Value], second: Mapping[Key, Value]) -> Iterator[Row]:  # fmt: skip
     for key in (*first, *(one for one in second if one not in first)):
-        told, now = theirs.get(key), second.get(key)
+        value, now = theirs.get(key), second.get(key)
         before = first.get(key, now)
         assert before is not None
-        verdict, off = _judge(key, before, told, now)
+        verdict, off = _judge(key, before, value, now)
         yield Row(
             gpu=gpu,
             metric=key[0],
             labels=" ".join(key[1:]),
             before=before,
             after=now,
-            theirs=told,
+            theirs=value,
             verdict=verdict,
             off=off,
             why=_why(key, verdict),

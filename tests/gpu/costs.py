@@ -37,8 +37,8 @@ def _energy(one: Found) -> str:
         return ""
     if "asked_energy" not in one:
         return "not noted"
-    told = f": {three(one['energy_ms'])}" if one.get("energy_ms") else ""
-    return f"{one['asked_energy']} of {one['rounds']}{told}"
+    text = f": {three(one['energy_ms'])}" if one.get("energy_ms") else ""
+    return f"{one['asked_energy']} of {one['rounds']}{text}"
 
 
 def _first(one: Found) -> str:
@@ -65,18 +65,18 @@ def _way(one: Found) -> tuple[object, ...]:
 
 def agent(data: Found) -> Iterator[str]:
     """CPU, memory and reads of a minute, against the budget."""
-    told = data["agent"]
-    yield f"A DistributedDataParallel job of two ranks trains, settings as shipped, {told['seconds']} s."  # fmt: skip
+    entry = data["agent"]
+    yield f"A DistributedDataParallel job of two ranks trains, settings as shipped, {entry['seconds']} s."  # fmt: skip
     yield ""
     yield from table(
         ("what", "measured"),
         [
-            ("CPU of the agent and its children", f"{told['cpu_percent']:.2f} % of a core"),
-            ("RSS of the agent itself", f"{told['agent_rss_mib']} MiB"),
-            ("PSS of the agent and its children", f"{told['pss_mib']} MiB"),
-            ("watch reads, ms wall; CPU", _timed(told["watch_read"])),
-            ("full reads, ms wall; CPU", _timed(told["full_read"])),
-            (f"budget: {BUDGET_CPU:g} % of a core, {BUDGET_RSS} MiB RSS, {BUDGET_PSS} MiB with children", _against(told)),
+            ("CPU of the agent and its children", f"{entry['cpu_percent']:.2f} % of a core"),
+            ("RSS of the agent itself", f"{entry['agent_rss_mib']} MiB"),
+            ("PSS of the agent and its children", f"{entry['pss_mib']} MiB"),
+            ("watch reads, ms wall; CPU", _timed(entry["watch_read"])),
+            ("full reads, ms wall; CPU", _timed(entry["full_read"])),
+            (f"budget: {BUDGET_CPU:g} % of a core, {BUDGET_RSS} MiB RSS, {BUDGET_PSS} MiB with children", _against(entry)),
             ("steps of the job", f"{data.get('steps_per_second', '?')} a second"),
             ("what the agent said of the GPUs", "; ".join(data.get("devices", ()))),
             ("sources that failed", "; ".join(data.get("remarks", ())) or "none"),
@@ -85,7 +85,7 @@ def agent(data: Found) -> Iterator[str]:
     yield ""
     rows = [
         (one["pid"], one["nvidia"], f"{one['cpu_percent']:.2f}", one["rss_mib"], one["pss_mib"])
-        for one in told["processes"]
+        for one in entry["processes"]
     ]
     yield from table(("process", "holds GPUs", "CPU %", "RSS MiB", "PSS MiB"), rows)
 
@@ -100,12 +100,12 @@ def _of(count: int, values: Sequence[float]) -> str:
     return three((values[0], values[2], values[2]) if values and count < FEW else values)
 
 
-def _against(told: Found) -> str:
+def _against(found: Found) -> str:
     """`CPU met, RSS met, PSS missed: 88.9 MiB`."""
     figures = (
-        ("CPU", told["cpu_percent"], BUDGET_CPU, "%"),
-        ("RSS", told["agent_rss_mib"], BUDGET_RSS, "MiB"),
-        ("PSS", told["pss_mib"], BUDGET_PSS, "MiB"),
+        ("CPU", found["cpu_percent"], BUDGET_CPU, "%"),
+        ("RSS", found["agent_rss_mib"], BUDGET_RSS, "MiB"),
+        ("PSS", found["pss_mib"], BUDGET_PSS, "MiB"),
     )
     return ", ".join(
         f"{name} met" if value <= most else f"{name} missed: {value:g} {unit}"

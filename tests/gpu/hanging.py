@@ -45,29 +45,33 @@ class Eye:
     def __init__(self, agent: RunningAgent, job: world.Job) -> None:
         self.agent = agent
         self.job = job
-        self.seen: list[WatchRead] = []
+        self.observed: list[WatchRead] = []
         self._levels = RunLevels()
 
     def look(self) -> Snapshot | None:
         """Ask once."""
         snapshot = self.agent.snapshot()
         watch = snapshot.gpu_watch if snapshot else None
-        if snapshot is None or watch is None or (self.seen and self.seen[-1].at >= watch.at):
+        if (
+            snapshot is None
+            or watch is None
+            or (self.observed and self.observed[-1].at >= watch.at)
+        ):
             return snapshot
         run = run_of(snapshot, self.job)
         if run is None:
             return snapshot
         signs = [sign_of(one, rank=RankSign(rank=one.index)) for one in watch.gpus]
-        told = self._levels.look(watch.at, signs, run.world_size)
-        self.seen.append(
+        reading = self._levels.look(watch.at, signs, run.world_size)
+        self.observed.append(
             WatchRead(
                 at=watch.at,
                 sentence=run.devices,
                 stage=run.stage,
-                states={one.index: str(one.state) for one in told.gpus},
-                watts={one.index: round(one.power_watts or 0.0, 1) for one in told.gpus},
-                loads={one.index: str(one.load) for one in told.gpus},
-                maybe={one.index: tuple(map(str, one.maybe)) for one in told.gpus},
+                states={one.index: str(one.state) for one in reading.gpus},
+                watts={one.index: round(one.power_watts or 0.0, 1) for one in reading.gpus},
+                loads={one.index: str(one.load) for one in reading.gpus},
+                maybe={one.index: tuple(map(str, one.maybe)) for one in reading.gpus},
             )
         )
         return snapshot
@@ -95,9 +99,9 @@ def _walked(eye: Eye, plan: str) -> dict[str, Any]:
     marks = eye.job.phases()
     return {
         "plan": plan,
-        "phases": phases(eye.seen, marks),
-        "sentences": sentences(eye.seen, marks),
-        "suspected_before": sorted({one.stage for one in eye.seen}),
+        "phases": phases(eye.observed, marks),
+        "sentences": sentences(eye.observed, marks),
+        "suspected_before": sorted({one.stage for one in eye.observed}),
         "joined": _joined(eye.agent, eye.job),
     }
 
@@ -114,7 +118,7 @@ def story(folder: Path, plan: str, *options: str) -> dict[str, Any]:
         poll(eye, lambda: bool(reports_of(agent, job)), TIMEOUT + LATE)
         came = world.now()
         poll(eye, lambda: world.now() > came + 3, 10)
-        reports, before = reports_of(agent, job), [one for one in eye.seen if one.at < struck]
+        reports, before = reports_of(agent, job), [one for one in eye.observed if one.at < struck]
         return _walked(eye, plan) | {
             "struck_at": struck,
             "reports": [diagnosis_of(one) for one in reports],
@@ -153,17 +157,17 @@ def diagnosis_of(report: Report) -> dict[str, Any]:
 
 def _joined(agent: RunningAgent, job: world.Job) -> dict[int, int | None]:
     """The number of each rank's GPU."""
-    seen = wait_for("a snapshot", agent.snapshot, 10)
-    numbers = {one.uuid: one.index for one in seen.gpus.gpus} if seen.gpus else {}
-    run = run_of(seen, job)
+    result = wait_for("a snapshot", agent.snapshot, 10)
+    numbers = {one.uuid: one.index for one in result.gpus.gpus} if result.gpus else {}
+    run = run_of(result, job)
     return {rank: numbers.get(uuid) for rank, uuid in run.gpus.items()} if run else {}
 
 
-def phases(seen: Sequence[WatchRead], marks: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+def phases(reads: Sequence[WatchRead], marks: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     """For each phase and GPU how many looks saw which state, and after how many seconds the last state began."""
     found = []
     for (name, begin), (_, end) in pairwise([*marks, ("", float("inf"))]):
-        inside = [one for one in seen if begin <= one.at < end]
+        inside = [one for one in reads if begin <= one.at < end]
         for gpu in sorted({number for one in inside for number in one.states}):
             states = [(one.at, one.states[gpu]) for one in inside if gpu in one.states]
             watts = sorted(one.watts[gpu] for one in inside if gpu in one.watts)
@@ -198,12 +202,12 @@ def _since(states: Sequence[tuple[float, str]]) -> float:
 
 
 def sentences(
-    seen: Sequence[WatchRead], marks: Sequence[tuple[str, float]]
+    reads: Sequence[WatchRead], marks: Sequence[tuple[str, float]]
 ) -> list[dict[str, str]]:
     """What the agent said last in each phase."""
     found = []
     for (name, begin), (_, end) in pairwise([*marks, ("", float("inf"))]):
-        said = [one.sentence for one in seen if begin <= one.at < end and one.sentence]
-        if said:
-            found.append({"phase": name, "said": said[-1]})
+        text = [one.sentence for one in reads if begin <= one.at < end and one.sentence]
+        if text:
+            found.append({"phase": name, "said": text[-1]})
     return found

@@ -73,8 +73,8 @@ def hung(folder: Path, keep: Path, hang: Hang, mode: str, *options: str) -> dict
         time.sleep(SETTLE)
         found = reports_of(agent, job)
         kept(agent, keep / f"{mode}-{hang.fault}")
-        told = judged_row(hang, found[0], came - at) if found else {"result": "no report", "log": agent.log[-1500:]}  # fmt: skip
-        return told | {"gpus": gpus_of(eye), "reports": len(found)}
+        result = judged_row(hang, found[0], came - at) if found else {"result": "no report", "log": agent.log[-1500:]}  # fmt: skip
+        return result | {"gpus": gpus_of(eye), "reports": len(found)}
 
 
 def struck(job: world.Job) -> bool:
@@ -92,7 +92,7 @@ def kept(agent: RunningAgent, place: Path) -> None:
 
 def gpus_of(eye: Eye) -> dict[str, str]:
     """What the fingerprint said last of each GPU, by number."""
-    last = eye.seen[-1] if eye.seen else None
+    last = eye.observed[-1] if eye.observed else None
     return (
         {str(gpu): f"{state} ({last.loads[gpu]})" for gpu, state in last.states.items()}
         if last

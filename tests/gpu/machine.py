@@ -56,10 +56,10 @@ def of_torch(code: str = TORCH) -> dict[str, str]:
     """CUDA and NCCL as torch was built with them, asked in a child: torch is not loaded here."""
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)  # fmt: skip
-        told: dict[str, str] = json.loads(done.stdout)
+        table: dict[str, str] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return {}
-    return told
+    return table
 
 
 def project() -> str:

@@ -49,11 +49,11 @@ def _ended(status: str) -> str:
 # --- machine and summary -------------------------------------------------------------------------
 
 
-def _machine(told: Found) -> Iterator[str]:
-    packages = told.get("packages", {})
+def _machine(found: Found) -> Iterator[str]:
+    packages = found.get("packages", {})
     versions = ", ".join(f"{name} {one}" for name, one in packages.items() if one)
-    yield f"{told.get('at', '')}, {told.get('cores', '?')} cores, Linux {told.get('kernel', '?')}, Python {told.get('python', '?')}."  # fmt: skip
-    yield f"GPUs (name, driver, power limit): {'; '.join(told.get('gpus', ())) or 'not told'}."
+    yield f"{found.get('at', '')}, {found.get('cores', '?')} cores, Linux {found.get('kernel', '?')}, Python {found.get('python', '?')}."  # fmt: skip
+    yield f"GPUs (name, driver, power limit): {'; '.join(found.get('gpus', ())) or 'not told'}."
     yield f"Packages: {versions}."
 
 

@@ -37,10 +37,10 @@ SHORT = {
 def gpus() -> int:
     """How many there are, by nvidia-smi; none without it."""
     try:
-        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError):
         return 0
-    return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
+    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
 
 
 def command_works(ranks: int) -> bool:
@@ -63,16 +63,16 @@ def command_works(ranks: int) -> bool:
 def line(ranks: int, found: Any) -> tuple[str, bool]:
     """One op and size by all ways, and whether the probe agrees with the others."""
     took = {way: statistics.median(one[way] for one in found["rounds"]) for way in WAYS}
-    told = f"{found['op']:<15} {found['bytes'] >> 20:>5} MiB"
+    text = f"{found['op']:<15} {found['bytes'] >> 20:>5} MiB"
     for way, seconds in took.items():
         speed = busbw(found["op"], found["bytes"], seconds, ranks) / 1e9
-        told += f"  {WAYS[way]} {seconds * 1e3:9.4f} ms {speed:8.2f} GB/s"
+        text += f"  {WAYS[way]} {seconds * 1e3:9.4f} ms {speed:8.2f} GB/s"
     fine = True
     for way, short in SHORT.items():
         apart = took["own"] / took[way] - 1
         fine = fine and (took[way] < short or abs(apart) <= APART)
-        told += f"  against {way} {apart:+.2%}{' (short)' if took[way] < short else ''}"
-    return told + why(found), fine
+        text += f"  against {way} {apart:+.2%}{' (short)' if took[way] < short else ''}"
+    return text + why(found), fine
 
 
 def why(found: Any) -> str:
@@ -106,9 +106,9 @@ def main() -> int:
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else gpus()
     fine = command_works(ranks)
     print("the command:", "fine" if fine else "WRONG", flush=True)
-    for told, agrees in compared(ranks):
+    for value, agrees in compared(ranks):
         fine = fine and agrees
-        print(told, "" if agrees else "APART", flush=True)
+        print(value, "" if agrees else "APART", flush=True)
     return 0 if fine else 1
 
 

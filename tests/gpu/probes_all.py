@@ -36,22 +36,22 @@ class Line(NamedTuple):
     """What was done, what came of it, and whether that is as it should be."""
 
     done: str
-    seen: str
+    observed: str
     fine: bool
 
 
 Part = Iterator[Line]
 
 
-def judged(done: str, ended: Ended, code: int, said: str, more: str = "") -> Line:
+def judged(done: str, ended: Ended, code: int, text: str, more: str = "") -> Line:
     """An exit code, one sentence where something went wrong, and no process left, neither in /proc nor on a GPU."""
     gone = not ended.left and not left_on_gpus()
-    fine = ended.code == code and said in ended.out + ended.err and gone
+    fine = ended.code == code and text in ended.out + ended.err and gone
     if code in (1, 2, 3):
         fine = fine and bool(ended.sentence or "unfit: " in ended.out)
     rest = "" if gone else f" LEFT: {ended.left or computing()}"
-    told = ended.sentence or ((ended.out + ended.err).strip().splitlines() or [""])[-1][-300:]
-    return Line(done, f"exit {ended.code} in {ended.seconds:.1f} s: {told}{more}{rest}", fine)
+    sentence = ended.sentence or ((ended.out + ended.err).strip().splitlines() or [""])[-1][-300:]
+    return Line(done, f"exit {ended.code} in {ended.seconds:.1f} s: {sentence}{more}{rest}", fine)
 
 
 def left_on_gpus() -> bool:
@@ -83,8 +83,8 @@ def compare(folder: Path) -> Part:
         yield Line("compare", "needs a GPU", False)
         return
     yield Line("all collectives by the command", "", probes.command_works(GPUS))
-    for told, agrees in probes.compared(GPUS):
-        yield Line(told, "" if agrees else "APART", agrees)
+    for value, agrees in probes.compared(GPUS):
+        yield Line(value, "" if agrees else "APART", agrees)
 
 
 def node(folder: Path) -> Part:
@@ -97,10 +97,10 @@ def node(folder: Path) -> Part:
     yield Line("probe node", f"exit {shown.code} in {shown.seconds:.1f} s", shown.code == 0 if fit else shown.code == 1)  # fmt: skip
     yield Line("its memory", f"before {before}, at most {most[0]}, after {used()} MiB", back(before))  # fmt: skip
     ended = typed(folder, "node", "--disk", str(folder), "--json")
-    told = json.loads(ended.out)
-    for one in told["checks"]:
+    answer = json.loads(ended.out)
+    for one in answer["checks"]:
         yield Line(f"  {one['stage']}", f"{one['state']} {one.get('seconds', 0):.2f} s: {one['sentence']} {one.get('figures', {})}", one["state"] != "failed")  # fmt: skip
-    yield Line("probe node --json", f"exit {ended.code} in {ended.seconds:.1f} s: {told['verdict']}", told["fit"] == fit == (ended.code == 0))  # fmt: skip
+    yield Line("probe node --json", f"exit {ended.code} in {ended.seconds:.1f} s: {answer['verdict']}", answer["fit"] == fit == (ended.code == 0))  # fmt: skip
 
 
 def isolate(folder: Path) -> Part:
@@ -148,10 +148,10 @@ def full(folder: Path) -> Part:
         yield Line("full", "needs a GPU", False)
         return
     large = ("collectives", "--device", "cuda", "--beside-jobs", "--ops", OP, "--sizes", "4GiB")
-    for left, said in ((3 << 30, "nothing was measured: "), (64 << 20, "memory")):
+    for left, value in ((3 << 30, "nothing was measured: "), (64 << 20, "memory")):
         with other(left) as one:
             one.wait()
-            yield judged(f"collectives, {left >> 20} MiB are free", typed(folder, *large), 1, said)
+            yield judged(f"collectives, {left >> 20} MiB are free", typed(folder, *large), 1, value)
             stage = typed(folder, "node", "--stages", "memory", "--beside-jobs")
             yield judged(f"node, {left >> 20} MiB are free", stage, 1, "memory")
 
@@ -162,7 +162,7 @@ class Bad(NamedTuple):
     words: tuple[str, ...]
     more: Mapping[str, str]
     code: int
-    said: str
+    statements: str
 
 
 def bad_ones() -> Iterator[Bad]:
@@ -186,12 +186,12 @@ def bad(folder: Path) -> Part:
     """Each of them is one sentence, an exit code, and no process left."""
     for one in bad_ones():
         done = " ".join([*(f"{name}={value}" for name, value in one.more.items()), *one.words])
-        yield judged(done, typed(folder, *one.words, more=one.more), one.code, one.said)
+        yield judged(done, typed(folder, *one.words, more=one.more), one.code, one.statements)
 
 
 def interrupted(folder: Path) -> Part:
     """The command or a rank is ended in the middle: what was measured is told, and nothing is left."""
-    for name, code, said, act in ENDINGS:
+    for name, code, value, act in ENDINGS:
         before = used()
         probe = Typed(folder, *ENDLESS, *(("--duration", "30s") if "stops" in name else ()))
         until("the first result", lambda one=probe: one.says(f"\n{OP}"))  # type: ignore[misc]
@@ -199,7 +199,7 @@ def interrupted(folder: Path) -> Part:
         act(probe)
         ended = probe.end()
         took = f"; {ended.rows} results; all gone {time.monotonic() - began:.1f} s later"
-        line = judged(name, ended, code, said, took)
+        line = judged(name, ended, code, value, took)
         yield line._replace(fine=line.fine and ended.rows > 0 and back(before))
     if GPUS:
         yield killed_node(folder)
@@ -284,7 +284,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mldebug-probes-") as folder:
         for line in lines(Path(folder), names):
             wrong += not line.fine
-            print("fine " if line.fine else "WRONG", line.done, "|", line.seen, flush=True)
+            print("fine " if line.fine else "WRONG", line.done, "|", line.observed, flush=True)
     print(f"{wrong} lines are wrong" if wrong else "all fine", flush=True)
     return 1 if wrong else 0
 

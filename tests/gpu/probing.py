@@ -50,8 +50,8 @@ class Ended(NamedTuple):
     @property
     def sentence(self) -> str:
         """What it says went wrong; "" where it says nothing, or more than one thing."""
-        told = [line for line in self.err.splitlines() if line.startswith("mldebug: ")]
-        return told[0] if len(told) == 1 and "Traceback" not in self.err else ""
+        matching = [line for line in self.err.splitlines() if line.startswith("mldebug: ")]
+        return matching[0] if len(matching) == 1 and "Traceback" not in self.err else ""
 
     @property
     def rows(self) -> int:
@@ -154,11 +154,11 @@ def used() -> list[int]:
 def until(what: str, ask: Callable[[], T], seconds: float = SECONDS) -> T:
     """Wait until it answers with something true; TimeoutError says what did not come."""
     deadline = time.monotonic() + seconds
-    while not (told := ask()):
+    while not (answer := ask()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not come within {seconds:g} s")
         time.sleep(0.05)
-    return told
+    return answer
 
 
 def everybody() -> list[int]:

@@ -30,8 +30,8 @@ def main() -> None:
     reader.full()
     time.sleep(WINDOW)
     full = reader.full()
-    told = {"uid": os.geteuid(), "watch": watch, "full": full, "events": registered(library)}
-    sys.stdout.write(msgspec.json.encode(told).decode())
+    facts = {"uid": os.geteuid(), "watch": watch, "full": full, "events": registered(library)}
+    sys.stdout.write(msgspec.json.encode(facts).decode())
     reader.close()
 
 

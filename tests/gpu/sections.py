@@ -12,22 +12,22 @@ def _metrics(data: Found) -> Iterator[str]:
     yield "Two reads of ours around one `nvidia-smi -q -x` (and `nvidia-smi nvlink`). *Same*: equal within the digits that it"
     yield "prints; *between*: it lies between our two reads; *moved*: a value that moves from second to second, off by as much, and by no"
     yield "more than it may (in base units): " + _allowed() + ". *Differs*: anything else."
-    for load, told in data.items():
+    for load, value in data.items():
         yield from ("", f"### {load}", "")
-        yield from _counts(told["rows"])
+        yield from _counts(value["rows"])
         yield ""
-        rows = [one for one in told["rows"] if one["verdict"] in ("moved", "differs", "between", "only theirs")]  # fmt: skip
+        rows = [one for one in value["rows"] if one["verdict"] in ("moved", "differs", "between", "only theirs")]  # fmt: skip
         yield from table(
             ("GPU", "metric", "ours", "nvidia-smi", "verdict", "off", "why"),
             [_compared(one) for one in rows],
         )
         yield ""
         yield "Power by the energy counter, and the average that the driver tells: " + "; ".join(
-            f"GPU {index} {_powers(one, told)}" for index, one in enumerate(told["energy"])
+            f"GPU {index} {_powers(one, value)}" for index, one in enumerate(value["energy"])
         ) + "."  # fmt: skip
         yield ""
-        yield "Only ours: " + "; ".join(_alone(told["rows"])) + "."
-        yield f"Not readable: {json.dumps(told['unreadable']) if told['unreadable'] else 'nothing'}."  # fmt: skip
+        yield "Only ours: " + "; ".join(_alone(value["rows"])) + "."
+        yield f"Not readable: {json.dumps(value['unreadable']) if value['unreadable'] else 'nothing'}."  # fmt: skip
 
 
 def _allowed() -> str:
@@ -38,11 +38,13 @@ def _allowed() -> str:
     )
 
 
-def _powers(one: Found, told: Found) -> str:
+def _powers(one: Found, found: Found) -> str:
     """Also of figures whose window was the time between the two reads, by when those ended: they prove nothing."""
     both = f"{cell(one['watts'])} W and {cell(one['average'])} W"
     if "seconds" not in one:
-        return f"{both} (over {told['seconds']} s from end to end of two reads: too short to judge)"
+        return (
+            f"{both} (over {found['seconds']} s from end to end of two reads: too short to judge)"
+        )
     if one["near"] is None:
         return f"{both} (not compared)"
     within = "within" if one["near"] else "**not within**"
@@ -52,12 +54,12 @@ def _powers(one: Found, told: Found) -> str:
 def _alone(rows: Sequence[Found]) -> Iterator[str]:
     """What nvidia-smi does not tell; of a family that it tells in part, the labels."""
     ours = [one for one in rows if one["verdict"] == "only ours"]
-    told = {one["metric"] for one in rows if one["verdict"] not in ("only ours", "only theirs")}
+    metrics = {one["metric"] for one in rows if one["verdict"] not in ("only ours", "only theirs")}
     for name, why in sorted({(one["metric"], one["why"]) for one in ours}):
         labels = sorted(
             {one["labels"] for one in ours if (one["metric"], one["why"]) == (name, why)}
         )
-        yield f"`{name}`{' ' + ', '.join(labels) if name in told else ''} ({why})"
+        yield f"`{name}`{' ' + ', '.join(labels) if name in metrics else ''} ({why})"
 
 
 def _counts(rows: Sequence[Found]) -> Iterator[str]:
@@ -92,10 +94,10 @@ def _user(data: Found) -> Iterator[str]:
         yield f"Where the kernel denies writable code (systemd's MemoryDenyWriteExecute): {_denied(data['deny_writable_code'])}."
 
 
-def _denied(told: Sequence[str] | str) -> str:
-    if isinstance(told, str):
-        return cell(told[-400:])
-    return f"not read then: {_few(told)}" if told else "every value is read, too"
+def _denied(lines: Sequence[str] | str) -> str:
+    if isinstance(lines, str):
+        return cell(lines[-400:])
+    return f"not read then: {_few(lines)}" if lines else "every value is read, too"
 
 
 def _few(names: Sequence[str]) -> str:
@@ -104,36 +106,36 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _story(data: Found) -> Iterator[str]:
-    told = data["story"]
+    story = data["story"]
     rows = [(one["claim"], one["held"], one["saw"]) for one in data.get("claims", ())]
     yield from table(("claim", "held", "seen"), rows)
     yield ""
-    yield f"Phases: `{told['plan']}` (seconds). The states are told from utilization, power and memory traffic alone."
+    yield f"Phases: `{story['plan']}` (seconds). The states are told from utilization, power and memory traffic alone."
     yield ""
     looks = [
         (one["phase"], one["gpu"], ", ".join(f"{state} {count}" for state, count in one["states"].items()),
          one["last"], f"{one['settled_after']} s", f"{one['watts']} W")
-        for one in told["phases"]
+        for one in story["phases"]
     ]  # fmt: skip
     yield from table(
         ("phase", "GPU", "looks in each state", "at its end", "since it began", "power"), looks
     )
     yield ""
-    for one in told["sentences"]:
+    for one in story["sentences"]:
         yield f"- {one['phase']}: {cell(one['said'])}"
     yield ""
-    if "struck_at" not in told:
-        yield f"Nothing hangs here. GPU of each rank: {json.dumps(told['joined'])}."
+    if "struck_at" not in story:
+        yield f"Nothing hangs here. GPU of each rank: {json.dumps(story['joined'])}."
         return
-    if not told["reports"]:
-        yield f"**No report came.** The agent's log ends: `{cell(told['log'][-500:])}`"
-    for report in told["reports"]:
+    if not story["reports"]:
+        yield f"**No report came.** The agent's log ends: `{cell(story['log'][-500:])}`"
+    for report in story["reports"]:
         ranks = ", ".join(str(one.get("rank")) for one in report["culprits"] or ()) or "nobody"
-        yield f"Report {told['seconds_after_timeout']} s after the timeout: **{report['verdict']}** ({report['confidence']}), named: {ranks}. {cell(report['summary'])}"  # fmt: skip
+        yield f"Report {story['seconds_after_timeout']} s after the timeout: **{report['verdict']}** ({report['confidence']}), named: {ranks}. {cell(report['summary'])}"  # fmt: skip
         yield ""
         yield from (f"- {cell(one)}" for one in report["evidence"] or ())
     yield ""
-    yield f"Stages before the fault: {', '.join(told['suspected_before'])}. GPU of each rank: {json.dumps(told['joined'])}."  # fmt: skip
+    yield f"Stages before the fault: {', '.join(story['suspected_before'])}. GPU of each rank: {json.dumps(story['joined'])}."  # fmt: skip
 
 
 def _xid(data: Found) -> Iterator[str]:
@@ -166,19 +168,19 @@ def _flight(data: Found) -> Iterator[str]:
     for fault in ("sleep", "broadcast"):
         if fault not in data:
             continue
-        told = data[fault]
-        ranks = ", ".join(str(one.get("rank")) for one in told["culprits"] or ()) or "nobody"
-        yield f"`{fault}`: **{told['verdict']}** ({told['confidence']}), named: {ranks}. {cell(told['summary'])}"
+        entry = data[fault]
+        ranks = ", ".join(str(one.get("rank")) for one in entry["culprits"] or ()) or "nobody"
+        yield f"`{fault}`: **{entry['verdict']}** ({entry['confidence']}), named: {ranks}. {cell(entry['summary'])}"
         yield ""
         rows = [
             (one["rank"], one["group"], one["backend"], one["members"], one["enqueued"],
-             told["last_collectives"].get(str(one["rank"])))
-            for one in told["records"]
+             entry["last_collectives"].get(str(one["rank"])))
+            for one in entry["records"]
         ]  # fmt: skip
         head = ("rank", "group", "backend", "members", "calls", "last collective in the report")
         yield from table(head, rows)
         yield ""
-        yield from (f"- {cell(one)}" for one in told["evidence"] or ())
+        yield from (f"- {cell(one)}" for one in entry["evidence"] or ())
         yield ""
     if "training" in data:
         yield "A training that goes on, all ranks asked by `mldebug dump` with all that it does, the recorders full:"
@@ -192,7 +194,7 @@ def _hangs(data: Found) -> Iterator[str]:
     yield ""
     rows = [
         (name, f"**{one['result']}**", one.get("verdict"), ", ".join(map(str, one.get("named", ()))) or "nobody", one.get("confidence"),
-         _seconds(one), ", ".join(one.get("sources", ())), "; ".join(f"{gpu} {told}" for gpu, told in one.get("gpus", {}).items()))
+         _seconds(one), ", ".join(one.get("sources", ())), "; ".join(f"{gpu} {value}" for gpu, value in one.get("gpus", {}).items()))
         for name, one in data.items()
     ]  # fmt: skip
     head = (
@@ -241,8 +243,8 @@ def _frameworks(data: Found) -> Iterator[str]:
 
 
 def _seconds(row: Found) -> str:
-    told = row.get("seconds_after_timeout")
-    return "" if told is None else f"{told} s"
+    value = row.get("seconds_after_timeout")
+    return "" if value is None else f"{value} s"
 
 
 def _ways(data: Found) -> Iterator[str]:
@@ -263,7 +265,7 @@ def _full(data: Found) -> Iterator[str]:
 def _of_recorders(data: Found) -> Iterator[str]:
     rows = [
         (name, f"**{one['result']}**", one.get("verdict"), ", ".join(map(str, one.get("named", ()))) or "nobody", one.get("confidence"), _seconds(one),
-         "; ".join(one.get("had_by", ())).replace("Flight Recorder of ", "") or "nobody", "; ".join(f"`{file}` {told}" for file, told in one.get("answers", {}).items()),
+         "; ".join(one.get("had_by", ())).replace("Flight Recorder of ", "") or "nobody", "; ".join(f"`{file}` {value}" for file, value in one.get("answers", {}).items()),
          one.get("unharmed"), _on(one.get("steps_on_s")))
         for name, one in data.items()
     ]  # fmt: skip
@@ -273,9 +275,9 @@ def _of_recorders(data: Found) -> Iterator[str]:
     yield from (f"- {name}: {cell(one.get('summary') or one.get('error') or '')}" for name, one in data.items())  # fmt: skip
 
 
-def _on(told: float | str | None) -> float | str | None:
+def _on(number: float | str | None) -> float | str | None:
     """Why a job does not step on is long; that it does not is enough here."""
-    return "no" if isinstance(told, str) else told
+    return "no" if isinstance(number, str) else number
 
 
 def _healthy(data: Found) -> Iterator[str]:
@@ -308,15 +310,15 @@ def _stepless(data: Found) -> Iterator[str]:
     yield ""
     rows = [
         (name, f"**{one['result']}**", one.get("verdict"), ", ".join(map(str, one.get("named", ()))) or "nobody", one.get("confidence"),
-         _seconds(one), "; ".join(f"{gpu} {told}" for gpu, told in one.get("gpus", {}).items()))
+         _seconds(one), "; ".join(f"{gpu} {value}" for gpu, value in one.get("gpus", {}).items()))
         for name, one in data.items()
     ]  # fmt: skip
     head = ("job", "result", "verdict", "named", "confidence", "after the timeout", "GPUs")
     yield from table(head, rows)
     yield ""
     for name, one in data.items():
-        told = one.get("summary") or one.get("error") or "; ".join(one.get("said", ()))
-        yield f"- {name}: {cell(told)}"
+        entry = one.get("summary") or one.get("error") or "; ".join(one.get("said", ()))
+        yield f"- {name}: {cell(entry)}"
 
 
 def _tests(data: Found) -> Iterator[str]:

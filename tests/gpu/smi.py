@@ -90,9 +90,9 @@ def read(xml: str) -> dict[str, dict[Key, Value]]:
     driver = root.findtext("driver_version", "")
     found = {}
     for gpu in root.iter("gpu"):
-        told: dict[Key, Value] = {("info", "driver_version"): driver}
-        told.update(_gpu(gpu))
-        found[gpu.findtext("uuid", "")] = told
+        table: dict[Key, Value] = {("info", "driver_version"): driver}
+        table.update(_gpu(gpu))
+        found[gpu.findtext("uuid", "")] = table
     return found
 
 
@@ -132,9 +132,9 @@ def _reasons(gpu: ElementTree.Element) -> Iterator[tuple[Key, Value]]:
 
 
 def _recovery(gpu: ElementTree.Element) -> Iterator[tuple[Key, Value]]:
-    told = gpu.findtext("gpu_recovery_action")
-    if told:
-        yield ("recovery_action", re.sub(r"\W+", "_", told.strip().lower())), 1.0
+    result = gpu.findtext("gpu_recovery_action")
+    if result:
+        yield ("recovery_action", re.sub(r"\W+", "_", result.strip().lower())), 1.0
 
 
 def _ecc(gpu: ElementTree.Element) -> Iterator[tuple[Key, Value]]:
@@ -144,18 +144,18 @@ def _ecc(gpu: ElementTree.Element) -> Iterator[tuple[Key, Value]]:
             continue
         for type_, word in (("corrected", "correctable"), ("uncorrected", "uncorrectable")):
             sums = {place: _sum(part, f"{place}_{word}") for place in ("sram", "dram")}
-            told = {place: count for place, count in sums.items() if count is not None}
-            for place, count in told.items():
+            by_name = {place: count for place, count in sums.items() if count is not None}
+            for place, count in by_name.items():
                 yield ("ecc_errors_total", type_, place, scope), count
-            if len(told) == len(sums):
-                yield ("ecc_errors_total", type_, "total", scope), sum(told.values())
+            if len(by_name) == len(sums):
+                yield ("ecc_errors_total", type_, "total", scope), sum(by_name.values())
 
 
 def _sum(part: ElementTree.Element, start: str) -> float | None:
     """SRAM tells parity and SECDED apart."""
     tags = (start, f"{start}_parity", f"{start}_secded")
-    told = [quantity(one.text) for one in part if one.tag in tags]
-    numbers = [one for one in told if one is not None]
+    results = [quantity(one.text) for one in part if one.tag in tags]
+    numbers = [one for one in results if one is not None]
     return sum(numbers) if numbers else None
 
 
@@ -179,8 +179,8 @@ def nvlink(status: str, errors: str) -> dict[str, dict[Key, Value]]:
     for uuid, line in _lines(errors):
         error = re.match(r"Link \d+: (Replay|Recovery|CRC(?: FLIT)?) Errors?: (\d+)", line)
         if error:
-            told, key = found.setdefault(uuid, {}), ("nvlink_errors_total", kinds[error[1]])
-            told[key] = float(told.get(key, 0.0)) + float(error[2])
+            result, key = found.setdefault(uuid, {}), ("nvlink_errors_total", kinds[error[1]])
+            result[key] = float(result.get(key, 0.0)) + float(error[2])
     return found
 
 

@@ -29,7 +29,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     bare: tuple[
         float, float
     ]  # medians of wall and CPU without what is asked of one GPU however many there are
-    asked: int = 0  # reads that asked a GPU for its energy
+    requests: int = 0  # reads that asked a GPU for its energy
     energy: tuple[float, float, float] | None = None  # what that alone took in those; None: in none
     first: float = 0.0  # wall of the very first read, which is not among the others
 
@@ -48,27 +48,27 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 def read_costs(reader: Nvidia, rounds: int, pause: float) -> Iterator[Cost]:
     """The two reads, with `pause` seconds before each: the averages need a window, and a driver remembers for a while."""
     for name, read in (("watch", reader.watch), ("full", reader.full)):
-        told: list[NodeWatch | NodeGpus] = []
+        result: list[NodeWatch | NodeGpus] = []
         once: list[float] = []
         for _ in range(rounds + WARM):
             time.sleep(pause)
             before = energies(reader)
-            told.append(read())
+            result.append(read())
             news = energies(reader).items() - before.items() if name == "watch" else ()
             once.append(sum(one.seconds for _, one in news) * 1e3)
-        walls = [one.read_seconds * 1e3 for one in told[WARM:]]
-        cpus = [one.cpu_seconds * 1e3 for one in told[WARM:]]
-        asked = [one for one in once[WARM:] if one > 0]
+        walls = [one.read_seconds * 1e3 for one in result[WARM:]]
+        cpus = [one.cpu_seconds * 1e3 for one in result[WARM:]]
+        matching = [one for one in once[WARM:] if one > 0]
         yield Cost(
             what=name,
-            gpus=len(told[-1].gpus),
+            gpus=len(result[-1].gpus),
             rounds=rounds,
             wall=spread(walls),
             cpu=spread(cpus),
             bare=(_without(walls, once[WARM:]), _without(cpus, once[WARM:])),
-            asked=len(asked),
-            energy=spread(asked) if asked else None,
-            first=told[0].read_seconds * 1e3,
+            requests=len(matching),
+            energy=spread(matching) if matching else None,
+            first=result[0].read_seconds * 1e3,
         )
 
 

@@ -65,47 +65,47 @@ def hung(folder: Path, row: Row, *options: str, after: float = AFTER) -> dict[st
         }
         job = stack.enter_context(world.job(folder, *job_options, script=JOB))
         wait_for(f"the strike: {job.tail()}", lambda: job.alive() and job.struck_at(), START + after)  # fmt: skip
-        told = followed(agents, job)
+        result = followed(agents, job)
         struck = job.struck_at() or world.now()
-        return {name: judged(row, name, agents[name], job, told[name], struck) for name in agents}
+        return {name: judged(row, name, agents[name], job, result[name], struck) for name in agents}
 
 
 def followed(agents: Mapping[str, RunningAgent], job: world.Job) -> dict[str, dict[str, float]]:
     """By agent, when it was worried and when it had a report: unix time."""
-    told: dict[str, dict[str, float]] = {name: {} for name in agents}
+    table: dict[str, dict[str, float]] = {name: {} for name in agents}
     struck = job.struck_at() or world.now()
-    while any(_waits(name, told[name], struck) for name in agents):
+    while any(_waits(name, table[name], struck) for name in agents):
         for name, agent in agents.items():
             snapshot = agent.snapshot()
             run = run_of(snapshot, job) if snapshot else None
             if run is not None and run.stage not in CALM:
-                told[name].setdefault("worried", world.now())
+                table[name].setdefault("worried", world.now())
             if reports_of(agent, job):
-                told[name].setdefault("report", world.now())
+                table[name].setdefault("report", world.now())
         time.sleep(POLL)
-    return told
+    return table
 
 
-def _waits(name: str, told: Mapping[str, float], struck: float) -> bool:
-    return "report" not in told and world.now() - struck < PATIENCE[name]
+def _waits(name: str, table: Mapping[str, float], struck: float) -> bool:
+    return "report" not in table and world.now() - struck < PATIENCE[name]
 
 
 def judged(
-    row: Row, name: str, agent: RunningAgent, job: world.Job, told: Mapping[str, float], struck: float
+    row: Row, name: str, agent: RunningAgent, job: world.Job, table: Mapping[str, float], struck: float
 ) -> dict[str, Any]:  # fmt: skip
     """One agent's half of a row."""
     snapshot = agent.snapshot()
     run = run_of(snapshot, job) if snapshot else None
-    times = {f"{key}_after_s": round(at - struck, 1) for key, at in told.items()}
+    times = {f"{key}_after_s": round(at - struck, 1) for key, at in table.items()}
     found = reports_of(agent, job)
     if not found:
         return {"result": "NOT NOTICED", **times, "summary": f"{run.sentence}; {run.lives_by}" if run else "no run", "log": agent.log[-1500:]}  # fmt: skip
     diagnosis = found[0]["diagnosis"]
     named = [one.get("rank") for one in diagnosis["culprits"] or ()]
     result = judge(row, diagnosis["verdict"], named)
-    late = round(told["report"] - struck - ALLOWED[name], 1)
+    late = round(table["report"] - struck - ALLOWED[name], 1)
     return {
-        "result": result if told["report"] > struck else "TOO EARLY",
+        "result": result if table["report"] > struck else "TOO EARLY",
         **times,
         "late_s": late,
         "verdict": diagnosis["verdict"],

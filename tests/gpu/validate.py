@@ -134,9 +134,9 @@ def run(name: str, folder: Path, limit: float) -> dict[str, Any]:
                 argv, stdout=log, stderr=log, env=environment(), start_new_session=True
             )
             status, error = wait(process, limit)
-        data, told = gathered(out)
+        data, result = gathered(out)
     seconds = round(time.monotonic() - began, 1)
-    return {"status": status, "error": told or error, "seconds": seconds, "data": data}
+    return {"status": status, "error": result or error, "seconds": seconds, "data": data}
 
 
 def wait(process: "subprocess.Popen[bytes]", limit: float) -> tuple[str, str]:

@@ -64,8 +64,8 @@ class Job:
     def step(self) -> int:
         """The last one that it told."""
         lines = self.log.read_text(errors="replace").splitlines()
-        told = [line.split()[1] for line in lines if line.startswith("step ")]
-        return int(told[-1]) if told else -1
+        values = [line.split()[1] for line in lines if line.startswith("step ")]
+        return int(values[-1]) if values else -1
 
     def wait_for_step(self, step: int, seconds: float = 60.0) -> None:
         """Wait until it has told that step or a later one."""

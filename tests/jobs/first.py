@@ -19,10 +19,10 @@ def main(events: Path, how: str) -> None:
     put(events / f"started.{rank}", str(os.getpid()))
     dist.init_process_group("gloo")
     try:
-        told = HOW[how](rank, events)
+        result = HOW[how](rank, events)
     except (ValueError, mldebug_training.MainProcessError) as error:
-        told = f"{type(error).__name__}: {error}"
-    put(events / f"told.{rank}", told.encode("utf-8", "backslashreplace").decode())
+        result = f"{type(error).__name__}: {error}"
+    put(events / f"told.{rank}", result.encode("utf-8", "backslashreplace").decode())
     if how == "stopped" and rank:
         keeper = int((events / "started.0").read_text())
         # on a busy machine it stops later: continued too early, it would stay stopped; and somebody else may have continued it
@@ -40,15 +40,15 @@ def is_stopped(pid: int) -> bool:
 
 
 def order(rank: int, events: Path) -> str:
-    told = []
+    results = []
     for scope in ("job", "node", "job"):
         with mldebug_training.main_process_first(math.inf, scope) as first:
-            path = events / f"made.{len(told)}"
-            told.append(f"{first}:{path.exists()}")
+            path = events / f"made.{len(results)}"
+            results.append(f"{first}:{path.exists()}")
             if first:
                 time.sleep(0.5)
                 path.touch()
-    return " ".join(told)
+    return " ".join(results)
 
 
 def fails(rank: int, _: Path) -> str:
@@ -68,11 +68,11 @@ def fails_oddly(rank: int, _: Path) -> str:
 
 def relaunched(rank: int, events: Path) -> str:
     """The ranks are launched anew with the store of before, where the first one had failed, and later was done."""
-    told = []
+    results = []
     for fails_now in (True, False, False):
         first_module._turns.clear()
         dist.barrier()
-        made = events / f"made.{len(told)}"
+        made = events / f"made.{len(results)}"
         try:
             with mldebug_training.main_process_first(60) as first:
                 if first:
@@ -80,10 +80,10 @@ def relaunched(rank: int, events: Path) -> str:
                     if fails_now:
                         raise ValueError("no such dataset")
                     made.touch()
-            told.append(str(made.exists()))
+            results.append(str(made.exists()))
         except (ValueError, mldebug_training.MainProcessError) as error:
-            told.append(type(error).__name__)
-    return " ".join(told)
+            results.append(type(error).__name__)
+    return " ".join(results)
 
 
 def never_comes(rank: int, _: Path) -> str:

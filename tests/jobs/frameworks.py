@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 ACCUMULATE = 4
-SEEN: list[tuple[int, int, str]] = []
+OBSERVED: list[tuple[int, int, str]] = []
 JOBS: dict[str, Callable[[], dict[str, Any]]] = {}
 
 
@@ -76,7 +76,7 @@ def watched() -> Iterator[None]:
 
     def noted(self: Any) -> None:
         write(self)
-        SEEN.append((self.step, self.beats, self.phase.decode()))
+        OBSERVED.append((self.step, self.beats, self.phase.decode()))
 
     record.HookRecord.write = noted
     yield
@@ -170,7 +170,7 @@ def background() -> dict[str, Any]:
                 torch.save({"a": torch.zeros(1000)}, file)
 
     optimizer.step()
-    SEEN.clear()
+    OBSERVED.clear()
     thread = threading.Thread(target=saves)
     thread.start()
     for batch in loader():
@@ -435,15 +435,15 @@ def outcome(train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     torch.set_num_threads(1)
     with watched():
         result = train()
-    told, phases = [], []
-    for step, _, phase in SEEN:
-        if not told or told[-1] != step:
-            told.append(step)
+    results, phases = [], []
+    for step, _, phase in OBSERVED:
+        if not results or results[-1] != step:
+            results.append(step)
         if phase and (not phases or phases[-1] != phase):
             phases.append(phase)
-    beats = SEEN[-1][1] if SEEN else 0
-    left = SEEN[-1][2] if SEEN else ""
-    return {**result, "told": told, "beats": beats, "phases": phases, "left": left}
+    beats = OBSERVED[-1][1] if OBSERVED else 0
+    left = OBSERVED[-1][2] if OBSERVED else ""
+    return {**result, "told": results, "beats": beats, "phases": phases, "left": left}
 
 
 if __name__ == "__main__":

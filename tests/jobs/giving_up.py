@@ -49,7 +49,7 @@ class Loop:
 
     def __init__(self, stop_at: int = 3, **options: Any) -> None:
         self.step = 0
-        self.told: list[str] = []
+        self.reported: list[str] = []
         wants = lambda: "enough" if RANK == 0 and self.step == stop_at else None
         self.switches = mldebug_training.Switches(
             str(EVENTS / f"switches-{RANK}"), signal=None, every=1, reason=wants, **options
@@ -63,10 +63,10 @@ class Loop:
     def polls(self, count: int) -> str:
         for _ in range(count):
             self.poll()
-        return " ".join(self.told)
+        return " ".join(self.reported)
 
     def _timed(self, ask: Callable[[], str | None]) -> None:
-        self.told.append(timed(ask))
+        self.reported.append(timed(ask))
 
 
 def timed(ask: Callable[[], str | None]) -> str:
@@ -100,7 +100,7 @@ def interrupted() -> str:
     try:
         loop.poll()
     except KeyboardInterrupt:
-        loop.told.append("interrupted")
+        loop.reported.append("interrupted")
     return loop.polls(3)
 
 
@@ -112,7 +112,7 @@ def shorter() -> str:
     if RANK == 0:
         loop.poll()
     dist.all_reduce(torch.ones(1), group=group)
-    return " ".join(loop.told)
+    return " ".join(loop.reported)
 
 
 def host() -> str:
@@ -152,7 +152,7 @@ def verdict() -> str:
     loop.polls(3)
     time.sleep(2.2 if RANK == 0 else 0.0)
     if RANK == 0:
-        loop.told.append(alarmed(loop.poll))
+        loop.reported.append(alarmed(loop.poll))
     return loop.polls(1)
 
 
@@ -161,7 +161,7 @@ def waiting() -> str:
     loop = Loop()
     loop.polls(3)
     if RANK == 1:
-        loop.told.append(alarmed(loop.poll))
+        loop.reported.append(alarmed(loop.poll))
     time.sleep(2.0)
     return loop.polls(2)
 
@@ -179,7 +179,7 @@ def making() -> str:
         exchange.Exchange._exchanged,
         agreement.RankAgreement.finish,
     )
-    waits, told = threading.Event(), []
+    waits, results = threading.Event(), []
 
     def ring_and_exchange(*args: Any) -> object:
         exchange.Exchange._exchanged = exchanged
@@ -200,13 +200,13 @@ def making() -> str:
     for _ in range(3):
         dist.barrier()
         try:
-            told.append(timed(switches.poll))
+            results.append(timed(switches.poll))
         except AlarmError:
-            told.append("alarm")
+            results.append("alarm")
     dist.barrier()  # `new_group` waits at the store, and lets nobody else of its process ask there
     group, ones = dist.new_group([0, 1]), torch.ones(1)
     dist.all_reduce(ones, group=group)
-    return f"{' '.join(told)} / {ones.item():g}"
+    return f"{' '.join(results)} / {ones.item():g}"
 
 
 def unmade() -> str:
@@ -245,30 +245,30 @@ def ports() -> set[int]:
 
 def anew() -> str:
     """The job leaves its groups, and makes them anew at the port of before."""
-    told = Loop().polls(3)
+    result = Loop().polls(3)
     loop = Loop()
     dist.barrier()
     dist.destroy_process_group()
     say("left")
     wait_for(EVENTS / "told.0")  # else rank 1 might come to the store of before
     join()
-    return f"{told} / {loop.polls(4)}"
+    return f"{result} / {loop.polls(4)}"
 
 
 def again() -> str:
     """The ranks are launched anew with the store of before, where rank 1 has given up after the fourth exchange."""
     loop = Loop(stop_at=9, limit=Odd(ZeroDivisionError("broken"), 5))
-    told = loop.polls(5)
+    result = loop.polls(5)
     agreement._made.clear()
-    return f"{told} / {Loop().polls(4)}"
+    return f"{result} / {Loop().polls(4)}"
 
 
 def leaves() -> str:
     """Rank 1 ends while an exchange is pending, which rank 0 begins only when that one is gone."""
     loop = Loop(stop_at=9)
     put(EVENTS / f"pid.{RANK}", str(os.getpid()))
-    told = loop.polls(3 if RANK == 1 else 2)
-    return told if RANK == 1 else f"{told} {gone(int(wait_for(EVENTS / 'pid.1')))}"
+    result = loop.polls(3 if RANK == 1 else 2)
+    return result if RANK == 1 else f"{result} {gone(int(wait_for(EVENTS / 'pid.1')))}"
 
 
 def wait_for(path: Path) -> str:
@@ -316,11 +316,11 @@ def stopped() -> str:
     if RANK == 0:
         os.kill(host, signal.SIGSTOP)
     dist.barrier()
-    told = loop.polls(3)
+    result = loop.polls(3)
     dist.barrier()
     if RANK == 0:
         os.kill(host, signal.SIGCONT)
-    return told
+    return result
 
 
 class Last:
@@ -341,7 +341,7 @@ def ending() -> str:
     if RANK == 0:
         os.kill(host, signal.SIGSTOP)
     dist.barrier()
-    told = loop.polls(1)
+    result = loop.polls(1)
     if RANK == 1:
         last = Last()
         atexit.register(put, EVENTS / "ends", "now")
@@ -349,7 +349,7 @@ def ending() -> str:
         wait_for(EVENTS / "ends")
         time.sleep(0.5)
         os.kill(host, signal.SIGCONT)
-    return told
+    return result
 
 
 def group() -> str:
@@ -358,8 +358,8 @@ def group() -> str:
     return loop.polls(4 if RANK < 2 else 1)
 
 
-def say(told: str) -> None:
-    put(EVENTS / f"told.{RANK}", told)
+def say(text: str) -> None:
+    put(EVENTS / f"told.{RANK}", text)
 
 
 def join() -> None:

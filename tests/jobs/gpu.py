@@ -154,8 +154,8 @@ def follow(options: argparse.Namespace, rank: int) -> None:
     one = layered_step() if options.ddp else plain_step()
     step, phase = 0, torch.zeros(1, device=DEVICE)
     for number, words in enumerate(options.plan.split(",")):
-        name, _, told = words.partition(":")
-        seconds = float(told or 0)
+        name, _, result = words.partition(":")
+        seconds = float(result or 0)
         if rank == 0:
             (options.events / f"phase.{number}.{name}").touch()
         end = time.monotonic() + seconds

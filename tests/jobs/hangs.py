@@ -104,10 +104,10 @@ def train(job: Job) -> None:
             count(job, few=job.strikes(step))
         elif job.options.fault != "worker" and job.strikes(step):
             fault(job)
-        told(job, step, job.step())
+        print_step(job, step, job.step())
 
 
-def told(job: Job, step: int, loss: float) -> None:
+def print_step(job: Job, step: int, loss: float) -> None:
     if job.rank == 0 and step % 20 == 0:
         print(f"step {step} loss {loss:.4f}", flush=True)
 
@@ -234,7 +234,7 @@ def healthy(job: Job) -> None:
     for number in range(ROUNDS):
         job.model = compiled if number % 2 else plain
         for _ in range(TRAINED):
-            told(job, step, job.step())
+            print_step(job, step, job.step())
             step += 1
         evaluate(job)
         save(job)

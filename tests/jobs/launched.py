@@ -46,13 +46,13 @@ def main() -> None:
     making = folder / f"making.{rank}"
     making.write_text(str(os.getpid()))
     making.rename(folder / f"started.{rank}")
-    told = folder / f"way.{rank}"
-    while not told.exists():
+    path = folder / f"way.{rank}"
+    while not path.exists():
         step += 1
         if rank == "0":
             print(f"step {step} loss 0.5", flush=True)
         time.sleep(0.05)
-    end(told.read_text(), folder)
+    end(path.read_text(), folder)
     kept.close()
 
 

@@ -24,10 +24,10 @@ def main() -> None:
     making = folder / f"making.{rank}"
     making.write_text(str(os.getpid()))
     making.rename(folder / f"started.{rank}")
-    told = folder / f"way.{rank}"
+    file = folder / f"way.{rank}"
     while True:
-        if told.exists():
-            end(told.read_text(), folder)
+        if file.exists():
+            end(file.read_text(), folder)
         step += 1
         loss = model(torch.ones(8, 4)).square().mean()
         accelerator.backward(loss)

@@ -195,9 +195,9 @@ def main() -> None:
     """Train, tell, and end together."""
     name, folder = sys.argv[1], Path(sys.argv[2])
     rank, size = (int(os.environ[word]) for word in ("RANK", "WORLD_SIZE"))
-    told = outcome(lambda: JOBS[name](folder))
+    result = outcome(lambda: JOBS[name](folder))
     fresh = folder / f"new.{rank}"
-    fresh.write_text(json.dumps({**told, "pid": os.getpid()}))
+    fresh.write_text(json.dumps({**result, "pid": os.getpid()}))
     fresh.rename(folder / f"told.{rank}")
     until = time.monotonic() + PATIENCE
     while not all((folder / f"told.{one}").exists() for one in range(size)):

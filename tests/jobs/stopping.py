@@ -50,8 +50,8 @@ def make(options: argparse.Namespace, rank: int) -> mldebug_training.Switches:
 
 
 def reason(options: argparse.Namespace, rank: int) -> str | None:
-    asked = options.events / f"reason.{rank}"
-    return asked.read_text() if asked.exists() else None
+    file = options.events / f"reason.{rank}"
+    return file.read_text() if file.exists() else None
 
 
 def train(

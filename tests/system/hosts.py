@@ -40,8 +40,8 @@ class Host:
     @property
     def pid(self) -> int:
         """Its first process, as it is known outside."""
-        told = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return int(told.split()[0])
+        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return int(text.split()[0])
 
     def inside(self, *argv: str) -> list[str]:
         """The words that run a program there."""

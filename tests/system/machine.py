@@ -93,8 +93,8 @@ class Machine:
 
     def show(self, unit: str, *properties: str) -> dict[str, str]:
         """What `systemctl show` says."""
-        told = self.run("systemctl", "show", unit, "-p", ",".join(properties))
-        return dict(line.split("=", 1) for line in told.splitlines())
+        done = self.run("systemctl", "show", unit, "-p", ",".join(properties))
+        return dict(line.split("=", 1) for line in done.splitlines())
 
 
 @contextmanager

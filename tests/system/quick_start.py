@@ -61,7 +61,7 @@ class Shell:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self._end = f"part-has-ended-{os.getpid()}"
         self._ended = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -73,7 +73,7 @@ class Shell:
             if line.strip() == self._end:
                 self._ended.set()
             else:
-                self.said.append(line)
+                self.printed.append(line)
 
     def close(self) -> None:
         """Forget a shell that has ended."""
@@ -92,8 +92,10 @@ class Shell:
         while not self._ended.wait(0.05):
             over = self._process.poll() is not None
             late = time.monotonic() - began > seconds
-            assert not over, f"the shell ended:\n{commands}\n{''.join(self.said[-60:])}"
-            assert not late, f"no end after {seconds:g} s:\n{commands}\n{''.join(self.said[-60:])}"
+            assert not over, f"the shell ended:\n{commands}\n{''.join(self.printed[-60:])}"
+            assert not late, (
+                f"no end after {seconds:g} s:\n{commands}\n{''.join(self.printed[-60:])}"
+            )
         return time.monotonic() - began
 
 
@@ -149,8 +151,8 @@ def query_labels(query: str) -> list[dict[str, str]]:
     """The labels of what Prometheus has for a query now."""
     words = urllib.parse.urlencode({"query": query})
     with urllib.request.urlopen(f"{PROMETHEUS}/api/v1/query?{words}", timeout=60) as answer:
-        told = json.load(answer)
-    return [one["metric"] for one in told["data"]["result"]]
+        document = json.load(answer)
+    return [one["metric"] for one in document["data"]["result"]]
 
 
 def main() -> None:
@@ -158,7 +160,7 @@ def main() -> None:
     with base_files(packages=BARE) as base, bare_debian(base) as shell:
         for part in parts(PAGE.read_text()):
             print(f"{shell.type(part.commands):7.1f} s  {part.title}", flush=True)
-        sys.stdout.writelines(shell.said)
+        sys.stdout.writelines(shell.printed)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def processes_of_the_agent(machine: Machine) -> list[str]:
 
 def status(machine: Machine) -> dict[str, Any]:
     """What `mldebug status --json` says; its exit code 1 only tells of an open incident."""
-    told = machine.run("sh", "-c", f"mldebug status --json --config {CONFIG} || test $? = 1")
-    return dict(json.loads(told))
+    done = machine.run("sh", "-c", f"mldebug status --json --config {CONFIG} || test $? = 1")
+    return dict(json.loads(done))
 
 
 def answers(machine: Machine) -> bool:

@@ -107,9 +107,9 @@ def probe_by_timer(machine: Machine) -> str:
 
     wait_for("the probe", over, 120)
     machine.run("systemctl", "stop", f"{PROBE}.timer")
-    said = machine.run("journalctl", "--unit", PROBE, "--no-pager", "--output=cat")
-    assert machine.show(PROBE, "Result")["Result"] == "success", said
-    return said
+    done = machine.run("journalctl", "--unit", PROBE, "--no-pager", "--output=cat")
+    assert machine.show(PROBE, "Result")["Result"] == "success", done
+    return done
 
 
 def is_exposed(machine: Machine) -> bool:
@@ -120,16 +120,16 @@ def is_exposed(machine: Machine) -> bool:
 
 def history(machine: Machine) -> list[int]:
     """How many runs each series has, as root is told."""
-    told = machine.run("mldebug", "probe", "history", "--state-dir", STATE, "--json")
-    return [one["runs"] for one in json.loads(told)]
+    done = machine.run("mldebug", "probe", "history", "--state-dir", STATE, "--json")
+    return [one["runs"] for one in json.loads(done)]
 
 
 def test_a_probe_by_the_timer_joins_the_history_that_the_agent_tells(probed: Machine) -> None:
     assert (
         probed.run("systemctl", "is-enabled", f"{PROBE}.timer", check=False).strip() == "disabled"
     )
-    said = probe_by_timer(probed)
-    assert "all_reduce" in said, said
+    result = probe_by_timer(probed)
+    assert "all_reduce" in result, result
     assert history(probed) == [1]
     assert "inside" not in journal(probed), "the agent takes no probe for a job"
     owner = probed.run("stat", "--format=%U %a", f"{STATE}/probes.sqlite", STATE).split("\n")
@@ -150,11 +150,11 @@ def test_beside_a_job_the_timer_measures_nothing_and_is_no_failure(probed: Machi
                 *("-E", "MASTER_ADDR=127.0.0.1", "-E", "MASTER_PORT=29500"),
                 "python3", "/srv/jobs/light.py", "/srv/light/libtorch_cpu.so",
             )  # fmt: skip
-        said = probe_by_timer(probed)
+        result = probe_by_timer(probed)
     finally:
         probed.run("systemctl", "stop", *ranks, check=False)
-    assert "the training job light.py runs on this node" in said
-    assert "no failure, because of --if-idle" in said
+    assert "the training job light.py runs on this node" in result
+    assert "no failure, because of --if-idle" in result
     assert history(probed) == before
 
 

@@ -44,39 +44,39 @@ def isolate(hosts: Hosts, folder: Path, *words: str) -> dict[str, Any]:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         started.append(process)
-    told = [process.communicate(timeout=560) for process in started]
-    assert told[0][0], told[0][1]
-    answer: dict[str, Any] = json.loads(told[0][0])
+    results = [process.communicate(timeout=560) for process in started]
+    assert results[0][0], results[0][1]
+    answer: dict[str, Any] = json.loads(results[0][0])
     return answer
 
 
-def named(told: dict[str, Any]) -> set[frozenset[str]]:
-    return {frozenset(one["members"]) for one in told["answer"]["culprits"]}
+def named(table: dict[str, Any]) -> set[frozenset[str]]:
+    return {frozenset(one["members"]) for one in table["answer"]["culprits"]}
 
 
 @pytest.mark.long
 def test_a_host_behind_a_shaped_link_is_named(hosts: Hosts, tmp_path: Path) -> None:
     hosts["n3"].shape("40mbit")
-    told = isolate(hosts, tmp_path, "--size", "2MiB")
-    assert named(told) == {frozenset({"n3"})}, json.dumps(told)
+    output = isolate(hosts, tmp_path, "--size", "2MiB")
+    assert named(output) == {frozenset({"n3"})}, json.dumps(output)
 
 
 @pytest.mark.long
 def test_a_link_that_is_shaped_is_named_and_not_its_ends(hosts: Hosts, tmp_path: Path) -> None:
     hosts["n1"].cable(hosts["n4"], "40mbit")
-    told = isolate(hosts, tmp_path, "--size", "2MiB")
-    assert named(told) == {frozenset({"n1", "n4"})}, json.dumps(told)
+    output = isolate(hosts, tmp_path, "--size", "2MiB")
+    assert named(output) == {frozenset({"n1", "n4"})}, json.dumps(output)
 
 
 @pytest.mark.long
 def test_a_way_that_is_cut_is_named_and_not_its_ends(hosts: Hosts, tmp_path: Path) -> None:
     hosts["n1"].part(hosts["n4"])
-    told = isolate(hosts, tmp_path, "--size", "2MiB")
-    assert named(told) == {frozenset({"n1", "n4"})}, json.dumps(told)
+    output = isolate(hosts, tmp_path, "--size", "2MiB")
+    assert named(output) == {frozenset({"n1", "n4"})}, json.dumps(output)
 
 
 def test_a_shaped_host_and_a_cut_way_at_once(hosts: Hosts, tmp_path: Path) -> None:
     hosts["n2"].shape("40mbit")
     hosts["n1"].part(hosts["n4"])
-    told = isolate(hosts, tmp_path, "--size", "2MiB")
-    assert named(told) == {frozenset({"n2"}), frozenset({"n1", "n4"})}, json.dumps(told)
+    output = isolate(hosts, tmp_path, "--size", "2MiB")
+    assert named(output) == {frozenset({"n2"}), frozenset({"n1", "n4"})}, json.dumps(output)

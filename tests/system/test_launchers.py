@@ -114,10 +114,10 @@ def job(tmp_path: Path, launch: Launch) -> Iterator[LaunchedJob]:
 
 
 def test_a_living_job_and_its_stuck_rank(job: LaunchedJob) -> None:
-    seen = ask(job.folder, "status")
-    found = [one for one in seen["jobs"] if set(job.ranks.values()) & pids_of(one)]
+    answer = ask(job.folder, "status")
+    found = [one for one in answer["jobs"] if set(job.ranks.values()) & pids_of(one)]
 
-    assert len(found) == 1, (seen, job.ranks)
+    assert len(found) == 1, (answer, job.ranks)
     mine = found[0]
 
     assert (mine["launcher"], mine["world_size"], mine.get("lost", [])) == (
@@ -201,12 +201,12 @@ def test_the_first_failing_rank_is_named(agent: RunningAgent, job: LaunchedJob, 
         job.tell(1, way)
     report = report_of(agent, job)
 
-    said = {"kill": "killed by SIGKILL", "exit 3": "exit", "raise": "bad shard 7"}[way]
+    entry = {"kill": "killed by SIGKILL", "exit 3": "exit", "raise": "bad shard 7"}[way]
     diagnosis = report["diagnosis"]
-    told = " ".join((diagnosis["summary"], *diagnosis["evidence"]))
-    if job.launch.name == "slurm" and said not in job.tail():
-        said = "exit"  # srun has dropped the end of the traceback: so it is in no log
-    assert said in told, (diagnosis, job.tail())
+    text = " ".join((diagnosis["summary"], *diagnosis["evidence"]))
+    if job.launch.name == "slurm" and entry not in job.tail():
+        entry = "exit"  # srun has dropped the end of the traceback: so it is in no log
+    assert entry in text, (diagnosis, job.tail())
     # hydra lets the others live on after an exit code: what they write follows a traceback that may have been caught
     nobody = job.launch.name == "mpich" and way != "kill"
     # it kills the others at once, with the same signal, and names none: a crowded machine may see no order of the ends
@@ -214,9 +214,9 @@ def test_the_first_failing_rank_is_named(agent: RunningAgent, job: LaunchedJob, 
     nobody = nobody or at_once
     assert [one["rank"] for one in diagnosis["culprits"]] == ([] if nobody else [1]), diagnosis
     assert diagnosis["verdict"] == ("unknown" if nobody else "rank_exited"), diagnosis
-    assert re.search(r"rank 1\b" if not at_once else r"rank 1\b|ranks 0-1\b", told), diagnosis
-    assert "exit status of the process" in told or "launcher" in told
-    assert WROTE.get((job.launch.name, way), "") in told, diagnosis
+    assert re.search(r"rank 1\b" if not at_once else r"rank 1\b|ranks 0-1\b", text), diagnosis
+    assert "exit status of the process" in text or "launcher" in text
+    assert WROTE.get((job.launch.name, way), "") in text, diagnosis
 
 
 def test_two_jobs_under_srun_keep_their_output_apart(
@@ -234,12 +234,12 @@ def test_ranks_under_srun_have_the_hook(cluster: Slurm, tmp_path: Path) -> None:
     argv = (str(SCRIPTS / "mldebug"), "run", "--", "srun", "--nodes=2", f"--ntasks={SIZE}")
     launch = Launch("slurm", argv, cluster.environment, "launched_hooked.py", locals=(0, 0))
     with launched(tmp_path / "job", launch) as job:
-        told = {rank: _beat(pid) for rank, pid in job.ranks.items()}
+        by_name = {rank: _beat(pid) for rank, pid in job.ranks.items()}
 
-    assert {rank: (one.rank, one.world_size, one.step) for rank, one in told.items()} == {
+    assert {rank: (one.rank, one.world_size, one.step) for rank, one in by_name.items()} == {
         rank: (rank, SIZE, 7) for rank in range(SIZE)
     }
-    assert all(one.signal for one in told.values())  # and can be asked for their stacks
+    assert all(one.signal for one in by_name.values())  # and can be asked for their stacks
 
 
 def _beat(pid: int) -> Heartbeat:
@@ -279,9 +279,9 @@ def met(agent: RunningAgent, job: LaunchedJob) -> RunState:
     """Wait until the agent knows the ranks, and where their output goes."""
 
     def known() -> RunState | None:
-        seen = agent.snapshot()
+        snap = agent.snapshot()
         ranks = set(job.ranks.values())
-        mine = [run for run in (seen.runs if seen else ()) if set(run.ranks.values()) == ranks]
+        mine = [run for run in (snap.runs if snap else ()) if set(run.ranks.values()) == ranks]
         return mine[0] if mine and mine[0].step is not None else None
 
     try:

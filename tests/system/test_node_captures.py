@@ -150,15 +150,15 @@ def test_the_sleeping_rank_of_a_slurm_job_is_named_with_its_node(
 def test_a_node_of_a_slurm_job_that_hangs_or_lacks_mldebug_is_told(
     cluster: Slurm, slurm_job: str, tmp_path: Path
 ) -> None:
-    asked = ("--slurm-job", slurm_job, "--python", python_on(tmp_path, a1="bare"))
-    report, _ = dump(tmp_path, *asked, **cluster.environment)
+    cases = ("--slurm-job", slurm_job, "--python", python_on(tmp_path, a1="bare"))
+    report, _ = dump(tmp_path, *cases, **cluster.environment)
 
     assert named(report) == [(3, "a2")], report["diagnosis"]
     assert report["diagnosis"]["confidence"] == "low"  # ranks 0 and 1 were not seen
     assert "No module named mldebug" in reasons(report)["a1"]
 
-    asked = ("--slurm-job", slurm_job, "--python", python_on(tmp_path, a1="", a2="hangs"))
-    report, _ = dump(tmp_path, *asked, "--wait", "30s", **cluster.environment)
+    cases = ("--slurm-job", slurm_job, "--python", python_on(tmp_path, a1="", a2="hangs"))
+    report, _ = dump(tmp_path, *cases, "--wait", "30s", **cluster.environment)
 
     assert named(report) == [], report["diagnosis"]
     assert states(report) == {"a1": "answered", "a2": "unable"}
@@ -169,8 +169,8 @@ def test_what_is_secret_here_does_not_travel(
     cluster: Slurm, slurm_job: str, tmp_path: Path
 ) -> None:
     secret = {"WANDB_API_KEY": "0123456789", "RANK": "7"}
-    asked = ("--slurm-job", slurm_job, "--python", python_on(tmp_path, a1="env", a2="env"))
-    report, _ = dump(tmp_path, *asked, **cluster.environment, **secret)
+    cases = ("--slurm-job", slurm_job, "--python", python_on(tmp_path, a1="env", a2="env"))
+    report, _ = dump(tmp_path, *cases, **cluster.environment, **secret)
 
     assert named(report) == [(3, "a2")], report["diagnosis"]
     for node in ("a1", "a2"):
@@ -184,8 +184,8 @@ def test_what_is_secret_here_does_not_travel(
 def test_a_node_that_never_stops_writing_costs_its_own_answer(
     cluster: Slurm, slurm_job: str, tmp_path: Path
 ) -> None:
-    asked = ("--slurm-job", slurm_job, "--python", python_on(tmp_path, a1="endless"))
-    report, _ = dump(tmp_path, *asked, "--wait", "60s", **cluster.environment)
+    cases = ("--slurm-job", slurm_job, "--python", python_on(tmp_path, a1="endless"))
+    report, _ = dump(tmp_path, *cases, "--wait", "60s", **cluster.environment)
 
     assert states(report) == {"a1": "unable", "a2": "answered"}, report["nodes"]
     assert named(report) == [(3, "a2")], report["diagnosis"]
@@ -215,8 +215,8 @@ def test_a_node_that_is_lost_to_slurm_costs_its_own_answer(
     pid = Host("a1", cluster.daemons["a1"]).pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        asked = ("--slurm-job", slurm_job, "--wait", "30s")
-        report, _ = dump(tmp_path, *asked, **cluster.environment)
+        cases = ("--slurm-job", slurm_job, "--wait", "30s")
+        report, _ = dump(tmp_path, *cases, **cluster.environment)
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -267,8 +267,8 @@ def test_the_sleeping_rank_is_named_with_its_host_whatever_the_others_lack(
     python = python_on(tmp_path, **STRANGE)
     known = hosts.folder / "ssh_config"
     known.write_text(f"Host h9\n  HostName 127.0.0.1\n  Port {free_port()}\n{known.read_text()}")
-    asked = ("--hosts", "h[1-9]", "--ssh", "--python", python, "--wait", "60s")
-    report, _ = dump(tmp_path, *asked, *config_for(tmp_path, hosts))
+    cases = ("--hosts", "h[1-9]", "--ssh", "--python", python, "--wait", "60s")
+    report, _ = dump(tmp_path, *cases, *config_for(tmp_path, hosts))
 
     assert named(report) == [(1, "h2")], report["diagnosis"]
     assert report["diagnosis"]["verdict"] == "rank_waiting"
@@ -277,14 +277,14 @@ def test_the_sleeping_rank_is_named_with_its_host_whatever_the_others_lack(
         "h2": "1",
         "h3": "2",
     }
-    told = reasons(report)
-    assert sorted(told) == ["h4", "h5", "h6", "h7", "h8", "h9"]
-    assert "No module named mldebug" in told["h4"]
-    assert "not done in time" in told["h5"] or "no answer in 60 s" in told["h5"]
-    assert "nothing came" in told["h6"]
-    assert "damaged" in told["h7"]
-    assert "Permission denied" in told["h8"]
-    assert "Connection refused" in told["h9"]
+    result = reasons(report)
+    assert sorted(result) == ["h4", "h5", "h6", "h7", "h8", "h9"]
+    assert "No module named mldebug" in result["h4"]
+    assert "not done in time" in result["h5"] or "no answer in 60 s" in result["h5"]
+    assert "nothing came" in result["h6"]
+    assert "damaged" in result["h7"]
+    assert "Permission denied" in result["h8"]
+    assert "Connection refused" in result["h9"]
     assert states(report)["h7"] == "refused"
     hanging = [int(pid) for pid in (tmp_path / "hanging").read_text().split()]
     assert len(hanging) == 1  # and it has ended there: the pid is one of h5's own
@@ -344,8 +344,8 @@ def test_hosts_behind_a_gateway_are_reached_through_it(
 def test_the_same_report_comes_of_the_stored_evidence(
     hosts: Hosts, job: Path, tmp_path: Path
 ) -> None:
-    asked = ("--hosts", "h[1,3-4]", "--ssh", "--python", python_on(tmp_path, h4="bare"))
-    report, _ = dump(tmp_path, *asked, *config_for(tmp_path, hosts))
+    cases = ("--hosts", "h[1,3-4]", "--ssh", "--python", python_on(tmp_path, h4="bare"))
+    report, _ = dump(tmp_path, *cases, *config_for(tmp_path, hosts))
     folder = tmp_path / "state/reports" / report["id"]
     done = subprocess.run(
         [str(SCRIPTS / "mldebug"), "diagnose", "--json", str(folder)],
@@ -373,19 +373,19 @@ def begun(folder: Path, *arguments: str, **environment: str) -> "subprocess.Pope
 
 def asked_on(words: list[str]) -> list[str]:
     """The captures that run on a host: `words` run ps there."""
-    told = subprocess.run(
+    done = subprocess.run(
         [*words, "ps", "-e", "-o", "pid,args"], capture_output=True, text=True, check=True
     )
-    lines = told.stdout.splitlines()
+    lines = done.stdout.splitlines()
     return [line for line in lines if "dump --send" in line or "py-spy" in line]
 
 
 def left_alone(words: list[str]) -> None:
     """No rank of the host is stopped or traced."""
     script = "grep -lz train.py /proc/[0-9]*/cmdline | cut -d/ -f3 | xargs -I@ grep -hE '^(State|TracerPid)' /proc/@/status"
-    told = subprocess.run([*words, "sh", "-c", script], capture_output=True, text=True, check=False)
-    lines = told.stdout.splitlines()
-    assert lines, told.stderr
+    done = subprocess.run([*words, "sh", "-c", script], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert lines, done.stderr
     assert {line for line in lines if line.startswith("Tracer")} == {"TracerPid:\t0"}
     assert not [line for line in lines if "(stopped)" in line or "tracing" in line]
 

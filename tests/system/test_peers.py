@@ -85,8 +85,8 @@ class Agent:
         """Of all nodes, asked here."""
         done = self._run("dump", *flags, *more)
         assert done.stdout, done.stderr  # an error has code 1, too
-        told: Report = json.loads(done.stdout)
-        return told
+        report: Report = json.loads(done.stdout)
+        return report
 
     def refusal(self, *more: str) -> str:
         """What a dump of all nodes says that cannot be."""
@@ -104,8 +104,8 @@ class Agent:
     def status(self, *more: str) -> dict[str, Any]:
         done = self._run("status", "--json", *more)
         assert done.stdout, done.stderr  # an error has code 1, too
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
+        table: dict[str, Any] = json.loads(done.stdout)
+        return table
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def test_one_stall_is_captured_everywhere_and_told_once(
         wait_for("rank 3 to sleep", (events / "strike.3").exists, STRIKE)
         lag = Lag()
         try:
-            wait_for("the report over all nodes", lambda: lag.seen() and whole(found["n1"]), 60)
+            wait_for("the report over all nodes", lambda: lag.observed() and whole(found["n1"]), 60)
             members = (found["n2"], found["n3"])
             wait_for("all to know of it", lambda: all(map(knows, members)), 20)
         except AssertionError as error:
@@ -214,7 +214,7 @@ class Lag:
     def __init__(self) -> None:
         self.longest = 0.0
 
-    def seen(self) -> bool:
+    def observed(self) -> bool:
         """Sleep for a moment; how much longer did it take?"""
         began = time.monotonic()
         time.sleep(0.01)

@@ -52,7 +52,7 @@ def repeat(pythons: str, names: list[str], chosen: str) -> None:
     """Run these tests by the newer Pythons, and none of them may be skipped."""
     files = [str(TESTS / f"test_{name}.py") for name in names]
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k"]
-    env = {name: told for name, told in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(
         [*argv, chosen], env={**env, MORE: pythons}, capture_output=True,
         text=True, timeout=600, check=False, cwd=TESTS.parents[2],

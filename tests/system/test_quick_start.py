@@ -78,9 +78,9 @@ def test_it_ends_with_a_prometheus_that_shows_a_captured_hang(
     assert incident["kind"] == "stall"
     assert incident["verdict"] == "rank_waiting"
     assert [alert["alertstate"] for alert in alerts] in (["pending"], ["firing"])
-    said = "".join(shell.said)
-    assert "Rank 2 sleeps in next_batch" in said, said[-3000:]
-    assert incident["report"] in said
+    text = "".join(shell.printed)
+    assert "Rank 2 sleeps in next_batch" in text, text[-3000:]
+    assert incident["report"] in text
     whole, slower = int(written()[1]), slowed()
     assert sum(times) < FIVE_MINUTES * slower, "the page promises five minutes"
     assert whole / 2 < sum(times) < whole * 2 * slower, "the page says another time"

@@ -68,11 +68,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def _python() -> str:
     """This Python where everybody may start it, else the system's."""
     for python in (sys.executable, "/usr/bin/python3"):
-        said = subprocess.run(
+        output = subprocess.run(
             [*lent(Column(VISITOR)), python, "-c", "import sys; print(sys.version_info[:2])"],
             check=False, capture_output=True, text=True, cwd="/", env={},
         ).stdout  # fmt: skip
-        if said.strip() == str(sys.version_info[:2]):
+        if output.strip() == str(sys.version_info[:2]):
             return python
     return pytest.fail("other users can start neither this Python nor an equal one in /usr/bin")
 

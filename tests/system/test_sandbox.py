@@ -37,18 +37,18 @@ def test_the_sandbox_takes_no_right_away(service: Machine, stranger: str, column
     service.run("rm", "-rf", f"{EXAMINE}.d")
     for name in [name for mark, name in DROP_IN_OF.items() if mark in column]:
         add_drop_in(service, EXAMINE, name)
-    said = in_the_sandbox(service, program)
+    result = in_the_sandbox(service, program)
     page = expected(column)
-    del said["pystack"], page["pystack"]  # it is not in the package
-    assert said == page
+    del result["pystack"], page["pystack"]  # it is not in the package
+    assert result == page
 
 
 def test_doctor_finds_nothing_missing_in_the_sandbox(service: Machine) -> None:
-    told = in_the_sandbox(service, f"/opt/mldebug/bin/mldebug doctor --json --config {CONFIG}")
-    rows = {check["name"]: check for check in told["checks"]}
+    result = in_the_sandbox(service, f"/opt/mldebug/bin/mldebug doctor --json --config {CONFIG}")
+    rows = {check["name"]: check for check in result["checks"]}
     lacking = {name for name, row in rows.items() if row["state"] != "ok"}
     of_a_container = {"pid namespace", "clock"}
-    assert told["works"]
+    assert result["works"]
     assert lacking <= {"capabilities", "kernel stacks", "pystack"} | of_a_container, rows
     assert "does not say" not in rows["clock"]["meaning"], "the system call filter lets it ask"
 

@@ -76,8 +76,8 @@ def asking(folder: Path, cluster: Slurm, expected: str, more: str = "") -> Itera
 
 
 def state_of(agent: RunningAgent) -> SchedulerState | None:
-    seen = agent.snapshot()
-    found = seen.schedulers if seen else ()
+    snap = agent.snapshot()
+    found = snap.schedulers if snap else ()
     return found[0] if found and found[0].success_at else None
 
 
@@ -88,9 +88,9 @@ def sentences(agent: RunningAgent) -> dict[str, str]:
 
 
 def events(agent: RunningAgent, kind: str, state: str = "firing") -> list[EventView]:
-    seen = agent.snapshot()
-    told = seen.events.events if seen else ()
-    return [one for one in told if (one.kind, one.state) == (kind, state)]
+    snap = agent.snapshot()
+    result = snap.events.events if snap else ()
+    return [one for one in result if (one.kind, one.state) == (kind, state)]
 
 
 def labels(agent: RunningAgent) -> set[tuple[str, str]]:
@@ -109,18 +109,20 @@ def test_watched_jobs_drained_nodes_and_arrays(cluster: Slurm, tmp_path: Path) -
         expected = f"mine: {{name: '{NAME}'}}, arr: {{id: '{array}'}}, big: {{name: big, user: root}}, held: {{id: {held}}}, no: {{name: absent}}"  # fmt: skip
         with asking(tmp_path, cluster, expected) as agent:
             wait_for("the array to begin", lambda: "running" in sentences(agent).get("arr", ""), 60)
-            wait_for("the nodes to be told", lambda: (seen := state_of(agent)) and seen.nodes, 60)
-            told = sentences(agent)
-            assert told["mine"].startswith(f"{first} ({NAME}): running for ")
-            assert "its time limit ends it in " in told["mine"]
+            wait_for(
+                "the nodes to be told", lambda: (result := state_of(agent)) and result.nodes, 60
+            )
+            outcome = sentences(agent)
+            assert outcome["mine"].startswith(f"{first} ({NAME}): running for ")
+            assert "its time limit ends it in " in outcome["mine"]
             state = state_of(agent)
             assert state is not None
             counts = {one.name: one.counts for one in state.watched}
             assert counts["arr"] == {"running": 1, "queued": 1}
             assert state.by == "json"
-            assert told["big"].startswith(f"{big} (big): pending")
-            assert "DOWN, DRAINED" in told["big"]
-            assert "JobHeldUser" in told["held"]
+            assert outcome["big"].startswith(f"{big} (big): pending")
+            assert "DOWN, DRAINED" in outcome["big"]
+            assert "JobHeldUser" in outcome["held"]
             assert [(one.name, one.state, one.reason) for one in state.nodes] == [("a2", "drained", "bad disk, see ticket 7")]  # fmt: skip
             wait_for("the events", lambda: labels(agent) == {("node_out", "a2"), ("job_missing", "no"), ("time_limit_near", first), ("job_blocked", held)}, 30)  # fmt: skip
 
@@ -159,27 +161,27 @@ def test_text_tells_what_json_tells(cluster: Slurm, tmp_path: Path) -> None:
         with Spawner() as starter:
             new = jobs_and_nodes(slurm_plugin.Options(conf=conf), starter)
             by_text = slurm_plugin.Options(conf=conf, squeue=str(tmp_path / "squeue"), sinfo=str(tmp_path / "sinfo"))  # fmt: skip
-            told = jobs_and_nodes(by_text, starter)
+            result = jobs_and_nodes(by_text, starter)
     finally:
         cluster.run("scontrol", "update", "nodename=a2", "state=resume")
-    assert (new.by, told.by) == ("json", "text")
+    assert (new.by, result.by) == ("json", "text")
     alive = {one.id: one for one in new.jobs if one.standing is not JobStanding.OVER}
-    assert {one.id: one for one in told.jobs} == alive
+    assert {one.id: one for one in result.jobs} == alive
     assert alive[first].name == f"{NAME}\n @"
     assert alive[first].ends is not None
-    assert [(one.name, one.reason) for one in told.nodes or ()] == [("a2", "bürk | disk")]
-    assert told.nodes == new.nodes
+    assert [(one.name, one.reason) for one in result.nodes or ()] == [("a2", "bürk | disk")]
+    assert result.nodes == new.nodes
 
 
 def test_a_process_that_scancel_did_not_end_is_told_and_left_alone(
     cluster: Slurm, tmp_path: Path
 ) -> None:
-    script, told = tmp_path / "stray.py", tmp_path / "pid"
+    script, file = tmp_path / "stray.py", tmp_path / "pid"
     script.write_text(ORPHAN)
-    job = submit(cluster, tmp_path, wrap=f"exec {sys.executable} {script} {told}")
+    job = submit(cluster, tmp_path, wrap=f"exec {sys.executable} {script} {file}")
     with asking(tmp_path, cluster, f"it: {{id: {job}}}") as agent:
-        wait_for("the stray process", told.exists, 60)
-        pid = int(told.read_text())
+        wait_for("the stray process", file.exists, 60)
+        pid = int(file.read_text())
         try:
             wait_for("the job to be seen", lambda: "running" in sentences(agent).get("it", ""), 60)
             assert events(agent, "orphan_process") == []
@@ -211,16 +213,16 @@ def test_a_stall_under_slurm_is_one_mail_one_alert_and_one_payload_with_one_sent
         asking(tmp_path, cluster, "", _channels(url, port, smtp)) as agent,
     ):
         run = wait_for("the agent sees steps", lambda: _steps(agent, set(job.ranks.values())), 60)
-        told = Arrived(run, posts, mails, alerts)
+        arrived = Arrived(run, posts, mails, alerts)
         for pid in job.ranks.values():
             os.kill(pid, signal.SIGSTOP)
         try:
-            wait_for("all channels", lambda: told.by_all(1), 90)
+            wait_for("all channels", lambda: arrived.by_all(1), 90)
         finally:
             for pid in job.ranks.values():
                 os.kill(pid, signal.SIGCONT)
         try:
-            wait_for("the end by all channels", lambda: told.by_all(2), 90)
+            wait_for("the end by all channels", lambda: arrived.by_all(2), 90)
         except AssertionError as error:
             pytest.fail(f"{error}\n{posts}\n{mails}\n{alerts}\n{agent.log}")
         (report,) = [
@@ -228,27 +230,27 @@ def test_a_stall_under_slurm_is_one_mail_one_alert_and_one_payload_with_one_sent
         ]
 
     sentence = report["diagnosis"]["summary"]
-    assert [(one["state"], one["sentence"]) for one in told.hooks] == [("firing", sentence), ("resolved", sentence)]  # fmt: skip
-    assert [one["status"] for one in told.alerts] == ["firing", "resolved"]
-    assert {one["annotations"]["summary"] for one in told.alerts} == {sentence}
-    assert [one.strip().partition("]")[0] for one in told.subjects] == ["[firing", "[resolved"]
-    assert all(sentence[:60] in one for one in told.subjects), (sentence, told.subjects)
+    assert [(one["state"], one["sentence"]) for one in arrived.hooks] == [("firing", sentence), ("resolved", sentence)]  # fmt: skip
+    assert [one["status"] for one in arrived.alerts] == ["firing", "resolved"]
+    assert {one["annotations"]["summary"] for one in arrived.alerts} == {sentence}
+    assert [one.strip().partition("]")[0] for one in arrived.subjects] == ["[firing", "[resolved"]
+    assert all(sentence[:60] in one for one in arrived.subjects), (sentence, arrived.subjects)
 
 
 def _channels(url: str, port: int, smtp: int) -> str:
-    told = {
+    facts = {
         "ops": {"kind": "webhook", "url": f"{url}/hook"},
         "am": {"kind": "alertmanager", "url": f"http://127.0.0.1:{port}"},
         "mail": {"kind": "email", "server": "127.0.0.1", "port": smtp, "security": "none",
                  "sender": "m@x.org", "to": ["ops@x.org"]},
     }  # fmt: skip
-    return f"channels: {json.dumps(told)}\n"
+    return f"channels: {json.dumps(facts)}\n"
 
 
 def _steps(agent: RunningAgent, pids: set[int]) -> str:
     """The run of these ranks, once it makes steps."""
-    seen = agent.snapshot()
-    mine = [run for run in (seen.runs if seen else ()) if pids & set(run.ranks.values())]
+    snap = agent.snapshot()
+    mine = [run for run in (snap.runs if snap else ()) if pids & set(run.ranks.values())]
     return mine[0].id if mine and mine[0].step else ""
 
 

@@ -45,20 +45,20 @@ def test_status_shows_it_to_root_and_to_the_job_s_user_alone(
 ) -> None:
     known = wait_for("the incident", lambda: incident(service), TIMEOUT + 30)
     who = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
-    told = service.run(*who, "mldebug", "status", "--config", CONFIG, check=False)
-    assert (known in told) is sees_it, told
+    done = service.run(*who, "mldebug", "status", "--config", CONFIG, check=False)
+    assert (known in done) is sees_it, done
     listed = service.run(*who, "ls", f"{STATE}/reports/{known}", check=False)
     assert ("report.json" in listed) is (user == "root"), listed
 
 
 def test_dump_as_the_unit_s_user_names_the_rank(machine: Machine, hung_job: dict[str, Any]) -> None:
     rights = ",".join(f"+{name.lower()}" for name in UNIT_RIGHTS)
-    told = machine.run(
+    done = machine.run(
         "setpriv", "--reuid=mldebug", "--regid=mldebug", "--clear-groups", "--no-new-privs",
         f"--inh-caps=-all,{rights}", f"--ambient-caps=-all,{rights}", f"--bounding-set=-all,{rights}",
         "mldebug", "dump", "--json", check=False,
     )  # fmt: skip
-    diagnosis = json.loads(told[: told.rindex("}") + 1])["diagnosis"]
+    diagnosis = json.loads(done[: done.rindex("}") + 1])["diagnosis"]
     assert [culprit["rank"] for culprit in diagnosis["culprits"]] == [2], diagnosis
 
 

@@ -44,8 +44,8 @@ def decisions(agent: RunningAgent, run: str) -> list[Any]:
     """What the audit log says of stalls of this run: jobs of other tests may stall on this machine."""
     file = agent.state / "actions.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
-    told = map(json.loads, lines)
-    return [one for one in told if (one["event_kind"], one["run"]) == ("stall", run)]
+    result = map(json.loads, lines)
+    return [one for one in result if (one["event_kind"], one["run"]) == ("stall", run)]
 
 
 def stalls(agent: RunningAgent, job: LaunchedJob) -> str:
@@ -53,8 +53,8 @@ def stalls(agent: RunningAgent, job: LaunchedJob) -> str:
     pids = set(job.ranks.values())
 
     def stepping() -> str:
-        seen = agent.snapshot()
-        mine = [run for run in (seen.runs if seen else ()) if pids & set(run.ranks.values())]
+        snap = agent.snapshot()
+        mine = [run for run in (snap.runs if snap else ()) if pids & set(run.ranks.values())]
         return mine[0].id if mine and mine[0].step else ""
 
     run: str = wait_for("the agent sees steps", stepping, 60)
@@ -87,17 +87,17 @@ def test_the_job_that_stalls_is_cancelled_once_where_that_is_allowed(
                 run = stalls(agent, job)
                 if allow:
                     wait_for("its end", lambda: mine not in running(cluster), 60)
-                (told,) = decisions(agent, run)
+                (result,) = decisions(agent, run)
         finally:
             for pid in job.ranks.values():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
         if allow:
-            assert (told["outcome"], told["why"]) == ("ran", f"scancel {mine}"), told
+            assert (result["outcome"], result["why"]) == ("ran", f"scancel {mine}"), result
             assert running(cluster) == {other}
         else:
-            assert told["outcome"] == "refused"
-            assert f"actions.allow does not name scancel; it would: scancel {mine}" in told["why"]
+            assert result["outcome"] == "refused"
+            assert f"actions.allow does not name scancel; it would: scancel {mine}" in result["why"]
             assert running(cluster) == {mine, other}
 
 

@@ -65,11 +65,11 @@ def fails(agent: RunningAgent, one: ArrayTask, *, killed: bool = False) -> Repor
     else:
         one.end(1, "exit 3")
 
-    def told() -> Report | None:
+    def reported() -> Report | None:
         mine = [report for report in agent.reports() if pids & {rank["pid"] for rank in report["ranks"]}]  # fmt: skip
         return next((report for report in mine if report["state"] == "ended"), None)
 
-    found: Report = wait_for("its report", told, 60)
+    found: Report = wait_for("its report", reported, 60)
     return found
 
 

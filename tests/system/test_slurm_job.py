@@ -43,16 +43,16 @@ class Job:
         text = SCRIPT.read_text(encoding="utf-8")
         assert GPUS in text  # there are none here
         (folder / "job.sh").write_text(text.replace(GPUS, ""))
-        told = {
+        facts = {
             "MLDEBUG": f"{SCRIPTS}/mldebug",
             "MLDEBUG_REPORTS": str(self.reports),
             "MLDEBUG_SETTINGS": "stall: {timeout: 6s, interval: 1s}",
             "TMPDIR": str(folder / "tmp"),
         }
-        told = [f"{name}={value}" for name, value in told.items()]
+        facts = [f"{name}={value}" for name, value in facts.items()]
         ours = ("sbatch", "--parsable", f"--output={folder}/out", f"--chdir={folder}")
         words = (str(folder / "job.sh"), sys.executable, "-u", train, str(folder))
-        self.id = cluster.run("env", *told, *ours, *words).strip()
+        self.id = cluster.run("env", *facts, *ours, *words).strip()
         wait_for("both ranks", lambda: self._started(), 90)
 
     def _started(self) -> bool:
@@ -75,9 +75,9 @@ class Job:
 
     def ended(self) -> str:
         """Its exit code, once it has one."""
-        told = self.cluster.run("scontrol", "show", "job", self.id)
-        state = re.search(r"JobState=(\w+)", told)
-        code = re.search(r"ExitCode=(\S+)", told)
+        done = self.cluster.run("scontrol", "show", "job", self.id)
+        state = re.search(r"JobState=(\w+)", done)
+        code = re.search(r"ExitCode=(\S+)", done)
         return code[1] if code and state and state[1] not in ("RUNNING", "COMPLETING") else ""
 
 

@@ -77,9 +77,9 @@ def test_systemd_understands_every_line_of_the_drop_ins(unit: Path) -> None:
 
 
 def test_the_exposure_is_what_the_docs_say(unit: Path) -> None:
-    said = analyze("security", "--offline=true", str(unit)).stdout
-    measured = re.search(r"exposure level for \S+: ([0-9.]+)", said)
-    assert measured, said
+    output = analyze("security", "--offline=true", str(unit)).stdout
+    measured = re.search(r"exposure level for \S+: ([0-9.]+)", output)
+    assert measured, output
     page = (REPOSITORY / "docs/rights.md").read_text()
     documented = re.search(r"exposure of \*\*([0-9.]+)\*\*", page)
     assert documented
@@ -92,9 +92,9 @@ def test_the_exposure_with_each_drop_in_is_what_the_docs_say(unit: Path, name: s
         folder = unit.with_name("mldebug.service.d")
         folder.mkdir()
         shutil.copy(SYSTEMD / "mldebug.service.d" / name, folder / "one.conf")
-    said = analyze("security", "--offline=true", str(unit)).stdout
-    measured = re.search(r"exposure level for \S+: ([0-9.]+)", said)
-    assert measured, said
+    output = analyze("security", "--offline=true", str(unit)).stdout
+    measured = re.search(r"exposure level for \S+: ([0-9.]+)", output)
+    assert measured, output
     row = f"with `{name.removesuffix('.example')}`" if name else "`mldebug.service`"
     assert f"| {row} | {measured[1]} |" in (REPOSITORY / "docs/security.md").read_text()
 

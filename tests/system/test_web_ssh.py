@@ -65,6 +65,6 @@ def _get(port: int, host: str) -> tuple[int, str]:
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     link.request("GET", "/runs", headers={"Host": host})
     answer = link.getresponse()
-    told = answer.status, answer.read().decode()
+    cases = answer.status, answer.read().decode()
     link.close()
-    return told
+    return cases

@@ -25,15 +25,15 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
         step, began = job.step, world.now()
         yield "agent", watched(agent, SECONDS)
         yield "steps_per_second", round((job.step - step) / (world.now() - began), 2)
-        seen = agent.snapshot()
-        run = run_of(seen, job) if seen else None
+        snap = agent.snapshot()
+        run = run_of(snap, job) if snap else None
         yield "devices", [run.devices] if run else []
-        yield "remarks", [one.error for one in seen.sources if one.error] if seen else []
+        yield "remarks", [one.error for one in snap.sources if one.error] if snap else []
 
 
 def _knows(agent: RunningAgent, job: world.Job) -> bool:
-    seen = agent.snapshot()
-    run = run_of(seen, job) if seen else None
+    snap = agent.snapshot()
+    run = run_of(snap, job) if snap else None
     return bool(run and run.step and len(run.gpus) == world.RANKS)
 
 
@@ -45,9 +45,9 @@ def watched(agent: RunningAgent, seconds: float) -> dict[str, Any]:
     full: list[Read] = []
     began = time.monotonic()
     while time.monotonic() - began < seconds:
-        seen = agent.snapshot()
-        _note(watch, seen.gpu_watch if seen else None)
-        _note(full, seen.gpus if seen else None)
+        snap = agent.snapshot()
+        _note(watch, snap.gpu_watch if snap else None)
+        _note(full, snap.gpus if snap else None)
         time.sleep(2.5)
     elapsed = time.monotonic() - began
     alive = [one for one in family if one.is_running()]
@@ -68,11 +68,11 @@ def _note(known: list[Read], read: NodeWatch | NodeGpus | None) -> None:
         known.append((read.at, read.read_seconds, read.cpu_seconds))
 
 
-def _reads(told: list[Read]) -> dict[str, Any]:
+def _reads(reads: list[Read]) -> dict[str, Any]:
     return {
-        "count": len(told),
-        "wall_ms": world.milliseconds([one[1] for one in told]),
-        "cpu_ms": world.milliseconds([one[2] for one in told]),
+        "count": len(reads),
+        "wall_ms": world.milliseconds([one[1] for one in reads]),
+        "cpu_ms": world.milliseconds([one[2] for one in reads]),
     }
 
 
@@ -88,5 +88,5 @@ def _row(process: psutil.Process, before: float, seconds: float) -> dict[str, An
 
 
 def _cpu(process: psutil.Process) -> float:
-    told = process.cpu_times()
-    return float(told.user + told.system)
+    result = process.cpu_times()
+    return float(result.user + result.system)

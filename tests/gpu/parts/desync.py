@@ -20,6 +20,6 @@ LOADS = {("broadcast", 0): SPINS, ("broadcast", 1): SPINS}
 
 def run(folder: Path) -> Iterator[tuple[str, Any]]:
     """One job, one report."""
-    told = story(folder, PLAN)
-    yield "story", told
-    yield "claims", [*claims(told, STATES, []), *load_claims(told, LOADS)]
+    result = story(folder, PLAN)
+    yield "story", result
+    yield "claims", [*claims(result, STATES, []), *load_claims(result, LOADS)]

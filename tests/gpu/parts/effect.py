@@ -59,8 +59,8 @@ def _count(seconds: float) -> int:
 
 
 def _steps(agent: RunningAgent) -> bool:
-    seen = agent.snapshot()
-    return bool(seen and any(one.step for one in seen.runs))
+    snap = agent.snapshot()
+    return bool(snap and any(one.step for one in snap.runs))
 
 
 def percent(found: list[Quadruple]) -> dict[str, Any]:

@@ -22,6 +22,6 @@ WORDS = (("checkpoint", "GPU 0 does nothing while its rank writes a file"),)  # 
 
 def run(folder: Path) -> Iterator[tuple[str, Any]]:
     """One job, one report."""
-    told = story(folder, PLAN)
-    yield "story", told
-    yield "claims", [*claims(told, STATES, [1]), *sentence_claims(told, WORDS)]
+    result = story(folder, PLAN)
+    yield "story", result
+    yield "claims", [*claims(result, STATES, [1]), *sentence_claims(result, WORDS)]

@@ -15,17 +15,17 @@ from mldebug.capture.flight_recorder.hook_file import parse_file
 from processes.harness import wait_for
 
 RECORD = 24  # bytes that the job writes of one step
-ASKED = 5  # times, while it trains
+TIMES = 5  # times, while it trains
 FULL = 2100  # steps after which the recorder is full
 
 
 def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
     """Two hangs, then a training that goes on; `options` of the job."""
-    told, answers = hang(folder, "sleep", *options)
-    yield "sleep", told
+    result, answers = hang(folder, "sleep", *options)
+    yield "sleep", result
     yield "answers", answers
-    told, others = hang(folder, "broadcast", *options)
-    yield "broadcast", told
+    result, others = hang(folder, "broadcast", *options)
+    yield "broadcast", result
     yield "answers_of_a_mismatch", others
     yield "training", asked_in_training(folder, *options)
 
@@ -66,7 +66,7 @@ def asked_in_training(folder: Path, *options: str) -> dict[str, Any]:
         alone = longest(times, -800)
         pid = min(one for one in job.pids if list(Path("/dev/shm").glob(f"mldebug-{one}-*")))
         begin, took = times.stat().st_size // RECORD, []
-        for _ in range(ASKED):
+        for _ in range(TIMES):
             took.append(dump(folder, pid))
             time.sleep(1)
         step = job.step

@@ -17,12 +17,12 @@ SPAN = 505.0  # seconds for all of them; the last one ends within it
 def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
     """Each row that was named, or all."""
     names = [one for one in os.environ.get(WANTED, "").split(",") if one]
-    for name, told in rows(folder, names, SPAN, *options):
-        print(name, {agent: shown(one) for agent, one in told.items()}, flush=True)
-        yield name, told
+    for name, value in rows(folder, names, SPAN, *options):
+        print(name, {agent: shown(one) for agent, one in value.items()}, flush=True)
+        yield name, value
 
 
-def shown(told: dict[str, Any]) -> str:
+def shown(table: dict[str, Any]) -> str:
     """A row in the log while it runs."""
     keys = ("result", "worried_after_s", "report_after_s", "late_s", "verdict", "named")
-    return ", ".join(f"{key} {told[key]}" for key in keys if key in told)
+    return ", ".join(f"{key} {table[key]}" for key in keys if key in table)

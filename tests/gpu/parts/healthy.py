@@ -25,8 +25,8 @@ def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
         began, first, stages = time.monotonic(), job.step, set()
         cost = watched(agent, min(60.0, seconds / 2))
         while time.monotonic() - began < seconds:
-            seen = agent.snapshot()
-            run_state = run_of(seen, job) if seen else None
+            snap = agent.snapshot()
+            run_state = run_of(snap, job) if snap else None
             stages |= {run_state.stage} if run_state else set()
             job.alive()
             time.sleep(1)

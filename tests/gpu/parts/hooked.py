@@ -13,5 +13,5 @@ def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
     """Both modes."""
     keep = Path(os.environ.get(KEEP, folder))
     for mode, faults in AGAIN.items():
-        for fault, told in rows(folder, keep, faults, mode, *options):
-            yield f"{mode}: {fault}", told
+        for fault, value in rows(folder, keep, faults, mode, *options):
+            yield f"{mode}: {fault}", value

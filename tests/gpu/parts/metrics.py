@@ -24,7 +24,7 @@ from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 WINDOW = 1.0  # seconds: for the averages, and for the unit of the clock event counters
 SPAN = float(os.environ.get("MLDEBUG_GPU_SPAN", "10"))  # seconds between two answers on energy
 NEAR = 0.1  # by what share of the average the power by energy may be off
-Told = tuple[NodeGpus, dict[int, Energy]]  # a read, and each GPU's answer on its energy
+FullReading = tuple[NodeGpus, dict[int, Energy]]  # a read, and each GPU's answer on its energy
 
 
 def run(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -40,11 +40,11 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
     assert not any(wrong.values()), wrong
 
 
-def disagreements(told: Mapping[str, Any]) -> list[str]:
+def disagreements(by_name: Mapping[str, Any]) -> list[str]:
     """Values that differ, and GPUs whose power by energy is far from their average."""
-    rows = [one for one in told["rows"] if one["verdict"] == "differs"]
+    rows = [one for one in by_name["rows"] if one["verdict"] == "differs"]
     found = [f"GPU {one['gpu']} {one['metric']} {one['labels']}".strip() for one in rows]
-    powers = enumerate(told["energy"])
+    powers = enumerate(by_name["energy"])
     return found + [f"GPU {index} power by energy" for index, one in powers if one["near"] is False]
 
 
@@ -56,9 +56,9 @@ def one_table(reader: Nvidia, span: float = SPAN) -> dict[str, Any]:
         time.sleep(WINDOW)
     before = counters.take(reader.full())
     begin = before, energies(reader)
-    told = smi.read(world.ask_smi("-q", "-x"))
+    content = smi.read(world.ask_smi("-q", "-x"))
     after = counters.take(reader.full())
-    rows = table(before, _with_links(told), after)
+    rows = table(before, _with_links(content), after)
     time.sleep(span)
     end = reader.full(), energies(reader)
     return {
@@ -70,22 +70,22 @@ def one_table(reader: Nvidia, span: float = SPAN) -> dict[str, Any]:
     }
 
 
-def _with_links(told: dict[str, dict[smi.Key, smi.Value]]) -> Mapping[str, Mapping[smi.Key, smi.Value]]:  # fmt: skip
+def _with_links(by_name: dict[str, dict[smi.Key, smi.Value]]) -> Mapping[str, Mapping[smi.Key, smi.Value]]:  # fmt: skip
     """NVLink stands in two commands of its own; without them it is missing in the table."""
     try:
         links = smi.nvlink(world.ask_smi("nvlink", "-s"), world.ask_smi("nvlink", "-e"))
     except (CalledProcessError, OSError):
-        return told
-    return {uuid: one | links.get(uuid, {}) for uuid, one in told.items()}
+        return by_name
+    return {uuid: one | links.get(uuid, {}) for uuid, one in by_name.items()}
 
 
-def by_energy(begin: Told, end: Told, index: int) -> dict[str, Any]:
+def by_energy(begin: FullReading, end: FullReading, index: int) -> dict[str, Any]:
     """Watts between two answers, the mean of the averages that were told beside them, and whether the two are near."""
-    (before, asked), (after, again) = begin, end
+    (before, requests), (after, again) = begin, end
     averages = [one.gpus[index].power_average_watts for one in (before, after)]
     known = [one for one in averages if one is not None]
     average = sum(known) / len(known) if known else None
-    first, last = asked.get(index), again.get(index)
+    first, last = requests.get(index), again.get(index)
     if first is None or last is None or first.joules is None or last.joules is None or last.at <= first.at:  # fmt: skip
         return {"watts": None, "average": average, "seconds": None, "near": None}
     seconds = last.at - first.at

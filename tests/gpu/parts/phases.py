@@ -27,7 +27,7 @@ WORDS = (
 
 def run(folder: Path) -> Iterator[tuple[str, Any]]:
     """One job, no report."""
-    told = walk(folder, PLAN)
-    yield "story", told
-    silent = {"claim": "no report", "held": not told["reports"], "saw": len(told["reports"])}
-    yield "claims", [*state_claims(told, STATES), *sentence_claims(told, WORDS), silent]
+    result = walk(folder, PLAN)
+    yield "story", result
+    silent = {"claim": "no report", "held": not result["reports"], "saw": len(result["reports"])}
+    yield "claims", [*state_claims(result, STATES), *sentence_claims(result, WORDS), silent]

@@ -26,9 +26,9 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
 
 def costs(reader: Nvidia, library: Library, rounds: int = ROUNDS) -> dict[str, Any]:
     """Both reads, and which calls take the time."""
-    told = [_row(one) for one in read_costs(reader, rounds, PAUSE)]
+    results = [_row(one) for one in read_costs(reader, rounds, PAUSE)]
     return {
-        "reads": told,
+        "reads": results,
         "dearest": {read: dearest(reader, library, read) for read in ("watch", "full")},
     }
 
@@ -43,7 +43,7 @@ def _row(cost: Cost) -> dict[str, Any]:
         "cpu_ms": cost.cpu,
         "wall_ms_of_8": wall,
         "cpu_ms_of_8": cpu,
-        "asked_energy": cost.asked,
+        "asked_energy": cost.requests,
         "energy_ms": cost.energy,
         "first_ms": cost.first,
     }

@@ -86,10 +86,10 @@ def _tried(folder: Path, agent: Any, trial: Trial, timeout: float) -> dict[str, 
         }
         if not found:
             return row | {"result": "NOT NOTICED", "log": agent.log[-1500:]}
-        told = diagnosis_of(found[0])
-        named = tuple(one.get("rank") for one in told["culprits"] or ())
+        result = diagnosis_of(found[0])
+        named = tuple(one.get("rank") for one in result["culprits"] or ())
         right = named in trial.named or not named
-        return row | told | {
+        return row | result | {
             "result": ("right" if named in trial.named else "unnamed") if right else "WRONG",
             "named": list(named),
             "seconds_after_timeout": round(came - struck - timeout, 1),
@@ -107,7 +107,7 @@ def _healthy(eye: Eye) -> dict[str, Any]:
         "result": "right" if not reports else "WRONG",
         "reports": reports,
         "steps": trained.stat().st_size - first,
-        "stages": sorted({one.stage for one in eye.seen}),
+        "stages": sorted({one.stage for one in eye.observed}),
         "said": _sentences(eye),
         "agent_cpu_percent": cost["cpu_percent"],
         "log": eye.agent.log[-1500:],
@@ -116,6 +116,6 @@ def _healthy(eye: Eye) -> dict[str, Any]:
 
 def _sentences(eye: Eye) -> list[str]:
     """What the agent's status said last of the run, and what the run lives by."""
-    seen = eye.agent.snapshot()
-    run_state = run_of(seen, eye.job) if seen else None
+    snap = eye.agent.snapshot()
+    run_state = run_of(snap, eye.job) if snap else None
     return [run_state.sentence, run_state.lives_by, run_state.devices] if run_state else []

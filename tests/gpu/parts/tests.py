@@ -30,15 +30,17 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
             code = process.wait()
         finally:
             world.end(process)
-            told = tail(output.read_text(errors="replace"))
-            yield "output", told  # also when its time is over
+            result = tail(output.read_text(errors="replace"))
+            yield "output", result  # also when its time is over
     yield "exit", code
     assert code == 0, f"pytest ended with {code}"
-    assert "skipped" not in told[-1], told[-1]
+    assert "skipped" not in result[-1], result[-1]
 
 
 def tail(text: str) -> list[str]:
     """Its last line, and what each test said of itself."""
     lines = [line for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if re.search(r"after the timeout:|^(FAILED|ERROR|E  )", line)]
-    return [line[:400] for line in (*said, *lines[-3:])]
+    matching = [
+        line for line in lines if re.search(r"after the timeout:|^(FAILED|ERROR|E  )", line)
+    ]
+    return [line[:400] for line in (*matching, *lines[-3:])]

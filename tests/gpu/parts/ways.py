@@ -74,11 +74,11 @@ def rows(
             yield name, {"result": "left out", "error": "no time was left"}
             continue
         try:
-            told = hung(folder, keep, way, fault, recorder, *options)
+            result = hung(folder, keep, way, fault, recorder, *options)
         except (AssertionError, OSError, ValueError, KeyError) as error:
-            told = {"result": "failed", "error": f"{type(error).__name__}: {error}"[:1500]}
-        print(f"{time.monotonic() - began:5.0f} s  {name}: {told}", flush=True)
-        yield name, told
+            result = {"result": "failed", "error": f"{type(error).__name__}: {error}"[:1500]}
+        print(f"{time.monotonic() - began:5.0f} s  {name}: {result}", flush=True)
+        yield name, result
 
 
 def hung(
@@ -107,10 +107,10 @@ def hung(
         kept(agent, keep / f"{recorder.name}-{way}-{fault}")
         if not found:
             return {"result": "no report", "log": agent.log[-1500:]}
-        told = judged_row(OF[fault], found[-1], came - at)
+        result = judged_row(OF[fault], found[-1], came - at)
         if found[-1]["kind"] != "stall":
-            told["result"] = f"{told['result']} (the job ended)"
-        return told | {
+            result["result"] = f"{result['result']} (the job ended)"
+        return result | {
             "had_by": had_by(found[-1]),
             "gpus": gpus_of(eye),
             "captures": len(found[-1]["captures"]),
@@ -168,10 +168,10 @@ def answers(place: Path, at: float) -> dict[str, str]:
 def calls(dump: Path) -> int | str:
     """How many a whole dump tells of, else why it is none."""
     try:
-        told = load_plain(dump.read_bytes())
+        result = load_plain(dump.read_bytes())
     except ValueError as error:
         return f"no ({error})"
-    return len(told.get("entries", ())) if isinstance(told, dict) else "no"
+    return len(result.get("entries", ())) if isinstance(result, dict) else "no"
 
 
 # --- what is left of the job -----------------------------------------------------------------------
@@ -179,8 +179,8 @@ def calls(dump: Path) -> int | str:
 
 def ranks_of(agent: RunningAgent, job: world.Job) -> dict[int, int]:
     """Rank and pid."""
-    seen = wait_for("a snapshot", agent.snapshot, 20)
-    found = run_of(seen, job)
+    result = wait_for("a snapshot", agent.snapshot, 20)
+    found = run_of(result, job)
     return dict(found.ranks) if found else {}
 
 
@@ -191,8 +191,8 @@ def standing(pid: int) -> dict[str, str]:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return {}
-    told = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    return {name: told.get(name, "").split(" ")[0] for name in names}
+    table = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    return {name: table.get(name, "").split(" ")[0] for name in names}
 
 
 def let_go(

@@ -43,11 +43,11 @@ def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
         rows, troubles = [], set()
         began = time.monotonic()
         while not rows or time.monotonic() - began < seconds:
-            series, seen = scrape(agent), agent.snapshot()
-            assert seen is not None, f"the agent does not answer: {agent.log[-1500:]}"
-            rows = [_row(series, seen, job, uuid) for job, uuid in placed]
+            series, snap = scrape(agent), agent.snapshot()
+            assert snap is not None, f"the agent does not answer: {agent.log[-1500:]}"
+            rows = [_row(series, snap, job, uuid) for job, uuid in placed]
             troubles |= {f"{row['uuid']} is not joined right" for row in rows if not row["right"]}
-            troubles |= broken(seen, before)
+            troubles |= broken(snap, before)
             time.sleep(EVERY)
         reports = [report["diagnosis"]["summary"] for job, _ in placed for report in reports_of(agent, job)]  # fmt: skip
         yield "rows", rows
@@ -62,9 +62,9 @@ def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
 
 def cards() -> list[str]:
     """The UUIDs of the GPUs, in the driver's order."""
-    told = world.ask_smi("--query-gpu=uuid", "--format=csv,noheader").split()
-    assert len(told) > 1, f"two GPUs are needed, there are {len(told)}"
-    return told
+    parts = world.ask_smi("--query-gpu=uuid", "--format=csv,noheader").split()
+    assert len(parts) > 1, f"two GPUs are needed, there are {len(parts)}"
+    return parts
 
 
 def on(uuid: str) -> dict[str, str]:
@@ -98,18 +98,18 @@ def joined(series: Series) -> dict[tuple[str, str], dict[str, float]]:
     return found
 
 
-def _row(series: Series, seen: Snapshot, job: world.Job, uuid: str) -> dict[str, Any]:
-    run = run_of(seen, job)
-    told = joined(series).get((run.id, "0"), {}) if run else {}
+def _row(series: Series, snapshot: Snapshot, job: world.Job, uuid: str) -> dict[str, Any]:
+    run = run_of(snapshot, job)
+    entry = joined(series).get((run.id, "0"), {}) if run else {}
     listed = by_smi(job)
     memory = [value for labels, value in series.get("mldebug_rank_gpu_memory_bytes", ()) if run and labels["run"] == run.id]  # fmt: skip
     return {
         "uuid": uuid,
         "run": run.id if run else "",
-        "joined": told,
+        "joined": entry,
         "memory_bytes": memory,
         "nvidia_smi": listed,
-        "right": list(told) == [uuid] and listed in ([], [uuid]),
+        "right": list(entry) == [uuid] and listed in ([], [uuid]),
     }
 
 
@@ -121,20 +121,20 @@ def by_smi(job: world.Job) -> list[str]:
 
 
 def _judged(agent: RunningAgent) -> Snapshot | None:
-    seen = agent.snapshot()
-    return seen if seen and seen.health else None
+    snap = agent.snapshot()
+    return snap if snap and snap.health else None
 
 
-def of_the_node(seen: Snapshot) -> set[str]:
+def of_the_node(snapshot: Snapshot) -> set[str]:
     """What the kernel's log of the last hours says against this node, by component: no matter of these jobs."""
-    return {one.component for one in seen.health if one.state in BAD and not one.uuid}
+    return {one.component for one in snapshot.health if one.state in BAD and not one.uuid}
 
 
-def broken(seen: Snapshot, before: Collection[str]) -> set[str]:
+def broken(snapshot: Snapshot, before: Collection[str]) -> set[str]:
     """What the agent says is wrong: with any GPU, with the node beside what was wrong `before`, with a run."""
     ill = {
         f"{one.component} {one.uuid} is {one.state}: {one.reason}"
-        for one in seen.health
+        for one in snapshot.health
         if one.state in BAD and (one.uuid or one.component not in before)
     }
-    return ill | {f"run {run.id} is {run.stage}" for run in seen.runs if str(run.stage) == "stalled"}  # fmt: skip
+    return ill | {f"run {run.id} is {run.stage}" for run in snapshot.runs if str(run.stage) == "stalled"}  # fmt: skip

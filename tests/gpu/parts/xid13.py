@@ -24,7 +24,7 @@ from processes.incidents.watching import RunningAgent
 XIDS = (13, 31)  # a fault of a kernel; a fault of the GPU's memory management
 ILLEGAL_ADDRESS, LAUNCH_FAILED = 700, 719
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-HEARD = 30.0  # seconds
+PATIENCE = 30.0  # seconds
 
 
 def run(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -36,29 +36,29 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
     with world.agent(folder) as agent, world.reader() as (reader, _), child(folder) as one:
         reader.watch()  # from here on its set takes events
         wait_for("the run of the child", lambda: _known(agent, one.pid), 45)
-        began, said = world.now(), struck(one)
-        yield "child", {"pid": one.pid, **said}
+        began, result = world.now(), struck(one)
+        yield "child", {"pid": one.pid, **result}
         events, joined = events_of(agent, reader, one.pid, began)
         yield "events", msgspec.to_builtins(events)
         yield "joined", msgspec.to_builtins(joined)
-        seen = agent.snapshot()
-        yield "kernel_log", bool(seen and seen.kernel and seen.kernel.readable)
-        yield "claims", claims(said, events, joined, one.pid)
+        snap = agent.snapshot()
+        yield "kernel_log", bool(snap and snap.kernel and snap.kernel.readable)
+        yield "claims", claims(result, events, joined, one.pid)
 
 
 @contextmanager
 def child(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """Ready to strike; gone at the end."""
     argv = [sys.executable, "-m", "gpu.wild"]
-    said, env = folder / "wild.log", world.environment(folder, RANK)
+    file, env = folder / "wild.log", world.environment(folder, RANK)
     with (
-        said.open("wb") as log,
+        file.open("wb") as log,
         subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env
         ) as one,
     ):
         try:
-            assert _line(one) == "ready", said.read_text()[-1000:]
+            assert _line(one) == "ready", file.read_text()[-1000:]
             yield one
         finally:
             world.end(one)
@@ -69,8 +69,8 @@ def struck(one: "subprocess.Popen[str]") -> dict[str, int]:
     assert one.stdin is not None
     one.stdin.write("strike\n")
     one.stdin.flush()
-    told: dict[str, int] = json.loads(_line(one))
-    return told
+    table: dict[str, int] = json.loads(_line(one))
+    return table
 
 
 def _line(one: "subprocess.Popen[str]") -> str:
@@ -79,8 +79,8 @@ def _line(one: "subprocess.Popen[str]") -> str:
 
 
 def _known(agent: RunningAgent, pid: int) -> bool:
-    seen = agent.snapshot()
-    return bool(seen and any(pid in run.ranks.values() for run in seen.runs))
+    snap = agent.snapshot()
+    return bool(snap and any(pid in run.ranks.values() for run in snap.runs))
 
 
 def events_of(
@@ -92,27 +92,27 @@ def events_of(
 
     def both() -> bool:
         events.extend(one for one in reader.watch().events if one.xid is not None)
-        seen = agent.snapshot()
-        joined[:] = [one for one in seen.kernel_events if one.burst.last_at >= began - 1] if seen else []  # fmt: skip
+        snap = agent.snapshot()
+        joined[:] = [one for one in snap.kernel_events if one.burst.last_at >= began - 1] if snap else []  # fmt: skip
         return bool(events) and any(pid in one.burst.pids for one in joined)
 
     with suppress(AssertionError):  # the claims tell which of the two is missing
-        wait_for("the Xid", both, HEARD)
+        wait_for("the Xid", both, PATIENCE)
     return events, joined
 
 
 def claims(
-    said: dict[str, int], events: Sequence[GpuEvent], joined: Sequence[RankEvent], pid: int
+    table: dict[str, int], events: Sequence[GpuEvent], joined: Sequence[RankEvent], pid: int
 ) -> list[dict[str, Any]]:
     """That the kernel ended in a fault, that the driver told it, and that the agent knows whose it was."""
     xids = [one.xid for one in events]
     mine = [one for one in joined if pid in one.burst.pids and set(XIDS) & one.burst.xids.keys()]
     of_rank = [(one.rank, one.by) for one in mine]
-    code = said.get("wait")
-    told = [(one.burst.xids, one.burst.pids) for one in joined]
+    code = table.get("wait")
+    pairs = [(one.burst.xids, one.burst.pids) for one in joined]
     return [
         {"claim": "the child's kernel ended in a fault", "held": code in (ILLEGAL_ADDRESS, LAUNCH_FAILED), "saw": code},
         {"claim": "the event set told Xid 13 or 31", "held": bool(set(XIDS) & set(xids)), "saw": xids},
-        {"claim": "the kernel's log told it with the child's pid", "held": bool(mine), "saw": told},
+        {"claim": "the kernel's log told it with the child's pid", "held": bool(mine), "saw": pairs},
         {"claim": "the agent joined it to the rank by its process", "held": (0, "process") in of_rank, "saw": of_rank},
     ]  # fmt: skip

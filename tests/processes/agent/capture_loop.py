@@ -35,8 +35,8 @@ def main() -> None:
             native = {rank.identity.rank: len(rank.process.native) for rank in capture.ranks}
             gaps = [f"{gap.what}: {gap.reason}" for gap in capture.gaps]
             seconds = time.monotonic() - started
-            told = {"seconds": seconds, "stacks": stacks, "native": native, "gaps": gaps}
-            print(json.dumps(told), flush=True)
+            facts = {"seconds": seconds, "stacks": stacks, "native": native, "gaps": gaps}
+            print(json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":

@@ -132,32 +132,32 @@ class Killer:
 
     def round(self, number: int) -> None:
         """One life and one death."""
-        heard, ack = os.pipe()
+        result, ack = os.pipe()
         pid = os.fork()
         if not pid:
             try:
-                os.close(heard)
+                os.close(result)
                 Life(self.state_dir, number, ack).live()
             finally:
                 os._exit(1)
         os.close(ack)
-        words = self._listen(heard, pid)
+        words = self._listen(result, pid)
         self._kill(pid)
-        for line in (words + _rest(heard)).decode().splitlines():
+        for line in (words + _rest(result)).decode().splitlines():
             what, _, report_id = line.partition(" ")
             if what == "stall":
                 self.stalls.add(report_id)
             elif report_id:
                 self.promised[report_id] = what
-        os.close(heard)
+        os.close(result)
         self.look(f"round {number}")
 
-    def _listen(self, heard: int, pid: int) -> bytes:
+    def _listen(self, number: int, pid: int) -> bytes:
         """Until it has said some words, and then a random while."""
         words, wanted, last = b"", 1 + self.chance.randrange(WORDS), time.monotonic() + 30
         while words.count(b"\n") < wanted and (left := last - time.monotonic()) > 0:
-            if select.select([heard], [], [], left)[0]:
-                words += os.read(heard, 65536)
+            if select.select([number], [], [], left)[0]:
+                words += os.read(number, 65536)
         if not words:
             self.wrong.append(f"life {pid} did not begin: {os.waitpid(pid, os.WNOHANG)}")
         time.sleep(self.chance.uniform(0, LONGEST))
@@ -231,9 +231,9 @@ class Killer:
         return not json.loads(report.read_bytes())["captures"]
 
 
-def _rest(heard: int) -> bytes:
+def _rest(number: int) -> bytes:
     parts = b""
-    while part := os.read(heard, 65536):
+    while part := os.read(number, 65536):
         parts += part
     return parts
 

@@ -68,7 +68,7 @@ def test_a_stall_that_ends_by_itself_is_told_with_its_length(user: User) -> None
         running(Plan(struck=(), options=PACE, user=user)) as job,
     ):
         job.wait_for_step(60)
-        wait_for("the agent sees steps", lambda: (seen := agent.run_of(job)) and seen.step, 30)
+        wait_for("the agent sees steps", lambda: (result := agent.run_of(job)) and result.step, 30)
         os.kill(job.ranks[2], signal.SIGSTOP)
         stopped = time.time()
         assert first_report(agent, job)["diagnosis"]["verdict"] == "rank_stopped"

@@ -40,7 +40,7 @@ from processes.harness import (
     send_signal,
     wait_for,
 )
-from processes.incidents.watching import Report as Told
+from processes.incidents.watching import Report as RunReport
 from processes.incidents.watching import RunningAgent, settings, stop, watching
 from processes.incidents.watching import start as watching_start
 from shared.storage.disks import disk, frozen
@@ -156,8 +156,8 @@ def hang_once_seen(port: int, job: LightJob) -> None:
 
 def run_of(agent: RunningAgent | Bare, job: LightJob) -> RunState | None:
     """What the agent knows of the job."""
-    seen = agent.snapshot()
-    return next((run for run in seen.runs if run.name == job.name), None) if seen else None
+    snap = agent.snapshot()
+    return next((run for run in snap.runs if run.name == job.name), None) if snap else None
 
 
 def hang_once_seen_by(agent: RunningAgent | Bare, job: LightJob) -> None:
@@ -171,7 +171,7 @@ def hang_once_seen_by(agent: RunningAgent | Bare, job: LightJob) -> None:
     job.hang()
 
 
-def reports_in(state: Path, job: LightJob) -> list[Told]:
+def reports_in(state: Path, job: LightJob) -> list[RunReport]:
     found = [json.loads(path.read_text()) for path in state.glob("reports/[!.]*/report.json")]
     mine = set(job.ranks.values())
     return [one for one in found if mine & {rank["pid"] for rank in one["ranks"]}]
@@ -304,8 +304,8 @@ def test_a_child_in_state_d_is_left_named_and_remembered(tmp_path: Path) -> None
 
 
 def _stuck(agent: RunningAgent) -> set[int]:
-    seen = agent.snapshot()
-    remarks = seen.remarks if seen else ()
+    snap = agent.snapshot()
+    remarks = snap.remarks if snap else ()
     return {pid for one in remarks if one.kind == "leftover" for pid in one.pids}
 
 
@@ -328,9 +328,9 @@ def test_a_start_on_a_hung_state_dir_serves_metrics_and_writes_when_it_comes_bac
             hang_once_seen(port, job)
             mount.recover()
             wait_for("the report", lambda: reports_in(state, job), 60)
-            seen = wait_for("the socket", lambda: ask_agent(state), 20)
-            wait_for("nothing waits", lambda: (ask_agent(state) or seen).reports_waiting == 0, 20)
-            assert (ask_agent(state) or seen).reports_lost == 0
+            result = wait_for("the socket", lambda: ask_agent(state), 20)
+            wait_for("nothing waits", lambda: (ask_agent(state) or result).reports_waiting == 0, 20)
+            assert (ask_agent(state) or result).reports_lost == 0
             assert in_time(agent.end())
 
 
@@ -402,9 +402,9 @@ def test_a_state_dir_that_is_removed_is_made_anew_with_its_incident_and_its_sock
         run = wait_for("the socket", lambda: agent.snapshot() and run_of(agent, job), 20)
         print(f"all is back after {time.monotonic() - lost_at:.1f} s")
         assert before["id"] == after["id"] == run.incident
-        seen = agent.snapshot()
-        assert seen is not None
-        assert (seen.state_dir_losses, seen.reports_lost) == (1, 0)
+        snap = agent.snapshot()
+        assert snap is not None
+        assert (snap.state_dir_losses, snap.reports_lost) == (1, 0)
         assert agent.log.count(" ERROR ") == 1, agent.log
         assert f"ERROR the state dir {agent.state} was removed or replaced" in agent.log
         stop(agent)
@@ -446,9 +446,9 @@ def test_a_port_in_use_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        code, said = refused(tmp_path, settings(tmp_path, listen=address))
+        code, result = refused(tmp_path, settings(tmp_path, listen=address))
     assert code == 2
-    assert said.splitlines() == [
+    assert result.splitlines() == [
         f"mldebug: cannot listen on {address}: Address already in use",
         "  way out: set another agent.listen, or stop what is there",
     ]
@@ -457,8 +457,8 @@ def test_a_port_in_use_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
 def test_a_second_agent_is_refused_while_the_first_goes_on(tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     with watching(tmp_path) as first:
-        code, said = refused(tmp_path / "second", settings(tmp_path))
-        assert (code, said.splitlines()[0]) == (
+        code, result = refused(tmp_path / "second", settings(tmp_path))
+        assert (code, result.splitlines()[0]) == (
             2,
             f"mldebug: another agent (pid {first.process.pid}) already uses {first.state}",
         )
@@ -467,18 +467,20 @@ def test_a_second_agent_is_refused_while_the_first_goes_on(tmp_path: Path) -> No
 
 def test_a_state_dir_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
-    code, said = refused(tmp_path, settings(tmp_path))
-    assert (code, said.splitlines()[0]) == (
+    code, result = refused(tmp_path, settings(tmp_path))
+    assert (code, result.splitlines()[0]) == (
         2,
         f"mldebug: the state dir {tmp_path}/state is not a folder",
     )
 
 
 def test_a_state_dir_where_no_folder_can_be_is_one_sentence(tmp_path: Path) -> None:
-    code, said = refused(tmp_path, "agent: {state_dir: /proc/mldebug, listen: ''}\n")
+    code, result = refused(tmp_path, "agent: {state_dir: /proc/mldebug, listen: ''}\n")
     assert code == 2
-    assert said.splitlines()[0].startswith("mldebug: the state dir /proc/mldebug cannot be made: ")
-    assert said.splitlines()[1].startswith("  way out: set agent.state_dir in the config to a ")
+    assert result.splitlines()[0].startswith(
+        "mldebug: the state dir /proc/mldebug cannot be made: "
+    )
+    assert result.splitlines()[1].startswith("  way out: set agent.state_dir in the config to a ")
 
 
 @root_only
@@ -501,9 +503,9 @@ def test_a_state_dir_that_this_user_may_not_write_is_one_sentence_and_exit_3() -
 
 def test_a_group_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
     config = settings(tmp_path).replace("listen: ''", "listen: '', group: no-such-group")
-    code, said = refused(tmp_path, config)
+    code, result = refused(tmp_path, config)
     assert code == 2
-    assert "no group 'no-such-group'" in said
+    assert "no group 'no-such-group'" in result
 
 
 # --- the configuration ---------------------------------------------------------------------------------
@@ -546,54 +548,54 @@ def service_manager(folder: Path) -> Iterator[Callable[[], list[str]]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind(str(folder / "notify"))
         ear.setblocking(False)
-        heard: list[str] = []
+        lines: list[str] = []
 
         def listen() -> list[str]:
             with suppress(BlockingIOError):
                 while True:
-                    heard.extend(ear.recv(4096).decode().splitlines())
-            return heard
+                    lines.extend(ear.recv(4096).decode().splitlines())
+            return lines
 
         yield listen
 
 
 def test_systemd_hears_ready_status_reload_watchdog_and_stopping(tmp_path: Path) -> None:
-    with service_manager(tmp_path) as heard, light_job(tmp_path / "job") as job:
+    with service_manager(tmp_path) as messages, light_job(tmp_path / "job") as job:
         config = settings(tmp_path, stall=STALL)
         with bare(tmp_path, config, NOTIFY_SOCKET=str(tmp_path / "notify")) as agent:
-            wait_for("READY", lambda: "READY=1" in heard(), 60)
-            seen = ask_agent(tmp_path / "state")
-            assert seen is not None, "ready before it answered"
-            assert job.name in [run.name for run in seen.runs], "ready before it looked"
-            first = next(one for one in heard() if one.startswith("STATUS="))
-            assert heard().index(first) < heard().index("READY=1")
+            wait_for("READY", lambda: "READY=1" in messages(), 60)
+            result = ask_agent(tmp_path / "state")
+            assert result is not None, "ready before it answered"
+            assert job.name in [run.name for run in result.runs], "ready before it looked"
+            first = next(one for one in messages() if one.startswith("STATUS="))
+            assert messages().index(first) < messages().index("READY=1")
             hang_once_seen_by(agent, job)
-            wait_for("the incident", lambda: any("; incident " in one for one in heard()), 60)
+            wait_for("the incident", lambda: any("; incident " in one for one in messages()), 60)
             agent.process.send_signal(signal.SIGHUP)
-            wait_for("RELOADING", lambda: "RELOADING=1" in heard(), 20)
-            wait_for("READY again", lambda: heard().count("READY=1") == 2, 20)
-            after = heard()[heard().index("RELOADING=1") + 1]
+            wait_for("RELOADING", lambda: "RELOADING=1" in messages(), 20)
+            wait_for("READY again", lambda: messages().count("READY=1") == 2, 20)
+            after = messages()[messages().index("RELOADING=1") + 1]
             assert 0 <= time.monotonic() - int(after.removeprefix("MONOTONIC_USEC=")) / 1e6 < 30
             agent.end()
-        assert "STOPPING=1" in heard()
-        assert any("runs (" in one or "run (" in one for one in heard())
+        assert "STOPPING=1" in messages()
+        assert any("runs (" in one or "run (" in one for one in messages())
 
 
 def test_a_stuck_disk_and_a_stuck_capture_do_not_stop_the_watchdog(tmp_path: Path) -> None:
     py_spy = stuck_py_spy(tmp_path, "exec sleep 1000")
     with (
-        service_manager(tmp_path) as heard,
+        service_manager(tmp_path) as messages,
         hung_mount(tmp_path) as mount,
         light_job(tmp_path / "job") as job,
     ):
         mount.hang()
         config = f"agent: {{state_dir: {mount.target}, listen: ''}}\nstall: {STALL}\ncapture: {{py_spy: {py_spy}}}\n"
         with bare(tmp_path, config, NOTIFY_SOCKET=str(tmp_path / "notify")) as agent:
-            wait_for("READY", lambda: "READY=1" in heard(), 60)
+            wait_for("READY", lambda: "READY=1" in messages(), 60)
             job.hang()
             wait_for("a dump", lambda: (tmp_path / "started").exists(), 60)
-            before = heard().count("WATCHDOG=1")
-            wait_for("more pings", lambda: heard().count("WATCHDOG=1") >= before + 5, 10)
+            before = messages().count("WATCHDOG=1")
+            wait_for("more pings", lambda: messages().count("WATCHDOG=1") >= before + 5, 10)
             mount.recover()
             agent.end()
 
@@ -703,7 +705,7 @@ def test_the_agent_itself_is_killed_at_random_moments(tmp_path: Path) -> None:
         stop(agent)
     for hang in hangs:
         found = {one["id"] for one in reports_in(agent.state, hang.job)}
-        assert not hang.told or found == {hang.told}, f"{hang} and {found}"
+        assert not hang.reported or found == {hang.reported}, f"{hang} and {found}"
     assert counts.late, "no agent lived long enough to write"
     assert counts.early, "no agent was killed while it came up"
 
@@ -720,29 +722,29 @@ class Hang(NamedTuple):
     """A hang that was new when its agent was killed. `told`: the id that the agent had told for a while by then."""
 
     job: LightJob
-    told: str
+    reported: str
 
     def __repr__(self) -> str:
-        return f"{self.job.name}: {self.told or 'no incident yet'}"
+        return f"{self.job.name}: {self.reported or 'no incident yet'}"
 
 
 def _hang_and_kill(life: Bare, job: LightJob, seconds: float) -> Hang:
     """Let a job hang once its agent knows its rhythm, and kill the agent so much later."""
     hang_once_seen_by(life, job)
-    deadline, told, since = time.monotonic() + seconds, "", 0.0
+    deadline, text, since = time.monotonic() + seconds, "", 0.0
     while time.monotonic() < deadline:
         run = run_of(life, job)
-        if run is not None and run.incident and not told:
-            told, since = run.incident, time.monotonic()
+        if run is not None and run.incident and not text:
+            text, since = run.incident, time.monotonic()
         time.sleep(0.02)
     life.process.kill()
-    return Hang(job, told if told and time.monotonic() - since > DURABLE else "")
+    return Hang(job, text if text and time.monotonic() - since > DURABLE else "")
 
 
 def _is_reported(agent: RunningAgent, hang: Hang) -> bool:
     """Is there a report, or was there nothing to report when its job went?"""
     lives = all(process.poll() is None for process in hang.job.processes)
-    return bool(reports_in(agent.state, hang.job)) or not (lives or hang.told)
+    return bool(reports_in(agent.state, hang.job)) or not (lives or hang.reported)
 
 
 class Counts:

@@ -58,16 +58,18 @@ def reported(agent: RunningAgent, job: LightJob) -> list[list[int]]:
 
 def test_neither_preparation_nor_evaluation_is_a_step_or_an_alarm(jobs: tuple[RunningAgent, Jobs]) -> None:  # fmt: skip
     agent, made = jobs
-    seen: dict[str, list[int]] = {bar: [0] for bar in made}
+    table: dict[str, list[int]] = {bar: [0] for bar in made}
     while min(step_of(job) for job in made.values()) < TRAINED:
         for bar, job in made.items():
             run = run_of(agent, job)
             if run is not None and run.step is not None:
-                seen[bar].append(run.step)
+                table[bar].append(run.step)
                 assert run.step <= step_of(job), bar
         time.sleep(0.5)
-    assert {bar: steps == sorted(steps) for bar, steps in seen.items()} == dict.fromkeys(made, True)
-    assert min(steps[-1] for steps in seen.values()) > 40, seen  # an evaluation lies behind each
+    assert {bar: steps == sorted(steps) for bar, steps in table.items()} == dict.fromkeys(
+        made, True
+    )
+    assert min(steps[-1] for steps in table.values()) > 40, table  # an evaluation lies behind each
     assert {bar: reported(agent, job) for bar, job in made.items()} == {bar: [] for bar in made}
 
 

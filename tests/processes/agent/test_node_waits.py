@@ -67,8 +67,8 @@ def launched(folder: Path, *options: str) -> Iterator[int]:
 
 
 def run_named(agent: RunningAgent, *, ranks: bool) -> RunState | None:
-    seen = agent.snapshot()
-    runs = (one for one in (seen.runs if seen else ()) if one.name.startswith("train_waits.py"))
+    snap = agent.snapshot()
+    runs = (one for one in (snap.runs if snap else ()) if one.name.startswith("train_waits.py"))
     return next((one for one in runs if bool(one.ranks) is ranks), None)
 
 

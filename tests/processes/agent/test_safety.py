@@ -173,20 +173,20 @@ def started(user: User) -> Iterator[tuple[Targets, CaptureLoop]]:
 
 def test_captures_harm_nothing_and_never_hang(user: User) -> None:
     with started(user) as (targets, loop):
-        slowest, seen, held_still = 0.0, 0, 0
+        slowest, count, held_still = 0.0, 0, 0
         for number in range(ROUNDS):
             before = {kind: targets.work(kind) for kind in MOVING}
             brief = targets.brief()
             native = NATIVE[number % len(NATIVE)]
-            told = loop.capture(native)
+            result = loop.capture(native)
             brief.wait(10)
-            slowest = max(slowest, told["seconds"])
+            slowest = max(slowest, result["seconds"])
             wait_for(f"round {number}: {targets.harmed()}", lambda: not targets.harmed(), 5)
-            seen += bool(told["stacks"]["5"])
-            held_still += bool(told["native"]["5"])
+            count += bool(result["stacks"]["5"])
+            held_still += bool(result["native"]["5"])
             for kind, work in before.items():
                 wait_for(f"{kind} to go on", lambda k=kind, w=work: targets.work(k) > w, 20)
-        assert seen >= 0.95 * ROUNDS  # the healthy one: a look without stopping it may miss,
+        assert count >= 0.95 * ROUNDS  # the healthy one: a look without stopping it may miss,
         assert (
             held_still >= ROUNDS // len(NATIVE) // 2
         )  # and one that stops it is not tried in state D

@@ -71,8 +71,10 @@ def looked(agent: RunningAgent) -> Snapshot:
 def troubles(agent: RunningAgent) -> dict[str, str]:
     """By scheduler, and of the mail."""
     now = looked(agent)
-    told = {one.name: one.trouble for some in (now.schedulers, now.events.channels) for one in some}
-    return {name: words for name, words in told.items() if words}
+    by_name = {
+        one.name: one.trouble for some in (now.schedulers, now.events.channels) for one in some
+    }
+    return {name: words for name, words in by_name.items() if words}
 
 
 def status(agent: RunningAgent) -> str:
@@ -102,11 +104,11 @@ def test_a_stall_is_told_while_everybody_else_is_sick(user: User) -> None:
             wait_for("the mail's trouble", lambda: "mail" in troubles(agent), 60)
         finally:
             os.kill(job.ranks[2], signal.SIGCONT)
-        said, text, age = troubles(agent), status(agent), time.time() - looked(agent).at
+        result, text, age = troubles(agent), status(agent), time.time() - looked(agent).at
 
     assert Arrived(posts, []).hooks[0]["sentence"].startswith("Rank 2 is stopped"), posts
-    assert said["hangs"].endswith("had not answered after 4 s")
-    assert said["floods"].endswith("printed more than 16 MiB")
-    assert "gave no answer" in said["mail"]
-    assert all(words.rpartition(": ")[2] in text for words in said.values()), text
+    assert result["hangs"].endswith("had not answered after 4 s")
+    assert result["floods"].endswith("printed more than 16 MiB")
+    assert "gave no answer" in result["mail"]
+    assert all(words.rpartition(": ")[2] in text for words in result.values()), text
     assert age < FRESH

@@ -67,9 +67,9 @@ class Pod:
     def _settings(self) -> str:
         """The example's, on a port and in a folder of the test, and in less of a hurry than a person's patience."""
         (text,) = config_files(SIDECAR).values()
-        told = yaml.safe_load(text)
-        told["agent"] |= {"state_dir": str(self.agent / "state"), "listen": f"127.0.0.1:{self.port}"}  # fmt: skip
-        return yaml.safe_dump(told | {"stall": {"timeout": "8s", "interval": "1s"}})
+        result = yaml.safe_load(text)
+        result["agent"] |= {"state_dir": str(self.agent / "state"), "listen": f"127.0.0.1:{self.port}"}  # fmt: skip
+        return yaml.safe_dump(result | {"stall": {"timeout": "8s", "interval": "1s"}})
 
     def script(self) -> str:
         """What the kubelet would start: the job, and the agent that cannot see its files; this shell stands for the pause container."""
@@ -137,11 +137,11 @@ def test_the_agent_beside_a_job_sees_its_stall_without_any_right() -> None:
             shown = pod.exec("reports", "show", "latest")
 
     assert dumped.returncode == 1, dumped.stderr
-    for told in (report, json.loads(dumped.stdout)):
-        assert said_of_ranks(told) == {
+    for item in (report, json.loads(dumped.stdout)):
+        assert said_of_ranks(item) == {
             "0": "waits to open a FIFO", "1": "sleeps in slow_data_loader (train.py:16)"
         }  # fmt: skip
-        assert {gap["what"] for gap in told["gaps"]} <= {"kernel log"}
+        assert {gap["what"] for gap in item["gaps"]} <= {"kernel log"}
     assert "slow_data_loader" in shown.stdout
 
 

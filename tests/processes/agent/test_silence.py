@@ -102,7 +102,7 @@ def watched(
         for name in filter(jobs.__contains__, PAUSES):
             jobs[name].wait_for_event("done", PLANS[name]["struck"])
             jobs[name].wait_for_step(jobs[name].step(0) + AFTERWARDS)
-        wait_for("looks", lambda: (seen := agent.snapshot()) and seen.at > began + WATCHED, 90)
+        wait_for("looks", lambda: (snap := agent.snapshot()) and snap.at > began + WATCHED, 90)
         yield agent, jobs
 
 
@@ -111,8 +111,8 @@ def test_the_agent_is_silent(
     name: str, watched: tuple[RunningAgent, dict[str, RunningJob]]
 ) -> None:
     agent, jobs = watched
-    told = [report["diagnosis"]["summary"] for report in agent.reports(jobs[name])]
-    assert told == []
+    summaries = [report["diagnosis"]["summary"] for report in agent.reports(jobs[name])]
+    assert summaries == []
 
 
 def test_the_runs_were_really_watched(watched: tuple[RunningAgent, dict[str, RunningJob]]) -> None:
@@ -137,10 +137,10 @@ def test_a_checkpoint_may_outlast_the_patience_with_busy_ranks(user: User) -> No
             job.wait_for_event("done", (0,))
             saved = time.time() - _struck_at(job, 0)
             job.wait_for_step(job.step(0) + AFTERWARDS)
-            told = [report["diagnosis"]["summary"] for report in agent.reports(job)]
+            summaries = [report["diagnosis"]["summary"] for report in agent.reports(job)]
             run = wait_for("the agent knows it", lambda: agent.run_of(job), 20)
     assert saved > 22, f"it took only {saved:.0f} s"
-    assert told == []
+    assert summaries == []
     assert run.stage != "blamed", run.sentence
 
 
@@ -212,8 +212,10 @@ def test_a_node_that_joins_is_no_failure(user: User) -> None:
             wait_for("its first end", lambda: "rank 0 ended: killed by SIGTERM" in agent.log, 30)
             wait_for("its judgement", lambda: "from outside" in agent.log, 30)
             pids = {*before.values(), *job.ranks.values()}
-            told = [one for one in agent.reports() if pids & {rank["pid"] for rank in one["ranks"]}]
-        assert told == [], agent.log
+            matching = [
+                one for one in agent.reports() if pids & {rank["pid"] for rank in one["ranks"]}
+            ]
+        assert matching == [], agent.log
 
 
 @contextmanager
@@ -249,13 +251,13 @@ def test_known_traps_are_told_and_are_no_alarm(tmp_path: Path) -> None:
         wait_for("looks at it", lambda: (s := agent.snapshot()) and s.at > began + 6.0, 30)
         run = agent.run_of(job)
         argv = (str(SCRIPTS / "mldebug"), "status", "--config", str(agent.config))
-        said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         assert agent.reports(job) == []
 
     assert run is not None
     assert [trap.name for trap in run.traps] == list(traps)
-    assert (run.stage, said.returncode) == ("watching", 0), said
-    assert "TOKENIZERS_PARALLELISM=true" in said.stdout
+    assert (run.stage, done.returncode) == ("watching", 0), done
+    assert "TOKENIZERS_PARALLELISM=true" in done.stdout
 
 
 def test_an_excluded_job_is_shown_and_never_judged(tmp_path: Path) -> None:

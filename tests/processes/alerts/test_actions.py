@@ -47,7 +47,9 @@ def test_a_stall_has_its_chain_and_kill_9_doubles_nothing() -> None:
         job.wait_for_step(60)
         first = start(folder, config, user)
         try:
-            wait_for("the agent sees steps", lambda: (seen := first.run_of(job)) and seen.step, 60)
+            wait_for(
+                "the agent sees steps", lambda: (result := first.run_of(job)) and result.step, 60
+            )
             os.kill(job.ranks[2], signal.SIGSTOP)
             count = folder / "page.count"
             wait_for("the program runs", lambda: count.exists() and count.read_text(), 90)
@@ -60,7 +62,7 @@ def test_a_stall_has_its_chain_and_kill_9_doubles_nothing() -> None:
                 wait_for("all is decided", lambda: len(decisions(agent.state)) >= 3, 60)
                 lines, ran = decisions(agent.state), count.read_text().split()
                 reports = [one["trigger"] for one in agent.reports(job)]
-                told = agent.snapshot()
+                snap = agent.snapshot()
                 facts = json.loads(page.with_name("page.facts").read_text())
         finally:
             os.kill(job.ranks[2], signal.SIGCONT)
@@ -74,5 +76,5 @@ def test_a_stall_has_its_chain_and_kill_9_doubles_nothing() -> None:
     assert ran == ["stall"]
     assert "alert" in reports
     assert "rank 2" in facts["sentence"].lower()
-    assert told is not None
-    assert {one.name: one.last for one in told.events.actions}["page"] == "interrupted"
+    assert snap is not None
+    assert {one.name: one.last for one in snap.events.actions}["page"] == "interrupted"

@@ -40,8 +40,8 @@ def receiver() -> Iterator[tuple[str, list[Any]]]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            got.extend(told["alerts"])
+            answer = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            got.extend(answer["alerts"])
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -79,8 +79,8 @@ def running_alertmanager(
         wait_for("Alertmanager is ready", lambda: get(port, "/-/ready") is not None, 60)
         yield port
     except AssertionError as error:
-        told = (folder / "am.log").read_text(errors="replace")[-2000:]
-        raise AssertionError(f"{error}\n{told}") from error
+        entry = (folder / "am.log").read_text(errors="replace")[-2000:]
+        raise AssertionError(f"{error}\n{entry}") from error
     finally:
         server.terminate()
         server.wait(30)

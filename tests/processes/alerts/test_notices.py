@@ -119,34 +119,34 @@ def test_a_stall_ends_in_one_mail_one_alert_and_one_payload_with_one_sentence(us
         watching(folder, settings(folder, stall=QUICK) + channels(url, port), user) as agent,
         running(Plan(struck=(), options=PACE, user=user)) as job,
     ):
-        told = Arrived(posts, mails)
+        arrived = Arrived(posts, mails)
         job.wait_for_step(60)
-        wait_for("the agent sees steps", lambda: (seen := agent.run_of(job)) and seen.step, 60)
+        wait_for("the agent sees steps", lambda: (result := agent.run_of(job)) and result.step, 60)
         os.kill(job.ranks[2], signal.SIGSTOP)
         try:
-            wait_for("all channels", lambda: told.by_all(1), 60)
+            wait_for("all channels", lambda: arrived.by_all(1), 60)
         finally:
             os.kill(job.ranks[2], signal.SIGCONT)
         wait_for("the report's end", lambda: ended(agent.reports(job)), 60)
         try:
-            wait_for("the end by all channels", lambda: told.by_all(2), 60)
+            wait_for("the end by all channels", lambda: arrived.by_all(2), 60)
         except AssertionError:
             pytest.fail(f"{posts}\n{mails}\n{agent.reports(job)[0]['timeline']}\n{agent.log}")
         (report,) = agent.reports(job)
 
     print([one for one in (*posts, *mails) if "stall" not in str(one)])
     sentence = report["diagnosis"]["summary"]
-    assert [(one["state"], one["sentence"]) for one in told.hooks] == [
+    assert [(one["state"], one["sentence"]) for one in arrived.hooks] == [
         ("firing", sentence),
         ("resolved", sentence),
     ]
-    alerts = told.alerts
+    alerts = arrived.alerts
     assert [one["annotations"]["summary"] for one in alerts] == [sentence, sentence]
     assert alerts[0]["labels"] == alerts[1]["labels"]
     assert alerts[1]["annotations"]["outcome"] == "recovered"
-    assert [one.partition("]")[0] for one in told.subjects] == ["[firing", "[resolved"]
-    assert all(sentence[:60] in one for one in told.subjects)
-    assert told.hooks[0]["report"] == report["id"]
+    assert [one.partition("]")[0] for one in arrived.subjects] == ["[firing", "[resolved"]
+    assert all(sentence[:60] in one for one in arrived.subjects)
+    assert arrived.hooks[0]["report"] == report["id"]
 
 
 def test_an_agent_that_is_killed_before_it_hears_the_answer_sends_it_again_under_the_same_id(
@@ -158,29 +158,31 @@ def test_an_agent_that_is_killed_before_it_hears_the_answer_sends_it_again_under
         folder_for(user) as folder,
         running(Plan(struck=(), options=PACE, user=user)) as job,
     ):
-        told = Arrived(posts, [])
+        arrived = Arrived(posts, [])
         hook = f"channels:\n  ops: {{kind: webhook, url: '{url}/hook', timeout: 60s}}\n"
         config = settings(folder, stall=QUICK) + hook
         job.wait_for_step(60)
         first = start(folder, config, user)
         try:
-            wait_for("the agent sees steps", lambda: (seen := first.run_of(job)) and seen.step, 60)
+            wait_for(
+                "the agent sees steps", lambda: (result := first.run_of(job)) and result.step, 60
+            )
             os.kill(job.ranks[2], signal.SIGSTOP)
-            wait_for("a message that nobody acknowledges", lambda: told.hooks, 60)
+            wait_for("a message that nobody acknowledges", lambda: arrived.hooks, 60)
         finally:
             first.process.kill()
             first.process.wait(30)
         gate.set()
         try:
             with watching(folder, config, user) as agent:
-                wait_for("the same once more", lambda: len(told.hooks) >= 2, 60)
+                wait_for("the same once more", lambda: len(arrived.hooks) >= 2, 60)
                 os.kill(job.ranks[2], signal.SIGCONT)
-                wait_for("its end", lambda: told.hooks[-1]["state"] == "resolved", 60)
+                wait_for("its end", lambda: arrived.hooks[-1]["state"] == "resolved", 60)
                 (report,) = agent.reports(job)
         finally:
             os.kill(job.ranks[2], signal.SIGCONT)
 
-    states = [one["state"] for one in told.hooks]
+    states = [one["state"] for one in arrived.hooks]
     assert states == ["firing", "firing", "resolved"]
-    assert told.hooks[0]["id"] == told.hooks[1]["id"] != told.hooks[2]["id"]
-    assert {one["report"] for one in told.hooks} == {report["id"]}
+    assert arrived.hooks[0]["id"] == arrived.hooks[1]["id"] != arrived.hooks[2]["id"]
+    assert {one["report"] for one in arrived.hooks} == {report["id"]}

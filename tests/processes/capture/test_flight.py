@@ -90,9 +90,9 @@ def test_the_victim_of_a_send_that_was_left_out_is_not_named() -> None:
 
 def test_a_job_that_is_asked_trains_on_to_the_same_end() -> None:
     """Asked while one rank is stopped and the other hangs in a collective, and again while both train."""
-    asked, alone = losses(ask=True), losses(ask=False)
-    assert asked == alone
-    assert len(asked) == 100
+    result, alone = losses(ask=True), losses(ask=False)
+    assert result == alone
+    assert len(result) == 100
 
 
 def losses(*, ask: bool) -> list[str]:

@@ -179,8 +179,8 @@ def test_the_worst_of_every_log_line_and_file_header_ends_nothing_and_delays_nob
 
 
 def _watched(agent: RunningAgent, job: LightJob) -> bool:
-    pids, seen = set(job.ranks.values()), agent.snapshot()
-    runs = seen.runs if seen else ()
+    pids, snap = set(job.ranks.values()), agent.snapshot()
+    runs = snap.runs if snap else ()
     return any(pids & set(run.ranks.values()) and run.step for run in runs)
 
 

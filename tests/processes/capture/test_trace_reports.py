@@ -148,9 +148,9 @@ def test_a_rank_that_is_stopped_tells_its_last_calls_in_the_report(
         os.kill(job.ranks[1], signal.SIGSTOP)
         report = report_of(agent, job)
         check(report, agent, "stopped")
-        told = {one["rank"]: one for one in report["ranks"]}
-        assert all(told[rank]["last_call"] for rank in range(RANKS))
-        assert all(told[rank]["last_call_age"] >= 0.0 for rank in range(RANKS))
+        by_name = {one["rank"]: one for one in report["ranks"]}
+        assert all(by_name[rank]["last_call"] for rank in range(RANKS))
+        assert all(by_name[rank]["last_call_age"] >= 0.0 for rank in range(RANKS))
         assert main(["trace", "merge", *map(str, job.rings())]) == 0
         out = capsys.readouterr().out
         assert "rank 0 (pid" in out

@@ -56,9 +56,9 @@ def test_a_job_names_what_it_may_not_read(top: Path, agent: list[str]) -> None:
         dump = [*agent, sys.executable, "-m", "mldebug", "dump", "--pid", str(_rank(launcher.pid))]
         dump += ["--config", str(_config(top))]
         done = subprocess.run(dump, check=False, capture_output=True, text=True, timeout=120, cwd="/")  # fmt: skip
-        told = "".join(file.read_text() for file in (top / "state").rglob("*.*") if file.is_file())
-        assert "rootonly.py" in told, done
-        assert "A LINE OF" not in told
+        text = "".join(file.read_text() for file in (top / "state").rglob("*.*") if file.is_file())
+        assert "rootonly.py" in text, done
+        assert "A LINE OF" not in text
     finally:
         os.killpg(launcher.pid, 9)
         launcher.wait()

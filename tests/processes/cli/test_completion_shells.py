@@ -100,9 +100,9 @@ def test_a_state_dir_that_hangs_does_not_take_the_prompt(
 def test_fish_lists_with_sentences(home: Path) -> None:
     if not shutil.which("fish"):
         missing("needs fish")
-    said = {line: fish(home, line) for line in ("mldebug repo", "mldebug demo --fault=st", "mldebug demo --html pa",
+    by_name = {line: fish(home, line) for line in ("mldebug repo", "mldebug demo --fault=st", "mldebug demo --html pa",
                                                 "mldebug switch status --folder ", "mldebug doctor --g")}  # fmt: skip
-    assert said == {
+    assert by_name == {
         "mldebug repo": ["reports\tList, show and export the reports on this node."],
         "mldebug demo --fault=st": ["--fault=stopped"],
         "mldebug demo --html pa": ["page.html"],

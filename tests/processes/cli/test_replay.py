@@ -152,7 +152,7 @@ def test_a_node_is_recorded_and_played_back(
 def last_snapshot(bundle: Path) -> Snapshot:
     """What the live agent said last, with the names of the bundle."""
     files = unpacked(bundle)
-    (status,) = (told for name, told in files.items() if name.endswith("/status.json"))
+    (status,) = (value for name, value in files.items() if name.endswith("/status.json"))
     return msgspec.json.decode(status, type=Snapshot)
 
 
@@ -204,14 +204,14 @@ def serves(folder: Path, bundle: Path) -> None:
     config.write_text(f"agent: {{listen: '127.0.0.1:{port}'}}\n")
     flags = ("--config", str(config), "--state-dir", str(state), "--speed", "10x")
     with ended(mldebug(folder, "agent", "--replay", str(bundle), *flags)) as process:
-        seen = wait_for("its status", lambda: ask_agent(state) if state.exists() else None, 30)
-        assert seen.replay
+        result = wait_for("its status", lambda: ask_agent(state) if state.exists() else None, 30)
+        assert result.replay
         assert "mldebug_replay_info{" in scrape(port)
         children = Path(f"/proc/{process.pid}/task").glob("*/children")
         assert [one.read_text() for one in children if one.read_text()] == []
         assert process.wait(60) == 0
-    told = (folder / "told").read_text()
-    assert "gpu_count unhealthy" in told.splitlines()[-1], told
+    text = (folder / "told").read_text()
+    assert "gpu_count unhealthy" in text.splitlines()[-1], text
     assert list(state.iterdir()) == []
 
 

@@ -76,15 +76,15 @@ class Scene:
     def run(self) -> RunState:
         """The job as the agent knows it; a busy agent may not answer at once."""
 
-        def told() -> RunState | None:
-            seen = self.agent.snapshot()
+        def reported() -> RunState | None:
+            snap = self.agent.snapshot()
             return (
-                next((run for run in seen.runs if run.name == "evaluating.py"), None)
-                if seen
+                next((run for run in snap.runs if run.name == "evaluating.py"), None)
+                if snap
                 else None
             )
 
-        found: RunState = wait_for("the agent tells of the job", told)
+        found: RunState = wait_for("the agent tells of the job", reported)
         return found
 
     def has(self, query: str, seconds: float = 150.0) -> None:
@@ -101,11 +101,11 @@ class Scene:
 @contextmanager
 def served() -> Iterator[tuple[int, dict[str, str]]]:
     """A port that serves texts by path."""
-    told: dict[str, str] = {}
+    table: dict[str, str] = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = told.get(self.path, "").encode()
+            body = table.get(self.path, "").encode()
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.send_header("Content-Length", str(len(body)))
@@ -117,7 +117,7 @@ def served() -> Iterator[tuple[int, dict[str, str]]]:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
-        yield server.server_port, told
+        yield server.server_port, table
         server.shutdown()
 
 
@@ -129,8 +129,8 @@ def made(used: float) -> str:
     )  # fmt: skip
     part = CollectorState(name="made", at=time.time(), measures=measures)
     kinds = (KindCount(kind=KernelEventKind.OOM_KILL, count=1, last_at=time.time()),)
-    seen = snapshot(storage=StorageState(parts=(part,)), kernel=KernelCounts(kinds=kinds))
-    text = Renderer().render(seen, "text/plain")[0].decode()
+    snap = snapshot(storage=StorageState(parts=(part,)), kernel=KernelCounts(kinds=kinds))
+    text = Renderer().render(snap, "text/plain")[0].decode()
     return "".join(line + "\n" for line in text.splitlines() if set(re.findall(r"mldebug_\w+", line)) & MADE)  # fmt: skip
 
 
@@ -186,12 +186,12 @@ def staged(folder: Path) -> Iterator[Scene]:
     job = Evaluating(Plan(world_size=RANKS, hook=True), folder)
     with (
         fuse_mount(folder, User()) as (shard, mount),
-        served() as (pages, told),
+        served() as (pages, opened),
         prometheus(folder, port, pages) as server,
         watching(folder, configured(folder, port, shard.parent), more=more) as agent,
     ):
         try:
             job.start()
-            yield Scene(folder, agent, fake, job, server, told, mount)
+            yield Scene(folder, agent, fake, job, server, opened, mount)
         finally:
             job.end()

@@ -130,8 +130,8 @@ def still(server: Prometheus, run: str, began: float) -> dict[str, str]:
     found = {}
     for query in (one for one in queries() if one.name not in NOT_STAGED):
         expression = filled_in(query, run)
-        told = server.ask("query_range", query=expression, start=began, end=time.time(), step=1)
-        curves = [one["values"] for one in (told or {}).get("result", [])]
+        answer = server.ask("query_range", query=expression, start=began, end=time.time(), step=1)
+        curves = [one["values"] for one in (answer or {}).get("result", [])]
         moves = comes_and_goes if query.annotation else varies
         if not any(moves(curve) for curve in curves):
             found[query.name] = f"{expression} gave {[{value for _, value in curve} for curve in curves]}"  # fmt: skip
@@ -161,7 +161,7 @@ def test_every_query_of_every_dashboard_shows_something_that_moves() -> None:
         except AssertionError:
             left = still(scene.server, run, began)
             raise AssertionError(
-                "\n".join(f"{name}: {told}" for name, told in left.items())
+                "\n".join(f"{name}: {value}" for name, value in left.items())
             ) from None
         scene.agent.process.terminate()
         wait_for("the end is seen", lambda: not still(scene.server, run, began), SECONDS)

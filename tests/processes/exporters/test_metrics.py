@@ -96,8 +96,8 @@ def prometheus(folder: Path, target: int) -> Iterator[Prometheus]:
     try:
         yield Prometheus(port)
     except AssertionError as error:
-        told = (folder / "prometheus.log").read_text(errors="replace")[-2000:]
-        raise AssertionError(f"{error}\n{told}") from error
+        entry = (folder / "prometheus.log").read_text(errors="replace")[-2000:]
+        raise AssertionError(f"{error}\n{entry}") from error
     finally:
         server.terminate()
         server.wait(30)
@@ -123,9 +123,9 @@ def a_moving_run(agent: RunningAgent, job: RunningJob, server: Prometheus) -> st
     job.wait_for_step(20)
     state = wait_for("the agent sees steps", lambda: getattr(agent.run_of(job), "step", None), 60)
     assert state
-    seen = agent.run_of(job)
-    assert seen is not None
-    mine = f'{{run="{seen.id}"}}'
+    result = agent.run_of(job)
+    assert result is not None
+    mine = f'{{run="{result.id}"}}'
     server.wait('up{job="mldebug"}', 1)
     server.wait(f"mldebug_run_up{mine}", 1)
     step = wait_for("a step", lambda: server.value(f"mldebug_run_step{mine}"), 60)
@@ -137,23 +137,23 @@ def a_moving_run(agent: RunningAgent, job: RunningJob, server: Prometheus) -> st
     assert median is not None
     assert 0 < median < 10
     assert server.value(f"time() - mldebug_run_progress_timestamp_seconds{mine} < 10") is not None
-    assert server.value(f'mldebug_run_info{{run="{seen.id}",name="train.py"}}') == 1
+    assert server.value(f'mldebug_run_info{{run="{result.id}",name="train.py"}}') == 1
     assert server.value("mldebug_agent_children >= 1") is not None
     assert (server.value("mldebug_agent_with_children_memory_bytes") or 0) > 10 << 20
     assert (server.value("mldebug_agent_resident_memory_bytes") or 0) > 10 << 20
     server.wait("mldebug_series - on(instance) scrape_samples_scraped", 0)
-    return seen.id
+    return result.id
 
 
 def every_family_has_its_type(server: Prometheus) -> None:
     """As Prometheus has understood the text."""
-    told = {name: facts[0]["type"] for name, facts in server.ask("metadata").items()}
-    assert told["mldebug_incidents"] == "counter"
-    assert told["mldebug_agent_children_cpu_seconds"] == "counter"
-    assert told["mldebug_run_up"] == "gauge"
-    assert told["mldebug_run"] == "info"
-    assert told["mldebug_run_step_duration_seconds"] == "histogram"
-    assert "unknown" not in told.values()
+    by_name = {name: facts[0]["type"] for name, facts in server.ask("metadata").items()}
+    assert by_name["mldebug_incidents"] == "counter"
+    assert by_name["mldebug_agent_children_cpu_seconds"] == "counter"
+    assert by_name["mldebug_run_up"] == "gauge"
+    assert by_name["mldebug_run"] == "info"
+    assert by_name["mldebug_run_step_duration_seconds"] == "histogram"
+    assert "unknown" not in by_name.values()
 
 
 def promtool_has_nothing_to_say(port: int) -> None:
@@ -177,9 +177,9 @@ def a_stall(agent: RunningAgent, job: RunningJob, server: Prometheus, run: str) 
     server.wait(f"mldebug_run_up{mine}", 0, 60)
     wait_for("the report", lambda: agent.reports(job), 30)
     (report,) = agent.reports(job)
-    told = f'mldebug_incidents_total{{kind="stall",verdict="{report["diagnosis"]["verdict"]}"}}'
+    text = f'mldebug_incidents_total{{kind="stall",verdict="{report["diagnosis"]["verdict"]}"}}'
     assert report["diagnosis"]["verdict"] == "rank_stopped"
-    wait_for("it is counted", lambda: server.value(told), 30)
+    wait_for("it is counted", lambda: server.value(text), 30)
     ((labels, _),) = server.samples(f"mldebug_incident_open_info{mine}")
     assert (labels["report"], labels["kind"]) == (report["id"], "stall")
     quiet = server.value(f"time() - mldebug_incident_since_timestamp_seconds{mine}")

@@ -55,13 +55,13 @@ def test_what_the_kernel_tells_and_a_port_that_is_down_fire_their_alerts(tmp_pat
     bad = {one.component: one.state for one in health if one.state in ALERT and not one.uuid}
     assert {"kernel", "memory", "network", "storage", "ports"} <= bad.keys()
     assert bad["ports"] is HealthState.UNHEALTHY
-    seen, _ = Prometheus().render(snapshot(health=health), "text/plain")
+    text, _ = Prometheus().render(snapshot(health=health), "text/plain")
     wanted = {(_alert(one.component, one.state), one.component) for one in health if one.state in ALERT}  # fmt: skip
-    with web(seen) as (agent, _), prometheus(tmp_path, agent, agent) as port:
+    with web(text) as (agent, _), prometheus(tmp_path, agent, agent) as port:
 
         def missing() -> Any:
-            told = ask(port, "/api/v1/alerts")["data"]["alerts"]
-            firing = {(one["labels"]["alertname"], one["labels"].get("component", "")) for one in told if one["state"] == "firing"}  # fmt: skip
+            alerts = ask(port, "/api/v1/alerts")["data"]["alerts"]
+            firing = {(one["labels"]["alertname"], one["labels"].get("component", "")) for one in alerts if one["state"] == "firing"}  # fmt: skip
             return {"left": wanted - firing}
 
         wait_for("all alerts fire", lambda: not missing()["left"], 90)

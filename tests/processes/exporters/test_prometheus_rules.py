@@ -60,8 +60,8 @@ def web(exposition: bytes = b"") -> Iterator[tuple[int, list[tuple[str, Any]]]]:
             self._answer(exposition)
 
         def do_POST(self) -> None:
-            told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            got.append((self.path, told["alerts"]))
+            answer = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            got.append((self.path, answer["alerts"]))
             self._answer(b"")
 
         def _answer(self, body: bytes) -> None:
@@ -108,14 +108,14 @@ def ask(port: int, path: str, body: object = None) -> Any:
         sent = None if body is None else json.dumps(body)
         link.request("GET" if body is None else "POST", path, sent, {"Content-Type": "application/json"})  # fmt: skip
         answer = link.getresponse()
-        told = answer.read()
+        content = answer.read()
     except OSError:
         return None
     finally:
         link.close()
     if answer.status != 200:
         return None
-    return json.loads(told) if told[:1] in (b"[", b"{") else told.decode()
+    return json.loads(content) if content[:1] in (b"[", b"{") else content.decode()
 
 
 @contextlib.contextmanager
@@ -164,10 +164,10 @@ def test_what_hides_what(tmp_path: Path) -> None:
     with web() as (receiver, _), alertmanager(tmp_path, receiver) as port:
         sent = [{"labels": {**one, "severity": "critical"}} for one in (*SUPPRESSED, *STAYING)]
         assert ask(port, "/api/v2/alerts", sent) is not None
-        told = ask(port, "/api/v2/alerts")
+        answer = ask(port, "/api/v2/alerts")
 
-    hidden = [one["labels"] for one in told if one["status"]["inhibitedBy"]]
-    assert len(told) == len(sent)
+    hidden = [one["labels"] for one in answer if one["status"]["inhibitedBy"]]
+    assert len(answer) == len(sent)
     for one in hidden:
         del one["severity"]
     assert sorted(map(str, map(sorted, map(dict.items, hidden)))) == sorted(
@@ -177,9 +177,9 @@ def test_what_hides_what(tmp_path: Path) -> None:
 
 def test_a_stall_wakes_somebody(tmp_path: Path) -> None:
     """From an agent's exposition through the rules to the one who is paged; a run that trains is not mentioned."""
-    seen, _ = Prometheus().render(snapshot(moving(), stalled()), "text/plain")
+    text, _ = Prometheus().render(snapshot(moving(), stalled()), "text/plain")
     with (
-        web(seen) as (agent, got),
+        web(text) as (agent, got),
         alertmanager(tmp_path, agent) as manager,
         prometheus(tmp_path, agent, manager) as port,
     ):

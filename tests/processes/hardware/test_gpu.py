@@ -41,12 +41,12 @@ class GpuJob:
     @property
     def steps(self) -> int:
         """The last one it told."""
-        told = [
+        values = [
             line.split()[1]
             for line in self.log.read_text().splitlines()
             if line.startswith("step ")
         ]
-        return int(told[-1]) if told else -1
+        return int(values[-1]) if values else -1
 
 
 @contextmanager

@@ -55,8 +55,8 @@ def job(tmp_path: Path, fake: FakeNvml, agent: RunningAgent) -> Iterator[LightJo
 
 
 def run_of(agent: RunningAgent, job: LightJob) -> RunState | None:
-    seen = agent.snapshot()
-    return next((run for run in seen.runs if run.name == job.name), None) if seen else None
+    snap = agent.snapshot()
+    return next((run for run in snap.runs if run.name == job.name), None) if snap else None
 
 
 def looked(agent: RunningAgent) -> Snapshot:

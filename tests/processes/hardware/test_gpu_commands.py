@@ -96,8 +96,8 @@ def test_after_a_release_nobody_holds_a_gpu_and_later_it_is_read_again(
 
     assert done.returncode == 0, done.stderr
     assert holders(device) == []
-    told = wait_for("it says so", lambda: (s := looked(agent)).gpus_released_until and s, 20)
-    assert told.gpus_released_until > time.time() + 500
+    result = wait_for("it says so", lambda: (s := looked(agent)).gpus_released_until and s, 20)
+    assert result.gpus_released_until > time.time() + 500
     wait_for("the source fails", lambda: not _works(looked(agent)), 20)
     assert "the GPUs are released" in _error(looked(agent))
     assert looked(agent).gpu_watch is None
@@ -147,15 +147,15 @@ def _let_go_by_itself(folder: Path, fake: FakeNvml, more: dict[str, str]) -> boo
     with watching(folder, settings(folder, stall=STALL), more=more) as agent:
         wait_for("the release", lambda: "GPUs: released for a while" in agent.log, 60)
         try:
-            told = wait_for("it is told", lambda: not _works(s := looked(agent)) and s, 10)
+            result = wait_for("it is told", lambda: not _works(s := looked(agent)) and s, 10)
             held, later = holders(device), looked(agent)
             status = " ".join(type_in(folder, more, "status").stdout.split())
         except AssertionError:
-            told, held, later, status = looked(agent), [], looked(agent), ""
+            result, held, later, status = looked(agent), [], looked(agent), ""
         if "taken up again" in agent.log:
             return False
         assert (held, later.gpus) == ([], None)
-        assert "the driver asks for a reset" in told.gpus_released_why
+        assert "the driver asks for a reset" in result.gpus_released_why
         kept = [one for one in later.health if one.component == "gpu_recovery"]
         assert [(one.gpu, one.state) for one in kept] == [(1, "unhealthy")]
         assert "GPU 1 is unhealthy: the driver asks for: reset" in status
@@ -187,7 +187,7 @@ def test_others_may_not_release(agent: RunningAgent, fake: FakeNvml) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "text"),
     [
         (("release",), 2, "--for 10m, or --end"),
         (("release", "--for", "10m", "--end"), 2, "--for 10m, or --end"),
@@ -199,12 +199,12 @@ def test_others_may_not_release(agent: RunningAgent, fake: FakeNvml) -> None:
     ],
 )
 def test_what_cannot_be_done_is_said(
-    tmp_path: Path, words: tuple[str, ...], code: int, said: str
+    tmp_path: Path, words: tuple[str, ...], code: int, text: str
 ) -> None:
     (tmp_path / "mldebug.yaml").write_text(settings(tmp_path))
     done = type_in(tmp_path, {}, "gpus", *words)
     assert done.returncode == code
-    assert said in done.stderr
+    assert text in done.stderr
 
 
 # --- accept ----------------------------------------------------------------------------------------------
@@ -240,10 +240,10 @@ def test_the_list_is_the_agent_s_or_our_own(
     assert "by the agent" in " ".join(beside.stdout.split())
     assert "by the agent" not in own.stdout
     assert "  2 GPUs, all healthy" in type_in(agent.folder, more, "status").stdout.splitlines()
-    for told in (beside.stdout, own.stdout):
-        assert "2 GPUs, all healthy; NVIDIA H200; driver 580.159.04" in told
-        assert "0000:00:06.0" in told
-        assert "3/140 GiB" in told
+    for item in (beside.stdout, own.stdout):
+        assert "2 GPUs, all healthy; NVIDIA H200; driver 580.159.04" in item
+        assert "0000:00:06.0" in item
+        assert "3/140 GiB" in item
     assert set(holders(fake.path.parent / "device")) == {_reader(agent)}, "our own look is over"
 
 

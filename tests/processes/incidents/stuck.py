@@ -105,7 +105,7 @@ def run_all(
         todo = (_case(ALL[name], user, library, mounts, hook=unattached) for name in names)
         found = {case.name: case for case in _pipeline(agent, todo)}
     for case in found.values():
-        case.reported_at = [clock.seen[report["id"]] for report in case.reports]
+        case.reported_at = [clock.observed[report["id"]] for report in case.reports]
     return found
 
 
@@ -114,7 +114,7 @@ class Clock(threading.Thread):
 
     def __init__(self, agent: RunningAgent) -> None:
         super().__init__(daemon=True)
-        self.seen: dict[str, float] = {}
+        self.observed: dict[str, float] = {}
         self._agent = agent
         self._over = threading.Event()
 
@@ -126,7 +126,7 @@ class Clock(threading.Thread):
 
     def _look(self) -> None:
         for file in self._agent.state.glob("reports/[!.]*/report.json"):
-            self.seen.setdefault(file.parent.name, time.time())
+            self.observed.setdefault(file.parent.name, time.time())
 
     def __enter__(self) -> Self:
         self.start()
@@ -156,8 +156,10 @@ def _pipeline(agent: RunningAgent, todo: Iterator[Case]) -> Iterator[Case]:
     hanging: list[tuple[Case, RunningJob, ExitStack]] = []
     with ExitStack() as everything:
         for case in todo:
-            told = [one for one in hanging if agent.reports(one[1])]  # some keep a core until then
-            for over in told or hanging[: len(hanging) == AT_ONCE]:
+            matching = [
+                one for one in hanging if agent.reports(one[1])
+            ]  # some keep a core until then
+            for over in matching or hanging[: len(hanging) == AT_ONCE]:
                 hanging.remove(over)
                 yield _finish(agent, *over)
             stack = everything.enter_context(ExitStack())

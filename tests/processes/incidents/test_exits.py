@@ -163,13 +163,15 @@ def test_a_rank_with_a_traceback_is_named_with_its_last_lines(
     snapshot = agent.snapshot()
     assert snapshot is not None
     assert snapshot.incidents["abnormal_end/rank_exited"] >= 1
-    told = snapshot.last_report["abnormal_end/rank_exited"]
-    assert told in {one["id"] for one in agent.reports()}  # others may have failed since
+    abnormal_end_rank_exited = snapshot.last_report["abnormal_end/rank_exited"]
+    assert abnormal_end_rank_exited in {
+        one["id"] for one in agent.reports()
+    }  # others may have failed since
 
 
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize(
-    ("options", "torchrun", "said", "confidence"),
+    ("options", "torchrun", "text", "confidence"),
     [
         (("--way", "crash", "--number", "11"), (), "killed by SIGSEGV", "high"),
         (("--way", "fail"), (), "ValueError: bad shard 7", "medium"),
@@ -182,7 +184,7 @@ def test_an_agent_sees_how_jobs_of_its_own_user_end(
     folder: Path,
     options: tuple[str, ...],
     torchrun: tuple[str, ...],
-    said: str,
+    text: str,
     confidence: str,
 ) -> None:
     config = settings(folder, stall=STALL)
@@ -196,11 +198,11 @@ def test_an_agent_sees_how_jobs_of_its_own_user_end(
 
     assert blamed(report) == [1]
     assert report["diagnosis"]["confidence"] == confidence
-    assert said in report["diagnosis"]["summary"]
+    assert text in report["diagnosis"]["summary"]
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "confidence"),
+    ("options", "text", "confidence"),
     [
         (("--way", "crash"), "killed by SIGKILL", "high"),
         (("--way", "crash", "--number", str(signal.SIGSEGV.value)), "killed by SIGSEGV", "high"),
@@ -209,7 +211,7 @@ def test_an_agent_sees_how_jobs_of_its_own_user_end(
     ],
 )
 def test_a_rank_that_dies_without_a_word_is_named_by_its_status(
-    agent: RunningAgent, tmp_path: Path, options: tuple[str, ...], said: str, confidence: str
+    agent: RunningAgent, tmp_path: Path, options: tuple[str, ...], text: str, confidence: str
 ) -> None:
     with job(tmp_path, *options) as one:
         met(agent, one)
@@ -218,7 +220,7 @@ def test_a_rank_that_dies_without_a_word_is_named_by_its_status(
 
     assert (report["diagnosis"]["verdict"], blamed(report)) == ("rank_exited", [1])
     assert report["diagnosis"]["confidence"] == confidence
-    assert said in report["diagnosis"]["summary"]
+    assert text in report["diagnosis"]["summary"]
 
 
 @pytest.mark.host
@@ -377,7 +379,7 @@ def test_a_stall_that_ends_with_its_job_stays_one_incident(
     with job(tmp_path, "--way", "sleep", "--gloo") as one:
         met(agent, one)
         one.go()
-        stalled = report_of(agent, one, lambda told: bool(told["captures"]), SOON + 20)
+        stalled = report_of(agent, one, lambda result: bool(result["captures"]), SOON + 20)
         os.kill(one.ranks[1], signal.SIGKILL)
         ended = report_of(agent, one, is_over)
 
@@ -405,12 +407,12 @@ def test_an_exit_that_an_earlier_agent_saw_is_known_after_its_restart(
         met(agent, one)
         one.go()
         wait_for("the exit", lambda: (run := agent.run_of(one)) and run.lost == (1,), SOON)
-        seen = agent.run_of(one)
-        assert seen is not None
-        assert seen.exits == {1: "exit status 0"}
+        result = agent.run_of(one)
+        assert result is not None
+        assert result.exits == {1: "exit status 0"}
         restarted(agent, one)
         os.kill(one.ranks[0], signal.SIGSEGV)
-        report = report_of(agent, one, lambda told: bool(told["captures"]))
+        report = report_of(agent, one, lambda outcome: bool(outcome["captures"]))
 
     rows = {rank["rank"]: rank for rank in report["ranks"]}
     assert blamed(report) == [0]
@@ -469,7 +471,7 @@ def test_ranks_that_hang_after_one_died_belong_to_its_story(
     with job(tmp_path, "--way", "crash", torchrun=("none",)) as one:
         met(agent, one)
         one.go()
-        report = report_of(agent, one, lambda told: bool(told["captures"]))
+        report = report_of(agent, one, lambda result: bool(result["captures"]))
         rows = {rank["rank"]: rank for rank in report["ranks"]}
         started = time.monotonic()
         wait_for("the stall of the other", lambda: time.monotonic() - started > 25, 60)

@@ -132,8 +132,8 @@ def test_an_end_for_want_of_space_names_the_full_disk(tmp_path: Path) -> None:
 
 
 def _is_seen_full(agent: RunningAgent, disk: Path) -> bool:
-    seen = agent.snapshot()
-    rows = seen.storage.rows.get("filesystems", ()) if seen and seen.storage else ()
+    snap = agent.snapshot()
+    rows = snap.storage.rows.get("filesystems", ()) if snap and snap.storage else ()
     return any(row["mount"] == str(disk) and float(row["used_ratio"] or 0) > 0.98 for row in rows)
 
 

@@ -57,12 +57,12 @@ NAMES = [_named(name) for name in ALL]
 def check(diagnosis: dict[str, Any], case: Case) -> None:
     """Hold a diagnosis to the right answer."""
     expected, culprits = case.scenario.expected, diagnosis["culprits"]
-    told = f"{diagnosis['summary']}\n{diagnosis}"
-    assert diagnosis["verdict"] == expected.verdict, told
-    assert [culprit["rank"] for culprit in culprits] == list(expected.ranks), told
-    assert {culprit["kind"] for culprit in culprits} <= {case.kind}, told
+    text = f"{diagnosis['summary']}\n{diagnosis}"
+    assert diagnosis["verdict"] == expected.verdict, text
+    assert [culprit["rank"] for culprit in culprits] == list(expected.ranks), text
+    assert {culprit["kind"] for culprit in culprits} <= {case.kind}, text
     for culprit in culprits:
-        assert culprit["pid"] in case.culprits[culprit["rank"]], told
+        assert culprit["pid"] in case.culprits[culprit["rank"]], text
     assert case.mount in diagnosis["summary"]
 
 
@@ -133,10 +133,10 @@ def test_of_two_jobs_each_gets_its_own_answer(user: User) -> None:
     ):
         hung.wait_until_stuck()
         healthy.wait_for_step(15)
-        told = dump(hung).report
+        result = dump(hung).report
         nobody_named(dump(healthy))
-        by_name = mldebug(hung, "dump", "--json", "--job", told["job"]["id"]).report
-        for report in (told, by_name):
+        by_name = mldebug(hung, "dump", "--json", "--job", result["job"]["id"]).report
+        for report in (result, by_name):
             assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [2]
             assert report["diagnosis"]["confidence"] in (HIGH, MEDIUM)
             assert report["job"]["world_size"] == 4

@@ -48,9 +48,9 @@ class RunningAgent:
 
     def run_of(self, job: RunningJob) -> RunState | None:
         """What it knows of one job."""
-        seen = self.snapshot()
+        snap = self.snapshot()
         mine = set(job.ranks.values())
-        runs = seen.runs if seen else ()
+        runs = snap.runs if snap else ()
         return next((run for run in runs if mine & set(run.ranks.values())), None)
 
     def reports(self, job: RunningJob | None = None) -> list[Report]:

@@ -71,8 +71,8 @@ def good(argv: list[str], **more: str) -> str:
 def tracked() -> set[str]:
     """The files of the next commit: tracked, or new and not ignored."""
     git = ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), "ls-files", "-z"]
-    told = good([*git, "--cached", "--others", "--exclude-standard"])
-    return {name for name in told.split("\0") if name and (REPOSITORY / name).exists()}
+    result = good([*git, "--cached", "--others", "--exclude-standard"])
+    return {name for name in result.split("\0") if name and (REPOSITORY / name).exists()}
 
 
 def build(into: Path, work: Path) -> dict[str, Path]:
@@ -140,10 +140,10 @@ def test_the_wheel_holds_all_data_of_the_packages(release: dict[str, Path]) -> N
 def test_the_wheel_says_what_pip_and_people_need(release: dict[str, Path]) -> None:
     with zipfile.ZipFile(one(release, ".whl")) as archive:
         folder = f"mldebug-{mldebug.__version__}.dist-info"
-        told = archive.read(f"{folder}/METADATA")
+        content = archive.read(f"{folder}/METADATA")
         scripts = archive.read(f"{folder}/entry_points.txt").decode()
         licence = archive.read(f"{folder}/licenses/LICENSE")
-    data = Metadata.from_email(told, validate=True)  # as strictly as an index does
+    data = Metadata.from_email(content, validate=True)  # as strictly as an index does
     assert (data.name, str(data.version)) == ("mldebug", mldebug.__version__)
     assert str(data.requires_python) == PROJECT["requires-python"]
     assert (data.license_expression, data.license_files) == ("Apache-2.0", ["LICENSE"])
@@ -188,7 +188,7 @@ class Installed:
         enter = ["env", "-C", str(self.home), str(self.folder / "bin" / program)]
         return [*self.world, *enter, *words]
 
-    def said(self, program: str, *words: str, **more: str) -> str:
+    def output_of(self, program: str, *words: str, **more: str) -> str:
         """What a program of it prints; it has to end well."""
         return good(self.argv(program, *words), HOME=str(self.home), TMPDIR=str(self.home), **more)
 
@@ -216,22 +216,22 @@ def test_the_sources_are_gone(installed: Installed) -> None:
 
 
 def test_every_plugin_is_made_of_the_installed_files(installed: Installed) -> None:
-    files, made = installed.said("python", "-c", LOADS_ALL).splitlines()
+    files, made = installed.output_of("python", "-c", LOADS_ALL).splitlines()
     assert files == str([f"{installed.site}/{package}/__init__.py" for package in ROOTS])
     assert int(made) > 100
 
 
 def test_the_commands_work(installed: Installed) -> None:
-    assert installed.said("mldebug", "--version").startswith(f"mldebug {mldebug.__version__} ")
-    checks = json.loads(installed.said("mldebug", "doctor", "--json"))["checks"]
+    assert installed.output_of("mldebug", "--version").startswith(f"mldebug {mldebug.__version__} ")
+    checks = json.loads(installed.output_of("mldebug", "doctor", "--json"))["checks"]
     (spy,) = (check for check in checks if check["name"] == "py-spy")
     assert f"at {installed.folder}/bin/py-spy" in spy["meaning"]
-    shown = installed.said("mldebug", "check-config", "--print")
+    shown = installed.output_of("mldebug", "check-config", "--print")
     (installed.home / "c.yaml").write_text(shown)
-    assert installed.said("mldebug", "check-config", "c.yaml") == "c.yaml is good\n"
-    assert installed.said("mldebug", "dump", "--h", _MLDEBUG_COMPLETE="zsh").count("--h") >= 3
-    assert "complete -o nosort -F _mldebug" in installed.said("mldebug", "completion", "bash")
-    built = installed.said("python", "-c", "import mldebug_training_native as it; print(it.__file__)")  # fmt: skip
+    assert installed.output_of("mldebug", "check-config", "c.yaml") == "c.yaml is good\n"
+    assert installed.output_of("mldebug", "dump", "--h", _MLDEBUG_COMPLETE="zsh").count("--h") >= 3
+    assert "complete -o nosort -F _mldebug" in installed.output_of("mldebug", "completion", "bash")
+    built = installed.output_of("python", "-c", "import mldebug_training_native as it; print(it.__file__)")  # fmt: skip
     assert built.startswith(str(installed.site))
 
 
@@ -241,13 +241,13 @@ def test_the_agent_serves_its_pages(installed: Installed) -> None:
     argv = installed.argv("mldebug", "agent", "--config", "agent.yaml")
     with subprocess.Popen(argv, env={"PATH": os.environ["PATH"]}, stderr=subprocess.PIPE) as agent:
         try:
-            told = {path: served(state, path) for path in ("/runs", "/look.css", "/look.js", "/metrics")}  # fmt: skip
+            by_name = {path: served(state, path) for path in ("/runs", "/look.css", "/look.js", "/metrics")}  # fmt: skip
         finally:
             agent.kill()  # and with it all of its world
-    assert "<html" in told["/runs"]
-    assert "{" in told["/look.css"]
-    assert len(told["/look.js"]) > 1000
-    assert f'version="{mldebug.__version__}"' in told["/metrics"]
+    assert "<html" in by_name["/runs"]
+    assert "{" in by_name["/look.css"]
+    assert len(by_name["/look.js"]) > 1000
+    assert f'version="{mldebug.__version__}"' in by_name["/metrics"]
 
 
 def served(state: Path, path: str, seconds: float = 60.0) -> str:
@@ -271,11 +271,11 @@ def served(state: Path, path: str, seconds: float = 60.0) -> str:
 def test_the_demo_finds_the_culprit_of_a_real_hang(installed: Installed) -> None:
     with installed.trains():
         where = "import mldebug, torch; print(mldebug.__file__, torch.__file__)"
-        assert installed.said("python", "-c", where).split() == [
+        assert installed.output_of("python", "-c", where).split() == [
             f"{installed.site}/mldebug/__init__.py", f"{installed.torch}/torch/__init__.py",
         ]  # fmt: skip
-        told = installed.said("mldebug", "demo", "--html", "page.html")
-    assert "\nCulprit\n> rank 2 " in told
+        result = installed.output_of("mldebug", "demo", "--html", "page.html")
+    assert "\nCulprit\n> rank 2 " in result
     page = (installed.home / "page.html").read_text()
     assert "<style>" in page
     assert "rank 2" in page

@@ -63,21 +63,21 @@ def isolate(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
-def named(told: dict[str, Any]) -> list[list[str]]:
-    return [one["members"] for one in told["answer"].get("culprits", [])]
+def named(table: dict[str, Any]) -> list[list[str]]:
+    return [one["members"] for one in table["answer"].get("culprits", [])]
 
 
 def test_a_rank_slowed_by_a_busy_loop_is_named(tmp_path: Path) -> None:
     python = python_with(tmp_path, SLOWED)
-    code, told, _ = isolate(tmp_path, "--nproc", "4", "--size", "1MiB", "--python", str(python))
-    assert named(told) == [["rank 2"]], json.dumps(told)
-    assert (code, told["answer"]["sentence"]) == (1, "bad: rank 2")
+    code, output, _ = isolate(tmp_path, "--nproc", "4", "--size", "1MiB", "--python", str(python))
+    assert named(output) == [["rank 2"]], json.dumps(output)
+    assert (code, output["answer"]["sentence"]) == (1, "bad: rank 2")
 
 
 def test_ranks_of_which_none_is_bad_are_fine(tmp_path: Path) -> None:
-    code, told, progress = isolate(tmp_path, "--nproc", "3")
-    assert named(told) == [], json.dumps(told)
-    assert (code, told["answer"]["outcome"]) == (0, "fine"), json.dumps(told)
+    code, output, progress = isolate(tmp_path, "--nproc", "3")
+    assert named(output) == [], json.dumps(output)
+    assert (code, output["answer"]["outcome"]) == (0, "fine"), json.dumps(output)
     assert "members: rank 0, rank 1, rank 2" in progress
 
 
@@ -85,11 +85,11 @@ def test_ranks_of_which_none_is_bad_are_fine(tmp_path: Path) -> None:
 def test_two_ranks_that_stop_or_die_are_both_named(tmp_path: Path, signal: str, how: str) -> None:
     python = python_with(tmp_path, STOPPED.format(ranks=("1", "3"), signal=signal))
     words = ("--nproc", "5", "--size", "4MiB", "--step", "6s", "--python", str(python))
-    code, told, _ = isolate(tmp_path, *words)
-    assert sorted(named(told)) == [["rank 1"], ["rank 3"]], json.dumps(told)
+    code, output, _ = isolate(tmp_path, *words)
+    assert sorted(named(output)) == [["rank 1"], ["rank 3"]], json.dumps(output)
     assert code == 1
     pairs = [
-        one for one in told["trials"] if "rank 1" in one["members"] and len(one["members"]) == 2
+        one for one in output["trials"] if "rank 1" in one["members"] and len(one["members"]) == 2
     ]
     assert {one["outcome"] for one in pairs} == {how}
 
@@ -99,11 +99,11 @@ def test_nodes_that_were_asked_for_other_payloads_do_as_the_first_one(tmp_path: 
     port, sizes = free_port(), ("1MiB", "1MiB", "4MiB", "1MiB")
     words = ("--nodes", "4", "--rendezvous", f"127.0.0.1:{port}", "--nproc", "1", "--step", "20s")
     with ThreadPoolExecutor(4) as pool:
-        told = [
+        results = [
             pool.submit(isolate, folder, *words, "--node", str(node), "--size", sizes[node])
             for node, folder in enumerate(folders(tmp_path, 4))
         ]
-        code, answer, _ = told[0].result()
+        code, answer, _ = results[0].result()
     assert named(answer) == [], json.dumps(answer)
     assert (code, answer["answer"]["outcome"]) == (0, "fine")
 
@@ -117,9 +117,9 @@ def folders(above: Path, number: int) -> list[Path]:
 
 def test_a_node_that_does_not_come_is_named_in_half_of_the_time_for_all(tmp_path: Path) -> None:
     words = ("--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--nproc", "1")
-    code, told, _ = isolate(tmp_path, *words, "--duration", "40s", "--step", "10s")
-    assert named(told) == [["node 1"]], json.dumps(told)
-    assert "it did not come within 20 s" in told["answer"]["culprits"][0]["evidence"]
+    code, output, _ = isolate(tmp_path, *words, "--duration", "40s", "--step", "10s")
+    assert named(output) == [["node 1"]], json.dumps(output)
+    assert "it did not come within 20 s" in output["answer"]["culprits"][0]["evidence"]
     assert code == 1
 
 

@@ -38,7 +38,7 @@ esac
 
 
 @pytest.mark.parametrize(
-    ("torch", "words", "more", "code", "said"),
+    ("torch", "words", "more", "code", "text"),
     [
         (NONE, "collectives --device cuda", {}, 3, "PyTorch 2.0 sees no GPU here"),
         (NONE, "isolate --device cuda", {}, 3, "PyTorch 2.0 sees no GPU here"),
@@ -56,9 +56,9 @@ esac
     ],
 )  # fmt: skip
 def test_a_sentence_an_exit_code_and_nothing_left(
-    tmp_path: Path, torch: str, words: str, more: Mapping[str, str], code: int, said: str
+    tmp_path: Path, torch: str, words: str, more: Mapping[str, str], code: int, text: str
 ) -> None:
-    fails(tmp_path, words, python_with(tmp_path, textwrap.dedent(torch)), more, code, said)
+    fails(tmp_path, words, python_with(tmp_path, textwrap.dedent(torch)), more, code, text)
 
 
 def test_a_python_that_says_what_no_rank_says_is_ended(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def alone() -> list[str]:
 
 
 def fails(
-    folder: Path, words: str, python: Path, more: Mapping[str, str], code: int, said: str
+    folder: Path, words: str, python: Path, more: Mapping[str, str], code: int, text: str
 ) -> None:
     """Type it: this exit code, this in one sentence, and nothing left. Code 0: it is no failure."""
     mark = uuid.uuid4().hex
@@ -91,7 +91,7 @@ def fails(
         env=clean_environment(folder) | own | more,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
+    assert text in done.stdout + done.stderr
     sentences = [line for line in done.stderr.splitlines() if line.startswith("mldebug: ")]
     assert len(sentences) == (code != 0), done.stderr
     assert "Traceback" not in done.stderr

@@ -43,8 +43,8 @@ def test_a_shift_is_told_until_later_runs_end_it(user: User) -> None:
         assert (facts.st_uid, stat.S_IMODE(facts.st_mode)) == (agent.state.stat().st_uid, 0o600)
 
         def states() -> list[str]:
-            seen = agent.snapshot()
-            events = seen.events.events if seen else ()
+            snap = agent.snapshot()
+            events = snap.events.events if snap else ()
             return [one.state for one in events if one.kind == "probe_shift"]
 
         wait_for("the event", lambda: states() == ["firing"], 120)

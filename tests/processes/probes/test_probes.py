@@ -49,7 +49,7 @@ def alone(test: Callable[[Path], None]) -> Callable[[Path], None]:
             pytest.skip("this user may not make a PID namespace")
         words = (*here, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
         words = (*words, "--basetemp", str(tmp_path / "again"))  # that of real root may be there
-        told = subprocess.run(
+        done = subprocess.run(
             [*words, f"{__file__}::{test.__name__}"],
             env={
                 **os.environ,
@@ -61,7 +61,7 @@ def alone(test: Callable[[Path], None]) -> Callable[[Path], None]:
             text=True,
             timeout=280,
         )
-        assert told.returncode == 0, told.stdout + told.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
 
     return again
 
@@ -223,7 +223,7 @@ def test_payloads_that_are_the_same_in_whole_elements_are_measured_once(tmp_path
 
 
 def test_a_table_that_nobody_can_take_is_no_fault_of_the_probe(tmp_path: Path) -> None:
-    for place, code, said in (
+    for place, code, value in (
         ("/dev/full", 1, "the output cannot be written"),
         ("closed", 141, ""),
     ):
@@ -235,7 +235,7 @@ def test_a_table_that_nobody_can_take_is_no_fault_of_the_probe(tmp_path: Path) -
             env=clean_environment(tmp_path) | own, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stderr
-        assert said in done.stderr
+        assert value in done.stderr
         assert "the probe failed" not in done.stderr
 
 
@@ -356,7 +356,7 @@ def test_the_duration_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "more", "code", "said"),
+    ("words", "more", "code", "text"),
     [
         (("--device", "cuda"), {}, 3, "GPU"),
         (("--interface", "eht7"), {}, 1, "has no such interface"),
@@ -370,14 +370,14 @@ def test_the_duration_ends_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_work_is_one_sentence(
-    tmp_path: Path, words: tuple[str, ...], more: dict[str, str], code: int, said: str
+    tmp_path: Path, words: tuple[str, ...], more: dict[str, str], code: int, text: str
 ) -> None:
     probe = Probe(tmp_path, "--sizes", "64MiB", "--ops", "all_reduce", *words, more=more)
     found, _, err = probe.end()
     assert found == code, err
     sentences = [line for line in err.splitlines() if line.startswith("mldebug: ")]
     assert len(sentences) == 1
-    assert said in sentences[0]
+    assert text in sentences[0]
     assert "Traceback" not in err
 
 
@@ -505,10 +505,10 @@ def test_a_finished_probe_is_kept_and_a_shift_is_told(tmp_path: Path) -> None:
     assert history(state_dir)[0] == 0  # there is none yet
     code, _, err = Probe(tmp_path, *words).end()
     assert (code, "shifted" in err) == (0, False), err
-    code, told = history(state_dir)
+    code, runs = history(state_dir)
     assert code == 0
-    assert "all_reduce" in told
-    assert "few_runs" in told
+    assert "all_reduce" in runs
+    assert "few_runs" in runs
     for series, (run,) in load(state_dir):  # that it was 100 times as fast, and twice no longer
         assert (series.ranks, series.device, series.dtype) == (2, "cpu", "float32")
         fast = msgspec.structs.replace(run, seconds=run.seconds / 100, busbw=run.busbw * 100)
@@ -518,8 +518,8 @@ def test_a_finished_probe_is_kept_and_a_shift_is_told(tmp_path: Path) -> None:
     assert code == 0, err
     assert {one["op"] for one in json.loads(out)} == {"all_reduce", "barrier"}
     assert "shifted: all_reduce of 1024 bytes, 2 ranks on " in err
-    code, told = history(state_dir, "--json")
-    assert (code, {one["standing"] for one in json.loads(told)}) == (1, {"shifted"})
+    code, runs = history(state_dir, "--json")
+    assert (code, {one["standing"] for one in json.loads(runs)}) == (1, {"shifted"})
 
 
 @alone

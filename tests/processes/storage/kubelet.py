@@ -39,16 +39,16 @@ class Questions:
 @contextmanager
 def asked_all_the_time(port: int) -> Iterator[Questions]:
     """By a thread, from now until the end."""
-    asked, over = Questions(port), threading.Event()
+    questions, over = Questions(port), threading.Event()
 
     def ask() -> None:
         while not over.wait(EVERY):
-            asked.ask()
+            questions.ask()
 
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        yield asked
+        yield questions
     finally:
         over.set()
         thread.join(30)

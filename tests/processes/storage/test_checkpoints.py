@@ -55,8 +55,8 @@ def series_of(
     """The saves in that folder, as soon as they are as wanted."""
 
     def found() -> SeriesState | None:
-        seen = agent.snapshot()
-        saves = [one for run in (seen.runs if seen else ()) for one in run.checkpoint_series]
+        snap = agent.snapshot()
+        saves = [one for run in (snap.runs if snap else ()) for one in run.checkpoint_series]
         return next((one for one in saves if one.folder == str(folder) and wanted(one)), None)
 
     return wait_for("what is told of the saves", found, 100.0)  # type: ignore[no-any-return]

@@ -55,9 +55,9 @@ def test_a_filesystem_that_a_job_fills_is_foretold_before_its_save_fails(
         with watching(folder, settings(folder) + STORAGE) as agent:
             try:
                 job.start(size, words)
-                said = wait_for("the forecast", lambda: foretold(agent, folder / "disk"), 90)
+                result = wait_for("the forecast", lambda: foretold(agent, folder / "disk"), 90)
                 at = time.time()
-                assert "full in" in said or "will not fit" in said
+                assert "full in" in result or "will not fit" in result
                 assert not (job.events / "failed").exists()
                 answer = mldebug(job, "status", "--storage", "--config", str(agent.config))
                 assert str(folder / "disk") in answer.stdout

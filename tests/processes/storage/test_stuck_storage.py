@@ -73,8 +73,8 @@ def test_a_frozen_disk_under_a_rank_is_named_and_no_kubelet_would_kill_the_witne
                     assert state_of(rank) == "D"
                 assert kubelet.count > 20
                 assert kubelet.failed == []
-                said = evidence(report, target)
-                assert re.match(rf"rank 0 waits in \w+ of {target}/\S+ on /dev/loop\d+, stuck \d+ s", said), said  # fmt: skip
+                result = evidence(report, target)
+                assert re.match(rf"rank 0 waits in \w+ of {target}/\S+ on /dev/loop\d+, stuck \d+ s", result), result  # fmt: skip
             finally:
                 job.end()
 
@@ -88,9 +88,9 @@ def test_a_server_that_stops_under_a_rank_is_named_by_what_the_agent_saw_too() -
                 wait_for("some steps", job.trains, 90)
                 mount.hang()
                 report = wait_for("the report", lambda: storage_report(agent), 90)
-                said = evidence(report, mount.target)
+                result = evidence(report, mount.target)
                 pattern = rf"rank 0 waits in \w+ of {mount.target}/\S+ on {mount.source}, which has not answered the agent for \d+ s"  # fmt: skip
-                assert re.match(pattern, said), said
+                assert re.match(pattern, result), result
                 alarms = {one.kind for one in agent.snapshot().storage.alarms}  # type: ignore[union-attr]
                 assert "stuck" in alarms
             finally:

@@ -83,8 +83,8 @@ def trained(name: str, hooked: bool, home: Path, extensions: Path) -> dict[str, 
         text=True, timeout=400, check=False, cwd=home,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    table: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return table
 
 
 @pytest.mark.parametrize("name", [*PYTORCH, *OTHERS])
@@ -92,18 +92,18 @@ def test_the_step_is_the_loops_and_the_training_is_the_same(
     name: str, tmp_path: Path, extensions: Path
 ) -> None:
     need(name)
-    told, bare = (trained(name, hooked, tmp_path, extensions) for hooked in (True, False))
+    result, bare = (trained(name, hooked, tmp_path, extensions) for hooked in (True, False))
     assert bare["told"] == []
-    assert (told["weights"], told["loop"]) == (bare["weights"], bare["loop"])
-    assert set(told["phases"]) == {**PYTORCH, **OTHERS}[name]
-    assert told["left"] == ""
-    steps = [step for step in told["told"] if step > 0]
+    assert (result["weights"], result["loop"]) == (bare["weights"], bare["loop"])
+    assert set(result["phases"]) == {**PYTORCH, **OTHERS}[name]
+    assert result["left"] == ""
+    steps = [step for step in result["told"] if step > 0]
     assert steps == list(range(steps[0], steps[-1] + 1))  # none left out, none told twice
     if name == "plain":  # its optimizer was made anew half-way: one step is lost
-        assert told["loop"] - 1 <= steps[-1] <= told["loop"]
+        assert result["loop"] - 1 <= steps[-1] <= result["loop"]
     else:
-        assert steps[-1] == told["loop"]
+        assert steps[-1] == result["loop"]
     beats = (
-        told["loop"] / 2 if name == "gan" else steps[-1]
+        result["loop"] / 2 if name == "gan" else steps[-1]
     )  # Lightning counts both of its optimizers
-    assert told["beats"] == beats
+    assert result["beats"] == beats

@@ -53,13 +53,13 @@ def trained(name: str, hooked: bool, folder: Path, extensions: Path) -> list[dic
     finally:
         for pid in marked(env[MARK]):  # where torchrun was ended, its ranks go on
             send_signal(pid, signal.SIGKILL)
-    told = [json.loads(path.read_text()) for path in sorted(folder.glob("told.*"))]
-    for one in told:  # they end without a goodbye
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("told.*"))]
+    for one in results:  # they end without a goodbye
         for path in Path("/dev/shm").glob(f"mldebug-{one['pid']}-*"):
             path.unlink()
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(told) == RANKS
-    return told
+    assert len(results) == RANKS
+    return results
 
 
 @pytest.mark.parametrize("name", PHASES)
@@ -69,11 +69,11 @@ def test_each_rank_tells_its_loops_step_and_learns_the_same(
     need(PACKAGES.get(name, name))
     with_hook = trained(name, True, tmp_path / "hook", extensions)
     without = trained(name, False, tmp_path / "bare", extensions)
-    for told, bare in zip(with_hook, without, strict=True):
+    for value, bare in zip(with_hook, without, strict=True):
         assert (bare["told"], bare["beats"]) == ([], 0)
-        assert (told["weights"], told["loop"]) == (bare["weights"], bare["loop"])
-        assert set(told["phases"]) == PHASES[name]
-        assert told["left"] == ""
-        steps = [step for step in told["told"] if step > 0]
-        assert steps == list(range(1, told["loop"] + 1))  # none left out, none told twice
-        assert told["beats"] == told["loop"] >= 6
+        assert (value["weights"], value["loop"]) == (bare["weights"], bare["loop"])
+        assert set(value["phases"]) == PHASES[name]
+        assert value["left"] == ""
+        steps = [step for step in value["told"] if step > 0]
+        assert steps == list(range(1, value["loop"] + 1))  # none left out, none told twice
+        assert value["beats"] == value["loop"] >= 6

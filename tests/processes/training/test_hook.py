@@ -50,9 +50,9 @@ def test_an_unmodified_silent_script_shows_its_steps(agent: RunningAgent) -> Non
         assert 0 < run.step <= max(job.step(rank) for rank in job.ranks) + 1
         again = wait_for("a later step", lambda: (one := agent.run_of(job)) and one.step, 60)
         wait_for("it to move", lambda: (((one := agent.run_of(job)) and one.step) or 0) > again, 60)
-        told = beats(job)
-        assert {rank: beat.rank for rank, beat in told.items()} == {0: 0, 1: 1}
-        assert {beat.world_size for beat in told.values()} == {2}
+        result = beats(job)
+        assert {rank: beat.rank for rank, beat in result.items()} == {0: 0, 1: 1}
+        assert {beat.world_size for beat in result.values()} == {2}
         shown = mldebug(job, "status", "--json", "--config", str(agent.config)).report
         mine = [one["step"] for one in shown["agent"]["runs"] if one["id"] == run.id]
         assert mine[0] >= again

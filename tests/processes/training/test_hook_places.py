@@ -30,21 +30,21 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting is for root")
 
 def beating(folder: Path) -> dict[str, str]:
     """What a light job needs to have the hook."""
-    told = {"PYTHONPATH": str(write_torch(folder / "site")), "PAUSE": "0.5"}
-    return told | environment(told, hook_folder())
+    facts = {"PYTHONPATH": str(write_torch(folder / "site")), "PAUSE": "0.5"}
+    return facts | environment(facts, hook_folder())
 
 
 def run_of(agent: RunningAgent, job: LightJob) -> RunState | None:
     """By name: in a pid namespace its pids are others."""
-    seen = agent.snapshot()
-    return next((run for run in seen.runs if run.name == job.name), None) if seen else None
+    snap = agent.snapshot()
+    return next((run for run in snap.runs if run.name == job.name), None) if snap else None
 
 
 def steps(agent: RunningAgent, job: LightJob) -> dict[int, int]:
     """Rank -> step, of those that have made one."""
     run = run_of(agent, job)
-    said = run.hooks if run else {}
-    return {rank: one.step for rank, one in said.items() if one.step is not None}
+    hooks = run.hooks if run else {}
+    return {rank: one.step for rank, one in hooks.items() if one.step is not None}
 
 
 def record_of(pid: int) -> Path:
@@ -237,9 +237,9 @@ def trained(how: str = "", *, hook: bool) -> list[str]:
 def undisturbed() -> list[str]:
     """Without the hook, where all is well."""
     pytest.importorskip("torch", reason="the jobs train with PyTorch")
-    told = trained(hook=False)
-    assert len(told) == STEPS / 5, told
-    return told
+    result = trained(hook=False)
+    assert len(result) == STEPS / 5, result
+    return result
 
 
 @as_root

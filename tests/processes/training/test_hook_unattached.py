@@ -69,20 +69,20 @@ def test_no_right_to_attach_costs_no_name(
     for report in (case.answer.report, case.reports[0]):
         _check(name, report["diagnosis"], case)
     gaps = {gap["reason"] for gap in case.reports[0]["gaps"]}
-    asked = any("the stack shown is the hook's" in reason for reason in gaps)
-    assert asked != (name in UNASKED), gaps
+    result = any("the stack shown is the hook's" in reason for reason in gaps)
+    assert result != (name in UNASKED), gaps
 
 
-def _check(name: str, told: dict[str, Any], case: Case) -> None:
+def _check(name: str, table: dict[str, Any], case: Case) -> None:
     """One of the right answers, and the processes that belong to them."""
-    found = told["verdict"], tuple(one["rank"] for one in told["culprits"])
+    found = table["verdict"], tuple(one["rank"] for one in table["culprits"])
     usual = case.scenario.expected
     if name in RAISED:
         usual = Expected(usual.verdict, usual.ranks, (MEDIUM, HIGH))
     right = OTHERS.get(name, (usual,))
     allowed = [one.confidence for one in right if (one.verdict, one.ranks) == found]
-    assert allowed, f"{found}: {told['summary']}\n{told}"
-    assert any(told["confidence"] in one for one in allowed), told
-    for culprit in told["culprits"]:
+    assert allowed, f"{found}: {table['summary']}\n{table}"
+    assert any(table["confidence"] in one for one in allowed), table
+    for culprit in table["culprits"]:
         right_pids = case.culprits.get(culprit["rank"], (culprit["pid"],))
-        assert culprit["pid"] in right_pids, told
+        assert culprit["pid"] in right_pids, table

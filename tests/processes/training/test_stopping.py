@@ -59,9 +59,9 @@ class Stopping(RunningJob):
         self._wait(
             f"{count} answers", lambda: all(len(self.actions(r)) >= count for r in self.everyone)
         )
-        told = [[(step, action) for step, action, _ in self.actions(r)] for r in self.everyone]
-        assert all(one == told[0] for one in told), told
-        return told[0]
+        values = [[(step, action) for step, action, _ in self.actions(r)] for r in self.everyone]
+        assert all(one == values[0] for one in values), values
+        return values[0]
 
     def end_code(self, seconds: float = 60.0) -> int:
         code = wait_for(
@@ -245,8 +245,8 @@ def test_the_command_line_saves_and_stops_a_job_of_any_user(user: User) -> None:
         shown = mldebug(job, "switch", "status", "--run", run)
         assert shown.code == 0
         assert f"folder  {job.folder}/.mldebug-switch/" in shown.stdout
-        asked = mldebug(job, "switch", "save", "--run", run, "--json").report["switches"][0]
-        file = Path(asked["found"]["folder"], "save")
+        entry = mldebug(job, "switch", "save", "--run", run, "--json").report["switches"][0]
+        file = Path(entry["found"]["folder"], "save")
         assert job.agreed(1)[0][1] == "save"
         wait_for("it to be taken away", lambda: not file.exists(), 20)
         wait_for("its word", lambda: "by rank 0 of 2" in _status(job, run), 30)
@@ -265,8 +265,8 @@ def test_the_folder_of_a_container_is_found_through_its_ranks(place: Path) -> No
     before = ("unshare", "-m", "sh", "-c", mount, "sh")
     with stopping("--folder", str(place), ranks=2, before=before) as job:
         job.wait_for_step(10)
-        asked = mldebug(job, "switch", "kill", "--run", _run_of(job), "--json").report
-        assert asked["switches"][0]["found"]["kill"]["by"]
+        report = mldebug(job, "switch", "kill", "--run", _run_of(job), "--json").report
+        assert report["switches"][0]["found"]["kill"]["by"]
         assert job.agreed(1)[0][1] == "kill"
         assert job.end_code() == 0
     assert list(place.iterdir()) == []  # ours was never touched

@@ -34,9 +34,9 @@ def need(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hang_is_noticed_and_nobody_is_named_wrongly(kind: str, fault: str, tmp_path: Path) -> None:  # fmt: skip
     need(kind)
-    told = hung(tmp_path, Row(kind, fault, STRUCK[fault]), "--cpu")
-    assert {name: one["result"] for name, one in told.items()} == dict.fromkeys(AGENTS, "right")
-    assert max(one["late_s"] for one in told.values()) < LATE
+    result = hung(tmp_path, Row(kind, fault, STRUCK[fault]), "--cpu")
+    assert {name: one["result"] for name, one in result.items()} == dict.fromkeys(AGENTS, "right")
+    assert max(one["late_s"] for one in result.values()) < LATE
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,17 +26,17 @@ need_torch("the scenarios train with PyTorch")
 @contextmanager
 def web(folder: Path, config: Path) -> Iterator[tuple[str, str]]:
     """`mldebug web --port 0`: the base address and the link; it has to end by Ctrl-C."""
-    said = folder / "web.out"
-    with said.open("wb") as out:
+    file = folder / "web.out"
+    with file.open("wb") as out:
         process = subprocess.Popen(
             [*MLDEBUG, "web", "--port", "0", "--config", str(config)],
             stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=clean_environment(folder),
         )  # fmt: skip
     try:
-        link = wait_for("the link", lambda: [word for word in said.read_text().split() if word.startswith("http://")], 30)[0]  # fmt: skip
+        link = wait_for("the link", lambda: [word for word in file.read_text().split() if word.startswith("http://")], 30)[0]  # fmt: skip
         yield link.partition("/?")[0], "/?" + link.partition("/?")[2]
         process.send_signal(signal.SIGINT)
-        assert process.wait(15) == 0, said.read_text()
+        assert process.wait(15) == 0, file.read_text()
     finally:
         process.kill()
         process.wait(15)
@@ -52,7 +52,7 @@ def test_a_person_follows_a_hang_from_the_first_page_to_the_report() -> None:
         tab(browser, base, phone=True) as phone,
         tab(browser, base, dark=True) as desk,
     ):
-        wait_for("the agent sees steps", lambda: (seen := agent.run_of(job)) and seen.step, 60)
+        wait_for("the agent sees steps", lambda: (result := agent.run_of(job)) and result.step, 60)
         desk.open(link)
         page = desk.page
         expect(page.locator(".run.good")).to_contain_text("4 of 4 ranks", timeout=60_000)

@@ -40,7 +40,7 @@ def test_a_person_sees_what_hangs_who_computes_and_what_got_slower(tmp_path: Pat
             chromium() as browser,
             tab(browser, base) as desk,
         ):
-            wait_for("a full read", lambda: (seen := agent.snapshot()) and seen.gpus, 60)
+            wait_for("a full read", lambda: (snap := agent.snapshot()) and snap.gpus, 60)
             page = desk.page
             desk.open(links[-1])
             desk.open("/storage")

@@ -68,8 +68,8 @@ def dump(
     version: str = "2.10",
 ) -> Dump:
     """A whole dump; `groups` are those of the process, with their members."""
-    told = {"0": range(4)} if groups is None else groups
-    numbers = {name: number for number, name in enumerate(told)}
+    facts = {"0": range(4)} if groups is None else groups
+    numbers = {name: number for number, name in enumerate(facts)}
     numbered = [
         one | {"record_id": first_record + index, "pg_id": numbers.get(one["process_group"][0], 0)}
         for index, one in enumerate(entries)
@@ -80,7 +80,7 @@ def dump(
             "desc": "default_pg" if name == "0" else name,
             "ranks": str(list(ranks)),
         }
-        for name, ranks in told.items()
+        for name, ranks in facts.items()
     }
     return {
         "version": version,

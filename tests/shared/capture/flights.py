@@ -60,11 +60,13 @@ def job(
     """All ranks wait at one line; `records` says what their Flight Recorders tell, None that nobody could ask."""
     ranks = []
     for number in range(world):
-        told = records.get(number)
+        value = records.get(number)
         waiter = process(*WAITER, move=still())
         one = rank(number, (odd or {}).get(number, waiter), world=world)
         flight = (
-            None if told is None else FlightRecord(groups=told, sends=(sends or {}).get(number, ()))
+            None
+            if value is None
+            else FlightRecord(groups=value, sends=(sends or {}).get(number, ()))
         )
         ranks.append(msgspec.structs.replace(one, flight=flight))
     return capture(*ranks, world=world)

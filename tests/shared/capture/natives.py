@@ -13,10 +13,10 @@ ASK = "import sysconfig; print(sysconfig.get_paths()['include'])"
 @cache
 def native_folder(python: str = sys.executable) -> Path:
     """A folder for PYTHONPATH with the module for this Python; AssertionError where it cannot be built."""
-    asked = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True)
+    completed = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True)
     folder = Path(mkdtemp(prefix="mldebug-native-"))
     argv = ["cc", "-O2", "-std=gnu11", "-Wall", "-Werror", "-shared", "-fPIC"]
-    argv += [f"-I{asked.stdout.strip()}", str(SOURCE)]
+    argv += [f"-I{completed.stdout.strip()}", str(SOURCE)]
     argv += ["-Wno-unused-function", "-o", str(folder / "mldebug_training_native.so")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -43,7 +43,7 @@ class Client:
                 return ""
             self._rest += more
         line, _, self._rest = self._rest.partition(b"\n")
-        self.server.heard.append(line.decode())
+        self.server.messages.append(line.decode())
         return line.decode()
 
     def say(self, text: str | bytes) -> None:
@@ -73,7 +73,7 @@ class RasServer:
     ) -> None:
         self.serve = serve
         self._alone = alone  # in a network of its own: whoever comes is meant
-        self.heard: list[str] = []
+        self.messages: list[str] = []
         self.connections = 0
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._door = socket.socket(family, socket.SOCK_STREAM)
@@ -165,12 +165,12 @@ def answer(
     pids = pids or {}
     place = {"cuda_dev": 0, "nvml_dev": 0, "host": host}
     ranks = [
-        {"rank": n, "pid": pids.get(n, 100 + n), **place, "collective_counts": told}
-        for n, told in counts.items()
+        {"rank": n, "pid": pids.get(n, 100 + n), **place, "collective_counts": value}
+        for n, value in counts.items()
     ]
     gone = [
-        {"rank": n, "pid": pids.get(n, 100 + n), **place, "status": told}
-        for n, told in (missing or {}).items()
+        {"rank": n, "pid": pids.get(n, 100 + n), **place, "status": item}
+        for n, item in (missing or {}).items()
     ]
     one = {"hash": key, "secondary_hash": "0x2:0x3", "size": size or len(ranks) + len(gone)}
     return {
@@ -204,9 +204,9 @@ def speaks(json_answer: str | None, text_answer: str = "", protocol: int = 2) ->
     return serve
 
 
-def says(told: Any) -> Serve:
+def says(value: Any) -> Serve:
     """This answer, in JSON."""
-    return speaks(told if isinstance(told, str) else json.dumps(told, indent=2))
+    return speaks(value if isinstance(value, str) else json.dumps(value, indent=2))
 
 
 def silent(client: Client) -> None:
@@ -233,9 +233,9 @@ def after_handshake(then: Serve) -> Serve:
     return serve
 
 
-def half(told: str) -> Serve:
+def half(text: str) -> Serve:
     """The first half of an answer, then the end."""
-    return after_handshake(lambda client: client.say(told[: len(told) // 2]))
+    return after_handshake(lambda client: client.say(text[: len(text) // 2]))
 
 
 def floods(total: int) -> Serve:

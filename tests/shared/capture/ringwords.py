@@ -46,8 +46,8 @@ class Words:
     def _names(self, at: int) -> list[tuple[int, int, str]]:
         names: list[tuple[int, int, str]] = []
         while at + 16 <= self.chunks:
-            told, line, file, length = ring.NAME.unpack_from(self.data, at)
-            if told != len(names) + 1:
+            result, line, file, length = ring.NAME.unpack_from(self.data, at)
+            if result != len(names) + 1:
                 break
             names.append((file, line, self.data[at + 16 : at + 16 + length].decode()))
             at += (16 + length + 7) // 8 * 8
@@ -84,7 +84,7 @@ class Words:
         path, _, module = self.names[file][2].partition("\0")
         return Event(thread, KINDS[kind], function, path, module, line, depth, ns, chunk)
 
-    def told(self, thread: str = "MainThread", *kinds: str) -> list[str]:
+    def reported(self, thread: str = "MainThread", *kinds: str) -> list[str]:
         """`call f`, by depth, of one thread."""
         return [
             f"{' ' * one.depth}{one.kind} {one.function.rpartition('.')[2]}"

@@ -34,11 +34,11 @@ RECORDED = {rule["record"]: rule["expr"] for rule in rules(*RULES) if "record" i
 
 def declared() -> dict[str, set[str]]:
     """What a scrape may have: series -> its labels."""
-    told = {"up": set[str]()}
+    facts = {"up": set[str]()}
     for family in [*OWN, *(one for group in groups().values() for one in group.families)]:
         many = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
-        told |= {family.series + end: {*family.labels, *(("le",) if end == "_bucket" else ())} for end in many}  # fmt: skip
-    return told
+        facts |= {family.series + end: {*family.labels, *(("le",) if end == "_bucket" else ())} for end in many}  # fmt: skip
+    return facts
 
 
 SERIES = declared()

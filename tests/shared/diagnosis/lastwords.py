@@ -72,11 +72,11 @@ def text_of(case: LastWords) -> str:
     """What the rank writes last."""
     if not case.words:
         return case.raw
-    kind, _, said = case.words.partition("\n")[0].partition(": ")
+    kind, _, result = case.words.partition("\n")[0].partition(": ")
     frame = _FRAMES["step"].replace("loss = model(batch)", case.line) if case.line else ""
     frame = frame or _FRAMES.get(case.at) or _frame(case.at)
     if case.at == "raise":
-        frame = frame.format(type=kind.rpartition(".")[2], shown=repr(said))
+        frame = frame.format(type=kind.rpartition(".")[2], shown=repr(result))
     return "\n".join(part for part in (case.before, _OUTER + frame + case.words) if part)
 
 

@@ -117,11 +117,11 @@ def played(
 ) -> list[SignedMoment]:
     """A whole recording through the fingerprint; `change` alters each sign, `levels` are of an agent before."""
     memory = levels if levels is not None else RunLevels()
-    told = []
+    results = []
     for moment in moments(name, **how):
         signs = tuple(map(change, moment.signs))
-        told.append(SignedMoment(moment, memory.look(moment.at, signs, world_size=2)))
-    return told
+        results.append(SignedMoment(moment, memory.look(moment.at, signs, world_size=2)))
+    return results
 
 
 def without(*fields: str) -> Change:

@@ -139,7 +139,7 @@ def _with_stack(now: dict[str, Any]) -> dict[str, Any]:
     if not frames:
         return {}
     wchan = "" if now["wchan"] == "0" else now["wchan"]
-    seen = process(
+    result = process(
         *frames,
         state=now["state"],
         wchan=wchan,
@@ -148,8 +148,8 @@ def _with_stack(now: dict[str, Any]) -> dict[str, Any]:
         active=now["stack"]["active"],
         gil=now["stack"]["gil"],
     )
-    identity = RankIdentity(rank=0, world_size=2, pid=seen.pid)
-    found = classify(RankCapture(identity=identity, process=seen))
+    identity = RankIdentity(rank=0, world_size=2, pid=result.pid)
+    found = classify(RankCapture(identity=identity, process=result))
     return {
         "role": found.role,
         "class_name": found.name,

@@ -126,10 +126,10 @@ def traced() -> Sample:
     """The same, in a job that was started with its calls traced."""
     made = sleeping()
     (capture,) = made.captures
-    told = {one.identity.rank: _tail(one.identity.rank) for one in capture.ranks}
-    ranks = tuple(replace(one, trace=told[one.identity.rank]) for one in capture.ranks)
+    by_name = {one.identity.rank: _tail(one.identity.rank) for one in capture.ranks}
+    ranks = tuple(replace(one, trace=by_name[one.identity.rank]) for one in capture.ranks)
     judged = tuple(
-        replace(one, capture=replace(one.capture, trace=told[one.rank])) if one.capture else one
+        replace(one, capture=replace(one.capture, trace=by_name[one.rank])) if one.capture else one
         for one in made.judgement.ranks
     )
     return Sample(replace(made.judgement, ranks=judged), (replace(capture, ranks=ranks),))

@@ -15,14 +15,14 @@ class DirectPaths:
     """Reads at once, as a `Reader` would through its child; counts what was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.answers: dict[str, Unreadable] = {}
 
     def read_many(
         self, paths: Sequence[str], *, max_bytes: int, timeout: float = 2.0
     ) -> dict[str, bytes | Unreadable]:
         """Every path has an entry."""
-        self.asked += paths
+        self.requests += paths
         return {path: self.answers.get(path) or _read(path, max_bytes) for path in paths}
 
 

@@ -160,12 +160,12 @@ class Run:
 class Story:
     """What the watch said to a run; times are seconds since the first look."""
 
-    def __init__(self, said: list[tuple[float, StallDecision]], watch: StallWatch) -> None:
-        self.said, self.watch = said, watch
+    def __init__(self, results: list[tuple[float, StallDecision]], watch: StallWatch) -> None:
+        self.decisions, self.watch = results, watch
 
     def times(self, wanted: Callable[[StallDecision], bool]) -> list[float]:
         """When it said something of that sort."""
-        return [at for at, decision in self.said if wanted(decision)]
+        return [at for at, decision in self.decisions if wanted(decision)]
 
     @property
     def opened(self) -> list[float]:
@@ -179,13 +179,13 @@ class Story:
 
     def first(self, stage: Stage) -> StallDecision:
         """The first decision of that stage."""
-        return next(decision for _, decision in self.said if decision.stage is stage)
+        return next(decision for _, decision in self.decisions if decision.stage is stage)
 
     @property
     def stages(self) -> list[Stage]:
         """The stages in order, without repetition."""
         found: list[Stage] = []
-        for _, decision in self.said:
+        for _, decision in self.decisions:
             if not found or found[-1] is not decision.stage:
                 found.append(decision.stage)
         return found
@@ -205,19 +205,19 @@ def watch(
     """
     chosen = StallSettings(**{"interval": 1.0, **settings})
     watcher = StallWatch(chosen, memory)
-    said: list[tuple[float, StallDecision]] = []
+    results: list[tuple[float, StallDecision]] = []
     start: float | None = None
-    asked, taken = False, 0
+    sample, taken = False, 0
     for look in looks:
         taken -= 1
         if taken == 0:
             watcher.take_classes({rank: _proved(rank, does) for rank, does in native.items()})
         start = look.at if start is None else start
-        decision = watcher.look(_unseen(look) if blind and not asked else look)
-        asked = decision.sample
+        decision = watcher.look(_unseen(look) if blind and not sample else look)
+        sample = decision.sample
         taken = CAPTURE_LOOKS if decision.capture else taken
-        said.append((look.at - start, decision))
-    return Story(said, watcher)
+        results.append((look.at - start, decision))
+    return Story(results, watcher)
 
 
 def _proved(rank: int, does: Does) -> RankLook:

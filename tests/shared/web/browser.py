@@ -39,10 +39,11 @@ class Tab:
         self.errors: list[str] = []
         self.strangers: list[str] = []
         page.on(
-            "console", lambda told: self.errors.append(told.text) if told.type == "error" else None
+            "console",
+            lambda result: self.errors.append(result.text) if result.type == "error" else None,
         )
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", lambda asked: self._count(asked.url))
+        page.on("request", lambda requests: self._count(requests.url))
 
     def _count(self, url: str) -> None:
         parts = urlsplit(url)

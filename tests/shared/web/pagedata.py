@@ -76,14 +76,14 @@ def _used(point: str, source: str, kind: str) -> UsedMount:
     return UsedMount(mount=mount, path=point.encode(), ranks=set(range(100, 108)), public=True)
 
 
-def filesystems(*seen: FilesystemReading) -> CollectorState:
+def filesystems(*reading: FilesystemReading) -> CollectorState:
     """The part that looked at these, with the alarms that it would raise."""
-    gaps = [Gap(what=f"filesystem {one.used.title}", reason=one.answer.reason) for one in seen if one.answer.reason]  # fmt: skip
+    gaps = [Gap(what=f"filesystem {one.used.title}", reason=one.answer.reason) for one in reading if one.answer.reason]  # fmt: skip
     return CollectorState(
         name="filesystems",
         at=AT,
-        rows={"filesystems": tuple(map(filesystem_row, seen))},
-        alarms=tuple(alarm for one in seen for alarm in _alarms(one)),
+        rows={"filesystems": tuple(map(filesystem_row, reading))},
+        alarms=tuple(alarm for one in reading for alarm in _alarms(one)),
         gaps=tuple(gaps),
     )
 
@@ -140,7 +140,7 @@ SAVING = Forecast(per_second=2.6e8, seconds_left=5040.0, saves_left=3, checkpoin
 
 def storage(*, ranks: int = 8, writers: int = 4) -> Snapshot:
     """A mount hangs, another will be full in three saves; quotas, folders, writers, saves and memory."""
-    seen = (
+    cases = (
         mounted("/", "/dev/nvme0n1p2", "ext4", 0.41, 1800 * GIB),
         mounted("/scratch", "10.0.0.7@o2ib:/scratch", "lustre", 0.71, 480 * TIB, SAVING),
         hanging_mount("/data", "nfs01:/data", 194.0),
@@ -154,7 +154,7 @@ def storage(*, ranks: int = 8, writers: int = 4) -> Snapshot:
         {"job": JOB, "rank": one, "line": f"rank {one} of llama-7b writes {1200 - one} MiB/s; /scratch/ada/ckpt/step_1300/{one}.distcp on /scratch grows by {1200 - one} MiB/s"}
         for one in range(writers)
     )  # fmt: skip
-    parts = (filesystems(*seen), part("quotas", quota, alarms=(alarm,)), part("trees", tree, part_trees), part("writers", *wrote))  # fmt: skip
+    parts = (filesystems(*cases), part("quotas", quota, alarms=(alarm,)), part("trees", tree, part_trees), part("writers", *wrote))  # fmt: skip
     run = replace(moving(JOB, ranks), name="llama-7b", checkpoint_series=(saved(), saved(series="last", last=None, newest=None, listed=(), lost_seconds=None, sentence="no complete checkpoint in /scratch/ada/ckpt")))  # fmt: skip
     return quiet(run, storage=StorageState(parts=parts), memory=memory(ranks))
 
@@ -242,7 +242,7 @@ def history() -> tuple[JudgedSeries, ...]:
     def steady(level: float, count: int = 24) -> list[float]:
         return [level * dice.uniform(0.99, 1.01) for _ in range(count)]
 
-    told = [
+    cases = [
         measured([*steady(478), *steady(411, 3)]),
         measured(steady(462), op="all_gather"),
         measured(steady(455), op="reduce_scatter"),
@@ -252,7 +252,7 @@ def history() -> tuple[JudgedSeries, ...]:
         measured(steady(3.1), device="cpu", nccl="", ranks=4, bytes=16 << 20),
         measured([40.2], nccl_algo="Ring"),
     ]
-    return judge_all(told)
+    return judge_all(cases)
 
 
 def probes() -> Snapshot:

@@ -30,15 +30,17 @@ def trapped(run: str = "e4f0") -> RunState:
 
 def hooked(run: str = "9d2e", ranks: int = 4) -> RunState:
     """A run whose ranks have the hook; the last one has just begun to save, under a name of the job's own."""
-    said = {rank: HookState(step=41, step_age=0.2, scalars={"loss": 2.5}) for rank in range(ranks)}
-    said |= {
+    by_name = {
+        rank: HookState(step=41, step_age=0.2, scalars={"loss": 2.5}) for rank in range(ranks)
+    }
+    by_name |= {
         0: HookState(
             step=41, phase="checkpoint_save", phase_age=12.0, scalars={"loss": 2.25, "lr": 1e-4}
         )
     }
-    said |= {ranks - 1: HookState(step=40, phase='tidy "up"', phase_age=0.5)}
+    by_name |= {ranks - 1: HookState(step=40, phase='tidy "up"', phase_age=0.5)}
     return RunState(
-        id=run, name="train.py", launcher="torchrun", user="ada", world_size=ranks, hooks=said, step=41, loss=2.25,
+        id=run, name="train.py", launcher="torchrun", user="ada", world_size=ranks, hooks=by_name, step=41, loss=2.25,
         ranks={rank: 300 + rank for rank in range(ranks)}, quiet_seconds=0.2, progress_at=AT - 0.2, timeout_seconds=30.0,
     )  # fmt: skip
 

@@ -22,12 +22,12 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&\u202e{{7*7}}</script>"
 
 def training(ranks: int = 8) -> RunState:
     """A run that goes well, with the hook."""
-    said = {rank: HookState(step=1200 - rank % 2, step_age=0.2) for rank in range(ranks)}
+    by_name = {rank: HookState(step=1200 - rank % 2, step_age=0.2) for rank in range(ranks)}
     return replace(
         moving("5c01", ranks),
         uid=1000,
         name="llama-7b",
-        hooks=said,
+        hooks=by_name,
         sentence="last step 1.2 s ago (usual gap 0.4 s)",
         why_timeout="5 times the 99th percentile of its own gaps, at least 30 s",
         log="/scratch/ada/llama-7b/train.log",
@@ -83,10 +83,10 @@ def store(state_dir: Path, name: str, job: str = "7f3a", **changes: object) -> s
 
 
 @contextmanager
-def pages(state_dir: Path, told: Snapshot, **settings: object) -> Iterator[AgentServer]:
+def pages(state_dir: Path, given: Snapshot, **settings: object) -> Iterator[AgentServer]:
     """Served at the socket, and by TCP where `listen` says so."""
     server = AgentServer(AgentConfig(state_dir=state_dir, **({"listen": ""} | settings)))  # type: ignore[arg-type]
-    server.publish(told)
+    server.publish(given)
     server.start()
     server.serve_socket(open_unix(state_dir))
     try:

@@ -62,9 +62,9 @@ class Memory:
     def memo(self, name: str) -> bytes:
         return self.rows.get(name, b"")
 
-    def remember(self, name: str, told: bytes) -> None:
-        self.rows = {**self.rows, name: told} if told else {**self.rows}
-        if not told:
+    def remember(self, name: str, data: bytes) -> None:
+        self.rows = {**self.rows, name: data} if data else {**self.rows}
+        if not data:
             self.rows.pop(name, None)
 
     def is_stored(self, name: str) -> bool:
@@ -169,10 +169,10 @@ def counted(folder: Path) -> int:
 def test_a_program_gets_the_facts_in_its_environment_and_on_stdin_and_no_shell(
     tmp_path: Path, spawner: Spawner
 ) -> None:
-    told = script(
+    result = script(
         tmp_path, f'env > {tmp_path}/env; cat > {tmp_path}/in; echo "$1" > {tmp_path}/arg'
     )
-    stand = Stand(tmp_path, spawner, settings(steps={"count": run(told, "$(id) ;")}))
+    stand = Stand(tmp_path, spawner, settings(steps={"count": run(result, "$(id) ;")}))
     stand.stalls(blamed=(Culprit(kind="rank", rank=2, node="node1", pid=7, reason="stopped"),))
     (line,) = stand.until(1)
     assert (line.outcome, line.code, line.run) == (ActionOutcome.RAN, 0, RUN)
@@ -202,9 +202,9 @@ def test_a_dry_run_says_what_it_would_do(tmp_path: Path, spawner: Spawner) -> No
     (line,) = stand.until(1)
     assert (line.outcome, counted(tmp_path)) == (ActionOutcome.DRY_RUN, 0)
     assert line.why.startswith("it would: /")
-    told = list(event_lines(stand.snapshot().events, {"R1"}))
+    items = list(event_lines(stand.snapshot().events, {"R1"}))
     assert any(
-        one.startswith("action count (command): dry run at 2023-11-14T22:13:20Z") for one in told
+        one.startswith("action count (command): dry run at 2023-11-14T22:13:20Z") for one in items
     )
 
 
@@ -504,9 +504,9 @@ def blamed(pid: int, kind: Any = "rank", node: str = "node1", rank: int = 2) -> 
 def work(*ranks: RankIdentity, starter: Any = None, **facts: Any) -> ActionInput:
     words = {"id": "i", "key": "incident/R1", "kind": "stall", "severity": "critical"}
     words |= {"node": "node1", "sentence": "s", "subject": "s", "confidence": "high"}
-    told = ActionFacts(state="firing", started="2026-01-01T00:00:00Z", **{**words, **facts})
+    action_facts = ActionFacts(state="firing", started="2026-01-01T00:00:00Z", **{**words, **facts})
     job = Job(id=RUN, name="train.py", launcher="torchrun", ranks=ranks, uid=os.getuid())
-    return ActionInput(told, job, "node1", starter, Host(), lambda _: "R1")
+    return ActionInput(action_facts, job, "node1", starter, Host(), lambda _: "R1")
 
 
 def test_the_culprit_gets_the_signal(sleeper: "subprocess.Popen[bytes]") -> None:
@@ -547,9 +547,9 @@ def test_a_signal_goes_to_ranks_of_that_run_alone(
     more = dict(facts)
     if {"node", "kind", "rank"} & more.keys():
         more = {"blamed": (blamed(sleeper.pid, **more),)}
-    told = {"blamed": (blamed(sleeper.pid),)} | more
+    difference = {"blamed": (blamed(sleeper.pid),)} | more
     with pytest.raises(UnfitError, match=why):
-        signal.create(signal.Options()).plan(work(rank(sleeper.pid), **told))
+        signal.create(signal.Options()).plan(work(rank(sleeper.pid), **difference))
 
 
 # --- the log, the configuration ------------------------------------------------------------------
@@ -579,11 +579,11 @@ def test_an_audit_log_that_cannot_be_written_is_told(tmp_path: Path, spawner: Sp
     stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path)))
     stand.stalls()
 
-    def told() -> bool:
+    def reported() -> bool:
         stand.tick()
         return "cannot be written" in stand.snapshot().events.actions_trouble
 
-    wait_until(told)
+    wait_until(reported)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -615,6 +615,6 @@ def test_without_a_config_nothing_is_done() -> None:
 
 
 def test_the_environment_holds_single_lines() -> None:
-    told = environment(work().facts)
-    assert all("\n" not in value and "\0" not in value for value in told.values())
-    assert told["MLDEBUG_CONFIDENCE"] == "high"
+    result = environment(work().facts)
+    assert all("\n" not in value and "\0" not in value for value in result.values())
+    assert result["MLDEBUG_CONFIDENCE"] == "high"

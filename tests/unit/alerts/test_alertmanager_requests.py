@@ -84,9 +84,9 @@ class Stand:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         link.request("POST", alertmanager_route.PATH, body, headers)
         answer = link.getresponse()
-        told = json.loads(answer.read())
+        document = json.loads(answer.read())
         link.close()
-        return answer.status, told
+        return answer.status, document
 
     def alert(self, *labels: dict[str, str], status: str = "firing") -> tuple[int, Any]:
         return self.post(payload(*labels, status=status))
@@ -105,9 +105,9 @@ def payload(*labels: dict[str, str], status: str = "firing", version: str = "4")
         }
         for one in labels
     ]  # fmt: skip
-    told = {"receiver": "r", "status": status, "alerts": alerts, "version": version, "groupKey": "{}",
+    facts = {"receiver": "r", "status": status, "alerts": alerts, "version": version, "groupKey": "{}",
             "truncatedAlerts": 0, "groupLabels": {}, "commonLabels": {}, "externalURL": "http://am"}  # fmt: skip
-    return json.dumps(told).encode()
+    return json.dumps(facts).encode()
 
 
 @pytest.fixture
@@ -122,16 +122,16 @@ def stand(tmp_path: Path) -> Iterator[Stand]:
 
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], f"{TOKEN}x", "é"])
 def test_who_does_not_show_the_token_gets_nothing(stand: Stand, token: str) -> None:
-    status, told = stand.post(payload({"run": ONE.id}), token)
-    assert (status, "token" in told["error"]) == (401, True)
-    assert TOKEN not in str(told)
+    status, answer = stand.post(payload({"run": ONE.id}), token)
+    assert (status, "token" in answer["error"]) == (401, True)
+    assert TOKEN not in str(answer)
     assert stand.bench.taken == []
 
 
 def test_without_a_token_file_the_door_is_shut(tmp_path: Path) -> None:
     stand = Stand(tmp_path, token=None)
-    status, told = stand.post(payload({"run": ONE.id}), "None")
-    assert (status, "it has no token" in told["error"]) == (403, True)
+    status, answer = stand.post(payload({"run": ONE.id}), "None")
+    assert (status, "it has no token" in answer["error"]) == (403, True)
     stand.server.stop(5)
 
 
@@ -139,8 +139,8 @@ def test_a_short_or_missing_token_file_opens_nothing(tmp_path: Path, stand: Stan
     (tmp_path / "token").write_text("short\n")
     assert stand.post(payload({"run": ONE.id}), "short")[0] == 503
     (tmp_path / "token").unlink()
-    status, told = stand.post(payload({"run": ONE.id}))
-    assert (status, str(tmp_path) in str(told)) == (503, False)
+    status, answer = stand.post(payload({"run": ONE.id}))
+    assert (status, str(tmp_path) in str(answer)) == (503, False)
     assert stand.bench.taken == []
 
 
@@ -159,8 +159,8 @@ def test_a_token_that_is_rotated_counts_at_once(tmp_path: Path, stand: Stand) ->
      payload({"run": "x"}, version="3"), b"[" * 100_000, b'{"version": "4", "groupLabels": ' + b"[" * 100_000],
 )  # fmt: skip
 def test_what_is_no_payload_is_refused_in_words(stand: Stand, body: bytes) -> None:
-    status, told = stand.post(body)
-    assert (status, bool(told["error"])) == (400, True)
+    status, answer = stand.post(body)
+    assert (status, bool(answer["error"])) == (400, True)
 
 
 def test_a_body_without_end_is_cut(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +188,8 @@ def test_a_body_without_end_is_cut(stand: Stand, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_labels_choose_the_run(stand: Stand, labels: dict[str, str], runs: list[str]) -> None:
-    status, told = stand.alert({"alertname": "X", **labels})
-    assert (status, sorted(one["run"] for one in told["captures"])) == (200, runs)
+    status, answer = stand.alert({"alertname": "X", **labels})
+    assert (status, sorted(one["run"] for one in answer["captures"])) == (200, runs)
     assert stand.taken(len(runs)) == runs
 
 
@@ -201,10 +201,10 @@ def test_labels_choose_the_run(stand: Stand, labels: dict[str, str], runs: list[
 def test_an_unknown_run_is_answered_with_those_that_there_are(
     stand: Stand, labels: dict[str, str]
 ) -> None:
-    status, told = stand.alert(labels)
-    assert (status, told["captures"]) == (404, [])
-    assert "aaaa1111 (train.py), bbbb2222 (eval.py)" in told["error"]
-    assert "\x1b" not in told["error"]
+    status, answer = stand.alert(labels)
+    assert (status, answer["captures"]) == (404, [])
+    assert "aaaa1111 (train.py), bbbb2222 (eval.py)" in answer["error"]
+    assert "\x1b" not in answer["error"]
     assert stand.bench.taken == []
 
 
@@ -218,8 +218,8 @@ def test_what_is_resolved_asks_for_nothing(stand: Stand) -> None:
 
 def test_ten_thousand_alerts_of_one_run_are_one_capture(stand: Stand) -> None:
     labels = [{"alertname": f"A{n}", "run": ONE.id, "instance": f"i{n}"} for n in range(10_000)]
-    status, told = stand.alert(*labels, {"run": "nope"})
-    assert (status, [one["run"] for one in told["captures"]]) == (200, [ONE.id])
+    status, answer = stand.alert(*labels, {"run": "nope"})
+    assert (status, [one["run"] for one in answer["captures"]]) == (200, [ONE.id])
     assert stand.taken(1) == [ONE.id]
 
 
@@ -227,8 +227,8 @@ def test_within_a_minute_one_capture_serves_all(stand: Stand) -> None:
     stand.alert({"run": ONE.id})
     stand.taken(1)
     stand.now += module.PAUSE - 1
-    _, told = stand.alert({"run": ONE.id})
-    assert told["captures"] == [
+    _, answer = stand.alert({"run": ONE.id})
+    assert answer["captures"] == [
         {"run": ONE.id, "name": "train.py", "asked_seconds_ago": module.PAUSE - 1}
     ]
     stand.now += 2
@@ -241,19 +241,19 @@ def test_where_too_many_wait_alertmanager_is_asked_to_come_again(stand: Stand) -
     stand.bench.gate.clear()
     many = {f"r{n}": Job(id=f"r{n}", name="many", launcher="x") for n in range(100)}
     stand.captures.show(many, Discovery())
-    status, told = stand.alert({"run": "many"})
+    status, answer = stand.alert({"run": "many"})
     stand.bench.gate.set()
-    assert (status, "too many captures wait" in told["error"]) == (503, True)
+    assert (status, "too many captures wait" in answer["error"]) == (503, True)
 
 
 # --- other nodes ---------------------------------------------------------------------------------
 
 
 def test_all_nodes_are_asked_where_they_are_joined_and_this_one_else(tmp_path: Path) -> None:
-    asked: list[tuple[str, Job | None]] = []
+    requests: list[tuple[str, Job | None]] = []
 
     def across(name: str, job: Job | None) -> str:
-        asked.append((name, job))
+        requests.append((name, job))
         if job is TWO:
             raise MldebugError("nobody coordinates")
         return "report-of-all"
@@ -261,7 +261,7 @@ def test_all_nodes_are_asked_where_they_are_joined_and_this_one_else(tmp_path: P
     stand = Stand(tmp_path, across=across)
     assert stand.captures.ask(ONE.id, ONE).report.result(30) == "report-of-all"
     assert stand.captures.ask(TWO.id, TWO).report.result(30) == "report-of-bbbb2222"
-    assert (asked, stand.bench.taken) == ([(ONE.id, ONE), (TWO.id, TWO)], [TWO.id])
+    assert (requests, stand.bench.taken) == ([(ONE.id, ONE), (TWO.id, TWO)], [TWO.id])
     stand.server.stop(5)
 
 
@@ -270,10 +270,10 @@ def test_a_run_on_other_nodes_alone_is_captured_there(tmp_path: Path) -> None:
         yield from (f"id-of-{one}" for one in names if one == "far.py")
 
     stand = Stand(tmp_path, elsewhere, across=lambda name, job: f"report-of-{name}")
-    status, told = stand.alert({"job": "far.py"}, {"job": "nope"})
-    assert (status, [one["run"] for one in told["captures"]]) == (200, ["id-of-far.py"])
-    asked = stand.captures.ask("id-of-far.py", None)
-    assert asked.report.result(30) == "report-of-id-of-far.py"
+    status, answer = stand.alert({"job": "far.py"}, {"job": "nope"})
+    assert (status, [one["run"] for one in answer["captures"]]) == (200, ["id-of-far.py"])
+    reply = stand.captures.ask("id-of-far.py", None)
+    assert reply.report.result(30) == "report-of-id-of-far.py"
     assert stand.alert({"job": "nope"})[0] == 404
     stand.server.stop(5)
 

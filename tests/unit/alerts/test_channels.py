@@ -104,13 +104,13 @@ def secret_file(folder: Path, text: str = SECRET + "\n") -> Path:
 
 def test_a_webhook_gets_the_message_and_the_token(sink: str, tmp_path: Path) -> None:
     options = webhook.Options(url=f"{sink}/x?y=1", token_file=secret_file(tmp_path))
-    told = message()
-    webhook.create(options).send(told)
+    result = message()
+    webhook.create(options).send(result)
     ((path, headers, body),) = Sink.got
     assert (path, headers["Authorization"]) == ("/x?y=1", f"Bearer {SECRET}")
-    assert headers["Idempotency-Key"] == told.id
-    assert msgspec.json.decode(body, type=EventMessage) == told
-    assert told.link == "https://reports/R1"
+    assert headers["Idempotency-Key"] == result.id
+    assert msgspec.json.decode(body, type=EventMessage) == result
+    assert result.link == "https://reports/R1"
 
 
 def test_a_redirect_is_not_followed_and_takes_no_credentials(sink: str, tmp_path: Path) -> None:
@@ -275,13 +275,13 @@ def test_who_has_the_mail_gets_no_double_while_another_is_tried_again(
     everybody = ("a@x.org", "later@x.org", "never@x.org")
     channel = email.create(msgspec.structs.replace(mail_options(port), to=everybody))
     box.refuses = {"later@x.org": "451 greylisted", "never@x.org": "550 unknown"}
-    told = message()
+    result = message()
     with pytest.raises(OSError, match="1 of the addresses was not accepted yet"):
-        channel.send(told)
+        channel.send(result)
     with pytest.raises(OSError, match="not accepted yet"):  # nobody else is tried
-        channel.send(told)
+        channel.send(result)
     box.refuses = {"never@x.org": "550 unknown"}
-    channel.send(told)
+    channel.send(result)
     assert box.got == [["a@x.org"], ["later@x.org"]]
     with pytest.raises(MessageRefusedError, match="1 of the addresses was not accepted"):
         channel.send(message(EventState.RESOLVED))
@@ -347,10 +347,10 @@ def test_apprise_delivers_through_the_real_library(sink: str, tmp_path: Path) ->
     file.write_text(f"# ours\n\n{sink.replace('http', 'json')}/hook\n")
     apprise.create(apprise.Options(urls_file=file)).send(message())
     ((path, _, body),) = Sink.got
-    told = json.loads(body)
+    answer = json.loads(body)
     assert path == "/hook"
-    assert told["title"] == message().subject
-    assert "culprit: rank 3 on n: lock" in told["message"]
+    assert answer["title"] == message().subject
+    assert "culprit: rank 3 on n: lock" in answer["message"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own, of Python 3.11
@@ -428,18 +428,18 @@ def test_a_secret_that_is_missing_or_empty_is_told(sink: str, tmp_path: Path) ->
 def test_notify_sends_both_states_and_says_so(sink: str, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text(f"channels:\n  ops: {{kind: webhook, url: '{sink}'}}\n")
-    told = CliRunner().invoke(cli, ["notify", "--config", str(file), "--test", "ops"])
-    assert (told.exit_code, len(Sink.got)) == (0, 2)
-    assert "ops (webhook) has accepted the firing message" in told.output
+    result = CliRunner().invoke(cli, ["notify", "--config", str(file), "--test", "ops"])
+    assert (result.exit_code, len(Sink.got)) == (0, 2)
+    assert "ops (webhook) has accepted the firing message" in result.output
     Sink.answers = [401]
-    told = CliRunner().invoke(cli, ["notify", "--config", str(file), "--test", "ops"])
-    assert isinstance(told.exception, MldebugError)
-    assert "does not accept our token" in told.exception.message
+    result = CliRunner().invoke(cli, ["notify", "--config", str(file), "--test", "ops"])
+    assert isinstance(result.exception, MldebugError)
+    assert "does not accept our token" in result.exception.message
 
 
 def test_notify_names_the_channels_that_there_are(tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text("channels:\n  ops: {kind: webhook, url: 'http://x'}\n")
-    told = CliRunner().invoke(cli, ["notify", "--config", str(file), "--test", "chat"])
-    assert isinstance(told.exception, UsageError)
-    assert told.exception.way_out == "choose from: ops"
+    result = CliRunner().invoke(cli, ["notify", "--config", str(file), "--test", "chat"])
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.way_out == "choose from: ops"

@@ -172,10 +172,10 @@ def test_a_hostile_name_neither_breaks_the_subject_nor_leaks_a_secret() -> None:
     event = AlertEvent(
         alert=alarm(sentence=evil, labels={"job": evil}), state=EventState.FIRING, started=NOW
     )
-    told = message_of(event, "node1")
-    assert told.subject.isprintable()
-    assert "hf_abc" not in plain_text(told) + str(told.labels)
-    assert "müller" in told.subject
+    result = message_of(event, "node1")
+    assert result.subject.isprintable()
+    assert "hf_abc" not in plain_text(result) + str(result.labels)
+    assert "müller" in result.subject
 
 
 def test_a_double_has_the_same_id_and_each_state_its_own() -> None:
@@ -189,16 +189,16 @@ def test_a_double_has_the_same_id_and_each_state_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("link", "told"),
+    ("link", "text"),
     [("", "mldebug reports show R1"), ("https://x/r/{report}", "https://x/r/R1")],
 )
-def test_a_message_shows_the_way_to_the_report(link: str, told: str) -> None:
+def test_a_message_shows_the_way_to_the_report(link: str, text: str) -> None:
     event = AlertEvent(
         alert=alarm(report="R1", next_steps=("look",)), state=EventState.FIRING, started=NOW
     )
     message = message_of(event, "node1", link)
-    assert message.link == told
-    assert f"report: {told}" in plain_text(message)
+    assert message.link == text
+    assert f"report: {text}" in plain_text(message)
     assert "next step: look" in plain_text(message)
 
 
@@ -233,9 +233,9 @@ class Memory:
     def memo(self, name: str) -> bytes:
         return self.rows.get(name, b"")
 
-    def remember(self, name: str, told: bytes) -> None:
-        if told:
-            self.rows[name] = told
+    def remember(self, name: str, data: bytes) -> None:
+        if data:
+            self.rows[name] = data
         else:
             self.rows.pop(name, None)
 
@@ -319,8 +319,8 @@ def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) ->
     while sink.errors and time.monotonic() < end:
         stand.tick()
     stand.tick()
-    told = stand.desk.show(snapshot()).events
-    assert list(event_lines(told, ())) == [
+    events = stand.desk.show(snapshot()).events
+    assert list(event_lines(events, ())) == [
         "critical: it hangs",
         "channel ops fails: mail.example gave no answer in 10 s; 1 event waits for it",
     ]
@@ -328,8 +328,8 @@ def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_event_in_status_says_where_to_read_on() -> None:
     one = EventView(key="a", kind="abnormal_end", severity="critical", state="firing", sentence="rank 1 was killed " * 30, started=NOW, report="R1")  # fmt: skip
-    (told,) = event_lines(EventsView(events=(one,)), ())
-    assert told.endswith("… (report R1)")
+    (result,) = event_lines(EventsView(events=(one,)), ())
+    assert result.endswith("… (report R1)")
     assert list(event_lines(EventsView(events=(one,)), {"R1"})) == []
 
 
@@ -570,9 +570,9 @@ def test_a_full_filesystem_fires_until_it_is_seen_with_room(
 def test_memory_that_runs_out_is_an_event() -> None:
     level = Level(scope="host", name="", limit=100 << 30, used=97 << 30)
     (word,) = of_memory(NodeMemory(levels=(LevelState(level=level, alarm=True),)))
-    (told,) = word.alerts
-    assert (told.kind, told.severity) == ("memory_full", "critical")
-    assert told.sentence.startswith("host memory: 97.0 GiB of 100.0 GiB in use")
+    (alert,) = word.alerts
+    assert (alert.kind, alert.severity) == ("memory_full", "critical")
+    assert alert.sentence.startswith("host memory: 97.0 GiB of 100.0 GiB in use")
     assert word.is_over("memory/cgroup/x")
 
 
@@ -580,12 +580,12 @@ def test_a_save_that_died_is_told_to_its_owner_until_a_newer_one_is_there() -> N
     dead = KnownCheckpoint(name="ckpt-9", state=SavedAs.INCOMPLETE, why="its writer ended")
     state = SeriesState(run="r", folder="/data", series="ckpt-#", newest=dead, sentence="x")
     (word,) = of_checkpoints("r", 1000, [state])
-    (told,) = word.alerts
-    assert (told.kind, told.uid, told.severity) == ("save_incomplete", 1000, "warning")
+    (alert,) = word.alerts
+    assert (alert.kind, alert.uid, alert.severity) == ("save_incomplete", 1000, "warning")
     (well,) = of_checkpoints("r", 1000, [msgspec.structs.replace(state, newest=None)])
-    assert well.is_over(told.key)
+    assert well.is_over(alert.key)
     (blind,) = of_checkpoints("r", 1000, [msgspec.structs.replace(state, trouble="no answer")])
-    assert not together([well, blind]).is_over(told.key)
+    assert not together([well, blind]).is_over(alert.key)
 
 
 def test_an_event_of_which_nobody_speaks_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,13 +35,13 @@ def manager(tmp_path: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind(str(tmp_path / "notify"))
         ear.setblocking(False)
-        heard: list[str] = []
+        lines: list[str] = []
 
         def listen() -> list[str]:
             with suppress(BlockingIOError):
                 while True:
-                    heard.extend(ear.recv(4096).decode().splitlines())
-            return heard
+                    lines.extend(ear.recv(4096).decode().splitlines())
+            return lines
 
         yield str(tmp_path / "notify"), listen
 
@@ -49,13 +49,13 @@ def manager(tmp_path: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
 def test_states_go_out_in_one_datagram_and_status_only_when_new(
     manager: tuple[str, Callable[[], list[str]]],
 ) -> None:
-    address, heard = manager
+    address, messages = manager
     notifier = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
     notifier.send("READY=1", "STATUS=x")
     for _ in range(3):
         notifier.status("1 run")
     notifier.status("2 runs")
-    assert heard() == ["READY=1", "STATUS=x", "STATUS=1 run", "STATUS=2 runs"]
+    assert messages() == ["READY=1", "STATUS=x", "STATUS=1 run", "STATUS=2 runs"]
 
 
 def test_an_abstract_address_is_understood() -> None:
@@ -79,10 +79,10 @@ def test_a_reload_begins_with_the_time_that_systemd_asks_for() -> None:
 def test_the_status_names_runs_and_open_incidents() -> None:
     assert status_text(snapshot()) == "0 runs"
     assert status_text(snapshot(moving())) == "1 run (train.py)"
-    said = status_text(snapshot(moving(), stalled(), reports_waiting=2))
-    assert said.startswith("2 runs (train.py, run")
-    assert f"incident {REPORT}: rank_waiting" in said
-    assert said.endswith("2 reports wait for the state dir")
+    result = status_text(snapshot(moving(), stalled(), reports_waiting=2))
+    assert result.startswith("2 runs (train.py, run")
+    assert f"incident {REPORT}: rank_waiting" in result
+    assert result.endswith("2 reports wait for the state dir")
     many = status_text(snapshot(*(moving(str(number)) for number in range(900))))
     assert len(many) <= MAX_STATUS
     assert "900 runs (train.py, train.py, train.py, …)" in many
@@ -91,7 +91,7 @@ def test_the_status_names_runs_and_open_incidents() -> None:
 def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
     manager: tuple[str, Callable[[], list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    address, heard = manager
+    address, messages = manager
     back = threading.Event()
     monkeypatch.setattr(Watch, "look", lambda *_: back.wait(60))
     monkeypatch.setattr(module, "LOOK_DEADLINE", 1.5)
@@ -113,12 +113,12 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
         thread = threading.Thread(target=node.run)
         thread.start()
         try:
-            wait_until(lambda: heard().count("WATCHDOG=1") >= 5)
-            assert "READY=1" not in heard()
+            wait_until(lambda: messages().count("WATCHDOG=1") >= 5)
+            assert "READY=1" not in messages()
             assert published == []
-            wait_until(lambda: "READY=1" in heard())
-            before = heard().count("WATCHDOG=1")
-            wait_until(lambda: heard().count("WATCHDOG=1") > before + 5)
+            wait_until(lambda: "READY=1" in messages())
+            before = messages().count("WATCHDOG=1")
+            wait_until(lambda: messages().count("WATCHDOG=1") > before + 5)
             wait_until(lambda: any(one.stuck for one in published[-1].sources))
         finally:
             node.stop()
@@ -126,7 +126,7 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
             back.set()
             ledger.close(5)
     assert not thread.is_alive()
-    assert "STOPPING=1" in heard()
+    assert "STOPPING=1" in messages()
 
 
 def test_without_its_helper_the_loop_ends_with_an_error(tmp_path: Path) -> None:

@@ -47,13 +47,13 @@ class Slurm:
         self.answer()
 
     def answer(self, **more: Any) -> None:
-        told = {
+        facts = {
             "squeue": f"1234|1234|{os.getuid()}|RUNNING\n",
             "scontrol pidinfo": "Slurm JobId=1234 ends at Sat Jan  1 00:00:00 2028\n",
             "scontrol oneliner": "NodeName=node1 Arch=x86_64 State=ALLOCATED ThreadsPerCore=1\n",
         }
         names = {name.replace("_", " "): value for name, value in more.items()}
-        (self._folder / "answers").write_text(json.dumps(told | names))
+        (self._folder / "answers").write_text(json.dumps(facts | names))
 
     @property
     def calls(self) -> list[list[str]]:
@@ -88,8 +88,8 @@ def action_input(spawner: Spawner, groups: str = "0::/user.slice\n", **facts: An
     return work(rank(os.getpid()), starter=spawner, **facts)._replace(host=Grouped(groups))
 
 
-def cancel(told: ActionInput, **options: Any) -> str:
-    return scancel.create(scancel.Options(**options)).plan(told).do().words
+def cancel(given: ActionInput, **options: Any) -> str:
+    return scancel.create(scancel.Options(**options)).plan(given).do().words
 
 
 # --- scancel -------------------------------------------------------------------------------------
@@ -169,23 +169,25 @@ def test_a_verdict_that_is_not_sure_cancels_nothing_unless_told(
 def test_a_slurm_job_that_holds_another_run_is_not_cancelled_unless_told(
     slurm: Slurm, spawner: Spawner
 ) -> None:
-    told = action_input(spawner)
-    assert told.job is not None
-    told = told._replace(others=(msgspec.structs.replace(told.job, id="healthy"),))
+    result = action_input(spawner)
+    assert result.job is not None
+    result = result._replace(others=(msgspec.structs.replace(result.job, id="healthy"),))
     with pytest.raises(UnfitError, match="holds run healthy, too"):
-        cancel(told)
+        cancel(result)
     assert "scancel" not in [name for name, *_ in slurm.calls]
-    assert cancel(told, with_others=True) == "scancel 1234"
+    assert cancel(result, with_others=True) == "scancel 1234"
 
 
 def test_runs_that_have_ended_or_are_of_no_slurm_job_hold_up_nothing(
     slurm: Slurm, spawner: Spawner
 ) -> None:
-    told = action_input(spawner, "0::/system.slice/slurmstepd.scope/job_1234/step_0/user/task_0\n")
-    assert told.job is not None
-    gone = msgspec.structs.replace(told.job, id="gone", ranks=(rank(os.getpid(), ticks=1),))
-    empty = msgspec.structs.replace(told.job, id="empty", ranks=())
-    assert cancel(told._replace(others=(gone, empty))) == "scancel 1234"
+    result = action_input(
+        spawner, "0::/system.slice/slurmstepd.scope/job_1234/step_0/user/task_0\n"
+    )
+    assert result.job is not None
+    gone = msgspec.structs.replace(result.job, id="gone", ranks=(rank(os.getpid(), ticks=1),))
+    empty = msgspec.structs.replace(result.job, id="empty", ranks=())
+    assert cancel(result._replace(others=(gone, empty))) == "scancel 1234"
 
 
 def test_a_plan_cancels_nothing(slurm: Slurm, spawner: Spawner) -> None:
@@ -215,8 +217,8 @@ def culprit(kind: Any, node: str = "node1.cluster.example") -> Culprit:
     return Culprit(kind=kind, rank=None, node=node, pid=None, reason="evil $(reboot)")
 
 
-def drained(told: ActionInput) -> str:
-    return drain.create(drain.Options()).plan(told).do().words
+def drained(given: ActionInput) -> str:
+    return drain.create(drain.Options()).plan(given).do().words
 
 
 def test_the_node_of_a_sick_gpu_is_drained_for_a_reason_of_our_own_words(
@@ -233,14 +235,14 @@ def test_a_silent_node_is_drained_only_where_slurm_says_that_the_job_has_it(
 ) -> None:
     """A job may put any names into its list of nodes."""
     slurm.answer(squeue_on=answer, scontrol_oneliner="NodeName=node2 State=ALLOCATED\n")
-    told = action_input(spawner, blamed=(culprit("node", "node2"),), verdict="node_unreachable")
+    result = action_input(spawner, blamed=(culprit("node", "node2"),), verdict="node_unreachable")
     if drains:
-        assert "nodename=node2" in drained(told)
+        assert "nodename=node2" in drained(result)
     else:
         with pytest.raises(UnfitError, match="does not say that job 1234 has node2"):
-            drained(told)
+            drained(result)
         with pytest.raises(UnfitError, match="no rank of the run is here"):
-            drained(told._replace(job=None))
+            drained(result._replace(job=None))
     assert (["update"] in [call[1:2] for call in slurm.calls]) == drains
 
 
@@ -248,8 +250,8 @@ def test_the_node_of_a_gpu_elsewhere_is_drained_after_its_job_has_ended(
     slurm: Slurm, spawner: Spawner
 ) -> None:
     slurm.answer(scontrol_oneliner="NodeName=node2 State=IDLE\n")
-    told = action_input(spawner, blamed=(culprit("gpu", "node2"),), verdict="gpu_fault")
-    assert "nodename=node2" in drained(told._replace(job=None))
+    result = action_input(spawner, blamed=(culprit("gpu", "node2"),), verdict="gpu_fault")
+    assert "nodename=node2" in drained(result._replace(job=None))
 
 
 def test_a_component_that_is_not_well_drains_its_own_node(slurm: Slurm, spawner: Spawner) -> None:

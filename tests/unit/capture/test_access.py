@@ -169,5 +169,5 @@ def test_what_setting_would_have_given_a_better_way(known: RankFacts, better: st
 
 
 def test_the_page_names_every_setting_that_is_read() -> None:
-    told = set(re.findall(r"\b[A-Z][A-Z0-9_]{3,}\b", DOCS.read_text()))
-    assert told >= NAMES
+    names = set(re.findall(r"\b[A-Z][A-Z0-9_]{3,}\b", DOCS.read_text()))
+    assert names >= NAMES

@@ -78,7 +78,7 @@ def test_what_cannot_be_told_is_not_told(state: ProcessState | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "mount"),
+    ("known", "mount"),
     [
         (True, ""),  # leads to another filesystem, for all we know
         (Unreadable("denied", errno=13), ""),
@@ -86,20 +86,20 @@ def test_what_cannot_be_told_is_not_told(state: ProcessState | None) -> None:
     ],
 )
 def test_a_link_on_the_way_leads_to_another_mount_for_all_we_know(
-    told: bool | Unreadable, mount: str
+    known: bool | Unreadable, mount: str
 ) -> None:
-    asked: list[str] = []
+    lines: list[str] = []
 
     def second(pid: int, path: str) -> bool | Unreadable:
-        asked.append(path)
-        return told if path == "/data/work" else False
+        lines.append(path)
+        return known if path == "/data/work" else False
 
     state = blocked("stat", 0x2000)
     found = blocked_on(state, memory, mounts, links, second)
 
     assert found is not None
     assert (found.target, found.mount) == ("/data/work/relative", mount)
-    assert asked == ["/data/work"]
+    assert lines == ["/data/work"]
 
 
 def test_a_real_link_is_told_and_what_is_not_there_is_none(tmp_path: Path) -> None:
@@ -107,5 +107,7 @@ def test_a_real_link_is_told_and_what_is_not_there_is_none(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with Spawner(WORKERS) as spawner, Reader(spawner) as reader:
         root = f"/proc/{os.getpid()}/root{tmp_path}"
-        told = [reader.is_link(f"{root}/{name}", rights=MINE) for name in ("link", "file", "gone")]
-    assert told == [True, False, False]
+        results = [
+            reader.is_link(f"{root}/{name}", rights=MINE) for name in ("link", "file", "gone")
+        ]
+    assert results == [True, False, False]

@@ -286,21 +286,21 @@ def test_two_that_both_receive_first() -> None:
 # --- gloo ------------------------------------------------------------------------------------------
 
 
-def gloo(count: int, *, pending: bool, told: str = "[]") -> Dump:
+def gloo(count: int, *, pending: bool, text: str = "[]") -> Dump:
     """Its finished calls say `scheduled` and are retired; its group has no name."""
     entries = [
         made("all_reduce", n, state="scheduled", backend="gloo", retired=n < count or not pending)
         for n in range(1, count + 1)
     ]
-    config = {"": {"name": "", "desc": "", "ranks": told}}
+    config = {"": {"name": "", "desc": "", "ranks": text}}
     return dump(entries) | {"pg_config": config}
 
 
-@pytest.mark.parametrize("told", ["[]", "[0, 1, 2, 3]"])
-def test_gloo_names_neither_groups_nor_states(told: str) -> None:
-    assert judged(dict.fromkeys(range(4), gloo(4, pending=False, told=told))).kind == "healthy"
-    hung = dict.fromkeys(range(4), gloo(5, pending=True, told=told))
-    assert judged(hung | {2: gloo(4, pending=False, told=told)}).culprits == (2,)
+@pytest.mark.parametrize("text", ["[]", "[0, 1, 2, 3]"])
+def test_gloo_names_neither_groups_nor_states(text: str) -> None:
+    assert judged(dict.fromkeys(range(4), gloo(4, pending=False, text=text))).kind == "healthy"
+    hung = dict.fromkeys(range(4), gloo(5, pending=True, text=text))
+    assert judged(hung | {2: gloo(4, pending=False, text=text)}).culprits == (2,)
 
 
 def test_gloo_of_a_rank_that_has_called_nothing() -> None:

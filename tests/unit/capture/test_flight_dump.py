@@ -135,9 +135,9 @@ def test_a_pickle_that_runs_a_program_runs_none(
 def test_every_cut_is_told_as_one() -> None:
     data = pickle.dumps(ONE, 2)
     for end in range(1, len(data)):
-        with pytest.raises(ValueError) as told:
+        with pytest.raises(ValueError) as raised:
             parse_dump(data[:end])
-        assert str(told.value) == CUT, end
+        assert str(raised.value) == CUT, end
 
 
 @pytest.mark.parametrize("end", [1, 200, -1])
@@ -206,8 +206,8 @@ def test_a_large_file_is_not_looked_at() -> None:
 
 def test_names_are_cleaned() -> None:
     evil = made("all_reduce", 1, process_group=("0", "\x1b[31mred\n"), state="started")
-    told = dump([evil]) | {"pg_config": {}}
-    assert parse_dump(pickle.dumps(told, 2)).groups[0].description == "red"
+    difference = dump([evil]) | {"pg_config": {}}
+    assert parse_dump(pickle.dumps(difference, 2)).groups[0].description == "red"
 
 
 PLAIN = st.recursive(

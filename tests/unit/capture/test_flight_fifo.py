@@ -144,8 +144,8 @@ def test_who_may_have_been_asked_by_an_earlier_agent_is_not_asked_again(
         began = time.time()
         Fifo().ask(reader, [target_of(one)], 0.5)
         fifo = Fifo()
-        told = fifo.ask(reader, [target_of(one)], 1.0, began, resumed=True)
-        assert told == {0: f"{INHERITED}; it may still come, into {one.dump}"}
+        answer = fifo.ask(reader, [target_of(one)], 1.0, began, resumed=True)
+        assert answer == {0: f"{INHERITED}; it may still come, into {one.dump}"}
         assert fifo.owes(target_of(one))
         one.dump.write_bytes(recording(0))
         for later in (fifo, Fifo(), fifo):
@@ -163,8 +163,8 @@ def test_a_dump_older_than_the_stall_is_no_answer_to_an_earlier_agent(
         one.dump.write_bytes(recording(0))
         fifo, stood = Fifo(), time.time() + 60
         for _ in range(2):
-            told = fifo.ask(reader, [target_of(one)], 1.0, stood, resumed=True)
-            assert "not asked again" in str(told[0])
+            answer = fifo.ask(reader, [target_of(one)], 1.0, stood, resumed=True)
+            assert "not asked again" in str(answer[0])
         assert one.end() == []
 
 
@@ -196,9 +196,9 @@ def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:
     with Spawner() as spawner, Reader(spawner) as plain, monitored(tmp_path, how="mute") as one:
         fifo, reader = Fifo(), Meets(plain)
         with ThreadPoolExecutor(2) as pool:
-            told = list(pool.map(lambda _: fifo.ask(reader, [target_of(one)], 3.0)[0], range(2)))
+            items = list(pool.map(lambda _: fifo.ask(reader, [target_of(one)], 3.0)[0], range(2)))
         comes = f"; it may still come, into {one.dump}"
-        assert sorted(map(str, told)) == [
+        assert sorted(map(str, items)) == [
             f"{OPEN}{comes}", f"no dump by its debug FIFO in 2.5 s{comes}"
         ]  # fmt: skip
         assert one.end() == ["dump 1 for 1 bytes"]
@@ -267,8 +267,8 @@ def test_a_fifo_that_nobody_empties_takes_no_more(reader: HangAwareReader, tmp_p
                 os.write(into, bytes(65536))
             except BlockingIOError:
                 break
-        told = ask(reader, one, fifo=path)
-        assert told == "its debug FIFO is full: nobody reads it"
+        answer = ask(reader, one, fifo=path)
+        assert answer == "its debug FIFO is full: nobody reads it"
     os.close(end)
     os.close(into)
 
@@ -317,26 +317,26 @@ FILES = {
 def test_a_file_is_no_dump_because(reader: HangAwareReader, tmp_path: Path, why: str) -> None:
     with monitored(tmp_path) as one:
         FILES[why](one.dump)
-        told = read_dump(reader, str(one.dump), one.identity, MINE)
-        assert isinstance(told, str)
-        assert why.strip() in told
-        assert bool(why) == bool(told)
+        dump = read_dump(reader, str(one.dump), one.identity, MINE)
+        assert isinstance(dump, str)
+        assert why.strip() in dump
+        assert bool(why) == bool(dump)
     assert not Path("/tmp/mldebug-was-here").exists()
 
 
 def test_a_dump_of_a_larger_job_is_not_this_rank_s(reader: HangAwareReader, tmp_path: Path) -> None:
     with monitored(tmp_path) as one:
         one.dump.write_bytes(recording(0).replace(b"[0, 1]", b"[0, 9]"))
-        told = read_dump(reader, str(one.dump), one.identity, MINE)
-        assert told == "it is not believed: it is of a job with more than 2 ranks"
+        dump = read_dump(reader, str(one.dump), one.identity, MINE)
+        assert dump == "it is not believed: it is of a job with more than 2 ranks"
 
 
 def test_a_dump_of_another_run_is_not_this_rank_s(reader: HangAwareReader, tmp_path: Path) -> None:
     """Written just now, by a job on another node with the same home, or copied there: no call in it is of this run."""
     with monitored(tmp_path) as one:
         one.dump.write_bytes(OLD)
-        told = read_dump(reader, str(one.dump), one.identity, MINE)
-        assert told == "it is of another run: nothing in it was called since the rank began"
+        dump = read_dump(reader, str(one.dump), one.identity, MINE)
+        assert dump == "it is of another run: nothing in it was called since the rank began"
 
 
 def test_a_dump_of_a_job_that_lives_is_small_in_every_way(
@@ -381,8 +381,8 @@ def test_a_file_that_is_wrong_is_read_twice_at_most(tmp_path: Path) -> None:
             if turns % 2:  # and stays so for one look
                 one.dump.write_bytes(b"\x80\x02" + b"N" * turns + b".")
 
-        told = Fifo(sleep=writes).ask(reader, [target_of(one)], 15.0)
-        assert "it is not believed" in str(told[0])
+        answer = Fifo(sleep=writes).ask(reader, [target_of(one)], 15.0)
+        assert "it is not believed" in str(answer[0])
         assert (reader.whole, turns) == (TRIES, 2 * TRIES)
 
 
@@ -390,20 +390,20 @@ def test_after_one_path_that_does_not_answer_no_other_is_tried() -> None:
     """A hung home costs a capture two seconds, and not two for each rank."""
 
     class Hangs(FakeReader):
-        asked = 0
+        requests = 0
 
         def _ask(self, operation, paths, **more):  # type: ignore[no-untyped-def]
-            self.asked += len(paths)
+            self.requests += len(paths)
             return super()._ask(operation, paths, **more)
 
     hung = {f"/proc/{pid}/root/home/t_0": Unreadable("timed out", stuck=True) for pid in (7, 8)}
     reader = Hangs(hung)
     careful = HangAwareReader(reader)
-    told = [
+    results = [
         read_dump(careful, path, RankIdentity(rank=0, world_size=1, pid=7), MINE) for path in hung
     ]
-    assert told == ["timed out", "not read: a path of this job did not answer just before"]
-    assert reader.asked == 1
+    assert results == ["timed out", "not read: a path of this job did not answer just before"]
+    assert reader.requests == 1
 
 
 # --- whom, and for how long ----------------------------------------------------------------------

@@ -223,10 +223,10 @@ def test_nothing_that_can_be_read_is_wrong_usage(
         ("none", "No such file"),
     ):
         assert cli.main(["flight-recorder", str(tmp_path / place)]) == 2
-        told = capsys.readouterr()
-        assert why in told.err
-        assert "way out: " in told.err
-        assert told.out == ""
+        output = capsys.readouterr()
+        assert why in output.err
+        assert "way out: " in output.err
+        assert output.out == ""
 
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,8 @@ def place_of(pid: int) -> str:
     """Where its worker server listens, once its thread is at its accept."""
 
     def found() -> tuple[str, ...]:
-        told = Host().process_state(pid, files=True)
-        return tuple(servers(Host(), pid, told, {})) if told else ()
+        process = Host().process_state(pid, files=True)
+        return tuple(servers(Host(), pid, process, {})) if process else ()
 
     wait_until(found)
     (place,) = found()
@@ -78,8 +78,8 @@ def place_of(pid: int) -> str:
 
 def calls_of(reader: Reader, pid: int) -> int | str:
     """How many calls its server tells of, or why it does not."""
-    told = ask_server(reader, place_of(pid), MINE, 4)
-    return told.groups[0].enqueued if isinstance(told, FlightRecord) else told
+    answer = ask_server(reader, place_of(pid), MINE, 4)
+    return answer.groups[0].enqueued if isinstance(answer, FlightRecord) else answer
 
 
 def requests_to(one: subprocess.Popen[bytes]) -> list[bytes]:
@@ -100,9 +100,9 @@ def test_a_rank_is_asked_at_the_address_that_it_listens_on(reader: Reader, addre
 def test_two_ranks_at_one_port_tell_each_its_own(reader: Reader) -> None:
     """PyTorch's servers share their port, and the kernel picks who gets a connection."""
     with listening("::", 0, 3) as (one, port), listening("::", port, 8) as (other, _):
-        told = [(calls_of(reader, one.pid), calls_of(reader, other.pid)) for _ in range(8)]
-    assert {first for first, _ in told} - {SHARED} == {3}
-    assert {second for _, second in told} - {SHARED} == {8}
+        pairs = [(calls_of(reader, one.pid), calls_of(reader, other.pid)) for _ in range(8)]
+    assert {first for first, _ in pairs} - {SHARED} == {3}
+    assert {second for _, second in pairs} - {SHARED} == {8}
 
 
 @pytest.mark.parametrize(("own", "others"), [("::1", "127.0.0.1"), ("::", "127.0.0.1")])

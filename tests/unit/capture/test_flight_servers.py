@@ -104,9 +104,9 @@ def test_a_rank_of_gloo_tells_by_its_worker_server(
         assert [way.kind for way in plan(told_of).ways] == [AccessKind.SERVER]
         wait_until(lambda: state(pid) == "S")
         before = signals(pid)
-        told = ask_server(reader, place, MINE, 1)
-        assert isinstance(told, FlightRecord), told
-        groups = {group.description: group for group in told.groups}
+        answer = ask_server(reader, place, MINE, 1)
+        assert isinstance(answer, FlightRecord), answer
+        groups = {group.description: group for group in answer.groups}
         assert (groups["default_pg"].backend, groups["default_pg"].enqueued) == ("gloo", 3)
         assert [one.op for one in groups["dp"].calls] == ["broadcast"]
         assert signals(pid) == before
@@ -152,7 +152,7 @@ def listening(
     path: Path, answer: Callable[[socket.socket, bytes], object]
 ) -> Iterator[list[bytes]]:
     """Our own process listens there; what it was asked."""
-    asked: list[bytes] = []
+    results: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
@@ -165,30 +165,30 @@ def listening(
                     return
                 with connection:
                     try:
-                        asked.append(connection.recv(4096))
-                        answer(connection, asked[-1])
+                        results.append(connection.recv(4096))
+                        answer(connection, results[-1])
                     except OSError:
                         pass
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield asked
+        yield results
         server.shutdown(socket.SHUT_RDWR)
     thread.join(20)
 
 
 def trace(body: bytes) -> Callable[[socket.socket, bytes], object]:
     """Answers the list of handlers as it should, and then this."""
-    return lambda connection, asked: connection.sendall(LIST if asked[:3] == b"GET" else body)
+    return lambda connection, requests: connection.sendall(LIST if requests[:3] == b"GET" else body)
 
 
-def flood(connection: socket.socket, asked: bytes) -> None:
+def flood(connection: socket.socket, data: bytes) -> None:
     connection.sendall(BODY % (1 << 40))
     while True:
         connection.sendall(bytes(1 << 16))
 
 
-def drip(connection: socket.socket, asked: bytes) -> None:
+def drip(connection: socket.socket, data: bytes) -> None:
     connection.sendall(BODY % 1000)
     while True:
         connection.sendall(b"x")
@@ -196,16 +196,16 @@ def drip(connection: socket.socket, asked: bytes) -> None:
 
 
 BAD = {
-    "Connection reset": lambda connection, asked: None,
-    "no worker server answers": lambda connection, asked: connection.sendall(b"SSH-2.0\r\n\r\n"),
-    "it refuses": lambda connection, asked: connection.sendall(b"HTTP/1.1 404 No\r\n\r\n"),
-    "or it refuses": lambda connection, asked: connection.sendall(b"\r\n" * 20_000),
-    "no list of handlers": lambda connection, asked: connection.sendall(BODY % 2 + b"{}"),
+    "Connection reset": lambda connection, requests: None,
+    "no worker server answers": lambda connection, requests: connection.sendall(b"SSH-2.0\r\n\r\n"),
+    "it refuses": lambda connection, requests: connection.sendall(b"HTTP/1.1 404 No\r\n\r\n"),
+    "or it refuses": lambda connection, requests: connection.sendall(b"\r\n" * 20_000),
+    "no list of handlers": lambda connection, requests: connection.sendall(BODY % 2 + b"{}"),
     "larger than allowed": flood,
     "timed out": drip,
     "not believed": trace(BODY % 4 + b'{"a"'),
     "not believed: it is not what": trace(BODY % 15 + b'{"entries":[7]}'),
-    "it has no Flight Recorder": lambda connection, asked: connection.sendall(BODY % 2 + b"[]"),
+    "it has no Flight Recorder": lambda connection, requests: connection.sendall(BODY % 2 + b"[]"),
 }  # fmt: skip
 
 
@@ -214,17 +214,17 @@ def test_an_answer_is_refused_because(reader: Reader, tmp_path: Path, why: str) 
     path = tmp_path / "server"
     with listening(path, BAD[why]):
         started = time.monotonic()
-        told = ask_server(reader, f"/proc/{os.getpid()}/root{path}", MINE, 1)
-        assert why in str(told), told
+        answer = ask_server(reader, f"/proc/{os.getpid()}/root{path}", MINE, 1)
+        assert why in str(answer), answer
         assert time.monotonic() - started < 8 * PATIENCE
 
 
 def test_whoever_reads_meanwhile_does_not_wait(reader: Reader, tmp_path: Path) -> None:
     """The question to a job that is silent holds up nobody who looks at the node."""
-    asked, release = threading.Event(), threading.Event()
+    event, release = threading.Event(), threading.Event()
 
     def hold(connection: socket.socket, _: bytes) -> None:
-        asked.set()
+        event.set()
         release.wait(20)
 
     path = tmp_path / "server"
@@ -232,7 +232,7 @@ def test_whoever_reads_meanwhile_does_not_wait(reader: Reader, tmp_path: Path) -
         place = f"/proc/{os.getpid()}/root{path}"
         asking = threading.Thread(target=ask_server, args=(reader, place, MINE, 1))
         asking.start()
-        assert asked.wait(20)
+        assert event.wait(20)
         assert reader.read_file("/etc/hostname", max_bytes=1 << 16, rights=MINE)
         assert asking.is_alive()
         release.set()
@@ -246,14 +246,14 @@ def test_a_child_that_does_not_come_back_is_not_followed_by_another(
     release, gone = threading.Event(), threading.Event()
     monkeypatch.setattr(ForkedWorker, "gone", lambda _: gone.is_set())
     path = tmp_path / "server"
-    with listening(path, lambda *_: release.wait(30)) as asked:
+    with listening(path, lambda *_: release.wait(30)) as opened:
         place = f"/proc/{os.getpid()}/root{path}"
-        told = [ask_server(reader, place, MINE, 1, 0.5) for _ in range(3)]
+        results = [ask_server(reader, place, MINE, 1, 0.5) for _ in range(3)]
         gone.set()
         release.set()
-    assert "timed out" in str(told[0])
-    assert told[1:] == ["its worker server: an earlier question has not come back"] * 2
-    assert len(asked) == 1
+    assert "timed out" in str(results[0])
+    assert results[1:] == ["its worker server: an earlier question has not come back"] * 2
+    assert len(opened) == 1
     assert reader.stuck == ()
 
 
@@ -263,11 +263,11 @@ def test_many_that_never_answer_cost_no_more_than_one(reader: Reader, tmp_path: 
     with listening(path, lambda *_: release.wait(30)):
         places = {rank: [f"/proc/{os.getpid()}/root{path}"] * 2 for rank in range(8)}
         started = time.monotonic()
-        told = ask_servers(reader, places, dict.fromkeys(places, MINE), 1)
+        answers = ask_servers(reader, places, dict.fromkeys(places, MINE), 1)
         took = time.monotonic() - started
         release.set()
-    assert sorted(told) == list(range(8))
-    assert all("timed out" in str(one) for one in told.values())
+    assert sorted(answers) == list(range(8))
+    assert all("timed out" in str(one) for one in answers.values())
     assert took < (SECONDS + 3) * PATIENCE, "not the eight times two questions of 2 s"
     assert ask_servers(reader, places, dict.fromkeys(places, MINE), 1, 0.0) == {}
 
@@ -280,15 +280,15 @@ def test_nccl_is_asked_for_all_calls_and_never_for_the_active_ones_alone(
     everything = as_json(dump([*batch, *calls(5, first=2)]))
     handlers = LIST.replace(b"fr_trace_json", b"dump_nccl_trace_json").replace(b"17", b"24")
 
-    def answer(connection: socket.socket, asked: bytes) -> None:
-        body = as_json(dump(batch[:1])) if b"onlyactive" in asked else everything
-        connection.sendall(handlers if asked[:3] == b"GET" else BODY % len(body) + body)
+    def answer(connection: socket.socket, data: bytes) -> None:
+        body = as_json(dump(batch[:1])) if b"onlyactive" in data else everything
+        connection.sendall(handlers if data[:3] == b"GET" else BODY % len(body) + body)
 
-    with listening(tmp_path / "server", answer) as asked:
-        told = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", MINE, 4)
-    assert isinstance(told, FlightRecord), told
-    assert (told.groups[0].enqueued, told.groups[0].completed) == (5, 5)
-    assert [one.split()[1] for one in asked] == [b"/handler/", b"/handler/dump_nccl_trace_json"]
+    with listening(tmp_path / "server", answer) as opened:
+        reply = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", MINE, 4)
+    assert isinstance(reply, FlightRecord), reply
+    assert (reply.groups[0].enqueued, reply.groups[0].completed) == (5, 5)
+    assert [one.split()[1] for one in opened] == [b"/handler/", b"/handler/dump_nccl_trace_json"]
 
 
 def test_an_answer_of_a_larger_job_is_refused(reader: Reader, tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_an_answer_of_a_smaller_job_is_refused(reader: Reader, tmp_path: Path) -
     """Its default group are not the ranks of ours."""
     body = as_json(dump(calls(3)))
     with listening(tmp_path / "server", trace(BODY % len(body) + body)):
-        told = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", MINE, 8)
-    assert told == (
+        answer = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", MINE, 8)
+    assert answer == (
         "its worker server: its answer is not believed: it is of a job with 4 ranks and not 8"
     )
 
@@ -313,12 +313,12 @@ def test_only_the_rank_itself_is_asked(reader: Reader, tmp_path: Path) -> None:
     """The path that a job names may be the socket of anybody."""
     path = tmp_path / "server"
     other = subprocess.Popen(["sleep", "100"])
-    with listening(path, trace(LIST)) as asked:
-        told = ask_server(reader, f"/proc/{other.pid}/root{path}", MINE, 1)
+    with listening(path, trace(LIST)) as opened:
+        answer = ask_server(reader, f"/proc/{other.pid}/root{path}", MINE, 1)
         other.kill()
         other.wait(20)
-        assert told == "its worker server: another process listens there"
-    assert b"".join(asked) == b""
+        assert answer == "its worker server: another process listens there"
+    assert b"".join(opened) == b""
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "gone"])
@@ -329,7 +329,9 @@ def test_what_is_no_socket_is_left_alone(reader: Reader, tmp_path: Path, kind: s
     elif kind == "link":
         path.symlink_to("/run/nobody")
     place = f"/proc/{os.getpid()}/root{path}"
-    told = reader.ask_server(place, WorkerServerQuestion.HANDLERS, max_bytes=MAX_DUMP, rights=MINE)
-    assert isinstance(told, Unreadable)
+    answer = reader.ask_server(
+        place, WorkerServerQuestion.HANDLERS, max_bytes=MAX_DUMP, rights=MINE
+    )
+    assert isinstance(answer, Unreadable)
     why = {"file": "not a socket", "link": "a symbolic link", "gone": "no such file"}[kind]
-    assert why in told.reason
+    assert why in answer.reason

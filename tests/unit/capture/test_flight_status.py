@@ -38,8 +38,8 @@ def with_status(one: Dump) -> Dump:
         its["enqueued"] = max(its["enqueued"], number)
         its["started"] = max(its["started"], number if state != "scheduled" else -1)
         its["completed"] = max(its["completed"], number if state == "completed" else -1)
-    told = {key: {f"last_{name}_collective": n for name, n in its.items()} for key, its in status.items()}  # fmt: skip
-    return one | {"pg_status": told}
+    by_name = {key: {f"last_{name}_collective": n for name, n in its.items()} for key, its in status.items()}  # fmt: skip
+    return one | {"pg_status": by_name}
 
 
 def active(one: Dump) -> Dump:
@@ -61,7 +61,7 @@ def record(one: Dump) -> FlightRecord:
 
 
 def statuses(dumps: Mapping[int, Dump]) -> dict[int, RankStatus]:
-    return {rank: told for rank, one in dumps.items() if (told := status_of(one)) is not None}
+    return {rank: result for rank, one in dumps.items() if (result := status_of(one)) is not None}
 
 
 def test_who_lags_is_asked_and_one_of_the_others() -> None:
@@ -76,16 +76,16 @@ def test_of_as_many_on_both_sides_those_who_are_further_have_one_speaker() -> No
 
 def test_ranks_of_other_groups_are_not_compared() -> None:
     tp = {0: [0, 1], 1: [0, 1], 2: [2, 3], 3: [2, 3]}
-    told = {rank: status_of(dump(calls(4, group="tp"), {"tp": its})) for rank, its in tp.items()}
-    assert spoken_for({rank: one for rank, one in told.items() if one}) == {1: 0}
+    by_name = {rank: status_of(dump(calls(4, group="tp"), {"tp": its})) for rank, its in tp.items()}
+    assert spoken_for({rank: one for rank, one in by_name.items() if one}) == {1: 0}
     assert spoken_for({}) == {}
 
 
 @pytest.mark.parametrize(
-    "told", [b"", b"[]", b"{}", b'{"pg_status": {}, "pg_config": {"0": {"ranks": "[0]"}}}', b'{"pg_status": 3}', b"{" * 999]
+    "data", [b"", b"[]", b"{}", b'{"pg_status": {}, "pg_config": {"0": {"ranks": "[0]"}}}', b'{"pg_status": 3}', b"{" * 999]
 )  # fmt: skip
-def test_what_is_no_status_tells_nothing(told: bytes) -> None:
-    assert parse_status(told) is None
+def test_what_is_no_status_tells_nothing(data: bytes) -> None:
+    assert parse_status(data) is None
 
 
 # --- what the others tell ----------------------------------------------------------------------------
@@ -230,44 +230,44 @@ def reader() -> Iterator[Reader]:
         yield it
 
 
-Asked = dict[int, list[str]]
+Requests = dict[int, list[str]]
 
 
 @contextmanager
 def serving(
     folder: Path, dumps: Mapping[int, Dump], old: bool = False
-) -> Iterator[tuple[dict[int, list[str]], Callable[[], Asked]]]:
+) -> Iterator[tuple[dict[int, list[str]], Callable[[], Requests]]]:
     """A worker server for each; their places, and what each was asked beside its list of handlers. `old`: it knows no options."""
 
     def answers(one: Dump) -> Callable[..., None]:
-        def answer(connection: object, asked: bytes) -> None:
-            told = with_status(one)
-            if b"?" in asked and old:
+        def answer(connection: object, data: bytes) -> None:
+            result = with_status(one)
+            if b"?" in data and old:
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")  # type: ignore[attr-defined]
                 return
-            if b"includecollectives=false" in asked:
-                told = {name: it for name, it in told.items() if name != "entries"} | {"entries": []}  # fmt: skip
-            if b"onlyactive=true" in asked:
-                told = active(told)
-            body = as_json(told)
-            connection.sendall(HANDLERS if asked[:3] == b"GET" else BODY % len(body) + body)  # type: ignore[attr-defined]
+            if b"includecollectives=false" in data:
+                result = {name: it for name, it in result.items() if name != "entries"} | {"entries": []}  # fmt: skip
+            if b"onlyactive=true" in data:
+                result = active(result)
+            body = as_json(result)
+            connection.sendall(HANDLERS if data[:3] == b"GET" else BODY % len(body) + body)  # type: ignore[attr-defined]
 
         return answer
 
     with ExitStack() as stack:
-        asked = {
+        by_name = {
             rank: stack.enter_context(listening(folder / f"server{rank}", answers(one)))
             for rank, one in dumps.items()
         }
         places = {rank: [f"/proc/{os.getpid()}/root{folder}/server{rank}"] for rank in dumps}
         yield (
             places,
-            lambda: {rank: [_option(one) for one in lines[1:]] for rank, lines in asked.items()},
+            lambda: {rank: [_option(one) for one in lines[1:]] for rank, lines in by_name.items()},
         )
 
 
-def _option(asked: bytes) -> str:
-    return asked.split()[1].decode().partition("?")[2] or "all"
+def _option(data: bytes) -> str:
+    return data.split()[1].decode().partition("?")[2] or "all"
 
 
 STATUS, ACTIVE = "includecollectives=false", "onlyactive=true"
@@ -284,10 +284,10 @@ def test_only_who_lags_and_one_of_the_others_tell_all_their_calls(
     reader: Reader, tmp_path: Path
 ) -> None:
     dumps = late(rank=2, world=4, count=30)
-    with serving(tmp_path, dumps) as (places, asked):
-        told = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, 20.0)
-        assert asked() == {0: [STATUS, "all"], 1: [STATUS, ACTIVE], 2: [STATUS, "all"], 3: [STATUS, ACTIVE]}  # fmt: skip
-    records = {rank: one for rank, one in told.items() if isinstance(one, FlightRecord)}
+    with serving(tmp_path, dumps) as (places, opened):
+        answers = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, 20.0)
+        assert opened() == {0: [STATUS, "all"], 1: [STATUS, ACTIVE], 2: [STATUS, "all"], 3: [STATUS, ACTIVE]}  # fmt: skip
+    records = {rank: one for rank, one in answers.items() if isinstance(one, FlightRecord)}
     assert {rank: pending_calls(one) for rank, one in records.items()} == {
         rank: pending_calls(record(one)) for rank, one in dumps.items()
     }
@@ -297,33 +297,33 @@ def test_only_who_lags_and_one_of_the_others_tell_all_their_calls(
 
 @pytest.mark.usefixtures("unhurried")
 def test_equal_counts_hide_no_other_call(reader: Reader, tmp_path: Path) -> None:
-    with serving(tmp_path, odd_size(rank=3, world=4)) as (places, asked):
-        told = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, 20.0)
-        assert asked()[3] == [STATUS, ACTIVE]
-    found = Analysis({rank: one for rank, one in told.items() if not isinstance(one, str)}).found
+    with serving(tmp_path, odd_size(rank=3, world=4)) as (places, opened):
+        answers = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, 20.0)
+        assert opened()[3] == [STATUS, ACTIVE]
+    found = Analysis({rank: one for rank, one in answers.items() if not isinstance(one, str)}).found
     assert (found.kind, found.culprits) == ("mismatch", (3,))
 
 
 def test_where_nobody_waits_all_tell_everything(reader: Reader, tmp_path: Path) -> None:
-    with serving(tmp_path, dict.fromkeys(range(3), dump(calls(4)))) as (places, asked):
+    with serving(tmp_path, dict.fromkeys(range(3), dump(calls(4)))) as (places, opened):
         assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, places, dict.fromkeys(places, MINE), 4, 20.0).values())  # fmt: skip
-        assert {tuple(one[-1:]) for one in asked().values()} == {("all",)}
+        assert {tuple(one[-1:]) for one in opened().values()} == {("all",)}
 
 
 def test_where_ranks_of_the_job_are_elsewhere_all_tell_everything(
     reader: Reader, tmp_path: Path
 ) -> None:
     """One of these may wait in a call that is done here."""
-    with serving(tmp_path, stuck(world=3)) as (places, asked):
+    with serving(tmp_path, stuck(world=3)) as (places, opened):
         few = {rank: places[rank] for rank in (0, 1)}
         assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, few, dict.fromkeys(few, MINE), 3, 20.0).values())  # fmt: skip
-        assert asked() == {0: ["all"], 1: ["all"], 2: []}
+        assert opened() == {0: ["all"], 1: ["all"], 2: []}
 
 
 def test_servers_that_know_no_options_tell_everything(reader: Reader, tmp_path: Path) -> None:
-    with serving(tmp_path, stuck(world=3), old=True) as (places, asked):
+    with serving(tmp_path, stuck(world=3), old=True) as (places, opened):
         assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, places, dict.fromkeys(places, MINE), 3, 20.0).values())  # fmt: skip
-        assert asked() == {rank: [STATUS, "all"] for rank in range(3)}
+        assert opened() == {rank: [STATUS, "all"] for rank in range(3)}
 
 
 def test_one_that_is_silent_keeps_nobody_else_from_telling(reader: Reader, tmp_path: Path) -> None:
@@ -334,11 +334,11 @@ def test_one_that_is_silent_keeps_nobody_else_from_telling(reader: Reader, tmp_p
         with listening(path, lambda *_: release.wait(30)):
             began = time.monotonic()
             places[3] = [f"/proc/{os.getpid()}/root{path}"]
-            told = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, SECONDS + 1)
+            answers = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, SECONDS + 1)
             took = time.monotonic() - began
             release.set()
-    assert [rank for rank, one in told.items() if isinstance(one, FlightRecord)] == [0, 1, 2]
-    assert "timed out" in str(told[3])
+    assert [rank for rank, one in answers.items() if isinstance(one, FlightRecord)] == [0, 1, 2]
+    assert "timed out" in str(answers[3])
     assert took < (SECONDS + 4) * PATIENCE
 
 
@@ -348,10 +348,10 @@ def test_a_speaker_that_then_fails_keeps_nobody_else_from_telling(
     """It has told how far it is, and then not what it has called: the others are asked for all."""
     release = threading.Event()
 
-    def stops(connection: socket.socket, asked: bytes) -> None:
-        if b"?" in asked or asked[:3] == b"GET":
+    def stops(connection: socket.socket, data: bytes) -> None:
+        if b"?" in data or data[:3] == b"GET":
             body = as_json(with_status(dumps[0]) | {"entries": []})
-            connection.sendall(HANDLERS if asked[:3] == b"GET" else BODY % len(body) + body)
+            connection.sendall(HANDLERS if data[:3] == b"GET" else BODY % len(body) + body)
         else:
             release.wait(30)
 
@@ -359,7 +359,7 @@ def test_a_speaker_that_then_fails_keeps_nobody_else_from_telling(
     others = {rank: one for rank, one in dumps.items() if rank}
     with serving(tmp_path, others) as (places, _), listening(tmp_path / "speaker", stops):
         places = {0: [f"/proc/{os.getpid()}/root{tmp_path}/speaker"]} | places
-        told = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, SECONDS + 1)
+        answers = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, SECONDS + 1)
         release.set()
-    assert [rank for rank, one in told.items() if isinstance(one, FlightRecord)] == [1, 2, 3]
-    assert "timed out" in str(told[0])
+    assert [rank for rank, one in answers.items() if isinstance(one, FlightRecord)] == [1, 2, 3]
+    assert "timed out" in str(answers[0])

@@ -404,8 +404,8 @@ def test_a_rank_that_claims_to_be_in_a_group_of_others_has_no_say() -> None:
 def test_stored_evidence_that_is_damaged_names_nobody() -> None:
     records = all_but(2, waits_in("all_reduce", 6), waits_in("all_reduce", 5))
     broken = {
-        n: tuple(msgspec.structs.replace(g, members="0-x") for g in told or ())
-        for n, told in records.items()
+        n: tuple(msgspec.structs.replace(g, members="0-x") for g in value or ())
+        for n, value in records.items()
     }
     assert outcome(job(broken)) == ("unknown", [], "low")
 

@@ -242,9 +242,9 @@ def test_groups_without_a_call_take_no_room_of_the_others() -> None:
 
 def test_calls_of_which_no_recorder_tells_are_a_named_silence() -> None:
     whole = json.loads(file_of(gloo(entry(3)), _0=[0, 1]))
-    for backend, calls, told in (("nccl", 5, ("nccl",)), ("nccl", 0, ()), ("gloo", 5, ()), ("", 5, ())):  # fmt: skip
+    for backend, calls, value in (("nccl", 5, ("nccl",)), ("nccl", 0, ()), ("gloo", 5, ()), ("", 5, ())):  # fmt: skip
         whole["groups"]["0"] |= {"calls": calls, "backend": backend}
-        assert parse_file(json.dumps(whole).encode()).silent == told
+        assert parse_file(json.dumps(whole).encode()).silent == value
 
 
 def test_a_group_without_known_members_has_none() -> None:
@@ -382,14 +382,14 @@ def test_it_tells_membership_and_both_recorders(torch: Callable[..., None]) -> N
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("count", "told"), [(lambda _: 4, 4), (lambda _: 1 / 0, -1)])
+@pytest.mark.parametrize(("count", "number"), [(lambda _: 4, 4), (lambda _: 1 / 0, -1)])
 def test_a_group_tells_how_many_calls_it_has_made(
-    torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch, count: Any, told: int
+    torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch, count: Any, number: int
 ) -> None:
     torch()
     monkeypatch.setattr(Group, "_get_sequence_number_for_group", count, raising=False)
     about = written.membership()[0]["7"]
-    assert (about["calls"], about["backend"]) == (told, "nccl")
+    assert (about["calls"], about["backend"]) == (number, "nccl")
 
 
 def test_the_first_call_of_a_group_is_told_by_who_has_not_made_it(
@@ -403,11 +403,11 @@ def test_the_first_call_of_a_group_is_told_by_who_has_not_made_it(
     assert parse_file(written.recorded_json(-1)).groups == ()
 
 
-def handler(asked: list[str], *entries: dict[str, Any]) -> dict[str, Any]:
+def handler(lines: list[str], *entries: dict[str, Any]) -> dict[str, Any]:
     """PyTorch's handlers, of which one answers with these calls."""
 
     def answer(request: Any, response: Any) -> None:
-        asked.append(request.get_param("backend"))
+        lines.append(request.get_param("backend"))
         response.set_status(200)
         response.set_content(json.dumps(gloo(*entries)), "application/json")
 
@@ -418,14 +418,14 @@ def handler(asked: list[str], *entries: dict[str, Any]) -> dict[str, Any]:
 def test_the_recorder_of_nccl2_is_asked_by_its_handler(
     torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    lines: list[str] = []
     pending = entry(9, process_group=["7", "dp"], profiling_name="nccl2:all_reduce", retired=False)
     other = entry(3, process_group=["7", "dp"])  # older versions answer with that of gloo
-    torch(**handler(asked, other, pending))
+    torch(**handler(lines, other, pending))
     assert parse_file(written.recorded_json(-1)).groups == ()  # legacy NCCL is not asked that way
     monkeypatch.setattr(Group, "name", lambda _: "nccl2")
     (one,) = parse_file(written.recorded_json(-1)).groups
-    assert asked == ["nccl2"]
+    assert lines == ["nccl2"]
     assert (one.backend, one.enqueued, one.completed, one.members) == ("nccl2", 9, 8, "3,5")
 
 

@@ -13,7 +13,9 @@ from mldebug.capture.nccl_ras.communicators import MAX_NAMED, few
 from mldebug.core.model import NcclAbsent, NcclLevel
 from shared.capture.rasserver import HOST, answer, recorded, recorded_text
 
-GOOD = [told for name in ("sleep", "loop", "stop") for _, told in recorded(name) if told[:1] == "{"]
+GOOD = [
+    value for name in ("sleep", "loop", "stop") for _, value in recorded(name) if value[:1] == "{"
+]
 REFUSED = [
     (b"", "it is empty"),
     (b" \n", "it is empty"),
@@ -30,18 +32,18 @@ REFUSED = [
 
 def test_every_recorded_answer_is_read() -> None:
     assert len(GOOD) > 30
-    for told in GOOD:
-        found = parse(told.encode())
+    for item in GOOD:
+        found = parse(item.encode())
         assert (found.version, found.form, found.communicators[0].size) == ("2.28.9", "json", 2)
 
 
 def test_an_answer_without_the_comma_of_2_28_9() -> None:
     """As recorded with one stopped rank of two."""
-    told = next(told for _, told in recorded("stop") if '"unresponsive": true' in told)
+    first = next(value for _, value in recorded("stop") if '"unresponsive": true' in value)
     with pytest.raises(json.JSONDecodeError):
-        json.loads(told)
+        json.loads(first)
 
-    one = parse(told.encode()).communicators[0]
+    one = parse(first.encode()).communicators[0]
 
     gone = NcclAbsent(rank=1, host=HOST, pid=986, gpu=1, unresponsive=True)
     assert (one.absent, one.absent_count, one.answered) == ((gone,), 1, 1)
@@ -58,7 +60,7 @@ def test_levels_are_of_the_functions_that_differ() -> None:
 
 
 def test_the_words_of_a_status() -> None:
-    told = answer({n: {} for n in range(5)})
+    result = answer({n: {} for n in range(5)})
     states = [
         {},
         {"init_state": 7},
@@ -66,9 +68,9 @@ def test_the_words_of_a_status() -> None:
         {"abort_flag": True, "async_error": 3},
         {"finalize_called": True},
     ]
-    for row, state in zip(told["communicators"][0]["ranks"], states, strict=True):
+    for row, state in zip(result["communicators"][0]["ranks"], states, strict=True):
         row["status"] = state
-    words = [rank.status for rank in parse(json.dumps(told).encode()).communicators[0].ranks]
+    words = [rank.status for rank in parse(json.dumps(result).encode()).communicators[0].ranks]
     assert words == ["running", "initializing", "error 3", "aborted", "finalized"]
 
 
@@ -173,8 +175,8 @@ def test_too_many_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_are_cleaned() -> None:
-    told = answer({0: {"AllReduce\x1b[31m": 3}}, host="evil\x1b[2J" + "x" * 300)
-    rank = parse(json.dumps(told).encode()).communicators[0].ranks[0]
+    result = answer({0: {"AllReduce\x1b[31m": 3}}, host="evil\x1b[2J" + "x" * 300)
+    rank = parse(json.dumps(result).encode()).communicators[0].ranks[0]
     assert "\x1b" not in rank.host + next(iter(rank.counts))
     assert len(rank.host) <= 64
 

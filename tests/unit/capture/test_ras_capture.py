@@ -151,8 +151,8 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
         StateStore(tmp_path / "state", tools.context.spawner),
         lambda _: None,
     )
-    seen: list[JobLook] = []
-    monkeypatch.setattr(node, "_see", lambda run, one: (run.update(one), seen.append(one)))
+    looks: list[JobLook] = []
+    monkeypatch.setattr(node, "_see", lambda run, one: (run.update(one), looks.append(one)))
     monkeypatch.setattr("mldebug_agents.watch.ras_watch.QUIET", 0.0)
     monkeypatch.setattr("mldebug_agents.watch.ras_watch.AT_MOST", float("inf"))
     with serving(half("")) as server:
@@ -170,8 +170,8 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
                 pass
             node._handle(result)
         node._looked(look)
-    assert [one.kind for one in seen[-1].look.progress] == [ProgressKind.RAS]
-    assert seen[0].look.progress == ()
+    assert [one.kind for one in looks[-1].look.progress] == [ProgressKind.RAS]
+    assert looks[0].look.progress == ()
 
 
 def quiet(job: Job) -> JobLook:

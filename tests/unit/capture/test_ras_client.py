@@ -69,7 +69,7 @@ def client() -> Iterator[RasClient]:
 
 def job(server: RasServer | str, *pids: int, uid: int | None = None, world: int = 2) -> Job:
     """A job whose ranks 0, 1, … have these pids; those of `answer` unless told."""
-    told = server if isinstance(server, str) else server.address
+    address = server if isinstance(server, str) else server.address
     ranks = tuple(
         RankIdentity(
             rank=n,
@@ -77,7 +77,7 @@ def job(server: RasServer | str, *pids: int, uid: int | None = None, world: int 
             pid=os.getpid(),
             namespace_pid=pid,
             uid=os.geteuid() if uid is None else uid,
-            nccl_ras=told,
+            nccl_ras=address,
         )
         for n, pid in enumerate(pids or (100, 101))
     )
@@ -99,7 +99,7 @@ def order(server: RasServer, seconds: float = 3.0, **more: Any) -> RasOrder:
 def test_the_conversation_is_the_one_that_nccl_knows(client: RasClient) -> None:
     with serving(says(GOOD)) as server:
         reply = client.ask(job(server))
-        assert server.heard == ["CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "STATUS"]
+        assert server.messages == ["CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "STATUS"]
     assert reply.error == ""
     assert reply.answer is not None
     assert [rank.counts for rank in reply.answer.communicators[0].ranks] == [
@@ -113,7 +113,7 @@ def test_before_2_28_7_it_is_asked_for_text(client: RasClient) -> None:
     text = recorded_text("sleep")[0]
     with serving(speaks(None, text)) as server:
         reply = client.ask(job(server, 620, 621))
-        assert server.heard[-2:] == ["SET FORMAT json", "VERBOSE STATUS"]
+        assert server.messages[-2:] == ["SET FORMAT json", "VERBOSE STATUS"]
     assert reply.answer is not None
     assert (reply.answer.form, reply.answer.communicators[0].size) == ("text", 2)
 
@@ -192,12 +192,12 @@ def test_every_fault_is_a_reason_in_time(client: RasClient, serve: Serve, why: s
 
 def test_nobody_listens(client: RasClient) -> None:
     with serving(silent) as server:
-        told = server.address
+        address = server.address
     before = client.unanswered.counts
-    reply = client.ask(job(told))
+    reply = client.ask(job(address))
     assert client.unanswered.counts == before  # most jobs have none
     assert reply == RasReply(
-        error=f"nobody listens at 127.0.0.1 port {told.rpartition(':')[2]}", silent=True
+        error=f"nobody listens at 127.0.0.1 port {address.rpartition(':')[2]}", silent=True
     )
 
 
@@ -217,16 +217,16 @@ def test_a_process_of_another_user_is_not_believed(client: RasClient) -> None:
     """Whoever binds the port first could tell anything of a stranger's job."""
     with serving(says(GOOD)) as server:
         reply = client.ask(job(server, uid=NOBODY))
-        assert server.heard == ["CLIENT PROTOCOL 2"]
+        assert server.messages == ["CLIENT PROTOCOL 2"]
     assert reply.error == f"a process of another user (uid {os.geteuid()}) answers there"
 
 
 @pytest.mark.skipif(not ROOT, reason="needs a second user")
-@pytest.mark.parametrize("told", ["127.0.0.1:{}", "[::ffff:127.0.0.1]:{}", "[::1]:{}"])
-def test_a_listener_of_ipv6_is_no_way_around_that(client: RasClient, told: str) -> None:
+@pytest.mark.parametrize("text", ["127.0.0.1:{}", "[::ffff:127.0.0.1]:{}", "[::1]:{}"])
+def test_a_listener_of_ipv6_is_no_way_around_that(client: RasClient, text: str) -> None:
     """It takes IPv4 connections, too, and the kernel lists those in the table of IPv6."""
     with serving(says(GOOD), host="::") as server:
-        address = told.format(server.port)
+        address = text.format(server.port)
         assert client.ask(job(address)).answer is not None
         reply = client.ask(job(address, uid=NOBODY))
     assert reply.error == f"a process of another user (uid {os.geteuid()}) answers there"
@@ -265,7 +265,7 @@ def test_equal_pids_in_another_container_are_not_our_job(client: RasClient, whol
                 own = tuple(msgspec.structs.replace(one, pid=rank.pid) for one in plain.ranks)
                 ours = msgspec.structs.replace(plain, ranks=own)
                 reply = client.ask(ours, whole=whole, seconds=20.0)
-                assert set(server.heard) == {"CLIENT PROTOCOL 2"}
+                assert set(server.messages) == {"CLIENT PROTOCOL 2"}
         finally:
             rank.kill()
     assert reply == RasReply(error="another job answers there, and this one not")
@@ -302,11 +302,11 @@ def test_an_excuse_is_cut_and_cleaned(client: RasClient) -> None:
     assert reply.error.startswith("its answer is not believed: it is no answer of NCCL RAS")
     assert reply.error.isprintable()
     assert len(reply.error) <= child.MAX_REASON
-    told = carry_out(
+    error = carry_out(
         RasOrder(address="\x1b[2J" + "x" * 900, pids=(), host_pids=(), uid=0, seconds=1.0)
     ).error
-    assert told.isprintable()
-    assert len(told) <= child.MAX_REASON
+    assert error.isprintable()
+    assert len(error) <= child.MAX_REASON
 
 
 # --- where to ask ----------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_what_the_environment_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("text", "expected"),
     [
         ("", [RasAddress("127.0.0.1", 28028), RasAddress("::1", 28028)]),
         ("localhost:4711", [RasAddress("127.0.0.1", 4711), RasAddress("::1", 4711)]),
@@ -331,25 +331,25 @@ def test_what_the_environment_says() -> None:
         ("[::]:28028", [RasAddress("127.0.0.1", 28028), RasAddress("::1", 28028)]),
     ],
 )
-def test_addresses(told: str, expected: list[RasAddress]) -> None:
-    assert list(addresses(told)) == expected
+def test_addresses(text: str, expected: list[RasAddress]) -> None:
+    assert list(addresses(text)) == expected
 
 
 @pytest.mark.parametrize(
-    "told", ["metadata.example:80", "off", "127.0.0.1", "127.0.0.1:0", "1.2.3.4:99999", ":28028"]
+    "text", ["metadata.example:80", "off", "127.0.0.1", "127.0.0.1:0", "1.2.3.4:99999", ":28028"]
 )
-def test_no_name_is_looked_up(told: str) -> None:
+def test_no_name_is_looked_up(text: str) -> None:
     with pytest.raises(ValueError, match="NCCL_RAS_ADDR"):
-        addresses(told)
+        addresses(text)
 
 
-@pytest.mark.parametrize("told", ["169.254.169.254:80", "192.0.2.7:28028", "[2001:db8::1]:28028"])
+@pytest.mark.parametrize("text", ["169.254.169.254:80", "192.0.2.7:28028", "[2001:db8::1]:28028"])
 def test_an_address_elsewhere_is_never_asked(
-    told: str, client: RasClient, monkeypatch: pytest.MonkeyPatch
+    text: str, client: RasClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not is_own(addresses(told)[0].host)
-    reply = client.ask(job(told))
-    assert reply.error == f"NCCL_RAS_ADDR is {told}, which is no address of this node"
+    assert not is_own(addresses(text)[0].host)
+    reply = client.ask(job(text))
+    assert reply.error == f"NCCL_RAS_ADDR is {text}, which is no address of this node"
 
 
 def test_own_addresses() -> None:
@@ -363,9 +363,9 @@ def test_own_addresses() -> None:
 def test_whose_process_is_at_the_other_end() -> None:
     with serving(says(GOOD)) as server:
         talk = child.RasConnection(RasAddress("127.0.0.1", server.port), time.monotonic() + 2)
-        seen: list[SocketOwner | None] = []
-        talk.ask(1 << 20, lambda link: seen.append(socket_owner(link)))
-    assert [one and one.uid for one in seen] == [os.geteuid()]
+        observed: list[SocketOwner | None] = []
+        talk.ask(1 << 20, lambda link: observed.append(socket_owner(link)))
+    assert [one and one.uid for one in observed] == [os.geteuid()]
 
 
 # --- the job's own network -------------------------------------------------------------------------
@@ -429,9 +429,9 @@ def test_without_the_right_to_enter_it_the_gap_names_the_right() -> None:
         wanted = RasOrder(
             address="", pids=(1,), host_pids=(1,), uid=0, seconds=1.0, pid=pid, network=inode
         )
-        told = _as_nobody(partial(carry_out, wanted))
-    assert told.error == "the job has a network of its own, which the agent may not enter"
-    assert "CAP_SYS_ADMIN" in told.way_out
+        result = _as_nobody(partial(carry_out, wanted))
+    assert result.error == "the job has a network of its own, which the agent may not enter"
+    assert "CAP_SYS_ADMIN" in result.way_out
 
 
 @needs_unshare
@@ -496,15 +496,15 @@ def test_of_a_large_job_the_node_of_rank_0_asks_alone() -> None:
     )
     assert nodes_of(large) == 4096
     assert (is_ours_to_ask(large), is_ours_to_ask(other)) == (True, False)
-    asked: list[int] = []
+    numbers: list[int] = []
 
     def ask(*_: Any) -> RasReply:
-        asked.append(1)
+        numbers.append(1)
         return RasReply(error="x")
 
     assert RasBackgroundQuery(ask, other, 1.0).take(1.0, uses_gpus=True) == (None, (ELSEWHERE,))
     RasBackgroundQuery(ask, large, 1.0).take(1.0, uses_gpus=True)
-    assert asked == [1]
+    assert numbers == [1]
 
 
 def test_the_child_is_gone_when_the_answer_is_there(client: RasClient) -> None:

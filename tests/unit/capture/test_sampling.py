@@ -43,8 +43,8 @@ def test_a_process_in_the_hands_of_a_tracer_is_looked_at_again(
 ) -> None:
     slept: list[float] = []
     target = CaptureTarget(9, 0, "rank", "", True)
-    seen = Sampling(host, NoDumps(), [target, target], lambda: 30.0, slept.append)  # type: ignore[arg-type]
+    sampling = Sampling(host, NoDumps(), [target, target], lambda: 30.0, slept.append)  # type: ignore[arg-type]
     with ThreadPoolExecutor(1) as pool:
-        seen.look(pool)
-    assert seen.states[9] == state
+        sampling.look(pool)
+    assert sampling.states[9] == state
     assert len(slept) == naps

@@ -25,10 +25,10 @@ def test_json_and_text_of_one_recording_agree() -> None:
     from_json = parse_pyspy_json((folder / "pyspy-desync-r1.json").read_bytes())
     (from_text,) = parse_pyspy_text((folder / "pyspy-desync-r1.txt").read_text()).values()
 
-    def seen(stacks):
+    def observed(stacks):
         return {s.tid: (s.name, s.active, [f.label for f in s.frames]) for s in stacks}
 
-    assert seen(from_json) == seen(from_text)
+    assert observed(from_json) == observed(from_text)
     assert principal(from_json, 861).frames[1].label == "evaluate (train.py:8)"
 
 

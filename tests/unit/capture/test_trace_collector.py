@@ -133,8 +133,8 @@ def test_a_stopped_and_a_killed_rank_tell_their_last_line(
     sleeper.send_signal(number)
     if number is signal.SIGKILL:
         sleeper.wait(30)
-        told = some.left_behind([rank])
-        assert told[3].last == "line 9 of data:7 load"
+        result = some.left_behind([rank])
+        assert result[3].last == "line 9 of data:7 load"
     tail = tail_of(some, rank)
     assert tail is not None
     assert tail.last == "line 9 of data:7 load"
@@ -242,17 +242,17 @@ def test_what_an_untraced_process_has_mapped_is_not_read(
     reader: Reader, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Megabytes of text for a real rank, which holds the lock of its memory meanwhile."""
-    asked: list[str] = []
+    lines: list[str] = []
     read_from = reader.read_from
 
     def noted(path: str, *arguments: int, **more: int) -> object:
-        asked.append(path)
+        lines.append(path)
         return read_from(path, *arguments, **more)
 
     monkeypatch.setattr(reader, "read_from", noted)
     assert TraceCollector(HOST, reader).update(found(identity(sleeper.pid))) == {}
-    assert asked
-    assert not [path for path in asked if path.endswith("/maps")]
+    assert lines
+    assert not [path for path in lines if path.endswith("/maps")]
 
 
 # --- source text -----------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_an_empty_ring_has_no_tail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "why", "told"),
+    ("state", "why", "text"),
     [
         (1, b"", ""),
         (4, b"", ""),  # with its process
@@ -336,21 +336,21 @@ def test_an_empty_ring_has_no_tail() -> None:
     ],
 )
 def test_a_rank_that_went_on_untraced_is_not_said_to_be_at_its_last_record(
-    state: int, why: bytes, told: str
+    state: int, why: bytes, text: str
 ) -> None:
     data = bytearray(rings.ring(rings.steps(1, 3)))
     struct.pack_into("<I", data, 168, state)
     struct.pack_into("256s", data, 352, why)
     tail = trace_tail(read_whole(lambda at, size: data[at : at + size]), 0.0, "/x", lambda *_: "")
     assert tail is not None
-    assert tail.last == "line 9 of data:7 load" + told
+    assert tail.last == "line 9 of data:7 load" + text
 
 
 def test_the_age_of_each_ring_is_exported() -> None:
     run = RunState(id="r", name="n", launcher="torchrun", traced={0: 90.0, 3: 100.5})
     snapshot = Snapshot(node="n", at=100.0, started_at=0.0, runs=(run,))
-    told = list(create(NoOptions()).samples(snapshot))
-    assert [(one.family, one.labels, one.value) for one in told] == [
+    items = list(create(NoOptions()).samples(snapshot))
+    assert [(one.family, one.labels, one.value) for one in items] == [
         (AGE, ("r", "0"), 10.0),
         (AGE, ("r", "3"), 0.0),
     ]

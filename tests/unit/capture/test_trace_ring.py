@@ -280,8 +280,8 @@ def test_back_in_the_caller_the_frame_is_named_again() -> None:
         Rec(2, function_id(1), 7, 2, LINE),
         Rec(3, function_id(0), 2, 1, LINE),
     ]
-    text = shown(read(rings.ring([Chunk(1, 1, rows)])))
-    assert [line.strip() for line in text if line.startswith("        ")] == [
+    state = shown(read(rings.ring([Chunk(1, 1, rows)])))
+    assert [line.strip() for line in state if line.startswith("        ")] == [
         "data:7 load",
         "train:40 train_step",
     ]
@@ -308,9 +308,9 @@ def test_a_frame_that_was_entered_before_the_ring_begins_is_open_from_its_start(
 # --- exported --------------------------------------------------------------------------------------
 
 
-def _balanced(told: dict[str, object]) -> None:
-    jsonschema.validate(told, EVENTED)
-    for profile in told["profiles"]:  # type: ignore[attr-defined]
+def _balanced(table: dict[str, object]) -> None:
+    jsonschema.validate(table, EVENTED)
+    for profile in table["profiles"]:  # type: ignore[attr-defined]
         open_: list[int] = []
         at = 0
         for event in profile["events"]:
@@ -325,9 +325,9 @@ def _balanced(told: dict[str, object]) -> None:
 
 
 def test_speedscope_is_balanced_and_obeys_its_format() -> None:
-    told = json.loads(b"".join(speedscope([read(rings.ring(rings.steps(1, 4)))])))
-    _balanced(told)
-    assert {frame["name"] for frame in told["shared"]["frames"]} == {
+    answer = json.loads(b"".join(speedscope([read(rings.ring(rings.steps(1, 4)))])))
+    _balanced(answer)
+    assert {frame["name"] for frame in answer["shared"]["frames"]} == {
         "train_step",
         "load",
         "all_reduce",
@@ -335,13 +335,13 @@ def test_speedscope_is_balanced_and_obeys_its_format() -> None:
 
 
 def test_chrome_slices_nest_and_what_has_not_returned_stays_open() -> None:
-    told = json.loads(b"".join(chrome([read(rings.ring(rings.steps(1, 2)))])))["traceEvents"]
-    begun = [one for one in told if one["ph"] == "B"]
-    ended = [one for one in told if one["ph"] == "E"]
+    traceevents = json.loads(b"".join(chrome([read(rings.ring(rings.steps(1, 2)))])))["traceEvents"]
+    begun = [one for one in traceevents if one["ph"] == "B"]
+    ended = [one for one in traceevents if one["ph"] == "E"]
     assert [one["name"] for one in begun].count("train_step") == 2
     assert len(begun) - len(ended) == 2  # the last train_step, and load in it
     assert all({"pid", "tid", "ts"} <= set(one) for one in (*begun, *ended))
-    assert [one["args"]["name"] for one in told if one.get("name") == "process_name"] == [
+    assert [one["args"]["name"] for one in traceevents if one.get("name") == "process_name"] == [
         "rank 0 (pid 4711 on gpu-17)"
     ]
     assert (
@@ -398,9 +398,9 @@ def test_merge_names_the_rank_that_went_another_way() -> None:
     merged = merge(numbered([*some, odd]))
     assert merged.parting is not None
     assert (merged.parting.step, merged.parting.equal) == (5, 2)
-    told = "\n".join(merged_lines(merged))
-    assert "ranks 0-1,3: go on with comm:3 all_reduce" in told
-    assert "rank 2: has not come further" in told
+    text = "\n".join(merged_lines(merged))
+    assert "ranks 0-1,3: go on with comm:3 all_reduce" in text
+    assert "rank 2: has not come further" in text
 
 
 def test_a_worker_and_an_earlier_attempt_are_no_ranks_of_their_own(
@@ -418,9 +418,9 @@ def test_a_worker_and_an_earlier_attempt_are_no_ranks_of_their_own(
     for name, data in some.items():
         (tmp_path / name).write_bytes(data)
     assert main(["trace", "merge", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["rank"], one["pid"]) for one in told["ranks"]] == [(0, 11), (1, 13)]
-    assert told["parting"] is None
+    answer = json.loads(capsys.readouterr().out)
+    assert [(one["rank"], one["pid"]) for one in answer["ranks"]] == [(0, 11), (1, 13)]
+    assert answer["parting"] is None
     assert main(["trace", "merge", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "left out: child of rank 1 (pid 10 on gpu-17)" in out
@@ -462,8 +462,8 @@ def test_show_prints_the_end(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert out[0] == "rank 0 (pid 4711 on gpu-17)"
     assert "        data:7 load" in out
     assert main(["trace", "show", str(file), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["events"][-1]["function"] == "load"
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["events"][-1]["function"] == "load"
     assert main(["trace", "show", str(file), "--tree"]) == 0
     assert "train:40 train_step" in capsys.readouterr().out
 
@@ -519,8 +519,8 @@ def test_merge_reads_a_folder_and_skips_what_is_no_ring(
 def test_the_script_itself_is_called_by_its_file() -> None:
     functions = (("main", "/job/train.py", "__main__", 9), ("f", "", "__main__", 1))
     rows = [Rec(1, function_id(0)), Rec(2, function_id(1), 0, 1)]
-    text = shown(read(rings.ring([Chunk(1, 1, rows)], functions)))
-    assert text[1:] == ["        train.py:9 main", "        __main__:1 f"]
+    state = shown(read(rings.ring([Chunk(1, 1, rows)], functions)))
+    assert state[1:] == ["        train.py:9 main", "        __main__:1 f"]
 
 
 # --- both sides --------------------------------------------------------------------------------------
@@ -569,8 +569,8 @@ def test_what_the_tracer_writes_is_what_is_read(tmp_path: Path) -> None:
         if event.place.function == "train_step" and event.kind is TraceEventKind.CALL
     ]
     assert [event.step for event in steps[1:]] == [2, 3]
-    told = "\n".join(tree_lines(ring))
-    assert "3 x * job.py:10 train_step" in " ".join(told.split())
+    text = "\n".join(tree_lines(ring))
+    assert "3 x * job.py:10 train_step" in " ".join(text.split())
 
 
 def test_both_sides_have_the_same_sizes_and_numbers() -> None:

@@ -194,9 +194,9 @@ def test_wrong_usage_says_what_is_right(
 @pytest.mark.parametrize("verb", ["trace", "switch", "probe"])
 def test_a_verb_of_verbs_alone_shows_its_help_as_it_is(verb: str, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     code = cli.main([verb])
-    told = capsys.readouterr()
-    shown = told.err or told.out
-    assert code == (2 if told.err else 0)
+    output = capsys.readouterr()
+    shown = output.err or output.out
+    assert code == (2 if output.err else 0)
     assert shown.startswith(f"Usage: mldebug {verb} ")
     assert not [line for line in shown.splitlines() if line.startswith("mldebug:")]
 
@@ -339,9 +339,9 @@ def test_reports_list_names_each_with_its_sentence(
     assert "\x1b" not in printed
 
 
-@pytest.mark.parametrize(("kind", "told"), [("manual", "asked for"), ("stall", "open")])
+@pytest.mark.parametrize(("kind", "text"), [("manual", "asked for"), ("stall", "open")])
 def test_a_dump_by_hand_is_not_open_for_ever(
-    kind: Literal["manual", "stall"], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: Literal["manual", "stall"], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = msgspec.structs.replace(samples.report(samples.sleeping()), kind=kind, state="open")
     ReportStore(tmp_path / "state").save(made, "<html>", {})
@@ -349,7 +349,7 @@ def test_a_dump_by_hand_is_not_open_for_ever(
     file.write_text(f"agent: {{state_dir: {tmp_path}/state}}")
     assert reports(file, "list") == 0
     _, first, *_ = capsys.readouterr().out.splitlines()
-    assert first.endswith(f"  {told}")
+    assert first.endswith(f"  {text}")
 
 
 def test_reports_list_json_is_an_array(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -474,8 +474,8 @@ def test_what_is_suggested_is_typed_with_the_config(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reports(config, "show", "1999") == 2
-    told = capsys.readouterr().err.splitlines()[1].partition("with: mldebug ")[2]
-    assert cli.main(shlex.split(told)) == 0
+    entry = capsys.readouterr().err.splitlines()[1].partition("with: mldebug ")[2]
+    assert cli.main(shlex.split(entry)) == 0
     listed = capsys.readouterr().out.splitlines()[-1].strip()
     assert cli.main(shlex.split(listed.removeprefix("mldebug "))) == 0
 
@@ -547,13 +547,13 @@ def test_a_reader_that_leaves_is_no_stall(config: Path, words: list[str]) -> Non
 def diagnosed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
     """The exit code, and what stands on stderr: a sentence and the way out, no control characters."""
     code = cli.main(["diagnose", *arguments])
-    told = capsys.readouterr().err.splitlines()
-    assert all(line.isprintable() for line in told)
-    return code, told
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.isprintable() for line in lines)
+    return code, lines
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "text"),
     [
         ("rank0.txt", b"\x00\xff\x1b[2J garbage", "rank0.txt holds no stacks: it says"),
         ("rank0.json", b"[{]", "rank0.json holds no stacks"),
@@ -567,12 +567,12 @@ def diagnosed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     ],
 )  # fmt: skip
 def test_a_folder_that_cannot_be_judged_says_why_and_the_way_out(
-    name: str, content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, content: bytes, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).write_bytes(content)
     code, (first, second) = diagnosed(capsys, str(tmp_path))
     assert code == 2
-    assert said in first
+    assert text in first
     assert second.startswith("  way out: ")
 
 
@@ -689,6 +689,6 @@ def test_a_job_of_which_no_stack_could_be_had_is_not_fine() -> None:
             ),
         ),
     )
-    for seen, stalled, code in ((report, False, 0), (blind, False, 3), (blind, True, 1)):
-        one = Taken(seen, "", msgspec.structs.replace(judgement, stalled=stalled), None, "")
+    for value, stalled, code in ((report, False, 0), (blind, False, 3), (blind, True, 1)):
+        one = Taken(value, "", msgspec.structs.replace(judgement, stalled=stalled), None, "")
         assert dump._exit_code([one]) == code

@@ -50,8 +50,8 @@ def save(state_dir: Path, name: str) -> Path:
 def offered(line: str, shell: str = "zsh") -> list[str]:
     """The values for a line that ends where the cursor is; `<file>` and the like where the shell looks itself."""
     words = line.split(" ")[1:]
-    told = [one.split("\t") for one in lines(shell, words)]
-    return [value if kind == "plain" else f"<{kind}>" for kind, value, _ in told]
+    results = [one.split("\t") for one in lines(shell, words)]
+    return [value if kind == "plain" else f"<{kind}>" for kind, value, _ in results]
 
 
 @pytest.fixture
@@ -109,9 +109,9 @@ def test_what_may_stand_there_is_offered(line: str, wanted: list[str]) -> None:
 
 
 def test_reports_come_newest_first_with_their_sentence(config: Path) -> None:
-    told = lines("zsh", ["reports", "--config", str(config), "show", ""])
-    assert [one.split("\t")[1] for one in told] == ["latest", NEW, OLD]  # fmt: skip
-    assert len(told[1].split("\t")[2]) > 20
+    result = lines("zsh", ["reports", "--config", str(config), "show", ""])
+    assert [one.split("\t")[1] for one in result] == ["latest", NEW, OLD]  # fmt: skip
+    assert len(result[1].split("\t")[2]) > 20
     assert offered(f"mldebug reports export --config {config} 2026112") == [NEW]
     assert offered(f"mldebug reports export {NEW} --config {config} ") == ["<file>"]
 
@@ -134,10 +134,10 @@ def test_channels_are_those_of_the_config_file(config: Path, tmp_path: Path) -> 
 def test_jobs_are_those_that_the_agent_tells_and_nothing_that_a_job_made_up(config: Path) -> None:
     run = hanging()
     with pages(config.parent, shown(run, hostile())):
-        told = offered(f"mldebug dump --config {config} --job ")
-        assert told == offered(f"mldebug switch kill --config {config} --run ")
-    assert {run.id, run.name} <= set(told)
-    assert all(map(is_plain, told))
+        result = offered(f"mldebug dump --config {config} --job ")
+        assert result == offered(f"mldebug switch kill --config {config} --run ")
+    assert {run.id, run.name} <= set(result)
+    assert all(map(is_plain, result))
     assert offered(f"mldebug dump --config {config} --job ") == []  # the agent has gone
 
 
@@ -289,13 +289,13 @@ def test_only_what_is_needed_is_loaded() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("#")
-    assert f"{COMPLETION}={shell} " in told
+    out = capsys.readouterr().out
+    assert out.startswith("#")
+    assert f"{COMPLETION}={shell} " in out
 
 
 def test_another_shell_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "nonsense"]) == 2
-    told = capsys.readouterr().err
-    assert "'nonsense' is not one of 'bash', 'zsh', 'fish'" in told
-    assert len(told.splitlines()) == 2
+    err = capsys.readouterr().err
+    assert "'nonsense' is not one of 'bash', 'zsh', 'fish'" in err
+    assert len(err.splitlines()) == 2

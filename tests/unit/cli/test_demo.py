@@ -89,10 +89,10 @@ def test_the_demo_is_content_with_the_struck_rank_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"), [((), "nobody"), ((0,), "rank 0"), ((0, 1), "rank 0, ")]
+    ("ranks", "text"), [((), "nobody"), ((0,), "rank 0"), ((0, 1), "rank 0, ")]
 )
-def test_the_demo_fails_when_another_rank_is_named(ranks: tuple[int, ...], said: str) -> None:
-    with pytest.raises(MldebugError, match=f"rank 1 was struck, but the report names {said}") as e:
+def test_the_demo_fails_when_another_rank_is_named(ranks: tuple[int, ...], text: str) -> None:
+    with pytest.raises(MldebugError, match=f"rank 1 was struck, but the report names {text}") as e:
         demo.verdict_on(naming(*ranks), PLAN)
     assert e.value.exit_code == 1
 
@@ -102,8 +102,11 @@ def test_a_long_sentence_of_the_agent_goes_on_below_its_beginning() -> None:
     Console(file=out, width=40).print(
         stage_line("blamed", "no step for 11 s; rank 2 sleeps in [bold]fetch")
     )
-    told = [line.rstrip() for line in out.getvalue().splitlines()]
-    assert told == ["    stalled: no step for 11 s; rank 2", "             sleeps in [bold]fetch"]
+    results = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert results == [
+        "    stalled: no step for 11 s; rank 2",
+        "             sleeps in [bold]fetch",
+    ]
 
 
 def test_the_demo_job_is_no_part_of_a_job_it_is_started_in() -> None:

@@ -82,8 +82,8 @@ def test_many_remarks_are_cut() -> None:
 def test_known_traps_stand_below_their_job_and_are_no_alarm() -> None:
     trap = KnownIssue(name="ras_off", message="NCCL_RAS_ENABLE=0\x1b[31m: bad", todo="unset it", source="https://x")  # fmt: skip
     buffer = io.StringIO()
-    seen = NodeListing(node="n1", now=NOW, jobs=(job(),), remarks=(), gaps=(), traps={"1a2b3c": (trap,) * 10, "9": (trap,)})  # fmt: skip
-    for line in status_lines(seen):
+    listing = NodeListing(node="n1", now=NOW, jobs=(job(),), remarks=(), gaps=(), traps={"1a2b3c": (trap,) * 10, "9": (trap,)})  # fmt: skip
+    for line in status_lines(listing):
         Console(file=buffer, width=80).print(line, soft_wrap=True, highlight=False)
     text = buffer.getvalue()
     assert text.count("  known trap: NCCL_RAS_ENABLE=0: bad → unset it\n") == 8
@@ -118,13 +118,13 @@ def watched(**changes: object) -> RunState:
 
 
 def beside(*runs: RunState, jobs: tuple[Job, ...] = (), width: int = 80, **changes: object) -> str:
-    seen = NodeListing(
+    listing = NodeListing(
         node="n1", now=NOW, jobs=jobs or (job(),), remarks=(), gaps=(),
         agent=Snapshot(**({"node": "n1", "at": NOW, "started_at": NOW - 3600, "runs": runs} | changes)),  # type: ignore[arg-type]
     )  # fmt: skip
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, force_terminal=True, color_system=None)
-    for line in status_lines(seen):
+    for line in status_lines(listing):
         print_line(console, line)
     return buffer.getvalue()
 
@@ -134,10 +134,10 @@ def test_without_an_agent_it_says_that_nobody_watches() -> None:
 
 
 def test_an_agent_that_may_not_be_asked_is_no_absent_one() -> None:
-    seen = NodeListing(
+    listing = NodeListing(
         node="n1", now=NOW, jobs=(), remarks=(), gaps=(), agent_trouble="may not ask it"
     )
-    lines = [line.plain for line in status_lines(seen)]
+    lines = [line.plain for line in status_lines(listing)]
     assert "may not ask it" in lines
     assert not any("no agent" in line for line in lines)
 
@@ -151,9 +151,9 @@ def test_a_quiet_run_says_why_it_is_quiet() -> None:
 
 
 def test_what_ranks_say_of_themselves_stands_beside_the_step() -> None:
-    said = dict.fromkeys((0, 1), HookState(step=1200, phase="checkpoint_save", phase_age=12.0))
-    said |= {2: HookState(step=1199, phase="data_wait", phase_age=900.0), 3: HookState(step=1200)}
-    text = " ".join(beside(watched(hooks=said)).split())
+    result = dict.fromkeys((0, 1), HookState(step=1200, phase="checkpoint_save", phase_age=12.0))
+    result |= {2: HookState(step=1199, phase="data_wait", phase_age=900.0), 3: HookState(step=1200)}
+    text = " ".join(beside(watched(hooks=result)).split())
     assert (
         "step 1200, loss 2.5, ranks 0-1 in checkpoint_save for 12 s, rank 2 in data_wait for 15 min,"
         " log"
@@ -161,12 +161,12 @@ def test_what_ranks_say_of_themselves_stands_beside_the_step() -> None:
 
 
 def test_who_is_behind_is_told_and_a_phase_of_a_moment_is_not() -> None:
-    said = dict.fromkeys(range(3), HookState(step=1200, phase="data_wait", phase_age=0.01))
+    result = dict.fromkeys(range(3), HookState(step=1200, phase="data_wait", phase_age=0.01))
     ranks = {rank: 100 + rank for rank in range(4)}
-    text = " ".join(beside(watched(hooks=said, ranks=ranks)).split())
+    text = " ".join(beside(watched(hooks=result, ranks=ranks)).split())
     assert "loss 2.5, hook in 3 of 4 ranks, log" in text
-    said |= {3: HookState(step=1150)}
-    text = " ".join(beside(watched(hooks=said, ranks=ranks)).split())
+    result |= {3: HookState(step=1150)}
+    text = " ".join(beside(watched(hooks=result, ranks=ranks)).split())
     assert "loss 2.5, rank 3 at step 1150 of 1200, log" in text
 
 
@@ -179,10 +179,10 @@ def test_a_stalled_run_says_who_and_where_to_read_on() -> None:
     assert "mldebug reports show 20261121T055041Z-1a2b3c" in text
 
 
-@pytest.mark.parametrize(("age", "told"), [(0.0, False), (89.0, False), (200.0, True), (-50.0, False)])  # fmt: skip
-def test_an_agent_that_no_longer_looks_is_told(age: float, told: bool) -> None:
+@pytest.mark.parametrize(("age", "known"), [(0.0, False), (89.0, False), (200.0, True), (-50.0, False)])  # fmt: skip
+def test_an_agent_that_no_longer_looks_is_told(age: float, known: bool) -> None:
     text = beside(watched(), at=NOW - age)
-    assert ("the agent has not looked for 3m: what it says is old" in text) == told
+    assert ("the agent has not looked for 3m: what it says is old" in text) == known
 
 
 def test_what_ails_the_agent_is_told() -> None:
@@ -191,14 +191,14 @@ def test_what_ails_the_agent_is_told() -> None:
     text = beside(
         watched(), sources=(failing, stuck), reports_waiting=2, reports_lost=3, hidden_runs=2
     )
-    for told in (
+    for item in (
         "its write fails: No space left on device",
         "its capture is stuck",
         "2 reports wait in memory for the state dir",
         "3 reports or states could not be stored",
         "it hides 2 runs of other users: ask as root or as a member of agent.group",
     ):
-        assert told in " ".join(text.split())
+        assert item in " ".join(text.split())
 
 
 def test_a_report_that_is_just_being_written_is_no_trouble() -> None:
@@ -219,10 +219,10 @@ def test_long_lines_go_on_below_their_beginning_in_80_columns() -> None:
 
 def suggested(*jobs: Job, config: Path | None, **changes: object) -> list[str]:
     """The commands that stand in the answer, as lines of a terminal of 80 columns."""
-    seen = NodeListing(node="n1", now=NOW, jobs=jobs, remarks=(), gaps=(), **changes)  # type: ignore[arg-type]
+    listing = NodeListing(node="n1", now=NOW, jobs=jobs, remarks=(), gaps=(), **changes)  # type: ignore[arg-type]
     buffer = io.StringIO()
     console = Console(file=buffer, width=80, force_terminal=True, color_system=None)
-    for line in status_lines(seen, config):
+    for line in status_lines(listing, config):
         print_line(console, line)
     return re.findall(r"mldebug .*", buffer.getvalue())
 
@@ -233,9 +233,9 @@ def test_what_to_type_next_names_the_config_that_was_given() -> None:
     )
     run = watched(stage="blamed", incident="20261121T055041Z-1a2b3c", report="Rank 3 sleeps")
     agent = Snapshot(node="n1", at=NOW, started_at=NOW, runs=(run,))
-    told = suggested(job(), job(id="other"), config=config, agent=agent)
+    result = suggested(job(), job(id="other"), config=config, agent=agent)
     given = f" --config '{config}'"
-    assert told == [
+    assert result == [
         f"mldebug reports show 20261121T055041Z-1a2b3c{given}",
         f"mldebug dump{given}",
         f"mldebug dump --job 1a2b3c{given}",
@@ -261,9 +261,9 @@ def test_a_stall_is_called_one() -> None:
 
 @pytest.mark.parametrize("stage", ["confirmed", "blamed"])
 def test_a_stall_is_past_its_limit(stage: str) -> None:
-    said = "no step for 45 s (usual gap 0.6 s); rank 1 runs evaluate; blamed at 300 s"
-    text = " ".join(beside(watched(stage=stage, sentence=said)).split())
-    assert f"{said} " in text
+    sentence = "no step for 45 s (usual gap 0.6 s); rank 1 runs evaluate; blamed at 300 s"
+    text = " ".join(beside(watched(stage=stage, sentence=sentence)).split())
+    assert f"{sentence} " in text
     assert "a stall after" not in text
     assert "a stall after 30s" in " ".join(beside(watched(stage="suspect")).split())
 

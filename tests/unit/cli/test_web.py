@@ -22,18 +22,18 @@ def ask(base: str, path: str, method: str = "GET", **headers: str) -> tuple[int,
     link = http.client.HTTPConnection(base.removeprefix("http://"), timeout=60)
     link.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
     answer = link.getresponse()
-    told = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+    cases = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
     link.close()
-    return told
+    return cases
 
 
 def test_without_an_agent_it_says_what_to_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     config = tmp_path / "c.yaml"
     config.write_text(f"agent: {{state_dir: {tmp_path}}}\n")
     assert main(["web", "--config", str(config)]) == 3
-    told = capsys.readouterr().err
-    assert "no agent runs here" in told
-    assert f"mldebug up --config {config}" in told
+    err = capsys.readouterr().err
+    assert "no agent runs here" in err
+    assert f"mldebug up --config {config}" in err
 
 
 def test_it_prints_the_line_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,9 +46,9 @@ def test_it_prints_the_line_to_type(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("path", ["/" + "x" * 120, "/odd:place"])
 def test_a_socket_that_ssh_cannot_name_is_reached_by_a_port(path: str) -> None:
-    told = "\n".join(way_in(Path(path), None))
-    assert "ssh -N -L 8080:127.0.0.1:8080 " in told
-    assert "mldebug web --port 8080" in told
+    text = "\n".join(way_in(Path(path), None))
+    assert "ssh -N -L 8080:127.0.0.1:8080 " in text
+    assert "mldebug web --port 8080" in text
 
 
 def test_only_a_browser_with_the_link_gets_in_and_it_is_good_once(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_two_browsers_that_open_a_link_at_once_are_not_both_let_in(tmp_path: Pat
 
     with relayed(tmp_path) as (base, links), ThreadPoolExecutor(8) as browsers:
         monkeypatch.setattr(secrets, "token_urlsafe", slowly)
-        told = list(browsers.map(lambda _: ask(base, links[0])[0], range(8)))
-    assert sorted(told) == [303] + 7 * [403]
+        items = list(browsers.map(lambda _: ask(base, links[0])[0], range(8)))
+    assert sorted(items) == [303] + 7 * [403]
 
 
 def test_a_path_is_handed_on_as_it_was_sent(tmp_path: Path) -> None:

@@ -259,9 +259,9 @@ def test_a_coordinator_s_answer_gives_no_run_the_id_of_another() -> None:
     )
     own = node.runs["a"].incident
     word = RunWord(key=job_key(node.runs["a"].job, "n1"), incident=node.known, caused=True)
-    told = node.members._announcement(next(iter(node.members._groups)), 0.0)
+    result = node.members._announcement(next(iter(node.members._groups)), 0.0)
     found = FoundCoordinator(Peer("n2", 1), Welcome(node="n2", agent="other", runs=(word,)))
-    node.members.on_result(Result("members", told, found, None))
+    node.members.on_result(Result("members", result, found, None))
     assert node.runs["a"].incident == own
 
 
@@ -393,9 +393,9 @@ def test_who_relays_the_ranks_of_another_node_is_not_believed_either() -> None:
     coordinator = Coordinator()
     coordinator.update(of_node("n1", moving("0-3")), HONEST, 1.0)
     relayed = Relayed(node="far", agent="x", port=1, address="10.0.0.9", runs=(moving("0-7"),))
-    told = msgspec.structs.replace(of_node("liar"), relayed=(relayed,))
-    coordinator.update(told, EVIL, 2.0)
-    coordinator.update_relayed(told, 2.0, EVIL)
+    changed = msgspec.structs.replace(of_node("liar"), relayed=(relayed,))
+    coordinator.update(changed, EVIL, 2.0)
+    coordinator.update_relayed(changed, 2.0, EVIL)
     (call,) = coordinator.named(run_id(KEY))
     assert [peer.announcement.node for peer in call.peers] == ["n1"]
 

@@ -33,14 +33,14 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Identity:
     return identity(file, derive)
 
 
-def says(answer: bytes, told: threading.Event | None = None) -> Serve:
+def says(answer: bytes, result: threading.Event | None = None) -> Serve:
     """Answers an order like this."""
 
     def serve(link: ssl.SSLSocket) -> None:
         assert link.recv(65536).startswith(b"POST /capture HTTP/1.1\r\n")
         link.sendall(answer)
-        if told is not None:
-            told.set()
+        if result is not None:
+            result.set()
 
     return serve
 
@@ -90,24 +90,24 @@ def test_nobody_hears_the_order_before_all_are_reached(
 ) -> None:
     patient(monkeypatch)
     monkeypatch.setattr(connect_pool, "MOST", threads)
-    heard = list[str]()
+    result = list[str]()
 
     class Noting(PeerClient):
         def connect(self, to: Peer, until: float) -> PeerConnection:
             line = super().connect(to, until)
-            heard.append("reached")
+            result.append("reached")
             return line
 
     def serve(link: ssl.SSLSocket) -> None:
         link.recv(65536)
-        heard.append("order")
+        result.append("order")
         link.sendall(ANSWER)
 
     with ExitStack() as stack:
         nodes = [stack.enter_context(node(ours, serve)) for _ in range(24)]
         shots = fire(Noting(ours), nodes)
     assert bodies(shots) == [b"hello"] * 24
-    assert heard[:24] == ["reached"] * 24
+    assert result[:24] == ["reached"] * 24
     assert all(one.sent is not None and one.came is not None for one in shots)
 
 
@@ -128,10 +128,10 @@ def test_who_is_reached_late_keeps_nobody_and_hears_it_all_the_same(
 
 def test_who_never_proves_anything_is_silent_and_keeps_nobody(ours: Identity) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, node(ours, says(ANSWER)) as lives:
-        silent, told = bodies(
+        silent, result = bodies(
             fire(PeerClient(ours), [Peer("127.0.0.1", mute.getsockname()[1]), lives], 20.0)
         )
-    assert told == b"hello"
+    assert result == b"hello"
     assert isinstance(silent, SilentError)
     assert silent.message == "no answer in 3 s"
 
@@ -141,8 +141,8 @@ def test_an_answer_that_is_cut_in_the_middle_is_asked_for_again(ours: Identity) 
         node(ours, says(ANSWER[:-2]), says(ANSWER)) as cut,
         node(ours, says(ANSWER[:9]), says(b"")) as twice,
     ):
-        told, gone = bodies(fire(PeerClient(ours), [cut, twice]))
-    assert told == b"hello"
+        result, gone = bodies(fire(PeerClient(ours), [cut, twice]))
+    assert result == b"hello"
     assert isinstance(gone, CutError)
 
 
@@ -158,9 +158,9 @@ def test_what_drips_ends_in_time(ours: Identity, answer: bytes) -> None:
 
     answer = answer.replace(b"Content-Length: 5", b"Content-Length: 99999")
     with node(ours, drip, drip) as to:
-        (told,) = bodies(fire(PeerClient(ours), [to], 0.5))
-        assert isinstance(told, SilentError)
-        assert told.message == "no answer in 0.5 s"
+        (result,) = bodies(fire(PeerClient(ours), [to], 0.5))
+        assert isinstance(result, SilentError)
+        assert result.message == "no answer in 0.5 s"
         with pytest.raises(SilentError, match=r"no answer in 0\.5 s"):
             PeerClient(ours).ask(to, "/", b"", timeout=0.5, most=1 << 20)
 
@@ -298,10 +298,10 @@ def test_where_threads_are_scarce_some_are_given_back(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_an_answer_in_pieces_is_the_same(size: int) -> None:
-    told = HttpAnswer(100)
+    answer = HttpAnswer(100)
     pieces = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
-    assert [told.feed(one) for one in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert told.body() == b"hello"
+    assert [answer.feed(one) for one in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert answer.body() == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,8 @@ def test_an_answer_in_pieces_is_the_same(size: int) -> None:
 )
 def test_what_is_no_answer_is_told(answer: bytes, words: str) -> None:
     def whole() -> bytes:
-        told = HttpAnswer(1 << 10)
-        return told.body() if told.feed(answer) or told.feed(b"") else b""
+        http_answer = HttpAnswer(1 << 10)
+        return http_answer.body() if http_answer.feed(answer) or http_answer.feed(b"") else b""
 
     with pytest.raises(RefusedError, match=words):
         whole()
@@ -366,18 +366,18 @@ def test_want_of_descriptors_costs_no_node_where_others_refuse(ours: Identity, r
         door.bind(("127.0.0.1", 0))  # nobody listens, and no node gets its port
         dead = Peer("127.0.0.1", door.getsockname()[1])
         nodes = [stack.enter_context(node(ours, says(ANSWER))) for _ in range(6)]
-        told = bodies(fire(CountingScarce(ours, room), [nodes[0], dead, dead, dead, *nodes[1:]]))
-    assert [one for one in told if isinstance(one, bytes)] == [b"hello"] * 6
-    assert [type(one) for one in told[1:4]] == [RefusedError] * 3
+        result = bodies(fire(CountingScarce(ours, room), [nodes[0], dead, dead, dead, *nodes[1:]]))
+    assert [one for one in result if isinstance(one, bytes)] == [b"hello"] * 6
+    assert [type(one) for one in result[1:4]] == [RefusedError] * 3
 
 
 def test_who_says_nothing_takes_nobody_s_descriptor_for_ever(ours: Identity) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, ExitStack() as stack:
         nodes = [stack.enter_context(node(ours, says(ANSWER))) for _ in range(6)]
         silent = Peer("127.0.0.1", mute.getsockname()[1])
-        told = bodies(fire(CountingScarce(ours, 2), [silent, silent, *nodes]))
-    assert told[2:] == [b"hello"] * 6
-    assert [type(one) for one in told[:2]] == [broadcast.SlowError] * 2
+        result = bodies(fire(CountingScarce(ours, 2), [silent, silent, *nodes]))
+    assert result[2:] == [b"hello"] * 6
+    assert [type(one) for one in result[:2]] == [broadcast.SlowError] * 2
 
 
 def test_one_handshake_that_is_too_slow_is_tried_again(

@@ -39,8 +39,8 @@ WHOLE = Whole(
 
 
 def news(ranks: str, stage: str = "watching", incident: str = "", **more: object) -> RunNews:
-    told = RunNews(key=KEY, world_size=6, ranks=ranks, stage=stage, incident=incident)
-    return msgspec.structs.replace(told, **more)
+    run_news = RunNews(key=KEY, world_size=6, ranks=ranks, stage=stage, incident=incident)
+    return msgspec.structs.replace(run_news, **more)
 
 
 def announced(node: str, *runs: RunNews, agent: str = "") -> Announcement:
@@ -56,8 +56,8 @@ def three(
 ) -> list[CaptureCall]:
     for number, (stage, own) in enumerate(zip(stages, ids, strict=True), 1):
         ranks = f"{2 * number - 2}-{2 * number - 1}"
-        told = announced(f"n{number}", news(ranks, stage, own, published=told_of))
-        coordinator.update(told, f"10.0.0.{number}", now)
+        announcement = announced(f"n{number}", news(ranks, stage, own, published=told_of))
+        coordinator.update(announcement, f"10.0.0.{number}", now)
     return list(coordinator.due(now))
 
 
@@ -91,20 +91,20 @@ def moved(
 
 def test_an_incident_needs_every_answering_node_quiet() -> None:
     """n1 stands still for a minute, n2 goes on until second 62: it is asked when that one is quiet, too."""
-    one, asked = Coordinator(), list[float]()
+    one, result = Coordinator(), list[float]()
     for now in range(60, 75):
         one.update(moved("n1", now, now - 1.0, "blamed", "first"), "10.0.0.1", float(now))
         one.update(moved("n2", now, max(0.5, now - 62.0)), "10.0.0.2", float(now))
-        asked += [float(now) for _ in one.due(float(now))]
-    assert asked == [
+        result += [float(now) for _ in one.due(float(now))]
+    assert result == [
         67.0
     ]  # held back from 60: `HOLD` seconds and the pace, whatever the other one does
-    one, asked = Coordinator(), []
+    one, result = Coordinator(), []
     for now in range(60, 75):
         one.update(moved("n1", now, now - 1.0, "blamed", "first"), "10.0.0.1", float(now))
         one.update(moved("n2", now, now - 57.0), "10.0.0.2", float(now))
-        asked += [float(now) for _ in one.due(float(now))]
-    assert asked == [63.0]  # as soon as that one has been quiet for as long
+        result += [float(now) for _ in one.due(float(now))]
+    assert result == [63.0]  # as soon as that one has been quiet for as long
 
 
 def test_a_stall_that_was_none_is_not_called() -> None:
@@ -231,8 +231,8 @@ def test_who_hangs_because_of_a_crash_elsewhere_has_the_incident_of_the_crash() 
     one = Coordinator()
     one.update(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
     for rank, name in enumerate(("n1", "n3")):
-        told = announced(name, news(str(rank), "blamed", f"a{name}", age=500.0))
-        one.update(told, "10.0.0.1", 30.0)
+        announcement = announced(name, news(str(rank), "blamed", f"a{name}", age=500.0))
+        one.update(announcement, "10.0.0.1", 30.0)
     (call,) = one.due(30.0)
     assert (call.incident, call.cause) == ("zcrash", CRASH)
     assert [each.announcement.node for each in call.peers] == ["n1", "n2", "n3"]
@@ -281,8 +281,8 @@ def test_where_a_run_has_only_ended_it_does_not_live() -> None:
     one = Coordinator()
     three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
     for number in (1, 2, 3):
-        told = announced(f"n{number}", news("", "ended", end=CRASH))
-        one.update(told, f"10.0.0.{number}", 2.0)
+        announcement = announced(f"n{number}", news("", "ended", end=CRASH))
+        one.update(announcement, f"10.0.0.{number}", 2.0)
     assert list(one.due(2.0)) == []
     assert one.ended() == [("first", "no node shows the job any more")]
     assert one.named("") == ()
@@ -303,11 +303,11 @@ def test_a_stall_that_is_over_does_not_rename_the_next() -> None:
 
 def test_a_new_coordinator_does_not_leave_an_old_stall_open_for_ever() -> None:
     one = Coordinator()
-    told = news("2-3", incident="old")
+    result = news("2-3", incident="old")
     three(one, 0.0, "watching", "watching", "watching", ids=("", "old", ""))
-    assert one.word(told, "n2", 0.0).over == ""
+    assert one.word(result, "n2", 0.0).over == ""
     three(one, DOUBT + 1.0, "watching", "watching", "watching", ids=("", "old", ""))
-    word = one.word(told, "n2", DOUBT + 1.0)
+    word = one.word(result, "n2", DOUBT + 1.0)
     assert (word.incident, word.over) == ("old", MOVES)
 
 
@@ -358,8 +358,8 @@ def test_who_is_long_gone_is_forgotten() -> None:
 
 def test_progress_of_others_travels_with_its_age() -> None:
     one = Coordinator()
-    told = Signal(kind="step", value=41.0, age=1.5)
-    one.update(announced("n1", news("0-1", signals=(told,))), "10.0.0.1", 10.0)
+    result = Signal(kind="step", value=41.0, age=1.5)
+    one.update(announced("n1", news("0-1", signals=(result,))), "10.0.0.1", 10.0)
     one.update(announced("n2", news("2-3")), "10.0.0.2", 11.0)
 
     (signal,) = one.word(news("2-3"), "n2", 12.0).signals
@@ -424,8 +424,8 @@ def test_unknown_fields_are_ignored_and_the_schema_is_written() -> None:
 
 def test_all_nodes_in_lines() -> None:
     one = Coordinator()
-    told = announced("n1", news("0-1", step=7, name=""))
-    one.update(told, "10.0.0.1", 0.0)
+    announcement = announced("n1", news("0-1", step=7, name=""))
+    one.update(announcement, "10.0.0.1", 0.0)
     for number, stage in ((2, "blamed"), (3, "quiet")):
         more = news(f"{2 * number - 2}-{2 * number - 1}", stage, "i", sentence=f"{stage}\x1b[31m")
         one.update(announced(f"n{number}", more), f"10.0.0.{number}", 40.0)
@@ -445,7 +445,7 @@ def test_all_nodes_in_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "announcement",
     [
         announced("../../etc"),
         announced("a b"),
@@ -458,15 +458,15 @@ def test_all_nodes_in_lines() -> None:
         announced("a", news("0", incident="../x")),
     ],
 )
-def test_what_cannot_be_is_not_believed(told: Announcement) -> None:
+def test_what_cannot_be_is_not_believed(announcement: Announcement) -> None:
     with pytest.raises(EvidenceError):
-        believed(told)
+        believed(announcement)
 
 
 def test_words_of_others_are_cleaned() -> None:
-    told = believed(announced("a", news("0", name="\x1b[2Jx" * 100, sentence="y" * 9000)))
-    assert "\x1b" not in told.runs[0].name
-    assert len(told.runs[0].sentence) <= 500
+    result = believed(announced("a", news("0", name="\x1b[2Jx" * 100, sentence="y" * 9000)))
+    assert "\x1b" not in result.runs[0].name
+    assert len(result.runs[0].sentence) <= 500
 
 
 def test_two_coordinators_end_with_the_first_of_two_ids() -> None:
@@ -527,11 +527,11 @@ def test_long_lists_of_nodes_are_cut_and_say_so() -> None:
     """More than a MiB is refused whole, with all runs in it; one user's lists cost another nothing."""
     mine = tuple(listed(1000, number, 8000) for number in range(200))
     theirs = tuple(listed(1001, number, 8000) for number in range(20))
-    told = announced("n1", *mine, *theirs)
-    assert len(msgspec.json.encode(told)) > MAX_MESSAGE
-    found = believed(read(msgspec.json.encode(fitting(told)), Announcement))
+    announcement = announced("n1", *mine, *theirs)
+    assert len(msgspec.json.encode(announcement)) > MAX_MESSAGE
+    found = believed(read(msgspec.json.encode(fitting(announcement)), Announcement))
     assert len(msgspec.json.encode(found)) < MAX_MESSAGE
-    assert [run.key for run in found.runs] == [run.key for run in told.runs]
+    assert [run.key for run in found.runs] == [run.key for run in announcement.runs]
     assert [run.node_list for run in found.runs[200:]] == [run.node_list for run in theirs]
     bare = [run for run in found.runs if not run.node_list]
     assert 100 < len(bare) < 150
@@ -544,9 +544,9 @@ def test_long_lists_of_nodes_are_cut_and_say_so() -> None:
         relayed = tuple(
             Relayed(node="n9", agent="x", port=7, address="a", runs=one) for one in runs
         )
-        all_of_it = fitting(msgspec.structs.replace(told, relayed=relayed))
+        all_of_it = fitting(msgspec.structs.replace(announcement, relayed=relayed))
         assert len(msgspec.json.encode(all_of_it)) < MAX_MESSAGE
-        assert [run.key for run in all_of_it.runs] == [run.key for run in told.runs]
+        assert [run.key for run in all_of_it.runs] == [run.key for run in announcement.runs]
         assert len(all_of_it.relayed) >= 2
     small = announced("n1", *theirs)
     assert fitting(small) == small

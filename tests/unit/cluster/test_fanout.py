@@ -77,13 +77,13 @@ def replies_of(spawner: Spawner, folder: Path, hosts: str, timeout: float = 10.0
 
 
 def test_every_node_is_told_of(spawner: Spawner, fake: Path) -> None:
-    heard = replies_of(
+    result = replies_of(
         spawner, fake, "good[1-3],garbage,endless,cut,old,nothing,bare,key,gone,full,rude,late"
     )
-    failed = {node.name: node for node in heard.failed}
+    failed = {node.name: node for node in result.failed}
 
-    assert sorted(heard.replies) == ["good1", "good2", "good3"]
-    assert heard.replies["good1"].captures[0].ranks[3].identity.rank == 3
+    assert sorted(result.replies) == ["good1", "good2", "good3"]
+    assert result.replies["good1"].captures[0].ranks[3].identity.rank == 3
     assert {name: (node.state, node.reason) for name, node in failed.items()} == {
         "garbage": ("unable", "nothing came that mldebug could read"),
         "endless": ("unable", "it wrote more than 16 MiB"),
@@ -104,11 +104,11 @@ def test_every_node_is_told_of(spawner: Spawner, fake: Path) -> None:
 
 def test_a_node_that_hangs_costs_its_time_and_no_more(spawner: Spawner, fake: Path) -> None:
     began = time.monotonic()
-    heard = replies_of(spawner, fake, "good1,hangs1", timeout=1.0)
+    result = replies_of(spawner, fake, "good1,hangs1", timeout=1.0)
 
     assert time.monotonic() - began < 60 * PATIENCE
-    assert list(heard.replies) == ["good1"]
-    (hung,) = heard.failed
+    assert list(result.replies) == ["good1"]
+    (hung,) = result.failed
     assert (hung.name, hung.state) == ("hangs1", "unable")
     assert hung.reason.startswith("no answer in 1 s")
     assert all(not alive(int(pid)) for pid in (fake / "pids").read_text().split())
@@ -163,10 +163,10 @@ def test_a_node_speaks_for_itself_alone(spawner: Spawner, fake: Path) -> None:
     (fake / "answer").write_bytes(
         b"".join(encode(NodeReply(node="good2", captures=other.captures)))
     )
-    heard = replies_of(spawner, fake, "good1,nothing1")
+    result = replies_of(spawner, fake, "good1,nothing1")
 
-    assert list(heard.replies) == ["good1"]
-    assert [node.name for node in heard.failed] == ["nothing1"]
+    assert list(result.replies) == ["good1"]
+    assert [node.name for node in result.failed] == ["nothing1"]
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_the_settings_are_read_and_checked(tmp_path: Path) -> None:
         fanout=8, connect_timeout=3.0, tree="none"
     )
     file.write_text("transports: {ssh: {kind: ssh, fanout: 0, key: x}}")
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as raised:
         load_config(file)
-    assert len(told.value.problems) == 2
+    assert len(raised.value.problems) == 2
 
 
 def test_a_group_of_a_site_gets_no_words_of_a_shell(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_no_node_at_all_is_something_that_is_missing(fake: Path, tmp_path: Path)
 
 # --- Slurm -----------------------------------------------------------------------------------------
 
-TOLD = """ 0: slurmstepd-a1: error: execve(): /no/python: No such file or directory
+PRINTED = """ 0: slurmstepd-a1: error: execve(): /no/python: No such file or directory
 srun: error: a1: task 0: Exited with exit code 2
 srun: error: a[3-4]: tasks 2-3: Exited with exit code 7
 3: x: No module named mldebug
@@ -311,39 +311,39 @@ def test_a_job_without_a_node_that_is_up() -> None:
 
 def test_what_srun_says_is_told_of_each_node() -> None:
     plan = planned("7|RUNNING|a[1-4]\n", "a1|allocated\n")
-    told = slurm.create(slurm.Options()).explain(plan, TOLD)
+    explanation = slurm.create(slurm.Options()).explain(plan, PRINTED)
 
-    assert {name: node.reason for name, node in told.items()} == {
+    assert {name: node.reason for name, node in explanation.items()} == {
         "a1": "slurmstepd-a1: error: execve(): /no/python: No such file or directory",
         "a2": "srun: Force Terminated StepId=7.1",
         "a3": "x: No module named mldebug",
         "a4": "x: No module named mldebug",
     }
-    assert told["a4"].way_out == "install mldebug there, or name its Python with --python"
+    assert explanation["a4"].way_out == "install mldebug there, or name its Python with --python"
 
 
 def test_what_srun_says_of_all_is_told_of_each(spawner: Spawner) -> None:
     plan = planned("7|RUNNING|a[1-2]\n", "")
     line = "srun: error: Unable to create step for job 7: Invalid generic resource (gres) specification"
-    told = slurm.create(slurm.Options()).explain(plan, [line])
+    explanation = slurm.create(slurm.Options()).explain(plan, [line])
 
-    assert {node.reason for node in told.values()} == {line}
-    assert "transports: {slurm:" in told["a1"].way_out
+    assert {node.reason for node in explanation.values()} == {line}
+    assert "transports: {slurm:" in explanation["a1"].way_out
 
 
 def test_two_tasks_that_say_they_are_one_node_are_not_believed(spawner: Spawner) -> None:
     """One srun speaks for all nodes: whoever runs on one of them may write any name into its lines."""
     plan = planned("7|RUNNING|a[1-4]\n", "")
     collector = ReplyCollector(plan, slurm.create(slurm.Options()))
-    said = [(0, "a1"), (0, "a4"), (1, "a3"), (2, "a3"), (3, "a4")]  # task 1 is not on a3
+    cases = [(0, "a1"), (0, "a4"), (1, "a3"), (2, "a3"), (3, "a4")]  # task 1 is not on a3
     sent = replies(run(4, 1))
-    for task, name in said:
+    for task, name in cases:
         for line in encode(sent[name]):
             collector.take(FanoutNews(line=f"{task}: {line.decode().strip()}"))
-    heard = collector.replies()
+    result = collector.replies()
 
-    assert sorted(heard.replies) == ["a1", "a4"]
-    failed = {node.name: (node.state, node.reason) for node in heard.failed}
+    assert sorted(result.replies) == ["a1", "a4"]
+    failed = {node.name: (node.state, node.reason) for node in result.failed}
     assert failed["a3"] == ("refused", "two tasks say that they run on it")
     assert failed["a2"][0] == "unable"
 
@@ -356,11 +356,11 @@ def test_a_node_that_srun_cannot_start_on_may_be_down() -> None:
         "srun: error: Application launch failed: Communication connection failure",
         "srun: Job step aborted",
     )
-    told = slurm.create(slurm.Options()).explain(plan, lines)
+    explanation = slurm.create(slurm.Options()).explain(plan, lines)
 
     reason = "srun could not start there: Communication connection failure"
-    assert (told["a1"].state, told["a1"].reason) == ("silent", reason)
-    assert told["a2"].state == "unable"
+    assert (explanation["a1"].state, explanation["a1"].reason) == ("silent", reason)
+    assert explanation["a2"].state == "unable"
 
 
 def test_srun_that_waits_for_a_free_step_is_told() -> None:
@@ -369,7 +369,7 @@ def test_srun_that_waits_for_a_free_step_is_told() -> None:
         "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)",
         "srun: error: Unable to create step for job 7: Job/step already completing or completed",
     )
-    told = slurm.create(slurm.Options()).explain(plan, lines)
+    explanation = slurm.create(slurm.Options()).explain(plan, lines)
 
-    assert told["a1"].reason == lines[0]
-    assert "--overlap" in told["a1"].way_out
+    assert explanation["a1"].reason == lines[0]
+    assert "--overlap" in explanation["a1"].way_out

@@ -462,10 +462,10 @@ def test_where_the_first_node_has_died_who_sleeps_is_named_while_others_wait(
     waiting: tuple[int, ...], is_named: bool
 ) -> None:
     """Its death resets their connections: those who have left wait for nobody any more."""
-    seen = {"a2": [rank(3, sleeper(), 6)], "a3": []}
+    facts = {"a2": [rank(3, sleeper(), 6)], "a3": []}
     for number in waiting:
-        seen["a2" if number < 4 else "a3"].append(rank(number, waiter(), 6))
-    captures = {name: node_capture(name, ranks) for name, ranks in seen.items() if ranks}
+        facts["a2" if number < 4 else "a3"].append(rank(number, waiter(), 6))
+    captures = {name: node_capture(name, ranks) for name, ranks in facts.items() if ranks}
     run_ = merged(captures, silent("a1"), "").runs[0]
     found = diagnose(run_.captures, run_.queried).diagnosis
     assert [(one.rank, one.node) for one in found.culprits] == ([(3, "a2")] if is_named else [])
@@ -480,8 +480,8 @@ def rack_words(odd: tuple[int, ...], *lost: str, topology: dict[str, str] = RACK
     found = run(4, 2, dict.fromkeys(odd, sleeper()))
     captures = {name: one for name, one in found.items() if name not in lost}
     run_ = merged(captures, silent(*lost), "").runs[0]
-    told = diagnose(run_.captures, placed(run_.queried, topology)).diagnosis
-    return [one for one in told.evidence if "rack" in one]
+    diagnosis = diagnose(run_.captures, placed(run_.queried, topology)).diagnosis
+    return [one for one in diagnosis.evidence if "rack" in one]
 
 
 def test_what_the_suspects_share_may_be_a_rack() -> None:
@@ -498,7 +498,7 @@ def test_what_the_suspects_share_may_be_a_rack() -> None:
 
 
 def test_a_node_is_known_by_its_short_name_too() -> None:
-    asked = placed(
+    result = placed(
         QueriedNodes(nodes=(QueriedNode(name="a3.cluster.org"), QueriedNode(name="b1"))), RACKS
     )
-    assert [one.place for one in asked.nodes] == ["rack2", ""]
+    assert [one.place for one in result.nodes] == ["rack2", ""]

@@ -59,10 +59,12 @@ class Loop:
             answer.set_result(self.coordinator.view("n1", (), 2.0))
         return answer
 
-    def _welcome(self, told: Announcement, address: str) -> Welcome:
-        self.coordinator.update(told, address, 1.0)
-        self.coordinator.update_relayed(told, 1.0)
-        words = tuple(self.coordinator.word(news, told.node, 1.0) for news in told.runs)
+    def _welcome(self, announcement: Announcement, address: str) -> Welcome:
+        self.coordinator.update(announcement, address, 1.0)
+        self.coordinator.update_relayed(announcement, 1.0)
+        words = tuple(
+            self.coordinator.word(news, announcement.node, 1.0) for news in announcement.runs
+        )
         list(self.coordinator.due(1.0))
         return Welcome(node="n1", agent="me", runs=words)
 
@@ -86,12 +88,12 @@ def test_whatever_is_sent_is_answered_as_the_document_says(case: Any) -> None:
 
 
 def test_the_document_knows_every_part_that_it_names() -> None:
-    told = msgspec.json.decode(document())
-    parts = told["components"]["schemas"]
+    text = msgspec.json.decode(document())
+    parts = text["components"]["schemas"]
     assert {"Announcement", "RunNews", "CaptureOrder", "Welcome"} <= set(parts)
     for part in parts.values():
         jsonschema.Draft202012Validator.check_schema(part)
-    assert set(told["paths"]) >= {"/peer/v1/announce", "/peer/v1/capture"}
+    assert set(text["paths"]) >= {"/peer/v1/announce", "/peer/v1/capture"}
 
 
 # --- the same by TLS, as an agent serves it ------------------------------------------------------------
@@ -113,10 +115,10 @@ class Counting(Loop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = 0
+        self.requests = 0
 
     def ask(self, what: object, address: str) -> "Future[Any]":
-        self.asked += 1
+        self.requests += 1
         return super().ask(what, address)
 
 
@@ -144,12 +146,12 @@ def session(context: ssl.SSLContext) -> requests.Session:
     return made
 
 
-told = schemathesis.openapi.from_dict(msgspec.json.decode(document()))
+result = schemathesis.openapi.from_dict(msgspec.json.decode(document()))
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.long
-@told.parametrize()
+@result.parametrize()
 @FEW
 @pytest.mark.filterwarnings("default")
 def test_a_member_is_answered_as_the_document_says(
@@ -160,17 +162,17 @@ def test_a_member_is_answered_as_the_document_says(
 
 
 @pytest.mark.long
-@told.parametrize()
+@result.parametrize()
 @FEW
 @pytest.mark.filterwarnings("default")
 def test_a_stranger_is_answered_nothing_whatever_he_sends(
     case: Any, served: tuple[str, Counting]
 ) -> None:
-    before = served[1].asked
+    before = served[1].requests
     context = ssl._create_unverified_context()
     with session(context) as stranger, pytest.raises(requests.exceptions.ConnectionError):
         case.call(base_url=served[0], session=stranger, timeout=30)
-    assert served[1].asked == before
+    assert served[1].requests == before
 
 
 PATHS = {one: min(how).upper() for one, how in msgspec.json.decode(document())["paths"].items()}
@@ -189,9 +191,9 @@ def test_some_questions_by_member_and_stranger(
         for body in BODIES:
             answer = member.request(PATHS[path], where + path, data=body, timeout=30)
             assert str(answer.status_code) in codes
-    before = loop.asked
+    before = loop.requests
     with session(ssl._create_unverified_context()) as stranger:
         for body in BODIES:
             with pytest.raises(requests.exceptions.ConnectionError):
                 stranger.request(PATHS[path], where + path, data=body, timeout=30)
-    assert loop.asked == before
+    assert loop.requests == before

@@ -49,7 +49,7 @@ from shared.system.patience import PATIENCE
 from system.sites import Site
 
 KEY, OTHER = "a0123456789bcdef" * 4, "b0123456789acdef" * 4
-TOLD = Announcement(node="n2", agent="x", port=1)
+ANNOUNCED = Announcement(node="n2", agent="x", port=1)
 
 
 def key_file(folder: Path, text: str = KEY, mode: int = 0o600) -> Path:
@@ -73,10 +73,10 @@ class Loop:
     """Answers as a main loop does."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     def ask(self, what: object, address: str) -> "Future[Any]":
-        self.asked.append((what, address))
+        self.requests.append((what, address))
         answer: Future[Any] = Future()
         if isinstance(what, Announcement):
             answer.set_result(Welcome(node="n1", agent="me"))
@@ -115,7 +115,7 @@ def there(ours: Identity, loop: Loop) -> Iterator[Peer]:
 
 
 def say(proof: Identity, to: Peer, body: bytes = b"", path: str = ANNOUNCE) -> bytes:
-    body = body or msgspec.json.encode(TOLD)
+    body = body or msgspec.json.encode(ANNOUNCED)
     return PeerClient(proof).ask(to, path, body, timeout=60.0, most=MAX_BYTES)
 
 
@@ -123,7 +123,7 @@ def test_two_with_the_same_key_understand_each_other(
     ours: Identity, there: Peer, loop: Loop
 ) -> None:
     assert read(say(ours, there), Welcome).node == "n1"
-    assert loop.asked == [(TOLD, "127.0.0.1")]
+    assert loop.requests == [(ANNOUNCED, "127.0.0.1")]
     order = CaptureOrder(key=("a",), attempt=0, incident="i")
     (capture,) = unpack(say(ours, there, msgspec.json.encode(order), CAPTURE)).captures
     assert len(capture.ranks) == 2
@@ -138,7 +138,7 @@ def test_who_has_another_key_gets_nothing_and_gives_nothing(
         say(strangers, there)
     with served(strangers, loop) as elsewhere, pytest.raises(RefusedError, match="the same key"):
         say(ours, elsewhere)
-    assert loop.asked == []
+    assert loop.requests == []
 
 
 @pytest.mark.parametrize("path", [ANNOUNCE, CAPTURE, VIEW, "/metrics", "/api/v1/status"])
@@ -154,7 +154,7 @@ def test_who_shows_no_certificate_gets_nothing(
     link = kind(there.host, there.port, timeout=60, **more)
     with closing(link), pytest.raises((OSError, http.client.HTTPException)):
         knock()
-    assert loop.asked == []
+    assert loop.requests == []
 
 
 def test_a_crowd_that_says_nothing_keeps_nobody_out(ours: Identity, there: Peer) -> None:
@@ -168,22 +168,22 @@ def test_a_crowd_that_says_nothing_keeps_nobody_out(ours: Identity, there: Peer)
 
 def test_who_has_proved_himself_is_not_sent_away_for_a_crowd(ours: Identity) -> None:
     """They come from one address, as all users of a node do."""
-    asked: list[Future[Any]] = []
-    loop, told = Loop(), list[bytes]()
-    loop.ask = lambda what, address: asked.append(Future()) or asked[-1]  # type: ignore
+    results: list[Future[Any]] = []
+    loop, result = Loop(), list[bytes]()
+    loop.ask = lambda what, address: results.append(Future()) or results[-1]  # type: ignore
     with served(ours, loop) as there:
-        thread = threading.Thread(target=lambda: told.append(say(ours, there)))
+        thread = threading.Thread(target=lambda: result.append(say(ours, there)))
         thread.start()
-        wait_for("the question", lambda: asked, 10)
+        wait_for("the question", lambda: results, 10)
         crowd = [socket.create_connection((there.host, there.port)) for _ in range(100)]
         try:
             wait_for("the crowd to be sent away", lambda: crowd[0].recv(1) == b"", 10)
-            asked[0].set_result(Welcome(node="n1", agent="me"))
+            results[0].set_result(Welcome(node="n1", agent="me"))
             thread.join(10)
         finally:
             for one in crowd:
                 one.close()
-    assert [read(one, Welcome).node for one in told] == ["n1"]
+    assert [read(one, Welcome).node for one in result] == ["n1"]
 
 
 def test_who_proves_nothing_for_seconds_gives_way(
@@ -204,7 +204,7 @@ def test_who_comes_from_elsewhere_is_not_let_in(ours: Identity, loop: Loop) -> N
     talk = PeerClient(ours, [ipaddress.ip_network("10.1.0.0/16")])
     with served(ours, loop, talk.allows) as there, pytest.raises(RefusedError, match="hung up"):
         say(ours, there)
-    assert loop.asked == []
+    assert loop.requests == []
 
 
 def test_one_door_for_both_kinds_of_address(ours: Identity, loop: Loop) -> None:
@@ -215,7 +215,7 @@ def test_one_door_for_both_kinds_of_address(ours: Identity, loop: Loop) -> None:
     door = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     with served(ours, loop, talk.allows, door) as there:
         assert read(say(ours, there), Welcome).node == "n1"
-        ((_, address),) = loop.asked
+        ((_, address),) = loop.requests
         assert address == "127.0.0.1"
         with pytest.raises(RefusedError, match="hung up"):
             say(ours, Peer("::1", there.port))
@@ -232,11 +232,11 @@ def test_one_door_for_both_kinds_of_address(ours: Identity, loop: Loop) -> None:
 def test_what_cannot_be_read_is_refused_in_words(
     ours: Identity, there: Peer, loop: Loop, body: bytes, words: str
 ) -> None:
-    with pytest.raises((RefusedError, SilentError)) as told:
+    with pytest.raises((RefusedError, SilentError)) as raised:
         say(ours, there, body)
     # a body that is refused while it is still sent may end in a reset
-    assert words in told.value.message or (len(body) > 1 << 20)
-    assert loop.asked == []
+    assert words in raised.value.message or (len(body) > 1 << 20)
+    assert loop.requests == []
     assert read(say(ours, there), Welcome).node == "n1"
 
 
@@ -329,7 +329,7 @@ def test_other_networks_are_never_asked(ours: Identity, there: Peer, loop: Loop)
     assert not talk.allows("::ffff:10.2.2.3")
     with pytest.raises(RefusedError, match=r"no network of cluster\.networks"):
         talk.ask(there, ANNOUNCE, b"", timeout=2.0, most=1)
-    assert loop.asked == []
+    assert loop.requests == []
 
 
 def test_the_first_that_answers_coordinates(
@@ -340,27 +340,27 @@ def test_the_first_that_answers_coordinates(
         door.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else gets that port
         nobody = Peer("127.0.0.1", door.getsockname()[1])
         seeker = CoordinatorSearch(PeerClient(ours), (nobody, other, there), lambda: now[0])
-        found = seeker.announce(TOLD)
+        found = seeker.announce(ANNOUNCED)
         assert (found.peer, found.welcome.node) == (there, "n1")
         assert "no agent is there" in found.passed[0]
         assert "the same key" in found.passed[1]
-        assert seeker.announce(TOLD).passed == ()  # they are left alone for a while
+        assert seeker.announce(ANNOUNCED).passed == ()  # they are left alone for a while
         now[0] = 60.0
-        assert len(seeker.announce(TOLD).passed) == 2
+        assert len(seeker.announce(ANNOUNCED).passed) == 2
     with pytest.raises(SilentError, match="no other agent coordinates"):
-        CoordinatorSearch(PeerClient(ours), (nobody,)).announce(TOLD)
+        CoordinatorSearch(PeerClient(ours), (nobody,)).announce(ANNOUNCED)
 
 
 class Rack:
     """Nodes of which the first `dead` do not answer; each question to them takes three seconds."""
 
     def __init__(self, dead: int) -> None:
-        self.dead, self.now, self.asked = dead, 0.0, 0
+        self.dead, self.now, self.requests = dead, 0.0, 0
         self._lock = threading.Lock()
 
     def ask(self, to: Peer, path: str, body: bytes, *, timeout: float, most: int) -> bytes:
         with self._lock:
-            self.asked += 1
+            self.requests += 1
         if int(to.host) < self.dead:
             raise SilentError("no answer in 3 s")
         return msgspec.json.encode(Welcome(node=to.host, agent="x"))
@@ -371,19 +371,19 @@ def test_dead_nodes_before_the_first_that_lives_keep_nobody(dead: int) -> None:
     rack = Rack(dead)
     peers = [Peer(str(number), 1) for number in range(dead + 4)]
     seeker = CoordinatorSearch(rack, peers, lambda: rack.now)  # type: ignore[arg-type]
-    assert seeker.announce(TOLD).peer == peers[dead]
+    assert seeker.announce(ANNOUNCED).peer == peers[dead]
     for _ in range(20):
         rack.now += 2.0
-        before = rack.asked
-        assert seeker.announce(TOLD).peer == peers[dead]
-        assert rack.asked - before <= 9
+        before = rack.requests
+        assert seeker.announce(ANNOUNCED).peer == peers[dead]
+        assert rack.requests - before <= 9
     rack.dead, rack.now = (
         0,
         rack.now + 600,
     )  # they are back: in the end the first of all coordinates
     for _ in range(70):
         rack.now += 2.0
-        found = seeker.announce(TOLD).peer
+        found = seeker.announce(ANNOUNCED).peer
     assert found == peers[0]
 
 
@@ -405,11 +405,11 @@ def test_who_does_not_reach_the_coordinator_has_somebody_who_does() -> None:
     net = Follower(0)
     names = ("n1", "n2", "n3")
     seeker = CoordinatorSearch(net, [Peer(one, 1) for one in names], lambda: net.now)  # type: ignore[arg-type]
-    found = seeker.announce(TOLD)
+    found = seeker.announce(ANNOUNCED)
     assert (found.peer.host, found.welcome.follows) == ("n2", "n1")
     net.reached = True
     net.now += 600.0
-    assert seeker.announce(TOLD).peer.host == "n1"
+    assert seeker.announce(ANNOUNCED).peer.host == "n1"
 
 
 def test_peers_in_another_order_lead_to_the_same_coordinator() -> None:
@@ -417,7 +417,7 @@ def test_peers_in_another_order_lead_to_the_same_coordinator() -> None:
     net.reached = True
     peers = [Peer(one, 1) for one in ("n2", "n1")]
     seeker = CoordinatorSearch(net, peers, lambda: net.now)  # type: ignore[arg-type]
-    assert seeker.announce(TOLD).peer.host == "n1"
+    assert seeker.announce(ANNOUNCED).peer.host == "n1"
 
 
 # --- settings ----------------------------------------------------------------------------------------
@@ -523,13 +523,13 @@ def test_each_node_may_have_a_certificate_of_its_own(site: Site, loop: Loop) -> 
         with pytest.raises(RefusedError, match="it calls itself n2, and its certificate is for n3"):
             say(site.node("n3"), there)
         assert refusals.counts["name"] == 1
-    assert len(loop.asked) == 1
+    assert len(loop.requests) == 1
     with (
         guarded(site.node("elsewhere"), loop) as (there, _),
         pytest.raises(RefusedError, match="its certificate is for elsewhere"),
     ):
         say(site.node("n2"), there)
-    assert len(loop.asked) == 1
+    assert len(loop.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -547,9 +547,11 @@ def test_a_certificate_out_of_its_time_is_refused_on_both_ends(
         wait_for("all to be counted", lambda: refusals.counts["certificate"] == 3, 10)
     with guarded(bad, loop) as (there, _), pytest.raises(RefusedError, match=says):
         say(good, there)
-    assert loop.asked == []
-    told = [one.message for one in caplog.records if "is refused: its certificate" in one.message]
-    assert len(told) == 1
+    assert loop.requests == []
+    messages = [
+        one.message for one in caplog.records if "is refused: its certificate" in one.message
+    ]
+    assert len(messages) == 1
 
 
 def test_a_certificate_of_another_authority_is_refused(
@@ -567,7 +569,7 @@ def test_a_certificate_of_another_authority_is_refused(
         with pytest.raises(RefusedError, match="does not take the certificate of this node"):
             say(trusting._replace(client=mixed), there)
         wait_for("it to be counted", lambda: refusals.counts["certificate"] >= 1, 10)
-    assert loop.asked == []
+    assert loop.requests == []
 
 
 def test_a_certificate_is_renewed_without_a_restart(site: Site, loop: Loop) -> None:
@@ -585,7 +587,9 @@ def test_a_certificate_is_renewed_without_a_restart(site: Site, loop: Loop) -> N
         def say_n2() -> bytes:
             first()
             talk = PeerClient(second(), newest=second)
-            return talk.ask(there, ANNOUNCE, msgspec.json.encode(TOLD), timeout=60.0, most=1 << 20)
+            return talk.ask(
+                there, ANNOUNCE, msgspec.json.encode(ANNOUNCED), timeout=60.0, most=1 << 20
+            )
 
         with pytest.raises(RefusedError, match="expired"):
             say_n2()
@@ -621,8 +625,8 @@ def test_strangers_at_the_door_are_counted_and_told_of_once(
         assert refusals.counts["size"] == refusals.counts["malformed"] == 1
         assert refusals.counts["handshake"] + refusals.counts["certificate"] == 4
         assert read(say(ours, there), Welcome).node == "n1"
-    told = [one.message for one in caplog.records if "is refused" in one.message]
-    assert len(told) == len(set(told)) == 4
+    messages = [one.message for one in caplog.records if "is refused" in one.message]
+    assert len(messages) == len(set(messages)) == 4
 
 
 def test_files_that_do_not_fit_are_refused_in_words(site: Site) -> None:
@@ -653,6 +657,6 @@ def test_files_that_do_not_fit_are_refused_in_words(site: Site) -> None:
     ],
 )
 def test_whose_certificate_it_is(names: tuple[str, ...], name: str, fits: bool) -> None:
-    told = [("IP Address" if ":" in one or one[:2] == "10" else "DNS", one) for one in names]
-    assert says({"subjectAltName": told}, name) is fits
+    pairs = [("IP Address" if ":" in one or one[:2] == "10" else "DNS", one) for one in names]
+    assert says({"subjectAltName": pairs}, name) is fits
     assert not says({}, name)

@@ -314,8 +314,8 @@ def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loo
     welcomed(loop)  # n2 coordinates, and this one is n1
     loop.run.incident = Incident(id="first", key="k", job_id=JOB.id, detected_at=0.0, shared=True)
     theirs = RunNews(key=KEY, world_size=6, ranks="4-5", stage="blamed", incident="x")
-    told = Announcement(node="n3", agent="c", port=7, runs=(theirs,))
-    answer = loop.ask(told).result(0)
+    announcement = Announcement(node="n3", agent="c", port=7, runs=(theirs,))
+    answer = loop.ask(announcement).result(0)
     assert (answer.follows, answer.port) == ("n2", 1)
     assert [(one.key, one.incident) for one in answer.runs] == [(KEY, "first")]
 
@@ -328,7 +328,9 @@ def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loo
     n2.update_relayed(ours, 100.0)
     (call,) = n2.due(100.5)
     assert (call.incident, call.noticed_by) == ("x", "n3")
-    n2.update(told, "10.0.0.3", 101.0)  # it comes itself: what others say of it counts no more
+    n2.update(
+        announcement, "10.0.0.3", 101.0
+    )  # it comes itself: what others say of it counts no more
     n2.update_relayed(msgspec.structs.replace(ours, relayed=()), 102.0)
     n2.update_relayed(ours, 102.0)
     assert [one.address for one in n2.view("n2", (), 102.0).peers] == ["10.0.0.3"]
@@ -375,9 +377,9 @@ def spoken_for(
     """What n3 is told by n1 of its run, after n1 has passed on what it says, and heard the answer."""
     news = RunNews(key=KEY, world_size=6, ranks="4-5", stage=stage, incident=incident)
     (circle,) = loop.members._groups
-    told = Announcement(node="n3", agent="c", port=7, circle=circle.name, runs=(news,))
+    announcement = Announcement(node="n3", agent="c", port=7, circle=circle.name, runs=(news,))
     welcomed(loop)
-    loop.ask(told)
+    loop.ask(announcement)
     ours = believed(loop.members._announcement(circle, time.monotonic()))
     answer = leader.welcome(ours, "10.0.0.1", time.monotonic())
     believed_answer = believed_welcome(read(msgspec.json.encode(answer), Welcome))
@@ -385,7 +387,7 @@ def spoken_for(
         Result("members", ours, FoundCoordinator(Peer("n2", 1), believed_answer), None)
     )
     circle.heard_at -= later
-    (word,) = loop.ask(told).result(0).runs
+    (word,) = loop.ask(announcement).result(0).runs
     return word
 
 
@@ -403,8 +405,8 @@ def test_runs_that_are_not_announced_are_told_of_once(
     loop.members.tick(runs)
     for _ in range(2):
         assert len(loop.members._announcement(circle, time.monotonic()).runs) == 256
-    told = [one.getMessage() for one in caplog.records if "not announced" in one.getMessage()]
-    assert told == ["4 runs of this node are not announced: there are too many"]
+    results = [one.getMessage() for one in caplog.records if "not announced" in one.getMessage()]
+    assert results == ["4 runs of this node are not announced: there are too many"]
 
 
 def test_who_announces_himself_is_told_what_others_know(loop: Loop) -> None:
@@ -436,10 +438,10 @@ def test_whoever_is_not_root_has_his_own_runs_captured_and_no_others(loop: Loop)
     assert named("root.py", 1000) == named("root.py", 0) == ()
     with pytest.raises(MldebugError, match=r"none of your runs match root\.py"):
         loop.ask(DumpOrder(job="root.py", uid=1000)).result(0)
-    seen = loop.ask(None).result(0)
-    assert of_user(seen, None) is seen
-    assert [(one.node, one.runs) for one in of_user(seen, 1001).peers] == [("n7", (theirs,))]
-    assert of_user(seen, 1002).peers == ()
+    result = loop.ask(None).result(0)
+    assert of_user(result, None) is result
+    assert [(one.node, one.runs) for one in of_user(result, 1001).peers] == [("n7", (theirs,))]
+    assert of_user(result, 1002).peers == ()
 
 
 def test_nodes_that_could_not_be_asked_at_all_are_told_of(loop: Loop) -> None:
@@ -492,9 +494,9 @@ def test_the_list_of_the_scheduler_tells_which_nodes_have_no_rank(loop: Loop) ->
         for name, one in found.items()
     }
     replies["a3"] = NodeReply(node="a3")
-    told = merge(NodeReplies(replies)).runs[0]
-    assert leader._listed(told).listed_by == "the scheduler"
-    missing = diagnose(told.captures, leader._listed(told)).ranks[-2:]
+    entry = merge(NodeReplies(replies)).runs[0]
+    assert leader._listed(entry).listed_by == "the scheduler"
+    missing = diagnose(entry.captures, leader._listed(entry)).ranks[-2:]
     assert [(one.rank, one.node, one.is_.name) for one in missing] == [
         (4, "a3", "missing"),
         (5, "a3", "missing"),
@@ -520,8 +522,8 @@ def test_a_node_that_may_not_see_the_ranks_does_not_say_that_none_are_there(
     }
     for gaps, confidence in (((), "high"), ((gap,), "low")):
         answer = unpack(_packed(None, "a3", "boot", gaps))
-        told = merge(NodeReplies(replies | {"a3": answer})).runs[0]
-        judged = diagnose(told.captures, loop.members.leader._listed(told)).diagnosis
+        entry = merge(NodeReplies(replies | {"a3": answer})).runs[0]
+        judged = diagnose(entry.captures, loop.members.leader._listed(entry)).diagnosis
         assert str(judged.confidence) == confidence
         assert bool(judged.culprits) is not bool(gaps)
 
@@ -546,10 +548,10 @@ def test_a_list_that_cannot_hold_the_run_is_not_all_it_has(loop: Loop) -> None:
         name: NodeReply(node=name, captures=(msgspec.structs.replace(one, job=jobs[name]),))
         for name, one in found.items()
     }
-    told = merge(NodeReplies(replies)).runs[0]
-    asked = loop.members.leader._listed(told)
-    assert asked.listed_by == ""
-    assert [one.rank for one in diagnose(told.captures, asked).diagnosis.culprits] == []
+    entry = merge(NodeReplies(replies)).runs[0]
+    result = loop.members.leader._listed(entry)
+    assert result.listed_by == ""
+    assert [one.rank for one in diagnose(entry.captures, result).diagnosis.culprits] == []
 
 
 def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
@@ -567,9 +569,9 @@ def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
     replies = {
         name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
     }
-    told = captured_by_all(Nodes(replies)).run
-    assert told is not None
-    assert [one.node for one in told.captures] == ["a1", "a2", "a3"]
+    run = captured_by_all(Nodes(replies)).run
+    assert run is not None
+    assert [one.node for one in run.captures] == ["a1", "a2", "a3"]
 
 
 def test_who_is_spoken_for_is_not_silent(loop: Loop) -> None:
@@ -645,14 +647,14 @@ def test_who_may_coordinate_a_run(job: Job, hosts: list[str]) -> None:
 
 def test_a_list_of_a_job_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of names take a hundred milliseconds, and the main loop comes by each second."""
-    asked: list[Job] = []
-    read = lambda job, port: asked.append(job) or candidates(job, port)
+    results: list[Job] = []
+    read = lambda job, port: results.append(job) or candidates(job, port)
     monkeypatch.setattr("mldebug_agents.cluster.peers.groups.candidates", read)
     jobs = (of_nodes("a", "n[1-2000]"), of_nodes("b", "m[1-2049]", "n7:29500"))
     loop = Loop((), jobs)
     for _ in range(5):
         loop.members.tick(loop.runs)
-    assert [one.id for one in asked] == ["a", "b"]
+    assert [one.id for one in results] == ["a", "b"]
     assert [len(one.candidates) for one in loop.members._groups] == [2000, 1]  # too many are none
     loop.runs["a"].job = of_nodes("a", "n[1-3]")
     loop.members.tick(loop.runs)
@@ -676,8 +678,10 @@ def circles_of(loop: Loop) -> dict[int, int]:
 def test_one_user_s_many_jobs_keep_nobody_else_s_out(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop((), jobs_of(1000, 80))
     assert circles_of(loop) == circles_of(loop) == {1000: 64}
-    told = [one.getMessage() for one in caplog.records if "without their other" in one.getMessage()]
-    assert told == ["16 runs are watched without their other nodes: there are too many"]
+    results = [
+        one.getMessage() for one in caplog.records if "without their other" in one.getMessage()
+    ]
+    assert results == ["16 runs are watched without their other nodes: there are too many"]
     before = set(loop.members._groups)
     for run in map(loop._met, (*jobs_of(1001, 3), *jobs_of(1002, 40))):
         loop.runs[run.job.id] = run
@@ -703,13 +707,13 @@ def test_two_users_on_the_same_nodes_have_a_circle_each() -> None:
 
 def test_a_group_in_a_job_s_node_list_runs_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A site's groups may come from a shell command; a job names none."""
-    asked: list[str] = []
+    lines: list[str] = []
     monkeypatch.setattr(
         "ClusterShell.NodeUtils.GroupResolver.group_nodes",
-        lambda self, *who: asked.append(who) or [],
+        lambda self, *who: lines.append(who) or [],
     )
     assert candidates(of_nodes("a", "@all,n1"), 1) in ((), (Peer("n1", 1),))
-    assert asked == []
+    assert lines == []
 
 
 def test_two_jobs_of_a_node_have_a_coordinator_each() -> None:
@@ -718,11 +722,11 @@ def test_two_jobs_of_a_node_have_a_coordinator_each() -> None:
     one, two = loop.members._groups
     assert [peer.host for peer in (*one.candidates, *two.candidates)] == ["n1", "n2", "n2", "n3"]
     assert [loop.members._groups.of(run) for run in loop.runs.values()] == [one, two, one]
-    told = loop.members._announcement(one, 0.0)
-    assert ([run.name for run in told.runs], told.circle) == (["a.py", "c.py"], one.name)
+    result = loop.members._announcement(one, 0.0)
+    assert ([run.name for run in result.runs], result.circle) == (["a.py", "c.py"], one.name)
 
     found = FoundCoordinator(Peer("n1", 9754), Welcome(node="n1", agent="other"))
-    loop.members.on_result(Result("members", told, found, None))
+    loop.members.on_result(Result("members", result, found, None))
     assert "n1 coordinates" in loop.members.sentence
     assert loop.members._groups.of(loop.runs["b"]) is two
     assert not loop.members.holds(loop.runs["b"])
@@ -775,8 +779,8 @@ class InstantReply(PeerConnection):
     def send(self, path: str, body: bytes) -> None:
         self._there.send(b"!")
 
-    def take(self, told: HttpAnswer) -> bool:
-        return told.feed(self._told)
+    def take(self, answer: HttpAnswer) -> bool:
+        return answer.feed(self._told)
 
     def close(self) -> None:
         self._here.close()
@@ -813,10 +817,10 @@ def test_a_node_that_is_asked_under_two_names_answers_once() -> None:
         for name, one in captures_of(3, 2).items()
     }
     doubled = replies | {f"{name}.cluster": one for name, one in replies.items()}
-    told = captured_by_all(Nodes(doubled), *(f"{name}.cluster" for name in replies)).run
-    assert told is not None
-    assert [one.node for one in told.captures] == list(replies)
-    assert [one.name for one in told.queried.nodes] == list(replies)
+    run = captured_by_all(Nodes(doubled), *(f"{name}.cluster" for name in replies)).run
+    assert run is not None
+    assert [one.node for one in run.captures] == list(replies)
+    assert [one.name for one in run.queried.nodes] == list(replies)
 
 
 def test_who_was_heard_of_last_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -834,17 +838,17 @@ def test_who_was_heard_of_last_is_asked_first(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("mldebug_agents.cluster.peers.net.connect_pool.MOST", 1)
     key = run_key(captures_of(3, 2)["a1"])
     news = RunNews(key=key, ranks="0", world_size=600)
-    seen = {"dead1": 10.0, "a1": 99.0, "dead2": 20.0, "a2": 98.0, "a3": 97.0}
+    facts = {"dead1": 10.0, "a1": 99.0, "dead2": 20.0, "a2": 98.0, "a3": 97.0}
     members = tuple(
         KnownPeer(Announcement(node=name, agent=name, port=1, runs=(news,)), name, at)
-        for name, at in seen.items()
+        for name, at in facts.items()
     )
     never = (NodeToAsk("never", Peer("never", 1), None),)
-    told = ask_all(Noting(replies), CaptureRound(CaptureCall("i", news, "a1", members), never))  # type: ignore[arg-type]
+    result = ask_all(Noting(replies), CaptureRound(CaptureCall("i", news, "a1", members), never))  # type: ignore[arg-type]
     assert went == ["a1", "a2", "a3", "dead2", "dead1", "never"]
-    assert told.run is not None
-    assert [one.node for one in told.run.captures] == ["a1", "a2", "a3"]
-    assert 0.0 <= told.sent < 30.0
+    assert result.run is not None
+    assert [one.node for one in result.run.captures] == ["a1", "a2", "a3"]
+    assert 0.0 <= result.sent < 30.0
 
 
 @pytest.mark.parametrize(
@@ -866,10 +870,10 @@ def test_a_capture_of_another_run_is_refused() -> None:
         liar.job, ranks=tuple(msgspec.structs.replace(one, run_id="evil") for one in liar.job.ranks)
     )
     replies["a3"] = NodeReply(node="a3", captures=(msgspec.structs.replace(liar, job=job),))
-    told = captured_by_all(Nodes(replies)).run
-    assert told is not None
-    assert [one.node for one in told.captures] == ["a1", "a2"]
-    states = {one.name: (one.state, one.reason) for one in told.queried.nodes}
+    run = captured_by_all(Nodes(replies)).run
+    assert run is not None
+    assert [one.node for one in run.captures] == ["a1", "a2"]
+    states = {one.name: (one.state, one.reason) for one in run.queried.nodes}
     assert states["a3"] == ("refused", "its answer is of another run")
 
 

@@ -23,13 +23,13 @@ class Coordinators:
     ) -> None:
         self.coordinators = tuple(Peer(f"c{number}", 1) for number in range(count))
         self.sentence, self._answer, self._jobs = "", answer, jobs or {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def coordinators_of(self, job: str) -> tuple[Peer, ...]:
         return (Peer(self._jobs[job], 1),) if job in self._jobs else ()
 
     def ask(self, to: Peer, path: str, body: bytes, **_: object) -> bytes:
-        self.asked.append(to.host)
+        self.requests.append(to.host)
         if path == DUMP:
             assert msgspec.json.decode(body, type=DumpOrder).job == "train"
         return self._answer(to.host)
@@ -48,14 +48,14 @@ def test_each_coordinator_is_asked_once(count: int) -> None:
     nodes = Coordinators(count, refuses)
     with pytest.raises(MldebugError, match="c0 says: no runs match train"):
         nodes.verb(DUMP_PATH)
-    assert nodes.asked == [f"c{number}" for number in range(count)]
+    assert nodes.requests == [f"c{number}" for number in range(count)]
 
 
 def test_the_coordinator_of_that_job_is_asked_first() -> None:
     nodes = Coordinators(6, refuses, {"train": "c4"})
     with pytest.raises(MldebugError):
         nodes.verb(DUMP_PATH)
-    assert nodes.asked == ["c4", "c0", "c1", "c2", "c3", "c5"]
+    assert nodes.requests == ["c4", "c0", "c1", "c2", "c3", "c5"]
 
 
 def test_a_dead_coordinator_keeps_nobody_s_job() -> None:
@@ -67,7 +67,7 @@ def test_a_dead_coordinator_keeps_nobody_s_job() -> None:
     nodes = Coordinators(2, answer)
     with pytest.raises(MldebugError) as caught:
         nodes.verb(DUMP_PATH)
-    assert nodes.asked == ["c0", "c1"]
+    assert nodes.requests == ["c0", "c1"]
     assert caught.value.message == "no answer in 3 s; no node has sent a capture"
 
 

@@ -35,12 +35,12 @@ def test_by_name_by_its_id_and_by_the_id_that_status_shows(job: str) -> None:
 
 
 def test_a_job_of_other_nodes_alone_is_found() -> None:
-    seen = view(n2=(news(KEY, "0-1", "other.py"),), n1=(news(OTHER, "0-1"),))
-    assert run_elsewhere("other.py", HERE, seen) == run_id(KEY)
+    result = view(n2=(news(KEY, "0-1", "other.py"),), n1=(news(OTHER, "0-1"),))
+    assert run_elsewhere("other.py", HERE, result) == run_id(KEY)
 
 
 @pytest.mark.parametrize(
-    ("job", "seen"),
+    ("job", "cluster_view"),
     [
         ("eval.py", WHOLE),
         ("train.py", view(n1=(news(KEY, "0-1"),))),  # of this node alone
@@ -49,6 +49,6 @@ def test_a_job_of_other_nodes_alone_is_found() -> None:
     ],
 )
 def test_what_is_of_this_node_or_cannot_be_told_apart_is_looked_at_here(
-    job: str, seen: ClusterView
+    job: str, cluster_view: ClusterView
 ) -> None:
-    assert run_elsewhere(job, HERE, seen) is None
+    assert run_elsewhere(job, HERE, cluster_view) is None

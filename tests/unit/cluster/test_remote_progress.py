@@ -78,9 +78,9 @@ class Two:
 @pytest.mark.parametrize("nodes", [3, 600, 1024])
 def test_a_healthy_job_is_not_suspected_in_a_large_cluster(nodes: int) -> None:
     stages, samples, captures = Counter[Stage](), 0, 0
-    for _, told in Two(nodes).live(600):
-        stages[told.stage] += 1
-        samples, captures = samples + told.sample, captures + told.capture
+    for _, value in Two(nodes).live(600):
+        stages[value.stage] += 1
+        samples, captures = samples + value.sample, captures + value.capture
     assert set(stages) <= {Stage.WATCHING, Stage.QUIET}, stages
     assert samples <= 1  # the glance at a job of which nothing is told yet
     assert captures == 0
@@ -89,7 +89,7 @@ def test_a_healthy_job_is_not_suspected_in_a_large_cluster(nodes: int) -> None:
 @pytest.mark.parametrize("nodes", [3, 1024])
 def test_a_stall_is_suspected_all_the_same(nodes: int) -> None:
     two = Two(nodes)
-    suspected = [at for at, told in two.live(560, stops=400.0) if told.stage is Stage.SUSPECT]
+    suspected = [at for at, value in two.live(560, stops=400.0) if value.stage is Stage.SUSPECT]
     assert suspected
     assert 400 < suspected[0] < 400 + 40 + 2 * two.pace
 
@@ -113,5 +113,5 @@ def test_what_is_seen_here_counts_to_the_end() -> None:
     watch.look(look)
     for at in range(1, 60):
         later = msgspec.structs.replace(look, at=float(at), started=True)
-        told = watch.look(later)
-    assert told.quiet > 50
+        reading = watch.look(later)
+    assert reading.quiet > 50

@@ -27,7 +27,7 @@ from processes.harness import wait_for
 from unit.cluster.test_peers import KEY, OTHER, Loop, key_file
 
 NAME = b"node-of-many-letters"  # two letters stand in any random bytes now and then
-TOLD = msgspec.json.encode(Announcement(node=NAME.decode(), agent="x", port=1))
+ANNOUNCED = msgspec.json.encode(Announcement(node=NAME.decode(), agent="x", port=1))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def there(ours: Identity, refusals: Refusals) -> Iterator[Peer]:
 
 
 def announce(proof: Identity, to: Peer) -> Welcome:
-    return read(PeerClient(proof).ask(to, ANNOUNCE, TOLD, timeout=20.0, most=1 << 20), Welcome)
+    return read(PeerClient(proof).ask(to, ANNOUNCE, ANNOUNCED, timeout=20.0, most=1 << 20), Welcome)
 
 
 def proved(proof: Identity, to: Peer) -> ssl.SSLSocket:
@@ -104,7 +104,7 @@ def test_a_recorded_connection_cannot_be_replayed(ours: Identity, refusals: Refu
     try:
         with recording(there) as (between, kept):
             assert announce(ours, between).node == "n1"
-        assert len(loop.asked) == 1
+        assert len(loop.requests) == 1
         recorded = b"".join(kept)
         assert NAME not in recorded  # nor could it be read
         with socket.create_connection(there[:2], timeout=30) as again, suppress(OSError):
@@ -115,23 +115,23 @@ def test_a_recorded_connection_cannot_be_replayed(ours: Identity, refusals: Refu
         assert announce(ours, there).node == "n1"
     finally:
         server.stop(2.0)
-    assert len(loop.asked) == 2  # the first, and the last: nothing came of what lies between
+    assert len(loop.requests) == 2  # the first, and the last: nothing came of what lies between
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("known", [True, False])
 def test_a_body_of_a_gibibyte_is_refused_and_not_kept(
-    ours: Identity, there: Peer, refusals: Refusals, told: bool
+    ours: Identity, there: Peer, refusals: Refusals, known: bool
 ) -> None:
     """Whether its length is told before, or nobody knows it."""
     part = b"x" * MAX_MESSAGE
-    length = b"Content-Length: 1073741824" if told else b"Transfer-Encoding: chunked"
+    length = b"Content-Length: 1073741824" if known else b"Transfer-Encoding: chunked"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with proved(ours, there) as link, suppress(OSError):
         link.sendall(
             b"POST " + ANNOUNCE.encode() + b" HTTP/1.1\r\nHost: x\r\n" + length + b"\r\n\r\n"
         )
         for _ in range(1024):
-            link.sendall(part if told else b"%x\r\n%b\r\n" % (len(part), part))
+            link.sendall(part if known else b"%x\r\n%b\r\n" % (len(part), part))
         pytest.fail("all of it was taken")
     wait_for("it to be counted", lambda: refusals.counts["size"], 30)
     kept = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -184,7 +184,7 @@ def test_who_proves_nothing_is_counted_as_slow(
 @contextmanager
 def answering(first: bytes) -> Iterator[tuple[Peer, list[bytes]]]:
     """Somebody who takes every connection, says this at once, and keeps what he hears."""
-    door, heard = socket.create_server(("127.0.0.1", 0)), list[bytes]()
+    door, result = socket.create_server(("127.0.0.1", 0)), list[bytes]()
 
     def live() -> None:
         with suppress(OSError):
@@ -194,18 +194,18 @@ def answering(first: bytes) -> Iterator[tuple[Peer, list[bytes]]]:
                     link.settimeout(30)
                     link.sendall(first)
                     while data := link.recv(65536):
-                        heard.append(data)
+                        result.append(data)
 
     threading.Thread(target=live, daemon=True).start()
     try:
-        yield Peer("127.0.0.1", door.getsockname()[1]), heard
+        yield Peer("127.0.0.1", door.getsockname()[1]), result
     finally:
         door.close()
 
 
-def secrets_in(heard: list[bytes], key: str) -> list[bytes]:
-    said = b"".join(heard)
-    return [one for one in (key.encode(), NAME, b"POST", TOLD) if one in said]
+def secrets_in(results: list[bytes], key: str) -> list[bytes]:
+    text = b"".join(results)
+    return [one for one in (key.encode(), NAME, b"POST", ANNOUNCED) if one in text]
 
 
 @pytest.mark.parametrize("first", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
@@ -214,37 +214,39 @@ def test_a_stranger_is_counted_and_hears_no_secret(
 ) -> None:
     talk = PeerClient(ours)
     talk.on_turned_away(refusals.count)
-    with answering(first) as (stranger, heard):
+    with answering(first) as (stranger, opened):
         for _ in range(2):
             with pytest.raises(StrangerError):
-                talk.ask(stranger, ANNOUNCE, TOLD, timeout=20.0, most=1 << 20)
+                talk.ask(stranger, ANNOUNCE, ANNOUNCED, timeout=20.0, most=1 << 20)
     assert refusals.counts["stranger"] == 2
     assert len([one for one in caplog.records if "is refused" in one.message]) == 1
-    assert secrets_in(heard, KEY) == []
+    assert secrets_in(opened, KEY) == []
 
 
 def test_who_has_another_key_is_counted_and_hears_no_secret(
     ours: Identity, refusals: Refusals, tmp_path: Path
 ) -> None:
     strange = identity(key_file(tmp_path, OTHER), derive)
-    heard = list[bytes]()
+    result = list[bytes]()
     door = socket.create_server(("127.0.0.1", 0))
 
     def live() -> None:
         with suppress(OSError):
             plain, _ = door.accept()
             with strange.server.wrap_socket(plain, server_side=True) as link:
-                heard.append(link.recv(65536))
+                result.append(link.recv(65536))
 
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
     talk = PeerClient(ours)
     talk.on_turned_away(refusals.count)
     with closing(door), pytest.raises(StrangerError, match="does not have the same key"):
-        talk.ask(Peer("127.0.0.1", door.getsockname()[1]), ANNOUNCE, TOLD, timeout=20.0, most=9)
+        talk.ask(
+            Peer("127.0.0.1", door.getsockname()[1]), ANNOUNCE, ANNOUNCED, timeout=20.0, most=9
+        )
     thread.join(30)
     assert refusals.counts["stranger"] == 1
-    assert b"".join(heard) == b""
+    assert b"".join(result) == b""
 
 
 def test_an_address_out_of_our_networks_is_counted_and_never_asked(
@@ -252,10 +254,10 @@ def test_an_address_out_of_our_networks_is_counted_and_never_asked(
 ) -> None:
     talk = PeerClient(ours, [ipaddress.ip_network("10.1.0.0/16")])
     talk.on_turned_away(refusals.count)
-    with answering(b"") as (elsewhere, heard), pytest.raises(RefusedError, match="no network"):
-        talk.ask(elsewhere, ANNOUNCE, TOLD, timeout=20.0, most=9)
+    with answering(b"") as (elsewhere, opened), pytest.raises(RefusedError, match="no network"):
+        talk.ask(elsewhere, ANNOUNCE, ANNOUNCED, timeout=20.0, most=9)
     assert refusals.counts["network"] == 1
-    assert heard == []
+    assert opened == []
 
 
 # --- names with several addresses ----------------------------------------------------------------------
@@ -291,8 +293,8 @@ def test_of_a_name_with_several_addresses_some_may_be_elsewhere(
         return real(to, *more)
 
     monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.socket.create_connection", connect)
-    told = talk.ask(Peer("several", there.port), ANNOUNCE, TOLD, timeout=20.0, most=1 << 20)
-    assert read(told, Welcome).node == "n1"
+    answer = talk.ask(Peer("several", there.port), ANNOUNCE, ANNOUNCED, timeout=20.0, most=1 << 20)
+    assert read(answer, Welcome).node == "n1"
     assert tried == ["127.0.0.1"]
 
 

@@ -66,8 +66,8 @@ def test_every_key_is_read(tmp_path: Path) -> None:
 
 
 def test_a_key_of_before_is_refused_with_its_new_name(tmp_path: Path) -> None:
-    told = problems("capture:\n  preview: false\n", tmp_path)
-    assert told == ["c.yaml:2: capture.preview: is now called 'flight_recorder'; write that"]
+    result = problems("capture:\n  preview: false\n", tmp_path)
+    assert result == ["c.yaml:2: capture.preview: is now called 'flight_recorder'; write that"]
 
 
 def test_all_problems_come_at_once_each_with_its_line(tmp_path: Path) -> None:

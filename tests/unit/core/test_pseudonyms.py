@@ -49,22 +49,22 @@ def test_what_names_somebody_is_replaced_and_nothing_else(text: str, expected: s
 def test_the_same_stays_the_same_wherever_it_stands() -> None:
     made = names()
     uuid = "3b7c1111-2222-3333-4444-555555555555"
-    told = made.value({"uuid": f"GPU-{uuid}", "ranks": {"0": f"GPU-{uuid.upper()}"}})
-    assert told["uuid"] == told["ranks"]["0"]
-    assert made.text(f"Xid of GPU-{uuid}").endswith(told["uuid"])
+    result = made.value({"uuid": f"GPU-{uuid}", "ranks": {"0": f"GPU-{uuid.upper()}"}})
+    assert result["uuid"] == result["ranks"]["0"]
+    assert made.text(f"Xid of GPU-{uuid}").endswith(result["uuid"])
 
 
 def test_fields_say_what_a_word_alone_does_not() -> None:
     made = Pseudonyms()
-    told = {
+    facts = {
         "node": "gpu",
         "nodes": ["gpu", "gpu2"],
         "user": "train",
         "kind": "gpu",
         "password": "x1",
     }
-    made.learn_from(told)
-    assert made.value(told) == {
+    made.learn_from(facts)
+    assert made.value(facts) == {
         "node": "node-1", "nodes": ["node-1", "node-2"], "user": "user-1", "kind": "gpu", "password": "***",
     }  # fmt: skip
 
@@ -78,11 +78,11 @@ def test_a_name_is_learned_from_one_place_and_replaced_in_all() -> None:
         "by": "dora",
     }
     made.learn_from(value)
-    told = made.value(value)
-    assert "carol" not in str(told)
-    assert "dora" not in str(told)
-    assert "my runs" not in str(told)
-    assert told["argv"] == ["/data/user-1/x.py"]
+    result = made.value(value)
+    assert "carol" not in str(result)
+    assert "dora" not in str(result)
+    assert "my runs" not in str(result)
+    assert result["argv"] == ["/data/user-1/x.py"]
 
 
 MOUNTS = """36 35 0:31 / /fsx rw - lustre 10.1.1.1@tcp:/fsx rw
@@ -99,11 +99,11 @@ def test_servers_and_users_of_mounts_are_learned() -> None:
     log = (
         "nfs: server filer7 not responding; //fs01/teams of carol, ACME\\erik; jump99 mon-a1 mon-a2"
     )
-    told = made.text(MOUNTS + log)
+    result = made.text(MOUNTS + log)
     for name in ("filer7", "fs01", "acme", "carol", "erik", "jump99", "mon-a", "10.1.1.1"):
-        assert name not in told.lower(), name
-    assert "nfs4" in told
-    assert "@tcp:/fsx" in told
+        assert name not in result.lower(), name
+    assert "nfs4" in result
+    assert "@tcp:/fsx" in result
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_servers_and_users_of_mounts_are_learned() -> None:
 def test_text_that_says_who_it_names_is_believed(text: str) -> None:
     made = Pseudonyms()
     made.learn_from(text.replace("NAME", "dave.jones"))
-    told = made.text(text.replace("NAME", "dave.jones") + " (dave.jones)")
-    assert "dave" not in told
-    assert "jones" not in told
+    result = made.text(text.replace("NAME", "dave.jones") + " (dave.jones)")
+    assert "dave" not in result
+    assert "jones" not in result
 
 
 def test_a_server_or_folder_with_an_everyday_name_does_not_take_words_out_of_all_text() -> None:
@@ -136,8 +136,8 @@ def test_a_server_or_folder_with_an_everyday_name_does_not_take_words_out_of_all
 def test_a_command_line_in_a_list_is_read_as_one() -> None:
     made = Pseudonyms()
     argv = ["train.py", "--wandb-key", "0123456789abcdef", "--hf-token", "abcd", "--lr", "3"]
-    told = made.value({"argv": argv, "words": ["a", 1]})
-    assert told == {
+    result = made.value({"argv": argv, "words": ["a", 1]})
+    assert result == {
         "argv": ["train.py", "--wandb-key", "***", "--hf-token", "***", "--lr", "3"],
         "words": ["a", 1],
     }
@@ -173,6 +173,6 @@ def test_what_was_replaced_is_not_replaced_again() -> None:
 def test_four_mebibytes_of_log_take_seconds_and_not_minutes() -> None:
     line = "6,123,456789,-;eth0: link of trn-gpu-017 is down, GPU-3b7c1111-2222-3333-4444-555555555555\n"
     began = time.process_time()
-    told = names().text(line * ((1 << 20) // len(line)))
-    assert "trn-gpu" not in told
+    result = names().text(line * ((1 << 20) // len(line)))
+    assert "trn-gpu" not in result
     assert time.process_time() - began < 10.0

@@ -42,14 +42,14 @@ GONE = {"unresponsive": True}
 
 def ras(*counts: int, missing: dict[int, Any] | None = None) -> NcclRas:
     """An answer of this node; the pid of rank n is 100 + n."""
-    told = answer({n: {"AllReduce": many} for n, many in enumerate(counts)}, missing=missing)
-    return msgspec.structs.replace(parse(json.dumps(told).encode()), own=("127.0.0.1",))
+    result = answer({n: {"AllReduce": many} for n, many in enumerate(counts)}, missing=missing)
+    return msgspec.structs.replace(parse(json.dumps(result).encode()), own=("127.0.0.1",))
 
 
 def job(
     groups: dict[int, FlightGroup],
     odd: dict[int, ProcessCapture],
-    told: NcclRas | None = None,
+    nccl_ras: NcclRas | None = None,
     *,
     world: int = 4,
     devices: str = "",
@@ -61,11 +61,11 @@ def job(
         one = rank(number, what, world=world)
         record = FlightRecord(groups=(groups[number],)) if number in groups else None
         ranks.append(msgspec.structs.replace(one, flight=record))
-    return judged(capture(*ranks, world=world), told, devices)
+    return judged(capture(*ranks, world=world), nccl_ras, devices)
 
 
-def judged(taken: NodeCapture, told: NcclRas | None, devices: str = "") -> Diagnosis:
-    return diagnose([msgspec.structs.replace(taken, ras=told, devices=devices)]).diagnosis
+def judged(taken: NodeCapture, nccl_ras: NcclRas | None, devices: str = "") -> Diagnosis:
+    return diagnose([msgspec.structs.replace(taken, ras=nccl_ras, devices=devices)]).diagnosis
 
 
 def outline(found: Diagnosis) -> tuple[str, str, list[int | None], str]:
@@ -92,8 +92,8 @@ def recorded(which: str, pid: int) -> tuple[RankCapture, ...]:
 
 def of_recording(which: str, pid: int, answer_: int, devices: str = "") -> Diagnosis:
     taken = msgspec.structs.replace(capture(*recorded(which, pid), world=2), taken_at=4e9)
-    told = parse(recorded_text(which)[answer_].encode())
-    return judged(taken, msgspec.structs.replace(told, own=(HOST,)), devices)
+    parsed = parse(recorded_text(which)[answer_].encode())
+    return judged(taken, msgspec.structs.replace(parsed, own=(HOST,)), devices)
 
 
 # --- all say the same ------------------------------------------------------------------------------
@@ -261,9 +261,9 @@ def test_the_recorder_says_that_the_sleeping_rank_has_called_and_another_has_not
 
 def test_ras_alone_names_nobody_and_never_makes_sure() -> None:
     """A rank that is behind may be a victim, so what it says of one that nothing else names stays evidence."""
-    for told in (ras(6, 6, 5, 6), ras(6, 6, 6, missing={3: GONE})):
-        assert outline(job({}, {}, told))[:3] == ("unknown", "low", [])
+    for item in (ras(6, 6, 5, 6), ras(6, 6, 6, missing={3: GONE})):
+        assert outline(job({}, {}, item))[:3] == ("unknown", "low", [])
     loading = {2: LOADS}
     groups = {n: waits_in("all_reduce", 6) for n in (0, 1, 3)} | {2: has_done("all_reduce", 5)}
-    plain, with_ras = (job(groups, loading, told) for told in (None, ras(6, 6, 5, 6)))
+    plain, with_ras = (job(groups, loading, value) for value in (None, ras(6, 6, 5, 6)))
     assert (plain.confidence, with_ras.confidence) == ("medium", "medium")

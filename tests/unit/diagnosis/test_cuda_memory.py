@@ -109,10 +109,10 @@ FIGURES = [
 
 @pytest.mark.parametrize(("text", "figures"), FIGURES)
 def test_the_figures_of_a_message(text: str, figures: dict[str, object]) -> None:
-    told = device_memory(text)
+    memory = device_memory(text)
 
-    assert told is not None
-    assert {name: getattr(told, name) for name in figures} == figures
+    assert memory is not None
+    assert {name: getattr(memory, name) for name in figures} == figures
 
 
 CAUSES = [
@@ -145,21 +145,21 @@ CAUSES = [
 
 @pytest.mark.parametrize(("text", "cause", "fragmented", "words"), CAUSES)
 def test_the_cause(text: str, cause: MemoryCause, fragmented: bool | None, words: str) -> None:
-    told = device_memory(text)
+    memory = device_memory(text)
 
-    assert told is not None
-    assert (told.cause, told.fragmented) == (cause, fragmented)
-    assert words in memory_sentence(told)
+    assert memory is not None
+    assert (memory.cause, memory.fragmented) == (cause, fragmented)
+    assert words in memory_sentence(memory)
     assert is_out_of_memory(text)
 
 
 @pytest.mark.parametrize(("free", "cause"), [(99, MemoryCause.DEMAND), (100, MemoryCause.FRAGMENTED), (199, MemoryCause.FRAGMENTED), (200, MemoryCause.TRANSIENT)])  # fmt: skip
 def test_the_borders_of_fragmentation(free: int, cause: MemoryCause) -> None:
-    told = DeviceMemory(
+    memory = DeviceMemory(
         requested=200, capacity=1000, free=free, allocated=700, unallocated=100, process=800
     )
 
-    assert told.cause is cause
+    assert memory.cause is cause
 
 
 STEPS = [
@@ -178,10 +178,10 @@ STEPS = [
 
 @pytest.mark.parametrize(("text", "step"), STEPS)
 def test_the_first_next_step(text: str, step: str) -> None:
-    told = device_memory(text)
+    memory = device_memory(text)
 
-    assert told is not None
-    assert step in memory_steps(told)[0]
+    assert memory is not None
+    assert step in memory_steps(memory)[0]
 
 
 @pytest.mark.parametrize(
@@ -200,27 +200,27 @@ def test_other_errors_are_none_of_it(text: str) -> None:
 
 
 def test_a_size_that_stands_for_not_available_is_left_out() -> None:
-    told = device_memory("CUDA out of memory. Process 5906 has 17179869184.00 GiB memory in use.")
+    memory = device_memory("CUDA out of memory. Process 5906 has 17179869184.00 GiB memory in use.")
 
-    assert told is not None
-    assert told.others == ()
+    assert memory is not None
+    assert memory.others == ()
 
 
 @given(st.text(max_size=300) | st.from_regex(r"CUDA out of memory\. (Tried to allocate [0-9]{1,30} [KMG]?i?B|Process [0-9]+ has [0-9.]+ GiB memory in use|[0-9.]{1,9} [a-zA-Z]+ free|GPU [0-9]+; ){1,6}"))  # fmt: skip
 def test_no_message_breaks_it(text: str) -> None:
-    told = device_memory(text)
+    memory = device_memory(text)
 
-    if told is not None:
-        assert memory_sentence(told)
-        assert memory_steps(told)
+    if memory is not None:
+        assert memory_sentence(memory)
+        assert memory_steps(memory)
 
 
 def test_a_hostile_message_costs_no_time() -> None:
     text = "CUDA out of memory. Tried to allocate " + "9" * 5_000_000 + " Process 1 has " * 100_000
-    told = device_memory(text)
+    memory = device_memory(text)
 
-    assert told is not None
-    assert told.requested is None
+    assert memory is not None
+    assert memory.requested is None
 
 
 MESSAGE = (
@@ -231,7 +231,7 @@ ITSELF = "Including non-PyTorch memory, this process has 79.00 GiB memory in use
 
 
 @pytest.mark.parametrize(
-    ("asked", "free", "allocated", "pieces", "cause"),
+    ("text", "free", "allocated", "pieces", "cause"),
     [
         ("20.00 MiB", "10.00 MiB", "79.50 GiB", "15.00 MiB", MemoryCause.DEMAND),
         ("2.00 GiB", "1.00 GiB", "74.00 GiB", "3.90 GiB", MemoryCause.DEMAND),
@@ -240,12 +240,12 @@ ITSELF = "Including non-PyTorch memory, this process has 79.00 GiB memory in use
     ],
 )
 def test_a_full_device_is_not_fragmented_by_a_few_pieces(
-    asked: str, free: str, allocated: str, pieces: str, cause: MemoryCause
+    text: str, free: str, allocated: str, pieces: str, cause: MemoryCause
 ) -> None:
-    told = device_memory(MESSAGE.format(asked, free, ITSELF, allocated, pieces))
+    memory = device_memory(MESSAGE.format(text, free, ITSELF, allocated, pieces))
 
-    assert told is not None
-    assert told.cause is cause
+    assert memory is not None
+    assert memory.cause is cause
 
 
 @pytest.mark.parametrize(
@@ -259,10 +259,10 @@ def test_a_full_device_is_not_fragmented_by_a_few_pieces(
 def test_where_torch_holds_nothing_the_words_leave_it_out(
     own: str, pieces: str, words: str
 ) -> None:
-    told = device_memory(MESSAGE.format("2.00 GiB", "1.00 GiB", own, "0 bytes", pieces))
+    memory = device_memory(MESSAGE.format("2.00 GiB", "1.00 GiB", own, "0 bytes", pieces))
 
-    assert told is not None
-    assert words in memory_sentence(told)
+    assert memory is not None
+    assert words in memory_sentence(memory)
 
 
 # --- in the report of an end ---------------------------------------------------------------------------

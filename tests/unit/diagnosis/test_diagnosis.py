@@ -375,17 +375,17 @@ def test_ddp_waiters_are_told_from_a_rank_that_computes_backward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("switches", "told"),
+    ("switches", "value"),
     [(1, ("rank_busy", [2], "medium")), (3, ("unknown", [], "low")), (20, ("unknown", [], "low"))],
 )
-def test_a_waiter_in_backward_that_was_woken_is_not_named(switches: int, told: object) -> None:
+def test_a_waiter_in_backward_that_was_woken_is_not_named(switches: int, value: object) -> None:
     """Beside the rank that does other work, one waiter's futex woke for nothing: it waits all the same, or the job goes on."""
     waits = process(*BACKWARD, move=still())
     woken = process(*BACKWARD, move=still(switches=switches))
     elsewhere = process("evaluate (faults.py:32)", "step (train.py:41)", move=moving(cpu=0.19))
     ranks = [rank(0, woken), rank(1, waits), rank(2, elsewhere), rank(3, waits)]
 
-    assert outcome(capture(*ranks)) == told
+    assert outcome(capture(*ranks)) == value
 
 
 def test_native_frames_of_one_waiter_hold_for_all_with_its_stand() -> None:
@@ -769,6 +769,6 @@ def test_what_the_agent_saw_of_the_filesystem_is_joined_by_device() -> None:
     taken = on_nfs(state="D", wchan="kernel_clone")
     assert outcome(taken)[0] == "rank_blocked_io"
     assert outcome(with_stuck(taken, {"0:41": 74.0}))[0] == "rank_blocked_io"  # another one
-    told = diagnose([with_stuck(taken, {"0:40": 74.0})]).diagnosis
-    assert told.verdict is Verdict.STORAGE_FAULT
-    assert "nfs01:/data, which has not answered the agent for 74 s" in told.evidence[0]
+    diagnosis = diagnose([with_stuck(taken, {"0:40": 74.0})]).diagnosis
+    assert diagnosis.verdict is Verdict.STORAGE_FAULT
+    assert "nfs01:/data, which has not answered the agent for 74 s" in diagnosis.evidence[0]

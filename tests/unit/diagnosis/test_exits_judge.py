@@ -94,14 +94,14 @@ def exit_of(
         id=f"j{attempt}", name="train.py", launcher=launcher, world_size=len(known), attempt=attempt,
         launcher_pid=LAUNCHER, ranks=known, nodes=("n1",),
     )  # fmt: skip
-    told = AttemptExit(
+    attempt_exit = AttemptExit(
         job=job,
         identities=known,
         exits=tuple(sorted(exits, key=lambda one: one.moment or 0)),
         living=tuple(range(len(statuses), len(known))),
         launcher_pid=LAUNCHER,
     )
-    return msgspec.structs.replace(told, **more)
+    return msgspec.structs.replace(attempt_exit, **more)
 
 
 def on_two_nodes(attempt: AttemptExit) -> AttemptExit:
@@ -188,21 +188,21 @@ ABNORMAL = [
 
 
 @pytest.mark.parametrize(
-    ("told", "verdict", "blamed", "confidence", "said"),
+    ("attempt_exit", "verdict", "blamed", "confidence", "text"),
     [case[1:] for case in ABNORMAL],
     ids=[case[0] for case in ABNORMAL],
 )
 def test_who_began_it(
-    told: AttemptExit, verdict: str, blamed: list[int], confidence: str, said: str
+    attempt_exit: AttemptExit, verdict: str, blamed: list[int], confidence: str, text: str
 ) -> None:
-    outcome = judge_exit(told)
+    outcome = judge_exit(attempt_exit)
 
     assert outcome.kind == "abnormal", outcome.sentence
     assert outcome.finding is not None
     assert outcome.finding.verdict == Verdict(verdict), outcome.sentence
     assert [culprit.rank for culprit in outcome.finding.culprits] == blamed
     assert outcome.finding.confidence == Confidence(confidence)
-    assert said in outcome.finding.summary
+    assert text in outcome.finding.summary
     assert outcome.finding.next_steps
 
 
@@ -228,10 +228,10 @@ SILENT = [
 
 
 @pytest.mark.parametrize(
-    ("told", "kind"), [case[1:] for case in SILENT], ids=[case[0] for case in SILENT]
+    ("attempt_exit", "kind"), [case[1:] for case in SILENT], ids=[case[0] for case in SILENT]
 )
-def test_what_is_no_failure_of_a_rank(told: AttemptExit, kind: str) -> None:
-    outcome = judge_exit(told)
+def test_what_is_no_failure_of_a_rank(attempt_exit: AttemptExit, kind: str) -> None:
+    outcome = judge_exit(attempt_exit)
 
     assert (outcome.kind, outcome.finding) == (kind, None)
     assert outcome.sentence
@@ -254,20 +254,20 @@ def test_everything_together_never_names_at_high_without_a_status_or_a_kernel_li
 
 
 def test_what_to_type_next_names_the_real_log() -> None:
-    told = exit_of(TERM, ONE, order=(1, 0), errors={1: OWN}, log_path="/home/ada/it's a run.log")
+    attempt = exit_of(TERM, ONE, order=(1, 0), errors={1: OWN}, log_path="/home/ada/it's a run.log")
 
-    finding = judge_exit(told).finding
+    finding = judge_exit(attempt).finding
 
     assert finding is not None
     assert finding.next_steps[0].endswith("""'/home/ada/it'"'"'s a run.log' | tail -40""")
 
 
 def test_what_to_type_next_names_the_log_of_the_rank() -> None:
-    told = exit_of(
+    attempt = exit_of(
         TERM, ONE, order=(1, 0), errors={1: OWN}, log_path="/job0.log", log_paths={1: "/job1.log"}
     )
 
-    finding = judge_exit(told).finding
+    finding = judge_exit(attempt).finding
 
     assert finding is not None
     assert finding.next_steps[0].endswith("/job1.log | tail -40")
@@ -280,8 +280,8 @@ def incident() -> Incident:
 
 
 def test_a_report_has_a_row_for_every_rank_and_the_last_words_of_the_culprit() -> None:
-    told = exit_of(TERM, ONE, TERM, order=(1, 0, 2), errors={1: OWN})
-    one = add_exit(incident(), told, 1001.0, "rank 1 exited")
+    attempt = exit_of(TERM, ONE, TERM, order=(1, 0, 2), errors={1: OWN})
+    one = add_exit(incident(), attempt, 1001.0, "rank 1 exited")
     report = write_report(
         close_incident(one, "ended", 1002.0, "the job has ended"), judge(one), 1003.0
     )
@@ -307,8 +307,8 @@ def test_the_job_named_in_the_report_is_the_attempt_that_failed() -> None:
 def test_attempts_that_fail_alike_are_counted_in_one_story() -> None:
     one = incident()
     for attempt in range(3):
-        told = exit_of(TERM, ONE, order=(1, 0), errors={1: OWN}, attempt=attempt)
-        one = add_exit(one, told, 1000.0 + attempt, "rank 1 exited")
+        ended = exit_of(TERM, ONE, order=(1, 0), errors={1: OWN}, attempt=attempt)
+        one = add_exit(one, ended, 1000.0 + attempt, "rank 1 exited")
 
     assert one.failed == (0, 1, 2)
     assert "3 attempts failed this way (0, 1, 2)" in judge(one).diagnosis.summary
@@ -319,8 +319,8 @@ def test_attempts_that_fail_alike_are_counted_in_one_story() -> None:
 
 def test_attempts_that_only_the_launcher_saw_are_counted_too() -> None:
     failures = tuple(LauncherFailure(pid=pid, local_rank=1, status=ONE) for pid in (101, 201, 301))
-    told = exit_of(TERM, ONE, order=(1, 0), words=LauncherWords(failures=failures))
-    one = add_exit(incident(), told, 1000.0, "rank 1 exited")
+    attempt = exit_of(TERM, ONE, order=(1, 0), words=LauncherWords(failures=failures))
+    one = add_exit(incident(), attempt, 1000.0, "rank 1 exited")
     again = add_exit(one, exit_of(TERM, ONE, order=(1, 0), attempt=2), 1001.0, "rank 1 exited")
 
     assert one.failed == again.failed == (0, 1, 2)
@@ -349,8 +349,8 @@ def test_what_an_agent_saw_before_its_restart_is_not_lost_to_less() -> None:
 def test_ranks_that_live_on_are_shown_as_they_were_captured() -> None:
     waits = rank(1, process(*WAITER, pid=101, move=still()), world=2)
     taken = capture(waits, lost=(LostRank(rank=0, pid=100, exit_status=KILL),))
-    told = exit_of(KILL, size=2, kernel_readable=True)
-    one = add_capture(add_exit(incident(), told, 1000.0, "x"), taken)
+    attempt = exit_of(KILL, size=2, kernel_readable=True)
+    one = add_capture(add_exit(incident(), attempt, 1000.0, "x"), taken)
     judgement = judge(one)
 
     assert [row.is_.name for row in judgement.ranks] == ["exited", "collective"]
@@ -362,8 +362,8 @@ def test_where_exits_name_nobody_a_capture_from_just_before_may() -> None:
     sleeps = process(
         "load (train.py:7)", pid=101, wchan="hrtimer_nanosleep", syscall="clock_nanosleep", move=still(span=20.0),
     )  # fmt: skip
-    told = exit_of(ONE, TERM, order=(0, 1), errors={0: PEER})
-    judgement = judgement_of(told, judge_exit(told), capture(waits, rank(1, sleeps, world=2)))
+    attempt = exit_of(ONE, TERM, order=(0, 1), errors={0: PEER})
+    judgement = judgement_of(attempt, judge_exit(attempt), capture(waits, rank(1, sleeps, world=2)))
 
     assert judgement.diagnosis.verdict is Verdict.RANK_WAITING
     assert [culprit.rank for culprit in judgement.diagnosis.culprits] == [1]
@@ -383,9 +383,9 @@ def test_who_outlives_a_failed_rank_is_not_named_for_it(status: int) -> None:
     lost = (LostRank(rank=0, pid=100, exit_status=status),)
     taken = capture(blocked(1), blocked(2), world=3, lost=lost)
     taken = msgspec.structs.replace(taken, taken_at=1030.0)
-    told = exit_of(status, size=3)
+    attempt = exit_of(status, size=3)
 
-    judgement = judgement_of(told, judge_exit(told), taken)
+    judgement = judgement_of(attempt, judge_exit(attempt), taken)
 
     assert judgement.diagnosis.culprits == ()
     assert "then the job ended" not in judgement.diagnosis.summary
@@ -398,9 +398,9 @@ def test_who_kept_the_first_waiting_is_named_though_it_outlives_it() -> None:
     waits = rank(2, process(*WAITER, pid=102, move=still()), world=3)
     taken = capture(rank(1, sleeps, world=3), waits, world=3)
     taken = msgspec.structs.replace(taken, taken_at=1030.0)
-    told = exit_of(ONE, size=3, errors={0: PEER})
+    attempt = exit_of(ONE, size=3, errors={0: PEER})
 
-    judgement = judgement_of(told, judge_exit(told), taken)
+    judgement = judgement_of(attempt, judge_exit(attempt), taken)
 
     assert [culprit.rank for culprit in judgement.diagnosis.culprits] == [1]
     assert judgement.diagnosis.summary.endswith("then a rank ended")
@@ -420,10 +420,10 @@ def test_a_capture_of_who_outlived_another_names_them_at_low_only(
 ) -> None:
     taken = capture(blocked(1), world=2, lost=(LostRank(rank=0, pid=100, exit_status=status),))
 
-    told = diagnose([taken]).diagnosis
+    diagnosis = diagnose([taken]).diagnosis
 
-    assert (told.verdict, told.confidence) == (verdict, confidence)
-    assert [culprit.rank for culprit in told.culprits] in (blamed, [])
+    assert (diagnosis.verdict, diagnosis.confidence) == (verdict, confidence)
+    assert [culprit.rank for culprit in diagnosis.culprits] in (blamed, [])
 
 
 # --- dumps of Flight Recorders -----------------------------------------------------------------------
@@ -452,9 +452,9 @@ def test_a_dump_counts_where_its_call_was_too_late_just_before_the_end(
     created: float, timeout: float, counts: bool
 ) -> None:
     """Rank 0 ended at 1000.0; an older dump is one that the job survived, or a neighbour's with the same path."""
-    told = msgspec.structs.replace(exit_of(ABRT, ABRT), flights=dumped(created, timeout))
+    changed = msgspec.structs.replace(exit_of(ABRT, ABRT), flights=dumped(created, timeout))
     plain = judge_exit(exit_of(ABRT, ABRT)).finding
-    found = judge_exit(told).finding
+    found = judge_exit(changed).finding
     assert plain is not None
     assert found is not None
     words = "Flight Recorder, dumped before the end: rank 0 waited in all_reduce 6 of group 0, which rank 1 had not called"

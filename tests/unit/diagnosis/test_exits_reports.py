@@ -120,7 +120,7 @@ def test_an_end_from_outside_is_no_finding(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "text"),
     [
         (b"", "malformed"),
         (b"{}", "malformed"),
@@ -133,14 +133,14 @@ def test_an_end_from_outside_is_no_finding(
     ],
 )
 def test_evidence_that_cannot_be_is_a_sentence(
-    tmp_path: Path, content: bytes | AttemptExit, said: str
+    tmp_path: Path, content: bytes | AttemptExit, text: str
 ) -> None:
     data = content if isinstance(content, bytes) else msgspec.json.encode(content)
     (tmp_path / "ending-n1.json").write_bytes(data)
     with pytest.raises(EvidenceError) as caught:
         read_evidence(tmp_path)
     assert "ending-n1.json" in caught.value.message
-    assert said in caught.value.message
+    assert text in caught.value.message
     assert caught.value.way_out
 
 

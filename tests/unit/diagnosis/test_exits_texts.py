@@ -97,9 +97,9 @@ def test_an_error_file_itself() -> None:
     ],
 )
 def test_any_error_file(data: bytes, error: str | None) -> None:
-    told = parse_error_file(data)
+    result = parse_error_file(data)
 
-    assert (told.error if told else None) == error
+    assert (result.error if result else None) == error
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_any_error_file(data: bytes, error: str | None) -> None:
 )
 def test_marked_lines_tell_whose_error_is_whose(name: str, errors: dict[int, bool]) -> None:
     words = take_apart(lines(name), {})
-    told = {rank: last_error(text, "log") for rank, text in words.by_rank.items()}
+    by_name = {rank: last_error(text, "log") for rank, text in words.by_rank.items()}
 
-    assert {rank: error.blames_peer for rank, error in told.items() if error} == errors
+    assert {rank: error.blames_peer for rank, error in by_name.items() if error} == errors
     assert last_error(words.shared, "log") is None  # torchrun's own exception is nobody's
 
 
@@ -159,9 +159,9 @@ def test_marks_of_torchruns_tee_are_local_ranks() -> None:
     ],
 )  # fmt: skip
 def test_the_last_error_of_a_text(text: list[str], error: str | None) -> None:
-    told = last_error(text, "log")
+    result = last_error(text, "log")
 
-    assert (told.error if told else None) == error
+    assert (result.error if result else None) == error
 
 
 @pytest.mark.parametrize(
@@ -213,11 +213,11 @@ def test_the_kernel_says_whom_it_killed_for_memory(name: str) -> None:
 
 @pytest.mark.parametrize("turn", [1, -1])
 def test_of_two_lines_about_an_oom_kill_the_one_with_its_memory_stays(turn: int) -> None:
-    said = (
+    cases = (
         "[   12.5] Out of memory: Killed process 12 (python) total-vm:9kB, anon-rss:7kB, file-rss:1kB, shmem-rss:0kB",
         "[   12.6] Out of memory: Killed process 12 (python)",
     )
-    (death,) = kernel_deaths(said[::turn])
+    (death,) = kernel_deaths(cases[::turn])
     assert "anon-rss:7kB" in death.text
 
 
@@ -328,8 +328,8 @@ GROUP_OF_RAISED = [
     ],
 )  # fmt: skip
 def test_an_error_is_found_behind_what_stands_before_each_line(prefix: str) -> None:
-    told = [f"{prefix}{line}".replace(":00", f":0{at}") for at, line in enumerate(PLAIN)]
-    error = last_error(take_apart([*told, "another line"], {}).shared, "log")
+    results = [f"{prefix}{line}".replace(":00", f":0{at}") for at, line in enumerate(PLAIN)]
+    error = last_error(take_apart([*results, "another line"], {}).shared, "log")
 
     assert error is not None
     assert error.error == "ValueError: bad shard 7"
@@ -343,15 +343,15 @@ def test_a_logged_traceback_has_its_prefix_on_the_first_line_only() -> None:
 
 
 def test_lines_of_others_between_those_of_a_traceback_are_passed_over() -> None:
-    told = [f"[n1:12] {line}" for line in PLAIN]
-    error = last_error([*told[:3], "[node-17:99] KeyError: 3", told[3]], "log")
+    values = [f"[n1:12] {line}" for line in PLAIN]
+    error = last_error([*values[:3], "[node-17:99] KeyError: 3", values[3]], "log")
 
     assert error is not None
     assert error.error == "ValueError: bad shard 7"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         (RICH, "ValueError: bad shard 7"),
         (GROUP, "ExceptionGroup: boom (2 sub-exceptions)"),
@@ -362,11 +362,11 @@ def test_lines_of_others_between_those_of_a_traceback_are_passed_over() -> None:
         ),
     ],
 )
-def test_errors_that_look_otherwise(text: list[str], said: str) -> None:
+def test_errors_that_look_otherwise(text: list[str], words: str) -> None:
     error = last_error(text, "log")
 
     assert error is not None
-    assert error.error == said
+    assert error.error == words
 
 
 def test_other_ranks_write_on_for_a_moment_in_a_log_that_all_share() -> None:
@@ -381,18 +381,18 @@ def test_other_ranks_write_on_for_a_moment_in_a_log_that_all_share() -> None:
     "label", ["{}: ", " {}: ", "[1,{}]<stdout>:", "[prterun-n1-7@1,{}]<stdout>: "]
 )
 def test_a_task_s_number_says_whose_line_it_is(label: str) -> None:
-    told = [f"{label.format(0)}step {n}" for n in range(20)]
-    told += [label.format(2) + line for line in PLAIN]
-    told += ["srun: error: n1: task 2: Exited with exit code 1"]
+    values = [f"{label.format(0)}step {n}" for n in range(20)]
+    values += [label.format(2) + line for line in PLAIN]
+    values += ["srun: error: n1: task 2: Exited with exit code 1"]
 
-    words = take_apart(told, {}, tasks=range(3))
+    words = take_apart(values, {}, tasks=range(3))
 
     assert words.by_rank[2] == tuple(PLAIN)
     assert words.by_rank[0][0] == "step 0"
 
 
 @pytest.mark.parametrize(
-    ("told", "tasks"),
+    ("texts", "tasks"),
     [
         ([f"1: {line}" for line in PLAIN], range(3)),  # one task: perhaps a whole node
         (["0: step 1", *(f"1: {line}" for line in PLAIN)], ()),  # tasks that start the ranks of a node
@@ -401,9 +401,9 @@ def test_a_task_s_number_says_whose_line_it_is(label: str) -> None:
     ],
 )  # fmt: skip
 def test_a_number_before_a_line_is_not_always_a_rank(
-    told: list[str], tasks: range | tuple[int, ...]
+    texts: list[str], tasks: range | tuple[int, ...]
 ) -> None:
-    assert take_apart(told, {}, tasks).by_rank == {}
+    assert take_apart(texts, {}, tasks).by_rank == {}
 
 
 def test_a_mark_of_torch_counts_more_than_that_of_the_task() -> None:
@@ -481,15 +481,15 @@ def test_a_log_of_one_rank_is_its_own_and_so_is_its_path() -> None:
 
 
 def test_steps_that_a_buffer_held_back_do_not_weaken_a_marked_traceback() -> None:
-    told = [*(f"[rank0]: {line}" for line in PLAIN), "step 59 loss 1"]
+    cases = [*(f"[rank0]: {line}" for line in PLAIN), "step 59 loss 1"]
 
-    assert not own_errors([output(0, *told)])[0].caught
+    assert not own_errors([output(0, *cases)])[0].caught
     assert own_errors([output(0, *PLAIN, "step 59 loss 1")])[0].caught
 
 
 def test_a_number_in_a_log_of_one_rank_is_nobody_else_s() -> None:
-    told = ["0: a", *(f"1: {line}" for line in PLAIN)]
-    log = LogOutput(path="/log", owner=0, words=take_apart(told, {}, tasks=range(2)))
+    cases = ["0: a", *(f"1: {line}" for line in PLAIN)]
+    log = LogOutput(path="/log", owner=0, words=take_apart(cases, {}, tasks=range(2)))
 
     assert {rank: one.error for rank, one in own_errors([log]).items()} == {
         0: "ValueError: bad shard 7"

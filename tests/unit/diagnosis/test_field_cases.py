@@ -21,11 +21,11 @@ def test_every_folder_tells_its_cases_and_every_input_has_one() -> None:
     """A fixture that nobody judges is forgotten."""
     for folder in (one for one in FIELD.iterdir() if one.is_dir() and one != LAST_WORDS):
         assert (folder / "cases.yaml").exists(), f"{folder} has no cases.yaml"
-        told = {case.input for place, case in CASES if place == folder}
+        inputs = {case.input for place, case in CASES if place == folder}
         found = {
             one.name for one in folder.iterdir() if one.name not in ("cases.yaml", "README.md")
         }
-        assert found == {one.split("/")[0] for one in told}
+        assert found == {one.split("/")[0] for one in inputs}
     names = [(folder, case.name) for folder, case in CASES]
     assert len(names) == len(set(names))
 

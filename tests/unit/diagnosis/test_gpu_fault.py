@@ -44,10 +44,10 @@ GPU3 = {"0000:3b:00.0": ("GPU-3", 3)}
 
 def fault(number: int | None = 1, at: float = STOPPED, **more: Any) -> Fault:
     """Xid 79 of the GPU of a rank, just as the job stopped."""
-    told = {"kind": "xid", "words": "Xid 79 (fallen off the bus) on GPU 0000:3b:00.0", "code": "xid_79", "tier": "fatal",
+    facts = {"kind": "xid", "words": "Xid 79 (fallen off the bus) on GPU 0000:3b:00.0", "code": "xid_79", "tier": "fatal",
             "node": "n1", "by": "gpu" if number is not None else "node", "uuid": "GPU-3", "gpu": 3,
             "bus_id": "0000:3b:00.0", "advice": "drain and reboot the node"}  # fmt: skip
-    return Fault(rank=number, at=at, **(told | more))
+    return Fault(rank=number, at=at, **(facts | more))
 
 
 def waiting(number: int) -> Any:
@@ -63,8 +63,10 @@ def diagnosed(
     *faults: Fault, ranks: tuple[Any, ...] = (), quiet: float = QUIET, **job: Any
 ) -> Diagnosis:
     """The diagnosis of four ranks that all wait (or of these) with these faults."""
-    seen: NodeCapture = capture(*(ranks or tuple(map(waiting, range(4)))), **job)
-    return diagnose([msgspec.structs.replace(seen, faults=faults, quiet_seconds=quiet)]).diagnosis
+    node_capture: NodeCapture = capture(*(ranks or tuple(map(waiting, range(4)))), **job)
+    return diagnose(
+        [msgspec.structs.replace(node_capture, faults=faults, quiet_seconds=quiet)]
+    ).diagnosis
 
 
 # --- hangs -----------------------------------------------------------------------------------------------
@@ -106,11 +108,11 @@ def test_the_time_must_fit(at: float, confidence: Confidence | None) -> None:
 def test_how_long_a_job_may_go_on_after_the_fault_is_told_by_its_own_rhythm(
     gap: float, confidence: Confidence
 ) -> None:
-    seen = capture(*map(waiting, range(4)))
-    seen = msgspec.structs.replace(
-        seen, faults=(fault(at=STOPPED - 35),), quiet_seconds=QUIET, usual_gap_seconds=gap
+    result = capture(*map(waiting, range(4)))
+    result = msgspec.structs.replace(
+        result, faults=(fault(at=STOPPED - 35),), quiet_seconds=QUIET, usual_gap_seconds=gap
     )
-    found = diagnose([seen]).diagnosis
+    found = diagnose([result]).diagnosis
 
     assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, confidence)
 
@@ -460,9 +462,9 @@ def test_a_missing_gpu_becomes_a_fault_of_its_rank() -> None:
 
 def standing(*counts: int | None) -> list[tuple[int, float, bool]]:
     """What is held against a GPU after these reads, one a second: how many, since when, and whether it is sure."""
-    seen, sure, unsure = ErrorCount(), [], []
+    error_count, sure, unsure = ErrorCount(), [], []
     for at, count in enumerate(counts):
-        found = seen.see(count, float(at))
+        found = error_count.see(count, float(at))
         sure += [tuple(one) for one in found if one.sure]
         unsure = [tuple(one) for one in found if not one.sure]
     return sure + unsure

@@ -31,8 +31,8 @@ def recorded(name: str) -> NodeCapture:
     if taken.gpus:
         return taken
     found = (FIGURES.match(one) for one in taken.devices.split("; "))
-    told = {gpu: one for one in found if one for gpu in ((0, 1) if one[1] == "0-1" else (int(one[1]),))}  # fmt: skip
-    devices = (device(taken, gpu, int(one[2]) / 100, float(one[3])) for gpu, one in told.items())
+    by_name = {gpu: one for one in found if one for gpu in ((0, 1) if one[1] == "0-1" else (int(one[1]),))}  # fmt: skip
+    devices = (device(taken, gpu, int(one[2]) / 100, float(one[3])) for gpu, one in by_name.items())
     return replace(taken, gpus=tuple(sorted(devices, key=lambda one: one.rank)))
 
 
@@ -235,8 +235,8 @@ def test_counts_that_differ_speak_against_it(behind: str, name: str) -> None:
         replace(one, ranks=tuple(replace(row, pid=mine[theirs[row.pid or 0]]) for row in one.ranks))
         for one in other.ras.communicators
     )
-    told = diagnosis(replace(taken, ras=replace(other.ras, communicators=rows)))
-    assert not told.culprits, told.summary
+    result = diagnosis(replace(taken, ras=replace(other.ras, communicators=rows)))
+    assert not result.culprits, result.summary
 
 
 def test_a_recorder_that_tells_of_another_call_speaks_against_it() -> None:

@@ -102,8 +102,8 @@ def test_the_one_that_is_held_is_named_on_its_node(world: int, held: int) -> Non
     assert judged(captures) == ("rank_waiting", [held], "medium")
     (culprit,) = diagnose(captures).diagnosis.culprits
     assert culprit.node == _name(held)
-    said = diagnose(captures).diagnosis.summary
-    assert f"and all {world} have launched the same number of collectives (NCCL RAS)" in said
+    summary = diagnose(captures).diagnosis.summary
+    assert f"and all {world} have launched the same number of collectives (NCCL RAS)" in summary
 
 
 @pytest.mark.parametrize("held", [(3, 4), (3, 12), tuple(range(8)), tuple(range(16))])
@@ -166,8 +166,8 @@ def behind_by(node: NodeCapture, number: int) -> NodeCapture:
         else row
         for row in one.ranks
     )
-    told = communicator(one.key, one.size, rows, ())
-    return replace(node, ras=replace(node.ras, communicators=(told,)))
+    result = communicator(one.key, one.size, rows, ())
+    return replace(node, ras=replace(node.ras, communicators=(result,)))
 
 
 def test_answers_of_nccl_ras_that_contradict_each_other_name_nobody() -> None:
@@ -177,7 +177,7 @@ def test_answers_of_nccl_ras_that_contradict_each_other_name_nobody() -> None:
     assert judged([here, there]) == judged([there, here]) == ("unknown", [], "low")
     first, second = (diagnose(both).diagnosis for both in ([here, there], [there, here]))
     assert (first.summary, first.evidence) == (second.summary, second.evidence)
-    told = [one for one in first.evidence if one.startswith("NCCL RAS on ")]
-    assert [one.partition(":")[0] for one in told] == ["NCCL RAS on node0", "NCCL RAS on node1"]
-    assert "16 ranks answer and have launched the same" in told[0]
-    assert "rank 9 has launched" in told[1]
+    matching = [one for one in first.evidence if one.startswith("NCCL RAS on ")]
+    assert [one.partition(":")[0] for one in matching] == ["NCCL RAS on node0", "NCCL RAS on node1"]
+    assert "16 ranks answer and have launched the same" in matching[0]
+    assert "rank 9 has launched" in matching[1]

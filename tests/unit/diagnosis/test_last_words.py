@@ -84,17 +84,17 @@ def test_a_crash_is_told_with_the_place_where_python_stood(
 
 
 @pytest.mark.parametrize(
-    ("line", "said", "unclear"),
+    ("line", "text", "unclear"),
     [
         ("raise RuntimeError(text)", "RuntimeError: could not sync with others", True),
         ("raise RuntimeError(text)", "RuntimeError: gradient norm is inf", False),
         ("loss = model(batch)", "RuntimeError: could not sync with others", False),  # native code of the job's
     ],
 )  # fmt: skip
-def test_an_error_file_is_judged_by_the_place_in_it(line: str, said: str, unclear: bool) -> None:
+def test_an_error_file_is_judged_by_the_place_in_it(line: str, text: str, unclear: bool) -> None:
     """What torch's `@record` writes has the whole traceback."""
-    stack = f'Traceback (most recent call last):\n  File "/job/train.py", line 88, in train_step\n    {line}\n{said}\n'
-    content = {"message": {"message": said, "extraInfo": {"py_callstack": stack}}}
+    stack = f'Traceback (most recent call last):\n  File "/job/train.py", line 88, in train_step\n    {line}\n{text}\n'
+    content = {"message": {"message": text, "extraInfo": {"py_callstack": stack}}}
     found = parse_error_file(msgspec.json.encode(content))
     assert found is not None
     assert (found.unclear, found.blames_peer) == (unclear, False)

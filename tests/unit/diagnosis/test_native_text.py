@@ -22,8 +22,8 @@ def evidence(recording: str) -> list[str]:
     for number, name in enumerate((recording, "hang-sleep/pyspy-native-sleep-r1.txt")):
         ((pid, stacks),) = list(parse_pyspy_text((H200 / name).read_text()).items())[:1]
         ranks.append(rank(number, ProcessCapture(pid=pid, stacks=stacks, native=stacks), world=2))
-    told = diagnose([capture(*ranks)]).diagnosis.evidence
-    return [line for line in told if "native stack" in line]
+    result = diagnose([capture(*ranks)]).diagnosis.evidence
+    return [line for line in result if "native stack" in line]
 
 
 @pytest.mark.parametrize(

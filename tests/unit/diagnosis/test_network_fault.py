@@ -28,9 +28,9 @@ DOWN = msgspec.structs.replace(PORT, up=False, physical=False, state="DOWN")
 
 
 def fault(**more: object) -> Fault:
-    said = {"words": "port mlx5_3/1 was up and is DOWN", "at": TAKEN - QUIET + 3} | more
+    difference = {"words": "port mlx5_3/1 was up and is DOWN", "at": TAKEN - QUIET + 3} | more
     fixed = {"kind": "port_down", "code": "port_down", "tier": "fatal", "node": "a2"}
-    return Fault(**(fixed | said))  # type: ignore[arg-type]
+    return Fault(**(fixed | difference))  # type: ignore[arg-type]
 
 
 def judged(*faults: Fault, quiet: float = QUIET, **odd: object) -> Diagnosis:
@@ -177,6 +177,6 @@ def test_an_exit_for_another_reason_blames_no_port(attempt: AttemptExit) -> None
 
 
 def test_a_job_that_was_ended_from_outside_blames_nothing() -> None:
-    asked = tuple(msgspec.structs.replace(one, status=int(signal.SIGTERM)) for one in ended().exits)
-    outcome = judge_exit(ended(fault(at=TAKEN - 30), exits=asked, errors={}))
+    items = tuple(msgspec.structs.replace(one, status=int(signal.SIGTERM)) for one in ended().exits)
+    outcome = judge_exit(ended(fault(at=TAKEN - 30), exits=items, errors={}))
     assert outcome.finding is None

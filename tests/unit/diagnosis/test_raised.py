@@ -91,7 +91,7 @@ def test_an_exception_is_quoted_with_its_rank(name: str) -> None:
     assert [one.rank for one in diagnosis.culprits] == [2]
 
 
-UNTOLD = {
+UNEXPLAINED = {
     "of a rank that nobody can tell": job(stuck(*HERE, wchan="hrtimer_nanosleep"), traceback("KeyError: 'x'", "elsewhere")),
     "of a thread that no rank has": job(stuck(*QUEUE), traceback("OSError: x", "prefetch", 9, "Exception in thread prefetcher:")),
     "it went on after it": job(stuck(*HERE, wchan="hrtimer_nanosleep"), (*traceback("KeyError: 'x'"), *STEPS), alone=True),
@@ -100,9 +100,9 @@ UNTOLD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNTOLD)
+@pytest.mark.parametrize("name", UNEXPLAINED)
 def test_what_is_not_surely_of_the_named_rank_is_not_told_of_it(name: str) -> None:
-    diagnosis = found(UNTOLD[name])
+    diagnosis = found(UNEXPLAINED[name])
     assert "raised" not in diagnosis.summary
     assert "died" not in diagnosis.summary
     assert [one.rank for one in diagnosis.culprits] == [2]

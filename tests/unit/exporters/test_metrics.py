@@ -39,19 +39,19 @@ ASKS_FOR_OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;ve
 Golden = Callable[[str, str], None]
 
 
-def text(seen: Snapshot, accept: str = "", teller: Prometheus | None = None) -> str:
-    return (teller or Prometheus()).render(seen, accept)[0].decode()
+def text(observed: Snapshot, accept: str = "", teller: Prometheus | None = None) -> str:
+    return (teller or Prometheus()).render(observed, accept)[0].decode()
 
 
-def families(seen: Snapshot, *, openmetrics: bool = False) -> dict[str, Metric]:
+def families(observed: Snapshot, *, openmetrics: bool = False) -> dict[str, Metric]:
     read = read_openmetrics if openmetrics else read_plain
-    told = text(seen, ASKS_FOR_OPENMETRICS if openmetrics else "")
-    return {family.name: family for family in read(told)}
+    result = text(observed, ASKS_FOR_OPENMETRICS if openmetrics else "")
+    return {family.name: family for family in read(result)}
 
 
-def values(seen: Snapshot, name: str) -> dict[tuple[str, ...], float]:
+def values(observed: Snapshot, name: str) -> dict[tuple[str, ...], float]:
     """Samples of one series name by their label values, in order of label name."""
-    found = [one for family in families(seen).values() for one in family.samples]
+    found = [one for family in families(observed).values() for one in family.samples]
     return {
         tuple(value for _, value in sorted(one.labels.items())): one.value
         for one in found
@@ -72,21 +72,21 @@ def test_promtool_has_nothing_to_say() -> None:
     assert promtool or "CI" not in os.environ, "install the package `prometheus`"
     if promtool is None:
         pytest.skip("promtool is not here")
-    for seen in (snapshot(moving(), stalled()), snapshot(), snapshot(moving(), series_budget=100)):
-        done = subprocess.run([promtool, "check", "metrics"], input=text(seen), text=True,
+    for item in (snapshot(moving(), stalled()), snapshot(), snapshot(moving(), series_budget=100)):
+        done = subprocess.run([promtool, "check", "metrics"], input=text(item), text=True,
                               capture_output=True, check=False, timeout=60)  # fmt: skip
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_both_formats_tell_the_same_series() -> None:
-    seen = snapshot(moving(), stalled())
-    plain, rich = families(seen), families(seen, openmetrics=True)
+    snap = snapshot(moving(), stalled())
+    plain, rich = families(snap), families(snap, openmetrics=True)
 
-    def told(found: dict[str, Metric]) -> list[tuple[str, str, str]]:
+    def reported(found: dict[str, Metric]) -> list[tuple[str, str, str]]:
         samples = [one for family in found.values() for one in family.samples]
         return sorted((one.name, str(one.labels), str(one.value)) for one in samples)
 
-    assert told(plain) == told(rich)
+    assert reported(plain) == reported(rich)
 
 
 def test_every_family_is_declared_once_with_the_names_of_the_field() -> None:
@@ -105,40 +105,40 @@ def test_every_family_is_declared_once_with_the_names_of_the_field() -> None:
 
 
 def test_a_moving_run_is_up_and_tells_its_progress() -> None:
-    seen = snapshot(moving())
-    assert values(seen, "mldebug_run_up") == {("5c01",): 1.0}
-    assert values(seen, "mldebug_run_step") == {("5c01",): 1200.0}
-    assert values(seen, "mldebug_run_loss") == {("5c01",): 2.75}
-    assert values(seen, "mldebug_run_progress_age_seconds") == {("5c01",): 1.2}
-    assert values(seen, "mldebug_run_progress_timestamp_seconds") == {("5c01",): seen.at - 1.5}
-    assert values(seen, "mldebug_incident_open_info") == {}
+    snap = snapshot(moving())
+    assert values(snap, "mldebug_run_up") == {("5c01",): 1.0}
+    assert values(snap, "mldebug_run_step") == {("5c01",): 1200.0}
+    assert values(snap, "mldebug_run_loss") == {("5c01",): 2.75}
+    assert values(snap, "mldebug_run_progress_age_seconds") == {("5c01",): 1.2}
+    assert values(snap, "mldebug_run_progress_timestamp_seconds") == {("5c01",): snap.at - 1.5}
+    assert values(snap, "mldebug_incident_open_info") == {}
 
 
 def test_a_stalled_run_is_down_and_names_its_incident() -> None:
-    seen = snapshot(stalled())
-    assert values(seen, "mldebug_run_up") == {("7f3a",): 0.0}
+    snap = snapshot(stalled())
+    assert values(snap, "mldebug_run_up") == {("7f3a",): 0.0}
     labels = ("stall", REPORT, "7f3a", "rank_waiting")
-    assert values(seen, "mldebug_incident_open_info") == {labels: 1.0}
-    assert values(seen, "mldebug_incident_since_timestamp_seconds") == {("7f3a",): seen.at - 76}
-    assert values(seen, "mldebug_run_ranks_by_class") == {
+    assert values(snap, "mldebug_incident_open_info") == {labels: 1.0}
+    assert values(snap, "mldebug_incident_since_timestamp_seconds") == {("7f3a",): snap.at - 76}
+    assert values(snap, "mldebug_run_ranks_by_class") == {
         ("collective", "7f3a"): 3.0,
         ("sleep", "7f3a"): 1.0,
     }
-    assert values(seen, "mldebug_rank_class_info")[("sleep", "2", "7f3a")] == 1.0
-    assert values(seen, "mldebug_run_ranks_lost") == {("7f3a",): 1.0}
-    stages = values(seen, "mldebug_run_stage")
+    assert values(snap, "mldebug_rank_class_info")[("sleep", "2", "7f3a")] == 1.0
+    assert values(snap, "mldebug_run_ranks_lost") == {("7f3a",): 1.0}
+    stages = values(snap, "mldebug_run_stage")
     assert {stage for (_, stage), value in stages.items() if value} == {"blamed"}
     assert len(stages) == 7
 
 
 def test_what_is_not_known_is_absent() -> None:
-    seen = snapshot(RunState(id="new", name="x", launcher="single"))
-    told = {name for name in families(seen) if values(seen, name)}
-    assert "mldebug_run_up" in told
-    assert not told & {"mldebug_run_step", "mldebug_run_loss", "mldebug_run_last_step_duration_seconds",
+    snap = snapshot(RunState(id="new", name="x", launcher="single"))
+    matching = {name for name in families(snap) if values(snap, name)}
+    assert "mldebug_run_up" in matching
+    assert not matching & {"mldebug_run_step", "mldebug_run_loss", "mldebug_run_last_step_duration_seconds",
                        "mldebug_run_progress_age_seconds", "mldebug_run_progress_timestamp_seconds",
                        "mldebug_run_stall_timeout_seconds", "mldebug_run_ranks_by_class"}  # fmt: skip
-    assert values(seen, "mldebug_run_step_duration_seconds_count") == {}
+    assert values(snap, "mldebug_run_step_duration_seconds_count") == {}
 
 
 def test_a_run_that_has_ended_vanishes_at_the_next_scrape() -> None:
@@ -149,20 +149,20 @@ def test_a_run_that_has_ended_vanishes_at_the_next_scrape() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, 1e-300, 1.5e308])
 def test_a_loss_is_what_the_log_said(loss: float) -> None:
-    seen = snapshot(msgspec.structs.replace(moving(), loss=loss))
-    (found,) = values(seen, "mldebug_run_loss").values()
+    snap = snapshot(msgspec.structs.replace(moving(), loss=loss))
+    (found,) = values(snap, "mldebug_run_loss").values()
     assert found == loss or (math.isnan(loss) and math.isnan(found))
 
 
 def test_step_times_are_a_cumulative_histogram() -> None:
     times = StepTimes(counts=(1, 0, 2, *[0] * (len(STEP_BOUNDS) - 3), 4), seconds=2500.5)
-    seen = snapshot(msgspec.structs.replace(moving(), step_times=times))
-    found = values(seen, "mldebug_run_step_duration_seconds_bucket")
+    snap = snapshot(msgspec.structs.replace(moving(), step_times=times))
+    found = values(snap, "mldebug_run_step_duration_seconds_bucket")
     bounds = {bound: value for (bound, _), value in found.items()}
     assert (bounds["0.01"], bounds["0.05"], bounds["0.1"], bounds["600.0"]) == (1, 1, 3, 3)
     assert bounds["+Inf"] == 7
-    assert values(seen, "mldebug_run_step_duration_seconds_count") == {("5c01",): 7}
-    assert values(seen, "mldebug_run_step_duration_seconds_sum") == {("5c01",): 2500.5}
+    assert values(snap, "mldebug_run_step_duration_seconds_count") == {("5c01",): 7}
+    assert values(snap, "mldebug_run_step_duration_seconds_sum") == {("5c01",): 2500.5}
 
 
 # --- incidents -------------------------------------------------------------------------------------
@@ -182,17 +182,17 @@ def test_a_kind_that_nobody_expected_is_counted_all_the_same() -> None:
 
 
 def test_the_newest_report_is_the_exemplar() -> None:
-    seen = snapshot(moving())
-    counters = families(seen, openmetrics=True)["mldebug_incidents"].samples
+    snap = snapshot(moving())
+    counters = families(snap, openmetrics=True)["mldebug_incidents"].samples
     found = {one.labels["verdict"]: one.exemplar.labels for one in counters if one.exemplar}
     assert found == {"rank_waiting": {"report": REPORT}}
-    assert REPORT not in text(seen)
+    assert REPORT not in text(snap)
 
 
 @pytest.mark.parametrize(("length", "there"), [(122, True), (123, False)])
 def test_an_exemplar_is_never_longer_than_the_standard_allows(length: int, there: bool) -> None:
-    seen = snapshot(last_report={"stall/rank_waiting": "7" * length})
-    counters = families(seen, openmetrics=True)["mldebug_incidents"].samples
+    snap = snapshot(last_report={"stall/rank_waiting": "7" * length})
+    counters = families(snap, openmetrics=True)["mldebug_incidents"].samples
     assert any(one.exemplar for one in counters) is there
 
 
@@ -231,10 +231,10 @@ def runs(draw: st.DrawFn) -> RunState:
 def test_the_text_is_valid_whatever_a_job_calls_itself(
     found: list[RunState], incidents: dict[str, int], reports: dict[str, str], budget: int
 ) -> None:
-    seen = snapshot(*found, incidents=incidents, last_report=reports, series_budget=budget)
+    snap = snapshot(*found, incidents=incidents, last_report=reports, series_budget=budget)
     for openmetrics in (False, True):
         samples = [
-            one for family in families(seen, openmetrics=openmetrics).values() for one in family.samples
+            one for family in families(snap, openmetrics=openmetrics).values() for one in family.samples
         ]  # fmt: skip
         keys = [(one.name, *sorted(one.labels.items())) for one in samples]
         assert len(set(keys)) == len(keys)
@@ -245,9 +245,9 @@ def test_the_text_is_valid_whatever_a_job_calls_itself(
 
 
 def test_two_runs_with_one_id_are_exposed_once_and_counted() -> None:
-    seen = snapshot(moving(), msgspec.structs.replace(moving(), step=7))
-    assert values(seen, "mldebug_run_step") == {("5c01",): 1200.0}
-    dropped = values(seen, "mldebug_series_dropped")
+    snap = snapshot(moving(), msgspec.structs.replace(moving(), step=7))
+    assert values(snap, "mldebug_run_step") == {("5c01",): 1200.0}
+    dropped = values(snap, "mldebug_series_dropped")
     assert dropped["mldebug_run_step", "duplicate"] == 1
     assert dropped["mldebug_run_step_duration_seconds", "duplicate"] == len(STEP_BOUNDS) + 3
 
@@ -255,16 +255,16 @@ def test_two_runs_with_one_id_are_exposed_once_and_counted() -> None:
 # --- the budget ------------------------------------------------------------------------------------
 
 
-def total(seen: Snapshot) -> int:
-    return sum(len(family.samples) for family in families(seen).values())
+def total(observed: Snapshot) -> int:
+    return sum(len(family.samples) for family in families(observed).values())
 
 
 def test_everything_is_there_within_the_budget() -> None:
-    seen = snapshot(moving(), stalled())
-    assert values(seen, "mldebug_series") == {(): total(seen)}
-    assert values(seen, "mldebug_series_dropped") == {}
-    assert values(seen, "mldebug_series_budget") == {(): 5000}
-    fits = msgspec.structs.replace(seen, series_budget=total(seen))
+    snap = snapshot(moving(), stalled())
+    assert values(snap, "mldebug_series") == {(): total(snap)}
+    assert values(snap, "mldebug_series_dropped") == {}
+    assert values(snap, "mldebug_series_budget") == {(): 5000}
+    fits = msgspec.structs.replace(snap, series_budget=total(snap))
     assert values(fits, "mldebug_series_dropped") == {}
 
 
@@ -286,8 +286,8 @@ def test_over_the_budget_whole_families_go_ranks_first() -> None:
 
 
 def test_the_agent_and_its_incidents_are_never_left_out() -> None:
-    seen = snapshot(*(moving(f"r{number}") for number in range(500)), series_budget=100)
-    left = {name: family for name, family in families(seen).items() if family.samples}
+    snap = snapshot(*(moving(f"r{number}") for number in range(500)), series_budget=100)
+    left = {name: family for name, family in families(snap).items() if family.samples}
     assert {"mldebug_build_info", "mldebug_incidents", "mldebug_series", "mldebug_runs"} <= set(
         left
     )
@@ -309,9 +309,9 @@ class Broken:
 def test_a_group_that_fails_costs_only_itself(caplog: pytest.LogCaptureFixture) -> None:
     teller = Prometheus()
     teller.groups = {"broken": Broken(), **teller.groups}
-    told = text(snapshot(moving()), teller=teller)
-    assert 'mldebug_metrics_success{group="broken"} 0' in told
-    assert 'mldebug_run_up{run="5c01"} 1' in told
+    result = text(snapshot(moving()), teller=teller)
+    assert 'mldebug_metrics_success{group="broken"} 0' in result
+    assert 'mldebug_run_up{run="5c01"} 1' in result
     assert "metrics broken failed: KeyError" in caplog.text
 
 
@@ -324,10 +324,10 @@ class Counting(Broken):
     families = ()
 
     def __init__(self) -> None:
-        self.seen: list[Snapshot] = []
+        self.observed: list[Snapshot] = []
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        self.seen.append(snapshot)
+        self.observed.append(snapshot)
         return iter(())
 
 
@@ -338,8 +338,8 @@ def counting(pace: float) -> tuple[Prometheus, Counting]:
 
 
 def test_pseudonyms_stand_for_what_is_private_and_join_as_before() -> None:
-    seen = snapshot(moving(), stalled(), hooked(), trapped())
-    open_, hidden = collect(groups(), seen), collect(groups(), seen, HiddenLabels())
+    snap = snapshot(moving(), stalled(), hooked(), trapped())
+    open_, hidden = collect(groups(), snap), collect(groups(), snap, HiddenLabels())
     private = 0
     for (family, shown), (_, values) in zip(open_.families, hidden.families, strict=True):
         names = PRIVATE | PRIVATE_OF.get(family.name, frozenset())
@@ -350,7 +350,7 @@ def test_pseudonyms_stand_for_what_is_private_and_join_as_before() -> None:
                 assert (now == was) == (label not in names or not was), (family.name, label)
                 assert label not in names or not was or re.fullmatch("~[0-9a-f]{8}", now)
     assert private > 4
-    other = collect(groups(), seen, HiddenLabels())
+    other = collect(groups(), snap, HiddenLabels())
     assert write(other, False) != write(hidden, False)  # another agent has another key
 
 
@@ -368,15 +368,15 @@ def test_before_the_first_snapshot_there_is_nothing_to_scrape() -> None:
 
 def test_any_number_of_scrapes_of_one_snapshot_render_once() -> None:
     teller, counter = counting(0.01)
-    teller.publish(seen := snapshot())
-    told: list[object] = []
-    threads = [threading.Thread(target=lambda: told.append(teller.scrape())) for _ in range(16)]
+    teller.publish(snap := snapshot())
+    results: list[object] = []
+    threads = [threading.Thread(target=lambda: results.append(teller.scrape())) for _ in range(16)]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
-    assert counter.seen == [seen]
-    assert len(told) == 16
+    assert counter.observed == [snap]
+    assert len(results) == 16
 
 
 def test_while_somebody_scrapes_the_next_text_lies_ready() -> None:
@@ -384,10 +384,10 @@ def test_while_somebody_scrapes_the_next_text_lies_ready() -> None:
     teller.publish(snapshot())
     teller.scrape()
     teller.publish(newer := snapshot(moving()))
-    wait_until(lambda: counter.seen[-1] is newer)
-    rendered = len(counter.seen)
+    wait_until(lambda: counter.observed[-1] is newer)
+    rendered = len(counter.observed)
     teller.scrape()
-    assert len(counter.seen) == rendered
+    assert len(counter.observed) == rendered
 
 
 def test_what_nobody_scrapes_is_not_rendered() -> None:
@@ -399,9 +399,9 @@ def test_what_nobody_scrapes_is_not_rendered() -> None:
     now[0] = FORGOTTEN + 1
     teller.publish(late := snapshot(moving()))
     wait_until(lambda: not teller._news.is_set())
-    assert late not in counter.seen
+    assert late not in counter.observed
     teller.scrape()
-    assert counter.seen[-1] is late
+    assert counter.observed[-1] is late
 
 
 def test_a_scrape_never_gets_what_is_older_than_two_paces() -> None:
@@ -413,10 +413,10 @@ def test_a_scrape_never_gets_what_is_older_than_two_paces() -> None:
     wait_until(lambda: not teller._news.is_set())
     teller.publish(newer := snapshot(moving()))
     teller.scrape()
-    assert newer not in counter.seen
+    assert newer not in counter.observed
     now[0] = 2000.0
     teller.scrape()
-    assert counter.seen[-1] is newer
+    assert counter.observed[-1] is newer
 
 
 @pytest.mark.parametrize(
@@ -436,24 +436,26 @@ def test_a_scrape_never_gets_what_is_older_than_two_paces() -> None:
 )  # fmt: skip
 def test_the_scraper_chooses_the_format(accept: str, openmetrics: bool) -> None:
     assert prefers_openmetrics(accept) is openmetrics
-    told, kind = Prometheus().render(snapshot(), accept)
+    page, kind = Prometheus().render(snapshot(), accept)
     assert kind == (OPENMETRICS if openmetrics else PLAIN)
-    assert told.endswith(b"# EOF\n") is openmetrics
+    assert page.endswith(b"# EOF\n") is openmetrics
 
 
 def test_a_snapshot_goes_to_people_and_back_with_its_step_times() -> None:
-    seen: Any = snapshot(moving())
-    assert msgspec.json.decode(msgspec.json.encode(seen), type=Snapshot) == seen
+    value: Any = snapshot(moving())
+    assert msgspec.json.decode(msgspec.json.encode(value), type=Snapshot) == value
 
 
 def test_questions_without_an_answer_are_counted_by_way() -> None:
-    told = Prometheus().render(snapshot(unanswered={"dump file": 3, "NCCL RAS": 0}))[0].decode()
-    assert 'mldebug_unanswered_total{way="dump file"} 3' in told
-    assert 'mldebug_unanswered_total{way="NCCL RAS"} 0' in told
+    decoded = Prometheus().render(snapshot(unanswered={"dump file": 3, "NCCL RAS": 0}))[0].decode()
+    assert 'mldebug_unanswered_total{way="dump file"} 3' in decoded
+    assert 'mldebug_unanswered_total{way="NCCL RAS"} 0' in decoded
 
 
 def test_who_was_turned_away_is_counted_by_reason() -> None:
-    told = Prometheus().render(snapshot(cluster_refused={"certificate": 3, "name": 0}))[0].decode()
-    assert 'mldebug_cluster_refused_total{reason="certificate"} 3' in told
-    assert 'mldebug_cluster_refused_total{reason="name"} 0' in told
+    decoded = (
+        Prometheus().render(snapshot(cluster_refused={"certificate": 3, "name": 0}))[0].decode()
+    )
+    assert 'mldebug_cluster_refused_total{reason="certificate"} 3' in decoded
+    assert 'mldebug_cluster_refused_total{reason="name"} 0' in decoded
     assert "mldebug_cluster_refused_total{" not in Prometheus().render(snapshot())[0].decode()

@@ -56,7 +56,7 @@ class Node:
         self.store = WrittenReports()
         self.incidents = IncidentManager(self.store)  # type: ignore[arg-type]
         self.orders: list[SampleOrder] = []
-        self.asked: list[float] = []
+        self.requests: list[float] = []
         self.ordered_at = 0.0
         self.watch = SlownessWatch(self._put, self.incidents, lambda: self.now)
         identities = tuple(
@@ -72,14 +72,14 @@ class Node:
         self.step, self.step_seconds = 0.0, 0.5
 
     def _put(self, order: SampleOrder) -> bool:
-        self.asked.append(self.now)
+        self.requests.append(self.now)
         self.ordered_at = self.now
         self.orders.append(order)
         return True
 
     def play(self, seconds: float) -> list[float]:
         """Let time pass; each order is carried out within 5 s. Returns when samples were ordered."""
-        begun, self.asked = self.now, []
+        begun, self.requests = self.now, []
         while self.now < begun + seconds:
             self.now += 1.0
             self.step += 1.0 / self.step_seconds
@@ -89,11 +89,11 @@ class Node:
             self.watch.tick({"j": self.run}, PACE)
             if self.orders and self.now >= self.ordered_at + 5:
                 self.answer()
-        return [at - begun for at in self.asked]
+        return [at - begun for at in self.requests]
 
     def answer(self, error: Exception | None = None) -> None:
         """Carry out the order that waits."""
-        wobble = 0.01 * (len(self.asked) % 2)
+        wobble = 0.01 * (len(self.requests) % 2)
         shares = tuple(
             RankShares(
                 rank=n, samples=100, waiting=wait + wobble * (n % 2), places={"f (t.py)": 0.6}
@@ -114,8 +114,8 @@ def test_a_steady_run_is_sampled_once_in_each_interval() -> None:
 def test_a_slow_rank_is_confirmed_by_a_second_row_and_reported_once() -> None:
     node = Node()
     node.waiting[2] = 0.02
-    asked = node.play(200)
-    assert len(asked) == 2 * STRETCHES
+    result = node.play(200)
+    assert len(result) == 2 * STRETCHES
     (report,) = node.store.reports
     assert (report.kind, str(report.diagnosis.verdict), report.state) == (
         "slowdown",
@@ -189,9 +189,9 @@ def test_a_run_that_becomes_slower_is_sampled_at_once() -> None:
     node = Node()
     node.play(WARM + 80)
     node.step_seconds = 0.8
-    asked = node.play(60)
-    assert len(asked) == 1
-    assert asked[0] <= 35
+    result = node.play(60)
+    assert len(result) == 1
+    assert result[0] <= 35
     assert len(node.play(60)) == 0  # and not again and again
 
 

@@ -82,10 +82,10 @@ def test_a_kernel_that_never_ends_cannot_be_told_from_a_wait_where_all_spin(name
 
 
 def test_a_stack_that_waits_tells_them_apart() -> None:
-    def told(sign: GpuSign) -> GpuSign:
+    def reported(sign: GpuSign) -> GpuSign:
         return msgspec.structs.replace(sign, rank=RankSign(rank=sign.index, waiting=True))
 
-    looks = fault(played("frozen", change=told))
+    looks = fault(played("frozen", change=reported))
 
     assert states(looks) == {("collective_wait", "collective_wait")}
 
@@ -103,10 +103,10 @@ def test_phases_of_a_healthy_run(phase: str, expected: set[tuple[str, ...]]) -> 
 
 def test_slow_input_is_never_a_wait() -> None:
     looks = during(played("sleep"), "slow_input", after=4.0)
-    seen = [state for look in looks for state in look.states]
+    matching = [state for look in looks for state in look.states]
 
-    assert set(seen) <= {"input_starved", "training", "unknown"}
-    assert seen.count("input_starved") > 0.8 * len(seen)
+    assert set(matching) <= {"input_starved", "training", "unknown"}
+    assert matching.count("input_starved") > 0.8 * len(matching)
 
 
 def test_before_the_first_step_all_are_idle() -> None:
@@ -217,13 +217,13 @@ def test_a_slice_without_utilization_is_unknown_but_for_its_work() -> None:
 
     def by_hardware(sign: GpuSign) -> GpuSign:
         memory = sign.memory_utilization_ratio or 0.0
-        seen = GpuActivity(
+        activity = GpuActivity(
             window_seconds=1.0,
             graphics_ratio=sign.utilization_ratio,
             dram_ratio=memory,
             tensor_ratio={"any": memory / 4},
         )
-        return nothing(msgspec.structs.replace(sign, activity=seen))
+        return nothing(msgspec.structs.replace(sign, activity=activity))
 
     story = played("stop", change=by_hardware)
     assert states(fault(story)) == {WAIT}
@@ -247,9 +247,9 @@ def test_one_absurd_power_does_not_become_the_usual_one() -> None:
     for at in range(40):
         power = 20_000.0 if at == 20 else 300.0 - 250.0 * (at < 3)
         sign = GpuSign(uuid="a", index=0, utilization_ratio=1.0, memory_utilization_ratio=0.4, power_watts=power)  # fmt: skip
-        told = memory.look(float(at), [sign], 1)
+        look = memory.look(float(at), [sign], 1)
 
-    assert told.gpus[0].usual_watts == pytest.approx(300, rel=0.2)
+    assert look.gpus[0].usual_watts == pytest.approx(300, rel=0.2)
 
 
 MEANS = [
@@ -268,11 +268,11 @@ MEANS = [
 
 def test_the_mean_goes_over_looks_without_a_reading_of_the_energy() -> None:
     average = Average()
-    told = [
+    results = [
         average.power(GpuSign(uuid="a", index=0, energy_joules=joules, power_watts=90.0), at)
         for at, joules in ((0.0, 1000.0), (5.0, None), (10.0, 2000.0), (15.0, None), (30.0, 4000.0))
     ]
-    assert told == [90.0, 90.0, 100.0, 90.0, 90.0]  # the last reading is too long ago
+    assert results == [90.0, 90.0, 100.0, 90.0, 90.0]  # the last reading is too long ago
 
 
 @pytest.mark.parametrize(("first", "second", "seconds", "power"), MEANS)
@@ -303,9 +303,9 @@ SIGNS = st.builds(
 def test_whatever_is_read_never_breaks_it(looks: list[list[GpuSign]], world: int) -> None:
     memory = RunLevels()
     for at, signs in enumerate(looks):
-        told = memory.look(5.0 * at, signs, world)
-        assert len(told.gpus) == len(signs)
-        assert sentence(told) or not signs
+        look = memory.look(5.0 * at, signs, world)
+        assert len(look.gpus) == len(signs)
+        assert sentence(look) or not signs
         memory = msgspec.json.decode(msgspec.json.encode(memory), type=RunLevels)
         for one in memory.gpus.values():
             assert one.levels.floor is None or 0 < one.levels.floor < 100_000
@@ -314,30 +314,30 @@ def test_whatever_is_read_never_breaks_it(looks: list[list[GpuSign]], world: int
 @pytest.mark.parametrize("values", ABSURD, ids=str)
 def test_one_absurd_look_in_between_changes_nothing_later(values: dict[str, Any]) -> None:
     memory = RunLevels()
-    told = []
+    results = []
     for number, moment in enumerate(moments("stop")):
         signs = moment.signs
         if number == 20:
             signs = tuple(msgspec.structs.replace(one, **values) for one in signs)
-        told.append(SignedMoment(moment, memory.look(moment.at, signs, world_size=2)))
+        results.append(SignedMoment(moment, memory.look(moment.at, signs, world_size=2)))
 
-    assert states(fault(told)) == {WAIT}
+    assert states(fault(results)) == {WAIT}
     assert msgspec.json.decode(msgspec.json.encode(memory), type=RunLevels) == memory
 
 
 def test_an_energy_counter_that_begins_anew() -> None:
     """A reloaded driver: the momentary power is used for one look."""
-    memory, told = RunLevels(), []
+    memory, results = RunLevels(), []
     for number, moment in enumerate(moments("stop")):
         less = 1e9 if number >= 25 else -1e9
         signs = tuple(
             msgspec.structs.replace(one, energy_joules=(one.energy_joules or 0.0) - less)
             for one in moment.signs
         )
-        told.append(SignedMoment(moment, memory.look(moment.at, signs, world_size=2)))
+        results.append(SignedMoment(moment, memory.look(moment.at, signs, world_size=2)))
 
-    assert states(fault(told)) == {WAIT}
-    assert {one.states for one in told[22:28]} == {("training", "training")}
+    assert states(fault(results)) == {WAIT}
+    assert {one.states for one in results[22:28]} == {("training", "training")}
 
 
 # --- the agent comes late, or again ------------------------------------------------------------------
@@ -345,13 +345,13 @@ def test_an_energy_counter_that_begins_anew() -> None:
 
 @pytest.mark.parametrize("name", HANGS)
 def test_levels_survive_the_agent(name: str) -> None:
-    memory, told = RunLevels(), []
+    memory, results = RunLevels(), []
     for number, moment in enumerate(moments(name)):
         if number % 7 == 0:
             memory = msgspec.json.decode(msgspec.json.encode(memory), type=RunLevels)
-        told.append(SignedMoment(moment, memory.look(moment.at, moment.signs, world_size=2)))
+        results.append(SignedMoment(moment, memory.look(moment.at, moment.signs, world_size=2)))
 
-    assert [one.states for one in told] == [one.states for one in played(name)]
+    assert [one.states for one in results] == [one.states for one in played(name)]
 
 
 @pytest.mark.parametrize("name", HANGS)
@@ -360,18 +360,18 @@ def test_an_agent_that_comes_in_the_middle_of_the_hang_sees_it_by_the_quiet_one_
 ) -> None:
     memory = RunLevels()
     late = [one for one in moments(name) if "FAULT" in one.phase and one.into > 8]
-    told = [SignedMoment(one, memory.look(one.at, one.signs, world_size=2)) for one in late]
+    results = [SignedMoment(one, memory.look(one.at, one.signs, world_size=2)) for one in late]
 
-    assert states(told[2:]) == {WAIT}
+    assert states(results[2:]) == {WAIT}
 
 
 def test_an_agent_that_comes_when_all_spin_claims_nothing() -> None:
     memory = RunLevels()
     late = [one for one in moments("frozen") if "FAULT" in one.phase and one.into > 8]
-    told = [SignedMoment(one, memory.look(one.at, one.signs, world_size=2)) for one in late]
+    results = [SignedMoment(one, memory.look(one.at, one.signs, world_size=2)) for one in late]
 
-    assert states(told) == {("unknown", "unknown")}
-    assert {one.progress for one in told[-1].print.gpus} == {None}
+    assert states(results) == {("unknown", "unknown")}
+    assert {one.progress for one in results[-1].print.gpus} == {None}
 
 
 def test_the_usual_power_is_that_of_work_and_not_of_the_way_there() -> None:
@@ -408,8 +408,8 @@ def _full(index: int, values: dict[str, Any]) -> GpuSign:
         "DRAM_BW_UTIL",
         "NVLINK_TOTAL_RX_PER_SEC",
     )
-    told = {name: gpm[f"NVML_GPM_METRIC_{name}"]["v"] / 100 for name in names}
-    link = 100 * told["NVLINK_TOTAL_RX_PER_SEC"]
+    by_name = {name: gpm[f"NVML_GPM_METRIC_{name}"]["v"] / 100 for name in names}
+    link = 100 * by_name["NVLINK_TOTAL_RX_PER_SEC"]
     return GpuSign(
         uuid=values["UUID"]["v"],
         index=index,
@@ -418,10 +418,10 @@ def _full(index: int, values: dict[str, Any]) -> GpuSign:
         power_watts=values["PowerUsage"]["v"] / 1000,
         activity=GpuActivity(
             window_seconds=1.0,
-            graphics_ratio=told["GRAPHICS_UTIL"],
-            sm_active_ratio=told["SM_UTIL"],
-            tensor_ratio={"any": told["ANY_TENSOR_UTIL"]},
-            dram_ratio=told["DRAM_BW_UTIL"],
+            graphics_ratio=by_name["GRAPHICS_UTIL"],
+            sm_active_ratio=by_name["SM_UTIL"],
+            tensor_ratio={"any": by_name["ANY_TENSOR_UTIL"]},
+            dram_ratio=by_name["DRAM_BW_UTIL"],
             nvlink_receive_bytes_per_second=link * 2**20,
         ),
     )
@@ -439,16 +439,16 @@ FULL = [
 def test_full_reads_need_no_baseline(name: str, expected: tuple[str, ...]) -> None:
     memory = RunLevels()
     memory.look(0.0, full(name), 2)
-    told = memory.look(5.0, full(name), 2)
+    look = memory.look(5.0, full(name), 2)
 
-    assert tuple(one.state for one in told.gpus) == expected
+    assert tuple(one.state for one in look.gpus) == expected
 
 
 def test_a_kernel_on_all_multiprocessors_is_no_collective() -> None:
     memory = RunLevels()
     signs = full("hang-desync")
-    seen = msgspec.structs.replace(signs[0].activity, sm_active_ratio=0.99)  # type: ignore[type-var]
-    signs[0] = msgspec.structs.replace(signs[0], activity=seen)
+    changed = msgspec.structs.replace(signs[0].activity, sm_active_ratio=0.99)  # type: ignore[type-var]
+    signs[0] = msgspec.structs.replace(signs[0], activity=changed)
     memory.look(0.0, signs, 2)
 
     assert memory.look(5.0, signs, 2).gpus[0].state is GpuState.COMPUTE_SPIN
@@ -470,10 +470,10 @@ def test_power_of_work_without_memory_traffic_for_long_is_a_spin() -> None:
     look(0, 40, 0.0)
     for at in range(1, 10):
         assert look(at, 300, 0.4).state is GpuState.TRAINING
-    seen = [look(at, 280, 0.0) for at in range(10, 15)]
+    results = [look(at, 280, 0.0) for at in range(10, 15)]
 
-    assert [one.state for one in seen] == [GpuState.UNKNOWN] * 2 + [GpuState.COMPUTE_SPIN] * 3
-    assert {one.progress for one in seen} == {None}, "it may compute, and it may never end"
+    assert [one.state for one in results] == [GpuState.UNKNOWN] * 2 + [GpuState.COMPUTE_SPIN] * 3
+    assert {one.progress for one in results} == {None}, "it may compute, and it may never end"
 
 
 def test_a_run_of_one_rank_waits_for_nobody() -> None:
@@ -493,7 +493,7 @@ def test_the_looks_of_two_nodes_are_told_together() -> None:
         RunLevels(gpus={}),
         RunLevels(gpus={}),
     ]
-    told = []
+    results = []
     for moment in moments("sleep"):
         own = [
             apart[node].look(
@@ -502,8 +502,8 @@ def test_the_looks_of_two_nodes_are_told_together() -> None:
             for node in (0, 1)
         ]
         both = fingerprint_of(moment.at, [gpu for one in own for gpu in one.gpus], 2)
-        told.append((own, both))
-    own, both = told[-1]
+        results.append((own, both))
+    own, both = results[-1]
 
     assert own[0].gpus[0].state is GpuState.UNKNOWN
     assert own[1].gpus[0].state is GpuState.UNKNOWN

@@ -87,9 +87,11 @@ def test_the_recorded_card_is_read(tmp_path: Path) -> None:
     for path, _, text in lines:
         Tree(tmp_path).write(path.removeprefix("sys/"), text.replace("\\n", "\n") + "\n")
     reader = Amd(str(tmp_path))
-    (seen,) = reader.watch().gpus
-    assert (seen.uuid, seen.bus_id, seen.utilization_ratio) == ("AMD-0123456789abcdef", "0000:09:00.0", 0.04)  # fmt: skip
-    assert seen.memory_utilization_ratio is seen.power_watts is None  # this card tells neither
+    (observed,) = reader.watch().gpus
+    assert (observed.uuid, observed.bus_id, observed.utilization_ratio) == ("AMD-0123456789abcdef", "0000:09:00.0", 0.04)  # fmt: skip
+    assert (
+        observed.memory_utilization_ratio is observed.power_watts is None
+    )  # this card tells neither
     (gpu,) = reader.full().gpus
     assert (gpu.memory_total_bytes, gpu.memory_used_bytes) == (8573157376, 1490378752)
     assert gpu.clock_hertz == {"graphics": 852e6, "memory": 167e6}
@@ -132,8 +134,8 @@ def test_a_rank_is_known_by_its_memory_there(tree: Tree) -> None:
     full = Amd(str(tree.root)).full()
     assert [[one.pid for one in gpu.processes or ()] for gpu in full.gpus] == [[], [4712], [4711], []]  # fmt: skip
     ranks = [RankProcess(rank=rank, pid=4711 + rank, local_rank=rank, open_minors=(), environment={}) for rank in (0, 1)]  # fmt: skip
-    told = {one.rank: one.uuid for one in join(ranks, full.gpus).ranks}
-    assert told == {0: full.gpus[2].uuid, 1: full.gpus[1].uuid}
+    uuids = {one.rank: one.uuid for one in join(ranks, full.gpus).ranks}
+    assert uuids == {0: full.gpus[2].uuid, 1: full.gpus[1].uuid}
 
 
 def test_a_card_that_cannot_be_read_is_lost_and_costs_the_others_nothing(tree: Tree) -> None:
@@ -172,8 +174,8 @@ def test_what_is_no_accelerator_of_amd_is_not_there(tmp_path: Path, files: dict[
 def test_numbers_that_a_dead_card_gives_are_none() -> None:
     texts = {"gpu_busy_percent": "255", "mem_info_vram_used": str(2**64 - 1), "mem_info_vram_total": "x", "current_link_speed": "Unknown"}  # fmt: skip
     gpu = parse_full(0, texts, {"power1_average": str(2**32 - 1), "temp1_label": "edge", "temp1_input": "-1"}, {"umc": "garbage"}, None)  # fmt: skip
-    told = (gpu.utilization_ratio, gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.pcie_generation, gpu.power_average_watts, gpu.temperature_celsius)  # fmt: skip
-    assert told == (None,) * 6
+    cases = (gpu.utilization_ratio, gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.pcie_generation, gpu.power_average_watts, gpu.temperature_celsius)  # fmt: skip
+    assert cases == (None,) * 6
     assert gpu.ecc == ()
     assert temperatures({"temp1_label": "edge", "temp1_input": "0"}) == {}
 

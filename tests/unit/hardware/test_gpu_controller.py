@@ -34,13 +34,13 @@ class Source:
     """GPUs that are held until released, and for a while longer."""
 
     def __init__(self, slow: float = 0.0) -> None:
-        self.asked: list[float] = []
+        self.requests: list[float] = []
         self.released_seconds = 0.0
         self._free_at = math.inf
         self._slow = slow
 
     def release(self, seconds: float) -> None:
-        self.asked.append(seconds)
+        self.requests.append(seconds)
         self.released_seconds = seconds
         self._free_at = time.monotonic() + self._slow if seconds else math.inf
 
@@ -68,10 +68,10 @@ def test_a_release_is_answered_when_the_handles_are_closed(tmp_path: Path) -> No
     desk = GpuController(source)
     with serving(tmp_path, desk):
         began = time.monotonic()
-        told = post_to_agent(tmp_path, RELEASE, Released, seconds=600.0)
-    assert told == Released(seconds=600.0, closed=True)
+        result = post_to_agent(tmp_path, RELEASE, Released, seconds=600.0)
+    assert result == Released(seconds=600.0, closed=True)
     assert 0.3 <= time.monotonic() - began < 10 * PATIENCE
-    assert source.asked == [600.0]
+    assert source.requests == [600.0]
     assert desk.released_until is not None
     assert desk.released_until == pytest.approx(time.time() + 600, abs=5)
 
@@ -88,7 +88,7 @@ def test_to_end_a_release_waits_for_nobody() -> None:
     began = time.monotonic()
     assert desk.release(0.0).seconds == 0.0
     assert time.monotonic() - began < 1 * PATIENCE
-    assert (source.asked, desk.released_until, desk.why) == ([60.0, 0.0], None, "")
+    assert (source.requests, desk.released_until, desk.why) == ([60.0, 0.0], None, "")
 
 
 def test_the_agent_lets_go_by_itself_until_it_is_told_otherwise(
@@ -100,7 +100,7 @@ def test_the_agent_lets_go_by_itself_until_it_is_told_otherwise(
     assert "the driver asks for a reset" in desk.why
     desk.release(0.0)
     assert not desk.let_go_for_reset()
-    assert source.asked == [FOR_RESET, 0.0]
+    assert source.requests == [FOR_RESET, 0.0]
     later = time.monotonic() + HOLD + 1
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert desk.let_go_for_reset()
@@ -111,7 +111,7 @@ def test_no_absurd_time_is_taken(seconds: float) -> None:
     source = Source()
     with pytest.raises(UsageError, match="so long"):
         GpuController(source).release(seconds)
-    assert source.asked == []
+    assert source.requests == []
 
 
 def test_a_recording_holds_nothing() -> None:
@@ -173,11 +173,11 @@ def test_a_loop_that_does_not_turn_is_told() -> None:
 # --- over the socket -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", [{}, {"seconds": "soon"}, {"seconds": "1e9"}])
-def test_a_bad_request_is_said_to_be_one(asked: dict[str, str]) -> None:
+@pytest.mark.parametrize("table", [{}, {"seconds": "soon"}, {"seconds": "1e9"}])
+def test_a_bad_request_is_said_to_be_one(table: dict[str, str]) -> None:
     source = Source()
-    status, body = carry_out(gpu_verbs(GpuController(source))[RELEASE], asked)
-    assert (status, source.asked) == (400, [])
+    status, body = carry_out(gpu_verbs(GpuController(source))[RELEASE], table)
+    assert (status, source.requests) == (400, [])
     assert b"way_out" in body
 
 
@@ -193,7 +193,7 @@ def test_only_what_is_meant_to_be_told_can_be_told(tmp_path: Path) -> None:
     source = Source()
     with serving(tmp_path, GpuController(source)), pytest.raises(MldebugError, match="it is older"):
         post_to_agent(tmp_path, "/api/v1/status", Released)
-    assert source.asked == []
+    assert source.requests == []
 
 
 def test_no_agent_is_told_in_words(tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ def gpu(**changes: object) -> GpuReading:
 # --- one counter ---------------------------------------------------------------------------------
 
 
-def totals(*told: float, most: float = 1e18, wraps_at: int | None = None) -> list[float]:
+def totals(*number: float, most: float = 1e18, wraps_at: int | None = None) -> list[float]:
     total = Total()
-    return [total.add(one, most, wraps_at) for one in told]
+    return [total.add(one, most, wraps_at) for one in number]
 
 
 def test_a_counter_that_only_grows_is_as_it_was_told() -> None:
@@ -98,8 +98,8 @@ def test_several_kinds_of_wrong_reads_in_a_row_count_nothing() -> None:
 
 
 @given(st.lists(st.integers(0, 2**63), min_size=1, max_size=30), st.sampled_from([None, WORD]))
-def test_a_total_never_falls(told: list[int], wraps_at: int | None) -> None:
-    made = totals(*told, wraps_at=wraps_at)
+def test_a_total_never_falls(numbers: list[int], wraps_at: int | None) -> None:
+    made = totals(*numbers, wraps_at=wraps_at)
     assert made == sorted(made)
 
 
@@ -157,30 +157,30 @@ def test_a_later_proof_of_nanoseconds_wins() -> None:
 def test_a_gpu_that_is_seldom_throttled_tells_no_time_before_the_unit_is_sure() -> None:
     """A job is on from the start: 1, 1, 20, 20 and 60 ms of throttling in nanoseconds, 30 s apart."""
     raw = [sum((0, 1, 1, 20, 20, 60, 1)[: n + 1]) * 10**6 for n in range(7)]
-    told = reads(Counters(), *[gpu(clock_event_counters={HOT: one}) for one in raw])
-    seconds = [one.clock_event_seconds.get(HOT) for one in told]
+    result = reads(Counters(), *[gpu(clock_event_counters={HOT: one}) for one in raw])
+    seconds = [one.clock_event_seconds.get(HOT) for one in result]
     assert seconds == [None] * 5 + [pytest.approx(0.102), pytest.approx(0.103)]
 
 
 def test_a_jump_of_a_clock_event_counter_that_cannot_be_is_left_out() -> None:
     raw = [n * 10**10 for n in (0, 1, 2, 10**6)]
-    told = reads(Counters(), *[gpu(clock_event_counters={HOT: one}) for one in raw])
-    assert told[-1].clock_event_seconds == {HOT: 20.0}
+    result = reads(Counters(), *[gpu(clock_event_counters={HOT: one}) for one in raw])
+    assert result[-1].clock_event_seconds == {HOT: 20.0}
 
 
 def test_the_recorded_driver_counts_nanoseconds() -> None:
     """The GPU that idled in both hangs: the counter of low utilization moved by 24.2 s in 63.1 s."""
     raw, at = [], []
     for name in ("hang-sleep", "hang-desync"):
-        told = json.loads((RECORDINGS / f"nvml-{name}.json").read_text())["gpu1"]
-        raw.append(told["fields"]["NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION"]["ull"])
-        at.append(told["Violation0"]["v"]["referenceTime"] / 1e6)
+        gpu1 = json.loads((RECORDINGS / f"nvml-{name}.json").read_text())["gpu1"]
+        raw.append(gpu1["fields"]["NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION"]["ull"])
+        at.append(gpu1["Violation0"]["v"]["referenceTime"] / 1e6)
     assert unit_after(raw[1] - raw[0], name=IDLE, seconds=at[1] - at[0]) == NANOSECOND
 
 
 def test_seconds_are_absent_until_the_unit_is_known_and_then_hold_all() -> None:
-    told = [gpu(clock_event_counters={"sw_power_cap": n * 10**9}) for n in (5, 5, 17, 20)]
-    seconds = [one.clock_event_seconds for one in reads(Counters(), *told)]
+    results = [gpu(clock_event_counters={"sw_power_cap": n * 10**9}) for n in (5, 5, 17, 20)]
+    seconds = [one.clock_event_seconds for one in reads(Counters(), *results)]
     assert seconds == [{}, {}, {"sw_power_cap": 17.0}, {"sw_power_cap": 20.0}]
 
 
@@ -196,8 +196,8 @@ def test_another_driver_proves_its_unit_anew() -> None:
 
 
 def test_energy_goes_on_when_the_driver_is_loaded_anew() -> None:
-    told = [gpu(energy_joules=joules) for joules in (90_000.0, 111_000.0, 500.0, 21_500.0)]
-    assert [one.energy_joules for one in reads(Counters(), *told)] == [
+    results = [gpu(energy_joules=joules) for joules in (90_000.0, 111_000.0, 500.0, 21_500.0)]
+    assert [one.energy_joules for one in reads(Counters(), *results)] == [
         90_000.0,
         111_000.0,
         111_000.0,
@@ -207,18 +207,18 @@ def test_energy_goes_on_when_the_driver_is_loaded_anew() -> None:
 
 def test_energy_that_no_gpu_can_use_is_left_out_and_counted() -> None:
     counters = Counters()
-    told = [gpu(energy_joules=joules) for joules in (100.0, 1e12, 1e12 + 50)]
-    assert [one.energy_joules for one in reads(counters, *told)] == [100.0, 100.0, 150.0]
+    results = [gpu(energy_joules=joules) for joules in (100.0, 1e12, 1e12 + 50)]
+    assert [one.energy_joules for one in reads(counters, *results)] == [100.0, 100.0, 150.0]
     assert counters.dropped == 1
 
 
 def test_a_value_that_is_missing_once_stays_missing_once() -> None:
-    told = [gpu(pcie_replays=count) for count in (3, None, 8)]
-    assert [one.pcie_replays for one in reads(Counters(), *told)] == [3, None, 8]
+    results = [gpu(pcie_replays=count) for count in (3, None, 8)]
+    assert [one.pcie_replays for one in reads(Counters(), *results)] == [3, None, 8]
 
 
 def test_every_kind_of_error_counter_is_made_monotone() -> None:
-    def told(count: int) -> GpuReading:
+    def reported(count: int) -> GpuReading:
         errors = {"replay": count + 1, "crc_data": count + 2}
         ecc = EccCount(type="corrected", location="dram", scope="volatile", count=count + 3)
         rows = RemappedRows(corrected=count, uncorrected=count + 1)
@@ -229,7 +229,7 @@ def test_every_kind_of_error_counter_is_made_monotone() -> None:
             pcie_errors={"fatal": count},
         )
 
-    last = reads(Counters(), told(100), told(0), told(5))[-1]
+    last = reads(Counters(), reported(100), reported(0), reported(5))[-1]
     assert last.nvlinks[0].errors == {"replay": 107, "crc_data": 109}
     assert last.ecc[0].total == 111
     assert last.remapped_rows is not None
@@ -248,62 +248,64 @@ def bad_memory(*counts: int) -> list[GpuReading]:
 
 
 def test_memory_errors_stay_as_they_are_told_beside_their_total() -> None:
-    told = [one.ecc[0] for one in bad_memory(5, 0, 1)]
-    assert [one.count for one in told] == [5, 0, 1]
-    assert [one.total for one in told] == [5, 5, 6]
+    values = [one.ecc[0] for one in bad_memory(5, 0, 1)]
+    assert [one.count for one in values] == [5, 0, 1]
+    assert [one.total for one in values] == [5, 5, 6]
 
 
 def test_more_bad_memory_than_a_job_lives_through_is_left_out() -> None:
-    told = [one.ecc[0].total for one in bad_memory(0, MAX_BAD, 2**32 - 2, 0, 1)]
-    assert told == [0, MAX_BAD, MAX_BAD, MAX_BAD, MAX_BAD + 1]
+    found = [one.ecc[0].total for one in bad_memory(0, MAX_BAD, 2**32 - 2, 0, 1)]
+    assert found == [0, MAX_BAD, MAX_BAD, MAX_BAD, MAX_BAD + 1]
 
 
 def test_gpus_with_the_same_uuid_are_not_told_apart() -> None:
     twins = tuple(gpu(index=n, bus_id=f"0000:0{n}:00.0") for n in (0, 1))
-    seen = Counters().take(NodeGpus(at=1.0, gpus=(*twins, gpu(uuid="GPU-2", index=2))))
-    assert [one.uuid for one in seen.gpus] == ["GPU-2"]
-    assert [(one.index, one.uuid, one.code) for one in seen.lost] == [(0, "", "same_uuid"), (1, "", "same_uuid")]  # fmt: skip
+    taken = Counters().take(NodeGpus(at=1.0, gpus=(*twins, gpu(uuid="GPU-2", index=2))))
+    assert [one.uuid for one in taken.gpus] == ["GPU-2"]
+    assert [(one.index, one.uuid, one.code) for one in taken.lost] == [(0, "", "same_uuid"), (1, "", "same_uuid")]  # fmt: skip
 
 
 # --- errors of the links -------------------------------------------------------------------------
 
 
-def link_reads(*told: tuple[int, bool], every: float = 30.0) -> list[NvLink]:
+def link_reads(*numbers: tuple[int, bool], every: float = 30.0) -> list[NvLink]:
     """CRC errors of one link, and whether they were asked for."""
-    links = [NvLink(link=4, errors={"crc_flit": count}, errors_read=read) for count, read in told]
-    seen = reads(Counters(), *[gpu(nvlinks=(link,)) for link in links], every=every)
-    return [one.nvlinks[0] for one in seen]
+    links = [
+        NvLink(link=4, errors={"crc_flit": count}, errors_read=read) for count, read in numbers
+    ]
+    result = reads(Counters(), *[gpu(nvlinks=(link,)) for link in links], every=every)
+    return [one.nvlinks[0] for one in result]
 
 
 def test_errors_of_a_link_grow_between_the_reads_that_asked_for_them() -> None:
-    told = link_reads((0, True), (60, True), (60, False), (60, False), (300, True), (300, False))
-    assert [one.grown_seconds for one in told] == [None, 30, 30, 30, 90, 90]
-    assert [one.grown.get("crc_flit") for one in told] == [None, 60, 60, 60, 240, 240]
-    assert [one.errors["crc_flit"] for one in told] == [0, 60, 60, 60, 300, 300]
+    result = link_reads((0, True), (60, True), (60, False), (60, False), (300, True), (300, False))
+    assert [one.grown_seconds for one in result] == [None, 30, 30, 30, 90, 90]
+    assert [one.grown.get("crc_flit") for one in result] == [None, 60, 60, 60, 240, 240]
+    assert [one.errors["crc_flit"] for one in result] == [0, 60, 60, 60, 300, 300]
 
 
 def test_errors_of_a_link_that_were_wrong_once_did_not_grow() -> None:
-    told = link_reads((500, True), (0, True), (0, False), (500, True), (2**60, True), (500, True))
-    assert [one.grown for one in told] == [{}] * 6
+    result = link_reads((500, True), (0, True), (0, False), (500, True), (2**60, True), (500, True))
+    assert [one.grown for one in result] == [{}] * 6
 
 
 def test_two_gpus_are_not_mixed_up_when_they_change_places() -> None:
     counters = Counters()
     one, two = gpu(energy_joules=10.0), gpu(uuid="GPU-2", energy_joules=7000.0)
     counters.take(NodeGpus(at=1.0, gpus=(one, two)))
-    seen = counters.take(NodeGpus(at=31.0, gpus=(two, one)))
-    assert [gpu.energy_joules for gpu in seen.gpus] == [7000.0, 10.0]
+    taken = counters.take(NodeGpus(at=31.0, gpus=(two, one)))
+    assert [gpu.energy_joules for gpu in taken.gpus] == [7000.0, 10.0]
 
 
 def test_a_gpu_that_is_lost_and_back_goes_on_and_one_that_is_gone_is_forgotten() -> None:
     counters = Counters()
-    told = gpu(energy_joules=10.0)
-    counters.take(NodeGpus(at=1.0, gpus=(told,)))
+    result = gpu(energy_joules=10.0)
+    counters.take(NodeGpus(at=1.0, gpus=(result,)))
     lost = LostGpu(index=0, uuid="GPU-1", reason="lost")
     counters.take(NodeGpus(at=31.0, lost=(lost,)))
-    back = msgspec.structs.replace(told, energy_joules=2.0)
+    back = msgspec.structs.replace(result, energy_joules=2.0)
     counters.take(NodeGpus(at=61.0, gpus=(back,)))
-    on = msgspec.structs.replace(told, energy_joules=3.0)
+    on = msgspec.structs.replace(result, energy_joules=3.0)
     assert counters.take(NodeGpus(at=91.0, gpus=(on,))).gpus[0].energy_joules == 13.0
     counters.take(NodeGpus(at=92.0))
     assert counters.take(NodeGpus(at=121.0, gpus=(back,))).gpus[0].energy_joules == 2.0
@@ -318,9 +320,9 @@ def test_pcie_bytes_are_the_sum_of_the_averages() -> None:
         pcie_receive_bytes_per_second=1e9,
         pcie_transmit_bytes_per_second=2e9,
     )
-    told = [gpu(pcie_receive_bytes=123), *[gpu(activity=average, pcie_receive_bytes=5)] * 2]
-    seen = [(one.pcie_receive_bytes, one.pcie_transmit_bytes) for one in reads(Counters(), *told)]
-    assert seen == [
+    cases = [gpu(pcie_receive_bytes=123), *[gpu(activity=average, pcie_receive_bytes=5)] * 2]
+    pairs = [(one.pcie_receive_bytes, one.pcie_transmit_bytes) for one in reads(Counters(), *cases)]
+    assert pairs == [
         (None, None),
         (30_000_000_000, 60_000_000_000),
         (60_000_000_000, 120_000_000_000),
@@ -328,20 +330,20 @@ def test_pcie_bytes_are_the_sum_of_the_averages() -> None:
 
 
 def test_a_counter_of_32_bits_is_not_believed_over_a_long_time() -> None:
-    told = [gpu(pcie_receive_bytes=count) for count in (10, 2000, 30)]
-    assert [one.pcie_receive_bytes for one in reads(Counters(), *told)] == [None, None, None]
+    results = [gpu(pcie_receive_bytes=count) for count in (10, 2000, 30)]
+    assert [one.pcie_receive_bytes for one in reads(Counters(), *results)] == [None, None, None]
 
 
 def test_a_counter_of_32_bits_is_counted_where_it_cannot_wrap_twice() -> None:
-    told = [gpu(pcie_receive_bytes=count) for count in (WORD - 100, WORD - 50, 200, 300)]
-    seen = [one.pcie_receive_bytes for one in reads(Counters(), *told, every=0.05)]
-    assert seen == [None, 50, 300, 400]
+    results = [gpu(pcie_receive_bytes=count) for count in (WORD - 100, WORD - 50, 200, 300)]
+    pcie_receive_bytes = [one.pcie_receive_bytes for one in reads(Counters(), *results, every=0.05)]
+    assert pcie_receive_bytes == [None, 50, 300, 400]
 
 
 def test_the_clock_of_the_node_may_go_back() -> None:
     counters = Counters()
     counters.take(NodeGpus(at=1000.0, gpus=(gpu(energy_joules=5.0),)))
-    seen = counters.take(NodeGpus(at=900.0, gpus=(gpu(energy_joules=9.0),)))
-    assert seen.gpus[0].energy_joules == 5.0
-    seen = counters.take(NodeGpus(at=930.0, gpus=(gpu(energy_joules=11.0),)))
-    assert seen.gpus[0].energy_joules == 7.0
+    taken = counters.take(NodeGpus(at=900.0, gpus=(gpu(energy_joules=9.0),)))
+    assert taken.gpus[0].energy_joules == 5.0
+    taken = counters.take(NodeGpus(at=930.0, gpus=(gpu(energy_joules=11.0),)))
+    assert taken.gpus[0].energy_joules == 7.0

@@ -14,7 +14,7 @@ from mldebug_agents.hardware.gpu.nvml.library import Library
 from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 
 CALL = "nvmlDeviceGetGpuFabricInfoV 0"
-TOLD = {"not supported": 0, "not started": 1, "in progress": 2, "completed": 3}
+STATES = {"not supported": 0, "not started": 1, "in progress": 2, "completed": 3}
 
 
 class Card:
@@ -27,7 +27,7 @@ class Card:
 
     def read(self, state: str, status: int = 0, health: int = 0) -> GpuReading:
         """As a first read: the fabric is asked again."""
-        self.fake.set(CALL, TOLD[state], status, health)
+        self.fake.set(CALL, STATES[state], status, health)
         self.close()
         self._reader = Nvidia(Library(self.fake.library))
         return self._reader.full().gpus[0]

@@ -128,17 +128,17 @@ SICK = GpuOverview(
 
 
 def test_who_does_nothing_comes_first_and_who_spins_moves_no_memory() -> None:
-    told = looked(
+    result = looked(
         *(watch(one, 1.0, 120.0 + one) for one in (0, 2, 3)), watch(1, 0.0, 111.6), watch(4, 0.97, 640.0, 0.4)
     )  # fmt: skip
-    assert plain_sentence(told) == (
+    assert plain_sentence(result) == (
         "GPU 1: 0 % busy, 112 W; GPUs 0,2-3: 100 % busy, 120 to 123 W, no memory traffic; GPU 4: 97 % busy, 640 W"
     )
 
 
 def test_only_the_gpus_that_are_asked_for() -> None:
-    told = looked(watch(0, 1.0, 120.0), watch(1, 0.0, 111.0))
-    assert plain_sentence(told, {"GPU-1"}) == "GPU 1: 0 % busy, 111 W"
+    result = looked(watch(0, 1.0, 120.0), watch(1, 0.0, 111.0))
+    assert plain_sentence(result, {"GPU-1"}) == "GPU 1: 0 % busy, 111 W"
     assert plain_sentence(looked()) == ""
 
 
@@ -150,23 +150,23 @@ def test_what_cannot_be_is_not_told(absurd: float | None) -> None:
 
 def test_a_lost_gpu_comes_before_all() -> None:
     gone = LostGpu(index=5, uuid="GPU-5", reason="GPU is lost")
-    told = looked(watch(0, 1.0, 120.0), lost=(gone,))
-    assert plain_sentence(told).startswith("GPU 5 does not answer: GPU is lost; GPU 0: 100 %")
+    result = looked(watch(0, 1.0, 120.0), lost=(gone,))
+    assert plain_sentence(result).startswith("GPU 5 does not answer: GPU is lost; GPU 0: 100 %")
 
 
 # --- health ----------------------------------------------------------------------------------------------
 
 
 def test_all_healthy_is_one_short_line() -> None:
-    told = [health(one, "gpu_power") for one in range(8)]
-    assert headline([f"GPU-{one}" for one in range(8)], told) == "8 GPUs, all healthy"
-    assert headline(["GPU-0"], told) == "1 GPU, healthy"
+    results = [health(one, "gpu_power") for one in range(8)]
+    assert headline([f"GPU-{one}" for one in range(8)], results) == "8 GPUs, all healthy"
+    assert headline(["GPU-0"], results) == "1 GPU, healthy"
 
 
 def test_a_gpu_of_which_nothing_could_be_read_is_not_healthy() -> None:
-    told = [health(0, "gpu_power"), health(1, "gpu_power", HealthState.UNKNOWN)]
-    assert state_of_gpu(told, "GPU-1") is HealthState.UNKNOWN
-    assert headline(["GPU-0", "GPU-1", "GPU-2"], told) == "3 GPUs: 2 unknown, 1 healthy"
+    cases = [health(0, "gpu_power"), health(1, "gpu_power", HealthState.UNKNOWN)]
+    assert state_of_gpu(cases, "GPU-1") is HealthState.UNKNOWN
+    assert headline(["GPU-0", "GPU-1", "GPU-2"], cases) == "3 GPUs: 2 unknown, 1 healthy"
 
 
 def test_one_instruction_for_each_gpu_the_greatest_first() -> None:
@@ -193,12 +193,12 @@ def test_status_has_one_line_where_all_is_well() -> None:
 
 
 def test_status_names_at_most_eight() -> None:
-    told = tuple(
+    items = tuple(
         health(one, "gpu_ecc", HealthState.UNHEALTHY, reason=f"fault {one}", action="reset")
         for one in range(12)
     )
     full = NodeGpus(at=NOW, gpus=tuple(gpu(one) for one in range(12)))
-    lines = [one.text for one in hardware_lines(snapshot(gpus=full, health=told), NOW)]
+    lines = [one.text for one in hardware_lines(snapshot(gpus=full, health=items), NOW)]
     assert lines[0] == "12 GPUs: 12 unhealthy"
     assert len(lines) == 1 + 8 + 1
     assert lines[-1] == "… and 4 more: mldebug doctor --gpus"
@@ -215,8 +215,8 @@ def test_status_counts_what_is_missing() -> None:
 
 
 def test_status_says_that_the_gpus_are_released_and_why() -> None:
-    told = snapshot(gpus=None, health=(), gpus_released_until=NOW + 61, gpus_released_why="somebody asked for it")  # fmt: skip
-    assert [one.text for one in hardware_lines(told, NOW)] == [
+    snap = snapshot(gpus=None, health=(), gpus_released_until=NOW + 61, gpus_released_why="somebody asked for it")  # fmt: skip
+    assert [one.text for one in hardware_lines(snap, NOW)] == [
         "it has let go of the GPUs for another 1m1s: somebody asked for it",
         "  take them up again: mldebug gpus release --end",
     ]
@@ -237,9 +237,9 @@ def test_only_events_of_ranks_of_this_run_are_told() -> None:
 def test_while_a_run_is_suspected_its_events_stand_beside_frame_and_stall() -> None:
     at = event().burst.first_at
     suspect = msgspec.structs.replace(RUN, frames={3: "step (train.py:30)"}, progress_at=at + 14)
-    (told,) = rank_sentences([event()], suspect)
-    assert told.endswith("rank 3, last Python frame step (train.py:30), 14 s before the stall")
-    assert next(rank_lines([event()], suspect, NOW)).endswith(told)
+    (result,) = rank_sentences([event()], suspect)
+    assert result.endswith("rank 3, last Python frame step (train.py:30), 14 s before the stall")
+    assert next(rank_lines([event()], suspect, NOW)).endswith(result)
     stalled = msgspec.structs.replace(suspect, incident_since=at - 20)
     assert rank_sentences([event()], stalled)[0].endswith("20 s after the stall began")
     (calm,) = rank_sentences([event()], msgspec.structs.replace(RUN, progress_at=at + 14))
@@ -255,8 +255,10 @@ def overview(age: float = 3.0, **changes: object) -> GpuOverview:
         id="1a2b3c", name="train.py", launcher="torchrun", gpus={0: "GPU-0", 3: "GPU-3"}, devices="GPU 0 computes"
     )  # fmt: skip
     lost = LostGpu(index=3, uuid="GPU-3", reason="GPU is lost", code="gpu_is_lost")
-    seen = NodeWatch(at=NOW - age, gpus=(watch(0, 1.0, 120.0), watch(1, 0.0, 99.0)), lost=(lost,))
-    return of_agent(snapshot(**{"runs": (run,), "gpu_watch": seen} | changes))
+    node_watch = NodeWatch(
+        at=NOW - age, gpus=(watch(0, 1.0, 120.0), watch(1, 0.0, 99.0)), lost=(lost,)
+    )
+    return of_agent(snapshot(**{"runs": (run,), "gpu_watch": node_watch} | changes))
 
 
 JOB = Job(id="1a2b3c", name="train.py", launcher="torchrun")
@@ -291,9 +293,9 @@ def test_a_gpu_that_the_agent_misses_is_a_fault_of_its_rank() -> None:
 
 def test_why_the_agent_cannot_read_is_told_without_the_name_of_our_error() -> None:
     failing = SourceState(name="gpus", success=False, error="GpuDriverError: the driver is gone")
-    seen = of_agent(snapshot(sources=(failing,)))
-    assert seen.gpu_gap is not None
-    assert seen.gpu_gap.reason == "the driver is gone"
+    result = of_agent(snapshot(sources=(failing,)))
+    assert result.gpu_gap is not None
+    assert result.gpu_gap.reason == "the driver is gone"
 
 
 # --- tables ----------------------------------------------------------------------------------------------
@@ -323,11 +325,11 @@ def test_the_examination_is_as_recorded(golden: Golden, terminal: bool) -> None:
 
 def test_names_of_jobs_cannot_write_on_the_terminal() -> None:
     evil = GpuUser(uuid="GPU-0", job_id="x", job="\x1b[2Jevil\nname", rank=0)
-    seen = msgspec.structs.replace(SICK, users=(evil,))
-    found = examined(seen, None, 0)
+    changed = msgspec.structs.replace(SICK, users=(evil,))
+    found = examined(changed, None, 0)
     text = printed(lambda console: show_gpus(found, console, NOW))
     assert "\x1b" not in text
-    assert "\x1b" not in " ".join(users(seen.users, {"GPU-0": 0}))
+    assert "\x1b" not in " ".join(users(changed.users, {"GPU-0": 0}))
 
 
 def test_a_gpu_that_is_lost_and_remembered_is_listed_once() -> None:
@@ -337,26 +339,26 @@ def test_a_gpu_that_is_lost_and_remembered_is_listed_once() -> None:
     assert missing(again) == [(3, "00000000:4B:00.0", "GPU-3")]
 
 
-def states(seen: GpuOverview) -> list[tuple[str, str]]:
-    return [(row[0], row[-1]) for row in rows(seen)]
+def states(gpu_overview: GpuOverview) -> list[tuple[str, str]]:
+    return [(row[0], row[-1]) for row in rows(gpu_overview)]
 
 
 def test_gpus_are_listed_by_number_whether_they_answer_or_not() -> None:
     lost = LostGpu(index=2, uuid="GPU-2", reason="GPU is lost", code="gpu_is_lost")
     slow = LostGpu(index=10, uuid="GPU-10", reason="left alone", code="xid_119")
     full = NodeGpus(at=NOW, gpus=(gpu(1), gpu(9), gpu(11)), lost=(lost, slow))
-    seen = GpuOverview(node="n", at=NOW, gpus=full)
-    assert states(seen) == [("1", "unknown"), ("2", "missing"), ("9", "unknown"), ("10", "unknown"), ("11", "unknown")]  # fmt: skip
+    gpu_overview = GpuOverview(node="n", at=NOW, gpus=full)
+    assert states(gpu_overview) == [("1", "unknown"), ("2", "missing"), ("9", "unknown"), ("10", "unknown"), ("11", "unknown")]  # fmt: skip
 
 
 def test_a_gpu_that_does_not_answer_is_listed_once() -> None:
     slow = LostGpu(index=3, uuid="GPU-3", reason="left alone", code="xid_119")
     count = GpuCount(present=1, expected=2, silent=(GONE,))
-    seen = GpuOverview(node="n", at=NOW, gpus=NodeGpus(at=NOW, gpus=(gpu(0),), lost=(slow,)), count=count)  # fmt: skip
-    assert states(seen) == [("0", "unknown"), ("3", "unknown")]
-    silent = msgspec.structs.replace(seen, gpus=NodeGpus(at=NOW, gpus=(gpu(0),)))
+    gpu_overview = GpuOverview(node="n", at=NOW, gpus=NodeGpus(at=NOW, gpus=(gpu(0),), lost=(slow,)), count=count)  # fmt: skip
+    assert states(gpu_overview) == [("0", "unknown"), ("3", "unknown")]
+    silent = msgspec.structs.replace(gpu_overview, gpus=NodeGpus(at=NOW, gpus=(gpu(0),)))
     assert states(silent) == [("0", "unknown"), ("3", "unknown")]
-    back = msgspec.structs.replace(seen, gpus=NodeGpus(at=NOW, gpus=(gpu(0), gpu(3))))
+    back = msgspec.structs.replace(gpu_overview, gpus=NodeGpus(at=NOW, gpus=(gpu(0), gpu(3))))
     assert states(back) == [("0", "unknown"), ("3", "unknown")]
 
 

@@ -139,11 +139,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     it.reader.close()
 
 
-def series(seen: Snapshot) -> Series:
-    told = Prometheus().render(seen)[0].decode()
+def series(given: Snapshot) -> Series:
+    text = Prometheus().render(given)[0].decode()
     return {
         (one.name.removeprefix("mldebug_gpu_"), tuple(sorted(one.labels.items()))): one.value
-        for family in text_string_to_metric_families(told)
+        for family in text_string_to_metric_families(text)
         for one in family.samples
         if one.name.startswith("mldebug_gpu")
     }
@@ -151,17 +151,17 @@ def series(seen: Snapshot) -> Series:
 
 def value(found: Series, name: str, *labels: str, uuid: str = UUID) -> float | None:
     """The value of the series of that name with these label values beside uuid and gpu."""
-    for (known, told), number in found.items():
-        texts = {text for key, text in told if key not in ("uuid", "gpu")}
-        if known == name and ("uuid", uuid) in told and texts == set(labels):
+    for (known, item), number in found.items():
+        texts = {text for key, text in item if key not in ("uuid", "gpu")}
+        if known == name and ("uuid", uuid) in item and texts == set(labels):
             return number
     return None
 
 
 def test_every_value_of_the_table_is_of_its_own() -> None:
-    told = [expected for *_, expected in CALLS] + [LINKS * one for *_, one in SPREAD]
-    assert 0 not in told
-    assert [one for one, times in Counter(told).items() if times > 1] == []
+    total = [expected for *_, expected in CALLS] + [LINKS * one for *_, one in SPREAD]
+    assert 0 not in total
+    assert [one for one, times in Counter(total).items() if times > 1] == []
 
 
 def test_every_metric_tells_what_the_library_answered(machine: Machine) -> None:
@@ -184,7 +184,7 @@ def test_memory_errors_go_on_in_the_metrics_when_the_driver_counts_anew() -> Non
     rows = RemappedRows(corrected=1, corrected_total=4, uncorrected=2)
     one = GpuReading(uuid="GPU-1", index=0, ecc=(ecc,), remapped_rows=rows)
     made = group.create(NoOptions()).samples(snapshot(gpus=NodeGpus(at=1.0, gpus=(one,))))
-    found = {(told.family.name, told.labels[2:]): told.value for told in made}
+    found = {(item.family.name, item.labels[2:]): item.value for item in made}
     assert found["mldebug_gpu_ecc_errors", ("uncorrected", "total", "volatile")] == 7
     assert found["mldebug_gpu_remapped_rows", ("corrected",)] == 4
     assert found["mldebug_gpu_remapped_rows", ("uncorrected",)] == 2
@@ -225,8 +225,8 @@ def test_clock_events_are_a_state_set_and_seconds(machine: Machine) -> None:
     machine.fake.set("nvmlDeviceGetCurrentClocksEventReasons 0", 0x4 | 0x80)
     machine.fake.field(0, 74, 5_000_000_000)
     found = machine.scrape()
-    on = [told for (name, told), one in found.items() if name == "clock_event_active" and one
-          and ("uuid", UUID) in told]  # fmt: skip
+    on = [item for (name, item), one in found.items() if name == "clock_event_active" and one
+          and ("uuid", UUID) in item]  # fmt: skip
     assert [dict(labels)["reason"] for labels in on] == ["sw_power_cap", "hw_power_brake_slowdown"]
     assert value(found, "clock_event_active", "sync_boost") == 0
     assert value(found, "clock_event_seconds_total", "sw_power_cap") is None  # no unit yet
@@ -241,10 +241,10 @@ def test_clock_events_are_a_state_set_and_seconds(machine: Machine) -> None:
 def test_the_recovery_action_is_a_state_set(machine: Machine, number: int, action: str) -> None:
     machine.fake.field(0, 230, number, kind=1)
     found = machine.scrape()
-    told = {dict(labels)["action"]: one for (name, labels), one in found.items()
+    by_name = {dict(labels)["action"]: one for (name, labels), one in found.items()
             if name == "recovery_action" and ("uuid", UUID) in labels}  # fmt: skip
-    assert [name for name, one in told.items() if one] == [action]
-    assert len(told) == 9
+    assert [name for name, one in by_name.items() if one] == [action]
+    assert len(by_name) == 9
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_switch_is_told_both_ways(
 
 def test_identity_stands_in_the_info_alone(machine: Machine) -> None:
     found = machine.scrape()
-    (info,) = [dict(told) for name, told in found if name == "info" and ("uuid", UUID) in told]
+    (info,) = [dict(item) for name, item in found if name == "info" and ("uuid", UUID) in item]
     assert info == {
         "uuid": UUID,
         "gpu": "0",
@@ -280,9 +280,9 @@ def test_identity_stands_in_the_info_alone(machine: Machine) -> None:
     }
     allowed = {"uuid", "gpu", "kind", "sensor", "state", "pipe", "limit", "domain", "reason", "cause",
                "availability", "link", "action", "type", "location", "scope"}  # fmt: skip
-    for name, told in found:
+    for name, expected_value in found:
         if name not in ("info", "read_duration_seconds", "read_cpu_seconds"):
-            assert {key for key, _ in told} <= allowed, name
+            assert {key for key, _ in expected_value} <= allowed, name
 
 
 def test_every_family_has_a_sample_somewhere_or_is_named_here(machine: Machine) -> None:
@@ -294,10 +294,10 @@ def test_every_family_has_a_sample_somewhere_or_is_named_here(machine: Machine) 
     machine.read()
     machine.fake.field(0, 78, 10**12)  # the unit is proved by a movement
     machine.fake.field(1, 78, 64 * 10**9)
-    told = {name for name, _ in machine.scrape()}
+    matching = {name for name, _ in machine.scrape()}
     families = group.create(NoOptions()).families
     declared = {family.series.removeprefix("mldebug_gpu_") for family in families}
-    assert declared - told == set()
+    assert declared - matching == set()
 
 
 def test_what_cannot_be_read_is_absent(machine: Machine) -> None:
@@ -313,7 +313,7 @@ def test_a_lost_gpu_has_no_samples_but_that_it_is_down(machine: Machine) -> None
     machine.read()
     machine.fake.lose(0)
     found = machine.scrape()
-    of_it = {name: number for (name, told), number in found.items() if ("uuid", UUID) in told}
+    of_it = {name: number for (name, item), number in found.items() if ("uuid", UUID) in item}
     assert of_it == {"up": 0.0}
     other = UUID.replace("1-0000", "2-0000").replace("0001", "0002")
     assert value(found, "up", uuid=other) == 1
@@ -323,7 +323,7 @@ def test_a_gpu_that_only_the_watch_has_lost_is_down_at_once(machine: Machine) ->
     node = machine.read()
     lost = LostGpu(index=0, uuid=UUID, reason="lost")
     found = series(snapshot(gpus=node, gpu_watch=NodeWatch(at=node.at + 5, lost=(lost,))))
-    assert {name for name, told in found if ("uuid", UUID) in told} == {"up"}
+    assert {name for name, item in found if ("uuid", UUID) in item} == {"up"}
 
 
 def test_the_watch_is_newer_than_the_full_read(machine: Machine) -> None:
@@ -343,21 +343,21 @@ def test_eight_gpus_stay_within_their_budget(machine: Machine) -> None:
     machine.read()
     machine.fake.field(0, 78, 10**12)
     machine.scrape()
-    per_gpu = [told for told in machine.scrape() if ("uuid", UUID) in told[1]]
+    per_gpu = [item for item in machine.scrape() if ("uuid", UUID) in item[1]]
     assert 90 < len(per_gpu) < 160
 
 
 def test_promtool_and_openmetrics_have_nothing_to_say(machine: Machine) -> None:
     machine.read()
     machine.fake.field(0, 78, 10**12)
-    seen = snapshot(gpus=machine.read(), gpu_watch=machine.reader.watch())
-    told = Prometheus().render(seen, "application/openmetrics-text;version=1.0.0")[0].decode()
-    assert "mldebug_gpu_sm_active_ratio" in {one.name for one in read_openmetrics(told)}
+    snap = snapshot(gpus=machine.read(), gpu_watch=machine.reader.watch())
+    decoded = Prometheus().render(snap, "application/openmetrics-text;version=1.0.0")[0].decode()
+    assert "mldebug_gpu_sm_active_ratio" in {one.name for one in read_openmetrics(decoded)}
     promtool = shutil.which("promtool")
     assert promtool or "CI" not in os.environ, "install the package `prometheus`"
     if promtool is None:
         pytest.skip("promtool is not here")
-    text = Prometheus().render(seen)[0].decode()
+    text = Prometheus().render(snap)[0].decode()
     done = subprocess.run([promtool, "check", "metrics"], input=text, text=True,
                           capture_output=True, check=False, timeout=60)  # fmt: skip
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -16,10 +16,10 @@ def reading(index: int) -> GpuReading:
     )
 
 
-def without(index: int, **told: str) -> NodeGpus:
+def without(index: int, **text: str) -> NodeGpus:
     """Four GPUs, of which one is lost."""
     left = tuple(reading(one) for one in range(4) if one != index)
-    return NodeGpus(at=1.0, gpus=left, lost=(LostGpu(index=index, reason="lost", **told),))
+    return NodeGpus(at=1.0, gpus=left, lost=(LostGpu(index=index, reason="lost", **text),))
 
 
 RANKS = [
@@ -34,19 +34,19 @@ def joined(node: NodeGpus) -> RankGpuMap:
 
 @pytest.mark.parametrize("index", range(4))
 def test_the_rank_of_a_lost_gpu_stays_on_it(index: int) -> None:
-    told = joined(without(index, uuid=f"GPU-{index}", bus_id=f"00000000:{index + 1}B:00.0"))
-    assert {one.rank: one.uuid for one in told.ranks} == {one: f"GPU-{one}" for one in range(4)}
-    mine = told.of_rank(index)
+    result = joined(without(index, uuid=f"GPU-{index}", bus_id=f"00000000:{index + 1}B:00.0"))
+    assert {one.rank: one.uuid for one in result.ranks} == {one: f"GPU-{one}" for one in range(4)}
+    mine = result.of_rank(index)
     assert mine is not None
     assert mine.evidence is JoinEvidence.ENVIRONMENT
-    assert told.remarks == ()
+    assert result.remarks == ()
 
 
 @pytest.mark.parametrize("index", range(4))
 def test_the_rank_of_a_gpu_without_a_name_is_on_no_other(index: int) -> None:
-    told = joined(without(index))
-    assert told.unknown == {index: LOST}
-    assert {one.rank: one.uuid for one in told.ranks} == {one: f"GPU-{one}" for one in range(4) if one != index}  # fmt: skip
+    result = joined(without(index))
+    assert result.unknown == {index: LOST}
+    assert {one.rank: one.uuid for one in result.ranks} == {one: f"GPU-{one}" for one in range(4) if one != index}  # fmt: skip
 
 
 def test_a_gpu_that_the_driver_does_not_list_any_more_keeps_its_place_though_numbers_moved() -> (
@@ -54,8 +54,8 @@ def test_a_gpu_that_the_driver_does_not_list_any_more_keeps_its_place_though_num
 ):
     whole = without(1, uuid="GPU-1", bus_id="00000000:2B:00.0", code="missing")
     moved = tuple(msgspec.structs.replace(one, index=at) for at, one in enumerate(whole.gpus))
-    told = joined(msgspec.structs.replace(whole, gpus=moved))
-    assert {one.rank: one.uuid for one in told.ranks} == {one: f"GPU-{one}" for one in range(4)}
+    result = joined(msgspec.structs.replace(whole, gpus=moved))
+    assert {one.rank: one.uuid for one in result.ranks} == {one: f"GPU-{one}" for one in range(4)}
 
 
 SLOTS = tuple(f"0000:{one + 1}b:00.0" for one in range(4))
@@ -98,8 +98,8 @@ UPPER = (4, 5, 6, 7)
 
 def half(start: int = 1, **claims: object) -> list[RankProcess]:
     """A job on the upper half of eight GPUs, numbered from 0 by its scheduler; the agent reads no devices."""
-    told = {"environment": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, **claims}
-    return [RankProcess(rank=one, pid=104 + one, start_ticks=start, local_rank=one, **told) for one in range(4)]  # type: ignore[arg-type]  # fmt: skip
+    facts = {"environment": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, **claims}
+    return [RankProcess(rank=one, pid=104 + one, start_ticks=start, local_rank=one, **facts) for one in range(4)]  # type: ignore[arg-type]  # fmt: skip
 
 
 def eight(*lost: int, lists: bool = True) -> tuple[GpuReading, ...]:
@@ -107,8 +107,8 @@ def eight(*lost: int, lists: bool = True) -> tuple[GpuReading, ...]:
     return gpus if lists else tuple(msgspec.structs.replace(one, processes=None) for one in gpus)
 
 
-def places(told: RankGpuMap) -> dict[int, int]:
-    return {one.rank: one.index for one in told.ranks}
+def places(rank_gpu_map: RankGpuMap) -> dict[int, int]:
+    return {one.rank: one.index for one in rank_gpu_map.ranks}
 
 
 def test_a_convention_does_not_move_a_rank_whose_gpu_is_lost() -> None:

@@ -20,7 +20,7 @@ from mldebug.incidents.incident import judge as judge_incident
 from mldebug.incidents.stored_evidence import load_evidence
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "h200" / "hangs"
-TOLD = {
+EXPECTED = {
     "untouched-sleep": ("rank_waiting", [1], "high"),
     "untouched-loop": ("rank_busy", [1], "medium"),
     "untouched-stop": ("rank_stopped", [1], "high"),
@@ -75,11 +75,11 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_a_recorded_hang_is_judged_as_it_was(name: str, tmp_path: Path) -> None:
     found = judged(RECORDED / f"{name}.json", tmp_path)
     named = [one.rank for one in found.culprits]
-    assert (str(found.verdict), named, str(found.confidence)) == TOLD[name], found.summary
+    assert (str(found.verdict), named, str(found.confidence)) == EXPECTED[name], found.summary
 
 
 HEADS = {
@@ -104,26 +104,26 @@ def test_the_native_stack_of_one_rank_is_not_told_as_that_of_another(tmp_path: P
     assert not any("native stack: " in one for one in own)
 
 
-@pytest.mark.parametrize(("name", "told"), [("hook-kernel", True), ("untouched-kernel", False)])
+@pytest.mark.parametrize(("name", "known"), [("hook-kernel", True), ("untouched-kernel", False)])
 def test_an_endless_kernel_names_the_setting_that_would_have_told_whose_it_is(
-    name: str, told: bool, tmp_path: Path
+    name: str, known: bool, tmp_path: Path
 ) -> None:
     found = judged(RECORDED / f"{name}.json", tmp_path)
-    assert any("TORCH_NCCL_ENABLE_TIMING=1" in one for one in found.next_steps) is told
+    assert any("TORCH_NCCL_ENABLE_TIMING=1" in one for one in found.next_steps) is known
 
 
 def test_each_recording_is_judged() -> None:
-    assert {file.stem for file in RECORDED.iterdir()} == set(TOLD)
+    assert {file.stem for file in RECORDED.iterdir()} == set(EXPECTED)
 
 
 def judged(file: Path, folder: Path) -> Diagnosis:
     """As `mldebug diagnose` does with the folder of a report."""
     prefix = "ending" if "kill" in file.stem else "capture-1"
     shutil.copy(file, folder / f"{prefix}-vm.json")
-    told = load_evidence(folder)
-    if told.exit is not None:
-        return judge_incident(incident(told.exit)).diagnosis
-    return diagnose(told.captures).diagnosis
+    result = load_evidence(folder)
+    if result.exit is not None:
+        return judge_incident(incident(result.exit)).diagnosis
+    return diagnose(result.captures).diagnosis
 
 
 def incident(ending: AttemptExit) -> Incident:

@@ -33,8 +33,8 @@ def test_every_framework_meets_every_fault() -> None:
 
 
 def test_rows_are_shown_agent_by_agent() -> None:
-    told = {"result": "right", "worried_after_s": 16.1, "report_after_s": 33.2, "late_s": -26.8, "verdict": "dataloader_stalled", "named": [1]}  # fmt: skip
-    data = {"trainer:worker": {"defaults": told, "timeout 15 s": {"result": "NOT NOTICED", "summary": "no run"}}}  # fmt: skip
+    facts = {"result": "right", "worried_after_s": 16.1, "report_after_s": 33.2, "late_s": -26.8, "verdict": "dataloader_stalled", "named": [1]}  # fmt: skip
+    data = {"trainer:worker": {"defaults": facts, "timeout 15 s": {"result": "NOT NOTICED", "summary": "no run"}}}  # fmt: skip
     text = page({"parts": {"frameworks": {"status": "done", "seconds": 90, "data": data}}})
     assert "| trainer:worker | defaults | right | 16.1 | 33.2 | -26.8 | dataloader_stalled | [1] |" in text  # fmt: skip
     assert "| trainer:worker | timeout 15 s | NOT NOTICED |" in text

@@ -39,8 +39,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     folder.mkdir()
     one = FakeNvml(folder, "idle")
     tool = folder / "nvidia-smi"
-    told = RECORDINGS / "nvidia-smi-q-idle.xml"
-    tool.write_text(f'#!/bin/sh\ncase "$1" in -q) cat {told};; nvlink) exit 6;; *) echo none;; esac\n')  # fmt: skip
+    file = RECORDINGS / "nvidia-smi-q-idle.xml"
+    tool.write_text(f'#!/bin/sh\ncase "$1" in -q) cat {file};; nvlink) exit 6;; *) echo none;; esac\n')  # fmt: skip
     tool.chmod(0o755)
     for name, value in one.environment.items():
         monkeypatch.setenv(name, value)
@@ -68,22 +68,22 @@ def one_of(rows: list[Row], metric: str, labels: str = "") -> Row:
 
 
 def test_quantities_are_in_base_units() -> None:
-    told = ["143771 MiB", "79.72 W", "P2", "16x", "-2 C", "1980 MHz", "37 %", "Enabled", "3072 bank(s)"]  # fmt: skip
-    values = [smi.quantity(one) for one in told]
+    cases = ["143771 MiB", "79.72 W", "P2", "16x", "-2 C", "1980 MHz", "37 %", "Enabled", "3072 bank(s)"]  # fmt: skip
+    values = [smi.quantity(one) for one in cases]
     assert values == [143771 * 2**20, 79.72, 2, 16, -2, 1.98e9, pytest.approx(0.37), 1, 3072]
     assert [smi.quantity(one) for one in ("N/A", "", None, "12 furlongs")] == [None] * 4
 
 
 def test_every_value_of_the_recorded_page_has_our_name() -> None:
-    told = smi.read(XML)[FIRST]
-    assert told["memory_bytes", "reserved"] == 616 * 2**20
-    assert told["power_watts", "average"] == 79.27
-    assert told["pcie_link_width_lanes",] == 16
-    assert told["ecc_errors_total", "uncorrected", "sram", "volatile"] == 0
-    assert told["clock_event_active", "gpu_idle"] == 1
-    assert told["clock_event_active", "display_clock_setting"] == 0
-    assert told["info", "vbios"] == "96.00.A5.00.1A"
-    assert told["temperature_margin_celsius",] == 52
+    entry = smi.read(XML)[FIRST]
+    assert entry["memory_bytes", "reserved"] == 616 * 2**20
+    assert entry["power_watts", "average"] == 79.27
+    assert entry["pcie_link_width_lanes",] == 16
+    assert entry["ecc_errors_total", "uncorrected", "sram", "volatile"] == 0
+    assert entry["clock_event_active", "gpu_idle"] == 1
+    assert entry["clock_event_active", "display_clock_setting"] == 0
+    assert entry["info", "vbios"] == "96.00.A5.00.1A"
+    assert entry["temperature_margin_celsius",] == 52
 
 
 def test_nvlink_is_read_from_its_own_commands() -> None:
@@ -141,8 +141,8 @@ def test_what_lies_between_our_two_reads_is_said_to(fake: FakeNvml, reader: Nvid
     before = reader.full()
     fake.set("nvmlDeviceGetTemperature 0 0", 45)
     after = reader.full()
-    told = smi.read(XML.replace("<gpu_temp>35 C", "<gpu_temp>40 C"))
-    assert one_of(table(before, told, after), "temperature_celsius", "core").verdict == "between"
+    content = smi.read(XML.replace("<gpu_temp>35 C", "<gpu_temp>40 C"))
+    assert one_of(table(before, content, after), "temperature_celsius", "core").verdict == "between"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_what_moves_may_move_only_so_far(
 
 def test_the_power_by_energy_has_a_window_of_its_own(fake: FakeNvml, reader: Nvidia) -> None:
     """Between the moments at which the energy was told, not between the ends of reads."""
-    told = metrics.one_table(reader, 0.2)
-    assert all(one["seconds"] >= 0.2 for one in told["energy"])
+    result = metrics.one_table(reader, 0.2)
+    assert all(one["seconds"] >= 0.2 for one in result["energy"])
     assert metrics.SPAN >= 10 or os.environ.get("MLDEBUG_GPU_SPAN")
     node = reader.full()
     begin = {0: Energy(1000.0, 50.0, 0.004, by_watch=False)}
@@ -191,8 +191,8 @@ def test_what_differs_fails_the_part() -> None:
     moved = row | {"verdict": "moved"}
     near, far = {"near": True}, {"near": False}
     assert metrics.disagreements({"rows": [moved], "energy": [near, {"near": None}]}) == []
-    told = metrics.disagreements({"rows": [row, moved], "energy": [near, far]})
-    assert told == ["GPU 1 power_watts instant", "GPU 1 power by energy"]
+    result = metrics.disagreements({"rows": [row, moved], "energy": [near, far]})
+    assert result == ["GPU 1 power_watts instant", "GPU 1 power by energy"]
 
 
 def test_the_part_tells_all_before_it_fails(
@@ -212,7 +212,7 @@ def test_the_part_tells_all_before_it_fails(
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "value"),
     [
         ([17.02, 11.03], (14.025, 17.02, 17.02)),
         ([5.0], (5.0, 5.0, 5.0)),
@@ -221,21 +221,21 @@ def test_the_part_tells_all_before_it_fails(
         (list(range(1, 51)), (25.5, 45, 50)),
     ],
 )
-def test_nine_of_ten_do_not_exceed_the_ninth_decile(values: list[float], told: object) -> None:
-    assert timing.spread(values) == pytest.approx(told)
+def test_nine_of_ten_do_not_exceed_the_ninth_decile(values: list[float], value: object) -> None:
+    assert timing.spread(values) == pytest.approx(value)
 
 
 def test_costs_are_those_of_eight_gpus_too(reader: Nvidia) -> None:
     watch, full = timing.read_costs(reader, rounds=3, pause=0.0)
     assert (watch.what, full.what, watch.gpus) == ("watch", "full", 2)
     assert watch.wall[0] <= watch.wall[1] <= watch.wall[2]
-    assert watch.asked == 3
+    assert watch.requests == 3
     assert watch.energy is not None
     assert 0 < watch.energy[1] < watch.wall[2]  # of one GPU, however many there are
     assert 0 < watch.bare[0] < watch.wall[2]
     assert watch.of_eight[0] == pytest.approx(4 * watch.bare[0] + watch.energy[1])
     assert watch.first > watch.wall[0]  # it loads the library
-    assert (full.asked, full.energy) == (0, None)
+    assert (full.requests, full.energy) == (0, None)
     assert full.of_eight[0] == pytest.approx(4 * full.wall[0])
 
 
@@ -245,14 +245,14 @@ def test_a_look_that_asks_no_energy_is_not_made_cheaper_by_an_earlier_one(reader
     for one in reader._library.devices():
         one.kept[KEPT] = Energy(None, 0.0, 1.0, by_watch=True)
     watch, _ = timing.read_costs(reader, rounds=3, pause=0.0)
-    assert (watch.asked, watch.energy) == (0, None)
+    assert (watch.requests, watch.energy) == (0, None)
     assert watch.of_eight[0] == pytest.approx(4 * watch.wall[0])
 
 
 def test_a_few_slow_answers_on_energy_are_not_lost_in_the_median() -> None:
     """One look in five asks, and takes long: eight GPUs are judged by such a look."""
-    told = {"what": "watch", "gpus": 2, "rounds": 50, "wall": (0.3, 14.0, 14.4), "cpu": (0.3, 14.0, 14.4), "bare": (0.25, 0.25)}  # fmt: skip
-    slow = timing.Cost(**told, asked=10, energy=(11.0, 14.0, 14.2), first=30.0)
+    facts = {"what": "watch", "gpus": 2, "rounds": 50, "wall": (0.3, 14.0, 14.4), "cpu": (0.3, 14.0, 14.4), "bare": (0.25, 0.25)}  # fmt: skip
+    slow = timing.Cost(**facts, requests=10, energy=(11.0, 14.0, 14.2), first=30.0)
     assert slow.of_eight[0] == pytest.approx(15.0)
     shown = {**COST, "wall_ms_of_8": slow.of_eight[0], "cpu_ms_of_8": 9.0, "asked_energy": 10, "energy_ms": slow.energy, "first_ms": 30.0}  # fmt: skip
     text = page({"parts": {"reads": {"status": "done", "data": {"idle": {"reads": [shown]}}}}})
@@ -267,8 +267,8 @@ def test_the_dearest_calls_are_counted(fake: FakeNvml, reader: Nvidia) -> None:
     reader.full()
     library = reader._library
     plain = library.nvml
-    told = {name: count for name, count, _ in timing.dearest(reader, library)}
-    assert told["nvmlDeviceGetFieldValues"] == 4  # a batch of each GPU, and its energy
+    by_name = {name: count for name, count, _ in timing.dearest(reader, library)}
+    assert by_name["nvmlDeviceGetFieldValues"] == 4  # a batch of each GPU, and its energy
     assert library.nvml is plain
 
 
@@ -302,8 +302,8 @@ def test_looks_are_told_by_phase_and_gpu() -> None:
     assert first["states"] == {"training": 2, "unknown": 1}
     assert (first["last"], first["settled_after"], first["watts"]) == ("training", 2.0, 102.0)
     assert (third["phase"], third["last"], third["settled_after"]) == ("sleep", "collective_wait", 2.0)  # fmt: skip
-    said = hanging.sentences(looks, [("train", 0.0), ("sleep", 10.0)])
-    assert [one["said"] for one in said] == ["at 3", "at 12"]
+    result = hanging.sentences(looks, [("train", 0.0), ("sleep", 10.0)])
+    assert [one["said"] for one in result] == ["at 3", "at 12"]
 
 
 def test_the_last_load_of_a_phase_and_what_it_may_be_are_told() -> None:
@@ -312,16 +312,16 @@ def test_the_last_load_of_a_phase_and_what_it_may_be_are_told() -> None:
         msgspec.structs.replace(watch_read(1, "training"), loads={0: "working"}, maybe={0: ()}),
         msgspec.structs.replace(watch_read(2, "unknown"), loads={0: "spinning"}, maybe=spins),
     ]
-    (told,) = hanging.phases(looks, [("broadcast", 0.0)])
-    assert (told["load"], told["maybe"]) == ("spinning", spins[0])
+    (result,) = hanging.phases(looks, [("broadcast", 0.0)])
+    assert (result["load"], result["maybe"]) == ("spinning", spins[0])
 
 
 def test_a_fingerprint_that_tells_nothing_does_not_pass_for_one_that_spins() -> None:
     """Both end in `unknown`."""
     blind = {"phase": "broadcast", "gpu": 0, "last": "unknown", "load": "unknown", "maybe": ()}
     spins = {**blind, "gpu": 1, "load": "spinning", "maybe": ["collective_wait", "compute_spin"]}
-    told = claims.load_claims({"phases": [blind, spins]}, desync.LOADS)
-    assert [one["held"] for one in told] == [False, True]
+    result = claims.load_claims({"phases": [blind, spins]}, desync.LOADS)
+    assert [one["held"] for one in result] == [False, True]
 
 
 def test_ranks_in_different_collectives_are_claimed_to_spin(
@@ -338,8 +338,8 @@ def test_ranks_in_different_collectives_are_claimed_to_spin(
 
 
 def test_a_checkpoint_is_claimed_of_the_agents_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    said = {"phase": "checkpoint", "said": "GPU 0 runs nothing (0 % busy)"}
-    monkeypatch.setattr(fingerprint, "story", lambda *_: STORY | {"sentences": [said]})
+    facts = {"phase": "checkpoint", "said": "GPU 0 runs nothing (0 % busy)"}
+    monkeypatch.setattr(fingerprint, "story", lambda *_: STORY | {"sentences": [facts]})
     found = dict(fingerprint.run(tmp_path))["claims"]
     (held,) = [one["held"] for one in found if one["claim"].startswith("the agent at the end of checkpoint")]  # fmt: skip
     assert held is False
@@ -373,13 +373,13 @@ def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_parts_on_request_run_only_where_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    asked: list[list[str]] = []
-    monkeypatch.setattr(validate, "together", lambda _, names: asked.append(names) or 0)
+    results: list[list[str]] = []
+    monkeypatch.setattr(validate, "together", lambda _, names: results.append(names) or 0)
     validate.main([str(tmp_path)])
     validate.main([str(tmp_path), "xid13"])
-    assert "xid13" not in asked[0]
-    assert set(asked[0]) | set(validate.ON_REQUEST) == set(validate.LIMITS)
-    assert asked[1] == ["xid13"]
+    assert "xid13" not in results[0]
+    assert set(results[0]) | set(validate.ON_REQUEST) == set(validate.LIMITS)
+    assert results[1] == ["xid13"]
 
 
 def test_the_child_strikes_when_told_and_says_what_came_of_it(cuda: None, tmp_path: Path) -> None:
@@ -409,9 +409,9 @@ def test_an_xid_is_held_against_the_event_set_the_log_and_the_pid(
     wait: int, xids: list[int], joined: list[RankEvent], held: list[bool]
 ) -> None:
     events = [GpuEvent(at=1.0, uuid=FIRST, index=0, xid=one) for one in xids]
-    told = xid13.claims({"launch": 0, "wait": wait}, events, joined, 7)
-    assert [one["held"] for one in told] == held
-    part = {"status": "done", "data": {"child": {"pid": 7, "wait": wait}, "claims": told, "kernel_log": True}}  # fmt: skip
+    result = xid13.claims({"launch": 0, "wait": wait}, events, joined, 7)
+    assert [one["held"] for one in result] == held
+    part = {"status": "done", "data": {"child": {"pid": 7, "wait": wait}, "claims": result, "kernel_log": True}}  # fmt: skip
     assert "| the event set told Xid 13 or 31 |" in page({"parts": {"xid13": part}})
 
 
@@ -433,9 +433,9 @@ def test_the_machine_tells_what_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -
     assert machine.project() == __version__  # no git
     monkeypatch.undo()
     monkeypatch.setattr(machine, "of_torch", lambda: {"CUDA": "12.8", "NCCL": "2.27.5"})
-    told = machine.machine()
-    assert told["packages"]["mldebug"] == machine.project()
-    text = page({"machine": told})
+    result = machine.machine()
+    assert result["packages"]["mldebug"] == machine.project()
+    text = page({"machine": result})
     assert "CUDA 12.8, NCCL 2.27.5." in text
     assert f"Packages: mldebug {machine.project()}, " in text
 
@@ -515,8 +515,8 @@ def test_a_second_call_adds_to_the_first(fake: FakeNvml, tmp_path: Path) -> None
 
 
 def test_what_is_claimed_of_a_story_is_held_against_it() -> None:
-    told = claims.claims(STORY, {("sleep", 0): "collective_wait", ("sleep", 1): "never_arrived"}, [0])  # fmt: skip
-    assert [(one["held"], one["saw"]) for one in told] == [
+    result = claims.claims(STORY, {("sleep", 0): "collective_wait", ("sleep", 1): "never_arrived"}, [0])  # fmt: skip
+    assert [(one["held"], one["saw"]) for one in result] == [
         (True, "collective_wait"),
         (False, "not seen"),
         (True, 1),
@@ -529,16 +529,16 @@ def test_a_hang_is_told_second_by_second_and_with_its_report(
     fake: FakeNvml, tmp_path: Path
 ) -> None:
     """On CPUs, beside GPUs that do nothing: what is tried is the part, not the fingerprint."""
-    told = hanging.story(tmp_path, "train:4,evaluate:2,checkpoint:1,train:1,sleep", "--cpu")
-    assert [one["verdict"] for one in told["reports"]] == ["rank_waiting"]
-    assert [one["rank"] for one in told["reports"][0]["culprits"]] == [1]
-    assert told["seconds_after_timeout"] < 10
-    assert {one["phase"] for one in told["phases"]} >= {"train", "sleep"}
-    assert set(told["suspected_before"]) <= {"watching", "quiet"}
-    held = {one["claim"]: one["held"] for one in claims.claims(told, {("sleep", 0): "idle"}, [1])}
+    result = hanging.story(tmp_path, "train:4,evaluate:2,checkpoint:1,train:1,sleep", "--cpu")
+    assert [one["verdict"] for one in result["reports"]] == ["rank_waiting"]
+    assert [one["rank"] for one in result["reports"][0]["culprits"]] == [1]
+    assert result["seconds_after_timeout"] < 10
+    assert {one["phase"] for one in result["phases"]} >= {"train", "sleep"}
+    assert set(result["suspected_before"]) <= {"watching", "quiet"}
+    held = {one["claim"]: one["held"] for one in claims.claims(result, {("sleep", 0): "idle"}, [1])}
     assert held["the report names [1]"] is True
     assert "GPU 0 at the end of sleep: idle" in held
-    assert "**rank_waiting**" in page({"parts": {"fingerprint": {"status": "done", "data": {"story": told}}}})  # fmt: skip
+    assert "**rank_waiting**" in page({"parts": {"fingerprint": {"status": "done", "data": {"story": result}}}})  # fmt: skip
 
 
 # --- the page --------------------------------------------------------------------------------------
@@ -621,13 +621,15 @@ def test_no_case_begins_that_could_not_end(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_walk_without_a_hang_is_told_with_its_sentences() -> None:
-    told = {name: value for name, value in STORY.items() if name != "struck_at"} | {"reports": []}
+    difference = {name: value for name, value in STORY.items() if name != "struck_at"} | {
+        "reports": []
+    }
     found = [
-        *claims.state_claims(told, {("sleep", 0): "idle"}),
-        *claims.sentence_claims(told, (("sleep", "GPU 0 waits"), ("rest", "idle"))),
+        *claims.state_claims(difference, {("sleep", 0): "idle"}),
+        *claims.sentence_claims(difference, (("sleep", "GPU 0 waits"), ("rest", "idle"))),
     ]
     assert [one["held"] for one in found] == [False, True, False]
-    part = {"status": "done", "seconds": 9, "data": {"story": told, "claims": found}}
+    part = {"status": "done", "seconds": 9, "data": {"story": difference, "claims": found}}
     text = page({"parts": {"phases": part}})
     assert "| the agent at the end of sleep: GPU 0 waits | yes | GPU 0 waits in a collective |" in text  # fmt: skip
     assert "| GPU 0 at the end of sleep: idle | no | collective_wait |" in text
@@ -655,8 +657,8 @@ def test_what_the_agent_costs_is_held_against_its_budget(
     cpu: float, rss: float, pss: float, verdict: str
 ) -> None:
     few = {"count": 2, "wall_ms": [14.02, 11.03, 17.02], "cpu_ms": [14.02, 11.03, 17.02]}
-    told = {"seconds": 60, "cpu_percent": cpu, "agent_rss_mib": rss, "pss_mib": pss, "watch_read": few, "full_read": few, "processes": []}  # fmt: skip
-    text = page({"parts": {"agent": {"status": "done", "data": {"agent": told}}}})
+    facts = {"seconds": 60, "cpu_percent": cpu, "agent_rss_mib": rss, "pss_mib": pss, "watch_read": few, "full_read": few, "processes": []}  # fmt: skip
+    text = page({"parts": {"agent": {"status": "done", "data": {"agent": facts}}}})
     assert f"| {verdict} |" in text
     assert "| 2: 14.02 (17.02, 17.02); 14.02 (17.02, 17.02) |" in text  # whoever counted the decile
 
@@ -666,15 +668,15 @@ def test_labels_that_nvidia_smi_lacks_are_named() -> None:
     alone = row | {"labels": "low_utilization", "verdict": "only ours", "why": "not there"}
     whole = alone | {"metric": "up", "labels": "x"}
     energy = [{"watts": 77.0, "average": 76.0, "seconds": 10.3, "near": True}, {"watts": 96.0, "average": 76.0}]  # fmt: skip
-    told = {"rows": [row, alone, whole], "energy": energy, "seconds": 0.2, "unreadable": {}}
-    text = page({"parts": {"metrics": {"status": "done", "data": {"idle": told}}}})
+    facts = {"rows": [row, alone, whole], "energy": energy, "seconds": 0.2, "unreadable": {}}
+    text = page({"parts": {"metrics": {"status": "done", "data": {"idle": facts}}}})
     assert "Only ours: `clock_event_seconds_total` low_utilization (not there); `up` (not there)." in text  # fmt: skip
     assert "GPU 0 77 W and 76 W over 10.3 s (within 10 %); GPU 1 96 W and 76 W (over 0.2 s" in text
 
 
 def test_numbers_are_short() -> None:
-    told = [number(one) for one in (1.98e9, 0.123456, 3.0, 150754820096, True)]
-    assert told == ["1.98e9", "0.1235", "3", "1.50755e11", "yes"]
+    results = [number(one) for one in (1.98e9, 0.123456, 3.0, 150754820096, True)]
+    assert results == ["1.98e9", "0.1235", "3", "1.50755e11", "yes"]
 
 
 # --- ways to a Flight Recorder -----------------------------------------------------------------------

@@ -214,16 +214,16 @@ ABACUS = GpuReading(uuid="A-0", index=1, name="Abacus 1", vendor="abacus", proce
 def test_a_rank_is_found_on_any_vendors_gpu_by_the_driver_and_by_cuda_on_nvidias_alone() -> None:
     by_cuda = RankProcess(rank=0, pid=5, local_rank=0, open_minors=(0,), environment={})
     by_driver = RankProcess(rank=1, pid=7, local_rank=1, open_minors=(), environment={})
-    told = join([by_cuda, by_driver], [NVIDIA, ABACUS])
-    assert [(one.rank, one.uuid) for one in told.ranks] == [(0, "GPU-0"), (1, "A-0")]
-    assert told.ranks[0] == join([by_cuda], [NVIDIA]).ranks[0]
+    text = join([by_cuda, by_driver], [NVIDIA, ABACUS])
+    assert [(one.rank, one.uuid) for one in text.ranks] == [(0, "GPU-0"), (1, "A-0")]
+    assert text.ranks[0] == join([by_cuda], [NVIDIA]).ranks[0]
 
 
 def test_places_on_the_bus_are_those_of_nvidias_driver() -> None:
     lost = (LostGpu(index=1, reason="lost"), LostGpu(index=2, reason="silent", vendor="abacus"))
     watch = NodeWatch(at=0.0, gpus=(GpuWatch(uuid="GPU-0", index=0, bus_id="00000000:3B:00.0"),), lost=lost)  # fmt: skip
-    told = located(watch, ["0000:3b:00.0", "0000:5c:00.0"])
-    assert [one.bus_id for one in told.lost] == ["00000000:5C:00.0", ""]
+    result = located(watch, ["0000:3b:00.0", "0000:5c:00.0"])
+    assert [one.bus_id for one in result.lost] == ["00000000:5C:00.0", ""]
 
 
 def test_nothing_is_added_to_what_nvidias_gpus_tell_the_outside() -> None:

@@ -72,22 +72,22 @@ def _ranks(uuid: str) -> list[int]:
 @pytest.mark.scenario
 def test_each_gpu_is_given_to_the_rank_that_works_there(fake: FakeNvml, tmp_path: Path) -> None:
     with driver(fake, swapped=False):
-        told = dict(whose.run(tmp_path, "--cpu"))
-    assert [list(row["joined"]) for row in told["rows"]] == [[CARDS[1]], [CARDS[0]]]
-    assert [row["memory_bytes"] for row in told["rows"]] == [[HELD], [HELD]]
-    assert told["troubles"] == told["reports"] == []
-    text = page({"parts": {"whose": {"status": "done", "data": told}}})
+        table = dict(whose.run(tmp_path, "--cpu"))
+    assert [list(row["joined"]) for row in table["rows"]] == [[CARDS[1]], [CARDS[0]]]
+    assert [row["memory_bytes"] for row in table["rows"]] == [[HELD], [HELD]]
+    assert table["troubles"] == table["reports"] == []
+    text = page({"parts": {"whose": {"status": "done", "data": table}}})
     assert f"| {CARDS[1]} |" in text
     assert "s: nothing." in text
 
 
 @pytest.mark.scenario
 def test_a_wrong_join_fails_the_part_after_all_is_told(fake: FakeNvml, tmp_path: Path) -> None:
-    told: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     with driver(fake, swapped=True), pytest.raises(AssertionError, match="not as it should be"):
-        told.update(kept for kept in whose.run(tmp_path, "--cpu"))
-    assert [row["right"] for row in told["rows"]] == [False, False]
-    assert all("is not joined right" in one for one in told["troubles"])
+        table.update(kept for kept in whose.run(tmp_path, "--cpu"))
+    assert [row["right"] for row in table["rows"]] == [False, False]
+    assert all("is not joined right" in one for one in table["troubles"])
 
 
 def test_it_runs_only_where_named_and_ends_within_five_minutes() -> None:

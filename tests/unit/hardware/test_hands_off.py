@@ -219,8 +219,8 @@ def test_a_place_that_was_wrong_is_given_up_when_the_gpu_answers_elsewhere(
     fake.set("nvmlDeviceGetPciInfo_v3 0", "00000000:41:00.0", 0, 0x41, 0)  # the row is reversed
     fake.set("nvmlDeviceGetPciInfo_v3 1", "00000000:40:00.0", 0, 0x40, 0)
     obeys(reader, *placed((forbid(),), SLOTS))
-    seen, lost = obeys(reader, *placed((forbid(),), SLOTS))
-    assert seen == [1]
+    result, lost = obeys(reader, *placed((forbid(),), SLOTS))
+    assert result == [1]
     assert [(one.index, one.bus_id) for one in lost] == [(0, "00000000:41:00.0")]
 
 
@@ -258,8 +258,8 @@ def test_numbers_that_moved_when_a_gpu_was_taken_out_forbid_nobody_else(
             fake.table[key] = fake.table.get(moved, fake.table[key])
     fake.set("nvmlDeviceGetCount_v2 -1", 2)
     fake.reload_driver()
-    seen, lost = obeys(reader, *placed((forbid(FIRST),), ("0000:41:00.0", "0000:42:00.0")))
-    assert seen == [0, 1]
+    result, lost = obeys(reader, *placed((forbid(FIRST),), ("0000:41:00.0", "0000:42:00.0")))
+    assert result == [0, 1]
     assert [(one.bus_id, one.code) for one in lost] == [("00000000:40:00.0", "missing")]
 
 
@@ -313,8 +313,8 @@ def test_two_agents_on_one_node_read_the_same_and_let_go_each_for_itself(
     with Spawner({NAME: server.serve}) as spawner:
         options = nvidia.Options(library=fake.library)
         other = VendorReader(spawner, Host(), options=options, deadline=SOON, first_deadline=SOON)
-        told = [one.full().gpus for one in (child, other)]
-        assert [[gpu.uuid for gpu in gpus] for gpus in told] == [["GPU-0", "GPU-1"]] * 2
+        found = [one.full().gpus for one in (child, other)]
+        assert [[gpu.uuid for gpu in gpus] for gpus in found] == [["GPU-0", "GPU-1"]] * 2
         assert [one.index for one in other.watch((forbid(),)).gpus] == [0]
         assert [one.index for one in child.watch().gpus] == [0, 1], "only the other was told"
         other.release(600)
@@ -336,10 +336,10 @@ def test_a_command_without_an_agent_reads_the_kernel_s_log_first(
         gpus.watch()  # it has no driver's folder to count in
         hang(fake, 1)
         try:
-            seen = OneShotReader(tools.context, gpus, Discovery(), SOON).take()
+            taken = OneShotReader(tools.context, gpus, Discovery(), SOON).take()
         finally:
             fake.release()
             gpus.close()
-    assert seen.gpu_gap is None
-    assert seen.gpus is not None
-    assert [one.code for one in seen.gpus.lost] == ["xid_119"]
+    assert taken.gpu_gap is None
+    assert taken.gpus is not None
+    assert [one.code for one in taken.gpus.lost] == ["xid_119"]

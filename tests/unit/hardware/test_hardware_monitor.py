@@ -46,7 +46,7 @@ class Source:
     """GPUs that remember what was asked of them; they are never read here."""
 
     def __init__(self) -> None:
-        self.asked: list[float] = []
+        self.requests: list[float] = []
         self.forbidden: list[tuple[HandsOff, ...]] = []
         self.released_seconds = 0.0
 
@@ -59,7 +59,7 @@ class Source:
         raise GpusReleasedError("not here")
 
     def release(self, seconds: float) -> None:
-        self.asked.append(seconds)
+        self.requests.append(seconds)
         self.released_seconds = seconds
 
     def let_go(self) -> bool:
@@ -77,7 +77,7 @@ class EmptyStore:
     def memos(self, beginning: str) -> tuple[str, ...]:
         return ()
 
-    def remember(self, name: str, told: bytes) -> None:
+    def remember(self, name: str, data: bytes) -> None:
         """Nothing to do."""
 
 
@@ -105,7 +105,7 @@ class MonitorBench:
         self.hardware = hardware_monitor(context, ledger, self.inbox, self.source)
         self.runs: dict[str, Any] = {HERE: Run()}
 
-    def told(self, full: NodeGpus) -> None:
+    def reported(self, full: NodeGpus) -> None:
         self.told_news(GpuNews(full=full))
 
     def told_news(self, news: GpuNews) -> None:
@@ -165,12 +165,12 @@ def test_looks_at_the_gpus_of_a_run_stand_in_its_captures_and_its_state(
         look = GpuWatch(uuid="GPU-1", index=1, utilization_ratio=0.0, power_watts=120.0)
         bench.told_news(GpuNews(watch=NodeWatch(at=at, gpus=(look,))))
     capture = NodeCapture(node="n1", job=Job(id=HERE, name="train", launcher="x"), taken_at=2.0)
-    (told,) = bench.hardware.capture(capture).gpus
-    assert (told.rank, told.uuid, told.pids, told.sure) == (3, "GPU-1", (44,), True)
-    assert [(one.at, one.busy_ratio, one.memory_ratio) for one in told.samples] == [(1.0, 0.0, None), (2.0, 0.0, None)]  # fmt: skip
+    (gpu,) = bench.hardware.capture(capture).gpus
+    assert (gpu.rank, gpu.uuid, gpu.pids, gpu.sure) == (3, "GPU-1", (44,), True)
+    assert [(one.at, one.busy_ratio, one.memory_ratio) for one in gpu.samples] == [(1.0, 0.0, None), (2.0, 0.0, None)]  # fmt: skip
     run = RunState(id=HERE, name="train", launcher="x")
     (shown,) = bench.hardware.show(Snapshot(node="n1", at=2.0, started_at=0.0, runs=(run,))).runs
-    assert shown.gpu_states == (told,)
+    assert shown.gpu_states == (gpu,)
     bench.failed(GpusReleasedError("released"))
     assert bench.hardware.capture(capture).gpus == ()
 
@@ -178,8 +178,8 @@ def test_looks_at_the_gpus_of_a_run_stand_in_its_captures_and_its_state(
 def test_it_lets_go_of_a_gpu_that_waits_for_its_reset_and_its_health_stays(
     bench: MonitorBench,
 ) -> None:
-    bench.told(gpus())
-    assert bench.source.asked == [FOR_RESET]
+    bench.reported(gpus())
+    assert bench.source.requests == [FOR_RESET]
     bench.failed(GpusReleasedError("released"))
     shown = bench.shown()
     assert (shown.gpus, shown.gpu_watch, shown.gpu_count) == (None, None, None)
@@ -190,20 +190,20 @@ def test_it_lets_go_of_a_gpu_that_waits_for_its_reset_and_its_health_stays(
 
 @pytest.mark.parametrize("full", [gpus("none"), gpus("reboot"), gpus(held=None)])
 def test_it_keeps_them_otherwise(bench: MonitorBench, full: NodeGpus) -> None:
-    bench.told(full)
-    assert bench.source.asked == []
+    bench.reported(full)
+    assert bench.source.requests == []
 
 
 def test_a_new_run_has_them_read_again_and_they_are_kept_for_a_while(bench: MonitorBench) -> None:
-    bench.told(gpus())
+    bench.reported(gpus())
     bench.tick()
-    assert bench.source.asked == [FOR_RESET], "the run was there before"
+    assert bench.source.requests == [FOR_RESET], "the run was there before"
     bench.runs[NEW] = Run()
     bench.tick()
     bench.tick()
-    assert bench.source.asked == [FOR_RESET, 0.0]
-    bench.told(gpus())
-    assert bench.source.asked == [FOR_RESET, 0.0]
+    assert bench.source.requests == [FOR_RESET, 0.0]
+    bench.reported(gpus())
+    assert bench.source.requests == [FOR_RESET, 0.0]
     assert bench.recovery()[-1] == (1, HealthState.UNHEALTHY)
     assert bench.shown().gpus_released_until is None
 
@@ -212,14 +212,14 @@ def test_what_somebody_asked_for_is_not_ended_by_a_run(bench: MonitorBench) -> N
     bench.hardware.gpu_controller.release(60.0)
     bench.runs[NEW] = Run()
     bench.tick()
-    assert bench.source.asked == [60.0]
+    assert bench.source.requests == [60.0]
     assert bench.shown().gpus_released_why == "somebody asked for it"
 
 
 def test_a_reset_that_was_done_ends_the_complaint(bench: MonitorBench) -> None:
-    bench.told(gpus())
+    bench.reported(gpus())
     bench.failed(GpusReleasedError("released"))
-    bench.told(gpus("none"))
+    bench.reported(gpus("none"))
     assert bench.recovery() == [(0, HealthState.HEALTHY), (1, HealthState.HEALTHY)]
 
 
@@ -310,5 +310,5 @@ def test_a_gpu_that_is_left_alone_is_a_gap_in_status_and_report(bench: MonitorBe
         node="n1", job=Job(id=HERE, name="train", launcher="torchrun"), taken_at=1.0
     )
     bench.hardware.on_result(Result("gpus", GpuOrder(), news, None), [], {}, Config())
-    for told in (bench.shown().gaps, bench.hardware.capture(capture).gaps):
-        assert [one.what for one in told] == ["GPU 1 (00000000:41:00.0)"]
+    for item in (bench.shown().gaps, bench.hardware.capture(capture).gaps):
+        assert [one.what for one in item] == ["GPU 1 (00000000:41:00.0)"]

@@ -51,18 +51,18 @@ class Memory:
     opened = True
 
     def __init__(self) -> None:
-        self.told: dict[str, bytes] = {}
+        self.reported: dict[str, bytes] = {}
 
     def memo(self, name: str) -> bytes:
-        return self.told.get(name, b"")
+        return self.reported.get(name, b"")
 
-    def remember(self, name: str, told: bytes) -> None:
-        self.told[name] = told
-        if not told:
-            del self.told[name]
+    def remember(self, name: str, data: bytes) -> None:
+        self.reported[name] = data
+        if not data:
+            del self.reported[name]
 
     def memos(self, beginning: str) -> tuple[str, ...]:
-        return tuple(name for name in self.told if name.startswith(beginning))
+        return tuple(name for name in self.reported if name.startswith(beginning))
 
 
 class Source:
@@ -70,7 +70,7 @@ class Source:
 
     def __init__(self, *answers: NodeGpus | NodeWatch | Exception) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[HandsOff, ...]] = []
+        self.requests: list[tuple[HandsOff, ...]] = []
 
     def _next(self) -> Any:
         answer = self.answers.pop(0)
@@ -79,14 +79,14 @@ class Source:
         return answer
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        self.asked.append(hands_off)
-        told: NodeWatch = self._next()
-        return told
+        self.requests.append(hands_off)
+        node_watch: NodeWatch = self._next()
+        return node_watch
 
     def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        self.asked.append(hands_off)
-        told: NodeGpus = self._next()
-        return told
+        self.requests.append(hands_off)
+        gpus: NodeGpus = self._next()
+        return gpus
 
 
 class Holding:
@@ -186,7 +186,7 @@ def test_the_ranks_of_a_lost_gpu_are_those_that_it_had() -> None:
     assert (fault.kind, fault.rank, fault.uuid) == ("gpu_missing", 1, "GPU-1")
     assert one.concerning("job", one.faults("job")) == (fault,)
     assert one.concerning("job", one.faults("another")) == (), "none of its ranks works there"
-    assert [told.rank for told in one.concerning("another", one.faults("another"))] == [None]
+    assert [item.rank for item in one.concerning("another", one.faults("another"))] == [None]
     one.keep_only(set())
     assert one.joined("job") == RankGpuMap()
 
@@ -196,7 +196,7 @@ def test_a_rank_that_only_a_convention_puts_on_a_lost_gpu_is_probably_there() ->
     known = RankGpu(rank=1, uuid="GPU-1", index=1, evidence=JoinEvidence.ENVIRONMENT)
     for full in (count.full(), count.full()):
         one.update(GpuNews(full=full, joined={"job": RankGpuMap(ranks=(known,))}), LIMITS, None)
-    assert [(told.rank, told.by) for told in one.faults("job")] == [(1, "environment")]
+    assert [(item.rank, item.by) for item in one.faults("job")] == [(1, "environment")]
 
 
 def test_a_fault_of_another_gpu_that_a_rank_uses_is_its_runs() -> None:
@@ -249,7 +249,7 @@ def read_on(one: GpuMonitor, *errors: int, only: int = 2) -> None:
 
 
 def ecc_state(one: GpuMonitor) -> set[HealthState]:
-    return {told.state for told in one.health if told.component == "gpu_ecc"}
+    return {item.state for item in one.health if item.component == "gpu_ecc"}
 
 
 @pytest.mark.parametrize(("errors", "confirmed"), [((0, 0, 3), False), ((0, 0, 3, 3), True)])
@@ -301,9 +301,9 @@ def test_gpus_with_the_same_uuid_are_nobody_s_fault() -> None:
 
 
 def same_uuid(turn: int) -> NodeGpus:
-    told = node(1.0 + 30 * turn, 0, 1, errors=turn)
-    gpus = tuple(msgspec.structs.replace(one, uuid="GPU-0") for one in told.gpus)
-    return msgspec.structs.replace(told, gpus=gpus)
+    result = node(1.0 + 30 * turn, 0, 1, errors=turn)
+    gpus = tuple(msgspec.structs.replace(one, uuid="GPU-0") for one in result.gpus)
+    return msgspec.structs.replace(result, gpus=gpus)
 
 
 def test_a_link_that_was_up_before_the_restart_is_missed() -> None:
@@ -311,15 +311,15 @@ def test_a_link_that_was_up_before_the_restart_is_missed() -> None:
 
     def linked(at: float, up: bool) -> GpuNews:
         links = (NvLink(link=0, up=True), msgspec.structs.replace(one, up=up))
-        told = node(at, 0)
-        gpu = msgspec.structs.replace(told.gpus[0], nvlinks=links)
-        return GpuNews(full=msgspec.structs.replace(told, gpus=(gpu,), lost=()))
+        result = node(at, 0)
+        gpu = msgspec.structs.replace(result.gpus[0], nvlinks=links)
+        return GpuNews(full=msgspec.structs.replace(result, gpus=(gpu,), lost=()))
 
     new_monitor(memory).update(linked(1.0, True), LIMITS, None)
     again = new_monitor(memory)
     for at in (31.0, 61.0):
         again.update(linked(at, False), LIMITS, None)
-    (link,) = [told for told in again.health if told.component == "gpu_nvlink"]
+    (link,) = [item for item in again.health if item.component == "gpu_nvlink"]
     assert (link.state, link.reason) == (HealthState.UNHEALTHY, "1 of 2 NVLinks are down (1)")
 
 
@@ -370,24 +370,24 @@ def look() -> JobLook:
 
 
 def hang(levels: Levels, joined: RankGpuMap, start: float) -> JobLook:
-    seen = look()
+    reading = look()
     for turn in range(6):
-        told = watch(start + turn, 1.0, 0.0, power=125.0, moves=0.0)
-        seen = levels.complete(look(), told, joined)
-    return seen
+        result = watch(start + turn, 1.0, 0.0, power=125.0, moves=0.0)
+        reading = levels.complete(look(), result, joined)
+    return reading
 
 
-def progress(seen: JobLook) -> list[bool | None]:
-    return [one.device_progress for one in seen.look.ranks]
+def progress(job_look: JobLook) -> list[bool | None]:
+    return [one.device_progress for one in job_look.look.ranks]
 
 
 def test_devices_that_compute_move_and_those_that_spin_do_not() -> None:
     levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
-    seen = look()
+    reading = look()
     for turn in range(6):
-        told = watch(10.0 + turn, 1.0, 1.0, power=690.0, moves=0.35)
-        seen = levels.complete(look(), told, joined)
-    assert progress(seen) == [True, True]
+        result = watch(10.0 + turn, 1.0, 1.0, power=690.0, moves=0.35)
+        reading = levels.complete(look(), result, joined)
+    assert progress(reading) == [True, True]
     assert "compute" in levels.sentence("job")
     assert progress(hang(levels, joined, 20.0)) == [False, False]
     assert "GPU 0 waits in a collective" in levels.sentence("job")
@@ -411,34 +411,34 @@ def test_a_rank_that_writes_while_the_others_wait_saves(speed: int, words: str) 
     levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
     for turn in range(12):
         saves = turn >= 6
-        told = watch(10.0 + turn, 1.0, 0.0 if saves else 1.0, power=125.0 if saves else 690.0, moves=0.0 if saves else 0.35)  # fmt: skip
-        levels.complete(wrote(10.0 + turn, 4096, 4096 + speed * turn), told, joined)
+        reading = watch(10.0 + turn, 1.0, 0.0 if saves else 1.0, power=125.0 if saves else 690.0, moves=0.0 if saves else 0.35)  # fmt: skip
+        levels.complete(wrote(10.0 + turn, 4096, 4096 + speed * turn), reading, joined)
     assert words in levels.sentence("job")
 
 
 def test_a_checkpoint_goes_on_between_two_of_its_writes_and_ends_soon_after_the_last() -> None:
     """One write of 268 MB every five seconds, and fsync between them, as seen on a real node."""
     levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
-    said = []
+    results = []
     for turn in range(45):
         saves = turn >= 6
-        told = watch(10.0 + turn, 1.0, 0.0 if saves else 1.0, power=125.0 if saves else 690.0, moves=0.0 if saves else 0.35)  # fmt: skip
+        reading = watch(10.0 + turn, 1.0, 0.0 if saves else 1.0, power=125.0 if saves else 690.0, moves=0.0 if saves else 0.35)  # fmt: skip
         writes = max(0, min(turn, 26) - 6) // 5 * 268_000_000
-        levels.complete(wrote(10.0 + turn, 4096, 4096 + writes), told, joined)
-        said.append("its rank writes a file" in levels.sentence("job"))
-    assert all(said[12:36]), said
-    assert not any(said[:10]), said
-    assert not any(said[38:]), said
+        levels.complete(wrote(10.0 + turn, 4096, 4096 + writes), reading, joined)
+        results.append("its rank writes a file" in levels.sentence("job"))
+    assert all(results[12:36]), results
+    assert not any(results[:10]), results
+    assert not any(results[38:]), results
 
 
 def test_a_counter_that_cannot_be_read_for_a_look_is_no_checkpoint() -> None:
     levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
     for turn in range(6):
-        told = watch(10.0 + turn, 1.0, 1.0, power=690.0, moves=0.35)
-        levels.complete(wrote(10.0 + turn, 1, 1 << 40), told, joined)
+        reading = watch(10.0 + turn, 1.0, 1.0, power=690.0, moves=0.35)
+        levels.complete(wrote(10.0 + turn, 1, 1 << 40), reading, joined)
     for turn in range(6):
-        told = watch(20.0 + turn, 1.0, 0.0, power=125.0, moves=0.0)
-        levels.complete(wrote(20.0 + turn, 1, (1 << 40) if turn % 2 else 0), told, joined)
+        reading = watch(20.0 + turn, 1.0, 0.0, power=125.0, moves=0.0)
+        levels.complete(wrote(20.0 + turn, 1, (1 << 40) if turn % 2 else 0), reading, joined)
         assert "checkpoint" not in levels.sentence("job").partition("GPU 1")[2].partition(",")[0]
 
 
@@ -447,8 +447,8 @@ def test_steps_without_work_that_the_gpu_tells_are_work() -> None:
     levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
     for turn in range(6):
         gpus = tuple(GpuWatch(uuid=f"GPU-{n}", index=n, utilization_ratio=1.0, power_watts=300.0) for n in (0, 1))  # fmt: skip
-        seen = levels.complete(wrote(10.0 + turn, 1, 1, step=turn), NodeWatch(at=10.0 + turn, gpus=gpus), joined)  # fmt: skip
-    assert progress(seen) == [True, True]
+        result = levels.complete(wrote(10.0 + turn, 1, 1, step=turn), NodeWatch(at=10.0 + turn, gpus=gpus), joined)  # fmt: skip
+    assert progress(result) == [True, True]
 
 
 def test_what_was_learned_survives_the_agent_and_goes_with_the_run() -> None:
@@ -468,18 +468,18 @@ def test_what_was_learned_survives_the_agent_and_goes_with_the_run() -> None:
 def test_a_broken_memory_is_begun_anew() -> None:
     memory, joined = Memory(), read(Source(node(1.0, 0, 1))).joined["job"]
     memory.remember(f"{MEMO}job", b"[]")
-    seen = hang(Levels(memory), joined, 20.0)  # type: ignore[arg-type]
-    assert len(progress(seen)) == 2
+    result = hang(Levels(memory), joined, 20.0)  # type: ignore[arg-type]
+    assert len(progress(result)) == 2
 
 
 def test_a_read_that_is_not_new_is_not_learned_twice() -> None:
     levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
-    told = watch(10.0, 1.0, 1.0, power=690.0, moves=0.35)
-    levels.complete(look(), told, joined)
+    reading = watch(10.0, 1.0, 1.0, power=690.0, moves=0.35)
+    levels.complete(look(), reading, joined)
     once = levels.sentence("job")
     levels.store()
     for _ in range(5):
-        levels.complete(look(), told, joined)
+        levels.complete(look(), reading, joined)
     assert levels.sentence("job") == once
 
 
@@ -501,10 +501,10 @@ def test_a_real_process_tells_its_environment_and_open_devices(holders: Holders)
         assert process.stdout is not None
         process.stdout.readline()
         rank = msgspec.structs.replace(RANKS[0], pid=process.pid, start_ticks=1)
-        (told,) = holders.look([rank])
+        (reading,) = holders.look([rank])
         process.kill()
-    assert told.environment == {"CUDA_VISIBLE_DEVICES": "3,1"}
-    assert told.open_minors == ()
+    assert reading.environment == {"CUDA_VISIBLE_DEVICES": "3,1"}
+    assert reading.open_minors == ()
     gone = msgspec.structs.replace(rank, start_ticks=2)
     (nothing,) = holders.look([gone])
     assert (nothing.environment, nothing.open_minors) == (None, None)

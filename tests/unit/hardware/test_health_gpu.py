@@ -62,9 +62,9 @@ TWICE = (
 
 def reading(**values: Any) -> GpuReading:
     """The margin was answered twice alike, unless a test says otherwise."""
-    told = {**HEALTHY, **values}
-    told.setdefault("temperature_margin_before_celsius", told["temperature_margin_celsius"])
-    return GpuReading(uuid="GPU-1", index=3, **told)
+    facts = {**HEALTHY, **values}
+    facts.setdefault("temperature_margin_before_celsius", facts["temperature_margin_celsius"])
+    return GpuReading(uuid="GPU-1", index=3, **facts)
 
 
 def judged(component: str, now: GpuReading, before: GpuReading | None = None, seconds: float = MINUTE, limits: Thresholds = LIMITS) -> ComponentHealth:  # fmt: skip

@@ -12,7 +12,7 @@ from mldebug.hardware.health.model import ComponentHealth, HealthState, Suggeste
 from mldebug_exporters.metrics.health import create
 from shared.web.snapshots import snapshot
 
-TOLD = (
+HEALTH = (
     ComponentHealth(component="gpu_ecc", state=HealthState.HEALTHY, uuid="GPU-0", gpu=0),
     ComponentHealth(component="gpu_ecc", state=HealthState.UNHEALTHY, reason="5 errors", reason_code="ecc_sram", action=SuggestedAction.REPLACE, uuid="GPU-1", gpu=1),
     ComponentHealth(component="gpu_pcie", state=HealthState.DEGRADED, reason_code="pcie_width", action=SuggestedAction.CHECK_HARDWARE, uuid="GPU-0", gpu=0),
@@ -22,7 +22,7 @@ TOLD = (
 
 
 def samples() -> dict[tuple[str, ...], float]:
-    made = create(NoOptions()).samples(snapshot(health=TOLD))
+    made = create(NoOptions()).samples(snapshot(health=HEALTH))
     return {(one.family.name, *one.labels): one.value for one in made}  # type: ignore[misc]
 
 
@@ -36,15 +36,15 @@ def samples() -> dict[tuple[str, ...], float]:
     ],
 )
 def test_a_state_set_has_one_1_for_the_worst_gpu(component: str, state: str) -> None:
-    told = {key[2]: value for key, value in samples().items() if key[:2] == ("mldebug_component_health", component)}  # fmt: skip
+    by_name = {key[2]: value for key, value in samples().items() if key[:2] == ("mldebug_component_health", component)}  # fmt: skip
 
-    assert told == {one.value: int(one.value == state) for one in HealthState}
+    assert by_name == {one.value: int(one.value == state) for one in HealthState}
 
 
 def test_actions_are_there_where_something_is_to_be_done() -> None:
-    told = {key[1:] for key in samples() if key[0] == "mldebug_suggested_action"}
+    values = {key[1:] for key in samples() if key[0] == "mldebug_suggested_action"}
 
-    assert told == {
+    assert values == {
         ("gpu_ecc", "GPU-1", "replace", "ecc_sram"),
         ("gpu_pcie", "GPU-0", "check_hardware", "pcie_width"),
     }
@@ -56,12 +56,12 @@ def test_without_a_look_there_is_nothing() -> None:
 
 def test_a_limit_in_the_configuration_leaves_the_others_alone() -> None:
     text = "health:\n  gpus: 8\n  thresholds: {remapped_rows_uncorrected: 256, ecc_uncorrected_volatile: null, event_window: 30m}\n"  # fmt: skip
-    told = parse(text, "x.yaml", Config).health
+    health = parse(text, "x.yaml", Config).health
 
-    assert (told.gpus, told.thresholds.remapped_rows_uncorrected) == (8, 256)
-    assert told.thresholds.ecc_uncorrected_volatile is None
-    assert told.thresholds.event_window == 1800.0
-    assert told.thresholds.retired_pages == 63
+    assert (health.gpus, health.thresholds.remapped_rows_uncorrected) == (8, 256)
+    assert health.thresholds.ecc_uncorrected_volatile is None
+    assert health.thresholds.event_window == 1800.0
+    assert health.thresholds.retired_pages == 63
 
 
 def test_the_effective_configuration_reads_back(tmp_path: Path) -> None:

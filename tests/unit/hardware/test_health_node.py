@@ -202,10 +202,10 @@ def test_a_board_in_another_slot_is_the_same_and_another_board_in_the_slot_repla
     swapped = NodeGpus(
         at=NOW, gpus=(_gpu(0), GpuReading(uuid="GPU-9", index=1, bus_id="0000:ff:00.0"))
     )
-    told = memory.look(swapped)
-    assert told.missing == ()
-    assert told.news == ("GPU 1 (0000:ff:00.0, GPU-9) replaces GPU-1",)
-    assert told.expected == 2
+    look = memory.look(swapped)
+    assert look.missing == ()
+    assert look.news == ("GPU 1 (0000:ff:00.0, GPU-9) replaces GPU-1",)
+    assert look.expected == 2
 
 
 def test_a_gpu_more_is_expected_from_then_on() -> None:
@@ -265,9 +265,9 @@ def judged(component: str, *lines: str, at: float = NOW, readable: bool = True, 
 
 def events(*lines: str) -> list[RankEvent]:
     """Lines of dmesg, folded as the agent folds them."""
-    told = [parse_line(f"[    0.0] {line}", NOW) for line in lines]
-    assert None not in told, lines
-    return [RankEvent(burst=burst) for burst in fold(one for one in told if one is not None)]
+    results = [parse_line(f"[    0.0] {line}", NOW) for line in lines]
+    assert None not in results, lines
+    return [RankEvent(burst=burst) for burst in fold(one for one in results if one is not None)]
 
 
 def xid(number: int, device: str = "0000:3b:00") -> str:

@@ -77,13 +77,13 @@ def test_a_rule_asks_for_what_a_scrape_has(expression: str) -> None:
         assert set(chosen) <= labels_of(name), f"{name} has no such label"
         allowed |= labels_of(name)
         for label, values in chosen.items():
-            told = (
+            distinct = (
                 set(CLOCK_EVENTS)
                 if "clock_event" in name and label == "reason"
                 else KNOWN.get(label)
             )
-            for value in values.split("|") if told and not set(values) & set(".*+") else ():
-                assert value in told, f"{label} is never {value}"
+            for value in values.split("|") if distinct and not set(values) & set(".*+") else ():
+                assert value in distinct, f"{label} is never {value}"
     for joined in JOINED.findall(expression):
         assert {one.strip() for one in joined.split(",")} <= allowed, joined
 
@@ -128,8 +128,8 @@ def test_a_page_names_commands_and_metrics_that_exist(file: Path) -> None:
 
 
 def test_the_fatal_xids_are_those_of_the_catalogue() -> None:
-    (told,) = (chosen["xid"] for _, chosen in queried_series(ALERTS["MldebugGpuXidFatal"]["expr"]))
-    assert told.split("|") == [str(row.xid) for row in catalogue().xids if row.tier is Tier.FATAL]
+    (xid,) = (chosen["xid"] for _, chosen in queried_series(ALERTS["MldebugGpuXidFatal"]["expr"]))
+    assert xid.split("|") == [str(row.xid) for row in catalogue().xids if row.tier is Tier.FATAL]
 
 
 def test_words_of_closed_sets_are_the_code_s() -> None:
@@ -215,8 +215,8 @@ def test_alertmanager_s_example_leads_where_it_should() -> None:
     tool = {"program": "amtool", "package": "prometheus-alertmanager"}
     promtool("check-config", file, **tool)
     known = {*ALERTS, "MldebugStall"}
-    told = re.findall(r'alertname (?:=~|=|!=) "?([\w|.*+]+)"?', file.read_text(encoding="utf-8"))
-    for one in (part for many in told for part in many.split("|")):
+    matches = re.findall(r'alertname (?:=~|=|!=) "?([\w|.*+]+)"?', file.read_text(encoding="utf-8"))
+    for one in (part for many in matches for part in many.split("|")):
         assert any(re.fullmatch(one, name) for name in known), one
     for alert, receivers in {
         "MldebugRunStalled severity=critical run=7f3a": "night",

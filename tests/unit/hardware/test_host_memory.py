@@ -87,8 +87,10 @@ def test_a_group_without_a_limit_is_none(limit: str) -> None:
 
 
 def test_the_host_tells_what_is_available() -> None:
-    told = parse_host("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 600 kB\n")
-    assert told == Level(scope="host", name="", limit=1000 << 10, used=400 << 10, cached=500 << 10)
+    result = parse_host("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 600 kB\n")
+    assert result == Level(
+        scope="host", name="", limit=1000 << 10, used=400 << 10, cached=500 << 10
+    )
     assert parse_host("MemTotal: 1000 kB\n") is None
 
 
@@ -140,11 +142,11 @@ def test_a_limit_that_may_not_be_read_is_not_the_same_as_none(tmp_path: Path) ->
     (folder / "memory.max").symlink_to("memory.max")  # whoever opens it fails, root as well
     rank = RankIdentity(rank=0, world_size=1, pid=7)
     job = Job(id="j", name="gpt", launcher="single", ranks=(rank,))
-    told = MemoryWatch(host, FakeReader({})).look(MemoryOrder(jobs=(job,)))
-    assert [one.level.scope for one in told.levels] == ["host"]
-    [gap] = told.gaps  # /slurm and / have no such file, and no limit
+    look = MemoryWatch(host, FakeReader({})).look(MemoryOrder(jobs=(job,)))
+    assert [one.level.scope for one in look.levels] == ["host"]
+    [gap] = look.gaps  # /slurm and / have no such file, and no limit
     assert gap.what == "memory of cgroup /slurm/job_5"
-    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, memory=told)
+    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, memory=look)
     unread = [one for one in samples(snapshot) if one.family is UNREADABLE]
     assert [(one.labels, one.value) for one in unread] == [(("rank",), 0), (("cgroup",), 1)]
 
@@ -205,10 +207,10 @@ def test_an_alarm_names_the_limit_the_pace_and_who_grows() -> None:
     level = judged(
         Level(scope="cgroup", name="/job", limit=4 * GIB, used=3 * GIB), 4.0 * MIB, 600.0
     )
-    told = NodeMemory(
+    memory = NodeMemory(
         levels=(level,), ranks=(RankMemory(rank=0), RankMemory(rank=3, growth=3.9 * MIB))
     )
-    assert list(alarms(told)) == [
+    assert list(alarms(memory)) == [
         (
             "memory of cgroup /job: 3.0 GiB of 4.0 GiB in use, 240.0 MiB more a minute: out of memory in 4m16s;"
             " rank 3 grows most, 234.0 MiB a minute"
@@ -227,7 +229,7 @@ def test_a_leak_in_a_group_is_foretold_and_a_mapped_data_set_is_not(tmp_path: Pa
     (folder / "memory.max").write_text(f"{GIB}\n")
     now = [0.0]
     watch = MemoryWatch(host, FakeReader({}), lambda: now[0])
-    told = NodeMemory()
+    memory = NodeMemory()
     for second in range(0, 400, 10):
         now[0] = float(second)
         anon, cache = second * MIB, second * 2 * MIB
@@ -236,13 +238,13 @@ def test_a_leak_in_a_group_is_foretold_and_a_mapped_data_set_is_not(tmp_path: Pa
         (tmp_path / "proc/7/status").write_text(
             f"RssAnon: {anon >> 10} kB\nRssFile: {cache >> 10} kB\n"
         )
-        told = watch.look(MemoryOrder(jobs=(job,)))
-    group = next(one for one in told.levels if one.level.scope == "cgroup")
+        memory = watch.look(MemoryOrder(jobs=(job,)))
+    group = next(one for one in memory.levels if one.level.scope == "cgroup")
     assert group.growth == pytest.approx(MIB, rel=0.01)
     assert group.seconds_left == pytest.approx(1024 - 390, rel=0.05)
     assert group.alarm
-    assert told.ranks[0].growth == pytest.approx(MIB, rel=0.01)
-    assert next(one for one in told.levels if one.level.scope == "host").growth == 0.0
+    assert memory.ranks[0].growth == pytest.approx(MIB, rel=0.01)
+    assert next(one for one in memory.levels if one.level.scope == "host").growth == 0.0
 
 
 LEAK = """

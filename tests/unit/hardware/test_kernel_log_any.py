@@ -78,10 +78,10 @@ EVENTS = st.builds(
 @settings(max_examples=300)
 def test_any_events_fold_and_no_error_is_lost_or_doubled(events: list[KernelEvent]) -> None:
     folding = Folding()
-    told = sum(folding.add(event) for event in events)
+    total = sum(folding.add(event) for event in events)
     bursts = folding.bursts()
 
-    assert sum(burst.count for burst in bursts) == told <= len(events)
+    assert sum(burst.count for burst in bursts) == total <= len(events)
     assert all(_is_sound(burst) for burst in bursts)
     folding.bursts()
 

@@ -48,8 +48,8 @@ def xid(number: int, at: float, device: str = GPU, **more: object) -> KernelEven
 
 
 def nvml(number: int, at: float, device: str = GPU) -> KernelEvent:
-    told = GpuEvent(at=at, uuid="GPU-1", index=0, bus_id=f"0000{device.upper()}", xid=number)
-    event = xid_of_nvml(told)
+    gpu_event = GpuEvent(at=at, uuid="GPU-1", index=0, bus_id=f"0000{device.upper()}", xid=number)
+    event = xid_of_nvml(gpu_event)
     assert event is not None
     return event
 
@@ -134,10 +134,10 @@ def test_a_storm_without_end_is_told_anew() -> None:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_one_error_told_three_times_counts_once_in_any_order(order: tuple[int, ...]) -> None:
-    told = [xid(79, 10.0, pid=7), nvml(79, 10.4), lost(10.1)]
+    cases = [xid(79, 10.0, pid=7), nvml(79, 10.4), lost(10.1)]
     counts, folding = KernelEventCounter(), Folding()
     for index in order:
-        counts.add(told[index], folding.add(told[index]))
+        counts.add(cases[index], folding.add(cases[index]))
     (burst,) = folding.bursts()
 
     assert (burst.count, burst.xids, burst.root.pid) == (1, {79: 1}, 7)
@@ -151,16 +151,16 @@ def test_what_nvml_tells_beside_xids_is_none(kind: str) -> None:
 
 
 def test_what_only_nvml_tells_counts_too() -> None:
-    told = [nvml(31, 10.0), nvml(31, 10.1), xid(31, 10.2), nvml(43, 10.3), nvml(31, 50.0)]
+    cases = [nvml(31, 10.0), nvml(31, 10.1), xid(31, 10.2), nvml(43, 10.3), nvml(31, 50.0)]
 
-    assert [one.xids for one in fold(told)] == [{31: 2, 43: 1}, {31: 1}]
+    assert [one.xids for one in fold(cases)] == [{31: 2, 43: 1}, {31: 1}]
 
 
 @pytest.mark.parametrize("late", [0.0, 4.0, 9.0, 29.0])
 @pytest.mark.parametrize("first", ["kernel", "nvml"])
 def test_nvml_may_tell_late_and_before_or_after_the_kernel(late: float, first: str) -> None:
-    told = [xid(79, 100.0, pid=7), nvml(79, 100.0 + late)]
-    (burst,) = fold(told if first == "kernel" else reversed(told))
+    cases = [xid(79, 100.0, pid=7), nvml(79, 100.0 + late)]
+    (burst,) = fold(cases if first == "kernel" else reversed(cases))
 
     assert (burst.count, burst.root.pid, burst.root.uuid) == (1, 7, "GPU-1")
     assert first == "nvml" or (burst.first_at, burst.last_at) == (100.0, 100.0)
@@ -203,8 +203,8 @@ def test_two_lines_about_one_kill_are_one_kill_that_knows_both() -> None:
     other = KernelEvent(
         kind=KernelEventKind.OOM_KILL, at=1.2, pid=8, scope="cgroup", rss_bytes=1, text="Killed"
     )
-    for told in ([task, kill, other], [kill, task, other]):
-        first, second = fold(told)
+    for item in ([task, kill, other], [kill, task, other]):
+        first, second = fold(item)
         assert (first.root.group, first.root.rss_bytes, first.count) == ("/job", 4096, 1)
         assert second.root.pid == 8
 

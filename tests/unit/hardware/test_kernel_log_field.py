@@ -79,7 +79,7 @@ def test_a_line_from_the_field(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "state", "action"),
+    ("text", "state", "action"),
     [
         ("0x1 (GPU Reset Required)", "unhealthy", "reset"),
         ("0x2 (Node Reboot Required)", "unhealthy", "reboot"),
@@ -93,9 +93,9 @@ def test_a_line_from_the_field(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "before", [FAULT, GPU + "13, pid=7, name=python3, Graphics SM", GPU + "51, BAD_TSG"]
 )
-def test_what_the_driver_asks_for_decides(asked: str, state: str, action: str, before: str) -> None:
-    words = verdict(read([before, ASK + asked]))
-    alone = verdict(read([ASK + asked]))
+def test_what_the_driver_asks_for_decides(text: str, state: str, action: str, before: str) -> None:
+    words = verdict(read([before, ASK + text]))
+    alone = verdict(read([ASK + text]))
 
     assert words[0] == alone[0] == state
     assert action == alone[1]

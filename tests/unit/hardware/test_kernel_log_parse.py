@@ -302,7 +302,7 @@ FORGED = (
     "INFO: task a:1",
 )
 """What a user may call a program."""
-SAID = (
+LINES = (
     "[1234]: segfault at 0 ip 000055a37cdf8132 sp 00007fffa99a14b0 error 4 in {}[400000+1000]",
     "[1234] bad frame in rt_sigreturn frame:00000000d3e1a2b4 ip:4005d0 sp:7ffe0 orax:ffffffffffffffff in {}[400000+1000]",
     " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
@@ -321,12 +321,12 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("text", LINES)
 @pytest.mark.parametrize("name", FORGED)
-def test_what_a_program_is_called_is_never_the_kernels_word(name: str, said: str) -> None:
+def test_what_a_program_is_called_is_never_the_kernels_word(name: str, text: str) -> None:
     assert len(name) <= 15
     for file in FILES:
-        event = parse_line(f"6,1,1,-;{name}{said.format(file)}")
+        event = parse_line(f"6,1,1,-;{name}{text.format(file)}")
 
         assert event is None or (event.kind, event.pid, event.process) == (K.CRASH, 1234, name)
 

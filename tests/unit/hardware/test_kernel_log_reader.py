@@ -151,18 +151,18 @@ def test_pids_are_the_kernels_where_its_threads_are_seen(
 
 def test_xids_that_nvml_told_are_taken_in_once(log: Path) -> None:
     append(log, xid(1, 79))
-    told = KernelEvent(kind=KernelEventKind.XID, at=UNIX - AGO + 0.3, xid=79, device="0000:3b:00.0", origin=Origin.NVML)  # fmt: skip
+    event = KernelEvent(kind=KernelEventKind.XID, at=UNIX - AGO + 0.3, xid=79, device="0000:3b:00.0", origin=Origin.NVML)  # fmt: skip
     one = source(log)
-    news = one.read([told])
+    news = one.read([event])
 
     assert [(burst.count, burst.tier, burst.pids) for burst in news.bursts] == [(1, Tier.FATAL, (7,))]  # fmt: skip
 
 
 def test_where_the_log_may_not_be_read_nvml_still_tells(tmp_path: Path) -> None:
-    told = KernelEvent(
+    event = KernelEvent(
         kind=KernelEventKind.XID, at=UNIX, xid=79, device="0000:3b:00.0", origin=Origin.NVML
     )
-    news = source(tmp_path / "none").read([told])
+    news = source(tmp_path / "none").read([event])
 
     assert news.gap is not None
     assert [one.xid for one in news.counts.xids] == [79]

@@ -141,17 +141,17 @@ def test_a_gpu_that_is_slow_to_tell_its_energy_is_left_to_the_full_read(
     slow = PassingClock()
     reader._clock = slow
 
-    def told() -> list[bool]:
+    def reported() -> list[bool]:
         looks = [reader.watch() for _ in range(2)]
         return [any(look.gpus[index].energy_joules for look in looks) for index in (0, 1)]
 
     slow.step = 0.009
-    assert told() == [True, True]
+    assert reported() == [True, True]
     slow.step = 0.001
-    assert told() == [False, False]  # the last time it was slow
+    assert reported() == [False, False]  # the last time it was slow
     slow.now += 60
     assert all(gpu.energy_joules for gpu in reader.full().gpus)
-    assert told() == [True, True]  # and it is no longer
+    assert reported() == [True, True]  # and it is no longer
 
 
 def test_without_the_energy_a_look_is_none_the_worse(tmp_path: Path, start: Start) -> None:
@@ -239,17 +239,21 @@ def test_the_dear_link_counters_are_asked_for_by_turns(tmp_path: Path, start: St
         assert nvlink_errors(first(reader.full()), "crc_data") == 503 + 17 * 359
     for link in range(18):
         fake.set(f"nvmlDeviceGetNvLinkErrorCounter 0 {link} 3", 10_000)
-    seen, calls = [], []
+    results, calls = [], []
     for _ in range(TURN):
         fake.count_calls()
         gpu = first(reader.full())
         calls.append(fake.calls().count("nvmlDeviceGetNvLinkErrorCounter"))
-        seen.append([link.errors["crc_data"] for link in gpu.nvlinks])
+        results.append([link.errors["crc_data"] for link in gpu.nvlinks])
     assert max(calls) == 4  # of 72: one link of two GPUs, two counters
     assert sum(calls) == 72
-    assert seen[-1] == [10_000] * 18
-    assert [counts.count(10_000) for counts in seen] == [0, *range(1, 19), 18]  # from link 17 down
-    assert all(len(counts) == 18 for counts in seen)
+    assert results[-1] == [10_000] * 18
+    assert [counts.count(10_000) for counts in results] == [
+        0,
+        *range(1, 19),
+        18,
+    ]  # from link 17 down
+    assert all(len(counts) == 18 for counts in results)
 
 
 TRANSMIT, RECEIVE = fields.NVLINK_TRANSMIT, fields.NVLINK_RECEIVE
@@ -304,23 +308,23 @@ def test_a_total_of_all_links_that_fails_once_is_absent_once(tmp_path: Path, sta
     fake = FakeNvml(tmp_path)
     reader = start(fake)
     reader.full()
-    told = []
+    results = []
     for code in (999, 0):
         fake.set(f"field 0 {RECEIVE} {fields.ALL_LINKS}", 3, 18 * 70_000_000, 1, code=code)
-        told.append(first(reader.full()).nvlink_receive_bytes)
-    assert told == [None, 18 * 70_000_000 * 1024]
+        results.append(first(reader.full()).nvlink_receive_bytes)
+    assert results == [None, 18 * 70_000_000 * 1024]
 
 
 def recorded_batches(monkeypatch: pytest.MonkeyPatch) -> list[list[fields.Key]]:
     """The fields that are asked for from now on, one list for each call."""
-    real, seen = pynvml.nvmlDeviceGetFieldValues, list[list[fields.Key]]()
+    real, result = pynvml.nvmlDeviceGetFieldValues, list[list[fields.Key]]()
 
     def asked_for(handle: object, keys: list[fields.Key]) -> object:
-        seen.append(list(keys))
+        result.append(list(keys))
         return real(handle, keys)
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", asked_for)
-    return seen
+    return result
 
 
 def test_no_field_of_a_link_is_the_last_one(
@@ -387,9 +391,9 @@ def asked_now(gpu: GpuReading) -> list[int]:
 
 def test_a_link_says_when_its_errors_were_asked_for(tmp_path: Path, start: Start) -> None:
     reader = start(FakeNvml(tmp_path))
-    told = [asked_now(first(reader.full())) for _ in range(TURN + 2)]
-    assert told[:5] == [[*range(18)], [*range(18)], [], [17], [16]]
-    assert told[TURN:] == [[0], []]
+    results = [asked_now(first(reader.full())) for _ in range(TURN + 2)]
+    assert results[:5] == [[*range(18)], [*range(18)], [], [17], [16]]
+    assert results[TURN:] == [[0], []]
 
 
 def test_what_failed_at_its_turn_was_not_asked_for(
@@ -413,14 +417,14 @@ def test_the_rate_of_link_errors_is_that_between_its_own_reads(
 ) -> None:
     """Link 3 errs all the time; it is asked at one read of twenty."""
     fake = FakeNvml(tmp_path)
-    reader, counters, told = start(fake), Counters(), []
+    reader, counters, results = start(fake), Counters(), []
     for turn in range(2 * TURN):
         fake.field(0, fields.NVLINK_CRC, int(a_second * 30 * turn), scope=3)
         now = counters.take(msgspec.structs.replace(reader.full(), at=1000.0 + 30 * turn))
-        told += [one for one in gpu_health(now.gpus[0], None, 30.0, LIMITS) if one.component == "gpu_nvlink"]  # fmt: skip
-    assert {one.state for one in told[1:]} == {state}
+        results += [one for one in gpu_health(now.gpus[0], None, 30.0, LIMITS) if one.component == "gpu_nvlink"]  # fmt: skip
+    assert {one.state for one in results[1:]} == {state}
     if state is HealthState.DEGRADED:
-        assert {one.reason for one in told[1:]} == {"12.0 NVLink CRC errors a second"}
+        assert {one.reason for one in results[1:]} == {"12.0 NVLink CRC errors a second"}
 
 
 def test_whether_a_link_is_up_is_asked_at_every_read(tmp_path: Path, start: Start) -> None:
@@ -442,10 +446,10 @@ def test_modes_that_change_with_a_reset_are_asked_for_every_twentieth_time(
     fake.set("nvmlDeviceGetEccMode 0", 0, 0)
     fake.set("nvmlDeviceGetMigMode 0", 1, 1)
     fake.count_calls()
-    told = [first(reader.full()) for _ in range(TURN)]
+    results = [first(reader.full()) for _ in range(TURN)]
     assert [fake.calls().count(name) for name in MODES] == [2, 2]  # each GPU once
-    assert [gpu.ecc_mode for gpu in told] == [True] * (TURN - 1) + [False]
-    assert [gpu.mig_mode for gpu in told] == [False] * (TURN - 1) + [True]
+    assert [gpu.ecc_mode for gpu in results] == [True] * (TURN - 1) + [False]
+    assert [gpu.mig_mode for gpu in results] == [False] * (TURN - 1) + [True]
 
 
 def test_a_mode_that_could_not_be_had_is_asked_for_again(tmp_path: Path, start: Start) -> None:
@@ -467,9 +471,9 @@ def test_pcie_errors_are_asked_for_by_turns(tmp_path: Path, start: Start) -> Non
     reader = start(fake)
     assert first(reader.full()).pcie_errors["l0_to_recovery"] == 80
     fake.field(0, 169, 95)
-    seen = [first(reader.full()).pcie_errors["l0_to_recovery"] for _ in range(TURN)]
-    assert seen[0] == 80
-    assert seen[-1] == 95
+    l0_to_recoveries = [first(reader.full()).pcie_errors["l0_to_recovery"] for _ in range(TURN)]
+    assert l0_to_recoveries[0] == 80
+    assert l0_to_recoveries[-1] == 95
 
 
 def test_the_margin_is_asked_for_by_turns_and_told_at_every_read(
@@ -480,9 +484,9 @@ def test_the_margin_is_asked_for_by_turns_and_told_at_every_read(
     reader = start(fake)
     reader.full()
     fake.set("nvmlDeviceGetMarginTemperature 0", 7)
-    told = [first(reader.full()) for _ in range(10)]
-    assert [one.temperature_margin_celsius for one in told] == [30] * 3 + [7] * 7
-    assert [one.temperature_margin_before_celsius for one in told] == [None] * 3 + [30] * 4 + [
+    results = [first(reader.full()) for _ in range(10)]
+    assert [one.temperature_margin_celsius for one in results] == [30] * 3 + [7] * 7
+    assert [one.temperature_margin_before_celsius for one in results] == [None] * 3 + [30] * 4 + [
         7
     ] * 3
 
@@ -492,13 +496,13 @@ def test_a_margin_that_is_nearly_used_up_is_asked_for_again_at_the_next_read(
 ) -> None:
     fake = FakeNvml(tmp_path)
     reader = start(fake)
-    told = []
+    results = []
     for margin in (30, 30, 30, 30, 0, 0, 28, 28):  # asked by turns at the first and the fifth
         fake.set("nvmlDeviceGetMarginTemperature 0", margin)
         gpu = first(reader.full())
         health = {one.component: one for one in gpu_health(gpu, None, 0.0, LIMITS)}
-        told.append(health["gpu_temperature"].reason_code)
-    assert told == [""] * 5 + ["too_hot"] + [""] * 2
+        results.append(health["gpu_temperature"].reason_code)
+    assert results == [""] * 5 + ["too_hot"] + [""] * 2
 
 
 def test_averages_need_two_reads_and_no_sleep(tmp_path: Path, start: Start, clock: Clock) -> None:
@@ -659,13 +663,13 @@ def test_a_lost_gpu_is_left_alone_ever_longer_and_comes_back(
     reader.watch()
     fake.lose(0)
     reader.watch()
-    asked = []
+    results = []
     for _ in range(60):
         clock.now += 1
         fake.count_calls()
         assert len(reader.watch().lost) == 1
-        asked.append("nvmlDeviceGetHandleByIndex_v2" in fake.calls())
-    assert sum(asked) == 3  # after 5, 10 and 20 seconds more
+        results.append("nvmlDeviceGetHandleByIndex_v2" in fake.calls())
+    assert sum(results) == 3  # after 5, 10 and 20 seconds more
     fake.release()
     clock.now += 300
     assert reader.watch().lost == ()
@@ -688,9 +692,9 @@ def test_a_gpu_that_is_left_alone_is_not_gone(tmp_path: Path, start: Start, cloc
     fake.raise_event(0, 119)
     reader.watch()
     for _ in range(3):
-        told = expected.look(reader.full())
-        assert told.missing == ()
-        assert [one.gpu.index for one in told.silent] == [0]
+        look = expected.look(reader.full())
+        assert look.missing == ()
+        assert [one.gpu.index for one in look.silent] == [0]
     clock.now += 61
     assert expected.look(reader.full()).silent == ()
 
@@ -702,8 +706,8 @@ def test_a_driver_that_counts_nothing_has_lost_nothing(tmp_path: Path, start: St
     expected.look(reader.full())
     fake.set("nvmlDeviceGetCount_v2 -1", 0)
     for _ in range(3):
-        told = expected.look(reader.full())
-        assert (told.missing, len(told.silent)) == ((), 2)
+        look = expected.look(reader.full())
+        assert (look.missing, len(look.silent)) == ((), 2)
     fake.set("nvmlDeviceGetCount_v2 -1", 2)
     assert expected.look(reader.full()).silent == ()
 
@@ -801,8 +805,10 @@ def test_averages_start_anew_with_the_driver(tmp_path: Path, start: Start, clock
 def test_a_field_that_was_never_filled_in_is_unknown_and_not_zero(
     tmp_path: Path, start: Start
 ) -> None:
-    told = json.loads((Path(__file__).parents[2] / "fixtures/h200/nvml-training.json").read_text())
-    field = told["gpu0"]["fields"]["NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN"]
+    answer = json.loads(
+        (Path(__file__).parents[2] / "fixtures/h200/nvml-training.json").read_text()
+    )
+    field = answer["gpu0"]["fields"]["NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN"]
     assert (field["ret"], field["type"], field["d"]) == (0, 0, 0.0)  # the real thing does that
     gpu = first(start(FakeNvml(tmp_path)).full())
     assert gpu.clock_event_counters == {
@@ -872,8 +878,8 @@ def test_whatever_the_library_answers_both_reads_come_back(
     chance = random.Random(seed)
     fake = FakeNvml(tmp_path)
     numbers = (0, -1, 1, 7, 2**31, 2**32 - 1, 2**63, 2**64 - 1, "nan", "inf", "-inf", "1e400")
-    for key, told in fake.table.items():
-        values = told.split("\t")
+    for key, item in fake.table.items():
+        values = item.split("\t")
         if key.startswith(("nvmlDevice", "field", "gpm")) and not key.startswith(
             "nvmlDeviceGetCount"
         ):
@@ -943,8 +949,8 @@ def test_xids_are_heard_once_and_named(tmp_path: Path, start: Start) -> None:
     fake.raise_event(1, 31)
     fake.raise_event(0, 2, RECOVERY)
     fake.raise_event(0, 13)
-    told = [(event.index, event.kind, event.xid) for event in reader.watch().events]
-    assert told == [(1, "xid", 31), (0, "recovery_action", None), (0, "xid", 13)]
+    pairs = [(event.index, event.kind, event.xid) for event in reader.watch().events]
+    assert pairs == [(1, "xid", 31), (0, "recovery_action", None), (0, "xid", 13)]
     assert reader.watch().events == ()
 
 

@@ -159,9 +159,9 @@ def test_the_late_answer_to_one_question_is_not_taken_for_the_next(bench: Bench)
         gpus.full()
     bench.fake.release()
     bench.fake.set("nvmlDeviceGetUtilizationRates 0", 33, 44)
-    seen: list[NodeWatch] = []
-    wait_until(lambda: _answers(lambda: seen.append(gpus.watch())))
-    assert seen[0].gpus[0].utilization_ratio == pytest.approx(0.33)
+    watchs: list[NodeWatch] = []
+    wait_until(lambda: _answers(lambda: watchs.append(gpus.watch())))
+    assert watchs[0].gpus[0].utilization_ratio == pytest.approx(0.33)
 
 
 def test_an_event_in_an_answer_that_came_too_late_is_told_with_the_next(bench: Bench) -> None:
@@ -171,9 +171,9 @@ def test_an_event_in_an_answer_that_came_too_late_is_told_with_the_next(bench: B
     with pytest.raises(GpuBlockedError):
         gpus.watch()
     bench.fake.release()
-    seen: list[NodeWatch] = []
-    wait_until(lambda: _answers(lambda: seen.append(gpus.watch())))
-    assert [(one.xid, one.index) for one in seen[0].events] == [(48, 1)]
+    watchs: list[NodeWatch] = []
+    wait_until(lambda: _answers(lambda: watchs.append(gpus.watch())))
+    assert [(one.xid, one.index) for one in watchs[0].events] == [(48, 1)]
     assert gpus.watch().events == ()
 
 
@@ -417,7 +417,7 @@ def test_a_release_waits_for_nobody_even_while_a_child_is_started(bench: Bench) 
     gpus = VendorReader(starter, Host(), options=bench.options, clock=bench.clock)
     with ThreadPoolExecutor(1) as pool:
         look = pool.submit(gpus.watch)
-        starter.asked.wait(PATIENT)
+        starter.requests.wait(PATIENT)
         began = time.monotonic()
         gpus.release(600)
         assert gpus.released_seconds == 600
@@ -438,10 +438,10 @@ class SlowStarter:
 
     def __init__(self, spawner: Spawner) -> None:
         self._spawner = spawner
-        self.asked, self.go = threading.Event(), threading.Event()
+        self.requests, self.go = threading.Event(), threading.Event()
 
     def fork_worker(self, name: str) -> ForkedWorker:
-        self.asked.set()
+        self.requests.set()
         assert self.go.wait(PATIENT)
         return self._spawner.fork_worker(name)
 

@@ -22,8 +22,8 @@ from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from shared.system.patience import PATIENCE
 
-TOLD = Snapshot(node="n1", at=1000.0, started_at=0.0)
-LOOKED = msgspec.structs.replace(TOLD, gpus=NodeGpus(at=990.0), gpu_watch=NodeWatch(at=999.0))
+PUBLISHED = Snapshot(node="n1", at=1000.0, started_at=0.0)
+LOOKED = msgspec.structs.replace(PUBLISHED, gpus=NodeGpus(at=990.0), gpu_watch=NodeWatch(at=999.0))
 NOBODY = Discovery()
 HANGING = Discovery(
     jobs=(
@@ -64,12 +64,12 @@ def it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def test_without_an_agent_it_reads_by_itself(it: Bench) -> None:
-    seen = OneShotReader(it.context, it.gpus, NOBODY, 20.0).take()
-    assert not seen.by_agent
-    assert seen.gpus is not None
-    assert seen.watch is not None
-    assert len(seen.gpus.gpus) == len(seen.watch.gpus) == 2
-    assert {one.component for one in seen.health} >= {"gpu_ecc", "gpu_xid", "kernel"}
+    taken = OneShotReader(it.context, it.gpus, NOBODY, 20.0).take()
+    assert not taken.by_agent
+    assert taken.gpus is not None
+    assert taken.watch is not None
+    assert len(taken.gpus.gpus) == len(taken.watch.gpus) == 2
+    assert {one.component for one in taken.health} >= {"gpu_ecc", "gpu_xid", "kernel"}
 
 
 def test_two_reads_tell_what_one_does_not(it: Bench) -> None:
@@ -80,34 +80,34 @@ def test_two_reads_tell_what_one_does_not(it: Bench) -> None:
 
 
 def test_an_agent_that_has_looked_is_believed_and_the_gpus_are_left_alone(it: Bench) -> None:
-    seen = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: LOOKED).take()
-    assert seen.by_agent
+    taken = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: LOOKED).take()
+    assert taken.by_agent
     assert it.fake.calls() == []
 
 
 def test_one_that_looked_long_ago_is_not(it: Bench) -> None:
     old = msgspec.structs.replace(LOOKED, at=1060.0)
-    seen = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: old).take()
-    assert not seen.by_agent
-    assert seen.gpus is not None
-    assert len(seen.gpus.gpus) == 2
+    taken = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: old).take()
+    assert not taken.by_agent
+    assert taken.gpus is not None
+    assert len(taken.gpus.gpus) == 2
 
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_released_gpus_are_not_touched(it: Bench, alone: bool) -> None:
-    released = msgspec.structs.replace(TOLD, gpus_released_until=2000.0)
-    seen = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: released, alone=alone).take()
-    assert seen.released_until == 2000.0
+    released = msgspec.structs.replace(PUBLISHED, gpus_released_until=2000.0)
+    taken = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: released, alone=alone).take()
+    assert taken.released_until == 2000.0
     assert it.fake.calls() == []
 
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_nobody_goes_after_a_reader_that_hangs_in_the_driver(it: Bench, alone: bool) -> None:
     failed = SourceState(name="gpus", success=False, error="GpuBlockedError: it has not answered")
-    hanging = msgspec.structs.replace(TOLD, sources=(failed,))
-    seen = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: hanging, alone=alone).take()
-    assert seen.gpu_gap is not None
-    assert seen.gpu_gap.reason == "it has not answered"
+    hanging = msgspec.structs.replace(PUBLISHED, sources=(failed,))
+    taken = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: hanging, alone=alone).take()
+    assert taken.gpu_gap is not None
+    assert taken.gpu_gap.reason == "it has not answered"
     assert it.fake.calls() == []
 
 
@@ -118,33 +118,33 @@ def test_an_agent_that_does_not_answer_costs_half_the_time_and_no_evidence(it: B
         over.wait(60)
 
     began = time.monotonic()
-    seen = OneShotReader(it.context, it.gpus, NOBODY, 6.0, silent).take()
+    taken = OneShotReader(it.context, it.gpus, NOBODY, 6.0, silent).take()
     took = time.monotonic() - began
     over.set()
     assert took < 9 * PATIENCE
-    assert seen.watch is not None
-    assert seen.gpu_gap is None
+    assert taken.watch is not None
+    assert taken.gpu_gap is None
 
 
 def test_what_came_before_the_driver_hung_is_kept(it: Bench) -> None:
     it.fake.block("nvmlDeviceGetEnforcedPowerLimit")  # only the full read calls it
     began = time.monotonic()
-    seen = OneShotReader(it.context, it.gpus, NOBODY, 3.0).take()
+    taken = OneShotReader(it.context, it.gpus, NOBODY, 3.0).take()
     assert time.monotonic() - began < 6 * PATIENCE
-    assert seen.watch is not None
-    assert len(seen.watch.gpus) == 2
-    assert seen.gpus is None
-    assert seen.gpu_gap is not None
-    assert "within 3 s" in seen.gpu_gap.reason
+    assert taken.watch is not None
+    assert len(taken.watch.gpus) == 2
+    assert taken.gpus is None
+    assert taken.gpu_gap is not None
+    assert "within 3 s" in taken.gpu_gap.reason
 
 
 def test_two_looks_tell_what_the_gpus_of_a_job_do(it: Bench, tmp_path: Path) -> None:
     """In figures, by the processes that the driver counts; whoever wants them at once does not wait for the second."""
     it.fake.play("hang-sleep")
     began = time.monotonic()
-    seen = OneShotReader(it.context, it.gpus, HANGING, 60.0, again=50.0).take()
+    taken = OneShotReader(it.context, it.gpus, HANGING, 60.0, again=50.0).take()
     assert time.monotonic() - began < 45.0 * PATIENCE
-    first, second = seen.states["1a2b"]
+    first, second = taken.states["1a2b"]
     assert [len(one.samples) for one in (first, second)] == [2, 2]
     assert [one.samples[-1].busy_ratio for one in (first, second)] == [1.0, 0.0]
     assert [one.pids for one in (first, second)] == [(620,), (621,)]
@@ -153,13 +153,13 @@ def test_two_looks_tell_what_the_gpus_of_a_job_do(it: Bench, tmp_path: Path) -> 
 
 def test_one_look_has_no_second(it: Bench) -> None:
     it.fake.play("hang-sleep")
-    (told,) = OneShotReader(it.context, it.gpus, HANGING, 60.0).take().states.values()
-    assert [len(one.samples) for one in told] == [1, 1]
+    (result,) = OneShotReader(it.context, it.gpus, HANGING, 60.0).take().states.values()
+    assert [len(one.samples) for one in result] == [1, 1]
 
 
 def test_what_an_agent_has_seen_counts_where_it_has_looked_lately() -> None:
     run = RunState(id="1a2b", name="train.py", launcher="torchrun", gpu_states=(DEVICE,))
-    told = msgspec.structs.replace(LOOKED, runs=(run,))
-    assert of_agent(told).states == {"1a2b": (DEVICE,)}
-    old = msgspec.structs.replace(told, at=told.at + 60.0)
+    changed = msgspec.structs.replace(LOOKED, runs=(run,))
+    assert of_agent(changed).states == {"1a2b": (DEVICE,)}
+    old = msgspec.structs.replace(changed, at=changed.at + 60.0)
     assert of_agent(old).states == {}

@@ -390,19 +390,19 @@ def test_a_filter_counts_where_all_ranks_have_one_whole() -> None:
 
 def test_ports_are_metrics(node: Node) -> None:
     node.tree.port("mlx5_3", state="1: DOWN", out_of_buffer=7, port_rcv_data=10)
-    told = {(one.family.name, *one.labels): one.value for one in create(NoOptions()).samples(snapshot(ports=node.look()))}  # type: ignore[misc]  # fmt: skip
+    values = {(one.family.name, *one.labels): one.value for one in create(NoOptions()).samples(snapshot(ports=node.look()))}  # type: ignore[misc]  # fmt: skip
     key = ("mlx5_3/1", "infiniband")
-    assert told["mldebug_port_up", *key] == 0
-    assert told["mldebug_port_up", "mlx5_0/1", "infiniband"] == 1
-    assert told["mldebug_port_rate_bytes_per_second", *key] == 50e9
-    assert told["mldebug_port_received_bytes", *key] == 40
-    assert told["mldebug_port_errors", *key, "out_of_buffer"] == 7
-    assert told["mldebug_port", *key, "MT_0000000838", "28.39.1002", ""] == 1
+    assert values["mldebug_port_up", *key] == 0
+    assert values["mldebug_port_up", "mlx5_0/1", "infiniband"] == 1
+    assert values["mldebug_port_rate_bytes_per_second", *key] == 50e9
+    assert values["mldebug_port_received_bytes", *key] == 40
+    assert values["mldebug_port_errors", *key, "out_of_buffer"] == 7
+    assert values["mldebug_port", *key, "MT_0000000838", "28.39.1002", ""] == 1
 
 
 def test_ports_survive_json(node: Node) -> None:
-    seen = node.look()
-    assert msgspec.json.decode(msgspec.json.encode(seen), type=NodePorts) == seen
+    look = node.look()
+    assert msgspec.json.decode(msgspec.json.encode(look), type=NodePorts) == look
 
 
 # --- what the main loop does with them ---------------------------------------------------------------

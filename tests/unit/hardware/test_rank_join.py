@@ -39,10 +39,10 @@ def rank(number: int, local: int | None = -1, **more: Any) -> RankProcess:
 
 
 def test_the_drivers_word_goes_first_and_what_contradicts_it_is_said() -> None:
-    told = join(
+    text = join(
         [rank(0, open_minors=(3,), environment={"CUDA_VISIBLE_DEVICES": "2"})], gpus((), held(100))
     )
-    (one,) = told.ranks
+    (one,) = text.ranks
 
     assert (one.uuid, one.index, one.bus_id) == (B, 1, "00000000:10:00.0")
     assert one.evidence is JoinEvidence.COMPUTE_PROCESS
@@ -51,8 +51,8 @@ def test_the_drivers_word_goes_first_and_what_contradicts_it_is_said() -> None:
 
 
 def test_a_rank_with_contexts_on_two_gpus_is_on_the_one_with_its_memory() -> None:
-    told = join([rank(1)], gpus(held(101, 0.5), held(101, 60)))
-    (one,) = told.ranks
+    text = join([rank(1)], gpus(held(101, 0.5), held(101, 60)))
+    (one,) = text.ranks
 
     assert one.uuid == B
     assert one.conflicts == ("compute process says GPU 0: compute process 101, 0.5 GiB",)
@@ -60,9 +60,9 @@ def test_a_rank_with_contexts_on_two_gpus_is_on_the_one_with_its_memory() -> Non
 
 
 def test_a_process_without_an_open_device_works_on_no_gpu_whatever_its_environment_says() -> None:
-    told = join([rank(0, open_minors=()), rank(1, open_minors=None)], gpus())
-    assert told.unknown == {0: "it has no GPU open"}
-    assert [one.rank for one in told.ranks] == [1]
+    text = join([rank(0, open_minors=()), rank(1, open_minors=None)], gpus())
+    assert text.unknown == {0: "it has no GPU open"}
+    assert [one.rank for one in text.ranks] == [1]
 
 
 def test_the_only_open_device_goes_before_the_environment() -> None:
@@ -130,11 +130,11 @@ NOBODY = [
 def test_what_names_no_gpu_is_unknown(
     environment: dict[str, str], local: int | None, why: str
 ) -> None:
-    told = join([rank(0, local, environment=environment)], gpus())
+    text = join([rank(0, local, environment=environment)], gpus())
 
-    assert told.ranks == ()
-    assert why in told.unknown[0]
-    assert "\x1b" not in told.unknown[0]
+    assert text.ranks == ()
+    assert why in text.unknown[0]
+    assert "\x1b" not in text.unknown[0]
 
 
 def test_unlike_gpus_have_an_order_only_where_it_is_said() -> None:
@@ -143,8 +143,8 @@ def test_unlike_gpus_have_an_order_only_where_it_is_said() -> None:
 
     assert "CUDA_DEVICE_ORDER" in join([rank(0, environment=lone)], mixed).unknown[0]
     assert "order" in join([rank(1)], mixed).unknown[1]
-    said = {**lone, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert join([rank(0, environment=said)], mixed).on_gpu(B) == (0,)
+    facts = {**lone, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert join([rank(0, environment=facts)], mixed).on_gpu(B) == (0,)
     inside = {"NVIDIA_VISIBLE_DEVICES": "2,3"}
     assert join([rank(1, environment=inside)], mixed).on_gpu(D) == (1,), "those two are alike"
     across = {"NVIDIA_VISIBLE_DEVICES": "1,2"}
@@ -188,10 +188,10 @@ OUTSIDE = [
 def test_a_claim_outside_the_open_devices_is_none(
     environment: dict[str, str], minors: tuple[int, ...], why: str
 ) -> None:
-    told = join([rank(0, 0, environment=environment, open_minors=minors)], gpus())
+    text = join([rank(0, 0, environment=environment, open_minors=minors)], gpus())
 
-    assert told.ranks == ()
-    assert why in told.unknown[0]
+    assert text.ranks == ()
+    assert why in text.unknown[0]
 
 
 # --- MIG -----------------------------------------------------------------------------------------------
@@ -201,11 +201,11 @@ def test_a_claim_outside_the_open_devices_is_none(
 def test_a_slice_is_known_with_its_gpu(word: str) -> None:
     sliced = gpus()
     sliced[1] = GpuReading(uuid=B, index=1, name="H200", mig_mode=True, mig_instances=("MIG-11111111-0000-4000-8000-000000000000",))  # fmt: skip
-    told = join([rank(0, environment={"CUDA_VISIBLE_DEVICES": word})], sliced)
-    (one,) = told.ranks
+    text = join([rank(0, environment={"CUDA_VISIBLE_DEVICES": word})], sliced)
+    (one,) = text.ranks
 
     assert (one.uuid, one.index, one.instance) == (B, 1, word)
-    assert told.on_gpu(word) == told.on_gpu(B) == (0,)
+    assert text.on_gpu(word) == text.on_gpu(B) == (0,)
 
 
 def test_two_ranks_on_two_slices_do_not_share() -> None:
@@ -217,32 +217,32 @@ def test_two_ranks_on_two_slices_do_not_share() -> None:
 
 
 def test_an_unknown_slice_is_unknown() -> None:
-    told = join([rank(0, environment={"CUDA_VISIBLE_DEVICES": "MIG-none"})], gpus())
+    text = join([rank(0, environment={"CUDA_VISIBLE_DEVICES": "MIG-none"})], gpus())
 
-    assert "names no GPU by 'MIG-none'" in told.unknown[0]
+    assert "names no GPU by 'MIG-none'" in text.unknown[0]
 
 
 # --- what is odd ---------------------------------------------------------------------------------------
 
 
 def test_two_ranks_on_one_gpu_are_told() -> None:
-    told = join([rank(0), rank(1, 0)], gpus())
+    text = join([rank(0), rank(1, 0)], gpus())
 
-    assert told.remarks == ("ranks 0-1 share GPU 0 (environment)",)
-    assert told.on_gpu(A) == (0, 1)
+    assert text.remarks == ("ranks 0-1 share GPU 0 (environment)",)
+    assert text.on_gpu(A) == (0, 1)
 
 
 def test_processes_of_another_pid_namespace_are_told() -> None:
-    told = join([rank(0)], gpus(held(999_999)))
+    text = join([rank(0)], gpus(held(999_999)))
 
-    assert "none is a rank's" in told.remarks[0]
-    assert told.ranks[0].evidence is JoinEvidence.ENVIRONMENT
+    assert "none is a rank's" in text.remarks[0]
+    assert text.ranks[0].evidence is JoinEvidence.ENVIRONMENT
 
 
 def test_nothing_readable_is_unknown() -> None:
-    told = join([RankProcess(rank=4, pid=1)], gpus())
+    text = join([RankProcess(rank=4, pid=1)], gpus())
 
-    assert told.unknown == {4: "its environment is not readable"}
+    assert text.unknown == {4: "its environment is not readable"}
 
 
 def test_no_gpus_at_all() -> None:
@@ -252,9 +252,9 @@ def test_no_gpus_at_all() -> None:
 @given(st.text(max_size=60), st.text(max_size=60), st.none() | st.integers())
 def test_no_environment_breaks_it(cuda: str, container: str, local: int | None) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": cuda, "NVIDIA_VISIBLE_DEVICES": container}
-    told = join([rank(0, local, environment=environment)], gpus())
+    text = join([rank(0, local, environment=environment)], gpus())
 
-    assert len(told.ranks) + len(told.unknown) == 1
+    assert len(text.ranks) + len(text.unknown) == 1
 
 
 def test_an_endless_list_is_cut() -> None:

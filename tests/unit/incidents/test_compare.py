@@ -30,8 +30,8 @@ def counted(
     main = msgspec.structs.replace(
         what.state.threads[0], cpu_seconds=cpu, voluntary_switches=switches
     )
-    told = None if io is None else Io(read_chars=io)
-    state = msgspec.structs.replace(what.state, threads=(main,), io=told)
+    result = None if io is None else Io(read_chars=io)
+    state = msgspec.structs.replace(what.state, threads=(main,), io=result)
     return msgspec.structs.replace(what, state=state)
 
 

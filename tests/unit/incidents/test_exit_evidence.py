@@ -69,12 +69,12 @@ def test_no_word_counts_in_a_log_that_another_run_writes_to(
     log.write_text(MARKED)
     watched.forget("b")  # it has ended, and its words are still there
 
-    told = collected(watched, first)
+    evidence = collected(watched, first)
 
-    assert (told.errors, told.shared_error, told.log) == ({}, None, None)
-    assert told.log_path == str(log)
-    assert any(str(log) in gap and "another job" in gap for gap in told.gaps)
-    assert not told.output_read  # so its silence means nothing
+    assert (evidence.errors, evidence.shared_error, evidence.log) == ({}, None, None)
+    assert evidence.log_path == str(log)
+    assert any(str(log) in gap and "another job" in gap for gap in evidence.gaps)
+    assert not evidence.output_read  # so its silence means nothing
 
 
 def test_attempts_that_follow_each_other_in_one_log_are_no_strangers(
@@ -90,9 +90,9 @@ def test_attempts_that_follow_each_other_in_one_log_are_no_strangers(
     with log.open("a") as out:
         out.write(MARKED)
 
-    told = collected(watched, one)
+    evidence = collected(watched, one)
 
-    assert told.errors[0].error == "ValueError: shard of another"
+    assert evidence.errors[0].error == "ValueError: shard of another"
 
 
 def test_a_log_of_its_own_belongs_to_rank_zero_as_well(
@@ -104,11 +104,11 @@ def test_a_log_of_its_own_belongs_to_rank_zero_as_well(
     for log in logs:
         log.write_text("Traceback (most recent call last):\n  x\nKeyError: 3\n")
 
-    told = collected(watched, one)
+    evidence = collected(watched, one)
 
-    assert told.shared_error is None
-    assert told.output_read
-    assert told.log_paths == {rank: str(log) for rank, log in enumerate(logs)}
+    assert evidence.shared_error is None
+    assert evidence.output_read
+    assert evidence.log_paths == {rank: str(log) for rank, log in enumerate(logs)}
 
 
 def test_only_oom_kills_near_the_end_are_counted(
@@ -166,12 +166,12 @@ def test_where_records_were_overwritten_a_kill_for_memory_is_not_ruled_out(
         calm = collected(watched, one)
         kmsg.answers = [BrokenPipeError()]
         torn = collected(watched, one)
-    gone = [msgspec.structs.replace(told, exits=exits, launcher_gone=True) for told in (calm, torn)]
+    gone = [msgspec.structs.replace(item, exits=exits, launcher_gone=True) for item in (calm, torn)]
 
     assert (calm.kernel_readable, torn.kernel_readable) == (True, False)
     assert [gap for gap in torn.gaps if "overwritten" in gap]
     assert not [gap for gap in torn.gaps if "CAP_SYSLOG" in gap]
-    assert [judge_exit(told).kind == "outside" for told in gone] == [True, False]
+    assert [judge_exit(value).kind == "outside" for value in gone] == [True, False]
 
 
 def test_records_that_were_overwritten_while_all_lived_hide_nothing(
@@ -198,16 +198,16 @@ def test_whose_process_was_killed_is_told_to_nobody_else(tmp_path: Path, kmsg: K
         watched = ExitEvidence(tools.capture, kmsg.log)
         watched.add_job(one)
         kmsg.answers = [KILL.replace(b"{}", b"%d" % pid) for pid in (100, 7, 9999)]
-        told = watched.collect(AttemptExit(job=one, identities=one.ranks, children={7: 1}))
+        evidence = watched.collect(AttemptExit(job=one, identities=one.ranks, children={7: 1}))
 
-    assert [death.pid for death in told.deaths] == [100, 7]
+    assert [death.pid for death in evidence.deaths] == [100, 7]
 
 
 def test_in_a_container_the_kernel_means_other_processes(
     tmp_path: Path, kmsg: Kmsg, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = job("a", 100, 101)
-    told = {}
+    facts = {}
     for same in (True, False):
         monkeypatch.setattr(module, "sees_kernel_pids", lambda _, same=same: same)
         with open_tools(
@@ -216,11 +216,11 @@ def test_in_a_container_the_kernel_means_other_processes(
             watched = ExitEvidence(tools.capture, kmsg.log)
             watched.add_job(one)
             kmsg.answers = [KILL.replace(b"{}", b"100")]
-            told[same] = collected(watched, one)
+            facts[same] = collected(watched, one)
 
-    assert [death.pid for death in told[True].deaths] == [100]
-    assert (told[False].deaths, told[False].kernel_readable) == ((), False)
-    assert [gap for gap in told[False].gaps if "pid namespace" in gap]
+    assert [death.pid for death in facts[True].deaths] == [100]
+    assert (facts[False].deaths, facts[False].kernel_readable) == ((), False)
+    assert [gap for gap in facts[False].gaps if "pid namespace" in gap]
 
 
 def test_another_device_in_its_place_is_no_log_that_is_silent() -> None:

@@ -44,7 +44,7 @@ class Books:
     """Stands in for the ledger: what was kept, and each report as it was written."""
 
     def __init__(self, *found: tuple[str, Incident]) -> None:
-        self.rows = {name: RunRow(memory=watch().memory(), incident=told) for name, told in found}
+        self.rows = {name: RunRow(memory=watch().memory(), incident=value) for name, value in found}
         self.kept: list[Incident | None] = []
         self.reports: list[Report] = []
         self.archive = self
@@ -97,10 +97,10 @@ def opened() -> tuple[Books, IncidentManager, Run]:
 def test_an_incident_that_closes_before_its_capture_is_told_and_counted(state: Any) -> None:
     books, incidents, run = opened()
     assert run.incident is not None
-    told = run.incident.id
+    result = run.incident.id
     incidents.close(run, state, "all ranks are gone")
     (report,) = books.reports
-    assert (report.id, report.state) == (told, state)
+    assert (report.id, report.state) == (result, state)
     assert report.diagnosis.verdict is Verdict.UNKNOWN
     assert report.diagnosis.culprits == ()
     assert report.diagnosis.summary.startswith("No step for 62 s (usual gap 1.1 s); rank 3 sleeps")
@@ -109,7 +109,7 @@ def test_an_incident_that_closes_before_its_capture_is_told_and_counted(state: A
     assert report.diagnosis.evidence[0].startswith("the stall lasted ")
     assert [one.rank for one in report.ranks] == list(range(8))
     assert dict(incidents.counts) == {"stall/unknown": 1}
-    assert incidents.last_report == {"stall/unknown": told}
+    assert incidents.last_report == {"stall/unknown": result}
     assert books.kept[-1] is None
     assert "did not come back" in " ".join(report_lines(report, 80))
     assert "did not come back" in render_html(report)

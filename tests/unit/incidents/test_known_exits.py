@@ -99,11 +99,11 @@ def test_where_a_young_job_writes_to_is_looked_at_again_soon() -> None:
 
 def test_exits_of_an_earlier_agent_keep_their_order_and_lie_before_all_new_ones() -> None:
     exits = [LEFT, RankExit(rank=0, pid=100, moment=3, status=9), RankExit(rank=2, pid=102)]
-    told = {one.rank: one.moment for one in past(exits)}
-    assert told[2] is None
-    assert told[0] is not None
-    assert told[1] is not None
-    assert told[0] < told[1] < 0
+    moments = {one.rank: one.moment for one in past(exits)}
+    assert moments[2] is None
+    assert moments[0] is not None
+    assert moments[1] is not None
+    assert moments[0] < moments[1] < 0
 
 
 def test_what_is_kept_is_bounded_and_has_those_that_ended() -> None:
@@ -119,21 +119,21 @@ def test_what_is_kept_is_bounded_and_has_those_that_ended() -> None:
 
 def test_a_rank_whose_exit_is_known_is_not_missing() -> None:
     look = RunLook(at=0.0, run="job", missing=(1,))
-    seen = msgspec.structs.replace(job(0, 2), lost=(LostRank(rank=1),))
-    told, after = with_exits(seen, look, {1: LEFT})
-    assert told.lost == (LostRank(rank=1, pid=101, exit_status=0, reason="exit code 0"),)
+    changed = msgspec.structs.replace(job(0, 2), lost=(LostRank(rank=1),))
+    result, after = with_exits(changed, look, {1: LEFT})
+    assert result.lost == (LostRank(rank=1, pid=101, exit_status=0, reason="exit code 0"),)
     assert (after.missing, after.exited) == ((), (1,))
     unseen, _ = with_exits(job(0, 2), look, {1: LEFT})
-    assert unseen.lost == told.lost, "discovery does not know of a rank that it never saw"
+    assert unseen.lost == result.lost, "discovery does not know of a rank that it never saw"
     alive, _ = with_exits(job(0, 1, 2), look, {1: LEFT})
     assert alive.lost == ()
 
 
 def test_the_status_of_a_zombie_is_not_replaced() -> None:
     zombie = LostRank(rank=1, pid=101, exit_status=9, reason="killed")
-    seen = msgspec.structs.replace(job(0, 2), lost=(zombie,))
-    told, _ = with_exits(seen, RunLook(at=0.0, run="job"), {1: RankExit(rank=1, pid=101)})
-    assert told.lost == (zombie,)
+    changed = msgspec.structs.replace(job(0, 2), lost=(zombie,))
+    result, _ = with_exits(changed, RunLook(at=0.0, run="job"), {1: RankExit(rank=1, pid=101)})
+    assert result.lost == (zombie,)
 
 
 # --- who follows ----------------------------------------------------------------------------------------
@@ -163,11 +163,11 @@ def test_a_failure_that_nobody_judged_before_the_restart_is_judged_after_it() ->
     again.recall(ends(failed))
     assert again.failing_at is not None
     assert again.due(again.failing_at + GRACE)
-    told = run(0, 2)
-    told.incident = Incident(
-        id="x", key="k", job_id="job", detected_at=1.0, kind="abnormal_end", exit=AttemptExit(job=told.job)
+    done = run(0, 2)
+    done.incident = Incident(
+        id="x", key="k", job_id="job", detected_at=1.0, kind="abnormal_end", exit=AttemptExit(job=done.job)
     )  # fmt: skip
-    quiet = WatchedAttempt(told)
+    quiet = WatchedAttempt(done)
     quiet.recall(ends(failed))
     assert quiet.failing_at is None, "it has its incident"
 
@@ -197,9 +197,9 @@ def test_words_that_only_the_first_agent_could_read_are_not_lost() -> None:
         job=job(0), words=LauncherWords(ended=(4,)), errors={1: error}, log_path="/log"
     )
     second = AttemptExit(job=job(0), words=LauncherWords(ended=(5,), outside="signal 15"))
-    told = joined_exits(first, second)
-    assert (told.errors, told.log_path) == ({1: error}, "/log")
-    assert (told.words.ended, told.words.outside) == ((4, 5), "signal 15")
+    result = joined_exits(first, second)
+    assert (result.errors, result.log_path) == ({1: error}, "/log")
+    assert (result.words.ended, result.words.outside) == ((4, 5), "signal 15")
 
 
 # --- a launcher between two attempts --------------------------------------------------------------------
@@ -244,9 +244,9 @@ class Books:
     def memos(self, beginning: str) -> tuple[str, ...]:
         return tuple(name for name in self.stored if name.startswith(beginning))
 
-    def remember(self, name: str, told: bytes) -> None:
-        self.stored[name] = told
-        if not told:
+    def remember(self, name: str, data: bytes) -> None:
+        self.stored[name] = data
+        if not data:
             del self.stored[name]
 
     def keep(self, job_id: str, memory: object, incident: Incident | None) -> None:
@@ -547,9 +547,9 @@ def following(teller: Teller) -> ExitTracker:
 def test_an_end_is_final_where_no_launcher_can_start_again(
     launcher: int | None, final: bool
 ) -> None:
-    told: list[bool] = []
+    results: list[bool] = []
     teller = Teller(Books())
-    teller.stories.failed = lambda *_, final: told.append(final)  # type: ignore[method-assign,assignment,misc]
+    teller.stories.failed = lambda *_, final: results.append(final)  # type: ignore[method-assign,assignment,misc]
     tracker = following(teller)
     one = Run(job(0, 1, 2, launcher=launcher), StallWatch(StallSettings()))
     one.last_look = JobLook(job=one.job, look=RunLook(at=0.0))
@@ -557,7 +557,7 @@ def test_an_end_is_final_where_no_launcher_can_start_again(
     tracker.over(one)
     exits = (msgspec.structs.replace(LEFT, status=9),)
     tracker.on_attempt_exit(AttemptExit(job=one.job, identities=RANKS, exits=exits))
-    assert told == [final]
+    assert results == [final]
 
 
 def test_a_process_that_turns_out_to_be_a_rank_of_another_job_leaves_no_end_behind() -> None:
@@ -665,10 +665,10 @@ def test_a_launcher_is_known_by_an_agent_that_starts_after_the_clock_was_set() -
     assert mine is not None
     ticks = mine.start_ticks + 1
     rank = msgspec.structs.replace(RANKS[0], start_ticks=ticks, started_at=host.started_at(ticks) - 3600.0)  # fmt: skip
-    told = AttemptExit(
+    attempt_exit = AttemptExit(
         job=job(0, launcher=os.getpid()), identities=(rank,), launcher_pid=os.getpid()
     )
-    incident = Incident(id="i", key="k", job_id="j", detected_at=0.0, exit=told)
+    incident = Incident(id="i", key="k", job_id="j", detected_at=0.0, exit=attempt_exit)
     row = RunRow(StallWatch(StallSettings()).memory(), incident)
     assert not past_of(memos, host)._goes_on("j", row), "nobody knows whether it is the same boot"
     assert past_of(memos, host)._goes_on("j", row)

@@ -115,16 +115,16 @@ LIAR = Remark(
 def test_a_process_that_is_no_rank_is_told_why(others: tuple[int, ...]) -> None:
     with pytest.raises(MldebugError, match="RANK=abc is no number"):
         choose(found(*others, remarks=(LIAR,)), 77, None)
-    with pytest.raises(MldebugError) as told:
+    with pytest.raises(MldebugError) as raised:
         choose(found(*others, remarks=(LIAR,)), 78, None)
-    assert "RANK" not in str(told.value)
+    assert "RANK" not in str(raised.value)
 
 
 def test_only_a_few_of_many_jobs_are_listed() -> None:
-    with pytest.raises(MldebugError) as told:
+    with pytest.raises(MldebugError) as raised:
         choose(found(*range(1, 21)), None, "nobody")
-    assert "job-4 (train.py, 1 rank) and 16 more" in told.value.way_out
-    assert "job-5" not in told.value.way_out
+    assert "job-4 (train.py, 1 rank) and 16 more" in raised.value.way_out
+    assert "job-5" not in raised.value.way_out
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ class Watched:
     """An exit watch, and what it has told."""
 
     def __init__(self, limit: int = 0) -> None:
-        self.told: queue.Queue[ProcessExit] = queue.Queue()
-        self.watch = ExitWatch(Host(), self.told.put, limit)
+        self.reported: queue.Queue[ProcessExit] = queue.Queue()
+        self.watch = ExitWatch(Host(), self.reported.put, limit)
 
     def next(self) -> ProcessExit:
-        return self.told.get(timeout=WAIT)
+        return self.reported.get(timeout=WAIT)
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def test_a_zombie_tells_its_status(watched: Watched, words: str, status: int) ->
     watched.watch.watch(process.pid, start_of(process.pid))
     let_end(process)
 
-    told = watched.next()
+    first = watched.next()
 
-    assert (told.pid, told.status) == (process.pid, status)
+    assert (first.pid, first.status) == (process.pid, status)
     process.wait(WAIT)
 
 
@@ -73,13 +73,13 @@ def test_the_order_of_exits_is_known(watched: Watched) -> None:
     processes = [child(f"sys.exit({number})") for number in range(3)]
     for process in processes:
         watched.watch.watch(process.pid, start_of(process.pid))
-    told = []
+    results = []
     for process in (processes[2], processes[0], processes[1]):
         let_end(process)
-        told.append(watched.next())  # those that one wake-up brings together have no order
+        results.append(watched.next())  # those that one wake-up brings together have no order
 
-    assert [one.status for one in told] == [2 << 8, 0, 1 << 8]
-    assert told[0].moment < told[1].moment < told[2].moment
+    assert [one.status for one in results] == [2 << 8, 0, 1 << 8]
+    assert results[0].moment < results[1].moment < results[2].moment
     assert [process.wait(WAIT) for process in processes] == [0, 1, 2]
 
 
@@ -95,10 +95,10 @@ def test_a_process_that_is_reaped_at_once_keeps_its_order_and_on_new_kernels_its
     watched.watch.watch(pid, start_of(pid))
     launcher.communicate()
 
-    told = watched.next()
+    first = watched.next()
 
     release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
-    assert told.status == 7 << 8 or (release < (6, 15) and told.status is None)
+    assert first.status == 7 << 8 or (release < (6, 15) and first.status is None)
 
 
 def test_a_process_that_is_gone_is_an_exit_unknown(watched: Watched) -> None:
@@ -108,9 +108,9 @@ def test_a_process_that_is_gone_is_an_exit_unknown(watched: Watched) -> None:
     process.wait(WAIT)
     watched.watch.watch(process.pid, start)
 
-    told = watched.next()
+    first = watched.next()
 
-    assert (told.pid, told.status) == (process.pid, None)
+    assert (first.pid, first.status) == (process.pid, None)
 
 
 def test_another_process_with_the_number_of_one_that_is_gone_is_not_watched(
@@ -119,12 +119,12 @@ def test_another_process_with_the_number_of_one_that_is_gone_is_not_watched(
     process = child("sys.exit(3)")
     watched.watch.watch(process.pid, start_of(process.pid) - 1)
 
-    told = watched.next()
+    first = watched.next()
 
-    assert (told.pid, told.status) == (process.pid, None)
+    assert (first.pid, first.status) == (process.pid, None)
     let_end(process)
     process.wait(WAIT)
-    assert watched.told.empty()
+    assert watched.reported.empty()
 
 
 def test_no_more_processes_than_there_is_room_for() -> None:

@@ -31,18 +31,18 @@ class Books(StateStore):
     opened = True
 
     def __init__(self, memos: dict[str, bytes]) -> None:
-        self.told, self.reports, self.dropped = memos, dict[str, Report](), list[str]()
+        self.reported, self.reports, self.dropped = memos, dict[str, Report](), list[str]()
         self.archive = self  # type: ignore[assignment]
 
-    def remember(self, name: str, told: bytes) -> None:
-        self.told[name] = told
+    def remember(self, name: str, data: bytes) -> None:
+        self.reported[name] = data
 
     def memo(self, name: str) -> bytes:
-        return self.told[name]
+        return self.reported[name]
 
     def memos(self, beginning: str) -> tuple[str, ...]:
         return tuple(
-            name for name, told in self.told.items() if told and name.startswith(beginning)
+            name for name, value in self.reported.items() if value and name.startswith(beginning)
         )
 
     def report(self, report_id: str, work: Work, uid: int = 0) -> None:
@@ -85,14 +85,14 @@ def test_who_coordinates_from_outside_goes_on_after_a_restart(all_nodes: MergedR
     IncidentManager(books).remote.together(
         None, "first", all_nodes.captures, all_nodes.queried, "captured 3 nodes"
     )
-    later = Books(books.told)
+    later = Books(books.reported)
     incidents = IncidentManager(later)
     assert tuple(incidents.remote.cases) == ("first",)
     incidents.remote.rename_case("first", "again")
     incidents.remote.close_case("again", "ended", "no node shows the job any more")
     assert later.dropped == ["first"]
     assert (later.reports["again"].state, len(later.reports["again"].nodes)) == ("ended", 3)
-    assert tuple(IncidentManager(Books(books.told)).remote.cases) == ()
+    assert tuple(IncidentManager(Books(books.reported)).remote.cases) == ()
 
 
 def test_a_case_of_another_version_is_none() -> None:
@@ -106,8 +106,8 @@ def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: M
     assert not alone.failures.recent()  # nobody will ask, and captures are large
     there = IncidentManager(Books({}), keep_failures=True)
     there.failed(run, ending, judge_exit(ending))
-    (told,) = there.failures.recent().values()
-    cause = End(incident=told.incident.id, diagnosis=told.diagnosis)
+    (result,) = there.failures.recent().values()
+    cause = End(incident=result.incident.id, diagnosis=result.diagnosis)
 
     books = Books({})
     here = IncidentManager(books)
@@ -152,8 +152,8 @@ def test_another_id_is_written_before_the_old_one_goes(all_nodes: MergedRun) -> 
     assert (list(books.reports), books.dropped) == (["first"], ["second"])
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_an_id_that_nobody_was_told_of_gives_way(all_nodes: MergedRun, told: bool) -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_an_id_that_nobody_was_told_of_gives_way(all_nodes: MergedRun, known: bool) -> None:
     """Several nodes notice it in the same second: what one has held back takes the id of the others, however they sort."""
     books = Books({})
     incidents = IncidentManager(books)
@@ -161,11 +161,11 @@ def test_an_id_that_nobody_was_told_of_gives_way(all_nodes: MergedRun, told: boo
     incidents.open(run, StallDecision(stage=Stage.BLAMED, sentence="no step", key="k"))
     assert run.incident is not None
     own = run.incident.id
-    if told:
+    if known:
         incidents.captured(run, all_nodes.captures[0])
     incidents.remote.called(run, "later than any", "n2: no step")
     incidents.captured(run, all_nodes.captures[0])
-    assert list(books.reports) == [own if told else "later than any"]
+    assert list(books.reports) == [own if known else "later than any"]
 
 
 def test_an_id_that_was_told_without_a_capture_stays_or_its_report_moves(
@@ -218,8 +218,8 @@ def test_who_reported_alone_and_comes_back_says_what_all_have_come_to(all_nodes:
     assert books.reports["first"].diagnosis.summary == three.diagnosis.summary != alone
     fewer = msgspec.structs.replace(three.diagnosis, summary="of nobody")
     assert run.incident is not None
-    told = msgspec.structs.replace(run.incident, node_captures=all_nodes.captures)
-    run.incident = told
+    changed = msgspec.structs.replace(run.incident, node_captures=all_nodes.captures)
+    run.incident = changed
     incidents.remote.add_whole(run, msgspec.structs.replace(three, nodes=1, diagnosis=fewer))
     assert books.reports["first"].diagnosis.summary == three.diagnosis.summary
 
@@ -240,8 +240,8 @@ def test_a_stall_that_nobody_closed_does_not_take_the_next_one(
     incidents.remote.called(run, "first", "n2: no step")
     incidents.captured(run, here)
     assert run.incident is not None
-    told = run.incident.detected_at - 7200.0
-    run.incident = msgspec.structs.replace(run.incident, detected_at=told)
+    difference = run.incident.detected_at - 7200.0
+    run.incident = msgspec.structs.replace(run.incident, detected_at=difference)
     run.capture = later = msgspec.structs.replace(here, quiet_seconds=99.0)
     stalled_since = time.monotonic() - 7200.0 + since
     incidents.open(run, StallDecision(stage=Stage.BLAMED, sentence="no step", key="k", stalled_since=stalled_since))  # fmt: skip

@@ -93,9 +93,9 @@ def test_a_rank_has_its_gpu_with_who_else_is_on_it_and_how_sure_that_is() -> Non
     processes = (GpuProcess(pid=71), GpuProcess(pid=72))
     read = GpuReading(uuid="GPU-0", index=0, processes=processes, activity=GpuActivity(window_seconds=1.0, sm_active_ratio=0.07))  # fmt: skip
     sliced = GpuReading(uuid="GPU-1", index=1, mig_mode=True)
-    told = Fingerprint(at=5.0, gpus=(GpuFingerprint(uuid="GPU-0", index=0, rank=0, state=GpuState.COLLECTIVE_WAIT, usual_watts=700.0),))  # fmt: skip
+    fingerprint = Fingerprint(at=5.0, gpus=(GpuFingerprint(uuid="GPU-0", index=0, rank=0, state=GpuState.COLLECTIVE_WAIT, usual_watts=700.0),))  # fmt: skip
     full = NodeGpus(at=4.0, gpus=(read, sliced))
-    first, second = rank_devices(joined, samples, told, full)
+    first, second = rank_devices(joined, samples, fingerprint, full)
     assert (first.pids, first.sure, first.sliced, first.state) == ((71, 72), True, False, "collective_wait")  # fmt: skip
     assert (first.sm_active_ratio, first.sm_read_at, first.usual_watts) == (0.07, 4.0, 700.0)
     assert first.sm_since == 3.0
@@ -115,11 +115,11 @@ def test_a_rank_whose_gpu_was_not_looked_at_is_left_out() -> None:
 
 
 def test_each_gpu_is_a_row_and_those_alike_one_line() -> None:
-    told = report(device(0), device(1, busy=0.0, state="never_arrived"))
-    assert [(one.rank, one.looks, one.seconds, one.most_busy_ratio, one.memory_traffic) for one in told.gpus] == [
+    document = report(device(0), device(1, busy=0.0, state="never_arrived"))
+    assert [(one.rank, one.looks, one.seconds, one.most_busy_ratio, one.memory_traffic) for one in document.gpus] == [
         (0, 4, 9.0, 1.0, False), (1, 4, 9.0, 0.0, False),
     ]  # fmt: skip
-    assert gpu_lines(told.gpus) == (
+    assert gpu_lines(document.gpus) == (
         "rank 1: 0 % busy in 4 looks over 9 s, 125 W of usual 700 W",
         "rank 0: 100 % busy in 4 looks over 9 s, 125 W of usual 700 W, no memory traffic",
     )
@@ -131,22 +131,24 @@ def test_each_gpu_is_a_row_and_those_alike_one_line() -> None:
 
 def test_text_has_eighty_columns_and_the_page_has_the_same_lines() -> None:
     active = device(0, pids=(1, 2), sm_active_ratio=0.07)
-    told = report(replace(active, sm_since=active.samples[-2].at), device(1, busy=0.0, sure=False))
-    lines = list(report_lines(told))
+    document = report(
+        replace(active, sm_since=active.samples[-2].at), device(1, busy=0.0, sure=False)
+    )
+    lines = list(report_lines(document))
     assert max(map(len, lines)) <= 80
     at = lines.index("GPUs of the ranks")
     assert "".join(lines[at + 1 : at + 5]).split("- ")[1].startswith("rank 1: 0 % busy")
-    page = render_html(told)
-    assert all(line in page for line in gpu_lines(told.gpus))
+    page = render_html(document)
+    assert all(line in page for line in gpu_lines(document.gpus))
     assert "7 % of the SMs active, 2 processes on it" in page
     assert "whether that GPU is its own is not sure" in page
 
 
 def test_a_report_without_looks_has_no_such_part() -> None:
-    told = report()
-    assert told.gpus == ()
-    assert "GPUs of the ranks" not in render_html(told)
-    assert "GPUs of the ranks" not in list(report_lines(told))
+    document = report()
+    assert document.gpus == ()
+    assert "GPUs of the ranks" not in render_html(document)
+    assert "GPUs of the ranks" not in list(report_lines(document))
 
 
 def test_a_report_of_an_earlier_version_is_read_and_shown() -> None:
@@ -166,13 +168,13 @@ def test_many_kinds_of_gpus_do_not_fill_the_page() -> None:
 
 
 def test_a_gpu_of_a_rank_that_is_not_there_and_a_second_one_are_left_out() -> None:
-    told = report(device(0), device(0, busy=0.5), device(77), device(-3))
-    assert [one.rank for one in told.gpus] == [0]
+    document = report(device(0), device(0, busy=0.5), device(77), device(-3))
+    assert [one.rank for one in document.gpus] == [0]
 
 
 def test_words_of_another_node_are_shown_as_words() -> None:
-    told = report(device(0, state="<script>\x1b[31m" + "x" * 9_000, index=10**30))
-    page, lines = render_html(told), list(report_lines(told))
+    document = report(device(0, state="<script>\x1b[31m" + "x" * 9_000, index=10**30))
+    page, lines = render_html(document), list(report_lines(document))
     assert "<script>\x1b" not in page
     assert max(map(len, lines)) <= 80
 
@@ -192,5 +194,5 @@ def test_numbers_within_reach_that_make_no_sense_are_rendered() -> None:
 
 def test_a_share_of_sms_from_before_the_looks_is_not_told() -> None:
     old = device(0, sm_active_ratio=0.07)
-    told = report(replace(old, sm_since=old.samples[0].at - 1.0))
-    assert [one.sm_active_ratio for one in told.gpus] == [None]
+    document = report(replace(old, sm_since=old.samples[0].at - 1.0))
+    assert [one.sm_active_ratio for one in document.gpus] == [None]

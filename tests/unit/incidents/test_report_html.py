@@ -186,15 +186,15 @@ def test_a_drawn_map_covers_every_rank_once() -> None:
     legend = rank_map.kinds(report.ranks)
     which = rank_map.kind_indices(report.ranks, legend)
     for drawing in rank_map.drawings(report.ranks, legend):
-        seen: dict[int, int] = {}
+        table: dict[int, int] = {}
         for kind, path in drawing.paths:
             for x, y, width in re.findall(r"M(\d+) (\d+)h(\d+)v10h-\d+z", path):
                 row = int(y) // rank_map.PITCH
                 for column in range(drawing.columns):
                     if int(x) <= rank_map.left(column, drawing.per_node) < int(x) + int(width):
-                        seen[row * drawing.columns + column] = kind
-        assert [seen[index] for index in range(1_000)] == which
-        assert len(seen) == 1_000
+                        table[row * drawing.columns + column] = kind
+        assert [table[index] for index in range(1_000)] == which
+        assert len(table) == 1_000
 
 
 def test_eight_thousand_ranks_render_quickly() -> None:

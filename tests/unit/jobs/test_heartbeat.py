@@ -178,19 +178,19 @@ class OneFile:
 
     def __init__(self, answer: FilePiece | Unreadable) -> None:
         self.answer = answer
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def read_from(self, path: str, offset: int, **_: object) -> FilePiece | Unreadable:
-        self.asked.append(path)
+        self.requests.append(path)
         return self.answer
 
 
 def rank(**more: object) -> RankIdentity:
-    told = {
+    facts = {
         "rank": 2, "world_size": 4, "pid": 900, "start_ticks": shared_files.start_ticks(), "uid": 1000,
         "node": "n", "started_at": 0.0, "namespace_pid": PID,
     }  # fmt: skip
-    return RankIdentity(**{**told, **more})  # type: ignore[arg-type]
+    return RankIdentity(**{**facts, **more})  # type: ignore[arg-type]
 
 
 def piece(record: written.HookRecord, uid: int = 1000, mode: int = 0o100600) -> FilePiece:
@@ -207,7 +207,7 @@ def test_the_record_is_looked_for_by_what_the_process_sees(record: written.HookR
     reader = OneFile(piece(record))
     assert source(reader).read([rank()])[2].step == 5
     name = record_name(PID, shared_files.start_ticks())
-    assert reader.asked == [f"/proc/900/root/dev/shm/{name}"]
+    assert reader.requests == [f"/proc/900/root/dev/shm/{name}"]
 
 
 @pytest.mark.parametrize(
@@ -229,11 +229,11 @@ def test_a_record_that_others_could_have_written_is_not_believed(
 def test_in_a_report_it_is_what_the_rank_said_or_a_gap(record: written.HookRecord) -> None:
     record.beat(5)
     host, own, other = Host(clock=lambda: 1000.0), OneFile(piece(record)), OneFile(piece(record, 1))
-    told, gaps = read_hook_summaries(host, own, [rank()])  # type: ignore[arg-type]
-    assert (told[2].step, gaps) == (5, ())
-    assert 0 <= told[2].step_age < 60
-    told, (gap,) = read_hook_summaries(host, other, [rank()])  # type: ignore[arg-type]
-    assert told == {}
+    summaries, gaps = read_hook_summaries(host, own, [rank()])  # type: ignore[arg-type]
+    assert (summaries[2].step, gaps) == (5, ())
+    assert 0 <= summaries[2].step_age < 60
+    summaries, (gap,) = read_hook_summaries(host, other, [rank()])  # type: ignore[arg-type]
+    assert summaries == {}
     assert (gap.rank, gap.pid) == (2, 900)
     assert "belongs to user 1 " in gap.reason
 
@@ -250,8 +250,8 @@ def test_in_a_report_it_is_what_the_rank_said_or_a_gap(record: written.HookRecor
 def test_a_record_that_cannot_be_read_is_a_gap_and_none_is_not(
     answer: Unreadable, why: str | None
 ) -> None:
-    told, gaps = read_hook_summaries(Host(clock=lambda: 1000.0), OneFile(answer), [rank()])  # type: ignore[arg-type]
-    assert told == {}
+    summaries, gaps = read_hook_summaries(Host(clock=lambda: 1000.0), OneFile(answer), [rank()])  # type: ignore[arg-type]
+    assert summaries == {}
     assert [(gap.what, why is not None and why in gap.reason) for gap in gaps] == (
         [(RECORD, True)] if why else []
     )
@@ -323,10 +323,10 @@ def test_who_has_no_record_is_asked_ever_more_rarely() -> None:
     for second in range(120):
         now[0] = float(second)
         assert heartbeats.read([rank(started_at=0.0)]) == {}
-    assert len(reader.asked) == 2  # it is old: once a minute
+    assert len(reader.requests) == 2  # it is old: once a minute
     young = source(reader)
     young.read([rank(started_at=990.0)])
-    assert len(reader.asked) == 3
+    assert len(reader.requests) == 3
 
 
 # --- as a sign of progress -----------------------------------------------------------------------
@@ -350,12 +350,12 @@ def test_a_step_of_any_rank_is_movement(record: written.HookRecord) -> None:
 
 
 def test_of_collective_timeouts_the_shortest_counts(record: written.HookRecord) -> None:
-    untold = read(record)
+    content = read(record)
     record.write_timeout(600)
     long = read(record)
     record.write_timeout(90)
-    assert shortest_timeout({0: long, 1: read(record), 2: untold}) == 90
-    assert shortest_timeout({0: untold}) is None
+    assert shortest_timeout({0: long, 1: read(record), 2: content}) == 90
+    assert shortest_timeout({0: content}) is None
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -37,11 +37,11 @@ def test_a_jobs_files_stay_its_own_while_it_steps(site: Path) -> None:
         optimizer.step()
     tell(sizes=[os.path.getsize(name) for name in names], signal=record.signal, fd=record.stacks_fd, asked=told, step=record.step)
     """
-    told = run(site, code)
-    assert set(told["sizes"]) == {200_000}
-    assert (told["signal"], told["fd"]) == (0, -1)
-    assert told["asked"] > 0
-    assert told["step"] == 200
+    done = run(site, code)
+    assert set(done["sizes"]) == {200_000}
+    assert (done["signal"], done["fd"]) == (0, -1)
+    assert done["asked"] > 0
+    assert done["step"] == 200
 
 
 def test_stacks_are_not_written_into_a_jobs_file(site: Path) -> None:
@@ -56,9 +56,9 @@ def test_stacks_are_not_written_into_a_jobs_file(site: Path) -> None:
         time.sleep(0.01)
     tell(sizes=[os.path.getsize(name) for name in names], answered=answers[652])
     """
-    told = run(site, code)
-    assert set(told["sizes"]) == {0}
-    assert told["answered"] == 1  # after the stacks, by the same thread
+    done = run(site, code)
+    assert set(done["sizes"]) == {0}
+    assert done["answered"] == 1  # after the stacks, by the same thread
 
 
 def test_what_a_job_has_not_flushed_survives_the_end_of_the_hook(site: Path) -> None:
@@ -173,17 +173,17 @@ class Between:
 def test_a_write_within_a_write_does_not_end_it(
     record: written.HookRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    results = []
 
     def other() -> None:
         record.beat(43)
         with pytest.raises(TornError):
             read(record)
-        seen.append(True)
+        results.append(True)
 
     monkeypatch.setattr(written, "_SEQUENCE", Between(written._BEGUN_AT, other))
     record.beat(42)
-    assert seen == [True]
+    assert results == [True]
     assert read(record).step == 43
 
 

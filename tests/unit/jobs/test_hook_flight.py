@@ -232,8 +232,8 @@ def test_the_timeout_of_collectives_is_told_with_the_first_step(tmp_path: Path) 
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(argv, text=True, **pipes) as job:
         assert job.stdout is not None
-        before, told, path = job.stdout.readline().split()
-        assert (float(before), float(told)) == (0.0, 77.0)
+        before, parts, path = job.stdout.readline().split()
+        assert (float(before), float(parts)) == (0.0, 77.0)
         start = identity(job.pid).start_ticks
         beat = parse_record(Path(path).read_bytes(), job.pid, start, time.monotonic())
         assert (beat.step, beat.collective_timeout) == (1, 77.0)

@@ -23,12 +23,12 @@ AHEAD = HookState(step=41, step_age=36.4)
 BEHIND = HookState(step=40, step_age=41.0, phase="data_wait", phase_age=40.9)
 
 
-def report(told: dict[int, HookState], step: int | None = None) -> Report:
+def report(table: dict[int, HookState], step: int | None = None) -> Report:
     """The sleeping job, whose ranks say this."""
     sample = samples.sleeping()
     ranks = tuple(
         msgspec.structs.replace(
-            one, capture=msgspec.structs.replace(one.capture, hook=told.get(one.rank))
+            one, capture=msgspec.structs.replace(one.capture, hook=table.get(one.rank))
         )
         for one in sample.judgement.ranks
     )
@@ -88,8 +88,8 @@ def test_a_rank_before_its_first_step_says_what_it_does() -> None:
 
 
 def test_many_ways_to_be_apart_are_few_lines() -> None:
-    told = {rank: HookState(step=rank, phase=f"<b>{rank}") for rank in range(8)}
-    made = report(told)
+    by_name = {rank: HookState(step=rank, phase=f"<b>{rank}") for rank in range(8)}
+    made = report(by_name)
     html = render_html(made)
     assert "<b>3" not in html.partition("<main")[2].replace("<b>3</b>", "")
     assert "&lt;b&gt;3" in html
@@ -99,15 +99,15 @@ def test_many_ways_to_be_apart_are_few_lines() -> None:
 
 
 def beat(step: int | None, at: float, **more: object) -> Heartbeat:
-    told = {"written_at": at, "step": step, "stepped_at": at, "beats": step or 0}
-    return Heartbeat(**{**told, **more})  # type: ignore[arg-type]
+    facts = {"written_at": at, "step": step, "stepped_at": at, "beats": step or 0}
+    return Heartbeat(**{**facts, **more})  # type: ignore[arg-type]
 
 
 def test_moments_become_ages_and_none_is_negative() -> None:
-    told = hook_summary(
+    result = hook_summary(
         beat(5, 100.0, phase="evaluate", phase_since=103.0, scalars={"loss": 1.0}), 102.5
     )
-    assert told == HookState(
+    assert result == HookState(
         step=5, step_age=2.5, phase="evaluate", phase_age=0.0, scalars={"loss": 1.0}
     )
     assert hook_summary(beat(None, 100.0), 102.5) == HookState()
@@ -116,8 +116,8 @@ def test_moments_become_ages_and_none_is_negative() -> None:
 def look(attempt: int = 0, **beats: Heartbeat) -> JobLook:
     job = Job(id="j", name="t", launcher="torchrun", attempt=attempt,
               ranks=(RankIdentity(rank=0, world_size=1, pid=9),))  # fmt: skip
-    told = {int(name[1:]): one for name, one in beats.items()}
-    return JobLook(job=job, look=RunLook(at=1.0), beats=told)
+    by_name = {int(name[1:]): one for name, one in beats.items()}
+    return JobLook(job=job, look=RunLook(at=1.0), beats=by_name)
 
 
 def test_the_last_words_of_a_rank_outlive_it_until_another_attempt_begins() -> None:

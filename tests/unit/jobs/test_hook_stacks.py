@@ -148,11 +148,11 @@ def test_of_two_who_ask_at_once_nobody_gets_half_an_answer() -> None:
     with process(DEEP) as one, asking_with([]) as first, asking_with([]) as second:
         wait_until(lambda: state(one.pid) == "S")
         with ThreadPoolExecutor(2) as pool:
-            asked = [pool.submit(who.dump, one.pid) for _ in range(15) for who in (first, second)]
-            told = [depths(future.result()) for future in asked]
+            results = [pool.submit(who.dump, one.pid) for _ in range(15) for who in (first, second)]
+            values = [depths(future.result()) for future in results]
     whole = [142, *[144] * 5]
-    assert told.count(whole) > 15  # who comes in between the two may get nothing
-    assert all(one in (whole, []) for one in told)
+    assert values.count(whole) > 15  # who comes in between the two may get nothing
+    assert all(one in (whole, []) for one in values)
 
 
 def test_half_an_answer_is_waited_for_wherever_it_begins() -> None:

@@ -49,12 +49,12 @@ class Ours(Host):
         self, pid: int, *, threads: bool = True, files: bool = False, kernel_stacks: bool = False
     ) -> ProcessState | None:
         self.searches += 1
-        seen = super().process_state(pid, threads=False, files=True)
-        assert seen is not None
-        files_ = tuple(file for file in seen.files if file.fd in self.shown)
+        process = super().process_state(pid, threads=False, files=True)
+        assert process is not None
+        files_ = tuple(file for file in process.files if file.fd in self.shown)
         return ProcessState(
-            pid=pid, ppid=seen.ppid, name=seen.name, state="S", uid=seen.uid,
-            start_ticks=seen.start_ticks, files=files_,
+            pid=pid, ppid=process.ppid, name=process.name, state="S", uid=process.uid,
+            start_ticks=process.start_ticks, files=files_,
         )  # fmt: skip
 
 
@@ -208,9 +208,9 @@ def test_first_and_last_rank_are_asked_first() -> None:
         RankIdentity(rank=n, world_size=99, pid=n, start_ticks=0, started_at=0.0, node="n")
         for n in range(99)
     ]
-    asked = [rank.rank for rank in job_logs._to_ask(ranks)]
-    assert asked[:3] == [0, 98, 1]
-    assert len(asked) == job_logs.MAX_RANKS
+    found = [rank.rank for rank in job_logs._to_ask(ranks)]
+    assert found[:3] == [0, 98, 1]
+    assert len(found) == job_logs.MAX_RANKS
     assert [rank.rank for rank in job_logs._to_ask(ranks[:1])] == [0]
     assert [rank.rank for rank in job_logs._to_ask(ranks[:2])] == [0, 1]
 

@@ -45,7 +45,7 @@ def found(
     world: int = 8,
     rocm: bool = False,
     node: NodeFacts = PLAIN,
-    said: NcclLogFacts | None = None,
+    facts: NcclLogFacts | None = None,
     gpu: bool | None = None,
     cores: int = 0,
     **settings: str,
@@ -57,7 +57,7 @@ def found(
     ]
     return {
         issue.name: issue.message
-        for issue in find_known_issues(job(world=world), ran, node, said, gpu)
+        for issue in find_known_issues(job(world=world), ran, node, facts, gpu)
     }
 
 
@@ -136,13 +136,13 @@ CAUGHT = [
     ("interface_set_to_local", found(world=16, GLOO_SOCKET_IFNAME="lo")),
     ("tokenizers_fork", found("2.7.0+cpu", TOKENIZERS_PARALLELISM="true")),
     ("amd_iommu", found("2.8.0+rocm6.4", rocm=True, node=AMD)),
-    ("sockets_beside_rdma", found(node=RDMA, world=16, said=SOCKETS)),
-    ("interface_of_one_node", found(world=16, said=FOREIGN)),
-    ("fewer_adapters", found(said=NcclLogFacts(adapters={"a:1": ("mlx5_0:1/IB",), "b:2": ()}))),
-    ("peer_refused", found(said=NcclLogFacts(peers={"refused": ("10.148.3.247",)}))),
-    ("peer_unreachable", found(said=NcclLogFacts(peers={"unreachable": ("10.148.3.247",)}))),
-    ("rdma_path_broken", found(said=NcclLogFacts(peers={"broken": ("10.2.0.5",)}))),
-    ("peer_closed", found(said=NcclLogFacts(peers={"closed": ("node-3",)}))),
+    ("sockets_beside_rdma", found(node=RDMA, world=16, facts=SOCKETS)),
+    ("interface_of_one_node", found(world=16, facts=FOREIGN)),
+    ("fewer_adapters", found(facts=NcclLogFacts(adapters={"a:1": ("mlx5_0:1/IB",), "b:2": ()}))),
+    ("peer_refused", found(facts=NcclLogFacts(peers={"refused": ("10.148.3.247",)}))),
+    ("peer_unreachable", found(facts=NcclLogFacts(peers={"unreachable": ("10.148.3.247",)}))),
+    ("rdma_path_broken", found(facts=NcclLogFacts(peers={"broken": ("10.2.0.5",)}))),
+    ("peer_closed", found(facts=NcclLogFacts(peers={"closed": ("node-3",)}))),
 ]
 HEALTHY = [
     ("nothing is known", found()),
@@ -168,19 +168,19 @@ HEALTHY = [
         TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_P2P_DISABLE="0", NCCL_IB_DISABLE="0", NCCL_SOCKET_IFNAME="",
     )),
     ("what PyTorch takes first counts", found(TORCH_NCCL_ASYNC_ERROR_HANDLING="1", NCCL_ASYNC_ERROR_HANDLING="0")),
-    ("no RDMA to use", found(world=16, NCCL_IB_DISABLE="1", said=SOCKETS)),
-    ("one node needs no network", found(node=RDMA, NCCL_IB_DISABLE="1", said=SOCKETS)),
+    ("no RDMA to use", found(world=16, NCCL_IB_DISABLE="1", facts=SOCKETS)),
+    ("one node needs no network", found(node=RDMA, NCCL_IB_DISABLE="1", facts=SOCKETS)),
     ("two cores", found(node=LARGE, gpu=True, cores=2)),
     ("cores that are not known", found(node=LARGE, gpu=True)),
     ("a job on CPUs", found(node=LARGE, gpu=False, cores=1)),
     ("nobody has looked for GPUs", found(node=LARGE, cores=1)),
     ("a small node", found(node=NodeFacts(cores=2), gpu=True, cores=1)),
-    ("one node may use lo", found(NCCL_SOCKET_IFNAME="lo", said=FOREIGN)),
+    ("one node may use lo", found(NCCL_SOCKET_IFNAME="lo", facts=FOREIGN)),
     ("left out, not chosen", found(world=16, NCCL_SOCKET_IFNAME="^docker0,lo")),
     ("one of them leads out", found(world=16, NCCL_SOCKET_IFNAME="lo,eth0")),
     ("names that only begin so", found(world=16, NCCL_SOCKET_IFNAME="loc0") | found(world=16, NCCL_SOCKET_IFNAME="docker")),
-    ("RDMA is used", found(node=RDMA, world=16, said=NcclLogFacts(networks=("IB",)))),
-    ("two communicators differ", found(node=RDMA, world=16, said=NcclLogFacts(networks=("IB", "Socket")))),
+    ("RDMA is used", found(node=RDMA, world=16, facts=NcclLogFacts(networks=("IB",)))),
+    ("two communicators differ", found(node=RDMA, world=16, facts=NcclLogFacts(networks=("IB", "Socket")))),
     ("a tamed IOMMU", found(rocm=True, node=msgspec.structs.replace(AMD, kernel_arguments=("iommu=pt",)))),
     ("kernel arguments not known", found(rocm=True, node=NodeFacts(iommu=True))),
     ("an IOMMU without ROCm", found("2.8.0+cu128", "2.27.3", node=AMD)),
@@ -199,19 +199,19 @@ def test_a_rank_that_is_not_seen_makes_no_second_node() -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "told"), CAUGHT)
-def test_a_trap_is_found_alone(name: str, told: dict[str, str]) -> None:
-    assert list(told) == [name]
+@pytest.mark.parametrize(("name", "table"), CAUGHT)
+def test_a_trap_is_found_alone(name: str, table: dict[str, str]) -> None:
+    assert list(table) == [name]
 
 
 def test_two_traps_at_once_are_both_told_in_the_order_of_the_rules() -> None:
-    told = found("2.7.0", "2.26.2", TORCH_NCCL_USE_COMM_NONBLOCKING="1", NCCL_RAS_ENABLE="0")
-    assert list(told) == ["torch_device_id_hang", "nccl_nonblocking_hang", "ras_off"]
+    result = found("2.7.0", "2.26.2", TORCH_NCCL_USE_COMM_NONBLOCKING="1", NCCL_RAS_ENABLE="0")
+    assert list(result) == ["torch_device_id_hang", "nccl_nonblocking_hang", "ras_off"]
 
 
-@pytest.mark.parametrize(("why", "told"), HEALTHY)
-def test_a_healthy_job_is_left_in_peace(why: str, told: dict[str, str]) -> None:
-    assert not told, why
+@pytest.mark.parametrize(("why", "table"), HEALTHY)
+def test_a_healthy_job_is_left_in_peace(why: str, table: dict[str, str]) -> None:
+    assert not table, why
 
 
 def test_every_rule_has_a_case_a_way_out_and_a_source() -> None:
@@ -229,31 +229,31 @@ def test_a_rule_reads_no_setting_that_is_not_on_the_list() -> None:
     class Spy(dict[str, str]):
         """Notes what is asked for."""
 
-        asked: set[str] = set()
+        requests: set[str] = set()
 
         def __contains__(self, name: object) -> bool:
-            self.asked.add(str(name))
+            self.requests.add(str(name))
             return True
 
         def get(self, name: str, default: object = None) -> str:  # type: ignore[override]
-            self.asked.add(name)
+            self.requests.add(name)
             return "1"
 
         def __getitem__(self, name: str) -> str:
-            self.asked.add(name)
+            self.requests.add(name)
             return "1"
 
-    said = NcclLogFacts(networks=("Socket",))
+    nccl_log_facts = NcclLogFacts(networks=("Socket",))
     versions = [(2, 7, 0), (2, 15, 0)], [(2, 14, 3), (2, 26, 2), (2, 30, 7)]
     for torch in versions[0]:
         for nccl in versions[1]:
             facts = JobFacts(
-                torch=Version(torch), nccl=Version(nccl), settings=Spy(), several_nodes=True, node=RDMA, nccl_log=said
+                torch=Version(torch), nccl=Version(nccl), settings=Spy(), several_nodes=True, node=RDMA, nccl_log=nccl_log_facts
             )  # fmt: skip
             for rule in RULES:
                 rule.finding(facts)
-    assert Spy.asked <= set(SETTINGS)
-    assert len(Spy.asked) > 10
+    assert Spy.requests <= set(SETTINGS)
+    assert len(Spy.requests) > 10
 
 
 # --- a whole job ---------------------------------------------------------------------------------
@@ -285,9 +285,9 @@ def test_what_differs_from_rank_to_rank_is_bounded() -> None:
 
 
 def test_the_loaded_library_counts_before_the_log() -> None:
-    said = NcclLogFacts(version="2.29.2")
-    assert list(found("2.9.0", "", said=said)) == ["nccl_2_29_2_hang"]
-    assert not found("2.9.0", "2.29.3", said=said)
+    facts = NcclLogFacts(version="2.29.2")
+    assert list(found("2.9.0", "", facts=facts)) == ["nccl_2_29_2_hang"]
+    assert not found("2.9.0", "2.29.3", facts=facts)
 
 
 def test_of_an_environment_only_the_list_is_kept_and_harmless() -> None:
@@ -299,10 +299,10 @@ def test_of_an_environment_only_the_list_is_kept_and_harmless() -> None:
 
 def test_a_peer_is_told_with_its_host_where_that_is_known() -> None:
     peers = {"refused": ("10.148.3.247", "10.148.3.9", "10.148.3.8", "10.1.1.1", "10.1.1.2")}
-    said = NcclLogFacts(peers=peers, hosts={"10.148.3.247": "r10i6n5"})
+    facts = NcclLogFacts(peers=peers, hosts={"10.148.3.247": "r10i6n5"})
     node = NodeFacts(hosts={"10.148.3.9": "r10i6n6", "10.148.3.247": "stale"})
-    told = found(said=said, node=node)["peer_refused"]
-    assert told.startswith(
+    peer_refused = found(facts=facts, node=node)["peer_refused"]
+    assert peer_refused.startswith(
         "its log says: connection refused by 10.148.3.247 (r10i6n5), 10.148.3.9 (r10i6n6), 10.148.3.8, 10.1.1.1 and 1 more: "
     )
 

@@ -111,10 +111,10 @@ def test_an_nccl_tells_its_version_in_its_name_or_its_header() -> None:
 class Counting(FakeReader):
     """Counts what is asked for."""
 
-    asked = 0
+    requests = 0
 
     def _ask(self, operation: ReadOperation, paths, **more):  # type: ignore[no-untyped-def]
-        self.asked += len(paths)
+        self.requests += len(paths)
         return super()._ask(operation, paths, **more)
 
 
@@ -151,21 +151,21 @@ def test_64_ranks_are_read_once_and_are_one_finding(tmp_path: Path) -> None:
     reader, one = Counting(files(str(tmp_path), 100)), job(64)
     finder = KnownIssueFinder(shared(tmp_path, 64), reader)
     first = finder.of(one, loaded(one))
-    asked = reader.asked
+    requests = reader.requests
     assert [(trap.name, len(trap.ranks)) for trap in first] == [("torch_device_id_hang", 64)]
     assert first[0].message.startswith("PyTorch 2.7.0 and NCCL 2.26.2: ")
     assert finder.of(one, loaded(one)) == first
-    assert reader.asked == asked == 4  # the two files, /proc/cmdline, /etc/hosts
+    assert reader.requests == requests == 4  # the two files, /proc/cmdline, /etc/hosts
     finder.keep(())
     finder.of(one, loaded(one))
-    assert reader.asked == asked + 2  # another job may find another PyTorch in the same place
+    assert reader.requests == requests + 2  # another job may find another PyTorch in the same place
 
 
 def test_ranks_in_containers_of_their_own_are_read_each_but_not_without_end(tmp_path: Path) -> None:
     reader, one = Counting(files(str(tmp_path), *range(100, 200))), job(64)
     (trap,) = KnownIssueFinder(Host(str(tmp_path)), reader).of(one, loaded(one))
     assert trap.message.startswith("ranks 0-7: ")
-    assert reader.asked == 2 * MAX_READS + 2
+    assert reader.requests == 2 * MAX_READS + 2
 
 
 def test_at_hang_time_nothing_is_read(tmp_path: Path) -> None:
@@ -173,17 +173,17 @@ def test_at_hang_time_nothing_is_read(tmp_path: Path) -> None:
     programs = {100: Program(libraries=LOADED, settings={"TORCH_NCCL_ENABLE_MONITORING": "0"})}
     finder = KnownIssueFinder(shared(tmp_path, 1), reader)
     assert [trap.name for trap in finder.of(one, programs, read=False)] == ["monitoring_off"]
-    assert reader.asked == 0
+    assert reader.requests == 0
     assert len(finder.of(one, programs)) == 2
-    asked = reader.asked
+    requests = reader.requests
     assert len(finder.of(one, programs, read=False)) == 2  # what is known stays known
-    assert reader.asked == asked
+    assert reader.requests == requests
 
 
 def test_the_agents_log_adds_what_nccl_says(tmp_path: Path) -> None:
     one = job(2, world=16)
-    said = NcclLogFacts(interfaces={"docker0": "172.17.0.1"})
-    (trap,) = KnownIssueFinder(Host(str(tmp_path)), FakeReader({})).of(one, loaded(one, Libraries()), said)  # fmt: skip
+    facts = NcclLogFacts(interfaces={"docker0": "172.17.0.1"})
+    (trap,) = KnownIssueFinder(Host(str(tmp_path)), FakeReader({})).of(one, loaded(one, Libraries()), facts)  # fmt: skip
     assert trap.name == "interface_of_one_node"
 
 
@@ -194,9 +194,9 @@ def test_a_file_that_hangs_is_asked_for_once(tmp_path: Path) -> None:
     reader, one = Counting(found), job(64)
     finder = KnownIssueFinder(shared(tmp_path, 64), reader)
     assert finder.of(one, loaded(one)) == ()
-    assert reader.asked == 3  # not even the header: the same mount, most likely
+    assert reader.requests == 3  # not even the header: the same mount, most likely
     assert finder.of(one, loaded(one)) == ()
-    assert reader.asked == 3
+    assert reader.requests == 3
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +292,7 @@ def test_discovery_tells_programs_and_settings_and_nothing_else(tmp_path: Path) 
     assert finder.find().programs[50].libraries == LOADED  # NCCL came a moment later
     (tmp_path / "proc/50/maps").write_bytes(maps(f"{SITE}/torch/lib/libtorch_cuda.so"))
     assert finder.find().programs[50].libraries == LOADED
-    assert sum(path.endswith("/maps") for path in paths.asked) == 2
+    assert sum(path.endswith("/maps") for path in paths.requests) == 2
 
 
 def test_a_node_is_looked_at_seldom(tmp_path: Path, reader: Reader) -> None:
@@ -319,10 +319,10 @@ def test_a_node_is_looked_at_seldom(tmp_path: Path, reader: Reader) -> None:
     for second in (0.0, AGAIN - 1):
         now[0] = second
         finder.of(one, {})
-    assert counting.asked == 2
+    assert counting.requests == 2
     now[0] = AGAIN
     finder.of(one, {})
-    assert counting.asked == 4
+    assert counting.requests == 4
 
 
 def test_a_node_without_any_of_it_is_no_trouble(tmp_path: Path) -> None:
@@ -399,9 +399,9 @@ def test_status_and_agent_tell_the_traps_of_a_real_job(
 
     def by_status() -> dict[str, str]:
         argv = [sys.executable, "-m", "mldebug", "status", "--json", "--config", str(config)]
-        told = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
-        mine = [job["id"] for job in told["jobs"] if job["ranks"][0]["pid"] in pids]
-        return {trap["name"]: trap["message"] for one in mine for trap in told["traps"][one]}
+        answer = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+        mine = [job["id"] for job in answer["jobs"] if job["ranks"][0]["pid"] in pids]
+        return {trap["name"]: trap["message"] for one in mine for trap in answer["traps"][one]}
 
     assert set(until_found(by_status, {"debug_detail"})) == {"debug_detail"}
 

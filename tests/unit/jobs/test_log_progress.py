@@ -154,11 +154,11 @@ def test_another_thread_that_counts_is_no_movement(followed: FollowedLog, lines:
 
 
 def test_another_thread_that_counts_beside_a_loop_which_tells_no_loss() -> None:
-    told = FollowedLog()
+    log = FollowedLog()
     for step in range(50, 60):
-        told.say(f"it {step}/1000")
-    assert told.longest(*COUNTERS["a queue"]) == 2 * MINUTE
-    assert told.progress.step == 59
+        log.say(f"it {step}/1000")
+    assert log.longest(*COUNTERS["a queue"]) == 2 * MINUTE
+    assert log.progress.step == 59
 
 
 def test_another_thread_that_counts_was_the_last_to_speak_before_us() -> None:
@@ -218,16 +218,16 @@ FROM_THE_START = {
 
 @pytest.mark.parametrize("lines", FROM_THE_START.values(), ids=FROM_THE_START)
 def test_what_a_log_says_from_the_start_is_movement(lines: list[str]) -> None:
-    told = FollowedLog()
-    said = [line.format(n=n, more=n * 7) for n in range(150) for line in lines]
-    assert told.longest(*said, seconds=150) == 0
+    log = FollowedLog()
+    results = [line.format(n=n, more=n * 7) for n in range(150) for line in lines]
+    assert log.longest(*results, seconds=150) == 0
 
 
 def test_a_loop_behind_a_bar_of_the_start_up_is_movement() -> None:
-    told = FollowedLog()
+    log = FollowedLog()
     for n in range(50):
-        told.say(f"{n}%|#| {n}/50 [00:10<00:10, 5.00it/s]")
-    assert told.longest(*(f"step {n} tokens=512" for n in range(200))) == 0
+        log.say(f"{n}%|#| {n}/50 [00:10<00:10, 5.00it/s]")
+    assert log.longest(*(f"step {n} tokens=512" for n in range(200))) == 0
 
 
 def test_a_restarted_job_may_have_another_log_format(followed: FollowedLog) -> None:
@@ -267,18 +267,18 @@ def test_a_rounded_loss_without_a_step_comes_back() -> None:
 
 
 def test_a_resumed_run_says_known_steps_again() -> None:
-    told = FollowedLog()
+    log = FollowedLog()
     for step in range(10):
-        told.say(f"step {step} loss 0.5")
-    told.progress.restart()
-    told.say("step 8 loss 0.5")
-    assert told.progress.moved_at == told.now
+        log.say(f"step {step} loss 0.5")
+    log.progress.restart()
+    log.say("step 8 loss 0.5")
+    assert log.progress.moved_at == log.now
 
 
 def test_ranks_with_logs_of_their_own_say_the_same(followed: FollowedLog) -> None:
-    said = followed.progress.moved_at
+    moved_at = followed.progress.moved_at
     followed.say("step 59 loss 1.0169", log="b")
-    assert followed.progress.moved_at == said
+    assert followed.progress.moved_at == moved_at
 
 
 def test_all_that_was_there_before_us_is_known() -> None:
@@ -291,24 +291,24 @@ def test_all_that_was_there_before_us_is_known() -> None:
 
 def test_a_restart_of_the_agent_beside_a_chatty_hang_is_no_movement() -> None:
     """The log is as young as its last line, and another rank's step stands last in it."""
-    told = FollowedLog()
+    log = FollowedLog()
     for step in (58, 59, 60, 61, 60, 61):
-        told.say(f"rank 0 step={step} mem=1")
-    clock, quiet = ProgressClock(1.0, told.clock.memory), told.clock.quiet
+        log.say(f"rank 0 step={step} mem=1")
+    clock, quiet = ProgressClock(1.0, log.clock.memory), log.clock.quiet
     again = LogProgress()
-    again.arrive(LogRecord(step=60, format="plain"), told.now + 3, "a")
-    moved = clock.update(RunLook(at=told.now + 4, progress=again.signals()), learn=True)
+    again.arrive(LogRecord(step=60, format="plain"), log.now + 3, "a")
+    moved = clock.update(RunLook(at=log.now + 4, progress=again.signals()), learn=True)
     assert moved is None
     assert clock.quiet > quiet
 
 
 def test_a_log_that_is_disowned_tells_nothing() -> None:
-    told = FollowedLog()
-    told.say("step 7 loss 0.5")
-    told.progress.disown()
-    assert (told.progress.step, told.progress.loss, told.progress.signals()) == (None, None, ())
-    told.look()
-    assert not told.clock.memory.values
+    log = FollowedLog()
+    log.say("step 7 loss 0.5")
+    log.progress.disown()
+    assert (log.progress.step, log.progress.loss, log.progress.signals()) == (None, None, ())
+    log.look()
+    assert not log.clock.memory.values
 
 
 def test_nothing_is_kept_for_ever(followed: FollowedLog) -> None:

@@ -33,16 +33,16 @@ def test_a_recorded_log_of_an_h200(name: str) -> None:
     parser.feed((H200 / name).read_bytes())
     for line in parser.take_nccl():
         log.add_line(line, LogWriters(node="vm", pids={620, 860}))
-    said = log.facts()
-    (rank,) = said.adapters  # one process wrote it; it found no adapter
-    assert said == NcclLogFacts(
+    result = log.facts()
+    (rank,) = result.adapters  # one process wrote it; it found no adapter
+    assert result == NcclLogFacts(
         version="2.28.9", networks=("Socket",), interfaces={"eth0": "192.0.2.2"}, hosts={"192.0.2.2": "vm"}, adapters={rank: ()}
     )  # fmt: skip
     assert not parser.take_nccl()
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "facts"),
     [
         ("NCCL INFO Using network IB", NcclLogFacts(networks=("IB",))),
         ("NCCL INFO Using network AWS Libfabric", NcclLogFacts(networks=("AWS Libfabric",))),
@@ -84,10 +84,10 @@ def test_a_recorded_log_of_an_h200(name: str) -> None:
         ("NCCL INFO Channel 00/24 : 0 1", NcclLogFacts()),
     ],
 )  # fmt: skip
-def test_a_line_of_a_rank(line: str, said: NcclLogFacts) -> None:
-    assert facts_of(US + line) == said
-    assert facts_of(f"[2026-09-09 10:46:33] {US}{line}") == said
-    assert facts_of(f"[default0]:{US}{line}") == said
+def test_a_line_of_a_rank(line: str, facts: NcclLogFacts) -> None:
+    assert facts_of(US + line) == facts
+    assert facts_of(f"[2026-09-09 10:46:33] {US}{line}") == facts
+    assert facts_of(f"[default0]:{US}{line}") == facts
 
 
 def test_a_version_may_stand_alone() -> None:
@@ -138,10 +138,10 @@ def test_a_log_full_of_lies_stays_small_and_harmless() -> None:
         log.add_line(f"{US}NCCL WARN Connect to 10.0.{number % 250}.{number}<1> failed : Connection refused", OURS)  # fmt: skip
         log.add_line(f"{US}NCCL INFO NET/Socket : Using [0]e{number}:10.0.0.1<0>", OURS)
         log.add_line(f"{US}NCCL WARN Connect to \x1b[31mred<1> failed : Connection refused", OURS)
-    said = log.facts()
-    assert len(said.peers["refused"]) == MAX_PEERS
-    assert len(said.interfaces) <= MAX_PEERS
-    assert "\x1b" not in repr(said)
+    result = log.facts()
+    assert len(result.peers["refused"]) == MAX_PEERS
+    assert len(result.interfaces) <= MAX_PEERS
+    assert "\x1b" not in repr(result)
 
 
 @pytest.mark.parametrize(

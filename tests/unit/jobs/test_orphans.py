@@ -28,8 +28,8 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(orphans, "SETTLED", 0.0)
     names = ("SLURM_JOB_ID", "SLURM_PROCID", "RANK", "TORCHELASTIC_RUN_ID")
     bare = {name: value for name, value in os.environ.items() if name not in names}
-    told = {**bare, "SLURM_JOB_ID": JOB}
-    both = [subprocess.Popen(["sleep", "600"], env=env) for env in ({**told, "RANK": "3"}, told)]
+    facts = {**bare, "SLURM_JOB_ID": JOB}
+    both = [subprocess.Popen(["sleep", "600"], env=env) for env in ({**facts, "RANK": "3"}, facts)]
     yield both[0].pid
     for one in both:
         one.kill()

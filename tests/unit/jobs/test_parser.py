@@ -176,10 +176,10 @@ class Counting:
 
     def __init__(self, word: str) -> None:
         self.word = word
-        self.asked = 0
+        self.requests = 0
 
     def parse(self, line: str) -> LogRecord | None:
-        self.asked += 1
+        self.requests += 1
         return LogRecord(format=self.word) if self.word in line else None
 
 
@@ -191,4 +191,4 @@ def test_the_format_that_matched_is_tried_first_and_generic_ones_last() -> None:
     every, one, two = Generic("w"), Counting("one"), Counting("two w")
     it = LogParser([every, one, two])
     assert [record.format for record in it.feed(b"w\n" + b"two w\n" * 5)] == ["w", *["two w"] * 5]
-    assert (every.asked, one.asked, two.asked) == (1, 2, 6)
+    assert (every.requests, one.requests, two.requests) == (1, 2, 6)

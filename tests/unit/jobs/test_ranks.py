@@ -778,10 +778,10 @@ def test_an_environment_is_read_once(node: Node) -> None:
     ranks = node.torchrun(100, 2)
     node.find()
     node.find()  # for NCCL, which is mapped a moment after PyTorch
-    asked = len(node.paths.asked)
-    assert sum(path.endswith("/environ") for path in node.paths.asked) == 3
+    count = len(node.paths.requests)
+    assert sum(path.endswith("/environ") for path in node.paths.requests) == 3
     assert node.find().jobs
-    assert len(node.paths.asked) == asked
+    assert len(node.paths.requests) == count
     (node.tree.root / f"proc/{ranks[0]}/environ").write_text("overwritten by setproctitle")
     assert pids(node.job()) == ranks
 
@@ -844,7 +844,7 @@ def test_two_thousand_strangers_cost_little(node: Node) -> None:
         assert len(node.find().jobs) == 1
         spent.append(time.thread_time() - begun)
     assert min(spent) < 0.3
-    assert not [path for path in node.paths.asked if "/proc/1000/" in path]
+    assert not [path for path in node.paths.requests if "/proc/1000/" in path]
 
 
 class FewPaths(DirectPaths):
@@ -877,6 +877,6 @@ def test_a_shell_that_waits_to_be_a_rank_is_read_once(node: Node) -> None:
     node.tree.add(112, 100, "run.sh", environ=elastic(2, 3, 2, 3), exe="/bin/bash")
     for _ in range(3):
         assert [gap.pid for gap in node.find().gaps] == [112]
-    assert sum(path.endswith("/112/environ") for path in node.paths.asked) == 1
+    assert sum(path.endswith("/112/environ") for path in node.paths.requests) == 1
     node.tree.add(112, 100, "run.sh", environ={}, exe="/bin/bash", program=1)
     assert not node.find().gaps

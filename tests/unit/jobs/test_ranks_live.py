@@ -80,15 +80,15 @@ def free_port() -> int:
 
 def job_when(finder: RankFinder, pid: int, true: Callable[[Job], bool]) -> Job:
     """Look until the job is there and as it should be."""
-    seen: list[Job] = []
+    jobs: list[Job] = []
 
     def there() -> bool:
         job = job_of(finder.find(), pid)
-        seen.extend([job] if job else [])
+        jobs.extend([job] if job else [])
         return job is not None and true(job)
 
     wait_until(there, START_SECONDS)
-    return seen[-1]
+    return jobs[-1]
 
 
 GLOO = """

@@ -121,12 +121,12 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.tree, self.now, self.root = Tree(root), BOOT + 3600.0, root
         self.world: RasWorld | None = None
-        self.asked: list[tuple[int, ...]] = []
+        self.requests: list[tuple[int, ...]] = []
         host = Host(str(root), lambda: self.now)
         self.finder = RankFinder(host, DirectPaths(), "n1", create_all("launchers"), self._ask)
 
     def _ask(self, some: Job) -> RasWorld | None:
-        self.asked.append(tuple(one.pid for one in some.ranks))
+        self.requests.append(tuple(one.pid for one in some.ranks))
         return self.world
 
     def add(self, pid: int, *, parent: int = 1, nccl: bool = True, **more: Any) -> int:
@@ -153,7 +153,7 @@ def test_processes_of_different_shells_are_one_job(node: Node) -> None:
     node.world = RasWorld(key="0x1", size=4, ranks={100: 2, 101: 3})
     assert node.jobs() == [(BY_RAS, 4, {2: 100, 3: 101})]
     assert node.jobs() == [(BY_RAS, 4, {2: 100, 3: 101})]
-    assert node.asked == [(100, 101)]
+    assert node.requests == [(100, 101)]
 
 
 def test_what_python_has_spawned_are_ranks_and_their_parent_is_none(node: Node) -> None:
@@ -165,18 +165,18 @@ def test_what_python_has_spawned_are_ranks_and_their_parent_is_none(node: Node) 
     assert node.jobs() == [(BY_RAS, 2, {0: 100, 1: 101})]
     node.add(200, parent=100, argv=SPAWN)  # a DataLoader worker
     assert node.jobs() == [(BY_RAS, 2, {0: 100, 1: 101})]
-    assert node.asked == [(50, 100, 101)]
+    assert node.requests == [(50, 100, 101)]
 
 
 def test_who_cannot_tell_yet_is_asked_again_and_not_for_ever(node: Node) -> None:
     node.add(100)
     for _ in range(3):
         assert node.jobs() == [("single", 1, {0: 100})]
-    assert node.asked == [(100,)]
+    assert node.requests == [(100,)]
     for _ in range(2000):
         node.now += 1.0
         node.jobs()
-    assert len(node.asked) == 1 + len(PAUSES)
+    assert len(node.requests) == 1 + len(PAUSES)
     node.add(101)  # somebody new may know more
     node.world = RasWorld(key="0x1", size=2, ranks={100: 0, 101: 1})
     assert node.jobs() == [(BY_RAS, 2, {0: 100, 1: 101})]
@@ -189,7 +189,7 @@ def test_workers_that_come_and_go_are_no_reason_to_ask_at_every_look(node: Node)
         node.now += 5.0
         node.jobs()
         node.tree.end(pid)
-    assert len(node.asked) <= 8
+    assert len(node.requests) <= 8
 
 
 def test_one_question_in_one_look_is_enough(node: Node) -> None:
@@ -197,10 +197,10 @@ def test_one_question_in_one_look_is_enough(node: Node) -> None:
     for pid in range(100, 150):
         node.add(pid, network=f"net:[{pid}]")
     node.jobs()
-    assert len(node.asked) == 1
+    assert len(node.requests) == 1
     for _ in range(49):
         node.jobs()
-    assert sorted(node.asked) == [(pid,) for pid in range(100, 150)]
+    assert sorted(node.requests) == [(pid,) for pid in range(100, 150)]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_one_question_in_one_look_is_enough(node: Node) -> None:
 def test_nobody_is_asked(node: Node, environ: dict[str, object], nccl: bool) -> None:
     node.add(100, nccl=nccl, environ=environ)
     node.jobs()
-    assert node.asked == []
+    assert node.requests == []
 
 
 # --- real ones -------------------------------------------------------------------------------------
@@ -285,11 +285,11 @@ def test_real_processes_get_the_ranks_that_ras_tells(tools: NodeTools, tmp_path:
         (job,) = all_found(tools, pids)
         assert {one.rank: one.pid for one in job.ranks} == {3: pids[0], 1: pids[1]}
         assert (job.launcher, job.world_size, job.ranks[0].uid) == (BY_RAS, 4, os.geteuid())
-        asked = server.connections
+        connections = server.connections
         assert all_found(tools, pids) == [job]
-        assert server.connections == asked, "not asked in every look"
-    seen = NodeListing(node="n", now=time.time(), jobs=(job,), remarks=(), gaps=())
-    shown = "\n".join(str(line) for line in status_lines(seen))
+        assert server.connections == connections, "not asked in every look"
+    listing = NodeListing(node="n", now=time.time(), jobs=(job,), remarks=(), gaps=())
+    shown = "\n".join(str(line) for line in status_lines(listing))
     assert f"ranks 1,3 of 4; pids {pids[1]} {pids[0]}; which is which NCCL RAS tells" in shown
 
 
@@ -307,9 +307,9 @@ def test_a_ras_that_is_of_no_use_gives_no_numbers_and_costs_one_question(
 ) -> None:
     with serving(FAULTS[fault]) as server, two(tmp_path, server) as pids:
         found = [all_found(tools, pids)]
-        asked = server.connections
+        connections = server.connections
         found += [all_found(tools, pids) for _ in range(2)]
-        assert server.connections == asked > 0
+        assert server.connections == connections > 0
     for jobs in found:
         assert [(job.launcher, job.world_size) for job in jobs] == [("single", 1)] * 2
 

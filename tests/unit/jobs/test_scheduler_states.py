@@ -67,7 +67,7 @@ def test_no_time_limit_is_no_end(limit: object) -> None:
 
 
 def test_nodes_of_later_versions() -> None:
-    told = {
+    facts = {
         "sinfo": [
             {"node": {"state": ["IDLE", "DRAIN"]}, "nodes": {"nodes": ["n1", "n2"]}, "reason": {"description": "fan"}},
             {"node": {"state": ["MIXED", "DRAIN"]}, "nodes": {"nodes": ["n3"]}, "reason": {"description": "disk"}},
@@ -75,7 +75,7 @@ def test_nodes_of_later_versions() -> None:
             {"node": {"state": ["DOWN", "NOT_RESPONDING"]}, "nodes": {"nodes": ["n5"]}, "reason": "gone"},
         ]
     }  # fmt: skip
-    read = slurm_json.read_nodes(json.dumps(told).encode())
+    read = slurm_json.read_nodes(json.dumps(facts).encode())
     assert [(one.name, one.state, one.reason) for one in read] == [
         ("n1", "drained", "fan"), ("n2", "drained", "fan"), ("n3", "draining", "disk"), ("n5", "down", "gone"),
     ]  # fmt: skip

@@ -95,11 +95,11 @@ def test_without_json_text_is_asked_for_and_remembered(spawner: Spawner, tmp_pat
     )
     one = slurm.create(slurm.Options(squeue=program(tmp_path, script)))
     for _ in range(2):
-        told = one.ask(spawner, nodes=False)
-        assert [(job.id, job.name) for job in told.jobs] == [("1", "my träin")]
-        assert told.by == "text"
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert ["--json" in line for line in asked] == [True, False, False]
+        answer = one.ask(spawner, nodes=False)
+        assert [(job.id, job.name) for job in answer.jobs] == [("1", "my träin")]
+        assert answer.by == "text"
+    lines = (tmp_path / "asked").read_text().splitlines()
+    assert ["--json" in line for line in lines] == [True, False, False]
 
 
 def test_no_variable_of_the_user_changes_what_is_printed(
@@ -110,29 +110,29 @@ def test_no_variable_of_the_user_changes_what_is_printed(
     monkeypatch.setenv("SLURM_CONF", "/there/slurm.conf")
     script = f"env > {tmp_path}/env; cat {FIXTURES}/squeue-22.05.json"
     assert len(ask(spawner, program(tmp_path, script)).jobs) == 6
-    told = (tmp_path / "env").read_text().splitlines()
-    assert {"LC_ALL=C", "TZ=UTC", "SLURM_CONF=/there/slurm.conf"} <= set(told)
-    assert not [one for one in told if one.startswith("SQUEUE_")]
+    lines = (tmp_path / "env").read_text().splitlines()
+    assert {"LC_ALL=C", "TZ=UTC", "SLURM_CONF=/there/slurm.conf"} <= set(lines)
+    assert not [one for one in lines if one.startswith("SQUEUE_")]
 
 
 def test_each_question_is_one_call_and_jobs_are_told_where_nodes_are_not() -> None:
-    asked = []
+    results = []
 
     def answer(argv: Sequence[str]) -> Completed:
-        asked.append(argv[0])
+        results.append(argv[0])
         if argv[0] == "sinfo":
             return Completed(returncode=1, stderr=b"no")
         return Completed(returncode=0, stdout=(FIXTURES / "squeue-22.05.json").read_bytes())
 
     one, starter = slurm.create(slurm.Options()), FakeSpawner(answer)
     first = one.ask(starter, nodes=True)  # type: ignore[arg-type]  # nothing is known yet
-    assert (len(first.jobs), first.nodes, first.trouble, asked) == (6, None, "", ["squeue"])
-    told = one.ask(starter, nodes=True)  # type: ignore[arg-type]
-    assert (len(told.jobs), told.nodes) == (6, None)
-    assert "exit code 1" in told.trouble
-    assert asked == ["squeue", "sinfo", "sinfo"]  # the second: as text, in the first hour
+    assert (len(first.jobs), first.nodes, first.trouble, results) == (6, None, "", ["squeue"])
+    reply = one.ask(starter, nodes=True)  # type: ignore[arg-type]
+    assert (len(reply.jobs), reply.nodes) == (6, None)
+    assert "exit code 1" in reply.trouble
+    assert results == ["squeue", "sinfo", "sinfo"]  # the second: as text, in the first hour
     one.ask(starter, nodes=True)  # type: ignore[arg-type]
-    assert asked[3:] == ["squeue"]  # never twice without looking anew
+    assert results[3:] == ["squeue"]  # never twice without looking anew
 
 
 @pytest.mark.parametrize(
@@ -150,10 +150,10 @@ def test_each_question_is_one_call_and_jobs_are_told_where_nodes_are_not() -> No
 def test_jobs_that_slurm_hides_are_known_to_be_hidden(
     monkeypatch: pytest.MonkeyPatch, private: str | None, uid: int, jobs: str, only_of: bool
 ) -> None:
-    asked = []
+    results = []
 
     def answer(argv: Sequence[str]) -> Completed:
-        asked.append(argv[0])
+        results.append(argv[0])
         if argv[0] == "scontrol":
             config = f"PrioritySiteFactorPlugin= (null)\nPrivateData             = {private}\n"
             return Completed(returncode=1 if private is None else 0, stdout=config.encode())
@@ -165,9 +165,9 @@ def test_jobs_that_slurm_hides_are_known_to_be_hidden(
     monkeypatch.setattr(slurm.os, "geteuid", lambda: uid)
     one, starter = slurm.create(slurm.Options()), FakeSpawner(answer)
     for _ in range(2):
-        told = one.ask(starter, nodes=False)  # type: ignore[arg-type]
-        assert bool(told.only_of) == only_of
-    assert asked.count("scontrol") <= 1
+        reply = one.ask(starter, nodes=False)  # type: ignore[arg-type]
+        assert bool(reply.only_of) == only_of
+    assert results.count("scontrol") <= 1
 
 
 def test_what_slurm_hides_is_not_called_missing_and_ends_no_event() -> None:
@@ -180,7 +180,7 @@ def test_what_slurm_hides_is_not_called_missing_and_ends_no_event() -> None:
     assert "PrivateData" in watched["w"].sentence
     assert (watched["mine"].missing, watched["mine"].hidden) == (True, False)
     assert "scheduler/main/w#missing" in {one.key for one in clocked.book.firing()}
-    assert clocked.asked.alive() is None
+    assert clocked.requests.alive() is None
 
     fresh = Clocked({"w": ExpectedJob(name="a")})
     fresh.tell(Queue(by="json", only_of="agent"))
@@ -197,7 +197,7 @@ class Clocked:
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.jobs = JobsConfig(expected=expected)
         plugin = Plugin("slurm", slurm.Options(**{"only_on": ("*",), **options}))
-        self.asked = PolledScheduler(
+        self.requests = PolledScheduler(
             "main", plugin, "node1", FakeSpawner(lambda _: Completed()), self.inbox
         )  # type: ignore[arg-type]
         self.book = EventRegistry(pending=0.0)
@@ -205,14 +205,14 @@ class Clocked:
     def tell(self, answer: Queue | QueueError) -> SchedulerState:
         """An answer has come; the events hear of it."""
         value, error = (answer, None) if isinstance(answer, Queue) else (None, answer)
-        self.asked.on_result(Result("scheduler:main", True, value, error))
-        state = self.asked.state(self.jobs)
+        self.requests.on_result(Result("scheduler:main", True, value, error))
+        state = self.requests.state(self.jobs)
         word = together(of_schedulers([state], time.time()))
         for alarm in word.alerts:
             self.book.raise_(alarm, time.time())
-        said = {one.key for one in word.alerts}
+        keys = {one.key for one in word.alerts}
         for key in self.book.keys(""):
-            if word.is_over(key) and key not in said:
+            if word.is_over(key) and key not in keys:
                 self.book.clear(key, time.time())
         return state
 
@@ -233,18 +233,18 @@ def job(name: str, **more: Any) -> QueueJob:
 
 
 def test_a_missing_job_fires_survives_an_outage_and_ends_when_it_is_back() -> None:
-    seen = Clocked({"pretrain": ExpectedJob(name="my-training")})
-    seen.tell(Queue(jobs=(job("my-training"),)))
-    assert seen.firing() == []
-    seen.tell(Queue(jobs=(job("other"),)))
-    assert seen.firing() == ["job_missing"]
+    clocked = Clocked({"pretrain": ExpectedJob(name="my-training")})
+    clocked.tell(Queue(jobs=(job("my-training"),)))
+    assert clocked.firing() == []
+    clocked.tell(Queue(jobs=(job("other"),)))
+    assert clocked.firing() == ["job_missing"]
     for _ in range(3):
-        state = seen.tell(QueueError("timeout", "squeue had not answered after 10 s"))
+        state = clocked.tell(QueueError("timeout", "squeue had not answered after 10 s"))
     assert (state.failing, state.failures) == (3, {"timeout": 3})
-    assert seen.firing() == ["job_missing", "scheduler_unanswered"]
+    assert clocked.firing() == ["job_missing", "scheduler_unanswered"]
     waits = job("my-training", state="PENDING", standing=JobStanding.QUEUED, reason="Resources")
-    seen.tell(Queue(jobs=(waits,)))
-    assert seen.firing() == []
+    clocked.tell(Queue(jobs=(waits,)))
+    assert clocked.firing() == []
 
 
 def test_a_squeue_that_hangs_holds_up_no_turn(spawner: Spawner, tmp_path: Path) -> None:
@@ -253,44 +253,44 @@ def test_a_squeue_that_hangs_holds_up_no_turn(spawner: Spawner, tmp_path: Path) 
     plugin = Plugin(
         "slurm", slurm.Options(only_on=("*",), squeue=sleeps, timeout=2.0, interval=0.01)
     )
-    asked = PolledScheduler("main", plugin, "node1", spawner, inbox)
+    scheduler = PolledScheduler("main", plugin, "node1", spawner, inbox)
     deadline = time.monotonic() + 60 * PATIENCE
     while inbox.empty():  # each turn is one of the main loop's
-        asked.tick()
+        scheduler.tick()
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert (tmp_path / "asked").read_text() == "x\n"  # not a second one beside it
     result = inbox.get()
     assert result is not None
-    asked.on_result(result)
-    state = asked.state(JobsConfig())
+    scheduler.on_result(result)
+    state = scheduler.state(JobsConfig())
     assert (state.success_at, state.failures) == (None, {"timeout": 1})
     assert "had not answered after 2 s" in state.trouble
 
 
 def test_an_outage_from_the_start_calls_no_job_missing() -> None:
-    seen = Clocked({"pretrain": ExpectedJob(name="my-training")})
+    clocked = Clocked({"pretrain": ExpectedJob(name="my-training")})
     for _ in range(5):
-        seen.tell(QueueError("not_started", "squeue could not be run: no such file"))
-    assert seen.firing() == ["scheduler_unanswered"]
+        clocked.tell(QueueError("not_started", "squeue could not be run: no such file"))
+    assert clocked.firing() == ["scheduler_unanswered"]
 
 
 def test_a_time_limit_that_is_near_is_told_before_it_ends_the_job() -> None:
-    seen = Clocked({"pretrain": ExpectedJob(name="my-*")})
-    seen.tell(Queue(jobs=(job("my-training", ends=time.time() + 1200),)))
-    assert seen.firing() == []
-    seen.tell(Queue(jobs=(job("my-training", ends=time.time() + 600),)))
-    assert seen.firing() == ["time_limit_near"]
-    seen.tell(Queue(jobs=(job("my-training", ends=time.time() + 3600),)))
-    assert seen.firing() == []
+    clocked = Clocked({"pretrain": ExpectedJob(name="my-*")})
+    clocked.tell(Queue(jobs=(job("my-training", ends=time.time() + 1200),)))
+    assert clocked.firing() == []
+    clocked.tell(Queue(jobs=(job("my-training", ends=time.time() + 600),)))
+    assert clocked.firing() == ["time_limit_near"]
+    clocked.tell(Queue(jobs=(job("my-training", ends=time.time() + 3600),)))
+    assert clocked.firing() == []
 
 
 def test_only_named_nodes_ask() -> None:
-    seen = Clocked({}, only_on=("head*",))
-    assert not seen.asked.asks
-    seen.asked.tick()
-    assert seen.inbox.empty()
-    assert seen.asked.alive() is None
+    clocked = Clocked({}, only_on=("head*",))
+    assert not clocked.requests.asks
+    clocked.requests.tick()
+    assert clocked.inbox.empty()
+    assert clocked.requests.alive() is None
 
 
 def test_a_config_of_schedulers_is_read(tmp_path: Path) -> None:
@@ -332,28 +332,28 @@ def test_a_watch_of_which_nobody_would_be_asked_is_refused(
 
 
 def test_status_and_metrics_tell_the_same() -> None:
-    seen = Clocked({"pretrain": ExpectedJob(name="my-*"), "evals": ExpectedJob(name="eval")})
+    clocked = Clocked({"pretrain": ExpectedJob(name="my-*"), "evals": ExpectedJob(name="eval")})
     now = time.time()
     waits = job("my-2", state="PENDING", standing=JobStanding.QUEUED, submitted=now - 60)
     nodes = (QueueNode(name="n2", state="drained", reason="bad\x1b[31m disk"),)
     runs = job("my-1", started=now - 7200, ends=now + 7200)
-    state = seen.tell(Queue(jobs=(runs, waits), nodes=nodes))
+    state = clocked.tell(Queue(jobs=(runs, waits), nodes=nodes))
     lines = list(scheduler_lines([state], now))
     assert [bad for _, bad in lines] == [False, True, False]
     assert lines[0][0].startswith("pretrain: 7 (my-1): running for 2h, its time limit ends it in ")
     assert lines[1][0] == "evals: no job named eval is running or queued"
     assert lines[2][0].startswith("main: n2 is drained (bad")
     assert "\x1b" not in lines[2][0]
-    failed = seen.tell(QueueError("timeout", "squeue had not answered after 10 s"))
+    failed = clocked.tell(QueueError("timeout", "squeue had not answered after 10 s"))
     snapshot = Snapshot(node="n", at=now, started_at=now, schedulers=(failed,))
     group = scheduler_metrics.create(NoOptions())
-    told = {(one.family.name, one.labels): one.value for one in group.samples(snapshot)}
-    assert told["mldebug_scheduler_job_missing", ("main", "evals")] == 1
-    assert told["mldebug_scheduler_jobs", ("main", "pretrain", "queued")] == 1
-    assert told["mldebug_scheduler_pending_seconds", ("main", "pretrain")] == pytest.approx(60, abs=1)  # fmt: skip
-    assert told["mldebug_scheduler_time_limit_left_seconds", ("main", "pretrain")] == pytest.approx(7200, abs=1)  # fmt: skip
-    assert told["mldebug_scheduler_nodes_out", ("main", "drained")] == 1
-    assert told["mldebug_scheduler_failures", ("main", "timeout")] == 1
+    values = {(one.family.name, one.labels): one.value for one in group.samples(snapshot)}
+    assert values["mldebug_scheduler_job_missing", ("main", "evals")] == 1
+    assert values["mldebug_scheduler_jobs", ("main", "pretrain", "queued")] == 1
+    assert values["mldebug_scheduler_pending_seconds", ("main", "pretrain")] == pytest.approx(60, abs=1)  # fmt: skip
+    assert values["mldebug_scheduler_time_limit_left_seconds", ("main", "pretrain")] == pytest.approx(7200, abs=1)  # fmt: skip
+    assert values["mldebug_scheduler_nodes_out", ("main", "drained")] == 1
+    assert values["mldebug_scheduler_failures", ("main", "timeout")] == 1
     assert "did not answer" in next(iter(scheduler_lines([failed], now)))[0]
 
 
@@ -362,8 +362,8 @@ def test_status_and_metrics_tell_the_same() -> None:
 
 def item(name: str, spec: dict[str, Any], status: dict[str, Any], **meta: Any) -> dict[str, Any]:
     """An object as the API tells it."""
-    told = {"name": name, "namespace": "ml", "creationTimestamp": "2026-11-24T01:00:00Z", **meta}
-    return {"metadata": told, "spec": spec, "status": status}
+    facts = {"name": name, "namespace": "ml", "creationTimestamp": "2026-11-24T01:00:00Z", **meta}
+    return {"metadata": facts, "spec": spec, "status": status}
 
 
 def condition(word: str, is_: str = "True", **more: str) -> dict[str, str]:
@@ -395,12 +395,12 @@ class Api(http.server.BaseHTTPRequestHandler):
     """Two objects a page; TrainJob is a kind that it does not have."""
 
     status = 200
-    seen: list[tuple[str, str]] = []
+    observed: list[tuple[str, str]] = []
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         plural = path.rpartition("/")[2]
-        Api.seen.append((path, self.headers["Authorization"]))
+        Api.observed.append((path, self.headers["Authorization"]))
         start = int(query.partition("continue=")[2] or 0)
         items = OBJECTS.get(plural, [])
         more = str(start + 2) if start + 2 < len(items) else ""
@@ -420,7 +420,7 @@ class Api(http.server.BaseHTTPRequestHandler):
 def cluster(tmp_path: Path) -> Iterator[kubernetes.Options]:
     for name, text in (("token", "s3cret\n"), ("namespace", "ml")):
         (tmp_path / name).write_text(text)
-    Api.status, Api.seen = 200, []
+    Api.status, Api.observed = 200, []
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield kubernetes.Options(
@@ -433,8 +433,8 @@ def cluster(tmp_path: Path) -> Iterator[kubernetes.Options]:
 
 
 def ask_api(options: kubernetes.Options) -> dict[str, QueueJob]:
-    told = kubernetes.create(options).ask(FakeSpawner(lambda _: Completed()), nodes=True)
-    return {one.name: one for one in told.jobs}
+    answer = kubernetes.create(options).ask(FakeSpawner(lambda _: Completed()), nodes=True)
+    return {one.name: one for one in answer.jobs}
 
 
 def test_trainings_of_kubernetes_are_read_page_by_page(cluster: kubernetes.Options) -> None:
@@ -447,8 +447,8 @@ def test_trainings_of_kubernetes_are_read_page_by_page(cluster: kubernetes.Optio
     assert (jobs["runs"].ends or 0) - (jobs["runs"].started or 0) == 3600
     assert jobs["failed"].reason == "BackoffLimitExceeded"
     assert (jobs["again"].state, jobs["again"].reason) == ("RESTARTING", "pod died")
-    assert {told for _, told in Api.seen} == {"Bearer s3cret"}
-    assert "/apis/batch/v1/namespaces/ml/jobs" in {path for path, _ in Api.seen}
+    assert {value for _, value in Api.observed} == {"Bearer s3cret"}
+    assert "/apis/batch/v1/namespaces/ml/jobs" in {path for path, _ in Api.observed}
 
 
 @pytest.mark.parametrize(

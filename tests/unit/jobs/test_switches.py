@@ -60,8 +60,8 @@ def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_that_is_not_there_has_no_switch(tmp_path: Path) -> None:
-    seen = look(str(tmp_path / "none"), NOW)
-    assert (seen.kill, seen.save, seen.trouble) == (0, 0, "")
+    reading = look(str(tmp_path / "none"), NOW)
+    assert (reading.kill, reading.save, reading.trouble) == (0, 0, "")
 
 
 def test_a_touched_file_is_a_switch_and_one_setting_is_told_from_the_next(place: Path) -> None:
@@ -82,9 +82,9 @@ def test_what_is_no_regular_file_is_no_switch(place: Path, name: str, what: str)
         "folder": lambda: (place / name).mkdir(),
         "dangling": lambda: (place / name).symlink_to("/nowhere"),
     }[what]()
-    seen = look(str(place), NOW)
-    assert (seen.kill, seen.save) == (0, 0)
-    assert f"{name} is no regular file" in seen.trouble
+    reading = look(str(place), NOW)
+    assert (reading.kill, reading.save) == (0, 0)
+    assert f"{name} is no regular file" in reading.trouble
     assert carry_out(SwitchRequest(verb="look", folder=str(place))).found.at(name) is None
 
 
@@ -116,9 +116,9 @@ def test_a_kill_switch_may_say_until_when_it_holds(place: Path, text: str, set_:
 def test_a_folder_that_everybody_may_write_is_not_obeyed(place: Path) -> None:
     (place / "kill").touch()
     place.chmod(0o777)
-    seen = look(str(place), NOW)
-    assert not seen.kill
-    assert "everybody may write it" in seen.trouble
+    reading = look(str(place), NOW)
+    assert not reading.kill
+    assert "everybody may write it" in reading.trouble
 
 
 def test_a_switch_that_was_set_again_is_not_taken_away(place: Path) -> None:
@@ -408,11 +408,11 @@ class Seat:
         self.begun = True
 
     def finish(self, timeout: float | None = None) -> tuple[int, ...]:
-        told = self._table.rounds[self._round]
-        assert len(told) == self._table.size, "it would wait for ever"
+        entry = self._table.rounds[self._round]
+        assert len(entry) == self._table.size, "it would wait for ever"
         self._round += 1
         self.begun = False
-        return tuple(max(column) for column in zip(*told.values(), strict=True))
+        return tuple(max(column) for column in zip(*entry.values(), strict=True))
 
     def meet(self, timeout: float) -> None:
         """All ranks of these tests poll equally often."""
@@ -446,12 +446,12 @@ def two(monkeypatch: pytest.MonkeyPatch) -> tuple[Table, list[int], list[Switche
 def polled(two: Any, steps: range, ahead: int = 0) -> list[str | None]:
     """What both ranks were answered, where the second one has made so many collectives more."""
     table, counts, ranks = two
-    told = []
+    results = []
     for step in steps:
         counts[:] = [step, step + ahead]
         for table.speaks, one in enumerate(ranks):
-            told.append(one.poll())
-    return told
+            results.append(one.poll())
+    return results
 
 
 def test_ranks_whose_counts_part_give_up_together(
@@ -506,7 +506,7 @@ class Broken(Seat):
 
 
 @pytest.mark.parametrize(
-    ("where", "seen", "told"),
+    ("where", "reading", "result"),
     [
         ("meeting", SwitchReading(kill=1), ["interrupted", "kill", "kill"]),
         ("meeting", SwitchReading(save=5), ["interrupted", "save", None]),
@@ -516,7 +516,7 @@ class Broken(Seat):
     ],
 )
 def test_what_all_obey_is_not_lost_in_the_rank_that_was_interrupted_then(
-    where: str, seen: SwitchReading, told: list[str | None], monkeypatch: pytest.MonkeyPatch
+    where: str, reading: SwitchReading, result: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, watch = switches(every=1)
     seat = Broken(Table(1), 0, where)
@@ -524,7 +524,7 @@ def test_what_all_obey_is_not_lost_in_the_rank_that_was_interrupted_then(
     says = lambda text, **_: seat.break_at("said") if "every rank" in text else None
     monkeypatch.setattr(one, "_print_once", says)
     one._agreement = seat  # type: ignore[assignment]
-    watch.last_reading = seen
+    watch.last_reading = reading
     assert one.poll() is None
     watch.last_reading = SwitchReading()
     answers: list[str | None] = []
@@ -533,18 +533,18 @@ def test_what_all_obey_is_not_lost_in_the_rank_that_was_interrupted_then(
             answers.append(one.poll())
         except Interrupted:
             answers.append("interrupted")
-    assert answers == told
+    assert answers == result
     assert bool(seat.given_up) is (where == "next")
 
 
-@pytest.mark.parametrize("seen", [SwitchReading(kill=1), SwitchReading(save=5)])
+@pytest.mark.parametrize("reading", [SwitchReading(kill=1), SwitchReading(save=5)])
 def test_a_poll_missed_where_all_would_obey_turns_the_switches_off(
-    capsys: pytest.CaptureFixture[str], seen: SwitchReading
+    capsys: pytest.CaptureFixture[str], reading: SwitchReading
 ) -> None:
     table = Table(1)
     one, watch = switches(every=1)
     one._agreement = Missing(table, 0)  # type: ignore[assignment]
-    watch.last_reading = seen
+    watch.last_reading = reading
     assert [one.poll() for _ in range(4)] == [None] * 4
     assert watch.taken == []
     assert "did not come to this poll in time" in capsys.readouterr().err
@@ -554,8 +554,8 @@ def test_who_waits_for_all_to_obey_gives_up_before_the_collectives_of_the_job_do
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, _ = switches()
-    for told, waits in ((600.0, 300.0), (20.0, 10.0), (1e6, 600.0), (0.0, 600.0)):
-        monkeypatch.setattr(one._agreement, "shortest_timeout", lambda told=told: told)
+    for value, waits in ((600.0, 300.0), (20.0, 10.0), (1e6, 600.0), (0.0, 600.0)):
+        monkeypatch.setattr(one._agreement, "shortest_timeout", lambda result=value: result)
         assert one._patience() == waits
 
 
@@ -614,8 +614,8 @@ def test_a_store_in_a_file_is_left_alone(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", IN_A_FILE, f"file://{file}"]
     env = {**os.environ, "PYTHONPATH": str(Path(mldebug_training.__file__).parents[1])}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
-    told = "the job's store is a file, which each poll would make longer"
-    assert done.stdout.splitlines() == [told] * 2, done
+    text = "the job's store is a file, which each poll would make longer"
+    assert done.stdout.splitlines() == [text] * 2, done
     assert not file.exists()
 
 
@@ -770,17 +770,19 @@ def test_a_slow_turn_is_forgotten_in_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "meant"),
+    ("number", "meant"),
     [(90, 90), ("90s", 90), ("1d12h", 129600), ("99h 50m", 359400), ("1.5h", 5400)],
 )
-def test_durations(told: float | str, meant: float) -> None:
-    assert seconds(told) == meant
+def test_durations(number: float | str, meant: float) -> None:
+    assert seconds(number) == meant
 
 
-@pytest.mark.parametrize("told", ["", "5", "5x", "1h5", "h", "-5s", -1, float("nan"), float("inf")])
-def test_what_is_no_duration_is_refused(told: float | str) -> None:
+@pytest.mark.parametrize(
+    "number", ["", "5", "5x", "1h5", "h", "-5s", -1, float("nan"), float("inf")]
+)
+def test_what_is_no_duration_is_refused(number: float | str) -> None:
     with pytest.raises(ValueError, match="no duration"):
-        TimeLimit(told)
+        TimeLimit(number)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "0", "99", "4294967295", "1" * 30, "٣" * 10])
@@ -911,11 +913,11 @@ def spawner() -> Iterator[Spawner]:
 
 
 def test_both_sides_read_what_the_other_writes(place: Path, spawner: Spawner) -> None:
-    told = SwitchRequest(verb="set", folder=str(place), name="kill", until=NOW + 5, by="alice")
-    assert ask(spawner, told).kill.until == NOW + 5
-    seen = look(str(place), NOW)
-    assert seen.kill
-    assert seen.by == "alice"
+    request = SwitchRequest(verb="set", folder=str(place), name="kill", until=NOW + 5, by="alice")
+    assert ask(spawner, request).kill.until == NOW + 5
+    reading = look(str(place), NOW)
+    assert reading.kill
+    assert reading.by == "alice"
     assert not look(str(place), NOW + 6).kill
     write(str(place), "polled", {"at": NOW, "rank": 0, "world_size": 4, "node": "n", "pid": 3})
     found = ask(spawner, SwitchRequest(verb="clear", folder=str(place), name="kill"))
@@ -1048,8 +1050,8 @@ def test_the_command_line(
     assert (code, "for another " in out) == (1, True)
     assert max(map(len, out.splitlines())) <= 80
     code, out, _ = run(capsys, "status", "--json")
-    told = json.loads(out)["switches"][0]["found"]
-    assert (code, told["kill"]["by"] != "", told["save"]) == (1, True, None)
+    found = json.loads(out)["switches"][0]["found"]
+    assert (code, found["kill"]["by"] != "", found["save"]) == (1, True, None)
     assert run(capsys, "kill", "--clear")[0] == 0
     assert run(capsys, "status")[0] == 0
     assert run(capsys, "save", "--json")[0] == 0

@@ -69,7 +69,7 @@ def test_a_program_leaves_its_ring(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     found = Words(tmp_path / "a.ring")
-    assert found.told("MainThread", "call")[:3] == [
+    assert found.reported("MainThread", "call")[:3] == [
         "call <module>",
         " call work",
         " call train_step",
@@ -82,8 +82,8 @@ def test_it_begins_with_a_function(tmp_path: Path) -> None:
     words = ["--ring", "a.ring", "--start", "train_step", "--what", "both"]
     done = mldebug(tmp_path, "trace", "run", *words, "--", sys.executable, "job.py")
     assert done.returncode == 0, done
-    told = Words(tmp_path / "a.ring").told()
-    assert told[:4] == ["call train_step", " line train_step", " call work", "  line work"]
+    result = Words(tmp_path / "a.ring").reported()
+    assert result[:4] == ["call train_step", " line train_step", " call work", "  line work"]
 
 
 def test_killed_it_leaves_its_ring_and_its_code(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_killed_it_leaves_its_ring_and_its_code(tmp_path: Path) -> None:
     assert done.returncode == -9
     found = Words(tmp_path / "a.ring")
     assert found.state == 1
-    assert found.told()[-1] == " return train_step"
+    assert found.reported()[-1] == " return train_step"
 
 
 def test_children_have_rings_of_their_own(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_in_shared_memory_it_stays_only_where_somebody_will_ask(
     try:
         mine = [path for path in rings_of_the_dead(before) if "job.py" in Words(path).command]
         assert len(mine) == left, done
-        assert all(Words(path).told()[-1] for path in mine)
+        assert all(Words(path).reported()[-1] for path in mine)
     finally:
         for path in mine:
             path.unlink()
@@ -173,8 +173,8 @@ def test_what_was_written_before_an_exec_is_not_taken_for_what_came_after(
     assert (done.returncode, done.stderr) == (-9, ""), done
     left = list(SHM.glob(f"mldebug_trace-{done.stdout.strip()}-*"))
     try:
-        told = [Words(path).told("MainThread", "call") for path in left]
-        assert told == [["call <module>", *([" call after"] if then == "works" else [])]]
+        results = [Words(path).reported("MainThread", "call") for path in left]
+        assert results == [["call <module>", *([" call after"] if then == "works" else [])]]
     finally:
         for path in left:
             path.unlink()
@@ -227,10 +227,10 @@ def test_a_ring_in_use_stays_where_it_is(tmp_path: Path) -> None:
 
 
 def test_what_travels_is_checked_first(capsys: pytest.CaptureFixture[str]) -> None:
-    told = json.loads(
+    answer = json.loads(
         variables(TraceOptions(("mypkg",), what="both", size="1MiB"))["MLDEBUG_TRACE"]
     )
-    assert told == {
+    assert answer == {
         "include": ["mypkg"], "exclude": [], "start": "", "stop": "", "calls": True, "lines": True,
         "ring": None, "size": 1 << 20,
     }  # fmt: skip

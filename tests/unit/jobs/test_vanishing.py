@@ -75,9 +75,9 @@ def test_a_process_that_vanishes_at_any_read_costs_nobody_else(
         if not first_look:
             look(finder, host)
             reads.clear()
-        seen, states = look(finder, host)
+        reading, states = look(finder, host)
         count = len(reads)
-    assert seen == {110, STRUCK, 112}
+    assert reading == {110, STRUCK, 112}
     assert all(states.values())
     assert count > 20, "this look reads less than it did"
     for at in range(1, count + 1):
@@ -86,9 +86,9 @@ def test_a_process_that_vanishes_at_any_read_costs_nobody_else(
             look(finder, host)
         with monkeypatch.context() as patch:
             counting(patch, at, lambda tree=tree: tree.end(STRUCK))
-            seen, states = look(finder, host)
-        assert {110, 112} <= seen <= {110, STRUCK, 112}, f"read {at}"
+            reading, states = look(finder, host)
+        assert {110, 112} <= reading <= {110, STRUCK, 112}, f"read {at}"
         assert states[110], f"read {at}"
         assert states[112], f"read {at}"
-        seen, _ = look(finder, host)
-        assert seen == {110, 112}, f"after read {at}"
+        reading, _ = look(finder, host)
+        assert reading == {110, 112}, f"after read {at}"

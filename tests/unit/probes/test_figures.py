@@ -97,10 +97,10 @@ def test_one_wrong_element_on_one_rank_is_wrong_for_all() -> None:
 
 def test_the_csv_has_a_line_for_each_result() -> None:
     header, line = csv.reader(io.StringIO(as_csv([measured()])))
-    told = dict(zip(header, line, strict=True))
-    assert told["op"] == "all_reduce"
-    assert float(told["median_seconds"]) == 0.003
-    assert told["correct"] == "true"
+    table = dict(zip(header, line, strict=True))
+    assert table["op"] == "all_reduce"
+    assert float(table["median_seconds"]) == 0.003
+    assert table["correct"] == "true"
 
 
 def test_metrics_for_node_exporter_are_prometheus_text() -> None:
@@ -115,7 +115,7 @@ def test_metrics_for_node_exporter_are_prometheus_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "number"),
     [
         ("NCCL_ALGO", "Rign", 1),
         ("NCCL_ALGO", "allreduce:tree,collnetdirect;broadcast:ring", 0),
@@ -130,9 +130,9 @@ def test_metrics_for_node_exporter_are_prometheus_text() -> None:
         ("NCCL_SOCKET_IFNAME", "eth0", 0),
     ],
 )
-def test_values_that_nccl_cannot_obey_are_named(name: str, value: str, told: int) -> None:
+def test_values_that_nccl_cannot_obey_are_named(name: str, value: str, number: int) -> None:
     found = list(invalid_settings({name: value}))
-    assert len(found) == told
+    assert len(found) == number
     assert all(f"{name}={value}" in one for one in found)
 
 
@@ -145,7 +145,7 @@ def test_sizes_are_a_list_or_each_doubling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (["--ops", "all_reduce,sum"], "there is no sum"),
         (["--sizes", "1"], "has no unit"),
@@ -159,10 +159,10 @@ def test_sizes_are_a_list_or_each_doubling() -> None:
     ],
 )
 def test_wrong_arguments_are_told_before_anything_runs(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["probe", "collectives", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 JOINED = (
@@ -196,10 +196,10 @@ def test_what_no_rank_says_is_one_sentence(
     tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert read(tmp_path, JOINED, CELL, line) in (1, 2)
-    told = capsys.readouterr()
-    assert "internal error" not in told.err
-    assert "\x1b" not in told.out + told.err
-    assert told.out.count("reduce ") == 1  # what was good before it
+    output = capsys.readouterr()
+    assert "internal error" not in output.err
+    assert "\x1b" not in output.out + output.err
+    assert output.out.count("reduce ") == 1  # what was good before it
 
 
 def test_lines_between_those_of_ranks_do_no_harm(
@@ -214,9 +214,9 @@ def test_a_rank_that_failed_elsewhere_fails_here_and_results_before_it_are_shown
 ) -> None:
     failed = '{"event":"failed","rank":1,"kind":"RuntimeError","error":"Connection closed by peer"}'
     assert read(tmp_path, JOINED, CELL, failed) == 1
-    told = capsys.readouterr()
-    assert "reduce" in told.out
-    assert "the probe failed: rank 1: RuntimeError: Connection closed by peer" in told.err
+    output = capsys.readouterr()
+    assert "reduce" in output.out
+    assert "the probe failed: rank 1: RuntimeError: Connection closed by peer" in output.err
     assert read(tmp_path, failed.replace("1,", '"x",')) == 2
     assert "is none that a probe's rank says" in capsys.readouterr().err
 

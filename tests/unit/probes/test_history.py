@@ -147,17 +147,17 @@ def test_a_barrier_is_judged_by_its_time() -> None:
 def test_shifted_ones_stand_first() -> None:
     steady, shifted = [1.0] * 20, [1.0] * 10 + [0.8] * 3
     other = msgspec.structs.replace(SERIES, op="broadcast")
-    told = judge_all([(SERIES, runs(steady)), (other, runs(shifted)), (SERIES, [])])
-    assert [one.standing for one in told] == [SeriesTrend.SHIFTED, SeriesTrend.STEADY]
+    result = judge_all([(SERIES, runs(steady)), (other, runs(shifted)), (SERIES, [])])
+    assert [one.standing for one in result] == [SeriesTrend.SHIFTED, SeriesTrend.STEADY]
 
 
 def test_a_series_of_an_older_version_is_not_current() -> None:
     newer = msgspec.structs.replace(SERIES, torch="2.10.0")
     ring = msgspec.structs.replace(SERIES, nccl_algo="Ring")
     later = [ProbeRun(at=1000.0, seconds=1.0, busbw=USUAL)]
-    told = judge_all([(SERIES, runs([1.0] * 10 + [0.8] * 3)), (newer, later), (ring, later)])
-    assert told[0].standing is SeriesTrend.SHIFTED
-    assert {one.series for one in current(told)} == {newer, ring}
+    result = judge_all([(SERIES, runs([1.0] * 10 + [0.8] * 3)), (newer, later), (ring, later)])
+    assert result[0].standing is SeriesTrend.SHIFTED
+    assert {one.series for one in current(result)} == {newer, ring}
 
 
 # --- on disk -------------------------------------------------------------------------------------
@@ -172,15 +172,15 @@ def test_what_is_kept_is_found_again_series_by_series(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     assert load(state_dir) == ()
     add_runs(state_dir, [measured(1.0), measured(1.0, op="broadcast")])
-    told = add_runs(state_dir, [measured(2.0, 1e9), measured(3.0, nccl_algo="Ring")])
-    assert told == load(state_dir)
-    assert [(one.op, one.nccl_algo, [run.at for run in runs]) for one, runs in told] == [
+    added = add_runs(state_dir, [measured(2.0, 1e9), measured(3.0, nccl_algo="Ring")])
+    assert added == load(state_dir)
+    assert [(one.op, one.nccl_algo, [run.at for run in runs]) for one, runs in added] == [
         ("all_reduce", "", [1.0, 2.0]),
         ("broadcast", "", [1.0]),
         ("all_reduce", "Ring", [3.0]),
     ]
-    assert told[0][1][1].busbw == 1e9
-    assert unpack((state_dir / NAME).read_bytes()) == told
+    assert added[0][1][1].busbw == 1e9
+    assert unpack((state_dir / NAME).read_bytes()) == added
     assert stat.S_IMODE((state_dir / NAME).stat().st_mode) == 0o600
     assert [one.name for one in state_dir.iterdir()] == [NAME]
 
@@ -190,10 +190,10 @@ def test_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(store, "MOST_SERIES", 3)
     for at in range(8):
         add_runs(tmp_path, [measured(float(at))])
-    told = add_runs(tmp_path, [measured(10.0 + size, bytes=size) for size in range(3)])
-    assert [one.bytes for one, _ in told] == [0, 1, 2]  # the oldest series has gone whole
-    told = add_runs(tmp_path, [measured(20.0 + at, bytes=2) for at in range(8)])
-    assert [run.at for run in told[-1][1]] == [23.0, 24.0, 25.0, 26.0, 27.0]
+    added = add_runs(tmp_path, [measured(10.0 + size, bytes=size) for size in range(3)])
+    assert [one.bytes for one, _ in added] == [0, 1, 2]  # the oldest series has gone whole
+    added = add_runs(tmp_path, [measured(20.0 + at, bytes=2) for at in range(8)])
+    assert [run.at for run in added[-1][1]] == [23.0, 24.0, 25.0, 26.0, 27.0]
 
 
 def test_two_writers_lose_nothing(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: bytes | None) -> No
 def test_whatever_a_disk_makes_of_it_is_one_sentence_or_nothing(tmp_path: Path) -> None:
     """Bytes of text that are none, columns that hold something else, figures without end."""
     add_runs(tmp_path, [measured(float(at), bytes=size) for at in range(5) for size in range(5)])
-    file, dice, told = tmp_path / NAME, random.Random(7), 0
+    file, dice, count = tmp_path / NAME, random.Random(7), 0
     whole = file.read_bytes()
     for number in range(1500):
         broken = bytearray(whole)
@@ -248,13 +248,13 @@ def test_whatever_a_disk_makes_of_it_is_one_sentence_or_nothing(tmp_path: Path) 
             for _, runs_ in unpack(bytes(broken)):
                 assert all(0 <= run.busbw < float("inf") for run in runs_)
         except EvidenceError:
-            told += 1
-            if told % 8 == 0:
+            count += 1
+            if count % 8 == 0:
                 file.write_bytes(broken)
                 found = dict(add_runs(tmp_path, [measured(1e9 + number)]))
                 assert found[SERIES][-1].at == 1e9 + number
                 (tmp_path / f"{NAME}.broken").unlink(missing_ok=True)
-    assert told > 100
+    assert count > 100
 
 
 @pytest.mark.parametrize("made", ["CREATE TABLE runs (a, b)", "CREATE TABLE series (x)"])
@@ -360,15 +360,17 @@ def test_a_board_forgets_what_it_cannot_read(tmp_path: Path, reader: Reader) -> 
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
     add_runs(tmp_path, [measured(1.0)])
     history = monitor.ProbeHistoryReader(tmp_path, reader)
-    told = monitor.ProbeHistoryMonitor(Worker(monitor.WORKER, history.look, inbox, 60.0))
-    told.tick()
+    probe_history_monitor = monitor.ProbeHistoryMonitor(
+        Worker(monitor.WORKER, history.look, inbox, 60.0)
+    )
+    probe_history_monitor.tick()
     result = inbox.get(timeout=60)
     assert result is not None
-    assert told.on_result(result)
-    assert [one.runs for one in told.show(snapshot()).probes or ()] == [1]
-    assert told.on_result(result._replace(value=None, error=EvidenceError("torn")))
-    assert told.show(snapshot()).probes is None
-    assert not told.on_result(result._replace(worker="memory"))
+    assert probe_history_monitor.on_result(result)
+    assert [one.runs for one in probe_history_monitor.show(snapshot()).probes or ()] == [1]
+    assert probe_history_monitor.on_result(result._replace(value=None, error=EvidenceError("torn")))
+    assert probe_history_monitor.show(snapshot()).probes is None
+    assert not probe_history_monitor.on_result(result._replace(worker="memory"))
 
 
 def test_a_shift_is_a_metric_and_an_event_until_it_is_over() -> None:

@@ -94,8 +94,8 @@ def test_with_five_members_every_fault_is_named(
     broken: tuple[list[str], set[Fault], list[Trial]],
 ) -> None:
     members, faults, trials = broken
-    seen = {one for one in faults if not any(other < one for other in faults)}
-    assert named(isolate(members, trials)) == seen
+    matching = {one for one in faults if not any(other < one for other in faults)}
+    assert named(isolate(members, trials)) == matching
 
 
 @given(broken_worlds(), st.data())
@@ -172,8 +172,8 @@ def tried(count: int, dice: random.Random, noise: str, fault: Fault = frozenset(
 
     first = [trial for groups in plan(count, 4096) for trial in step(groups)]
     more = [trial for groups in again(first, 0.8) for trial in step(groups)]
-    told = [msgspec.convert(trial.as_event(names(count)), Trial) for trial in (*first, *more)]
-    return named(isolate(names(count), told))
+    results = [msgspec.convert(trial.as_event(names(count)), Trial) for trial in (*first, *more)]
+    return named(isolate(names(count), results))
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -298,8 +298,8 @@ def test_a_way_that_is_cut_is_named_though_other_work_slows_its_ends() -> None:
 
 def test_a_deadline_that_good_pairs_nearly_miss_names_nobody() -> None:
     def trials(seconds: float) -> list[Trial]:
-        told = world(names(4), [frozenset({"n3"})], how="timed_out")
-        return [msgspec.structs.replace(one, seconds=30.0 if one.outcome == "timed_out" else seconds) for one in told]  # fmt: skip
+        result = world(names(4), [frozenset({"n3"})], how="timed_out")
+        return [msgspec.structs.replace(one, seconds=30.0 if one.outcome == "timed_out" else seconds) for one in result]  # fmt: skip
 
     assert named(isolate(names(4), trials(5.0) * 2)) == {frozenset({"n3"})}
     answer = isolate(names(4), trials(20.0) * 2)
@@ -341,12 +341,12 @@ def test_nobody_and_nothing() -> None:
 
 
 def test_nothing_is_fine_where_not_all_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    told = probe.IsolateProgress(names(3), [], world(names(3), []))
-    assert probe._answer(told, PairLimits(), ChildExit(outcome="done"), as_json=False) == 0
-    told.on_event({"event": "untried", "groups": 2})
-    assert probe._answer(told, PairLimits(), ChildExit(outcome="done"), as_json=False) == 1
+    progress = probe.IsolateProgress(names(3), [], world(names(3), []))
+    assert probe._answer(progress, PairLimits(), ChildExit(outcome="done"), as_json=False) == 0
+    progress.on_event({"event": "untried", "groups": 2})
+    assert probe._answer(progress, PairLimits(), ChildExit(outcome="done"), as_json=False) == 1
     cancelled = ChildExit(outcome="cancelled", reason="the training job x runs on this node")
-    assert probe._answer(told, PairLimits(), cancelled, as_json=False) == 1
+    assert probe._answer(progress, PairLimits(), cancelled, as_json=False) == 1
     assert capsys.readouterr().out.splitlines() == [
         "no fault found: 3 of 3 pairs do equally well",
         "not all was tried: --duration left no time for 2 tries",
@@ -363,11 +363,11 @@ def test_who_was_slow_in_what_was_cut_short_is_not_named_who_failed_is(
         (0.2, "not all was tried: the training job x"),
         ("failed", "bad: the link n0 - n1"),
     ):
-        told = probe.IsolateProgress(names(4), [], world(names(4), [link], how=how))
-        assert probe._answer(told, PairLimits(), cancelled, as_json=False) == 1
+        progress = probe.IsolateProgress(names(4), [], world(names(4), [link], how=how))
+        assert probe._answer(progress, PairLimits(), cancelled, as_json=False) == 1
         assert capsys.readouterr().out.startswith(first)
-    told = probe.IsolateProgress(names(4), [], world(names(4), [link]))
-    assert probe._answer(told, PairLimits(), ChildExit(outcome="done"), as_json=False) == 1
+    progress = probe.IsolateProgress(names(4), [], world(names(4), [link]))
+    assert probe._answer(progress, PairLimits(), ChildExit(outcome="done"), as_json=False) == 1
     assert capsys.readouterr().out.startswith("bad: the link n0 - n1")
 
 
@@ -413,9 +413,9 @@ def test_a_port_that_somebody_has_is_told_with_the_way_out() -> None:
         other.listen()
         with pytest.raises(
             OSError, match=f"port {port} of this node: Address already in use"
-        ) as told:
+        ) as raised:
             stand.check_port(port)
-    assert "another port" in probe._way_out(ChildExit(outcome="failed", reason=str(told.value)))
+    assert "another port" in probe._way_out(ChildExit(outcome="failed", reason=str(raised.value)))
     stand.check_port(port)
 
 
@@ -447,8 +447,8 @@ class Store:
         self.begun = time.monotonic()
 
     def check(self, keys: list[str]) -> bool:
-        told = self.after is not None and time.monotonic() - self.begun >= self.after
-        return keys[0] in self.kept or told
+        result = self.after is not None and time.monotonic() - self.begun >= self.after
+        return keys[0] in self.kept or result
 
     def get(self, key: str) -> str:
         return self.kept.get(key) or json.dumps(

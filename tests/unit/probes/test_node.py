@@ -43,10 +43,10 @@ def matmul(*tflops: float, **more: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_equal_gpus_are_fine() -> None:
-    (told,) = checks("matmul", matmul(700, 705, 698, 702))
-    assert told.state == "fine"
-    assert told.sentence == "matmul: 698 TFLOPS or more"
-    assert told.figures["GPU 1"] == 705e12
+    (check,) = checks("matmul", matmul(700, 705, 698, 702))
+    assert check.state == "fine"
+    assert check.sentence == "matmul: 698 TFLOPS or more"
+    assert check.figures["GPU 1"] == 705e12
 
 
 def test_rates_are_told_without_exponents() -> None:
@@ -60,9 +60,9 @@ def test_rates_are_told_without_exponents() -> None:
 
 @pytest.mark.parametrize(("slow", "state"), [(670.0, "fine"), (664.9, "failed"), (400.0, "failed")])
 def test_a_gpu_five_percent_below_the_median_is_a_finding(slow: float, state: str) -> None:
-    (told,) = checks("matmul", matmul(700, 700, slow, 700))
-    assert told.state == state
-    assert ("GPU 2 is" in told.sentence) == (state == "failed")
+    (check,) = checks("matmul", matmul(700, 700, slow, 700))
+    assert check.state == state
+    assert ("GPU 2 is" in check.sentence) == (state == "failed")
 
 
 def test_gpus_of_different_models_are_not_compared() -> None:
@@ -73,9 +73,9 @@ def test_gpus_of_different_models_are_not_compared() -> None:
 
 
 def test_all_gpus_far_below_what_was_published_are_a_finding() -> None:
-    (told,) = checks("matmul", matmul(300, 300), H100)
-    assert told.state == "failed"
-    assert "GPU 0 has 300 TFLOPS, at least 556 TFLOPS are expected" in told.sentence
+    (check,) = checks("matmul", matmul(300, 300), H100)
+    assert check.state == "failed"
+    assert "GPU 0 has 300 TFLOPS, at least 556 TFLOPS are expected" in check.sentence
 
 
 def test_silent_corruption_is_a_finding_whatever_the_speed() -> None:
@@ -121,9 +121,11 @@ def test_a_bad_link_between_two_gpus_is_named() -> None:
         for a in range(4)
         for b in range(a + 1, 4)
     ]
-    (told,) = checks("peers", {"node": {"pairs": pairs}})
-    assert told.state == "failed"
-    assert told.sentence.startswith("peers: GPU 1 - GPU 3: the pair has 20 GB/s, the best 380 GB/s")
+    (check,) = checks("peers", {"node": {"pairs": pairs}})
+    assert check.state == "failed"
+    assert check.sentence.startswith(
+        "peers: GPU 1 - GPU 3: the pair has 20 GB/s, the best 380 GB/s"
+    )
     slow = [{**one, "bandwidth": 200e9} for one in pairs]
     assert "GPU 0 - GPU 1 has 200 GB/s" in checks("peers", {"node": {"pairs": slow}}, H100)[0].sentence  # fmt: skip
 
@@ -136,8 +138,8 @@ def test_links_of_different_models_are_not_compared() -> None:
     ]
     assert checks("peers", {"node": {"pairs": pairs}})[0].state == "failed"
     models = {"GPU 0": H200, "GPU 1": H200, "GPU 2": H200, "GPU 3": "NVIDIA A10"}
-    (told,) = stage_checks("peers", {"node": {"pairs": pairs}}, 1.0, models, BASELINES)
-    assert told.state == "fine", told
+    (result,) = stage_checks("peers", {"node": {"pairs": pairs}}, 1.0, models, BASELINES)
+    assert result.state == "fine", result
 
 
 class TwoModels:
@@ -169,9 +171,9 @@ def test_ways_between_gpus_are_of_a_kind_of_their_own_for_each_model(
 
 def test_copies_below_what_was_published() -> None:
     figures = {"host_to_device": 30e9, "device_to_host": 30e9, "device_to_device": 3e12}
-    told = checks("copy", {"GPU 0": figures}, H100)
-    assert [one.state for one in told] == ["failed", "fine", "fine"]
-    assert "GPU 0 has 30 GB/s, at least 48 GB/s are expected" in told[0].sentence
+    check = checks("copy", {"GPU 0": figures}, H100)
+    assert [one.state for one in check] == ["failed", "fine", "fine"]
+    assert "GPU 0 has 30 GB/s, at least 48 GB/s are expected" in check[0].sentence
 
 
 def test_every_published_figure_has_a_source_and_every_pattern_is_one() -> None:
@@ -200,13 +202,13 @@ def test_ports(wanted: str | None, state: str, words: str) -> None:
         read_port("mlx5_1/1", "4: ACTIVE\n", "5: LinkUp\n", "200 Gb/sec (4X HDR)\n"),
         read_port("mlx5_2/1", "1: DOWN", "3: Disabled", "10 Gb/sec (4X SDR)"),
     ]
-    told = ports_check(ports, wanted)
-    assert (told.state, words in told.sentence) == (state, True), told
+    result = ports_check(ports, wanted)
+    assert (result.state, words in result.sentence) == (state, True), result
 
 
 def test_a_port_with_a_link_that_the_subnet_manager_has_not_seen() -> None:
-    told = ports_check([Port(name="mlx5_0/1", state="INIT", physical="LinkUp", gigabits=400)])
-    assert (told.state, told.sentence) == ("failed", "ib: mlx5_0/1 has a link and is INIT")
+    result = ports_check([Port(name="mlx5_0/1", state="INIT", physical="LinkUp", gigabits=400)])
+    assert (result.state, result.sentence) == ("failed", "ib: mlx5_0/1 has a link and is INIT")
 
 
 def test_ports_are_read_where_the_kernel_has_them(tmp_path: Path) -> None:
@@ -232,18 +234,18 @@ def test_the_reason_for_the_scheduler_is_one_short_line_without_quotes() -> None
 def test_the_verdict_names_what_was_skipped() -> None:
     skipped = NodeCheck(stage="nccl", state="skipped", sentence="nccl: there is only one GPU")
     fine = NodeCheck(stage="dram", state="fine", sentence="dram: 9 GB/s")
-    told = accept("n1", [skipped, fine])
-    assert (told.fit, told.verdict) == (True, "fit: checked dram; skipped nccl")
+    result = accept("n1", [skipped, fine])
+    assert (result.fit, result.verdict) == (True, "fit: checked dram; skipped nccl")
     bad = NodeCheck(stage="disk", state="failed", sentence="disk: OSError: full")
     assert accept("n1", [fine, bad]).verdict == "unfit: disk: OSError: full"
 
 
 def test_a_missing_gpu_is_a_reason_to_drain() -> None:
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli, ["probe", "node", "--stages", "driver", "--require-gpus", "8", "--drain-reason"], standalone_mode=False
     )  # fmt: skip
-    assert told.return_value == 1
-    assert told.stdout == "mldebug: driver: 0 of 8 GPUs answer\n"
+    assert result.return_value == 1
+    assert result.stdout == "mldebug: driver: 0 of 8 GPUs answer\n"
 
 
 class Session:
@@ -278,20 +280,20 @@ def test_a_job_that_appears_or_too_short_a_duration_drains_no_node() -> None:
         (Session(late), "--duration left no time for all stages"),
         (Session(late, cut), "--duration left no time for matmul"),
     ):
-        probe, told = loaded(session)
+        probe, result = loaded(session)
         assert probe.cut == why
-        assert (told.fit, told.drain_reason, told.verdict) == (False, "", f"not all was checked: {why}")  # fmt: skip
+        assert (result.fit, result.drain_reason, result.verdict) == (False, "", f"not all was checked: {why}")  # fmt: skip
 
 
 def test_what_was_found_before_a_job_appeared_is_still_a_reason_to_drain() -> None:
     job = ChildExit(outcome="cancelled", reason="the training job x runs on this node")
-    _, told = loaded(Session(job, {"stage": "matmul", "results": {"GPU 0": {"error": "lost"}}}))
-    assert (told.fit, told.drain_reason) == (False, "mldebug: matmul: GPU 0: lost")
+    _, result = loaded(Session(job, {"stage": "matmul", "results": {"GPU 0": {"error": "lost"}}}))
+    assert (result.fit, result.drain_reason) == (False, "mldebug: matmul: GPU 0: lost")
 
 
 def test_a_probe_that_fails_is_a_finding() -> None:
-    _, told = loaded(Session(ChildExit(outcome="failed", reason="a GPU does not answer")))
-    assert told.drain_reason == "mldebug: matmul: a GPU does not answer"
+    _, result = loaded(Session(ChildExit(outcome="failed", reason="a GPU does not answer")))
+    assert result.drain_reason == "mldebug: matmul: a GPU does not answer"
 
 
 @pytest.mark.parametrize(
@@ -312,8 +314,8 @@ def test_a_node_of_which_pytorch_sees_no_gpu_is_not_fit_and_not_drained(
     probe = NodeProbe(wanted, BASELINES, lambda _: None)
     probe._answering = answering
     probe.load(cast("Any", session))
-    told = accept("n1", probe.checks, probe.cut)
-    assert (probe.cut, told.fit, told.drain_reason) == (cut, not cut, "")
+    result = accept("n1", probe.checks, probe.cut)
+    assert (probe.cut, result.fit, result.drain_reason) == (cut, not cut, "")
 
 
 def test_what_was_found_before_the_end_of_patience_is_a_reason_to_drain(
@@ -329,11 +331,11 @@ def test_what_was_found_before_the_end_of_patience_is_a_reason_to_drain(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr("mldebug_agents.probes.verbs.node._probe", ended)
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli, ["probe", "node", "--stages", "memory", "--drain-reason"], standalone_mode=False
     )
-    assert told.exit_code == 128 + signal.SIGTERM
-    assert told.stdout == "mldebug: memory: GPU 0: late\n"
+    assert result.exit_code == 128 + signal.SIGTERM
+    assert result.stdout == "mldebug: memory: GPU 0: late\n"
 
 
 def test_a_figure_of_nccl_counts_only_for_the_payload_that_was_published() -> None:
@@ -345,16 +347,16 @@ def test_a_figure_of_nccl_counts_only_for_the_payload_that_was_published() -> No
 
 
 def test_a_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
-    told = workloads.disk({"disk": str(tmp_path)})
-    assert told["bandwidth"] > 0
-    assert told["bytes"] > 0
+    result = workloads.disk({"disk": str(tmp_path)})
+    assert result["bandwidth"] > 0
+    assert result["bytes"] > 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_drains_no_node(tmp_path: Path) -> None:
     """A word that was mistyped would drain one node after the other."""
-    told = workloads.disk({"disk": str(tmp_path / "scrtach")})
-    stage = {"stage": "disk", "results": {"node": told}}
+    result = workloads.disk({"disk": str(tmp_path / "scrtach")})
+    stage = {"stage": "disk", "results": {"node": result}}
     wanted = NodeRequirements(stages=("disk",), disk=str(tmp_path / "scrtach"))
     probe = NodeProbe(wanted, BASELINES, lambda _: None)
     probe.load(cast("Any", Session(ChildExit(outcome="done"), stage)))
@@ -368,9 +370,9 @@ def test_a_folder_that_is_not_there_drains_no_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--stages", ""), ("--stages", "driver,")])
 def test_no_stages_are_not_all_of_them(words: tuple[str, ...]) -> None:
-    told = CliRunner().invoke(cli, ["probe", "node", *words], standalone_mode=False)
-    assert isinstance(told.exception, UsageError)
-    assert "there is no stage ''" in told.exception.message
+    result = CliRunner().invoke(cli, ["probe", "node", *words], standalone_mode=False)
+    assert isinstance(result.exception, UsageError)
+    assert "there is no stage ''" in result.exception.message
 
 
 def test_failures_of_forks_in_words() -> None:

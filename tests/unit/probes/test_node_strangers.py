@@ -49,11 +49,11 @@ def test_our_own_ranks_are_no_strangers() -> None:
 def test_a_rank_that_comes_later_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     here: list[int] = []
     monkeypatch.setattr(inside, "pids", lambda: here)
-    asked = Strangers(gpus=False)
-    assert asked.look() == ""
+    requests = Strangers(gpus=False)
+    assert requests.look() == ""
     with sleeper(**RANK) as rank:
         here.append(rank)
-        assert asked.look() == f"a training job runs on this node (pid {rank})"
+        assert requests.look() == f"a training job runs on this node (pid {rank})"
 
 
 def test_old_processes_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +73,8 @@ def test_who_computes_is_told_by_nvidia_smi(
     with sleeper() as other:
         tool.write_text(f"#!/bin/sh\necho {os.getpid()}; echo '[N/A]'; echo {other}\n")
         tool.chmod(0o755)
-        asked = Strangers(gpus=True)
-        wait_until(lambda: asked.look() == f"a process computes on a GPU (pid {other})")
+        requests = Strangers(gpus=True)
+        wait_until(lambda: requests.look() == f"a process computes on a GPU (pid {other})")
 
 
 def test_an_nvidia_smi_that_hangs_is_started_once(

@@ -32,9 +32,9 @@ def written(*results: CollectiveResult, **places: Path) -> None:
 
 def read(folder: Path, *events: object) -> int:
     """What a printed line has said, read again."""
-    told = folder / "told"
-    told.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in events))  # fmt: skip
-    return main(["probe", "collectives", "--read", str(told)])
+    file = folder / "told"
+    file.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in events))  # fmt: skip
+    return main(["probe", "collectives", "--read", str(file)])
 
 
 @pytest.mark.parametrize("place", ["csv", "textfile"])
@@ -75,7 +75,7 @@ def test_one_that_cannot_be_written_keeps_no_other_from_it(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (("--csv", "/" + "x" * 300), "cannot be written"),
         (("--textfile", "/" + "x" * 300), "cannot be written"),
@@ -87,14 +87,14 @@ def test_one_that_cannot_be_written_keeps_no_other_from_it(
     ],
 )
 def test_what_cannot_be_is_told_before_anything_runs(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["probe", "collectives", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("events", "code", "said"),
+    ("events", "code", "text"),
     [
         ((JOINED, CELL, {"event": "done"}), 0, ""),
         ((JOINED, CELL), 1, "it ended before all was measured"),
@@ -106,13 +106,13 @@ def test_what_cannot_be_is_told_before_anything_runs(
     ],
 )  # fmt: skip
 def test_a_printed_line_that_did_not_end_well_is_told(
-    tmp_path: Path, events: tuple[object, ...], code: int, said: str,
+    tmp_path: Path, events: tuple[object, ...], code: int, text: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     assert read(tmp_path, *events) == code
-    told = capsys.readouterr()
-    assert said in told.err
-    assert "internal error" not in told.err
+    output = capsys.readouterr()
+    assert text in output.err
+    assert "internal error" not in output.err
 
 
 def test_a_printed_line_has_all_that_was_asked(

@@ -50,7 +50,7 @@ class Launched:
         seconds: float = 60.0, cancel: bool = False, lose: bool = False,
     ) -> None:  # fmt: skip
         program = RANKS.format(above=str(INSIDE.parent), body=body, seconds=seconds)
-        self.heard: list[Event] = []
+        self.messages: list[Event] = []
 
         def look(_: object) -> str:
             if len(self.pids) < 2:
@@ -61,11 +61,11 @@ class Launched:
 
         child = ProbeChild(spawner, look)
         argv = [sys.executable, "-c", program]
-        self.ended: ChildExit = child.run(argv, dict(os.environ), 90.0, self.heard.append)
+        self.ended: ChildExit = child.run(argv, dict(os.environ), 90.0, self.messages.append)
 
     @property
     def pids(self) -> list[int]:
-        return [one["pid"] for one in self.heard if one["event"] == "started"]
+        return [one["pid"] for one in self.messages if one["event"] == "started"]
 
     def leaves_nothing(self) -> bool:
         deadline = time.monotonic() + 20 * PATIENCE
@@ -87,7 +87,7 @@ def test_ranks_are_heard_while_they_run(spawner: Spawner) -> None:
     )
     assert done.ended.outcome == "done"
     assert done.ended.reason == ""
-    events = [one["event"] for one in done.heard]
+    events = [one["event"] for one in done.messages]
     assert events.count("half") == events.count("whole") == 2
     assert events[-1] == "done"
     assert "noise" in done.ended.stderr
@@ -97,8 +97,8 @@ def test_long_lines_of_several_ranks_stay_whole(spawner: Spawner) -> None:
     body = "[emit('long', rank=rank(), text=str(rank()) * 300_000) for _ in range(20)]"
     done = Launched(spawner, body)
     assert done.ended.outcome == "done"
-    told = [one["text"] for one in done.heard if one["event"] == "long"]
-    assert sorted(told) == sorted(str(number) * 300_000 for number in (0, 1) for _ in range(20))
+    texts = [one["text"] for one in done.messages if one["event"] == "long"]
+    assert sorted(texts) == sorted(str(number) * 300_000 for number in (0, 1) for _ in range(20))
 
 
 def test_a_rank_that_raises_is_named_and_the_others_are_ended(spawner: Spawner) -> None:
@@ -190,12 +190,12 @@ def test_a_program_that_cannot_be_started_is_told(spawner: Spawner) -> None:
 
 def test_lines_of_libraries_are_no_events(spawner: Spawner) -> None:
     words = "print('NCCL INFO'); print('[1]'); print('{\"event\": 3}'); print('{\"event\": \"x\"}')"
-    heard: list[Event] = []
+    events: list[Event] = []
     ended = ProbeChild(spawner).run(
-        [sys.executable, "-c", words], dict(os.environ), 30.0, heard.append
+        [sys.executable, "-c", words], dict(os.environ), 30.0, events.append
     )
     assert ended.outcome == "done"
-    assert heard == [{"event": "x"}]
+    assert events == [{"event": "x"}]
 
 
 def test_what_runs_in_the_training_environment_is_python_3_9() -> None:
@@ -275,9 +275,9 @@ def test_a_lock_can_be_asked_for_by_every_user(tmp_path: Path) -> None:
 
 
 def test_a_lock_in_no_folder_is_told(tmp_path: Path) -> None:
-    with pytest.raises(MldebugError) as told, only_probe(tmp_path / "none" / "lock"):
+    with pytest.raises(MldebugError) as raised, only_probe(tmp_path / "none" / "lock"):
         pass
-    assert "in a folder that is there" in told.value.way_out
+    assert "in a folder that is there" in raised.value.way_out
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -315,8 +315,10 @@ class Gpus:
     def full(self) -> NodeGpus:
         if self.error is not None:
             raise self.error
-        told = None if None in self.pids else tuple(GpuProcess(pid=pid) for pid in self.pids if pid)
-        gpu = GpuReading(uuid="GPU-1", index=0, processes=told)
+        items = (
+            None if None in self.pids else tuple(GpuProcess(pid=pid) for pid in self.pids if pid)
+        )
+        gpu = GpuReading(uuid="GPU-1", index=0, processes=items)
         lost = (LostGpu(index=1, reason="gone"),) if self.lost else ()
         return NodeGpus(at=0.0, gpus=(gpu,), lost=lost)
 
@@ -372,9 +374,9 @@ def test_a_node_that_is_not_idle_is_left_alone(gpus: Gpus, jobs: Jobs, reason: s
 def test_gpus_that_do_not_tell_who_computes_are_left_alone_and_not_called_busy(
     gpus: Gpus, reason: str
 ) -> None:
-    with pytest.raises(MldebugError, match=reason) as told:
+    with pytest.raises(MldebugError, match=reason) as raised:
         Guard(gpus, Jobs(), uses_gpus=True).refuse()
-    assert not isinstance(told.value, BusyError)
+    assert not isinstance(raised.value, BusyError)
 
 
 def test_a_driver_that_cannot_be_read_refuses() -> None:
@@ -386,15 +388,15 @@ def test_a_driver_that_cannot_be_read_refuses() -> None:
 def test_a_reader_that_dies_once_is_asked_again(crashes: int) -> None:
     class Crashing(Gpus):
         def full(self) -> NodeGpus:
-            self.error = GpuCrashedError("died") if len(asked) < crashes else None
-            asked.append(1)
+            self.error = GpuCrashedError("died") if len(numbers) < crashes else None
+            numbers.append(1)
             return super().full()
 
-    asked: list[int] = []
+    numbers: list[int] = []
     guard = Guard(Crashing(), Jobs(), uses_gpus=True)
     with pytest.raises(GpuCrashedError) if crashes > 1 else contextlib.nullcontext():
         guard.refuse()
-    assert len(asked) == 2
+    assert len(numbers) == 2
 
 
 def test_a_node_without_gpus_can_measure_its_cpus() -> None:

@@ -75,6 +75,8 @@ def test_every_folder_stands_on_the_map(root: str) -> None:
 def test_every_folder_on_the_map_is_there() -> None:
     plan = README.partition("## Where things are")[2].split("```")[1]
     there = {str(one.relative_to(ROOT / root)) for root in ROOTS for one in (ROOT / root).rglob("*")}  # fmt: skip
-    told = {one.rstrip("/") for one in re.findall(r"(?<![\w/])[\w/]+/(?![\w])", plan)} - set(ROOTS)
+    difference = {one.rstrip("/") for one in re.findall(r"(?<![\w/])[\w/]+/(?![\w])", plan)} - set(
+        ROOTS
+    )
     tails = {path.split("/", 1)[-1] for path in there} | {path.rsplit("/", 1)[-1] for path in there}
-    assert sorted(name for name in told if name not in there | tails) == []
+    assert sorted(name for name in difference if name not in there | tails) == []

@@ -58,8 +58,8 @@ def test_panels_lie_beside_each_other(board: Any) -> None:
     assert len(taken) == len(set(taken))
     assert max(x for x, _ in taken) < COUNTED
     for key in ("id", "title"):
-        told = [panel[key] for panel in board["panels"]]
-        assert len(told) == len(set(told))
+        values = [panel[key] for panel in board["panels"]]
+        assert len(values) == len(set(values))
 
 
 def every_query() -> list[Any]:
@@ -131,10 +131,10 @@ def test_a_row_s_link_names_columns_that_it_has(board: Any, panel: Any) -> None:
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_incidents_are_annotations_with_a_link_to_their_report(board: Any) -> None:
-    (told,) = board["annotations"]["list"]
-    assert "mldebug_incident_open_info" in told["expr"]
-    assert '"url", "${reports}/$1", "report"' in told["expr"]
-    assert told["textFormat"] == '<a href="{{url}}">Report {{report}}</a>'
+    (entry,) = board["annotations"]["list"]
+    assert "mldebug_incident_open_info" in entry["expr"]
+    assert '"url", "${reports}/$1", "report"' in entry["expr"]
+    assert entry["textFormat"] == '<a href="{{url}}">Report {{report}}</a>'
 
 
 def test_dashboards_ask_for_recorded_series_of_one_file_alone() -> None:

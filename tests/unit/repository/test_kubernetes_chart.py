@@ -242,14 +242,14 @@ def test_only_the_first_coordinator_asks_the_api_server(tmp_path: Path) -> None:
 
 def test_the_role_may_list_what_is_asked_for_and_no_more() -> None:
     role = one(render(*FULL), "Role")
-    asked = {
+    pairs = {
         (f"/apis/{group}", plural)
         for plural, path in KINDS.items()
         for group in [path.split("/")[2]]
     }
     assert {
         (f"/apis/{rule['apiGroups'][0]}", rule["resources"][0]) for rule in role["rules"]
-    } == asked
+    } == pairs
     assert [rule["verbs"] for rule in role["rules"]] == [["list"]] * len(KINDS)
     page = (ROOT / "docs/scheduler.md").read_text(encoding="utf-8")
     written = next(

@@ -114,8 +114,8 @@ def test_what_a_drop_in_adds_a_value_adds(file: Path) -> None:
 @pytest.mark.parametrize("values", [(), FULL], ids=["agents", "full"])
 def test_what_is_seen_of_the_node_has_a_reason(values: tuple[str, ...]) -> None:
     spec, container = agent(*values)
-    seen = {volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
-    assert seen == set(NODE_PATHS)
+    paths = {volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert paths == set(NODE_PATHS)
     writable = {
         mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")
     }

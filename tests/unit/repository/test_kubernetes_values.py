@@ -136,8 +136,10 @@ TYPED = re.findall(r"^helm (?:install|upgrade) (.*)$", PAGE, re.MULTILINE)
 def test_what_the_page_says_to_type_is_what_helm_takes(words: str) -> None:
     name, chart, *values = shlex.split(words)
     assert ROOT / chart == CHART
-    asked = [value for value in values if value != "--reset-then-reuse-values"]  # of upgrade alone
-    done = helm("template", name, str(CHART), *asked)
+    matching = [
+        value for value in values if value != "--reset-then-reuse-values"
+    ]  # of upgrade alone
+    done = helm("template", name, str(CHART), *matching)
     assert done.returncode == 0, done.stderr
     assert "registry.example.org/mldebug" in done.stdout or "kind: StatefulSet" in done.stdout
     assert "--reset-then-reuse-values" in helm("upgrade", "--help").stdout

@@ -135,9 +135,9 @@ def test_make_lists_its_targets_and_ci_is_a_script() -> None:
     assert {"demo", "test", "test-all", "check", "bench"} <= set(words)
     assert os.access(ROOT / ".ci/run", os.X_OK)
     subprocess.run(["bash", "-n", str(ROOT / ".ci/run")], check=True)
-    told = (ROOT / ".ci/run").read_text()
+    text = (ROOT / ".ci/run").read_text()
     assert re.search(
-        r"^export (?:\S+ )*CI=true\b", told, re.MULTILINE
+        r"^export (?:\S+ )*CI=true\b", text, re.MULTILINE
     )  # the long floods, and no skips
 
 

@@ -49,9 +49,9 @@ def launcher(made: Any, _: Any, __: Path) -> None:
 
 
 def verb(made: Any, _: Any, __: Path) -> None:
-    told = CliRunner().invoke(made, ["--help"])
-    assert told.exit_code == 0
-    assert "Usage:" in told.output
+    result = CliRunner().invoke(made, ["--help"])
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
 
 
 def values(made: Any, _: Any, __: Path) -> None:

@@ -72,11 +72,11 @@ def test_the_agent_of_a_node_asks_for_this_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "text"),
     [({"privileged": True}, "privileged"), ({"runAsUser": 0}, "root"), ({"capabilities": {}}, "drop"),
      ({"seccompProfile": {"type": "Unconfined"}}, "seccompProfile"), ({"allowPrivilegeEscalation": None}, "allowPrivilegeEscalation")],
 )  # fmt: skip
-def test_a_broken_rule_is_seen(wrong: Object, said: str) -> None:
+def test_a_broken_rule_is_seen(wrong: Object, text: str) -> None:
     (pod,) = pod_templates(one(render(*FULL), "StatefulSet"))
     containers(pod)[0]["securityContext"] |= wrong
-    assert said in list(broken(pod))
+    assert text in list(broken(pod))

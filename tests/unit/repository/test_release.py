@@ -8,7 +8,7 @@ import pytest
 from mldebug import __version__
 
 ROOT = Path(__file__).parents[3]
-TOLD = {
+VERSIONS = {
     "deploy/README.md": r"mldebug_(\S+?)_amd64\.deb",
     "deploy/kubernetes/Dockerfile": r"mldebug:(\S+)",
     "deploy/kubernetes/chart/Chart.yaml": r'^(?:version|appVersion): "?([^"\s]+)',
@@ -39,14 +39,14 @@ def test_a_version_has_its_section_and_one_in_development_has_none_yet() -> None
 
 
 def test_sections_come_newest_first_each_with_its_date() -> None:
-    told = sections()
-    assert "Unreleased" not in list(told)[1:]
-    assert not told.get("Unreleased")
-    assert all(told[name] for name in released())
+    result = sections()
+    assert "Unreleased" not in list(result)[1:]
+    assert not result.get("Unreleased")
+    assert all(result[name] for name in released())
     assert released() == sorted(released(), key=lambda name: tuple(map(int, name.split("."))))[::-1]
 
 
-@pytest.mark.parametrize("file", TOLD)
+@pytest.mark.parametrize("file", VERSIONS)
 def test_files_that_tell_a_version_tell_the_newest_that_was_released(file: str) -> None:
-    found = re.findall(TOLD[file], (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.findall(VERSIONS[file], (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
     assert set(found) == {released()[0]}

@@ -211,6 +211,19 @@ def test_retired_words_name_nothing() -> None:
     assert sorted(found) == []
 
 
+def test_tests_name_no_value_after_a_participle() -> None:
+    files = [
+        file for file in sorted((ROOT / "tests").rglob("*.py")) if "fixtures" not in file.parts
+    ]
+    found = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        for name, _ in names_of(file)
+        if name.lower() in PARTICIPLES
+    }
+    assert sorted(found) == []
+
+
 def test_every_exception_is_needed() -> None:
     used = {name for file in FILES for name, _ in names_of(file)}
     assert sorted(FINE_NAMES - used) == []

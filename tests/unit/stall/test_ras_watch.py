@@ -63,23 +63,23 @@ class ClockedWatch:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.asked: list[float] = []
+        self.requests: list[float] = []
         self.orders: queue.SimpleQueue[RunToAsk] = queue.SimpleQueue()
         self.watch = RasWatch(self._put, lambda: self.now)
 
     def _put(self, order: RunToAsk) -> bool:
-        self.asked.append(self.now)
+        self.requests.append(self.now)
         self.orders.put(order)
         return True
 
     def play(self, seconds: int, one: Any, count: int | None = 5) -> list[float]:
         """Look twice a second; every question is answered before the next look, None: it is refused."""
-        begun, self.asked = self.now, []
+        begun, self.requests = self.now, []
         for _ in range(2 * seconds):
             self.watch.tick({"j": one})
             self.answer(count)
             self.now += 0.5
-        return [at - begun for at in self.asked]
+        return [at - begun for at in self.requests]
 
     def answer(self, count: int | None) -> None:
         """Answer what was asked."""
@@ -91,9 +91,9 @@ class ClockedWatch:
 
     def signals(self, one: Any) -> tuple[Progress, ...]:
         """What the decision sees."""
-        seen = one.last_look
-        look = msgspec.structs.replace(seen.look, at=self.now)
-        found = self.watch.complete(msgspec.structs.replace(seen, look=look))
+        last_look = one.last_look
+        look = msgspec.structs.replace(last_look.look, at=self.now)
+        found = self.watch.complete(msgspec.structs.replace(last_look, look=look))
         return found.look.progress[len(look.progress) :]
 
 
@@ -121,7 +121,7 @@ def test_one_question_at_a_time() -> None:
     for _ in range(100):
         desk.watch.tick({"j": run(Stage.SUSPECT)})
         desk.now += 1.0
-    assert len(desk.asked) == 1
+    assert len(desk.requests) == 1
 
 
 def test_who_does_not_answer_is_left_alone_for_a_while() -> None:

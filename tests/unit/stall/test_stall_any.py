@@ -75,8 +75,8 @@ def test_only_differences_of_time_count(shift: int) -> None:
 
     here, there = watch(run(1000.0).looks), watch(run(1000.0 + shift).looks)
 
-    assert [d.stage for _, d in here.said] == [d.stage for _, d in there.said]
-    assert [d.sentence for _, d in here.said] == [d.sentence for _, d in there.said]
+    assert [d.stage for _, d in here.decisions] == [d.stage for _, d in there.decisions]
+    assert [d.sentence for _, d in here.decisions] == [d.sentence for _, d in there.decisions]
 
 
 @settings(max_examples=25, deadline=None)

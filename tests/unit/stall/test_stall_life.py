@@ -55,8 +55,8 @@ def test_a_false_alarm_recovers_and_widens_auto() -> None:
 
     assert len(story.opened) == 1
     assert story.first(Stage.RECOVERED).sentence == "moves again after 41 s without a step"
-    assert story.said[-1][1].timeout == pytest.approx(30 * 1.25 * 41 / 30, abs=0.1)
-    assert "after false alarm" in story.said[-1][1].why_timeout
+    assert story.decisions[-1][1].timeout == pytest.approx(30 * 1.25 * 41 / 30, abs=0.1)
+    assert "after false alarm" in story.decisions[-1][1].why_timeout
 
 
 def test_auto_is_widened_at_most_twofold() -> None:
@@ -66,7 +66,7 @@ def test_auto_is_widened_at_most_twofold() -> None:
     story = watch(run.looks)
 
     assert len(story.opened) == 4
-    assert story.said[-1][1].timeout == 60
+    assert story.decisions[-1][1].timeout == 60
 
 
 def test_a_number_is_never_widened() -> None:
@@ -76,7 +76,7 @@ def test_a_number_is_never_widened() -> None:
     story = watch(run.looks, timeout=15.0)
 
     assert len(story.opened) == 3
-    assert {decision.timeout for _, decision in story.said[10:] if decision.timeout} == {15.0}
+    assert {decision.timeout for _, decision in story.decisions[10:] if decision.timeout} == {15.0}
 
 
 def test_without_a_signal_frames_that_advance_are_the_recovery() -> None:
@@ -84,15 +84,15 @@ def test_without_a_signal_frames_that_advance_are_the_recovery() -> None:
     story = watch(run.looks)
 
     assert Stage.RECOVERED in story.stages
-    assert story.said[-1][1].stage is Stage.WATCHING
-    assert story.said[-1][1].timeout == 120
+    assert story.decisions[-1][1].stage is Stage.WATCHING
+    assert story.decisions[-1][1].timeout == 120
 
 
 def test_each_stall_is_one_incident_with_its_own_key() -> None:
     run = trained().play(40, {3: SLEEPS}).train(20).play(40, {3: SLEEPS})
     story = watch(run.looks, timeout=15.0)
 
-    keys = [decision.key for _, decision in story.said if decision.open]
+    keys = [decision.key for _, decision in story.decisions if decision.open]
     assert keys == ["run-7/0/60", "run-7/0/80"]
 
 
@@ -102,7 +102,7 @@ def test_an_incident_ends_with_the_job_or_the_attempt() -> None:
 
     assert exits.first(Stage.ENDED).key == again.first(Stage.ENDED).key == "run-7/0/60"
     assert again.first(Stage.ENDED).sentence == "attempt 1 has begun"
-    assert again.said[-1][1].stage is Stage.WATCHING
+    assert again.decisions[-1][1].stage is Stage.WATCHING
 
 
 # --- came late, came back ------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_a_restart_of_the_agent_changes_nothing_but_a_little_time(cut: int) -> N
     opened = first.opened + [cut + 3 + at for at in second.opened]
     assert len(opened) == 1
     assert 79 <= opened[0] <= max(80, cut + 3 + 11)
-    keys = {d.key for _, d in (*first.said, *second.said) if d.stage is Stage.BLAMED}
+    keys = {d.key for _, d in (*first.decisions, *second.decisions) if d.stage is Stage.BLAMED}
     assert keys == {"run-7/0/60"}
 
 
@@ -157,7 +157,7 @@ def test_a_restarted_agent_knows_the_rhythm() -> None:
     run.started = True
     story = watch(run.train(10, 10).looks, first.watch.memory())
 
-    assert story.said[-1][1].timeout == 50
+    assert story.decisions[-1][1].timeout == 50
 
 
 def test_a_restarted_agent_sees_the_recovery() -> None:

@@ -269,5 +269,5 @@ def test_it_is_silent(name: str) -> None:
 
     story = watch(trace().looks, **chosen)
 
-    assert story.opened == [], [d.sentence for _, d in story.said if d.open]
+    assert story.opened == [], [d.sentence for _, d in story.decisions if d.open]
     assert bool(story.captured) == captured

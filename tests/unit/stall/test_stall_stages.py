@@ -154,14 +154,14 @@ def test_without_py_spy_counters_alone_find_the_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "told", "expected"),
+    ("backend", "number", "expected"),
     [("nccl", None, 450), ("gloo", None, 800), ("nccl", 400.0, 300), ("nccl", 200.0, 200)],
 )
 def test_busy_is_blamed_before_the_evidence_dies(
-    backend: str, told: float | None, expected: float
+    backend: str, number: float | None, expected: float
 ) -> None:
     run = trained()
-    run.backend, run.collective_timeout = backend, told
+    run.backend, run.collective_timeout = backend, number
     story = watch(run.play(1500, {0: WORKS}).looks, timeout=200.0)
 
     assert story.opened == pytest.approx([60 + expected], abs=1)
@@ -172,13 +172,13 @@ def test_busy_is_blamed_before_the_evidence_dies(
 
 @pytest.mark.parametrize("phase", ["evaluate", "checkpoint_save", "checkpoint_load", "compile"])
 @pytest.mark.parametrize(
-    ("backend", "told", "expected"), [("nccl", None, 450), ("gloo", None, 1350), ("nccl", 900.0, 675)]
+    ("backend", "number", "expected"), [("nccl", None, 450), ("gloo", None, 1350), ("nccl", 900.0, 675)]
 )  # fmt: skip
 def test_who_says_why_it_makes_no_step_is_blamed_before_the_evidence_dies(
-    phase: str, backend: str, told: float | None, expected: float
+    phase: str, backend: str, number: float | None, expected: float
 ) -> None:
     run = trained()
-    run.backend, run.collective_timeout = backend, told
+    run.backend, run.collective_timeout = backend, number
     story = watch(run.play(1500, {0: WORKS._replace(phase=phase)}).looks)
 
     assert story.opened == pytest.approx([60 + expected], abs=1)
@@ -291,7 +291,7 @@ def test_whose_usual_gap_outlasts_a_collective_is_captured_early_and_blamed_late
 
     assert story.opened == pytest.approx([5999 + 900], abs=1)
     assert next(at for at in story.captured if at > 6000) == pytest.approx(5999 + 450, abs=1)
-    early = next(one for at, one in story.said if at > 6000 and one.stage is Stage.CONFIRMED)
+    early = next(one for at, one in story.decisions if at > 6000 and one.stage is Stage.CONFIRMED)
     assert early.sentence.endswith("; blamed at 900 s")
 
 
@@ -320,8 +320,8 @@ def test_a_wait_for_another_node_is_captured_each_time() -> None:
 def test_what_a_rank_has_written_is_told_while_it_saves() -> None:
     story = watch(trained().play(100, {0: SAVES}, others=SPINS).looks)
 
-    told = [one.sentence for _, one in story.said if one.stage is Stage.SUSPECT]
-    assert told[-1] == "no step for 100 s (usual gap 1 s): rank 0 has written 80 GB"
+    sentences = [one.sentence for _, one in story.decisions if one.stage is Stage.SUSPECT]
+    assert sentences[-1] == "no step for 100 s (usual gap 1 s): rank 0 has written 80 GB"
 
 
 # --- words ---------------------------------------------------------------------------------------------

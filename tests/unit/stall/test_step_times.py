@@ -103,12 +103,12 @@ def test_a_redrawn_bar_is_no_step() -> None:
 
 
 def test_what_was_there_before_us_is_where_the_count_begins() -> None:
-    told, derived = Job(), Job()
-    for job in (told, derived):
+    result, derived = Job(), Job()
+    for job in (result, derived):
         job.progress.arrive(record(100), 40.0, "a")
-    told.poll(50, record(101, 2.0))
+    result.poll(50, record(101, 2.0))
     derived.poll(50, record(105))
-    assert told.times.seconds == 2.0
+    assert result.times.seconds == 2.0
     assert derived.times.counts[at(2.0)] == 5
 
 
@@ -207,13 +207,13 @@ POLLS = st.tuples(
 def test_whatever_comes_nothing_goes_backwards(
     polls: list[tuple[list[LogRecord], str, float, LogRecord | None]],
 ) -> None:
-    progress, now, seen = LogProgress(), 0.0, []
+    progress, now, results = LogProgress(), 0.0, []
     for records, log, pause, before in polls:
         now += pause
         progress.arrive(before, now - pause / 2, log)
         progress.take(tuple(records), 1, now, log)
         if progress.step_times is not None:
-            seen.append(progress.step_times)
-    for before_it, after in pairwise(seen):
+            results.append(progress.step_times)
+    for before_it, after in pairwise(results):
         assert after.seconds >= before_it.seconds
         assert all(b >= a for a, b in zip(before_it.counts, after.counts, strict=True))

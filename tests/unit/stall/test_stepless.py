@@ -123,7 +123,7 @@ def test_a_hang_is_noticed_on_time(name: str, settings: Mapping[str, float], wit
 
     story = watch(trace().looks, native=native, **settings)
 
-    assert len(story.opened) == 1, [str(one.sentence) for _, one in story.said][-1]
+    assert len(story.opened) == 1, [str(one.sentence) for _, one in story.decisions][-1]
     late = story.opened[0] - since
     assert settings.get("timeout", 60.0) - 5 <= late <= within
 
@@ -135,7 +135,7 @@ def test_who_stands_in_frames_that_nobody_knows_is_judged_at_the_timeout_where_s
     story = watch(run.looks, native={0: SYNC, 2: SYNC, 3: SYNC}, timeout=15.0)
 
     assert story.opened[0] - 60 <= 18
-    assert story.said[-1][1].suspects == (1,)
+    assert story.decisions[-1][1].suspects == (1,)
 
 
 def test_what_a_native_stack_has_shown_ends_with_the_frames_that_it_was_of() -> None:
@@ -212,4 +212,4 @@ SILENT: dict[str, Callable[[], Run]] = {
 def test_a_start_is_no_hang(name: str, settings: Mapping[str, float], _: float) -> None:
     story = watch(SILENT[name]().looks, **settings)
 
-    assert story.opened == [], [one.sentence for _, one in story.said if one.open]
+    assert story.opened == [], [one.sentence for _, one in story.decisions if one.open]

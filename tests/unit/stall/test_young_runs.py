@@ -59,7 +59,7 @@ def test_an_inert_culprit_is_named_within_a_minute(
 
 def test_the_timeout_is_what_the_steps_say_after_half_a_minute() -> None:
     story = watch(young().looks, interval=LOOKS)
-    assert story.said[-1][1].timeout == 30.0
+    assert story.decisions[-1][1].timeout == 30.0
 
 
 def test_bars_that_are_drawn_late_are_no_slow_steps() -> None:
@@ -108,4 +108,4 @@ def test_a_restart_begins_with_a_start_again() -> None:
     run.signal(ProgressKind.STEP, 1)
     run.started = True
     stepping(run.play(100, COMPILES), 30)
-    assert watch(run.looks, interval=LOOKS).said[-1][1].timeout == 30.0
+    assert watch(run.looks, interval=LOOKS).decisions[-1][1].timeout == 30.0

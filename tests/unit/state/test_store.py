@@ -84,11 +84,11 @@ def test_a_run_whose_id_has_changed_is_known_by_its_processes(tmp_path: Path) ->
     """Its launcher has died, and the agent was killed: the same stall keeps its incident."""
     job = Job(id="job", name="train.py", launcher="torchrun", ranks=tuple(
         RankIdentity(rank=rank, world_size=2, pid=100 + rank, start_ticks=7) for rank in range(2)))  # fmt: skip
-    seen = msgspec.structs.replace(
+    changed = msgspec.structs.replace(
         INCIDENT, captures=(NodeCapture(node="n1", taken_at=2.0, job=job),)
     )
     with opened_store(tmp_path) as first:
-        first.keep("job", StallMemory(run="job", incidents=1), seen)
+        first.keep("job", StallMemory(run="job", incidents=1), changed)
     left = msgspec.structs.replace(job, id="new", ranks=job.ranks[1:])
     stranger = msgspec.structs.replace(
         left, id="other", ranks=(msgspec.structs.replace(job.ranks[1], start_ticks=8),)
@@ -249,8 +249,8 @@ def test_a_full_or_read_only_disk_lets_the_agent_run_and_takes_all_later(
             one.keep("job", StallMemory(run="job"), INCIDENT)
             wait_until(lambda: not one.states()[0].success)
             assert "No space left on device (ENOSPC)" in one.states()[0].error
-            said = f"the state dir {place} cannot be written: No space left"
-            wait_until(lambda: said in caplog.text)  # the thread logs it after that
+            text = f"the state dir {place} cannot be written: No space left"
+            wait_until(lambda: text in caplog.text)  # the thread logs it after that
             assert f"df -h {place}" in caplog.text
             (place / "fill").unlink()
             wait_until(lambda: one.states()[0].success)
@@ -261,8 +261,8 @@ def test_a_full_or_read_only_disk_lets_the_agent_run_and_takes_all_later(
             )  # not while the keeper before still ends
             with opened_store(place) as again:
                 assert again.opened == (args == ["remount,rw"])
-                said = "" if again.opened else "Read-only file system (EROFS)"
-                assert again.states()[0].error == said
+                text = "" if again.opened else "Read-only file system (EROFS)"
+                assert again.states()[0].error == text
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
 

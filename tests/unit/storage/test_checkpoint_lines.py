@@ -30,15 +30,15 @@ def series(count: int) -> CheckpointSeries:
 def test_each_series_is_told_with_its_newest_saves() -> None:
     state = series_state(series(12), ("", "/ckpt/\x1b[0mname", "step_#"), NOW)
     part = checkpoints_part(Snapshot(node="n", at=NOW, started_at=NOW, checkpoint_series=(state,)))
-    told = StorageState(parts=(part,))
-    lines = [one.text for one in storage_lines(told)]
+    storage_state = StorageState(parts=(part,))
+    lines = [one.text for one in storage_lines(storage_state)]
     assert lines[0] == "Checkpoints:"
     assert lines[1].startswith("  /ckpt/name/step_#: last complete checkpoint step_10 ")
     assert lines[2] == "    step_11  incomplete, 1.0 GiB, 3 shards by 4 ranks, 1h49m old: cut"
     assert lines[3] == "    step_10  complete, 1.0 GiB, 4 shards by 4 ranks, 1h49m50s old"
     assert len(lines) == 2 + LISTED
     assert all(one.isprintable() for one in lines)
-    rows = msgspec.json.decode(storage_json(told))["checkpoints"]
+    rows = msgspec.json.decode(storage_json(storage_state))["checkpoints"]
     assert (rows[1]["name"], rows[1]["state"], rows[1]["world_size"]) == (
         "step_11",
         "incomplete",

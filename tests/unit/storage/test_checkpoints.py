@@ -159,8 +159,8 @@ def test_a_header_that_is_too_large_to_be_read_is_unknown() -> None:
 
 def test_a_distributed_checkpoint_needs_its_index_and_all_that_it_names(tmp_path: Path) -> None:
     path = dcp(tmp_path / "step_5")
-    told = verdict(path)
-    assert (told.layout, told.state, told.shards) == ("distributed", Completeness.COMPLETE, 1)
+    judged = verdict(path)
+    assert (judged.layout, judged.state, judged.shards) == ("distributed", Completeness.COMPLETE, 1)
 
     cut(path / "__0_0.distcp")
     assert "__0_0.distcp has" in verdict(path).why
@@ -181,8 +181,8 @@ def test_an_index_of_the_save_before_in_the_same_folder_proves_nothing(tmp_path:
     shard = next(path.glob("*.distcp"))
     index = path / ".metadata"
     os.utime(shard, (index.stat().st_mtime + 30,) * 2)
-    told = verdict(path)
-    assert (told.state, told.why) == (
+    judged = verdict(path)
+    assert (judged.state, judged.why) == (
         Completeness.UNKNOWN,
         f"{shard.name} is younger than .metadata, which is written last",
     )
@@ -206,8 +206,8 @@ def large_index(path: Path, entries: int, shards: tuple[str, ...]) -> Path:
         )
         for one in range(entries)
     }
-    told = metadata.Metadata(state_dict_metadata={}, storage_data=stored)
-    path.write_bytes(pickle.dumps(told, protocol=4))
+    result = metadata.Metadata(state_dict_metadata={}, storage_data=stored)
+    path.write_bytes(pickle.dumps(result, protocol=4))
     return path
 
 
@@ -216,12 +216,12 @@ def test_a_large_index_is_searched_for_names_and_the_ends_of_shards_are_looked_a
     shutil.copy(path / "__0_0.distcp", path / "__1_0.distcp")
     index = large_index(path / ".metadata", 30_000, ("__0_0.distcp", "__1_0.distcp"))
     assert index.stat().st_size > safe_pickle.MAX_BYTES
-    told = verdict(path)
-    assert (told.state, told.shards, told.why) == (Completeness.COMPLETE, 2, "")
+    judged = verdict(path)
+    assert (judged.state, judged.shards, judged.why) == (Completeness.COMPLETE, 2, "")
     cut(path / "__1_0.distcp", 1)
-    told = verdict(path)
-    assert told.state is Completeness.UNKNOWN
-    assert told.why.startswith("__1_0.distcp may have been cut off")
+    judged = verdict(path)
+    assert judged.state is Completeness.UNKNOWN
+    assert judged.why.startswith("__1_0.distcp may have been cut off")
     (path / "__1_0.distcp").unlink()
     assert "__1_0.distcp of 2 shards missing" in verdict(path).why
     assert verdict(path).state is Completeness.INCOMPLETE
@@ -293,8 +293,8 @@ def test_a_trainers_folder_needs_all_shards_and_its_state(tmp_path: Path) -> Non
     (path / "model-00002-of-00002.safetensors").unlink()
     assert verdict(path).why == "model-00002-of-00002.safetensors is missing, which its index names"
     (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-0')
-    told = verdict(path)
-    assert (told.state, told.why) == (
+    judged = verdict(path)
+    assert (judged.state, judged.why) == (
         Completeness.INCOMPLETE,
         "model.safetensors.index.json was cut off",
     )

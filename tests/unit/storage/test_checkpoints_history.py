@@ -25,8 +25,8 @@ NAME = ("run", "/ckpt", "step_#")
 def look_at(
     step: int, at: float, verdict: CheckpointVerdict = WHOLE, **more: object
 ) -> CheckpointReading:
-    told = {"size": GIB, "files": 5, "oldest": at - 20, "newest": at, "inode": step}
-    return CheckpointReading(name=f"step_{step}", verdict=verdict, **(told | more))  # type: ignore[arg-type]
+    facts = {"size": GIB, "files": 5, "oldest": at - 20, "newest": at, "inode": step}
+    return CheckpointReading(name=f"step_{step}", verdict=verdict, **(facts | more))  # type: ignore[arg-type]
 
 
 def looked(
@@ -214,10 +214,10 @@ def test_no_name_inside_a_save_breaks_what_is_sent() -> None:
     series = CheckpointSeries(settle=0.0)
     looked(series, START)
     looked(series, START + 1, look_at(1, START - 900, broken), look_at(2, START - 800, long_why()))
-    told = series_state(series, ("run", "/a\x1b[31m\n/b", "step_#"), START + 1)
-    assert msgspec.json.encode(told)
+    result = series_state(series, ("run", "/a\x1b[31m\n/b", "step_#"), START + 1)
+    assert msgspec.json.encode(result)
     assert msgspec.json.encode(series.checkpoints)
-    assert told.sentence.isprintable()
+    assert result.sentence.isprintable()
     assert max(len(one.why) for one in series.checkpoints) <= 300
 
 
@@ -263,6 +263,6 @@ def test_what_is_lost_is_at_most_that_where_the_newest_is_not_known() -> None:
     series = CheckpointSeries()
     closed = CheckpointVerdict(state=Completeness.UNKNOWN, why="permission denied")
     looked(series, START, look_at(100, START - 900), look_at(200, START - 300, closed))
-    told = series_state(series, NAME, START).sentence
-    assert "if it dies now at most 15m20s of work are lost" in told
-    assert "step_200: nobody can say whether it is complete: permission denied" in told
+    sentence = series_state(series, NAME, START).sentence
+    assert "if it dies now at most 15m20s of work are lost" in sentence
+    assert "step_200: nobody can say whether it is complete: permission denied" in sentence

@@ -49,8 +49,8 @@ class Store:
     def memo(self, name: str) -> bytes:
         return self.kept.get(name, b"")
 
-    def remember(self, name: str, told: bytes) -> None:
-        self.kept[name] = told
+    def remember(self, name: str, data: bytes) -> None:
+        self.kept[name] = data
 
     def memos(self, beginning: str) -> tuple[str, ...]:
         return tuple(self.kept)
@@ -69,21 +69,21 @@ class Setting:
         self.process = subprocess.Popen(
             [sys.executable, "-c", WRITER], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )  # fmt: skip
-        self.heard("open")
+        self.wait_for_word("open")
 
     def new_board(self) -> CheckpointMonitor:
         return checkpoint_monitor(
             Config(checkpoints=self.settings), self.context, self.store, self.inbox
         )
 
-    def heard(self, word: str) -> None:
+    def wait_for_word(self, word: str) -> None:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == f"{word}\n"
 
     def write(self) -> None:
         assert self.process.stdin is not None
         print("go", file=self.process.stdin, flush=True)
-        self.heard("written")
+        self.wait_for_word("written")
 
     def runs(self, id: str = "r1") -> dict[str, Any]:
         rank = RankIdentity(rank=0, world_size=1, pid=self.process.pid)

@@ -88,11 +88,11 @@ def test_a_filesystem_that_fills_is_foretold_before_it_is_full(
                 file.flush()
                 desk.look(1000.0 + 30 * look, [job()])
             assert kinds(desk, folder) == {"full_soon"}
-            told = row(desk, folder)
-            assert told["full_seconds"] == pytest.approx(
+            result = row(desk, folder)
+            assert result["full_seconds"] == pytest.approx(
                 20 * 30, rel=0.2
             )  # 40 MiB, 2 MiB every 30 s
-            assert told["ranks"] == 1
+            assert result["ranks"] == 1
             file.write(b"x" * 40 * MIB)  # the foretold end: not a byte more fits
             file.flush()
             with pytest.raises(OSError, match="No space left"):
@@ -141,8 +141,8 @@ def test_a_name_with_spaces_newlines_and_odd_bytes_is_found(
         assert held.point == str(folder)
         desk = part(tools, paths=(str(folder),))
         desk.look(1.0, [])
-        (told,) = desk.status()["filesystems"]
-        assert told["used_ratio"] == 0
+        (filesystem,) = desk.status()["filesystems"]
+        assert filesystem["used_ratio"] == 0
         config = Config(storage=StorageConfig(paths=(str(folder),)))
         context = with_config(tools.context, config)
         state = look_once(storage_collectors(context, tools.filesystem_probe), [])
@@ -239,8 +239,10 @@ def test_no_more_than_sixteen_are_left_hanging(monkeypatch: pytest.MonkeyPatch) 
 
 def test_figures_that_no_disk_has_do_not_end_the_child() -> None:
     """A server whose reserve is used tells a negative rest, which arrives as nearly 2^64 blocks."""
-    told = os.statvfs_result((4096, 4096, 1 << 30, 5, (1 << 64) - 7, 10, 5, (1 << 64) - 1, 0, 255))
-    space = server.space_of(told)
+    result = os.statvfs_result(
+        (4096, 4096, 1 << 30, 5, (1 << 64) - 7, 10, 5, (1 << 64) - 1, 0, 255)
+    )
+    space = server.space_of(result)
     assert (space.size, space.available, space.inodes_free) == (1 << 42, 0, 0)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(space), type=Space) == space
 
@@ -254,19 +256,19 @@ def test_a_filesystem_that_tells_no_size_is_neither_full_nor_empty(
             desk.look(30.0 * look, [])
         assert kinds(desk, folder) == set()
         assert row(desk, folder)["line"] == f"{folder} (tmpfs): tells no size"
-        told = {one.metric for one in desk.samples() if str(folder) in one.labels}
-        assert told == {"mldebug_filesystem_stuck_seconds", "mldebug_filesystem_read_only"}
+        metrics = {one.metric for one in desk.samples() if str(folder) in one.labels}
+        assert metrics == {"mldebug_filesystem_stuck_seconds", "mldebug_filesystem_read_only"}
 
 
 def test_a_mount_that_was_asked_at_the_end_of_the_round_is_not_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Slow ones took all the time: the last one had none."""
-    gate, asked = threading.Event(), threading.Event()
+    gate, event = threading.Event(), threading.Event()
 
     def slow(place: MountRequest) -> MountAnswer:
         if place.mount == 1:
-            asked.set()
+            event.set()
             gate.wait(60)
         else:
             until.wait(0.8)
@@ -278,7 +280,7 @@ def test_a_mount_that_was_asked_at_the_end_of_the_round_is_not_stuck(
     reply = server.MountProber().round(
         MountRequests(1, (MountRequest(0, b"/"), MountRequest(1, b"/")), 1.0)
     )
-    assert asked.is_set()
+    assert event.is_set()
     assert (reply.mounts[1].stuck, reply.mounts[1].reason) == (
         0.0,
         "there was no time left to ask it",
@@ -347,8 +349,8 @@ def test_two_folders_of_one_filesystem_at_one_name_are_one_series(
     monkeypatch.setattr(tools.filesystem_probe, "ask", lambda places: answers if places else [])
     desk = part(tools)
     desk.look(1.0, [])
-    told = [(one.metric, one.labels) for one in desk.samples()]
-    assert len(told) == len(set(told))
+    pairs = [(one.metric, one.labels) for one in desk.samples()]
+    assert len(pairs) == len(set(pairs))
     (share,) = [
         one.value for one in desk.samples() if one.metric == "mldebug_filesystem_used_ratio"
     ]

@@ -36,45 +36,45 @@ def sawtooth(
 def test_even_growth_is_foretold_within_a_fifth(rate: float) -> None:
     noise = random.Random(1)
     points = [Point(t * 30.0, rate * t * 30.0 * noise.uniform(0.98, 1.02)) for t in range(60)]
-    told = forecast(points, free=rate * 3600)
-    assert told.seconds_left == pytest.approx(3600, rel=0.2)
-    assert told.trusted
+    prediction = forecast(points, free=rate * 3600)
+    assert prediction.seconds_left == pytest.approx(3600, rel=0.2)
+    assert prediction.trusted
 
 
 def test_saves_that_stay_are_counted() -> None:
-    told = forecast(sawtooth(6, 28 * MINUTE, 412 * GIB, 412 * GIB), free=1000 * GIB)
-    assert told.saves_left == 3
-    assert told.checkpoint_bytes == pytest.approx(412 * GIB, rel=0.05)
-    assert told.period == pytest.approx(28 * MINUTE, rel=0.05)
-    assert told.seconds_left is not None
-    assert 2 * 28 * MINUTE <= told.seconds_left <= 3 * 28 * MINUTE
+    prediction = forecast(sawtooth(6, 28 * MINUTE, 412 * GIB, 412 * GIB), free=1000 * GIB)
+    assert prediction.saves_left == 3
+    assert prediction.checkpoint_bytes == pytest.approx(412 * GIB, rel=0.05)
+    assert prediction.period == pytest.approx(28 * MINUTE, rel=0.05)
+    assert prediction.seconds_left is not None
+    assert 2 * 28 * MINUTE <= prediction.seconds_left <= 3 * 28 * MINUTE
 
 
 def test_saves_of_which_a_part_stays_are_foretold_within_a_fifth() -> None:
     size, kept, period = 400 * GIB, 100 * GIB, 20 * MINUTE
     points = sawtooth(8, period, size, kept)
     free = 1500 * GIB
-    told = forecast(points, free)
+    prediction = forecast(points, free)
     fits, at = free, 8 * period
     saves = 0
     while fits >= size:  # what really happens
         fits, saves = fits - kept, saves + 1
     truth = at + saves * period + 420 - points[-1].at
-    assert told.seconds_left == pytest.approx(truth, rel=0.2)
+    assert prediction.seconds_left == pytest.approx(truth, rel=0.2)
 
 
 def test_checkpoints_that_rotate_fill_nothing() -> None:
-    told = forecast(sawtooth(8, 20 * MINUTE, 400 * GIB, 0.0), free=500 * GIB)
-    assert told.seconds_left is None
-    assert told.saves_left is None
+    prediction = forecast(sawtooth(8, 20 * MINUTE, 400 * GIB, 0.0), free=500 * GIB)
+    assert prediction.seconds_left is None
+    assert prediction.saves_left is None
 
 
 def test_what_grows_slowly_beside_checkpoints_that_rotate_is_foretold() -> None:
     """Logs: 3 % of a save with each one, so that the 20th does not fit any more."""
     size, period = 400 * GIB, 20 * MINUTE
-    told = forecast(sawtooth(9, period, size, 0.03 * size), free=size * (1 + 0.03 * 19.5))
-    assert told.saves_left == pytest.approx(20, abs=2)
-    assert told.seconds_left == pytest.approx(20 * period, rel=0.2)
+    prediction = forecast(sawtooth(9, period, size, 0.03 * size), free=size * (1 + 0.03 * 19.5))
+    assert prediction.saves_left == pytest.approx(20, abs=2)
+    assert prediction.seconds_left == pytest.approx(20 * period, rel=0.2)
 
 
 def test_checkpoints_that_rotate_and_differ_a_little_fill_nothing() -> None:
@@ -145,10 +145,10 @@ def test_alarms_are_sentences_that_say_what_happens_then() -> None:
     last = Forecast(
         saves_left=1, checkpoint_bytes=20.0 * GIB, period=1680.0, seconds_left=720.0, trusted=True
     )
-    told = fullness_alerts(
+    result = fullness_alerts(
         "/data (nfs01:/data)", now, (UsageLimit(ratio=0.85), 0.85), (last, ahead), (86400.0, 3)
     )
-    assert [one.sentence for one in told] == [
+    assert [one.sentence for one in result] == [
         "/data (nfs01:/data) is 91.0% full, 9 GiB left; the alarm is set to 85%",
         "/data (nfs01:/data) has used 90.0% of its inodes, 100 left: without them no file can be made, whatever space there is",
         "/data (nfs01:/data): 20 GiB every 28m: the next save, due in 12m, will not fit",

@@ -119,20 +119,20 @@ class Drawer(KeyValueStore):
     """What a ledger keeps, once it is open."""
 
     def __init__(self) -> None:
-        self.opened_now, self.told = False, {MEMO: b""}
+        self.opened_now, self.reported = False, {MEMO: b""}
 
     @property
     def opened(self) -> bool:
         return self.opened_now
 
     def memo(self, name: str) -> bytes:
-        return self.told[name]
+        return self.reported[name]
 
-    def remember(self, name: str, told: bytes) -> None:
-        self.told[name] = told
+    def remember(self, name: str, data: bytes) -> None:
+        self.reported[name] = data
 
     def memos(self, beginning: str) -> tuple[str, ...]:
-        return tuple(self.told)
+        return tuple(self.reported)
 
 
 def test_the_desk_keeps_it_once_the_state_dir_is_open(tools: NodeTools) -> None:
@@ -148,8 +148,8 @@ def test_the_desk_keeps_it_once_the_state_dir_is_open(tools: NodeTools) -> None:
         while desk._workers["filesystems"].busy:
             time.sleep(0.001)
         desk.on_result(result)
-        assert bool(drawer.told[MEMO]) == opened
-    assert decode_histories(drawer.told[MEMO])
+        assert bool(drawer.reported[MEMO]) == opened
+    assert decode_histories(drawer.reported[MEMO])
 
 
 def test_the_desk_asks_nothing_of_a_part_that_looks_again(
@@ -174,12 +174,12 @@ def test_the_desk_asks_nothing_of_a_part_that_looks_again(
     desk.tick([])
     assert first is not None
     desk.on_result(first)
-    assert drawer.told[MEMO] == b""
+    assert drawer.reported[MEMO] == b""
     go.set()
     second = inbox.get(timeout=30)
     assert second is not None
     desk.on_result(second)
-    assert drawer.told[MEMO] == b"told"
+    assert drawer.reported[MEMO] == b"told"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become nobody")

@@ -31,10 +31,10 @@ class Answering(MountClient):
 
     def __init__(self, *blocks: KernelQuota, reason: str = "") -> None:
         self.blocks, self.reason = blocks, reason
-        self.asked: list[MountRequest] = []
+        self.requests: list[MountRequest] = []
 
     def ask(self, places: Sequence[MountRequest], seconds: float = 3.0) -> tuple[MountAnswer, ...]:
-        self.asked = list(places)
+        self.requests = list(places)
         return tuple(MountAnswer(mount=one.mount, blocks=self.blocks, reason=self.reason) for one in places[:1]) + tuple(
             MountAnswer(mount=one.mount) for one in places[1:]
         )  # fmt: skip
@@ -98,7 +98,7 @@ def test_what_may_not_be_known_is_a_gap(tools: NodeTools) -> None:
     desk = look(tools, probe)
     (gap,) = desk.gaps()
     assert (gap.reason, "root" in gap.way_out) == ("Operation not permitted", True)
-    owners = probe.asked[0].owners
+    owners = probe.requests[0].owners
     assert owners is not None
     assert (0, os.geteuid()) in owners.ids
 

@@ -20,13 +20,13 @@ def test_the_fullest_of_all_matches_counts() -> None:
 
 
 def test_one_that_has_no_limit_hides_no_other() -> None:
-    told = read_quota(LFS, "  /home  5T  -  unlimited\n  /work  1T  -  2T\n")
-    assert told.share == 0.5
+    result = read_quota(LFS, "  /home  5T  -  unlimited\n  /work  1T  -  2T\n")
+    assert result.share == 0.5
 
 
 def test_amounts_have_units() -> None:
-    told = read_quota(LFS, "Filesystem used quota limit\n  /lustre  1.5T*  1T  2T  -\n")
-    assert (told.share, told.limit) == (0.75, 2 * 1024**4)
+    result = read_quota(LFS, "Filesystem used quota limit\n  /lustre  1.5T*  1T  2T  -\n")
+    assert (result.share, result.limit) == (0.75, 2 * 1024**4)
     assert amount("20GiB") == 20 << 30
 
 

@@ -42,8 +42,8 @@ class Watched:
             if one.stat().st_mtime > REAL:  # written since, by a clock that is not the test's
                 os.utime(one, (self.now + 1,) * 2)
         self.now += seconds
-        told = self.watch.look("run", of_mine(self.reader), frozenset(), self.now)
-        self.series.look(self.now, told.readings, whole=told.whole, world_size=self.world)
+        reading = self.watch.look("run", of_mine(self.reader), frozenset(), self.now)
+        self.series.look(self.now, reading.readings, whole=reading.whole, world_size=self.world)
         return {one.name: one for one in self.series.checkpoints}
 
     def settled(self) -> dict[str, KnownCheckpoint]:
@@ -81,15 +81,15 @@ def test_a_file_of_each_rank_is_held_against_the_saves_before_it(tmp_path: Path,
 def test_the_first_save_is_held_against_the_world(tmp_path: Path, reader: Reader) -> None:
     it = Watched(tmp_path, "ckpt-#", reader)
     ranks(tmp_path / "ckpt-10", "012")
-    told = it.settled()["ckpt-10"]
-    assert (told.state, told.why) == (
+    ckpt_10 = it.settled()["ckpt-10"]
+    assert (ckpt_10.state, ckpt_10.why) == (
         Completeness.UNKNOWN,
         "3 of 4 ranks have a file there, and no other save tells whether that is all",
     )
     ranks(tmp_path / "ckpt-20", "0123")
-    told = it.settled()
-    assert told["ckpt-20"].state is Completeness.COMPLETE
-    assert told["ckpt-10"].state is Completeness.INCOMPLETE
+    ckpt_10 = it.settled()
+    assert ckpt_10["ckpt-20"].state is Completeness.COMPLETE
+    assert ckpt_10["ckpt-10"].state is Completeness.INCOMPLETE
     assert it.series.complete[-1].name == "ckpt-20"
 
 
@@ -98,8 +98,8 @@ def test_two_saves_of_the_same_ranks_are_how_this_job_saves(tmp_path: Path, read
     ranks(tmp_path / "ckpt-10", "02")
     assert it.settled()["ckpt-10"].state is Completeness.UNKNOWN
     ranks(tmp_path / "ckpt-20", "02")
-    told = it.settled()
-    assert {one.state for one in told.values()} == {Completeness.COMPLETE}
+    result = it.settled()
+    assert {one.state for one in result.values()} == {Completeness.COMPLETE}
 
 
 def test_a_smaller_world_needs_fewer_files(tmp_path: Path, reader: Reader) -> None:
@@ -108,8 +108,8 @@ def test_a_smaller_world_needs_fewer_files(tmp_path: Path, reader: Reader) -> No
     it.settled()
     it.world = 3
     ranks(tmp_path / "ckpt-20", "012")
-    told = it.settled()
-    assert (told["ckpt-10"].state, told["ckpt-20"].state) == (
+    result = it.settled()
+    assert (result["ckpt-10"].state, result["ckpt-20"].state) == (
         Completeness.COMPLETE,
         Completeness.COMPLETE,
     )
@@ -118,9 +118,9 @@ def test_a_smaller_world_needs_fewer_files(tmp_path: Path, reader: Reader) -> No
 def test_a_save_of_before_the_agent_is_not_called_dead(tmp_path: Path, reader: Reader) -> None:
     ranks(tmp_path / "ckpt-10", "0123")
     ranks(tmp_path / "ckpt-20", "012")
-    told = Watched(tmp_path, "ckpt-#", reader).settled()
-    assert told["ckpt-10"].state is Completeness.COMPLETE
-    assert (told["ckpt-20"].state, told["ckpt-20"].why) == (
+    result = Watched(tmp_path, "ckpt-#", reader).settled()
+    assert result["ckpt-10"].state is Completeness.COMPLETE
+    assert (result["ckpt-20"].state, result["ckpt-20"].why) == (
         Completeness.UNKNOWN,
         "rank#.pt of rank 3 is missing, which ckpt-10 has",
     )
@@ -132,8 +132,8 @@ def test_an_old_save_that_is_being_deleted_has_not_died(tmp_path: Path, reader: 
         ranks(tmp_path / f"ckpt-{step}", "0123")
         it.settled()
     (tmp_path / "ckpt-10/rank0.pt").unlink()
-    told = it.look()["ckpt-10"]
-    assert (told.state, told.why) == (Completeness.UNKNOWN, "it is being deleted")
+    ckpt_10 = it.look()["ckpt-10"]
+    assert (ckpt_10.state, ckpt_10.why) == (Completeness.UNKNOWN, "it is being deleted")
 
 
 def test_files_of_ranks_side_by_side_are_one_save(tmp_path: Path, reader: Reader) -> None:
@@ -169,17 +169,17 @@ def test_latest_of_deepspeed_does_not_say_that_all_ranks_are_done(tmp_path: Path
         save(tmp_path / f"global_step{step}/mp_rank_00_model_states.pt")
         ranks(tmp_path, ones, zero.format(step))
         (tmp_path / "latest").write_text(f"global_step{step}")
-        told = it.settled()
+        result = it.settled()
         if step == 10:
-            assert told["global_step10"].state is Completeness.UNKNOWN
-            assert "3 of 4 ranks" in told["global_step10"].why
-    states = {name: one.state for name, one in told.items()}
+            assert result["global_step10"].state is Completeness.UNKNOWN
+            assert "3 of 4 ranks" in result["global_step10"].why
+    states = {name: one.state for name, one in result.items()}
     assert states == {
         "global_step10": Completeness.INCOMPLETE,
         "global_step20": Completeness.COMPLETE,
         "global_step30": Completeness.INCOMPLETE,
     }
-    assert "zero_pp_rank_#_mp_rank_00_optim_states.pt of rank 3" in told["global_step30"].why
+    assert "zero_pp_rank_#_mp_rank_00_optim_states.pt of rank 3" in result["global_step30"].why
 
 
 def test_a_tensor_parallel_rank_that_goes_missing_in_megatrons_layout(tmp_path: Path, reader: Reader) -> None:  # fmt: skip
@@ -187,12 +187,12 @@ def test_a_tensor_parallel_rank_that_goes_missing_in_megatrons_layout(tmp_path: 
     for step, ones in ((10, "01"), (20, "0")):
         ranks(tmp_path, ones, f"iter_00000{step}/mp_rank_0{{}}/model_optim_rng.pt")
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(step))
-        told = it.settled()
+        result = it.settled()
     assert (
-        told["iter_0000010"].state is Completeness.COMPLETE
+        result["iter_0000010"].state is Completeness.COMPLETE
     )  # two of eight are all that write here
     assert (
-        told["iter_0000020"].why
+        result["iter_0000020"].why
         == "mp_rank_#/model_optim_rng.pt of rank 1 is missing, which iter_0000010 has"
     )
 
@@ -204,10 +204,11 @@ def test_the_random_states_of_a_trainers_ranks(tmp_path: Path, reader: Reader) -
         ranks(path, ones, "rng_state_{}.pth")
         save(path / "pytorch_model.bin")
         (path / "trainer_state.json").write_text("{}")
-        told = it.settled()
-    assert told["checkpoint-10"].state is Completeness.COMPLETE
+        result = it.settled()
+    assert result["checkpoint-10"].state is Completeness.COMPLETE
     assert (
-        told["checkpoint-20"].why == "rng_state_#.pth of rank 2 is missing, which checkpoint-10 has"
+        result["checkpoint-20"].why
+        == "rng_state_#.pth of rank 2 is missing, which checkpoint-10 has"
     )
 
 

@@ -162,21 +162,21 @@ def test_what_is_closed_to_an_ordinary_user_is_a_named_gap(open_folder: Path) ->
     for one in closed:
         one.chmod(0)
     try:
-        told = subprocess.run(
+        lines = subprocess.run(
             [sys.executable, "-c", STRANGER, open_folder], capture_output=True, text=True, check=True, timeout=120
         ).stdout.splitlines()  # fmt: skip
     finally:
         for one in closed:
             one.chmod(0o755)
-    assert told[:2] == [
+    assert lines[:2] == [
         "step_1 unknown permission denied for a part of it",
         "step_2 unknown .metadata could not be read: permission denied",
     ]
-    assert told[2] == "step_3 unknown permission denied"
-    assert told[3].startswith("True ['denied', 'unread', 'unreadable']")
-    assert ".metadata could not be read: permission denied" in told[3]
-    assert "permission denied for a part of it" in told[3]
-    assert told[4] == "8 2 True"
+    assert lines[2] == "step_3 unknown permission denied"
+    assert lines[3].startswith("True ['denied', 'unread', 'unreadable']")
+    assert ".metadata could not be read: permission denied" in lines[3]
+    assert "permission denied for a part of it" in lines[3]
+    assert lines[4] == "8 2 True"
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_read_raises_nothing(
@@ -237,9 +237,9 @@ def test_a_long_run_with_very_many_saves_is_told_like_others(
         os.utime(step(tmp_path, number), (NOW + number, NOW + number))
     place = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints"))
     for add in (80, 81):
-        told = place.look("run", of_mine(reader), frozenset(), NOW + add)
-        names = {one.name for one in told.readings}
-        assert (told.whole, told.trouble, len(names)) == (True, "", 64)
+        look = place.look("run", of_mine(reader), frozenset(), NOW + add)
+        names = {one.name for one in look.readings}
+        assert (look.whole, look.trouble, len(names)) == (True, "", 64)
         assert {f"step_{add - 1}", f"step_{add - 64}"} <= names
         os.utime(step(tmp_path, add), (NOW + add, NOW + add))
 

@@ -19,7 +19,7 @@ from mldebug_agents.web.peer_credentials import PeerCredentials, view
 from unit.storage.test_filesystems import mounted
 
 ALICE, BOB = 1001, 1002
-TOLD = StorageState(
+STATE = StorageState(
     parts=(
         CollectorState(
             name="filesystems",
@@ -45,36 +45,36 @@ TOLD = StorageState(
 )  # fmt: skip
 
 
-def lines(told: StorageState) -> list[object]:
-    return [row["line"] for row in told.rows["filesystems"]]
+def lines(state: StorageState) -> list[object]:
+    return [row["line"] for row in state.rows["filesystems"]]
 
 
 def test_others_mounts_are_hidden_and_what_is_everyones_stays() -> None:
-    hers = of_user(TOLD, ALICE, ())
+    hers = of_user(STATE, ALICE, ())
     assert lines(hers) == ["/shared", "/"]
     assert [one.whole for one in hers.alarms] == ["it is full"]
     assert [one.labels for one in hers.measures] == [("/",)]
     assert [one.what for one in hers.gaps] == ["/"]
-    assert len(lines(of_user(TOLD, BOB, ()))) == 3
-    assert TOLD.alarms[1].whole == "it is full; bob's job does"
+    assert len(lines(of_user(STATE, BOB, ()))) == 3
+    assert STATE.alarms[1].whole == "it is full; bob's job does"
 
 
 def test_the_socket_hides_them_from_a_plain_user_and_from_nobody_known() -> None:
-    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, storage=TOLD)
+    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, storage=STATE)
     for peer in (PeerCredentials(pid=1, uid=ALICE, groups=frozenset()), None):
-        seen = view(snapshot, peer, None).storage
-        assert seen is not None
-        assert "/home/bob/x (nfs01:/secret)" not in lines(seen)
-    assert view(snapshot, PeerCredentials(pid=1, uid=0, groups=frozenset()), None).storage == TOLD
+        storage = view(snapshot, peer, None).storage
+        assert storage is not None
+        assert "/home/bob/x (nfs01:/secret)" not in lines(storage)
+    assert view(snapshot, PeerCredentials(pid=1, uid=0, groups=frozenset()), None).storage == STATE
 
 
 def test_the_owner_of_a_job_is_told_what_could_not_be_seen_of_it() -> None:
     run = RunState(id="j", name="gpt", launcher="single", uid=BOB, ranks={0: 7})
-    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, runs=(run,), storage=TOLD)
+    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, runs=(run,), storage=STATE)
     for uid, wanted in ((BOB, ["filesystem /home/bob/x", "/"]), (ALICE, ["/"])):
-        seen = view(snapshot, PeerCredentials(pid=1, uid=uid, groups=frozenset()), None).storage
-        assert seen is not None
-        assert [one.what for one in seen.gaps] == wanted
+        storage = view(snapshot, PeerCredentials(pid=1, uid=uid, groups=frozenset()), None).storage
+        assert storage is not None
+        assert [one.what for one in storage.gaps] == wanted
 
 
 @pytest.fixture
@@ -107,10 +107,10 @@ def test_whoever_sees_no_job_is_told_so_and_why() -> None:
     unseen = CollectorState(
         name="jobs", at=1.0, gaps=(Gap(what="1 Python process", reason="denied"),)
     )
-    told = StorageState(
+    state = StorageState(
         parts=(CollectorState(name="filesystems", at=1.0, rows={"filesystems": ()}), unseen)
     )
-    assert [one.text for one in storage_lines(told)] == [
+    assert [one.text for one in storage_lines(state)] == [
         NOTHING,
         "Not seen:",
         "  1 Python process: denied",

@@ -71,8 +71,8 @@ def test_rates_come_from_two_readings() -> None:
     writer = compare(reading(10.0, 1000, 0), reading(20.0, 11_000, 50_000), 5)
     assert (writer.rate, writer.total) == (1000.0, 10_005)
     assert by_mount(writer) == {"/data": 5000.0}
-    said = "rank 3 of gpt writes 4.88 KiB/s to it, most to /data/a.pt"
-    assert who_fills([writer], "8:1", {"j": "gpt"}) == said
+    text = "rank 3 of gpt writes 4.88 KiB/s to it, most to /data/a.pt"
+    assert who_fills([writer], "8:1", {"j": "gpt"}) == text
     assert who_fills([writer], "8:2", {"j": "gpt"}) == ""
     assert "grows by 4.88 KiB/s" in writer_line(writer, "gpt")
 
@@ -160,9 +160,9 @@ def test_whoever_has_the_pid_of_a_rank_that_ended_is_not_that_rank() -> None:
     same = msgspec.structs.replace(other, start_ticks=brief.start_ticks)
     with Spawner() as spawner, Reader(spawner) as reader:
         readings = WriteReader(host, reader)
-        for rank, seen in ((other, False), (same, True)):
-            [told] = readings.read([Job(id="j", name="gpt", launcher="single", ranks=(rank,))])
-            assert bool(told.bytes) is seen
+        for rank, value in ((other, False), (same, True)):
+            [content] = readings.read([Job(id="j", name="gpt", launcher="single", ranks=(rank,))])
+            assert bool(content.bytes) is value
 
 
 def test_all_ranks_of_a_job_are_read_by_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +212,8 @@ def test_an_offset_counts_as_far_as_the_process_has_written() -> None:
     written = compare(both, look(20.0, 5000, IoCounters(2000, 9000), reads=True), 0)
     assert by_mount(written) == {"/data": 300.0}
     assert not compare(both, look(20.0, 5000, IoCounters(5000, 9000), reads=True), 0).growing
-    untold = msgspec.structs.replace(look(20.0, 5000, IoCounters(0, 0), reads=True), calls={})
-    assert not compare(both, untold, 0).growing
+    changed = msgspec.structs.replace(look(20.0, 5000, IoCounters(0, 0), reads=True), calls={})
+    assert not compare(both, changed, 0).growing
 
 
 def test_an_alarm_about_space_says_who_writes_and_one_about_inodes_does_not() -> None:

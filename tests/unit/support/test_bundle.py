@@ -78,12 +78,12 @@ def planted() -> dict[str, bytes]:
 def test_no_original_is_left_in_any_file_name_or_header(tmp_path: Path) -> None:
     gap = msgspec.convert({"what": f"report of {HOST}", "reason": f"/home/{USER}/x: no"}, Gap)  # fmt: skip
     manifest = msgspec.structs.replace(MANIFEST, gaps=(gap,))
-    content, told = packing.seal(planted(), manifest, "bundle", KNOWN)
+    content, result = packing.seal(planted(), manifest, "bundle", KNOWN)
     everything = content + gzip.decompress(content)  # headers of both too
     left = [one for one in ORIGINALS if one.lower().encode() in everything.lower()]
     assert left == []
-    assert len(told.files) == len(planted())
-    assert {"node", "user", "uuid", "serial", "secret", "ip", "folder"} <= set(told.replaced)
+    assert len(result.files) == len(planted())
+    assert {"node", "user", "uuid", "serial", "secret", "ip", "folder"} <= set(result.replaced)
 
 
 def test_joins_still_work_and_values_still_decode(tmp_path: Path) -> None:
@@ -165,9 +165,9 @@ def test_a_long_kernel_log_is_read_whole(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     lines = [f"4,{n},{n}000000,-;line {n} {'x' * (n % 300)}\n DEVICE=+pci:{n}\n" for n in range(900)]  # fmt: skip
     log.write_text("".join(lines))
-    told = read_kernel_log(str(log), 0.0)
-    assert told == log.read_bytes()
-    assert len(split_records(told)) == 900
+    result = read_kernel_log(str(log), 0.0)
+    assert result == log.read_bytes()
+    assert len(split_records(result)) == 900
 
 
 def test_a_kernel_log_that_is_closed_says_how_to_open_it(tmp_path: Path) -> None:
@@ -222,12 +222,12 @@ def test_each_read_of_an_agent_is_taken_once_and_a_failure_too() -> None:
         answer(12.2, 12.1, 11.2),
     ):
         eye.take(one)
-    seen = eye.finish()
-    assert [one.at for one in seen.watch] == [9.0, 10.5, 12.1]
-    assert [one.at for one in seen.full] == [5.0, 11.2]
-    assert seen.failed == [GpuReadFailure(at=11.5, read="watch", error="blocked")]
-    assert [one.at for one in seen.statuses] == [10.0, 11.5, 12.2]
-    assert all(one.gpus is None and one.gpu_watch is None for one in seen.statuses)
+    result = eye.finish()
+    assert [one.at for one in result.watch] == [9.0, 10.5, 12.1]
+    assert [one.at for one in result.full] == [5.0, 11.2]
+    assert result.failed == [GpuReadFailure(at=11.5, read="watch", error="blocked")]
+    assert [one.at for one in result.statuses] == [10.0, 11.5, 12.2]
+    assert all(one.gpus is None and one.gpu_watch is None for one in result.statuses)
 
 
 def test_a_node_without_gpus_has_no_failures() -> None:
@@ -285,7 +285,7 @@ def test_without_an_agent_the_gpus_are_read_here_and_replay_as_they_were(
     recording = load(path)
     assert recording.config is not None
     assert "the agent's memory" not in {one.what for one in manifest.gaps}, manifest.gaps
-    assert {name: json.loads(told) for name, told in recording.memory.items()} == {
+    assert {name: json.loads(value) for name, value in recording.memory.items()} == {
         "gpus/r": {"gpus": {}}
     }
     assert len(recording.watch) >= 2

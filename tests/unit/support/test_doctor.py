@@ -91,7 +91,7 @@ NOTHING: frozenset[str] = frozenset()
 
 
 @pytest.mark.parametrize(
-    ("check", "state", "said"),
+    ("check", "state", "text"),
     [
         (rows.yama(0, NOTHING), "ok", "same user"),
         (rows.yama(1, NOTHING), "missing", "sysctl kernel.yama.ptrace_scope=0"),
@@ -114,10 +114,10 @@ NOTHING: frozenset[str] = frozenset()
     ],
 )  # fmt: skip
 def test_a_row_says_what_it_means_and_how_to_get_more(
-    check: DoctorCheck, state: str, said: str
+    check: DoctorCheck, state: str, text: str
 ) -> None:
     assert check.state == state
-    assert said in f"{check.meaning} {check.way_out}"
+    assert text in f"{check.meaning} {check.way_out}"
     assert state == "ok" or check.way_out or "does not say" in check.meaning
 
 
@@ -187,7 +187,7 @@ def test_own_dump_works_when_the_right_stack_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "said"),
+    ("done", "text"),
     [
         (failing("Error: Permission Denied: Try running again"), "no permission"),
         (failing("Error: Operation not permitted (os error 1)"), "no permission"),
@@ -205,10 +205,10 @@ def test_own_dump_works_when_the_right_stack_comes_back() -> None:
         (Completed(returncode=0, stdout=b"[]"), "saw no Python thread"),
     ],
 )
-def test_own_dump_says_why_it_does_not_work(done: Completed, said: str) -> None:
+def test_own_dump_says_why_it_does_not_work(done: Completed, text: str) -> None:
     check = checks.own_dump(world(answer=answering(done)))
     assert check.state == "missing"
-    assert said in check.meaning
+    assert text in check.meaning
     assert check.way_out
     assert checks.native_stacks(world(answer=answering(done))).state == "limited"
 
@@ -269,7 +269,7 @@ def test_what_the_kernel_tells_of_a_sleeper(
 
 
 @pytest.mark.parametrize(
-    ("found", "state", "said"),
+    ("found", "state", "text"),
     [
         (b'{"place": "/state", "writable": true, "free": 21474836480}', "ok", "20 GiB free"),
         (b'{"place": "/", "writable": true, "free": 21474836480}', "ok", "made when needed"),
@@ -278,10 +278,10 @@ def test_what_the_kernel_tells_of_a_sleeper(
         (b"", "missing", "gives no answer"),
     ],
 )
-def test_the_state_directory(found: bytes, state: str, said: str) -> None:
+def test_the_state_directory(found: bytes, state: str, text: str) -> None:
     check = checks.state_dir(world(answer=answering(Completed(), place=found)))
     assert check.state == state
-    assert said in check.meaning
+    assert text in check.meaning
 
 
 def test_the_kernel_log_may_be_closed_or_absent(tmp_path: Path) -> None:

@@ -49,40 +49,40 @@ BUS = "00000000:45:00.0"
 def devices(name: str, folder: Path) -> dict[float, str]:
     """Time -> what the GPUs of the run do, as a replay of a real recording says it."""
     player = Player(load(h200_bundle(name, folder)), Config())
-    told: dict[float, str] = {}
+    table: dict[float, str] = {}
     for event in player.events:
         player.play(event)
         for run in player.snapshot().runs:
             assert run.id == JOB
-            told[player.clock.at] = run.devices
-    return told
+            table[player.clock.at] = run.devices
+    return table
 
 
 def test_real_training_and_a_real_hang_have_the_fingerprint_that_they_had(tmp_path: Path) -> None:
-    told = devices("sleep", tmp_path)
-    spans = [*phases("sleep"), (max(told), "end")]
+    result = devices("sleep", tmp_path)
+    spans = [*phases("sleep"), (max(result), "end")]
     during = {}
     for (begin, name), (end, _) in itertools.pairwise(spans):
-        late = [one for at, one in told.items() if begin + (end - begin) / 2 < at < end - 1]
+        late = [one for at, one in result.items() if begin + (end - begin) / 2 < at < end - 1]
         during.setdefault(name, late)
     assert all("compute" in one for one in during["train"][-5:]), during["train"]
-    last = told[max(told)]
+    last = result[max(result)]
     assert "GPU 0 waits in a collective (100 % busy" in last, last
     assert "GPU 1 runs nothing" in last, last
 
 
 def test_a_rank_that_was_stopped_has_not_arrived(tmp_path: Path) -> None:
-    told = devices("stop", tmp_path)
-    assert "GPU 1 runs nothing" in told[max(told)]
+    result = devices("stop", tmp_path)
+    assert "GPU 1 runs nothing" in result[max(result)]
 
 
 def test_a_recording_says_that_it_is_one(tmp_path: Path) -> None:
-    seen: list[Snapshot] = []
-    replay = Replay(load(h200_bundle("kill", tmp_path)), Config(), seen.append, speed=0)
+    snapshots: list[Snapshot] = []
+    replay = Replay(load(h200_bundle("kill", tmp_path)), Config(), snapshots.append, speed=0)
     assert "replay ended after" in replay.run()
-    assert {one.replay for one in seen} == {replay.words}
+    assert {one.replay for one in snapshots} == {replay.words}
     assert replay.words.startswith("h200 2026-")
-    assert [one.at for one in seen] == sorted(one.at for one in seen)
+    assert [one.at for one in snapshots] == sorted(one.at for one in snapshots)
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -147,10 +147,10 @@ def test_how_sure_it_was_which_rank_works_on_a_gpu_is_recorded(
         watch=(NodeWatch(at=T0 + 10), NodeWatch(at=T0 + 40)),
         kernel=(record(1, BOOT + 20, xid),),
     )
-    told = played(recording).snapshot()
-    (event,) = told.kernel_events
-    (sentence,) = told.runs[0].kernel
-    assert (event.by, told.runs[0].gpus_guessed) == (by, guessed)
+    snap = played(recording).snapshot()
+    (event,) = snap.kernel_events
+    (sentence,) = snap.runs[0].kernel
+    assert (event.by, snap.runs[0].gpus_guessed) == (by, guessed)
     assert sentence.endswith(who)
 
 
@@ -164,8 +164,8 @@ def test_events_of_before_a_rank_began_are_not_its_own() -> None:
     )
     rank = RankIdentity(rank=0, pid=77, world_size=1, started_at=T0 - 60)
     job = Job(id="r", name="train.py", launcher="torchrun", ranks=(rank,))
-    told = played(msgspec.structs.replace(recording, jobs=(job,))).snapshot()
-    assert [one.rank for one in told.kernel_events] == [None]
+    snap = played(msgspec.structs.replace(recording, jobs=(job,))).snapshot()
+    assert [one.rank for one in snap.kernel_events] == [None]
     assert [one.rank for one in played(recording).snapshot().kernel_events] == [0]
 
 
@@ -213,9 +213,9 @@ def test_xids_that_the_library_told_are_counted_once() -> None:
         watch=(NodeWatch(at=T0 + 1, events=(event,)), NodeWatch(at=T0 + 5)),
         kernel=(),
     )
-    told = played(recording).snapshot().kernel
-    assert told is not None
-    assert [(one.xid, one.count) for one in told.xids] == [(63, 1)]
+    kernel = played(recording).snapshot().kernel
+    assert kernel is not None
+    assert [(one.xid, one.count) for one in kernel.xids] == [(63, 1)]
 
 
 @pytest.mark.parametrize(("counted", "total"), [(False, 130.0), (True, 30.0)])
@@ -228,17 +228,17 @@ def test_counters_are_made_monotone_unless_they_are_already(counted: bool, total
             full(T0 + 2, energy_joules=30.0),
         ),
     )
-    told = played(recording).snapshot().gpus
-    assert told is not None
-    assert told.gpus[0].energy_joules == total
+    gpus = played(recording).snapshot().gpus
+    assert gpus is not None
+    assert gpus.gpus[0].energy_joules == total
 
 
 def test_a_log_that_could_not_be_read_is_a_gap_and_no_calm() -> None:
     recording = Recording(manifest=MANIFEST, statuses=(status(T0),))
-    told = played(recording).snapshot()
-    assert [one.what for one in told.gaps] == ["kernel log"]
-    assert told.kernel is not None
-    assert not told.kernel.readable
+    snap = played(recording).snapshot()
+    assert [one.what for one in snap.gaps] == ["kernel log"]
+    assert snap.kernel is not None
+    assert not snap.kernel.readable
 
 
 def test_a_lost_gpu_stays_with_its_rank() -> None:
@@ -377,16 +377,16 @@ def test_it_plays_at_the_speed_that_was_asked_for() -> None:
 
 def test_a_loop_begins_anew_until_it_is_told_to_stop() -> None:
     recording = Recording(manifest=MANIFEST, statuses=(status(T0),))
-    seen: list[Snapshot] = []
+    snapshots: list[Snapshot] = []
 
     def publish(snapshot: Snapshot) -> None:
-        seen.append(snapshot)
-        if len(seen) == 3:
+        snapshots.append(snapshot)
+        if len(snapshots) == 3:
             replay.stop()
 
     replay = Replay(recording, Config(), publish, speed=0, loop=True)
     replay.run()
-    assert len(seen) == 3
+    assert len(snapshots) == 3
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -437,10 +437,10 @@ def test_files_of_somebody_else_are_left_as_they_are(tmp_path: Path) -> None:
 def test_status_shows_the_runs_of_a_recording_and_says_that_it_is_one() -> None:
     recording = Recording(manifest=MANIFEST, statuses=(status(T0),))
     shown = Player(recording, Config(), "n1 of yesterday").snapshot()
-    seen = NodeListing(
+    listing = NodeListing(
         node="here", now=T0, jobs=jobs_shown((), shown), remarks=(), gaps=(), agent=shown
     )
-    text = "\n".join(line.plain for line in status_lines(seen))
+    text = "\n".join(line.plain for line in status_lines(listing))
     assert "a replay of n1 of yesterday" in text
     assert "train.py" in text
     assert "mldebug dump" not in text

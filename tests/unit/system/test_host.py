@@ -137,22 +137,22 @@ def test_a_sleeping_process_with_threads() -> None:
     with program(code) as target:
         host = Host()
         wait_until(lambda: state(target.pid) == "S")
-        seen = host.process_state(target.pid, kernel_stacks=True)
-        assert seen is not None
-        assert seen.threads[0].tid == target.pid
-        assert len(seen.threads) == 2
-        main = seen.main
+        process = host.process_state(target.pid, kernel_stacks=True)
+        assert process is not None
+        assert process.threads[0].tid == target.pid
+        assert len(process.threads) == 2
+        main = process.main
         assert main is not None
         assert main.wchan == "hrtimer_nanosleep"
         assert main.syscall in ("clock_nanosleep", "select", "pselect6")
         assert len(main.syscall_args) == 6
-        assert seen.caught_signals & 1 << signal.SIGUSR1 - 1
-        assert (seen.ppid, seen.uid, seen.tracer_pid) == (os.getpid(), os.geteuid(), 0)
-        assert seen.rss_bytes > 1 << 20
-        assert seen.io is not None
-        assert seen.io.read_chars > 0
-        assert seen.exit_status is None
-        assert abs(host.started_at(seen.start_ticks) - time.time()) < 30
+        assert process.caught_signals & 1 << signal.SIGUSR1 - 1
+        assert (process.ppid, process.uid, process.tracer_pid) == (os.getpid(), os.geteuid(), 0)
+        assert process.rss_bytes > 1 << 20
+        assert process.io is not None
+        assert process.io.read_chars > 0
+        assert process.exit_status is None
+        assert abs(host.started_at(process.start_ticks) - time.time()) < 30
         if os.geteuid() == 0:
             assert "hrtimer_nanosleep" in main.kernel_stack
 
@@ -162,9 +162,9 @@ def test_a_tracer_is_known_by_its_name() -> None:
     with program("print('ready', flush=True)\nimport time; time.sleep(60)") as target:
         if libc.ptrace(PTRACE_SEIZE, target.pid, None, None):
             pytest.skip(os.strerror(ctypes.get_errno()))
-        seen = Host().process_state(target.pid)
-        assert seen is not None
-        assert (seen.tracer_pid, seen.tracer_name) == (
+        process = Host().process_state(target.pid)
+        assert process is not None
+        assert (process.tracer_pid, process.tracer_name) == (
             threading.get_native_id(),
             Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip(),
         )
@@ -175,11 +175,11 @@ def test_work_shows_as_cpu_time_without_a_system_call() -> None:
         host = Host()
 
         def cpu() -> float:
-            seen = host.process_state(target.pid)
-            assert seen is not None
-            assert seen.main is not None
-            assert seen.main.wchan == ""
-            return seen.main.cpu_seconds
+            process = host.process_state(target.pid)
+            assert process is not None
+            assert process.main is not None
+            assert process.main.wchan == ""
+            return process.main.cpu_seconds
 
         before = cpu()
         wait_until(lambda: cpu() > before + 0.05)
@@ -189,11 +189,11 @@ def test_a_stopped_process_has_its_state_and_its_wchan() -> None:
     with program("import time; print('ready', flush=True); time.sleep(60)") as target:
         os.kill(target.pid, signal.SIGSTOP)
         wait_until(lambda: state(target.pid) == "T")
-        seen = Host().process_state(target.pid)
-        assert seen is not None
-        assert seen.state == "T"
-        assert seen.main is not None
-        assert seen.main.wchan == "do_signal_stop"
+        process = Host().process_state(target.pid)
+        assert process is not None
+        assert process.state == "T"
+        assert process.main is not None
+        assert process.main.wchan == "do_signal_stop"
         os.kill(target.pid, signal.SIGCONT)
 
 
@@ -207,10 +207,10 @@ def test_a_zombie_tells_how_it_ended() -> None:
 
     try:
         wait_until(ended)
-        seen = host.process_state(target.pid, files=True)
-        assert seen is not None
-        assert (seen.state, seen.exit_status) == ("Z", 3 << 8)
-        assert (seen.main, seen.threads, seen.files) == (None, (), ())
+        process = host.process_state(target.pid, files=True)
+        assert process is not None
+        assert (process.state, process.exit_status) == ("Z", 3 << 8)
+        assert (process.main, process.threads, process.files) == (None, (), ())
     finally:
         target.wait()
 
@@ -233,13 +233,13 @@ def test_descriptors_by_kind_mode_and_mount(tmp_path: Path) -> None:
             host = Host()
 
             def waits() -> bool:
-                seen = host.process_state(process.pid)
-                return bool(seen and seen.main and "pipe_read" in seen.main.wchan)
+                facts = host.process_state(process.pid)
+                return bool(facts and facts.main and "pipe_read" in facts.main.wchan)
 
             wait_until(waits)
-            seen = host.process_state(process.pid, files=True)
-            assert seen is not None
-            files = {file.fd: file for file in seen.files}
+            observed = host.process_state(process.pid, files=True)
+            assert observed is not None
+            files = {file.fd: file for file in observed.files}
             assert (files[log].kind, files[log].mode) == ("file", "w")
             assert files[log].target == str(tmp_path / "log")
             assert files[log].mount in str(tmp_path)
@@ -283,10 +283,10 @@ def test_processes_that_vanish_midway_never_raise() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
 def test_what_belongs_to_another_user_stays_at_its_defaults() -> None:
     def look() -> str:
-        seen = Host().process_state(1, files=True, kernel_stacks=True)
-        assert seen is not None
-        thread = seen.threads[0]
-        return repr((seen.ppid, seen.io, seen.files, thread.syscall, thread.kernel_stack))
+        process = Host().process_state(1, files=True, kernel_stacks=True)
+        assert process is not None
+        thread = process.threads[0]
+        return repr((process.ppid, process.io, process.files, thread.syscall, thread.kernel_stack))
 
     assert as_nobody(look) == "(0, None, (), '', ())"
 

@@ -75,9 +75,9 @@ def test_his_own_file_and_everybody_s(top: Path, bob: Rights, agent: Agent) -> N
 def test_what_alice_keeps_is_not_read_for_bob(top: Path, bob: Rights, agent: Agent, name: str, operation: ReadOperation) -> None:  # fmt: skip
     """Neither a file of hers, nor one that anybody may read in a folder that nobody may enter."""
     for path in (in_root(bob, top / "alice" / name), str(top / "alice" / name)):
-        told = read_as(agent, path, bob, operation)
-        assert told.data == b""
-        assert told.status == Refusal.NOT_REACHED
+        content = read_as(agent, path, bob, operation)
+        assert content.data == b""
+        assert content.status == Refusal.NOT_REACHED
 
 
 @pytest.mark.parametrize("path", ["/etc/shadow", "/root/.bash_history", "/proc/1/environ", "/dev/zero", "/proc/self/environ", "/proc/self/maps", "/proc/self/cmdline", "/proc/1/maps"])  # fmt: skip
@@ -97,8 +97,8 @@ def test_links_lead_where_he_could_go(top: Path, bob: Rights, agent: Agent) -> N
         assert read_as(agent, in_root(bob, top / "bob" / path), bob).data == b"", path
     assert read_as(agent, in_root(bob, top / "bob/mine/plain"), bob).data == b"mine\n"
     place = in_root(bob, top / "bob")  # below a learned place no link is followed, not even his own
-    told = read_as(agent, f"{place}/mine/plain", bob, place=place)
-    assert told.status == errno.ELOOP
+    content = read_as(agent, f"{place}/mine/plain", bob, place=place)
+    assert content.status == errno.ELOOP
     assert read_as(agent, f"{place}/plain", bob, place=place).data == b"mine\n"
 
 
@@ -164,8 +164,8 @@ def test_odd_paths(top: Path, bob: Rights, agent: Agent) -> None:
         for name in ("fifo", "socket", ""):
             assert read_as(agent, in_root(bob, folder / name), bob).status == Refusal.NOT_REGULAR
     for path in ("etc/passwd", "", "../etc/passwd", f"{folder} (deleted)/file", "/proc/2/cwd/etc/shadow", f"/{'x' * 300}", "/" + "x/" * 3000):  # fmt: skip
-        told = read_as(agent, path, bob)
-        assert (told.data, told.status != 0) == (b"", True), path
+        content = read_as(agent, path, bob)
+        assert (content.data, content.status != 0) == (b"", True), path
 
 
 def test_a_folder_that_changes_all_the_while(top: Path, bob: Rights, agent: Agent) -> None:
@@ -185,12 +185,12 @@ def test_a_folder_that_changes_all_the_while(top: Path, bob: Rights, agent: Agen
     swapping.start()
     try:
         wait_until(shown.exists)
-        told = [read_as(agent, in_root(bob, shown / "model.py"), bob).data for _ in range(300)]
+        datas = [read_as(agent, in_root(bob, shown / "model.py"), bob).data for _ in range(300)]
     finally:
         ended.set()
         swapping.join()
-    assert set(told) <= {b"", b"mine\n"}
-    assert set(told) == {b"", b"mine\n"}, "the attack did not take place"
+    assert set(datas) <= {b"", b"mine\n"}
+    assert set(datas) == {b"", b"mine\n"}, "the attack did not take place"
 
 
 # --- descriptors -----------------------------------------------------------------------------------------
@@ -251,10 +251,10 @@ def test_a_folder_is_listed_as_far_as_he_may(top: Path, bob: Rights, agent: Agen
     put(folder / "hers/name", SECRET, ALICE, 0o600)
     os.chown(folder / "hers", ALICE, ALICE)
     (folder / "hers").chmod(0o700)
-    told = read_as(agent, in_root(bob, top / "alice"), bob, ReadOperation.LIST)
-    assert (told.data, told.status) == (b"", Refusal.NOT_REACHED)
-    told = read_as(agent, in_root(bob, top / "bob"), bob, ReadOperation.LIST)
-    assert told.status == 0
+    content = read_as(agent, in_root(bob, top / "alice"), bob, ReadOperation.LIST)
+    assert (content.data, content.status) == (b"", Refusal.NOT_REACHED)
+    content = read_as(agent, in_root(bob, top / "bob"), bob, ReadOperation.LIST)
+    assert content.status == 0
     request = read_as(agent, in_root(bob, folder), bob, ReadOperation.LIST)
     assert {one.path for one in unpack(request.data).entries} == {"step_1", "hers"}
 
@@ -432,8 +432,8 @@ def test_a_mount_that_hangs_ends_with_its_deadline(tmp_path: Path) -> None:
     with Spawner() as spawner, Reader(spawner) as reader, hung_mount(tmp_path) as mount:
         (mount.source / "file").write_text("x")
         mount.hang()
-        told = reader.read_file(str(mount.target / "file"), rights=mine, max_bytes=9, timeout=0.5)
-        assert isinstance(told, Unreadable)
-        assert told.stuck
+        result = reader.read_file(str(mount.target / "file"), rights=mine, max_bytes=9, timeout=0.5)
+        assert isinstance(result, Unreadable)
+        assert result.stuck
         assert reader.read_file("/etc/passwd", rights=mine, max_bytes=1 << 20, timeout=20.0)
         mount.recover()

@@ -94,8 +94,8 @@ def test_an_error_file_is_read_where_the_rank_could_have_written_it(top: Path, t
             watched.add_job(job)
             put(top / whose / "error.json", error, uid, 0o644)
         gone = RankExit(rank=0, pid=rank.pid, at=time.time(), moment=0.0)
-        told = watched.collect(AttemptExit(job=job, identities=(rank,), exits=(gone,)))
-    assert bool(told.errors) is (whose == "bob")
+        collected = watched.collect(AttemptExit(job=job, identities=(rank,), exits=(gone,)))
+    assert bool(collected.errors) is (whose == "bob")
 
 
 HOLDS = "import sys; file = open(sys.argv[1], 'a'); print('ready', flush=True); sys.stdin.read()"
@@ -113,8 +113,8 @@ def test_what_a_launcher_of_root_writes_is_told_where_bob_reaches_it(top: Path, 
             watched = ExitEvidence(tools.capture)
             watched.add_job(job)
             path.write_text("Traceback\nValueError: bad shard\n")
-            told = watched.collect(AttemptExit(job=job, identities=(rank,)))
-            assert (list(told.log.lines) if told.log else []) == lines
+            collected = watched.collect(AttemptExit(job=job, identities=(rank,)))
+            assert (list(collected.log.lines) if collected.log else []) == lines
     with process(0, HOLDS, str(shown)) as launcher:  # no rank has come yet, and it is root's
         job = Job(id="a", name="t", launcher="x", uid=BOB, launcher_pid=launcher.pid)
         state = Host().process_state(launcher.pid, files=True)

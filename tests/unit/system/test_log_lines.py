@@ -19,11 +19,11 @@ def test_a_line_has_local_time_with_its_offset(monkeypatch: pytest.MonkeyPatch) 
     time.tzset()
     try:
         RECORD.created = 1_795_240_000.25
-        told = LogLineFormatter(timed=True).format(RECORD)
+        text = LogLineFormatter(timed=True).format(RECORD)
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert told == "2026-11-21T11:16:40.250+05:30 WARNING rank 3 sleeps"
+    assert text == "2026-11-21T11:16:40.250+05:30 WARNING rank 3 sleeps"
     assert re.match(r"\d{4}-\d\d-\d\dT", LogLineFormatter(timed=True).format(RECORD))
 
 

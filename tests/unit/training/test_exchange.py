@@ -196,19 +196,19 @@ def test_who_was_counted_waits_for_a_silent_store_as_long_as_for_the_others(hast
 
     class Late(dist.HashStore):  # type: ignore[misc,name-defined]
         def compare_set(self, key: str, expected: str, value: str) -> Any:
-            told = super().compare_set(key, expected, value)
+            result = super().compare_set(key, expected, value)
             waiting.wait(20)
-            return told
+            return result
 
     store = Late()
     one = met(store, size=1)
     with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(one.come, 20.0, 0.01)
+        outcome = pool.submit(one.come, 20.0, 0.01)
         eventually(lambda: store.check(["here/answer"]))
         time.sleep(1.0)  # five times what a silent store is given
-        assert not told.done()
+        assert not outcome.done()
         waiting.set()
-        assert len(told.result(60)) == 16
+        assert len(outcome.result(60)) == 16
 
 
 def test_a_rank_without_a_thread_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,10 +230,10 @@ def test_a_rank_without_a_thread_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -
 def test_all_who_wait_for_a_call_are_told(waiting: threading.Event) -> None:
     call = BackgroundCall(lambda: waiting.wait(20)).start()
     with ThreadPoolExecutor(3) as pool:
-        told = [pool.submit(call.wait, 15.0) for _ in range(3)]
+        results = [pool.submit(call.wait, 15.0) for _ in range(3)]
         time.sleep(0.1)
         waiting.set()
-        assert [one.result(60) for one in told] == [True] * 3
+        assert [one.result(60) for one in results] == [True] * 3
 
 
 def test_a_thread_that_has_not_come_so_far_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip

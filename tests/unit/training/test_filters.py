@@ -151,9 +151,9 @@ def test_each_line_of_nicer_trace_may_tell_its_process(
         def double(one): return 2 * one
         NicerTrace(packages_to_include="uninstalled", {}ring="out.ring", size=1 << 20).runfunc(double, 4)
     """
-    for told, pids in (("log_pids=True, ", True), ("", False)):
+    for value, pids in (("log_pids=True, ", True), ("", False)):
         (tmp_path / "out.ring").unlink(missing_ok=True)
-        assert run(tmp_path, code.replace("{}", told)).returncode == 0
+        assert run(tmp_path, code.replace("{}", value)).returncode == 0
         pid = Words(tmp_path / "out.ring").pid
         assert main(["trace", "show", str(tmp_path / "out.ring")]) == 0
         shown = capsys.readouterr().out.splitlines()
@@ -183,8 +183,8 @@ def test_threads_that_runfunc_starts_and_those_before_it_are_traced(tmp_path: Pa
     """
     assert run(tmp_path, code, writer="native").returncode == 0
     found = Words(tmp_path / "out.ring")
-    assert found.told("after", "call") == ["call works"]
-    assert [one.strip() for one in found.told("before", "call")] == ["call works"]
+    assert found.reported("after", "call") == ["call works"]
+    assert [one.strip() for one in found.reported("before", "call")] == ["call works"]
 
 
 def test_nicer_trace_runs_and_refuses(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_nicer_trace_runs_and_refuses(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done
     (ring,) = tmp_path.glob(f"trace-{os.uname().nodename}-0-*.ring")
     assert Path(done.stdout.strip()) == ring
-    assert Words(ring).told("MainThread", "call", "line") == ["call double", " line double"]
+    assert Words(ring).reported("MainThread", "call", "line") == ["call double", " line double"]
 
 
 def test_torch_alone_is_followed(tmp_path: Path) -> None:

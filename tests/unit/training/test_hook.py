@@ -45,8 +45,8 @@ def interpreters() -> dict[str, str]:
         *sorted(Path("/usr/bin").glob("python3.?*"), reverse=True),
     ]
     for path in places:
-        said = subprocess.run([path, "-V"], capture_output=True, text=True, check=False).stdout
-        version = ".".join(said.removeprefix("Python ").split(".")[:2])
+        output = subprocess.run([path, "-V"], capture_output=True, text=True, check=False).stdout
+        version = ".".join(output.removeprefix("Python ").split(".")[:2])
         if version in PYTHONS:
             found.setdefault(version, str(path))
     return found
@@ -94,10 +94,10 @@ STEP = """
 
 @pytest.mark.parametrize("version", PYTHONS)
 def test_a_rank_tells_its_steps_in_every_python(site: Path, version: str) -> None:
-    told = run(site, STEP, python(version))
-    assert (told["step"], told["rank"], told["size"]) == (5, 1, 4)
-    assert told["signal"] > 0
-    assert not Path(told["record"]).exists()  # it went with its process
+    done = run(site, STEP, python(version))
+    assert (done["step"], done["rank"], done["size"]) == (5, 1, 4)
+    assert done["signal"] > 0
+    assert not Path(done["record"]).exists()  # it went with its process
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -134,16 +134,16 @@ def test_whoever_steps_is_a_rank_whatever_its_environment_says(site: Path) -> No
 
 
 def test_it_can_be_switched_off(site: Path) -> None:
-    told = run(site, "import torch; tell()", MLDEBUG_HOOK="0")
-    assert told == {"hook": False, "record": None}
+    done = run(site, "import torch; tell()", MLDEBUG_HOOK="0")
+    assert done == {"hook": False, "record": None}
 
 
 def test_the_jobs_own_sitecustomize_runs_and_is_the_one_that_is_there(site: Path) -> None:
     (site / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = __file__\n")
     code = "import sitecustomize; tell(file=sitecustomize.__file__, seen=os.environ['SEEN'])"
-    told = run(site, code)
-    assert told["file"] == told["seen"] == str(site / "sitecustomize.py")
-    assert told["hook"] is True
+    done = run(site, code)
+    assert done["file"] == done["seen"] == str(site / "sitecustomize.py")
+    assert done["hook"] is True
 
 
 @pytest.mark.parametrize("words", [[], [""], ["/tmp"], ["/nowhere/at\x1b[31mall"], ["/etc/passwd"]])
@@ -189,8 +189,8 @@ def test_a_forked_worker_says_nothing_and_leaves_the_record_alone(site: Path) ->
         assert os.waitpid(pid, 0)[1] == 0
         tell(there=os.path.exists(own.record.path), step=own.record.step)
     """
-    told = run(site, code)
-    assert (told["there"], told["step"]) == (True, 7)
+    done = run(site, code)
+    assert (done["there"], done["step"]) == (True, 7)
 
 
 def test_a_forked_rank_has_a_record_of_its_own(site: Path) -> None:
@@ -241,9 +241,9 @@ def test_a_forked_child_begins_anew_and_keeps_no_file_of_its_parent(site: Path) 
         mine = sum("/mldebug-" in one for one in links_of())
         tell(counted=counted, explicit=explicit, mine=mine, step=own.record.step)
     """
-    told = run(site, code)
-    assert told["counted"] == told["explicit"] == [0, 2, True]
-    assert (told["mine"], told["step"]) == (2, 500)
+    done = run(site, code)
+    assert done["counted"] == done["explicit"] == [0, 2, True]
+    assert (done["mine"], done["step"]) == (2, 500)
 
 
 def test_a_rank_that_executes_itself_anew_tells_its_new_steps(site: Path) -> None:
@@ -260,8 +260,8 @@ def test_a_rank_that_executes_itself_anew_tells_its_new_steps(site: Path) -> Non
     script = site / "again.py"
     script.write_text(TELL + textwrap.dedent(code))
     outer = f"import os, sys; os.execv(sys.executable, [sys.executable, {str(script)!r}, {str(script)!r}])"
-    told = run(site, outer)
-    assert (told["step"], told["there"]) == (5, True)
+    done = run(site, outer)
+    assert (done["step"], done["there"]) == (5, True)
 
 
 def test_phases_of_many_threads_raise_nothing_and_leave_nothing(site: Path) -> None:
@@ -283,8 +283,8 @@ def test_phases_of_many_threads_raise_nothing_and_leave_nothing(site: Path) -> N
         [one.start() for one in threads], [one.join() for one in threads]
         tell(wrong=wrong, left=len(own._phases))
     """
-    told = run(site, code)
-    assert (told["wrong"], told["left"]) == ([], 0)
+    done = run(site, code)
+    assert (done["wrong"], done["left"]) == ([], 0)
 
 
 def test_a_spawned_worker_has_none_until_it_steps(site: Path) -> None:
@@ -338,8 +338,8 @@ def test_of_several_optimizers_the_busiest_counts(site: Path) -> None:
         many[7].step()
         tell(step=own.record.step, beats=own.record.beats)
     """
-    told = run(site, code)
-    assert (told["step"], told["beats"]) == (4, 4)
+    done = run(site, code)
+    assert (done["step"], done["beats"]) == (4, 4)
 
 
 def test_a_job_may_tell_its_steps_itself(site: Path) -> None:
@@ -358,9 +358,9 @@ def test_a_job_may_tell_its_steps_itself(site: Path) -> None:
         mldebug_training.heartbeat("nonsense")
         tell(step=own.record.step, phases=[inside, nested, again, own.record.phase.decode()])
     """
-    told = run(site, code)
-    assert told["step"] == 1200
-    assert told["phases"] == ["evaluate", "checkpoint_save", "evaluate", ""]
+    done = run(site, code)
+    assert done["step"] == 1200
+    assert done["phases"] == ["evaluate", "checkpoint_save", "evaluate", ""]
 
 
 # --- whatever is broken around it ----------------------------------------------------------------
@@ -463,8 +463,8 @@ def inside(folder: Path) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, INSIDE], env=env, capture_output=True, text=True, timeout=160, check=True
     )
-    told: dict[str, float] = json.loads(done.stdout)
-    return told
+    table: dict[str, float] = json.loads(done.stdout)
+    return table
 
 
 def test_start_up_costs_little(site: Path) -> None:

@@ -39,11 +39,11 @@ class Broken(float):
 
 
 def test_scalars_are_numbers_that_can_be_read_at_once() -> None:
-    told = {
+    facts = {
         "int": 1, "float": 0.5, "numpy": numpy_like("floating"), "huge": 10**400, "word": "1",
         "tensor": Tensor(), "array": numpy_like("ndarray"), "broken": Broken(1.0),
     }  # fmt: skip
-    assert of_scalars(told) == {"int": 1.0, "float": 0.5, "numpy": 2.0}
+    assert of_scalars(facts) == {"int": 1.0, "float": 0.5, "numpy": 2.0}
 
 
 def test_a_step_is_a_number_that_a_training_can_reach() -> None:
@@ -73,9 +73,9 @@ def test_a_step_that_is_none_costs_neither_the_record_nor_what_comes_after(site:
         count = own.record._memory[120]
         tell(step=[reached, beats, own.record.step], phase=phase, count=count)
     """
-    told = run(site, code)
-    assert (told["step"], told["phase"], told["count"]) == ([3, 1, 4], "evaluate", 1)
-    assert not list(Path(told["record"]).parent.glob(f"{Path(told['record']).name}*"))
+    done = run(site, code)
+    assert (done["step"], done["phase"], done["count"]) == ([3, 1, 4], "evaluate", 1)
+    assert not list(Path(done["record"]).parent.glob(f"{Path(done['record']).name}*"))
 
 
 def test_optimizers_are_counted_until_a_step_is_told(site: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_record_that_cannot_be_written_any_more_is_taken_away_in_silence(site:
         own.record.write = broken
         tell()
     """
-    told = run(site, code)  # and nothing on stderr
-    assert not list(Path(told["record"]).parent.glob(f"{Path(told['record']).name}*"))
+    done = run(site, code)  # and nothing on stderr
+    assert not list(Path(done["record"]).parent.glob(f"{Path(done['record']).name}*"))
 
 
 def test_where_nobody_can_be_asked_steps_are_told_all_the_same(site: Path) -> None:
@@ -122,9 +122,9 @@ def test_where_nobody_can_be_asked_steps_are_told_all_the_same(site: Path) -> No
         same = before == signal.pthread_sigmask(signal.SIG_BLOCK, ())
         tell(step=own.record.step, rank=own.record.rank, asked=own.record.signal, left=left, same=same)
     """
-    told = run(site, code, RANK="", WORLD_SIZE="")  # so that the signals were not blocked before
-    assert (told["step"], told["rank"], told["asked"]) == (7, -1, 0)
-    assert (told["left"], told["same"]) == ([], True)
+    done = run(site, code, RANK="", WORLD_SIZE="")  # so that the signals were not blocked before
+    assert (done["step"], done["rank"], done["asked"]) == (7, -1, 0)
+    assert (done["left"], done["same"]) == ([], True)
 
 
 @pytest.mark.parametrize("missing", ["fcntl", "faulthandler"])
@@ -145,8 +145,8 @@ def test_a_phase_is_silent_where_the_hook_cannot_be(site: Path, missing: str) ->
         mldebug_training.heartbeat(1)
         tell(inside=inside, value=evaluates())
     """
-    told = run(site, code)
-    assert (told["inside"], told["value"]) == (True, 7)
+    done = run(site, code)
+    assert (done["inside"], done["value"]) == (True, 7)
 
 
 def test_a_phase_whose_name_is_none_is_no_error(site: Path) -> None:
@@ -201,29 +201,29 @@ COMPILED = """
 
 def test_the_compiler_breaks_no_graph_for_a_phase(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    told = run(tmp_path, COMPILED, HOME=str(tmp_path), TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
-    assert (told["same"], told["breaks"]) == (True, {})
-    assert {"checkpoint_save", "data_wait", "evaluate", "decorated"} <= set(told["told"])
+    done = run(tmp_path, COMPILED, HOME=str(tmp_path), TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert (done["same"], done["breaks"]) == (True, {})
+    assert {"checkpoint_save", "data_wait", "evaluate", "decorated"} <= set(done["told"])
 
 
 # --- the line for a script -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("own", "seen"), [("", "/tmp/my jobs_ 2000"), ("/mine_", "/mine_ 2000")])
+@pytest.mark.parametrize(("own", "text"), [("", "/tmp/my jobs_ 2000"), ("/mine_", "/mine_ 2000")])
 def test_the_fifo_of_nccl_is_made_only_if_asked_for_and_where_the_user_wants_it(
-    own: str, seen: str
+    own: str, text: str
 ) -> None:
     names = ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     env = {"PATH": os.environ["PATH"]} | ({names[0]: own} if own else {})
     show = f'echo "${names[0]} ${names[1]}"'
     mldebug = f"{sys.executable} -m mldebug run"
-    for script, told in (
+    for script, value in (
         (f'eval "$({mldebug} --print-env)"; {show}', own),
-        (f"eval \"$({mldebug} --nccl-pipe '/tmp/my jobs_' --print-env)\"; {show}", seen),
-        (f"{mldebug} --nccl-pipe '/tmp/my jobs_' -- sh -c '{show}'", seen),
+        (f"eval \"$({mldebug} --nccl-pipe '/tmp/my jobs_' --print-env)\"; {show}", text),
+        (f"{mldebug} --nccl-pipe '/tmp/my jobs_' -- sh -c '{show}'", text),
     ):
         done = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
-        assert (done.stdout.strip(), done.stderr) == (told, "")
+        assert (done.stdout.strip(), done.stderr) == (value, "")
 
 
 def test_the_printed_line_brings_the_hook_into_a_job_of_the_shell(site: Path) -> None:

@@ -62,8 +62,8 @@ def test_what_a_threads_own_fault_raises_stays_open_in_ours(site: Path) -> None:
         mine = signal.pthread_sigmask(0, ())
         tell(open=not faults & set(seen), closed=signal.SIGCHLD in seen, mine=signal.SIGCHLD in mine)
     """
-    told = run(site, code)
-    assert (told["open"], told["closed"], told["mine"]) == (True, True, False)
+    done = run(site, code)
+    assert (done["open"], done["closed"], done["mine"]) == (True, True, False)
 
 
 @pytest.mark.parametrize("taken", ["range(signal.SIGRTMIN, signal.SIGRTMAX + 1)", "(FIRST,)"])
@@ -96,9 +96,9 @@ def test_a_limit_of_the_size_of_files_ends_nobody(site: Path) -> None:
         tell(pending=signal.SIGXFSZ in signal.sigpending(), mask=signal.SIGXFSZ in signal.pthread_sigmask(0, ()))
     """
     for limit, has in ((0, False), (4096, True), (1 << 30, True)):
-        told = run(site, code.replace("{limit}", str(limit)), PYTHONDONTWRITEBYTECODE="1")
-        assert (told["record"] is not None) is has
-        assert (told["pending"], told["mask"]) == (False, False)
+        done = run(site, code.replace("{limit}", str(limit)), PYTHONDONTWRITEBYTECODE="1")
+        assert (done["record"] is not None) is has
+        assert (done["pending"], done["mask"]) == (False, False)
 
 
 def test_a_limit_that_comes_later_ends_nobody_who_is_asked(site: Path) -> None:

@@ -96,8 +96,8 @@ def test_a_virtual_environment_made_under_the_hook_works(site: Path) -> None:
         [sys.executable, "-m", "venv", "--without-pip", "inner"], env=variables(site), check=True,
         cwd=site, timeout=60,
     )  # fmt: skip
-    told = output_of([str(site / "inner/bin/python"), "-c", PROGRAM], site)
-    assert told["record"] is not None
+    result = output_of([str(site / "inner/bin/python"), "-c", PROGRAM], site)
+    assert result["record"] is not None
 
 
 def test_tools_beside_the_job_make_no_record(site: Path) -> None:
@@ -179,9 +179,9 @@ def older(version: str) -> str:
 def test_an_older_python_starts_as_without_us(site: Path, version: str, own: bool) -> None:
     if own:
         (site / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = 'yes'\n")
-    told = "os.environ.get('SEEN', '') + str('mldebug_training' in sys.modules)"
+    text = "os.environ.get('SEEN', '') + str('mldebug_training' in sys.modules)"
     done = subprocess.run(
-        [older(version), "-c", f"import os, sys; sys.stdout.write({told})"],
+        [older(version), "-c", f"import os, sys; sys.stdout.write({text})"],
         env=variables(site, PYTHONDONTWRITEBYTECODE="1"),
         capture_output=True, text=True, timeout=60, check=False, cwd=site,
     )  # fmt: skip
@@ -277,10 +277,10 @@ def test_asking_whether_torch_is_there_does_not_lose_it(site: Path) -> None:
         import torch
         tell(parts=parts, loader=type(torch.__spec__.loader).__name__)
     """
-    told = run(site, code)
-    assert told["record"] is not None
-    assert told["parts"] == [True, *[str(site / "torch/__init__.py")] * 2]
-    assert told["loader"] == "SourceFileLoader"
+    done = run(site, code)
+    assert done["record"] is not None
+    assert done["parts"] == [True, *[str(site / "torch/__init__.py")] * 2]
+    assert done["loader"] == "SourceFileLoader"
 
 
 def test_an_import_that_fails_first_is_watched_the_second_time(site: Path) -> None:

@@ -84,14 +84,14 @@ def test_what_a_handler_of_the_job_raises_while_we_run_reaches_the_job(
     site: Path, handler: str, call: str
 ) -> None:
     """A deadline by `signal.alarm` would be lost otherwise, and the job wait for ever."""
-    told = interrupted_by(handler, call, sys.executable, site)
-    assert (told["raised"], told["phases"]) == (True, 0)  # a phase that never began is not told
+    result = interrupted_by(handler, call, sys.executable, site)
+    assert (result["raised"], result["phases"]) == (True, 0)  # a phase that never began is not told
 
 
 @pytest.mark.parametrize("version", PYTHONS)
 def test_a_handler_is_known_by_its_call_in_every_python(site: Path, version: str) -> None:
-    told = interrupted_by("one that takes itself away", "a print", python(version), site)
-    assert told["raised"] is True
+    result = interrupted_by("one that takes itself away", "a print", python(version), site)
+    assert result["raised"] is True
 
 
 def interrupted_by(handler: str, call: str, interpreter: str, site: Path) -> Any:
@@ -121,8 +121,8 @@ def test_a_rank_that_is_interrupted_while_it_is_armed_tells_its_steps_and_blocks
             mldebug_training.heartbeat(2)
         tell(step=own.record.step, same=before == signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     """
-    told = run(site, code, RANK="", WORLD_SIZE="")  # so that the signals were not blocked before
-    assert (told["step"], told["same"]) == (2, True)
+    done = run(site, code, RANK="", WORLD_SIZE="")  # so that the signals were not blocked before
+    assert (done["step"], done["same"]) == (2, True)
 
 
 def test_a_shield_that_is_interrupted_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

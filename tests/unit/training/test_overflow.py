@@ -119,10 +119,10 @@ def test_a_bad_output_tells_how_large_the_inputs_were(capsys: pytest.CaptureFixt
     nn.init.constant_(model[1].weight, 3e4)
     fault = finds(model, torch.full((2, 8), 50.0, dtype=torch.float16))
     assert (fault.frame.name, fault.row.role) == ("1", "output")
-    told = capsys.readouterr().err
+    err = capsys.readouterr().err
     largest = model[0](torch.full((2, 8), 50.0, dtype=torch.float16)).abs().max().item()
-    assert f"inputs up to {largest:.2e}; float16 ends at 6.55e+04" in told
-    frames = re.findall(r"^ {18}(\S+) \(", told, re.MULTILINE)
+    assert f"inputs up to {largest:.2e}; float16 ends at 6.55e+04" in err
+    frames = re.findall(r"^ {18}(\S+) \(", err, re.MULTILINE)
     assert frames == ["0", "1"]  # the first bad one last, and nothing of what came of it
 
 
@@ -371,9 +371,9 @@ def test_batches_are_traced_in_full_and_the_run_stops_after_one(
             model(data())
         with pytest.raises(mldebug_training.BatchReachedError, match="batch 5"):
             model(data())
-    told = capsys.readouterr().err
-    assert re.findall(r"mldebug: batch (\d+)", told) == ["1", "3", "4"]
-    assert told.count("blocks.0.up (Linear)") == 3
+    err = capsys.readouterr().err
+    assert re.findall(r"mldebug: batch (\d+)", err) == ["1", "3", "4"]
+    assert err.count("blocks.0.up (Linear)") == 3
     assert len(detector._last) == 2  # the seeds forgot their bound after a traced batch
 
 
@@ -386,9 +386,9 @@ def test_a_traced_batch_leaves_the_report_of_a_later_one_bounded(
         capsys.readouterr()
         model.norm.weight.data[0] = math.nan
         model(data())
-    told = capsys.readouterr().err
-    assert "the last 3 calls" in told
-    assert len(re.findall(r"^ {18}\S", told, re.MULTILINE)) == 3
+    err = capsys.readouterr().err
+    assert "the last 3 calls" in err
+    assert len(re.findall(r"^ {18}\S", err, re.MULTILINE)) == 3
 
 
 def test_a_run_that_goes_on_with_nan_is_reported_once_until_it_was_healthy() -> None:
@@ -612,9 +612,9 @@ def test_each_rank_has_its_file_and_its_name_in_every_line(
     lines = path.read_text().splitlines()
     assert len(lines) > 5
     assert all(line.startswith("[rank 3] ") for line in lines)
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 2
-    assert told[1] == f"[rank 3] more in {path}"
+    rows = capsys.readouterr().err.splitlines()
+    assert len(rows) == 2
+    assert rows[1] == f"[rank 3] more in {path}"
 
 
 def test_where_the_folder_cannot_be_written_it_goes_to_stderr(

@@ -238,8 +238,8 @@ def test_a_full_pipe_is_waited_for_once_and_then_counted(pipe: tuple[FileIO, Fil
     assert len(os.read(pipe[0].fileno(), 1 << 20)) == size
     assert rank_print("later", file=pipe[1])
     assert rank_print("again", file=pipe[1])
-    told = os.read(pipe[0].fileno(), 1 << 20).decode()
-    assert told == "(22 lines before this one were dropped)\nlater\nagain\n"
+    text = os.read(pipe[0].fileno(), 1 << 20).decode()
+    assert text == "(22 lines before this one were dropped)\nlater\nagain\n"
 
 
 def test_a_reader_that_comes_back_in_time_loses_nothing(pipe: tuple[FileIO, FileIO]) -> None:

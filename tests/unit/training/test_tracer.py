@@ -87,12 +87,12 @@ def test_calls_of_all_threads_come_in_order_and_depth(
     tmp_path: Path, version: str, writer: str
 ) -> None:
     found = words(tmp_path, SHAPES, version, writer)
-    told = found.told("MainThread", "call", "unwind")
-    assert told[:3] == ["call main", " call plain", "  call inner"]
-    assert told.count("  unwind fails") == 1
-    assert told.count(" call key") == 3
-    assert found.told("other", "call") == ["call plain", " call inner"]
-    assert found.told()[-1] == "return main"
+    result = found.reported("MainThread", "call", "unwind")
+    assert result[:3] == ["call main", " call plain", "  call inner"]
+    assert result.count("  unwind fails") == 1
+    assert result.count(" call key") == 3
+    assert found.reported("other", "call") == ["call plain", " call inner"]
+    assert found.reported()[-1] == "return main"
     times = [one.ns for one in found.events if one.thread == "MainThread"]
     assert times == sorted(times)
     assert (found.state, found.why) == (4, "")
@@ -147,7 +147,7 @@ def test_nothing_is_disturbed(tmp_path: Path, version: str, writer: str) -> None
     found = words(tmp_path, code, version, writer)
     assert max(one.depth for one in found.events) > 800
     if writer == "native" or modern(version):
-        assert "throws" in " ".join(found.told("MainThread", "call"))
+        assert "throws" in " ".join(found.reported("MainThread", "call"))
         assert found.why == ""
     else:  # said, where CPython has taken it out
         assert "recursion" in found.why
@@ -177,12 +177,12 @@ def test_a_forked_child_has_a_ring_of_its_own(tmp_path: Path, version: str, writ
         tracer.end()
     """
     mine = words(tmp_path, code, version, writer)
-    assert "child" not in " ".join(mine.told())
-    assert len(mine.told("MainThread", "call")) == 2
+    assert "child" not in " ".join(mine.reported())
+    assert len(mine.reported("MainThread", "call")) == 2
     others = [Words(path) for path in tmp_path.glob("out.ring.*")]
     assert len(others) == 3
     for other in others:
-        assert other.told("MainThread", "call").count("call child") == 100
+        assert other.reported("MainThread", "call").count("call child") == 100
         assert len(other.data) == 1 << 20
         assert other.pid != mine.pid
 
@@ -264,8 +264,8 @@ def test_children_forked_among_busy_threads_have_whole_rings(tmp_path: Path, wri
     others = [Words(path) for path in tmp_path.glob("out.ring.*")]
     assert len(others) == 20
     for other in others:
-        assert next(one.strip() for one in other.told("MainThread", "call")) == "call child"
-        assert [one.strip() for one in other.told("other", "call")] == ["call leaf"]
+        assert next(one.strip() for one in other.reported("MainThread", "call")) == "call child"
+        assert [one.strip() for one in other.reported("other", "call")] == ["call leaf"]
         assert "busy" not in {one.function for one in other.events}
 
 
@@ -312,7 +312,7 @@ def test_workers_that_end_well_do_not_fill_the_disk(tmp_path: Path, writer: str)
     assert (done.returncode, done.stderr) == (0, "")
     (left,) = tmp_path.glob("out.ring*")  # and its name is never the parent's
     assert left.name == f"out.ring.{Words(left).pid}"
-    assert Words(left).told("MainThread", "unwind") == ["unwind work"]
+    assert Words(left).reported("MainThread", "unwind") == ["unwind work"]
 
 
 def test_rings_of_workers_never_push_out_that_of_a_rank(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_a_profiler_of_the_job_comes_first_and_the_ring_says_so(
             sys.setprofile(None)
     """
     found = words(tmp_path, code, version, writer)
-    assert found.told("MainThread", "call") == ["call before"]
+    assert found.reported("MainThread", "call") == ["call before"]
 
 
 @pytest.mark.parametrize(("version", "writer"), BOTH)
@@ -370,7 +370,7 @@ def test_a_tracer_that_was_there_before_is_left_alone(
     done = run(tmp_path, code, version, writer)
     assert done.returncode == 0, done
     if modern(version):
-        assert "call works" in Words(tmp_path / "out.ring").told()
+        assert "call works" in Words(tmp_path / "out.ring").reported()
     else:
         assert done.stderr == "mldebug: tracing is off: the job has a profiler of its own\n" or (
             writer == "native" and "profiler of" in done.stdout
@@ -405,7 +405,7 @@ def test_a_tool_that_switches_lines_off_as_coverage_does_sees_each_of_them(
         assert not any(map(sys.monitoring.get_tool, (3, 4)))
     """
     found = words(tmp_path, code, version, writer)
-    assert found.told("MainThread", "call") == ["call works", "call works"]
+    assert found.reported("MainThread", "call") == ["call works", "call works"]
     mine = [one.line for one in found.events if one.kind == "line" and one.function == "works"]
     assert mine == ([10, 11, 10, 12] if lines else [])
 
@@ -543,8 +543,8 @@ def test_a_busy_thread_never_pushes_out_what_a_stuck_one_did_last(
             thread.join()
     """
     found = words(tmp_path, code, "", writer)
-    assert found.told("stuck", "call") == ["call stuck", " call waits_here"]
-    assert len(found.told()) < 20000  # most of what the busy one did is gone
+    assert found.reported("stuck", "call") == ["call stuck", " call waits_here"]
+    assert len(found.reported()) < 20000  # most of what the busy one did is gone
 
 
 def test_a_handler_of_the_job_may_raise_anywhere(tmp_path: Path) -> None:
@@ -614,8 +614,8 @@ def test_steps_stand_among_the_calls(tmp_path: Path, version: str, writer: str) 
                 heartbeat(step)
     """
     found = words(tmp_path, code, version, writer)
-    told = found.told("MainThread", "call", "step")
-    assert told == [word for step in "123" for word in ("call train_step", f"step {step}")]
+    result = found.reported("MainThread", "call", "step")
+    assert result == [word for step in "123" for word in ("call train_step", f"step {step}")]
     assert found.step == 3
 
 
@@ -631,7 +631,7 @@ def test_it_begins_at_a_step(tmp_path: Path, version: str, writer: str) -> None:
                 assert (tracer.path is None) is (step < 3)
     """
     found = words(tmp_path, code, version, writer)
-    assert found.told("MainThread", "call", "step") == [
+    assert found.reported("MainThread", "call", "step") == [
         "call train_step",
         "step 3",
         "call train_step",
@@ -667,7 +667,7 @@ def test_it_stops_at_a_step_or_a_function(
     """
     found = words(tmp_path, code, version, writer)
     wanted = ["call train_step", "step 1", "call train_step", "step 2"]
-    assert found.told("MainThread", "call", "step") == wanted[: 3 if stop == "step:2" else 4]
+    assert found.reported("MainThread", "call", "step") == wanted[: 3 if stop == "step:2" else 4]
     assert (found.state, found.why) == (4, f"{stop} was reached")
     assert len(list(tmp_path.glob("out.ring*"))) == 1
 
@@ -693,7 +693,7 @@ def test_a_signal_begins_and_ends_it(tmp_path: Path, version: str, writer: str) 
         os.kill(os.getpid(), signal.SIGUSR2)
         after()
     """
-    assert words(tmp_path, code, version, writer).told("MainThread", "call") == ["call works"]
+    assert words(tmp_path, code, version, writer).reported("MainThread", "call") == ["call works"]
 
 
 def test_a_signal_that_the_job_uses_is_left_alone(tmp_path: Path) -> None:
@@ -754,5 +754,5 @@ def test_debuggers_and_profilers_of_the_job_work_as_without(
         assert "(works)" in told.getvalue()
         assert seen[:3] == ["call", "line", "return"], seen
     """
-    calls = words(tmp_path, code, version, writer).told("MainThread", "call")
+    calls = words(tmp_path, code, version, writer).reported("MainThread", "call")
     assert "call works" in calls

@@ -123,7 +123,7 @@ class Stand:
 
     now: float = 1000.0
     orders: list[StallDecision] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.watch = LauncherWatch(
@@ -142,13 +142,13 @@ class Stand:
 
     def open(self, run: Run, decision: StallDecision) -> None:
         assert decision.open
-        self.told.append("open")
+        self.reported.append("open")
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
-        self.told.append("captured")
+        self.reported.append("captured")
 
     def close(self, run: Run, state: State, why: str) -> None:
-        self.told.append(state)
+        self.reported.append(state)
 
 
 def test_it_is_a_run_at_once_and_captured_in_time() -> None:
@@ -162,7 +162,7 @@ def test_it_is_a_run_at_once_and_captured_in_time() -> None:
     stand.look(job(), seconds=1)
     assert len(stand.orders) == 1
     stand.watch.captured(run, captured(job(), *C10D))
-    assert stand.told == ["open", "captured"]
+    assert stand.reported == ["open", "captured"]
 
 
 def test_where_nothing_was_shown_it_is_looked_at_once_a_minute() -> None:
@@ -172,7 +172,7 @@ def test_where_nothing_was_shown_it_is_looked_at_once_a_minute() -> None:
     for capture in (captured(job(again=True), *AT_EXIT), captured(job(again=True))):
         stand.watch.captured(run, capture)
     stand.look(job(again=True), seconds=110)
-    assert (stand.told, len(stand.orders)) == ([], 2)
+    assert (stand.reported, len(stand.orders)) == ([], 2)
 
 
 def test_a_launcher_whose_stack_nobody_may_read_is_told_all_the_same() -> None:
@@ -180,7 +180,7 @@ def test_a_launcher_whose_stack_nobody_may_read_is_told_all_the_same() -> None:
     run = stand.look(job(), seconds=301)
     assert run is not None
     stand.watch.captured(run, captured(job()))
-    assert stand.told == ["open", "captured"]
+    assert stand.reported == ["open", "captured"]
 
 
 @pytest.mark.parametrize(("started", "state"), [(7, "recovered"), (0, "ended")])
@@ -188,7 +188,7 @@ def test_it_is_over_when_the_ranks_come_or_the_launcher_goes(started: int, state
     stand = Stand()
     stand.look(job())
     assert stand.look(started=started) is None
-    assert stand.told == [state]
+    assert stand.reported == [state]
 
 
 def test_of_the_nodes_that_count_each_other_the_first_reports() -> None:

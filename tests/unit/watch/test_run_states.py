@@ -31,8 +31,8 @@ def run(decision: StallDecision | None, look_age: float = 0.0) -> Run:
     return made
 
 
-def decision(stage: Stage = Stage.QUIET, **said: float) -> StallDecision:
-    return StallDecision(stage=stage, sentence="x", **({"timeout": 60.0} | said))  # type: ignore[arg-type]
+def decision(stage: Stage = Stage.QUIET, **number: float) -> StallDecision:
+    return StallDecision(stage=stage, sentence="x", **({"timeout": 60.0} | number))  # type: ignore[arg-type]
 
 
 def test_progress_is_told_as_a_moment_that_does_not_move_with_the_age_of_the_look() -> None:
@@ -44,12 +44,13 @@ def test_progress_is_told_as_a_moment_that_does_not_move_with_the_age_of_the_loo
 
 
 @pytest.mark.parametrize(
-    "told", [None, decision(Stage.ENDED, timeout=0.0), decision(Stage.WATCHING, timeout=0.0)]
+    "stall_decision",
+    [None, decision(Stage.ENDED, timeout=0.0), decision(Stage.WATCHING, timeout=0.0)],
 )
 def test_a_run_that_is_not_watched_or_has_ended_tells_no_progress(
-    told: StallDecision | None,
+    stall_decision: StallDecision | None,
 ) -> None:
-    assert run_state(run(told), {}).progress_at is None
+    assert run_state(run(stall_decision), {}).progress_at is None
 
 
 def test_a_run_that_has_just_recovered_made_progress_now() -> None:

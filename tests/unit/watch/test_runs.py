@@ -103,8 +103,8 @@ def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
     decision = StallDecision(
         stage=Stage.CONFIRMED, sentence="", quiet=40.0, usual_gap=7.0, resumed=True
     )
-    _, told = take(tools, QueuedCapture(job, Discovery(), decision))
-    assert (told.quiet_seconds, told.usual_gap_seconds) == (40.0, 7.0)
+    _, readings = take(tools, QueuedCapture(job, Discovery(), decision))
+    assert (readings.quiet_seconds, readings.usual_gap_seconds) == (40.0, 7.0)
     assert take(tools, QueuedCapture(job, Discovery())) == ("j", taken)
     # what costs a job something is asked only where it stands still, and once over all agents
     assert stood_still == [(40.0, True), (None, False)]

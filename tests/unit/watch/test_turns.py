@@ -52,12 +52,12 @@ def test_samples_of_one_user_s_hundred_jobs_leave_the_other_s_its_own(
     jobs = looks.look().jobs
     assert len(jobs) == 41
     looks.look({one.job.id for one in jobs})
-    assert pyspy.asked[0] in (100, 101, 102)  # before all those of the other user
-    assert {100, 101, 102} <= set(pyspy.asked)
-    assert 1 <= sum(pid >= 1000 for pid in pyspy.asked) < 40
-    first = list(pyspy.asked)
+    assert pyspy.requests[0] in (100, 101, 102)  # before all those of the other user
+    assert {100, 101, 102} <= set(pyspy.requests)
+    assert 1 <= sum(pid >= 1000 for pid in pyspy.requests) < 40
+    first = list(pyspy.requests)
     looks.look({one.job.id for one in jobs})
-    again = [pid for pid in pyspy.asked[len(first) :] if pid >= 1000]
+    again = [pid for pid in pyspy.requests[len(first) :] if pid >= 1000]
     assert again[0] not in first  # those that were left
 
 
@@ -72,8 +72,8 @@ def test_what_no_time_was_left_for_is_here_and_comes_first_the_next_time(
     assert [look.job.uid for look in one.jobs] == [0, HIGH]
     assert len(one.later) == 2
     others = [looks.look() for _ in range(2)]
-    seen = {look.job.id for each in others for look in each.jobs if look.job.uid == HIGH}
-    assert seen == one.later
+    ids = {look.job.id for each in others for look in each.jobs if look.job.uid == HIGH}
+    assert ids == one.later
     assert all(len(each.jobs) + len(each.later) == 4 for each in others)
 
 

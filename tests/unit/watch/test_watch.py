@@ -53,11 +53,11 @@ class SlowPySpy:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.asked: list[int] = []
+        self.requests: list[int] = []
 
     def dump(self, pid: int, *, timeout: float) -> Dump:
         """Nothing found, late."""
-        self.asked.append(pid)
+        self.requests.append(pid)
         time.sleep(min(self.seconds, timeout))
         return Dump(failure="timed out")
 
@@ -309,10 +309,10 @@ def test_stacks_have_one_deadline_for_all_ranks_and_the_late_ones_come_first_nex
     assert time.monotonic() - began < 3.0 * PATIENCE
     (gap,) = look.jobs[0].gaps
     assert gap.what.endswith("of 12 ranks")
-    first = list(pyspy.asked)
+    first = list(pyspy.requests)
     assert 0 < len(first) < 12
     looks.look({job.job.id})
-    following = pyspy.asked[len(first) : len(first) + 2]  # two at once, in any order
+    following = pyspy.requests[len(first) : len(first) + 2]  # two at once, in any order
     assert 100 + len(first) in following
 
 
@@ -440,13 +440,13 @@ def test_activity_counts_all_threads_and_tells_the_main_one_apart(
     ticks = host.brief(process.pid)
     assert ticks is not None
 
-    def seen() -> tuple[float, float]:
+    def observed() -> tuple[float, float]:
         found = read_activity(host, process.pid, ticks.start_ticks, process.pid)
         assert found is not None
         return found.thread_cpu_seconds, found.cpu_seconds
 
-    wait_until(lambda: seen()[1] > 0.5)
-    assert seen()[0] < 0.3
+    wait_until(lambda: observed()[1] > 0.5)
+    assert observed()[0] < 0.3
     found = read_activity(host, process.pid, ticks.start_ticks, process.pid)
     assert found is not None
     assert (found.state, found.io_bytes > 0, found.switches >= 0) == ("S", True, True)
@@ -481,7 +481,7 @@ def test_a_real_checkpoint_is_seen_to_grow_and_a_log_is_not(
 def test_a_look_tells_whether_the_run_goes_on_at_other_nodes(
     tmp_path: Path, reader: Reader
 ) -> None:
-    def seen(folder: Path, size: int) -> bool:
+    def observed(folder: Path, size: int) -> bool:
         node = Node(folder)
         for rank, pid in enumerate(node.pids):
             here = world(rank, size, MASTER_ADDR="10.0.0.1", MASTER_PORT=29500, LOCAL_WORLD_SIZE=3)
@@ -489,8 +489,8 @@ def test_a_look_tells_whether_the_run_goes_on_at_other_nodes(
         (job,) = watch(FakeTools(node.host(), reader)).look().jobs
         return job.look.elsewhere
 
-    assert not seen(tmp_path / "one", 3)
-    assert seen(tmp_path / "many", 16)
+    assert not observed(tmp_path / "one", 3)
+    assert observed(tmp_path / "many", 16)
 
 
 def test_what_a_child_copies_counts_for_the_rank_above_it(

@@ -45,28 +45,28 @@ def browser() -> Iterator[Browser]:
 def found(page: Page) -> list[tuple[str, list[str]]]:
     """What axe-core complains about, and where."""
     page.evaluate(AXE)
-    told = page.evaluate("rules => axe.run(document, {runOnly: rules})", RULES)
-    assert told["passes"]
-    return [(one["id"], [str(node["target"]) for node in one["nodes"]]) for one in told["violations"]]  # fmt: skip
+    result = page.evaluate("rules => axe.run(document, {runOnly: rules})", RULES)
+    assert result["passes"]
+    return [(one["id"], [str(node["target"]) for node in one["nodes"]]) for one in result["violations"]]  # fmt: skip
 
 
 @LOOKS
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_page_is_for_everybody(browser: Browser, name: str, phone: bool, dark: bool) -> None:
-    told, paths = WORLDS[name]
+    result, paths = WORLDS[name]
     folder = Path(tempfile.mkdtemp(prefix="mldebug-test-"))
     try:
         store(folder, "sleeping")
         with (
-            pages(folder, told()) as server,
+            pages(folder, result()) as server,
             relayed(folder) as (base, links),
-            tab(browser, base, phone=phone, dark=dark) as seen,
+            tab(browser, base, phone=phone, dark=dark) as page,
         ):
-            seen.open(links[-1])
+            page.open(links[-1])
             server.published_at -= 200 * (name == "runs")  # it says that it is old
             for path in paths:
-                seen.open(path)
-                assert found(seen.page) == [], path
+                page.open(path)
+                assert found(page.page) == [], path
     finally:
         shutil.rmtree(folder)
 
@@ -76,10 +76,10 @@ def test_every_page_is_for_everybody(browser: Browser, name: str, phone: bool, d
 def test_a_report_is_for_everybody(browser: Browser, name: str, phone: bool, dark: bool, tmp_path: Path) -> None:  # fmt: skip
     file = tmp_path / "report.html"
     file.write_text(render_html(samples.report(REPORTS[name]())))
-    with tab(browser, "file://", phone=phone, dark=dark) as seen:
-        seen.open(str(file))
-        assert seen.fits()
-        assert found(seen.page) == []
+    with tab(browser, "file://", phone=phone, dark=dark) as page:
+        page.open(str(file))
+        assert page.fits()
+        assert found(page.page) == []
 
 
 def test_of_a_long_log_its_end_is_seen(browser: Browser, tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_of_a_long_log_its_end_is_seen(browser: Browser, tmp_path: Path) -> None
     long = replace(culprit, log=tuple(f"line {number}" for number in range(60)))
     file = tmp_path / "report.html"
     file.write_text(render_html(replace(made, ranks=(long,))))
-    with tab(browser, "file://", js=False) as seen:
-        seen.open(str(file))
-        log = seen.page.locator(".full .log").last
+    with tab(browser, "file://", js=False) as page:
+        page.open(str(file))
+        log = page.page.locator(".full .log").last
         first, last = log.evaluate(
             "log => { const range = document.createRange(), text = log.firstChild, box = log.getBoundingClientRect();"
             " const inside = from => { range.setStart(text, from); range.setEnd(text, from + 6); const at = range.getBoundingClientRect();"

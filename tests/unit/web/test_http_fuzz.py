@@ -45,11 +45,11 @@ def operation(method: str, codes: str, names: str = "", body: bool = False) -> d
         for name in ("Cookie", "Authorization", "If-None-Match", "Accept", "Sec-Fetch-Site")
     ]
     answer = {code: {"description": "as the page of doors says"} for code in codes.split()}
-    told: dict[str, Any] = {"parameters": [*query, *headers], "responses": answer}
+    table: dict[str, Any] = {"parameters": [*query, *headers], "responses": answer}
     if body:
         kinds = ("application/json", "text/plain")
-        told["requestBody"] = {"content": {kind: {"schema": {}} for kind in kinds}}
-    return {method: told}
+        table["requestBody"] = {"content": {kind: {"schema": {}} for kind in kinds}}
+    return {method: table}
 
 
 def description(more: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,21 +26,21 @@ from shared.web.snapshots import AT
 from shared.web.webtext import HOSTILE, text_of
 
 
-def built(told: Snapshot) -> GpusPageData:
-    return GpusPage().build(PageRequest(snapshot=told))
+def built(snapshot: Snapshot) -> GpusPageData:
+    return GpusPage().build(PageRequest(snapshot=snapshot))
 
 
-def page(told: Snapshot) -> str:
-    html = frame.render("gpus", PageRequest(snapshot=told))
+def page(snapshot: Snapshot) -> str:
+    html = frame.render("gpus", PageRequest(snapshot=snapshot))
     assert html is not None
     return html
 
 
 def test_every_cell_and_complaint_of_the_terminal_stands_in_the_page() -> None:
-    seen, text = of_agent(gpus()), text_of(page(gpus()))
-    for row in rows(seen):
+    result, text = of_agent(gpus()), text_of(page(gpus()))
+    for row in rows(result):
         assert all(cell in text for cell in row if cell != "-"), row
-    for line in complaints(seen.health, seen.names()):
+    for line in complaints(result.health, result.names()):
         reason, _, todo = line.partition(": ")[2].partition(" → ")
         assert reason in text
         assert todo in text
@@ -86,12 +86,12 @@ def test_a_gpu_that_took_the_number_of_a_lost_one_is_not_taken_for_it() -> None:
     """Drivers count anew: what was GPU 1 is GPU 0 now."""
     here = gpu(0, uuid="GPU-b", bus_id="00000000:2B:00.0")
     away = KnownGpu(uuid="GPU-a", bus_id="00000000:1B:00.0", index=0)
-    told = quiet(
+    state = quiet(
         gpus=NodeGpus(at=AT, gpus=(here,)),
         gpu_count=GpuCount(present=1, expected=2, missing=(MissingGpu(gpu=away, since=AT, reason="gone"),)),
         health=(ComponentHealth(component="gpu_power", state=HealthState.HEALTHY, uuid="GPU-b", gpu=0),),
     )  # fmt: skip
-    first, second = built(told).boards
+    first, second = built(state).boards
     assert (first.bus, first.state, first.meters[0].words) == ("0000:1b:00.0", "missing", "-")
     assert (second.bus, second.state, second.meters[0].words) == ("0000:2b:00.0", "healthy", "100 %")  # fmt: skip
 
@@ -104,10 +104,10 @@ def test_the_recorded_h200s_are_shown_as_they_were(
         monkeypatch.setenv(name, value)
     reader = nvidia.Nvidia(Library(fake.library))
     try:
-        told = quiet(gpus=reader.full(), gpu_watch=reader.watch())
+        state = quiet(gpus=reader.full(), gpu_watch=reader.watch())
     finally:
         reader.close()
-    shown = built(told)
+    shown = built(state)
     assert [one.state for one in shown.boards] == ["unknown", "unknown"]  # nobody has judged them
     meters = {one.name: one.words for one in shown.boards[0].meters}
     assert meters == {"busy": "86 %", "memory": "3/140 GiB", "power": "533/700 W", "heat": "49 °C"}
@@ -134,15 +134,15 @@ def sources(**changes: object) -> tuple[SourceState, ...]:
     ],
 )  # fmt: skip
 def test_why_there_is_no_gpu_is_one_sentence(changes: dict[str, object], why: str) -> None:
-    told = quiet(**changes)
-    assert why in built(told).nothing
-    assert why in text_of(page(told))
-    assert built(told).lead == "No GPU to show"
+    state = quiet(**changes)
+    assert why in built(state).nothing
+    assert why in text_of(page(state))
+    assert built(state).lead == "No GPU to show"
 
 
 def test_let_go_of_says_until_when_and_each_line_once() -> None:
-    told = replace(gpus(), gpus=None, gpu_watch=None, gpus_released_until=AT + 60, gpus_released_why="a reset")  # fmt: skip
-    lines = [one.text for one in built(told).notes]
+    changed = replace(gpus(), gpus=None, gpu_watch=None, gpus_released_until=AT + 60, gpus_released_why="a reset")  # fmt: skip
+    lines = [one.text for one in built(changed).notes]
     assert lines[0] == "it has let go of the GPUs for another 1m: a reset"
     assert len(lines) == len(set(lines))
 
@@ -161,8 +161,8 @@ def test_hostile_names_are_text() -> None:
     one = gpu(0, name=HOSTILE, bus_id=HOSTILE, clock_events=(HOSTILE,), processes=(GpuProcess(pid=1),))  # fmt: skip
     lost = LostGpu(index=1, uuid=HOSTILE, bus_id=HOSTILE, reason=HOSTILE)
     health = (ComponentHealth(component=HOSTILE, state=HealthState.UNHEALTHY, reason=HOSTILE, uuid="GPU-0", gpu=0),)  # fmt: skip
-    told = quiet(gpus=NodeGpus(at=AT, driver_version=HOSTILE, gpus=(one,), lost=(lost,)), health=health)  # fmt: skip
-    html = page(told)
+    state = quiet(gpus=NodeGpus(at=AT, driver_version=HOSTILE, gpus=(one,), lost=(lost,)), health=health)  # fmt: skip
+    html = page(state)
     assert "<img" not in html
     assert "\u202e" not in html
 
@@ -176,10 +176,10 @@ def test_figures_that_cannot_be_break_nothing() -> None:
 
 def test_many_gpus_are_bounded_and_counted() -> None:
     many = tuple(gpu(one, bus_id=f"{one:08x}:1B:00.0") for one in range(MOST + 3))
-    told = quiet(gpus=NodeGpus(at=AT, gpus=many))
-    page(told)
+    state = quiet(gpus=NodeGpus(at=AT, gpus=many))
+    page(state)
     began = time.process_time()
-    html = page(told)
+    html = page(state)
     assert time.process_time() - began < 1.0
     assert html.count("<article") == MOST
     assert "3 more GPUs" in html

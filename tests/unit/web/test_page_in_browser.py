@@ -54,10 +54,10 @@ def whole() -> Snapshot:
     return replace(cards, runs=(run,), storage=disks.storage, memory=disks.memory, probes=pagedata.history())  # fmt: skip
 
 
-def picture(seen: Tab, name: str) -> None:
+def picture(given: Tab, name: str) -> None:
     """For docs/images, where somebody asks for it."""
     if folder := os.environ.get("MLDEBUG_TEST_IMAGES"):
-        seen.page.screenshot(path=f"{folder}/web-{name}.png")
+        given.page.screenshot(path=f"{folder}/web-{name}.png")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -66,30 +66,30 @@ def picture(seen: Tab, name: str) -> None:
 def test_what_is_bad_is_seen_without_scrolling(browser: Browser, served: tuple[AgentServer, str, str], name: str, phone: bool, dark: bool) -> None:  # fmt: skip
     _, base, link = served
     what, words = FIRST[name]
-    with tab(browser, base, phone=phone, dark=dark) as seen:
-        seen.open(link)
-        seen.open(f"/{name}")
-        assert seen.fits()
-        first = seen.page.locator(what).first
+    with tab(browser, base, phone=phone, dark=dark) as page:
+        page.open(link)
+        page.open(f"/{name}")
+        assert page.fits()
+        first = page.page.locator(what).first
         expect(first).to_contain_text(words)
         expect(first).to_be_in_viewport()
-        expect(seen.page.locator("h1 em")).to_be_in_viewport()
-        expect(seen.page.locator("nav a").last).to_be_in_viewport(ratio=1)
-        picture(seen, f"{name}{'-phone' if phone else ''}{'-dark' if dark else ''}")
+        expect(page.page.locator("h1 em")).to_be_in_viewport()
+        expect(page.page.locator("nav a").last).to_be_in_viewport(ratio=1)
+        picture(page, f"{name}{'-phone' if phone else ''}{'-dark' if dark else ''}")
 
 
 def test_bars_and_lines_are_drawn_though_no_style_attribute_is_allowed(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     _, base, link = served
-    with tab(browser, base) as seen:
-        seen.open(link)
-        seen.open("/storage")
-        bar = seen.page.locator("#group-1 .item").nth(1)
+    with tab(browser, base) as page:
+        page.open(link)
+        page.open("/storage")
+        bar = page.page.locator("#group-1 .item").nth(1)
         whole_, full = (bar.locator(f".{one}").bounding_box() for one in ("rest", "full"))
         assert whole_ is not None
         assert full is not None
         assert full["width"] / whole_["width"] == pytest.approx(0.71, abs=0.01)
-        seen.open("/probes")
-        box = seen.page.locator(".spark polyline").first.bounding_box()
+        page.open("/probes")
+        box = page.page.locator(".spark polyline").first.bounding_box()
         assert box is not None
         assert box["width"] > 100
         assert box["height"] > 10  # it has fallen
@@ -97,17 +97,17 @@ def test_bars_and_lines_are_drawn_though_no_style_attribute_is_allowed(browser: 
 
 def test_the_pages_follow_and_keep_what_was_opened_and_filtered(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     server, base, link = served
-    with tab(browser, base) as seen:
-        seen.open(link)
-        page = seen.page
-        seen.open("/gpus")
+    with tab(browser, base) as observed:
+        observed.open(link)
+        page = observed.page
+        observed.open("/gpus")
         page.evaluate("window.same = true")
         expect(page.locator(".board")).to_have_count(8)
         calm = replace(whole(), at=LATER, gpus=replace(whole().gpus, gpus=(pagedata.gpu(0),), lost=()), gpu_count=None, gpu_watch=None, health=())  # fmt: skip
         server.publish(calm)
         expect(page.locator(".board")).to_have_count(1)
         assert page.evaluate("window.same")
-        seen.open("/storage")
+        observed.open("/storage")
         page.locator("summary").click()
         expect(page.locator("details li").first).to_be_visible()
         page.fill("#filter", "llama")
@@ -120,33 +120,33 @@ def test_the_pages_follow_and_keep_what_was_opened_and_filtered(browser: Browser
 
 def test_keys_reach_the_pages_and_walk_over_their_rows(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     _, base, link = served
-    with tab(browser, base) as seen:
-        seen.open(link)
-        keys = seen.page.keyboard
+    with tab(browser, base) as page:
+        page.open(link)
+        keys = page.page.keyboard
         for key, name in (("s", "storage"), ("c", "gpus"), ("p", "probes")):
             keys.press("g")
             keys.press(key)
-            seen.page.wait_for_url(f"{base}/{name}")
-            expect(seen.page.locator("nav [aria-current]")).to_have_attribute("href", f"/{name}")
+            page.page.wait_for_url(f"{base}/{name}")
+            expect(page.page.locator("nav [aria-current]")).to_have_attribute("href", f"/{name}")
         for key in "jj":
             keys.press(key)
-        expect(seen.page.locator(".here")).to_contain_text("all_gather")
+        expect(page.page.locator(".here")).to_contain_text("all_gather")
         keys.press("/")
         keys.type("Ring")
-        expect(seen.page.locator(".probe:visible")).to_have_count(1)
-        expect(seen.page.locator("h2.series:visible")).to_have_count(1)
+        expect(page.page.locator(".probe:visible")).to_have_count(1)
+        expect(page.page.locator("h2.series:visible")).to_have_count(1)
         keys.press("Escape")
-        expect(seen.page.locator(".probe:visible")).to_have_count(8)
+        expect(page.page.locator(".probe:visible")).to_have_count(8)
 
 
 def test_without_gpus_and_probes_each_page_is_one_sentence(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     server, base, link = served
     server.publish(replace(pagedata.quiet(), at=LATER))
-    with tab(browser, base, phone=True) as seen:
-        seen.open(link)
+    with tab(browser, base, phone=True) as page:
+        page.open(link)
         for name, words in (("gpus", "No GPU here"), ("probes", "not known"), ("storage", "Nothing is known yet")):  # fmt: skip
-            seen.open(f"/{name}")
-            expect(seen.page.locator("#head")).to_contain_text(words)
+            page.open(f"/{name}")
+            expect(page.page.locator("#head")).to_contain_text(words)
 
 
 @pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
@@ -156,12 +156,12 @@ def test_a_thousand_ranks_and_names_that_mean_harm_fit(browser: Browser, served:
     card = pagedata.gpu(0, name=HOSTILE * 9, bus_id=HOSTILE)
     run = replace(big.runs[0], name=HOSTILE * 3)
     server.publish(replace(big, at=LATER, runs=(run,), gpus=replace(whole().gpus, gpus=(card,))))
-    with tab(browser, base, phone=phone) as seen:
-        seen.open(link)
+    with tab(browser, base, phone=phone) as page:
+        page.open(link)
         for name in FIRST:
-            seen.open(f"/{name}")
-            assert seen.fits(), name
-        seen.open("/storage")
-        assert seen.page.locator("tbody tr").count() == 1024
-        took = seen.page.evaluate("() => { const at = performance.now(); const box = document.querySelector('#filter'); box.value = 'rank 7'; box.dispatchEvent(new Event('input', {bubbles: true})); document.body.offsetHeight; return performance.now() - at; }")  # fmt: skip
+            page.open(f"/{name}")
+            assert page.fits(), name
+        page.open("/storage")
+        assert page.page.locator("tbody tr").count() == 1024
+        took = page.page.evaluate("() => { const at = performance.now(); const box = document.querySelector('#filter'); box.value = 'rank 7'; box.dispatchEvent(new Event('input', {bubbles: true})); document.body.offsetHeight; return performance.now() - at; }")  # fmt: skip
         assert took < 3000 * PATIENCE  # milliseconds; measured 40 to 150

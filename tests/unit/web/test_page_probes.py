@@ -24,19 +24,19 @@ from shared.web.pagedata import SERIES, history, measured, probes, quiet
 from shared.web.webtext import HOSTILE, text_of
 
 
-def built(told: Snapshot) -> ProbesPageData:
-    return ProbesPage().build(PageRequest(snapshot=told))
+def built(snapshot: Snapshot) -> ProbesPageData:
+    return ProbesPage().build(PageRequest(snapshot=snapshot))
 
 
-def page(told: Snapshot) -> str:
-    html = frame.render("probes", PageRequest(snapshot=told))
+def page(snapshot: Snapshot) -> str:
+    html = frame.render("probes", PageRequest(snapshot=snapshot))
     assert html is not None
     return html
 
 
 def drawn(*speeds: float) -> Sparkline | None:
-    told = quiet(probes=(judge(*measured(speeds)),))
-    return built(told).headings[0].rows[0].spark
+    state = quiet(probes=(judge(*measured(speeds)),))
+    return built(state).headings[0].rows[0].spark
 
 
 def heights(spark: Sparkline | None) -> list[float]:
@@ -92,16 +92,16 @@ def test_the_band_lies_around_the_usual_runs_and_a_shift_leaves_it() -> None:
     assert spark is not None
     assert spark.band is not None
     top, height = spark.band
-    told = heights(spark)
-    assert all(top < one < top + height for one in told[:20])
-    assert all(one > top + height for one in told[20:])
+    result = heights(spark)
+    assert all(top < one < top + height for one in result[:20])
+    assert all(one > top + height for one in result[20:])
     assert top >= 0
-    assert max(told) <= HEIGHT
+    assert max(result) <= HEIGHT
 
 
 def test_noise_of_a_young_series_is_not_drawn_as_a_drama() -> None:
-    told = heights(drawn(20.86, 20.93, 20.81))
-    assert max(told) - min(told) < 0.1 * HEIGHT
+    result = heights(drawn(20.86, 20.93, 20.81))
+    assert max(result) - min(result) < 0.1 * HEIGHT
 
 
 def test_equal_runs_are_a_line_in_the_middle_and_one_run_is_none() -> None:
@@ -115,8 +115,8 @@ def test_equal_runs_are_a_line_in_the_middle_and_one_run_is_none() -> None:
 def test_what_a_damaged_file_tells_draws_nothing_wrong(odd: float, at: float) -> None:
     series, runs = measured([1.0] * 12)
     runs[-1] = replace(runs[-1], busbw=odd, at=at)
-    told = quiet(probes=(judge(series, runs),))
-    html = page(told)
+    state = quiet(probes=(judge(series, runs),))
+    html = page(state)
     assert "nan" not in html.partition("<polyline")[2].partition(">")[0]
     assert "a moment that cannot be" in html
 
@@ -128,15 +128,15 @@ def test_none_is_not_the_same_as_not_known() -> None:
     assert built(quiet(probes=())).nothing == NONE
     assert built(quiet()).nothing == NOT_YET
     failing = SourceState(name="probes", success=False, error="EvidenceError: probes.sqlite: permission denied")  # fmt: skip
-    told = replace(quiet(), sources=(failing,))
-    assert "permission denied" in text_of(page(told))
+    changed = replace(quiet(), sources=(failing,))
+    assert "permission denied" in text_of(page(changed))
     assert "mldebug probe collectives" in page(quiet(probes=()))
 
 
 def test_hostile_names_are_text() -> None:
     names = dict.fromkeys(("op", "device", "nodes", "torch", "nccl", "dtype", "variables"), HOSTILE)  # fmt: skip
-    told = quiet(probes=(judge(replace(SERIES, **names), measured([1.0] * 12)[1]),))
-    html = page(told)
+    state = quiet(probes=(judge(replace(SERIES, **names), measured([1.0] * 12)[1]),))
+    html = page(state)
     assert "<img" not in html
     assert "\u202e" not in html
 

@@ -113,20 +113,23 @@ def test_an_ordinary_user_sees_his_own_runs_and_reports_only(folder: Path) -> No
     os.chown(folder / "reports" / his, NOBODY, -1)
     mine = replace(training(), id="mine", name="of-nobody", uid=NOBODY)
 
-    def seen(path: str) -> str:
+    def observed(path: str) -> str:
         argv = [sys.executable, "-c", AS, str(folder), path]
         return subprocess.run(argv, check=True, capture_output=True, timeout=60, cwd="/").stdout.decode()  # fmt: skip
 
     with pages(folder, shown(mine, hanging())):
-        runs, incidents = seen("/runs"), seen("/incidents")
+        runs, incidents = observed("/runs"), observed("/incidents")
         assert "of-nobody" in runs
         assert "pretrain.py" not in runs
         assert "It hides 1 run of other users" in runs
         assert his in incidents
         assert roots not in incidents
-        assert seen("/run?id=7f3a").startswith("HTTP/1.1 404")
-        assert seen(f"/report?id={his}").startswith("HTTP/1.1 200")
-        refused, absent = seen(f"/report?id={roots}"), seen("/report?id=20261121T055041Z-none")
+        assert observed("/run?id=7f3a").startswith("HTTP/1.1 404")
+        assert observed(f"/report?id={his}").startswith("HTTP/1.1 200")
+        refused, absent = (
+            observed(f"/report?id={roots}"),
+            observed("/report?id=20261121T055041Z-none"),
+        )
     assert refused.startswith("HTTP/1.1 404")
     assert refused.partition("\r\n\r\n")[2] == absent.partition("\r\n\r\n")[2].replace("none", "r00t")  # fmt: skip
 
@@ -178,7 +181,7 @@ def test_a_browser_cannot_have_anything_done_at_the_socket(folder: Path) -> None
     """A forwarded port makes the socket reachable for every page that the person opens."""
     done: list[object] = []
     with pages(folder, shown()) as server:
-        server.verbs["/api/v1/verb"] = lambda asked: done.append(asked)
+        server.verbs["/api/v1/verb"] = lambda requests: done.append(requests)
         server.serve_socket(_again(folder))
         for headers in (
             {"origin": "https://evil.example"},

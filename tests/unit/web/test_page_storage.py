@@ -30,23 +30,23 @@ from shared.web.webtext import HOSTILE, text_of
 STRANGER = PeerCredentials(pid=1, uid=54321)
 
 
-def built(told: Snapshot) -> StoragePageData:
-    return StoragePage().build(PageRequest(snapshot=told))
+def built(snapshot: Snapshot) -> StoragePageData:
+    return StoragePage().build(PageRequest(snapshot=snapshot))
 
 
-def page(told: Snapshot) -> str:
-    html = frame.render("storage", PageRequest(snapshot=told))
+def page(snapshot: Snapshot) -> str:
+    html = frame.render("storage", PageRequest(snapshot=snapshot))
     assert html is not None
     return html
 
 
 def test_every_word_of_the_terminal_stands_in_the_page() -> None:
-    told = storage()
-    assert told.storage is not None
-    state = StorageState(parts=(*told.storage.parts, checkpoints_part(told)))
-    text = text_of(page(told)).replace(" ", "")
-    for said in storage_lines(state):
-        line = said.text.removeprefix("! ").strip()
+    result = storage()
+    assert result.storage is not None
+    state = StorageState(parts=(*result.storage.parts, checkpoints_part(result)))
+    text = text_of(page(result)).replace(" ", "")
+    for item in storage_lines(state):
+        line = item.text.removeprefix("! ").strip()
         for words in line.replace("; ", ": ").replace("  ", ": ").split(": "):
             assert words.replace(" ", "").removesuffix(":") in text, line
 
@@ -70,9 +70,9 @@ def test_the_row_of_a_tree_that_hangs_is_red_and_that_of_a_mount_of_its_name_is_
 
 def test_an_open_incident_about_storage_is_linked() -> None:
     run = replace(stalled(), verdict="storage_fault", report="rank 2 is blocked on /data")
-    told = quiet(run, replace(run, id="other", verdict="rank_busy", incident="other"))
-    assert [one.sentence for one in built(told).blocked] == ["rank 2 is blocked on /data"]
-    assert f'href="/report?id={run.incident}"' in page(told)
+    state = quiet(run, replace(run, id="other", verdict="rank_busy", incident="other"))
+    assert [one.sentence for one in built(state).blocked] == ["rank 2 is blocked on /data"]
+    assert f'href="/report?id={run.incident}"' in page(state)
     assert built(quiet(replace(run, report=""))).blocked[0].sentence == "its report is being written"  # fmt: skip
 
 
@@ -121,9 +121,9 @@ def test_parts_that_are_stuck_or_fail_are_told_and_others_are_not() -> None:
 
 def test_gaps_stand_there_once() -> None:
     gap = Gap(what="memory of /x", reason="permission denied", way_out="run as root")
-    told = quiet(memory=NodeMemory(gaps=(gap, gap)), checkpoint_series=(saved(gaps=(gap,)),))
-    assert built(told).gaps == (gap,)
-    assert "permission denied" in page(told)
+    state = quiet(memory=NodeMemory(gaps=(gap, gap)), checkpoint_series=(saved(gaps=(gap,)),))
+    assert built(state).gaps == (gap,)
+    assert "permission denied" in page(state)
 
 
 # --- who sees what, and bad input ----------------------------------------------------------------
@@ -137,14 +137,14 @@ def test_a_stranger_sees_nothing_of_the_jobs_of_others() -> None:
 
 
 def test_hostile_names_are_text() -> None:
-    seen = mounted(f"/{HOSTILE}", HOSTILE, HOSTILE, 0.99, 1 << 40)
+    result = mounted(f"/{HOSTILE}", HOSTILE, HOSTILE, 0.99, 1 << 40)
     rows = ({"quota": HOSTILE, "line": HOSTILE * 9, "used_ratio": 2.5}, {"path": None, "line": None}, {})  # fmt: skip
-    told = quiet(
-        storage=StorageState(parts=(filesystems(seen), part(HOSTILE, *rows), part("quotas", *rows))),
+    state = quiet(
+        storage=StorageState(parts=(filesystems(result), part(HOSTILE, *rows), part("quotas", *rows))),
         checkpoint_series=(saved(run=HOSTILE, folder=HOSTILE, series=HOSTILE, sentence=HOSTILE, gaps=(Gap(what=HOSTILE, reason=HOSTILE),)),),
         memory=memory(run=HOSTILE),
     )  # fmt: skip
-    html = page(told)
+    html = page(state)
     assert "<img" not in html
     assert "\u202e" not in html
     assert "</script>&" not in html
@@ -157,10 +157,10 @@ def test_a_ratio_that_cannot_be_breaks_nothing(ratio: float) -> None:
 
 
 def test_a_thousand_rows_are_fast_and_more_are_counted() -> None:
-    told = storage(ranks=1500, writers=1500)
-    page(told)
+    result = storage(ranks=1500, writers=1500)
+    page(result)
     began = time.process_time()
-    html = page(told)
+    html = page(result)
     assert time.process_time() - began < 1.0  # measured 0.06 s; a busy machine is no defect
     assert html.count("<tr data-row") == MOST
     assert "476 more ranks" in html

@@ -45,8 +45,10 @@ class Elements(HTMLParser):
             assert self.open.pop() == tag
 
 
-def page(name: str, told: Snapshot, id: str = "", *entries: ReportEntry, unread: str = "") -> str:
-    html = frame.render(name, PageRequest(snapshot=told, id=id, entries=entries, unread=unread))
+def page(
+    name: str, snapshot: Snapshot, id: str = "", *entries: ReportEntry, unread: str = ""
+) -> str:
+    html = frame.render(name, PageRequest(snapshot=snapshot, id=id, entries=entries, unread=unread))
     assert html is not None
     return html
 
@@ -88,14 +90,14 @@ def test_the_menu_has_every_place_with_a_key_of_its_own() -> None:
 
 
 def test_a_page_stays_the_same_until_the_agent_looks_again() -> None:
-    told = shown(training(), hanging())
-    assert page("runs", told) == page("runs", told)
+    state = shown(training(), hanging())
+    assert page("runs", state) == page("runs", state)
 
 
 def test_others_runs_and_a_replay_are_told() -> None:
-    told = shown(hidden_runs=3, replay="bundle <b>")
-    assert "It hides 3 runs of other users" in page("runs", told)
-    assert "A replay of bundle &lt;b&gt;" in page("runs", told)
+    state = shown(hidden_runs=3, replay="bundle <b>")
+    assert "It hides 3 runs of other users" in page("runs", state)
+    assert "A replay of bundle &lt;b&gt;" in page("runs", state)
 
 
 # --- runs ----------------------------------------------------------------------------------------
@@ -111,11 +113,11 @@ def test_the_run_with_an_incident_comes_first_and_says_what_status_says() -> Non
 
 
 def test_a_report_is_linked_only_once_it_is_there() -> None:
-    told = shown(hanging())
+    state = shown(hanging())
     link = f'href="/report?id={REPORT}"'
     for name, id in (("runs", ""), ("run", "7f3a")):
-        assert link not in page(name, told, id)
-        assert link in page(name, told, id, replace(ENTRY, id="20261122T0"), ENTRY)
+        assert link not in page(name, state, id)
+        assert link in page(name, state, id, replace(ENTRY, id="20261122T0"), ENTRY)
 
 
 def test_an_incident_before_is_told_with_a_run_that_goes_on() -> None:
@@ -174,11 +176,11 @@ def test_what_a_job_calls_itself_never_becomes_a_command() -> None:
 
 
 def test_ranks_tell_their_steps_phases_and_who_is_behind() -> None:
-    said = {
+    facts = {
         0: HookState(step=43, step_age=0.1),
         1: HookState(step=40, phase="data_wait", phase_age=9.0),
     }
-    run = replace(moving(ranks=3), hooks=said, lost=(3,), exits={3: "killed by SIGKILL (9)"})
+    run = replace(moving(ranks=3), hooks=facts, lost=(3,), exits={3: "killed by SIGKILL (9)"})
     lost, first, second, silent = grid(run).rows
     assert (lost.rank, lost.kind, lost.doing, lost.pid) == (3, "exited", "killed by SIGKILL (9)", None)  # fmt: skip
     assert (first.step, first.kind) == ("43", "stepping")
@@ -231,12 +233,12 @@ def test_a_huge_run_is_cut_and_says_so() -> None:
 
 @pytest.mark.parametrize("name", ["run", "runs"])
 def test_1024_ranks_are_rendered_in_50_ms(name: str) -> None:
-    told = shown(*(replace(hanging(1024, 700), id=f"r{one}") for one in range(4)))
-    page(name, told, "r1", ENTRY)  # the templates are compiled once
+    state = shown(*(replace(hanging(1024, 700), id=f"r{one}") for one in range(4)))
+    page(name, state, "r1", ENTRY)  # the templates are compiled once
     times = []
     for _ in range(5):
         began = time.process_time()
-        page(name, told, "r1", ENTRY)
+        page(name, state, "r1", ENTRY)
         times.append(time.process_time() - began)
     assert min(times) < 0.05
 

@@ -40,8 +40,8 @@ def served() -> Iterator[tuple[AgentServer, str, str]]:
     for number, name in enumerate(samples.ALL):
         store(folder, name, id=f"20261121T0550{number:02d}Z-{number:04x}", job="7f3a")
     try:
-        told = shown(training(), hanging(), hostile())
-        with pages(folder, told) as server, relayed(folder) as (base, links):
+        page = shown(training(), hanging(), hostile())
+        with pages(folder, page) as server, relayed(folder) as (base, links):
             yield server, base, links[-1]
     finally:
         shutil.rmtree(folder)
@@ -51,14 +51,14 @@ def served() -> Iterator[tuple[AgentServer, str, str]]:
 @pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
 def test_every_page_can_be_read(browser: Browser, served: tuple[AgentServer, str, str], phone: bool, dark: bool) -> None:  # fmt: skip
     _, base, link = served
-    with tab(browser, base, phone=phone, dark=dark) as seen:
-        seen.open(link)
-        assert seen.page.url == f"{base}/runs"
+    with tab(browser, base, phone=phone, dark=dark) as page:
+        page.open(link)
+        assert page.page.url == f"{base}/runs"
         for path in (*(f"/{name}" for name in frame.pages() if name != "run"), RUN):
-            seen.open(path)
-            assert seen.fits(), path
-            assert seen.page.locator("h1").inner_text()
-        ink, paper = (seen.page.evaluate(f"getComputedStyle(document.body).{one}") for one in ("color", "backgroundColor"))  # fmt: skip
+            page.open(path)
+            assert page.fits(), path
+            assert page.page.locator("h1").inner_text()
+        ink, paper = (page.page.evaluate(f"getComputedStyle(document.body).{one}") for one in ("color", "backgroundColor"))  # fmt: skip
         assert (_light(paper) < _light(ink)) == dark
 
 
@@ -68,10 +68,10 @@ def _light(colour: str) -> int:
 
 def test_the_grid_shows_the_culprit_and_follows_without_a_reload(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     server, base, link = served
-    with tab(browser, base) as seen:
-        seen.open(link)
-        seen.open(RUN)
-        page = seen.page
+    with tab(browser, base) as observed:
+        observed.open(link)
+        observed.open(RUN)
+        page = observed.page
         expect(page.locator(".cell.culprit")).to_have_text("2I")
         page.evaluate("window.same = true")
         page.fill("#filter", "collective")
@@ -88,84 +88,86 @@ def test_the_grid_shows_the_culprit_and_follows_without_a_reload(browser: Browse
         assert page.locator(".cell.culprit").count() == 1  # what was known stays
         page.locator("#away a").click()
         page.wait_for_url(f"{base}/report?id=*")
-        seen.errors = [one for one in seen.errors if "404" not in one]  # the browser's own words
+        observed.errors = [
+            one for one in observed.errors if "404" not in one
+        ]  # the browser's own words
 
 
 def test_an_agent_that_is_gone_is_told_and_what_is_shown_stays(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     server, base, link = served
-    with tab(browser, base) as seen:
-        seen.open(link)
+    with tab(browser, base) as page:
+        page.open(link)
         server.stop(5)
-        expect(seen.page.locator("#away")).to_contain_text("The agent does not answer")
-        expect(seen.page.locator("main")).to_have_css("filter", "grayscale(1)")
-        expect(seen.page.locator(".run")).to_have_count(3)
-        seen.errors = [one for one in seen.errors if "502" not in one]
+        expect(page.page.locator("#away")).to_contain_text("The agent does not answer")
+        expect(page.page.locator("main")).to_have_css("filter", "grayscale(1)")
+        expect(page.page.locator(".run")).to_have_count(3)
+        page.errors = [one for one in page.errors if "502" not in one]
 
 
 def test_what_is_old_is_told_without_a_reload_until_it_is_new(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     server, base, link = served
-    with tab(browser, base) as seen:
-        seen.open(link)
-        expect(seen.page.locator("#stale")).to_have_count(0)
+    with tab(browser, base) as page:
+        page.open(link)
+        expect(page.page.locator("#stale")).to_have_count(0)
         server.published_at -= 200
-        expect(seen.page.get_by_role("alert")).to_contain_text("has not looked for 3m")
-        expect(seen.page.locator("#runs")).to_have_css("filter", "grayscale(1)")
+        expect(page.page.get_by_role("alert")).to_contain_text("has not looked for 3m")
+        expect(page.page.locator("#runs")).to_have_css("filter", "grayscale(1)")
         server.publish(shown(training(), at=LATER))
-        expect(seen.page.locator("#stale")).to_have_count(0)
+        expect(page.page.locator("#stale")).to_have_count(0)
 
 
 def test_keys_alone_reach_everything(
     browser: Browser, served: tuple[AgentServer, str, str]
 ) -> None:
     _, base, link = served
-    with tab(browser, base) as seen:
-        seen.open(link)
-        keys = seen.page.keyboard
+    with tab(browser, base) as page:
+        page.open(link)
+        keys = page.page.keyboard
         keys.press("?")
-        expect(seen.page.locator("#help")).to_be_visible()
+        expect(page.page.locator("#help")).to_be_visible()
         keys.press("Escape")
-        expect(seen.page.locator("#help")).to_be_hidden()
+        expect(page.page.locator("#help")).to_be_hidden()
         for name, one in frame.pages().items():
             if one.key:
                 keys.press("g")
                 keys.press(one.key)
-                seen.page.wait_for_url(f"{base}/{name}")
-        seen.open("/runs")
+                page.page.wait_for_url(f"{base}/{name}")
+        page.open("/runs")
         for key in "jjk":
             keys.press(key)
-        expect(seen.page.locator(".here h2")).to_have_text("pretrain.py")
+        expect(page.page.locator(".here h2")).to_have_text("pretrain.py")
         keys.press("Enter")
-        seen.page.wait_for_url(base + RUN)
+        page.page.wait_for_url(base + RUN)
         keys.press("/")
         keys.type("sleep")
         keys.press("Enter")
-        expect(seen.page.locator("tbody tr.here")).to_have_attribute("id", "rank-2")
+        expect(page.page.locator("tbody tr.here")).to_have_attribute("id", "rank-2")
         keys.press("Escape")
-        expect(seen.page.locator("tbody tr:visible")).to_have_count(8)
+        expect(page.page.locator("tbody tr:visible")).to_have_count(8)
         keys.press("u")
-        seen.page.wait_for_url(f"{base}/runs")
+        page.page.wait_for_url(f"{base}/runs")
         keys.press("g")
         keys.press("i")
-        seen.page.wait_for_url(f"{base}/incidents")
+        page.page.wait_for_url(f"{base}/incidents")
         keys.press("/")
         keys.type("mismatch")
         keys.press("Enter")
         keys.press("Enter")
-        seen.page.wait_for_url(f"{base}/report?id=*")
-        expect(seen.page.locator(".what").first).to_have_text("Collective mismatch")
-        assert seen.page.evaluate("document.documentElement.classList.contains('js')")
-        seen.page.locator("a.brand").click()
-        seen.page.wait_for_url(f"{base}/incidents")
+        page.page.wait_for_url(f"{base}/report?id=*")
+        expect(page.page.locator(".what").first).to_have_text("Collective mismatch")
+        assert page.page.evaluate("document.documentElement.classList.contains('js')")
+        page.page.locator("a.brand").click()
+        page.page.wait_for_url(f"{base}/incidents")
 
 
 def test_without_javascript_the_pages_say_the_same(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     _, base, link = served
-    with tab(browser, base, js=False) as seen:
-        seen.open(link)
-        seen.page.click("text=pretrain.py")
-        assert seen.page.url == base + RUN
-        assert seen.page.locator(".cell.culprit").inner_text().split() == ["2", "I"]
-        assert seen.page.locator(".js-only:visible").count() == 0
+    with tab(browser, base, js=False) as page:
+        page.open(link)
+        page.page.click("text=pretrain.py")
+        assert page.page.url == base + RUN
+        assert page.page.locator(".cell.culprit").inner_text().split() == ["2", "I"]
+        assert page.page.locator(".js-only:visible").count() == 0
 
 
 def test_a_link_is_good_once_and_other_users_stay_outside(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
@@ -189,27 +191,27 @@ def test_the_token_lets_in_by_tcp(browser: Browser, tmp_path: Path) -> None:
         port = door.getsockname()[1]
     with (
         pages(tmp_path, shown(training()), listen=f"127.0.0.1:{port}", token_file=token),
-        tab(browser, f"http://127.0.0.1:{port}") as seen,
+        tab(browser, f"http://127.0.0.1:{port}") as page,
     ):
-        seen.open("/runs")
-        seen.page.fill("#token", "wrong")
-        seen.page.keyboard.press("Enter")
-        expect(seen.page.get_by_role("alert")).to_contain_text("not the agent's token")
-        seen.page.fill("#token", "0123456789abcdef0123")
-        seen.page.keyboard.press("Enter")
-        expect(seen.page.locator(".run h2")).to_have_text("llama-7b")
-        seen.page.click("text=Log out")
-        expect(seen.page.locator("#token")).to_be_visible()
-        seen.errors = [one for one in seen.errors if "401" not in one]
+        page.open("/runs")
+        page.page.fill("#token", "wrong")
+        page.page.keyboard.press("Enter")
+        expect(page.page.get_by_role("alert")).to_contain_text("not the agent's token")
+        page.page.fill("#token", "0123456789abcdef0123")
+        page.page.keyboard.press("Enter")
+        expect(page.page.locator(".run h2")).to_have_text("llama-7b")
+        page.page.click("text=Log out")
+        expect(page.page.locator("#token")).to_be_visible()
+        page.errors = [one for one in page.errors if "401" not in one]
 
 
 @pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
 def test_a_thousand_ranks_stay_readable(browser: Browser, served: tuple[AgentServer, str, str], phone: bool) -> None:  # fmt: skip
     server, base, link = served
     server.publish(shown(replace(hanging(1024, 700), id="b1g"), at=LATER))
-    with tab(browser, base, phone=phone) as seen:
-        seen.open(link)
-        seen.open("/run?id=b1g")
-        assert seen.fits()
-        assert seen.page.locator(".cell").count() == 1024
-        expect(seen.page.locator("tbody tr").first).to_contain_text("culprit")
+    with tab(browser, base, phone=phone) as page:
+        page.open(link)
+        page.open("/run?id=b1g")
+        assert page.fits()
+        assert page.page.locator(".cell").count() == 1024
+        expect(page.page.locator("tbody tr").first).to_contain_text("culprit")

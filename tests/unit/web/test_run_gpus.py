@@ -27,15 +27,15 @@ HOT = replace(FULL, uuid="GPU-1", index=1, clock_events=("hw_thermal_slowdown", 
 OLD = GpuReading(uuid="GPU-2", index=2, utilization_ratio=1.0)
 
 
-def seen(*gpus: GpuReading, guessed: tuple[int, ...] = ()) -> Snapshot:
+def observed(*gpus: GpuReading, guessed: tuple[int, ...] = ()) -> Snapshot:
     ranks = {rank: gpu.uuid for rank, gpu in enumerate(gpus)}
     run = replace(moving(), gpus=ranks, gpus_guessed=guessed)
     return snapshot(runs=(run,), gpus=NodeGpus(at=1.0, gpus=gpus))
 
 
 def test_each_rank_has_the_figures_of_its_gpu() -> None:
-    told = seen(FULL, HOT)
-    first, second = run_gpus(told, told.runs[0]).rows
+    result = observed(FULL, HOT)
+    first, second = run_gpus(result, result.runs[0]).rows
     assert (first.busy, first.at_work, first.power, first.clock) == ("97 %", "83 %", "650 of 700 W", "1,980 of 1,980 MHz")  # fmt: skip
     assert (first.kept_low, first.hot, first.memory) == ("no", False, "90 of 141 GiB")
     assert (second.kept_low, second.hot) == ("hw thermal slowdown, sw power cap", True)
@@ -43,24 +43,24 @@ def test_each_rank_has_the_figures_of_its_gpu() -> None:
 
 
 def test_what_a_card_does_not_tell_is_said_to_be_missing() -> None:
-    told = seen(OLD)
-    found = run_gpus(told, told.runs[0])
+    result = observed(OLD)
+    found = run_gpus(result, result.runs[0])
     (one,) = found.rows
     assert (one.busy, one.at_work, one.power, one.clock, one.kept_low) == ("100 %", *(UNKNOWN,) * 4)
     assert found.note == NO_SAMPLING
-    told = seen(FULL)
-    assert run_gpus(told, told.runs[0]).note == ""
+    result = observed(FULL)
+    assert run_gpus(result, result.runs[0]).note == ""
 
 
 def test_a_guess_is_called_one_and_has_no_memory() -> None:
-    told = seen(FULL, guessed=(0,))
-    (one,) = run_gpus(told, told.runs[0]).rows
+    result = observed(FULL, guessed=(0,))
+    (one,) = run_gpus(result, result.runs[0]).rows
     assert (one.gpu, one.memory) == ("probably 0", UNKNOWN)
 
 
 def test_a_run_without_known_gpus_has_no_table() -> None:
-    told = snapshot(runs=(moving(),))
-    assert run_gpus(told, told.runs[0]).rows == ()
+    snap = snapshot(runs=(moving(),))
+    assert run_gpus(snap, snap.runs[0]).rows == ()
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,10 @@ def browser() -> Iterator[Browser]:
         yield one
 
 
-def picture(seen: Tab, name: str) -> None:
+def picture(given: Tab, name: str) -> None:
     """For whoever wants to look at it."""
     if folder := os.environ.get("MLDEBUG_TEST_IMAGES"):
-        seen.page.locator("#gpus").screenshot(path=f"{folder}/run-gpus-{name}.png")
+        given.page.locator("#gpus").screenshot(path=f"{folder}/run-gpus-{name}.png")
 
 
 @pytest.mark.skipif(not CHROMIUM and not os.environ.get("CI"), reason="chromium is not installed")
@@ -81,7 +81,7 @@ def test_the_table_is_on_the_page_and_fits(browser: Browser, phone: bool, dark: 
     folder = Path(tempfile.mkdtemp(prefix="mldebug-test-"))
     try:
         with (
-            pages(folder, seen(FULL, HOT, OLD)),
+            pages(folder, observed(FULL, HOT, OLD)),
             relayed(folder) as (base, links),
             tab(browser, base, phone=phone, dark=dark) as opened,
         ):

@@ -39,7 +39,7 @@ from shared.web.snapshots import moving, snapshot
 NOBODY = 65534
 ROOTS = msgspec.structs.replace(moving("r00t"), uid=0)
 THEIRS = msgspec.structs.replace(moving("n0b0"), uid=NOBODY)
-SEEN = snapshot(
+SNAPSHOT = snapshot(
     ROOTS,
     THEIRS,
     remarks=(Remark(kind="odd", message="two", pids=(7,)), Remark(kind="odd", message="node")),
@@ -77,7 +77,7 @@ def folder() -> Iterator[Path]:
 @contextmanager
 def serving(state_dir: Path, **settings: str) -> Iterator[AgentServer]:
     server = AgentServer(AgentConfig(state_dir=state_dir, **({"listen": ""} | settings)))
-    server.publish(SEEN)
+    server.publish(SNAPSHOT)
     server.start()
     server.serve_socket(open_unix(state_dir))
     try:
@@ -99,9 +99,9 @@ def ask_as(
     return msgspec.json.decode(run_as(ASK, state_dir, uid, gid, *groups), type=AgentAnswer)
 
 
-def runs(seen: Snapshot | None) -> list[str]:
-    assert seen is not None
-    return [run.id for run in seen.runs]
+def runs(given: Snapshot | None) -> list[str]:
+    assert given is not None
+    return [run.id for run in given.runs]
 
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
@@ -112,19 +112,19 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become n
 
 def test_the_agents_own_user_sees_everything(folder: Path) -> None:
     with serving(folder):
-        assert ask_agent(folder) == SEEN
+        assert ask_agent(folder) == SNAPSHOT
 
 
 @root_only
 def test_an_ordinary_user_sees_his_own_runs_only(folder: Path) -> None:
     with serving(folder):
-        seen = ask_as(folder, NOBODY).snapshot
-    assert runs(seen) == ["n0b0"]
-    assert seen is not None
-    assert seen.hidden_runs == 1
-    assert [one.message for one in seen.remarks] == ["node"]
-    assert [one.what for one in seen.gaps] == ["kernel log"]
-    assert seen.last_report == {}
+        observed = ask_as(folder, NOBODY).snapshot
+    assert runs(observed) == ["n0b0"]
+    assert observed is not None
+    assert observed.hidden_runs == 1
+    assert [one.message for one in observed.remarks] == ["node"]
+    assert [one.what for one in observed.gaps] == ["kernel log"]
+    assert observed.last_report == {}
 
 
 @root_only
@@ -139,21 +139,21 @@ def test_a_member_of_the_group_sees_everything(folder: Path, groups: tuple[int, 
 @root_only
 def test_a_stranger_sees_that_there_are_runs_and_no_more(folder: Path) -> None:
     with serving(folder):
-        seen = ask_as(folder, 12345, 12345).snapshot
-    assert seen is not None
-    assert (seen.runs, seen.hidden_runs) == ((), 2)
+        observed = ask_as(folder, 12345, 12345).snapshot
+    assert observed is not None
+    assert (observed.runs, observed.hidden_runs) == ((), 2)
 
 
 @root_only
 def test_an_ordinary_user_has_done_to_his_own_runs_what_root_has_to_all(folder: Path) -> None:
-    told: list[tuple[str, int | None]] = []
+    result: list[tuple[str, int | None]] = []
 
-    def verb(asked: Mapping[str, str], uid: int | None) -> Snapshot:
-        told.append((asked["job"], uid))
-        return SEEN
+    def verb(table: Mapping[str, str], uid: int | None) -> Snapshot:
+        result.append((table["job"], uid))
+        return SNAPSHOT
 
     server = AgentServer(AgentConfig(state_dir=folder, listen=""))
-    server.own_verbs, server.verbs = {"/api/v1/dump": verb}, {"/api/v1/release": lambda _: SEEN}
+    server.own_verbs, server.verbs = {"/api/v1/dump": verb}, {"/api/v1/release": lambda _: SNAPSHOT}
     server.serve_socket(open_unix(folder))
     try:
         for uid in (NOBODY, 0):
@@ -161,21 +161,21 @@ def test_an_ordinary_user_has_done_to_his_own_runs_what_root_has_to_all(folder: 
         assert b"403 Forbidden" in run_as(POST.replace("PATH", "release"), folder, NOBODY, NOBODY)
     finally:
         server.stop(5)
-    assert told == [("j", NOBODY), ("j", None)]
+    assert result == [("j", NOBODY), ("j", None)]
 
 
 @root_only
 def test_metrics_at_the_socket_hide_what_status_hides(folder: Path) -> None:
     with serving(folder):
-        told = run_as(SCRAPE, folder, NOBODY, NOBODY).decode()
-    assert 'run="n0b0"' in told
-    assert "r00t" not in told
+        text = run_as(SCRAPE, folder, NOBODY, NOBODY).decode()
+    assert 'run="n0b0"' in text
+    assert "r00t" not in text
 
 
 def test_whom_the_kernel_does_not_name_sees_nothing_of_others() -> None:
-    assert view(SEEN, None, None).runs == ()
-    assert view(SEEN, PeerCredentials(1, 12345, frozenset({4242})), 4242) == SEEN
-    assert view(SEEN, PeerCredentials(1, 12345, frozenset({4242})), None).runs == ()
+    assert view(SNAPSHOT, None, None).runs == ()
+    assert view(SNAPSHOT, PeerCredentials(1, 12345, frozenset({4242})), 4242) == SNAPSHOT
+    assert view(SNAPSHOT, PeerCredentials(1, 12345, frozenset({4242})), None).runs == ()
 
 
 def test_what_others_write_and_save_is_hidden() -> None:
@@ -190,8 +190,8 @@ def test_what_others_write_and_save_is_hidden() -> None:
     )  # fmt: skip
     storage = StorageState(parts=(CollectorState(name="x", at=1.0, measures=measures, rows=rows),))
     places = (SeriesState(folder="/ckpt/other", series="step_#"),)
-    seen = msgspec.structs.replace(SEEN, storage=storage, checkpoint_series=places)
-    theirs = view(seen, PeerCredentials(1, NOBODY), None)
+    changed = msgspec.structs.replace(SNAPSHOT, storage=storage, checkpoint_series=places)
+    theirs = view(changed, PeerCredentials(1, NOBODY), None)
     assert theirs.checkpoint_series == ()
     assert theirs.storage is not None
     assert {name: len(rows) for name, rows in theirs.storage.rows.items()} == {
@@ -199,17 +199,17 @@ def test_what_others_write_and_save_is_hidden() -> None:
         "filesystems": 1,
     }
     assert [one.labels[0] for one in theirs.storage.measures] == ["n0b0", "/data"]
-    assert view(seen, PeerCredentials(1, 0), None) == seen
+    assert view(changed, PeerCredentials(1, 0), None) == changed
 
 
 def test_kernel_events_of_hidden_runs_are_hidden() -> None:
     burst = fold([KernelEvent(kind=KernelEventKind.XID, at=1.0, xid=79)])[0]
     events = tuple(RankEvent(burst=burst, run=run) for run in ("r00t", "n0b0", ""))
-    seen = msgspec.structs.replace(SEEN, kernel_events=events)
-    theirs = view(seen, PeerCredentials(1, NOBODY), None)
+    changed = msgspec.structs.replace(SNAPSHOT, kernel_events=events)
+    theirs = view(changed, PeerCredentials(1, NOBODY), None)
     assert [one.run for one in theirs.kernel_events] == ["n0b0", ""]
-    assert [one.run for one in view(seen, None, None).kernel_events] == [""]
-    assert view(seen, PeerCredentials(1, 0), None).kernel_events == events
+    assert [one.run for one in view(changed, None, None).kernel_events] == [""]
+    assert view(changed, PeerCredentials(1, 0), None).kernel_events == events
 
 
 def test_a_group_that_does_not_exist_is_a_sentence() -> None:
@@ -234,9 +234,9 @@ def test_no_agent_is_no_trouble(tmp_path: Path) -> None:
 def test_a_closed_folder_is_told_from_no_agent(folder: Path) -> None:
     folder.chmod(0o700)
     with serving(folder):
-        said = ask_as(folder, NOBODY)
-    assert (said.outcome, said.snapshot) == ("denied", None)
-    assert "may not ask" in said.trouble
+        result = ask_as(folder, NOBODY)
+    assert (result.outcome, result.snapshot) == ("denied", None)
+    assert "may not ask" in result.trouble
 
 
 def test_an_agent_that_has_not_looked_yet_says_so(folder: Path) -> None:
@@ -280,14 +280,14 @@ def test_a_socket_file_that_a_dead_agent_left_is_replaced(folder: Path) -> None:
     open_unix(folder).close()
     assert (folder / SOCKET).is_socket()
     with serving(folder):
-        assert ask_agent(folder) == SEEN
+        assert ask_agent(folder) == SNAPSHOT
 
 
 def test_a_living_socket_is_not_taken_away(folder: Path) -> None:
     with serving(folder):
         with pytest.raises(UsageError, match="already serves"):
             open_unix(folder)
-        assert ask_agent(folder) == SEEN
+        assert ask_agent(folder) == SNAPSHOT
 
 
 def test_a_long_path_works_like_a_short_one(folder: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_long_path_works_like_a_short_one(folder: Path) -> None:
     deep.mkdir(parents=True)
     assert len(str(deep / SOCKET)) > MAX_PATH
     with serving(deep):
-        assert ask_agent(deep) == SEEN
+        assert ask_agent(deep) == SNAPSHOT
 
 
 def test_a_socket_that_comes_when_all_is_over_is_closed(folder: Path) -> None:
@@ -371,7 +371,7 @@ def test_ones_own_connections_are_bounded_too(folder: Path) -> None:
     with serving(folder):
         before = descriptors()
         idle = knock(folder, 3 * MOST)
-        assert ask_agent(folder) == SEEN
+        assert ask_agent(folder) == SNAPSHOT
         wait_until(lambda: descriptors() - before <= len(idle) + MOST)
         for one in idle:
             one.close()
@@ -382,7 +382,7 @@ def test_whoever_finds_others_at_the_door_waits_for_his_turn(folder: Path) -> No
     door.listen(0)
     [before] = knock(folder, 1)
     server = AgentServer(AgentConfig(state_dir=folder, listen=""))
-    server.publish(SEEN)
+    server.publish(SNAPSHOT)
     later = threading.Timer(0.3, server.serve_socket, (door,))
     later.start()
     assert inquire(folder).outcome == "answered"
@@ -420,7 +420,7 @@ def test_a_scrape_while_the_first_snapshot_is_published_is_early_and_no_error(
     monkeypatch.setattr(
         server._prometheus, "publish", lambda one: goes_on.wait(20) and publish(one)
     )
-    publishing = threading.Thread(target=server.publish, args=(SEEN,))
+    publishing = threading.Thread(target=server.publish, args=(SNAPSHOT,))
     publishing.start()
     early = scraped(port)
     goes_on.set()
