@@ -81,8 +81,8 @@ def child(what: ProcessCapture) -> tuple[ProcessCapture, ProcessCapture]:
 
 
 def xid(number: int | None = 3, code: str = "xid_79", tier: str = "fatal", at: float = TAKEN - QUIET, **more: object) -> Fault:  # fmt: skip
-    difference = {"kind": "xid", "words": f"{code} on GPU 0000:3b:00.0", "by": "gpu", "bus_id": "0000:3b:00.0"} | more  # fmt: skip
-    return Fault(rank=number, code=code, tier=tier, at=at, node="n1", **difference)  # type: ignore[arg-type]
+    facts = {"kind": "xid", "words": f"{code} on GPU 0000:3b:00.0", "by": "gpu", "bus_id": "0000:3b:00.0"} | more  # fmt: skip
+    return Fault(rank=number, code=code, tier=tier, at=at, node="n1", **facts)  # type: ignore[arg-type]
 
 
 def killed(by: str = "process", at: float = TAKEN - QUIET) -> Fault:
@@ -91,8 +91,8 @@ def killed(by: str = "process", at: float = TAKEN - QUIET) -> Fault:
 
 
 def port(at: float = TAKEN - QUIET, kind: str = "port_down", **more: object) -> Fault:
-    difference = {"words": "port mlx5_3/1 was up and is DOWN", "code": kind, "tier": "fatal", "node": "n2"} | more  # fmt: skip
-    return Fault(kind=kind, at=at, **difference)  # type: ignore[arg-type]
+    facts = {"words": "port mlx5_3/1 was up and is DOWN", "code": kind, "tier": "fatal", "node": "n2"} | more  # fmt: skip
+    return Fault(kind=kind, at=at, **facts)  # type: ignore[arg-type]
 
 
 def on_two_nodes(taken: NodeCapture) -> NodeCapture:

@@ -28,9 +28,9 @@ DOWN = msgspec.structs.replace(PORT, up=False, physical=False, state="DOWN")
 
 
 def fault(**more: object) -> Fault:
-    difference = {"words": "port mlx5_3/1 was up and is DOWN", "at": TAKEN - QUIET + 3} | more
+    facts = {"words": "port mlx5_3/1 was up and is DOWN", "at": TAKEN - QUIET + 3} | more
     fixed = {"kind": "port_down", "code": "port_down", "tier": "fatal", "node": "a2"}
-    return Fault(**(fixed | difference))  # type: ignore[arg-type]
+    return Fault(**(fixed | facts))  # type: ignore[arg-type]
 
 
 def judged(*faults: Fault, quiet: float = QUIET, **odd: object) -> Diagnosis:

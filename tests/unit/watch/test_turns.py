@@ -179,5 +179,5 @@ def test_one_job_whose_stacks_take_all_the_time_leaves_another_user_s_two_jobs_t
     assert sorted(one.job.uid for one in jobs) == [0, 0, HIGH]
     begun = time.monotonic()
     looks.look({one.job.id for one in jobs})
-    assert {70, 100, 101, 102, 1000} <= set(pyspy.asked)
+    assert {70, 100, 101, 102, 1000} <= set(pyspy.requests)
     assert time.monotonic() - begun < 5
