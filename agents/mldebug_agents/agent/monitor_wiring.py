@@ -29,6 +29,7 @@ from mldebug_agents.storage.dir_sizes.collector import DirSizeCollector
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotaCollector
+from mldebug_agents.storage.filesystems.latency import LatencyCollector
 from mldebug_agents.storage.filesystems.quotas import QuotaCollector
 from mldebug_agents.storage.monitor import StorageCollector, StorageMonitor
 from mldebug_agents.storage.write_rates.collector import WriteRateCollector
@@ -90,8 +91,10 @@ def hardware_monitor(
 def storage_collectors(context: Context, probe: MountClient) -> list[StorageCollector]:
     """All collectors that only read; the agent has one beside them that writes (`CanaryCollector`)."""
     writers = WriteRateCollector(context)
-    return [
-        FilesystemCollector(context, probe, writers.who_fills),  # which only reads one dictionary
+    filesystems = FilesystemCollector(context, probe, writers.who_fills)
+    return [  # collectors that ask another one, in another thread, only read one value of it
+        filesystems,
+        LatencyCollector(context, lambda: filesystems.used),
         QuotaCollector(context),
         KernelQuotaCollector(context, probe),
         DirSizeCollector(context),

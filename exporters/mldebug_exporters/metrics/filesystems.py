@@ -14,6 +14,7 @@ from mldebug_exporters.exposition.families import (
 
 SILENT = "for a filesystem that does not answer"
 FULL = "for one that does not answer or is read-only"
+UNCOUNTED = "for filesystems other than NFS, Lustre and those of block devices"
 
 
 _OWNER = ("mount", "device", "kind", "id")
@@ -103,8 +104,17 @@ MEASURED.gauge(
     absent="while they do not grow",
 )
 
+OPERATIONS = FamilyTable("mount", "device", "fstype", "operation", absent=UNCOUNTED, importance=Importance.DETAIL)  # fmt: skip
+OPERATIONS.counter(
+    "filesystem_operations",
+    "Reads, writes, opens and other operations that have ended, as the kernel counts them.",
+)
+OPERATIONS.counter(
+    "filesystem_operation_seconds",
+    "How long these took together, from the request to its end.",
+)
 
-FAMILIES = (*TABLE.families, *MEASURED.families)
+FAMILIES = (*TABLE.families, *MEASURED.families, *OPERATIONS.families)
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:

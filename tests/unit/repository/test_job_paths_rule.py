@@ -88,6 +88,7 @@ ALLOWED: dict[str, str] = {
     "storage/child/server.py": "mount points that the kernel names, held and not opened; folders of the configuration",
     "storage/dir_sizes/mounts.py": OPERATOR,
     "storage/dir_sizes/tree.py": OPERATOR,
+    "storage/filesystems/latency.py": KERNEL,
     "storage/filesystems/mounts.py": KERNEL,
     "support/bundle/facts.py": OWN,
     "support/bundle/kernel_log.py": KERNEL,

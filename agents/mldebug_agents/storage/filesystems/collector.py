@@ -96,6 +96,11 @@ class FilesystemCollector:
             for one, answer in zip(found.values(), answers, strict=True)
         ]
 
+    @property
+    def used(self) -> tuple[UsedMount, ...]:
+        """The filesystems that were looked at last. Safe from any thread."""
+        return tuple(one.used for one in self._readings)
+
     def follow(self, places: Mapping[str, Sequence[str]]) -> None:
         """Also look at the mounts of these folders: by job, those of its checkpoints and logs. Not to be called while
         `look` runs.

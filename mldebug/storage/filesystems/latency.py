@@ -1,0 +1,170 @@
+"""How long operations on a filesystem take, compared with what they took before: slow storage that still answers.
+
+Pure.
+
+A filesystem is slow where its operations of one kind take three times as long as usual, and 10 ms longer, in three windows in a row,
+although it does not move more than usual: a checkpoint that all ranks write at once makes each write wait, and is no fault. What is
+usual is the median of the windows before, so one burst does not change it; windows that are slow do not count for it until the
+slowness has lasted for an hour, which then is what is usual.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import NamedTuple
+
+from mldebug.storage.filesystems.fullness import duration_words, size_words
+from mldebug.storage.filesystems.operation_counters import Counts, OperationCount
+from mldebug.storage.filesystems.state import StorageAlert
+
+KEPT = 240  # windows of which the median is what is usual
+LEAST = 20  # windows that it needs
+FEW = 20  # operations: a window with fewer tells nothing
+TIMES = 3.0
+MORE_SECONDS = 0.010
+IN_A_ROW = 3
+BUSIER = 1.5  # times the usual bytes (or operations) a second: a filesystem that moves so much more may take longer
+ADAPTS = 3600.0  # seconds after which slow is what is usual
+_PLURALS = {"read": "reads", "write": "writes", "open": "opens", "metadata": "metadata operations"}
+
+
+class OperationWindow(NamedTuple):
+    """Operations of one kind between two looks at a filesystem."""
+
+    seconds_each: float
+    per_second: float  # operations
+    bytes_per_second: float
+
+    @property
+    def load(self) -> float:
+        """What it moved a second: bytes, or operations where they move none."""
+        return self.bytes_per_second or self.per_second
+
+
+class SlowOperations(NamedTuple):
+    """One kind of operations that takes longer than usual."""
+
+    kind: str
+    now: OperationWindow
+    usual_seconds: float
+    usual_load: float
+    since: float  # seconds of the clock of the looks
+
+    def sentence(self, title: str, at: float) -> str:
+        """`reads of /data (nfs01:/data) take 48 ms instead of 3 ms, for 5m (12 MiB/s instead of 30 MiB/s)`."""
+        words = f"{_PLURALS[self.kind]} of {title} take {_milliseconds(self.now.seconds_each)} instead of {_milliseconds(self.usual_seconds)}"
+        words += f", for {duration_words(at - self.since)}"
+        if not self.now.bytes_per_second:
+            return words
+        return f"{words} ({size_words(self.now.bytes_per_second)}/s instead of {size_words(self.usual_load)}/s)"
+
+
+class OperationTrend:
+    """The windows of one kind of operations on one filesystem."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._usual: deque[OperationWindow] = deque(maxlen=KEPT)
+        self._slow: list[tuple[float, OperationWindow]] = []
+
+    @property
+    def usual_load(self) -> float | None:
+        """The median of what it moves a second; None where too little was seen."""
+        return median(one.load for one in self._usual) if len(self._usual) >= LEAST else None
+
+    def add(self, at: float, window: OperationWindow) -> None:
+        """Take a window that ended at `at`."""
+        if len(self._usual) < LEAST or not self._is_slow(window):
+            self._usual.append(window)
+            self._slow = []
+            return
+        self._slow.append((at, window))
+        if at - self._slow[0][0] >= ADAPTS:
+            self._usual = deque((one for _, one in self._slow), maxlen=KEPT)
+            self._slow = []
+
+    def _is_slow(self, window: OperationWindow) -> bool:
+        usual = median(one.seconds_each for one in self._usual)
+        load = median(one.load for one in self._usual)
+        longer = window.seconds_each >= max(TIMES * usual, usual + MORE_SECONDS)
+        return longer and window.load <= BUSIER * load
+
+    def slow(self) -> SlowOperations | None:
+        """What is slow now; None where it is not, or for fewer than three windows in a row."""
+        if len(self._slow) < IN_A_ROW:
+            return None
+        lately = [one for _, one in self._slow[-IN_A_ROW:]]
+        now = OperationWindow(*(median(figures) for figures in zip(*lately, strict=True)))
+        usual = median(one.seconds_each for one in self._usual)
+        load = median(one.load for one in self._usual)
+        return SlowOperations(self._kind, now, usual, load, self._slow[0][0])
+
+
+class FilesystemLatency:
+    """The latencies of one filesystem, from readings of its counters. For one thread."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, Counts] | None = None
+        self._trends: dict[str, OperationTrend] = {}
+        self._loads: dict[str, float] = {}
+        self.totals: Counts = {}  # as read last
+
+    def add(self, at: float, counts: Counts) -> None:
+        """Take the counters as they were at `at` (seconds). Counters that went back begin anew: it was mounted again."""
+        before, self._before, self.totals = self._before, (at, counts), counts
+        if before is None or at <= before[0]:
+            return
+        self._loads = {}
+        for kind, count in counts.items():
+            window = _window(before[1].get(kind), count, at - before[0])
+            if window is None:
+                continue
+            self._loads[kind] = window.load
+            if window.per_second * (at - before[0]) >= FEW:
+                self._trends.setdefault(kind, OperationTrend(kind)).add(at, window)
+
+    def slow(self) -> Iterator[SlowOperations]:
+        """The kinds of operations that are slow. None while this node writes much more than usual, or reads much more: what
+        one kind takes from the other is the job's own doing.
+        """
+        for kind, trend in self._trends.items():
+            others = (one for one in self._trends if one != kind)
+            if (found := trend.slow()) and not any(map(self._is_busier, others)):
+                yield found
+
+    def _is_busier(self, kind: str) -> bool:
+        usual = self._trends[kind].usual_load
+        return usual is not None and self._loads.get(kind, 0.0) > TIMES * usual
+
+
+def _window(
+    before: OperationCount | None, now: OperationCount, seconds: float
+) -> OperationWindow | None:
+    """What was done between two readings; None where nothing was, or the counters went back."""
+    if before is None:
+        return None
+    done, took = now.operations - before.operations, now.seconds - before.seconds
+    moved = now.bytes - before.bytes
+    if done <= 0 or took < 0 or moved < 0:
+        return None
+    return OperationWindow(took / done, done / seconds, moved / seconds)
+
+
+def latency_alerts(title: str, latency: FilesystemLatency, at: float) -> Iterator[StorageAlert]:
+    """An alert for each kind of operations that is slow on the filesystem `title`. `at`: as in `FilesystemLatency.add`."""
+    for found in latency.slow():
+        yield StorageAlert(kind="slow", subject=title, sentence=found.sentence(title, at))
+
+
+def latency_line(title: str, totals: Mapping[str, OperationCount]) -> str:
+    """`/data (nfs01:/data): read 3.1 ms (41,200), write 12 ms (310)`: mean times since it was mounted, and how many there were."""
+    each = (
+        f"{kind} {_milliseconds(one.seconds / one.operations)} ({one.operations:,})"
+        for kind, one in totals.items()
+        if one.operations
+    )
+    return f"{title}: {', '.join(each)}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.2g} ms" if seconds < 0.1 else f"{seconds * 1000:,.0f} ms"

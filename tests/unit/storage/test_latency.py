@@ -1,0 +1,332 @@
+"""Storage that answers slowly: counters as the kernel writes them, what is slow and what is ordinary, and a real disk that is slowed down."""
+
+import mmap
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mldebug.config.schema import Config
+from mldebug.core.model import Job, RankIdentity
+from mldebug.storage.filesystems.latency import FilesystemLatency, latency_line
+from mldebug.storage.filesystems.operation_counters import (
+    OperationCount,
+    block_counts,
+    lustre_counts,
+    nfs_counts,
+)
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
+from mldebug_agents.storage.filesystems.latency import LatencyCollector
+from mldebug_agents.storage.filesystems.mounts import UsedMount
+from mldebug_agents.system.procfs import Mount
+from shared.system.hung import missing
+
+EVERY = 15.0
+MIB = 1 << 20
+
+# --- counters ----------------------------------------------------------------------------------------
+
+MOUNTSTATS = """\
+device /dev/vda mounted on / with fstype ext4
+device nfs01:/export mounted on /data\\040sets with fstype nfs4 statvers=1.1
+	opts:	rw,vers=4.2,rsize=1048576
+	age:	7200
+	bytes:	1 2 3 4 5 6 7 8
+	RPC iostats version: 1.1  p/v: 100003/4 (nfs)
+	xprt:	tcp 0 0 2 0 11 900 900 0 900 0 2 0 0
+	per-op statistics
+	        NULL: 1 1 0 44 24 0 0 0 0
+	        READ: 400 400 0 80000 419430400 20 1180 1200 0
+	       WRITE: 10 10 0 1048576 1600 0 118 120 0
+	        OPEN: 40 40 0 9600 16000 0 38 40 3
+	     GETATTR: 100 100 0 20000 24000 0 48 50 0
+	      LOOKUP: 100 100 0 20000 24000 0 48 50 20
+	      LAYOUT: x
+device nfs02:/home mounted on /home with fstype nfs statvers=1.0
+	per-op statistics
+	        READ: 5 5 0 500 5000 0 9 10
+"""
+LUSTRE = """\
+snapshot_time             1700000000.123 secs.nsecs
+read_bytes                34 samples [bytes] 4096 1048576 33554432
+write_bytes               10 samples [bytes] 0 1048576 1048576 1099511627776
+read                      34 samples [usecs] 40 9000 102000 99999999
+write                     10 samples [usec] 40 9000 50000
+open                      57 samples [usecs] 20 300 5700
+getattr                   3 samples [usecs] 1 2 6
+close                     57 samples [regs]
+"""
+
+
+def test_nfs_counts_by_mount_point() -> None:
+    found = nfs_counts(MOUNTSTATS)
+    assert set(found) == {"/data sets", "/home"}
+    assert found["/data sets"] == {
+        "read": OperationCount(400, 1.2, 419430400),
+        "write": OperationCount(10, 0.12, 1048576),
+        "open": OperationCount(40, 0.04),
+        "metadata": OperationCount(200, 0.1),
+    }
+    assert found["/home"] == {"read": OperationCount(5, 0.01, 5000)}
+
+
+def test_lustre_counts_only_what_has_times() -> None:
+    assert lustre_counts(LUSTRE) == {
+        "read": OperationCount(34, 0.102, 33554432),
+        "write": OperationCount(10, 0.05, 1048576),
+        "open": OperationCount(57, 0.0057),
+        "metadata": OperationCount(3, 6e-6),
+    }
+    before_2_13 = "read_bytes 34 samples [bytes] 1 2 3\nopen 57 samples [regs]\n"
+    assert lustre_counts(before_2_13) == {}
+
+
+def test_block_devices_count_sectors_of_512_bytes() -> None:
+    line = "  100  0  800  300  7  1  64  14  0  310  314  0 0 0 0 0 0\n"
+    assert block_counts(line) == {
+        "read": OperationCount(100, 0.3, 409600),
+        "write": OperationCount(7, 0.014, 32768),
+    }
+
+
+@pytest.mark.parametrize("read", [nfs_counts, lustre_counts, block_counts])
+def test_what_is_no_such_file_counts_nothing(read: Callable[[str], object]) -> None:
+    digits = "9" * 5000
+    for text in ("", "\0" * 99, "x " * 9, "1 2 3", f"{digits} " * 8, f"\t READ: {digits}", "device", f"read {digits} samples [usecs] 1 2 3"):  # fmt: skip
+        found = read(text)
+        assert not found or read is block_counts
+
+
+# --- what is slow ------------------------------------------------------------------------------------
+
+
+class Disk:
+    """The counters of one filesystem, read every 15 seconds."""
+
+    def __init__(self, kind: str = "read") -> None:
+        self.kind, self.at = kind, 0.0
+        self.latency = FilesystemLatency()
+        self.counts = {kind: OperationCount()}
+        self.latency.add(self.at, self.counts)
+
+    def window(
+        self, milliseconds: float, operations: int = 300, size: int = MIB, kind: str = ""
+    ) -> list[str]:
+        """One window; returns the sentences of what is slow."""
+        self.at += EVERY
+        self.more(milliseconds, operations, size, kind or self.kind)
+        self.latency.add(self.at, self.counts)
+        return [one.sentence("/data (nfs01:/data)", self.at) for one in self.latency.slow()]
+
+    def more(self, milliseconds: float, operations: int, size: int, kind: str) -> None:
+        before = self.counts.get(kind, OperationCount())
+        self.counts = self.counts | {
+            kind: before.plus(operations, operations * milliseconds / 1000, operations * size)
+        }
+
+    def usual(self, windows: int = 40, milliseconds: float = 3.0, **more: int) -> "Disk":
+        for _ in range(windows):
+            assert self.window(milliseconds, **more) == []
+        return self
+
+
+def test_reads_that_take_long_are_told_with_what_is_usual_and_since_when() -> None:
+    disk = Disk().usual()
+    found = [disk.window(48.0, operations=100) for _ in range(4)]
+    assert found[:2] == [[], []]
+    assert found[2] == [
+        "reads of /data (nfs01:/data) take 48 ms instead of 3 ms, for 30s (6.67 MiB/s instead of 20 MiB/s)"
+    ]
+    assert "for 45s" in found[3][0]
+    assert disk.window(3.0) == []
+
+
+@pytest.mark.parametrize("kind", ["open", "metadata"])
+def test_what_moves_no_bytes_is_judged_by_its_number(kind: str) -> None:
+    disk = Disk(kind).usual(size=0)
+    (found,) = [disk.window(48.0, size=0) for _ in range(3)][-1]
+    assert found.endswith("take 48 ms instead of 3 ms, for 30s")
+    disk = Disk(kind).usual(size=0)
+    assert [disk.window(48.0, size=0, operations=3000) for _ in range(5)][-1] == []
+
+
+def test_one_that_was_slow_from_the_start_is_not_slow() -> None:
+    Disk().usual(milliseconds=80.0).usual(milliseconds=95.0)
+
+
+@pytest.mark.parametrize(
+    ("usual", "now"), [(3.0, 8.9), (0.2, 9.0), (0.05, 1.0), (50.0, 140.0)], ids=str
+)  # fmt: skip
+def test_less_than_three_times_or_ten_milliseconds_more_is_ordinary(
+    usual: float, now: float
+) -> None:
+    disk = Disk().usual(milliseconds=usual)
+    assert [disk.window(now) for _ in range(20)][-1] == []
+
+
+def test_a_burst_is_ordinary() -> None:
+    disk = Disk().usual()
+    for _ in range(20):
+        assert [disk.window(one) for one in (48.0, 48.0, 3.0, 3.0)] == [[]] * 4
+
+
+def test_a_checkpoint_that_all_ranks_write_is_ordinary() -> None:
+    """Each write waits for the others, and the filesystem moves far more than usual; reads beside it wait, too."""
+    disk = Disk("write").usual(operations=50)
+    assert [disk.window(400.0, operations=3000) for _ in range(12)] == [[]] * 12
+    disk = Disk()
+    for _ in range(40):
+        disk.more(3.0, 30, MIB, "write")
+        assert disk.window(3.0) == []
+    for _ in range(12):
+        disk.more(400.0, 3000, MIB, "write")
+        assert disk.window(90.0, operations=100) == []
+
+
+def test_few_operations_and_few_windows_tell_nothing() -> None:
+    disk = Disk().usual()
+    assert [disk.window(500.0, operations=5) for _ in range(9)][-1] == []
+    young = Disk().usual(windows=10)
+    assert [young.window(500.0) for _ in range(9)][-1] == []
+
+
+def test_after_an_hour_slow_is_what_is_usual() -> None:
+    disk = Disk().usual()
+    found = [disk.window(48.0, operations=100) for _ in range(300)]
+    assert sum(map(bool, found)) == pytest.approx(238, abs=3)
+    assert found[-1] == []
+    assert [disk.window(200.0, operations=100) for _ in range(3)][-1] != []
+
+
+def test_one_that_is_mounted_again_begins_anew() -> None:
+    disk = Disk().usual()
+    disk.counts = {"read": OperationCount(5, 0.01, 4096)}
+    disk.latency.add(disk.at + EVERY, disk.counts)
+    assert list(disk.latency.slow()) == []
+    assert Disk().latency.totals == {"read": OperationCount()}
+
+
+def test_six_hours_of_noise_on_four_filesystems_are_ordinary() -> None:
+    """Times that scatter over a factor of ten, as those of shared filesystems do, with loads that scatter, too."""
+    chance = random.Random(7)
+    found = 0
+    for _ in range(4):
+        disk = Disk()
+        for _ in range(1440):
+            took = 3.0 * chance.lognormvariate(0.0, 0.45)
+            found += bool(disk.window(took, operations=max(1, round(300 * chance.lognormvariate(0, 0.7)))))  # fmt: skip
+    assert found == 0
+
+
+def test_the_row_shows_means_since_the_mount() -> None:
+    totals = {"read": OperationCount(41200, 127.7), "write": OperationCount(), "open": OperationCount(3, 0.9)}  # fmt: skip
+    assert latency_line("/data", totals) == "/data: read 3.1 ms (41,200), open 300 ms (3)"
+
+
+# --- on this node ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tools() -> Iterator[NodeTools]:
+    with open_tools(Config()) as one:
+        yield one
+
+
+@contextmanager
+def slow_disk(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
+    """An ext4 on a loop device whose image lies on a FUSE mount: to stop its daemon delays the disk."""
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts disks")
+    if not shutil.which("bindfs") or not shutil.which("mkfs.ext4"):
+        missing("needs bindfs and mkfs.ext4")
+    source, between, disk = (folder / name for name in ("source", "between", "disk"))
+    for one in (source, between, disk):
+        one.mkdir()
+    with (source / "image").open("wb") as file:
+        file.truncate(32 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", str(source / "image")], check=True)
+    daemon = subprocess.Popen(["bindfs", "-f", "-o", "direct_io", str(source), str(between)])
+    try:
+        while not between.is_mount():
+            assert daemon.poll() is None
+        subprocess.run(["mount", "-o", "loop", str(between / "image"), str(disk)], check=True)
+        yield disk, daemon
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+        subprocess.run(["umount", "-l", str(between)], check=False)
+        daemon.terminate()
+        daemon.wait()
+
+
+def read_blocks(file: int, count: int, daemon: "subprocess.Popen[bytes] | None" = None) -> None:
+    """Read blocks past all caches; with a daemon each of them waits 30 ms for it."""
+    buffer = mmap.mmap(-1, 4096)
+    for number in range(count):
+        if daemon is not None:
+            daemon.send_signal(signal.SIGSTOP)
+            threading.Timer(0.03, daemon.send_signal, [signal.SIGCONT]).start()
+        os.preadv(file, [buffer], number * 4096)
+
+
+def test_a_real_disk_that_becomes_slow_is_told(tools: NodeTools, tmp_path: Path) -> None:
+    with slow_disk(tmp_path) as (disk, daemon):
+        (disk / "data").write_bytes(os.urandom(MIB))
+        os.sync()
+        device = os.stat(disk).st_dev
+        mount = Mount(id=1, point=str(disk), fstype="ext4", source="/dev/loop", device=f"{os.major(device)}:{os.minor(device)}")  # fmt: skip
+        used = UsedMount(mount=mount, path=os.fsencode(disk), ranks={os.getpid()}, owners={1002})
+        latency = LatencyCollector(tools.context, lambda: (used,))
+        job = Job(id="j", name="t", launcher="x", world_size=1, ranks=(RankIdentity(rank=0, world_size=1, pid=os.getpid()),))  # fmt: skip
+        file = os.open(disk / "data", os.O_RDONLY | os.O_DIRECT)
+        try:
+            for look in range(24):
+                latency.look(EVERY * look, [job])
+                assert list(latency.alarms()) == []
+                read_blocks(file, 25)
+            for look in range(24, 28):
+                latency.look(EVERY * look, [job])
+                read_blocks(file, 25, daemon)
+            assert [(one.kind, one.uids) for one in latency.alarms()] == [("slow", (1002,))]
+            (alert,) = latency.alarms()
+            assert alert.sentence.startswith(f"reads of {disk} (/dev/loop) take ")
+            (row,) = latency.status()["latency"]
+            assert "read" in str(row["line"])
+            totals = {one.metric: one.value for one in latency.samples() if one.labels[-1] == "read"}  # fmt: skip
+            assert totals["mldebug_filesystem_operations"] >= 26 * 25
+            assert totals["mldebug_filesystem_operation_seconds"] > 3 * 25 * 0.02
+        finally:
+            os.close(file)
+
+
+def test_mounts_are_joined_with_their_counters(tmp_path: Path) -> None:
+    files = {
+        "proc/77/mountstats": MOUNTSTATS,
+        "sys/kernel/debug/lustre/llite/scratch-ffff9a00/stats": LUSTRE,
+        "sys/kernel/debug/lustre/llite/scratch2-ffff9a01/stats": "",
+        "sys/dev/block/253:0/stat": "100 0 800 300 7 1 64 14 0 310 314",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    mounts = (
+        Mount(id=1, point="/data sets", fstype="nfs4", source="nfs01:/export", device="0:50"),
+        Mount(id=2, point="/scratch", fstype="lustre", source="10.0.0.1@tcp:10.0.0.2@tcp:/scratch/a", device="0:51"),
+        Mount(id=3, point="/", fstype="ext4", source="/dev/vda", device="253:0"),
+        Mount(id=4, point="/mnt", fstype="fuse", source="s3", device="0:52"),
+    )  # fmt: skip
+    used = tuple(UsedMount(mount=one, path=b"", ranks={77, 80}, owners={5}) for one in mounts)
+    with open_tools(Config(), root=str(tmp_path)) as tools:
+        latency = LatencyCollector(tools.context, lambda: used)
+        latency.look(0.0, [])
+        rows = latency.status()["latency"]
+    assert [row["mount"] for row in rows] == ["/data sets", "/scratch", "/"]
+    assert rows[0]["read_seconds"] == pytest.approx(0.003)
+    assert list(latency.alarms()) == []
