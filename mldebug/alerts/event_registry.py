@@ -25,7 +25,7 @@ class EventRegistry:
         self._changed: set[str] = set()
         self._refined: set[str] = set()  # only their words have changed
 
-    def reload(self, pending: float) -> None:
+    def set_pending(self, pending: float) -> None:
         """Set `pending`: an alert that lasts for this many seconds fires."""
         self.pending = pending
 

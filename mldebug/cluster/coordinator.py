@@ -18,7 +18,7 @@ from mldebug.cluster.known_peers import (
     lives,
     signals_of,
 )
-from mldebug.cluster.messages import MAX_PRESENT, End, RunNews, RunWord, Whole
+from mldebug.cluster.messages import MAX_PRESENT, AnnouncedExit, RunNews, RunWord, Whole
 from mldebug.cluster.quiet_check import QuietCheck
 from mldebug.cluster.roster import PeerRoster
 from mldebug.cluster.run_identity import RunKey, is_of, run_id, user_of
@@ -45,7 +45,7 @@ class ClusterStall(msgspec.Struct):
     tries: int = 0  # calls that came to nothing
     again: bool = False  # it is to be called once more
     doubted: float | None = None  # since when nobody who noticed it is left, and nobody else does
-    cause: End | None = None
+    cause: AnnouncedExit | None = None
 
 
 class Coordinator(PeerRoster):
@@ -132,7 +132,7 @@ class Coordinator(PeerRoster):
         peers = tuple(one for one, _ in self._all(news.key, news.attempt))
         return CaptureCall(stall.incident, news, peer.announcement.node, peers, stall.cause)
 
-    def _end(self, peer: KnownPeer, news: RunNews) -> End | None:
+    def _end(self, peer: KnownPeer, news: RunNews) -> AnnouncedExit | None:
         """The bad end of ranks that came first: who hangs since then waits for those. One that names somebody goes before.
 
         Not what ended before this run began: the next run of a script may have the same master.

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from mldebug.cluster.messages import Announcement, End, RunNews, RunWord, Signal
+from mldebug.cluster.messages import AnnouncedExit, Announcement, RunNews, RunWord, Signal
 from mldebug.cluster.run_identity import RunKey
 from mldebug.core.model import Gap
 from mldebug.core.ranksets import count_ranks, join_intervals
@@ -46,7 +46,7 @@ class CaptureCall(NamedTuple):
     news: RunNews  # as whoever noticed it says it
     noticed_by: str
     peers: tuple[KnownPeer, ...]
-    cause: End | None = None  # ranks have ended badly before: the others wait for those
+    cause: AnnouncedExit | None = None  # ranks have ended badly before: the others wait for those
 
     @property
     def node_list(self) -> str:

@@ -60,7 +60,7 @@ class Signal(Noun, frozen=True, kw_only=True):
     )  # seconds since its node announced it: of that time nothing is known
 
 
-class End(Noun, frozen=True, kw_only=True):
+class AnnouncedExit(Noun, frozen=True, kw_only=True):
     """The bad end of a run's ranks on the sending node: its diagnosis, the id of its report, and seconds since it (`age`)."""
 
     incident: str  # id of its report
@@ -85,7 +85,7 @@ class RunNews(Noun, frozen=True, kw_only=True):
     published: bool = msgspec.field(
         default=False, name="told"
     )  # that id stands in a report, or other nodes know it
-    end: End | None = None  # ranks of it have ended badly here
+    end: AnnouncedExit | None = None  # ranks of it have ended badly here
     node_list: str = ""  # mldebug.core.model.Job
     launchers: int = 0  # without a rank, that wait for nodes
     gaps: tuple[Gap, ...] = ()  # what of this was left out
@@ -323,7 +323,7 @@ def _believed_word(word: RunWord) -> RunWord:
     return msgspec.structs.replace(word, over=clean(word.over, 300), whole=whole, present=present)
 
 
-def _believed_end(end: End) -> End:
+def _believed_end(end: AnnouncedExit) -> AnnouncedExit:
     check_incident(end.incident)
     if not end.incident or not 0.0 <= end.age < math.inf:
         raise EvidenceError("it tells of an end that cannot be")

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.cluster.messages import End, Whole
+from mldebug.cluster.messages import AnnouncedExit, Whole
 from mldebug.core.model import (
     Confidence,
     Diagnosis,
@@ -216,7 +216,7 @@ def add_node_captures(
     )
 
 
-def add_cause(incident: Incident, cause: End, at: float) -> Incident:
+def add_cause(incident: Incident, cause: AnnouncedExit, at: float) -> Incident:
     """Add the diagnosis of ranks that had failed before on another node: what happens here follows from that."""
     has_cause = incident.cause is not None
     incident = msgspec.structs.replace(incident, cause=cause.diagnosis)

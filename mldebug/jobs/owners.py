@@ -22,16 +22,16 @@ def owner_of(job: Job) -> Owner:
     return job.uid if first.owner is None else first.owner, first.container
 
 
-def in_turns(things: Iterable[T], whose: Callable[[T], Hashable]) -> list[T]:
+def in_turns(things: Iterable[T], owner_key: Callable[[T], Hashable]) -> list[T]:
     """The things in a fair order: the first of each owner, then the second of each, and so on; within a turn the owner with the
-    fewest things comes first. `whose`: gives a thing's owner.
+    fewest things comes first. `owner_key`: gives a thing's owner.
     """
     ordered = list(things)
-    all_of = Counter(map(whose, ordered))
+    all_of = Counter(map(owner_key, ordered))
     had: Counter[Hashable] = Counter()
     turns = []
     for number, one in enumerate(ordered):
-        who = whose(one)
+        who = owner_key(one)
         turns.append((had[who], all_of[who], number))
         had[who] += 1
     return [ordered[number] for _, _, number in sorted(turns)]

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gpu import world
-from mldebug.hardware.gpu.fingerprint import RunLevels
+from mldebug.hardware.gpu.fingerprint import RunBaselines
 from mldebug.hardware.gpu.samples import RankSign, sign_of
 from mldebug.status.snapshot import RunState, Snapshot
 from processes.harness import wait_for
@@ -46,7 +46,7 @@ class Eye:
         self.agent = agent
         self.job = job
         self.observed: list[WatchRead] = []
-        self._levels = RunLevels()
+        self._levels = RunBaselines()
 
     def look(self) -> Snapshot | None:
         """Ask once."""

@@ -143,11 +143,11 @@ class Recovery:
         return run
 
     def _goes_on(self, job_id: str, row: RunRow) -> bool:
-        """An attempt has failed, and its launcher may start another one: they are one story."""
-        failed = row.incident.exit if row.incident else None
-        if failed is None or not launcher_lives(self._context.host, failed, self._same_boot):
+        """Whether the launcher of a failed attempt lives and may start another one: both then belong to one incident."""
+        attempt = row.incident.exit if row.incident else None
+        if attempt is None or not launcher_lives(self._context.host, attempt, self._same_boot):
             return False
-        if failed.launcher_pid is None or not self._failed_attempts.recall(job_id, row):
+        if attempt.launcher_pid is None or not self._failed_attempts.recall(job_id, row):
             return False
-        self._exits.expect(failed.launcher_pid)
+        self._exits.expect(attempt.launcher_pid)
         return True

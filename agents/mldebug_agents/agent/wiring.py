@@ -209,22 +209,22 @@ def _workers(
         "watch": Worker("watch", watch.look, inbox, agent_loop.LOOK_DEADLINE),
         "capture": Worker(
             *("capture", partial(take, tools.capture), inbox, agent_loop.CAPTURE_DEADLINE, many),
-            whose=lambda order: owner_of(order.job),
+            owner_key=lambda order: owner_of(order.job),
         ),
         "exits": Worker(
             *("exits", lambda work: work(), inbox, agent_loop.EXITS_DEADLINE),
-            whose=lambda work: work.owner,
+            owner_key=lambda work: work.owner,
         ),
         "ras": Worker(
             "ras",
             lambda order: ras.ask(order.job, whole=False, seconds=RAS_GLANCE),
             *(inbox, agent_loop.RAS_DEADLINE, many),
-            whose=lambda order: owner_of(order.job),
+            owner_key=lambda order: owner_of(order.job),
         ),
         "slowness": Worker(
             *("slowness", WaitSampler(tools.capture).take, inbox),
             *(agent_loop.SLOWNESS_DEADLINE, agent_loop.SAMPLED_AT_ONCE),
-            whose=lambda order: owner_of(order.job),
+            owner_key=lambda order: owner_of(order.job),
         ),
         "config": Worker("config", lambda _: read_config(), inbox, agent_loop.CONFIG_DEADLINE),
     }

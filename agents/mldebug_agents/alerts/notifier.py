@@ -77,7 +77,7 @@ class AlertNotifier:
 
     def reload(self, config: Config) -> None:
         """Use this configuration from now on. Events that were not delivered yet wait for the remaining and the new channels."""
-        self.registry.reload(config.events.pending)
+        self.registry.set_pending(config.events.pending)
         self._link = config.events.link
         self._configure(config.channels)
 

@@ -14,8 +14,8 @@ import msgspec
 from mldebug.config.schema import Config
 from mldebug.core.model import Fault, Gap, Job, NodeCapture, RankDevice
 from mldebug.diagnosis.exits.model import AttemptExit
-from mldebug.hardware.gpu.hands_off import HandsOff, wants_release
-from mldebug.hardware.gpu.hands_off import gaps as gaps_of
+from mldebug.hardware.gpu.excluded import ExcludedGpu, wants_release
+from mldebug.hardware.gpu.excluded import gaps as gaps_of
 from mldebug.hardware.gpu.rank_gpus import rank_devices
 from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.hardware.health.faults import faults_of_events, gpus_by_address
@@ -24,7 +24,7 @@ from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.health.recovery import RecoveryWatch
 from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join, process_owners
 from mldebug.hardware.kernel_log.counts import GpuLabel, KernelCounts, named
-from mldebug.hardware.kernel_log.hands_off import hands_off
+from mldebug.hardware.kernel_log.excluded_gpus import excluded_gpus
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.xids import xid_of_nvml
@@ -129,8 +129,8 @@ class HardwareMonitor:
     def _order_gpus(self, runs: Mapping[str, Run], now: float) -> None:
         if self.workers["gpus"].busy:
             return
-        apart = self._hands_off()
-        self.workers["gpus"].order(GpuOrder(hands_off=apart))
+        apart = self._excluded()
+        self.workers["gpus"].order(GpuOrder(excluded=apart))
         begun = self._begun(runs)
         if now >= self._full_at + (FULL_SOON if begun else FULL_EVERY):
             self._full_at = now
@@ -138,9 +138,9 @@ class HardwareMonitor:
             ranks = {one: run.job.ranks for one, run in runs.items()}
             self.workers["gpus"].order(GpuOrder(ranks, apart))
 
-    def _hands_off(self) -> tuple[HandsOff, ...]:
+    def _excluded(self) -> tuple[ExcludedGpu, ...]:
         """GPUs of which the kernel says that whoever asks them may not come back."""
-        return hands_off(self._kernel.bursts, self._now()) if self._kernel else ()
+        return excluded_gpus(self._kernel.bursts, self._now()) if self._kernel else ()
 
     def _begun(self, runs: Mapping[str, Run]) -> list[str]:
         """Runs whose ranks may soon open their GPUs: a rank does so some time after it is found."""

@@ -23,7 +23,7 @@ from mldebug.hardware.health.gpu_rules import gpu_health
 from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join, process_owners
-from mldebug.hardware.kernel_log.hands_off import hands_off
+from mldebug.hardware.kernel_log.excluded_gpus import excluded_gpus
 from mldebug.status.gpu_view import GpuOverview, GpuUser, fresh, of_agent
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.hardware.gpu.errors import GpuBlockedError
@@ -123,7 +123,7 @@ class OneShotReader:
             snapshot.gpus_released_until or (not self._alone and _is_recent(snapshot))
         ):
             news = self._kernel.within(min(LISTEN, self._seconds / 4)) or KernelNews()
-            apart = hands_off(news.bursts, time.time())
+            apart = excluded_gpus(news.bursts, time.time())
             jobs, again = self._found.jobs, self._wait_again if self._again else None
             for part in read_gpus(
                 self._context, self._gpu_reader, jobs, self._between, apart, again

@@ -8,7 +8,7 @@ import msgspec
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Gap, Job
-from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.excluded import ExcludedGpu
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.node_reader import NodeReader
 from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads, gpu_slots
@@ -32,20 +32,20 @@ def read_gpus(
     gpus: NodeReader,
     jobs: Sequence[Job],
     between: float = 0.0,
-    hands_off: tuple[HandsOff, ...] = (),
+    excluded: tuple[ExcludedGpu, ...] = (),
     again: Callable[[], object] | None = None,
 ) -> Iterator[GpuPart]:
     """Read the GPUs: quick values, then all, once or twice (`between` seconds apart); yields all that is known after each.
 
-    Errors of a driver become a gap and are not raised. `hands_off`: GPUs that must not be queried. `again`: waits until another
+    Errors of a driver become a gap and are not raised. `excluded`: GPUs that must not be queried. `again`: waits until another
     quick reading is due; None: there is none.
     """
     holders = Holders(context.host, context.reader)
     reads = GpuReads(gpus, holders, partial(gpu_slots, context.host))
-    order = GpuOrder({job.id: job.ranks for job in jobs}, hands_off)
+    order = GpuOrder({job.id: job.ranks for job in jobs}, excluded)
     part = GpuPart()
     try:
-        part = GpuPart(watch=reads(GpuOrder(hands_off=hands_off)))
+        part = GpuPart(watch=reads(GpuOrder(excluded=excluded)))
         if part.watch.watch is None:
             yield GpuPart(no_library=True)
             return
@@ -59,7 +59,7 @@ def read_gpus(
             yield part
         if again is not None:
             again()
-            yield msgspec.structs.replace(part, again=reads(GpuOrder(hands_off=hands_off)))
+            yield msgspec.structs.replace(part, again=reads(GpuOrder(excluded=excluded)))
     except MldebugError as error:
         gap = Gap(what="GPUs", reason=error.message, way_out=error.way_out)
         yield msgspec.structs.replace(part, gap=gap)

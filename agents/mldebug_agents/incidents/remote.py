@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.cluster.messages import End, Whole
+from mldebug.cluster.messages import AnnouncedExit, Whole
 from mldebug.cluster.run_identity import RunKey, job_key
 from mldebug.core.model import NodeCapture, QueriedNodes
 from mldebug.incidents.incident import (
@@ -108,7 +108,7 @@ class RemoteIncidents:
         found: tuple[NodeCapture, ...],
         queried: QueriedNodes,
         what: str,
-        cause: End | None = None,
+        cause: AnnouncedExit | None = None,
     ) -> Whole:
         """Judge the captures of all nodes, keep the result in the incident and write its report.
         Returns the result for the other agents.

@@ -33,9 +33,9 @@ class OrderQueue:
     users, so that nobody's many orders keep another's out. Safe from any thread.
     """
 
-    def __init__(self, threads: int, whose: Callable[[Any], object] | None) -> None:
-        self._whose = whose or (lambda _: None)
-        self._most = max(1, threads - 1) if whose else threads  # under way, of one user
+    def __init__(self, threads: int, owner_key: Callable[[Any], object] | None) -> None:
+        self._owner_key = owner_key or (lambda _: None)
+        self._most = max(1, threads - 1) if owner_key else threads  # under way, of one user
         self._changed = threading.Condition()
         self._waiting: dict[object, deque[Any]] = {}
         self._under_way: Counter[object] = Counter()
@@ -46,7 +46,7 @@ class OrderQueue:
 
     def put(self, order: Any) -> bool:
         """Add an order. False where `MOST_WAITING` of the same user already wait."""
-        who = self._whose(order)
+        who = self._owner_key(order)
         with self._changed:
             waiting = self._waiting.setdefault(who, deque())
             if len(waiting) >= MOST_WAITING:
@@ -81,7 +81,7 @@ class OrderQueue:
 class Worker:
     """Daemon threads that carry out one kind of order by calling `work`, and put each result into `inbox`.
 
-    `deadline`: seconds after which an order counts as stuck; `threads`: orders at a time; `whose`:
+    `deadline`: seconds after which an order counts as stuck; `threads`: orders at a time; `owner_key`:
     returns the user whom an order serves, where one worker serves several.
     """
 
@@ -92,13 +92,13 @@ class Worker:
         inbox: "queue.SimpleQueue[Result | None]",
         deadline: float,
         threads: int = 1,
-        whose: Callable[[Any], object] | None = None,
+        owner_key: Callable[[Any], object] | None = None,
     ) -> None:
         self.name = name
         self._work = work
         self._inbox = inbox
         self._deadline = deadline
-        self._orders = OrderQueue(threads, whose)
+        self._orders = OrderQueue(threads, owner_key)
         self._since: dict[int, float] = {}  # hand -> when it began
         self._seconds = 0.0
         self._error = ""

@@ -69,7 +69,7 @@ class Work(msgspec.Struct, frozen=True):
     io_bytes: int = 0
 
 
-class Below:
+class ChildWork:
     """What the child processes of each rank have done between one look and the next."""
 
     def __init__(self, host: Host) -> None:

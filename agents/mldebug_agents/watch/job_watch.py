@@ -38,7 +38,7 @@ from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs, LogSharing
 from mldebug_agents.jobs.logs.locations import LogFinder
 from mldebug_agents.jobs.ranks.discovery import RankChild
 from mldebug_agents.jobs.ranks.libraries import Program
-from mldebug_agents.watch.activity import COMPILER, Below, rate, read_activity
+from mldebug_agents.watch.activity import COMPILER, ChildWork, rate, read_activity
 
 SAMPLE_TIMEOUT = 3.0
 KEPT = 2  # samples of one rank that are compared
@@ -100,7 +100,7 @@ class JobWatch:
             tools.context.node,
         )
         self._counters: dict[int, Counters] = {}
-        self._below = Below(self._host)
+        self._below = ChildWork(self._host)
         self._samples: dict[int, deque[ProcessSample]] = {}
         self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
         self._turn = 0

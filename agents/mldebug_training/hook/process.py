@@ -99,7 +99,7 @@ class OwnProcess:
 
     def _deaf(self, record: HookRecord) -> None:
         """The job has closed our file of stacks: say that nobody can ask any more."""
-        record.take_questions(0)
+        record.set_stack_signal(0)
         record.write()
 
     def correct(self, step: int) -> None:
@@ -177,7 +177,7 @@ class OwnProcess:
         """Say who it is, and how it can be asked. Where that fails it cannot be asked, and tells its steps."""
         record.identify(*ranks.rank_and_size())
         self._flight = flight = FlightFile(record)
-        record.take_questions(*stacks.arm(record.path, flight.answer))
+        record.set_stack_signal(*stacks.arm(record.path, flight.answer))
         self._stacks, self._ask = OwnFile(record.stacks_fd), record.signal
         flight.armed(record.signal)
 

@@ -93,7 +93,7 @@ class HookRecord:
         """Note which rank this is, -1 for unknown; written with the next `write`."""
         self.rank, self.world_size = rank, world_size
 
-    def take_questions(self, signal: int, stacks_fd: int = -1) -> None:
+    def set_stack_signal(self, signal: int, stacks_fd: int = -1) -> None:
         """Note the signal that this process answers with its stacks (0: none), and the descriptor that it writes them to;
         `write` records it.
         """

@@ -109,7 +109,7 @@ def _catch(ask: int, fd: int) -> None:
 
 def disarm(record: HookRecord, ask: int) -> None:
     """At the end of the process: record that it answers no signal any more, and ignore the hook's signals from now on."""
-    record.take_questions(0, record.stacks_fd)
+    record.set_stack_signal(0, record.stacks_fd)
     try:
         record.write()
     finally:

@@ -14,7 +14,7 @@ from mldebug.diagnosis.classify.case import Case
 from mldebug.diagnosis.classify.evidence import evidence_of
 from mldebug.diagnosis.classify.gpus.gpu_faults import ONE_MOMENT, FittingFault, fitting
 from mldebug.diagnosis.detectors import Detector
-from mldebug.hardware.kernel_log.attribution import whose
+from mldebug.hardware.kernel_log.attribution import rank_words
 
 PLAIN_STOPS = ("stopped", "traced", "exited")
 """What a rank does for a reason of its own that needs no broken GPU: such a rank is named instead."""
@@ -106,7 +106,9 @@ def _culprit(fault: Fault, ranks: dict[int, ClassifiedRank]) -> Culprit:
 
 def _sentence(fault: Fault) -> str:
     return (
-        f"{fault.words} ({whose(fault.rank, fault.by)})" if fault.rank is not None else fault.words
+        f"{fault.words} ({rank_words(fault.rank, fault.by)})"
+        if fault.rank is not None
+        else fault.words
     )
 
 

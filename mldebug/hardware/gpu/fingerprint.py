@@ -94,7 +94,7 @@ class Fingerprint(Noun, frozen=True, kw_only=True):
         return next((one for one in self.gpus if one.rank == rank), None)
 
 
-class RunLevels(msgspec.Struct, kw_only=True):
+class RunBaselines(msgspec.Struct, kw_only=True):
     """What was learned of the GPUs of one run: by GPU uuid, its usual power and load (`Baseline`).
 
     Can be stored as JSON.

@@ -230,10 +230,10 @@ def _who(event: RankEvent) -> str:
     root = event.burst.root
     if event.rank is None:
         return f"pid {root.pid} {root.process}".rstrip() if root.pid is not None else ""
-    return whose(event.rank, event.by)
+    return rank_words(event.rank, event.by)
 
 
-def whose(rank: int, by: str) -> str:
+def rank_words(rank: int, by: str) -> str:
     """A rank in words, by the evidence `by` for it: `rank 3`, `a child of rank 3`, `probably rank 3`."""
     beginning = {"child": "a child of ", "environment": "probably "}
     return f"{beginning.get(by, '')}rank {rank}"

@@ -12,7 +12,7 @@ from mldebug.capture.frames import last_frame
 from mldebug.core.model import Diagnosis, Fault, NodeCapture, RankDevice
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import GpuView
-from mldebug.hardware.kernel_log.attribution import whose
+from mldebug.hardware.kernel_log.attribution import rank_words
 
 MAX_FAULT_LINES = 20
 NEAR = 900.0  # seconds before a capture in which faults of no rank in particular are listed, too
@@ -60,7 +60,7 @@ def _frames(capture: NodeCapture, ranks: Collection[int | None]) -> Iterator[tup
 
 def _fault_line(fault: Fault, frames: Mapping[int, str]) -> str:
     moment = datetime.fromtimestamp(fault.at, UTC).strftime("%H:%M:%S UTC")
-    who = f", {whose(fault.rank, fault.by)}" if fault.rank is not None else ""
+    who = f", {rank_words(fault.rank, fault.by)}" if fault.rank is not None else ""
     if fault.rank is not None and (frame := frames.get(fault.rank)):
         who += f", last Python frame {frame}"
     forged = "" if fault.trusted else " (written by a program and not by the kernel)"

@@ -109,7 +109,7 @@ class CheckpointSeries:
             None  # when a checkpoint that the job's own processes write last grew
         )
 
-    def reload(self, settle: float) -> None:
+    def set_settle(self, settle: float) -> None:
         """Set `settle`: a checkpoint that has not grown for this many seconds counts as written."""
         self.settle = settle
 

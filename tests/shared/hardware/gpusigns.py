@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mldebug.hardware.gpu.fingerprint import Fingerprint, RunLevels
+from mldebug.hardware.gpu.fingerprint import Fingerprint, RunBaselines
 from mldebug.hardware.gpu.samples import GpuSign, RankSign
 from shared.hardware.recordings import RECORD, phases
 
@@ -113,10 +113,10 @@ def _rank(index: int, before: dict[str, Any], row: dict[str, Any], begun: bool) 
 
 
 def played(
-    name: str, *, change: Change = lambda sign: sign, levels: RunLevels | None = None, **how: Any
+    name: str, *, change: Change = lambda sign: sign, levels: RunBaselines | None = None, **how: Any
 ) -> list[SignedMoment]:
     """A whole recording through the fingerprint; `change` alters each sign, `levels` are of an agent before."""
-    memory = levels if levels is not None else RunLevels()
+    memory = levels if levels is not None else RunBaselines()
     results = []
     for moment in moments(name, **how):
         signs = tuple(map(change, moment.signs))

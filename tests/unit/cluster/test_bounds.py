@@ -14,10 +14,10 @@ from mldebug.cluster.coordinator import Coordinator
 from mldebug.cluster.messages import (
     MAX_MESSAGE,
     MAX_SIGNALS,
+    AnnouncedExit,
     Announcement,
     CaptureOrder,
     DumpOrder,
-    End,
     Relayed,
     RunNews,
     RunWord,
@@ -244,7 +244,7 @@ def test_a_coordinator_takes_no_id_of_another_run_from_an_announcement() -> None
 def test_a_false_end_with_the_id_of_another_run_causes_nothing() -> None:
     node = Node()
     leader, diagnosis = node.members.leader, judge(node.runs["b"].incident).diagnosis  # type: ignore[arg-type]
-    end = End(incident=node.known, diagnosis=diagnosis, age=0.5)
+    end = AnnouncedExit(incident=node.known, diagnosis=diagnosis, age=0.5)
     leader.welcome(
         announced(node, "a", incident="20261126T000000Z-new", age=100.0, end=end), "10.0.0.2", 1.0
     )

@@ -9,8 +9,8 @@ from mldebug.cluster.known_peers import CaptureCall
 from mldebug.cluster.messages import (
     MAX_MESSAGE,
     SCHEMA,
+    AnnouncedExit,
     Announcement,
-    End,
     Relayed,
     RunNews,
     RunWord,
@@ -217,7 +217,7 @@ def test_an_agent_that_was_started_again_has_noticed_nothing() -> None:
         assert one.ended() == ([("first", MOVES)] if now > DOUBT + 3.0 else [])
 
 
-CRASH = End(
+CRASH = AnnouncedExit(
     incident="zcrash",
     age=40.0,
     diagnosis=Diagnosis(

@@ -16,10 +16,10 @@ from mldebug.cluster.coordinator import MOVES, Coordinator
 from mldebug.cluster.known_peers import CaptureCall, KnownPeer
 from mldebug.cluster.merge import NodeReplies, merge
 from mldebug.cluster.messages import (
+    AnnouncedExit,
     Announcement,
     CaptureOrder,
     DumpOrder,
-    End,
     Relayed,
     RunNews,
     RunWord,
@@ -350,7 +350,7 @@ def test_who_does_not_reach_the_coordinator_is_told_all_that_he_would_tell_it(lo
     summary = "Rank 1 was killed"
     verdict, confidence = Verdict.RANK_EXITED, Confidence.HIGH
     killed = Diagnosis(verdict=verdict, culprits=(), confidence=confidence, summary=summary, evidence=(), next_steps=())  # fmt: skip
-    cause = End(incident="x", diagnosis=killed)
+    cause = AnnouncedExit(incident="x", diagnosis=killed)
     (stall,) = leader._coordinator._stalls.values()
     stall.cause = cause
     leader._coordinator.captured(

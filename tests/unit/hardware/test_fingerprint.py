@@ -16,7 +16,7 @@ from mldebug.hardware.gpu.fingerprint import (
     MAX_GPUS,
     GpuFingerprint,
     GpuState,
-    RunLevels,
+    RunBaselines,
     fingerprint_of,
 )
 from mldebug.hardware.gpu.readings import GpuActivity, GpuWatch
@@ -243,7 +243,7 @@ ABSURD: list[dict[str, Any]] = [
 
 
 def test_one_absurd_power_does_not_become_the_usual_one() -> None:
-    memory = RunLevels()
+    memory = RunBaselines()
     for at in range(40):
         power = 20_000.0 if at == 20 else 300.0 - 250.0 * (at < 3)
         sign = GpuSign(uuid="a", index=0, utilization_ratio=1.0, memory_utilization_ratio=0.4, power_watts=power)  # fmt: skip
@@ -301,19 +301,19 @@ SIGNS = st.builds(
 
 @given(looks=st.lists(st.lists(SIGNS, max_size=4), max_size=12), world=st.integers(0, 4))
 def test_whatever_is_read_never_breaks_it(looks: list[list[GpuSign]], world: int) -> None:
-    memory = RunLevels()
+    memory = RunBaselines()
     for at, signs in enumerate(looks):
         look = memory.look(5.0 * at, signs, world)
         assert len(look.gpus) == len(signs)
         assert sentence(look) or not signs
-        memory = msgspec.json.decode(msgspec.json.encode(memory), type=RunLevels)
+        memory = msgspec.json.decode(msgspec.json.encode(memory), type=RunBaselines)
         for one in memory.gpus.values():
             assert one.levels.floor is None or 0 < one.levels.floor < 100_000
 
 
 @pytest.mark.parametrize("values", ABSURD, ids=str)
 def test_one_absurd_look_in_between_changes_nothing_later(values: dict[str, Any]) -> None:
-    memory = RunLevels()
+    memory = RunBaselines()
     results = []
     for number, moment in enumerate(moments("stop")):
         signs = moment.signs
@@ -322,12 +322,12 @@ def test_one_absurd_look_in_between_changes_nothing_later(values: dict[str, Any]
         results.append(SignedMoment(moment, memory.look(moment.at, signs, world_size=2)))
 
     assert states(fault(results)) == {WAIT}
-    assert msgspec.json.decode(msgspec.json.encode(memory), type=RunLevels) == memory
+    assert msgspec.json.decode(msgspec.json.encode(memory), type=RunBaselines) == memory
 
 
 def test_an_energy_counter_that_begins_anew() -> None:
     """A reloaded driver: the momentary power is used for one look."""
-    memory, results = RunLevels(), []
+    memory, results = RunBaselines(), []
     for number, moment in enumerate(moments("stop")):
         less = 1e9 if number >= 25 else -1e9
         signs = tuple(
@@ -345,10 +345,10 @@ def test_an_energy_counter_that_begins_anew() -> None:
 
 @pytest.mark.parametrize("name", HANGS)
 def test_levels_survive_the_agent(name: str) -> None:
-    memory, results = RunLevels(), []
+    memory, results = RunBaselines(), []
     for number, moment in enumerate(moments(name)):
         if number % 7 == 0:
-            memory = msgspec.json.decode(msgspec.json.encode(memory), type=RunLevels)
+            memory = msgspec.json.decode(msgspec.json.encode(memory), type=RunBaselines)
         results.append(SignedMoment(moment, memory.look(moment.at, moment.signs, world_size=2)))
 
     assert [one.states for one in results] == [one.states for one in played(name)]
@@ -358,7 +358,7 @@ def test_levels_survive_the_agent(name: str) -> None:
 def test_an_agent_that_comes_in_the_middle_of_the_hang_sees_it_by_the_quiet_one_beside(
     name: str,
 ) -> None:
-    memory = RunLevels()
+    memory = RunBaselines()
     late = [one for one in moments(name) if "FAULT" in one.phase and one.into > 8]
     results = [SignedMoment(one, memory.look(one.at, one.signs, world_size=2)) for one in late]
 
@@ -366,7 +366,7 @@ def test_an_agent_that_comes_in_the_middle_of_the_hang_sees_it_by_the_quiet_one_
 
 
 def test_an_agent_that_comes_when_all_spin_claims_nothing() -> None:
-    memory = RunLevels()
+    memory = RunBaselines()
     late = [one for one in moments("frozen") if "FAULT" in one.phase and one.into > 8]
     results = [SignedMoment(one, memory.look(one.at, one.signs, world_size=2)) for one in late]
 
@@ -383,7 +383,7 @@ def test_the_usual_power_is_that_of_work_and_not_of_the_way_there() -> None:
 
 
 def test_memory_stays_bounded() -> None:
-    memory = RunLevels()
+    memory = RunBaselines()
     for number in range(3 * MAX_GPUS):
         memory.look(float(number), [GpuSign(uuid=f"MIG-{number}", index=0, power_watts=50.0)])
 
@@ -437,7 +437,7 @@ FULL = [
 
 @pytest.mark.parametrize(("name", "expected"), FULL)
 def test_full_reads_need_no_baseline(name: str, expected: tuple[str, ...]) -> None:
-    memory = RunLevels()
+    memory = RunBaselines()
     memory.look(0.0, full(name), 2)
     look = memory.look(5.0, full(name), 2)
 
@@ -445,7 +445,7 @@ def test_full_reads_need_no_baseline(name: str, expected: tuple[str, ...]) -> No
 
 
 def test_a_kernel_on_all_multiprocessors_is_no_collective() -> None:
-    memory = RunLevels()
+    memory = RunBaselines()
     signs = full("hang-desync")
     changed = msgspec.structs.replace(signs[0].activity, sm_active_ratio=0.99)  # type: ignore[type-var]
     signs[0] = msgspec.structs.replace(signs[0], activity=changed)
@@ -455,7 +455,7 @@ def test_a_kernel_on_all_multiprocessors_is_no_collective() -> None:
 
 
 def test_power_of_work_without_memory_traffic_for_long_is_a_spin() -> None:
-    memory = RunLevels()
+    memory = RunBaselines()
 
     def look(at: int, power: float, traffic: float) -> GpuFingerprint:
         sign = GpuSign(
@@ -477,7 +477,7 @@ def test_power_of_work_without_memory_traffic_for_long_is_a_spin() -> None:
 
 
 def test_a_run_of_one_rank_waits_for_nobody() -> None:
-    memory = RunLevels()
+    memory = RunBaselines()
     sign = full("hang-desync")[0]
     memory.look(0.0, [sign], 1)
 
@@ -490,8 +490,8 @@ def test_a_run_of_one_rank_waits_for_nobody() -> None:
 def test_the_looks_of_two_nodes_are_told_together() -> None:
     """Each node alone sees its own GPU only: one spins, one is quiet."""
     apart = [
-        RunLevels(gpus={}),
-        RunLevels(gpus={}),
+        RunBaselines(gpus={}),
+        RunBaselines(gpus={}),
     ]
     results = []
     for moment in moments("sleep"):
@@ -520,7 +520,7 @@ def test_the_sentence() -> None:
     assert sentence(played("frozen")[-1].print).startswith(
         "GPUs 0-1 spin in a collective or in a kernel that does not end (100 % busy"
     )
-    assert sentence(RunLevels().look(0.0, [])) == ""
+    assert sentence(RunBaselines().look(0.0, [])) == ""
 
 
 def test_a_sign_is_made_from_the_watch_read() -> None:

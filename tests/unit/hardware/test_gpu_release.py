@@ -2,7 +2,7 @@
 
 import pytest
 
-from mldebug.hardware.gpu.hands_off import wants_release
+from mldebug.hardware.gpu.excluded import wants_release
 from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, NodeGpus
 
 Processes = tuple[GpuProcess, ...] | None

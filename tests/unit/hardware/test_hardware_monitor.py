@@ -13,7 +13,7 @@ import pytest
 
 from mldebug.config.schema import Config
 from mldebug.core.model import Gap, Job, NodeCapture, RankIdentity
-from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.excluded import ExcludedGpu
 from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap
 from mldebug.hardware.gpu.readings import (
     GpuProcess,
@@ -47,15 +47,15 @@ class Source:
 
     def __init__(self) -> None:
         self.requests: list[float] = []
-        self.forbidden: list[tuple[HandsOff, ...]] = []
+        self.forbidden: list[tuple[ExcludedGpu, ...]] = []
         self.released_seconds = 0.0
 
-    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        self.forbidden.append(hands_off)
+    def watch(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeWatch:
+        self.forbidden.append(excluded)
         raise GpusReleasedError("not here")
 
-    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        self.forbidden.append(hands_off)
+    def full(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeGpus:
+        self.forbidden.append(excluded)
         raise GpusReleasedError("not here")
 
     def release(self, seconds: float) -> None:

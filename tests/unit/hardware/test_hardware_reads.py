@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.excluded import ExcludedGpu
 from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap, RankProcess
 from mldebug.hardware.gpu.readings import (
     LOST,
@@ -70,7 +70,7 @@ class Source:
 
     def __init__(self, *answers: NodeGpus | NodeWatch | Exception) -> None:
         self.answers = list(answers)
-        self.requests: list[tuple[HandsOff, ...]] = []
+        self.requests: list[tuple[ExcludedGpu, ...]] = []
 
     def _next(self) -> Any:
         answer = self.answers.pop(0)
@@ -78,13 +78,13 @@ class Source:
             raise answer
         return answer
 
-    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        self.requests.append(hands_off)
+    def watch(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeWatch:
+        self.requests.append(excluded)
         node_watch: NodeWatch = self._next()
         return node_watch
 
-    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        self.requests.append(hands_off)
+    def full(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeGpus:
+        self.requests.append(excluded)
         gpus: NodeGpus = self._next()
         return gpus
 

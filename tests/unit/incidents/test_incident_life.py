@@ -349,7 +349,7 @@ def test_a_user_whose_orders_hang_keeps_nobody_else_s_out() -> None:
         if order[0] == "a":
             assert release.wait(30)
 
-    worker = Worker("members", work, inbox, 60.0, threads=4, whose=lambda order: order[0])
+    worker = Worker("members", work, inbox, 60.0, threads=4, owner_key=lambda order: order[0])
     assert all(worker.order(f"a{number}") for number in range(3))
     assert {begun.get(timeout=60) for _ in range(3)} == {"a0", "a1", "a2"}
     assert [worker.order(f"a{number}") for number in range(3, 68)] == [True] * 64 + [False]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mldebug.cluster.merge import MergedRun
-from mldebug.cluster.messages import End
+from mldebug.cluster.messages import AnnouncedExit
 from mldebug.core.model import Confidence, QueriedNodes, Verdict
 from mldebug.core.report_model import Report
 from mldebug.diagnosis.exits.judge import judge_exit
@@ -107,7 +107,7 @@ def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: M
     there = IncidentManager(Books({}), keep_failures=True)
     there.failed(run, ending, judge_exit(ending))
     (result,) = there.failures.recent().values()
-    cause = End(incident=result.incident.id, diagnosis=result.diagnosis)
+    cause = AnnouncedExit(incident=result.incident.id, diagnosis=result.diagnosis)
 
     books = Books({})
     here = IncidentManager(books)

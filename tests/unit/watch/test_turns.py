@@ -131,7 +131,7 @@ def test_a_capture_of_one_user_does_not_wait_for_the_other_s_fifty(held: threadi
             held.wait(30)
         return str(order.job.uid)
 
-    worker = Worker("capture", take, inbox, 60.0, 4, whose=lambda order: owner_of(order.job))
+    worker = Worker("capture", take, inbox, 60.0, 4, owner_key=lambda order: owner_of(order.job))
     job = lambda uid: SimpleNamespace(job=SimpleNamespace(uid=uid, ranks=()))
     for _ in range(50):
         assert worker.order(job(HIGH))

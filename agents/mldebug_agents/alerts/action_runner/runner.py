@@ -98,7 +98,7 @@ class ActionRunner:
         self.captures = captures
         self._audit = AuditLog(config.agent.state_dir, inbox)
         self._worker = Worker(
-            WORKER, carry_out, inbox, DEADLINE, HANDS, whose=lambda step: step.uid
+            WORKER, carry_out, inbox, DEADLINE, HANDS, owner_key=lambda step: step.uid
         )
         self._limits = ActionRateLimits()
         self._tally = ActionCounts()

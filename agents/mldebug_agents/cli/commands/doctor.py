@@ -55,7 +55,7 @@ def command(gpus: bool, as_json: bool, config: Path | None) -> None:
     """
     settings = load_config(config)
     if gpus:
-        sys.exit(gpus_examined(settings, as_json, here_only=config is not None))
+        sys.exit(check_gpus(settings, as_json, here_only=config is not None))
     chosen = str(settings.capture.py_spy)
     with Spawner() as spawner, Reader(spawner) as reader:
         world = CheckEnvironment(
@@ -73,7 +73,7 @@ def command(gpus: bool, as_json: bool, config: Path | None) -> None:
     sys.exit(ExitCode.FINE if found.works else ExitCode.MISSING)
 
 
-def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
+def check_gpus(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
     """Check the GPUs and the kernel log, print the result as a table or JSON, and return the exit code.
 
     `here_only`: ask only the agent of the configured state dir, not the node's service.

@@ -134,7 +134,7 @@ class CoordinatorGroups:
         ] = {}  # job -> what it has said of its nodes, and the circle of that
         self._alone = 0  # runs without a circle
         self.worker = Worker(
-            "members", self._announce, inbox, ANNOUNCE_DEADLINE, AT_ONCE, whose=self._user
+            "members", self._announce, inbox, ANNOUNCE_DEADLINE, AT_ONCE, owner_key=self._user
         )
 
     def __iter__(self) -> Iterator[CoordinatorGroup]:

@@ -86,7 +86,7 @@ class Leader:
         self.worker = Worker(
             *("other nodes", partial(ask_all, client, topology=topology), inbox),
             *(ASK_DEADLINE, AT_ONCE),
-            whose=lambda capture_round: user_of(capture_round.call.news.key),
+            owner_key=lambda capture_round: user_of(capture_round.call.news.key),
         )
 
     def tick(self, now: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from mldebug.cluster.messages import End, RunNews, Signal, spoken
+from mldebug.cluster.messages import AnnouncedExit, RunNews, Signal, spoken
 from mldebug.cluster.run_identity import RunKey, job_key
 from mldebug.core.ranksets import fold_ranks
 from mldebug.incidents.incident import is_unreported
@@ -194,6 +194,6 @@ def gone(bad: FailedRun, node: str) -> RunNews:
     )
 
 
-def _end(bad: FailedRun) -> End:
+def _end(bad: FailedRun) -> AnnouncedExit:
     age = max(0.0, time.monotonic() - bad.at)
-    return End(incident=bad.incident.id, diagnosis=spoken(bad.diagnosis), age=age)
+    return AnnouncedExit(incident=bad.incident.id, diagnosis=spoken(bad.diagnosis), age=age)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from mldebug.core.model import Role
-from mldebug.hardware.gpu.fingerprint import Fingerprint, RunLevels
+from mldebug.hardware.gpu.fingerprint import Fingerprint, RunBaselines
 from mldebug.hardware.gpu.rank_join import RankGpuMap
 from mldebug.hardware.gpu.readings import NodeWatch
 from mldebug.hardware.gpu.samples import GpuSign, RankSign, sign_of
@@ -34,7 +34,7 @@ class Levels:
 
     def __init__(self, memory: KeyValueStore) -> None:
         self._memory = memory
-        self._runs: dict[str, RunLevels] = {}
+        self._runs: dict[str, RunBaselines] = {}
         self._prints: dict[str, Fingerprint] = {}
         self._before: dict[str, _Before] = {}
 
@@ -89,19 +89,19 @@ class Levels:
         fingerprint = self._prints[look.job.id] = levels.look(watch.at, signs, look.job.world_size)
         return fingerprint
 
-    def _levels(self, job_id: str) -> RunLevels:
+    def _levels(self, job_id: str) -> RunBaselines:
         if job_id not in self._runs:
             stored = self._memory.memo(MEMO + job_id)
-            self._runs[job_id] = _decoded(stored) if stored else RunLevels()
+            self._runs[job_id] = _decoded(stored) if stored else RunBaselines()
         return self._runs[job_id]
 
 
-def _decoded(stored: bytes) -> RunLevels:
+def _decoded(stored: bytes) -> RunBaselines:
     """What another version stored is no reason to fail."""
     try:
-        return msgspec.json.decode(stored, type=RunLevels)
+        return msgspec.json.decode(stored, type=RunBaselines)
     except msgspec.MsgspecError:
-        return RunLevels()
+        return RunBaselines()
 
 
 def _rank_signs(look: JobLook, before: _Before) -> dict[int, RankSign]:

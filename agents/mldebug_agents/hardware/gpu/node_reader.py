@@ -11,7 +11,7 @@ from mldebug.core.errors import MldebugError
 from mldebug.core.model import Gap
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import names
-from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.excluded import ExcludedGpu
 from mldebug.hardware.gpu.readings import NVIDIA, NodeGpus, NodeWatch
 from mldebug.hardware.gpu.vendors import highest_number, join_full_reads, join_watches, of_vendor
 from mldebug_agents.hardware.gpu.errors import GpusReleasedError, NoGpuLibraryError
@@ -31,14 +31,14 @@ class NodeReader:
         self._readers = tuple(readers)
         self._numbers = [0] * len(self._readers)  # that the GPUs of each have taken so far
 
-    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """A quick read of what changes often, of the GPUs of all vendors. `hands_off`: GPUs that are not to be touched. If no vendor could be read, raises as `VendorReader.watch`."""
-        reads, gaps = self._each(lambda reader: reader.watch(hands_off))
+    def watch(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeWatch:
+        """A quick read of what changes often, of the GPUs of all vendors. `excluded`: GPUs that are not to be touched. If no vendor could be read, raises as `VendorReader.watch`."""
+        reads, gaps = self._each(lambda reader: reader.watch(excluded))
         return reads[0] if len(reads) == 1 and not gaps else join_watches(reads, gaps)
 
-    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """Read all values of the GPUs of all vendors. `hands_off` and errors: as `watch`."""
-        reads, gaps = self._each(lambda reader: reader.full(hands_off))
+    def full(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeGpus:
+        """Read all values of the GPUs of all vendors. `excluded` and errors: as `watch`."""
+        reads, gaps = self._each(lambda reader: reader.full(excluded))
         return reads[0] if len(reads) == 1 and not gaps else join_full_reads(reads, gaps)
 
     @property

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from mldebug.core.errors import MldebugError
-from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.excluded import ExcludedGpu
 from mldebug.hardware.gpu.readings import GpuEvent, NodeGpus, NodeWatch
 from mldebug_agents.hardware.gpu.child import stuck
 from mldebug_agents.hardware.gpu.child.messages import (
@@ -83,19 +83,19 @@ class VendorReader:
         self.restarts = 0  # children that replaced one that had died or was ended
         self._rest = ReadPause(clock)
 
-    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """A quick read of what changes often. `hands_off`: GPUs that must not be touched.
+    def watch(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeWatch:
+        """A quick read of what changes often. `excluded`: GPUs that must not be touched.
 
         Raises `GpuDriverError`, `GpuCrashedError`, `NoGpuLibraryError`, `GpuBlockedError` or `GpusReleasedError`; a later
         call may work again.
         """
-        watch = _given(self._ask("watch", hands_off).watch)
+        watch = _given(self._ask("watch", excluded).watch)
         late, self._late = self._late, ()
         return msgspec.structs.replace(watch, events=(*late, *watch.events)) if late else watch
 
-    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """Read all values of the GPUs. `hands_off`: GPUs that must not be touched. Raises the same errors as `watch`."""
-        return _given(self._ask("full", hands_off).full)
+    def full(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeGpus:
+        """Read all values of the GPUs. `excluded`: GPUs that must not be touched. Raises the same errors as `watch`."""
+        return _given(self._ask("full", excluded).full)
 
     @property
     def blocked_seconds(self) -> float:
@@ -170,18 +170,18 @@ class VendorReader:
 
     # --- one question ------------------------------------------------------------------------------
 
-    def _ask(self, wanted: Wanted, hands_off: tuple[HandsOff, ...]) -> GpuReply:
+    def _ask(self, wanted: Wanted, excluded: tuple[ExcludedGpu, ...]) -> GpuReply:
         try:
             with self._lock:
                 self._leave_now()
                 self._rest.check()
                 self._take_late_answer()
-                return self._judge(self._question(self._ready(), wanted, hands_off))
+                return self._judge(self._question(self._ready(), wanted, excluded))
         finally:
             self._obey()
 
     def _question(
-        self, worker: ForkedWorker, wanted: Wanted, hands_off: tuple[HandsOff, ...]
+        self, worker: ForkedWorker, wanted: Wanted, excluded: tuple[ExcludedGpu, ...]
     ) -> GpuReply:
         if self._rest.wished:  # since the child was forked: there was none to hang up on
             raise released()
@@ -191,7 +191,7 @@ class VendorReader:
             wanted=wanted,
             vendor=self.vendor,
             options=self._options,
-            hands_off=hands_off,
+            excluded=excluded,
         )
         patience = self._patience()
         self._asked_at = self._clock()

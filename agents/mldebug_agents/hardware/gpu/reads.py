@@ -12,7 +12,7 @@ import msgspec
 
 from mldebug.core.model import RankIdentity
 from mldebug.hardware.gpu.counters import Counters
-from mldebug.hardware.gpu.hands_off import HandsOff, placed
+from mldebug.hardware.gpu.excluded import ExcludedGpu, placed
 from mldebug.hardware.gpu.positions import located, named, with_lost
 from mldebug.hardware.gpu.rank_join import RankGpuMap, join
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
@@ -28,12 +28,12 @@ _SLOT = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 class GpuSource(Protocol):
     """What reads the GPUs of this node: `NodeReader`, or a recording of one."""
 
-    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """A quick reading of what changes often. `hands_off`: GPUs that must not be touched."""
+    def watch(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeWatch:
+        """A quick reading of what changes often. `excluded`: GPUs that must not be touched."""
         ...
 
-    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """A full reading of all GPUs. `hands_off`: GPUs that must not be touched."""
+    def full(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeGpus:
+        """A full reading of all GPUs. `excluded`: GPUs that must not be touched."""
         ...
 
 
@@ -41,7 +41,7 @@ class GpuOrder(NamedTuple):
     """An order to the worker: a quick reading, or with `ranks` (of each job on this node, by job id) a full one."""
 
     ranks: Mapping[str, tuple[RankIdentity, ...]] | None = None  # None: only what moves
-    hands_off: tuple[HandsOff, ...] = ()  # GPUs that must not be asked now
+    excluded: tuple[ExcludedGpu, ...] = ()  # GPUs that must not be asked now
 
 
 class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,19 +67,19 @@ class GpuReads:
 
     def __call__(self, order: GpuOrder) -> GpuNews:
         """Read what is wanted."""
-        hands_off = placed(order.hands_off, self._slots()) if order.hands_off else ()
+        excluded = placed(order.excluded, self._slots()) if order.excluded else ()
         try:
             if order.ranks is None:
-                watch = self._gpus.watch(hands_off)
+                watch = self._gpus.watch(excluded)
                 return GpuNews(watch=located(watch, self._slots()) if watch.lost else watch)
-            return self._full(order.ranks, hands_off)
+            return self._full(order.ranks, excluded)
         except NoGpuLibraryError:
             return GpuNews()
 
     def _full(
-        self, ranks: Mapping[str, tuple[RankIdentity, ...]], hands_off: tuple[HandsOff, ...]
+        self, ranks: Mapping[str, tuple[RankIdentity, ...]], excluded: tuple[ExcludedGpu, ...]
     ) -> GpuNews:
-        full = self._counters.take(self._gpus.full(hands_off))
+        full = self._counters.take(self._gpus.full(excluded))
         full = located(full, self._slots()) if full.lost else full
         everybody = [one for job in ranks.values() for one in job]
         holders = {one.pid: one for one in self._holders.look(everybody)}

@@ -303,13 +303,13 @@ class JobLogs:
         good.sort(key=lambda place: place.path in self._shared)
         if good:
             follower = self._followers[good[0].path]
-            odd = ", ".join((*self._whose(good[0]), *follower.oddities))
+            odd = ", ".join((*self._why_shared(good[0]), *follower.oddities))
             return f"{clean(good[0].target)} ({odd})" if odd else clean(good[0].target)
         if gaps:
             return f"no log can be read: {clean(next(iter(gaps.values())).reason)}"
         return self._reason
 
-    def _whose(self, place: LogFile) -> Iterator[str]:
+    def _why_shared(self, place: LogFile) -> Iterator[str]:
         if place.path in self._shared:
             yield "not read: another run writes it too"
 

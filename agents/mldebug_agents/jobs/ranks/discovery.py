@@ -137,7 +137,7 @@ class RankFinder:
         """At most `MAX_RUNS` of each owner: those that were watched before and those of PyTorch first, and a remark on the others."""
         by_owner: dict[Owner, list[RankGroup]] = defaultdict(list)
         for one in alive:
-            by_owner[one.first.process.whose].append(one)
+            by_owner[one.first.process.owner_key].append(one)
         remarks = []
         for (uid, _), mine in by_owner.items():
             if (more := len(mine) - MAX_RUNS) <= 0:

@@ -47,7 +47,7 @@ class WaitingLaunchers:
             elif one.pending is not None:
                 idle[_run(one, one.pending)].append(one)
         oldest = sorted(idle.values(), key=lambda mine: min(map(self._since, mine)))
-        kept = in_turns(oldest, lambda mine: mine[0].whose)[:MAX_WAITING]
+        kept = in_turns(oldest, lambda mine: mine[0].owner_key)[:MAX_WAITING]
         return tuple(sorted(map(self._job, kept), key=lambda job: (job.started_at, job.id)))
 
     def _job(self, launchers: list[ProcessInfo]) -> Job:

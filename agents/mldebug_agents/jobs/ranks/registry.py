@@ -93,7 +93,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.pod or self.container
 
     @property
-    def whose(self) -> Owner:
+    def owner_key(self) -> Owner:
         """The owner of this process: user id, and the pod or else container.
 
         What the node limits is shared out between owners.
@@ -211,14 +211,14 @@ class Registry:
             else:
                 self._keep(ProcessInfo(stat=stat, launcher=self._launches(stat.name, ())))
         ask += self._pythons_among(hidden)
-        ask = in_turns(ask, self._whose)
+        ask = in_turns(ask, self._user)
         answers = self._read((stat.pid for stat in ask), ("environ", "cmdline"))
         for stat in ask:
             process = self._process(stat, answers.get(stat.pid, {}))
             if process is not None:
                 self._keep(process)
 
-    def _whose(self, stat: Stat) -> int:
+    def _user(self, stat: Stat) -> int:
         owner = self._host.owner(stat.pid)
         return self._host.status(stat.pid).uid if owner is None else owner
 
@@ -325,7 +325,7 @@ class Registry:
             (p for p in self._cache.values() if self._is_due(p, now)),
             key=lambda process: process.checked_at,
         )
-        due = {p.stat.pid: p for p in in_turns(waiting, lambda process: process.whose)}
+        due = {p.stat.pid: p for p in in_turns(waiting, lambda process: process.owner_key)}
         for pid, answers in self._read(due, ("maps",)).items():
             maps = answers["maps"]
             if (

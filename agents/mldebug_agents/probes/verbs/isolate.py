@@ -22,14 +22,14 @@ REPEATS = 20
 
 class Participation(msgspec.Struct, frozen=True, kw_only=True):
     """This node's part in one run of `mldebug probe isolate`: how many nodes take part, which one this is, and where they meet.
-    `seats`: ranks on this node; 0: one for each GPU, or 4 without GPUs. `each`: compare GPUs or nodes.
+    `local_ranks`: ranks on this node; 0: one for each GPU, or 4 without GPUs. `each`: compare GPUs or nodes.
     """
 
     nodes: int = 1
     node: int = 0
     address: str = ""
     port: int = 0
-    seats: int = 0
+    local_ranks: int = 0
     each: str = ""
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ def command(
         node=node,
         address=host.strip("[]"),
         port=int(port or 0),
-        seats=nproc or 0,
+        local_ranks=nproc or 0,
         each=each or "",
     )
     limits = PairLimits(slow=slow_below, floor=None if expect is None else size(expect, "--expect"))
@@ -168,9 +168,9 @@ def _run(
     for name, value in checked_variables().items():
         click.echo(clean(f"  {name}={value}", 200), err=True)
     with open_session(settings) as session:
-        seats = place.seats or (session.facts.gpus if session.device == "cuda" else 4)
-        check_ranks(session, seats)
-        order = _order(session, place, seats, limits)
+        local_ranks = place.local_ranks or (session.facts.gpus if session.device == "cuda" else 4)
+        check_ranks(session, local_ranks)
+        order = _order(session, place, local_ranks, limits)
         order["join"] = progress.join
         order["bytes"] = SIZE[session.device] if payload is None else payload
         order["step"] = step = STEP[session.device] if longest is None else longest
@@ -181,18 +181,18 @@ def _run(
 
 
 def _order(
-    session: Session, place: Participation, seats: int, limits: PairLimits
+    session: Session, place: Participation, local_ranks: int, limits: PairLimits
 ) -> dict[str, object]:
     alone = place.nodes == 1
     each = place.each or ("gpu" if alone else "node")
-    if alone and (each == "node" or seats < 2):
+    if alone and (each == "node" or local_ranks < 2):
         one = "node" if each == "node" else "GPU" if session.device == "cuda" else "process"
         problem = f"there is nobody to compare with: 1 {one} takes part"
         raise UsageError(problem, "at least two GPUs, or --nodes 2")
     return {
         "node": place.node,
         "nodes": place.nodes,
-        "seats": seats,
+        "seats": local_ranks,
         "each": "node" if each == "node" else "seat",
         "address": place.address or "127.0.0.1",
         "port": place.port or free_port(),

@@ -158,7 +158,7 @@ class CheckpointMonitor:
             if key not in self._series and not look.readings:
                 continue  # nothing is there yet
             series = self._series.setdefault(key, CheckpointSeries())
-            series.reload(self._settings.settle)
+            series.set_settle(self._settings.settle)
             series.look(look.at, look.readings, whole=look.whole, step=self._steps.get(look.run), world_size=self._worlds.get(look.run))  # fmt: skip
             self._looks[key] = look
             self._troubles.update(trouble.code for trouble in look.troubles)

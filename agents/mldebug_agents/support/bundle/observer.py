@@ -11,7 +11,7 @@ import msgspec
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Gap, Job, RankIdentity
-from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.excluded import ExcludedGpu
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.hardware.gpu.errors import NoGpuLibraryError
@@ -97,7 +97,7 @@ class DirectObserver:
         holders: Holders,
         node: str,
         version: str,
-        forbidden: Callable[[], tuple[HandsOff, ...]] = tuple,
+        forbidden: Callable[[], tuple[ExcludedGpu, ...]] = tuple,
     ) -> None:
         """`forbidden`: GPUs that must not be asked now."""
         self.observations = Observations(read_by="mldebug support-bundle")
@@ -107,14 +107,14 @@ class DirectObserver:
         self._full_at = -FULL_EVERY
         self._resting = ""
 
-    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """Make a quick reading of the GPUs and record it. `hands_off`: GPUs that must not be touched."""
-        self.observations.watch.append(read := self._gpus.watch(hands_off))
+    def watch(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeWatch:
+        """Make a quick reading of the GPUs and record it. `excluded`: GPUs that must not be touched."""
+        self.observations.watch.append(read := self._gpus.watch(excluded))
         return read
 
-    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """Make a full reading of the GPUs and record it with its raw counters. `hands_off`: GPUs that must not be touched."""
-        self.observations.full.append(read := self._gpus.full(hands_off))
+    def full(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeGpus:
+        """Make a full reading of the GPUs and record it with its raw counters. `excluded`: GPUs that must not be touched."""
+        self.observations.full.append(read := self._gpus.full(excluded))
         return read
 
     def look(self, jobs: tuple[Job, ...]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from mldebug import __version__
 from mldebug.config.schema import effective_yaml
 from mldebug.core.model import Job
-from mldebug.hardware.kernel_log.hands_off import hands_off
+from mldebug.hardware.kernel_log.excluded_gpus import excluded_gpus
 from mldebug_agents.agent.node_tools import NodeTools
 from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.hardware.gpu.holders import Holders
@@ -116,7 +116,7 @@ class Recorder:
             Holders(tools.context.host, tools.context.reader),
             tools.context.node,
             __version__,
-            lambda: hands_off(kernel.read().bursts, time.time()),
+            lambda: excluded_gpus(kernel.read().bursts, time.time()),
         )
         with contextlib.closing(kernel):
             return self._look_with(eye)

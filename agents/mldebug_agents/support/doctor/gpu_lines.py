@@ -54,7 +54,7 @@ def _health(health: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> 
             fine.append(component)
             continue
         todo = f" → {ACTION_WORDS[action]}" if action is not SuggestedAction.NONE else ""
-        yield _line(state, f"{component} of {_whose(some, names)}: {reason}{todo}")
+        yield _line(state, f"{component} of {_subject(some, names)}: {reason}{todo}")
     if fine:
         yield _line(HealthState.HEALTHY, ", ".join(dict.fromkeys(fine)))
 
@@ -68,7 +68,7 @@ def _line(state: HealthState, words: str) -> Text:
     return Text.assemble("  ", (f"{state.value:9}", STYLES[state.value]), f"  {clean(words, 500)}")
 
 
-def _whose(some: Sequence[ComponentHealth], names: Mapping[str, GpuName]) -> str:
+def _subject(some: Sequence[ComponentHealth], names: Mapping[str, GpuName]) -> str:
     """`GPU 3 (0000:3b:00.0)`, `GPUs 0-7`, `this node`."""
     indices = [one.gpu for one in some if one.gpu is not None]
     if not indices:

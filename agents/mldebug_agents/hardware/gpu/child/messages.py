@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.excluded import ExcludedGpu
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 
 NAME = "gpus"  # of the worker that the process starter forks
@@ -20,7 +20,7 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Wanted
     vendor: str
     options: msgspec.Raw = msgspec.Raw(b"\x80")
-    hands_off: tuple[HandsOff, ...] = ()  # touch none of these
+    excluded: tuple[ExcludedGpu, ...] = ()  # touch none of these
 
 
 class GpuReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

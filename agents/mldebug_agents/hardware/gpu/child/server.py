@@ -36,7 +36,7 @@ def answer(request: GpuRequest, vendors: dict[str, Vendor]) -> GpuReply:
     number = request.number
     try:
         vendor = _vendor(request, vendors)
-        vendor.leave_alone(request.hands_off)
+        vendor.leave_alone(request.excluded)
         if request.wanted == "watch":
             return GpuReply(number=number, watch=vendor.watch())
         return GpuReply(number=number, full=vendor.full())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from mldebug.hardware.gpu.hands_off import CODE, PAUSE, HandsOff, why
+from mldebug.hardware.gpu.excluded import CODE, PAUSE, ExcludedGpu, why
 from mldebug.hardware.gpu.positions import as_nvml
 from mldebug.hardware.gpu.readings import UNLISTED, LostGpu
 from mldebug.hardware.kernel_log.lines.reader import bus_id
@@ -68,7 +68,7 @@ class Absent:
         before = self._lost.get(index)
         self._forbid(index, xid, max(PAUSE, before.pause if before else 0.0))
 
-    def obey(self, these: Iterable[HandsOff], count: int) -> tuple[int, ...]:
+    def obey(self, these: Iterable[ExcludedGpu], count: int) -> tuple[int, ...]:
         """Stop querying the GPUs in `these`, which the kernel log says are unsafe to query. Returns their indexes.
 
         `count`: how many GPUs the driver lists. An entry whose GPU is not found has no effect.
@@ -124,7 +124,7 @@ class Absent:
         lost = self._lost.get(index)
         return max(0.0, lost.until - self._clock()) if lost else 0.0
 
-    def _index(self, one: HandsOff, count: int) -> int | None:
+    def _index(self, one: ExcludedGpu, count: int) -> int | None:
         """Its number: as it told it itself, or, before it was ever asked, as it stands in the row of all."""
         numbers = {bus_id(lost.gpu.bus_id): index for index, lost in self._lost.items()}
         numbers |= {

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.excluded import ExcludedGpu
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 
 
@@ -21,7 +21,7 @@ class Vendor(Protocol):
         """Read all values of all GPUs; a value that cannot be read is None, never 0."""
         ...
 
-    def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
+    def leave_alone(self, these: tuple[ExcludedGpu, ...]) -> None:
         """Do not touch these GPUs from now on, for as many seconds as each entry says. Called before each read, usually with ()."""
         ...
 

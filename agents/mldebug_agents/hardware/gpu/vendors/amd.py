@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.excluded import ExcludedGpu
 from mldebug.hardware.gpu.readings import (
     UNLISTED,
     GpuProcess,
@@ -91,7 +91,7 @@ class Amd:
         version = _text(f"{self._root}/module/amdgpu/version").strip()
         return NodeGpus(at=time.time(), driver_version=version, gpus=tuple(found), lost=tuple(lost), read_seconds=time.monotonic() - started, cpu_seconds=time.process_time() - cpu)  # fmt: skip
 
-    def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
+    def leave_alone(self, these: tuple[ExcludedGpu, ...]) -> None:
         """Does nothing: the entries come from NVIDIA's Xids, and reading files of /sys is always safe."""
 
     def close(self) -> None:

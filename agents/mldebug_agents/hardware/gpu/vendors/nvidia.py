@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from mldebug.core.model import Gap
-from mldebug.hardware.gpu.hands_off import XIDS, HandsOff
+from mldebug.hardware.gpu.excluded import XIDS, ExcludedGpu
 from mldebug.hardware.gpu.readings import (
     GpuEvent,
     GpuReading,
@@ -60,7 +60,7 @@ class Nvidia:
         self._looks = 0
         self._absent = Absent(clock)
         self._kept_events: list[GpuEvent] = []  # before a read, and not told yet
-        self._forbidden: tuple[HandsOff, ...] = ()  # by the kernel's log
+        self._forbidden: tuple[ExcludedGpu, ...] = ()  # by the kernel's log
 
     @cached_property
     def _gpm(self) -> Gpm:
@@ -74,7 +74,7 @@ class Nvidia:
         self._library.on_stop.append(events.close)
         return events
 
-    def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
+    def leave_alone(self, these: tuple[ExcludedGpu, ...]) -> None:
         """Do not touch these GPUs at the next read, which follows at once, nor until their time is over."""
         self._forbidden = these
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from mldebug.hardware.gpu.hands_off import PAUSE, XIDS, HandsOff
+from mldebug.hardware.gpu.excluded import PAUSE, XIDS, ExcludedGpu
 from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEventKind, Origin
@@ -10,13 +10,13 @@ from mldebug.hardware.kernel_log.model import KernelEventKind, Origin
 _XIDS = (KernelEventKind.XID, KernelEventKind.GPU_LOST)  # an SXid has numbers of its own
 
 
-def hands_off(bursts: Iterable[Burst], now: float) -> tuple[HandsOff, ...]:
+def excluded_gpus(bursts: Iterable[Burst], now: float) -> tuple[ExcludedGpu, ...]:
     """The GPUs that the agent must make no driver calls to, because of an Xid after which such calls hang (`XIDS`):
     until `PAUSE` seconds after the last line of its burst. Each once, by PCI address, with the seconds that are left.
 
     `bursts`: errors of one device in quick succession; those that user space wrote are ignored. `now`: unix time.
     """
-    found: dict[str, HandsOff] = {}
+    found: dict[str, ExcludedGpu] = {}
     for one in (off for burst in bursts for off in _of(burst, now)):
         before = found.get(one.bus_id)
         if before is None or one.seconds > before.seconds:
@@ -24,7 +24,7 @@ def hands_off(bursts: Iterable[Burst], now: float) -> tuple[HandsOff, ...]:
     return tuple(found[address] for address in sorted(found))
 
 
-def _of(burst: Burst, now: float) -> Iterator[HandsOff]:
+def _of(burst: Burst, now: float) -> Iterator[ExcludedGpu]:
     if burst.root.origin is Origin.USER_SPACE:  # anybody may have written it
         return
     xid = next((one for one in burst.xids if one in XIDS), None)
@@ -33,4 +33,4 @@ def _of(burst: Burst, now: float) -> Iterator[HandsOff]:
     # one from far in the future was dated by a clock that was set back since
     if xid is None or not address or burst.root.kind not in _XIDS or not 0 < left <= 2 * PAUSE:
         return
-    yield HandsOff(bus_id=address, xid=xid, seconds=min(left, PAUSE))
+    yield ExcludedGpu(bus_id=address, xid=xid, seconds=min(left, PAUSE))

@@ -10,10 +10,10 @@ import pytest
 
 from fakenvml.library import FakeNvml
 from mldebug.config.schema import Config
+from mldebug.hardware.gpu.excluded import CODE, PAUSE, ExcludedGpu, gaps, placed
 from mldebug.hardware.gpu.expected import ExpectedGpus
-from mldebug.hardware.gpu.hands_off import CODE, PAUSE, HandsOff, gaps, placed
 from mldebug.hardware.gpu.readings import LostGpu
-from mldebug.hardware.kernel_log.hands_off import hands_off
+from mldebug.hardware.kernel_log.excluded_gpus import excluded_gpus
 from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.hardware import one_shot
@@ -45,12 +45,12 @@ def kernel_event(text: str, ago: float = 1.0, priority: int = 3) -> KernelEvent:
     return event
 
 
-def hands_off_for(*texts: str, ago: float = 1.0) -> tuple[HandsOff, ...]:
-    return hands_off(fold(kernel_event(text, ago) for text in texts), NOW)
+def hands_off_for(*texts: str, ago: float = 1.0) -> tuple[ExcludedGpu, ...]:
+    return excluded_gpus(fold(kernel_event(text, ago) for text in texts), NOW)
 
 
-def forbid(address: str = SECOND, seconds: float = PAUSE, xid: int = 119) -> HandsOff:
-    return HandsOff(bus_id=address, xid=xid, seconds=seconds)
+def forbid(address: str = SECOND, seconds: float = PAUSE, xid: int = 119) -> ExcludedGpu:
+    return ExcludedGpu(bus_id=address, xid=xid, seconds=seconds)
 
 
 # --- what the kernel says ------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def forbid(address: str = SECOND, seconds: float = PAUSE, xid: int = 119) -> Han
     ],
 )  # fmt: skip
 def test_an_address_in_any_spelling_of_the_kernel(text: str, xid: int) -> None:
-    assert hands_off_for(text) == (HandsOff(bus_id=SECOND, xid=xid, seconds=PAUSE - 1.0),)
+    assert hands_off_for(text) == (ExcludedGpu(bus_id=SECOND, xid=xid, seconds=PAUSE - 1.0),)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_nothing_else_forbids_a_gpu(text: str) -> None:
 
 def test_what_a_program_wrote_into_the_kernels_log_forbids_nothing() -> None:
     line = "NVRM: Xid (PCI:0000:41:00): 79, pid=7, name=python, GPU has fallen off the bus."
-    assert hands_off(fold([kernel_event(line)]), NOW)
-    assert not hands_off(fold([kernel_event(line, priority=11)]), NOW)
+    assert excluded_gpus(fold([kernel_event(line)]), NOW)
+    assert not excluded_gpus(fold([kernel_event(line, priority=11)]), NOW)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_it_lasts_a_minute_and_a_clock_that_was_set_back_makes_it_no_longer(
 def test_each_gpu_once_and_from_its_last_line_on() -> None:
     line = "NVRM: Xid (PCI:0000:{}:00): 119, pid=7, name=python"
     events = [kernel_event(line.format(bus), ago) for bus, ago in (("41", 50.0), ("40", 40.0), ("41", 10.0))]  # fmt: skip
-    found = hands_off(fold(events), NOW)
+    found = excluded_gpus(fold(events), NOW)
     assert [(one.bus_id, one.seconds) for one in found] == [(FIRST, 20.0), (SECOND, 50.0)]
 
 
@@ -159,7 +159,7 @@ def within(seconds: float, read: Callable[[], object]) -> bool:
     return not thread.is_alive()
 
 
-def obeys(reader: nvidia.Nvidia, *these: HandsOff) -> tuple[list[int], list[LostGpu]]:
+def obeys(reader: nvidia.Nvidia, *these: ExcludedGpu) -> tuple[list[int], list[LostGpu]]:
     """Which GPUs it reads, and what it says of the others."""
     reader.leave_alone(these)
     look = reader.watch()

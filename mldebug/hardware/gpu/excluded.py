@@ -17,7 +17,7 @@ WAY_OUT = "`mldebug doctor --gpus` says what to do about it; it is asked again t
 RESETS = frozenset({"reset", "drain_and_reset", "bus_reset"})
 
 
-class HandsOff(Noun, frozen=True, kw_only=True):
+class ExcludedGpu(Noun, frozen=True, kw_only=True):
     """A GPU that must not be touched, by its PCI address (the only name that the kernel has for it), and for how many seconds."""
 
     bus_id: str  # PCI address, 0000:3b:00.0
@@ -29,7 +29,7 @@ class HandsOff(Noun, frozen=True, kw_only=True):
     of: int = 0
 
 
-def placed(these: Iterable[HandsOff], slots: Iterable[str]) -> tuple[HandsOff, ...]:
+def placed(these: Iterable[ExcludedGpu], slots: Iterable[str]) -> tuple[ExcludedGpu, ...]:
     """The entries, each with the GPU's position among all of the driver's GPUs, by PCI address.
 
     `slots`: their addresses, `0000:3b:00.0`.
@@ -39,7 +39,7 @@ def placed(these: Iterable[HandsOff], slots: Iterable[str]) -> tuple[HandsOff, .
     """
     ordered = sorted(slots)
     return tuple(
-        HandsOff(
+        ExcludedGpu(
             bus_id=one.bus_id,
             xid=one.xid,
             seconds=one.seconds,
