@@ -55,7 +55,9 @@ def inner(frames: tuple[Frame, ...], place: Frame | None) -> tuple[Frame, ...]:
 
 
 def principal(stacks: tuple[ThreadStack, ...], pid: int) -> ThreadStack | None:
-    """The thread that shows what the process does: its main thread or, where that only waits for a thread that trains, that one."""
+    """The thread that shows what the process does: its main thread or, where that only waits for one other thread that trains,
+    that one. None where no main thread is known and not exactly one thread trains.
+    """
     main = next((s for s in stacks if s.name == MAIN_THREAD), None)
     main = main or next((s for s in stacks if s.tid == pid), None)
     if main is not None and not _parked(main):

@@ -61,7 +61,9 @@ def _content(file: Path) -> str | None:
 
 
 def parse_hosts(text: str) -> NamedHosts:
-    """The hosts that a text names, as `read_hosts` reads them from a file."""
+    """The hosts that a text names, which may be a folded list or the lines of a hostfile. Raises UsageError for several users or
+    ports, for more than a million characters, and for what is no host list.
+    """
     if len(text) > MAX_BYTES:
         raise UsageError("the list of hosts has more than a million characters", "name fewer")
     found: dict[str, None] = {}

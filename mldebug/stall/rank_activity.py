@@ -194,8 +194,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def idle_since(self) -> float:
-        """Since when no work was measured of the main thread, nor of a thread or child that it may wait for, on the caller's
-        clock.
+        """Since when the rank does no work, on the caller's clock: neither its main thread (for one that polls, little work counts as
+        none), nor the threads and children that it may wait for. For a rank that is stopped or waits for nobody, the time since
+        its main thread last woke counts for these too.
         """
         class_name = self.classified.class_name if self.classified else ""
         alone = class_name in ITS_OWN or self.last.state in STOPPED

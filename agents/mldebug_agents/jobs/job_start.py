@@ -45,7 +45,7 @@ def environment(old: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 def hook_folder() -> Path:
-    """The folder that holds nothing but the hook's `sitecustomize.py`."""
+    """The folder that holds nothing but the hook's `sitecustomize.py`. Raises ToolError where the hook is not installed."""
     spec = find_spec(HOOK)
     places = list(spec.submodule_search_locations or ()) if spec else []
     folder = Path(places[0]) / FOLDER if places else None

@@ -238,7 +238,7 @@ def claim(
 def torch_claim(
     launcher: str, priority: int, environ: Mapping[str, str], *, elastic: bool = False
 ) -> RankClaim | None:
-    """Build a claim from RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE.
+    """Build a claim from RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None without the first two.
 
     `elastic`: also from torchrun's run id and restart count.
     """

@@ -43,7 +43,7 @@ class Failure(Protocol):
 
     @property
     def errno(self) -> int | None:
-        """The kernel's error number, where it gave one."""
+        """The kernel's error number; None where it gave none."""
 
 
 class Paths(Protocol):

@@ -49,7 +49,7 @@ class CollectiveMismatch:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where all ranks wait and a strict majority stands in one place of the code, or in one collective."""
+        """A finding where all ranks wait and a strict majority stands in one place of the code, or in one collective; None otherwise."""
         recorders = FlightRecorders(case)
         return recorders.judge() or (None if recorders.alike else self._by_stacks(case))
 

@@ -13,7 +13,7 @@ class DataloaderStalled:
     """Blames the worker process that differs from its idle siblings, else the rank."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where a rank stands in the data loader and waits."""
+        """A finding where a rank stands in the data loader and waits; None otherwise."""
         ranks = case.named("dataloader", "dataloader_exit")
         if not ranks or not case.stuck:
             return None

@@ -28,7 +28,7 @@ class GpuFault:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where a fatal fault belongs to a rank that may be to blame."""
+        """A finding where a fatal fault belongs to a rank that may be to blame; None otherwise."""
         if not case.faults or case.moved or not (case.waiting or case.suspects):
             return None
         stopped_at = case.taken_at - case.quiet_seconds if case.quiet_seconds > 0 else None

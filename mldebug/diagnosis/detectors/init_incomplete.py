@@ -12,7 +12,9 @@ class InitIncomplete:
     """Blames the ranks that are not in initialisation; a rank that never came has no pid."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where all waiting ranks wait for the process group or the store, and some rank that must exist is absent."""
+        """A finding where all waiting ranks wait for the process group or the store, and some rank that must
+        exist is absent; None otherwise.
+        """
         if not case.starting or case.moved:
             return None
         if not case.suspects:

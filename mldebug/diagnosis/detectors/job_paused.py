@@ -14,7 +14,9 @@ class JobPaused:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where all living ranks (at least two) are in the kernel's state T or t, or in a frozen cgroup."""
+        """A finding where all living ranks (at least two) are in the kernel's state T or t, or in a frozen
+        cgroup; None otherwise.
+        """
         stopped = case.named("stopped", "traced")
         if len(stopped) < 2 or len(stopped) != len(case.alive):
             return None

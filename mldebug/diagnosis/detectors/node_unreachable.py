@@ -20,7 +20,9 @@ class NodeUnreachable:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where every captured rank waits, and ranks without a capture can only be on nodes that are down or silent."""
+        """A finding where every captured rank waits, and ranks without a capture can only be on nodes
+        that are down or silent; None otherwise.
+        """
         if case.queried is None or not case.unseen or case.moved:
             return None
         gone = [node for node in case.queried.nodes if node.state in ("down", "silent")]

@@ -22,7 +22,7 @@ class OutOfMemory:
     """Blames the rank that was killed for lack of memory, or whose worker was, or whose last lines show a lack of GPU memory."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where other ranks wait for a rank that ran out of memory."""
+        """A finding where other ranks wait for a rank that ran out of memory; None otherwise."""
         if case.moved or not case.waiting:
             return None
         return self._killed(case) or self._device(case)

@@ -28,7 +28,7 @@ class RankBlockedIo:
     """Blames ranks that the kernel holds in I/O; of a lock the process that holds it, if it belongs to the job."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where the kernel names the I/O that blocks a rank."""
+        """A finding where the kernel names the I/O that blocks a rank; None otherwise."""
         blocked = case.named(*CLASSES)
         if case.moved:
             return None

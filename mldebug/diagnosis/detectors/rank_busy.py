@@ -14,7 +14,9 @@ class RankBusy:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where other ranks wait, and the ranks that do not wait are busy and the smaller part."""
+        """A finding where other ranks wait, and the ranks that do not wait are busy and the smaller
+        part; None otherwise.
+        """
         busy = tuple(
             r for r in case.suspects if r.is_.role is Role.BUSY or r.is_.name == "native_code"
         )

@@ -19,7 +19,9 @@ class RankExited:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where a rank has exited or is missing and others live and wait for it; where nobody waits, only for a rank that was killed."""
+        """A finding where a rank has exited or is missing and others live and wait for it; where nobody waits, only
+        for a rank that was killed. None otherwise.
+        """
         gone = tuple(r for r in case.ranks if r.is_.role in (Role.EXITED, Role.MISSING))
         if not gone or not case.alive or case.moved:
             return None

@@ -18,7 +18,9 @@ class StorageFault:
     """Blames the mount, not the rank: the rank is only the first to touch it."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where a filesystem is shown not to answer a rank, or the child that it waits for."""
+        """A finding where a filesystem is shown not to answer a rank, or the child that it waits
+        for; None otherwise.
+        """
         blocked = tuple(filter(_by_filesystem, case.named(*ON_STORAGE, *FOR_CHILDREN)))
         if not blocked or case.moved:
             return None

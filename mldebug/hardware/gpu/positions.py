@@ -1,9 +1,9 @@
-"""Keeps lost GPUs in their places among the GPUs, because a process still counts as it did when it started.
+"""Joins ranks with GPUs by position although a GPU was lost since: each lost GPU keeps its place in the numbering.
 
 Pure.
 
-Without them local rank 3 of eight would be joined with what was the fifth GPU, once the fourth is
-lost.
+A process numbers the GPUs as they were when it started. Were a lost GPU left out, local rank 3 of eight would be joined with
+the fifth GPU once the fourth is lost.
 """
 
 from collections.abc import Collection, Iterable

@@ -64,7 +64,9 @@ def parse_record(data: bytes | str) -> KernelRecord | None:
 
 
 def parse_printed(line: str) -> KernelRecord | None:
-    """Parse a line as dmesg, syslog or `journalctl -k` print it: `<3>[   12.5] text`, `… host kernel: [12.5] text`."""
+    """Parse a line as dmesg, syslog or `journalctl -k` print it: `<3>[   12.5] text`, `… host kernel: [12.5] text`;
+    None for a line of neither form.
+    """
     line = line[:MAX_RECORD].rstrip("\n")
     journal = _JOURNAL.match(line)
     rest = journal["rest"] if journal else line

@@ -214,7 +214,9 @@ class _Block:
         self.over = False
 
     def continued(self, line: str) -> LogRecord | None:
-        """Return the step with its loss, where this line tells it; `over` where the line is none of the block's."""
+        """Return the block's record with the loss of this line; None where the line has none. Sets `over` where the block ends
+        before this line.
+        """
         self._left -= 1
         self.over = line[:1] not in (" ", "\t") or not self._left
         loss = None if self.over else training_loss(line.lower())

@@ -54,7 +54,9 @@ def read_jobs(data: bytes) -> tuple[QueueJob, ...]:
 
 
 def read_nodes(data: bytes) -> tuple[QueueNode, ...]:
-    """The nodes that take no jobs, from the output of `sinfo --json` or `scontrol show node --json`."""
+    """The nodes that take no jobs, from the output of `sinfo --json` or `scontrol show node
+    --json`. Raises QueueError for any other output.
+    """
     answer = _decode(data, _Nodes)
     if answer.nodes is None and answer.sinfo is None:
         raise QueueError("unreadable", f"sinfo lists no nodes: {_errors(answer.errors)}")

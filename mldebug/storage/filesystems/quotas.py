@@ -65,7 +65,7 @@ def _quota(groups: dict[str, str | None]) -> QuotaUsage | None:
 def amount(text: str | None) -> float:
     """The bytes that a text such as `1.5T`, `1024` or `20GiB` means (units are powers of 1024).
 
-    A `*`, by which `quota` marks a passed limit, is ignored.
+    A `*`, by which `quota` marks a passed limit, is ignored. Raises QuotaError for any other text.
     """
     match = _AMOUNT.fullmatch((text or "").strip())
     if match is None:

@@ -43,7 +43,7 @@ class HangAwareReader:
         return self._ask(lambda: self._reader.read_tail(path, rights=rights, max_bytes=max_bytes))
 
     def poke(self, path: str, *, rights: Rights) -> Unreadable | None:
-        """As `Reader.poke`; `Unreadable` without a try once a path has hung."""
+        """As `Reader.poke`: None for success. Once a path has hung, returns `Unreadable` without a try."""
         return self._ask(lambda: self._reader.poke(path, rights=rights))
 
     def _ask(self, ask: Callable[[], Answered | Unreadable]) -> Answered | Unreadable:

@@ -64,9 +64,8 @@ def blocked_on(
 
 
 def thread_of(state: ProcessState, tid: int | None) -> ThreadState | None:
-    """The thread with this id.
-
-    The main thread where there is none, as for a container whose thread ids differ from the host's.
+    """The thread with this id, or the main thread where there is none (a container's thread ids differ from the host's); None
+    where neither was read.
     """
     return next((thread for thread in state.threads if thread.tid == tid), state.main)
 

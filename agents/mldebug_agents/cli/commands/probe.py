@@ -17,7 +17,7 @@ class ProbeGroup(click.Group):
         return names("probes")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one probe's file and build its command."""
+        """Import one probe's file and build its command; None for an unknown name."""
         if cmd_name not in names("probes"):
             return None
         command: click.Command = create_plugin("probes", cmd_name)

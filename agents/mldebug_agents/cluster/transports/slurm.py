@@ -45,7 +45,7 @@ class SlurmTransport:
         self._options = options
 
     def plan(self, wanted: FanoutRequest, starter: ProgramStarter) -> FanoutPlan:
-        """The plan: one job step on all nodes of the job that are up."""
+        """The plan: one job step on all nodes of the job that are up. Raises MldebugError where none is."""
         job, nodes = _job(starter, wanted.target)
         absent = tuple(_down(starter, nodes))
         up = [name for name in nodes if name not in {node.name for node in absent}]

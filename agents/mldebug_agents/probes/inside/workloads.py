@@ -174,8 +174,9 @@ def dram(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def disk(order: dict[str, Any]) -> dict[str, Any]:
-    """Write and sync a temporary file, past the page cache where the filesystem allows it, and return the speed in bytes per
-    second. `absent`: the folder does not exist.
+    """Write and sync a temporary file, past the page cache where the filesystem allows it, and return its speed
+    (`bandwidth`, bytes per second), its size and whether the page cache was avoided (`direct`); only `absent` where the folder
+    does not exist. Raises OSError where too little is free.
     """
     folder = order["disk"]
     if not os.path.isdir(folder):

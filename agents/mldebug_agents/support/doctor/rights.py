@@ -45,6 +45,6 @@ def hidepid(mountinfo: str, proc: str = "/proc") -> str:
 
 
 def owner(status: str) -> int | None:
-    """Return the effective uid from the text of /proc/PID/status."""
+    """Return the effective uid from the text of /proc/PID/status; None where it has no such line."""
     match = re.search(r"^Uid:\s*\d+\s+(\d+)", status, re.MULTILINE)
     return int(match[1]) if match else None

@@ -264,7 +264,8 @@ def open_inside(
     """Open `rest` below the directory `root` as openat2(RESOLVE_IN_ROOT) does.
 
     It is done by hand where the user's right to each step has to be checked, or where the kernel
-    (before 5.6) or a seccomp filter has no openat2. `links`: whether links are followed.
+    (before 5.6) or a seccomp filter has no openat2. `links`: whether links are followed. Returns the
+    descriptor; raises OSError.
     """
     if access is not None and access.way is _Way.CHECK:
         return walk_inside(root, rest, flags, access=access, links=links)
@@ -285,7 +286,9 @@ def open_inside(
 def walk_inside(
     root: int, rest: bytes, flags: int, *, access: Access | None = None, links: bool = True
 ) -> int:
-    """Resolve `rest` below the directory `root` component by component; `..` and links never leave it."""
+    """Open `rest` below the directory `root`, component by component; `..` and links never leave it. Returns the descriptor;
+    raises OSError, ELOOP for too many links or for any where `links` is false.
+    """
     trail = [root]
     names = rest.split(b"/")[::-1]
     followed = 0

@@ -74,7 +74,9 @@ class ChildLink(Generic[T]):
         return message
 
     def receive_with_descriptor(self) -> tuple[T, int | None]:
-        """Wait for one message and the file descriptor sent with it (None without one), which the caller has to close."""
+        """Wait for one message and the file descriptor sent with it (None without one), which the caller has to close.
+        Raises ConnectionError where the other end is gone or the message cannot be decoded.
+        """
         # never more than belongs to the message: a descriptor is lost where its byte is read without it
         while missing := self._missing():
             part = self._connection.recv(min(missing, _CHUNK))

@@ -43,7 +43,7 @@ def only_one(state_dir: Path) -> Iterator[Path]:
 
 
 def running(state_dir: Path) -> BackgroundAgent | None:
-    """The agent that `mldebug up` started with this state dir, where that very process still lives and is this user's."""
+    """The agent that `mldebug up` started with this state dir; None unless that very process still lives and is this user's."""
     with contextlib.suppress(OSError, ValueError):
         pid, ticks = (state_dir / PID_FILE).read_text()[:MAX_TEXT].split()
         written = BackgroundAgent(int(pid), int(ticks))

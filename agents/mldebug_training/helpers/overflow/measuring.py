@@ -41,7 +41,7 @@ class Extremes:
 
     @property
     def most(self) -> float | None:
-        """The largest absolute value; NaN where any value is NaN."""
+        """The largest absolute value; NaN where any value is NaN, None where nothing was measured."""
         if self.low is None or self.high is None:
             return None
         return math.nan if math.isnan(self.low) else max(abs(self.low), abs(self.high))

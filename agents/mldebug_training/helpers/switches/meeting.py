@@ -65,6 +65,7 @@ class Meeting:
         """Wait for the result of `come`; to be called again where that was interrupted.
 
         A rank that was counted must do as the others do, so it waits for a silent store until the time is over.
+        Raises LateError where the store stays silent, or the ranks did not agree.
         """
         store, silent = self._store, 0.0
         while not self._answer:

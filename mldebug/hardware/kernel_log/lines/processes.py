@@ -102,7 +102,7 @@ def _group(line: KernelText) -> KernelEvent | None:
 
 
 def oomd_kill(line: KernelText) -> KernelEvent | None:
-    """A cgroup that systemd-oomd killed, as it and systemd write it where they log to the kernel's log."""
+    """The event of a cgroup that systemd-oomd killed, as it or systemd writes it into the kernel's log; None for another line."""
     match = _OOMD.match(line.text)
     if match is None:
         return None

@@ -72,7 +72,9 @@ class Ask:
     def keep(
         self, metric: str, function: str, *arguments: Any, to: Callable[[Any], T] = lambda x: x
     ) -> T | None:
-        """Query once and return the same value at later reads; for values that cannot change while the driver is loaded."""
+        """Query until one query succeeds, then return its value at all later reads; None before that. For values that cannot
+        change while the driver is loaded.
+        """
         name = f"{metric} {arguments}"
         if name not in self.device.kept:
             value = self(metric, function, *arguments, to=to)
@@ -91,7 +93,7 @@ class Ask:
         every: int = TURN,
     ) -> T | None:
         """Query at one full read in `every`, and return the last value at the reads between; for slow or rarely changing
-        values. A failed query is repeated at the next read.
+        values. A failed query gives None, and is repeated at the next read.
         """
         if metric not in self.device.kept or self.device.turn(self.device.index, every):
             self.device.kept[metric] = self(metric, function, to=to)

@@ -61,7 +61,9 @@ def energy_if_cheap(ask: Ask, clock: Callable[[], float]) -> float | None:
 
 
 def fresh_energy(ask: Ask, clock: Callable[[], float]) -> float | None:
-    """Joules for the full read: the value of the quick reading where it is at most a minute old, else queried now."""
+    """The GPU's energy counter in joules: what the last quick reading read where that is at most a minute old, else queried now;
+    None where the query fails.
+    """
     last: Energy | None = ask.device.kept.get(KEPT)
     fresh = last is not None and last.by_watch and 0 <= clock() - last.at <= FRESH
     if last is not None and fresh and last.joules is not None:
