@@ -1,4 +1,4 @@
-"""What all types of the model share."""
+"""The two base classes of the types for measured data and for report data, and the fields that two types share."""
 
 from functools import cache
 from typing import Any

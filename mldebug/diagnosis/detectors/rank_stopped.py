@@ -13,7 +13,9 @@ class RankStopped:
     """Blames ranks that a signal or a debugger has stopped (state T or t) or whose cgroup is frozen, as a paused container is; not where that is so for all ranks: then the job was paused on purpose."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where some, not all, living ranks are stopped; None otherwise."""
+        """A finding where some, not all, living ranks are stopped, or the only rank of a job is; None otherwise, and where a waiting
+        rank went on meanwhile.
+        """
         stopped = case.named("stopped", "traced")
         if not stopped or len(stopped) == len(case.alive) > 1 or case.moved:
             return None

@@ -19,7 +19,9 @@ NEAR = 900.0  # seconds before a capture in which faults of no rank in particula
 
 
 def hardware_lines(captures: Sequence[NodeCapture], diagnosis: Diagnosis) -> tuple[str, ...]:
-    """One line for each fault, as `05:34:06 UTC: Xid 31 (…) on GPU 0000:4b:00.0, rank 3`: the newest 20, the oldest of them first."""
+    """One line for each fault that the diagnosis does not quote, as `05:34:06 UTC: Xid 31 (…) on GPU 0000:4b:00.0, rank 3`: the newest
+    20, the oldest of them first.
+    """
     cited = " ".join((diagnosis.summary, *diagnosis.evidence))
     found = {_confirmed(fault): fault for capture in captures for fault in _near(capture)}
     every = sorted(found.values(), key=lambda one: one.at)

@@ -1,4 +1,4 @@
-"""Cancel the run's Slurm job, whose number the kernel and Slurm tell, and never the job itself."""
+"""Cancel the run's Slurm job; its number comes from the kernel and from Slurm, never from the job."""
 
 import msgspec
 

@@ -140,7 +140,8 @@ class OwnRuns:
                 far.forget()
 
     def news(self, belongs: Belongs, now: float) -> tuple[RunNews, ...]:
-        """What this node announces to others: one message for each run for which `belongs` is true, those that failed lately included. `now`: monotonic seconds."""
+        """What this node announces to others: one message for each run for which `belongs` is true, those that failed lately included,
+        those that are judged no more left out. `now`: monotonic seconds."""
         bad = self._bad_ends.recent()
         first = {job_key(run.job, self._node): run for run in reversed(list(self.runs.values()))}
         runs = tuple(
