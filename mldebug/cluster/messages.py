@@ -248,7 +248,7 @@ def _how_long_ago(one: PeerView) -> float:
 
 
 def believed(announcement: Announcement) -> Announcement:
-    """The announcement of another node with its texts cleaned and shortened. Raises EvidenceError where a name, a number or a rank is not valid."""
+    """The announcement of another node with its texts cleaned and shortened, and its lists cut. Raises EvidenceError where a name, a number or a rank is not valid."""
     if not _NODE.fullmatch(announcement.node) or not 0 < announcement.port < 65_536:
         raise EvidenceError(f"{clean(announcement.node, 60)!r}:{announcement.port} is no node")
     runs = tuple(map(_believed_run, announcement.runs[:MAX_RUNS]))

@@ -164,7 +164,8 @@ class ReportStore:
         return load_captures(self.path(wanted))
 
     def prune(self) -> tuple[str, ...]:
-        """Remove reports that are too old or too many, and return their ids.
+        """Remove reports that are too old, too many or too large together, and return their ids. Ends after `PRUNE_SECONDS`;
+        the next call goes on.
 
         `mldebug.incidents.pruning` says which.
         """

@@ -6,7 +6,7 @@ MAIN_THREAD = "MainThread"
 
 
 class Frame(Noun, frozen=True, kw_only=True):
-    """A frame of a stack. `line` is 0 for native code; `path` is the full file name (or the shared object)."""
+    """A frame of a stack. `line` is 0 where it is not known, as for most native code; `path` is the full file name (or the shared object)."""
 
     function: str
     file: str  # short: as much of the path as a person needs

@@ -51,7 +51,9 @@ class Forecast(Noun, frozen=True, kw_only=True):
 
 
 def forecast(points: Sequence[Point], free: float) -> Forecast:
-    """The forecast from points in order of time; `free`: what is left now, in the unit of the points."""
+    """The forecast from points in order of time; an empty one from fewer than `LEAST_POINTS`. `free`: what is left now, in the unit
+    of the points.
+    """
     if len(points) < LEAST_POINTS or points[-1].at <= points[0].at:
         return Forecast()
     now, span = points[-1].at, points[-1].at - points[0].at
