@@ -24,14 +24,14 @@ def main(events: Path, how: str) -> None:
         result = f"{type(error).__name__}: {error}"
     put(events / f"told.{rank}", result.encode("utf-8", "backslashreplace").decode())
     if how == "stopped" and rank:
-        keeper = int((events / "started.0").read_text())
-        # on a busy machine it stops later: continued too early, it would stay stopped; and somebody else may have continued it
-        until = time.monotonic() + 60
-        while not is_stopped(keeper) and time.monotonic() < until:
-            time.sleep(0.05)
-        os.kill(keeper, signal.SIGCONT)
+        os.kill(keeper_of(events), signal.SIGCONT)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def keeper_of(events: Path) -> int:
+    """The pid of rank 0."""
+    return int((events / "started.0").read_text())
 
 
 def is_stopped(pid: int) -> bool:
@@ -110,11 +110,19 @@ def never_ends(rank: int, events: Path) -> str:
 
 
 def stopped(rank: int, events: Path) -> str:
-    """Rank 0, which keeps the store where no launcher does, is stopped until the other one has said what it has learned."""
-    let_it_go_first(rank, events)
+    """Rank 0, which keeps the store where no launcher does, is stopped until the other one has said what it has learned.
+
+    It stops once the other one is through `init_process_group`, which asks the store, too, and may be seconds later there. The
+    other one comes when it has stopped: the two seconds are not for a busy machine.
+    """
+    if rank:
+        put(events / "ready", "")
+        while not is_stopped(keeper_of(events)):
+            time.sleep(0.05)
     with mldebug_training.main_process_first(2) as first:
+        while first and not (events / "ready").exists():
+            time.sleep(0.05)
         if first:
-            put(events / "inside", "")
             os.kill(os.getpid(), signal.SIGSTOP)
     return "went through"
 
