@@ -17,7 +17,7 @@ import msgspec
 from mldebug import __version__
 from mldebug.capture.validation import wrong_ranks
 from mldebug.cluster.run_identity import RunKey, is_of
-from mldebug.cluster.wire import another_mldebug
+from mldebug.cluster.wire import MAX_BYTES, another_mldebug
 from mldebug.core.errors import EvidenceError, UsageError
 from mldebug.core.model import Diagnosis, Gap, Noun
 from mldebug.core.ranksets import rank_intervals
@@ -34,6 +34,11 @@ MAX_PRESENT = 4096  # nodes that are listed as present
 MAX_LINES = 256  # culprits, or sentences, of one diagnosis
 MAX_SIGNALS = 16  # of one run
 MAX_COUNT = 1 << 53  # of steps, as a float holds exactly
+# What users of a node may ask its agent about all nodes
+CLUSTER_PATH, DUMP_PATH = "/api/v1/cluster", "/api/v1/dump"
+MAX_VIEW = 32 * MAX_MESSAGE
+MAX_REPORT = 8 * MAX_BYTES
+DUMP_DEADLINE = 60.0  # seconds for a capture on all nodes of a job
 _NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
 
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)

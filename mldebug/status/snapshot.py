@@ -3,10 +3,22 @@
 `status`, the API and the metrics read only this.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from mldebug.alerts.view import EventsView
-from mldebug.core.model import Gap, HookState, Noun, RankDevice, Remark, Role
+from mldebug.core.model import (
+    Gap,
+    HookState,
+    Job,
+    Noun,
+    RankDevice,
+    RankIdentity,
+    Remark,
+    Role,
+    shared_fields,
+)
 from mldebug.goodput.straggler import Slowness
 from mldebug.hardware.gpu.expected import GpuCount
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
@@ -150,3 +162,17 @@ class Snapshot(Noun, frozen=True, kw_only=True):
 def encode(snapshot: Snapshot) -> bytes:
     """The snapshot as JSON, as the API and `mldebug status --json` give it."""
     return msgspec.json.encode(snapshot)
+
+
+def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:
+    """Rebuild a job from a run of a snapshot.
+
+    It has only what the snapshot holds. `started`: start times (unix) by pid, where known.
+    """
+    ranks = tuple(
+        RankIdentity(
+            rank=rank, pid=pid, world_size=run.world_size, started_at=started.get(pid, 0.0)
+        )
+        for rank, pid in sorted(run.ranks.items())
+    )
+    return Job(**shared_fields(run, Job), ranks=ranks)

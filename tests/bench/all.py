@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.table import OUT, read, show
 
 NAMES = (
+    "starts",
     "run",
     "watch",
     "latency",

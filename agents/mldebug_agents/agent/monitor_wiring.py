@@ -24,15 +24,9 @@ from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.storage.checkpoints import monitor as checkpoints
 from mldebug_agents.storage.checkpoints.reader import CheckpointReader
-from mldebug_agents.storage.child.client import MountClient
-from mldebug_agents.storage.dir_sizes.collector import DirSizeCollector
+from mldebug_agents.storage.collectors import storage_collectors
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
-from mldebug_agents.storage.filesystems.collector import FilesystemCollector
-from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotaCollector
-from mldebug_agents.storage.filesystems.latency import LatencyCollector
-from mldebug_agents.storage.filesystems.quotas import QuotaCollector
-from mldebug_agents.storage.monitor import StorageCollector, StorageMonitor
-from mldebug_agents.storage.write_rates.collector import WriteRateCollector
+from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Worker
 
@@ -86,20 +80,6 @@ def hardware_monitor(
     }
     pids = sees_kernel_pids(context.host)
     return hardware.HardwareMonitor(context.node, store, workers, kernel_pids=pids, gpus=gpus)
-
-
-def storage_collectors(context: Context, probe: MountClient) -> list[StorageCollector]:
-    """All collectors that only read; the agent has one beside them that writes (`CanaryCollector`)."""
-    writers = WriteRateCollector(context)
-    filesystems = FilesystemCollector(context, probe, writers.who_fills)
-    return [  # collectors that ask another one, in another thread, only read one value of it
-        filesystems,
-        LatencyCollector(context, lambda: filesystems.used),
-        QuotaCollector(context),
-        KernelQuotaCollector(context, probe),
-        DirSizeCollector(context),
-        writers,
-    ]
 
 
 def checkpoint_monitor(

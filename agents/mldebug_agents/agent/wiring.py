@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mldebug.cluster.known_peers import lives
+from mldebug.cluster.messages import CLUSTER_PATH, DUMP_PATH
 from mldebug.cluster.run_identity import job_key, run_id
 from mldebug.config.schema import Config
 from mldebug.core.errors import MldebugError
@@ -38,7 +39,7 @@ from mldebug_agents.cluster.peers.net.client import PeerClient
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import PeerSetup, join
-from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, Verb, peer_verbs
+from mldebug_agents.cluster.peers.verbs import Verb, peer_verbs
 from mldebug_agents.hardware.gpu.controller import gpu_verbs
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker

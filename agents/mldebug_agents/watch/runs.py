@@ -14,7 +14,6 @@ from mldebug.core.model import (
     Job,
     Judgement,
     NodeCapture,
-    RankIdentity,
     Role,
     shared_fields,
 )
@@ -176,20 +175,6 @@ def found_state(job: Job) -> RunState:
         ranks={rank.rank: rank.pid for rank in job.ranks},
         lost=tuple(lost.rank for lost in job.lost),
     )
-
-
-def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:
-    """Rebuild a job from a run of a snapshot.
-
-    It has only what the snapshot holds. `started`: start times (unix) by pid, where known.
-    """
-    ranks = tuple(
-        RankIdentity(
-            rank=rank, pid=pid, world_size=run.world_size, started_at=started.get(pid, 0.0)
-        )
-        for rank, pid in sorted(run.ranks.items())
-    )
-    return Job(**shared_fields(run, Job), ranks=ranks)
 
 
 def run_state(run: Run, exits: Mapping[int, str]) -> RunState:

@@ -120,9 +120,13 @@ def test_a_node_that_does_not_come_is_named_in_half_of_the_time_for_all(tmp_path
     """Before that half PyTorch is imported twice, and after it there is one try: the rest of the time must suffice for these."""
     duration, step = 40 * PATIENCE, 10
     words = ("--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--nproc", "1")
-    code, output, _ = isolate(tmp_path, *words, "--duration", f"{duration:g}s", "--step", f"{step}s")
+    code, output, _ = isolate(
+        tmp_path, *words, "--duration", f"{duration:g}s", "--step", f"{step}s"
+    )
     assert named(output) == [["node 1"]], json.dumps(output)
-    assert f"it did not come within {duration / 2:g} s" in output["answer"]["culprits"][0]["evidence"]
+    assert (
+        f"it did not come within {duration / 2:g} s" in output["answer"]["culprits"][0]["evidence"]
+    )
     assert code == 1
 
 

@@ -6,13 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.cluster.messages import ClusterView, DumpOrder, PeerView, RunNews
+from mldebug.cluster.messages import (
+    CLUSTER_PATH,
+    DUMP_PATH,
+    ClusterView,
+    DumpOrder,
+    PeerView,
+    RunNews,
+)
 from mldebug.core.errors import MldebugError
 from mldebug.status.cluster_lines import cluster_lines
 from mldebug_agents.cluster.peers.net.client import Peer
 from mldebug_agents.cluster.peers.net.errors import RefusedError, SilentError
 from mldebug_agents.cluster.peers.openapi import DUMP
-from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, peer_verbs
+from mldebug_agents.cluster.peers.verbs import peer_verbs
 
 
 class Coordinators:

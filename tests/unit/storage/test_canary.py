@@ -10,8 +10,8 @@ import pytest
 from mldebug.config.schema import CanaryConfig as Wanted
 from mldebug.config.schema import Config, StorageConfig
 from mldebug.storage.filesystems.canary import CanaryResult, CanaryWrite, sentence
-from mldebug_agents.agent.monitor_wiring import storage_collectors
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
+from mldebug_agents.storage.collectors import storage_collectors
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from shared.storage.nodetools import with_config
 from unit.storage.test_filesystems import mount, mounted

@@ -13,10 +13,10 @@ import pytest
 from mldebug.config.schema import CanaryConfig, Config, StorageConfig
 from mldebug.core.model import Job, RankIdentity
 from mldebug.status.storage_lines import storage_json
-from mldebug_agents.agent.monitor_wiring import storage_collectors
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.child import server
 from mldebug_agents.storage.child.messages import MountAnswer, MountRequest, MountRequests, Space
+from mldebug_agents.storage.collectors import storage_collectors
 from mldebug_agents.storage.filesystems import collector as filesystems
 from mldebug_agents.storage.filesystems.canary import CanaryCollector as Writing
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector

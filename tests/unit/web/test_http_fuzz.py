@@ -18,10 +18,10 @@ from schemathesis.specs.openapi.checks import status_code_conformance
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
+from mldebug.cluster.messages import CLUSTER_PATH, DUMP_PATH
 from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import UsageError
 from mldebug.web import frame
-from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH
 from mldebug_agents.hardware.gpu.controller import ACCEPT, RELEASE
 from mldebug_agents.web.alertmanager_route import PATH as ALERTS
 from mldebug_agents.web.listeners import SOCKET, open_unix

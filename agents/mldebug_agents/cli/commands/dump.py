@@ -10,7 +10,14 @@ import msgspec
 
 from mldebug.cli.console import Console
 from mldebug.cli.param_types import FILE, JOB
-from mldebug.cluster.messages import ClusterView
+from mldebug.cluster.messages import (
+    CLUSTER_PATH,
+    DUMP_DEADLINE,
+    DUMP_PATH,
+    MAX_REPORT,
+    MAX_VIEW,
+    ClusterView,
+)
 from mldebug.cluster.wire import encode
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
@@ -26,8 +33,6 @@ from mldebug_agents.cluster.fanout.messages import FanoutRequest
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_captures import capture_all, reply
 from mldebug_agents.cluster.peers.reach import run_elsewhere
-from mldebug_agents.cluster.peers.routes import DUMP_DEADLINE
-from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, MAX_REPORT, MAX_VIEW
 from mldebug_agents.incidents.manual import (
     STORE_TIMEOUT,
     Taken,

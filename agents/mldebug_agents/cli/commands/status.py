@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mldebug.alerts.status_lines import event_lines
 from mldebug.cli.console import Console, print_line
-from mldebug.cluster.messages import ClusterView
+from mldebug.cluster.messages import CLUSTER_PATH, MAX_VIEW, ClusterView
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode
 from mldebug.core.model import Gap, Job, Remark
@@ -29,17 +29,15 @@ from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
 from mldebug.status.cluster_lines import cluster_lines, stalled
 from mldebug.status.gpu_lines import hardware_lines, rank_lines
 from mldebug.status.run_lines import ailing_lines, pace_words, stale_words, state_words
-from mldebug.status.snapshot import RunState, Snapshot
+from mldebug.status.snapshot import RunState, Snapshot, job_of
 from mldebug.status.storage_lines import checkpoints_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.storage.filesystems.state import CollectorState, StorageState
-from mldebug_agents.agent.monitor_wiring import storage_collectors
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
-from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
+from mldebug_agents.storage.collectors import storage_collectors
 from mldebug_agents.storage.monitor import look_once
-from mldebug_agents.watch.runs import job_of
 from mldebug_agents.web.client import ask_nearest
 from mldebug_agents.web.control_requests import post_to_agent
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mldebug.cluster.messages import (
+    DUMP_DEADLINE,
     MAX_MESSAGE,
     Announcement,
     CaptureOrder,
@@ -44,7 +45,6 @@ from mldebug_agents.cluster.peers.openapi import (
 )
 from mldebug_agents.cluster.peers.remote_orders import TimedCapture
 
-DUMP_DEADLINE = 60.0
 BODY = 20.0  # seconds in which a question has to be complete
 HANG_UP = {"connection": "close"}  # what is left of the question is not read
 JSON, PACKED, WORDS = "application/json", "application/octet-stream", "text/plain"

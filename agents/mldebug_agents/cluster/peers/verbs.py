@@ -6,19 +6,25 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.cluster.messages import MAX_MESSAGE, ClusterView, DumpOrder, joined, of_user, read
-from mldebug.cluster.wire import MAX_BYTES
+from mldebug.cluster.messages import (
+    CLUSTER_PATH,
+    DUMP_DEADLINE,
+    DUMP_PATH,
+    MAX_REPORT,
+    MAX_VIEW,
+    ClusterView,
+    DumpOrder,
+    joined,
+    of_user,
+    read,
+)
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report_model import Report
 from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.cluster.peers.coordinator_search import ANSWER
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.openapi import DUMP, VIEW
-from mldebug_agents.cluster.peers.routes import DUMP_DEADLINE
 
-CLUSTER_PATH, DUMP_PATH = "/api/v1/cluster", "/api/v1/dump"
-MAX_VIEW = 32 * MAX_MESSAGE
-MAX_REPORT = 8 * MAX_BYTES
 PATIENCE = 8.0  # seconds for the views of all coordinators: whoever asks waits for 10
 MAX_WHYS = 4  # in a sentence
 

@@ -14,7 +14,7 @@ from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.hardware.gpu.expected import ExpectedGpus
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.stall.signals import RankLook, RunLook
-from mldebug.status.snapshot import RunState, Snapshot
+from mldebug.status.snapshot import RunState, Snapshot, job_of
 from mldebug_agents.hardware.gpu.monitor import EXPECTED
 from mldebug_agents.hardware.gpu.reads import GpuOrder
 from mldebug_agents.hardware.monitor import HardwareMonitor
@@ -28,7 +28,6 @@ from mldebug_agents.support.replay.recorded_sources import (
 from mldebug_agents.support.replay.recording import Recording
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
-from mldebug_agents.watch.runs import job_of
 
 Event = Snapshot | NodeGpus | NodeWatch | GpuReadFailure
 ORDER = (Snapshot, NodeGpus, NodeWatch, GpuReadFailure)  # of what was recorded at the same time

@@ -1,0 +1,43 @@
+"""What a start of `mldebug` imports: the same everywhere, so it shows where a start has become slow; `tests/bench/starts.py` measures it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mldebug.core.plugins import load, names, summary
+
+LIST = "import sys\nfrom mldebug.cli.main import main\ncode = main()\nprint(*sys.modules, file=sys.stderr)\n"
+# What belongs to others than who asks: servers, other nodes, pages, and the agent itself
+HEAVY = ("asyncio", "starlette", "uvicorn", "cryptography", "prometheus_client", "sqlite3", "ClusterShell.Task", "mldebug_agents.agent.loop")  # fmt: skip
+
+
+def imported(*arguments: str) -> set[str]:
+    """The modules that this command line imports."""
+    done = subprocess.run([sys.executable, "-c", LIST, *arguments], check=True, capture_output=True, text=True)  # fmt: skip
+    assert done.stdout
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_help_imports_no_verb() -> None:
+    modules = imported("--help")
+    ours = {one for one in modules if one.startswith("mldebug")}
+    assert ours <= {
+        *("mldebug", "mldebug.cli", "mldebug.cli.main", "mldebug.cli.commands"),
+        *("mldebug.core", "mldebug.core.errors", "mldebug.core.plugins", "mldebug.core.redact"),
+        *("mldebug_agents", "mldebug_agents.cli", "mldebug_agents.cli.commands"),
+    }
+    assert not modules & {*HEAVY, "jinja2", "rich", "yaml", "ssl", "http"}
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("reports", "list"), ("diagnose", "--help")])
+def test_a_look_at_this_node_imports_no_server(arguments: tuple[str, ...]) -> None:
+    """`status` looks for itself where no agent runs, with the tools of the agent: its state is one of them."""
+    allowed = {"sqlite3"} if arguments == ("status",) else set()
+    assert not imported(*arguments) & set(HEAVY) - allowed
+
+
+@pytest.mark.parametrize("kind", ["commands", "probes", "launchers", "metrics"])
+def test_a_summary_that_is_read_without_an_import_is_the_docstring(kind: str) -> None:
+    for name in names(kind):
+        assert summary(kind, name) == (load(kind, name).__doc__ or "").strip().splitlines()[0]
