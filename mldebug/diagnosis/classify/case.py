@@ -110,6 +110,15 @@ class Case:
         return tuple(rank for rank in range(self.job.world_size) if rank not in here)
 
     @cached_property
+    def blind(self) -> tuple[ClassifiedRank, ...]:
+        """The ranks whose stacks could not be had: they may do anything."""
+        return tuple(
+            r
+            for r in self.ranks
+            if r.is_.name == "unclear" and r.capture and not r.capture.process.stacks
+        )
+
+    @cached_property
     def starting(self) -> bool:
         """Whether all waiting ranks wait for process groups to be created.
 

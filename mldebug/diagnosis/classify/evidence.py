@@ -87,6 +87,8 @@ def blame(
         return _several(case, verdict, (*culprits, *rivals), tuple(next_steps))
     if case.unseen and any(_is_soft(rank) or _is_busy(rank) for rank in culprits):
         return _beside_unseen(case, verdict, culprits, tuple(next_steps))
+    if case.blind and any(rank.is_.name in FOR_OTHERS for rank in culprits):
+        return _beside_unseen(case, verdict, culprits, tuple(next_steps))
     summary = (lead or sentence(culprits)) + _where(case, culprits)
     victims = case.victims()
     proved = all(_proved(case, rank) for rank in culprits)
@@ -214,9 +216,9 @@ def _several(
 def _beside_unseen(
     case: Case, verdict: Verdict, suspects: tuple[ClassifiedRank, ...], next_steps: tuple[str, ...]
 ) -> Finding:
-    """The ranks do not seem to wait, but may wait for a rank that was not captured: `low` at most."""
+    """The ranks do not seem to wait, but may wait for a rank that was not captured, or has no stack: `low` at most."""
     doubtful = any(r.is_.name in FOR_OTHERS or r.is_.role is Role.UNCLEAR for r in suspects)
-    count = len(case.elsewhere)
+    count = len(case.elsewhere) + len(case.blind)
     unseen = f"{count:,} rank{'s' if count > 1 else ''} could not be looked at"
     victims = f"; {case.victims()}" if case.waiting else ""
     return Finding(

@@ -31,6 +31,8 @@ OTHERS: dict[str, tuple[Expected, ...]] = {
     # without a native stack a wait inside the backward pass is told by its rest, and a crowded machine disturbs that
     "ddp_sleep": (Expected("unknown", (), (LOW,)), Expected("rank_waiting", (2,), (MEDIUM, HIGH))),
     "ddp_loop": (Expected("unknown", (), (LOW,)), Expected("rank_busy", (2,), (LOW, MEDIUM))),
+    # a rank that computes may give its hook no turn on a crowded machine: then it may be whom the other one polls for, and nobody is named
+    "prepare": (Expected("rank_busy", (1, 2), (LOW,)), Expected("rank_waiting", (), (LOW,))),
     # what file it reads stands in /proc/PID/syscall, which is closed as well
     "input": (Expected("rank_blocked_io", (2,), (MEDIUM, HIGH)),),
     "pdb": (Expected("rank_waiting", (2,), (MEDIUM, HIGH)),),

@@ -547,6 +547,14 @@ def test_a_poller_alone_is_named_but_never_high() -> None:
     assert outcome(job_of(waiter(), POLLS, waiter())) == ("rank_waiting", [1], "medium")
 
 
+def test_a_poller_beside_a_rank_without_a_stack_is_not_named() -> None:
+    """The one that no hook or dump showed may prepare what the other one polls for; who cannot be fed by it is named as ever."""
+    blind = process(wchan="", move=still())
+
+    assert outcome(job_of(waiter(), blind, POLLS, waiter())) == ("rank_waiting", [], "low")
+    assert outcome(job_of(waiter(), blind, SLEEPS, waiter())) == ("rank_waiting", [2], "medium")
+
+
 def test_a_poller_that_writes_is_at_work() -> None:
     move = Movement(samples=8, span_seconds=2.0, same_frames=True, switches=90, io_chars=1 << 20)
     writes = process(*HERE, wchan="hrtimer_nanosleep", move=move)
