@@ -36,7 +36,7 @@ def isolate(hosts: Hosts, folder: Path, *words: str) -> dict[str, Any]:
         argv = [
             *(sys.executable, "-m", "mldebug", "probe", "isolate", "--device", "cpu", "--beside-jobs"),
             *("--nproc", "1", "--nodes", str(len(hosts)), "--node", str(number), "--json"),
-            *("--rendezvous", f"{hosts['n0'].address}:29511", "--step", "20s", *words),
+            *("--rendezvous", f"{hosts['n0'].address}:29511", "--step", "12s", *words),
         ]  # fmt: skip
         own = {"MLDEBUG_PROBE_LOCK": str(folder / host.name), "GLOO_SOCKET_IFNAME": "eth0"}
         process = subprocess.Popen(

@@ -4,7 +4,7 @@ import os
 import subprocess
 from typing import Any
 
-# A factor; `.ci/run` shares two cores among five parts and sets 3
+# A factor; `.ci/run` shares two cores among seven parts and sets 3
 PATIENCE = float(os.environ.get("MLDEBUG_TEST_PATIENCE", "1"))
 # A deadline of so many seconds for a process is such a wait; a shorter one may be what a test is about
 WAITS = 5.0
