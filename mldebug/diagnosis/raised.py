@@ -31,7 +31,8 @@ _THREAD = re.compile(r"Exception in thread (?P<name>.{1,80}?):\s*$")
 _FRAME = re.compile(
     r'File "(?P<path>[^"]{1,1000})", line (?P<line>\d{1,7}), in (?P<name>[^\s(]{1,200})'
 )
-_CLOCK = re.compile(r"\b\d\d:\d\d:\d\d\b")
+_RICH_FRAME = re.compile(r"│ (?P<path>/[^│:]{1,1000}):(?P<line>\d{1,7}) in (?P<name>\S{1,200})\s*│")
+_CLOCK = re.compile(r"(?<!\d)\d\d:\d\d:\d\d(?!\d)")
 
 
 class Raised(NamedTuple):
@@ -42,6 +43,7 @@ class Raised(NamedTuple):
     moment: str = ""  # 12:03:11, as the log has it; "": it has no times
     frames: tuple[tuple[str, str, str], ...] = ()  # (file name, line, function), innermost first
     went_on: bool = False  # lines after it show that it was no end of anything
+    trained_on: bool = False  # steps of training are among them
 
     @property
     def place(self) -> str:
@@ -51,16 +53,21 @@ class Raised(NamedTuple):
         file, line, function = self.frames[0]
         return f" in {function} ({file}:{line})"
 
+    @property
+    def uncaught(self) -> bool:
+        """Whether it has left the script: no thread's, and from the script's outermost line."""
+        return not self.thread and any(frame[2] == "<module>" for frame in self.frames)
+
 
 def with_exceptions(case: Case, finding: Finding) -> Finding:
-    """The finding with the exceptions that the named ranks have raised; where nobody is named, those of the suspects, as evidence only."""
+    """The finding with the exceptions that the named ranks have raised; where nobody is named, those of the suspects or, without any, of all, as evidence only."""
     if finding.verdict in QUIET_ABOUT or case.moved:
         return finding
     named = [one.rank for one in finding.culprits if one.rank is not None]
-    looked_at = named or [rank.rank for rank in case.suspects]
+    looked_at = named or [rank.rank for rank in case.suspects or case.ranks]
     shown = dict(raised_by(case, looked_at[:MAX_LOOKED_AT]))
     facts = tuple(f"rank {rank}: its log has {safe_line(one.error, MAX_TEXT)}{one.place}" for rank, one in sorted(shown.items()))  # fmt: skip
-    words = [_words(case, rank, one) for rank, one in sorted(shown.items()) if rank in named and not one.went_on]  # fmt: skip
+    words = [_words(case, rank, one) for rank, one in sorted(shown.items()) if rank in named and _counts(case, rank, one)]  # fmt: skip
     return msgspec.structs.replace(
         finding,
         summary="; ".join((finding.summary, *words[:MAX_NAMED])),
@@ -68,9 +75,22 @@ def with_exceptions(case: Case, finding: Finding) -> Finding:
     )
 
 
+def _counts(case: Case, number: int, one: Raised) -> bool:
+    """Whether the rank has outlived it: nothing went on after it, or only other threads of a rank whose script it has ended."""
+    return not one.went_on or _ended_script(_rank(case, number), one)
+
+
+def _ended_script(rank: ClassifiedRank, one: Raised) -> bool:
+    return one.uncaught and not one.trained_on and _exits(rank)
+
+
+def _rank(case: Case, number: int) -> ClassifiedRank:
+    return next(rank for rank in case.ranks if rank.rank == number)
+
+
 def _words(case: Case, number: int, one: Raised) -> str:
     """`thread prefetcher of rank 2 died with OSError: … at 12:03:11`."""
-    rank = next(rank for rank in case.ranks if rank.rank == number)
+    rank = _rank(case, number)
     at = f" at {one.moment}" if one.moment else ""
     error = f"{safe_line(one.error, MAX_TEXT)}{one.place}{at}"
     if one.thread and one.thread not in _thread_names(rank):
@@ -91,8 +111,9 @@ def raised_by(case: Case, ranks: Collection[int]) -> Iterator[tuple[int, Raised]
         lines = own_lines(case, rank)
         found = [one for one in exceptions_in(lines) if not blames_peer(one.error)]
         found = found or [one for one in _unmarked(case, rank) if not blames_peer(one.error)]
-        if found:
-            yield rank.rank, _with_moment(found[-1], rank)
+        ended = [one for one in found if _ended_script(rank, one)]
+        if found:  # a thread may die of what ended the script
+            yield rank.rank, _with_moment((ended or found)[-1], rank)
 
 
 def _with_moment(one: Raised, rank: ClassifiedRank) -> Raised:
@@ -143,7 +164,7 @@ def _unmarked(case: Case, rank: ClassifiedRank) -> Iterator[Raised]:
         mine = _signs(rank, one)
         theirs = {sign for other in others for sign in _signs(other, one)} if mine else set()
         if mine - theirs:
-            yield one._replace(went_on=False)  # others write there as well
+            yield one._replace(went_on=False, trained_on=False)  # others write there as well
 
 
 def _may_write(rank: ClassifiedRank, path: str) -> bool:
@@ -160,8 +181,7 @@ def _signs(rank: ClassifiedRank, one: Raised) -> set[tuple[str, str]]:
     for frame in stack.frames if stack else ():
         place = (frame.file.rpartition("/")[2], bare(frame))
         found |= {place for file, _, function in one.frames if (file, function) == place}
-    uncaught = not one.thread and any(frame[2] == "<module>" for frame in one.frames)
-    if uncaught and _exits(rank):
+    if one.uncaught and _exits(rank):
         found.add(("exit", ""))
     return found
 
@@ -193,8 +213,10 @@ def _read(lines: Sequence[str], start: int, end: int, error: str) -> Raised:
     thread = next((match["name"] for line in before if (match := _THREAD.search(line))), "")
     head = (lines[start].partition("Traceback (")[0], *lines[max(0, start - 2) : start])
     clock = next((match[0] for line in head if (match := _CLOCK.search(line))), "")
-    frames = [match.groups() for line in lines[start:end] if (match := _FRAME.search(line))]
+    frame = _RICH_FRAME if "─" in lines[start] else _FRAME
+    frames = [match.groups() for line in lines[start:end] if (match := frame.search(line))]
     after = lines[end + 1 :]
+    trained_on = _steps(after)
     return Raised(
         error=error,
         thread=thread,
@@ -202,7 +224,8 @@ def _read(lines: Sequence[str], start: int, end: int, error: str) -> Raised:
         frames=tuple(
             (path.rpartition("/")[2], line, name) for path, line, name in reversed(frames)
         ),
-        went_on=bool(went_on(after)) or _steps(after),
+        went_on=bool(went_on(after)) or trained_on,
+        trained_on=trained_on,
     )
 
 

@@ -151,6 +151,8 @@ def test_an_error_file_quotes_as_well() -> None:
         ("FloatingPointError: loss is nan, other ranks are fine", Blame.OWN),
         ("torch.OutOfMemoryError: CUDA out of memory. Process 4711 has 3 GiB. Another process has 70 GiB memory in use.", Blame.OWN),
         ("sqlite3.OperationalError: database is locked by another process", Blame.OWN),
+        ("FloatingPointError: gradients are inconsistent between workers", Blame.UNCLEAR),
+        ("TypeError: dtype of the router must be the same on all ranks", Blame.UNCLEAR),
         # a statement about the job
         ("ValueError: heartbeat timeout must be int", Blame.OWN),
         ("ValueError: each worker must have its own seed, other workers have 3", Blame.OWN),
@@ -256,6 +258,25 @@ def test_what_a_library_of_the_group_raises_without_a_word_is_unclear(
 ) -> None:
     text = f'{HEAD}{JOB}\n  File "{frame}\nRuntimeError: status 12'
     assert sure(ended(tmp_path, text)) == right
+
+
+@pytest.mark.parametrize(
+    ("frame", "error", "right"),
+    [
+        # bytes of another process, which may have died while it wrote them
+        ('/usr/lib/python3.12/multiprocessing/spawn.py", line 126, in _main', "_pickle.UnpicklingError: pickle data was truncated", []),
+        (f'{PACKAGES}torch/distributed/distributed_c10d.py", line 3010, in _tensor_to_object', "_pickle.UnpicklingError: invalid load key", []),
+        ('/usr/lib/python3.12/multiprocessing/connection.py", line 251, in recv', "zlib.error: Error -3", []),
+        # controls: of a file, and another error of such code
+        (f'{PACKAGES}torch/serialization.py", line 1246, in _legacy_load', "_pickle.UnpicklingError: pickle data was truncated", [1]),
+        ('/job/data.py", line 12, in read', "struct.error: unpack requires a buffer of 8 bytes", [1]),
+        (f'{PACKAGES}torch/distributed/distributed_c10d.py", line 1, in new_group', "TypeError: an int is required", [1]),
+    ],
+)  # fmt: skip
+def test_bytes_that_make_no_sense_are_the_fault_of_whoever_wrote_them(
+    frame: str, error: str, right: list[int], tmp_path: Path
+) -> None:
+    assert sure(ended(tmp_path, f'{HEAD}{JOB}\n  File "{frame}\n{error}')) == right
 
 
 # --- what was printed right before ---------------------------------------------------------------------

@@ -69,6 +69,8 @@ _DIFFER = re.compile(
 _QUOTED = re.compile(
     r"\.(?:cc|cpp|hpp|cu):\d|\]:\d{2,5}|<\d{1,5}>|WorkNCCL\(|NCCL error|[Cc]losed by (?:remote )?peer|[Rr]eset by (?:remote )?peer|Dist\w{4,10}Error|HorovodInternalError"
 )
+# Bytes that make no sense: read from another process they are that one's, which died while it wrote or was in another call
+_OF_BYTES = re.compile(r"_?pickle\.\w+|struct\.error|zlib\.error|json\.decoder\.\w+|Unicode\w+")
 _OF_FILES = ("FileNotFoundError", "FileExistsError", "PermissionError", "BlockingIOError")
 _ERRNO = re.compile(
     r"\[Errno (?:1|2|5|6|7|9|11|12|13|14|16|17|18|19|20|21|22|23|24|26|27|28|30|36|39|40|95|98|99|116|122)\]"
@@ -127,7 +129,8 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
         return Blame.PEER
     in_vain = _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None
     if kind is ErrorType.LOCAL and not (in_vain and name in _OF_FILES):
-        return Blame.OWN
+        garbled = place.group and _OF_BYTES.fullmatch(name) is not None
+        return Blame.UNCLEAR if garbled or _DIFFER.match(words) else Blame.OWN
     if _EITHER.search(words):
         return Blame.UNCLEAR
     text = words.replace(name, "", 1) if name.endswith("TimeoutError") else words

@@ -43,6 +43,7 @@ from mldebug.diagnosis.exits.words.tracebacks import (
     Traceback,
     find_tracebacks,
     is_whole,
+    own_text,
     went_on,
 )
 
@@ -128,7 +129,7 @@ def last_error(
         itself = shared or quote_of(lines, last) is not None
         before = None if itself else _just_before(lines, found, last)
         error = _error_at(lines, last, source, before)
-    if shared and not error.blames_peer and not is_whole(lines, last):
+    if shared and not error.blames_peer and not is_whole(lines, last, found):
         error = msgspec.structs.replace(error, unclear=True)  # nobody's, and torn
     copies = sum(line.rstrip().endswith(last.error) for line in lines)
     caught = went_on(after) > (OTHERS_WRITE if shared else 0)
@@ -162,7 +163,7 @@ def _error_at(
     if not causes and before is not None:
         causes = (Cause(before.start, before.end, before.error, explicit=False),)
     words = whole_error(lines, found.end, found.error)
-    own = blame_of(f"{words}\n{error}", raised_in(lines, found.start, found.end))
+    own = blame_of(f"{words}\n{error}", _place(lines, found.start, found.end))
     own = Blame.PEER if own is Blame.OWN and waited_on_device(lines, found.start, words) else own
     blame, began = _began(lines, causes, own)
     accuser = words
@@ -183,12 +184,17 @@ def _error_at(
     )
 
 
+def _place(lines: Sequence[str], start: int, end: int) -> RaisedIn:
+    text = own_text(lines, start, end)
+    return raised_in(text, 0, len(text) - 1)
+
+
 def _began(lines: Sequence[str], causes: Sequence[Cause], own: Blame) -> tuple[Blame, int | None]:
     """Whose failure a chain tells of, and which of `causes` says so; None where it is the last exception, of blame `own`."""
     if not causes:
         return own, None
     blames = [
-        blame_of(whole_error(lines, one.at, one.error), raised_in(lines, one.start, one.at))
+        blame_of(whole_error(lines, one.at, one.error), _place(lines, one.start, one.at))
         for one in causes
     ]
     blame = blames[0]

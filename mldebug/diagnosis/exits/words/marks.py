@@ -20,6 +20,10 @@ _MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?
 _MARK_INSIDE = re.compile(r"\[rank(?P<number>\d{1,7})\]: ?")
 _LOCAL_INSIDE = re.compile(r"\[default(?P<number>\d{1,7})\]: ?")
 _COLOUR = re.compile(r"\x1b\[[\d;?]{0,20}[A-Za-z]")
+# A bar that has no line of its own: what follows it was written by whoever wrote next
+_BAR = re.compile(
+    r"\r?[^|\r\n]{0,120}?\d{1,3}%\|[^|\r\n]{0,300}\| ?[^\s\[]{1,40} \[[^\]\r\n]{0,200}\](?=.*\S)"
+)
 # The watchdog names its rank in the text, also where nothing marks the line (PyTorch 2.1 and older)
 _WATCHDOG = re.compile(
     r"(?:ProcessGroupNCCL\.cpp:\d{1,5}\]|what\(\): ) ?\[(?:PG [^\]]{0,120}?)?Rank (?P<number>\d{1,7})\]"
@@ -62,9 +66,10 @@ def take_apart(
 
 
 def _unwrapped(line: str) -> Sequence[str]:
-    """The lines in a line of Docker's JSON, wherever it begins; else the line."""
+    """The lines in a line of Docker's JSON, wherever it begins, else the line; without bars that stand before other text."""
     at = line.find('{"log":', 0, MARKED_WITHIN)
-    return unwrap_docker(line[at:]) if at >= 0 else (line,)
+    lines = unwrap_docker(line[at:]) if at >= 0 else (line,)
+    return [_BAR.sub("", one) if "%|" in one else one for one in lines]
 
 
 def _labelled(lines: Sequence[str]) -> bool:

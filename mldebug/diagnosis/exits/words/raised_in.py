@@ -14,7 +14,7 @@ _CODE = re.compile(
     r"|torch/_C/_distributed|torch/multiprocessing/spawn|torch/utils/data/\w{0,20}distributed|horovod/|mpi4py/|src/mpi4py/|deepspeed/comm/|deepspeed/elasticity"
     r"|jax/experimental/multihost_utils|jax/_src/distributed|ray/|monarch/|nvidia_resiliency_ext/|torchft/|deep_ep/|nixl\w{0,12}/|mooncake/|lmcache/|zmq/|grpc/|etcd\w{0,4}/"
     r"|orbax/checkpoint/[\w/]{0,80}multihost|orbax/checkpoint/utils|vllm/(?:v1/engine|v1/executor|executor|distributed)|sglang/srt/(?:distributed|managers)"
-    r"|multiprocessing/(?:connection|managers|queues|synchronize)|asyncio/|concurrent/futures/|accelerate/utils/operations|transformer_engine/\w{1,40}/(?:distributed|module/base)"
+    r"|multiprocessing/(?:connection|managers|queues|spawn|synchronize)|asyncio/|concurrent/futures/|accelerate/utils/operations|transformer_engine/\w{1,40}/(?:distributed|module/base)"
     r"|tensorflow/python/distribute|pynccl\w{0,20}|cupyx?/(?:cuda/nccl|distributed)|socket\.py|ssl\.py"
     # of any package: what its name says talks to somebody
     r"|[\w/.-]{0,200}(?:client|server|rpc|remote|serving|transport|communicat|messag)\w{0,24}\.py\", line)"

@@ -22,6 +22,7 @@ _WENT_ON = re.compile(
 )
 _AN_ERROR = re.compile(r"\s{0,8}[A-Za-z_][\w.]{0,120}(?:Error|Exception): ")
 ABOVE = 12  # lines before a traceback in which an error may stand that quotes it
+BETWEEN = 12  # lines of others that may stand between the first two lines of one
 MAX_DEPTH = 400  # lines of one traceback
 MAX_AFTER = 200  # lines: what is further from the end is no last word, however long a buffer may be
 
@@ -69,10 +70,24 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
     return found
 
 
-def is_whole(lines: Sequence[str], found: Traceback) -> bool:
-    """Whether a traceback has no lines of other ranks inside, and no other error right before it that it may belong to."""
+def own_text(lines: Sequence[str], start: int, end: int) -> list[str]:
+    """The lines `start` to `end` of a traceback as its process wrote them: without what stands before each, and without those of others between them."""
+    prefix = _prefix(lines, start)
+    inside = (_without(line, prefix) for line in lines[start + 1 : end])
+    return [lines[start], *(text for text in inside if text.strip()), lines[end]]
+
+
+def is_whole(lines: Sequence[str], found: Traceback, others: Iterable[Traceback] = ()) -> bool:
+    """Whether a traceback has a frame and no lines of other ranks inside, and no other error right before it that it may belong to.
+
+    `others`: the tracebacks before it; one that goes on beyond its first line is mixed with it.
+    """
+    if any(one.start < found.start < one.end for one in others):
+        return False
     prefix = _prefix(lines, found.start)
-    inside = (_without(line, prefix).rstrip() for line in lines[found.start + 1 : found.end])
+    inside = [_without(line, prefix).rstrip() for line in lines[found.start + 1 : found.end]]
+    if not any("File " in text or "│" in text for text in inside):
+        return False
     begins = found.causes[0].start if found.causes else found.start
     above = lines[max(0, begins - ABOVE) : begins]
     return all(not text or text.startswith(_INSIDE) for text in inside) and not any(
@@ -112,10 +127,13 @@ def _prefix(lines: Sequence[str], start: int) -> str:
     head = lines[start].partition("Traceback ")[0]
     if head.endswith(_GROUP):
         head = f"{head.removesuffix(_GROUP)}| "
-    following = lines[start + 1] if start + 1 < len(lines) else ""
-    if not head.strip() and not following.startswith(f"{head}  "):
-        return ""  # it stands indented in the text of another exception, its lines do not
-    return head if _shape(following[: len(head)]) == _shape(head) else ""
+    following = lines[start + 1 : start + 1 + BETWEEN]
+    if not head.strip():
+        # else it stands indented in the text of another exception, its lines do not
+        return head if following and following[0].startswith(f"{head}  ") else ""
+    shape = _shape(head)
+    alike = (line[len(head) :] for line in following if _shape(line[: len(head)]) == shape)
+    return head if any(text.startswith(_INSIDE) for text in alike) else ""
 
 
 def _without(line: str, prefix: str) -> str:
