@@ -74,6 +74,11 @@ def parse_dump(data: bytes, limits: DumpLimits = USUAL) -> FlightRecord:
     return _believed(load_plain(data, limits.values), limits)
 
 
+def record_of(raw: object) -> FlightRecord:
+    """The record of a dump that is decoded. Raises ValueError with the reason."""
+    return _believed(raw, USUAL)
+
+
 def _believed(raw: object, limits: DumpLimits) -> FlightRecord:
     if is_list_of_calls(raw):
         raw = {"version": "1.0", "entries": raw}

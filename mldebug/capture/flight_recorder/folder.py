@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.capture.flight_recorder.dump import parse_dump
+from mldebug.capture.flight_recorder.dump import parse_dump, record_of
+from mldebug.capture.flight_recorder.printouts import MAX_BYTES, is_printout, read_printout
 from mldebug.capture.flight_recorder.votes import everybody, newest_call
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.files import read_bytes, unreadable
@@ -53,9 +54,12 @@ class _Named(NamedTuple):
 
 
 def read_folder(directory: Path) -> FolderRecords:
-    """Read the dumps in a folder, one for each rank; dumps of another job or time are left out. Raises EvidenceError or
-    AccessError where the folder or all of its dumps cannot be read.
+    """Read the dumps in a folder, one for each rank, or in place of the folder a file that PyTorch's analyser has printed of
+    them; dumps of another job or time are left out. Raises EvidenceError or AccessError where the folder or all of its dumps
+    cannot be read.
     """
+    if directory.is_file():
+        return read_printed(directory)
     names = _names(directory)
     found = [one for name in names if (one := _named(name))]
     chosen, problems = _one_each(found)
@@ -67,6 +71,8 @@ def read_folder(directory: Path) -> FolderRecords:
         except (ValueError, OSError, MldebugError) as error:
             broken[one.rank] = _reason(error, directory / one.name)
             problems.append(_problem(one, broken[one.rank]))
+    if not records and len(names) == 1:
+        return read_printed(directory / names[0])
     if not records:
         raise _nothing(directory, problems)
     strange = _of_other_jobs(records)
@@ -74,6 +80,21 @@ def read_folder(directory: Path) -> FolderRecords:
     records = {rank: one for rank, one in records.items() if rank not in strange}
     problems.sort(key=lambda one: one.file)
     return FolderRecords(records, tuple(problems), len(names) - len(found), broken)
+
+
+def read_printed(path: Path) -> FolderRecords:
+    """Read what PyTorch's analyser has printed of the dumps of all ranks. Raises EvidenceError or AccessError where it cannot be read."""
+    try:
+        data = read_bytes(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    text = data[:MAX_BYTES].decode(errors="replace")
+    try:
+        if not is_printout(text):
+            raise ValueError("it is neither a folder of dumps nor a printout of PyTorch's analyser")
+        return FolderRecords({rank: record_of(raw) for rank, raw in read_printout(text).items()})
+    except ValueError as error:
+        raise EvidenceError(f"{path}: {clean(str(error))[:300]}", WAY_OUT) from error
 
 
 def _of_other_jobs(records: dict[int, FlightRecord]) -> dict[int, str]:

@@ -26,7 +26,8 @@ def command(directory: Path, as_json: bool) -> None:
     """Judge the Flight Recorder dumps that PyTorch has written.
 
     It names the rank that the others wait for. DIRECTORY holds one dump for each rank, pickle or JSON, whose names end in the rank: nccl_trace_rank_3,
-    trace_node-17_3.json. Dumps that are missing or broken are told and do no harm.
+    trace_node-17_3.json. Dumps that are missing or broken are told and do no harm. In its place a file may stand that PyTorch's own analyser has printed
+    (fr_trace, also with -j --verbose).
 
     Exit code 0: nobody waits; 1: somebody does; 2: there is no dump that can be read.
     """
@@ -49,7 +50,7 @@ def _checked(directory: Path) -> Path:
     except (OSError, RuntimeError) as error:
         reason = error if isinstance(error, OSError) else OSError(str(error))
         raise unreadable(directory, reason) from error
-    if not place.is_dir():
+    if not (place.is_dir() or place.is_file()):
         raise EvidenceError(f"{directory} is not a folder", WAY_OUT)
     return place
 

@@ -9,6 +9,13 @@ from typing import Any
 import msgspec
 
 MAX_LABELS = 4  # of one line, one inside the other
+# Where collectors of logs put the text of a line, and what they put beside it: Docker, Fluent Bit, GKE and Vertex, Loki, CloudWatch, journald
+_TEXTS = ("log", "textPayload", "line", "message", "MESSAGE", "msg", "data")
+_TRACES = ("exc_info", "exception", "stack_trace", "traceback")  # of loggers that write JSON
+_BESIDE = frozenset(
+    {"stream", "time", "timestamp", "@timestamp", "ts", "labels", "insertId", "logName", "severity", "pipe", "kubernetes"}
+    | {"__REALTIME_TIMESTAMP", "ingestionTime", "logStreamName", "receiveTimestamp", "level"}
+)  # fmt: skip
 
 _COUNTER = r"train|epoch|step|iter|val|eval|test|batch|episode|loss"  # a host is not called so
 _LABEL = re.compile(
@@ -63,3 +70,20 @@ def unwrap_docker(line: str) -> list[str]:
     if not isinstance(text, str):
         return [line]
     return [part for part in re.split(r"[\r\n]", text) if part]
+
+
+def unwrap_json(line: str) -> list[str]:
+    r"""The lines of text in one line of a collector's JSON (`{"textPayload":"…","timestamp":…}`, also within `jsonPayload`); the line itself where it is none."""
+    try:
+        found: Any = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return [line]
+    if not isinstance(found, dict) or _BESIDE.isdisjoint(found):
+        return [line]
+    inner = found.get("jsonPayload")
+    payload = inner if isinstance(inner, dict) else found
+    text = next((one for name in _TEXTS if isinstance(one := payload.get(name), str)), None)
+    if text is None:
+        return [line]
+    traces = [one for name in _TRACES if isinstance(one := payload.get(name), str)]
+    return [part for part in re.split(r"[\r\n]", "\n".join((text, *traces))) if part]

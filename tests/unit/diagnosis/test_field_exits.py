@@ -79,6 +79,63 @@ def docker(rank: int, line: str) -> str:
     return json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-09-18T19:29:44Z"})
 
 
+def kubectl_stamped(rank: int, line: str) -> str:
+    """`kubectl logs --prefix --timestamps`."""
+    return (
+        f"[pod/train-{rank // 2}/pytorch] 2026-09-18T19:29:{len(line) % 60:02d}.123456789Z {line}"
+    )
+
+
+def stern(rank: int, line: str) -> str:
+    """stern, with the colours of pod and container."""
+    return f"\x1b[36mtrain-{rank // 2}\x1b[0m \x1b[32mpytorch\x1b[0m {line}"
+
+
+def ray_plain(rank: int, line: str) -> str:
+    """Ray's, of a task without a name."""
+    return f"(pid={4711 + rank}, ip=10.0.0.{rank}) {line}"
+
+
+def journal(rank: int, line: str) -> str:
+    """journalctl."""
+    return f"Sep 18 19:29:{len(line) % 60:02d} node-7 train.sh[{4711 + rank}]: {line}"
+
+
+def cloudwatch(rank: int, line: str) -> str:
+    """`aws logs tail`."""
+    return f"2026-09-18T19:29:{len(line) % 60:02d}.123000+00:00 train/algo-{rank // 2} {line}"
+
+
+def gke(rank: int, line: str) -> str:
+    """A line of GKE's logs, as `gcloud logging read --format=json | jq -c '.[]'` gives it."""
+    return json.dumps({"insertId": "1x", "logName": "projects/p/logs/stderr", "severity": "ERROR", "textPayload": f"{line}\n", "timestamp": "2026-09-18T19:29:44Z"})  # fmt: skip
+
+
+def vertex(rank: int, line: str) -> str:
+    """The same of Vertex AI."""
+    return json.dumps({"insertId": "1x", "jsonPayload": {"attrs": {"tag": "workerpool0-0"}, "levelname": "ERROR", "message": f"{line}\n"}, "timestamp": "2026-09-18T19:29:44Z"})  # fmt: skip
+
+
+def loki(rank: int, line: str) -> str:
+    """`logcli query --output=jsonl`."""
+    return json.dumps({"labels": {"pod": f"train-{rank // 2}"}, "line": line, "timestamp": "2026-09-18T19:29:44.123456789Z"})  # fmt: skip
+
+
+def logcli(rank: int, line: str) -> str:
+    """`logcli query`."""
+    return f'2026-09-18T19:29:{len(line) % 60:02d}Z {{pod="train-{rank // 2}"}} {line}'
+
+
+def fluent(rank: int, line: str) -> str:
+    """Fluent Bit, in a bucket."""
+    return json.dumps({"date": 1789.5, "log": line, "kubernetes": {"pod_name": f"train-{rank // 2}"}, "stream": "stderr"})  # fmt: skip
+
+
+def events(rank: int, line: str) -> str:
+    """A runner that keeps the output of its programs as events."""
+    return json.dumps({"event": "line", "data": f"{line}\n", "pipe": "stderr"})
+
+
 def labelled(rank: int, line: str) -> str:
     """`srun -l`."""
     return f"{rank}: {line}"
@@ -94,15 +151,20 @@ def tagged_prte(rank: int, line: str) -> str:
     return f"[prterun-n1-4711@1,{rank}]<stderr>: {line}"
 
 
+def tagged_sagemaker(rank: int, line: str) -> str:
+    """mpirun as SageMaker starts it."""
+    return f"[1,mpirank:{rank},algo-{rank // 2}]<stderr>:{line}"
+
+
 def prepended(rank: int, line: str) -> str:
     """`mpiexec -prepend-rank` of Intel MPI."""
     return f"[{rank}] {line}"
 
 
 TASKS: tuple[tuple[str, Dress], ...] = (
-    ("slurm", labelled), ("slurm", labelled_wide), ("openmpi", tagged), ("openmpi", tagged_prte), ("mpich", prepended),
+    ("slurm", labelled), ("slurm", labelled_wide), ("openmpi", tagged), ("openmpi", tagged_prte), ("openmpi", tagged_sagemaker), ("mpich", prepended),
 )  # fmt: skip
-DRESSES: tuple[Dress, ...] = (plain, stamped, cri, kubectl, compose, pdsh, ray, coloured, behind_bar, teed, tagged, docker)  # fmt: skip
+DRESSES: tuple[Dress, ...] = (plain, stamped, cri, kubectl, compose, pdsh, ray, coloured, behind_bar, teed, tagged, docker, kubectl_stamped, stern, ray_plain, journal, cloudwatch, gke, vertex, loki, logcli, fluent, events)  # fmt: skip
 
 
 def named(outcome: ExitOutcome) -> tuple[int, ...]:

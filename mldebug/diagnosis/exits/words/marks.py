@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from mldebug.jobs.logs.labels import unwrap_docker
+from mldebug.jobs.logs.labels import unwrap_json
 
 _MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?")
 # Behind a time, a progress bar, colours, or what a container writes before each line
@@ -30,7 +30,7 @@ _WATCHDOG = re.compile(
 )
 MARKED_WITHIN = 400  # characters of a line in which a mark may stand
 _TAG = re.compile(
-    r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?P<task>\d{1,7})\]<std(?:out|err|diag)>:(?(prte) ?)"
+    r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?:mpirank:)?(?P<task>\d{1,7})(?:,[\w.-]{1,80})?\]<std(?:out|err|diag)>:(?(prte) ?)"
 )
 # srun -l, and Intel MPI's and MPICH's -prepend-rank
 _LABEL = re.compile(r" *(?:(?=\d{1,7}: ?)|\[(?=\d{1,7}\] ))(?P<task>\d{1,7})(?:\]|:) ?")
@@ -66,9 +66,10 @@ def take_apart(
 
 
 def _unwrapped(line: str) -> Sequence[str]:
-    """The lines in a line of Docker's JSON, wherever it begins, else the line; without bars that stand before other text."""
-    at = line.find('{"log":', 0, MARKED_WITHIN)
-    lines = unwrap_docker(line[at:]) if at >= 0 else (line,)
+    """The lines in a line of a collector's JSON, wherever it begins, else the line; without bars that stand before other text."""
+    at = line.find('{"', 0, MARKED_WITHIN) if line.endswith("}") else -1
+    unwrapped = unwrap_json(line[at:]) if at >= 0 else [line]
+    lines = [line] if unwrapped == [line[at:]] else unwrapped
     return [_BAR.sub("", one) if "%|" in one else one for one in lines]
 
 

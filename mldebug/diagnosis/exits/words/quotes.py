@@ -21,7 +21,7 @@ from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.model import Accusation, RankError
 from mldebug.diagnosis.exits.words.blame import Blame, blame_of
 from mldebug.diagnosis.exits.words.error_text import MAX_LINES, whole_error
-from mldebug.diagnosis.exits.words.tracebacks import Traceback
+from mldebug.diagnosis.exits.words.tracebacks import BETWEEN, Traceback, prefix_of, without
 
 MOST = 16  # ranks of one quote
 ABOVE = 3  # lines before the header in which it is introduced
@@ -62,13 +62,21 @@ def quote_of(lines: Sequence[str], found: Traceback) -> Quote | None:
     own = _HEADER.search(header)
     if own is not None:
         return Quote(found, _ranks(own))
-    for at in range(found.start - 1, max(-1, found.start - 1 - ABOVE), -1):
-        introduced = _INTRODUCED.search(lines[at])
+    for text in _above(lines, found):
+        introduced = _INTRODUCED.search(text)
         if introduced is not None:
             return Quote(found, _ranks(introduced))
-        if lines[at].strip().strip("-=*") and not _SHOWN.match(lines[at]):
+        if text.strip().strip("-=*") and not _SHOWN.match(text):
             break
     return Quote(found, ()) if _MARKED.match(header) else None
+
+
+def _above(lines: Sequence[str], found: Traceback) -> list[str]:
+    """The lines right above a traceback, the nearest first, without what stands before each; where its lines are known by that, without those of others."""
+    prefix = prefix_of(lines, found.start)
+    before = lines[max(0, found.start - BETWEEN) : found.start][::-1]
+    own = [text for line in before if (text := without(line, prefix))] if prefix else []
+    return (own or list(before))[:ABOVE]
 
 
 def quoted_lines(text: str) -> Quote | None:

@@ -72,8 +72,8 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
 
 def own_text(lines: Sequence[str], start: int, end: int) -> list[str]:
     """The lines `start` to `end` of a traceback as its process wrote them: without what stands before each, and without those of others between them."""
-    prefix = _prefix(lines, start)
-    inside = (_without(line, prefix) for line in lines[start + 1 : end])
+    prefix = prefix_of(lines, start)
+    inside = (without(line, prefix) for line in lines[start + 1 : end])
     return [lines[start], *(text for text in inside if text.strip()), lines[end]]
 
 
@@ -84,8 +84,8 @@ def is_whole(lines: Sequence[str], found: Traceback, others: Iterable[Traceback]
     """
     if any(one.start < found.start < one.end for one in others):
         return False
-    prefix = _prefix(lines, found.start)
-    inside = [_without(line, prefix).rstrip() for line in lines[found.start + 1 : found.end]]
+    prefix = prefix_of(lines, found.start)
+    inside = [without(line, prefix).rstrip() for line in lines[found.start + 1 : found.end]]
     if not any("File " in text or "│" in text for text in inside):
         return False
     begins = found.causes[0].start if found.causes else found.start
@@ -105,9 +105,9 @@ def went_on(lines: Iterable[str]) -> int:
 
 
 def _read(lines: Sequence[str], start: int) -> Traceback | None:
-    prefix = _prefix(lines, start)
+    prefix = prefix_of(lines, start)
     for at in range(start + 1, min(len(lines), start + MAX_DEPTH)):
-        text = _without(lines[at], prefix).rstrip()
+        text = without(lines[at], prefix).rstrip()
         if not text or text.startswith(_INSIDE):
             continue
         match = _ERROR.match(text)
@@ -119,10 +119,10 @@ def _read(lines: Sequence[str], start: int) -> Traceback | None:
 
 
 def _goes_on(following: Sequence[str], prefix: str) -> bool:
-    return any(_without(line, prefix).startswith("  ") for line in following)
+    return any(without(line, prefix).startswith("  ") for line in following)
 
 
-def _prefix(lines: Sequence[str], start: int) -> str:
+def prefix_of(lines: Sequence[str], start: int) -> str:
     """What stands before each line of it: a time, a host; "" where only the first line has something."""
     head = lines[start].partition("Traceback ")[0]
     if head.endswith(_GROUP):
@@ -136,7 +136,7 @@ def _prefix(lines: Sequence[str], start: int) -> str:
     return head if any(text.startswith(_INSIDE) for text in alike) else ""
 
 
-def _without(line: str, prefix: str) -> str:
+def without(line: str, prefix: str) -> str:
     """The line without its prefix; "" for a line of somebody else."""
     if _shape(line[: len(prefix)]) != _shape(prefix):
         return ""
