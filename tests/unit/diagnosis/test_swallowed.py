@@ -50,14 +50,14 @@ def thread_trace(error: str, thread: str, file: str, line: int, function: str) -
 
 
 class Log(NamedTuple):
-    """What the log holds, what rank 2 does, and the words that are told of it ("": none).
+    """What the log holds, what rank 2 does, and the words that quote it ("": none).
 
     `alone`: rank 2 writes its own log. `threads`: the threads that the other ranks have.
     """
 
     text: str
     odd: ProcessCapture
-    told: str
+    quoted: str
     alone: bool = False
     threads: tuple[ThreadStack, ...] = ()
     also: tuple[int, ...] = ()  # ranks that do what rank 2 does
@@ -161,7 +161,7 @@ LOGS = {
         trace("OSError: unexpected end of data", ("train.py", 9, "produce"), head="Process producer-1:"),
         stuck(*QUEUE), "OSError: unexpected end of data in produce (train.py:9)", alone=True,
     ),
-    # what is not told
+    # what is not quoted
     "ignored in a destructor": Log(
         trace("AttributeError: 'NoneType' object has no attribute 'close'", ("x.py", 9, "__del__"), head="Exception ignored in: <function Loader.__del__ at 0x7f1a6a663910>"),
         stuck("nap (train.py:9)"), "", alone=True, source="ultralytics/ultralytics#673",
@@ -183,12 +183,12 @@ def test_what_a_rank_raised_before_it_got_stuck_is_quoted(name: str) -> None:
     found = diagnose([job(log)]).diagnosis
     named = [one.rank for one in found.culprits]
     assert set(named) <= {2, *log.also}, found.summary
-    if log.told and not named:  # its stack may be a victim's: what it raised stands beside it
+    if log.quoted and not named:  # its stack may be a victim's: what it raised stands beside it
         assert log.evidence_only
         assert any("bad shard 7" in fact for fact in found.evidence), found.evidence
-    elif log.told:
+    elif log.quoted:
         assert named == [2], found.summary
-        assert log.told in found.summary
+        assert log.quoted in found.summary
     else:
         assert "raised" not in found.summary
         assert "died" not in found.summary
