@@ -71,7 +71,7 @@ def read_folder(directory: Path) -> FolderRecords:
         except (ValueError, OSError, MldebugError) as error:
             broken[one.rank] = _reason(error, directory / one.name)
             problems.append(_problem(one, broken[one.rank]))
-    if not records and len(names) == 1:
+    if not records and len(names) == 1 and _is_printed(directory / names[0]):
         return read_printed(directory / names[0])
     if not records:
         raise _nothing(directory, problems)
@@ -80,6 +80,13 @@ def read_folder(directory: Path) -> FolderRecords:
     records = {rank: one for rank, one in records.items() if rank not in strange}
     problems.sort(key=lambda one: one.file)
     return FolderRecords(records, tuple(problems), len(names) - len(found), broken)
+
+
+def _is_printed(path: Path) -> bool:
+    try:
+        return is_printout(read_bytes(path)[:MAX_BYTES].decode(errors="replace"))
+    except (OSError, MldebugError):
+        return False
 
 
 def read_printed(path: Path) -> FolderRecords:
