@@ -96,9 +96,11 @@ def read_printed(path: Path) -> FolderRecords:
     except OSError as error:
         raise unreadable(path, error) from error
     text = data[:MAX_BYTES].decode(errors="replace")
+    if not is_printout(text):
+        raise EvidenceError(
+            f"{path} is not a folder, nor a printout of PyTorch's analyser", WAY_OUT
+        )
     try:
-        if not is_printout(text):
-            raise ValueError("it is neither a folder of dumps nor a printout of PyTorch's analyser")
         return FolderRecords({rank: record_of(raw) for rank, raw in read_printout(text).items()})
     except ValueError as error:
         raise EvidenceError(f"{path}: {clean(str(error))[:300]}", WAY_OUT) from error
