@@ -72,6 +72,8 @@ class ProgressClock:
         self._unknown = (
             0.0  # seconds before the last look for which no node has reported its signals yet
         )
+        self._printed: dict[int, int] = {}  # by rank: bytes that its main thread had written
+        self._wrote = (False, False)  # a main thread, in the look before and in this one
 
     def look_every(self, interval: float) -> None:
         """Set the usual seconds between two looks; one look advances the clock by at most three of them."""
@@ -96,6 +98,7 @@ class ProgressClock:
         memory.looked_at = at
         if before is None:
             memory.progressed, memory.progressed_at = memory.now, at
+        self._note_writers(look)
         signals = [signal for signal in look.progress if _is_sane(signal)]
         self._withdraw({signal.kind for signal in look.progress})
         self._unknown = _unknown_for(signals, at)
@@ -127,7 +130,7 @@ class ProgressClock:
         return look.started or self.memory.stepped or self.memory.beats >= BEATS
 
     def log_grows(self, within: float) -> bool:
-        """Whether the log grew in the last `within` seconds, by any line."""
+        """Whether the log grew in the last `within` seconds by a line that the main thread of a rank may have written."""
         return self.memory.grown is not None and self.memory.now - self.memory.grown < within
 
     @property
@@ -153,9 +156,16 @@ class ProgressClock:
             shrinks = signal.kind is not ProgressKind.LOG_GROWTH and signal.value < old and not anew
             changed = signal.value > old or shrinks
         if signal.kind is ProgressKind.LOG_GROWTH:
-            self.memory.grown = self.memory.now if changed else self.memory.grown
+            if changed and any(self._wrote):
+                self.memory.grown = self.memory.now
             return False
         return changed
+
+    def _note_writers(self, look: RunLook) -> None:
+        """Note whether a rank's main thread has written anything since the look before; one on another node may always have."""
+        printed = {rank.rank: rank.thread_written_bytes for rank in look.ranks}
+        wrote = any(count != self._printed.get(rank, count) for rank, count in printed.items())
+        self._printed, self._wrote = printed, (self._wrote[1], wrote or look.elsewhere)
 
     def _withdraw(self, reported: set[ProgressKind]) -> None:
         """Forget a signal that earlier looks reported and this one does not: it was not this job's."""
@@ -180,9 +190,12 @@ class ProgressClock:
         when = memory.now - min(max(0.0, at - latest), self._most)
         pause = max(0.0, when - memory.progressed)
         rhythm = [signal for signal in moved if signal.kind in STEPS]
-        if learn and memory.observed and rhythm:
-            events = max(signal.events for signal in rhythm)
-            self.gaps.add(pause / max(1, events), max(events, self._advance))
+        if learn and rhythm:
+            events = max(1, *(signal.events for signal in rhythm))
+            if memory.observed:
+                self.gaps.add(pause / events, max(events, self._advance))
+            else:
+                self.gaps.begin(pause / max(events, self._advance))
         memory.observed = True
         memory.stepped = memory.stepped or bool(rhythm)
         memory.beats += bool(rhythm)

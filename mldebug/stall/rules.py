@@ -4,8 +4,11 @@
 |---|---|---|
 | reports steps, log records or heartbeats, and has started | time without progress | `timeout` |
 | reports steps, and has not made its first one | all ranks frozen; one that indexes or compiles is not | `init_timeout` |
-| reports nothing at all, or only lines in a log | all ranks frozen | 60 s; 240 s while a log grows that nobody can read |
+| reports nothing at all, or only lines in a log | all ranks frozen | 60 s; 240 s while a frozen rank's main thread writes lines |
 | reports nothing here, has ranks on other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
+
+Lines without a step say little: a background thread, a bar's monitor or another process writes them while the training hangs. Only a
+main thread that wakes, prints and waits again buys time: it looks for something that may come (a server, a lock), but not for ever.
 
 A launched collective starts every measurement anew; that none is launched proves nothing, because NCCL does not count work in a
 CUDA graph. CPU time, switches and I/O never delay the first row's timeout.
@@ -38,7 +41,7 @@ BUSY_FACTOR, BUSY_LEAST = 4.0, 300.0
 BEFORE_EVIDENCE_DIES = 0.75
 DEVICE_LIMIT = 1800.0  # seconds; more where the run has survived such a pause
 SURVIVED = 1.5
-NO_SIGNAL, UNREADABLE_LOG = 60.0, 240.0
+NO_SIGNAL, SAYS_IT_WAITS = 60.0, 240.0
 NEWCOMER = 30.0  # an agent that came later than the stall looks at least so long before it speaks
 STANDS = 3.0  # seconds without a context switch after which a run may have come to a stand
 CLOSER = 0.6  # of the timeout, after which a native stack is asked about who may wait or work
@@ -82,19 +85,22 @@ def choose(
     dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
     if started and clock.has_rhythm:
         timeout, patience = _by_rhythm(settings, look, clock)
-        window = _window(timeout, watched)
+        young = settings.timeout == "auto" and not clock.gaps.enough
+        window = _window(timeout, watched, young=young)
         excused = _is_excused(ranks, clock.now, window)
-        busy = max(patience, _busy_limit(settings, look, timeout, excused))
+        least = MOST if young else 0.0
+        limit = _busy_limit(settings, look, max(timeout.seconds, least), excused)
+        busy = max(patience, limit)
         device = _device_limit(clock, busy, excused)
         return StallRule("progress", timeout, window, busy, device, patience, dies)
     if not started and (clock.has_rhythm or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
         return StallRule("stillness", timeout, timeout.seconds, None)
-    timeout = _without_signal(settings, clock)
+    timeout = _without_signal(settings, clock, ranks)
     others = settings.timeout == "auto" and look.elsewhere
     patience = max(timeout.seconds, dies) if others else timeout.seconds
     excused = _is_excused(ranks, clock.now, timeout.seconds)
-    busy = _busy_limit(settings, look, timeout, excused)
+    busy = _busy_limit(settings, look, max(timeout.seconds, _talks(settings, clock)), excused)
     if not (started or ranks.worked) and settings.busy_timeout == "auto":
         busy = max(busy, dies)
     return StallRule(
@@ -194,11 +200,13 @@ def _by_rhythm(
     return Timeout(cap, why), cap if clock.gaps.enough and not slow else usual.seconds
 
 
-def _without_signal(settings: StallSettings, clock: ProgressClock) -> Timeout:
+def _without_signal(settings: StallSettings, clock: ProgressClock, ranks: RunActivity) -> Timeout:
     if settings.timeout != "auto":
         return Timeout(settings.timeout, SET_BY_HAND)
-    if clock.log_grows(within=NO_SIGNAL):
-        return clock.gaps.widen(Timeout(UNREADABLE_LOG, "no progress signal but lines in a log"))
+    stood = ranks.steady_for(clock.now) - 2 * settings.interval  # lines before that are older
+    if clock.log_grows(within=min(NO_SIGNAL, stood)):
+        why = "no progress signal, but a rank that waits goes on writing lines"
+        return clock.gaps.widen(Timeout(SAYS_IT_WAITS, why))
     return clock.gaps.widen(Timeout(NO_SIGNAL, "no progress signal"))
 
 
@@ -209,13 +217,19 @@ def _is_excused(ranks: RunActivity, now: float, window: float) -> bool:
     return any(activity.last.phase in LEGITIMATE for activity in works)
 
 
-def _busy_limit(settings: StallSettings, look: RunLook, timeout: Timeout, excused: bool) -> float:
+def _talks(settings: StallSettings, clock: ProgressClock) -> float:
+    """The timeout of a run that tells no step while main threads of its ranks write lines, moving or not; else 0."""
+    talks = settings.timeout == "auto" and clock.log_grows(within=NO_SIGNAL)
+    return SAYS_IT_WAITS if talks else 0.0
+
+
+def _busy_limit(settings: StallSettings, look: RunLook, timeout: float, excused: bool) -> float:
     setting = settings.busy_timeout
-    automatic = max(BUSY_FACTOR * timeout.seconds, BUSY_LEAST)
+    automatic = max(BUSY_FACTOR * timeout, BUSY_LEAST)
     patience = automatic if setting == "auto" else setting
     if setting == "auto" and excused:
         patience = math.inf
-    return max(timeout.seconds, min(patience, BEFORE_EVIDENCE_DIES * look.evidence_lives))
+    return max(timeout, min(patience, BEFORE_EVIDENCE_DIES * look.evidence_lives))
 
 
 def _device_limit(clock: ProgressClock, busy_limit: float, excused: bool) -> float:
@@ -224,7 +238,10 @@ def _device_limit(clock: ProgressClock, busy_limit: float, excused: bool) -> flo
     return max(busy_limit, DEVICE_LIMIT, SURVIVED * clock.gaps.memory.longest)
 
 
-def _window(timeout: Timeout, watched: float) -> float:
-    """Half the timeout, as the samples are spread; less where the agent came later than the stall."""
-    half = timeout.seconds / 2
-    return min(half, NEWCOMER) if watched < timeout.seconds else half
+def _window(timeout: Timeout, watched: float, *, young: bool) -> float:
+    """Half the timeout, as the samples are spread; all of it in a young run, whose pause may have begun with a compilation.
+
+    Less where the agent came later than the stall.
+    """
+    window = timeout.seconds if young else timeout.seconds / 2
+    return min(window, NEWCOMER) if watched < timeout.seconds else window

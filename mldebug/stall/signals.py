@@ -3,7 +3,7 @@ to do about it.
 
 Progress is evidence that the job moved. Activity (CPU, switches, I/O, GPU) shows what a rank does, not that the job moves; the one
 exception are bytes written as fast as a checkpoint (`mldebug.stall.checkpoint_writes`). Times are monotonic seconds of
-one clock; `switches`, `io_bytes` and `written_bytes` are counters since the rank started.
+one clock; `switches`, `io_bytes`, `written_bytes` and `thread_written_bytes` are counters since the rank started.
 """
 
 from enum import StrEnum
@@ -58,6 +58,7 @@ class RankLook(Noun, frozen=True, kw_only=True):
     switches: int = 0  # voluntary context switches of the main thread
     io_bytes: int = 0  # read and written by the process
     written_bytes: int = 0  # by the process, with write(2); 0: nothing, or not readable
+    thread_written_bytes: int = 0  # the same by its main thread alone
     state: str = ""
     wchan: str = ""
     compiling: bool = False  # has a compiler among its children: ptxas, cc1plus

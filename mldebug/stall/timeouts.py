@@ -3,9 +3,11 @@
 `auto` is 5 x the 99th percentile of the last 200 gaps between signs of progress, at least 30 s and at most 240 s; of fewer than 100 the
 longest is left out as an outlier. Some things change it:
 
-- The first gaps of an attempt (compilation, first batches, caches) are not usual: they count only while there are too few others.
-- Fewer than 10 gaps are too few, so the timeout is 240 s; 4 are enough where the longest is at most twice the median. A gap that covers 10
-  steps or more (a bar that is drawn late, or a look at quick steps) counts twice.
+- The first gaps of an attempt (compilation, first batches, caches) are not usual: they count only while there are no others.
+- Fewer than 10 gaps are too few, unless 3 are even beside the longest one (a bar that was drawn late): at most twice their median. Until
+  there are enough the timeout is 5 x the longest, at least 45 s and at most 240 s (before the first gap: 5 x the time to the first step);
+  a rank that works is blamed as late as if it were 240 s.
+- A gap that covers 10 steps or more (a late bar, or a look at quick steps) counts twice.
 - A pause that the run has survived does not raise an alarm again: the timeout is at least 1.5 x the longest such gap (which fades by half
   in 3,500 gaps), as far as that is before torch ends the job and the evidence, and at least 1.5 x the median gap in any case: 450 s for
   steps of 300 s.
@@ -14,6 +16,7 @@ longest is left out as an outlier. Some things change it:
 `mldebug.stall.rules` limits the result to the time before torch ends the job, and the evidence with it.
 """
 
+import math
 import statistics
 
 import msgspec
@@ -22,7 +25,11 @@ FACTOR = 5.0
 LEAST, MOST = 30.0, 240.0
 KEPT = 200  # recent enough to follow a batch-size ramp, enough for a 99th percentile
 ENOUGH = 10
-STEADY, EVEN = 4, 2.0  # gaps that are enough where the longest is at most so many times the median
+STEADY, EVEN = (
+    3,
+    2.0,
+)  # gaps beside the longest that are enough where none exceeds so many times their median
+YOUNG = 45.0  # seconds, the least while there are too few gaps
 WARM_UP = 2  # steps of an attempt whose gaps are set aside
 MANY = 10  # steps that one gap covers, after which it counts twice
 SURVIVED = 1.5
@@ -42,6 +49,7 @@ class GapMemory(msgspec.Struct, kw_only=True):
     widened: float = 1.0
     first: list[float] = []  # seconds, of the first steps of this attempt
     begun: int = 0  # steps of this attempt, as far as they matter
+    start: float = 0.0  # seconds from the beginning of this attempt to its first signs of progress, by each; 0: not known
 
 
 class Timeout(msgspec.Struct, frozen=True):
@@ -59,7 +67,11 @@ class ProgressGaps:
 
     def begin_attempt(self) -> None:
         """Note that a new attempt begins: its first gaps are kept apart, because a start-up is slower."""
-        self.memory.first, self.memory.begun = [], 0
+        self.memory.first, self.memory.begun, self.memory.start = [], 0, 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Learn how long the first sign of progress of an attempt took: while nothing else is known, no step took longer."""
+        self.memory.start = seconds if math.isfinite(seconds) else 0.0
 
     def add(self, seconds: float, steps: int = 1) -> None:
         """Learn a gap that ended with progress by so many steps. A gap that is not a positive finite number is ignored."""
@@ -90,27 +102,26 @@ class ProgressGaps:
 
     @property
     def enough(self) -> bool:
-        """Whether the gaps suffice to set a timeout: 10, or 4 where the longest is at most twice the median."""
-        gaps = self.memory.gaps
-        even = len(gaps) >= STEADY and max(gaps) <= EVEN * statistics.median(gaps)
-        return even or len(gaps) >= ENOUGH
+        """Whether the gaps suffice to set a timeout: 10, or 3 beside the longest that are at most twice their median."""
+        rest = _without_longest(self.memory.gaps)
+        even = len(rest) >= STEADY and rest[-1] <= EVEN * statistics.median(rest)
+        return even or len(self.memory.gaps) >= ENOUGH
 
     @property
     def slowest(self) -> float:
-        """The 99th percentile of the gaps in seconds, without the longest where there are 10 or more; 0 before the first."""
+        """The 99th percentile of the gaps in seconds, without the longest where there are enough; 0 before the first."""
         gaps = sorted(self._known)
-        last = len(gaps) - (2 if len(gaps) >= ENOUGH else 1)
-        return gaps[min(last, int(0.99 * len(gaps)))] if gaps else 0.0
+        rest = _without_longest(gaps) if self.enough else gaps
+        return rest[min(len(rest) - 1, int(0.99 * len(gaps)))] if gaps else 0.0
 
     @property
     def _known(self) -> list[float]:
-        """The gaps of the rhythm, and those of the start while there are few others."""
-        gaps = self.memory.gaps
-        return gaps if self.enough else [*self.memory.first, *gaps]
+        """The gaps of the rhythm; those of the start while there are no others."""
+        return self.memory.gaps or self.memory.first
 
     @property
     def _longest(self) -> float:
-        return max(self.memory.longest, *(() if self.enough else self.memory.first), 0.0)
+        return max(self.memory.longest, *(() if self.memory.gaps else self.memory.first), 0.0)
 
     def reach(self, seconds: float) -> bool:
         """Whether gaps of about `seconds` (up to 5 % more than the slowest), or longer ones, are usual in this run."""
@@ -118,7 +129,7 @@ class ProgressGaps:
 
     def timeout(self, evidence_limit: float) -> Timeout:
         """The automatic timeout of this run. A rare long gap in the past raises it to `evidence_limit` seconds at most."""
-        base = self._learned() if self.enough else _unlearned()
+        base = self._learned() if self.enough else self._unlearned()
         base = self.widen(base)
         floor = self._survived(evidence_limit)
         return floor if floor and floor.seconds > base.seconds else base
@@ -136,6 +147,13 @@ class ProgressGaps:
         bound = {LEAST: ", at least 30 s", MOST: ", at most 240 s"}.get(seconds, "")
         return Timeout(seconds, f"5 x {usual:.3g} s, the 99th percentile of {many} gaps{bound}")
 
+    def _unlearned(self) -> Timeout:
+        longest = max(self._known, default=self.memory.start)
+        if not longest:
+            return Timeout(MOST, f"fewer than {ENOUGH} gaps seen, so {MOST:.0f} s")
+        seconds = min(MOST, max(YOUNG, FACTOR * longest))
+        return Timeout(seconds, f"fewer than {ENOUGH} gaps seen, the longest {longest:.3g} s")
+
     def _survived(self, evidence_limit: float) -> Timeout | None:
         usual = self.usual
         if usual is None:
@@ -146,5 +164,8 @@ class ProgressGaps:
         return Timeout(SURVIVED * usual, f"1.5 x the usual gap of {usual:.3g} s")
 
 
-def _unlearned() -> Timeout:
-    return Timeout(MOST, f"fewer than {ENOUGH} gaps seen, so 240 s")
+def _without_longest(gaps: list[float]) -> list[float]:
+    """The gaps in order of length, without the longest one; it may stand there twice. Equal ones stay where there are more."""
+    longest = max(gaps, default=0.0)
+    alone = gaps.count(longest) <= 2
+    return sorted(gap for gap in gaps if gap < longest or not alone)

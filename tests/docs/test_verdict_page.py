@@ -318,8 +318,8 @@ def test_its_figures_are_those_of_the_code() -> None:
     settings = rules.StallSettings()
     cases = (
         f"{timeouts.FACTOR:.0f} x the 99th percentile of its last {timeouts.KEPT} gaps, {timeouts.LEAST:.0f} s to {timeouts.MOST:.0f} s",
-        f"{timeouts.MOST:.0f} s before {timeouts.ENOUGH} gaps are known",
-        f"{rules.NO_SIGNAL:.0f} s; {rules.UNREADABLE_LOG:.0f} s while a log grows",
+        f"before {timeouts.ENOUGH} gaps are known, or {timeouts.STEADY} even ones beside the longest, {timeouts.FACTOR:.0f} x the longest, {timeouts.YOUNG:.0f} s to {timeouts.MOST:.0f} s",
+        f"{rules.NO_SIGNAL:.0f} s; {rules.SAYS_IT_WAITS:.0f} s while the main thread of a rank",
         f"`stall.init_timeout`, {settings.init_timeout / 60:.0f} min",
         f"{rules.BUSY_FACTOR:.0f} x the timeout, {rules.BUSY_LEAST / 60:.0f} min at least",
         f"{COLLECTIVE_TIMEOUTS['nccl']:.0f} s on NCCL, {COLLECTIVE_TIMEOUTS['gloo']:.0f} s on gloo",

@@ -1,14 +1,15 @@
 """Trainings as people write them with Lightning, the HF Trainer and FSDP2, which know nothing of whoever watches; started by torchrun.
 
-    torchrun --nproc-per-node 2 untouched.py lightning --fault sleep --after 30 --events FOLDER [--cpu]
+    torchrun --nproc-per-node 2 untouched.py lightning --fault sleep --after 30 --events FOLDER [--cpu] [--pause SECONDS]
 
 After `--after` seconds of training rank `--rank` is struck: a DataLoader worker that gets no data, a sleep, a read that is
-never answered, or a collective of its own. EVENTS/strike.RANK is made right before. `healthy` trains, evaluates and saves by turns, compiled.
+never answered, or a collective of its own. EVENTS/strike.RANK is made right before. `healthy` trains, evaluates and saves by turns, compiled. `--pause` sleeps in each step, so that several jobs fit a small machine.
 What a framework prints, draws and writes is what it does by itself.
 """
 
 import argparse
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,8 @@ class Trouble:
 
     def in_model(self) -> None:
         """Called in each forward pass of training."""
+        if self.options.pause:
+            time.sleep(self.options.pause)
         act = {"sleep": sleep, "blocked": blocked, "both": both}.get(self.options.fault)
         if act is not None and self.due():
             self.announce()
@@ -125,8 +128,8 @@ def data_of(trouble: Trouble) -> tuple[Samples, Samples]:
 # --- Lightning -------------------------------------------------------------------------------------
 
 
-def lightning(trouble: Trouble, *, bar: str = "") -> None:
-    """Its Trainer with the bar that it draws by itself (Rich where that is installed), or tqdm's."""
+def lightning(trouble: Trouble, *, bar: str = "", charts: bool = True) -> None:
+    """Its Trainer with the bar that it draws by itself (Rich where that is installed), or tqdm's; without `charts` no step stands anywhere."""
     import lightning as package
     from lightning.pytorch.callbacks import TQDMProgressBar
 
@@ -153,6 +156,7 @@ def lightning(trouble: Trouble, *, bar: str = "") -> None:
     trainer = package.Trainer(
         accelerator="cpu" if options.cpu else "gpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy="ddp", max_steps=AGES * AGES, val_check_interval=ROUND, callbacks=[TQDMProgressBar()] if bar == "tqdm" else [],
+        logger=charts,
     )  # fmt: skip
     trainer.fit(
         Module(),
@@ -190,9 +194,11 @@ def trainer(trouble: Trouble, *, report_to: str = "") -> None:
 # --- PyTorch alone ---------------------------------------------------------------------------------
 
 
-def loop(trouble: Trouble, *, says: bool, sharded: bool) -> None:
-    """A loop of one's own: FSDP2 that logs, DDP that says nothing at all."""
+def loop(trouble: Trouble, *, says: bool, sharded: bool, chats: bool = False) -> None:
+    """A loop of one's own: FSDP2 that logs, DDP that says nothing at all, or nothing that tells a step (`chats`)."""
     options = trouble.options
+    if chats:
+        threading.Thread(target=monitor, daemon=True).start()
     dist.init_process_group("gloo" if options.cpu else "nccl")
     model: Any = Net(trouble, options.width).to(options.device)
     if sharded:
@@ -214,9 +220,18 @@ def loop(trouble: Trouble, *, says: bool, sharded: bool) -> None:
         optimizer.zero_grad()
         if says and RANK == 0 and step % 20 == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
+        if chats and step % 50 == 0:
+            print("still going, nothing to worry about", flush=True)
         if step % ROUND == ROUND - 1:
             evaluate(model, evaluation, options)
             save(model, options)
+
+
+def monitor() -> None:
+    """What watches memory beside the training, and says so while that hangs, too."""
+    while True:
+        print(f"memory {os.sysconf('SC_AVPHYS_PAGES') >> 18} GB free", flush=True)
+        time.sleep(3)
 
 
 def evaluate(model: Any, evaluation: Samples, options: argparse.Namespace) -> None:
@@ -235,12 +250,14 @@ def save(model: Any, options: argparse.Namespace) -> None:
 
 KINDS: dict[str, Callable[[Trouble], None]] = {
     "lightning": lightning,
+    "lightning-bare": lambda it: lightning(it, charts=False),
     "lightning-tqdm": lambda it: lightning(it, bar="tqdm"),
     "trainer": trainer,
     "trainer-tensorboard": lambda it: trainer(it, report_to="tensorboard"),
     "trainer-wandb": lambda it: trainer(it, report_to="wandb"),
     "fsdp2": lambda it: loop(it, says=True, sharded=True),
     "silent": lambda it: loop(it, says=False, sharded=False),
+    "chatty": lambda it: loop(it, says=False, sharded=False, chats=True),
 }
 FAULTS = ("worker", "sleep", "blocked", "both", "healthy")
 
@@ -254,6 +271,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--pause", type=float, default=0.0)
     options = parser.parse_args()
     os.chdir(options.events)  # as people do: what a framework writes lies where they stand
     options.output = "output"

@@ -1,4 +1,4 @@
-"""Counters of a rank in five cheap reads of /proc, whatever the number of its threads, and two more
+"""Counters of a rank in six cheap reads of /proc, whatever the number of its threads, and two more
 reads for each of its children.
 """
 
@@ -33,6 +33,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     switches: int = 0  # voluntary ones of the followed thread
     io_bytes: int = 0
     written_bytes: int = 0
+    thread_written_bytes: int = 0  # by the followed thread alone
 
 
 def read_activity(host: Host, pid: int, start_ticks: int, tid: int) -> Activity | None:
@@ -44,6 +45,7 @@ def read_activity(host: Host, pid: int, start_ticks: int, tid: int) -> Activity 
     thread = procfs.parse_stat(host.text(pid, f"task/{tid}/stat"))
     switches = _SWITCHES.search(host.text(pid, f"task/{tid}/status"))
     io = procfs.parse_io(host.text(pid, "io"))
+    of_thread = procfs.parse_io(host.text(pid, f"task/{tid}/io"))
     wchan = procfs.parse_wchan(host.text(pid, f"task/{tid}/wchan"))
     everybody = host.brief(pid)  # read last: all of the above was of this process
     if everybody is None or everybody.start_ticks != start_ticks:
@@ -56,6 +58,7 @@ def read_activity(host: Host, pid: int, start_ticks: int, tid: int) -> Activity 
         switches=int(switches[1]) if switches else 0,
         io_bytes=_moved(io),
         written_bytes=io.written_chars if io else 0,
+        thread_written_bytes=of_thread.written_chars if of_thread else 0,
     )
 
 

@@ -274,6 +274,7 @@ class JobWatch:
             switches=activity.switches,
             io_bytes=activity.io_bytes,
             written_bytes=activity.written_bytes,
+            thread_written_bytes=activity.thread_written_bytes,
             state=activity.state,
             wchan=activity.wchan,
             compiling=any(COMPILER.fullmatch(child.name) for child in family),

@@ -44,11 +44,14 @@ def save_in_pieces(run: Run, seconds: int, every: int) -> Run:
     return run
 
 
-def chat(run: Run, seconds: int, does: Does | dict[int, Does], others: Does = WAITS) -> Run:
-    """Some thread writes a line every second."""
-    for _ in range(seconds):
-        value = run.signals.get(ProgressKind.LOG_GROWTH)
-        run.signal(ProgressKind.LOG_GROWTH, (value.value if value else 0) + 80)
+def chat(
+    run: Run, seconds: int, does: Does | dict[int, Does], others: Does = WAITS, every: int = 1
+) -> Run:
+    """The log grows by a line every so many seconds; by a main thread's where one of these `prints`."""
+    for second in range(seconds):
+        if second % every == 0:
+            value = run.signals.get(ProgressKind.LOG_GROWTH)
+            run.signal(ProgressKind.LOG_GROWTH, (value.value if value else 0) + 80)
         run.play(1, does, others=others)
     return run
 

@@ -39,6 +39,7 @@ class Does(NamedTuple):
     children_io: float = 0.0
     phase: str | None = None  # as a hook says it
     writes: float = 0.0  # bytes a second
+    prints: float = 0.0  # bytes a second, of these by its main thread
 
 
 WAITS = Does(Role.WAITING, "waits in all_reduce at train.py:30", "all_reduce", "collective")
@@ -77,6 +78,7 @@ class Run:
         self._switches = [0.0] * ranks
         self._io = [4096.0] * ranks
         self._written = [4096.0] * ranks
+        self._printed = [4096.0] * ranks
         self.elsewhere = False
         self._frames = 0
 
@@ -134,7 +136,8 @@ class Run:
     def _rank(self, number: int, does: Does) -> RankLook:
         self._switches[number] += does.switches * self.interval
         self._io[number] += does.io * self.interval
-        self._written[number] += does.writes * self.interval
+        self._written[number] += (does.writes + does.prints) * self.interval
+        self._printed[number] += does.prints * self.interval
         place = does.doing if does.stands else f"{does.doing} {self._frames}"
         return RankLook(
             rank=number,
@@ -150,6 +153,7 @@ class Run:
             switches=int(self._switches[number]),
             io_bytes=max(0, int(self._io[number])) if math.isfinite(self._io[number]) else 0,
             written_bytes=int(self._written[number]),
+            thread_written_bytes=int(self._printed[number]),
             state=does.state,
             compiling=does.compiling,
             device_progress=does.device,

@@ -51,10 +51,16 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
         (3239, 3241),
         "no step for 240 s (usual gap 100 s)",
     ),
-    "too few gaps: 240 s": (
-        lambda: trained(5).play(400, {3: SLEEPS}),
+    "too few gaps: 45 s": (
+        lambda: trained(4).play(400, {3: SLEEPS}),
         {},
-        (244, 246),
+        (48, 50),
+        "no step for 45 s",
+    ),
+    "too few gaps of a run whose first step took a minute: 240 s": (
+        lambda: Run().play(59, COMPILES).train(1).play(400, {3: SLEEPS}),
+        {},
+        (299, 302),
         "no step for 240 s",
     ),
     "steps of 300 s get 450 s": (
@@ -256,8 +262,8 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
     "an unreadable log does not keep a hang alive": (
         lambda: chat(unlogged().play(60, TRAINS), 400, {3: CHATTY}),
         {},
-        (299, 304),
-        "no progress signal but lines in a log",
+        (119, 124),
+        "no progress signal",
     ),
     "a chatty thread during a hang": (
         lambda: chat(trained(), 60, {3: CHATTY}),

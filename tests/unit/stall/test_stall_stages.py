@@ -273,7 +273,7 @@ def test_a_number_is_obeyed_though_the_evidence_dies_before() -> None:
     )
 
 
-@pytest.mark.parametrize(("steps", "blamed"), [(3, 240), (60, 24)])
+@pytest.mark.parametrize(("steps", "blamed"), [(3, 45), (60, 24)])
 def test_auto_ends_before_the_evidence_dies(steps: int, blamed: int) -> None:
     """As long as nothing is known of the rhythm, there is at least a capture."""
     run = trained(steps)

@@ -21,9 +21,18 @@ def learned(*gaps: float, memory: GapMemory | None = None) -> ProgressGaps:
     ("gaps", "seconds"),
     [
         ([], 240),
-        ([1.0] * 5, 240),
+        ([1.0] * 4, 45),
+        ([1.0] * 5, 30),
         ([1.0] * 6, 30),
-        ([1.0] * 3 + [1.0, 4.0] * 4, 240),
+        ([20.0] * 3, 100),
+        ([90.0] * 3, 240),
+        ([200.0, 200.0, 5.0], 45),
+        ([1.0] * 2 + [5.0, 5.0, 10.0], 50),
+        ([1.0] * 2 + [5.0, 15.0, 5.0, 5.0], 30),
+        ([1.0] * 2 + [5.0, 15.0, 15.0, 5.0, 5.0], 30),
+        ([1.0] * 2 + [5.0, 12.0, 15.0, 5.0, 5.0], 75),
+        ([1.0] * 3 + [1.0, 9.0, 4.0], 45),
+        ([1.0] * 3 + [1.0, 4.0] * 4, 45),
         ([1.0] * 3 + [1.0, 4.0] * 5, 30),
         ([10.0] * 50, 50),
         ([47.0] * 50, 235),
@@ -73,6 +82,15 @@ def test_until_there_is_a_rhythm_they_are_all_that_is_known() -> None:
     gaps = learned(300.0, 310.0)
     assert gaps.timeout(EVIDENCE).seconds == pytest.approx(457.5)
     assert gaps.usual == 305.0
+
+
+@pytest.mark.parametrize(("start", "seconds"), [(1.0, 45), (20.0, 100), (60.0, 240)])
+def test_before_the_first_gap_no_step_took_longer_than_the_first(start: float, seconds: float) -> None:  # fmt: skip
+    gaps = ProgressGaps()
+    gaps.begin(start)
+    assert gaps.timeout(EVIDENCE).seconds == seconds
+    gaps.begin_attempt()
+    assert gaps.timeout(EVIDENCE).seconds == 240
 
 
 def test_one_look_at_a_quick_job_ends_its_start() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mldebug.stall.signals import ProgressKind
+from mldebug.stall.signals import Progress, ProgressKind
 from shared.stall.traces import (
     COMPILES,
     EVALUATES,
@@ -109,3 +109,66 @@ def test_a_restart_begins_with_a_start_again() -> None:
     run.started = True
     stepping(run.play(100, COMPILES), 30)
     assert watch(run.looks, interval=LOOKS).decisions[-1][1].timeout == 30.0
+
+
+LATE: dict[str, list[tuple[float, int]]] = {
+    "as a bar's monitor draws it": [(10.0, 250), (5.0, 125), (5.0, 125), (5.0, 125)],
+    "late at the end": [(5.0, 125), (5.0, 125), (5.0, 125), (15.0, 375)],
+    "every look brings a few lines": [(5.0, 3), (5.0, 2), (5.0, 3), (10.0, 5)],
+}
+
+
+@pytest.mark.parametrize("redraws", LATE)
+def test_one_late_redraw_among_few_is_no_rhythm(redraws: str) -> None:
+    """Measured of an HF Trainer: its one late redraw made 50 s out of 30 s, or 240 s out of them where it came later still."""
+    run = young(compiles=10.0, steady=5)
+    for pause, steps in LATE[redraws]:
+        run.play(pause - LOOKS, TRAINS)
+        stepping(run, LOOKS, steps / LOOKS)
+    hung = begun(run)
+    opened = watch(run.play(120, {2: SLEEPS}, others=SPINS).looks, interval=LOOKS).opened
+    assert opened
+    assert opened[0] - hung <= 60.0
+
+
+@pytest.mark.parametrize("steady", [5.0, 10.0, 15.0])
+@pytest.mark.parametrize("compiles", [10.0, 200.0])
+def test_a_run_that_hangs_before_its_rhythm_is_known_is_named_within_a_minute_of_a_short_start(
+    steady: float, compiles: float
+) -> None:
+    run = young(compiles, steady=steady)
+    hung = begun(run)
+    opened = watch(run.play(320, {2: SLEEPS}, others=SPINS).looks, interval=LOOKS).opened
+    assert opened
+    assert opened[0] - hung <= 60.0
+
+
+def test_a_file_that_grows_in_bursts_names_on_time() -> None:
+    """wandb's offline file: a burst of steps at the start, then seldom one."""
+    run = Run(interval=LOOKS)
+    run.started = True
+    run.play(10, TRAINS)
+    for steps in (60, 400):
+        run.signals[ProgressKind.RECORD] = Progress(
+            kind=ProgressKind.RECORD, value=steps, at=run.at, events=steps
+        )
+        run.play(30, TRAINS)
+    hung = begun(run)
+    opened = watch(run.play(200, {2: SLEEPS}, others=SPINS).looks, interval=LOOKS).opened
+    assert opened
+    assert opened[0] - hung <= 60.0
+
+
+YOUNG_PAUSES: dict[str, Callable[[Run], Run]] = {
+    "rank 0 prepares": lambda run: run.play(280, {0: WORKS}, others=SPINS),
+    "rank 0 prepares on its own for long": lambda run: run.play(380, {0: WORKS}, others=SPINS),
+    "all compile": lambda run: run.play(280, COMPILES),
+    "one compiles": lambda run: run.play(280, {0: COMPILES}, others=SPINS),
+    "short": lambda run: run.play(40, SLEEPS),
+}
+
+
+@pytest.mark.parametrize("pause", YOUNG_PAUSES)
+def test_a_pause_right_after_the_first_step_raises_nothing(pause: str) -> None:
+    run = YOUNG_PAUSES[pause](young(steady=0))
+    assert watch(stepping(run, 60).looks, interval=LOOKS).opened == []

@@ -431,7 +431,7 @@ def test_activity_counts_all_threads_and_tells_the_main_one_apart(
 ) -> None:
     code = (
         "import threading, time\n"
-        "def spin():\n    while True: pass\n"
+        "def spin():\n    open('/dev/null', 'wb', buffering=0).write(bytes(9000))\n    while True: pass\n"
         "open('/dev/null', 'wb', buffering=0).write(bytes(5000))\n"
         "threading.Thread(target=spin, daemon=True).start()\ntime.sleep(600)"
     )
@@ -450,7 +450,8 @@ def test_activity_counts_all_threads_and_tells_the_main_one_apart(
     found = read_activity(host, process.pid, ticks.start_ticks, process.pid)
     assert found is not None
     assert (found.state, found.io_bytes > 0, found.switches >= 0) == ("S", True, True)
-    assert 5000 <= found.written_bytes <= found.io_bytes
+    assert 14_000 <= found.written_bytes <= found.io_bytes
+    assert 5000 <= found.thread_written_bytes <= found.written_bytes - 9000
 
 
 SAVES = """
