@@ -62,11 +62,13 @@ class MainLoopFilter:
             self._own[shape] += 1
         self._losses += record.loss is not None
 
-    def leads(self, record: LogRecord, step: int | None) -> bool:
+    def leads(self, record: LogRecord, step: int | None, total: int | None = None) -> bool:
         """Whether the step of this record becomes the run's step; its shape of line then leads from now on. `record` must be the
-        training loop's own; `step`: the run's step so far.
+        training loop's own; `step`: the run's step so far; `total`: of how many.
         """
         shape = _shape_of(record)
+        if shape in self._leading and _is_inside(record, step, total):
+            return False
         if not (shape in self._leading or self._goes_on(record, step) or not self._has_rhythm):
             before = self._in_a_row
             times = before[1] + 1 if before is not None and before[0] == shape else 1
@@ -94,6 +96,13 @@ class MainLoopFilter:
         if step is None or record.step is None:
             return False
         return 0 <= record.step - step <= max(NEAR, self._stride)
+
+
+def _is_inside(record: LogRecord, step: int | None, total: int | None) -> bool:
+    """Whether a bar like the run's own, but of fewer steps, came before that one's end: an evaluation without a name."""
+    if step is None or total is None or record.total is None:
+        return False
+    return record.total < total and step < total
 
 
 def _shape_of(record: LogRecord) -> Shape:

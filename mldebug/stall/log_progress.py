@@ -50,6 +50,11 @@ class LogProgress:
         return self.step is not None or self._hook.has_steps
 
     @property
+    def made_a_step(self) -> bool:
+        """Whether the logs show that a step was made. A bar at 0 without a loss is drawn before the first one."""
+        return bool(self.step) or (self.step == 0 and self.loss is not None)
+
+    @property
     def step_times(self) -> StepTimes | None:
         """The histogram of all step durations so far; None before the first."""
         return self._timer.times
@@ -93,7 +98,7 @@ class LogProgress:
 
     def signals(self) -> tuple[Progress, ...]:
         """The last state of each progress signal of the logs (records, step, bytes), for one `RunLook`; a signal that never came
-        is left out.
+        is left out. A step of 0 means that none was made: it is left out, too, once there is a loss.
         """
         found = []
         if self._moved_at is not None:
@@ -102,7 +107,7 @@ class LogProgress:
             found.append(
                 Progress(kind=ProgressKind.RECORD, value=self._moves, at=at, events=events)
             )
-            if self.step is not None:
+            if self.step is not None and (self.step or not self.made_a_step):
                 found.append(
                     Progress(kind=ProgressKind.STEP, value=self.step, at=at, events=events)
                 )
@@ -150,7 +155,9 @@ class LogProgress:
     def _remember(self, record: LogRecord) -> None:
         count = (record.format, record.total)
         behind = count == self._count and _is_behind(record, self.step)
-        if record.step is not None and not behind and self._main_loop.leads(record, self.step):
+        total = self._count[1] if self._count and self._count[0] == record.format else None
+        leads = record.step is not None and not behind
+        if leads and self._main_loop.leads(record, self.step, total):
             self.step, self._count = record.step, count
         self.loss = record.loss if record.loss is not None else self.loss
         self.step_seconds = record.step_seconds or self.step_seconds

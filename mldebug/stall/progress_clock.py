@@ -126,7 +126,9 @@ class ProgressClock:
         return any(kind in self.memory.values for kind in STEPS)
 
     def started(self, look: RunLook) -> bool:
-        """Whether this attempt has made its first step, or 10 looks of it brought new log records or heartbeats."""
+        """Whether this attempt has made its first step, or 10 looks of it brought new log records or heartbeats. A bar that stands
+        at 0 is no step: it is drawn before the first one, which compiles and connects.
+        """
         return look.started or self.memory.stepped or self.memory.beats >= BEATS
 
     def log_grows(self, within: float) -> bool:
@@ -190,15 +192,16 @@ class ProgressClock:
         when = memory.now - min(max(0.0, at - latest), self._most)
         pause = max(0.0, when - memory.progressed)
         rhythm = [signal for signal in moved if signal.kind in STEPS]
-        if learn and rhythm:
+        stepped = bool(rhythm) and memory.values.get(ProgressKind.STEP) != 0
+        if learn and stepped:
             events = max(1, *(signal.events for signal in rhythm))
             if memory.observed:
                 self.gaps.add(pause / events, max(events, self._advance))
             else:
                 self.gaps.begin(pause / max(events, self._advance))
         memory.observed = True
-        memory.stepped = memory.stepped or bool(rhythm)
-        memory.beats += bool(rhythm)
+        memory.stepped = memory.stepped or stepped
+        memory.beats += stepped
         memory.progressed = max(memory.progressed, when)
         memory.progressed_at = max(memory.progressed_at, min(latest, at))
         return pause

@@ -177,7 +177,7 @@ class JobWatch:
     def _has_started(self, job: Job, now: float) -> bool:
         """Was a step written since the youngest rank came? A log may begin with those of an earlier launch."""
         written = self.progress.moved_at
-        if written is None or self.progress.step is None or not job.ranks:
+        if written is None or not self.progress.made_a_step or not job.ranks:
             return False
         youngest = max(rank.started_at for rank in job.ranks)
         return written >= now - (self._host.clock() - youngest)

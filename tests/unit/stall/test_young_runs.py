@@ -172,3 +172,49 @@ YOUNG_PAUSES: dict[str, Callable[[Run], Run]] = {
 def test_a_pause_right_after_the_first_step_raises_nothing(pause: str) -> None:
     run = YOUNG_PAUSES[pause](young(steady=0))
     assert watch(stepping(run, 60).looks, interval=LOOKS).opened == []
+
+
+FIRST: dict[str, Callable[[Run], Run]] = {
+    "all connect, each in a wait": lambda run: run.play(100, SPINS),
+    "one loads its first batch, slowly": lambda run: run.play(100, {1: LOADS}, others=SPINS),
+    "all compile": lambda run: run.play(280, COMPILES),
+}
+
+
+def drawn_at_0() -> Run:
+    """A run that has loaded for 20 s, and then drawn its bar."""
+    run = Run(interval=LOOKS).play(20, WORKS)
+    run.at += LOOKS
+    run.signal(ProgressKind.RECORD, 1)
+    run.signal(ProgressKind.STEP, 0)
+    run.look(WORKS)
+    return run
+
+
+@pytest.mark.parametrize("settings", [{}, {"timeout": 15.0}], ids=("default", "15 s"))
+@pytest.mark.parametrize("first", FIRST)
+def test_a_bar_that_stands_at_0_is_no_first_step(first: str, settings: dict[str, float]) -> None:
+    """An HF Trainer draws it before its first step, which connects and compiles: with a timeout of 15 s that was an early alarm."""
+    run = stepping(FIRST[first](drawn_at_0()), 60)
+    assert watch(run.looks, interval=LOOKS, **settings).opened == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "within"), [({}, 60.0), ({"timeout": 15.0}, 35.0)]
+)  # by looks 5 s apart
+def test_what_hangs_after_such_a_bar_is_named_as_in_any_other_run(
+    settings: dict[str, float], within: float
+) -> None:
+    run = stepping(drawn_at_0().play(60, SPINS), 30)
+    hung = begun(run)
+    opened = watch(run.play(120, {2: SLEEPS}, others=SPINS).looks, interval=LOOKS, **settings).opened  # fmt: skip
+    assert opened
+    assert opened[0] - hung <= within
+
+
+def test_a_bar_that_never_leaves_0_is_a_run_that_never_made_its_first_step() -> None:
+    run = drawn_at_0().play(400, {2: SLEEPS}, others=SPINS)
+    story = watch(run.looks, interval=LOOKS, timeout=15.0)
+    assert len(story.opened) == 1
+    assert 310 <= story.opened[0] <= 350
+    assert "before the first step" in story.decisions[-1][1].why_timeout

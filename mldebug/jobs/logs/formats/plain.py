@@ -24,6 +24,7 @@ from mldebug.jobs.logs.records import (
     LogRecord,
     duration,
     epoch,
+    number,
     whole,
 )
 
@@ -31,14 +32,14 @@ MAX_CHARACTERS = 2000
 
 # All patterns see the line in lower case; each begins with a word that a plain search finds fast.
 _ANY = re.compile(
-    r"step|iter|it\b|epoch|num_updates|batch|train(?:ing)?:? |\[(?:train|val): |test: |inference done|task/s, |loss"
+    r"step|iter|it\b|epoch|updates?\b|batch|train(?:ing)?:? |\[(?:train|val): |test: |inference done|task/s, |loss"
 )
 _COUNT = (
-    rf"(?:\(train\))?['\"]?(?P<sign> ?[=:|]|-(?=\d{{1,15}}:)|) {{0,12}}['\"]?[#\[(]? {{0,12}}(?:(?<=: \[)\d{{1,9}}, )?(?P<step>{GROUPED})(?![\w.]*[a-z])(?!\.\d|%)"
+    rf"(?:\(train\))?['\"]?(?P<sign> ?[=:|]|\.(?= \d{{1,15}}/\d)|-(?=\d{{1,15}}:)|)[ \t]{{0,12}}['\"]?[#\[(]? {{0,12}}(?:(?<=: \[)\d{{1,9}}, )?(?P<step>{GROUPED})(?![\w.]*[a-z])(?!\.\d|%)"
     rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{GROUPED}))?"
 )
 _STEP = re.compile(
-    r"(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter)|(?<!fps )steps?(?:_i)?|iteration|iters?|it|num_updates|steps_completed|updates?|batch)"
+    r"(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter(?:ation)?)|(?<!fps )steps?(?:_i)?|iteration|iters?|it|num_updates|nupdates|steps_completed|updates?|batch)"
     + _COUNT
 )
 _WHOLE_RUN = re.compile(
@@ -57,6 +58,15 @@ _COARSE = re.compile(  # `step:1.2k`: too coarse to be a step
 _NUMBER_FIRST = re.compile(
     rf"^ {{0,12}}\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))? {{0,4}}[|,\t]"
 )  # a table: 107 | loss 6.5 | lr 3e-4, or MONAI's 107/900, train_loss: 6.5
+_WORDLESS = (  # no word stands before the count: step, and loss or total
+    re.compile(  # Tacotron 2: `train loss 1200 0.51 grad norm 0.3 1.24s/it`
+        rf"train(?:ing)? loss (?P<step>{WHOLE}) (?P<loss>{NUMBER}) grad norm "
+    ),
+    re.compile(  # `(12/800) loss: 0.5`; `acc: 5.6% (45/800) loss: 0.5` counts samples
+        rf"(?:[=> ]{{0,8}}epoche?:? ?\[?\d{{1,9}}\]? ?(?:\[train(?:ing)?\] ?)?|\d{{1,9}}/\d{{1,9}} )?"
+        rf"\((?P<step>{WHOLE}) ?/ ?(?P<total>{WHOLE})\)[ :,-]{{1,4}}(?:train(?:ing)?[ _])?loss\b"
+    ),
+)
 _LOSS_ALONE = re.compile(
     rf"train(?:ing)?[_ ]loss ?[:=]? {{0,4}}{NUMBER}$"
 )  # nnU-Net, whose epoch stands in another line
@@ -120,6 +130,7 @@ _EVALUATION = re.compile(  # what may stand before the word step; a launcher's l
 )
 _EVALUATES = re.compile(
     r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-])|(?<![\w/.-])(?:valid|val|test) ?\|"
+    r"|(?:^|- |\] )(?:valid|val|test|dev|eval), [a-z_]{2,12}: ?\d"  # FunASR
 )
 _EVALUATION_COUNT = re.compile(
     rf"(?:(?<![\w/.-])(?:test|val(?:id(?:ation)?)?|eval(?:uation)?)\b ?:?|epoch\((?:val|test)\)) {{0,4}}(?:\[\d{{1,9}}\])?\[ {{0,12}}(?P<step>{GROUPED}) {{0,4}}/ {{0,12}}(?P<total>{GROUPED})\]"
@@ -132,6 +143,8 @@ _METRIC = re.compile(
     r"(?:loss|(?<![a-z])(?:lr|learning[_ ]rate|grad[_ ]?norm|acc(?:uracy)?(?:@?\d)?|ppl|perplexity|rewards?|score|bleu|f1|bp[bc]|nll|elbo|ms?e|mae|psnr|[wc]er))"
     r"['\"]?(?: ?[:=]| ) {0,8}['\"\[]?[-+]?(?:\d|\.\d|nan|inf)"
 )
+_OBJECTIVE = re.compile(r"[, ][^=]{0,60}\bobjf: [-\d.]|\s{1,8}(?:fps|env-time): \d")
+"""Behind a batch or an update, what vouches for it beside a loss: Snowfall's objective, Habitat's speed."""
 _COUNTERS = frozenset(
     [
         "step",
@@ -165,7 +178,7 @@ class PlainFormat:
         "it:",
         "it[",
         "epoch",
-        "num_updates",
+        "update",
         "batch",
         "train",
         "test",
@@ -183,6 +196,8 @@ class PlainFormat:
             found := _EVALUATION_COUNT.search(line)
         ):
             return _evaluation(line, epoch_text, _first(found, "step"), _first(found, "total"))
+        if "loss" in line and (named := _wordless(line)) is not None:
+            return named
         loss = training_loss(line)
         found, step, total = _count(line, loss)
         if found is None:
@@ -215,6 +230,23 @@ class PlainFormat:
 def _first(found: re.Match[str], name: str) -> str | None:
     """The group of this name (step, step2, …) that took part in the match."""
     return next((text for key, text in found.groupdict().items() if text and key.startswith(name)), None)  # fmt: skip
+
+
+def _wordless(line: str) -> LogRecord | None:
+    texts = (line.strip(), strip_logger(line))
+    found = next((found for text in texts for one in _WORDLESS if (found := one.match(text))), None)
+    if found is None:
+        return None
+    named = found.groupdict()
+    return LogRecord(
+        step=whole(named["step"]),
+        total=whole(named["total"]) if named.get("total") else None,
+        loss=number(named["loss"]) if "loss" in named else training_loss(line),
+        step_seconds=_seconds(line),
+        place=epoch(line) if "epoch" in line else "",
+        format="plain",
+        shape="number",
+    )
 
 
 def _without_step(line: str, loss: float | None) -> LogRecord | None:
@@ -270,7 +302,8 @@ def _is_record(line: str, found: re.Match[str], loss: float | None) -> bool:
     if found["total"]:
         return True
     if found["word"] in ("batch", "it", "update", "updates"):
-        return loss is not None or _OF_LOOP.search(line, 0, found.start()) is not None
+        of_loop = loss is not None or _OF_LOOP.search(line, 0, found.start()) is not None
+        return of_loop or _OBJECTIVE.match(line, found.end()) is not None
     end = found.end()
     quoted = line[found.end("word")] in "'\""
     return (
