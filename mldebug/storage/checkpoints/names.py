@@ -5,6 +5,7 @@
 | `/out/model-100.pt` | the file | `model-#.pt` in `/out` |
 | `/out/step_100/model.pt`, `/out/iter_0000100/mp_rank_00/model_optim_rng.pt` | the folder that has the step | `step_#`, `iter_#` |
 | `/out/last/__0_0.distcp` | the folder of the shards | `last` |
+| `/out/step=100.ckpt/checkpoint/mp_rank_00_model_states.pt` | the folder `.ckpt` | `step=#.ckpt` |
 | `/out/data.pt` | none: neither step nor a word of checkpoints | |
 
 A wrong checkpoint is worse than none: other programs write `.pt` and `.bin` files as well.
@@ -71,6 +72,9 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
         if _STEP.search(basename(above)) and not (own and up):
             inner = _outermost(above)
             return CheckpointPath(dirname(inner), basename(inner))
+        if basename(above) == "checkpoint" and dirname(above).endswith(".ckpt"):
+            outer = dirname(above)  # Lightning's, with what DeepSpeed writes inside
+            return CheckpointPath(dirname(outer), basename(outer))
         if above == folder and (numbered := _numbered_above(folder)):
             return numbered
         if not _PER_RANK.fullmatch(basename(above)):

@@ -96,6 +96,46 @@ def test_the_files_of_a_run_lead_to_one_series(name: str, steps: set[int]) -> No
     assert {step_of(place.name) for place in places} == steps
 
 
+LIGHTNING_DEEPSPEED = [
+    f"/out/checkpoints/epoch=0-step={step}.ckpt/checkpoint/{name}"
+    for step in (1000, 2000)
+    for name in ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+]
+LAST = [one.replace("epoch=0-step=1000", "last") for one in LIGHTNING_DEEPSPEED[:2]]
+VERL = [f"/out/global_step_{step}/{part}/model_world_size_2_rank_{rank}.pt" for step in (10, 20) for part in ("actor", "critic") for rank in (0, 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "steps"), [(LIGHTNING_DEEPSPEED, {1000, 2000}), (LAST, {None}), (VERL, {10, 20})]
+)
+def test_what_ranks_of_lightning_with_deepspeed_and_of_verl_write_is_one_series(
+    files: list[str], steps: set[int | None]
+) -> None:
+    places = {place for one in files if (place := checkpoint_of(one))}
+    assert len({(place.folder, series_of(place.name)) for place in places}) == 1
+    assert {step_of(place.name) for place in places} == steps
+
+
+@pytest.mark.parametrize("lost", ["__0_3.distcp", ".metadata"])
+def test_a_rank_file_that_nemo_lost_is_told(lost: str, folder: Path) -> None:
+    laid_out("nemo2", folder)
+    (path,) = folder.glob(f"*step=1999*/weights/{lost}")
+    path.unlink()
+    code, text = invoke(str(folder), "--json")
+    (series,) = json.loads(text)["series"]
+    assert code == 0
+    assert "step=999" in series["last"]["name"]
+    assert [one["state"] for one in series["listed"]] == ["incomplete", "complete"]
+    assert lost in series["listed"][0]["why"]
+
+
+def test_more_than_eight_series_are_all_told(folder: Path) -> None:
+    for number in range(12):
+        laid_out("hf_noopt", folder / f"trial{chr(ord('a') + number)}")
+    code, text = invoke(str(folder), "--json")
+    assert (code, len(json.loads(text)["series"])) == (0, 12)
+
+
 # --- of our own ----------------------------------------------------------------------------------
 
 
