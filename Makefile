@@ -25,7 +25,8 @@ test-all: $(STAMP) ## every test, all real jobs included
 nightly: $(STAMP) ## what takes minutes, in full: soak, kills, captures, networks (each night or by hand, as root)
 	CI=true MLDEBUG_SAFETY_ROUNDS=300 MLDEBUG_KILL_ROUNDS=200 $(RUN) -m pytest tests/processes/agent/test_safety.py \
 		tests/processes/agent/test_agent_life.py tests/processes/agent/test_soak.py tests/unit/training/test_tracer.py $(ARGS)
-	$(RUN) -m pytest -m long $(ARGS)
+	DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt --group frameworks
+	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest -m long $(ARGS)
 
 test-rest: $(STAMP) ## what test-all has more than test
 	$(RUN) -m pytest -m "scenario and not smoke" $(ARGS)

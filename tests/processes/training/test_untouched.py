@@ -14,9 +14,20 @@ from gpu.untouched import AGENTS, STRUCK, Row, healthy, hung
 pytestmark = [pytest.mark.scenario, pytest.mark.long, pytest.mark.timeout(900)]
 
 NEEDED = "MLDEBUG_TEST_FRAMEWORKS"
-PACKAGES = {"lightning": "lightning", "lightning-tqdm": "lightning", "trainer": "transformers", "trainer-tensorboard": "transformers", "trainer-wandb": "transformers"}  # fmt: skip
+PACKAGES = {"lightning": "lightning", "lightning-bare": "lightning", "lightning-tqdm": "lightning", "trainer": "transformers", "trainer-tensorboard": "transformers", "trainer-wandb": "transformers"}  # fmt: skip
 ALSO = {"lightning": "tensorboard", "trainer-tensorboard": "tensorboard", "trainer-wandb": "wandb"}
-KINDS = ("lightning", "lightning-tqdm", "trainer", "trainer-tensorboard", "trainer-wandb", "silent")
+KINDS = (
+    "lightning",
+    "lightning-bare",
+    "lightning-tqdm",
+    "trainer",
+    "trainer-tensorboard",
+    "trainer-wandb",
+    "silent",
+    "chatty",
+)
+HEALTHY_TIMES = {"lightning": 3, "trainer": 3}  # others: once
+ON_CPU = ("--cpu", "--pause", "0.03")  # of a small machine
 LATE = 60.0  # seconds that a busy machine of two cores may add
 HEALTHY = float(os.environ.get("MLDEBUG_HEALTHY_SECONDS", "600"))
 
@@ -34,13 +45,15 @@ def need(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hang_is_noticed_and_nobody_is_named_wrongly(kind: str, fault: str, tmp_path: Path) -> None:  # fmt: skip
     need(kind)
-    result = hung(tmp_path, Row(kind, fault, STRUCK[fault]), "--cpu")
+    result = hung(tmp_path, Row(kind, fault, STRUCK[fault]), *ON_CPU)
     assert {name: one["result"] for name, one in result.items()} == dict.fromkeys(AGENTS, "right")
     assert max(one["late_s"] for one in result.values()) < LATE
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_healthy_job_raises_no_alarm(kind: str, tmp_path: Path) -> None:
-    """With evaluation, checkpoints and compilation."""
+@pytest.mark.parametrize(
+    ("kind", "time"), [(kind, n) for kind in KINDS for n in range(HEALTHY_TIMES.get(kind, 1))]
+)
+def test_a_healthy_job_raises_no_alarm(kind: str, time: int, tmp_path: Path) -> None:
+    """With evaluation, checkpoints and compilation; `time`: how often before."""
     need(kind)
-    assert healthy(tmp_path, kind, HEALTHY, "--cpu")["reports"] == {name: [] for name in AGENTS}
+    assert healthy(tmp_path, kind, HEALTHY, *ON_CPU)["reports"] == {name: [] for name in AGENTS}
