@@ -12,7 +12,7 @@ import msgspec
 
 from mldebug.core.model import Gap, Job
 from mldebug.jobs.known_issues.match import KnownIssue, remarks
-from mldebug.jobs.owners import in_turns, owner_of
+from mldebug.jobs.owners import Owner, in_turns, owner_of
 from mldebug.stall.signals import RankLook, RunLook
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.records import HeartbeatReader
@@ -30,6 +30,7 @@ LOOKS_ALONE = 2.0  # where one owner has all jobs
 SAMPLES = 1.5  # seconds for the stacks of one look, in equal shares for the owners who have some to be read
 SAMPLES_ALONE = 6.0
 LEAST_SHARE = 0.25
+ALLOWANCE = 2.0  # seconds of a look for the jobs of one owner, stacks apart; who takes more is left out of some looks
 
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +60,9 @@ class Watch:
         self._heartbeats = HeartbeatReader(tools.context.host, tools.context.reader)
         self._jobs: dict[str, JobWatch] = {}
         self._unread = UnreadPipes()
+        self._debts: dict[
+            Owner, float
+        ] = {}  # seconds that owners have taken beyond their allowance
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
         """Search the node and look at each job once; jobs that are gone are forgotten.
@@ -72,12 +76,9 @@ class Watch:
         to_sample = set(wanted)
         self._jobs = {job.id: self._jobs.get(job.id) or self._new_job() for job in found.jobs}
         self._writers.keep([watch.logs for watch in self._jobs.values()])
+        self.tools.known_issues.keep(self._jobs)
         looks = tuple(self._in_turns(found, finder, to_sample))
         present = {one.job.id for one in looks}
-        self.tools.known_issues.keep(self._jobs)
-        looks = tuple(
-            msgspec.structs.replace(one, traps=self._traps(one.job, found)) for one in looks
-        )
         if self.tools.context.config.capture.flight_recorder:
             self.tools.flight_recorders.update(found)
         written = self.tools.traces.update(found)
@@ -108,14 +109,29 @@ class Watch:
         owners = len(set(map(owner_of, jobs)))
         samples = SampleTimes((job for job in jobs if job.id in to_sample), alone=owners < 2)
         patience = LOOKS_ALONE if owners < 2 else LOOKS
+        resting = self._resting(set(map(owner_of, jobs)))
         for number, job in enumerate(jobs):
-            before = time.monotonic()
+            before, owner = time.monotonic(), owner_of(job)
             if number >= owners and before - begun - samples.used > patience:
-                return
+                break
+            if owner in resting:
+                continue
             sample = samples.left(job) if job.id in to_sample else 0.0
-            yield self._look(job, found, finder, sample=sample)
+            one = self._look(job, found, finder, sample=sample)
+            yield msgspec.structs.replace(one, traps=self._traps(job, found))
+            took = time.monotonic() - before
+            self._debts[owner] = self._debts.get(owner, 0.0) + max(0.0, took - sample)
             if sample:
-                samples.use(job, time.monotonic() - before)
+                samples.use(job, took)
+
+    def _resting(self, owners: Collection[Owner]) -> frozenset[Owner]:
+        """The owners whose jobs have taken so much time that this look is without them; nobody where there is one owner."""
+        self._debts = {
+            owner: debt - ALLOWANCE
+            for owner, debt in self._debts.items()
+            if owner in owners and debt > ALLOWANCE and len(owners) > 1
+        }
+        return frozenset(owner for owner, debt in self._debts.items() if debt > ALLOWANCE)
 
     def _traps(self, job: Job, found: Discovery) -> tuple[KnownIssue, ...]:
         """An error in a rule must cost nothing but the finding."""

@@ -28,9 +28,13 @@ START = """
 import os, sys
 ranks, threads, up, real, small, words, many = sys.argv[1:]
 def start(number, *argv):
-    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + number)}
-    os.posix_spawn(argv[0], argv, place)
-start(0, real, "-S", "-E", "-c", many, threads)
+    size, job = int(ranks) // 2, {"MASTER_ADDR": "127.0.0.1"}
+    if number > size:
+        job |= {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(20_000 + number)}
+    else:
+        job |= {"RANK": str(number - 1), "WORLD_SIZE": str(size), "MASTER_PORT": "20000"}
+    os.posix_spawn(argv[0], argv, job)
+start(int(ranks) + 1, real, "-S", "-E", "-c", many, threads)
 for number in range(1, int(ranks) + 1):
     start(number, *((real, "-S", "-E", "-c", words) if number % 10 == 0 else (small, "train.py")))
 open(up, "w").close()
@@ -49,7 +53,7 @@ def as_user(uid: int) -> list[str]:
 
 @contextmanager
 def false_ranks(folder: Path, uid: int, ranks: int, threads: int) -> Iterator[None]:
-    """So many idle processes of this user that call themselves ranks of jobs of their own, and one that has so many threads."""
+    """So many idle processes of this user that call themselves ranks, half of them of one job and half of jobs of their own, and one that has so many threads."""
     small, up = folder / "small" / "python3", folder / "up"
     small.parent.mkdir()
     (folder / "small.c").write_text(SMALL)

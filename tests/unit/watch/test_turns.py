@@ -45,6 +45,7 @@ def test_samples_of_one_user_s_hundred_jobs_leave_the_other_s_its_own(
     tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mldebug_agents.watch.watch.SAMPLES", 2.0)
+    monkeypatch.setattr("mldebug_agents.watch.watch.LOOKS", 60.0)
     node = Node(tmp_path)
     many(node, 40)
     pyspy = SlowPySpy(0.3)
@@ -181,3 +182,37 @@ def test_one_job_whose_stacks_take_all_the_time_leaves_another_user_s_two_jobs_t
     looks.look({one.job.id for one in jobs})
     assert {70, 100, 101, 102, 1000} <= set(pyspy.requests)
     assert time.monotonic() - begun < 5
+
+
+def test_a_run_of_a_thousand_false_ranks_is_not_watched_and_said_to_be_so(tmp_path: Path) -> None:
+    """A look at 1,500 ranks took 9 s on a busy node, in which nobody else's job was looked at."""
+    node = Processes(tmp_path)
+    node.tree.add(50, 1, "bash", exe="/bin/bash", uid=HIGH)
+    size = discovery.MAX_RANKS + 1
+    for number in range(size):
+        node.tree.add(5000 + number, 50, environ=plain(number, size), uid=HIGH, torch=False)
+    small = node.torchrun(100, 2, uid=HIGH)
+    mine = node.torchrun(200, 2, uid=LOW)
+    found = node.find()
+    assert sorted([rank.pid for rank in job.ranks] for job in found.jobs) == [small, mine]
+    (remark,) = (one for one in found.remarks if one.kind == "too_many_runs")
+    assert remark.message.startswith("1 more runs of user")
+
+
+def test_whose_jobs_are_slow_to_look_at_is_left_out_of_some_looks(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldebug_agents.watch.watch.ALLOWANCE", 0.1)
+    node = Node(tmp_path)
+    many(node, 1)
+    looks = watch(FakeTools(node.host(), reader))
+    quick = looks._look
+
+    def slow(job: Any, *rest: Any, **more: Any) -> Any:
+        time.sleep(0.35 if job.uid == HIGH else 0)
+        return quick(job, *rest, **more)
+
+    monkeypatch.setattr(looks, "_look", slow)
+    rounds = [{one.job.uid for one in looks.look().jobs} for _ in range(8)]
+    assert all(0 in looked for looked in rounds)
+    assert 1 <= sum(HIGH in looked for looked in rounds) <= 4

@@ -22,6 +22,7 @@ from mldebug_agents.jobs.ranks.registry import ProcessInfo, Registry, named_pyth
 from mldebug_agents.system.host import Host, Paths
 
 MAX_RUNS = 128  # of one owner: a node has as many cores
+MAX_RANKS = 1024  # of all runs of one owner
 MAX_REMARKS = 200  # of one look
 
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}")  # a run id that says nothing
@@ -134,14 +135,12 @@ class RankFinder:
         )
 
     def _watched(self, alive: list[RankGroup]) -> tuple[list[RankGroup], list[Remark]]:
-        """At most `MAX_RUNS` of each owner: those that were watched before and those of PyTorch first, and a remark on the others."""
+        """At most `MAX_RUNS` with `MAX_RANKS` ranks of each owner: those that were watched before and those of PyTorch first, and a remark on the others."""
         by_owner: dict[Owner, list[RankGroup]] = defaultdict(list)
         for one in alive:
             by_owner[one.first.process.owner_key].append(one)
-        remarks = []
+        remarks, kept = [], set()
         for (uid, _), mine in by_owner.items():
-            if (more := len(mine) - MAX_RUNS) <= 0:
-                continue
             mine.sort(
                 key=lambda one: (
                     _place(one) not in self._memory,
@@ -149,11 +148,12 @@ class RankFinder:
                     one.first.age,
                 )
             )
-            del mine[MAX_RUNS:]
-            who = self._host.user(uid)
-            message = f"{more:,} more runs of user {who} are not watched: {MAX_RUNS} are, which is the most for one user"
-            remarks.append(Remark(kind="too_many_runs", message=message))
-        kept = {id(one) for mine in by_owner.values() for one in mine}
+            some = list(_few_enough(mine))
+            kept |= set(map(id, some))
+            if more := len(mine) - len(some):
+                who = self._host.user(uid)
+                message = f"{more:,} more runs of user {who} are not watched: {MAX_RUNS} with {MAX_RANKS} ranks in all are, which is the most for one user"
+                remarks.append(Remark(kind="too_many_runs", message=message))
         return [one for one in alive if id(one) in kept], remarks
 
     def _recall(
@@ -227,6 +227,16 @@ class RankFinder:
             user=self._host.user(process.uid),
             launcher_pid=claimant.launcher or launcher,
         )
+
+
+def _few_enough(groups: list[RankGroup]) -> Iterator[RankGroup]:
+    """The first of one owner's runs, as many as are watched; one with too many ranks is passed over."""
+    ranks = runs = 0
+    for one in groups:
+        if runs < MAX_RUNS and ranks + len(one.claimants) <= MAX_RANKS:
+            runs += 1
+            ranks += len(one.claimants)
+            yield one
 
 
 # --- names ---------------------------------------------------------------------------------------
