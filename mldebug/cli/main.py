@@ -30,6 +30,7 @@ GROUPS = {
         "web",
         "gpus",
         "slow",
+        "goodput",
         "checkpoints",
         "probe",
         "doctor",

@@ -31,6 +31,13 @@ class LogProgress:
         self._grown_at = 0.0
         self._timer = StepTimer()
         self._hook = HeartbeatSteps()
+        self._has_restarted = False  # and no step was read since
+        self.evaluations = 0  # records of how far an evaluation is
+
+    @property
+    def total_steps(self) -> int | None:
+        """The number of steps beside the run's step in its log; of one epoch where that is what is counted. None where none is."""
+        return self._count[1] if self._count else None
 
     @property
     def moved_at(self) -> float | None:
@@ -134,6 +141,7 @@ class LogProgress:
     def restart(self) -> None:
         """Note that new processes write the log: steps and lines that an earlier attempt has logged count as new again."""
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
+        self._has_restarted = True
 
     def disown(self) -> None:
         """Forget the step, loss, figures and remembered lines, because the logs so far may belong to another job. The step times
@@ -154,11 +162,12 @@ class LogProgress:
 
     def _remember(self, record: LogRecord) -> None:
         count = (record.format, record.total)
-        behind = count == self._count and _is_behind(record, self.step)
+        self.evaluations += record.step is None and record.loss is None and bool(record.place)
+        behind = count == self._count and _is_behind(record, self.step) and not self._has_restarted
         total = self._count[1] if self._count and self._count[0] == record.format else None
         leads = record.step is not None and not behind
         if leads and self._main_loop.leads(record, self.step, total):
-            self.step, self._count = record.step, count
+            self.step, self._count, self._has_restarted = record.step, count, False
         self.loss = record.loss if record.loss is not None else self.loss
         self.step_seconds = record.step_seconds or self.step_seconds
         for name, value in record.scalars.items():

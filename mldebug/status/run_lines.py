@@ -4,10 +4,14 @@ from collections.abc import Iterator
 
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.units import format_duration
+from mldebug.goodput.segments import GpuUse
+from mldebug.goodput.sentences import percent
 from mldebug.jobs.heartbeat import phase_words
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
 from mldebug.status.snapshot import RunState, Snapshot
 
+WAITS_FOR_DATA = 0.1  # share of the time from which on waiting for data is told
+STEP_USES = (GpuUse.PRODUCTIVE, GpuUse.STRAGGLER, GpuUse.LOST_WORK)
 STALE = 90.0  # seconds: the longest `stall.interval` is 60
 
 
@@ -24,6 +28,36 @@ def state_words(run: RunState) -> str:
     """The state of a run in words: `watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30s (5 times the usual)`."""
     sentence = f"{_sentence(run)}{_limit(run)}"
     return f"{stage_words(run.stage)}: {sentence}" if sentence else stage_words(run.stage)
+
+
+def goodput_words(run: RunState) -> Iterator[str]:
+    """Where the GPU hours of the run's job went, and how long its ranks wait for data where that is above a tenth of the time."""
+    if run.goodput:
+        yield f"GPU hours: {run.goodput}"
+    if words := data_words(run):
+        yield words
+
+
+def data_words(run: RunState) -> str:
+    """How long the ranks wait for data, with who waits most: by samples of their stacks, else of the time of their steps; "" below 10 %."""
+    shares = run.slowness.shares if run.slowness else ()
+    if shares:
+        mean = sum(one.loading for one in shares) / len(shares)
+        most = max(shares, key=lambda one: one.loading)
+        least = min(shares, key=lambda one: one.loading)
+        if mean < WAITS_FOR_DATA:
+            return ""
+        apart = most.loading - least.loading > WAITS_FOR_DATA / 2
+        who = f": rank {most.rank} {percent(most.loading)}, rank {least.rank} {percent(least.loading)}"
+        return f"waits for data {percent(mean)} of the time{who if apart else ', all ranks alike'}"
+    waited = run.gpu_seconds.get(GpuUse.DATA_WAIT, 0.0)
+    stepped = waited + sum(run.gpu_seconds.get(use, 0.0) for use in STEP_USES)
+    share = waited / stepped if stepped else 0.0
+    return (
+        f"waits for data {percent(share)} of the time of its steps"
+        if share >= WAITS_FOR_DATA
+        else ""
+    )
 
 
 def mood(run: RunState) -> str:

@@ -19,6 +19,7 @@ from mldebug.core.model import (
     Role,
     shared_fields,
 )
+from mldebug.goodput.job_goodput import JobGoodput
 from mldebug.goodput.straggler import Slowness
 from mldebug.hardware.gpu.expected import GpuCount
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
@@ -83,6 +84,8 @@ class RunState(Noun, frozen=True, kw_only=True):
     # its checkpoints, by place; "saves" in JSON
     checkpoint_series: tuple[SeriesState, ...] = msgspec.field(default=(), name="saves")
     slowness: Slowness | None = None  # what the last row of stack samples of its ranks showed
+    gpu_seconds: dict[str, float] = {}  # by use, as far as they are certain: see `JobGoodput`
+    goodput: str = ""  # where the GPU hours of its job went, as a sentence
     incident: str = ""  # id of the open one
     incident_kind: str = ""  # stall, abnormal_end, slowdown
     incident_since: float | None = None  # unix: since when the run has not moved
@@ -149,6 +152,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     schedulers: tuple[SchedulerState, ...] = ()  # of the configuration
     orphans: tuple[Orphan, ...] | None = None  # None: not looked at
     probes: tuple[JudgedSeries, ...] | None = None  # None: not looked at yet, or the look failed
+    goodput: tuple[JobGoodput, ...] = ()  # of the jobs that live, then of those that ended lately
     cluster: str = (
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )

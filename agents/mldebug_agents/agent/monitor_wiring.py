@@ -29,6 +29,7 @@ from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Worker
+from mldebug_agents.watch.goodput_monitor import GoodputMonitor
 
 
 def build_monitors(
@@ -65,6 +66,7 @@ def build_monitors(
         probes=probes.ProbeHistoryMonitor(
             Worker(probes.WORKER, history.look, inbox, probes.DEADLINE)
         ),
+        goodput=GoodputMonitor(store),
     )
 
 

@@ -5,7 +5,7 @@ Used by the main loop's thread only. Each monitor has worker threads of its own,
 keeps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
 from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
 from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.workers import Result
+from mldebug_agents.watch.goodput_monitor import GoodputMonitor
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 
@@ -32,12 +33,16 @@ STANDS = (Stage.SUSPECT, Stage.CONFIRMED, Stage.BLAMED)
 
 
 class LoopState(NamedTuple):
-    """What the main loop knows in one turn. `looked`: this agent has searched the node for jobs at least once."""
+    """What the main loop knows in one turn.
+
+    `looked`: this agent has searched the node for jobs at least once. `exits`: how the ranks of a run have exited so far, in words.
+    """
 
     runs: Mapping[str, Run]
     found: Discovery
     config: Config
     looked: bool
+    exits: Callable[[str], Mapping[int, str]] = lambda _: {}
 
     @property
     def jobs(self) -> dict[str, Job]:
@@ -58,6 +63,7 @@ class Monitors:
     ports: PortMonitor
     schedulers: SchedulerMonitor
     probes: ProbeHistoryMonitor
+    goodput: GoodputMonitor
 
     def reload(self, config: Config) -> None:
         """Hand a new configuration to the notifier, the schedulers and the action runner; the
@@ -90,6 +96,8 @@ class Monitors:
         )
         self.schedulers.tick()
         self.probes.tick()
+        if state.looked:
+            self.goodput.tick(state.runs, state.exits)
 
     def on_result(self, result: Result, state: LoopState) -> bool:
         """Pass the result of a worker to the monitor that owns the worker; False where no monitor does."""
@@ -136,6 +144,7 @@ class Monitors:
             self.storage,
             self.schedulers,
             self.probes,
+            self.goodput,
             self.notifier,
             self.actions,
         ):

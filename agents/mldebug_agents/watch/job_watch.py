@@ -56,6 +56,10 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     scalars: dict[str, float] = {}  # other figures of its log or hook by name
     step_times: StepTimes | None = None
     log: str = ""  # the file that is followed, or why there is none
+    total_steps: int | None = (
+        None  # beside the step in its log; of one epoch, where it counts those
+    )
+    evaluations: int = 0  # records of evaluations in its log so far
     step_format: str = ""  # of the file that told the step
     log_counts: LogCounts = LogCounts()
     beats: dict[int, Heartbeat] = {}  # by rank: what its hook says
@@ -157,6 +161,8 @@ class JobWatch:
             scalars={**scalars(beats), **progress.scalars},
             step_times=progress.step_times,
             log=self.logs.sentence,
+            total_steps=progress.total_steps,
+            evaluations=progress.evaluations,
             step_format=progress.step_format,
             log_counts=self.logs.counts,
             beats=beats,

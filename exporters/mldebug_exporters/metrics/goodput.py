@@ -1,4 +1,4 @@
-"""How long the ranks of a run wait for each other, and what a run loses by it."""
+"""What the GPU time of a run was used for, how long its ranks wait for each other, and what it loses by it."""
 
 from collections.abc import Iterator
 
@@ -22,11 +22,21 @@ LOSS = TABLE.gauge(
     "Share of the time that the ranks of a run wait for its slow ranks; 0 where none slows the others down.",
     "run",
 )
+USED = TABLE.counter(
+    "run_gpu_seconds",
+    "Seconds of the run's GPUs on this node by what they were used for, one GPU per rank: each second has one state, so their sum"
+    " is the wall time. What may still turn out to be a stall or a checkpoint is not counted yet: two minutes, without a step up to 30.",
+    "run",
+    "state",
+    absent="until the run was looked at, and when it has ended",
+)
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """What the last row of stack samples of each run has shown."""
+    """The seconds of each run, and what the last row of stack samples of its ranks has shown."""
     for run in snapshot.runs:
+        for state, seconds in run.gpu_seconds.items():
+            yield Sample(USED, (run.id, state), seconds)
         if run.slowness is None:
             continue
         yield Sample(LOSS, (run.id,), run.slowness.loss)

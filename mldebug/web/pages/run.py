@@ -12,7 +12,7 @@ from mldebug.core.text import typed
 from mldebug.stall.sentences import seconds
 from mldebug.status.gpu_lines import rank_lines
 from mldebug.status.gpu_view import names_of
-from mldebug.status.run_lines import mood, pace_words, state_words
+from mldebug.status.run_lines import goodput_words, mood, pace_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.web.incident_list import IncidentRow, rows_of
@@ -120,7 +120,11 @@ def _facts(run: RunState) -> Iterator[RunFact]:
 
 
 def _lines(run: RunState) -> Iterable[str]:
-    return (*([run.devices] if run.devices else []), *lines_of(run.checkpoint_series, run.id))
+    return (
+        *([run.devices] if run.devices else []),
+        *goodput_words(run),
+        *lines_of(run.checkpoint_series, run.id),
+    )
 
 
 def _gaps(snapshot: Snapshot, run: RunState) -> Iterator[Gap]:

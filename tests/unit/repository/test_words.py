@@ -22,8 +22,8 @@ MOST = 15  # entries of a folder
 # one file for each group of metrics, whose labels users know, and what they share
 LONG = {
     ROOTS["exporters"] / "metrics",
-    ROOTS["mldebug"],
     ROOTS["agents"] / "cli/commands",
+    ROOTS["mldebug"],
 }  # one file per group; one folder per subject; one file per command
 # words of an earlier dialect, as parts of the names of modules, classes and functions
 RETIRED = {

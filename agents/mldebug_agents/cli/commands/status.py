@@ -28,7 +28,13 @@ from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
 from mldebug.status.cluster_lines import cluster_lines, stalled
 from mldebug.status.gpu_lines import hardware_lines, rank_lines
-from mldebug.status.run_lines import ailing_lines, pace_words, stale_words, state_words
+from mldebug.status.run_lines import (
+    ailing_lines,
+    goodput_words,
+    pace_words,
+    stale_words,
+    state_words,
+)
 from mldebug.status.snapshot import RunState, Snapshot, job_of
 from mldebug.status.storage_lines import checkpoints_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
@@ -270,7 +276,7 @@ def _watched(
         yield Text(clean(f"  lives by {run.lives_by}", 300))
     if run.devices:
         yield Text(clean(f"  {run.devices}", 400))
-    for line in lines_of(run.checkpoint_series, run.id):
+    for line in (*goodput_words(run), *lines_of(run.checkpoint_series, run.id)):
         yield Text(clean(f"  {line}", 400))
     for line in rank_lines(events, run, now):
         yield Text(clean(f"  {line}", 400), style="red")

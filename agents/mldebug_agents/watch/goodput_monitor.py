@@ -1,0 +1,250 @@
+"""Accounts for the GPU time of all runs at each look, and keeps the accounts of jobs over restarts of the agent.
+
+Belongs to the main loop's thread.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from mldebug.diagnosis.exits.model import words_of_status
+from mldebug.goodput.gpu_time import AccountLook, ExitOutcomeName
+from mldebug.goodput.job_account import (
+    JobAccount,
+    JobAccounts,
+    JobIdentity,
+    JobKey,
+    command_of,
+)
+from mldebug.goodput.job_goodput import JobGoodput, job_goodput
+from mldebug.goodput.segments import GpuUse
+from mldebug.incidents.incident import Incident
+from mldebug.status.snapshot import Snapshot
+from mldebug.storage.checkpoints.model import Completeness
+from mldebug.storage.checkpoints.state import SeriesState
+from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
+
+MEMO = "goodput:"
+STORE_EVERY = 10.0  # seconds
+PHASES = {
+    "evaluate": GpuUse.EVALUATION,
+    "checkpoint_save": GpuUse.CHECKPOINT,
+    "data_preparation": GpuUse.DATA_PREPARATION,
+}
+"""What a phase of the hook counts as; the others are part of the step or of the start-up."""
+
+DATA_WAIT = "data_wait"
+LEFT_WELL = words_of_status(0)
+
+Exits = Callable[[str], Mapping[int, str]]
+
+
+class GoodputMonitor:
+    """Keeps the accounts of this node's jobs. `wall`, `steady`: unix time and monotonic seconds."""
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.accounts = JobAccounts()
+        self._store = store
+        self._offset = wall() - steady()  # a clock that is set anew makes no time
+        self._steady = steady
+        self._looked: dict[str, float] = {}  # run -> the look that was accounted for
+        self._evaluations: dict[str, int] = {}
+        self._series: dict[str, tuple[SeriesState, ...]] = {}
+        self._shown: dict[JobKey, tuple[object, JobGoodput]] = {}
+        self._outcomes: dict[str, ExitOutcomeName] = {}
+        self._restored = False
+        self._store_due = 0.0
+
+    def tick(self, runs: Mapping[str, Run], exits: Exits) -> None:
+        """Account for each run that was looked at since the last call. `exits`: how ranks of a run have exited, in words by rank."""
+        self._restore()
+        if not self._restored:
+            return  # whoever began anew would count a start twice
+        for id, run in runs.items():
+            look = run.last_look
+            if look is None or look.look.at == self._looked.get(id) or not run.job.ranks:
+                continue
+            self._looked[id] = look.look.at
+            self.accounts.add(identity(run), self._account_look(run))
+        self._look_for_ended(runs, exits)
+        now = self._steady()
+        if now >= self._store_due:
+            self._store_due = now + STORE_EVERY
+            self._keep()
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with where the GPU hours of each job went."""
+        self._series = {run.id: run.checkpoint_series for run in snapshot.runs}
+        jobs = sorted(self.accounts.jobs.values(), key=lambda job: -job.at)
+        shown = tuple(map(self._job, jobs))
+        sentences = {run: job.sentence for job in shown for run in job.runs}
+        return msgspec.structs.replace(
+            snapshot,
+            runs=tuple(
+                msgspec.structs.replace(
+                    run, gpu_seconds=self._settled(run.id), goodput=sentences.get(run.id, "")
+                )
+                for run in snapshot.runs
+            ),
+            goodput=shown,
+        )
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _job(self, job: JobAccount) -> JobGoodput:
+        state = job.at, len(job.open), sum(one.over for one in job.open)
+        known = self._shown.get(job.key)
+        if known is None or known[0] != state:
+            known = self._shown[job.key] = state, job_goodput(job)
+        return known[1]
+
+    def _settled(self, run: str) -> dict[str, float]:
+        """Of a run, zeros included: a counter exists from the beginning."""
+        found = next((job.settled(run) for job in self.accounts.jobs.values() if run in job.commands), None)  # fmt: skip
+        return {} if found is None else {use: round(found.get(use, 0.0), 3) for use in GpuUse}
+
+    def _account_look(self, run: Run) -> AccountLook:
+        look = run.last_look
+        if look is None:
+            raise ValueError("a run that was not looked at")
+        states = look.beats
+        waiting = sum(one.phase == DATA_WAIT for one in states.values())
+        data = waiting / len(states) if states else _loading(run)
+        loss = run.slowness.loss if run.slowness and _is_slow(run.incident) else 0.0
+        checkpoints = self._series.get(run.job.id, ())
+        return AccountLook(
+            at=self._offset + look.look.at,
+            gpus=len(run.job.ranks) + len(run.job.lost),
+            started=look.look.started,
+            step=look.step,
+            finished=look.step is not None and look.step == look.total_steps,
+            phase=self._phase(run),
+            data=data,
+            straggler=loss,
+            stalled_since=_stalled_since(run),
+            checkpoints=tuple(_times(checkpoints)),
+            checkpoint_period=next((one.period for one in checkpoints if one.period), None),
+            training=not run.unjudged,
+        )
+
+    def _phase(self, run: Run) -> GpuUse | None:
+        """What a rank reports to do, or what the log or the checkpoints on disk show that the job does."""
+        look = run.last_look
+        if look is None:
+            return None
+        phases = {one.phase for one in look.beats.values()}
+        found = next((use for phase, use in PHASES.items() if phase in phases), None)
+        before = self._evaluations.get(run.job.id, look.evaluations)
+        self._evaluations[run.job.id] = look.evaluations
+        if found is None and look.evaluations > before:
+            return GpuUse.EVALUATION
+        if found is None and any(map(_is_written, self._series.get(run.job.id, ()))):
+            return GpuUse.CHECKPOINT
+        return found
+
+    def _look_for_ended(self, runs: Mapping[str, Run], exits: Exits) -> None:
+        """Note the runs without a living rank, of which dead ones may be left; what is known of their ends is known while they go."""
+        living = {id for id, run in runs.items() if run.job.ranks}
+        for id, run in runs.items():
+            self._outcomes[id] = _outcome(exits(id), run)
+        for id in self._looked.keys() - living:
+            words = exits(id)
+            self._outcomes[id] = _outcome(words) if words else self._outcomes.get(id, "unknown")
+            del self._looked[id]
+            self._evaluations.pop(id, None)
+        self.accounts.ended(living.__contains__, lambda id: self._outcomes.get(id, "unknown"))
+        self._outcomes = {id: self._outcomes[id] for id in runs}
+
+    def _keep(self) -> None:
+        for key in self.accounts.tidy(self._offset + self._steady()):
+            self._store.remember(_memo(key), b"")
+            self._shown.pop(key, None)
+        for key, job in self.accounts.jobs.items():
+            self._store.remember(_memo(key), msgspec.json.encode(job))
+
+    def _restore(self) -> None:
+        if self._restored or not self._store.opened:
+            return
+        self._restored = True
+        found = []
+        for name in self._store.memos(MEMO):
+            try:
+                found.append(msgspec.json.decode(self._store.memo(name), type=JobAccount))
+            except msgspec.MsgspecError:
+                log.warning("what was stored of a job's GPU time cannot be read, and is forgotten")
+                self._store.remember(name, b"")
+        self.accounts.restore(found)
+
+
+def identity(run: Run) -> JobIdentity:
+    """Which job a run belongs to: the one with its name, user and script."""
+    job = run.job
+    first = next(iter(job.ranks), None)
+    return JobIdentity(
+        run=job.id,
+        attempt=job.attempt,
+        name=job.name,
+        user=job.user,
+        uid=job.uid,
+        script=first.script if first else "",
+        processes=tuple(f"{rank.pid}/{rank.start_ticks}" for rank in job.ranks),
+        command=command_of(first.argv if first else ()),
+        started_at=min((rank.started_at for rank in job.ranks), default=job.started_at),
+    )
+
+
+def _memo(key: JobKey) -> str:
+    return MEMO + hashlib.sha256(repr(key).encode(errors="replace")).hexdigest()[:24]
+
+
+def _outcome(words: Mapping[int, str], run: Run | None = None) -> ExitOutcomeName:
+    """How a run ends, by the exits of its ranks as far as they are known, and by its open incident."""
+    if any(one != LEFT_WELL for one in words.values()):
+        return "failed"
+    if run is not None and run.incident is not None and run.incident.kind != "slowdown":
+        return "failed"
+    return "well" if words else "unknown"
+
+
+def _loading(run: Run) -> float:
+    """The share of all ranks' time that waits for data, by the last samples of their stacks."""
+    shares = run.slowness.shares if run.slowness else ()
+    return sum(one.loading for one in shares) / len(shares) if shares else 0.0
+
+
+def _is_slow(incident: Incident | None) -> bool:
+    return incident is not None and incident.kind == "slowdown"
+
+
+def _stalled_since(run: Run) -> float | None:
+    incident = run.incident
+    if incident is None or incident.kind == "slowdown":
+        return None
+    if incident.kind == "abnormal_end":  # it may go on into the next attempt
+        return incident.detected_at if run.job.lost else None
+    since = incident.stalled_since
+    return incident.detected_at if since is None else since
+
+
+def _is_written(series: SeriesState) -> bool:
+    return series.newest is not None and series.newest.state is Completeness.WRITING
+
+
+def _times(series: tuple[SeriesState, ...]) -> Iterator[tuple[float, float]]:
+    """When each complete checkpoint was begun and complete."""
+    for one in series:
+        for checkpoint in one.listed:
+            if checkpoint.state is Completeness.COMPLETE:
+                began = checkpoint.began
+                yield (checkpoint.ended if began is None else began), checkpoint.ended

@@ -1,0 +1,174 @@
+"""Where the GPU hours of a job went, as the snapshot, the verb, the pages and the reports show it. Pure."""
+
+from collections.abc import Mapping
+from itertools import islice
+
+from mldebug.core.model import Noun
+from mldebug.core.units import format_duration
+from mldebug.goodput.checkpoint_interval import best_interval, interval_words
+from mldebug.goodput.job_account import JobAccount
+from mldebug.goodput.segments import GpuUse
+
+SHOWN = 3  # losses that the sentence names
+LEAST = 0.005  # share below which nothing is named
+USE_WORDS: Mapping[str, str] = {
+    GpuUse.PRODUCTIVE: "productive",
+    GpuUse.STARTUP: "start-up",
+    GpuUse.DATA_PREPARATION: "data preparation",
+    GpuUse.DATA_WAIT: "waiting for data",
+    GpuUse.EVALUATION: "evaluation",
+    GpuUse.CHECKPOINT: "checkpoints",
+    GpuUse.STRAGGLER: "waiting for slow ranks",
+    GpuUse.STALL: "stalls",
+    GpuUse.LOST_WORK: "steps done again",
+    GpuUse.RESTART_GAP: "gaps between attempts",
+    GpuUse.IDLE: "idle",
+}
+_BY_RESTARTS = (GpuUse.LOST_WORK, GpuUse.RESTART_GAP)
+
+
+class AttemptGoodput(Noun, frozen=True, kw_only=True):
+    """One attempt of a run: GPU seconds by use. Times are unix seconds."""
+
+    run: str
+    attempt: int = 0
+    began: float
+    ended: float | None = None  # None: it has processes
+    gpu_seconds: dict[str, float] = {}
+
+
+class JobGoodput(Noun, frozen=True, kw_only=True):
+    """One job: the GPU seconds of all its runs and attempts on this node by use, and what that means."""
+
+    name: str
+    user: str = ""
+    uid: int = -1
+    script: str = ""
+    began: float  # unix
+    at: float
+    runs: tuple[str, ...] = ()  # ids of those that live
+    restarts: int = 0
+    attempts: int = 0
+    steps_again: int = 0  # steps that were done again after restarts
+    gpu_seconds: dict[str, float] = {}
+    productive_ratio: float = 0.0
+    sentence: str = ""
+    advice: str = ""  # on the interval of its checkpoints; "" for none
+    newest: tuple[AttemptGoodput, ...] = ()  # attempts, the oldest first
+    bar: tuple[dict[str, float], ...] = ()  # GPU seconds by use in equal stretches of time
+    bar_began: float = 0.0
+    bar_seconds: float = 0.0  # of one stretch
+
+
+def job_goodput(job: JobAccount) -> JobGoodput:
+    """What is shown of one job's account."""
+    seconds = job.seconds
+    whole = sum(seconds.values())
+    return JobGoodput(
+        name=job.name,
+        user=job.user,
+        uid=job.uid,
+        script=job.script,
+        began=job.began,
+        at=job.at,
+        runs=tuple(dict.fromkeys(one.run for one in job.open if not one.over)),
+        restarts=job.restarts,
+        attempts=job.count,
+        gpu_seconds=_rounded(seconds),
+        productive_ratio=round(seconds.get(GpuUse.PRODUCTIVE, 0.0) / whole, 4) if whole else 0.0,
+        sentence=sentence(seconds, job.restarts),
+        advice=_advice(job),
+        newest=_attempts(job),
+        bar=tuple(_rounded(one) for one in _bar(job)),
+        bar_began=job.history.start,
+        bar_seconds=job.history.width,
+    )
+
+
+def sentence(seconds: Mapping[str, float], restarts: int) -> str:
+    """Where the time went: `71 % productive; 11 % lost to 3 restarts, most of it work done again since the last checkpoint`."""
+    whole = sum(seconds.values())
+    if whole <= 0:
+        return "nothing is accounted for yet"
+    parts = [f"{_percent(seconds.get(GpuUse.PRODUCTIVE, 0.0) / whole)} productive"]
+    losses = [(seconds.get(use, 0.0), text) for use, text in _losses()]
+    by_restarts = sum(seconds.get(use, 0.0) for use in _BY_RESTARTS)
+    if restarts:
+        losses.append((by_restarts, _restart_words(seconds, restarts)))
+    losses.sort(key=lambda one: -one[0])
+    named = (one for one in losses if one[0] / whole >= LEAST)
+    parts += [text.format(_percent(lost / whole)) for lost, text in islice(named, SHOWN)]
+    return "; ".join(parts)
+
+
+def _losses() -> list[tuple[GpuUse, str]]:
+    others = [use for use in GpuUse if use not in (GpuUse.PRODUCTIVE, *_BY_RESTARTS)]
+    return [(use, f"{{}} {USE_WORDS[use]}") for use in others]
+
+
+def _restart_words(seconds: Mapping[str, float], restarts: int) -> str:
+    again, gap = (seconds.get(use, 0.0) for use in _BY_RESTARTS)
+    many = "restarts" if restarts > 1 else "restart"
+    most = (
+        "work done again since the last checkpoint"
+        if again >= gap
+        else "waiting for the next attempt"
+    )
+    return f"{{}} lost to {restarts} {many}, most of it {most}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _advice(job: JobAccount) -> str:
+    attempts = [(one.ended - one.began) for one in job.over] + [
+        one.at - one.began for one in job.open
+    ]
+    gpus = max((one.gpus for one in job.open), default=1)
+    waited = job.seconds.get(GpuUse.CHECKPOINT, 0.0) / gpus
+    found = best_interval(
+        cost=waited / job.checkpoints if job.checkpoints else 0.0,
+        checkpoints=job.checkpoints,
+        running=sum(attempts),
+        failures=job.restarts,
+        present=job.checkpoint_period,
+    )
+    return interval_words(found) if found is not None else ""
+
+
+def _attempts(job: JobAccount) -> tuple[AttemptGoodput, ...]:
+    done = [
+        AttemptGoodput(
+            run=one.run, attempt=one.attempt, began=one.began, ended=one.ended, gpu_seconds=_rounded(one.seconds)
+        )
+        for one in job.over
+    ]  # fmt: skip
+    living = [
+        AttemptGoodput(
+            run=one.run, attempt=one.attempt, began=one.began, ended=one.at if one.over else None,
+            gpu_seconds=_rounded(one.seconds),
+        )
+        for one in job.open
+    ]  # fmt: skip
+    return tuple(sorted((*done, *living), key=lambda one: one.began))
+
+
+def _bar(job: JobAccount) -> list[dict[str, float]]:
+    """The stretches that are certain, and the last minutes as they look now."""
+    recent = sorted((one for it in job.open for one in it.recent), key=lambda one: one.start)
+    history = job.history.copied()
+    for one in recent:
+        history.add(one)
+    return history.bins
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {use: round(seconds[use], 3) for use in GpuUse if seconds.get(use, 0.0) > 0}
+
+
+def duration_words(seconds: float) -> str:
+    """GPU time in the unit that suits it: `42s`, `3.2 GPU hours`."""
+    return (
+        f"{seconds / 3600:,.1f} GPU hours" if seconds >= 3600 else format_duration(round(seconds))
+    )

@@ -1,0 +1,205 @@
+"""From looks at real runs to the accounts of their jobs, and how these survive a restart of the agent."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from mldebug.core.model import Job, LostRank, RankIdentity
+from mldebug.goodput.segments import GpuUse
+from mldebug.goodput.straggler import Slowness
+from mldebug.incidents.incident import Incident
+from mldebug.jobs.heartbeat import Heartbeat
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import RunLook
+from mldebug.stall.watch import StallWatch
+from mldebug.status.snapshot import RunState, Snapshot
+from mldebug_agents.watch.goodput_monitor import GoodputMonitor
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run
+
+BEGAN = 1_700_000_000.0
+
+
+@dataclass
+class Memory:
+    """A store that keeps values in memory."""
+
+    opened: bool = True
+    values: dict[str, bytes] = field(default_factory=dict)
+
+    def memo(self, name: str) -> bytes:
+        return self.values.get(name, b"")
+
+    def remember(self, name: str, data: bytes) -> None:
+        self.values[name] = data
+        if not data:
+            del self.values[name]
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        return tuple(name for name in self.values if name.startswith(beginning))
+
+
+class Node:
+    """A node with one run, whose clock is turned by hand."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.now = 100.0
+        self.memory = memory
+        self.exits: dict[int, str] = {}
+        self.run = Run(job(), StallWatch(StallSettings()))
+        self.begin_agent()
+
+    def begin_agent(self) -> None:
+        self.monitor = GoodputMonitor(
+            self.memory, wall=lambda: BEGAN + self.now, steady=lambda: self.now
+        )
+
+    def look(self, seconds: float = 5.0, **fields: object) -> None:
+        self.now += seconds
+        started = fields.get("step") is not None
+        look = RunLook(at=self.now, run=self.run.job.id, started=started)
+        self.run.update(JobLook(job=self.run.job, look=look, **fields))  # type: ignore[arg-type]
+        self.monitor.tick({self.run.job.id: self.run}, lambda _: self.exits)
+
+    @property
+    def shown(self) -> Snapshot:
+        state = RunState(id="run1", name="train.py", launcher="torchrun")
+        return self.monitor.show(Snapshot(node="n", at=0, started_at=0, runs=(state,)))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        (found,) = self.shown.goodput
+        return found.gpu_seconds
+
+
+def job(**fields: object) -> Job:
+    ranks = tuple(
+        RankIdentity(
+            rank=rank, world_size=4, pid=rank + 1, script="train.py", started_at=BEGAN + 90
+        )
+        for rank in range(4)
+    )
+    whole = {"id": "run1", "name": "train.py", "launcher": "torchrun", "world_size": 4, "uid": 7, "ranks": ranks}  # fmt: skip
+    return Job(**(whole | fields))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node(Memory())
+
+
+def test_a_run_is_accounted_for_from_the_start_of_its_processes(node: Node) -> None:
+    node.look()
+    for step in range(1, 41):
+        node.look(step=step)
+    assert sum(node.seconds.values()) == pytest.approx(4 * (node.now - 90))
+    assert node.seconds["startup"] == pytest.approx(4 * 15)
+
+
+def test_what_ranks_report_decides_what_a_pause_was(node: Node) -> None:
+    for step in range(1, 41):
+        node.look(step=step)
+    saving = {0: Heartbeat(written_at=0.0, step=40, phase="checkpoint_save"), 1: Heartbeat(written_at=0.0, step=40)}  # fmt: skip
+    for _ in range(6):
+        node.look(step=40, beats=saving)
+    node.look(step=41)
+    assert node.seconds["checkpoint"] == pytest.approx(4 * 30, abs=4 * 5)
+    assert "evaluation" not in node.seconds
+
+
+def test_an_evaluation_in_the_log_is_one(node: Node) -> None:
+    for step in range(1, 41):
+        node.look(step=step)
+    for count in range(6):
+        node.look(step=40, evaluations=count + 1)
+    node.look(step=41, evaluations=6)
+    assert node.seconds["evaluation"] == pytest.approx(4 * 30, abs=4 * 5)
+
+
+def test_ranks_that_wait_for_data_cost_their_share(node: Node) -> None:
+    waits = {rank: Heartbeat(written_at=0.0, phase="data_wait" if rank == 0 else "") for rank in range(4)}  # fmt: skip
+    for step in range(1, 100):
+        node.look(step=step, beats=waits)
+    assert node.seconds["data_wait"] / sum(node.seconds.values()) == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_stall_takes_the_time_since_the_last_step_and_gone_ranks_still_hold_gpus(node: Node) -> None:  # fmt: skip
+    for step in range(1, 41):
+        node.look(step=step)
+    since = node.now
+    for _ in range(10):
+        node.look(step=40)
+    node.run.set_job(job(ranks=job().ranks[:3], lost=(LostRank(rank=3),)))
+    incident = Incident(id="i", key="k", job_id="run1", detected_at=BEGAN + node.now, stalled_since=BEGAN + since)  # fmt: skip
+    node.run.set_incident(incident)
+    for _ in range(10):
+        node.look(step=40)
+    assert node.seconds["stall"] == pytest.approx(4 * 100)
+
+
+def test_what_slow_ranks_cost_counts_while_the_slowdown_is_open(node: Node) -> None:
+    node.run.set_slowness(Slowness(loss=0.5))
+    for step in range(1, 41):
+        node.look(step=step)
+    assert "straggler" not in node.seconds
+    node.run.set_incident(Incident(id="i", key="k", job_id="run1", detected_at=0, kind="slowdown"))
+    for step in range(41, 81):
+        node.look(step=step)
+    assert node.seconds["straggler"] == pytest.approx(0.5 * 4 * 200, rel=0.05)
+
+
+def test_a_killed_agent_loses_fifteen_seconds_at_most(node: Node) -> None:
+    for step in range(1, 101):
+        node.look(step=step)
+    before = node.seconds
+    node.begin_agent()  # nothing was stored at the end
+    node.look(12.0, step=103)
+    whole, was = sum(node.seconds.values()), sum(before.values())
+    assert whole == pytest.approx(was + 4 * 12)
+    stored = msgspec.json.decode(next(iter(node.memory.values.values())))
+    assert BEGAN + node.now - 12.0 - stored["at"] <= 15
+    assert (node.shown.goodput[0].restarts, node.shown.goodput[0].attempts) == (0, 1)
+
+
+def test_a_counter_has_all_states_from_the_beginning_and_never_falls(node: Node) -> None:
+    node.look()
+    assert set(node.shown.runs[0].gpu_seconds) == set(GpuUse)
+    before = 0.0
+    for step in range(1, 101):
+        node.look(step=step)
+        now = sum(node.shown.runs[0].gpu_seconds.values())
+        assert now >= before
+        before = now
+    assert before > 1000
+
+
+def test_a_run_of_which_only_dead_ranks_are_left_has_ended(node: Node) -> None:
+    for step in range(1, 41):
+        node.look(step=step)
+    assert node.shown.goodput[0].runs == ("run1",)
+    node.run.set_job(job(ranks=(), lost=tuple(LostRank(rank=rank) for rank in range(4))))
+    node.look(step=40)
+    assert node.shown.goodput[0].runs == ()
+
+
+def test_a_run_whose_id_changes_as_its_launcher_dies_is_counted_once(node: Node) -> None:
+    for step in range(1, 21):
+        node.look(step=step)
+    node.run = Run(job(id="other"), StallWatch(StallSettings()))
+    for step in range(21, 41):
+        node.look(step=step)
+    assert sum(node.seconds.values()) == pytest.approx(4 * (node.now - 90))
+    assert (node.shown.goodput[0].attempts, node.shown.goodput[0].runs) == (1, ("other",))
+
+
+def test_a_row_that_cannot_be_read_is_forgotten(node: Node) -> None:
+    node.memory.values["goodput:x"] = b'{"name": 5}'
+    node.look()
+    assert "goodput:x" not in node.memory.values
+
+
+def test_nothing_is_counted_before_the_store_is_open() -> None:
+    node = Node(Memory(opened=False))
+    node.look(step=1)
+    assert node.shown.goodput == ()
