@@ -1,4 +1,5 @@
-"""Shortens an announcement that is larger than other agents accept: drops long node lists of runs, then relayed nodes, then runs.
+"""Shortens an announcement that is larger than other agents accept: drops samples of stacks, then long node lists of runs,
+then relayed nodes, then runs.
 
 In each step the user who takes up most room loses first, so that one user's many jobs do not crowd out another's. Pure.
 """
@@ -23,12 +24,16 @@ T = TypeVar("T")
 def fitting(announcement: Announcement) -> Announcement:
     """The announcement, shortened where it has too many runs or bytes for other agents.
 
-    First the longest node lists of runs are dropped (a gap says so), then nodes whose announcements
+    First samples of stacks are dropped, then the longest node lists of runs (a gap says so), then nodes whose announcements
     this one relays, then runs.
     """
     announcement = msgspec.structs.replace(
         announcement, runs=_fewest(announcement.runs, len(announcement.runs) - MAX_RUNS, _one)
     )
+    over = _size(announcement) - ROOM
+    if over <= 0:
+        return announcement
+    announcement = _without_samples(announcement)
     over = _size(announcement) - ROOM
     if over <= 0:
         return announcement
@@ -50,6 +55,16 @@ def _one(_: object) -> int:
 
 def _list(news: RunNews) -> int:
     return max(0, len(news.node_list.encode()) - GAP)
+
+
+def _without_samples(announcement: Announcement) -> Announcement:
+    """Without how ranks wait: nobody of these runs is compared then."""
+
+    def cut(some: tuple[RunNews, ...]) -> tuple[RunNews, ...]:
+        return tuple(msgspec.structs.replace(one, samples=None) for one in some)
+
+    relayed = tuple(msgspec.structs.replace(r, runs=cut(r.runs)) for r in announcement.relayed)
+    return msgspec.structs.replace(announcement, runs=cut(announcement.runs), relayed=relayed)
 
 
 def _without_lists(announcement: Announcement, over: int) -> Announcement:

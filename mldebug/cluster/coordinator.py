@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from mldebug.cluster.addresses import source_of
 from mldebug.cluster.known_peers import (
     CaptureCall,
     KnownPeer,
@@ -22,7 +21,8 @@ from mldebug.cluster.messages import MAX_PRESENT, AnnouncedExit, RunNews, RunWor
 from mldebug.cluster.quiet_check import QuietCheck
 from mldebug.cluster.roster import PeerRoster
 from mldebug.cluster.run_identity import RunKey, is_of, run_id, user_of
-from mldebug.cluster.source_shares import CallBudget
+from mldebug.cluster.slowness_rounds import SlownessRounds
+from mldebug.cluster.source_shares import CallBudget, source_of
 
 LOOK = 1.0  # seconds between two looks at who has progress to tell
 DOUBT = 120.0  # seconds in which nobody notices a stall that others have noticed: then it is over
@@ -66,6 +66,7 @@ class Coordinator(PeerRoster):
         self._past: dict[str, str] = {}  # incident -> why it is over
         self._unknown: dict[str, float] = {}  # incident of a member, of no stall here -> since when
         self._quiet = QuietCheck()
+        self._slowness = SlownessRounds()
         self._budget = CallBudget()
         self._tellers: dict[tuple[RunKey, int], tuple[float, tuple[str, ...]]] = {}  # when, who
 
@@ -102,6 +103,13 @@ class Coordinator(PeerRoster):
             stall = ClusterStall(cause.incident if cause else news.incident, noticed, cause=cause)
             self._stalls[key, attempt] = stall
             yield self._call(stall, peer, news)
+
+    def compare_ranks(
+        self, now: float, leads: Callable[[RunKey], bool], pace: float, lead: float
+    ) -> None:
+        """Have the ranks of runs on several nodes sampled where that is due, and compare what has come: see `SlownessRounds.tick`."""
+        runs = ((run, shown) for run, shown in self.shown_runs(now) if leads(run[0]))
+        self._slowness.tick(runs, now, pace, lead)
 
     def _may_call(self, peer: KnownPeer, key: RunKey, now: float) -> bool:
         """Whether what this node has noticed may cause one more capture now."""
@@ -209,6 +217,7 @@ class Coordinator(PeerRoster):
             signals=tuple(signals_of(others, now)),
             present=self._present(news, now) if news.launchers else (),
         )
+        answer = self._slowness.complete(answer, news, now)
         if news.incident and (why := self._over(news, stall, now)):
             return msgspec.structs.replace(answer, incident=news.incident, over=why)
         if stall is None:

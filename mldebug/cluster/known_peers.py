@@ -67,7 +67,15 @@ def aged(message: T, seconds: float) -> T:
         msgspec.structs.replace(signal, age=signal.age + seconds, stale=signal.stale + seconds)
         for signal in message.signals
     )
-    return msgspec.structs.replace(message, signals=signals)
+    message = msgspec.structs.replace(message, signals=signals)
+    if isinstance(message, RunWord):
+        sample, finding = message.sample, message.slowness
+        sample = sample and msgspec.structs.replace(sample, begins_in=sample.begins_in - seconds)
+        finding = finding and msgspec.structs.replace(finding, age=finding.age + seconds)
+        return msgspec.structs.replace(message, sample=sample, slowness=finding)
+    samples = message.samples
+    samples = samples and msgspec.structs.replace(samples, age=samples.age + seconds)
+    return msgspec.structs.replace(message, samples=samples)
 
 
 def lives(news: RunNews) -> bool:

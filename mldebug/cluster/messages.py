@@ -22,6 +22,13 @@ from mldebug.core.errors import EvidenceError, UsageError
 from mldebug.core.model import Diagnosis, Gap, Noun
 from mldebug.core.ranksets import rank_intervals
 from mldebug.core.redact import clean
+from mldebug.goodput.shared_samples import (
+    NodeSamples,
+    SampleCall,
+    SharedFinding,
+    believed_finding,
+    believed_samples,
+)
 
 SCHEMA = "mldebug.peer/1"
 MAX_MESSAGE = 1 << 20  # bytes
@@ -94,6 +101,9 @@ class RunNews(Noun, frozen=True, kw_only=True):
     node_list: str = ""  # mldebug.core.model.Job
     launchers: int = 0  # without a rank, that wait for nodes
     gaps: tuple[Gap, ...] = ()  # what of this was left out
+    samples: NodeSamples | None = None  # how its ranks waited in the stretch that was called last
+    slower: bool = False  # its steps take a tenth longer than they used to
+    row: str = ""  # of the finding on slow ranks that it has got
 
 
 class Relayed(Noun, frozen=True, kw_only=True):
@@ -138,6 +148,8 @@ class RunWord(Noun, frozen=True, kw_only=True):
     present: tuple[str, ...] = ()  # nodes with a launcher of a run that waits for nodes
     hold: float = 0.0  # seconds for which it is not captured at most: another node moves
     whole: Whole | None = None
+    sample: SampleCall | None = None  # its ranks are to be sampled then
+    slowness: SharedFinding | None = None  # which ranks slow it down, where the node does not know
 
 
 class WordsFor(Noun, frozen=True, kw_only=True):
@@ -278,9 +290,10 @@ def _believed_relay(relayed: Relayed) -> Relayed:
 def _believed_run(news: RunNews) -> RunNews:
     check_incident(news.incident)
     try:
-        ranks = tuple(rank for span in rank_intervals(news.ranks) for rank in span)
+        spans = rank_intervals(news.ranks)
     except UsageError as error:
         raise EvidenceError(error.message) from error
+    ranks = tuple(rank for span in spans for rank in span)
     if wrong := wrong_ranks(ranks, news.world_size):
         raise EvidenceError(f"it {wrong}")
     if not 0 <= news.attempt < MAX_COUNT:
@@ -300,7 +313,7 @@ def _believed_run(news: RunNews) -> RunNews:
     )
     return msgspec.structs.replace(
         news, **words, stage=stage, key=key, end=end, gaps=gaps, signals=signals, step=step,
-        age=max(0.0, news.age),
+        age=max(0.0, news.age), samples=believed_samples(news.samples, spans), row=clean(news.row, 40),
     )  # fmt: skip
 
 
@@ -325,7 +338,13 @@ def _believed_word(word: RunWord) -> RunWord:
         node = clean(whole.node, 100)
         whole = msgspec.structs.replace(whole, node=node, diagnosis=spoken(whole.diagnosis))
     present = tuple(clean(name, 100) for name in word.present[:MAX_PRESENT])
-    return msgspec.structs.replace(word, over=clean(word.over, 300), whole=whole, present=present)
+    sample = word.sample
+    if sample is not None:
+        sample = msgspec.structs.replace(sample, call=clean(sample.call, 40))
+    return msgspec.structs.replace(
+        word, over=clean(word.over, 300), whole=whole, present=present, sample=sample,
+        slowness=believed_finding(word.slowness),
+    )  # fmt: skip
 
 
 def _believed_end(end: AnnouncedExit) -> AnnouncedExit:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from mldebug.cluster.addresses import source_of
 from mldebug.cluster.known_peers import (
     CaptureCall,
     GroupAnnouncement,
@@ -30,7 +29,7 @@ from mldebug.cluster.messages import (
 )
 from mldebug.cluster.rank_claims import RankClaims
 from mldebug.cluster.run_identity import RunKey
-from mldebug.cluster.source_shares import SourceShares
+from mldebug.cluster.source_shares import SourceShares, source_of
 from mldebug.core.ranksets import shorten_ranks
 
 FRESH = 15.0  # seconds that an announcement holds
@@ -264,6 +263,15 @@ class PeerRoster:
         for run, ranks in now.items():
             if ranks:
                 self._claims.setdefault(run, RankClaims()).put(node, ranks)
+
+    def shown_runs(
+        self, now: float
+    ) -> Iterator[tuple[tuple[RunKey, int], list[tuple[KnownPeer, RunNews]]]]:
+        """Each attempt of a run that lives on nodes all lately heard of, with those nodes."""
+        for run in self._shown:
+            shown = list(self._of(*run))
+            if shown and all(self._is_fresh(one, now) for one, _ in shown):
+                yield run, shown
 
     def _forget_old(self, now: float) -> None:
         for name in [n for n, one in self._peers.items() if now - one.at >= KEPT]:

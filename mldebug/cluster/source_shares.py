@@ -3,12 +3,27 @@
 When memory is short, entries of the address that uses most are dropped, not those of others. Pure.
 """
 
+import ipaddress
 from collections import deque
 from typing import NamedTuple
 
 MAX_PEERS = 8_192  # nodes
 MAX_BYTES = 128 << 20  # of what they announce, as JSON
 MAX_CALLS, MAX_OF_USER, WINDOW = 64, 32, 60.0  # captures in so many seconds
+
+
+def source_of(address: str) -> str:
+    """The client that an address counts for: an IPv4 address itself; for IPv6 its /64 network, as one node may use any address of it.
+
+    Text that is no address is returned as it is.
+    """
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))
+    return str(ip)
 
 
 class _Share(NamedTuple):

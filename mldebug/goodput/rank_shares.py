@@ -21,6 +21,7 @@ from mldebug.capture.frames import inner, principal, python_frames, site
 from mldebug.core.model import Frame, Role, ThreadStack
 from mldebug.diagnosis.classify.tables.matching import match_calls
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
+from mldebug.goodput.evidence import RankEvidence
 
 PLACES = 8  # lines of the job that are kept for one rank
 WAITING, LOADING, BACKWARDS, EXCHANGE = "waiting", "loading", "backward", "exchange"
@@ -32,6 +33,7 @@ class RankShares(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: int
+    node: str = ""  # where it was sampled, for a run with ranks on several nodes
     samples: int
     waiting: float
     loading: float = 0.0
@@ -42,6 +44,7 @@ class RankShares(msgspec.Struct, frozen=True, kw_only=True):
     asleep: dict[str, float] = {}  # of each of these functions the part in which it was on no CPU
     lines: dict[str, int] = {}  # of each, the line in which it was found most often
     delayed: float = 0.0  # share of the time in which it was ready to run and no CPU was free
+    evidence: RankEvidence = RankEvidence()
 
 
 def rank_shares(
@@ -50,6 +53,7 @@ def rank_shares(
     stacks: Sequence[CountedStack],
     on_cpu: Sequence[CountedStack],
     delayed: float = 0.0,
+    evidence: RankEvidence = RankEvidence(),  # noqa: B008 - a value
 ) -> RankShares | None:
     """The shares of a rank from all samples of its threads (`stacks`), and from those in which a thread was on a CPU (`on_cpu`).
 
@@ -80,6 +84,7 @@ def rank_shares(
         },
         lines=_usual_lines(stacks, tid, kept),
         delayed=delayed,
+        evidence=evidence,
     )
 
 

@@ -19,11 +19,20 @@ def slow_words(found: Slowness, world_size: int) -> str:
     many = len(ranks) > 1
     who = f"rank{'s' if many else ''} {fold_ranks(ranks)} slow{'' if many else 's'} the run down"
     waits = f"the others wait for {'them' if many else 'it'} {percent(found.loss)} of the time"
-    causes = list(dict.fromkeys(excess_words(one.excess) for one in found.ranks))
+    causes = list(dict.fromkeys(why_words(one) for one in found.ranks))
     cause = causes[0] if len(causes) == 1 else "each for a reason of its own"
     return (
         f"{who}: {waits}, {lost_words(found.loss, world_size)}; {'each' if many else 'it'} {cause}"
     )
+
+
+def why_words(one: SlowRank) -> str:
+    """What a slow rank does more than the others, and the measured cause, as a phrase to follow "it "."""
+    if not one.cause_words:
+        return excess_words(one.excess)
+    if one.excess.kind in ("same", "cpu"):
+        return one.cause_words
+    return f"{excess_words(one.excess)}; it {one.cause_words}"
 
 
 def lost_words(loss: float, world_size: int) -> str:
@@ -47,4 +56,4 @@ def excess_words(excess: Excess) -> str:
 
 def rank_words(one: SlowRank) -> str:
     """How little a slow rank waits and what it does instead, as a phrase to follow "rank 3 "."""
-    return f"waits only {percent(one.waiting)} of the time, and {excess_words(one.excess)}"
+    return f"waits only {percent(one.waiting)} of the time, and {why_words(one)}"

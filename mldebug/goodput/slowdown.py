@@ -13,9 +13,11 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.diagnosis.classify.rank_states import make_group
+from mldebug.goodput import causes
 from mldebug.goodput.sentences import percent, rank_words, slow_words
 from mldebug.goodput.straggler import Slowness, SlowRank
 
+UNEVEN = "uneven"  # mldebug.goodput.causes
 SHOWN = 8  # lines of evidence on single ranks
 STEPS = {
     "data": "look at what its DataLoader reads: a slow mount, too few workers, or larger samples than the others have",
@@ -27,7 +29,9 @@ STEPS = {
 
 
 def judge_slowdown(job: Job, found: Slowness) -> Judgement:
-    """The judgement of a run: verdict `straggler` with the slow ranks as culprits, or `unknown` where no rank is slow (any more)."""
+    """The judgement of a run: verdict `straggler` with the slow ranks as culprits, or `unknown` where no rank is slow (any more),
+    or those that are slow have more work.
+    """
     slow = {one.rank: one for one in found.ranks}
     waits = {one.rank: one.waiting for one in found.shares}
     ranks = tuple(_classified(rank, slow, waits) for rank in job.ranks)
@@ -43,8 +47,13 @@ def judge_slowdown(job: Job, found: Slowness) -> Judgement:
 
 def _diagnosis(job: Job, found: Slowness, slow: dict[int, SlowRank]) -> Diagnosis:
     sentence = slow_words(found, job.world_size)
-    culprits = [_culprit(rank, slow[rank.rank]) for rank in job.ranks if rank.rank in slow]
-    explained = all(one.excess.kind != "same" for one in found.ranks)
+    here = {rank.rank: rank for rank in job.ranks}
+    uneven = bool(found.ranks) and all(one.cause == UNEVEN for one in found.ranks)
+    blamed = [one for one in found.ranks if one.cause != UNEVEN]
+    culprits = [_culprit(here.get(one.rank), one) for one in blamed]
+    explained = all(one.cause or one.excess.kind != "same" for one in blamed) and not found.rests_on
+    if uneven:
+        sentence = f"the work of the ranks is uneven, and none is to blame: {sentence}"
     return Diagnosis(
         verdict=Verdict.STRAGGLER if culprits else Verdict.UNKNOWN,
         culprits=tuple(culprits),
@@ -68,10 +77,10 @@ def _classified(
     return ClassifiedRank(rank=rank.rank, node=rank.node, pid=rank.pid, is_=found)
 
 
-def _culprit(rank: RankIdentity, slow: SlowRank) -> Culprit:
-    return Culprit(
-        kind="rank", rank=rank.rank, node=rank.node, pid=rank.pid, reason=rank_words(slow)
-    )
+def _culprit(rank: RankIdentity | None, slow: SlowRank) -> Culprit:
+    """`rank`: None where it stands on another node."""
+    node, pid = (rank.node, rank.pid) if rank is not None else (slow.node, None)
+    return Culprit(kind="rank", rank=slow.rank, node=node, pid=pid, reason=rank_words(slow))
 
 
 def _evidence(found: Slowness, slow: dict[int, SlowRank]) -> list[str]:
@@ -79,10 +88,12 @@ def _evidence(found: Slowness, slow: dict[int, SlowRank]) -> list[str]:
     first = f"{samples} stack samples in {found.stretches} stretches: each time the same ranks waited least"
     rows = sorted(found.shares, key=lambda one: (one.rank not in slow, one.rank))[:SHOWN]
     lines = [f"rank {one.rank} waits {percent(one.waiting)} of the time" for one in rows]
-    return [first, *lines]
+    alone = f"without the shares that {found.rests_on} has sent nobody would stand apart"
+    return [first, *lines, *([alone] if found.rests_on else ())]
 
 
 def _step(job: Job, slow: SlowRank) -> str:
-    rank = next(one for one in job.ranks if one.rank == slow.rank)
-    text = STEPS[slow.excess.kind]
-    return text.format(node=rank.node or "its node", pid=rank.pid, place=slow.excess.place)
+    rank = next((one for one in job.ranks if one.rank == slow.rank), None)
+    node, pid = (rank.node, rank.pid) if rank is not None else (slow.node, "PID")
+    text = causes.STEPS.get(slow.cause) or STEPS[slow.excess.kind]
+    return text.format(node=node or "its node", pid=pid, place=slow.excess.place)

@@ -11,6 +11,8 @@ all of them wait is that of the exchange itself. A rank is named only where
 A caller that reports a rank to people first takes a second row of stretches, and reports only ranks that both rows name (`agreed`).
 
 Ranks that exchange with one neighbour each (stages of a pipeline) have different work, so none of them is named.
+Where the ranks stand on several nodes, `rests_on` names a node on whose shares alone the finding rests: without them
+the rank would not stand apart. One agent that sends wrong shares can bring about no finding that rests on nobody.
 Pure.
 """
 
@@ -20,6 +22,8 @@ from statistics import fmean, median
 
 import msgspec
 
+from mldebug.goodput.causes import CAUSE, Compared, find_cause
+from mldebug.goodput.evidence import mean_evidence
 from mldebug.goodput.rank_shares import RankShares
 
 STRETCHES, MOST = 3, 8  # of one row: at least, and where it is not sure yet at most
@@ -33,7 +37,7 @@ APART = 0.5  # of that difference lies between the slow ranks and the first of t
 OFTEN = 0.8  # of the stretches have a difference of half of `LEAST` at least
 FEW = 4  # one of so many ranks may be slow; where more are, it is the work that differs
 PIPELINE = 0.5  # of the waiting in sends and receives: stages, each with work of its own
-CAUSE = 0.5  # of the loss: what explains so much of it is given as the cause
+SURE = 4.0  # standard errors that the difference has without the shares of any one node
 
 
 class SampledStretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +62,11 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank for which the others wait. `waiting`: the share of its own time in which it waits."""
 
     rank: int
+    node: str = ""  # where a run has ranks on several
     waiting: float  # share of its own time
     excess: Excess
+    cause: str = ""  # kind of `mldebug.goodput.causes`, where a measurement names one
+    cause_words: str = ""  # to follow "it "
 
 
 class Slowness(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +79,9 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     stretches: int = 0
     shares: tuple[RankShares, ...] = ()  # of each rank, the mean of all stretches, sorted by rank
     why_nobody: str = ""  # in words
+    rests_on: str = (
+        ""  # node on whose shares alone it rests; "": it would hold without those of any one node
+    )
 
 
 def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
@@ -98,9 +108,32 @@ def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
     if not _is_sure(tables, low, rest):
         return _nobody(known, "no rank is waited for all the time")
     loss = fmean(_difference(one, low, rest) for one in tables)
-    slow = tuple(SlowRank(rank=rank, waiting=waits[rank], excess=_excess(rank, rest, shares, loss)) for rank in low)  # fmt: skip
+    nodes, table = {one.rank: one.node for one in shares}, {one.rank: one for one in shares}
+    slow = tuple(
+        _slow_rank(table, rank, rest, _excess(rank, rest, shares, loss), loss) for rank in low
+    )
     return msgspec.structs.replace(
-        known, ranks=slow, loss=loss, others_wait=median(waits[rank] for rank in rest)
+        known,
+        ranks=slow,
+        loss=loss,
+        others_wait=median(waits[rank] for rank in rest),
+        rests_on=_rests_on(tables, low, nodes),
+    )
+
+
+def _slow_rank(
+    shares: Mapping[int, RankShares], rank: int, rest: Sequence[int], excess: Excess, loss: float
+) -> SlowRank:
+    own = shares[rank]
+    others = [shares[one].evidence for one in rest]
+    cause, words = find_cause(Compared(own.evidence, others, loss, excess.kind))
+    return SlowRank(
+        rank=rank,
+        node=own.node,
+        waiting=own.waiting,
+        excess=excess,
+        cause=cause,
+        cause_words=words,
     )
 
 
@@ -151,6 +184,7 @@ def _mean(shares: Sequence[RankShares]) -> RankShares:
     """The mean over stretches."""
     return RankShares(
         rank=shares[0].rank,
+        node=shares[0].node,
         samples=sum(one.samples for one in shares),
         waiting=fmean(one.waiting for one in shares),
         loading=fmean(one.loading for one in shares),
@@ -159,6 +193,7 @@ def _mean(shares: Sequence[RankShares]) -> RankShares:
         asleep=_mean_of([one.asleep for one in shares]),
         lines={place: line for one in shares for place, line in one.lines.items()},
         delayed=fmean(one.delayed for one in shares),
+        evidence=mean_evidence([one.evidence for one in shares]),
     )
 
 
@@ -190,10 +225,36 @@ def _difference(table: Mapping[int, RankShares], low: Sequence[int], rest: Seque
     return fmean(table[rank].waiting for rank in rest) - fmean(table[rank].waiting for rank in low)
 
 
-def _is_sure(
+def _rests_on(
+    tables: Sequence[Mapping[int, RankShares]], low: Sequence[int], nodes: Mapping[int, str]
+) -> str:
+    """The first node without whose shares a slow rank of another node would not stand apart; "" for none."""
+    for node in sorted(set(nodes.values())) if len(set(nodes.values())) > 1 else ():
+        own = [rank for rank in low if nodes[rank] != node]
+        others = [rank for rank in nodes if nodes[rank] != node and rank not in low]
+        if own and not (others and _is_apart(tables, own, others)):
+            return node
+    return ""
+
+
+def _is_apart(
     tables: Sequence[Mapping[int, RankShares]], low: Sequence[int], rest: Sequence[int]
 ) -> bool:
-    """Whether the difference is larger than chance makes it.
+    """Whether each of these ranks waits clearly less than all others of `rest`."""
+    waits = {rank: fmean(one[rank].waiting for one in tables) for rank in (*low, *rest)}
+    highest, usual = max(waits[rank] for rank in low), median(waits[rank] for rank in rest)
+    gap = min(waits[rank] for rank in rest) - highest
+    apart = usual - highest >= LEAST and gap >= APART * (usual - highest)
+    return apart and _is_sure(tables, low, rest, SURE)
+
+
+def _is_sure(
+    tables: Sequence[Mapping[int, RankShares]],
+    low: Sequence[int],
+    rest: Sequence[int],
+    errors: float | None = None,
+) -> bool:
+    """Whether the difference is larger than chance makes it. `errors`: standard errors that it must have; None: by `QUANTILES`.
 
     The scatter is what remains of all shares without the mean of each rank and of each stretch, so every rank tells of it.
     """
@@ -208,7 +269,8 @@ def _is_sure(
     error = math.sqrt(squares / freedom / count * (1 / len(low) + 1 / len(rest)))
     differences = [_difference(one, low, rest) for one in tables]
     often = sum(one >= LEAST / 2 for one in differences) >= OFTEN * count
-    return often and fmean(differences) >= max(LEAST, error * _quantile(freedom))
+    needed = _quantile(freedom) if errors is None else errors
+    return often and fmean(differences) >= max(LEAST, error * needed)
 
 
 def _quantile(freedom: int) -> float:

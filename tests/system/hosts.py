@@ -134,8 +134,11 @@ def job_on(
     first_alone: bool = False,
     master: str = MASTER,
     environ: Mapping[str, str] = {},
+    script: str = "",
 ) -> Iterator[Path]:
     """A real gloo job, `each` ranks on each host; yields its events. At the end nothing of it is left.
+
+    `script`: in place of train.py, one that writes no events; it prints into job.log beside them.
 
     `first_alone`: only rank 0 has a log.
     """
@@ -159,7 +162,8 @@ def job_on(
                 "LOCAL_WORLD_SIZE": each,
             }
             environment = own | {name: str(value) for name, value in of_rank.items()}
-            argv = [sys.executable, "-u", str(JOBS / "train.py"), "--events", str(events), *options]
+            first = () if script else ("--events", str(events))
+            argv = [sys.executable, "-u", str(JOBS / (script or "train.py")), *first, *options]
             log = Path(os.devnull) if first_alone and rank else folder / "job.log"
             started.append(_start(hosts[rank // each].inside(*argv), folder, environment, log))
         yield events

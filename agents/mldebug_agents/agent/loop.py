@@ -196,7 +196,7 @@ class AgentLoop:
         elif result.worker == "ras":
             self._parts.ras.on_result(result)
         elif result.worker == "slowness":
-            self._parts.slowness.on_result(result, self.runs)
+            self._parts.slowness.on_result(self.monitors.complete_samples(result), self.runs)
         elif self.monitors.on_result(result, self._loop_state()):
             pass  # a monitor has taken it
         elif self.peers is not None and result.worker in self.peers.worker_names:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mldebug.config.schema import Config
 from mldebug.core.model import Job, NodeCapture
 from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.goodput.straggler import SampledStretch
 from mldebug.stall.signals import Stage
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner.runner import ActionRunner
@@ -126,6 +127,13 @@ class Monitors:
         """The capture, with what the monitors know added: GPUs and kernel log, network ports, checkpoints, filesystems."""
         capture = self.ports.capture(self.hardware.capture(capture))
         return self.storage.capture(self.checkpoints.capture(capture))
+
+    def complete_samples(self, result: Result) -> Result:
+        """The stack samples of a job's ranks, with what is known of their GPUs added."""
+        if not isinstance(result.value, SampledStretch):
+            return result
+        stretch = self.hardware.complete_samples(result.order.job, result.value)
+        return result._replace(value=stretch)
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
         """The exit of an attempt (one start of a job), with GPU faults, kernel log lines, network ports that are down and full

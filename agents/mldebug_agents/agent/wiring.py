@@ -120,7 +120,8 @@ def build_loop(
         *(ExitEvidence(tools.capture), exit_watch, workers["exits"].order),
         *(failed_attempts, store.keep_ends),
     )
-    peers = _peers(config, context, inbox, incidents, capture_queue, joined)
+    slowness = SlownessWatch(workers["slowness"].order, incidents)
+    peers = _peers(config, context, inbox, incidents, capture_queue, joined, slowness)
     captures = _requested_captures(tools, inbox, _peer_verbs(peers, joined))
     recovery = Recovery(
         *(store, context, tools.leftovers, incidents, failed_attempts, exits),
@@ -142,7 +143,7 @@ def build_loop(
         recovery=recovery,
         launchers=LauncherWatch(context.node, recovery.add_run, capture_queue.ask_for, incidents),
         ras=RasWatch(workers["ras"].order),
-        slowness=SlownessWatch(workers["slowness"].order, incidents),
+        slowness=slowness,
         peers=peers,
     )
     return AgentLoop(config, parts, publish, current.replace, systemd, clock)
@@ -238,6 +239,7 @@ def _peers(
     incidents: IncidentManager,
     capture_queue: CaptureQueue,
     joined: PeerSetup | None,
+    slowness: SlownessWatch,
 ) -> PeersController | None:
     """Other agents, where some are configured."""
     if joined is None:
@@ -246,6 +248,8 @@ def _peers(
         *(context.node, joined.port, joined.client, joined.candidates, joined.interval),
         *(inbox, incidents, capture_queue.ask_now),
         topology=config.cluster.topology,
+        slowness=slowness,
+        goodput=lambda: context.config.goodput,
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from mldebug.config.schema import Config
 from mldebug.core.model import Fault, Gap, Job, NodeCapture, RankDevice
 from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.goodput.straggler import SampledStretch
 from mldebug.hardware.gpu.excluded import ExcludedGpu, wants_release
 from mldebug.hardware.gpu.excluded import gaps as gaps_of
 from mldebug.hardware.gpu.rank_gpus import rank_devices
@@ -34,6 +35,7 @@ from mldebug_agents.hardware.gpu.controller import BY_ITSELF, GpuController
 from mldebug_agents.hardware.gpu.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.levels import Levels
 from mldebug_agents.hardware.gpu.monitor import GpuMonitor
+from mldebug_agents.hardware.gpu.rank_evidence import with_gpu
 from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder
 from mldebug_agents.hardware.kernel_log import (
     KernelNews,
@@ -244,6 +246,21 @@ class HardwareMonitor:
         """The GPUs of a run's ranks in figures, none older than its reads may be."""
         joined, full = self._gpus.joined(job_id), self._gpus.full
         return rank_devices(joined, self._gpus.samples, self._levels.states(job_id), full)
+
+    def complete_samples(self, job: Job, stretch: SampledStretch) -> SampledStretch:
+        """The samples of a run's ranks, with what is known of the GPU of each added, where it is surely the rank's."""
+        full = self._gpus.full
+        if full is None:
+            return stretch
+        surely = {one.rank: one.uuid for one in self._gpus.joined(job.id).ranks if one.sure}
+        read = {one.uuid: one for one in full.gpus}
+        gpus = {rank: read[uuid] for rank, uuid in surely.items() if uuid in read}
+        pids = {rank.rank: rank.pid for rank in job.ranks}
+        ranks = tuple(
+            with_gpu(one, gpus[one.rank], pids.get(one.rank, 0)) if one.rank in gpus else one
+            for one in stretch.ranks
+        )
+        return msgspec.structs.replace(stretch, ranks=ranks)
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
         """The exit with faults of its ranks' GPUs and of the node added."""

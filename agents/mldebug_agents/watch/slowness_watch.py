@@ -5,7 +5,8 @@
 | runs steadily | once every 5 minutes |
 | takes a tenth longer for its steps than usual, or one stretch shows a rank that waits least | at once, until 3 to 8 stretches agree, or do not; a second row has to confirm the first |
 | has a slow rank | every 5 minutes, until two rows in turn show none |
-| is quiet, stalled, not judged, or has ranks on other nodes | never |
+| is quiet, stalled, or not judged | never |
+| has ranks on other nodes | when its coordinator calls for it (`shared_slowness`) |
 
 Belongs to the main loop's thread; the sampling is a worker's.
 """
@@ -13,28 +14,22 @@ Belongs to the main loop's thread; the sampling is a worker's.
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
 
+from mldebug.goodput.sample_rows import SampleRows
 from mldebug.goodput.speed_trend import SpeedTrend
-from mldebug.goodput.straggler import SampledStretch, Slowness, agreed, find_slow_ranks, needs_more
-from mldebug.stall.signals import Stage
+from mldebug.goodput.straggler import SampledStretch, Slowness
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.runs import Run
+from mldebug_agents.watch.shared_slowness import (
+    CALM,
+    SharedSlowness,
+    SlowdownIncidents,
+    can_be_sampled,
+)
 from mldebug_agents.watch.wait_sampler import SampleOrder
 
 WARM = 60.0  # seconds after a run was met, in which its speed says nothing
 SOON = 2.0  # seconds between two stretches of one row
-CALM = 2  # rows without a slow rank, after which a slowdown is over
-
-
-class SlowdownIncidents(Protocol):
-    """The part of `IncidentManager` that opens and closes slowdowns."""
-
-    def slow(self, run: Run, found: Slowness) -> None:
-        """Open a slowdown incident of the run, or write its report again where something has changed."""
-
-    def no_longer_slow(self, run: Run, state: Literal["recovered"], why: str) -> None:
-        """Close the run's slowdown incident, where it has one. `why`: a sentence for its timeline."""
 
 
 class _SlownessMemory:
@@ -45,10 +40,9 @@ class _SlownessMemory:
         self.due = due
         self.trend = SpeedTrend()
         self.looked_at = 0.0  # the look whose step time was taken
-        self.row: list[SampledStretch] = []
+        self.rows = SampleRows()
         self.is_pending = False
         self.calm = 0  # rows in turn without a slow rank
-        self.first: Slowness | None = None  # a row with a slow rank, to be confirmed by a second
         self.woken_at = -math.inf
 
 
@@ -56,7 +50,7 @@ class SlownessWatch:
     """Decides when the ranks of a run are sampled, and opens and closes its slowdown incident.
 
     `put` gives an order to the worker, and returns False where its queue is full. `clock`:
-    monotonic seconds.
+    monotonic seconds. `shared`: the part for runs over several nodes.
     """
 
     def __init__(
@@ -66,6 +60,7 @@ class SlownessWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._put, self._incidents, self._clock = put, incidents, clock
+        self.shared = SharedSlowness(put, incidents, clock)
         self._runs: dict[str, _SlownessMemory] = {}
 
     def tick(self, runs: Mapping[str, Run], pace: float) -> None:
@@ -74,13 +69,15 @@ class SlownessWatch:
         `pace`: seconds between two orders for a run that goes on steadily.
         """
         now = self._clock()
+        self.shared.tick(runs, pace)
         self._runs = {name: one for name, one in self._runs.items() if name in runs}
         for name, run in runs.items():
             memory = self._of(name, run, now + min(WARM, pace))
+            _follow(memory, run)
             if not is_comparable(run):
-                memory.row, memory.first = [], None
+                memory.rows.drop()
                 continue
-            if _woken(memory, run, now, pace):
+            if memory.trend.is_slower and now - memory.woken_at >= pace / 2:
                 memory.due, memory.woken_at = now, now
             if not memory.is_pending and now >= memory.due:
                 memory.is_pending = self._put(SampleOrder(run.job))
@@ -92,24 +89,26 @@ class SlownessWatch:
         After 3 to 8 sets that agree the ranks are compared; a first slow rank has to be confirmed
         by another row of sets. If the worker failed, the row is dropped.
         """
+        if result.order.call:
+            self.shared.on_result(result)
+            return
         run, memory = runs.get(result.order.job.id), self._runs.get(result.order.job.id)
         if memory is None or run is None or memory.attempt != result.order.job.attempt:
             return
         memory.is_pending = False
         if not isinstance(result.value, SampledStretch) or not is_comparable(run):
-            memory.row, memory.first = [], None
+            memory.rows.drop()
             return
-        memory.row.append(result.value)
-        if needs_more(memory.row):
+        found = memory.rows.add(result.value, known=is_slow(run))
+        if found is None:
             memory.due = self._clock() + SOON
             return
-        found, memory.row = find_slow_ranks(memory.row), []
-        if found.ranks and memory.first is None and not _is_slow(run):
-            memory.first, memory.due = found, self._clock() + SOON
-            return
-        found = agreed(memory.first, found) if memory.first is not None else found
-        memory.first = None
         self._take(run, memory, found)
+
+    def is_slower(self, run: Run) -> bool:
+        """Whether the steps of the run take a tenth longer than they used to."""
+        memory = self._runs.get(run.job.id)
+        return memory is not None and memory.trend.is_slower
 
     def _take(self, run: Run, memory: _SlownessMemory, found: Slowness) -> None:
         """Keep what a row has shown, and what the row before it, where that had a slow rank, has shown as well."""
@@ -127,7 +126,8 @@ class SlownessWatch:
         return known
 
 
-def _is_slow(run: Run) -> bool:
+def is_slow(run: Run) -> bool:
+    """Whether the run has a slowdown incident."""
     return run.incident is not None and run.incident.kind == "slowdown"
 
 
@@ -135,18 +135,12 @@ def is_comparable(run: Run) -> bool:
     """Whether this node can compare the ranks of the run: there are two or more, all here, and the
     run is judged, goes on, and has no incident but a slowdown.
     """
-    decision = run.decision
-    whole = 2 <= len(run.job.ranks) == run.job.world_size
-    calm = decision is not None and decision.stage is Stage.WATCHING
-    stalled = run.incident is not None and run.incident.kind != "slowdown"
-    return whole and calm and not run.unjudged and not stalled
+    return 2 <= len(run.job.ranks) == run.job.world_size and can_be_sampled(run)
 
 
-def _woken(memory: _SlownessMemory, run: Run, now: float, pace: float) -> bool:
-    """Whether the steps of the run have become slower since it was sampled last."""
+def _follow(memory: _SlownessMemory, run: Run) -> None:
+    """Take the newest step of the run."""
     look = run.last_look
-    if look is None or look.look.at == memory.looked_at:
-        return False
-    memory.looked_at = look.look.at
-    memory.trend.add(look.step, look.look.at)
-    return memory.trend.is_slower and now - memory.woken_at >= pace / 2
+    if look is not None and look.look.at != memory.looked_at:
+        memory.looked_at = look.look.at
+        memory.trend.add(look.step, look.look.at)

@@ -5,7 +5,7 @@ a hundred samples cost about as much CPU time as a single dump (0.02 s).
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from mldebug.goodput.rank_shares import RankShares, rank_shares
 from mldebug.goodput.straggler import SampledStretch
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.system import procfs
+from mldebug_agents.watch.rank_evidence import EvidenceReader, KernelCounters
 
 RATE = 20  # samples a second
 SECONDS = 5
@@ -22,10 +23,13 @@ MAX_RANKS = 64  # of one job on this node
 
 
 class SampleOrder(NamedTuple):
-    """An order to a worker: sample the stacks of all ranks of this job on this node for `seconds`."""
+    """An order to a worker: sample the stacks of all ranks of this job on this node for `seconds`. `call`: the stretch of a run over
+    several nodes for which it is; "" for a run of this node alone.
+    """
 
     job: Job
     seconds: int = SECONDS
+    call: str = ""
 
 
 class WaitSampler:
@@ -34,6 +38,7 @@ class WaitSampler:
     def __init__(self, tools: CaptureTools, clock: Callable[[], float] = time.time) -> None:
         self._tools, self._clock = tools, clock
         self._host = tools.context.host
+        self._evidence = EvidenceReader(self._host)
 
     def take(self, order: SampleOrder) -> SampledStretch:
         """Sample the first `MAX_RANKS` ranks of the job on this node, `AT_ONCE` at a time, and
@@ -42,8 +47,10 @@ class WaitSampler:
         Ranks that cannot be sampled are left out.
         """
         ranks = order.job.ranks[:MAX_RANKS]
+        below = self._host.children()
+        own = {rank.pid: (rank.pid, *below.get(rank.pid, ())) for rank in ranks}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            shares = list(pool.map(lambda rank: self._shares(rank, order.seconds), ranks))
+            shares = list(pool.map(lambda rank: self._shares(rank, order.seconds, own), ranks))
         found = tuple(one for one in shares if one is not None)
         return SampledStretch(
             at=self._clock(),
@@ -52,19 +59,27 @@ class WaitSampler:
             world_size=order.job.world_size,
         )
 
-    def _shares(self, rank: RankIdentity, seconds: int) -> RankShares | None:
-        """The shares of one rank; None where it is gone, or py-spy cannot read it."""
-        before, begun = self._delay(rank.pid), time.monotonic()
-        with ThreadPoolExecutor(1) as second:
+    def _shares(
+        self, rank: RankIdentity, seconds: int, own: Mapping[int, tuple[int, ...]]
+    ) -> RankShares | None:
+        """The shares of one rank; None where it is gone, or py-spy cannot read it. `own`: the processes of each rank of its job."""
+        ours = {pid for pids in own.values() for pid in pids}
+        before = self._evidence.counters(rank.pid)
+        with ThreadPoolExecutor(2) as second:
+            files = second.submit(self._evidence.file_waits, own[rank.pid], seconds)
             on_cpu = second.submit(self._tools.pyspy.record, rank.pid, seconds, RATE, on_cpu=True)
             stacks = self._tools.pyspy.record(rank.pid, seconds, RATE)
             active = on_cpu.result()
-        delayed = (self._delay(rank.pid) - before) / (time.monotonic() - begun)
+        evidence = self._evidence.evidence(rank.pid, before, files.result(), ours)
+        delayed = self._delayed(rank.pid, before)
         brief = self._host.brief(rank.pid)
         if brief is None or brief.start_ticks != rank.start_ticks:
             return None
-        return rank_shares(rank.rank, rank.pid, stacks, active, min(1.0, max(0.0, delayed)))
+        return rank_shares(rank.rank, rank.pid, stacks, active, delayed, evidence)
 
-    def _delay(self, pid: int) -> float:
-        """Seconds that the main thread of a process has been ready to run while no CPU was free; 0 where the kernel does not count it."""
-        return procfs.parse_schedstat(self._host.text(pid, f"task/{pid}/schedstat"))
+    def _delayed(self, pid: int, before: KernelCounters) -> float:
+        """The share of the time since then in which the main thread was ready to run while no CPU was free; 0 where the kernel does
+        not count it.
+        """
+        delay = procfs.parse_schedstat(self._host.text(pid, f"task/{pid}/schedstat"))
+        return min(1.0, max(0.0, (delay - before.delayed) / (time.monotonic() - before.at)))

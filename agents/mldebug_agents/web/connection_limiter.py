@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from mldebug.cluster.addresses import source_of
+from mldebug.cluster.source_shares import source_of
 from mldebug_agents.web.peer_credentials import peer_of
 
 log = logging.getLogger("mldebug")

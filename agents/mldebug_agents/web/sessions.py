@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mldebug.cluster.addresses import source_of
+from mldebug.cluster.source_shares import source_of
 
 LIFE = 12 * 3600.0  # seconds
 MOST = 64  # sessions; the oldest gives way

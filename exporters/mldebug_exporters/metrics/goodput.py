@@ -41,7 +41,8 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
             continue
         yield Sample(LOSS, (run.id,), run.slowness.loss)
         for one in run.slowness.shares:
-            yield Sample(WAITING, (run.id, str(one.rank)), one.waiting)
+            if one.node in ("", snapshot.node):  # the others have agents of their own
+                yield Sample(WAITING, (run.id, str(one.rank)), one.waiting)
 
 
 def create(options: NoOptions) -> MetricGroup:

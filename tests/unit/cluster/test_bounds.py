@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.cluster.addresses import source_of
 from mldebug.cluster.coordinator import Coordinator
 from mldebug.cluster.messages import (
     MAX_MESSAGE,
@@ -34,6 +33,7 @@ from mldebug.cluster.source_shares import (
     MAX_PEERS,
     WINDOW,
     CallBudget,
+    source_of,
 )
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Job

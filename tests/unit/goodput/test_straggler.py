@@ -1,7 +1,6 @@
 """Who slows a run down, from simulated runs: steps that end together, ranks that take their time, and samples of them."""
 
 import random
-from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -16,42 +15,11 @@ from mldebug.goodput.straggler import (
     find_slow_ranks,
     needs_more,
 )
-
-RATE, SECONDS = 20, 5.0
-Own = Callable[[random.Random, int], float]  # seconds that a rank takes for its part of a step
-
-
-def stretch(seed: int, ranks: int, own: Own, common: float = 0.05) -> SampledStretch:
-    """Samples of one stretch: in each step a rank works for its own time, and waits until the last one is done."""
-    chance = random.Random(seed)
-    waits = [0] * ranks
-    at, until, next_sample = 0.0, SECONDS, chance.uniform(0, 1 / RATE)
-    while at < until:
-        mine = [own(chance, rank) for rank in range(ranks)]
-        end = at + max(mine) + common
-        while next_sample < min(end, until):
-            for rank in range(ranks):
-                waits[rank] += next_sample >= at + mine[rank]
-            next_sample += 1 / RATE
-        at = end
-    total = round(RATE * SECONDS)
-    found = (
-        RankShares(rank=n, samples=total, waiting=min(1.0, count / total))
-        for n, count in enumerate(waits)
-    )
-    return SampledStretch(at=100.0 * seed, seconds=SECONDS, ranks=tuple(found))
+from shared.goodput.simulated import Own, noisy, slower, stretch
 
 
 def judged(seed: int, ranks: int, own: Own, stretches: int = MOST) -> Slowness:
     return find_slow_ranks([stretch(1000 * seed + n, ranks, own) for n in range(stretches)])
-
-
-def noisy(base: float, spread: float = 0.04) -> Own:
-    return lambda chance, _: base * chance.lognormvariate(0, spread)
-
-
-def slower(own: Own, slow: Sequence[int], factor: float) -> Own:
-    return lambda chance, rank: own(chance, rank) * (factor if rank in slow else 1.0)
 
 
 def named(found: Slowness) -> list[int]:

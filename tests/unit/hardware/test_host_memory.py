@@ -23,13 +23,13 @@ from mldebug.hardware.host_memory.state import NodeMemory, alarms, judged, left_
 from mldebug.hardware.host_memory.trend import Trend
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.hardware.host_memory.reader import (
-    MemoryCgroup,
     MemoryOrder,
     MemoryWatch,
     groups_of,
 )
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
+from mldebug_agents.watch.cgroups import Cgroup
 from mldebug_exporters.metrics.memory import UNREADABLE, samples
 from shared.system.patience import PATIENCE
 
@@ -113,10 +113,10 @@ def test_every_group_above_a_rank_is_looked_at(tmp_path: Path) -> None:
     host = node(tmp_path, "0::/slurm/job_5/step_0\n")
     root = f"{tmp_path}/sys/fs/cgroup"
     assert groups_of(host, [7, 7]) == [
-        MemoryCgroup(f"{root}/slurm/job_5/step_0", "/slurm/job_5/step_0", 2),
-        MemoryCgroup(f"{root}/slurm/job_5", "/slurm/job_5", 2),
-        MemoryCgroup(f"{root}/slurm", "/slurm", 2),
-        MemoryCgroup(root, "/", 2),
+        Cgroup(f"{root}/slurm/job_5/step_0", "/slurm/job_5/step_0", 2),
+        Cgroup(f"{root}/slurm/job_5", "/slurm/job_5", 2),
+        Cgroup(f"{root}/slurm", "/slurm", 2),
+        Cgroup(root, "/", 2),
     ]
     assert groups_of(host, [99]) == []
 

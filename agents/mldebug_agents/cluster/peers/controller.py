@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mldebug.cluster.addresses import source_of
 from mldebug.cluster.announcement_size import fitting
 from mldebug.cluster.known_peers import aged
 from mldebug.cluster.messages import (
@@ -27,7 +26,9 @@ from mldebug.cluster.messages import (
     RunWord,
     Welcome,
 )
+from mldebug.cluster.source_shares import source_of
 from mldebug.cluster.topology import Topology
+from mldebug.config.schema import GoodputConfig
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
 from mldebug_agents.cluster.peers.follower import Follower, HeldStalls
@@ -53,6 +54,7 @@ from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
+from mldebug_agents.watch.slowness_watch import SlownessWatch
 
 log = logging.getLogger("mldebug")
 
@@ -90,7 +92,10 @@ class PeersController:
         capture: Callable[[Run], None],
         refusals: Refusals | None = None,
         topology: Topology | None = None,
+        slowness: SlownessWatch | None = None,
+        goodput: Callable[[], GoodputConfig] = GoodputConfig,
     ) -> None:
+        """`slowness`: how the ranks here wait; `goodput`: the settings for it that hold now."""
         self.agent = secrets.token_hex(8)
         self.coordinators: tuple[Peer, ...] = ()  # of all circles; read by the server's threads
         self._named: tuple[CoordinatedRun, ...] = ()  # read by the server's threads, too
@@ -98,14 +103,15 @@ class PeersController:
         self._node, self._port, self._interval = node, port, interval
         self._inbox, self._incidents = inbox, incidents
         self._groups = CoordinatorGroups(client, candidates, port, inbox, time.monotonic())
-        self._ours = OwnRuns(node, incidents.failures)
+        self._ours = OwnRuns(node, incidents.failures, slowness)
         self.leader = Leader(
             *(node, self.agent, client, interval, inbox, incidents),
-            *(self._groups, self._ours.find, self.refusals, topology),
+            *(self._groups, self._ours.find, self.refusals, topology, goodput),
         )
         self._held = HeldStalls(self._groups, incidents, capture)
         self._follower = Follower(
-            *(self.agent, interval, self._groups, self._ours, self.leader, incidents, self._held)
+            *(self.agent, interval, self._groups, self._ours, self.leader, incidents, self._held),
+            slowness,
         )
         self._ordered = RemoteOrders(capture)
         self._waiting: Counter[str] = Counter()  # questions by address, changed by several threads

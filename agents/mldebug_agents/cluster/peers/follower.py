@@ -19,6 +19,7 @@ from mldebug_agents.cluster.peers.own_runs import OwnRuns
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.runs import Run
+from mldebug_agents.watch.slowness_watch import SlownessWatch
 
 WHAT = "the captures of other nodes"
 
@@ -95,10 +96,12 @@ class Follower:
         leader: Leader,
         incidents: IncidentManager,
         held: HeldStalls,
+        slowness: SlownessWatch | None = None,
     ) -> None:
         self._agent, self._interval = agent, interval
         self._groups, self._ours = groups, ours
         self._leader, self._incidents, self._held = leader, incidents, held
+        self._slowness = slowness
 
     def announced(self, result: Result, now: float) -> None:
         """Apply the result of an announcement: the coordinator's answer, or the error that there is none. `now`: monotonic
@@ -127,6 +130,7 @@ class Follower:
         self._held.wait(run, word.hold, now)
         if run.job.waits is not None:
             self._ours.present[run.job.id] = word.present
+        self._apply_slowness(run, word)
         incident = run.incident
         if incident is None or not word.incident or not (incident.kind == "stall" or word.caused):
             return
@@ -141,3 +145,11 @@ class Follower:
             word.over and not blamed and incident.kind == "stall"
         ):  # our own watch goes before what others say
             self._incidents.close(run, "recovered" if word.over == MOVES else "ended", word.over)
+
+    def _apply_slowness(self, run: Run, word: RunWord) -> None:
+        if self._slowness is None or len(run.job.ranks) == run.job.world_size:
+            return
+        if word.sample is not None:
+            self._slowness.shared.call(run, word.sample)
+        if word.slowness is not None:
+            self._slowness.shared.found(run, word.slowness)

@@ -27,6 +27,7 @@ from mldebug.cluster.messages import (
 )
 from mldebug.cluster.run_identity import RunKey, run_id, user_of
 from mldebug.cluster.topology import Topology
+from mldebug.config.schema import GoodputConfig
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import QueriedNode, QueriedNodes
 from mldebug.core.redact import clean
@@ -48,6 +49,7 @@ from mldebug_agents.watch.runs import Run
 log = logging.getLogger("mldebug")
 
 BEAT = 0.5  # seconds between two looks at all nodes: each costs the more, the more there are
+LEAD = 1.5  # seconds more than two announcements lie apart, until samples begin that are called for
 MISSED = 2.5  # announcements that are due and have not come, after which a node is silent
 ASK_DEADLINE = 60.0
 AT_ONCE = 4  # runs captured at the same time
@@ -73,10 +75,11 @@ class Leader:
         find: Find,
         refusals: Refusals,
         topology: Topology | None = None,
+        goodput: Callable[[], GoodputConfig] = GoodputConfig,
     ) -> None:
         self._node, self._agent, self._interval = node, agent, interval
         self._incidents, self._groups, self._find = incidents, groups, find
-        self._refusals = refusals
+        self._refusals, self._goodput = refusals, goodput
         self._coordinator = Coordinator(self._may_have)
         self._due = 0.0
         self._unknown: dict[
@@ -105,6 +108,10 @@ class Leader:
                 incident, "recovered" if why == MOVES else "ended", why
             )
         self._close_others(now)
+        goodput = self._goodput()
+        if goodput.stragglers:
+            lead = max(self._interval, self._coordinator.pace) + LEAD
+            self._coordinator.compare_ranks(now, self._leads, goodput.interval, lead)
 
     def _may_have(self, peer: KnownPeer, incident: str, key: RunKey) -> bool:
         """Whether a stall of this run may have the id that a node names; one that another run has here is refused."""

@@ -22,6 +22,11 @@ _REFUSALS = {
     "409": "it cannot be done, or not in time",
     "413": "it is too large",
 }
+OUTER = {
+    "NodeSamples": "how a node's ranks waited in one stretch: mldebug.goodput.shared_samples",
+    "SharedFinding": "which ranks are slow, by the samples of all nodes: mldebug.goodput.shared_samples",
+}
+INNER = ("RankShares", "RankEvidence", "Slowness", "SlowRank", "Excess")  # parts of these alone
 _ANY: dict[str, Any] = {"type": "string", "format": "binary"}
 
 
@@ -32,6 +37,9 @@ def document() -> bytes:
     schemas, parts = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
+    for name in INNER:
+        parts.pop(name)
+    parts |= {name: {"type": "object", "description": why} for name, why in OUTER.items()}
     announcement, order, dump, welcome, view = schemas
     paths = {
         ANNOUNCE: _post("A node tells of its runs", announcement, welcome),

@@ -16,6 +16,7 @@ from mldebug.stall.signals import STEPS, Progress, ProgressKind
 from mldebug_agents.incidents.recent_failures import FailedRun, RecentFailures
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
+from mldebug_agents.watch.slowness_watch import SlownessWatch
 
 Belongs = Callable[[Run], bool]
 
@@ -99,11 +100,13 @@ class RemoteProgress:
 
 
 class OwnRuns:
-    """The runs that have ranks on this node, with the progress that other nodes announced of them. `bad_ends`: runs that failed lately."""
+    """The runs that have ranks on this node, with the progress that other nodes announced of them. `bad_ends`: runs that failed lately. `slowness`: how their ranks wait."""
 
-    def __init__(self, node: str, bad_ends: RecentFailures) -> None:
+    def __init__(
+        self, node: str, bad_ends: RecentFailures, slowness: SlownessWatch | None = None
+    ) -> None:
         self.runs: Mapping[str, Run] = {}
-        self._node, self._bad_ends = node, bad_ends
+        self._node, self._bad_ends, self._slowness = node, bad_ends, slowness
         self._ended: Mapping[str, FailedRun] = {}  # of runs that are gone
         self._far: dict[str, RemoteProgress] = {}
         self.present: dict[str, tuple[str, ...]] = {}  # by job id: nodes with a launcher of it
@@ -145,13 +148,27 @@ class OwnRuns:
         bad = self._bad_ends.recent()
         first = {job_key(run.job, self._node): run for run in reversed(list(self.runs.values()))}
         runs = tuple(
-            news_of(run, self._node, self.progress(run.job.id), bad.get(run.job.id), now)
+            self._with_samples(
+                run, news_of(run, self._node, self.progress(run.job.id), bad.get(run.job.id), now)
+            )
             for run in self.runs.values()
             if not run.unjudged and belongs(run) and first[job_key(run.job, self._node)] is run
         )
         here = {(news.key, news.attempt) for news in runs}
         ended = (gone(one, self._node) for one in self._ended.values() if belongs(one.run))
         return (*runs, *(news for news in ended if (news.key, news.attempt) not in here))
+
+    def _with_samples(self, run: Run, news: RunNews) -> RunNews:
+        """The message with what is known of how the run's ranks wait, where some are on other nodes."""
+        if self._slowness is None or len(run.job.ranks) == run.job.world_size:
+            return news
+        shared = self._slowness.shared
+        return msgspec.structs.replace(
+            news,
+            samples=shared.samples(run),
+            slower=self._slowness.is_slower(run),
+            row=shared.row(run),
+        )
 
 
 def news_of(

@@ -7,8 +7,6 @@ the reader child, seldom, and only where it is wanted.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from posixpath import join
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,9 +21,8 @@ from mldebug.hardware.host_memory.parse import (
 )
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory, judged
 from mldebug.hardware.host_memory.trend import LEAST, NOISE, SPACING, Trend
-from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host, Paths
-from mldebug_agents.system.procfs import Mount
+from mldebug_agents.watch.cgroups import Cgroup, CgroupMounts
 
 PSS_EVERY = 60.0
 PSS_BYTES = 4096
@@ -37,14 +34,6 @@ FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "memory.oom_control"),
 }
 MAX_GROUPS = 64
-
-
-class MemoryCgroup(NamedTuple):
-    """A control group with a memory controller: its folder on this node, its name, the version of its hierarchy."""
-
-    folder: str
-    name: str
-    version: int
 
 
 class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,19 +77,19 @@ class MemoryWatch:
         gaps = tuple(self._closed(groups))
         return NodeMemory(at=self._host.clock(), levels=states, ranks=ranks, unread=len(pids) - len(ranks), gaps=gaps)  # fmt: skip
 
-    def _limits(self, groups: Iterable[MemoryCgroup]) -> list[Level]:
+    def _limits(self, groups: Iterable[Cgroup]) -> list[Level]:
         found = [parse_host(self._host.node_text("meminfo"))]
         found += [self._group(group) for group in groups]
         return [one for one in found if one is not None]
 
-    def _closed(self, groups: Iterable[MemoryCgroup]) -> Iterator[Gap]:
+    def _closed(self, groups: Iterable[Cgroup]) -> Iterator[Gap]:
         """A limit that may not be read is not the same as none."""
         for group in groups:
             paths = (f"{group.folder}/{name}" for name in FILES[group.version][:2])
             if why := next((why for path in paths if (why := self._host.denied(path))), ""):
                 yield Gap(what=f"memory of cgroup {group.name}", reason=why, way_out=WAY_OUT)
 
-    def _group(self, group: MemoryCgroup) -> Level | None:
+    def _group(self, group: Cgroup) -> Level | None:
         files = {name: self._host.kernel_text(f"{group.folder}/{name}") for name in FILES[group.version]}  # fmt: skip
         return parse_group(group.version, group.name, files)
 
@@ -131,40 +120,7 @@ class MemoryWatch:
             self._pss = {pid: share for pid, share in shares.items() if share is not None}
 
 
-def groups_of(host: Host, pids: Iterable[int]) -> list[MemoryCgroup]:
+def groups_of(host: Host, pids: Iterable[int]) -> list[Cgroup]:
     """The memory control groups of these processes and all groups above them, each once; at most `MAX_GROUPS`."""
-    mounts = [
-        (mount, version)
-        for mount in procfs.parse_mountinfo(host.self_text("mountinfo"))
-        if (version := _version(mount))
-    ]
-    found: dict[MemoryCgroup, None] = {}
-    for pid in pids:
-        for controllers, name in procfs.parse_cgroups(host.text(pid, "cgroup")):
-            version = 1 if "memory" in controllers else 2 if not controllers else 0
-            for mount, of_version in mounts:
-                if of_version == version:
-                    found |= dict.fromkeys(_upward(host.root, mount, version, name))
-                    break
-    return list(found)[:MAX_GROUPS]
-
-
-def _version(mount: Mount) -> int:
-    """The version of the control groups of this mount that count memory; 0: it has none of them."""
-    if mount.fstype == "cgroup2":
-        return 2
-    return int(mount.fstype == "cgroup" and "memory" in mount.options.split(","))
-
-
-def _upward(root: str, mount: Mount, version: int, name: str) -> Iterator[MemoryCgroup]:
-    base = mount.root.rstrip("/")
-    inside = name == base or name.startswith(f"{base}/")
-    if not inside or name.startswith("/.."):
-        return  # a neighbour of the agent's own container: none of its limits can be seen from here
-    below = name[len(base) :].strip("/")
-    while True:
-        folder = join(f"{root}{mount.point}", below).rstrip("/")
-        yield MemoryCgroup(folder, f"/{below}", version)
-        if not below:
-            return
-        below = below.rpartition("/")[0]
+    mounts = CgroupMounts(host, "memory")
+    return list(dict.fromkeys(group for pid in pids for group in mounts.of(pid)))[:MAX_GROUPS]

@@ -1,0 +1,143 @@
+"""The ranks here of runs that have ranks on other nodes, too: sampled when the coordinator calls, and what all nodes' samples show.
+
+The coordinator compares the ranks of all nodes. The agent on the node of the first slow rank opens the incident, so that there is one,
+with the rank's process at hand. Belongs to the main loop's thread; the sampling is a worker's.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from mldebug.goodput.shared_samples import NodeSamples, SampleCall, SharedFinding, travelling
+from mldebug.goodput.straggler import MOST, SampledStretch, Slowness
+from mldebug.stall.signals import Stage
+from mldebug_agents.system.workers import Result
+from mldebug_agents.watch.runs import Run
+from mldebug_agents.watch.wait_sampler import SampleOrder
+
+CALM = 2  # rows without a slow rank, after which a slowdown is over
+MAX_WAIT = 120.0  # seconds before its beginning that a stretch is called
+MAX_CALLS = 2 * MOST + 4  # stretches of one run in one interval: two rows
+
+
+class SlowdownIncidents(Protocol):
+    """The part of `IncidentManager` that opens and closes slowdowns."""
+
+    def slow(self, run: Run, found: Slowness) -> None:
+        """Open a slowdown incident of the run, or write its report again where something has changed."""
+
+    def no_longer_slow(self, run: Run, state: Literal["recovered"], why: str) -> None:
+        """Close the run's slowdown incident, where it has one. `why`: a sentence for its timeline."""
+
+
+class _Taken(NamedTuple):
+    """A stretch of the ranks here. `at`: monotonic seconds of its end."""
+
+    call: str
+    at: float
+    stretch: SampledStretch
+
+
+class _SharedMemory:
+    """What is known of one attempt of a run."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.calls: deque[float] = deque(maxlen=MAX_CALLS)  # when stretches were called
+        self.call = ""  # the last one
+        self.due: float | None = None
+        self.taken: _Taken | None = None
+        self.row = ""  # of the last finding
+
+
+class SharedSlowness:
+    """Takes the coordinator's calls and findings on runs over several nodes.
+
+    `put` gives an order to the worker, and returns False where its queue is full. `clock`: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        put: Callable[[SampleOrder], bool],
+        incidents: SlowdownIncidents,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._put, self._incidents, self._clock = put, incidents, clock
+        self._pace = 0.0
+        self._runs: dict[str, _SharedMemory] = {}
+
+    def tick(self, runs: Mapping[str, Run], pace: float) -> None:
+        """Order the samples that were called for now. `pace`: seconds in which at most two rows are taken."""
+        now, self._pace = self._clock(), pace
+        self._runs = {name: one for name, one in self._runs.items() if name in runs}
+        for name, memory in self._runs.items():
+            if memory.due is not None and now >= memory.due:
+                memory.due = None
+                if can_be_sampled(runs[name]):
+                    self._put(SampleOrder(runs[name].job, call=memory.call))
+
+    def call(self, run: Run, call: SampleCall) -> None:
+        """The coordinator calls for a stretch: it is taken once, and not more often than two rows in an interval need."""
+        memory, now = self._of(run), self._clock()
+        crowded = len(memory.calls) == MAX_CALLS and now - memory.calls[0] < self._pace
+        if call.call == memory.call or not 0.0 <= call.begins_in <= MAX_WAIT or crowded:
+            return
+        memory.call, memory.due = call.call, now + call.begins_in
+        memory.calls.append(now)
+
+    def on_result(self, result: Result) -> None:
+        """Keep the samples of one stretch until the next is called."""
+        order: SampleOrder = result.order
+        memory = self._runs.get(order.job.id)
+        if memory is None or memory.call != order.call:
+            return
+        if isinstance(result.value, SampledStretch):
+            memory.taken = _Taken(order.call, self._clock(), result.value)
+
+    def samples(self, run: Run) -> NodeSamples | None:
+        """The last stretch of the ranks here, for the coordinator; None where none was called."""
+        taken = self._of(run).taken
+        if taken is None:
+            return None
+        return NodeSamples(
+            call=taken.call,
+            age=max(0.0, self._clock() - taken.at),
+            seconds=taken.stretch.seconds,
+            ranks=tuple(map(travelling, taken.stretch.ranks)),
+        )
+
+    def row(self, run: Run) -> str:
+        """The name of the last finding that this node has got; "" for none."""
+        return self._of(run).row
+
+    def found(self, run: Run, finding: SharedFinding) -> None:
+        """Take what the samples of all nodes show: keep it with the run, and open or close its incident where it is this node's."""
+        memory = self._of(run)
+        if finding.row == memory.row:
+            return
+        memory.row = finding.row
+        found = msgspec.structs.replace(finding.found, since=time.time() - finding.age)
+        run.set_slowness(found)
+        here = {rank.rank for rank in run.job.ranks}
+        if found.ranks and found.ranks[0].rank in here:
+            self._incidents.slow(run, found)
+        elif found.ranks:
+            self._incidents.no_longer_slow(run, "recovered", "a rank on another node is slow now")
+        elif finding.calm >= CALM:
+            self._incidents.no_longer_slow(run, "recovered", "its ranks wait alike again")
+
+    def _of(self, run: Run) -> _SharedMemory:
+        known = self._runs.get(run.job.id)
+        if known is None or known.attempt != run.job.attempt:
+            known = self._runs[run.job.id] = _SharedMemory(run.job.attempt)
+        return known
+
+
+def can_be_sampled(run: Run) -> bool:
+    """Whether the run is judged, goes on, and has no incident but a slowdown."""
+    calm = run.decision is not None and run.decision.stage is Stage.WATCHING
+    stalled = run.incident is not None and run.incident.kind != "slowdown"
+    return calm and bool(run.job.ranks) and not run.unjudged and not stalled

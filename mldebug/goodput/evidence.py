@@ -1,0 +1,50 @@
+"""What is measured of a rank beside its stack, while its stack is sampled: for the cause why it is slow."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import msgspec
+
+GPU_LIMITS = {
+    "hw_thermal_slowdown": "heat",
+    "sw_thermal_slowdown": "heat",
+    "hw_power_brake_slowdown": "the power brake of its server",
+    "hw_slowdown": "its hardware",
+    "sw_power_cap": "its power limit",
+}
+"""Reasons of NVML for which clocks are cut, as words to follow "held back by"."""
+
+
+class RankEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was measured of one rank during a stretch. Shares are 0 to 1 of the time; None and "": not known, or there is none."""
+
+    throttled: float = 0.0  # its control group had used up its CPU quota
+    quota: float | None = None  # CPUs that this quota allows
+    cpus: int | None = None  # on which it may run
+    neighbour: str = ""  # another program that was found running on these: `stress-ng (pid 12)`
+    major_faults: float = 0.0  # a second: pages that were read back from a disk
+    swapped: int = 0  # bytes of it on swap
+    memory_pressure: float = 0.0  # some task of its node waited for memory
+    file_waiting: float = 0.0  # it, or a process of its own, waited in the kernel for a file
+    mount: str = ""  # of that file: `/data (nfs4)`
+    gpu_clock: float | None = None  # of the multiprocessors, Hz
+    gpu_limits: tuple[str, ...] = ()  # keys of `GPU_LIMITS` that hold now
+    gpu_power_limit: float | None = None  # watts
+    gpu_memory: int | None = None  # bytes that its process has on its GPU
+
+
+def mean_evidence(some: Sequence[RankEvidence]) -> RankEvidence:
+    """That of several stretches: shares and rates as their mean, what does not change from the last in which it is known."""
+    last = some[-1]
+    return msgspec.structs.replace(
+        last,
+        throttled=fmean(one.throttled for one in some),
+        neighbour=next((one.neighbour for one in reversed(some) if one.neighbour), ""),
+        major_faults=fmean(one.major_faults for one in some),
+        memory_pressure=fmean(one.memory_pressure for one in some),
+        file_waiting=fmean(one.file_waiting for one in some),
+        mount=next((one.mount for one in reversed(some) if one.mount), ""),
+        gpu_limits=tuple(
+            sorted(set(last.gpu_limits).intersection(*(one.gpu_limits for one in some)))
+        ),
+    )

@@ -1,0 +1,121 @@
+"""Why a rank is slow: each rule with evidence for which it holds, and with evidence of the same kind for which it must not."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from mldebug.core.model import Confidence, Job, RankIdentity, Verdict
+from mldebug.goodput.causes import RULES, Compared, find_cause
+from mldebug.goodput.evidence import RankEvidence, mean_evidence
+from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.sentences import slow_words
+from mldebug.goodput.slowdown import judge_slowdown
+from mldebug.goodput.straggler import SampledStretch, Slowness, find_slow_ranks
+
+LOSS = 0.3
+NONE = RankEvidence()
+GIB = 1 << 30
+FULL = RankEvidence(gpu_clock=1.98e9, gpu_power_limit=700.0, gpu_memory=40 * GIB, cpus=8)
+HOT = msgspec.structs.replace(FULL, gpu_clock=1.2e9, gpu_limits=("hw_thermal_slowdown",))
+CAPPED = msgspec.structs.replace(
+    FULL, gpu_clock=1.2e9, gpu_power_limit=400.0, gpu_limits=("sw_power_cap",)
+)
+
+CAUSES: dict[str, tuple[RankEvidence, RankEvidence, str, str, str]] = {
+    "its quota": (RankEvidence(throttled=0.35, quota=0.5), NONE, "work", "quota", "has used up its control group's CPU quota of 0.5 CPUs 35 % of the time, the others 0 %"),
+    "its mount": (RankEvidence(file_waiting=0.4, mount="/data (fuse.slow)"), RankEvidence(file_waiting=0.02), "sleep", "mount", "waits for files on /data (fuse.slow) 40 % of the time, the others 2 %"),
+    "a mount without a name": (RankEvidence(file_waiting=0.4), NONE, "data", "mount", "waits for files 40 % of the time, the others 0 %"),
+    "swap": (RankEvidence(major_faults=300.0, swapped=3 * GIB), RankEvidence(major_faults=2.0), "work", "swap", "reads 300 pages a second back from a disk, with 3 GiB of it on swap"),
+    "pages of a file": (RankEvidence(major_faults=300.0), NONE, "work", "swap", "reads 300 pages a second back from a disk"),
+    "its node's memory": (RankEvidence(memory_pressure=0.5), NONE, "same", "memory", "stands on a node that is short of memory 50 % of the time, the others 0 %"),
+    "one core": (RankEvidence(cpus=1), RankEvidence(cpus=8), "cpu", "cores", "may run on 1 CPU, the others on 8 or more"),
+    "a neighbour": (RankEvidence(neighbour="stress-ng (pid 12)", cpus=8), RankEvidence(cpus=8), "cpu", "neighbour", "shares its CPUs with stress-ng (pid 12)"),
+    "heat": (HOT, FULL, "same", "clock", "has a GPU at 1200 MHz, the others 1980 MHz, held back by heat"),
+    "its power limit": (CAPPED, FULL, "same", "power", "has a GPU at 1200 MHz, the others 1980 MHz, held back by its power limit, with a power limit of 400 W, the others 700 W"),
+    "more work": (msgspec.structs.replace(FULL, gpu_memory=60 * GIB), FULL, "same", "uneven", "has more work than the others: 60 GiB on its GPU, the others 40 GiB"),
+}  # fmt: skip
+
+
+def compared(own: RankEvidence, others: Sequence[RankEvidence], kind: str) -> Compared:
+    return Compared(own, others, LOSS, kind)
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_measured_cause_is_given(name: str) -> None:
+    own, other, kind, cause, words = CAUSES[name]
+    assert find_cause(compared(own, [other] * 3, kind)) == (cause, words)
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_what_all_ranks_have_is_no_cause(name: str) -> None:
+    own, _, kind, _, _ = CAUSES[name]
+    alone = msgspec.structs.replace(own, neighbour="")
+    assert find_cause(compared(alone, [alone] * 3, kind)) == ("", "")
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule.kind for rule in RULES} == {case[3] for case in CAUSES.values()}
+
+
+CONTROLS: dict[str, tuple[RankEvidence, Sequence[RankEvidence], str]] = {
+    "a quota that costs little of the loss": (RankEvidence(throttled=0.1, quota=2.0), [NONE] * 3, "work"),
+    "files that others wait for as long": (RankEvidence(file_waiting=0.5), [RankEvidence(file_waiting=0.4)] * 3, "sleep"),
+    "some page faults": (RankEvidence(major_faults=15.0), [NONE] * 3, "work"),
+    "page faults of one other rank": (RankEvidence(major_faults=300.0), [NONE, NONE, RankEvidence(major_faults=100.0)], "work"),
+    "memory that one node shares": (RankEvidence(memory_pressure=0.5), [RankEvidence(memory_pressure=0.5)] * 3, "same"),
+    "fewer cores of a rank that sleeps": (RankEvidence(cpus=1), [RankEvidence(cpus=8)] * 3, "sleep"),
+    "fewer cores than some": (RankEvidence(cpus=4), [RankEvidence(cpus=8), RankEvidence(cpus=4)], "cpu"),
+    "cores of which the others' are not known": (RankEvidence(cpus=1), [NONE] * 3, "cpu"),
+    "a neighbour of a rank that sleeps": (RankEvidence(neighbour="x (pid 1)"), [NONE] * 3, "sleep"),
+    "a clock that is low because it waits": (msgspec.structs.replace(FULL, gpu_clock=1.2e9), [FULL] * 3, "sleep"),
+    "a limit at the others' clock": (msgspec.structs.replace(FULL, gpu_limits=("sw_power_cap",)), [FULL] * 3, "same"),
+    "clocks of which one is not known": (HOT, [FULL, FULL, NONE], "same"),
+    "memory a little larger": (msgspec.structs.replace(FULL, gpu_memory=42 * GIB), [FULL] * 3, "same"),
+    "more memory of a rank that sleeps": (msgspec.structs.replace(FULL, gpu_memory=60 * GIB), [FULL] * 3, "sleep"),
+    "nobody to compare with": (RankEvidence(throttled=0.5), [], "work"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_what_explains_too_little_is_no_cause(name: str) -> None:
+    own, others, kind = CONTROLS[name]
+    assert find_cause(compared(own, others, kind)) == ("", "")
+
+
+def found_with(own: RankEvidence, other: RankEvidence = NONE) -> Slowness:
+    def stretch(at: int) -> SampledStretch:
+        slow = RankShares(rank=0, samples=100, waiting=0.02, evidence=own)
+        rest = (RankShares(rank=n, samples=100, waiting=0.32 + 0.01 * (at % 2), evidence=other) for n in (1, 2, 3))  # fmt: skip
+        return SampledStretch(at=float(at), seconds=5.0, ranks=(slow, *rest))
+
+    return find_slow_ranks([stretch(at) for at in range(4)])
+
+
+def job() -> Job:
+    ranks = tuple(RankIdentity(rank=n, world_size=4, pid=100 + n, node="a1") for n in range(4))
+    return Job(id="j", name="train.py", launcher="torchrun", world_size=4, ranks=ranks)
+
+
+def test_a_cause_stands_in_the_sentence_and_makes_it_medium() -> None:
+    found = found_with(RankEvidence(throttled=0.35, quota=0.5))
+    assert slow_words(found, 4).endswith("it has used up its control group's CPU quota of 0.5 CPUs 35 % of the time, the others 0 %")  # fmt: skip
+    diagnosis = judge_slowdown(job(), found).diagnosis
+    assert (diagnosis.verdict, diagnosis.confidence) == (Verdict.STRAGGLER, Confidence.MEDIUM)
+    assert diagnosis.next_steps == ("raise the CPU quota of its control group (cpu.max, or the job's request of CPUs): cat /proc/100/cgroup",)  # fmt: skip
+    assert judge_slowdown(job(), found_with(NONE)).diagnosis.confidence is Confidence.LOW
+
+
+def test_uneven_work_names_nobody() -> None:
+    more = msgspec.structs.replace(FULL, gpu_memory=60 * GIB)
+    diagnosis = judge_slowdown(job(), found_with(more, FULL)).diagnosis
+    assert (diagnosis.verdict, diagnosis.culprits) == (Verdict.UNKNOWN, ())
+    assert diagnosis.summary.startswith("The work of the ranks is uneven, and none is to blame: ")
+
+
+def test_evidence_of_several_stretches_is_their_mean() -> None:
+    first = RankEvidence(throttled=0.2, mount="/data (nfs4)", gpu_limits=("sw_power_cap",), cpus=8)
+    second = RankEvidence(throttled=0.4, gpu_limits=("hw_slowdown", "sw_power_cap"), cpus=4)
+    mean = mean_evidence([first, second])
+    assert mean.throttled == pytest.approx(0.3)
+    assert (mean.mount, mean.gpu_limits, mean.cpus) == ("/data (nfs4)", ("sw_power_cap",), 4)
