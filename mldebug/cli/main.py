@@ -21,7 +21,7 @@ from mldebug.core.plugins import create, load, names, summary
 from mldebug.core.redact import clean
 
 GROUPS = {
-    "Find the culprit": ("dump", "diagnose", "flight-recorder", "reports"),
+    "Find the culprit": ("dump", "diagnose", "flight-recorder", "reports", "share"),
     "Look at this node": (
         "up",
         "down",

@@ -19,6 +19,15 @@ class ThreadView(Spoken, frozen=True, kw_only=True):
     frames: tuple[str, ...]  # labels, innermost first
 
 
+class SourceView(Spoken, frozen=True, kw_only=True):
+    """The source lines around the one at which a culprit stands. `first`: the number of the first of them."""
+
+    path: str
+    line: int
+    first: int
+    lines: tuple[str, ...]
+
+
 class RankView(Spoken, frozen=True, kw_only=True):
     """One row of a report's rank table. Threads and log lines are given only for culprits and for one rank of each group."""
 
@@ -45,6 +54,7 @@ class RankView(Spoken, frozen=True, kw_only=True):
     last_call: str = ""
     last_call_age: float | None = None  # seconds before the capture, or before its end was judged
     trace: tuple[str, ...] = ()
+    source: SourceView | None = None  # of a culprit, where its file could be read
 
 
 class GpuView(Spoken, frozen=True, kw_only=True):
@@ -100,6 +110,8 @@ class Stall(Spoken, frozen=True, kw_only=True):
 
     timeout_seconds: float | None
     why: str
+    # after how many seconds in a collective PyTorch ends the job, as its hook reports; null: not known
+    collective_timeout_seconds: float | None = None
 
 
 class TimelineEvent(Spoken, frozen=True, kw_only=True):

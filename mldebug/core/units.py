@@ -63,6 +63,11 @@ def format_duration(seconds: float) -> str:
     return "".join(parts) or "0s"
 
 
+def duration_words(seconds: float) -> str:
+    """A duration for people, with blanks: `1 h 30 m`, rounded to seconds."""
+    return re.sub(r"(?<=[0-9])(?=[a-z])|(?<=[a-z])(?=[0-9])", " ", format_duration(round(seconds)))
+
+
 def format_age(seconds: float) -> str:
     """A time span in one or two units, as `kubectl` prints ages: `12s`, `5m`, `3h20m`, `2d`."""
     whole = max(0, int(seconds))

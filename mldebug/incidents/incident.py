@@ -55,6 +55,7 @@ class Incident(Noun, frozen=True, kw_only=True):
     stalled_since: float | None = None
     timeout: float = 0.0
     why: str = ""
+    collective_timeout: float | None = None  # seconds, as the hook reports it
     sentence: str = ""
     state: State = "open"
     over_at: float | None = None  # when it recovered or ended
@@ -307,7 +308,11 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
         state=incident.state,
         detected_at=incident.detected_at,
         reported_at=reported_at,
-        stall=Stall(timeout_seconds=incident.timeout, why=incident.why),
+        stall=Stall(
+            timeout_seconds=incident.timeout,
+            why=incident.why,
+            collective_timeout_seconds=incident.collective_timeout,
+        ),
         timeline=timeline,
         versions=capture.versions or incident.versions,
         report_id=incident.id,

@@ -133,4 +133,5 @@ class StallDecision(msgspec.Struct, frozen=True, kw_only=True):
     stalled_since: float | None = None
     timeout: float = 0.0
     why_timeout: str = ""
+    collective_timeout: float | None = None  # as the hook reports it
     next_look: float = 5.0  # seconds

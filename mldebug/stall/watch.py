@@ -9,6 +9,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from mldebug.stall.progress_clock import ProgressClock, StallMemory
 from mldebug.stall.rules import (
     AGAIN,
@@ -91,7 +93,8 @@ class StallWatch:
                 return self._recovered(pause)
             self._moved(self._clock.memory.progressed)
         rule = choose(self._settings, look, self._clock, self._ranks, self._watched)
-        return self._judge(rule) if self._memory.opened is None else self._follow(rule)
+        decision = self._judge(rule) if self._memory.opened is None else self._follow(rule)
+        return replace(decision, collective_timeout=look.collective_timeout)
 
     # --- the life of an attempt ---
 

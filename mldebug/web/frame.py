@@ -22,6 +22,9 @@ from mldebug.web.page import PageRequest, WebPage
 TEMPLATES = Path(__file__).with_name("pages") / "templates"
 REPORT = Path(__file__).parents[1] / "incidents/report/templates"
 ORDER = ("runs", "incidents", "storage", "gpus", "probes")  # of the menu; others follow
+MOST_OPEN = 99
+ALARM = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Ccircle cx='8' cy='8' r='7' fill='%23c62828'/%3E%3C/svg%3E"
+"""The icon of a tab while an incident is open: a red dot."""
 EVERY = 3  # seconds between two questions of a page that is looked at
 
 POLICY = (
@@ -52,6 +55,8 @@ class PageFrame(msgspec.Struct, frozen=True, kw_only=True):
     hidden_runs: int = 0
     stale: str = ""  # that the agent has not looked for long
     leave: bool = False  # can he log out?
+    open: tuple[str, ...] = ()  # what has an open incident, for the title of the tab
+    icon: str = "data:,"
     version: str = ""
     every: int = EVERY
 
@@ -90,6 +95,7 @@ def render(name: str, request: PageRequest, *, leave: bool = False, stale: str =
     if built is None:
         return None
     snapshot = request.snapshot
+    stalled = [run for run in snapshot.runs if run.incident]
     frame = PageFrame(
         name=name,
         title=page.title,
@@ -101,6 +107,8 @@ def render(name: str, request: PageRequest, *, leave: bool = False, stale: str =
         hidden_runs=snapshot.hidden_runs,
         stale=stale,
         leave=leave,
+        open=tuple(f"stalled: {clean(run.name, 40)}" for run in stalled[:MOST_OPEN]),
+        icon=ALARM if stalled else "data:,",
         version=version(),
     )
     return _environment().get_template(f"{name}.html.j2").render(p=built, f=frame)

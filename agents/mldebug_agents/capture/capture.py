@@ -34,7 +34,7 @@ from mldebug.core.redact import clean
 from mldebug_agents.capture.nccl_ras.child import RasReply
 from mldebug_agents.capture.nccl_ras.client import DEADLINE as RAS_TIMEOUT
 from mldebug_agents.capture.nccl_ras.client import RasBackgroundQuery
-from mldebug_agents.capture.process_captures import ProcessCaptures
+from mldebug_agents.capture.process_captures import ProcessCaptures, few_sources
 from mldebug_agents.capture.stacks.native import NativeStacks
 from mldebug_agents.capture.stacks.pyspy import PySpy
 from mldebug_agents.capture.stacks.sampling import DUMP_TIMEOUT, CaptureTarget, Sampling
@@ -261,7 +261,7 @@ class _Session:
         self, taken_at: float, quiet: float, remarks: tuple[Remark, ...], gaps: tuple[Gap, ...]
     ) -> NodeCapture:
         """Join the parts; the log tails and source lines are read here."""
-        processes = {target.pid: self.processes.of(target) for target in self.targets}
+        processes = few_sources({target.pid: self.processes.of(target) for target in self.targets})
         self.gaps.extend(self.processes.gaps)
         ranks = tuple(self._rank(identity, processes) for identity in self.job.ranks)
         return NodeCapture(

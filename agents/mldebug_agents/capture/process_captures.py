@@ -1,12 +1,23 @@
 """Joins what was read of one process into one value: state, stacks, movement, and what it works on or waits for."""
 
+from collections import Counter
 from posixpath import dirname
+
+from msgspec.structs import replace
 
 from mldebug.capture.frames import principal
 from mldebug.capture.movement import movement
-from mldebug.core.model import Gap, OpenFile, ProcessCapture, ProcessState, ThreadState
+from mldebug.core.model import (
+    Gap,
+    OpenFile,
+    ProcessCapture,
+    ProcessState,
+    SourceExcerpt,
+    ThreadState,
+)
+from mldebug.core.redact import redact, safe_line
 from mldebug.diagnosis.classify.kernel_state import held_by_profiler, tracer_words
-from mldebug_agents.capture.stacks.blocked_call import blocked_on, source_line, thread_of
+from mldebug_agents.capture.stacks.blocked_call import blocked_on, line_of, source_text, thread_of
 from mldebug_agents.capture.stacks.pyspy import CLOSED, FORBIDDEN, Dump, PySpy
 from mldebug_agents.capture.stacks.pystack import find_pystack, second_opinion
 from mldebug_agents.capture.stacks.sampling import DUMP_TIMEOUT, CaptureTarget, Sampling
@@ -15,6 +26,27 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader, Unreadable
 
 LINK_TIMEOUT = 1.0  # seconds
+MOST_ALIKE = 3  # processes at one source line of which each keeps the lines around it
+MAX_SHOWN = 200  # characters of a source line
+
+
+def few_sources(processes: dict[int, ProcessCapture]) -> dict[int, ProcessCapture]:
+    """The same captures, with source text only of lines at which few processes stand: those that wait all show the same."""
+    places = Counter((one.source.path, one.source.line) for one in processes.values() if one.source)
+    return {
+        pid: replace(one, source=None)
+        if one.source and places[one.source.path, one.source.line] > MOST_ALIKE
+        else one
+        for pid, one in processes.items()
+    }
+
+
+def _without_secrets(source: SourceExcerpt | None) -> SourceExcerpt | None:
+    """The lines fit for a report; None where a secret spans several of them."""
+    if source is None or redact(whole := "\n".join(source.lines)).count("\n") != whole.count("\n"):
+        return None
+    lines = tuple(safe_line(line.expandtabs(4), MAX_SHOWN) for line in source.lines)
+    return replace(source, lines=lines)
 
 
 class ProcessCaptures:
@@ -45,6 +77,7 @@ class ProcessCaptures:
         self._note_failure(target, state, dump)
         stack = principal(dump.stacks, target.pid)
         training = thread_of(state, stack.tid if stack else None) if state else None
+        source = source_text(self._host, self._reader, state, dump.stacks)
         return ProcessCapture(
             pid=target.pid,
             name=target.name or (state.name if state else ""),
@@ -54,7 +87,8 @@ class ProcessCaptures:
             stacks=dump.stacks,
             by_hook=bool(dump.instead),
             movement=movement(target.pid, self._sampling.samples.get(target.pid, [])),
-            source_line=source_line(self._host, self._reader, state, dump.stacks),
+            source_line=line_of(source),
+            source=_without_secrets(source),
             blocked_on=self._blocked_on(state, training),
             lock=self._locks.wait_of(state, training),
             command=self._command(target, state),

@@ -233,6 +233,7 @@ class IncidentManager:
             stalled_since=None if started is None else now - max(0.0, here - started),
             timeout=decision.timeout,
             why=decision.why_timeout,
+            collective_timeout=decision.collective_timeout,
             sentence=decision.sentence,
             versions=versions(),
         )

@@ -9,6 +9,7 @@ from mldebug_agents.system.child.reader_child import (
     ReadOperation,
     ReadRequest,
     pick_line,
+    pick_lines,
 )
 from mldebug_agents.system.child.refusals import Refusal, Refused
 from mldebug_agents.system.reader import Reader
@@ -59,6 +60,8 @@ def _piece(operation: ReadOperation, data: bytes, limit: int, line: int) -> byte
         raise Refused(Refusal.TOO_LARGE)
     if operation is ReadOperation.LINE:
         return pick_line(data, line)
+    if operation is ReadOperation.LINES:
+        return pick_lines(data, line)
     if operation is ReadOperation.FROM:
         return data[line : line + limit]
     if operation is ReadOperation.HEADS:

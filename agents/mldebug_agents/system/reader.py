@@ -20,6 +20,7 @@ from mldebug_agents.system.child.job_paths import OPERATOR, Rights
 from mldebug_agents.system.child.link import ChildLink, WorkerStarter
 from mldebug_agents.system.child.listing import FolderListing, unpack
 from mldebug_agents.system.child.reader_child import (
+    AROUND,
     HEAD,
     MAX_BODY,
     MAX_SOURCE,
@@ -28,10 +29,17 @@ from mldebug_agents.system.child.reader_child import (
     ReadRequest,
 )
 from mldebug_agents.system.child.reader_writes import ASKED_FOR, WorkerServerQuestion
-from mldebug_agents.system.reader_answers import FilePiece, Tail, Unreadable, encode, judge
+from mldebug_agents.system.reader_answers import (
+    FilePiece,
+    SourceLines,
+    Tail,
+    Unreadable,
+    encode,
+    judge,
+)
 from mldebug_agents.system.spawn import ForkedWorker
 
-__all__ = ["FilePiece", "Reader", "Tail", "Unreadable"]
+__all__ = ["FilePiece", "Reader", "SourceLines", "Tail", "Unreadable"]
 
 MAX_STUCK_KERNEL, MAX_STUCK_FILES = (
     10,
@@ -181,6 +189,27 @@ class Reader:
             )
         )
         return data.decode(errors="replace") if isinstance(data, bytes) else data
+
+    def read_lines(
+        self, path: str, line: int, *, rights: Rights, timeout: float = TIMEOUT
+    ) -> SourceLines | Unreadable:
+        """Read one line (the first is 1) of a source file of at most 4 MiB, and two before and after it, each cut after 400
+        characters.
+        """
+        data = _data(
+            self._ask_one(
+                ReadOperation.LINES,
+                path,
+                rights=rights,
+                limit=MAX_SOURCE,
+                line=max(0, line),
+                timeout=timeout,
+            )
+        )
+        if not isinstance(data, bytes):
+            return data
+        lines = tuple(data.decode(errors="replace").split("\n"))
+        return SourceLines(max(1, line - AROUND), lines)
 
     def read_memory(
         self, pid: int, address: int, *, max_bytes: int, timeout: float = TIMEOUT

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+from typing import NamedTuple
 
 import msgspec
 
@@ -60,6 +61,13 @@ class FilePiece(msgspec.Struct, frozen=True):
     mode: int = 0o100644
     uid: int = 0
     gid: int = 0
+
+
+class SourceLines(NamedTuple):
+    """Some lines of a source file; `first`: the number of the first of them."""
+
+    first: int
+    lines: tuple[str, ...]
 
 
 def judge(answer: ReadAnswer, rights: Rights = OPERATOR) -> ReadAnswer | Unreadable:

@@ -31,7 +31,7 @@ from mldebug.jobs.logs.records import LogCounts, StepTimes
 from mldebug.stall.heartbeats import HeartbeatProgress, last_step, scalars, shortest_timeout
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.signals import RankLook, RunLook
-from mldebug_agents.capture.stacks.blocked_call import source_line
+from mldebug_agents.capture.stacks.blocked_call import line_of, source_text
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.records import HeartbeatReader
 from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs, LogSharing
@@ -241,7 +241,7 @@ class JobWatch:
             stacks=dump.stacks,
             by_hook=bool(dump.instead),
             movement=movement(rank.pid, list(kept)),
-            source_line=source_line(self._host, self._reader, state, dump.stacks),
+            source_line=line_of(source_text(self._host, self._reader, state, dump.stacks)),
         )
         return RankCapture(identity=rank, process=process)
 

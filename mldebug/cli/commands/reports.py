@@ -12,8 +12,9 @@ import msgspec
 from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
+from mldebug.cli.output_file import write_file
 from mldebug.cli.param_types import REPORT
-from mldebug.core.errors import AccessError, EvidenceError, MldebugError, UsageError
+from mldebug.core.errors import AccessError, EvidenceError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
@@ -21,7 +22,7 @@ from mldebug.core.text import typed
 from mldebug.core.units import format_age, parse_duration
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report, report_lines
-from mldebug.incidents.report_dirs import report_stores_of
+from mldebug.incidents.report_dirs import find_report, report_stores_of
 from mldebug.incidents.report_entry import EVERY_REPORT, ReportEntry, ReportFilter
 from mldebug.incidents.report_store import ReportStore
 from mldebug.incidents.stored_evidence import QUERIED_FILE, load_evidence
@@ -107,7 +108,7 @@ def list_reports(
 @click.pass_obj
 def show(given: Path | None, config: Path | None, report_id: str, as_json: bool) -> None:
     """Print one report."""
-    archive, report = _find(report_stores_of(config or given), report_id)
+    archive, report = find_report(report_stores_of(config or given), report_id)
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
         return
@@ -137,9 +138,9 @@ def export(
     suffix = next((known for known in SUFFIXES if file.name.endswith(known)), "")
     if not suffix:
         raise UsageError(f"{file} has no known ending", f"end it in one of {', '.join(SUFFIXES)}")
-    archive, report = _find(report_stores_of(config or given), report_id)
+    archive, report = find_report(report_stores_of(config or given), report_id)
     content = exported(archive, report, suffix)
-    _write(file, content, force)
+    write_file(file, content, force)
     written = {"id": report.id, "file": str(file), "bytes": len(content)}
     click.echo(_pretty(written) if as_json else f"{clean(str(file), 400)}: {len(content):,} bytes")
 
@@ -162,30 +163,6 @@ def _list(
         if entries or archive is archives[0]:
             listed.append((archive, entries))
     return listed, closed
-
-
-def _find(archives: Sequence[ReportStore], wanted: str) -> tuple[ReportStore, Report]:
-    """The report, from the first place that has it; else what the first place has to say."""
-    errors: list[MldebugError] = []
-    for archive in archives:
-        try:
-            return archive, archive.load(wanted)
-        except (EvidenceError, AccessError) as error:
-            errors.append(error)
-    there = [error for error in errors[1:] if isinstance(error, AccessError)]
-    raise next(iter(there), errors[0])
-
-
-def _write(file: Path, content: bytes, force: bool) -> None:
-    try:
-        with file.open("wb" if force else "xb") as stream:
-            stream.write(content)
-    except FileExistsError:
-        raise UsageError(f"{file} exists already", "overwrite it with --force") from None
-    except OSError as error:
-        raise MldebugError(
-            f"{file} cannot be written: {error.strerror}", "choose another place"
-        ) from error
 
 
 # --- what is printed -------------------------------------------------------------------------------

@@ -55,8 +55,9 @@ from mldebug.core.model.process import (
     OpenFile,
     ProcessCapture,
     ProcessState,
+    SourceExcerpt,
     ThreadStack,
     ThreadState,
 )
 
-__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuSample", "Group", "GroupCount", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeCapture", "NodeWait", "Noun", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankCapture", "RankDevice", "RankIdentity", "Remark", "Role", "Spoken", "ThreadStack", "ThreadState", "TraceTail", "Transfer", "TreeNode", "Verdict", "shared_fields"]  # fmt: skip
+__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuSample", "Group", "GroupCount", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeCapture", "NodeWait", "Noun", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankCapture", "RankDevice", "RankIdentity", "Remark", "Role", "SourceExcerpt", "Spoken", "ThreadStack", "ThreadState", "TraceTail", "Transfer", "TreeNode", "Verdict", "shared_fields"]  # fmt: skip

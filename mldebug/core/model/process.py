@@ -142,6 +142,15 @@ class Movement(Noun, frozen=True, kw_only=True):
     io_chars: int = 0  # bytes through read and write calls in the span
 
 
+class SourceExcerpt(Noun, frozen=True, kw_only=True):
+    """Some lines of a source file, without secrets. `first`: the number of the first of them; `line`: where the process stands."""
+
+    path: str
+    line: int
+    first: int
+    lines: tuple[str, ...]
+
+
 class ProcessCapture(Noun, frozen=True, kw_only=True):
     """Everything that was read of one process at one moment."""
 
@@ -155,6 +164,9 @@ class ProcessCapture(Noun, frozen=True, kw_only=True):
     by_hook: bool = False  # the stacks are what its hook wrote: who holds the GIL is not known
     movement: Movement | None = None
     source_line: str = ""  # text of the innermost Python line of the main thread
+    source: SourceExcerpt | None = (
+        None  # that line with those around it, where few processes stand there
+    )
     blocked_on: OpenFile | None = None  # what the system call of its training thread works on
     lock: FileLock | None = None  # the file lock that its training thread waits for
     command: str = ""  # of a child that is no Python: what it runs, redacted

@@ -53,13 +53,13 @@ LONG = 10.0
 
 
 def show_source(rank: ClassifiedRank) -> str:
-    """A command line that shows the source around the job's line in which a rank stands; without a Python stack, a py-spy command."""
+    """A command line that shows the source around the job's line in which a rank stands; without a Python stack, how to get one."""
     stack = (
         principal(rank.capture.process.stacks, rank.capture.process.pid) if rank.capture else None
     )
     frame = site(stack.frames) if stack else None
     if frame is None:
-        return f"py-spy dump --nonblocking --pid {rank.pid}"
+        return f"mldebug doctor  # why there is no Python stack of rank {rank.rank}, and how to get one"
     path = shlex.quote(frame.path or frame.file)
     return f"sed -n '{max(1, frame.line - 12)},{frame.line + 2}p' {path}  # rank {rank.rank} stands at line {frame.line}"
 

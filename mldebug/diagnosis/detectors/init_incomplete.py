@@ -4,7 +4,7 @@ from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdic
 from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_nodes
 from mldebug.diagnosis.classify.case import Case, ranks_text
-from mldebug.diagnosis.classify.evidence import blame, evidence_of
+from mldebug.diagnosis.classify.evidence import blame, evidence_of, show_source
 from mldebug.diagnosis.detectors import Detector
 
 
@@ -56,7 +56,7 @@ def _steps(absent: tuple[ClassifiedRank, ...], missing: list[int]) -> tuple[str,
             "pgrep -fc TRAINING_SCRIPT  # as many as the launcher should have started?",
             "env | grep -E 'WORLD_SIZE|NNODES|NPROC'",
         )
-    return (f"py-spy dump --nonblocking --pid {absent[0].pid}",)
+    return (show_source(absent[0]),)
 
 
 def create(options: NoOptions) -> Detector:

@@ -3,7 +3,7 @@
 from mldebug.core.model import Finding, Verdict
 from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.case import Case
-from mldebug.diagnosis.classify.evidence import blame
+from mldebug.diagnosis.classify.evidence import blame, show_source
 from mldebug.diagnosis.detectors import Detector
 
 CLASSES = (
@@ -23,13 +23,7 @@ class RankWaiting:
         idle = case.named(*(CLASSES if case.waiting else CLASSES_ALONE))
         if not idle or not case.stuck:
             return None
-        pid = idle[0].pid
-        return blame(
-            case,
-            Verdict.RANK_WAITING,
-            idle,
-            (f"py-spy dump --nonblocking --pid {pid}", f"grep . /proc/{pid}/task/*/wchan"),
-        )
+        return blame(case, Verdict.RANK_WAITING, idle, (show_source(idle[0]),))
 
 
 def create(options: NoOptions) -> Detector:

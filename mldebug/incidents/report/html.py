@@ -22,6 +22,7 @@ from mldebug.core import text
 from mldebug.core.model import Culprit, Group
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import GapView, RankView, Report
+from mldebug.incidents import course, decide
 from mldebug.incidents.report import (
     changes,
     exit_story,
@@ -138,6 +139,7 @@ def _view(report: Report) -> dict[str, Any]:
     large = len(report.ranks) > rank_map.MAX_CELLS
     culprits = [one.rank for one in report.ranks if one.culprit]
     culprit, over = exit_story.last_words(report), exit_story.nobody_lives(report)
+    found = decide.source_of(report)
     return {
         "r": report,
         "home": "",
@@ -164,6 +166,11 @@ def _view(report: Report) -> dict[str, Any]:
         "ended": exit_story.is_end(report),
         "over": over,
         "failed_rank": culprit,
+        "strip": course.strip(report),
+        "decisions": decide.decisions(report),
+        "acquittals": decide.acquittals(report),
+        "source": tuple(decide.numbered(found[1])) if found else (),
+        "source_path": found[1].path if found else "",
         "failed_title": exit_story.words_title(culprit) if culprit else "",
         "story": exit_story.story(report) if exit_story.is_end(report) else None,
         "mapped": not over or len(legend) > 1 or len({one.node for one in report.ranks}) > 1,

@@ -14,7 +14,7 @@ from mldebug.core.model import (
     Role,
     ThreadStack,
 )
-from mldebug.core.report_model import RankView, ThreadView
+from mldebug.core.report_model import RankView, SourceView, ThreadView
 
 NO_COLLECTIVES = ("synchronize", "wait", "_store_based_barrier")  # waits in no call of all ranks
 MAX_DETAILED = 64  # ranks shown with threads and log: culprits first, then representatives
@@ -85,7 +85,19 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
         last_call=trace.last if trace else "",
         last_call_age=trace.age if trace else None,
         trace=trace.lines[-MAX_TRACE_LINES:] if trace and detailed else (),
+        source=_source(one) if culprit else None,
     )
+
+
+def _source(one: ClassifiedRank) -> SourceView | None:
+    """Where the process stands that is to blame: the rank, or the child of it that it waits for."""
+    if one.capture is None:
+        return None
+    child = next((child for child in one.capture.children if child.pid == one.is_.worker_pid), None)
+    found = (child or one.capture.process).source
+    if found is None:
+        return None
+    return SourceView(path=found.path, line=found.line, first=found.first, lines=found.lines)
 
 
 def _operation(one: ClassifiedRank) -> str:

@@ -7,10 +7,11 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
-from mldebug.core.model import Diagnosis, Group
+from mldebug.core.model import Diagnosis, Group, Role
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import Report
 from mldebug.core.text import plural
+from mldebug.incidents.decide import acquittals, decisions, numbered, source_of
 from mldebug.incidents.report.changes import change_lines, later_words
 from mldebug.incidents.report.exit_story import (
     ExitEvent,
@@ -88,7 +89,8 @@ def _lines(report: Report, width: int) -> Iterator[TextLine]:
     yield from _listed("GPUs and kernel", "- ", report.hardware, width)
     if report.xid_catalogue:
         yield from _wrap(f"What the Xids mean: catalogue {report.xid_catalogue}", width, "  ")
-    yield from _steps(report.diagnosis.next_steps)
+    yield from _next(report, width)
+    yield from _listed("Why not another rank?", "- ", _acquitted(report), width)
     yield from _listed("Odd", "- ", report.remarks, width)
     yield from _gaps(report, width)
 
@@ -134,6 +136,7 @@ def _culprits(report: Report, width: int) -> Iterator[TextLine]:
         yield from _wrap(text, width, "> ", "  ", "bold red")
     if len(culprits) > MAX_CULPRITS:
         yield TextLine(f"  … and {len(culprits) - MAX_CULPRITS:,} more")
+    yield from _source(report)
 
 
 def _last_words(report: Report, width: int) -> Iterator[TextLine]:
@@ -222,13 +225,42 @@ def _last_collectives(report: Report, index: int, group: Group) -> Iterator[str]
         yield f"last collective of {who}: {tidy(words, MAX_LABEL)}"
 
 
-def _steps(steps: tuple[str, ...]) -> Iterator[TextLine]:
-    """What to type next: whole lines, or they could not be copied."""
-    if steps:
+def _next(report: Report, width: int) -> Iterator[TextLine]:
+    """What to do, and what to type to look closer: commands are whole lines, or they could not be copied.
+
+    A message to be sent would only repeat the sentence above: the page has it.
+    """
+    todo = [one for one in decisions(report) if not one.message]
+    steps = report.diagnosis.next_steps
+    if todo or steps:
         yield TextLine("")
         yield TextLine("Next", "underline")
+    for one in todo:
+        yield from _wrap(f"{one.title}: {one.words}", width, "  - ", "    ")
+        if one.command:
+            yield TextLine(f"  {tidy(one.command, MAX_STEP)}", "cyan")
     for step in steps:
         yield TextLine(f"  {tidy(step, MAX_STEP)}", "cyan")
+
+
+def _source(report: Report) -> Iterator[TextLine]:
+    """The lines at which the first culprit stands, where they are known."""
+    found = source_of(report)
+    if found is None:
+        return
+    yield TextLine(f"    {tidy(found[1].path, MAX_LABEL)}", "dim")
+    for number, text, here in numbered(found[1]):
+        yield TextLine(
+            f"    {number} {'>' if here else ' '} {tidy(text, MAX_LABEL)}",
+            "bold" if here else "dim",
+        )
+
+
+def _acquitted(report: Report) -> tuple[str, ...]:
+    """A line for each reason why ranks are not named; none where all others are victims, or have ended: the lines above show it."""
+    if is_end(report) or all(one.culprit or one.role is Role.WAITING for one in report.ranks):
+        return ()
+    return tuple(f"{'rank' if one.size == 1 else 'ranks'} {one.ranks}: {one.why}" for one in acquittals(report))  # fmt: skip
 
 
 def _listed(heading: str, bullet: str, items: tuple[str, ...], width: int) -> Iterator[TextLine]:

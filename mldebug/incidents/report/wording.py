@@ -46,6 +46,7 @@ _TITLES = {
     Verdict.DATALOADER_STALLED: "Data loader stalled",
     Verdict.GPU_FAULT: "GPU fault",
     Verdict.RANK_BLOCKED_IO: "Rank blocked in I/O",
+    Verdict.RANK_WAITING: "Rank stuck",  # not "waiting": that is what its victims do
     Verdict.UNKNOWN: "Cause unknown",
 }
 
@@ -59,7 +60,7 @@ def headline(diagnosis: Diagnosis) -> str:
 
 
 def title(verdict: Verdict) -> str:
-    """The title of a verdict: `Rank waiting` for `rank_waiting`."""
+    """The title of a verdict: `GPU fault` for `gpu_fault`."""
     return _TITLES.get(verdict) or verdict.value.replace("_", " ").capitalize()
 
 

@@ -114,10 +114,7 @@ def sleeping() -> Sample:
             "rank 3: the same stack in 8 of 8 samples over 2.1 s, 0 % CPU.",
             "ranks 0-2,4-7: main thread in all_reduce (torch/distributed/distributed_c10d.py:3013).",
         ),
-        next_steps=(
-            "py-spy dump --nonblocking --pid 41003",
-            "sed -n '1,12p' /home/ada/train.py",
-        ),
+        next_steps=("sed -n '1,12p' /home/ada/train.py",),
     )
     return sample(diagnosis, 8, lambda rank: SLEEP if rank == 3 else WAIT, gaps=(PTRACE_GAP,))
 

@@ -127,7 +127,7 @@ def test_the_culprit_is_in_the_first_screen() -> None:
     text = render_html(samples.report(samples.sleeping()))
     head = text[text.index("<main") : text.index('id="map"')]
     assert "<em>rank 3</em> (pid 41003 on gpu-17) sleeps" in head
-    assert 'data-copy="py-spy dump --nonblocking --pid 41003"' in head
+    assert "<b>Write to ada</b>" in head
     assert "high confidence" in head
 
 

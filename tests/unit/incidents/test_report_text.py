@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
+from mldebug.incidents.decide import decisions
 from mldebug.incidents.report.sanitize import tidy
 from mldebug.incidents.report.text import print_report, report_lines
 from shared.incidents import samples
@@ -31,7 +32,8 @@ def test_eight_thousand_ranks_fit_a_screen_or_two(golden: Callable[[str, str], N
 @pytest.mark.parametrize("name", [*samples.ALL])
 def test_no_line_but_a_command_is_wider_than_asked(name: str, width: int) -> None:
     report = samples.report(samples.ALL[name]())
-    steps = {f"  {tidy(step)}" for step in report.diagnosis.next_steps}
+    typed = (*report.diagnosis.next_steps, *(one.command for one in decisions(report)))
+    steps = {f"  {tidy(step)}" for step in typed}
     lines = [line for line in report_lines(report, width) if line not in steps]
     assert max(cell_len(line) for line in lines) <= width
     assert len(lines) < len(list(report_lines(report, width)))
@@ -50,7 +52,7 @@ def test_wide_characters_count_twice() -> None:
 
 def test_verdict_comes_first() -> None:
     lines = list(report_lines(samples.report(samples.sleeping())))
-    assert lines[0] == "Rank waiting · confidence high"
+    assert lines[0] == "Rank stuck · confidence high"
     assert lines[1].startswith("rank 3 (pid 41003 on gpu-17) sleeps in slow_data_loader")
 
 

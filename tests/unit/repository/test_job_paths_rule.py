@@ -146,6 +146,7 @@ ELSEWHERE: dict[str, str] = {
     "mldebug/cli/commands/flight_recorder.py": PERSON,
     "mldebug/cli/commands/logs.py": PERSON,
     "mldebug/cli/commands/reports.py": PERSON,
+    "mldebug/cli/output_file.py": PERSON,
     "mldebug/cli/main.py": "its own standard streams",
     "mldebug/cluster/hostfile.py": PERSON,
     "mldebug/config/schema.py": OPERATOR,

@@ -13,7 +13,7 @@ from mldebug.core.model import Frame, Gap, Job, RankIdentity, ThreadStack
 from mldebug.core.plugins import create_all
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug_agents.agent.node_tools import open_tools
-from mldebug_agents.capture.stacks.blocked_call import source_line
+from mldebug_agents.capture.stacks.blocked_call import line_of, source_text
 from mldebug_agents.capture.stacks.pyspy import CLOSED, PySpy
 from mldebug_agents.capture.trace.collector import SourceText
 from mldebug_agents.incidents.exits.exit_evidence import ERROR_FILE, ExitEvidence
@@ -63,9 +63,8 @@ def test_a_frame_may_name_any_file_as_its_source(top: Path, reader: Reader, name
 
         def line(path: Path) -> str:
             frame = Frame(function="f", file=path.name, path=str(path), line=1)
-            return source_line(
-                host, reader, state, (ThreadStack(tid=running.pid, frames=(frame,)),)
-            )
+            stacks = (ThreadStack(tid=running.pid, frames=(frame,)),)
+            return line_of(source_text(host, reader, state, stacks))
 
         assert line(top / "bob/train.py") == "step()"
         assert line(top / name) == ""

@@ -178,7 +178,15 @@ def test_source_line(tmp_path: Path, reader: Reader) -> None:
         reader.read_line(str(path), 3, timeout=PATIENT, rights=MINE) == "\ufffd\u00e9" + "y" * 398
     )
     assert reader.read_line(str(path), 4, timeout=PATIENT, rights=MINE) == "last"
+    around = reader.read_lines(str(path), 1, timeout=PATIENT, rights=MINE)
+    assert around == (1, ("first", "", "\ufffd\u00e9" + "y" * 398))
+    around = reader.read_lines(str(path), 4, timeout=PATIENT, rights=MINE)
+    assert around == (2, ("", "\ufffd\u00e9" + "y" * 398, "last"))
     for line in (5, 0, -1, 1 << 40):
+        assert (
+            reason(reader.read_lines(str(path), line, timeout=PATIENT, rights=MINE))
+            == "no such line"
+        )
         assert (
             reason(reader.read_line(str(path), line, timeout=PATIENT, rights=MINE))
             == "no such line"

@@ -76,7 +76,9 @@ def test_every_page_is_clean_html_and_loads_only_ours(name: str, empty: bool) ->
         assert not [one for one in attributes if one.startswith("on")], tag
         assert tag not in ("img", "iframe", "style"), tag
         for where in ("href", "src", "action"):
-            assert re.match(r"/(?!/)|#|data:,|$", attributes.get(where) or ""), attributes
+            assert re.match(
+                r"/(?!/)|#|data:,|data:image/svg\+xml,|$", attributes.get(where) or ""
+            ), attributes
 
 
 def test_the_menu_has_every_place_with_a_key_of_its_own() -> None:
@@ -122,7 +124,7 @@ def test_a_report_is_linked_only_once_it_is_there() -> None:
 
 def test_an_incident_before_is_told_with_a_run_that_goes_on() -> None:
     html = page("runs", shown(moving("7f3a")), "", replace(ENTRY, state="recovered"))
-    assert "before: Rank waiting , recovered, 2026-11-21 05:50:41 UTC" in text_of(html)
+    assert "before: Rank stuck , recovered, 2026-11-21 05:50:41 UTC" in text_of(html)
 
 
 def test_no_job_at_all_is_said_in_a_sentence() -> None:
@@ -248,7 +250,7 @@ def test_1024_ranks_are_rendered_in_50_ms(name: str) -> None:
 
 def test_an_incident_says_verdict_state_when_and_whose() -> None:
     text = text_of(page("incidents", shown(), "", replace(ENTRY, state="ended")))
-    for word in ("Rank waiting", "high", "job ended", "2026-11-21 05:50:41 UTC", "pretrain.py, 8 ranks, ada"):  # fmt: skip
+    for word in ("Rank stuck", "high", "job ended", "2026-11-21 05:50:41 UTC", "pretrain.py, 8 ranks, ada"):  # fmt: skip
         assert word in text
     assert "No incident open" in text
 
@@ -274,3 +276,22 @@ def test_a_verdict_that_nobody_knows_is_shown_as_it_is() -> None:
     (row,) = rows_of([replace(ENTRY, verdict=HOSTILE)], shown())
     assert row.verdict.startswith("<img")
     assert "<img" not in page("incidents", shown(), "", replace(ENTRY, verdict=HOSTILE, job=HOSTILE))  # fmt: skip
+
+
+def test_the_tab_shows_an_open_incident_and_what_has_it() -> None:
+    """In its title, in its icon, and in the attribute by which the script decides whether to notify."""
+    calm, alarmed = frame.render("runs", PageRequest(snapshot=shown(training()))), frame.render("runs", PageRequest(snapshot=shown(training(), hanging())))  # fmt: skip
+    assert calm is not None
+    assert alarmed is not None
+    assert "<title>Runs · " in calm
+    assert 'id="icon" href="data:,"' in calm
+    assert 'data-open=""' in calm
+    assert "<title>(1) stalled: pretrain.py · Runs · " in alarmed
+    assert 'id="icon" href="data:image/svg+xml,' in alarmed
+    assert 'data-open="stalled: pretrain.py"' in alarmed
+
+
+def test_an_empty_node_offers_the_demo() -> None:
+    html = frame.render("runs", PageRequest(snapshot=shown()))
+    assert html is not None
+    assert "<code>mldebug demo</code>" in html

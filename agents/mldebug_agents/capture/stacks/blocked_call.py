@@ -1,4 +1,4 @@
-"""Where a process is stuck: the file that its blocked system call waits for, and the source line at
+"""Where a process is stuck: the file that its blocked system call waits for, and the source lines at
 which its Python code is.
 """
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mldebug.capture.frames import principal, site
 from mldebug.capture.trace.line_format import is_source
-from mldebug.core.model import OpenFile, ProcessState, ThreadStack, ThreadState
+from mldebug.core.model import OpenFile, ProcessState, SourceExcerpt, ThreadStack, ThreadState
 from mldebug.core.redact import clean
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Mount
@@ -120,16 +120,23 @@ def _by_path(pid: int, path: str, mount_of: MountOf, is_link: IsLink) -> OpenFil
     )
 
 
-def source_line(
+def source_text(
     host: Host, reader: Reader, state: ProcessState | None, stacks: tuple[ThreadStack, ...]
-) -> str:
-    """The text of the innermost source line of the job's own code, read below the process's root
-    with the rights of its user; "" where it cannot be read.
+) -> SourceExcerpt | None:
+    """The innermost source line of the job's own code with those around it, read below the process's root with the rights of
+    its user; None where it cannot be read. Its lines are as the file has them: the caller hides secrets.
     """
     stack = principal(stacks, state.pid) if state else None
     frame = site(stack.frames) if stack else None
     if state is None or frame is None or not frame.line or not is_source(frame.path):
-        return ""
+        return None
     rights = host.rights.of_process(state.pid, state.start_ticks)
-    line = reader.read_line(f"{host.root_of(state.pid)}{frame.path}", frame.line, rights=rights)
-    return "" if isinstance(line, Unreadable) else line.strip()
+    found = reader.read_lines(f"{host.root_of(state.pid)}{frame.path}", frame.line, rights=rights)
+    if isinstance(found, Unreadable):
+        return None
+    return SourceExcerpt(path=frame.path, line=frame.line, first=found.first, lines=found.lines)
+
+
+def line_of(source: SourceExcerpt | None) -> str:
+    """The text of the line itself; "" for None."""
+    return source.lines[source.line - source.first].strip() if source else ""

@@ -29,6 +29,19 @@ from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.web.client import ask_nearest
 
 STYLES = {"ok": "green", "limited": "yellow", "missing": "bold red"}
+FOR_MORE = frozenset(
+    (
+        "capabilities",
+        "other users' jobs",
+        "/proc",
+        "kernel log",
+        "kernel stacks",
+        "wchan",
+        "pystack",
+        "clock",
+    )
+)
+"""Checks that an ordinary user's own jobs do not need: what they find is for the node's admins, or one more detail of a report."""
 MAX_WIDTH = 100
 GPU_SECONDS = 20.0  # for all reads; the first may load firmware
 GPU_BETWEEN = 1.0  # seconds between two full reads
@@ -115,10 +128,19 @@ def sum_up(checks: tuple[DoctorCheck, ...]) -> Examination:
 
 
 def show(found: Examination, console: Console) -> None:
-    """Print the checks as a table, with a closing sentence."""
-    print_checks(found.checks, console)
+    """Print the verdict, then the checks: those for one's own jobs, then what only more evidence and others' jobs need."""
     width = min(console.width, MAX_WIDTH)
-    console.print(Text("\n" + verdict(found)), highlight=False, width=width)
+    mark, style = ("✔", "bold green") if found.works else ("✘", "bold red")
+    console.print(Text(f"{mark} {verdict(found)}", style=style), highlight=False, width=width)
+    own = tuple(check for check in found.checks if check.name not in FOR_MORE)
+    more = tuple(check for check in found.checks if check.name in FOR_MORE)
+    for title, checks in (
+        ("For your own jobs", own),
+        ("For other users' jobs, and for more evidence", more),
+    ):
+        if checks:
+            console.print(Text(f"\n{title}", style="bold"), highlight=False)
+            print_checks(checks, console)
 
 
 def print_checks(checks: tuple[DoctorCheck, ...], console: Console) -> None:
@@ -137,19 +159,10 @@ def print_checks(checks: tuple[DoctorCheck, ...], console: Console) -> None:
 
 
 def verdict(found: Examination) -> str:
-    """The closing sentence of `mldebug doctor`: whether `mldebug dump` works for this user, and how
-    many checks are not fine.
-    """
-    who = "root" if found.uid == 0 else f"uid {found.uid}"
+    """The first sentence of `mldebug doctor`: whether `mldebug dump` works for this user's jobs."""
     if not found.works:
-        return f"mldebug dump does not work here as {who}: see the lines marked missing."
-    less = sum(check.state != "ok" for check in found.checks)
-    rest = (
-        f"{less} of {len(found.checks)} checks cost some evidence."
-        if less
-        else "Nothing is missing."
-    )
-    return f"mldebug dump works here for {who}'s own jobs. {rest}"
+        return "`mldebug dump` does not work for your jobs: see the lines marked missing."
+    return "`mldebug dump` works for your jobs."
 
 
 def create(options: NoOptions) -> click.Command:

@@ -25,6 +25,7 @@ from mldebug_agents.system.child.refusals import Refusal, Refused
 MAX_BODY = 1 << 30
 MAX_SOURCE = 4 << 20  # bytes of a file that is searched for a line
 MAX_LINE = 400  # characters
+AROUND = 2  # lines before and after one that are read with it
 HEAD = 64  # bytes
 
 _OWN_FILE = re.compile(rb"/proc/(?:\d+|self)/(?:task/\d+/)?[a-z_]+")
@@ -45,6 +46,7 @@ class ReadOperation(IntEnum):
     ASK = 10  # a worker server, the question that stands in for the line
     LIST = 11  # what lies below a folder: entries at most; how deep stands in for the line
     HEADS = 12  # of a regular file: the 64 bytes at each stride; offset and stride stand in for the line
+    LINES = 14  # that line of a text file and those around it
     LINK = 13  # is it a symbolic link? What is not there is none
 
 
@@ -117,6 +119,8 @@ def _data(request: ReadRequest, fd: int, facts: os.stat_result) -> bytes:
         return os.pread(fd, limit, line)
     if operation is ReadOperation.LINE:
         return pick_line(_whole(fd, facts, MAX_SOURCE), line)
+    if operation is ReadOperation.LINES:
+        return pick_lines(_whole(fd, facts, MAX_SOURCE), line)
     if not facts.st_size:  # a file of /proc says so, too, and this process's own would tell of us
         return b""
     if operation is ReadOperation.FROM:
@@ -132,10 +136,22 @@ def _data(request: ReadRequest, fd: int, facts: os.stat_result) -> bytes:
 
 def pick_line(data: bytes, line: int) -> bytes:
     """One line of a text (the first is 1), cut to `MAX_LINE` characters; raises `Refused` where there is no such line."""
+    return _between(data, line, 0)
+
+
+def pick_lines(data: bytes, line: int) -> bytes:
+    """That line and `AROUND` lines before and after it, as far as there are any, with line ends between them."""
+    return _between(data, line, AROUND)
+
+
+def _between(data: bytes, line: int, around: int) -> bytes:
     lines = data.split(b"\n")
-    if not 1 <= line <= len(lines) or (line == len(lines) and not lines[-1]):
+    if not lines[-1]:
+        lines.pop()  # what follows the last line end is no line
+    if not 1 <= line <= len(lines):
         raise Refused(Refusal.NO_SUCH_LINE)
-    return lines[line - 1].decode(errors="replace").rstrip("\r")[:MAX_LINE].encode()
+    some = lines[max(0, line - 1 - around) : line + around]
+    return b"\n".join(one.decode(errors="replace").rstrip("\r")[:MAX_LINE].encode() for one in some)
 
 
 @contextmanager

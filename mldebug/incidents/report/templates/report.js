@@ -39,6 +39,23 @@
     catch { if (copyOld(button.dataset.copy)) copied(button); }
   });
 
+  // --- how long ago, and how long still ---
+  const span = (seconds) => {
+    const whole = Math.max(0, Math.round(seconds));
+    if (whole < 120) return `${whole} s`;
+    if (whole < 7200) return `${Math.floor(whole / 60)} min`;
+    return whole < 172800 ? `${Math.floor(whole / 3600)} h` : `${Math.floor(whole / 86400)} days`;
+  };
+  const tick = () => {
+    for (const one of $$("[data-ago]")) one.textContent = `${span((Date.now() - Date.parse(one.dataset.ago)) / 1000)} ago`;
+    for (const one of $$("[data-until]")) {
+      const left = (Date.parse(one.dataset.until) - Date.now()) / 1000;
+      one.textContent = left > 0 ? `in ${span(left)}` : "is over";
+    }
+  };
+  tick();
+  setInterval(tick, 1000);
+
   // --- map ---
   const detail = $("#detail");
   const show = (i) => {

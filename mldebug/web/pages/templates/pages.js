@@ -123,8 +123,27 @@
     if (why) tell("This run is over, and what stands here is old. Its newest report:", why);
     else tell("This is over, or no longer yours to see: what stands here is old.");
   };
+  /* the tab, and the desktop where the user wants it, show what is open */
+  const ring = $("#notify"), WANTED = "mldebug-notify", can = "Notification" in window;
+  const wants = () => can && Notification.permission === "granted" && localStorage.getItem(WANTED) === "yes";
+  const shown = () => { ring.hidden = !can; ring.setAttribute("aria-pressed", String(wants())); ring.textContent = wants() ? "Notifications are on" : "Notify me of incidents"; };
+  const announce = fresh => {
+    const before = document.body.dataset.open, now = fresh.body.dataset.open || "";
+    document.title = fresh.title;
+    $("#icon").href = $("#icon", fresh).getAttribute("href");
+    document.body.dataset.open = now;
+    if (now && now !== before && now.length > before.length && wants()) new Notification(fresh.title, { body: now, tag: "mldebug" });
+  };
+  if (ring) {
+    ring.addEventListener("click", async () => {
+      const on = !wants() && (await Notification.requestPermission()) === "granted";
+      localStorage.setItem(WANTED, on ? "yes" : "no");
+      shown();
+    });
+    shown();
+  }
   const look = async () => {
-    if (document.hidden) return;
+    if (document.hidden && !wants()) return;
     const began = Date.now();
     try {
       const headers = tag ? { "If-None-Match": tag } : {};
@@ -135,7 +154,9 @@
         if (!answer.ok) throw new Error(String(answer.status));
         const text = await answer.text();
         tag = answer.headers.get("ETag") || "";
-        put(new DOMParser().parseFromString(text, "text/html"));
+        const fresh = new DOMParser().parseFromString(text, "text/html");
+        announce(fresh);
+        put(fresh);
       }
       failed = 0;
       tell("");
