@@ -35,6 +35,7 @@ GROUPS = {
         "probe",
         "doctor",
         "support-bundle",
+        "mcp",
     ),
     "Try and set up": (
         "demo",

@@ -103,7 +103,7 @@ PAGES = {
     "troubleshooting": "support", "verdicts": "diagnosis", "web": "web",
 }  # fmt: skip
 OTHER_PAGES = {  # about the whole, or how to begin
-    "benchmarks", "dependencies", "faq", "glossary", "gpu-validation", "grafana", "index", "kubernetes", "peers", "plugins", "quick-start", "rights",
+    "benchmarks", "dependencies", "faq", "glossary", "gpu-validation", "grafana", "index", "kubernetes", "mcp", "peers", "plugins", "quick-start", "rights",
     "security", "seeds", "sizing",
 }  # fmt: skip
 NO_PAGE = {
