@@ -23,6 +23,7 @@ RANKS = "a world size: at most a million, refused where the environment or the a
 OURS = "our own threads"
 DRIVER = "the GPU driver's number, which `bounds` cuts"
 BOUNDED: dict[str, str] = {
+    "agents/mldebug_agents/cli/commands/goodput.py": "WIDTH: a bar of a share",
     "mldebug/capture/flight_recorder/analysis.py": "ranks of dumps, where they are at most four times as many as dumps",
     "mldebug/capture/nccl_ras/progress.py": "pairs of late communicators, of which an answer has some hundred",
     "mldebug/capture/trace/reader.py": "the header's chunks, refused above MAX_CHUNKS and the file's size",
@@ -32,6 +33,7 @@ BOUNDED: dict[str, str] = {
     "mldebug/diagnosis/classify/nodes.py": "MAX_MISSING",
     "mldebug/diagnosis/exits/words/quotes.py": "lines of a text that is held",
     "mldebug/diagnosis/exits/words/raised_in.py": "lines of a text that is held",
+    "mldebug/goodput/segments.py": "BINS, beyond which the stretches become longer",
     "mldebug/hardware/host_memory/trend.py": "pairs of some kept readings",
     "mldebug/incidents/incident.py": "MAX_ATTEMPTS, and failures that a text lists",
     "mldebug/incidents/report/rank_map.py": "rows and columns of ranks that are held",
@@ -47,6 +49,7 @@ BOUNDED: dict[str, str] = {
     "agents/mldebug_agents/jobs/ranks/grouping.py": "MAX_LOCAL ranks of one node",
     "agents/mldebug_agents/storage/child/server.py": OURS,
     "agents/mldebug_agents/system/workers.py": OURS,
+    "agents/mldebug_agents/watch/rank_evidence.py": "five digits of the kernel's list of CPUs",
 }
 
 
