@@ -31,7 +31,6 @@ BOUNDED: dict[str, str] = {
     "mldebug/core/ranksets.py": "counts before it expands",
     "mldebug/diagnosis/classify/case.py": RANKS,
     "mldebug/diagnosis/classify/nodes.py": "MAX_MISSING",
-    "mldebug/diagnosis/exits/words/quotes.py": "lines of a text that is held",
     "mldebug/diagnosis/exits/words/raised_in.py": "lines of a text that is held",
     "mldebug/goodput/segments.py": "BINS, beyond which the stretches become longer",
     "mldebug/hardware/host_memory/trend.py": "pairs of some kept readings",
