@@ -7,7 +7,7 @@ from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 TABLE = FamilyTable(
-    absent="until its ranks were sampled, and where not all of them are on this node",
+    absent="until its ranks were sampled, and where they stand on several nodes whose agents do not know each other",
     importance=Importance.RUN,
 )
 WAITING = TABLE.gauge(
