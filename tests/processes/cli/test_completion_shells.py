@@ -79,7 +79,7 @@ def test_several_are_listed_in_their_order(shell: Terminal) -> None:
 def test_verbs_are_listed_and_zsh_says_what_they_do(
     shell: Terminal, request: pytest.FixtureRequest
 ) -> None:
-    wanted = r"dump +-- Capture all ranks" if "[zsh" in request.node.name else "doctor +dump "
+    wanted = r"dump +-- Capture all ranks" if "[zsh" in request.node.name else "doctor +down +dump "
     shell.type(f"{CLEAR}mldebug d", "mldebug d$")
     shell.type("\t\t", wanted)
 
