@@ -164,10 +164,13 @@ class ProgressClock:
         return changed
 
     def _note_writers(self, look: RunLook) -> None:
-        """Note whether a rank's main thread has written anything since the look before; one on another node may always have."""
+        """Note whether a rank's main thread has written anything since the look before. One on another node may always have, and
+        one whose counters may not be read.
+        """
         printed = {rank.rank: rank.thread_written_bytes for rank in look.ranks}
         wrote = any(count != self._printed.get(rank, count) for rank, count in printed.items())
-        self._printed, self._wrote = printed, (self._wrote[1], wrote or look.elsewhere)
+        unknown = look.elsewhere or any(not rank.io_bytes for rank in look.ranks)
+        self._printed, self._wrote = printed, (self._wrote[1], wrote or unknown)
 
     def _withdraw(self, reported: set[ProgressKind]) -> None:
         """Forget a signal that earlier looks reported and this one does not: it was not this job's."""

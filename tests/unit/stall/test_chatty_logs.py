@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+import msgspec
 import pytest
 
 from mldebug.core.model import Role
@@ -135,3 +136,19 @@ def test_of_a_run_with_ranks_elsewhere_any_line_may_be_a_main_threads() -> None:
     story = watch(chat(run.play(60, TRAINS), 230, {0: SLEEPS}).play(60, TRAINS).looks)
 
     assert story.opened == []
+
+
+def test_where_counters_may_not_be_read_any_line_may_be_a_main_threads() -> None:
+    """They read as 0, which is not that nothing was written: a rank that waits for a server was an alarm after a minute."""
+    asks = ASKS._replace(switches=0.2)
+    run = chat(unlogged().play(60, TRAINS), 200, {0: asks}, every=5).play(60, TRAINS)
+    closed = {"io_bytes": 0, "written_bytes": 0, "thread_written_bytes": 0}
+    run.looks = [
+        msgspec.structs.replace(
+            one, ranks=tuple(msgspec.structs.replace(rank, **closed) for rank in one.ranks)
+        )
+        for one in run.looks
+    ]
+
+    assert watch(run.looks).opened == []
+    assert watch(run.looks[::5], interval=5.0).opened == []
