@@ -195,7 +195,8 @@ class ProgressClock:
         when = memory.now - min(max(0.0, at - latest), self._most)
         pause = max(0.0, when - memory.progressed)
         rhythm = [signal for signal in moved if signal.kind in STEPS]
-        stepped = bool(rhythm) and memory.values.get(ProgressKind.STEP) != 0
+        # a bar at 0 is no first step; later it is the beginning of the next epoch
+        stepped = bool(rhythm) and (memory.stepped or memory.values.get(ProgressKind.STEP) != 0)
         if learn and stepped:
             events = max(1, *(signal.events for signal in rhythm))
             if memory.observed:

@@ -218,3 +218,19 @@ def test_a_bar_that_never_leaves_0_is_a_run_that_never_made_its_first_step() -> 
     assert len(story.opened) == 1
     assert 310 <= story.opened[0] <= 350
     assert "before the first step" in story.decisions[-1][1].why_timeout
+
+
+def test_a_bar_at_0_of_a_later_epoch_ends_a_pause_that_the_run_is_used_to() -> None:
+    """A bar without a loss is drawn anew after each evaluation: no pause was learned, and each one captured."""
+    on_gpu = TRAINS._replace(device=True)
+    run = Run(interval=LOOKS)
+    run.started = True
+    for _ in range(6):
+        run.at += LOOKS
+        run.signal(ProgressKind.STEP, 0)
+        run.look(on_gpu)
+        stepping(run, 120, 0.2, on_gpu)
+        run.play(100, on_gpu)
+    story = watch(run.looks, interval=LOOKS)
+    assert story.opened == []
+    assert len(story.captured) <= 1
