@@ -31,6 +31,7 @@ SAMPLES = 1.5  # seconds for the stacks of one look, in equal shares for the own
 SAMPLES_ALONE = 6.0
 LEAST_SHARE = 0.25
 ALLOWANCE = 2.0  # seconds of a look for the jobs of one owner, stacks apart; who takes more is left out of some looks
+MOST_DEBT = 20.0  # seconds of that which count: a machine that slept is not his doing
 
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,7 @@ class Watch:
         self._heartbeats = HeartbeatReader(tools.context.host, tools.context.reader)
         self._jobs: dict[str, JobWatch] = {}
         self._unread = UnreadPipes()
+        self._unsampled: set[str] = set()  # jobs whose stacks were wanted, and not yet read
         self._debts: dict[
             Owner, float
         ] = {}  # seconds that owners have taken beyond their allowance
@@ -67,14 +69,16 @@ class Watch:
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
         """Search the node and look at each job once; jobs that are gone are forgotten.
 
-        `wanted`: ids of the jobs whose stacks are sampled too. Jobs for which there was no time are
-        named in `later` and come first the next time.
+        `wanted`: ids of the jobs whose stacks are sampled too; where there was no time for that, they
+        are sampled when there is. Jobs for which there was no time are named in `later` and come
+        first the next time.
         """
         started = self.clock()
         found = self.tools.finder.find()
         finder = LogFinder(self._host, self._unread)
-        to_sample = set(wanted)
         self._jobs = {job.id: self._jobs.get(job.id) or self._new_job() for job in found.jobs}
+        to_sample = frozenset((self._unsampled | set(wanted)) & self._jobs.keys())
+        self._unsampled = set(to_sample)
         self._writers.keep([watch.logs for watch in self._jobs.values()])
         self.tools.known_issues.keep(self._jobs)
         looks = tuple(self._in_turns(found, finder, to_sample))
@@ -110,12 +114,13 @@ class Watch:
         samples = SampleTimes((job for job in jobs if job.id in to_sample), alone=owners < 2)
         patience = LOOKS_ALONE if owners < 2 else LOOKS
         resting = self._resting(set(map(owner_of, jobs)))
-        for number, job in enumerate(jobs):
+        had: set[Owner] = set()
+        for job in jobs:
             before, owner = time.monotonic(), owner_of(job)
-            if number >= owners and before - begun - samples.used > patience:
-                break
-            if owner in resting:
+            is_late = before - begun - samples.used > patience
+            if owner in resting or (is_late and owner in had):
                 continue
+            had.add(owner)
             sample = samples.left(job) if job.id in to_sample else 0.0
             one = self._look(job, found, finder, sample=sample)
             yield msgspec.structs.replace(one, traps=self._traps(job, found))
@@ -123,11 +128,12 @@ class Watch:
             self._debts[owner] = self._debts.get(owner, 0.0) + max(0.0, took - sample)
             if sample:
                 samples.use(job, took)
+                self._unsampled.discard(job.id)
 
     def _resting(self, owners: Collection[Owner]) -> frozenset[Owner]:
         """The owners whose jobs have taken so much time that this look is without them; nobody where there is one owner."""
         self._debts = {
-            owner: debt - ALLOWANCE
+            owner: min(debt, MOST_DEBT) - ALLOWANCE
             for owner, debt in self._debts.items()
             if owner in owners and debt > ALLOWANCE and len(owners) > 1
         }
@@ -173,8 +179,9 @@ class SampleTimes:
         self.used = 0.0
 
     def left(self, job: Job) -> float:
-        """Seconds for the stacks of this job; 0 where its owner has used his share."""
-        return max(0.0, self._left[owner_of(job)])
+        """Seconds for the stacks of this job; 0 where its owner has too little left of his share to read any."""
+        left = self._left[owner_of(job)]
+        return left if left >= LEAST_SHARE else 0.0
 
     def use(self, job: Job, seconds: float) -> None:
         """Count what its stacks have taken."""

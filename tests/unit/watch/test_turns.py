@@ -216,3 +216,84 @@ def test_whose_jobs_are_slow_to_look_at_is_left_out_of_some_looks(
     rounds = [{one.job.uid for one in looks.look().jobs} for _ in range(8)]
     assert all(0 in looked for looked in rounds)
     assert 1 <= sum(HIGH in looked for looked in rounds) <= 4
+
+
+def test_stacks_that_are_wanted_of_who_is_left_out_are_read_when_it_is_looked_at_again(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were wanted after each look at it, and the next look was always without it: its stacks were never read."""
+    monkeypatch.setattr("mldebug_agents.watch.watch.ALLOWANCE", 0.1)
+    node = Node(tmp_path)
+    many(node, 1)
+    pyspy = SlowPySpy(0.0)
+    looks = watch(FakeTools(node.host(), reader, pyspy))
+    quick = looks._look
+
+    def slow(job: Any, *rest: Any, **more: Any) -> Any:
+        time.sleep(0.35 if job.uid == HIGH else 0)
+        return quick(job, *rest, **more)
+
+    monkeypatch.setattr(looks, "_look", slow)
+    looked: set[str] = set()
+    for _ in range(8):  # as the main loop asks: for the stacks of whom it has just judged
+        looked = {one.job.id for one in looks.look(looked).jobs}
+    assert 1000 in pyspy.requests
+
+
+def test_a_job_in_its_environment_alone_has_its_look_where_another_user_s_take_all_the_time(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank of a run on several nodes whose libraries may not be read is one: it was never looked at."""
+    monkeypatch.setattr("mldebug_agents.watch.watch.LOOKS", 0.0)
+    node = Node(tmp_path)
+    for number in range(3):
+        node.tree.add(70 + number, 1, environ=world(0, 1, MASTER_PORT=31_000 + number))
+    node.tree.add(60, 50, environ=world(0, 4, MASTER_PORT=40_000), uid=HIGH, torch=False)
+    looks = watch(FakeTools(node.host(), reader))
+    assert all(HIGH in {one.job.uid for one in looks.look().jobs} for _ in range(3))
+
+
+def test_what_is_left_of_a_share_is_no_sample_of_another_job(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs of one user: the first took nearly all of his share in each look, and the second's stacks had no time to be read."""
+    monkeypatch.setattr("mldebug_agents.watch.watch.SAMPLES", 1.0)
+    monkeypatch.setattr("mldebug_agents.watch.watch.LOOKS", 60.0)
+    node = Node(tmp_path)
+    node.tree.add(70, 1, environ=world(0, 1, MASTER_PORT=31_000, TORCHELASTIC_RUN_ID="own"))
+    many(node, 1)
+    times: list[tuple[int, float]] = []
+
+    class NearlyAll(SlowPySpy):
+        """Each dump takes nine tenths of the share."""
+
+        def dump(self, pid: int, *, timeout: float) -> Dump:
+            times.append((pid, timeout))
+            return super().dump(pid, timeout=timeout)
+
+    looks = watch(FakeTools(node.host(), reader, NearlyAll(0.9)))
+    jobs = {one.job.id for one in looks.look().jobs if one.job.uid == 0}
+    for _ in range(4):
+        looks.look(jobs)
+    assert {70, 100} <= {pid for pid, timeout in times if timeout >= 0.9}
+
+
+def test_a_look_that_took_very_long_once_leaves_its_user_out_of_a_few(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that was held for a minute left the user whose turn it was out of the next thirty looks."""
+    monkeypatch.setattr("mldebug_agents.watch.watch.ALLOWANCE", 0.1)
+    monkeypatch.setattr("mldebug_agents.watch.watch.MOST_DEBT", 0.5, raising=False)
+    node = Node(tmp_path)
+    many(node, 1)
+    looks = watch(FakeTools(node.host(), reader))
+    quick, held = looks._look, [2.0]
+
+    def slow(job: Any, *rest: Any, **more: Any) -> Any:
+        time.sleep(held.pop() if job.uid == HIGH and held else 0)
+        return quick(job, *rest, **more)
+
+    monkeypatch.setattr(looks, "_look", slow)
+    rounds = [HIGH in {one.job.uid for one in looks.look().jobs} for _ in range(8)]
+    assert not all(rounds)
+    assert rounds[-1]
