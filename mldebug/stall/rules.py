@@ -3,7 +3,7 @@
 | the run | what is measured | counts as a stall after |
 |---|---|---|
 | reports steps, log records or heartbeats, and has started | time without progress | `timeout` |
-| reports steps, and has not made its first one | all ranks frozen; one that indexes or compiles is not | `init_timeout` |
+| reports steps, and has not made its first one | all ranks frozen; one that indexes or compiles is not, before a GPU worked | `init_timeout` |
 | reports nothing at all, or only lines in a log | all ranks frozen | 60 s; 240 s while a frozen rank's main thread writes lines |
 | reports nothing here, has ranks on other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
@@ -95,7 +95,11 @@ def choose(
         return StallRule("progress", timeout, window, busy, device, patience, dies)
     if not started and (clock.has_rhythm or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
-        return StallRule("stillness", timeout, timeout.seconds, None)
+        busy = None
+        if clock.has_rhythm and ranks.worked:  # it may train already: a bar of epochs tells no step
+            excused = _is_excused(ranks, clock.now, timeout.seconds)
+            busy = _busy_limit(settings, look, timeout.seconds, excused)
+        return StallRule("stillness", timeout, timeout.seconds, busy)
     timeout = _without_signal(settings, clock, ranks)
     others = settings.timeout == "auto" and look.elsewhere
     patience = max(timeout.seconds, dies) if others else timeout.seconds

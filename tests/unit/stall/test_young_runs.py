@@ -9,6 +9,7 @@ from shared.stall.traces import (
     COMPILES,
     EVALUATES,
     LOADS,
+    LOOPS,
     SAVES,
     SLEEPS,
     SPINS,
@@ -234,3 +235,23 @@ def test_a_bar_at_0_of_a_later_epoch_ends_a_pause_that_the_run_is_used_to() -> N
     story = watch(run.looks, interval=LOOKS)
     assert story.opened == []
     assert len(story.captured) <= 1
+
+
+def epochs_alone(does: dict[int, Does]) -> Run:
+    """A run that draws a bar of its epochs and tells nothing within one; after five minutes of training `does` begins."""
+    trained = drawn_at_0().play(300, TRAINS._replace(device=True))
+    return trained.play(500, does, others=SPINS)
+
+
+def test_a_rank_that_never_comes_is_noticed_in_the_first_epoch_of_a_bar_of_epochs() -> None:
+    """The bar stood at 0 all that time, as before a first step, in which nobody is blamed for being busy."""
+    run = epochs_alone({2: LOOPS})
+    opened = watch(run.looks, interval=LOOKS).opened
+    assert len(opened) == 1
+    assert 300 < opened[0] - 325 <= 470
+
+
+def test_who_waits_for_a_while_in_the_first_epoch_of_a_bar_of_epochs_raises_nothing() -> None:
+    run = epochs_alone({2: TRAINS._replace(device=True)})
+    run.looks = run.looks[: int((325 + 350) / LOOKS)]
+    assert watch(run.play(300, TRAINS._replace(device=True)).looks, interval=LOOKS).opened == []
