@@ -145,9 +145,37 @@ def test_a_process_that_has_its_number_now_is_not_ended(tmp_path: Path, words: s
     assert bystander.poll() is None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to somebody else")
+def test_what_another_user_has_written_names_no_process(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:  # fmt: skip
+    """Root takes down what a user's config names: his file must not choose one of root's processes."""
+    config = write(tmp_path, tmp_path, "")
+    file = tmp_path / PID_FILE
+    file.write_text(f"{bystander.pid} {ticks_of(bystander.pid)}\n")
+    os.chown(file, 12345, 12345)
+    assert main(["down", "--config", str(config)]) == 0
+    assert bystander.poll() is None
+    os.chown(file, 0, 0)
+    assert running(tmp_path) is not None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_only_a_plain_file_names_a_process(tmp_path: Path, kind: str, bystander: subprocess.Popen[bytes]) -> None:  # fmt: skip
+    file = tmp_path / PID_FILE
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        (tmp_path / "other").write_text(f"{bystander.pid} {ticks_of(bystander.pid)}\n")
+        file.symlink_to("other")
+    assert running(tmp_path) is None
+
+
+def ticks_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def test_a_process_of_another_start_is_ended_only_by_its_own_name(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:  # fmt: skip
     """The control: with its true start in the file it is the one that is ended."""
-    ticks = int(Path(f"/proc/{bystander.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    ticks = ticks_of(bystander.pid)
     (tmp_path / PID_FILE).write_text(f"{bystander.pid} {ticks}\n")
     found = running(tmp_path)
     assert found == (bystander.pid, ticks)

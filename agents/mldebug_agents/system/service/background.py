@@ -7,6 +7,7 @@ import fcntl
 import os
 import select
 import signal
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ class BackgroundAgent(NamedTuple):
 
 @contextmanager
 def only_one(state_dir: Path) -> Iterator[Path]:
-    """A context in which no other `up` or `down` works on this state dir; gives its pid file. Raises OSError."""
+    """A context in which no other `up` works on this state dir; gives its pid file. Raises OSError."""
     state_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     file = state_dir / PID_FILE
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -43,9 +44,12 @@ def only_one(state_dir: Path) -> Iterator[Path]:
 
 
 def running(state_dir: Path) -> BackgroundAgent | None:
-    """The agent that `mldebug up` started with this state dir; None unless that very process still lives and is this user's."""
+    """The agent that `mldebug up` started with this state dir; None unless that very process still lives and is this user's.
+
+    So must be the file: who may write it says which process is ended.
+    """
     with contextlib.suppress(OSError, ValueError):
-        pid, ticks = (state_dir / PID_FILE).read_text()[:MAX_TEXT].split()
+        pid, ticks = _own_text(state_dir / PID_FILE).split()
         written = BackgroundAgent(int(pid), int(ticks))
         if _same(written) and os.stat(f"/proc/{written.pid}").st_uid == os.geteuid():
             return written
@@ -115,6 +119,17 @@ def _detach(argv: Sequence[str], file: Path, log: int, written: int) -> NoReturn
     os._exit(1)
 
 
+def _own_text(path: Path) -> str:
+    """What stands in a plain file of this user; "" for any other. Raises OSError, ValueError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        state = os.fstat(handle)
+        mine = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid()
+        return os.read(handle, MAX_TEXT).decode() if mine else ""
+    finally:
+        os.close(handle)
+
+
 def _open_log(path: Path) -> int:
     handle = os.open(
         path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -131,7 +146,7 @@ def _same(agent: BackgroundAgent) -> bool:
 def _ticks(pid: int) -> int:
     """When it started; 0 where there is none, or it has ended and was not reaped."""
     try:
-        stat = parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
+        found = parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except OSError:
         return 0
-    return 0 if stat is None or stat.state in "ZX" else stat.start_ticks
+    return 0 if found is None or found.state in "ZX" else found.start_ticks
