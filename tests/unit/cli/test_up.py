@@ -86,6 +86,22 @@ def test_one_command_starts_it_and_one_ends_it(config: Path, state_dir: Path) ->
     assert "no agent runs here" in once_more.stderr
 
 
+def test_files_where_it_is_typed_are_not_imported(config: Path, state_dir: Path, tmp_path: Path) -> None:  # fmt: skip
+    """A folder of a training has a `profile.py` of its own; one that others may write has worse."""
+    (tmp_path / "click.py").write_text("raise SystemExit('imported from where it was typed')\n")
+    (tmp_path / "profile.py").write_text("raise SystemExit('imported from where it was typed')\n")
+    begun = subprocess.run(
+        [sys.executable, "-P", "-m", "mldebug", "up", "--config", str(config)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert begun.returncode == 0, begun.stderr
+    assert running(state_dir) is not None
+
+
 def test_two_at_once_start_one(config: Path, state_dir: Path) -> None:
     words = [sys.executable, "-m", "mldebug", "up", "--config", str(config)]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]

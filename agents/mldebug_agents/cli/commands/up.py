@@ -62,7 +62,8 @@ def _start(settings: Config, config: Path | None) -> tuple[BackgroundAgent, bool
             if agent := running(state_dir):
                 return _await(agent, state_dir), False
             quiet = config is None and metrics_port_taken(settings.agent.listen)
-            words = [sys.executable, "-m", "mldebug", "agent"]
+            # -P: nothing is imported from the folder in which somebody types this
+            words = [sys.executable, "-P", "-m", "mldebug", "agent"]
             words += ["--listen", ""] if quiet else []
             words += ["--config", str(config.absolute())] if config else []
             launch(words, file)
