@@ -41,13 +41,18 @@ def command(report_id: str, redact: bool, out: Path | None, force: bool, config:
         f"{clean(str(file), 400)}: {len(content) / 1024:,.0f} KiB; nothing was sent anywhere"
     )
     if redact:
-        click.echo("Look through it before you send it: names that cannot be recognised stay.")
+        click.echo(
+            "Look through it before you send it: errors that it quotes stay, and names that cannot be recognised."
+        )
     else:
         click.echo("It holds names of users, nodes and files, source and log lines: --redact replaces or leaves them out.")  # fmt: skip
 
 
 def redacted(report: Report) -> Report:
-    """The report with made-up names and without lines of sources and logs, in which anything may stand."""
+    """The report with made-up names and without lines of sources and logs, in which anything may stand.
+
+    The error that a diagnosis quotes stays: without it an end says nothing.
+    """
     ranks = tuple(replace(one, source=None, log=(), trace=()) for one in report.ranks)
     plain = msgspec.to_builtins(replace(report, ranks=ranks))
     names = Pseudonyms()

@@ -16,7 +16,7 @@ from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.cli.commands import mcp as verb
 from mldebug_agents.cli.commands.mcp import McpTools
-from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
 from shared.incidents import samples
 from shared.web.webpages import pages, shown, training
 
@@ -56,7 +56,7 @@ def test_it_reads_only_unless_it_is_allowed_more(allow: bool) -> None:
     registry = Registry()
     with Spawner() as spawner:
         McpTools(spawner, None, RefusedError).offer(registry, allow_dump=allow)
-    assert registry.tools == [*OFFERED, "dump"] if allow else OFFERED
+    assert registry.tools == ([*OFFERED, "dump"] if allow else OFFERED)
     assert registry.resources == ["mldebug://status", "mldebug://reports", "mldebug://reports/{id}"]
 
 
@@ -66,6 +66,16 @@ def test_a_tool_returns_what_the_command_prints(config: Path) -> None:
         (entry,) = json.loads(tools.reports(verdict="rank_waiting"))
         assert json.loads(tools.reports(verdict="gpu_fault")) == []
         assert json.loads(tools.report(entry["id"]))["diagnosis"]["verdict"] == "rank_waiting"
+
+
+@pytest.mark.parametrize("tool", ["diagnose", "flight_recorder"])
+def test_a_path_means_what_it_means_where_the_server_was_started(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Programs are started in `/`: a path goes to them as a whole one."""
+    asked = FakeSpawner(lambda argv: Completed(argv=argv, returncode=0, stdout=b"{}"))
+    monkeypatch.chdir(tmp_path)
+    getattr(McpTools(asked, None, RefusedError), tool)("dumps")
+    ((*_, last),) = asked.calls
+    assert last == str(tmp_path / "dumps")
 
 
 @pytest.mark.parametrize("wanted", ["--help", "--json", "-x", "no-such-report"])

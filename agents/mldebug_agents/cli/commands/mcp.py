@@ -1,5 +1,6 @@
 """Serve an assistant by the Model Context Protocol: status, reports, diagnosis."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -86,11 +87,11 @@ class McpTools:
 
     def diagnose(self, path: str) -> str:
         """Judge stored evidence, or stacks that others have dumped: a folder, a file, a tar or a zip on this machine."""
-        return self._run("diagnose", "--json", last=path)
+        return self._run("diagnose", "--json", last=_whole(path))
 
     def flight_recorder(self, path: str) -> str:
         """Judge the Flight Recorder dumps of all ranks in a folder on this machine."""
-        return self._run("flight-recorder", "--json", last=path)
+        return self._run("flight-recorder", "--json", last=_whole(path))
 
     def metrics(self) -> str:
         """The metrics of this node's agent, in Prometheus' text format."""
@@ -119,6 +120,11 @@ class McpTools:
 
     def _place(self) -> Sequence[str]:
         return [f"--config={self._config.absolute()}"] if self._config else []
+
+
+def _whole(path: str) -> str:
+    """A path that means the same in `/`, where programs are started."""
+    return os.path.abspath(path)
 
 
 def _classes() -> tuple[Any, type[Exception]]:
