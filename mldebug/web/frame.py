@@ -25,6 +25,7 @@ ORDER = ("runs", "incidents", "storage", "gpus", "probes")  # of the menu; other
 MOST_OPEN = 99
 ALARM = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Ccircle cx='8' cy='8' r='7' fill='%23c62828'/%3E%3C/svg%3E"
 """The icon of a tab while an incident is open: a red dot."""
+INCIDENTS = {"slowdown": "slow", "abnormal_end": "failed"}  # the others have stalled
 EVERY = 3  # seconds between two questions of a page that is looked at
 
 POLICY = (
@@ -95,7 +96,7 @@ def render(name: str, request: PageRequest, *, leave: bool = False, stale: str =
     if built is None:
         return None
     snapshot = request.snapshot
-    stalled = [run for run in snapshot.runs if run.incident]
+    ailing = [run for run in snapshot.runs if run.incident]
     frame = PageFrame(
         name=name,
         title=page.title,
@@ -107,8 +108,11 @@ def render(name: str, request: PageRequest, *, leave: bool = False, stale: str =
         hidden_runs=snapshot.hidden_runs,
         stale=stale,
         leave=leave,
-        open=tuple(f"stalled: {clean(run.name, 40)}" for run in stalled[:MOST_OPEN]),
-        icon=ALARM if stalled else "data:,",
+        open=tuple(
+            f"{INCIDENTS.get(run.incident_kind, 'stalled')}: {clean(run.name, 40)}"
+            for run in ailing[:MOST_OPEN]
+        ),
+        icon=ALARM if ailing else "data:,",
         version=version(),
     )
     return _environment().get_template(f"{name}.html.j2").render(p=built, f=frame)

@@ -291,6 +291,12 @@ def test_the_tab_shows_an_open_incident_and_what_has_it() -> None:
     assert 'data-open="stalled: pretrain.py"' in alarmed
 
 
+@pytest.mark.parametrize(("kind", "words"), [("stall", "stalled"), ("slowdown", "slow"), ("abnormal_end", "failed"), ("", "stalled")])  # fmt: skip
+def test_the_tab_calls_stalled_only_what_has_stalled(kind: str, words: str) -> None:
+    html = page("runs", shown(replace(hanging(), incident_kind=kind)))
+    assert f'data-open="{words}: pretrain.py"' in html
+
+
 def test_an_empty_node_offers_the_demo() -> None:
     html = frame.render("runs", PageRequest(snapshot=shown()))
     assert html is not None

@@ -127,12 +127,17 @@
   const ring = $("#notify"), WANTED = "mldebug-notify", can = "Notification" in window;
   const wants = () => can && Notification.permission === "granted" && localStorage.getItem(WANTED) === "yes";
   const shown = () => { ring.hidden = !can; ring.setAttribute("aria-pressed", String(wants())); ring.textContent = wants() ? "Notifications are on" : "Notify me of incidents"; };
+  const more = (before, now) => { // is there one that was not there before, also where another one is over?
+    const known = before ? before.split(", ") : [];
+    const isKnown = one => { const at = known.indexOf(one); if (at >= 0) known.splice(at, 1); return at >= 0; };
+    return now !== "" && !now.split(", ").every(isKnown);
+  };
   const announce = fresh => {
     const before = document.body.dataset.open, now = fresh.body.dataset.open || "";
     document.title = fresh.title;
     $("#icon").href = $("#icon", fresh).getAttribute("href");
     document.body.dataset.open = now;
-    if (now && now !== before && now.length > before.length && wants()) new Notification(fresh.title, { body: now, tag: "mldebug" });
+    if (more(before, now) && wants()) new Notification(fresh.title, { body: now, tag: "mldebug" });
   };
   if (ring) {
     ring.addEventListener("click", async () => {
