@@ -28,6 +28,7 @@ from mldebug_agents.storage.collectors import storage_collectors
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.context import Context
+from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.system.workers import Worker
 from mldebug_agents.watch.goodput_monitor import GoodputMonitor
 
@@ -39,8 +40,12 @@ def build_monitors(
     inbox: Inbox,
     notifier: AlertNotifier,
     captures: CaptureRequests,
+    clock: Clock,
 ) -> Monitors:
-    """Make all monitors of an agent, its notifier and its action runner. Results of all their workers go to `inbox`."""
+    """Make all monitors of an agent, its notifier and its action runner. Results of all their workers go to `inbox`.
+
+    `clock`: the one by which incidents tell their times.
+    """
     context = tools.context
     canary = CanaryCollector(context, tools.filesystem_probe)
     parts = [*storage_collectors(context, tools.filesystem_probe), canary]
@@ -66,7 +71,7 @@ def build_monitors(
         probes=probes.ProbeHistoryMonitor(
             Worker(probes.WORKER, history.look, inbox, probes.DEADLINE)
         ),
-        goodput=GoodputMonitor(store),
+        goodput=GoodputMonitor(store, clock.now, clock.steady),
     )
 
 

@@ -134,7 +134,7 @@ def build_loop(
         store=store,
         inbox=inbox,
         workers=workers,
-        monitors=build_monitors(config, tools, store, inbox, notifier, captures),
+        monitors=build_monitors(config, tools, store, inbox, notifier, captures, clock),
         incidents=incidents,
         capture_queue=capture_queue,
         failed_attempts=failed_attempts,

@@ -26,6 +26,7 @@ from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.system.service.clock import JUMP
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
@@ -46,7 +47,7 @@ Exits = Callable[[str], Mapping[int, str]]
 
 
 class GoodputMonitor:
-    """Keeps the accounts of this node's jobs. `wall`, `steady`: unix time and monotonic seconds."""
+    """Keeps the accounts of this node's jobs. `wall`, `steady`: unix time, by which incidents tell theirs, and monotonic seconds."""
 
     def __init__(
         self,
@@ -57,7 +58,9 @@ class GoodputMonitor:
         self.accounts = JobAccounts()
         self._store = store
         self._offset = wall() - steady()  # a clock that is set anew makes no time
+        self._wall = wall
         self._steady = steady
+        self._set_by = 0.0  # seconds by which the wall clock was set since then
         self._looked: dict[str, float] = {}  # run -> the look that was accounted for
         self._evaluations: dict[str, int] = {}
         self._series: dict[str, tuple[SeriesState, ...]] = {}
@@ -71,12 +74,15 @@ class GoodputMonitor:
         self._restore()
         if not self._restored:
             return  # whoever began anew would count a start twice
+        set_by = self._wall() - self._steady() - self._offset
+        if abs(set_by - self._set_by) > JUMP:
+            self._set_by = set_by
         for id, run in runs.items():
             look = run.last_look
             if look is None or look.look.at == self._looked.get(id) or not run.job.ranks:
                 continue
             self._looked[id] = look.look.at
-            self.accounts.add(identity(run), self._account_look(run))
+            self.accounts.add(self._identity(run), self._account_look(run))
         self._look_for_ended(runs, exits)
         now = self._steady()
         if now >= self._store_due:
@@ -114,6 +120,11 @@ class GoodputMonitor:
         found = next((job.settled(run) for job in self.accounts.jobs.values() if run in job.commands), None)  # fmt: skip
         return {} if found is None else {use: round(found.get(use, 0.0), 3) for use in GpuUse}
 
+    def _identity(self, run: Run) -> JobIdentity:
+        who = identity(run)
+        started = who.started_at and who.started_at - self._set_by  # 0: not known
+        return msgspec.structs.replace(who, started_at=started)
+
     def _account_look(self, run: Run) -> AccountLook:
         look = run.last_look
         if look is None:
@@ -123,6 +134,7 @@ class GoodputMonitor:
         data = waiting / len(states) if states else _loading(run)
         loss = run.slowness.loss if run.slowness and _is_slow(run.incident) else 0.0
         checkpoints = self._series.get(run.job.id, ())
+        since = _stalled_since(run)
         return AccountLook(
             at=self._offset + look.look.at,
             gpus=len(run.job.ranks) + len(run.job.lost),
@@ -132,7 +144,7 @@ class GoodputMonitor:
             phase=self._phase(run),
             data=data,
             straggler=loss,
-            stalled_since=_stalled_since(run),
+            stalled_since=None if since is None else since - self._set_by,
             checkpoints=tuple(_times(checkpoints)),
             checkpoint_period=next((one.period for one in checkpoints if one.period), None),
             training=not run.unjudged,

@@ -45,6 +45,7 @@ class Node:
 
     def __init__(self, memory: Memory) -> None:
         self.now = 100.0
+        self.set_by = 0.0  # seconds by which the wall clock was set since the agent started
         self.memory = memory
         self.exits: dict[int, str] = {}
         self.run = Run(job(), StallWatch(StallSettings()))
@@ -52,7 +53,7 @@ class Node:
 
     def begin_agent(self) -> None:
         self.monitor = GoodputMonitor(
-            self.memory, wall=lambda: BEGAN + self.now, steady=lambda: self.now
+            self.memory, wall=lambda: BEGAN + self.now + self.set_by, steady=lambda: self.now
         )
 
     def look(self, seconds: float = 5.0, **fields: object) -> None:
@@ -203,3 +204,24 @@ def test_nothing_is_counted_before_the_store_is_open() -> None:
     node = Node(Memory(opened=False))
     node.look(step=1)
     assert node.shown.goodput == ()
+
+
+@pytest.mark.parametrize("seconds", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_makes_and_hides_no_time(node: Node, seconds: float) -> None:
+    """A node's clock is often wrong until its time service answers. Starts and stalls are told by the clock of then."""
+    node.look()
+    node.set_by = seconds
+    ranks = tuple(msgspec.structs.replace(one, started_at=BEGAN + node.now + seconds) for one in job().ranks)  # fmt: skip
+    node.run = Run(job(id="new", name="other.py", ranks=ranks), StallWatch(StallSettings()))
+    began = node.now
+    for step in range(1, 41):
+        node.look(step=step)
+    since = node.now
+    for _ in range(10):
+        node.look(step=40)
+    node.run.set_incident(Incident(id="i", key="k", job_id="new", detected_at=BEGAN + node.now + seconds, stalled_since=BEGAN + since + seconds))  # fmt: skip
+    for _ in range(10):
+        node.look(step=40)
+    found = next(one.gpu_seconds for one in node.shown.goodput if one.name == "other.py")
+    assert sum(found.values()) == pytest.approx(4 * (node.now - began))
+    assert found["stall"] == pytest.approx(4 * 100)
