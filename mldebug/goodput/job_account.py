@@ -1,5 +1,6 @@
 """The GPU time of whole jobs: all attempts and runs of one script by one user under one name, array tasks included. Pure."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -10,7 +11,7 @@ from mldebug.goodput.segments import UseHistory, add_all
 RESTART = 3600.0  # seconds after the end of a run within which the same command is its restart
 LATE = 120.0  # seconds for which a run may have lived before the agent came and be counted from its start
 MAX_ATTEMPTS = 32  # of a job that are kept one by one
-MAX_JOBS = 32
+MAX_JOBS = 32  # of a node; those that live are kept however many they are
 KEPT = 30 * 86_400.0  # seconds for which a job that is over is kept
 _OTHER = (
     "resume",
@@ -178,8 +179,8 @@ class JobAccount(msgspec.Struct, kw_only=True):
     def _close(self, one: AttemptAccount, *, restarted: bool) -> None:
         one.give_up(self.history, restarted=restarted)
         self.open.remove(one)
-        if all(other.run != one.run for other in self.open):
-            self.commands.pop(one.run, None)
+        present = {other.run for other in self.open}
+        self.commands = {run: command for run, command in self.commands.items() if run in present}
         self.over.append(
             AttemptTotal(
                 run=one.run, attempt=one.attempt, began=one.began, ended=one.at, seconds=one.settled
@@ -237,14 +238,21 @@ class JobAccounts:
         """Close what is old and forget what is very old, or too much; return what was forgotten."""
         for job in self.jobs.values():
             job.close_old(now)
-        idle = [job for job in self.jobs.values() if not job.open]
+        idle = [job for job in self.jobs.values() if all(one.over for one in job.open)]
         idle.sort(key=lambda job: job.at)
-        gone = [job.key for job in idle if now - job.at > KEPT]
-        excess = len(self.jobs) - len(gone) - MAX_JOBS
-        gone += [job.key for job in idle if job.key not in gone][: max(0, excess)]
+        gone = [job.key for job in idle if not job.open and now - job.at > KEPT]
+        gone += self._too_many([job.key for job in idle if job.key not in gone], len(gone))
         for key in gone:
             del self.jobs[key]
         return tuple(gone)
+
+    def _too_many(self, idle: Sequence[JobKey], gone: int) -> list[JobKey]:
+        """Of the jobs without a process, the oldest first, those for which there is no room: of whoever has most of them."""
+        queues: dict[int, deque[JobKey]] = {}
+        for key in idle:
+            queues.setdefault(key[0], deque()).append(key)
+        excess = len(self.jobs) - gone - MAX_JOBS
+        return [max(queues.values(), key=len).popleft() for _ in range(min(len(idle), excess))]
 
 
 def command_of(argv: Sequence[str]) -> str:

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from mldebug.goodput.gpu_time import AccountLook
-from mldebug.goodput.job_account import JobAccount, JobAccounts, JobIdentity, command_of
+from mldebug.goodput.job_account import (
+    MAX_JOBS,
+    RESTART,
+    JobAccount,
+    JobAccounts,
+    JobIdentity,
+    command_of,
+)
 from mldebug.goodput.job_goodput import job_goodput
 from mldebug.goodput.segments import BINS, GpuUse, TimeSegment, UseHistory
 
@@ -232,6 +239,52 @@ def test_array_tasks_of_one_job_are_added_up() -> None:
     (job,) = accounts.jobs.values()
     assert sum(job.seconds.values()) == pytest.approx(2 * 4 * 295)
     assert job.restarts == 0
+
+
+def ended_jobs(accounts: JobAccounts, uid: int, many: int, at: float) -> None:
+    """Many short jobs of one user, each with a name of its own, which end at once."""
+    for number in range(many):
+        who = JobIdentity(
+            run=f"{uid}-{number}", attempt=0, name=f"sweep-{number}", user="u", uid=uid, script="s",
+            command="s", started_at=at + number,
+        )  # fmt: skip
+        accounts.add(who, AccountLook(at=at + number, gpus=1, started=True, step=1))
+    accounts.ended(lambda _: False, lambda _: "unknown")
+
+
+def test_jobs_that_ended_are_bounded_and_a_user_with_many_gives_way_first() -> None:
+    """Also in the hour in which a restart may follow: a sweep has hundreds of names, and a bad user as many as he likes."""
+    accounts = JobAccounts()
+    ended_jobs(accounts, 1, 3, at=1000.0)
+    ended_jobs(accounts, 2, 300, at=2000.0)
+    gone = accounts.tidy(2400.0)
+    assert len(accounts.jobs) == MAX_JOBS
+    assert {uid for uid, *_ in gone} == {2}
+    assert gone[0][1] == "sweep-0"  # the oldest go first
+
+
+def test_a_job_that_lives_is_never_forgotten() -> None:
+    accounts = JobAccounts()
+    ended_jobs(accounts, 1, 2 * MAX_JOBS, at=1000.0)
+    for job in accounts.jobs.values():
+        job.open[0].over = False
+    assert accounts.tidy(1100.0) == ()
+
+
+def test_commands_of_runs_that_are_over_are_forgotten() -> None:
+    """A run's id changes where its launcher dies: what it was called before is no run any more."""
+    accounts = JobAccounts()
+    for number in range(20):
+        for id in ("whole", "orphaned"):
+            who = JobIdentity(
+                run=f"{id}-{number}", attempt=0, name="n", user="u", uid=1, script="s", command="s",
+                processes=(f"{number}/1",), started_at=1000.0 + 5000 * number,
+            )  # fmt: skip
+            accounts.add(who, AccountLook(at=1010.0 + 5000 * number, gpus=1, started=True, step=1))
+        accounts.ended(lambda _: False, lambda _: "unknown")
+        accounts.tidy(1010.0 + 5000 * number + RESTART + 1)
+    (job,) = accounts.jobs.values()
+    assert job.commands == {}
 
 
 def test_a_count_that_begins_anew_with_each_epoch_makes_no_lost_work() -> None:
