@@ -108,18 +108,23 @@ def _wait(report: Report) -> Decision | None:
     if until is None:
         return None
     seconds = duration_words(float(report.stall.collective_timeout_seconds or 0))
-    words = f"PyTorch ends a collective after {seconds}, so not before then. Until then the job can be looked at, and may recover."
+    words = (
+        f"PyTorch ends a collective of all ranks after {seconds}, so not before then, unless a group of fewer has a shorter timeout. "
+        "Until then the job can be looked at, and may recover."
+    )
     return Decision(f"It is safe to wait until {moment(rfc3339(round(until)))}", words)
 
 
 def _stop(report: Report) -> Decision | None:
     job = report.job
+    if report.state != "open":
+        return None  # the next run may have its name by now
     if report.kind == "slowdown":
         words = "All ranks save at one step and stop, where the script uses `mldebug_training.Switches`."
         return Decision("Save and stop", words, f"mldebug switch kill --run {shlex.quote(job.id)}")
-    if report.kind != "stall" or report.state != "open" or not report.diagnosis.culprits:
+    if report.kind != "stall" or not report.diagnosis.culprits:
         return None
-    words = "It cannot save now, as ranks that wait make no step. Started again, it begins at its last checkpoint."
+    words = "It cannot save now, as ranks that wait make no step. Started again, it begins at its last checkpoint, if it has written one and loads it."
     if job.launcher == SCHEDULED and job.user:
         return Decision("Cancel it", words, f"squeue -u {shlex.quote(job.user)}  # its number, for: scancel NUMBER")  # fmt: skip
     return Decision("Stop it where it was started", words)

@@ -48,6 +48,18 @@ def test_a_stalled_job_is_never_told_to_save() -> None:
     assert [one.command for one in decisions(slow) if one.title == "Save and stop"] == [f"mldebug switch kill --run {slow.job.id}"]  # fmt: skip
 
 
+def test_a_run_that_is_over_is_not_told_to_stop() -> None:
+    """The next run of the script may have the same id by then, and nothing be wrong with it."""
+    for kind in ("slowdown", "stall"):
+        over = sleeping(kind=kind, state="ended")
+        assert not {"Save and stop", "Stop it where it was started"} & {*titles(over)}
+
+
+def test_a_checkpoint_is_promised_to_nobody() -> None:
+    (stop,) = (one for one in decisions(sleeping()) if one.title == "Stop it where it was started")
+    assert stop.words.endswith("Started again, it begins at its last checkpoint, if it has written one and loads it.")  # fmt: skip
+
+
 def test_slurm_cancels_by_its_own_number() -> None:
     made = sleeping()
     slurm = replace(made, job=replace(made.job, launcher="slurm"))
@@ -75,7 +87,7 @@ def test_nothing_is_to_do_where_the_job_goes_on() -> None:
 def test_it_says_until_when_to_wait_only_where_the_hook_has_said_it() -> None:
     made = with_timeout(600.0)
     assert "It is safe to wait until 2026-11-21 05:59:41 UTC" in titles(made)
-    assert "after 10 m, so not before then" in next(one.words for one in decisions(made) if "wait" in one.title)  # fmt: skip
+    assert "of all ranks after 10 m, so not before then, unless a group of fewer has a shorter timeout" in next(one.words for one in decisions(made) if "wait" in one.title)  # fmt: skip
     for silent in (with_timeout(None), with_timeout(600.0, state="ended"), with_timeout(600.0, kind="slowdown")):  # fmt: skip
         assert ends_at(silent) is None
         assert not [one for one in titles(silent) if "wait" in one]
