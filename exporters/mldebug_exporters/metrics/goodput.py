@@ -22,7 +22,8 @@ LOSS = TABLE.gauge(
     "Share of the time that the ranks of a run wait for its slow ranks; 0 where none slows the others down.",
     "run",
 )
-USED = TABLE.counter(
+USES = FamilyTable(importance=Importance.DETAIL)  # eleven of a run: they push out no stall of it
+USED = USES.counter(
     "run_gpu_seconds",
     "Seconds of the run's GPUs on this node by what they were used for, one GPU per rank: each second has one state, so their sum"
     " is the wall time. What may still turn out to be a stall or a checkpoint is not counted yet: two minutes, without a step up to 30.",
@@ -47,4 +48,4 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return MetricGroup(TABLE.families, samples)
+    return MetricGroup((*TABLE.families, *USES.families), samples)

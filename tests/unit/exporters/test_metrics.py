@@ -18,6 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
 from mldebug.core.model import Verdict
+from mldebug.goodput.segments import GpuUse
 from mldebug.jobs.logs.records import STEP_BOUNDS, StepTimes
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_exporters.exposition.collect import collect
@@ -283,6 +284,18 @@ def test_over_the_budget_whole_families_go_ranks_first() -> None:
     dropped = values(tight, "mldebug_series_dropped")
     lost = sum(int(value) for value in dropped.values())
     assert total(whole) - lost + len(dropped) == total(tight)
+
+
+def test_what_gpu_time_was_used_for_goes_before_anything_that_tells_a_stall() -> None:
+    """Eleven series of each run."""
+    used = dict.fromkeys(GpuUse, 1.0)
+    many = [msgspec.structs.replace(moving(f"r{number}"), gpu_seconds=used) for number in range(99)]
+    whole = snapshot(*many)
+    tight = msgspec.structs.replace(whole, series_budget=total(whole) - 3000)
+    dropped = {name for name, _ in values(tight, "mldebug_series_dropped")}
+    declared = (one for group in Prometheus().groups.values() for one in group.families)
+    assert "mldebug_run_gpu_seconds" in dropped
+    assert not dropped & {one.name for one in declared if one.importance < Importance.DETAIL}
 
 
 def test_the_agent_and_its_incidents_are_never_left_out() -> None:
