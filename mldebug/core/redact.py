@@ -8,7 +8,7 @@ wrongly hidden word is cheap, a shown key is not. What has neither a name nor a 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 HIDDEN = "***"
 
@@ -45,6 +45,8 @@ _VALUE = (
     r"|[\\\"']{0,4}+(?:[^\s\"'&\\]|\\(?![\"']))++)"
 )
 _NAMED = re.compile(rf"(?P<name>{_NAME}{_SEPARATOR}){_VALUE}", re.IGNORECASE)
+_NAMES_ONE = re.compile(_NAME, re.IGNORECASE)
+_STRING = re.compile(r"(?P<quote>\"|')(?:\\.|(?!(?P=quote))[^\\])*+(?:(?P=quote)|\\?\Z)")
 _FLAGGED = re.compile(
     rf"(?P<name>(?<![\w-])--?(?:[a-z0-9]{{1,20}}+[-_.]){{0,5}}?{_NAME}[ \t]{{1,4}}(?!-)){_VALUE}",
     re.IGNORECASE,
@@ -133,6 +135,17 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
         value_follows = argument if waits else ""
         hidden.append(_hide_option(argument, option))
     return tuple(hidden)
+
+
+def redact_source(lines: Iterable[str]) -> Iterator[str]:
+    """Lines of a program without the strings in each line that names a secret and in the one after it.
+
+    Its value may stand there as the language allows: behind a type, in brackets, after a line that goes on.
+    """
+    named = False
+    for line in lines:
+        before, named = named, _NAMES_ONE.search(line) is not None
+        yield _STRING.sub(rf"\g<quote>{HIDDEN}\g<quote>", line) if named or before else line
 
 
 def safe_line(text: str, limit: int = 200) -> str:

@@ -15,7 +15,7 @@ from mldebug.core.model import (
     SourceExcerpt,
     ThreadState,
 )
-from mldebug.core.redact import redact, safe_line
+from mldebug.core.redact import redact, redact_source, safe_line
 from mldebug.diagnosis.classify.kernel_state import held_by_profiler, tracer_words
 from mldebug_agents.capture.stacks.blocked_call import blocked_on, line_of, source_text, thread_of
 from mldebug_agents.capture.stacks.pyspy import CLOSED, FORBIDDEN, Dump, PySpy
@@ -45,7 +45,7 @@ def _without_secrets(source: SourceExcerpt | None) -> SourceExcerpt | None:
     """The lines fit for a report; None where a secret spans several of them."""
     if source is None or redact(whole := "\n".join(source.lines)).count("\n") != whole.count("\n"):
         return None
-    lines = tuple(safe_line(line.expandtabs(4), MAX_SHOWN) for line in source.lines)
+    lines = tuple(safe_line(line.expandtabs(4), MAX_SHOWN) for line in redact_source(source.lines))
     return replace(source, lines=lines)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.core.redact import HIDDEN, clean, redact, redact_argv, safe_line
+from mldebug.core.redact import HIDDEN, clean, redact, redact_argv, redact_source, safe_line
 
 SECRET = "S3cr3t-Value/+x"
 secrets = st.text(
@@ -240,3 +240,24 @@ def _seconds(seed: str, size: int) -> float:
     safe_line(text)
     redact_argv([text[start : start + 4000] for start in range(0, size, 4000)])
     return time.process_time() - before
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("password = \\", "    'hunter2'"),
+        ('PASSWORD = ("hunter2"', '  "hunter2")'),
+        ("token: str = 'hunter2'",),
+        ('login(api_key=("hunter2 with \\" inside',),
+        ('os.environ["HF_TOKEN"] = f"hunter2"',),
+        ("secret = '''hunter2",),
+        ("password =", "b'hunter2\\"),
+    ],
+)
+def test_a_string_of_a_program_is_hidden_where_a_secret_is_named(lines: tuple[str, ...]) -> None:
+    assert "hunter2" not in "\n".join(redact_source(lines))
+
+
+def test_other_source_lines_stay() -> None:
+    lines = ('tokenizer = load("gpt2")', 'sort(key="size")', 'x = "a"', "password = ask()", "", 'y = "b"')  # fmt: skip
+    assert (*redact_source(lines),) == lines
