@@ -3,8 +3,8 @@
 Pure.
 
 A filesystem is slow where its operations of one kind take three times as long as usual, and 10 ms longer, in three windows in a row,
-although it does not move more than usual: a checkpoint that all ranks write at once makes each write wait, and is no fault. What is
-usual is the median of the windows before, so one burst does not change it; windows that are slow do not count for it until the
+although it does not move more than usual: a checkpoint that all ranks write at once makes each write wait, and is no fault; nor do windows count
+in which the other kinds move much more than usual, for reads wait beside such a checkpoint. What is usual is the median of the windows before, so one burst does not change it; windows that are slow do not count for it until the
 slowness has lasted for an hour, which then is what is usual.
 """
 
@@ -23,7 +23,9 @@ FEW = 20  # operations: a window with fewer tells nothing
 TIMES = 3.0
 MORE_SECONDS = 0.010
 IN_A_ROW = 3
+GAP = 60.0  # seconds: slow windows further apart are not in a row, and what was slow before says nothing of now
 BUSIER = 1.5  # times the usual bytes (or operations) a second: a filesystem that moves so much more may take longer
+MUCH = 1 << 20  # bytes a second, of a kind that is idle most of the time
 ADAPTS = 3600.0  # seconds after which slow is what is usual
 _PLURALS = {"read": "reads", "write": "writes", "open": "opens", "metadata": "metadata operations"}
 
@@ -78,6 +80,8 @@ class OperationTrend:
             self._usual.append(window)
             self._slow = []
             return
+        if self._slow and at - self._slow[-1][0] > GAP:
+            self._slow = []
         self._slow.append((at, window))
         if at - self._slow[0][0] >= ADAPTS:
             self._usual = deque((one for _, one in self._slow), maxlen=KEPT)
@@ -89,9 +93,9 @@ class OperationTrend:
         longer = window.seconds_each >= max(TIMES * usual, usual + MORE_SECONDS)
         return longer and window.load <= BUSIER * load
 
-    def slow(self) -> SlowOperations | None:
-        """What is slow now; None where it is not, or for fewer than three windows in a row."""
-        if len(self._slow) < IN_A_ROW:
+    def slow(self, at: float) -> SlowOperations | None:
+        """What is slow at `at`; None where it is not, or for fewer than three windows in a row."""
+        if len(self._slow) < IN_A_ROW or at - self._slow[-1][0] > GAP:
             return None
         lately = [one for _, one in self._slow[-IN_A_ROW:]]
         now = OperationWindow(*(median(figures) for figures in zip(*lately, strict=True)))
@@ -106,7 +110,8 @@ class FilesystemLatency:
     def __init__(self) -> None:
         self._before: tuple[float, Counts] | None = None
         self._trends: dict[str, OperationTrend] = {}
-        self._loads: dict[str, float] = {}
+        self._loads: dict[str, deque[float]] = {}  # of each look, idle ones among them
+        self._looks = 0
         self.totals: Counts = {}  # as read last
 
     def add(self, at: float, counts: Counts) -> None:
@@ -114,27 +119,34 @@ class FilesystemLatency:
         before, self._before, self.totals = self._before, (at, counts), counts
         if before is None or at <= before[0]:
             return
-        self._loads = {}
-        for kind, count in counts.items():
-            window = _window(before[1].get(kind), count, at - before[0])
-            if window is None:
-                continue
-            self._loads[kind] = window.load
-            if window.per_second * (at - before[0]) >= FEW:
+        seconds = at - before[0]
+        found = {kind: _window(before[1].get(kind), count, seconds) for kind, count in counts.items()}  # fmt: skip
+        windows = {kind: one for kind, one in found.items() if one and one.per_second * seconds >= FEW}  # fmt: skip
+        busy = {kind for kind, one in windows.items() if self._is_busier(kind, one)}
+        for kind, window in windows.items():
+            if not busy - {kind}:
                 self._trends.setdefault(kind, OperationTrend(kind)).add(at, window)
+        self._keep_loads(found)
 
-    def slow(self) -> Iterator[SlowOperations]:
-        """The kinds of operations that are slow. None while this node writes much more than usual, or reads much more: what
-        one kind takes from the other is the job's own doing.
+    def slow(self, at: float) -> Iterator[SlowOperations]:
+        """The kinds of operations that are slow at `at`. Windows in which this node wrote much more than usual, or read much more, do not
+        count for the other kinds: what one kind takes from the other is the job's own doing.
         """
-        for kind, trend in self._trends.items():
-            others = (one for one in self._trends if one != kind)
-            if (found := trend.slow()) and not any(map(self._is_busier, others)):
-                yield found
+        return (found for trend in self._trends.values() if (found := trend.slow(at)))
 
-    def _is_busier(self, kind: str) -> bool:
-        usual = self._trends[kind].usual_load
-        return usual is not None and self._loads.get(kind, 0.0) > TIMES * usual
+    def _is_busier(self, kind: str, window: OperationWindow) -> bool:
+        """Whether it moves more than usual, by the windows that told something or, as most filesystems are written seldom, by all."""
+        usual = self._trends[kind].usual_load if kind in self._trends else None
+        if usual is not None and window.load > TIMES * usual:
+            return True
+        every = self._loads.get(kind) or deque([0.0])
+        return window.bytes_per_second > max(MUCH, TIMES * median(every))
+
+    def _keep_loads(self, found: Mapping[str, OperationWindow | None]) -> None:
+        for kind, window in found.items():  # Lustre does not list a kind before its first operation
+            kept = self._loads.setdefault(kind, deque([0.0] * min(self._looks, KEPT), maxlen=KEPT))
+            kept.append(window.load if window else 0.0)
+        self._looks += 1
 
 
 def _window(
@@ -152,7 +164,7 @@ def _window(
 
 def latency_alerts(title: str, latency: FilesystemLatency, at: float) -> Iterator[StorageAlert]:
     """An alert for each kind of operations that is slow on the filesystem `title`. `at`: as in `FilesystemLatency.add`."""
-    for found in latency.slow():
+    for found in latency.slow(at):
         yield StorageAlert(kind="slow", subject=title, sentence=found.sentence(title, at))
 
 

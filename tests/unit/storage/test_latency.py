@@ -123,7 +123,7 @@ class Disk:
         self.at += EVERY
         self.more(milliseconds, operations, size, kind or self.kind)
         self.latency.add(self.at, self.counts)
-        return [one.sentence("/data (nfs01:/data)", self.at) for one in self.latency.slow()]
+        return [one.sentence("/data (nfs01:/data)", self.at) for one in self.latency.slow(self.at)]
 
     def more(self, milliseconds: float, operations: int, size: int, kind: str) -> None:
         before = self.counts.get(kind, OperationCount())
@@ -190,6 +190,31 @@ def test_a_checkpoint_that_all_ranks_write_is_ordinary() -> None:
         assert disk.window(90.0, operations=100) == []
 
 
+@pytest.mark.parametrize("kind", ["read", "metadata"])
+def test_a_checkpoint_on_a_filesystem_that_is_seldom_written_is_ordinary(kind: str) -> None:
+    """Nothing is known of usual writes there, so any of them are many: what they take from reads is the job's own doing."""
+    disk = Disk(kind).usual()
+    for number in range(3):
+        for _ in range(8):
+            disk.more(400.0, 3000, MIB, "write")
+            assert disk.window(90.0, operations=100) == [], number
+        disk.usual(windows=40)
+
+
+def test_windows_that_lie_apart_are_not_in_a_row() -> None:
+    disk = Disk().usual()
+    for _ in range(6):
+        assert disk.window(48.0, operations=100) == []
+        for _ in range(100):  # served by the page cache
+            assert disk.window(3.0, operations=5) == []
+
+
+def test_one_that_is_not_used_any_more_is_not_slow() -> None:
+    disk = Disk().usual()
+    assert [disk.window(48.0, operations=100) for _ in range(4)][-1] != []
+    assert [disk.window(3.0, operations=0) for _ in range(40)][-1] == []
+
+
 def test_few_operations_and_few_windows_tell_nothing() -> None:
     disk = Disk().usual()
     assert [disk.window(500.0, operations=5) for _ in range(9)][-1] == []
@@ -209,7 +234,7 @@ def test_one_that_is_mounted_again_begins_anew() -> None:
     disk = Disk().usual()
     disk.counts = {"read": OperationCount(5, 0.01, 4096)}
     disk.latency.add(disk.at + EVERY, disk.counts)
-    assert list(disk.latency.slow()) == []
+    assert list(disk.latency.slow(disk.at + EVERY)) == []
     assert Disk().latency.totals == {"read": OperationCount()}
 
 
