@@ -10,7 +10,8 @@ all of them wait is that of the exchange itself. A rank is named only where
 
 A caller that reports a rank to people first takes a second row of stretches, and reports only ranks that both rows name (`agreed`).
 
-Ranks that exchange with one neighbour each (stages of a pipeline) have different work, so none of them is named.
+Ranks that exchange with one neighbour each (stages of a pipeline) have different work, so none of them is named; nor is the one for
+which the others do nothing but wait: that is one long step, a checkpoint or an evaluation of one rank.
 Where the ranks stand on several nodes, `rests_on` names a node on whose shares alone the finding rests: without them
 the rank would not stand apart. One agent that sends wrong shares can bring about no finding that rests on nobody.
 Pure.
@@ -37,6 +38,7 @@ APART = 0.5  # of that difference lies between the slow ranks and the first of t
 OFTEN = 0.8  # of the stretches have a difference of half of `LEAST` at least
 FEW = 4  # one of so many ranks may be slow; where more are, it is the work that differs
 PIPELINE = 0.5  # of the waiting in sends and receives: stages, each with work of its own
+STANDING = 0.998  # of the time: others that wait so long were in one step; its rank writes a checkpoint, evaluates, or hangs
 SURE = 4.0  # standard errors that the difference has without the shares of any one node
 
 
@@ -105,6 +107,8 @@ def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
         return _nobody(known, "no rank stands apart from the others")
     rest = [rank for rank in waits if rank not in low]
     tables = _tables(stretches)
+    if fmean(waits[rank] for rank in rest) >= STANDING:
+        return _nobody(known, "the others did nothing but wait, so no step has ended meanwhile")
     if not _is_sure(tables, low, rest):
         return _nobody(known, "no rank is waited for all the time")
     loss = fmean(_difference(one, low, rest) for one in tables)

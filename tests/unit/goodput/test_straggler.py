@@ -51,6 +51,26 @@ def test_of_two_ranks_the_one_that_waits_less_is_slow() -> None:
     assert all(named(judged(seed, 2, slower(noisy(0.3), [1], 1.3))) == [1] for seed in range(10))
 
 
+def test_one_long_pause_for_one_rank_is_no_slowness() -> None:
+    """Rank 0 writes a checkpoint or evaluates for minutes, and the others wait in a barrier: no step ends meanwhile."""
+
+    def paused(at: int) -> SampledStretch:
+        first = RankShares(rank=0, samples=100, waiting=0.0, places={"save (train.py)": 1.0})
+        rest = (RankShares(rank=n, samples=100, waiting=1.0) for n in range(1, 8))
+        return SampledStretch(at=float(at), seconds=5.0, ranks=(first, *rest))
+
+    found = find_slow_ranks([paused(at) for at in range(MOST)])
+    assert (named(found), found.why_nobody) == (
+        [],
+        "the others did nothing but wait, so no step has ended meanwhile",
+    )
+
+
+def test_a_rank_that_takes_fifty_times_as_long_is_slow() -> None:
+    for seed in range(5):
+        assert named(judged(seed, 8, slower(noisy(0.1), [5], 50.0))) == [5]
+
+
 def test_half_of_the_ranks_are_no_stragglers() -> None:
     """Their work differs: four of eight are a part of the job, not a fault."""
     found = [judged(seed, 8, slower(noisy(0.3), [4, 5, 6, 7], 1.3)) for seed in range(10)]
