@@ -4,9 +4,9 @@
 |---|---|
 | `quota` | its control group had no CPU time left for half of the loss more than the others' |
 | `mount` | it waited for files for half of the loss more than the others |
-| `swap` | it read pages back from a disk 20 times a second and more, ten times as often as the others |
+| `swap` | it read pages back from a disk 20 times a second and more, ten times as often as the others, and has memory on swap, or its node is short of memory (else they are those of a dataset that is mapped into memory) |
 | `memory` | its node was short of memory for half of the loss more than the others' nodes |
-| `cores` | it gets no CPU, or works longer, and may run on fewer CPUs than any of the others |
+| `cores` | it gets no CPU, and may run on fewer CPUs than any of the others; or it works longer, on 4 CPUs at most, and every other has twice as many |
 | `neighbour` | it gets no CPU, and another program runs on its CPUs |
 | `clock` | its GPU runs 5 % slower than every other's, for a reason that the GPU gives and the others do not have |
 | `power` | the same, and its power limit is lower than the others' |
@@ -23,6 +23,8 @@ from mldebug.goodput.evidence import GPU_LIMITS, RankEvidence
 
 CAUSE = 0.5  # of the loss: what explains so much of it is given as the cause
 FAULTS, MORE_FAULTS = 20.0, 10.0
+SHORT = 0.01  # of the time, from which on a node is short of memory
+FEW_CORES = 4  # on which Python, the threads of a library and the workers of a DataLoader are in each other's way
 SLOWER = 0.95  # of the slowest other GPU's clock
 LARGER = 1.1  # of the largest other rank's memory on a GPU
 
@@ -92,7 +94,8 @@ def _mount_words(c: Compared) -> str:
 
 def _swaps(c: Compared) -> bool:
     most = max(one.major_faults for one in c.others)
-    return c.own.major_faults >= max(FAULTS, MORE_FAULTS * most)
+    short = c.own.swapped > 0 or c.own.memory_pressure >= SHORT
+    return short and c.own.major_faults >= max(FAULTS, MORE_FAULTS * most)
 
 
 def _swap_words(c: Compared) -> str:
@@ -102,8 +105,10 @@ def _swap_words(c: Compared) -> str:
 
 def _few_cores(c: Compared) -> bool:
     cpus = [one.cpus for one in c.others if one.cpus is not None]
-    fewer = c.own.cpus is not None and len(cpus) == len(c.others) and c.own.cpus < min(cpus)
-    return fewer and c.kind in ("cpu", "work", "same")
+    if c.own.cpus is None or len(cpus) < len(c.others) or c.own.cpus >= min(cpus):
+        return False
+    few = c.own.cpus <= min(FEW_CORES, min(cpus) / 2)
+    return c.kind == "cpu" or (few and c.kind in ("work", "same"))
 
 
 def _cores_words(c: Compared) -> str:
