@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+from mldebug.core.redact import clean
 from mldebug.diagnosis.classify.tables.kernel_waits import STORAGE_WAITS
 from mldebug.goodput.evidence import RankEvidence
+from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch.cgroups import Cgroup, CgroupMounts
@@ -16,6 +18,7 @@ LOOKS = 5.0  # a second at what it waits for in the kernel
 MAX_CHILDREN = 8  # processes of a rank that are looked at
 CROWDED = 0.05  # of the time without a free CPU, from which on it is looked for who has it
 MAX_PIDS = 20_000
+MAX_NAME = 40  # characters of a program, which may call itself anything
 PERIOD_DEFAULT = 100_000
 
 
@@ -133,9 +136,18 @@ class EvidenceReader:
         return f"{point} ({fstype})" if point else ""
 
     def _neighbour(self, cpus: Collection[int], ours: Collection[int]) -> str:
-        """The program of another job that has used most CPU time of those running on these CPUs now; "" for none."""
-        running = max(self._running(cpus, ours), default=None)
-        return f"{running[1]} (pid {running[2]})" if running is not None else ""
+        """The program of another job that has used most CPU time of those running on these CPUs now; "" for none. What this agent
+        has started is none: it samples the ranks.
+        """
+        running = max(self._running(cpus, {*ours, *self._agent()}), default=None)
+        return f"{clean(running[1], MAX_NAME)} (pid {running[2]})" if running is not None else ""
+
+    def _agent(self) -> Iterator[int]:
+        """This process and its descendants, as /proc numbers them."""
+        own = procfs.parse_stat(self._host.self_text("stat"))
+        if own is not None:
+            yield own.pid
+            yield from ProcessTree(self._host.briefs()).descendants(own.pid)
 
     def _running(
         self, cpus: Collection[int], ours: Collection[int]

@@ -13,6 +13,7 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.goodput.rank_shares import RankShares, rank_shares
 from mldebug.goodput.straggler import SampledStretch
 from mldebug_agents.capture.tools import CaptureTools
+from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
 from mldebug_agents.system import procfs
 from mldebug_agents.watch.rank_evidence import EvidenceReader, KernelCounters
 
@@ -47,8 +48,8 @@ class WaitSampler:
         Ranks that cannot be sampled are left out.
         """
         ranks = order.job.ranks[:MAX_RANKS]
-        below = self._host.children()
-        own = {rank.pid: (rank.pid, *below.get(rank.pid, ())) for rank in ranks}
+        tree, pids = ProcessTree(self._host.briefs()), {rank.pid for rank in order.job.ranks}
+        own = {pid: (pid, *tree.descendants(pid, without=pids)) for pid in pids}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             shares = list(pool.map(lambda rank: self._shares(rank, order.seconds, own), ranks))
         found = tuple(one for one in shares if one is not None)

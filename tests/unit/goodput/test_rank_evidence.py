@@ -5,15 +5,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 
+from mldebug.core.model import Job, RankIdentity
 from mldebug.goodput.evidence import RankEvidence
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.hardware.gpu.readings import GpuProcess, GpuReading
 from mldebug_agents.hardware.gpu.rank_evidence import with_gpu
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch.rank_evidence import EvidenceReader, FileWaits, KernelCounters
+from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
 from shared.jobs.proctree import Tree
 
 NO_FILES = FileWaits(0, 1, "")
@@ -119,6 +122,39 @@ def test_who_runs_on_the_cpus_of_a_rank_without_a_cpu_is_named(tmp_path: Path) -
     assert kernel.reader.evidence(50, before, NO_FILES, {50, 62}).neighbour == "stress (pid 60)"
     kernel.count(throttled=0.0, delayed=1.1)  # it gets its CPU
     assert kernel.reader.evidence(50, before, NO_FILES, {50, 62}).neighbour == ""
+
+
+def test_the_agent_and_what_it_starts_are_no_neighbours(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path, 2)
+    for pid, parent, name in ((70, 1, "mldebug"), (71, 70, "starter"), (72, 71, "py-spy")):
+        kernel.tree.add(pid, parent, name, state="R")
+    (tmp_path / "proc/self/stat").write_text((tmp_path / "proc/70/stat").read_text())
+    with (tmp_path / "proc/50/status").open("a") as status:
+        status.write("Cpus_allowed_list:\t0-1\n")
+    kernel.count(throttled=0.0, delayed=1.0)
+    before = kernel.before()
+    kernel.count(throttled=0.0, delayed=5.0)
+    assert kernel.reader.evidence(50, before, NO_FILES, {50}).neighbour == ""
+    kernel.tree.add(60, 1, "st\x1b[31mress\n", state="R")
+    assert kernel.reader.evidence(50, before, NO_FILES, {50}).neighbour.startswith("st")
+    assert "\x1b" not in kernel.reader.evidence(50, before, NO_FILES, {50}).neighbour
+
+
+def test_workers_of_a_fork_server_are_processes_of_their_rank(tmp_path: Path) -> None:
+    """They are its grandchildren, as DataLoader workers are where processes are started by a server."""
+    kernel = Kernel(tmp_path, 2)
+    for pid, parent in ((51, 50), (52, 51), (60, 50), (61, 60)):
+        kernel.tree.add(pid, parent)
+    ranks = tuple(RankIdentity(rank=n, world_size=2, pid=pid) for n, pid in enumerate((50, 60)))
+    job = Job(id="j", name="train.py", launcher="torchrun", world_size=2, ranks=ranks)
+    asked: list[tuple[int, ...]] = []
+    tools = Mock()
+    tools.context.host = Host(str(tmp_path))
+    tools.pyspy.record.return_value = []
+    sampler = WaitSampler(tools)
+    with patch.object(EvidenceReader, "file_waits", lambda _, pids, __: asked.append(pids) or NO_FILES):  # fmt: skip
+        sampler.take(SampleOrder(job, seconds=0))
+    assert sorted(asked) == [(50, 51, 52), (60, 61)]
 
 
 def test_a_process_that_waits_for_a_file_is_found_so_and_one_that_sleeps_is_not(tmp_path: Path) -> None:  # fmt: skip
