@@ -163,6 +163,9 @@ def _findings(case: Case) -> list[Finding]:
         for detector in create_all("detectors")
         if (finding := detector.judge(case)) is not None
     ]
+    if any(one.verdict is Verdict.COLLECTIVE_MISMATCH and one.culprits for one in found):
+        # a port that fails does not send ranks into different collectives
+        found = [one for one in found if one.verdict is not Verdict.NETWORK_FAULT]
     if not case.works:
         return found
     return [one for one in found if one.verdict in BESIDE_WORK] or [not_stuck(case)]

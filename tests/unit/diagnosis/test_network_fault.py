@@ -21,6 +21,7 @@ from mldebug.hardware.health.faults import faults_of_ports
 from mldebug.hardware.ports.parse import PortReading
 from mldebug.hardware.ports.state import NodePorts, PortState, PortWatch
 from shared.cluster.nodes import run, sleeper
+from shared.diagnosis.builders import process, still
 
 TAKEN, QUIET = 1_700_000_000.0, 60.0
 PORT = PortReading(name="mlx5_3/1", link="infiniband", up=True, physical=True, state="ACTIVE")
@@ -80,6 +81,20 @@ def test_what_is_no_cause_names_nobody(when: dict[str, object]) -> None:
 def test_a_rank_that_sleeps_is_named_whatever_the_port_does() -> None:
     found = judged(fault(), odd={1: sleeper()})
     assert (found.verdict, [one.rank for one in found.culprits]) == (Verdict.RANK_WAITING, [1])
+
+
+def test_a_rank_in_another_collective_is_named_whatever_the_port_does() -> None:
+    """The ranks differ in what they have called, which no port brings about: it may be one that the job does not use."""
+    elsewhere = process(
+        "all_gather (torch/distributed/distributed_c10d.py:2700)",
+        "evaluate (train.py:80)",
+        move=still(),
+    )
+    found = judged(fault(), odd={1: elsewhere})
+    assert (found.verdict, [one.rank for one in found.culprits]) == (
+        Verdict.COLLECTIVE_MISMATCH,
+        [1],
+    )
 
 
 def test_many_ports_of_one_moment_are_all_named_in_a_short_sentence() -> None:
