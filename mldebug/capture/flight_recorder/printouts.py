@@ -18,6 +18,7 @@ Raw = dict[str, Any]
 MAX_BYTES = 32 << 20
 MAX_BLOCKS = 10_000
 MAX_WORLD = 8192  # ranks of one finding
+MAX_CALLS = 500_000  # of all ranks together
 VERBOSE = "it is a table without the numbers of the calls: print it with --verbose"
 
 _BEGINS = re.compile(
@@ -37,6 +38,7 @@ _CELL = re.compile(r"(?P<op>\w{1,60})\((?P<inside>.*?)state=(?P<state>\w{1,20})\
 _GROUP = re.compile(r"\bpg_name=(?P<name>[^,]{1,200}), pg_description=(?P<about>[^,]{0,200}), ")
 _SEQUENCE = re.compile(r"collective_seq_id \| p2p_seq_id=(?P<number>\d{1,15})")
 _PAIR = re.compile(r"\bs=(?P<source>\d{1,7}) d=(?P<target>\d{1,7})")
+_SIZES = re.compile(r"(?:input|output)_sizes=(\[\]|\[[\[\]\d, ]{0,2000}?\]\])")
 _STATES = ("scheduled", "started", "completed")
 
 
@@ -49,8 +51,12 @@ def read_printout(text: str) -> dict[int, Raw]:
     """By rank a dump as far as the printout tells of it, in the fields of today's. Raises ValueError with the reason where it tells nothing that can be compared."""
     lines = text.splitlines()
     found: dict[int, Raw] = {}
+    told = 0
     for block in _blocks(lines):
         for rank, call, config in _calls_of(block):
+            told += len(call)
+            if told > MAX_CALLS:
+                raise ValueError(f"it tells of more than {MAX_CALLS:,} calls")
             dump = found.setdefault(rank, {"version": "printed", "entries": [], "pg_config": {}})
             dump["entries"] += call
             dump["pg_config"] |= config
@@ -172,7 +178,7 @@ def _of_cell(cell: re.Match[str]) -> Raw:
     if group is None or sequence is None:
         raise ValueError(VERBOSE)
     number = int(sequence["number"])
-    sizes = [_lists(part) for part in re.findall(r"(?:input|output)_sizes=(\[.*?\]\]|\[\])", words)]
+    sizes = [_lists(part) for part in _SIZES.findall(words)]
     given, taken = (*sizes, [], [])[:2]
     call = _call(group["name"], group["about"], f"nccl:{cell['op']}", number, cell["state"], given, taken)  # fmt: skip
     if pair is None:
