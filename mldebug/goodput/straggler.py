@@ -157,7 +157,8 @@ def agreed(first: Slowness, second: Slowness) -> Slowness:
     known = {one.rank for one in first.ranks}
     both = tuple(one for one in second.ranks if one.rank in known)
     if both or not second.ranks:
-        return msgspec.structs.replace(second, ranks=both, since=min(first.since, second.since))
+        since, rests_on = min(first.since, second.since), second.rests_on or first.rests_on
+        return msgspec.structs.replace(second, ranks=both, since=since, rests_on=rests_on)
     return msgspec.structs.replace(second, ranks=(), why_nobody="another rank is slow each time")
 
 

@@ -300,6 +300,8 @@ BAD: dict[str, dict[str, object]] = {
     "no number": {"waiting": float("nan")},
     "without samples": {"samples": 0},
     "a place above all": {"places": {"f (t.py)": 7.0}},
+    "a line of no file": {"places": {"f (t.py)": 0.5}, "lines": {"f (t.py)": 1 << 70}},
+    "a line below nothing": {"places": {"f (t.py)": 0.5}, "lines": {"f (t.py)": -1}},
 }
 
 

@@ -11,6 +11,7 @@ from mldebug.goodput.straggler import (
     MOST,
     SampledStretch,
     Slowness,
+    agreed,
     candidates,
     find_slow_ranks,
     needs_more,
@@ -69,6 +70,12 @@ def test_one_long_pause_for_one_rank_is_no_slowness() -> None:
 def test_a_rank_that_takes_fifty_times_as_long_is_slow() -> None:
     for seed in range(5):
         assert named(judged(seed, 8, slower(noisy(0.1), [5], 50.0))) == [5]
+
+
+def test_what_rests_on_one_node_in_either_row_rests_on_it() -> None:
+    found = judged(1, 8, slower(noisy(0.3), [5], 1.3))
+    doubtful = msgspec.structs.replace(found, rests_on="n2")
+    assert [agreed(*rows).rests_on for rows in ((doubtful, found), (found, doubtful), (found, found))] == ["n2", "n2", ""]  # fmt: skip
 
 
 def test_half_of_the_ranks_are_no_stragglers() -> None:
