@@ -225,4 +225,5 @@ RULES = (
     ),
 )
 
+OF_GPU = ("power", "clock")
 STEPS = {rule.kind: rule.step for rule in RULES}

@@ -25,6 +25,9 @@ from mldebug.goodput.evidence import RankEvidence
 
 PLACES = 8  # lines of the job that are kept for one rank
 WAITING, LOADING, BACKWARDS, EXCHANGE = "waiting", "loading", "backward", "exchange"
+ON_GPU = "gpu"
+
+_WAITS = {"point_to_point": EXCHANGE, "device_sync": ON_GPU}
 
 
 class RankShares(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +41,7 @@ class RankShares(msgspec.Struct, frozen=True, kw_only=True):
     waiting: float
     loading: float = 0.0
     exchanging: float = 0.0  # the part of `waiting` in sends and receives between two ranks
+    on_gpu: float = 0.0  # the part of `waiting` for its own GPU, which may be at work
     places: dict[
         str, float
     ] = {}  # by function of the job, `fetch (train.py)`, where it works: the largest shares
@@ -65,7 +69,7 @@ def rank_shares(
     total = sum(every.values())
     if tid is None or not total:
         return None
-    backward, exchanging = _of(every, BACKWARDS), _of(every, EXCHANGE)
+    backward, exchanging, on_gpu = (_of(every, kind) for kind in (BACKWARDS, EXCHANGE, ON_GPU))
     idle_backward = max(0, backward - _of(active, BACKWARDS))
     at_work = Counter({one.place: n for one, n in every.items() if not one.kind})
     at_work["loss.backward()"] += backward - idle_backward
@@ -73,9 +77,10 @@ def rank_shares(
     return RankShares(
         rank=rank,
         samples=total,
-        waiting=(_of(every, WAITING) + exchanging + idle_backward) / total,
+        waiting=(_of(every, WAITING) + exchanging + on_gpu + idle_backward) / total,
         loading=_of(every, LOADING) / total,
         exchanging=exchanging / total,
+        on_gpu=on_gpu / total,
         places={place: n / total for place, n in kept.items()},
         asleep={
             place: max(0, n - active[_Standing("", place)]) / total
@@ -142,7 +147,7 @@ def _kind(stack: ThreadStack) -> _Standing:
     region = inner(frames, place)
     match = match_calls(region)
     if match is not None and match[0].role is Role.WAITING:
-        return _Standing(EXCHANGE if match[0].name == "point_to_point" else WAITING)
+        return _Standing(_WAITS.get(match[0].name, WAITING))
     if match is not None and match[0].name in ("dataloader", "dataloader_exit"):
         return _Standing(LOADING)
     if match is None and any(map(_is_backward, region)):

@@ -108,7 +108,7 @@ def _fits(samples: NodeSamples, ranks: Intervals) -> bool:
 
 def _is_sound(shares: RankShares) -> bool:
     numbers = (
-        *(shares.waiting, shares.loading, shares.exchanging, shares.delayed),
+        *(shares.waiting, shares.loading, shares.exchanging, shares.on_gpu, shares.delayed),
         *(shares.evidence.throttled, shares.evidence.memory_pressure, shares.evidence.file_waiting),
         *shares.places.values(),
         *shares.asleep.values(),
@@ -132,6 +132,7 @@ def _rounded(shares: RankShares, names: Mapping[str, str]) -> RankShares:
         waiting=round(shares.waiting, 4),
         loading=round(shares.loading, 4),
         exchanging=round(shares.exchanging, 4),
+        on_gpu=round(shares.on_gpu, 4),
         delayed=round(shares.delayed, 4),
         places={name: round(shares.places[place], 4) for place, name in names.items()},
         asleep={n: round(shares.asleep[p], 4) for p, n in names.items() if p in shares.asleep},

@@ -15,9 +15,12 @@ from mldebug.core.model import (
 from mldebug.diagnosis.classify.rank_states import make_group
 from mldebug.goodput import causes
 from mldebug.goodput.sentences import percent, rank_words, slow_words
-from mldebug.goodput.straggler import Slowness, SlowRank
+from mldebug.goodput.straggler import LEAST, Slowness, SlowRank
 
 UNEVEN = "uneven"  # mldebug.goodput.causes
+BESIDE = (
+    "the ranks wait for their GPUs, which may be at work: what a host does meanwhile costs nothing"
+)
 SHOWN = 8  # lines of evidence on single ranks
 STEPS = {
     "data": "look at what its DataLoader reads: a slow mount, too few workers, or larger samples than the others have",
@@ -52,6 +55,7 @@ def _diagnosis(job: Job, found: Slowness, slow: dict[int, SlowRank]) -> Diagnosi
     blamed = [one for one in found.ranks if one.cause != UNEVEN]
     culprits = [_culprit(here.get(one.rank), one) for one in blamed]
     explained = all(one.cause or one.excess.kind != "same" for one in blamed) and not found.rests_on
+    explained = explained and not any(_beside_gpu(found, one) for one in blamed)
     if uneven:
         sentence = f"the work of the ranks is uneven, and none is to blame: {sentence}"
     return Diagnosis(
@@ -89,7 +93,21 @@ def _evidence(found: Slowness, slow: dict[int, SlowRank]) -> list[str]:
     rows = sorted(found.shares, key=lambda one: (one.rank not in slow, one.rank))[:SHOWN]
     lines = [f"rank {one.rank} waits {percent(one.waiting)} of the time" for one in rows]
     alone = f"without the shares that {found.rests_on} has sent nobody would stand apart"
-    return [first, *lines, *([alone] if found.rests_on else ())]
+    beside = any(_beside_gpu(found, one) for one in found.ranks)
+    return [first, *lines, *([alone] if found.rests_on else ()), *([BESIDE] if beside else ())]
+
+
+def _beside_gpu(found: Slowness, slow: SlowRank) -> bool:
+    """Whether a slow rank waits for its GPU in the end, as most others do nearly all of their waiting: the GPU may have worked
+    while its host did something more, and nobody has waited for that.
+    """
+    shares = {one.rank: one for one in found.shares}
+    named = {one.rank for one in found.ranks}
+    others = [one for rank, one in shares.items() if rank not in named]
+    if slow.cause in causes.OF_GPU or slow.rank not in shares or not others:
+        return False
+    on_gpu = sum(one.on_gpu for one in others) > 0.5 * sum(one.waiting for one in others)
+    return on_gpu and shares[slow.rank].on_gpu >= LEAST
 
 
 def _step(job: Job, slow: SlowRank) -> str:

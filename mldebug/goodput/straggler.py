@@ -194,6 +194,7 @@ def _mean(shares: Sequence[RankShares]) -> RankShares:
         waiting=fmean(one.waiting for one in shares),
         loading=fmean(one.loading for one in shares),
         exchanging=fmean(one.exchanging for one in shares),
+        on_gpu=fmean(one.on_gpu for one in shares),
         places=_mean_of([one.places for one in shares]),
         asleep=_mean_of([one.asleep for one in shares]),
         lines={place: line for one in shares for place, line in one.lines.items()},

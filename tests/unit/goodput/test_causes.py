@@ -111,6 +111,32 @@ def test_a_cause_stands_in_the_sentence_and_makes_it_medium() -> None:
     assert judge_slowdown(job(), found_with(NONE)).diagnosis.confidence is Confidence.LOW
 
 
+@pytest.mark.parametrize(
+    ("own", "cause", "confidence"),
+    [(0.8, "", Confidence.LOW), (0.8, "clock", Confidence.MEDIUM), (0.0, "", Confidence.MEDIUM)],
+)
+def test_what_a_host_does_while_its_gpu_works_is_low(
+    own: float, cause: str, confidence: Confidence
+) -> None:
+    """Rank 0 draws a progress bar before it waits for its GPU, so it waits less; whether anybody waits for that is not known."""
+
+    def stretch(at: int) -> SampledStretch:
+        slow = RankShares(
+            rank=0, samples=100, waiting=own, on_gpu=own, places={"log (train.py)": 0.1}
+        )
+        rest = (RankShares(rank=n, samples=100, waiting=own + 0.1, on_gpu=own + 0.1) for n in (1, 2, 3))  # fmt: skip
+        return SampledStretch(at=float(at), seconds=5.0, ranks=(slow, *rest))
+
+    found = find_slow_ranks([stretch(at) for at in range(4)])
+    (one,) = found.ranks
+    one = msgspec.structs.replace(one, cause=cause, cause_words="has a slow GPU" if cause else "")
+    diagnosis = judge_slowdown(job(), msgspec.structs.replace(found, ranks=(one,))).diagnosis
+    assert diagnosis.confidence is confidence
+    assert any("may be at work" in line for line in diagnosis.evidence) == (
+        confidence is Confidence.LOW
+    )
+
+
 def test_uneven_work_names_nobody() -> None:
     more = msgspec.structs.replace(FULL, gpu_memory=60 * GIB)
     diagnosis = judge_slowdown(job(), found_with(more, FULL)).diagnosis

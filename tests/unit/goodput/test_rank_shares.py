@@ -36,7 +36,7 @@ def test_a_recording_of_a_real_gloo_rank_is_read() -> None:
     ("calls", "kind"),
     [
         ("wrapper (torch/distributed/c10d_logger.py:83);all_reduce (torch/distributed/distributed_c10d.py:2810)", "waiting"),
-        ("synchronize (torch/cuda/__init__.py:1040)", "waiting"),
+        ("synchronize (torch/cuda/__init__.py:1040)", "on_gpu"),
         ("wrapper (torch/distributed/c10d_logger.py:83);recv (torch/distributed/distributed_c10d.py:2500)", "exchanging"),
         ("__next__ (torch/utils/data/dataloader.py:700);_next_data (torch/utils/data/dataloader.py:1400);_try_get_data (torch/utils/data/dataloader.py:1200);get (queue.py:180)", "loading"),
         (BACKWARD, "waiting"),
@@ -46,8 +46,9 @@ def test_a_recording_of_a_real_gloo_rank_is_read() -> None:
 def test_each_kind_of_call_counts_as_what_it_is(calls: str, kind: str) -> None:
     found = shares(f"{MAIN};step (train.py:9);{calls} 10\n")
     assert found is not None
-    assert found.waiting == (kind in ("waiting", "exchanging"))
-    assert (found.exchanging, found.loading) == (kind == "exchanging", kind == "loading")
+    assert found.waiting == (kind in ("waiting", "exchanging", "on_gpu"))
+    shown = (found.exchanging, found.loading, found.on_gpu)
+    assert shown == tuple(kind == one for one in ("exchanging", "loading", "on_gpu"))
     assert found.places == ({"forward (model.py)": 1.0} if kind == "model" else {})
 
 
