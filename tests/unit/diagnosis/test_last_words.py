@@ -5,6 +5,7 @@ import pytest
 
 from mldebug.core.model import Confidence
 from mldebug.diagnosis.exits.outcome import ExitOutcome
+from mldebug.diagnosis.exits.words.marks import take_apart
 from mldebug.diagnosis.exits.words.output import parse_error_file
 from shared.diagnosis.lastwords import (
     SPEAKER,
@@ -98,3 +99,12 @@ def test_an_error_file_is_judged_by_the_place_in_it(line: str, text: str, unclea
     found = parse_error_file(msgspec.json.encode(content))
     assert found is not None
     assert (found.unclear, found.blames_peer) == (unclear, False)
+
+
+def test_an_answer_of_a_server_in_an_error_s_text_is_no_collector_s_line() -> None:
+    """The error keeps its name and its rank, although its text ends with JSON that has a time."""
+    error = 'mlflow.exceptions.RestException: 500: {"timestamp": "2026-11-26", "message": "Connection reset by peer"}'
+    assert take_apart([f"[rank1]: {error}"], {}).by_rank == {1: (error,)}
+    assert take_apart([error], {}).shared == (error,)
+    collected = '{"log": "ValueError: bad", "time": "2026-11-26T01:02:03Z"}'
+    assert take_apart([f"pod-1 {collected}"], {}).shared == ("ValueError: bad",)

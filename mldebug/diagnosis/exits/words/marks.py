@@ -20,6 +20,8 @@ _MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?
 _MARK_INSIDE = re.compile(r"\[rank(?P<number>\d{1,7})\]: ?")
 _LOCAL_INSIDE = re.compile(r"\[default(?P<number>\d{1,7})\]: ?")
 _COLOUR = re.compile(r"\x1b\[[\d;?]{0,20}[A-Za-z]")
+# What no collector writes before its JSON: an exception, whose text a server's answer may be, or a rank's mark
+_OWN_JSON = re.compile(r"(?:Error|Exception)\b|\[rank\d{1,7}\]:")
 # A bar that has no line of its own: what follows it was written by whoever wrote next
 _BAR = re.compile(
     r"\r?[^|\r\n]{0,120}?\d{1,3}%\|[^|\r\n]{0,300}\| ?[^\s\[]{1,40} \[[^\]\r\n]{0,200}\](?=.*\S)"
@@ -68,6 +70,7 @@ def take_apart(
 def _unwrapped(line: str) -> Sequence[str]:
     """The lines in a line of a collector's JSON, wherever it begins, else the line; without bars that stand before other text."""
     at = line.find('{"', 0, MARKED_WITHIN) if line.endswith("}") else -1
+    at = -1 if at > 0 and _OWN_JSON.search(line[:at]) else at
     unwrapped = unwrap_json(line[at:]) if at >= 0 else [line]
     lines = [line] if unwrapped == [line[at:]] else unwrapped
     return [_BAR.sub("", one) if "%|" in one else one for one in lines]
