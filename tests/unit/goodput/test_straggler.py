@@ -1,6 +1,7 @@
 """Who slows a run down, from simulated runs: steps that end together, ranks that take their time, and samples of them."""
 
 import random
+import time
 
 import msgspec
 import pytest
@@ -76,6 +77,20 @@ def test_what_rests_on_one_node_in_either_row_rests_on_it() -> None:
     found = judged(1, 8, slower(noisy(0.3), [5], 1.3))
     doubtful = msgspec.structs.replace(found, rests_on="n2")
     assert [agreed(*rows).rests_on for rows in ((doubtful, found), (found, doubtful), (found, found))] == ["n2", "n2", ""]  # fmt: skip
+
+
+def test_a_slow_rank_on_hundreds_of_nodes_is_found_in_time() -> None:
+    """The coordinator compares them in its main loop."""
+    chance = random.Random(1)
+
+    def share(rank: int) -> RankShares:
+        waiting = (0.05 if rank == 9 else 0.3) + chance.uniform(0.0, 0.01)
+        return RankShares(rank=rank, node=f"n{rank // 8}", samples=100, waiting=waiting)
+
+    row = [SampledStretch(at=5.0 * n, seconds=5.0, ranks=tuple(map(share, range(2048)))) for n in range(3)]  # fmt: skip
+    began = time.process_time()
+    found = find_slow_ranks(row)
+    assert (named(found), found.rests_on, time.process_time() - began < 2.0) == ([9], "", True)
 
 
 def test_half_of_the_ranks_are_no_stragglers() -> None:
