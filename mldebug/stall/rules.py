@@ -95,11 +95,11 @@ def choose(
         return StallRule("progress", timeout, window, busy, device, patience, dies)
     if not started and (clock.has_rhythm or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
-        busy = None
+        working: float | None = None
         if clock.has_rhythm and ranks.worked:  # it may train already: a bar of epochs tells no step
             excused = _is_excused(ranks, clock.now, timeout.seconds)
-            busy = _busy_limit(settings, look, timeout.seconds, excused)
-        return StallRule("stillness", timeout, timeout.seconds, busy)
+            working = _busy_limit(settings, look, timeout.seconds, excused)
+        return StallRule("stillness", timeout, timeout.seconds, working)
     timeout = _without_signal(settings, clock, ranks)
     others = settings.timeout == "auto" and look.elsewhere
     patience = max(timeout.seconds, dies) if others else timeout.seconds

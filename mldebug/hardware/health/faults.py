@@ -116,7 +116,7 @@ def _advice(event: RankEvent) -> str:
 def faults_of_ports(ports: NodePorts, node: str) -> tuple[Fault, ...]:
     """A fault for each RDMA port that jobs here may use, was up, and is down without anybody having switched it off.
 
-    It is dated by the first reading in which the port was down.
+    It is dated by the first reading in which the port was down. One that has flapped before is not `confirmed`: jobs may do without it.
     """
     return tuple(
         Fault(
@@ -126,7 +126,7 @@ def faults_of_ports(ports: NodePorts, node: str) -> tuple[Fault, ...]:
             code="port_down",
             tier=Tier.FATAL.value,
             node=node,
-            confirmed=one.down_reads >= SETTLED,
+            confirmed=one.down_reads >= SETTLED and one.flaps <= 1,  # this loss of the link counts
             advice=ACTION_WORDS["check_hardware"],
         )
         for one in ports.ports

@@ -125,6 +125,12 @@ def test_the_fault_is_dated_by_the_first_reading_in_which_it_was_down() -> None:
     assert (third.at, third.confirmed) == (TAKEN - 60.0, True)
 
 
+@pytest.mark.parametrize(("flaps", "confirmed"), [(0, True), (1, True), (2, False)])
+def test_a_port_that_flaps_anyway_is_one_sign(flaps: int, confirmed: bool) -> None:
+    states = (msgspec.structs.replace(one, flaps=flaps) for one in after(PORT, DOWN, DOWN))
+    assert [one.confirmed for one in faults(tuple(states))] == [confirmed]
+
+
 def test_a_port_that_came_back_and_went_again_is_dated_anew() -> None:
     assert faults(after(PORT, DOWN, PORT)) == ()
     (again,) = faults(after(PORT, DOWN, DOWN, PORT, DOWN))
