@@ -267,12 +267,14 @@ def of(found: Discovery, pids: list[int]) -> list[Job]:
 
 
 def all_found(tools: NodeTools, pids: list[int]) -> list[Job]:
-    """The jobs of these processes, once all are found: on a busy machine not all that is read comes in one look."""
+    """The jobs of these processes, once all are found with their NCCL: on a busy machine not all that is read comes in one look."""
     found: list[list[Job]] = []
 
     def all_there() -> bool:
-        found.append(of(tools.capture.finder.find(), pids))
-        return {rank.pid for job in found[-1] for rank in job.ranks} == {*pids}
+        look = tools.capture.finder.find()
+        found.append(of(look, pids))
+        known = {pid for pid in pids if pid in look.programs and look.programs[pid].libraries.nccl}
+        return known == {*pids} == {rank.pid for job in found[-1] for rank in job.ranks}
 
     wait_until(all_there, 60.0)
     return found[-1]
