@@ -83,6 +83,7 @@ def read_folder(directory: Path) -> FolderRecords:
 
 
 def _is_printed(path: Path) -> bool:
+    """Whether the file is what PyTorch's analyser printed; False where it cannot be read, which its own problem says."""
     try:
         return is_printout(read_bytes(path)[:MAX_BYTES].decode(errors="replace"))
     except (OSError, MldebugError):

@@ -51,11 +51,11 @@ def read_printout(text: str) -> dict[int, Raw]:
     """By rank a dump as far as the printout tells of it, in the fields of today's. Raises ValueError with the reason where it tells nothing that can be compared."""
     lines = text.splitlines()
     found: dict[int, Raw] = {}
-    told = 0
+    calls_read = 0
     for block in _blocks(lines):
         for rank, call, config in _calls_of(block):
-            told += len(call)
-            if told > MAX_CALLS:
+            calls_read += len(call)
+            if calls_read > MAX_CALLS:
                 raise ValueError(f"it tells of more than {MAX_CALLS:,} calls")
             dump = found.setdefault(rank, {"version": "printed", "entries": [], "pg_config": {}})
             dump["entries"] += call

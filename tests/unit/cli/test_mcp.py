@@ -71,10 +71,10 @@ def test_a_tool_returns_what_the_command_prints(config: Path) -> None:
 @pytest.mark.parametrize("tool", ["diagnose", "flight_recorder"])
 def test_a_path_means_what_it_means_where_the_server_was_started(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """Programs are started in `/`: a path goes to them as a whole one."""
-    asked = FakeSpawner(lambda argv: Completed(argv=argv, returncode=0, stdout=b"{}"))
+    spawner = FakeSpawner(lambda argv: Completed(argv=argv, returncode=0, stdout=b"{}"))
     monkeypatch.chdir(tmp_path)
-    getattr(McpTools(asked, None, RefusedError), tool)("dumps")
-    ((*_, last),) = asked.calls
+    getattr(McpTools(spawner, None, RefusedError), tool)("dumps")
+    ((*_, last),) = spawner.calls
     assert last == str(tmp_path / "dumps")
 
 

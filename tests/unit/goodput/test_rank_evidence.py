@@ -147,14 +147,14 @@ def test_workers_of_a_fork_server_are_processes_of_their_rank(tmp_path: Path) ->
         kernel.tree.add(pid, parent)
     ranks = tuple(RankIdentity(rank=n, world_size=2, pid=pid) for n, pid in enumerate((50, 60)))
     job = Job(id="j", name="train.py", launcher="torchrun", world_size=2, ranks=ranks)
-    asked: list[tuple[int, ...]] = []
+    requests: list[tuple[int, ...]] = []
     tools = Mock()
     tools.context.host = Host(str(tmp_path))
     tools.pyspy.record.return_value = []
     sampler = WaitSampler(tools)
-    with patch.object(EvidenceReader, "file_waits", lambda _, pids, __: asked.append(pids) or NO_FILES):  # fmt: skip
+    with patch.object(EvidenceReader, "file_waits", lambda _, pids, __: requests.append(pids) or NO_FILES):  # fmt: skip
         sampler.take(SampleOrder(job, seconds=0))
-    assert sorted(asked) == [(50, 51, 52), (60, 61)]
+    assert sorted(requests) == [(50, 51, 52), (60, 61)]
 
 
 def test_a_process_that_waits_for_a_file_is_found_so_and_one_that_sleeps_is_not(tmp_path: Path) -> None:  # fmt: skip
