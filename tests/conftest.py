@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[1]
 CODE = ("mldebug", "agents", "exporters", "tests/jobs")
-ASKS_BY_SCHEMA = "test_peer_api.py"
+ASK_BY_SCHEMA = ("test_peer_api.py", "test_http_fuzz.py")
 # Of this process alone: asserts are rewritten once, which is 7 s of a collection in place of 21
 sys.dont_write_bytecode = False
 
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
     """What takes long to import comes with the file that needs it: `.ci/run` starts a hundred pytests."""
-    if file_path.name == ASKS_BY_SCHEMA:
+    if file_path.name in ASK_BY_SCHEMA:
         parent.config.pluginmanager.import_plugin("schemathesis.pytest.plugin")
 
 
