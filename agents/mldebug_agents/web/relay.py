@@ -1,11 +1,13 @@
 """Relays a browser's GETs from a port on the loopback interface to the agent's socket, as the user who started it.
 
-Everybody on the node can connect to the port, so a browser must first send the key of a link that only this user has read. A link
-works once: it sets a cookie, and a new link is printed.
+Everybody on the node can connect to the port, so a browser must first send the key of a link. A link works once: it sets a cookie, and
+a new link is printed. Only this user has read a printed link; one that was given to a program stands in that program's arguments, which
+everybody may read, so it then counts only from a process of this user.
 """
 
 import hmac
 import http.client
+import os
 import secrets
 import socket
 import threading
@@ -31,10 +33,13 @@ DROPPED = ("connection", "content-length", "date", "keep-alive", "server", "tran
 
 
 class Relay:
-    """The relay of `mldebug web`. `on_link` is called with the path of each new link, which works for one login."""
+    """The relay of `mldebug web`. `on_link` is called with the path of each new link, which works for one login.
 
-    def __init__(self, state_dir: Path, on_link: Callable[[str], None]) -> None:
-        self._state_dir = state_dir
+    `own_only`: a link counts only from a process of this user on this node.
+    """
+
+    def __init__(self, state_dir: Path, on_link: Callable[[str], None], *, own_only: bool = False) -> None:  # fmt: skip
+        self._state_dir, self._own_only = state_dir, own_only
         self._on_link = on_link
         self._key = ""
         self._inside: set[bytes] = set()
@@ -62,6 +67,8 @@ class Relay:
         if digest(request.cookies.get(cookie_name(request.headers), "")) in self._inside:
             return self._answer(request)
         shown = request.query_params.get("key", "").encode(errors="replace")
+        if self._own_only and not _is_own(request):
+            return PlainTextResponse("Not answered: another user of this node asks.\n", 403)
         with self._one:
             if hmac.compare_digest(shown, self._key.encode()):
                 return self._let_in(cookie_name(request.headers))
@@ -102,3 +109,30 @@ def _target(request: Request) -> str:
     path: bytes = request.scope["raw_path"]
     query: bytes = request.scope["query_string"]
     return (path + b"?" + query if query else path).decode("latin-1")
+
+
+def _is_own(request: Request) -> bool:
+    """Whether the connection comes from a process of this user, by the kernel's tables; False where they do not have it."""
+    client, server = request.client, request.scope.get("server")
+    if client is None or server is None:
+        return False
+    return client_uid(client.port, server[1]) == os.geteuid()
+
+
+def client_uid(port: int, server_port: int, proc: str = "/proc") -> int | None:
+    """The user whose socket on the loopback interface has this port and is connected to `server_port`; None where the tables have none."""
+    for name in ("tcp", "tcp6"):  # a socket for both versions of IP stands in the second
+        try:
+            lines = Path(f"{proc}/net/{name}").read_text().splitlines()[1:]
+        except OSError:  # a kernel without IPv6 has no second table
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 7 and (_port(fields[1]), _port(fields[2])) == (port, server_port):
+                return int(fields[7])
+    return None
+
+
+def _port(address: str) -> int:
+    """The port of `0100007F:1F90`."""
+    return int(address.rpartition(":")[2], 16)

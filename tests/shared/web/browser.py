@@ -82,12 +82,12 @@ def tab(browser: Browser, base: str, *, phone: bool = False, dark: bool = False,
 
 
 @contextmanager
-def relayed(state_dir: Path) -> Iterator[tuple[str, list[str]]]:
+def relayed(state_dir: Path, *, own_only: bool = False) -> Iterator[tuple[str, list[str]]]:
     """The socket behind a port, as `mldebug web --port` has it; the base address, and the links so far."""
     links: list[str] = []
     door: socket.socket = open_tcp("127.0.0.1:0")
     base = f"http://127.0.0.1:{door.getsockname()[1]}"
-    server = Relay(state_dir, links.append).server()
+    server = Relay(state_dir, links.append, own_only=own_only).server()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [ConnectionLimiter(door, MOST)]}, daemon=True)  # fmt: skip
     thread.start()
     try:

@@ -53,7 +53,7 @@ def command(port: int | None, in_browser: bool, config: Path | None) -> None:
         links.append(where + path)
         click.echo(f"  {links[-1]}")
 
-    relay = Relay(state_dir, show)
+    relay = Relay(state_dir, show, own_only=in_browser)
     if in_browser:
         _open(links[0])  # the listener queues it until the relay serves
     with contextlib.suppress(KeyboardInterrupt):
