@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from itertools import islice
 
 from mldebug.core.model import Noun
-from mldebug.core.units import format_duration
 from mldebug.goodput.checkpoint_interval import best_interval, interval_words
 from mldebug.goodput.job_account import JobAccount
 from mldebug.goodput.segments import GpuUse
@@ -165,10 +164,3 @@ def _bar(job: JobAccount) -> list[dict[str, float]]:
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {use: round(seconds[use], 3) for use in GpuUse if seconds.get(use, 0.0) > 0}
-
-
-def duration_words(seconds: float) -> str:
-    """GPU time in the unit that suits it: `42s`, `3.2 GPU hours`."""
-    return (
-        f"{seconds / 3600:,.1f} GPU hours" if seconds >= 3600 else format_duration(round(seconds))
-    )

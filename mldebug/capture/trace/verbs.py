@@ -25,8 +25,9 @@ from mldebug.capture.trace.merge_text import (
 from mldebug.capture.trace.open_files import is_ring, open_ring, ring_files, source_here
 from mldebug.capture.trace.reader import Read, read_last, read_whole
 from mldebug.capture.trace.records import Ring, RingHeader
-from mldebug.core.errors import EvidenceError, MldebugError, UsageError
+from mldebug.core.errors import EvidenceError, UsageError
 from mldebug.core.files import without_collector
+from mldebug.core.output_file import write_file
 
 NO_RING = "give a file that `mldebug trace run` or `mldebug run --trace` has written"
 LOG_PIDS = (
@@ -134,15 +135,7 @@ def _write(output: Path, pieces: Iterator[bytes], force: bool) -> None:
         return
     if force and is_ring(output):  # whoever empties it kills the process that writes it, by SIGBUS
         raise UsageError(f"{output} is itself a trace ring", "name another file")
-    try:
-        with output.open("wb" if force else "xb") as stream:
-            stream.writelines(pieces)
-    except FileExistsError:
-        raise UsageError(f"{output} exists already", "overwrite it with --force") from None
-    except OSError as error:
-        raise MldebugError(
-            f"{output} cannot be written: {error.strerror}", "choose another place"
-        ) from error
+    write_file(output, pieces, force)
 
 
 # --- what stands above a ring ----------------------------------------------------------------------

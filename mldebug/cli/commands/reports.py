@@ -12,9 +12,9 @@ import msgspec
 from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
-from mldebug.cli.output_file import write_file
 from mldebug.cli.param_types import REPORT
 from mldebug.core.errors import AccessError, EvidenceError, UsageError
+from mldebug.core.output_file import write_file
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
@@ -140,7 +140,7 @@ def export(
         raise UsageError(f"{file} has no known ending", f"end it in one of {', '.join(SUFFIXES)}")
     archive, report = find_report(report_stores_of(config or given), report_id)
     content = exported(archive, report, suffix)
-    write_file(file, content, force)
+    write_file(file, (content,), force)
     written = {"id": report.id, "file": str(file), "bytes": len(content)}
     click.echo(_pretty(written) if as_json else f"{clean(str(file), 400)}: {len(content):,} bytes")
 

@@ -6,8 +6,8 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from mldebug.cli.output_file import write_file
 from mldebug.cli.param_types import REPORT
+from mldebug.core.output_file import write_file
 from mldebug.core.plugins import NoOptions
 from mldebug.core.pseudonyms import Pseudonyms
 from mldebug.core.redact import clean
@@ -36,7 +36,7 @@ def command(report_id: str, redact: bool, out: Path | None, force: bool, config:
     shown = redacted(report) if redact else report
     file = out or Path(f"mldebug-{shown.id}.html")
     content = render_html(shown).encode(errors="replace")
-    write_file(file, content, force)
+    write_file(file, (content,), force)
     click.echo(
         f"{clean(str(file), 400)}: {len(content) / 1024:,.0f} KiB; nothing was sent anywhere"
     )
