@@ -128,8 +128,8 @@ def judge(row: Row, verdict: str, named: Sequence[int | None]) -> str:
     return "right" if named or row.nameless else "right, unnamed"
 
 
-def healthy(folder: Path, kind: str, seconds: float, *options: str) -> dict[str, Any]:
-    """A job that nothing strikes, beside both agents: the stages of its run, and the reports, of which there may be none."""
+def healthy(folder: Path, kind: str, seconds: float, *options: str) -> dict[str, dict[str, Any]]:
+    """A job that nothing strikes, beside both agents: by agent, the reports, of which there may be none, and the stages of its run."""
     with ExitStack() as stack:
         agents = {
             name: stack.enter_context(world.agent(folder, stall)) for name, stall in AGENTS.items()
@@ -146,7 +146,13 @@ def healthy(folder: Path, kind: str, seconds: float, *options: str) -> dict[str,
                 step = run.step if run and run.step is not None else step
             time.sleep(POLL)
         reports = {name: [one["diagnosis"]["summary"] for one in reports_of(agent, job)] for name, agent in agents.items()}  # fmt: skip
-    return {"seconds": seconds, "step": step, "stages": {name: sorted(one) for name, one in stages.items()}, "reports": reports}  # fmt: skip
+    return {
+        name: {
+            "result": "ALARM" if told else "right",
+            "summary": "; ".join(told) or f"no report in {seconds:.0f} s; step {step}; {', '.join(sorted(stages[name]))}",
+        }
+        for name, told in reports.items()
+    }  # fmt: skip
 
 
 def rows(

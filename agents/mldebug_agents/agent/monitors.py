@@ -79,7 +79,12 @@ class Monitors:
 
         Storage waits until the node was searched for jobs.
         """
-        self.hardware.tick(state.runs, state.config.stall.interval, looked=state.looked)
+        suspected = any(
+            run.decision is not None and run.decision.stage in STANDS for run in state.runs.values()
+        )
+        self.hardware.tick(
+            state.runs, state.config.stall.interval, looked=state.looked, soon=suspected
+        )
         self.notifier.tick()
         self.actions.captures.show(state.jobs, state.found)
         self.actions.tick(state.jobs)
@@ -87,14 +92,7 @@ class Monitors:
             self.storage.tick(list(state.jobs.values()), self.checkpoints.places(state.runs))
         self.checkpoints.tick(state.runs, state.found, state.config.checkpoints)
         self.memory.tick(state.runs, state.config.memory)
-        self.ports.tick(
-            state.found.programs,
-            state.config.health.thresholds,
-            soon=any(
-                run.decision is not None and run.decision.stage in STANDS
-                for run in state.runs.values()
-            ),
-        )
+        self.ports.tick(state.found.programs, state.config.health.thresholds, soon=suspected)
         self.schedulers.tick()
         self.probes.tick()
         if state.looked:

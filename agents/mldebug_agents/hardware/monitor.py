@@ -52,7 +52,7 @@ log = logging.getLogger("mldebug")
 GPU_DEADLINE, KERNEL_DEADLINE = 30.0, 5.0
 LISTEN = 2.0  # seconds at most in which the kernel's log is read before the GPUs are asked
 FULL_EVERY = 30.0  # seconds between two full reads of the GPUs
-FULL_SOON = 5.0  # the same where a run has begun
+FULL_SOON = 5.0  # the same where a run has begun, or may stand still
 TRIES = 12  # full reads after which a rank whose GPU is not known has none
 STORE_EVERY = 30.0
 
@@ -102,10 +102,11 @@ class HardwareMonitor:
 
     # --- the loop ----------------------------------------------------------------------------------
 
-    def tick(self, runs: Mapping[str, Run], interval: float, *, looked: bool) -> None:
+    def tick(self, runs: Mapping[str, Run], interval: float, *, looked: bool, soon: bool = False) -> None:  # fmt: skip
         """Order the readings of GPUs and kernel log that are due, and carry out what users ordered. `interval`: seconds
         between two readings. `looked`: jobs have been searched for, so what is known of runs not in `runs` may be
-        forgotten.
+        forgotten. `soon`: a stall is suspected, so full readings of the GPUs come every `FULL_SOON` seconds: their
+        hardware counters show whether a GPU that spins moves anything.
         """
         now = time.monotonic()
         for _ in self.gpu_controller.grant(self._gpus.accept):
@@ -121,20 +122,20 @@ class HardwareMonitor:
             self._order_kernel()
         if self._ask_by is not None and (now >= self._ask_by or not self._pending_reads):
             self._ask_by = None
-            self._order_gpus(runs, now)
+            self._order_gpus(runs, now, soon=soon)
         if now >= self._store_due and looked and self._memory.opened:
             self._store_due = now + STORE_EVERY
             self._levels.keep_only(runs.keys())
             self._levels.store()
             self._gpus.keep_only(set(runs))
 
-    def _order_gpus(self, runs: Mapping[str, Run], now: float) -> None:
+    def _order_gpus(self, runs: Mapping[str, Run], now: float, *, soon: bool) -> None:
         if self.workers["gpus"].busy:
             return
         apart = self._excluded()
         self.workers["gpus"].order(GpuOrder(excluded=apart))
-        begun = self._begun(runs)
-        if now >= self._full_at + (FULL_SOON if begun else FULL_EVERY):
+        often = soon or self._begun(runs)
+        if now >= self._full_at + (FULL_SOON if often else FULL_EVERY):
             self._full_at = now
             self._tries = {one: self._tries.get(one, 0) + 1 for one in runs}
             ranks = {one: run.job.ranks for one, run in runs.items()}
@@ -229,7 +230,8 @@ class HardwareMonitor:
         """The look at a job, with what the GPU of each rank does added."""
         if self._gpus.watch is None:
             return look
-        return self._levels.complete(look, self._gpus.watch, self._gpus.joined(look.job.id))
+        joined = self._gpus.joined(look.job.id)
+        return self._levels.complete(look, self._gpus.watch, joined, self._gpus.full)
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
         """The capture with faults of its ranks' GPUs and of the node, what the GPUs do, and what could not be read of them."""

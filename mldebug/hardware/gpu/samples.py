@@ -50,17 +50,18 @@ class GpuSign(Noun, frozen=True, kw_only=True):
     @property
     def moves(self) -> bool | None:
         """Whether the hardware's counters show tensor, memory or link work; None where the GPU has no such counters."""
-        activity = self.activity
-        if activity is None or activity.dram_ratio is None:
-            return None
-        ratios = (activity.dram_ratio, *activity.tensor_ratio.values())
-        links = (
-            activity.nvlink_receive_bytes_per_second,
-            activity.nvlink_transmit_bytes_per_second,
-        )
-        return any(one > MOVES_RATIO for one in ratios) or any(
-            link is not None and link > MOVES_BYTES_PER_SECOND for link in links
-        )
+        return None if self.activity is None else moves(self.activity)
+
+
+def moves(activity: GpuActivity) -> bool | None:
+    """Whether these counters show tensor, memory or link work; None where they do not count memory."""
+    if activity.dram_ratio is None:
+        return None
+    ratios = (activity.dram_ratio, *activity.tensor_ratio.values())
+    links = (activity.nvlink_receive_bytes_per_second, activity.nvlink_transmit_bytes_per_second)
+    return any(one > MOVES_RATIO for one in ratios) or any(
+        link is not None and link > MOVES_BYTES_PER_SECOND for link in links
+    )
 
 
 def sign_of(

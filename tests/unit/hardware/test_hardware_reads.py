@@ -17,6 +17,7 @@ from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap, Ra
 from mldebug.hardware.gpu.readings import (
     LOST,
     EccCount,
+    GpuActivity,
     GpuProcess,
     GpuReading,
     GpuWatch,
@@ -508,3 +509,31 @@ def test_a_real_process_tells_its_environment_and_open_devices(holders: Holders)
     gone = msgspec.structs.replace(rank, start_ticks=2)
     (nothing,) = holders.look([gone])
     assert (nothing.environment, nothing.open_minors) == (None, None)
+
+
+def counted(at: float, dram: float | None, sms: float = 0.18, ago: float = 0.0) -> NodeGpus:
+    """A full reading `ago` seconds before `at`, whose hardware counters are those of both GPUs."""
+    activity = GpuActivity(window_seconds=5.0, dram_ratio=dram, sm_active_ratio=sms, tensor_ratio={"any": 0.0})  # fmt: skip
+    gpus = tuple(GpuReading(uuid=f"GPU-{n}", index=n, activity=activity) for n in (0, 1))
+    return NodeGpus(at=at - ago, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("full", "expected"),
+    [
+        (counted(16.0, 0.0002), [False, False]),
+        (None, [None, None]),
+        (counted(16.0, 0.2), [None, None]),  # of a time when it may still have worked
+        (counted(16.0, None), [None, None]),
+        (counted(16.0, 0.0002, sms=0.99), [None, None]),  # it may compute in registers and caches
+        (counted(16.0, 0.0002, ago=60.0), [None, None]),
+    ],
+)
+def test_counters_of_the_hardware_show_that_gpus_spin_where_the_job_moved_too_little_to_learn_from(
+    full: NodeGpus | None, expected: list[bool | None]
+) -> None:
+    """A small model shows 0 % memory utilization and hardly more power at work, so that nothing is learned of its work."""
+    levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
+    for turn in range(6):
+        result = levels.complete(look(), watch(11.0 + turn, 1.0, 1.0, power=125.0, moves=0.0), joined, full)  # fmt: skip
+    assert progress(result) == expected

@@ -8,16 +8,17 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from mldebug.core.model import Role
-from mldebug.hardware.gpu.fingerprint import Fingerprint, RunBaselines
+from mldebug.hardware.gpu.fingerprint import ALL_SMS, Fingerprint, RunBaselines
 from mldebug.hardware.gpu.rank_join import RankGpuMap
-from mldebug.hardware.gpu.readings import NodeWatch
-from mldebug.hardware.gpu.samples import GpuSign, RankSign, sign_of
+from mldebug.hardware.gpu.readings import GpuActivity, NodeGpus, NodeWatch
+from mldebug.hardware.gpu.samples import GpuSign, RankSign, moves, sign_of
 from mldebug.hardware.gpu.sentences import sentence
 from mldebug.stall.checkpoint_writes import WriteRate
 from mldebug.stall.signals import RankLook
 from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.watch.job_watch import JobLook
 
+RESTS_FOR = 12.0  # seconds after a full reading in which its counters still count: two of them while a stall is suspected
 MEMO = "gpus/"  # and the job's id: the name of what is remembered of a run
 
 
@@ -38,12 +39,14 @@ class Levels:
         self._prints: dict[str, Fingerprint] = {}
         self._before: dict[str, _Before] = {}
 
-    def complete(self, look: JobLook, watch: NodeWatch, joined: RankGpuMap) -> JobLook:
+    def complete(
+        self, look: JobLook, watch: NodeWatch, joined: RankGpuMap, full: NodeGpus | None = None
+    ) -> JobLook:
         """The look at a job, with the progress that the GPU of each rank shows added. `watch`: the newest quick GPU
-        reading; one that is not newer than the last is not counted again. Without known GPUs the look is returned
-        unchanged.
+        reading; one that is not newer than the last is not counted again. `full`: the newest full one, whose hardware
+        counters count where they show that a GPU moved nothing. Without known GPUs the look is returned unchanged.
         """
-        fingerprint = self._fingerprint(look, watch, joined)
+        fingerprint = self._fingerprint(look, watch, joined, full)
         if fingerprint is None:
             return look
         ranks = tuple(_with_progress(rank, fingerprint) for rank in look.look.ranks)
@@ -75,13 +78,13 @@ class Levels:
     # --- inside ------------------------------------------------------------------------------------
 
     def _fingerprint(
-        self, look: JobLook, watch: NodeWatch, joined: RankGpuMap
+        self, look: JobLook, watch: NodeWatch, joined: RankGpuMap, full: NodeGpus | None
     ) -> Fingerprint | None:
         before = self._prints.get(look.job.id)
         if before is not None and before.at >= watch.at:
             return before  # nothing new was read since
         ranks = _rank_signs(look, self._before.setdefault(look.job.id, _Before()))
-        signs = tuple(_signs(ranks, watch, joined))
+        signs = tuple(_signs(ranks, watch, joined, _at_rest(full, watch.at)))
         if not signs:
             self._prints.pop(look.job.id, None)
             return None
@@ -125,15 +128,36 @@ def _rate(rank: RankLook, now: float, rates: dict[int, WriteRate]) -> float | No
     return rates.setdefault(rank.rank, WriteRate()).take(now, rank.written_bytes)
 
 
+def _at_rest(full: NodeGpus | None, now: float) -> dict[str, GpuActivity]:
+    """By uuid, the counters of GPUs that moved nothing in the whole time between the last two full readings.
+
+    Those of a GPU that moved something tell of a time before this look, when the job may still have worked. A kernel on all
+    multiprocessors is none of a collective, and may compute within the registers and caches: nothing is said of it.
+    """
+    if full is None or not 0 <= now - full.at <= RESTS_FOR:
+        return {}
+    return {
+        gpu.uuid: gpu.activity
+        for gpu in full.gpus
+        if gpu.activity is not None
+        and moves(gpu.activity) is False
+        and (gpu.activity.sm_active_ratio or 0.0) < ALL_SMS
+    }
+
+
 def _signs(
-    ranks: Mapping[int, RankSign], watch: NodeWatch, joined: RankGpuMap
+    ranks: Mapping[int, RankSign],
+    watch: NodeWatch,
+    joined: RankGpuMap,
+    resting: Mapping[str, GpuActivity],
 ) -> Iterator[GpuSign]:
     """One sign for each GPU that a rank of the run uses: of several ranks the first."""
     gpus = {one.uuid: one for one in watch.gpus}
     for rank in joined.ranks:
         gpu = gpus.pop(rank.uuid, None)
         if gpu is not None:
-            yield sign_of(gpu, rank=ranks.get(rank.rank) or RankSign(rank=rank.rank))
+            beside = ranks.get(rank.rank) or RankSign(rank=rank.rank)
+            yield sign_of(gpu, rank=beside, activity=resting.get(gpu.uuid))
 
 
 def _with_progress(rank: RankLook, fingerprint: Fingerprint) -> RankLook:

@@ -1,0 +1,71 @@
+"""One rank of two becomes slower on its GPU: after how many seconds it is named, and with which cause; settings as shipped.
+
+`MLDEBUG_GPU_SLOW=sleep,batch,neighbour,none` says which; each takes up to five minutes.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from gpu import world
+from gpu.hanging import reports_of, run_of
+from processes.harness import wait_for
+
+JOB = world.ROOT / "tests" / "jobs" / "slow_gpu.py"
+NEIGHBOUR = JOB.with_name("neighbour.py")
+WANTED = "MLDEBUG_GPU_SLOW"
+CULPRIT = 1
+AFTER = 75.0  # seconds of even steps
+PATIENCE = 180.0  # seconds in which it is to be named
+FAULTS = ("sleep", "neighbour", "batch", "none")
+
+
+def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
+    """Each row that was named, or all."""
+    wanted = [one for one in os.environ.get(WANTED, "").split(",") if one] or FAULTS
+    for fault in wanted:
+        try:
+            table = slowed(folder, fault, *options)
+        except (AssertionError, OSError, ValueError) as error:
+            table = {"result": f"{type(error).__name__}: {error}"[:1500]}
+        print(fault, table, flush=True)
+        yield fault, table
+
+
+def slowed(folder: Path, fault: str, *options: str) -> dict[str, Any]:
+    """Run it, strike it, and wait for the report."""
+    with ExitStack() as stack:
+        agent = stack.enter_context(world.agent(folder))
+        job = stack.enter_context(world.job(folder, "--fault", fault, "--after", str(AFTER), *options, script=JOB))  # fmt: skip
+        wait_for(f"the strike: {job.tail()}", lambda: job.alive() and job.struck_at(), 120.0 + AFTER)  # fmt: skip
+        struck, before = job.struck_at() or world.now(), job.step
+        if fault == "neighbour":
+            stack.callback(world.end, neighbour())
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and not reports_of(agent, job):
+            job.alive()
+            time.sleep(0.5)
+        took = world.now() - struck
+        snapshot = agent.snapshot()
+        state = run_of(snapshot, job) if snapshot else None
+        facts: dict[str, Any] = {"seconds": round(took, 1), "steps_a_second": round((job.step - before) / took, 2)}  # fmt: skip
+        facts["slowness"] = repr(state.slowness)[:1500] if state else "no run"
+        found = reports_of(agent, job)
+    if not found:
+        return {"result": "right" if fault == "none" else "NOT NAMED", **facts, "log": agent.log[-800:]}  # fmt: skip
+    diagnosis = found[0]["diagnosis"]
+    named = [one.get("rank") for one in diagnosis["culprits"] or ()]
+    right = fault != "none" and named in ([CULPRIT], []) and diagnosis["verdict"] == "straggler"
+    return {"result": "right" if right else "WRONG", **facts, "verdict": diagnosis["verdict"], "named": named, "confidence": diagnosis["confidence"], "summary": diagnosis["summary"], "evidence": diagnosis["evidence"]}  # fmt: skip
+
+
+def neighbour() -> "subprocess.Popen[bytes]":
+    """Another program on the struck rank's GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": visible[CULPRIT]}
+    return subprocess.Popen([sys.executable, str(NEIGHBOUR)], env=environ)
