@@ -8,7 +8,6 @@ from mldebug_agents.system.child.reader_child import (
     ReadAnswer,
     ReadOperation,
     ReadRequest,
-    pick_line,
     pick_lines,
 )
 from mldebug_agents.system.child.refusals import Refusal, Refused
@@ -58,8 +57,6 @@ class FakeReader(Reader):
 def _piece(operation: ReadOperation, data: bytes, limit: int, line: int) -> bytes:
     if operation is ReadOperation.FILE and len(data) > limit:
         raise Refused(Refusal.TOO_LARGE)
-    if operation is ReadOperation.LINE:
-        return pick_line(data, line)
     if operation is ReadOperation.LINES:
         return pick_lines(data, line)
     if operation is ReadOperation.FROM:

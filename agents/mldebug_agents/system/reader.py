@@ -174,22 +174,6 @@ class Reader:
         )
         return _data(answer)
 
-    def read_line(
-        self, path: str, line: int, *, rights: Rights, timeout: float = TIMEOUT
-    ) -> str | Unreadable:
-        """Read one line (the first is 1) of a source file of at most 4 MiB, cut after 400 characters."""
-        data = _data(
-            self._ask_one(
-                ReadOperation.LINE,
-                path,
-                rights=rights,
-                limit=MAX_SOURCE,
-                line=max(0, line),
-                timeout=timeout,
-            )
-        )
-        return data.decode(errors="replace") if isinstance(data, bytes) else data
-
     def read_lines(
         self, path: str, line: int, *, rights: Rights, timeout: float = TIMEOUT
     ) -> SourceLines | Unreadable:

@@ -85,7 +85,7 @@ class ProcessRing:
         self._text(WHY, why)
         ring.WORD.pack_into(view, 176, 0)
         ring.STATE.pack_into(view, 168, state, self.mode)
-        ring.CLOCKS.pack_into(view, 176, time.monotonic_ns(), self._interned())
+        ring.CHANGED.pack_into(view, 176, time.monotonic_ns(), self._interned())
 
     def step(self, number: int, at: int = 0) -> None:
         """Write that this step was reached, now or at `at` (CLOCK_MONOTONIC, ns)."""
@@ -104,7 +104,7 @@ class ProcessRing:
         self._file.close()
 
     def _interned(self) -> int:
-        return int(ring.CLOCKS.unpack_from(self.mapping.view, 176)[1])
+        return int(ring.CHANGED.unpack_from(self.mapping.view, 176)[1])
 
     def _text(self, where: tuple[int, int], text: str) -> None:
         at, size = where
@@ -153,12 +153,6 @@ def leave_behind() -> None:
             remove(path)
     except Exception as error:
         pass_on(error)
-
-
-def is_ring(path: str) -> bool:
-    """Whether the file is a call trace of any version. Raises OSError."""
-    with open(path, "rb") as file:
-        return file.read(len(ring.MAGIC))[:-1] == ring.MAGIC[:-1]
 
 
 def _dead(path: str, own: bool = False) -> tuple[float, str, bool]:

@@ -63,7 +63,6 @@ FRAMES: tuple[KindSign, ...] = (
     _sign(H, r"vllm/v1/executor/(?:multiproc|ray)_executor\w*\.py", r"(?:.*\.)?(?:get_response|_wait_for_response|collective_rpc)"),
 )  # fmt: skip
 
-_PYTHON = r"(?:^|.*[/ ])python[\d.]*(?: -\S+)*"
 COMMANDS: tuple[tuple[ProcessKind, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (

@@ -14,7 +14,6 @@ from mldebug.capture.stacks.process_text import ProcessText, ThreadBlock, Thread
 from mldebug.capture.stacks.pyspy import TEXT as PY_SPY
 from mldebug.capture.stacks.pystack import PYSTACK
 from mldebug.capture.stacks.tracebacks import TRACEBACKS
-from mldebug.core.model import ThreadStack
 from mldebug.core.redact import clean, safe_line
 
 FORMS: tuple[StackForm, ...] = (PY_SPY, FAULTHANDLER, PYSTACK, TRACEBACKS, AUSTIN, GDB, LLDB)
@@ -75,13 +74,6 @@ def read_text(text: str) -> StackText:
         first=safe_line(unread[0][1], 120) if unread else "",
         lines=sum(1 for line in lines if line.strip()),
     )
-
-
-def parse_text(text: str) -> dict[int, tuple[ThreadStack, ...]]:
-    """The threads of each process in a text of stacks, by pid. Of several processes with the same pid (or with none: 0) only the
-    last is kept.
-    """
-    return {one.pid: one.stacks for one in read_text(text).processes}
 
 
 def is_stack_line(line: str) -> bool:

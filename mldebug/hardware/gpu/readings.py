@@ -8,8 +8,6 @@ total beside them.
 
 from typing import Literal
 
-import msgspec
-
 from mldebug.core.model import Gap, Noun
 
 NVIDIA = "nvidia"
@@ -280,8 +278,3 @@ def nvlink_errors(reading: GpuReading, kind: str) -> int | None:
     """Errors of one kind, summed over the links that report it; None where none does."""
     counts = [link.errors[kind] for link in reading.nvlinks if kind in link.errors]
     return sum(counts) if counts else None
-
-
-def encode(value: NodeGpus | NodeWatch) -> bytes:
-    """Encode a reading as JSON, for the pipe from the reader child and for recordings."""
-    return msgspec.json.encode(value)

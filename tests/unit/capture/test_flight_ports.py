@@ -11,11 +11,11 @@ import pytest
 
 from mldebug.core.model import FlightRecord
 from mldebug_agents.capture.flight_recorder.available import servers
-from mldebug_agents.capture.flight_recorder.worker_servers import ask_server
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
 from shared.capture.dumps import as_json, calls, dump
+from shared.capture.servers import ask_server
 from shared.system.hung import state, wait_until
 from shared.system.whose import MINE
 

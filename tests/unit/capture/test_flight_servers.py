@@ -18,7 +18,6 @@ from mldebug.core.model import FlightRecord, RankIdentity
 from mldebug_agents.capture.flight_recorder.available import rank_facts
 from mldebug_agents.capture.flight_recorder.worker_servers import (
     SECONDS,
-    ask_server,
     ask_servers,
 )
 from mldebug_agents.jobs.ranks.libraries import InstalledSoftware, Program, libraries
@@ -28,6 +27,7 @@ from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import ForkedWorker, Spawner
 from shared.capture.dumps import as_json, calls, dump, made
+from shared.capture.servers import ask_server
 from shared.system.hung import state, wait_until
 from shared.system.patience import PATIENCE
 from shared.system.whose import MINE

@@ -11,10 +11,10 @@ from mldebug.capture.frames import inner, is_user, last_frame, principal, site
 from mldebug.capture.stacks.form import MAX_FRAMES, named_frame, short_function
 from mldebug.capture.stacks.merge import merge
 from mldebug.capture.stacks.pyspy import parse_pyspy_json
-from mldebug.capture.stacks.reader import parse_text as parse_pyspy_text
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import TreeNode
 from mldebug.core.ranksets import unfold
+from shared.capture.stacks import parse_pyspy_text
 from shared.diagnosis.builders import frame, stack
 
 H200 = Path(__file__).parents[2] / "fixtures" / "h200"

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from mldebug.capture.stacks.pyspy import parse_pyspy_json
-from mldebug.capture.stacks.reader import parse_text as parse_pyspy_text
 from mldebug.core.model import (
     LostRank,
     Movement,
@@ -19,6 +18,7 @@ from mldebug.core.model import (
 from mldebug.diagnosis.classify.rank_states import wants_native
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug_agents.storage.filesystems.evidence import with_stuck
+from shared.capture.stacks import parse_pyspy_text
 from shared.diagnosis.builders import (
     ALL_REDUCE,
     WAITER,

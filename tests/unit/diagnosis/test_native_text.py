@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from mldebug.capture.stacks.pyspy import parse_pyspy_json
-from mldebug.capture.stacks.reader import parse_text as parse_pyspy_text
 from mldebug.core.model import Frame, ProcessCapture
 from mldebug.diagnosis.classify.process_facts import native_words
 from mldebug.diagnosis.diagnose import diagnose
+from shared.capture.stacks import parse_pyspy_text
 from shared.diagnosis.builders import capture, rank
 
 H200 = Path(__file__).parents[2] / "fixtures/h200"

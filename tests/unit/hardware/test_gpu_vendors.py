@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fakenvml.library import FakeNvml
@@ -20,7 +21,6 @@ from mldebug.hardware.gpu.readings import (
     LostGpu,
     NodeGpus,
     NodeWatch,
-    encode,
 )
 from mldebug.hardware.gpu.vendors import join_full_reads, of_vendor
 from mldebug_agents.hardware.gpu.child import server
@@ -228,7 +228,7 @@ def test_places_on_the_bus_are_those_of_nvidias_driver() -> None:
 
 def test_nothing_is_added_to_what_nvidias_gpus_tell_the_outside() -> None:
     alone = NodeGpus(at=1.0, gpus=(NVIDIA,))
-    assert b"vendor" not in encode(alone)
-    assert b"unread" not in encode(join_full_reads([alone]))
+    assert b"vendor" not in msgspec.json.encode(alone)
+    assert b"unread" not in msgspec.json.encode(join_full_reads([alone]))
     gap = Gap(what="GPUs of abacus", reason="it hangs")
     assert join_full_reads([of_vendor(alone, "nvidia", 0)], [gap]).unread == "it hangs"

@@ -14,7 +14,7 @@ import pytest
 from fakenvml.library import BASIC, RECOVERY, FakeNvml
 from mldebug.hardware.gpu.counters import Counters
 from mldebug.hardware.gpu.expected import ExpectedGpus
-from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, encode, nvlink_errors
+from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, nvlink_errors
 from mldebug.hardware.health.gpu_rules import gpu_health
 from mldebug.hardware.health.model import HealthState
 from mldebug.hardware.health.thresholds import Thresholds
@@ -561,7 +561,7 @@ def test_every_recording_is_read_and_survives_the_wire(
     clock.now += 30
     node = reader.full()
     assert len(node.gpus) == 2
-    assert msgspec.json.decode(encode(node), type=NodeGpus) == node
+    assert msgspec.json.decode(msgspec.json.encode(node), type=NodeGpus) == node
     assert all(gpu.unreadable == {} for gpu in node.gpus)
 
 
@@ -899,7 +899,7 @@ def test_whatever_the_library_answers_both_reads_come_back(
             assert gpu.energy_joules is None or 0 <= gpu.energy_joules < math.inf
             assert len(gpu.unreadable) <= 64
             assert len(gpu.nvlinks) <= 36
-        assert msgspec.json.decode(encode(node), type=NodeGpus) == node
+        assert msgspec.json.decode(msgspec.json.encode(node), type=NodeGpus) == node
 
 
 def test_unreadable_names_do_not_grow_without_bound(tmp_path: Path, start: Start) -> None:

@@ -118,7 +118,7 @@ def test_fifo_is_never_opened(tmp_path: Path, reader: Reader) -> None:
                 == "not a regular file"
             )
             assert (
-                reason(reader.read_line(fifo, 1, timeout=PATIENT, rights=MINE))
+                reason(reader.read_lines(fifo, 1, timeout=PATIENT, rights=MINE))
                 == "not a regular file"
             )
             many = reader.read_many([fifo], max_bytes=9, timeout=PATIENT)
@@ -172,12 +172,6 @@ def test_tail_of_an_open_pipe_is_refused(reader: Reader) -> None:
 def test_source_line(tmp_path: Path, reader: Reader) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(b"first\r\n\n\xff\xc3\xa9" + b"y" * 500 + b"\nlast\n")
-    assert reader.read_line(str(path), 1, timeout=PATIENT, rights=MINE) == "first"
-    assert reader.read_line(str(path), 2, timeout=PATIENT, rights=MINE) == ""
-    assert (
-        reader.read_line(str(path), 3, timeout=PATIENT, rights=MINE) == "\ufffd\u00e9" + "y" * 398
-    )
-    assert reader.read_line(str(path), 4, timeout=PATIENT, rights=MINE) == "last"
     around = reader.read_lines(str(path), 1, timeout=PATIENT, rights=MINE)
     assert around == (1, ("first", "", "\ufffd\u00e9" + "y" * 398))
     around = reader.read_lines(str(path), 4, timeout=PATIENT, rights=MINE)
@@ -187,12 +181,8 @@ def test_source_line(tmp_path: Path, reader: Reader) -> None:
             reason(reader.read_lines(str(path), line, timeout=PATIENT, rights=MINE))
             == "no such line"
         )
-        assert (
-            reason(reader.read_line(str(path), line, timeout=PATIENT, rights=MINE))
-            == "no such line"
-        )
     path.write_bytes(b"\n" * (reader_child.MAX_SOURCE + 1))
-    assert "larger" in reason(reader.read_line(str(path), 1, timeout=PATIENT, rights=MINE))
+    assert "larger" in reason(reader.read_lines(str(path), 1, timeout=PATIENT, rights=MINE))
 
 
 # --- inside a job's root -------------------------------------------------------------------------
@@ -414,7 +404,7 @@ def test_stuck_path_is_named_and_others_are_read(mount: HungMount, reader: Reade
 def test_every_question_has_its_deadline(mount: HungMount, spawner: Spawner) -> None:
     asks: list[Callable[[Reader, str], object]] = [
         lambda reader, path: reader.is_link(path, rights=MINE, timeout=0.3),
-        lambda reader, path: reader.read_line(path, 1, timeout=0.3, rights=MINE),
+        lambda reader, path: reader.read_lines(path, 1, timeout=0.3, rights=MINE),
         lambda reader, path: reader.read_tail(path, max_bytes=1, timeout=0.3, rights=MINE),
     ]
     mount.hang()
@@ -525,8 +515,8 @@ def test_fake_reader_answers_like_the_real_one() -> None:
     assert fake.read_file("/a", max_bytes=8, rights=MINE) == b"one\ntwo\n"
     assert "larger" in reason(fake.read_file("/a", max_bytes=7, rights=MINE))
     assert fake.read_tail("/a", max_bytes=4, rights=MINE) == Tail(b"two\n", 8, 0.0)
-    assert fake.read_line("/a", 2, rights=MINE) == "two"
-    assert reason(fake.read_line("/a", 3, rights=MINE)) == "no such line"
+    assert fake.read_lines("/a", 2, rights=MINE) == (1, ("one", "two"))
+    assert reason(fake.read_lines("/a", 3, rights=MINE)) == "no such line"
     assert fake.is_link("/a", rights=MINE) is False
     assert (
         fake.read_file("/hung", max_bytes=1, rights=MINE)

@@ -135,16 +135,6 @@ def _first(
     return answers[0]
 
 
-def ask_server(
-    reader: Reader, place: str, rights: Rights, world: int, seconds: float = SECONDS
-) -> FlightRecord | str:
-    """The Flight Recorder of all backends from the one server at this place, or the reason why it cannot be had.
-
-    `seconds` must be positive.
-    """
-    return ask_servers(reader, {0: (place,)}, {0: rights}, world, seconds)[0]
-
-
 def _from(
     reader: Reader,
     place: str,

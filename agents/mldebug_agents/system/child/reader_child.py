@@ -39,7 +39,6 @@ class ReadOperation(IntEnum):
     KERNEL = 1  # a /proc or /sys file: the first bytes
     FILE = 2  # all of a regular file
     TAIL = 3  # the last bytes of a regular file
-    LINE = 4  # one line of a text file
     MEMORY = 7  # of /proc/PID/mem, from the address that stands in for the line
     FROM = 8  # a regular file from the offset that stands in for the line
     POKE = 9  # one byte into a FIFO of the user that stands in for the line
@@ -117,8 +116,6 @@ def _data(request: ReadRequest, fd: int, facts: os.stat_result) -> bytes:
         return _read(fd, limit)
     if operation is ReadOperation.MEMORY:
         return os.pread(fd, limit, line)
-    if operation is ReadOperation.LINE:
-        return pick_line(_whole(fd, facts, MAX_SOURCE), line)
     if operation is ReadOperation.LINES:
         return pick_lines(_whole(fd, facts, MAX_SOURCE), line)
     if not facts.st_size:  # a file of /proc says so, too, and this process's own would tell of us
@@ -134,23 +131,16 @@ def _data(request: ReadRequest, fd: int, facts: os.stat_result) -> bytes:
     return _whole(fd, facts, limit)
 
 
-def pick_line(data: bytes, line: int) -> bytes:
-    """One line of a text (the first is 1), cut to `MAX_LINE` characters; raises `Refused` where there is no such line."""
-    return _between(data, line, 0)
-
-
 def pick_lines(data: bytes, line: int) -> bytes:
-    """That line and `AROUND` lines before and after it, as far as there are any, with line ends between them."""
-    return _between(data, line, AROUND)
-
-
-def _between(data: bytes, line: int, around: int) -> bytes:
+    """One line of a text (the first is 1) and `AROUND` lines before and after it, as far as there are any, each cut to
+    `MAX_LINE` characters, with line ends between them; raises `Refused` where there is no such line.
+    """
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()  # what follows the last line end is no line
     if not 1 <= line <= len(lines):
         raise Refused(Refusal.NO_SUCH_LINE)
-    some = lines[max(0, line - 1 - around) : line + around]
+    some = lines[max(0, line - 1 - AROUND) : line + AROUND]
     return b"\n".join(one.decode(errors="replace").rstrip("\r")[:MAX_LINE].encode() for one in some)
 
 
