@@ -126,6 +126,13 @@ class MetricGroup(msgspec.Struct, frozen=True):
     samples: Callable[[Snapshot], Iterator[Sample]]
 
 
+def known(labels: tuple[str, ...], *figures: tuple[Family, float | None]) -> Iterator[Sample]:
+    """One sample for each value that is not None, all with these values of the labels."""
+    for family, value in figures:
+        if value is not None:
+            yield Sample(family, labels, value)
+
+
 def storage_measures(families: Iterable[Family], snapshot: Snapshot) -> Iterator[Sample]:
     """One sample for each value of the storage monitor whose metric name is that of one of these families."""
     by_name = {family.name: family for family in families}

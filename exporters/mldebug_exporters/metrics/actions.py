@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mldebug.alerts.action_model import ActionOutcome
 from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, MetricGroup, Sample
+from mldebug_exporters.exposition.families import FamilyTable, MetricGroup, Sample, known
 
 TABLE = FamilyTable("action")
 ACTIONS = TABLE.counter(
@@ -27,8 +27,7 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
     for action in snapshot.events.actions:
         for outcome in ActionOutcome:
             yield Sample(ACTIONS, (action.name, str(outcome)), action.counts.get(outcome, 0))
-        if action.last_success is not None:
-            yield Sample(SUCCESS, (action.name,), action.last_success)
+        yield from known((action.name,), (SUCCESS, action.last_success))
 
 
 def create(options: NoOptions) -> MetricGroup:

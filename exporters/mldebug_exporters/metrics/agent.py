@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, MetricGroup, Sample
+from mldebug_exporters.exposition.families import FamilyTable, MetricGroup, Sample, known
 
 TABLE = FamilyTable()
 BUILD = TABLE.info("build", "Version of the agent.", "version")
@@ -85,8 +85,7 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
     if snapshot.children is not None:
         yield Sample(CHILDREN, (), snapshot.children.count)
         yield Sample(CHILDREN_CPU, (), snapshot.children.cpu_seconds)
-        if snapshot.children.memory_bytes is not None:
-            yield Sample(WITH_CHILDREN, (), snapshot.children.memory_bytes)
+        yield from known((), (WITH_CHILDREN, snapshot.children.memory_bytes))
     yield Sample(LOST, (), snapshot.reports_lost)
     yield Sample(WAITING, (), snapshot.reports_waiting)
     yield Sample(LOSSES, (), snapshot.state_dir_losses)
@@ -97,8 +96,7 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
         yield Sample(SUCCESS, (source.name,), int(source.success))
         yield Sample(SECONDS, (source.name,), source.seconds)
         yield Sample(STUCK, (source.name,), int(source.stuck))
-        if source.last_success is not None:
-            yield Sample(WELL, (source.name,), source.last_success)
+        yield from known((source.name,), (WELL, source.last_success))
 
 
 def create(options: NoOptions) -> MetricGroup:

@@ -4,15 +4,14 @@ from collections.abc import Iterator
 
 from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug.storage.checkpoints.history import KnownCheckpoint
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug_exporters.exposition.families import (
-    Family,
     FamilyTable,
     Importance,
     MetricGroup,
     Sample,
+    known,
 )
 
 UNSAVED = "until a run has saved, and when it has ended"
@@ -116,19 +115,12 @@ def _series(one: SeriesState) -> Iterator[Sample]:
     yield Sample(SKEW, key, one.skew)
     if one.newest is not None and one.newest.state is Completeness.WRITING:
         yield Sample(GROWS, key, one.newest.size)
-    figures = ((CHANGE, one.size_change), (PERIOD, one.period), (LOST, one.lost_seconds), (STEPS, one.lost_steps))  # fmt: skip
-    for family, value in (*figures, *(_last(one.last) if one.last and not one.trouble else ())):
-        if value is not None:
-            yield Sample(family, key, value)
-
-
-def _last(last: KnownCheckpoint) -> Iterator[tuple[Family, float | None]]:
-    yield LAST, last.ended
-    yield SIZE, last.size
-    yield SHARDS, last.shards
-    yield STEP, last.step
-    yield TOOK, last.seconds
-    yield RATE, last.rate
+    yield from known(key, (CHANGE, one.size_change), (PERIOD, one.period))
+    yield from known(key, (LOST, one.lost_seconds), (STEPS, one.lost_steps))
+    if one.last and not one.trouble:
+        last = one.last
+        yield from known(key, (LAST, last.ended), (SIZE, last.size), (SHARDS, last.shards))
+        yield from known(key, (STEP, last.step), (TOOK, last.seconds), (RATE, last.rate))
 
 
 def create(options: NoOptions) -> MetricGroup:

@@ -4,7 +4,13 @@ from collections.abc import Iterator
 
 from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
+from mldebug_exporters.exposition.families import (
+    FamilyTable,
+    Importance,
+    MetricGroup,
+    Sample,
+    known,
+)
 
 TABLE = FamilyTable(absent="where no channel is configured")
 FIRING = TABLE.gauge(
@@ -56,8 +62,7 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
         results = {"sent": channel.sent, "failed": channel.failed, "refused": channel.refused}
         for result, count in results.items():
             yield Sample(MESSAGES, (*whose, result), count)
-        if channel.last_success is not None:
-            yield Sample(SUCCESS, whose, channel.last_success)
+        yield from known(whose, (SUCCESS, channel.last_success))
 
 
 def create(options: NoOptions) -> MetricGroup:

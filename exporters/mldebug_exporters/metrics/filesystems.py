@@ -15,48 +15,46 @@ from mldebug_exporters.exposition.families import (
 SILENT = "for a filesystem that does not answer"
 FULL = "for one that does not answer or is read-only"
 UNCOUNTED = "for filesystems other than NFS, Lustre and those of block devices"
-
-
 _OWNER = ("mount", "device", "kind", "id")
 _NO_QUOTA = "where no quota with a limit is kept"
 
 TABLE = FamilyTable()
-UNANSWERED = TABLE.gauge(
+TABLE.gauge(
     "filesystem_unanswered",
     "Filesystems that could not be asked at the last look, and jobs whose open files may not be seen.",
     absent="before the first look",
 )
-QUOTA = TABLE.gauge(
+TABLE.gauge(
     "quota_used_ratio",
     "Used share of a configured quota; above 1 within a grace period.",
     "quota",
     absent="where its tool could not be asked",
 )
-QUOTA_FAILED = TABLE.gauge(
+TABLE.gauge(
     "quota_failed",
     "1 where the tool of a configured quota failed, hung, or printed what the pattern does not match.",
     "quota",
     absent="while no quota is configured",
 )
-KERNEL_QUOTA = TABLE.gauge(
+TABLE.gauge(
     "filesystem_quota_used_ratio",
     "Used share of the bytes that the kernel's quota allows a user, group or project of a rank.",
     *_OWNER,
     absent=_NO_QUOTA,
 )
-KERNEL_QUOTA_INODES = TABLE.gauge(
+TABLE.gauge(
     "filesystem_quota_inodes_used_ratio",
     "Used share of the inodes that the kernel's quota allows a user, group or project of a rank.",
     *_OWNER,
     absent=_NO_QUOTA,
 )
-CANARY_FAILED = TABLE.gauge(
+TABLE.gauge(
     "filesystem_canary_failed",
     "1 where the last test write failed or has not come back.",
     "path",
     absent="without storage.canary",
 )
-CANARY_SECONDS = TABLE.gauge(
+TABLE.gauge(
     "filesystem_canary_seconds",
     "How long the last test write took, or has not come back.",
     "path",
@@ -104,7 +102,7 @@ MEASURED.gauge(
     absent="while they do not grow",
 )
 
-OPERATIONS = FamilyTable("mount", "device", "fstype", "operation", absent=UNCOUNTED, importance=Importance.DETAIL)  # fmt: skip
+OPERATIONS = MEASURED.labelled("operation", absent=UNCOUNTED)
 OPERATIONS.counter(
     "filesystem_operations",
     "Reads, writes, opens and other operations that have ended, as the kernel counts them.",
@@ -114,7 +112,7 @@ OPERATIONS.counter(
     "How long these took together, from the request to its end.",
 )
 
-FAMILIES = (*TABLE.families, *MEASURED.families, *OPERATIONS.families)
+FAMILIES = (*TABLE.families, *MEASURED.families)
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:

@@ -8,37 +8,29 @@ from mldebug.core.plugins import NoOptions
 from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, NodeWatch
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
-from mldebug_exporters.metrics._gpu_table import (
-    BY_LABEL,
-    ECC,
-    GPU,
-    GPU_TABLE,
-    SINGLE,
-    UNREADABLE,
-)
+from mldebug_exporters.metrics import _gpu_table
 
 NO_LIBRARY = "where there is no GPU library, and after a read that failed"
 
 TABLE = FamilyTable(absent=NO_LIBRARY)
 GPUS = TABLE.gauge("gpus", "GPUs that answered the last read.")
-UP = TABLE.gauge(
+GPU = TABLE.labelled("uuid", "gpu")
+UP = GPU.gauge(
     "gpu_up",
     "1 where the GPU answered the last read, 0 where it was there before and does not answer.",
-    *GPU,
     absent="before a GPU has answered once",
     importance=Importance.RUN,
 )
-INFO = TABLE.info(
+INFO = GPU.info(
     "gpu",
     "Who a GPU is, to join on `uuid`.",
-    *GPU,
     "name",
     "driver_version",
     "vbios",
     "pci_bus_id",
     "serial",
     "mig_mode",
-    absent=UNREADABLE,
+    absent=_gpu_table.UNREADABLE,
     importance=Importance.RUN,
 )
 READ = TABLE.gauge(
@@ -74,17 +66,7 @@ def _gpu(gpu: GpuReading, driver: str) -> Iterator[Sample]:
     mig = {None: "", True: "enabled", False: "disabled"}[gpu.mig_mode]
     yield Sample(UP, one)
     yield Sample(INFO, (*one, gpu.name, driver, gpu.vbios, gpu.bus_id, gpu.serial, mig))
-    for family, read in SINGLE:
-        value = read(gpu)
-        if value is not None:
-            yield Sample(family, one, value)
-    for family, read_all in BY_LABEL:
-        for label, value in read_all(gpu).items():
-            if value is not None:
-                yield Sample(family, (*one, label), value)
-    for count in gpu.ecc:
-        value = count.count if count.total is None else count.total
-        yield Sample(ECC, (*one, count.type, count.location, count.scope), value)
+    yield from _gpu_table.gpu_samples(gpu)
 
 
 def _updated(gpus: list[GpuReading], watch: NodeWatch | None) -> Iterator[GpuReading]:
@@ -112,4 +94,4 @@ def _cost(name: str, read: NodeGpus | NodeWatch | None) -> Iterator[Sample]:
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return MetricGroup((*TABLE.families, *GPU_TABLE.families), samples)
+    return MetricGroup((*TABLE.families, *_gpu_table.TABLE.families), samples)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mldebug.core.model import Verdict
 from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, MetricGroup, Sample
+from mldebug_exporters.exposition.families import FamilyTable, MetricGroup, Sample, known
 
 KINDS = ("stall", "abnormal_end")
 
@@ -45,8 +45,7 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
     for run in snapshot.runs:
         if run.incident:
             yield Sample(OPEN, (run.id, run.incident, run.incident_kind, run.verdict))
-            if run.incident_since is not None:
-                yield Sample(SINCE, (run.id,), run.incident_since)
+            yield from known((run.id,), (SINCE, run.incident_since))
 
 
 def create(options: NoOptions) -> MetricGroup:

@@ -6,7 +6,13 @@ from mldebug.core.plugins import NoOptions
 from mldebug.hardware.host_memory.parse import RankMemory
 from mldebug.hardware.host_memory.state import LevelState
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
+from mldebug_exporters.exposition.families import (
+    FamilyTable,
+    Importance,
+    MetricGroup,
+    Sample,
+    known,
+)
 
 UNREAD = "where it cannot be read, and for control groups without a limit"
 TABLE = FamilyTable(absent=UNREAD, importance=Importance.RUN)
@@ -88,22 +94,17 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 def _level(one: LevelState) -> Iterator[Sample]:
     level = one.level
     key = level.scope, level.name
-    figures = ((LIMIT, level.limit), (USED, level.used), (CACHED, level.cached), (HIGH, level.high), (GROWTH, one.growth), (LEFT, one.seconds_left))  # fmt: skip
-    for family, value in figures:
-        if value is not None:
-            yield Sample(family, key, value)
+    yield from known(key, (LIMIT, level.limit), (USED, level.used), (CACHED, level.cached))
+    yield from known(key, (HIGH, level.high), (GROWTH, one.growth), (LEFT, one.seconds_left))
     yield Sample(ALARM, key, int(one.alarm))
-    if level.oom_kills is not None:
-        yield Sample(KILLS, (level.name,), level.oom_kills)
+    yield from known((level.name,), (KILLS, level.oom_kills))
 
 
 def _rank(one: RankMemory) -> Iterator[Sample]:
     key = one.run, str(one.rank)
     for kind in ("anon", "shmem", "file", "swap", "pss"):
-        if (value := getattr(one, kind)) is not None:
-            yield Sample(RANK, (*key, kind), value)
-    if one.growth is not None:
-        yield Sample(RANK_GROWTH, key, one.growth)
+        yield from known((*key, kind), (RANK, getattr(one, kind)))
+    yield from known(key, (RANK_GROWTH, one.growth))
 
 
 def create(options: NoOptions) -> MetricGroup:

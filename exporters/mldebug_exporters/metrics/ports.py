@@ -6,7 +6,13 @@ from mldebug.core.plugins import NoOptions
 from mldebug.hardware.ports.parse import COUNTERS
 from mldebug.hardware.ports.state import PortState
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
+from mldebug_exporters.exposition.families import (
+    FamilyTable,
+    Importance,
+    MetricGroup,
+    Sample,
+    known,
+)
 
 ABSENT = "where the kernel does not tell it"
 TABLE = FamilyTable("port", "link", absent=ABSENT, importance=Importance.RUN)
@@ -18,7 +24,10 @@ INFO = TABLE.info(
     "netdev",
 )
 UP = TABLE.gauge("port_up", "1 while the port is up (InfiniBand: ACTIVE), else 0.")
-RATE = TABLE.gauge("port_rate_bytes_per_second", "What the port can carry in each direction at the rate that it has now.")  # fmt: skip
+RATE = TABLE.gauge(
+    "port_rate_bytes_per_second",
+    "What the port can carry in each direction at the rate that it has now.",
+)
 RECEIVED = TABLE.counter("port_received_bytes", "Bytes received.")
 SENT = TABLE.counter("port_sent_bytes", "Bytes sent.")
 ERRORS = TABLE.counter(
@@ -27,7 +36,10 @@ ERRORS = TABLE.counter(
     " come over ten minutes.",
     "kind",
 )
-USED = TABLE.gauge("port_used", "0 where the jobs here name the ports that they use (NCCL_IB_HCA) and not this one, else 1.")  # fmt: skip
+USED = TABLE.gauge(
+    "port_used",
+    "0 where the jobs here name the ports that they use (NCCL_IB_HCA) and not this one, else 1.",
+)
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
@@ -41,12 +53,9 @@ def _port(one: PortState) -> Iterator[Sample]:
     key = now.name, now.link
     yield Sample(INFO, (*key, now.board, now.firmware, now.netdev))
     yield Sample(USED, key, int(one.used))
-    if now.up is not None:
-        yield Sample(UP, key, int(now.up))
     rate = now.gigabits * 1e9 / 8 if now.gigabits is not None else None
-    for family, value in ((RATE, rate), (RECEIVED, now.received_bytes), (SENT, now.sent_bytes)):
-        if value is not None:
-            yield Sample(family, key, value)
+    yield from known(key, (UP, now.up), (RATE, rate))
+    yield from known(key, (RECEIVED, now.received_bytes), (SENT, now.sent_bytes))
     for kind, count in now.errors.items():
         yield Sample(ERRORS, (*key, kind), count)
 

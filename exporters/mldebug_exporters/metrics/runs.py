@@ -13,6 +13,7 @@ from mldebug_exporters.exposition.families import (
     Importance,
     MetricGroup,
     Sample,
+    known,
 )
 
 GONE = "when the run has ended or left this node: at the next scrape"
@@ -142,9 +143,7 @@ def _where_known(run: RunState) -> Iterator[Sample]:
         yield Sample(QUIET, one, run.quiet_seconds)
     if run.timeout_seconds:
         yield Sample(LIMIT, one, run.timeout_seconds)
-    for family, value in ((STEP, run.step), (LOSS, run.loss), (PACE, run.step_seconds)):
-        if value is not None:
-            yield Sample(family, one, value)
+    yield from known(one, (STEP, run.step), (LOSS, run.loss), (PACE, run.step_seconds))
     if run.step_times is not None:
         yield Sample(TIMES, one, _histogram(run.step_times))
 

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from mldebug.core.plugins import NoOptions
 from mldebug.jobs.schedulers.model import SchedulerState
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
+from mldebug_exporters.exposition.families import (
+    FamilyTable,
+    Importance,
+    MetricGroup,
+    Sample,
+    known,
+)
 
 BEFORE = "before the first good answer"
 
@@ -80,8 +86,7 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _asking(state: SchedulerState) -> Iterator[Sample]:
-    if state.success_at is not None:
-        yield Sample(SUCCESS, (state.name,), state.success_at)
+    yield from known((state.name,), (SUCCESS, state.success_at))
     for reason, count in state.failures.items():
         yield Sample(FAILURES, (state.name, reason), count)
     for word, count in Counter(node.state for node in state.nodes).items():
