@@ -3,11 +3,16 @@
 import re
 from typing import Annotated
 
+import msgspec
+
 SECONDS = "seconds"
 SIZE = "bytes"
 
 Duration = Annotated[float, SECONDS]
 """A field that is written `1m30s` and read as 90.0 seconds; exact to the millisecond."""
+
+PositiveDuration = Annotated[Duration, msgspec.Meta(gt=0)]
+"""A duration above zero."""
 
 Size = Annotated[int, SIZE]
 """A field that is written `20GiB` and read as bytes."""

@@ -15,7 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.table import Row, show
-from mldebug.config.schema import Config, StorageConfig
+from mldebug.config.schema import Config
+from mldebug.config.storage import StorageConfig
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from shared.system.hung import hung_mount

@@ -7,8 +7,7 @@ import logging
 import os
 import queue
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,20 +20,11 @@ from mldebug.stall.rules import StallSettings
 from mldebug.stall.sentences import stage_words
 from mldebug.stall.signals import Stage, StallDecision
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.agent.capture_queue import CaptureQueue, QueuedCapture
+from mldebug_agents.agent.capture_queue import QueuedCapture
 from mldebug_agents.agent.job_defects import JobDefects
-from mldebug_agents.agent.monitors import LoopState, Monitors
-from mldebug_agents.agent.recovery import Recovery
-from mldebug_agents.cluster.peers.controller import PeersController
-from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
-from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
-from mldebug_agents.incidents.exits.pidfds import ExitWatch
-from mldebug_agents.incidents.manager import IncidentManager
+from mldebug_agents.agent.loop_parts import LoopParts
+from mldebug_agents.agent.monitors import LoopState
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.state.store import StateStore
-from mldebug_agents.system.child.leftovers import Leftover
-from mldebug_agents.system.context import Context
-from mldebug_agents.system.failure_counts import FailureCounts
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.system.service.reload import needs_restart, stuck_remarks
@@ -43,15 +33,10 @@ from mldebug_agents.system.service.usage import Usage
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.closer_look import waiting_by_native
 from mldebug_agents.watch.job_watch import JobLook
-from mldebug_agents.watch.launcher_watch import LauncherWatch
-from mldebug_agents.watch.ras_watch import RasWatch
 from mldebug_agents.watch.runs import Run, run_state
-from mldebug_agents.watch.slowness_watch import SlownessWatch
 from mldebug_agents.watch.watch import NodeLook
 
 log = logging.getLogger("mldebug")
-
-Inbox = queue.SimpleQueue[Result | None]  # of results of workers; None only wakes
 
 LOOK_DEADLINE, CAPTURE_DEADLINE, CONFIG_DEADLINE, EXITS_DEADLINE = 20.0, 60.0, 10.0, 20.0
 RAS_DEADLINE, SLOWNESS_DEADLINE = 10.0, 120.0
@@ -59,29 +44,6 @@ AT_ONCE = 4  # jobs captured at the same time
 SAMPLED_AT_ONCE = 2  # jobs whose ranks are sampled at the same time
 BEAT = 1.0  # seconds between two turns of the loop without a message
 SOON, SOONEST = 1.0, 0.2  # seconds to the next look after a rank has failed, after any exit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopParts:
-    """The parts of an agent, as `agent.wiring` has put them together."""
-
-    context: Context
-    leftovers: Callable[[], tuple[Leftover, ...]]
-    failure_counts: FailureCounts
-    store: StateStore
-    inbox: Inbox
-    workers: Mapping[str, Worker]
-    monitors: Monitors
-    incidents: IncidentManager
-    capture_queue: CaptureQueue
-    failed_attempts: FailedAttempts
-    exit_watch: ExitWatch
-    exits: ExitTracker
-    recovery: Recovery
-    launchers: LauncherWatch
-    ras: RasWatch
-    slowness: SlownessWatch
-    peers: PeersController | None
 
 
 class AgentLoop:

@@ -4,7 +4,7 @@ from functools import partial
 
 from mldebug.config.schema import Config
 from mldebug.core.plugins import create_all
-from mldebug_agents.agent.loop import Inbox
+from mldebug_agents.agent.loop_parts import Inbox
 from mldebug_agents.agent.monitors import Monitors
 from mldebug_agents.agent.node_tools import NodeTools
 from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests

@@ -23,7 +23,8 @@ from mldebug.jobs.owners import owner_of
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent import loop as agent_loop
 from mldebug_agents.agent.capture_queue import CaptureQueue, take
-from mldebug_agents.agent.loop import AgentLoop, Inbox, LoopParts
+from mldebug_agents.agent.loop import AgentLoop
+from mldebug_agents.agent.loop_parts import Inbox, LoopParts
 from mldebug_agents.agent.monitor_wiring import build_monitors
 from mldebug_agents.agent.node_tools import CurrentConfig, NodeTools
 from mldebug_agents.agent.recovery import Recovery

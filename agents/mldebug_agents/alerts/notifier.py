@@ -27,7 +27,7 @@ from mldebug.alerts.node_events import (
 from mldebug.alerts.probe_events import of_probes
 from mldebug.alerts.view import ChannelState, EventsView, EventView
 from mldebug.config.schema import Config
-from mldebug.core.model import Judgement
+from mldebug.core.model import Judgement, shared_fields
 from mldebug.core.plugin_options import Plugin
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.incidents.incident import Incident
@@ -242,19 +242,11 @@ def _newest(events: list[AlertEvent]) -> list[AlertEvent]:
 
 
 def _view(event: AlertEvent) -> EventView:
-    alert = event.alert
     return EventView(
-        key=event.key,
-        kind=alert.kind,
-        severity=str(alert.severity),
+        **shared_fields(event, EventView),
+        **shared_fields(event.alert, EventView),
+        severity=str(event.alert.severity),
         state=str(event.state),
-        sentence=alert.sentence,
-        started=event.started,
-        ended=event.ended,
-        outcome=event.outcome,
-        report=alert.report,
-        uid=alert.uid,
-        labels=alert.labels,
     )
 
 

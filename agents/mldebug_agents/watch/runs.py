@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from math import isfinite
+from typing import Any
 
 import msgspec
 
@@ -181,38 +182,56 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
     """The state of a run for the snapshot. `exits`: how each rank that ended did so, in words, by rank."""
     decision = run.decision or StallDecision(stage=Stage.WATCHING, sentence="")
     look = run.last_look or JobLook(job=run.job, look=RunLook(at=time.monotonic()))
-    diagnosis = run.judgement.diagnosis if run.judgement else None
     return msgspec.structs.replace(
         found_state(run.job),
-        exits=dict(exits),
-        classes=dict(run.classes),
-        roles=dict(run.roles),
-        frames={rank: frame for rank, frame in run.frames.items() if frame},
-        stage=str(decision.stage),
-        sentence=run.unjudged or decision.sentence,
-        quiet_seconds=round(decision.quiet, 1),
-        timeout_seconds=decision.timeout,
-        why_timeout=decision.why_timeout,
-        traps=look.traps,
-        step=look.step,
-        loss=look.loss,
-        hooks=_hook_states(look),
-        traced=look.traced,
-        step_seconds=look.step_seconds,
-        scalars={name: value for name, value in look.scalars.items() if isfinite(value)},
-        step_times=look.step_times,
+        **_look_fields(run, look),
+        **_decision_fields(run, decision),
+        **_incident_fields(run),
         progress_at=_progress_at(decision, look),
-        log=look.log,
-        lives_by=signal_words(look.look, look.step_format) if look.look.ranks else "",
-        log_counts=look.log_counts,
+        exits=dict(exits),
         slowness=run.slowness,
-        incident=run.incident.id if run.incident else "",
-        incident_kind=run.incident.kind if run.incident else "",
-        incident_since=_since(run.incident),
-        verdict=str(diagnosis.verdict) if diagnosis else "",
-        report=diagnosis.summary if diagnosis else "",
-        culprits=_culprits(diagnosis),
     )
+
+
+def _look_fields(run: Run, look: JobLook) -> dict[str, Any]:
+    """What the last look showed, and the last stack sample, which may be older."""
+    return shared_fields(look, RunState) | {
+        "classes": dict(run.classes),
+        "roles": dict(run.roles),
+        "frames": {rank: frame for rank, frame in run.frames.items() if frame},
+        "hooks": _hook_states(look),
+        "scalars": {name: value for name, value in look.scalars.items() if isfinite(value)},
+        "lives_by": signal_words(look.look, look.step_format) if look.look.ranks else "",
+    }
+
+
+def _decision_fields(run: Run, decision: StallDecision) -> dict[str, Any]:
+    return {
+        "stage": str(decision.stage),
+        "sentence": run.unjudged or decision.sentence,
+        "quiet_seconds": round(decision.quiet, 1),
+        "timeout_seconds": decision.timeout,
+        "why_timeout": decision.why_timeout,
+    }
+
+
+def _incident_fields(run: Run) -> dict[str, Any]:
+    """The open incident, and its verdict as far as it was judged; nothing without one."""
+    found: dict[str, Any] = {}
+    if run.incident is not None:
+        found |= {
+            "incident": run.incident.id,
+            "incident_kind": run.incident.kind,
+            "incident_since": _since(run.incident),
+        }
+    if run.judgement is not None:
+        diagnosis = run.judgement.diagnosis
+        found |= {
+            "verdict": str(diagnosis.verdict),
+            "report": diagnosis.summary,
+            "culprits": _culprits(diagnosis),
+        }
+    return found
 
 
 def _hook_states(look: JobLook) -> dict[int, HookState]:
@@ -229,13 +248,11 @@ def _progress_at(decision: StallDecision, look: JobLook) -> float | None:
     return round(time.time() - age - decision.quiet, 3)
 
 
-def _culprits(diagnosis: Diagnosis | None) -> tuple[int, ...]:
-    blamed = diagnosis.culprits if diagnosis else ()
-    return tuple(dict.fromkeys(culprit.rank for culprit in blamed if culprit.rank is not None))
+def _culprits(diagnosis: Diagnosis) -> tuple[int, ...]:
+    blamed = (culprit.rank for culprit in diagnosis.culprits)
+    return tuple(dict.fromkeys(rank for rank in blamed if rank is not None))
 
 
-def _since(incident: Incident | None) -> float | None:
-    if incident is None:
-        return None
+def _since(incident: Incident) -> float:
     since = incident.stalled_since
     return round(incident.detected_at if since is None else since, 3)

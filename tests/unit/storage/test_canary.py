@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config.schema import CanaryConfig as Wanted
-from mldebug.config.schema import Config, StorageConfig
+from mldebug.config.schema import Config
+from mldebug.config.storage import CanaryConfig as Wanted
+from mldebug.config.storage import StorageConfig
 from mldebug.storage.filesystems.canary import CanaryResult, CanaryWrite, sentence
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.collectors import storage_collectors

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.config.schema import CheckpointsConfig, Config
+from mldebug.config.schema import Config
+from mldebug.config.storage import CheckpointsConfig
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.stall.signals import RankLook, RunLook
 from mldebug.storage.checkpoints.state import SeriesState

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.config.schema import CanaryConfig, Config, StorageConfig
+from mldebug.config.schema import Config
+from mldebug.config.storage import CanaryConfig, StorageConfig
 from mldebug.core.model import Job, RankIdentity
 from mldebug.status.storage_lines import storage_json
 from mldebug_agents.agent.node_tools import NodeTools, open_tools

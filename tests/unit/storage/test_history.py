@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config.schema import CheckpointsConfig, Config
+from mldebug.config.schema import Config
+from mldebug.config.storage import CheckpointsConfig
 from mldebug.storage.filesystems.forecast import forecast
 from mldebug.storage.filesystems.history import (
     KEPT,

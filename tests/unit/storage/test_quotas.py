@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mldebug.config.schema import Config, QuotaConfig, StorageConfig
+from mldebug.config.schema import Config
+from mldebug.config.storage import QuotaConfig, StorageConfig
 from mldebug.storage.filesystems.quotas import QuotaError, amount, read_quota
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.quotas import QuotaCollector

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config.schema import Config, StorageConfig
+from mldebug.config.schema import Config
+from mldebug.config.storage import StorageConfig
 from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import NOTHING, storage_lines

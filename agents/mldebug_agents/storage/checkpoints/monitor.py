@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.config.schema import CheckpointsConfig
+from mldebug.config.storage import CheckpointsConfig
 from mldebug.core.model import NodeCapture
 from mldebug.core.units import format_duration
 from mldebug.status.snapshot import Snapshot

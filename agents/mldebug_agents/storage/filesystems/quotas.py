@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from mldebug.config.schema import QuotaConfig as Wanted
+from mldebug.config.storage import QuotaConfig as Wanted
 from mldebug.core.model import Gap, Job
 from mldebug.core.redact import clean
 from mldebug.storage.filesystems.fullness import size_words
