@@ -6,23 +6,16 @@ and its return is the only sure sign that the path works again. Until then the p
 are *stuck*: they are refused at once, and a new child reads the rest.
 """
 
-import errno
 import os
-import threading
-import time
-from collections.abc import Mapping, Sequence
-from posixpath import dirname
+from collections.abc import Sequence
 from typing import Self
 
-import msgspec
-
 from mldebug_agents.system.child.job_paths import OPERATOR, Rights
-from mldebug_agents.system.child.link import ChildLink, WorkerStarter
+from mldebug_agents.system.child.link import WorkerStarter
 from mldebug_agents.system.child.listing import FolderListing, unpack
 from mldebug_agents.system.child.reader_child import (
     AROUND,
     HEAD,
-    MAX_BODY,
     MAX_SOURCE,
     ReadAnswer,
     ReadOperation,
@@ -31,28 +24,15 @@ from mldebug_agents.system.child.reader_child import (
 from mldebug_agents.system.child.reader_writes import ASKED_FOR, WorkerServerQuestion
 from mldebug_agents.system.reader_answers import (
     FilePiece,
+    ReaderClient,
     SourceLines,
     Tail,
     Unreadable,
-    encode,
-    judge,
 )
-from mldebug_agents.system.spawn import ForkedWorker
 
 __all__ = ["FilePiece", "Reader", "SourceLines", "Tail", "Unreadable"]
 
-MAX_STUCK_KERNEL, MAX_STUCK_FILES = (
-    10,
-    6,
-)  # apart: a hung mount must not hide new jobs, nor a hung job all logs
 TIMEOUT = 2.0  # seconds for one path
-TOTAL = 4.0  # seconds for all paths of one question
-MAX_TOGETHER = (
-    64 << 20
-)  # bytes of all answers to one question: environments have 6 MiB where their user wants
-_ANSWERS = msgspec.msgpack.Decoder(ReadAnswer)
-
-_NO_TIME = Unreadable("not read: no time left", errno=errno.EAGAIN)
 
 
 class Reader:
@@ -68,9 +48,7 @@ class Reader:
 
     def __init__(self, spawner: WorkerStarter) -> None:
         self._spawner = spawner
-        self._lock = threading.Lock()
-        self._worker: ForkedWorker | None = None
-        self._stuck: dict[str, tuple[ReadOperation, ForkedWorker]] = {}
+        self._client = ReaderClient(spawner)
 
     def __enter__(self) -> Self:
         return self
@@ -80,19 +58,12 @@ class Reader:
 
     def close(self) -> None:
         """Kill the reader child, and those that hang."""
-        with self._lock:
-            stuck = [worker for _, worker in self._stuck.values()]
-            for worker in filter(None, [self._worker, *stuck]):
-                worker.kill()
-            self._worker = None
-            self._stuck.clear()
+        self._client.close()
 
     @property
     def stuck(self) -> tuple[str, ...]:
         """The paths at which a reader child still hangs."""
-        with self._lock:
-            self._forgive()
-            return tuple(self._stuck)
+        return self._client.stuck
 
     def read_many(
         self, paths: Sequence[str], *, max_bytes: int, timeout: float = TIMEOUT
@@ -262,12 +233,7 @@ class Reader:
         Paths at which its child hangs count as stuck for this reader, too, until that child is
         gone.
         """
-        with other._lock, self._lock:
-            for path, (operation, worker) in other._stuck.items():
-                worker.end()
-                self._stuck[path] = operation, worker
-            other._stuck.clear()
-        other.close()
+        self._client.take_back(other._client)
 
     def ask_server(
         self,
@@ -313,99 +279,7 @@ class Reader:
     def _ask(
         self, wanted: ReadRequest, paths: Sequence[str], *, timeout: float
     ) -> dict[str, ReadAnswer | Unreadable]:
-        """Ask the same of all these paths."""
-        answers: dict[str, ReadAnswer | Unreadable] = {}
-        with self._lock:
-            until = time.monotonic() + TOTAL
-            self._forgive()
-            todo = {path: raw for path in paths if (raw := encode(path, answers)) is not None}
-            while todo := {
-                path: raw
-                for path, raw in todo.items()
-                if not self._is_answered(wanted.operation, path, answers)
-            }:
-                if answers and (time.monotonic() >= until or _size(answers) >= MAX_TOGETHER):
-                    return answers | dict.fromkeys(todo, _NO_TIME)
-                try:
-                    worker = self._worker = self._worker or self._spawner.fork_worker("reader")
-                except OSError as error:
-                    lost = Unreadable(f"not read: {error.strerror or error}", errno=error.errno)
-                    return answers | dict.fromkeys(todo, lost)
-                request = msgspec.structs.replace(wanted, paths=tuple(todo.values()))
-                self._converse(worker, request, list(todo), (timeout, until), answers)
-        return answers
-
-    def _converse(
-        self,
-        worker: ForkedWorker,
-        request: ReadRequest,
-        paths: list[str],
-        limits: tuple[float, float],
-        answers: dict[str, ReadAnswer | Unreadable],
-    ) -> None:
-        """Ask for all paths and take answers until all are there, one fails to come, or the time of all is over."""
-        timeout, until = limits
-        link = ChildLink(worker.socket, _ANSWERS, max_body=MAX_BODY)
-        size = _size(answers)
-        for number, path in enumerate(paths):
-            # it is not stuck, but we cannot wait for it, or not keep it
-            if number and (time.monotonic() >= until or size >= MAX_TOGETHER):
-                worker.kill()
-                self._worker = None
-                return
-            try:
-                if not number:
-                    worker.socket.settimeout(timeout)
-                    link.send(request)
-                answers[path] = answer = judge(link.receive(), request.rights)
-                size += len(answer.data) if isinstance(answer, ReadAnswer) else 0
-            except TimeoutError:
-                answers[path] = Unreadable(f"timed out after {timeout:.1f} s", stuck=True)
-                worker.hang_up()
-                self._stuck[path] = request.operation, worker
-                self._worker = None
-                return
-            except OSError as error:
-                answers[path] = Unreadable(
-                    f"the reader process ended: {error}", errno=error.errno or errno.ECONNRESET
-                )
-                worker.kill()
-                self._worker = None
-                return
-
-    def _is_answered(
-        self, operation: ReadOperation, path: str, answers: dict[str, ReadAnswer | Unreadable]
-    ) -> bool:
-        """Say whether the path has its answer; gives it one if it, or its folder, is stuck."""
-        if path in answers:
-            return True
-        kernel = operation is ReadOperation.KERNEL
-        count = sum((kind is ReadOperation.KERNEL) == kernel for kind, _ in self._stuck.values())
-        where = _folder(path, operation)
-        if any(where == _folder(stuck, kind) for stuck, (kind, _) in self._stuck.items()):
-            answers[path] = Unreadable("an earlier read there has not come back", stuck=True)
-        elif count >= (MAX_STUCK_KERNEL if kernel else MAX_STUCK_FILES):
-            why = f"not read: {count} paths are stuck already"
-            answers[path] = Unreadable(why, errno=errno.EAGAIN)
-        return path in answers
-
-    def _forgive(self) -> None:
-        for path, (_, worker) in list(self._stuck.items()):
-            if worker.gone():
-                worker.kill()
-                del self._stuck[path]
-
-
-def _folder(path: str, operation: ReadOperation) -> str:
-    """What hangs together: the files of a folder, those of a process; but its descriptors lead anywhere."""
-    if operation is ReadOperation.LIST:
-        return path
-    return path if dirname(path).endswith("/fd") else dirname(path)
-
-
-def _size(answers: Mapping[str, ReadAnswer | Unreadable]) -> int:
-    """Bytes of all these answers together."""
-    return sum(len(one.data) for one in answers.values() if isinstance(one, ReadAnswer))
+        return self._client.ask(wanted, paths, timeout=timeout)
 
 
 def _data(answer: ReadAnswer | Unreadable) -> bytes | Unreadable:

@@ -1,16 +1,33 @@
-"""Turns the answers of the reader child into values, and its errors into reasons in words."""
+"""Asks the reader child, waits for it no longer than agreed, and turns its errors into reasons in words."""
 
 import contextlib
 import errno
 import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from posixpath import dirname
 from typing import NamedTuple
 
 import msgspec
 
 from mldebug_agents.system.child.job_paths import OPERATOR, Rights
-from mldebug_agents.system.child.reader_child import ReadAnswer
+from mldebug_agents.system.child.link import ChildLink, WorkerStarter
+from mldebug_agents.system.child.reader_child import (
+    MAX_BODY,
+    ReadAnswer,
+    ReadOperation,
+    ReadRequest,
+)
 from mldebug_agents.system.child.refusals import Refusal
+from mldebug_agents.system.spawn import ForkedWorker
 
+# apart: a hung mount must not hide new jobs, nor a hung job all logs
+MAX_STUCK_KERNEL, MAX_STUCK_FILES = 10, 6
+TOTAL = 4.0  # seconds for all paths of one question
+# bytes of all answers to one question: environments have 6 MiB where their user wants
+MAX_TOGETHER = 64 << 20
+_ANSWERS = msgspec.msgpack.Decoder(ReadAnswer)
 _REASONS = {
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
@@ -40,6 +57,9 @@ class Unreadable(msgspec.Struct, frozen=True):
     reason: str
     stuck: bool = False
     errno: int | None = None
+
+
+_NO_TIME = Unreadable("not read: no time left", errno=errno.EAGAIN)
 
 
 class Tail(msgspec.Struct, frozen=True):
@@ -91,3 +111,138 @@ def encode(path: str, answers: dict[str, ReadAnswer | Unreadable]) -> bytes | No
             return raw
     answers[path] = Unreadable("not a path")
     return None
+
+
+class ReaderClient:
+    """Has a reader child, and asks it; what hangs is left behind with its path, and a new child takes the next question.
+
+    Any thread may call; calls take turns.
+    """
+
+    def __init__(self, spawner: WorkerStarter) -> None:
+        self._spawner = spawner
+        self._lock = threading.Lock()
+        self._worker: ForkedWorker | None = None
+        self._stuck: dict[str, tuple[ReadOperation, ForkedWorker]] = {}
+
+    def close(self) -> None:
+        """Kill the reader child, and those that hang."""
+        with self._lock:
+            stuck = [worker for _, worker in self._stuck.values()]
+            for worker in filter(None, [self._worker, *stuck]):
+                worker.kill()
+            self._worker = None
+            self._stuck.clear()
+
+    @property
+    def stuck(self) -> tuple[str, ...]:
+        """The paths at which a reader child still hangs."""
+        with self._lock:
+            self._forgive()
+            return tuple(self._stuck)
+
+    def take_back(self, other: "ReaderClient") -> None:
+        """Close another client; the paths at which its children hang count as stuck here until they are gone."""
+        with other._lock, self._lock:
+            for path, (operation, worker) in other._stuck.items():
+                worker.end()
+                self._stuck[path] = operation, worker
+            other._stuck.clear()
+        other.close()
+
+    def ask(
+        self, wanted: ReadRequest, paths: Sequence[str], *, timeout: float
+    ) -> dict[str, ReadAnswer | Unreadable]:
+        """Ask the same of all these paths. Every path has an entry in the result; `timeout`: seconds for each."""
+        answers: dict[str, ReadAnswer | Unreadable] = {}
+        with self._lock:
+            until = time.monotonic() + TOTAL
+            self._forgive()
+            todo = {path: raw for path in paths if (raw := encode(path, answers)) is not None}
+            while todo := {
+                path: raw
+                for path, raw in todo.items()
+                if not self._is_answered(wanted.operation, path, answers)
+            }:
+                if answers and (time.monotonic() >= until or _size(answers) >= MAX_TOGETHER):
+                    return answers | dict.fromkeys(todo, _NO_TIME)
+                try:
+                    worker = self._worker = self._worker or self._spawner.fork_worker("reader")
+                except OSError as error:
+                    lost = Unreadable(f"not read: {error.strerror or error}", errno=error.errno)
+                    return answers | dict.fromkeys(todo, lost)
+                request = msgspec.structs.replace(wanted, paths=tuple(todo.values()))
+                self._converse(worker, request, list(todo), (timeout, until), answers)
+        return answers
+
+    def _converse(
+        self,
+        worker: ForkedWorker,
+        request: ReadRequest,
+        paths: list[str],
+        limits: tuple[float, float],
+        answers: dict[str, ReadAnswer | Unreadable],
+    ) -> None:
+        """Ask for all paths and take answers until all are there, one fails to come, or the time of all is over."""
+        timeout, until = limits
+        link = ChildLink(worker.socket, _ANSWERS, max_body=MAX_BODY)
+        size = _size(answers)
+        for number, path in enumerate(paths):
+            # it is not stuck, but we cannot wait for it, or not keep it
+            if number and (time.monotonic() >= until or size >= MAX_TOGETHER):
+                worker.kill()
+                self._worker = None
+                return
+            try:
+                if not number:
+                    worker.socket.settimeout(timeout)
+                    link.send(request)
+                answers[path] = answer = judge(link.receive(), request.rights)
+                size += len(answer.data) if isinstance(answer, ReadAnswer) else 0
+            except TimeoutError:
+                answers[path] = Unreadable(f"timed out after {timeout:.1f} s", stuck=True)
+                worker.hang_up()
+                self._stuck[path] = request.operation, worker
+                self._worker = None
+                return
+            except OSError as error:
+                answers[path] = Unreadable(
+                    f"the reader process ended: {error}", errno=error.errno or errno.ECONNRESET
+                )
+                worker.kill()
+                self._worker = None
+                return
+
+    def _is_answered(
+        self, operation: ReadOperation, path: str, answers: dict[str, ReadAnswer | Unreadable]
+    ) -> bool:
+        """Say whether the path has its answer; gives it one if it, or its folder, is stuck."""
+        if path in answers:
+            return True
+        kernel = operation is ReadOperation.KERNEL
+        count = sum((kind is ReadOperation.KERNEL) == kernel for kind, _ in self._stuck.values())
+        where = _folder(path, operation)
+        if any(where == _folder(stuck, kind) for stuck, (kind, _) in self._stuck.items()):
+            answers[path] = Unreadable("an earlier read there has not come back", stuck=True)
+        elif count >= (MAX_STUCK_KERNEL if kernel else MAX_STUCK_FILES):
+            why = f"not read: {count} paths are stuck already"
+            answers[path] = Unreadable(why, errno=errno.EAGAIN)
+        return path in answers
+
+    def _forgive(self) -> None:
+        for path, (_, worker) in list(self._stuck.items()):
+            if worker.gone():
+                worker.kill()
+                del self._stuck[path]
+
+
+def _folder(path: str, operation: ReadOperation) -> str:
+    """What hangs together: the files of a folder, those of a process; but its descriptors lead anywhere."""
+    if operation is ReadOperation.LIST:
+        return path
+    return path if dirname(path).endswith("/fd") else dirname(path)
+
+
+def _size(answers: Mapping[str, ReadAnswer | Unreadable]) -> int:
+    """Bytes of all these answers together."""
+    return sum(len(one.data) for one in answers.values() if isinstance(one, ReadAnswer))

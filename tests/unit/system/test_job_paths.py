@@ -71,7 +71,7 @@ def test_his_own_file_and_everybody_s(top: Path, bob: Rights, agent: Agent) -> N
 
 
 @pytest.mark.parametrize("name", ["model.py", "key"])
-@pytest.mark.parametrize("operation", [ReadOperation.FILE, ReadOperation.FROM, ReadOperation.TAIL, ReadOperation.LINE])  # fmt: skip
+@pytest.mark.parametrize("operation", [ReadOperation.FILE, ReadOperation.FROM, ReadOperation.TAIL, ReadOperation.LINES])  # fmt: skip
 def test_what_alice_keeps_is_not_read_for_bob(top: Path, bob: Rights, agent: Agent, name: str, operation: ReadOperation) -> None:  # fmt: skip
     """Neither a file of hers, nor one that anybody may read in a folder that nobody may enter."""
     for path in (in_root(bob, top / "alice" / name), str(top / "alice" / name)):

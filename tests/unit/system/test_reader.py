@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug_agents.system import reader as reader_module
+from mldebug_agents.system import reader_answers as reader_module
 from mldebug_agents.system.child import job_paths, reader_child
 from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.fake_reader import FakeReader
