@@ -8,7 +8,6 @@ could not be read becomes a gap. Nothing here raises for what a process does.
 
 import logging
 import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug import __version__
 from mldebug.core.model import (
     FlightRecord,
     Gap,
@@ -42,6 +40,7 @@ from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecords
 from mldebug_agents.jobs.hook.records import read_hook_summaries
 from mldebug_agents.jobs.logs.tail import log_of, read_log
 from mldebug_agents.jobs.ranks.discovery import RankChild
+from mldebug_agents.system.context import versions
 from mldebug_agents.system.file_locks import FileLocks
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader, Unreadable
@@ -163,7 +162,7 @@ class Capturer:
             job=job,
             launcher=ProcessCapture(pid=pid, kind="launcher", state=state, stacks=dump.stacks),
             gaps=(*gaps, *((why,) if dump.failure else ())),
-            versions=_versions(),
+            versions=versions(),
         )
 
     def _with_more_flights(
@@ -183,14 +182,6 @@ class Capturer:
     def workers(self) -> int:
         """How many processes are dumped at once."""
         return self.settings.workers or min(4, os.cpu_count() or 1)
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "mldebug": __version__,
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-    }
 
 
 class _Session:
@@ -272,7 +263,7 @@ class _Session:
             ranks=ranks,
             remarks=self._own(remarks),
             gaps=(*filter(self._is_mine, gaps), *self.gaps),
-            versions=_versions(),
+            versions=versions(),
         )
 
     def _is_mine(self, gap: Gap) -> bool:

@@ -30,9 +30,10 @@ from mldebug.stall.signals import StallDecision
 from mldebug_agents.incidents.exits.similar_runs import AlikeRuns
 from mldebug_agents.incidents.recent_failures import RecentFailures
 from mldebug_agents.incidents.remote import RemoteIncidents
-from mldebug_agents.incidents.report_writer import IncidentWriter, owner, versions
+from mldebug_agents.incidents.report_writer import IncidentWriter, owner
 from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.state.store import StateStore
+from mldebug_agents.system.context import versions
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.runs import Run
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from mldebug import __version__
 from mldebug.cluster.run_identity import RunKey, job_key, run_key
 from mldebug.core.model import Judgement, NodeCapture
 from mldebug.incidents.incident import Incident, close_incident, has_evidence, judge, write_report
@@ -146,15 +145,6 @@ def owner(incident: Incident) -> int:
         return incident.captures[0].job.uid
     job = incident.exit.job if incident.exit else incident.job
     return job.uid if job else 0
-
-
-def versions() -> dict[str, str]:
-    """The versions of mldebug, Python and the kernel on this node, for a report."""
-    return {
-        "mldebug": __version__,
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-    }
 
 
 class IncidentIds:

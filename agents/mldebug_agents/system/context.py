@@ -1,10 +1,12 @@
 """What every part of the agent and every command needs to read this node, as one small immutable value."""
 
+import platform
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from mldebug import __version__
 from mldebug.config.schema import Config
 from mldebug_agents.system.child.helper import Workers
 from mldebug_agents.system.host import Host
@@ -51,3 +53,12 @@ def open_context(
     finally:
         reader.close()
         spawner.close()
+
+
+def versions() -> dict[str, str]:
+    """The versions of mldebug, Python and the kernel on this node, for a report."""
+    return {
+        "mldebug": __version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
