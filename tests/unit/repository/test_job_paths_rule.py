@@ -140,7 +140,6 @@ ELSEWHERE: dict[str, str] = {
     "exporters/mldebug_exporters/channels/apprise.py": OPERATOR,
     "mldebug/capture/flight_recorder/folder.py": PERSON,
     "mldebug/capture/stacks/files.py": PERSON,
-    "mldebug/capture/stacks/reader.py": "only a function of that name: it parses a text",
     "mldebug/capture/trace/open_files.py": PERSON,
     "mldebug/cli/commands/diagnose.py": PERSON,
     "mldebug/cli/commands/flight_recorder.py": PERSON,
