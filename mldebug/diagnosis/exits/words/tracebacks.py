@@ -57,8 +57,9 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
     left out.
     """
     found: list[Traceback] = []
+    ends = _Ends(lines)
     for start, line in enumerate(lines):
-        one = _read(lines, start) if _HEADER.search(line) else None
+        one = ends.read(start) if _HEADER.search(line) else None
         if one is None:
             continue
         explicit = _chained(lines[found[-1].end : start]) if found else None
@@ -104,18 +105,52 @@ def went_on(lines: Iterable[str]) -> int:
     return sum("NCCL" not in line for line in lines if _WENT_ON.match(line))
 
 
-def _read(lines: Sequence[str], start: int) -> Traceback | None:
-    prefix = prefix_of(lines, start)
-    for at in range(start + 1, min(len(lines), start + MAX_DEPTH)):
-        text = without(lines[at], prefix).rstrip()
-        if not text or text.startswith(_INSIDE):
-            continue
+class _Ends:
+    """Where tracebacks end. A line is looked at once for each kind of prefix, however many tracebacks without an end begin above it."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+        self._shapes: Sequence[str] = ()  # of all lines, once one is asked for
+        self._looked_at: dict[str, int] = {}  # by shape of the prefix, the first line not yet read
+        self._last: dict[str, int] = {}  # the last end before that line
+
+    def read(self, start: int) -> Traceback | None:
+        """The traceback that begins at this line; None for one without an error, or with one that is not the job's."""
+        prefix = prefix_of(self._lines, start)
+        at = self._end_of(start, prefix)
+        if at is None:
+            return None
+        text = without(self._lines[at], prefix).rstrip()
         match = _ERROR.match(text)
-        if match is None and _goes_on(lines[at + 1 : at + 2], prefix):
-            continue  # another rank has written into the middle of it
         ours = match and match["name"].rpartition(".")[2] not in _NOT_OURS
         return Traceback(start, at, text) if ours else None
-    return None
+
+    def _end_of(self, start: int, prefix: str) -> int | None:
+        shape = _shape(prefix)
+        if self._last.get(shape, -1) > start:
+            return self._last[shape]
+        begin = max(start + 1, self._looked_at.get(shape, 0))
+        until = min(len(self._lines), start + MAX_DEPTH)
+        mine = self._written_behind(shape, begin, until)
+        end = next((at for at in mine if self._is_end(at, prefix)), None)
+        self._looked_at[shape] = max(begin, until) if end is None else end + 1
+        if end is not None:
+            self._last[shape] = end
+        return end
+
+    def _written_behind(self, shape: str, begin: int, until: int) -> Iterable[int]:
+        """The lines among these that begin with a prefix of this shape."""
+        if not shape:
+            return range(begin, until)
+        self._shapes = self._shapes or [_shape(line) for line in self._lines]
+        return (at for at in range(begin, until) if self._shapes[at].startswith(shape))
+
+    def _is_end(self, at: int, prefix: str) -> bool:
+        text = without(self._lines[at], prefix).rstrip()
+        if not text or text.startswith(_INSIDE):
+            return False
+        # another rank may have written into the middle of it
+        return _ERROR.match(text) is not None or not _goes_on(self._lines[at + 1 : at + 2], prefix)
 
 
 def _goes_on(following: Sequence[str], prefix: str) -> bool:
@@ -138,9 +173,8 @@ def prefix_of(lines: Sequence[str], start: int) -> str:
 
 def without(line: str, prefix: str) -> str:
     """The line without its prefix; "" for a line of somebody else."""
-    if _shape(line[: len(prefix)]) != _shape(prefix):
-        return ""
-    return line[len(prefix) :]
+    head = line[: len(prefix)]
+    return line[len(prefix) :] if head == prefix or _shape(head) == _shape(prefix) else ""
 
 
 def _shape(text: str) -> str:
