@@ -17,6 +17,7 @@ from mldebug.diagnosis.exits.words import phrases
 from mldebug.diagnosis.exits.words.error_text import BEFORE
 from mldebug.diagnosis.exits.words.error_types import ErrorType, name_of_type, spaced, type_of
 from mldebug.diagnosis.exits.words.raised_in import NOWHERE, RaisedIn
+from mldebug.diagnosis.exits.words.statements import is_elsewhere, is_of_itself
 
 
 class Blame(StrEnum):
@@ -128,6 +129,10 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     if kind is ErrorType.RELAY or _RELAYED.search(words):
         return Blame.PEER
     in_vain = _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None
+    itself = _OWN.search(words) is not None or is_of_itself(words[len(name) :].lstrip(": "))
+    stated = kind is ErrorType.STATED or (place.stated and "." not in name)
+    if kind is ErrorType.LOCAL and stated and (in_vain or not itself):
+        return _of_statement(words, unclear=True)
     if kind is ErrorType.LOCAL and not (in_vain and name in _OF_FILES):
         garbled = place.group and _OF_BYTES.fullmatch(name) is not None
         return Blame.UNCLEAR if garbled or _DIFFER.match(words) else Blame.OWN
@@ -136,12 +141,14 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     text = words.replace(name, "", 1) if name.endswith("TimeoutError") else words
     others = _OTHERS.search(spaced(text)) is not None or _OTHERS.search(text) is not None
     if kind is ErrorType.STATED:
-        return _of_statement(words, unclear=in_vain or (place.group and others))
+        return _of_statement(words, unclear=in_vain or (place.group and others) or not itself)
     if kind is ErrorType.SERVICE:
         return Blame.UNCLEAR if _ADDRESS.search(words) else Blame.OWN
     if kind is ErrorType.HTTP:
         return Blame.OWN if _WEB.search(words) and not _ADDRESS.search(words) else Blame.UNCLEAR
     bare = all(line.strip().rstrip(":") == name for line in words.split("\n") if line.strip())
+    if kind is ErrorType.SYSTEM and stated and not itself and not _ERRNO.search(words):
+        return _of_statement(words, unclear=True)
     if kind is ErrorType.SYSTEM and not in_vain and (bare or _ERRNO.search(words) or _PLACE.search(words)):  # fmt: skip
         return Blame.UNCLEAR if bare else Blame.OWN
     unforeseen = (bare or place.own_raise) and (in_vain or not _OF_ITS_DATA.search(spaced(words)))
@@ -151,13 +158,19 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
 
 def _of_statement(words: str, *, unclear: bool) -> Blame:
     """Of an error by which code says that something is not as it should be."""
-    if _SAID_OF_OTHERS.search(words) or (_QUOTED.search(words) and _PEER.search(words)):
+    if (
+        is_elsewhere(words)
+        or _SAID_OF_OTHERS.search(words)
+        or (_QUOTED.search(words) and _PEER.search(words))
+    ):
         return Blame.PEER
     return Blame.UNCLEAR if unclear or _DIFFER.match(words) else Blame.OWN
 
 
 def _of_library(words: str, *, shared: bool) -> Blame:
     """Of an error that any code may raise. `shared`: its type, words or place may have to do with others."""
+    if is_elsewhere(words):
+        return Blame.PEER
     if _DEVICE.search(words) or _OWN.search(words):
         return Blame.OWN
     if _GROUP.search(words) and _OWN_NODE.search(words):

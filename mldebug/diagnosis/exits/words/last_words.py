@@ -23,6 +23,7 @@ from mldebug.diagnosis.exits.words.blame import (
 )
 from mldebug.diagnosis.exits.words.error_text import (
     BEFORE,
+    MAX_ERROR,
     MAX_LINES,
     whole_error,
     with_cause,
@@ -91,6 +92,7 @@ _CLOSED = re.compile(
 _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ?(?P<pid>\d{1,10})[\d, ]{0,200}\).{0,40}(?:killed by signal|exited unexpectedly)"
 )
+MOST_CAUSES = 16  # of a chain of exceptions, beside the first
 OTHERS_WRITE = 5  # lines that other ranks write into a log after one has failed
 STOPPED_WITHIN = 60  # last lines in which a handler's word counts
 
@@ -159,7 +161,7 @@ def _error_at(
 ) -> RankError:
     """The error of a traceback. `before`: another one, right before it, after which this one may be no more than cleaning up."""
     error = with_cause(safe_line(found.error, 300), lines, found.end)
-    causes = found.causes
+    causes = (*found.causes[:1], *found.causes[1:][-MOST_CAUSES:])  # the first one and the last
     if not causes and before is not None:
         causes = (Cause(before.start, before.end, before.error, explicit=False),)
     words = whole_error(lines, found.end, found.error)
@@ -210,7 +212,7 @@ def _accused(blame: Blame, words: str, lines: Sequence[str], start: int) -> Accu
     found = accusation_of(words)
     if found is not None and (found.ranks or found.calls):
         return found
-    before = accusation_of("\n".join(lines[max(0, start - BEFORE) : start]))
+    before = accusation_of("\n".join(lines[max(0, start - BEFORE) : start])[-MAX_ERROR:])
     return before if before is not None and before.ranks else found
 
 

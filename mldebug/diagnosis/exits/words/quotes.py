@@ -94,7 +94,7 @@ def quotes_in(lines: Sequence[str], found: Sequence[Traceback], rank: int | None
 
     `rank`: who wrote the log; what it quotes of itself is left out.
     """
-    quotes = [quote for one in found if (quote := quote_of(lines, one)) is not None]
+    quotes = [quote for one in found[-MOST:] if (quote := quote_of(lines, one)) is not None]
     return [one for one in quotes if rank is None or one.ranks != (rank,)]
 
 

@@ -46,12 +46,14 @@ class RaisedIn(NamedTuple):
     """Where an exception was raised.
 
     `group`: in code through which ranks communicate, or in a call of it. `unknown`: in an installed
-    package of which nothing is known. `own_raise`: by a `raise` in the job's own code.
+    package of which nothing is known. `own_raise`: by a `raise` in the job's own code. `stated`: by
+    a `raise` or `assert` anywhere, so that a person has written its words.
     """
 
     group: bool = False
     unknown: bool = False
     own_raise: bool = False
+    stated: bool = False
 
 
 NOWHERE = RaisedIn()
@@ -73,4 +75,5 @@ def raised_in(lines: Sequence[str], start: int, end: int) -> RaisedIn:
         group=called or _CODE.search(lines[at]) is not None,
         unknown=_OF_UNKNOWN.search(lines[at]) is not None,
         own_raise=raised and not installed,
+        stated=raised,
     )

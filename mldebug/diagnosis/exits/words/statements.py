@@ -1,0 +1,56 @@
+"""What a person has written behind `raise` or `assert`: whether it is about the rank that raises it. Pure.
+
+Nobody can foresee these words. So a statement in which other ranks, workers or messages occur is
+the rank's own only where it says what a value or a setting has to be, and nothing about what others
+do or that ranks differ. A statement without such words is about the rank itself.
+"""
+
+import re
+
+# Who else there is in a job, in words that a statement about data has, too
+_OTHERS = re.compile(
+    r"\b(?:ranks?|peers?|workers?|actors?|replicas?|hosts?|nodes?|process(?:es)?|leaders?|followers?|coordinator|main node|primary|masters?|members?|participants?|siblings?"
+    r"|trainers?|learners?|servers?|daemons?|raylet|clusters?|stages? \d|quorum|group|barrier|heartbeats?|store|messages?|repl(?:y|ies)|responses?|answers?|votes?|acks?|handshake"
+    r"|TP|DP|PP|EP|CP|SP|FSDP|another|others?|everyone|everybody|remote|connect(?:ed|ion|ions)?|network|sockets?|timeout|collectives?|nccl|gloo|mpi)\b",
+    re.IGNORECASE,
+)
+# What somebody else does or does not do, and that values are not alike
+_OF_OTHERS = re.compile(
+    r"\b(?:differ(?:s|ed|ent|ing|ence)?|the same|mismatch\w{0,3}|disagree\w{0,2}|diverge[sd]?|de-?sync\w{0,12}|out of sync|(?:not|un)[- ]?synchroni[sz]ed|inconsisten\w{1,3}|identical|equal (?:for|on|in) all"
+    r"|mixed|did(?:n't| not)|does(?:n't| not) (?:answer|respond|reply|come)|has(?:n't| not)|have not|never|fail(?:ed|s|ure|ures)?|died|dead|alive|crash\w{0,3}|lost|gone|missing|left|exit(?:ed|s)?|killed|stopped"
+    r"|shut ?down|unreachable|unavailable|un?healthy|respon[ds]\w{0,4}|answer(?:s|ed)?|repl(?:y|ied|ies)|voted|receiv(?:ed?|es|ing)|joined|arriv\w{1,4}|(?:dis)?connected|closed|abort\w{0,3}|hang(?:s|ing)?|hung|stuck|stall\w{0,3}"
+    r"|finish(?:ed)?|complet(?:e|ed)|publish\w{0,4}|late|slow|timed out|times out|wait(?:s|ed|ing)?|write|wrote|see logs|check the logs?)\b"
+    r"|\b(?:across|among|between)\b.{0,24}\b(?:ranks|workers|processes|hosts|nodes|replicas|TP|DP|PP|EP|CP)\b"
+    r"|\b\d{1,7}(?: ?(?:of|/) ?\d{1,7})? (?:\w{1,20} )?(?:ranks?|workers?|replicas?|nodes?|hosts?|peers?|processes|members?|participants?)\b",
+    re.IGNORECASE,
+)
+# What a value or a setting has to be, or is
+_OF_A_VALUE = re.compile(
+    r"\b(?:must|should|has to|have to|needs? to|ought to) (?:not )?(?:be|have|contain|specify|divide|start|end|use)\b|\bexpect(?:s|ed|ing)?\b|\bgot\b|\bbut (?:found|is|was)\b|\bgiven\b"
+    r"|\b(?:has|have) \d|\bunsupported|\bnot supported|\bdoes not support|\binvalid|\bunknown|\bunrecogni[sz]ed|\bcannot (?:import|find|parse|convert|be)\b|\bhas no attribute|\bnot in\b|\bnot found in\b"
+    r"|\bis not (?:an?|known|allowed)\b|\b(?:more|less|greater|larger|smaller) than\b|\btensors?\b|\bdimensions?\b|\bdivisible|\bout of (?:range|bounds)|\bat (?:least|most)\b|\brequires?\b|\bmalformed|\bcorrupt|\bchecksum|\bshapes?\b|\bdtype|\bnan\b|\binf\b|\bnon-?finite|\boverflow|\bduplicate"
+    r"|\bunexpected (?:keyword|argument)|\barguments?\b|\bspecif(?:y|ied)\b|\bconfig(?:uration)?\b|\bpositive\b|\bnegative\b",
+    re.IGNORECASE,
+)
+# A failure of which the words themselves say that it was somewhere else
+_ELSEWHERE = re.compile(
+    r"\b(?:on|in|at|from|by) (?:an?(?:other)?|the|some)? ?(?:different|another|other|remote) (?:\w{1,20} )?(?:rank|worker|process|node|host|replica|peer|actor)s?\b"
+    r"|\b(?:failed|failure|error|exception|crashed|crash|out of memory)\b.{0,16} (?:on|in|at) (?:local |global |remote )?(?:ranks?|worker|process|host) ?[\[(#'\"]?\d"
+    r"|\branks? ?\[?\d[\d, ]{0,60}\]? (?:has |have )?(?:failed|died|crashed|exited|raised)\b",
+    re.IGNORECASE,
+)
+_KEY = re.compile(r"'[^'\s]{0,200}'|\"[^\"\s]{0,200}\"|[\w.-]{1,200}")
+_PLACE = re.compile(r"[\w.-]{0,80}(?:/[\w.@=+-]{1,200}){1,40}/?")
+
+
+def is_of_itself(text: str) -> bool:
+    """Whether this statement, without its exception's type, is about the rank that makes it, and not about others."""
+    text = _PLACE.sub("/…", text.strip())
+    if _KEY.fullmatch(text) or not _OTHERS.search(text):
+        return True
+    return _OF_A_VALUE.search(text) is not None and _OF_OTHERS.search(text) is None
+
+
+def is_elsewhere(words: str) -> bool:
+    """Whether an error says that the failure it tells of was another rank's, or one's that it names."""
+    return _ELSEWHERE.search(words) is not None
