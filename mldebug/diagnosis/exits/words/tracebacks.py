@@ -130,20 +130,20 @@ class _Ends:
         if self._last.get(shape, -1) > start:
             return self._last[shape]
         begin = max(start + 1, self._looked_at.get(shape, 0))
-        until = min(len(self._lines), start + MAX_DEPTH)
-        mine = self._written_behind(shape, begin, until)
+        within = range(begin, min(len(self._lines), start + MAX_DEPTH))
+        mine = self._written_behind(shape, within)
         end = next((at for at in mine if self._is_end(at, prefix)), None)
-        self._looked_at[shape] = max(begin, until) if end is None else end + 1
+        self._looked_at[shape] = max(begin, within.stop) if end is None else end + 1
         if end is not None:
             self._last[shape] = end
         return end
 
-    def _written_behind(self, shape: str, begin: int, until: int) -> Iterable[int]:
+    def _written_behind(self, shape: str, within: Iterable[int]) -> Iterable[int]:
         """The lines among these that begin with a prefix of this shape."""
         if not shape:
-            return range(begin, until)
+            return within
         self._shapes = self._shapes or [_shape(line) for line in self._lines]
-        return (at for at in range(begin, until) if self._shapes[at].startswith(shape))
+        return (at for at in within if self._shapes[at].startswith(shape))
 
     def _is_end(self, at: int, prefix: str) -> bool:
         text = without(self._lines[at], prefix).rstrip()
