@@ -47,13 +47,14 @@ class RaisedIn(NamedTuple):
 
     `group`: in code through which ranks communicate, or in a call of it. `unknown`: in an installed
     package of which nothing is known. `own_raise`: by a `raise` in the job's own code. `stated`: by
-    a `raise` or `assert` anywhere, so that a person has written its words.
+    a `raise` or `assert` anywhere, so that a person has written its words. `source`: that line.
     """
 
     group: bool = False
     unknown: bool = False
     own_raise: bool = False
     stated: bool = False
+    source: str = ""
 
 
 NOWHERE = RaisedIn()
@@ -76,4 +77,5 @@ def raised_in(lines: Sequence[str], start: int, end: int) -> RaisedIn:
         unknown=_OF_UNKNOWN.search(lines[at]) is not None,
         own_raise=raised and not installed,
         stated=raised,
+        source=source.strip() if raised else "",
     )

@@ -2,7 +2,8 @@
 
 Nobody can foresee these words. So a statement in which other ranks, workers or messages occur is
 the rank's own only where it says what a value or a setting has to be, and nothing about what others
-do or that ranks differ. A statement without such words is about the rank itself.
+do or that ranks differ. Of a known library a statement without such words is about the rank itself;
+the job's own code has to speak of data, numbers or settings, and not of what did not come.
 """
 
 import re
@@ -32,6 +33,18 @@ _OF_A_VALUE = re.compile(
     r"|\bunexpected (?:keyword|argument)|\barguments?\b|\bspecif(?:y|ied)\b|\bconfig(?:uration)?\b|\bpositive\b|\bnegative\b",
     re.IGNORECASE,
 )
+# Data, and figures that are compared
+_OF_DATA = re.compile(
+    r"\b(?:infinite|finite|diverged|underflow|loss|gradients?|grads?|logits|batch(?:es)?|vocab\w{0,8}|options?|tokeni[sz]er|tokens?|datasets?|data|samples?|images?|labels?|weights?|parameters?|layers?|heads?"
+    r"|shards?|records?|rows?|lines?|columns?|files?|paths?|folders?|director(?:y|ies)|keys?|checkpoints?|magic|headers?|bytes?|encod\w{1,4}|array|index|indices|values?|size|length|sequence|prompt|template|models?|modules?)\b"
+    r"|[<>!=]=|[<>]|\bis None\b|/…",
+    re.IGNORECASE,
+)
+# What has not come from wherever it was to come from
+_NOT_COME = re.compile(
+    r"\b(?:came|come|comes|arriv\w{1,3}|answer\w{0,3}|nobody|no one|nothing|quit|behind|ahead|neighbou?rs?|back|in time|too late|gone|alive|left|lost|still|yet|broken|raised|flag|broadcast|gather\w{0,3}|reduc\w{1,4}|rings?|gpus?|cards?)\b",
+    re.IGNORECASE,
+)
 # A failure of which the words themselves say that it was somewhere else
 _ELSEWHERE = re.compile(
     r"\b(?:on|in|at|from|by) (?:an?(?:other)?|the|some)? ?(?:different|another|other|remote) (?:\w{1,20} )?(?:rank|worker|process|node|host|replica|peer|actor)s?\b"
@@ -39,16 +52,25 @@ _ELSEWHERE = re.compile(
     r"|\branks? ?\[?\d[\d, ]{0,60}\]? (?:has |have )?(?:failed|died|crashed|exited|raised)\b",
     re.IGNORECASE,
 )
-_KEY = re.compile(r"'[^'\s]{0,200}'|\"[^\"\s]{0,200}\"|[\w.-]{1,200}")
+_QUOTED = re.compile(r"'[^'\s]{0,200}'|\"[^\"\s]{0,200}\"")  # a key
+_WORD = re.compile(r"[\w.-]{1,200}")
 _PLACE = re.compile(r"[\w.-]{0,80}(?:/[\w.@=+-]{1,200}){1,40}/?")
 
 
-def is_of_itself(text: str) -> bool:
-    """Whether this statement, without its exception's type, is about the rank that makes it, and not about others."""
+def is_of_itself(text: str, *, foreseen: bool = True) -> bool:
+    """Whether this statement, without its exception's type, is about the rank that makes it, and not about others.
+
+    `foreseen`: of a known library; not so of the job's own code.
+    """
     text = _PLACE.sub("/…", text.strip())
-    if _KEY.fullmatch(text) or not _OTHERS.search(text):
+    if _QUOTED.fullmatch(text) or (foreseen and _WORD.fullmatch(text)):
         return True
-    return _OF_A_VALUE.search(text) is not None and _OF_OTHERS.search(text) is None
+    if _OTHERS.search(text):
+        return _OF_A_VALUE.search(text) is not None and _OF_OTHERS.search(text) is None
+    if foreseen:
+        return True
+    of_data = _OF_A_VALUE.search(text) or _OF_DATA.search(text)
+    return of_data is not None and _NOT_COME.search(text) is None
 
 
 def is_elsewhere(words: str) -> bool:
