@@ -129,8 +129,8 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     if kind is ErrorType.RELAY or _RELAYED.search(words):
         return Blame.PEER
     in_vain = _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None
-    said, foreseen = words[len(name) :].lstrip(": "), not (place.own_raise or place.unknown)
-    itself = _OWN.search(words) is not None or is_of_itself(said or place.source, foreseen=foreseen)
+    text, foreseen = words[len(name) :].lstrip(": "), not (place.own_raise or place.unknown)
+    itself = _OWN.search(words) is not None or is_of_itself(text or place.source, foreseen=foreseen)
     stated = kind is ErrorType.STATED or (place.stated and "." not in name)
     if kind is ErrorType.LOCAL and stated and (in_vain or not itself):
         return _of_statement(words, unclear=True)
