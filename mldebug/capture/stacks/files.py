@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mldebug.capture.log_exports import unexported
 from mldebug.capture.stacks.numbering import place_of
 from mldebug.capture.stacks.reader import StackText, read_text
 from mldebug.core.files import unreadable
@@ -60,7 +61,7 @@ def read_file(path: Path, where: Path) -> DumpFile:
             return DumpFile(
                 name, status.st_mtime, StackText(), f"larger than {MAX_BYTES >> 20} MiB"
             )
-        text = path.read_bytes().decode(errors="replace")
+        text = unexported(path.read_bytes().decode(errors="replace"))
         return DumpFile(name, status.st_mtime, read_text(text))
     except OSError as error:
         return DumpFile(name, 0.0, StackText(), unreadable(path, error).message)
