@@ -202,9 +202,8 @@ class RunningJob:
         ]
 
     def _spawn(self, argv: list[str], extra: dict[str, str]) -> None:
-        environment = (
-            clean_environment(self.folder) | {MARK: self.mark, "OMP_NUM_THREADS": "1"} | extra
-        )
+        surroundings = clean_environment if self.plan.hook else environment_of_jobs
+        environment = surroundings(self.folder) | {MARK: self.mark, "OMP_NUM_THREADS": "1"} | extra
         if self.plan.hook:
             argv = [str(SCRIPTS / "mldebug"), "run", "--", *argv]
         stdin = subprocess.PIPE if self.plan.stdin == "pipe" else subprocess.DEVNULL
@@ -333,6 +332,13 @@ def clean_environment(home: Path) -> dict[str, str]:
     keep = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONPATH")
     kept = {name: os.environ[name] for name in keep if name in os.environ}
     return kept | {"HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def environment_of_jobs(home: Path) -> dict[str, str]:
+    """The same for ranks and their launcher, which import as little of PyTorch as they can: tests/jobs/startup."""
+    clean = clean_environment(home)
+    paths = filter(None, (str(JOBS / "startup"), clean.get("PYTHONPATH")))
+    return clean | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 OUTSIDE = (20_000, 32_000)  # of what the kernel gives to whoever asks for any port
