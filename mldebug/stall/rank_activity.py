@@ -32,6 +32,7 @@ import msgspec
 from mldebug.core.model import Role
 from mldebug.stall.checkpoint_writes import FAST, WriteRate
 from mldebug.stall.signals import RankLook
+from mldebug.stall.step_pauses import stands_in_pause
 
 SLICE = 1.0  # counters are compared over at least this long: a clock tick is 10 ms
 CPU_STILL = 0.01
@@ -217,6 +218,11 @@ class RankActivity(msgspec.Struct, kw_only=True):
             if self.samples > 1
             else self.no_switches_since,
         )
+
+    @property
+    def in_pause(self) -> bool:
+        """Whether its last stack sample showed it in an evaluation or a checkpoint, where no step is due."""
+        return self.signature is not None and stands_in_pause(self.signature)
 
     @property
     def polls(self) -> bool:

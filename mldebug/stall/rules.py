@@ -7,6 +7,9 @@
 | reports nothing at all, or only lines in a log | all ranks frozen | 60 s; 240 s while a frozen rank's main thread writes lines |
 | reports nothing here, has ranks on other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
+Whoever keeps the others waiting in an evaluation or a checkpoint (`mldebug.stall.step_pauses`) is not blamed before `STEP_PAUSE`: no step is
+due there, so the gaps between steps say nothing. The capture is taken at the timeout all the same.
+
 Lines without a step say little: a background thread, a bar's monitor or another process writes them while the training hangs. Only a
 main thread that wakes, prints and waits again buys time: it looks for something that may come (a server, a lock), but not for ever.
 
@@ -42,6 +45,7 @@ BEFORE_EVIDENCE_DIES = 0.75
 DEVICE_LIMIT = 1800.0  # seconds; more where the run has survived such a pause
 SURVIVED = 1.5
 NO_SIGNAL, SAYS_IT_WAITS = 60.0, 240.0
+STEP_PAUSE = 75.0  # what hangs in an evaluation or a checkpoint is noticed within 90 s
 NEWCOMER = 30.0  # an agent that came later than the stall looks at least so long before it speaks
 STANDS = 3.0  # seconds without a context switch after which a run may have come to a stand
 CLOSER = 0.6  # of the timeout, after which a native stack is asked about who may wait or work
@@ -90,6 +94,8 @@ def choose(
         excused = _is_excused(ranks, clock.now, window)
         least = MOST if young else 0.0
         limit = _busy_limit(settings, look, max(timeout.seconds, least), excused)
+        if settings.timeout == "auto" and ranks.pauses(clock.now, window, look.elsewhere):
+            patience = max(patience, min(STEP_PAUSE, dies))
         busy = max(patience, limit)
         device = _device_limit(clock, busy, excused)
         return StallRule("progress", timeout, window, busy, device, patience, dies)
@@ -100,7 +106,7 @@ def choose(
             excused = _is_excused(ranks, clock.now, timeout.seconds)
             working = _busy_limit(settings, look, timeout.seconds, excused)
         return StallRule("stillness", timeout, timeout.seconds, working)
-    timeout = _without_signal(settings, clock, ranks)
+    timeout = _without_signal(settings, look, clock, ranks)
     others = settings.timeout == "auto" and look.elsewhere
     patience = max(timeout.seconds, dies) if others else timeout.seconds
     excused = _is_excused(ranks, clock.now, timeout.seconds)
@@ -204,13 +210,18 @@ def _by_rhythm(
     return Timeout(cap, why), cap if clock.gaps.enough and not slow else usual.seconds
 
 
-def _without_signal(settings: StallSettings, clock: ProgressClock, ranks: RunActivity) -> Timeout:
+def _without_signal(
+    settings: StallSettings, look: RunLook, clock: ProgressClock, ranks: RunActivity
+) -> Timeout:
     if settings.timeout != "auto":
         return Timeout(settings.timeout, SET_BY_HAND)
     stood = ranks.steady_for(clock.now) - 2 * settings.interval  # lines before that are older
     if clock.log_grows(within=min(NO_SIGNAL, stood)):
         why = "no progress signal, but a rank that waits goes on writing lines"
         return clock.gaps.widen(Timeout(SAYS_IT_WAITS, why))
+    if ranks.pauses(clock.now, NO_SIGNAL, look.elsewhere):
+        why = "no progress signal, and an evaluation or a checkpoint may take its time"
+        return clock.gaps.widen(Timeout(STEP_PAUSE, why))
     return clock.gaps.widen(Timeout(NO_SIGNAL, "no progress signal"))
 
 

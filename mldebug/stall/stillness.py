@@ -134,6 +134,17 @@ class RunActivity:
         by_rank = (activity.checkpoint_moved_at(now, window) for activity in activities)
         return max((self._checkpoint_grew_at, *by_rank))
 
+    def pauses(self, now: float, window: float, elsewhere: bool) -> bool:
+        """Whether every rank that others may wait for stood still for `window` seconds in an evaluation or a checkpoint. Where all
+        wait, these are ranks on other nodes (`elsewhere`), and all ranks here must stand in one.
+        """
+        if not any(activity.in_pause for activity in self._by_rank.values()):
+            return False
+        standing = self.stillness(now, window)
+        waited_for = standing.inert or (standing.waiting if elsewhere else ())
+        lost = standing.gone or standing.missing
+        return bool(waited_for) and not lost and all(one.in_pause for one in waited_for)
+
     @property
     def checkpoint_writers(self) -> tuple[RankActivity, ...]:
         """The ranks, by number, that wrote as fast as a checkpoint is written (1 MiB/s) since the job last made progress."""
