@@ -74,8 +74,10 @@ def blocked(trouble: Trouble) -> None:
 
 
 def both(trouble: Trouble) -> None:
-    """A collective that nobody else calls: this rank waits for the others, and they for it."""
+    """A call that nobody else answers: this rank waits for the others, and they for it. Gloo would end at a collective of another size."""
     value = torch.ones(1 << 16, device=trouble.options.device)
+    if trouble.options.cpu:
+        dist.recv(value, src=1 - RANK)
     dist.all_reduce(value)
     dist.all_reduce(value)
     print(float(value[0]))

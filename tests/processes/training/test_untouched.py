@@ -41,11 +41,11 @@ def need(kind: str) -> None:
         pytest.skip(f"{missing[0]} is not installed: make test-frameworks")
 
 
-@pytest.mark.parametrize("fault", ["worker", "sleep", "blocked"])
+@pytest.mark.parametrize("fault", ["worker", "sleep", "blocked", "both"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hang_is_noticed_and_nobody_is_named_wrongly(kind: str, fault: str, tmp_path: Path) -> None:  # fmt: skip
     need(kind)
-    result = hung(tmp_path, Row(kind, fault, STRUCK[fault]), *ON_CPU)
+    result = hung(tmp_path, Row(kind, fault, STRUCK[fault], nameless=fault == "both"), *ON_CPU)
     assert {name: one["result"] for name, one in result.items()} == dict.fromkeys(AGENTS, "right")
     assert max(one["late_s"] for one in result.values()) < LATE
 
