@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.records import LogRecord, StepTimes
 from mldebug.jobs.logs.scalars import MOST
+from mldebug.stall.flush_delays import FlushDelay
 from mldebug.stall.heartbeats import HOOK, HeartbeatSteps
 from mldebug.stall.log_filters import ECHO, MainLoopFilter, NoveltyFilter
 from mldebug.stall.signals import Progress, ProgressKind
 from mldebug.stall.step_times import StepTimer
+
+MOST_LOGS = 16  # whose delays are known at once
 
 
 class LogProgress:
@@ -29,6 +32,7 @@ class LogProgress:
         self._bytes = 0
         self._moved_at: float | None = None
         self._grown_at = 0.0
+        self._delays: dict[object, FlushDelay] = {}  # by log
         self._timer = StepTimer()
         self._hook = HeartbeatSteps()
         self._has_restarted = False  # and no step was read since
@@ -41,8 +45,8 @@ class LogProgress:
 
     @property
     def moved_at(self) -> float | None:
-        """When the last new record was read (monotonic seconds); for a record that was there before the agent, when it was
-        written. None before the first.
+        """When the last new record was read (monotonic seconds); where its file holds records back, and for one that was there
+        before the agent, when it was written. None before the first.
         """
         return self._moved_at
 
@@ -74,12 +78,15 @@ class LogProgress:
         """
         if grew_bytes:
             self._bytes, self._grown_at = self._bytes + grew_bytes, now
-        own = []
+        own, newest = [], None
         for record in records:
             if self._main_loop.owns(record, self.step):
                 own.append(record)
                 if self._learn(record):
-                    self._moves, self._moved_at = self._moves + 1, now
+                    self._moves, newest = self._moves + 1, record
+        if newest is not None:
+            late = self._delay_of(log).take(newest.written_at, now)
+            self._moved_at = max(now - late, self._moved_at or 0.0)
         self._timer.take(tuple(own), log, now)
 
     def arrive(
@@ -151,6 +158,11 @@ class LogProgress:
         self.scalars = {}
         self._bytes = 0
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
+
+    def _delay_of(self, log: object) -> FlushDelay:
+        if log not in self._delays and len(self._delays) >= MOST_LOGS:
+            self._delays.clear()  # those of files that are gone
+        return self._delays.setdefault(log, FlushDelay())
 
     def _learn(self, record: LogRecord) -> bool:
         """Take a record of the loop's own; return whether it reports anything new."""

@@ -1,7 +1,7 @@
 """When did the job last make progress? The signals of one run, on a clock that counts only watched time.
 
-The watched clock advances with the looks, but never by more than three look intervals at once and never backwards: a
-pause of the agent, a suspended machine or a jumping clock is not held against the job.
+The watched clock advances with the looks at the run, and with those at its node that had no time for it, but never by more than three look
+intervals at once and never backwards: a pause of the agent, a suspended machine or a jumping clock is not held against the job.
 """
 
 import math
@@ -12,6 +12,7 @@ from mldebug.stall.signals import STEPS, Progress, ProgressKind, RunLook
 from mldebug.stall.timeouts import GapMemory, ProgressGaps
 
 MAX_LOOKS_MISSED = 3.0
+LATEST = 150.0  # seconds by which a sign of progress may be known late
 JUMP = 10_000  # steps at once; more are another count
 BEATS = 10  # signs of a rhythm without step numbers, after which the job counts as started
 COUNTED = (ProgressKind.RECORD, ProgressKind.RAS, ProgressKind.LOG_GROWTH)
@@ -68,6 +69,7 @@ class ProgressClock:
         self._resumed = self.memory.looked_at  # by an earlier agent; None where there was none
         self._knew_step = ProgressKind.STEP in self.memory.values
         self._reported: set[str] = set()
+        self._counted = -math.inf  # up to when looks that left this run out are counted
         self._advance = 0  # steps by which the step number rose at the last look
         self._unknown = (
             0.0  # seconds before the last look for which no node has reported its signals yet
@@ -93,7 +95,7 @@ class ProgressClock:
         """
         memory, before = self.memory, self.memory.looked_at
         at = look.at if math.isfinite(look.at) else before or 0.0
-        passed = 0.0 if before is None else max(0.0, at - before)
+        passed = 0.0 if before is None else self._since_counted(at)
         memory.now += min(passed, self._most)
         memory.looked_at = at
         if before is None:
@@ -107,6 +109,15 @@ class ProgressClock:
             self._arrive(signals, at)
             return None
         return self._progress(moved, at, learn) if moved else None
+
+    def pass_over(self, at: float) -> None:
+        """Count the time up to `at` (monotonic seconds) as watched, though there was no time to look at the run: its node was."""
+        if self.memory.looked_at is not None and math.isfinite(at):
+            self.memory.now += min(self._since_counted(at), self._most)
+            self._counted = max(self._counted, at)
+
+    def _since_counted(self, at: float) -> float:
+        return max(0.0, at - max(self.memory.looked_at or 0.0, self._counted))
 
     @property
     def now(self) -> float:
@@ -192,7 +203,7 @@ class ProgressClock:
     def _progress(self, moved: list[Progress], at: float, learn: bool) -> float:
         memory = self.memory
         latest = max(signal.at for signal in moved)
-        when = memory.now - min(max(0.0, at - latest), self._most)
+        when = memory.now - min(max(0.0, at - latest), LATEST)
         pause = max(0.0, when - memory.progressed)
         rhythm = [signal for signal in moved if signal.kind in STEPS]
         # a bar at 0 is no first step; later it is the beginning of the next epoch

@@ -115,6 +115,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
     classified: RankLook | None = None  # the last look with a stack sample
     signature: str | None = None
     samples: int = 0
+    samples_missed: int = 0  # since the job moved, for lack of time to look at it
     sampled_at: float = 0.0
     frames_first_at: float = 0.0  # the first sample that showed the present frames
     changed: bool = False  # the last sample showed other frames than the one before
@@ -152,7 +153,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         self.no_switches_since = self.cpu_idle_since = self.cpu_low_since = now
         self.asleep_since = self.others_idle_since = self.no_bytes_since = now
         self.signature = self.role = self.classified = self.device_moves = self.proved = None
-        self.samples = 0
+        self.samples = self.samples_missed = 0
         self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
     def checkpoint_moved_at(self, now: float, window: float) -> float:
@@ -331,9 +332,12 @@ class RankActivity(msgspec.Struct, kw_only=True):
         self.compared_at, self.compared, self.used = now, look, ActivitySum()
 
     def _enough_samples(self, now: float, window: float) -> bool:
-        """Whether the samples suffice: a stopped rank needs none, and one that cannot be sampled is judged by its counters."""
+        """Whether the samples suffice: a stopped rank needs none, one that cannot be sampled is judged by its counters, and two are
+        enough where there was no time for more.
+        """
         tried = now - self.sampled_at >= window / 2
-        return self.samples >= SAMPLES or self.last.state in STOPPED or tried
+        enough = self.samples + (self.samples_missed if self.samples > 1 else 0) >= SAMPLES
+        return enough or self.last.state in STOPPED or tried
 
 
 def new_activity(look: RankLook, now: float) -> RankActivity:

@@ -6,6 +6,7 @@ no threads, files or clock of its own; the same readings give the same decisions
 """
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,7 @@ class StallWatch:
         self._first_look_at: float | None = None
         self._sampled_at: float | None = None
         self._closer_at: float | None = None
+        self._limit = math.inf  # seconds, the timeout at the last look
         self._resumed = self._memory.confirmed
 
     @property
@@ -76,6 +78,16 @@ class StallWatch:
         """
         self._ranks.prove(found)
 
+    def pass_over(self, at: float) -> bool:
+        """Note that the node was looked at (`at`: monotonic seconds) without time for this run, so that it is blamed no later than
+        others are. Returns whether the next look at it is to sample its stacks.
+        """
+        self._clock.pass_over(at)
+        suspect = self._clock.quiet >= self._limit / 2
+        if suspect:
+            self._ranks.miss_sample()
+        return suspect
+
     def look(self, look: RunLook) -> StallDecision:
         """Take one reading of the run, and decide whether it is well, quiet, suspect or stalled."""
         interrupted = self._begin_attempt(look)
@@ -89,10 +101,12 @@ class StallWatch:
         if self._is_over(look):
             return self._ended("all ranks have exited" if self._memory.lived else "no rank yet")
         if pause is not None:
-            if self._memory.opened is not None:
+            if self._memory.opened is None:
+                self._moved(self._clock.memory.progressed)
+            elif self._clock.memory.progressed > self._memory.opened:
                 return self._recovered(pause)
-            self._moved(self._clock.memory.progressed)
         rule = choose(self._settings, look, self._clock, self._ranks, self._watched)
+        self._limit = rule.timeout.seconds
         decision = self._judge(rule) if self._memory.opened is None else self._follow(rule)
         return replace(decision, collective_timeout=look.collective_timeout)
 

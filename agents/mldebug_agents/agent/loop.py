@@ -239,6 +239,9 @@ class AgentLoop:
                 one = self._parts.ras.complete(self._parts.exits.complete(one))
                 one = self.peers.complete(one) if self.peers is not None else one
                 self._see(run, self.monitors.complete(one))
+        for left_out in look.later & self.runs.keys():
+            if self.runs[left_out].watch.pass_over(look.at):
+                self._wanted.add(left_out)
         for gone in [job_id for job_id in self.runs if job_id not in here]:
             run = self.runs.pop(gone)
             with self._defects.catching(run.job):

@@ -40,6 +40,7 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         False  # such a line, and it counts without a loss, another metric, a total or an epoch
     )
     format: str  # name of the logs/ plugin that read it
+    written_at: float | None = None  # unix seconds, where it says itself when it was made
 
 
 STEP_BOUNDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0)

@@ -49,6 +49,18 @@ def test_the_steps_of_a_real_file_in_any_chunks(
     assert found[0].loss is not None
 
 
+@pytest.mark.parametrize(
+    ("kind", "data", "tells"),
+    [("tensorboard", TENSORBOARD, True), ("wandb", WANDB, True), ("csv", LIGHTNING, False)],
+)
+def test_a_record_holds_the_time_at_which_it_was_made(kind: str, data: bytes, tells: bool) -> None:
+    times = [record.written_at for record in fed(PARSERS[kind](), data, 1 << 20)]
+    known = [at for at in times if at is not None]
+    assert len(known) == (len(times) if tells else 0)
+    assert known == sorted(known)
+    assert all(1.6e9 < at < 2.5e9 for at in known)
+
+
 @pytest.mark.parametrize("at", [2000, 1001, 1])
 def test_who_comes_late_finds_the_next_record_of_tensorboard(at: int) -> None:
     parser = TfEventsParser()

@@ -3,7 +3,10 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Protocol
+
+import msgspec
 
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.jobs.logs.scalars import name_of
@@ -114,16 +117,19 @@ def _one_per_step(records: Iterator[LogRecord]) -> Iterator[LogRecord]:
             last = None
         loss = record.loss if record.loss is not None or last is None else last.loss
         scalars = record.scalars if last is None else {**last.scalars, **record.scalars}
-        last = LogRecord(step=record.step, loss=loss, scalars=scalars, format=record.format)
+        last = msgspec.structs.replace(record, loss=loss, scalars=scalars)
     if last is not None:
         yield last
 
 
 def step_record(
-    step: int | None, values: Mapping[str, float | None], format_: str
+    step: int | None,
+    values: Mapping[str, float | None],
+    format_: str,
+    written_at: float | None = None,
 ) -> LogRecord | None:
     """The record of a step, made of the values in its charts by name; None where the step is no number of 0 or more, or only an
-    evaluation or the machine was measured.
+    evaluation or the machine was measured. `written_at`: unix seconds, as the file tells them.
     """
     trained = [name for name in values if not (_EVALUATION.search(name) or _MACHINE.search(name))]
     if step is None or not 0 <= step < 10**15 or not trained:
@@ -131,4 +137,5 @@ def step_record(
     losses = (values[name] for name in trained if _LOSS.search(name))
     figures = {name_of(name): values[name] for name in trained}
     scalars = {name: value for name, value in figures.items() if name and value is not None}
-    return LogRecord(step=step, loss=next(losses, None), scalars=scalars, format=format_)
+    at = written_at if written_at is not None and isfinite(written_at) else None
+    return LogRecord(step=step, loss=next(losses, None), scalars=scalars, format=format_, written_at=at)  # fmt: skip

@@ -51,6 +51,13 @@ def float32(value: Value) -> float | None:
     return float(struct.unpack("<f", value)[0])
 
 
+def float64(value: Value) -> float | None:
+    """The value of a double field as a number; None for another kind of field."""
+    if not isinstance(value, bytes) or len(value) != 8:
+        return None
+    return float(struct.unpack("<d", value)[0])
+
+
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     """A varint and the place behind it; a place behind the end where it is cut or too long."""
     value = 0

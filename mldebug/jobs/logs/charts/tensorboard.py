@@ -4,7 +4,7 @@ import struct
 from collections.abc import Iterator
 
 from mldebug.jobs.logs.charts.chart_parser import MAX_RECORD, ChartParser, step_record
-from mldebug.jobs.logs.charts.protobuf import fields, float32, signed, text
+from mldebug.jobs.logs.charts.protobuf import fields, float32, float64, signed, text
 from mldebug.jobs.logs.records import LogRecord
 
 _FRAME = struct.Struct("<QI")  # length, its checksum; then the data and its checksum
@@ -67,14 +67,16 @@ class TfEventsParser(ChartParser):
 
 
 def _of_event(event: bytes) -> LogRecord | None:
-    step = 0
+    step, written_at = 0, None
     values: dict[str, float | None] = {}
     for place, value in fields(event):
-        if place == 2:
+        if place == 1:
+            written_at = float64(value)
+        elif place == 2:
             step = signed(value) or 0
         elif place == 5 and isinstance(value, bytes):
             values |= dict(_charts(value))
-    return step_record(step, values, "tensorboard")
+    return step_record(step, values, "tensorboard", written_at)
 
 
 def _charts(summary: bytes) -> Iterator[tuple[str, float | None]]:

@@ -99,7 +99,7 @@ def _of_history(history: bytes) -> LogRecord | None:
         elif place == 2 and isinstance(value, bytes):
             step = next((signed(one) or 0 for at, one in fields(value) if at == 1), 0)
     counted = next((values[name] for name in ("trainer/global_step", "train/global_step", "_step") if values.get(name) is not None), None)  # fmt: skip
-    return step_record(int(counted) if counted is not None else step, values, "wandb")
+    return step_record(int(counted) if counted is not None else step, values, "wandb", values.get("_timestamp"))  # fmt: skip
 
 
 def _json_number(value: str) -> float | None:
