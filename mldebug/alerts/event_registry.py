@@ -49,7 +49,8 @@ class EventRegistry:
     def raise_(self, alert: Alert, now: float, *, at_once: bool = False) -> None:
         """Begin an event for this alert, or update the one with its key.
 
-        It fires after `pending` seconds; with `at_once` immediately. `now`: unix time.
+        The event fires once the alert has lasted for the registry's `pending` seconds; with `at_once` immediately. `now`:
+        unix time.
         """
         known = self._events.get(alert.key)
         if known is None or known.state is EventState.RESOLVED:
@@ -78,9 +79,9 @@ class EventRegistry:
         self._resolve(over, now)
 
     def acknowledge(self, key: str, channel: str, state: str, started: float) -> None:
-        """Store that a channel has sent this state of the event.
+        """Store that a channel has sent this state of the event with this key.
 
-        Does nothing where the event with this key has another start.
+        Does nothing where that event began at another time than `started` (unix), because it is then another event.
         """
         known = self._events.get(key)
         if known is not None and known.started == started:
@@ -98,7 +99,7 @@ class EventRegistry:
         return [one for one in self._events.values() if one.state is EventState.FIRING]
 
     def keys(self, beginning: str) -> list[str]:
-        """Keys of lasting events that begin with this text."""
+        """Return the keys that begin with this text, of events that are not resolved."""
         alive = (one for one in self._events.values() if one.state is not EventState.RESOLVED)
         return [one.key for one in alive if one.key.startswith(beginning)]
 

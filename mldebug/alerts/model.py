@@ -66,7 +66,7 @@ class AlertEvent(Noun, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The key of its alert, which stays the same while it lasts."""
+        """The key of the event's alert, which stays the same while the alert lasts."""
         return self.alert.key
 
 

@@ -53,9 +53,9 @@ class ActionRateLimits:
         return ""
 
     def note(self, step: str, subject: str, now: float, cooldown: float, uid: int = -1) -> None:
-        """Remember that the action `step` runs at unix time `now` for this subject of user `uid`.
+        """Remember that the action `step` runs at unix time `now` for this subject (a job, for example) of user `uid`.
 
-        `cooldown`: seconds, for which it is kept.
+        It is remembered for `cooldown` seconds, and for at least an hour.
         """
         longest = max(HOUR, cooldown)
         kept = [one for one in self.past if now - one.at < longest]

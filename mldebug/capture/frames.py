@@ -55,8 +55,9 @@ def inner(frames: tuple[Frame, ...], place: Frame | None) -> tuple[Frame, ...]:
 
 
 def principal(stacks: tuple[ThreadStack, ...], pid: int) -> ThreadStack | None:
-    """The thread that shows what the process does: its main thread or, where that only waits for one other thread that trains,
-    that one. None where no main thread is known and not exactly one thread trains.
+    """Return the thread that shows what a process does. That is its main thread, unless the main thread only waits for another
+    thread and exactly one other thread runs the training: then it is that thread. Without a known main thread it is the only
+    thread that runs the training; None where no thread does, or several.
     """
     main = next((s for s in stacks if s.name == MAIN_THREAD), None)
     main = main or next((s for s in stacks if s.tid == pid), None)

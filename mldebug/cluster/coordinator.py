@@ -182,7 +182,7 @@ class Coordinator(PeerRoster):
         return changes
 
     def open(self) -> frozenset[str]:
-        """Ids of the open incidents."""
+        """The ids of the incidents of all stalls that are not over."""
         return frozenset(stall.incident for stall in self._stalls.values() if not stall.over)
 
     def named(self, job: str, uid: int | None = None) -> tuple[CaptureCall, ...]:

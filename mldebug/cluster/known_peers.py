@@ -92,9 +92,9 @@ def is_another_agent(known: KnownPeer, announcement: Announcement, address: str)
 
 
 def signals_of(others: list[tuple[KnownPeer, RunNews]], now: float) -> Iterator[Signal]:
-    """One progress signal of each kind, from the first node that has it, with its age as of `now`.
+    """Yield one progress signal of each kind, from the first node that has it, with its age at `now` (monotonic seconds).
 
-    Counts of different nodes cannot be compared.
+    There is only one of each kind because the counts of different nodes cannot be compared.
     """
     kinds: set[str] = set()
     for peer, news in others:

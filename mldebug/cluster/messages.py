@@ -226,7 +226,8 @@ def read(data: bytes, kind: type[M]) -> M:
 def joined(views: Sequence[ClusterView]) -> ClusterView:
     """Merge the views of several coordinators (at least one).
 
-    Of a node in several views the most recent entry counts, with runs that only others have added.
+    Where several views have an entry of the same node, the most recent entry is taken, and the runs that only the older
+    entries name are added to it.
     """
     if len(views) == 1:
         return views[0]

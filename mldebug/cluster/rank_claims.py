@@ -19,7 +19,7 @@ class RankClaims:
         return bool(self._texts)
 
     def owner(self, node: str, ranks: str) -> str:
-        """Another node that has one of these ranks (folded, as `0-3,7`); "" where there is none."""
+        """Return another node that has one of these ranks (a folded set such as `0-3,7`); "" where no other node has one."""
         if self._texts.get(node) == ranks:
             return ""
         for first, last in rank_intervals(ranks):
@@ -32,9 +32,9 @@ class RankClaims:
         return ""
 
     def put(self, node: str, ranks: str) -> None:
-        """Store that the node has these ranks (folded) and no others.
+        """Store that the node has these ranks (a folded set such as `0-3,7`) and no others.
 
-        The caller has checked with `owner` that no other node has one.
+        Call `owner` before: this method does not check whether another node has one of the ranks.
         """
         if self._texts.get(node) == ranks:
             return
@@ -44,6 +44,6 @@ class RankClaims:
             insort(self._spans, (first, last, node))
 
     def remove(self, node: str) -> None:
-        """Forget a node."""
+        """Forget the node and its ranks."""
         if self._texts.pop(node, None) is not None:
             self._spans = [span for span in self._spans if span[2] != node]

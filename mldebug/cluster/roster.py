@@ -153,7 +153,9 @@ class PeerRoster:
         )
 
     def others(self, call: CaptureCall, now: float) -> tuple[KnownPeer, ...]:
-        """Nodes whose announcement is out of date and that are not in `call`: they may have ranks of its run by now."""
+        """Return the nodes whose last announcement is out of date and that `call` does not name: by now they may have ranks
+        of the run that is to be captured. `now`: monotonic seconds.
+        """
         known = {peer.announcement.node for peer in call.peers}
         return tuple(
             one

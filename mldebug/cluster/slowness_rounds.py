@@ -58,7 +58,9 @@ class _Rounds:
 
 
 class SlownessRounds:
-    """The stretches of samples of all runs that this agent coordinates. `name`: a new name at each call. For one thread only."""
+    """The stack samples of all runs over several nodes that this agent coordinates. `name`: returns a new name at each
+    call. For one thread only.
+    """
 
     def __init__(self, name: Callable[[], str] = lambda: secrets.token_hex(8)) -> None:
         self._name = name
@@ -71,10 +73,10 @@ class SlownessRounds:
         pace: float,
         lead: float,
     ) -> None:
-        """Call for stretches that are due, and compare those that have come.
+        """Order samples of the runs for which they are due, and compare the ranks whose samples have come.
 
-        `runs`: of each attempt of a run the nodes that show it, all lately heard of; `pace`: seconds between two rows of a
-        steady run; `lead`: seconds in which every node has heard of a call.
+        `runs`: for each attempt of a run the nodes that announce it; `pace`: seconds between two comparisons of a run
+        without a slow rank; `lead`: seconds within which every node hears of an order. `now`: monotonic seconds.
         """
         known, self._runs = self._runs, {}
         for run, shown in runs:
@@ -133,7 +135,9 @@ def is_comparable(news: Sequence[RunNews]) -> bool:
 
 
 def joined_stretch(shown: Sequence[Shown]) -> SampledStretch | None:
-    """The shares of all nodes as one stretch; None where they were not taken at the same time, or for as long."""
+    """Return the samples that all nodes took of a run as one sampling period; None where they were not taken at the same
+    time, or not for equally long.
+    """
     taken = [(peer, news.samples) for peer, news in shown if news.samples is not None]
     ends = [peer.at - one.age for peer, one in taken]
     if not taken or max(ends) - min(ends) > SKEW or len({one.seconds for _, one in taken}) > 1:

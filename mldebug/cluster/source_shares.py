@@ -61,7 +61,7 @@ class SourceShares:
         return surplus
 
     def remove(self, name: str) -> None:
-        """Forget a name."""
+        """Forget a name, whichever source has announced it."""
         if (known := self._shares.pop(name, None)) is None:
             return
         self._total -= known.size
@@ -72,11 +72,11 @@ class SourceShares:
 
     @property
     def sources(self) -> int:
-        """How many sources there are."""
+        """The number of client addresses ("sources") that have announced a name."""
         return len(self._names)
 
     def count(self, source: str) -> int:
-        """How many names a source has."""
+        """The number of names that a source has announced."""
         return len(self._names.get(source, ()))
 
     def most(self) -> int:

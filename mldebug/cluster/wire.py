@@ -89,7 +89,7 @@ def read_line(line: bytes) -> ReplyLine | None:
 
 
 class ReplyLines:
-    """Collects the lines of one node's reply. If the node sends several replies, the first one counts."""
+    """Collects the lines of one node's reply. If the node sends several replies, the first one is used."""
 
     def __init__(self) -> None:
         self._first: ReplyLine | None = None
@@ -128,7 +128,7 @@ def decode(text: bytes) -> NodeReply:
 
 
 def pack(reply: NodeReply) -> bytes:
-    """Encode a reply as compressed bytes, for connections that pass all bytes."""
+    """Encode a reply as JSON compressed with zlib, for connections that can carry binary data."""
     return zlib.compress(msgspec.json.encode(reply))
 
 

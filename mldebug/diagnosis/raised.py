@@ -55,7 +55,9 @@ class Raised(NamedTuple):
 
     @property
     def uncaught(self) -> bool:
-        """Whether it has left the script: no thread's, and from the script's outermost line."""
+        """Whether the exception has left the script: no thread has raised it, and its traceback has a frame of the module
+        level (`<module>`).
+        """
         return not self.thread and any(frame[2] == "<module>" for frame in self.frames)
 
 

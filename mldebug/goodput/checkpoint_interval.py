@@ -24,9 +24,11 @@ class CheckpointInterval(msgspec.Struct, frozen=True, kw_only=True):
 def best_interval(
     *, cost: float, checkpoints: int, running: float, failures: int, present: float | None
 ) -> CheckpointInterval | None:
-    """The best interval; None where nothing failed yet or fewer than 3 checkpoints were measured.
+    """Return the best interval between checkpoints, beside the `present` one (seconds; None: not known). None where nothing
+    failed yet or fewer than 3 checkpoints were measured.
 
-    `cost`: seconds that steps waited for one; `running`: seconds that the job ran, with `failures` restarts in them.
+    `cost`: seconds that steps waited for one checkpoint; `checkpoints`: how many were measured; `running`: seconds that the
+    job ran, with `failures` restarts in them.
     """
     if failures < 1 or checkpoints < LEAST or cost <= 0 or running <= 0:
         return None

@@ -34,7 +34,9 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def mean_evidence(some: Sequence[RankEvidence]) -> RankEvidence:
-    """That of several stretches: shares and rates as their mean, what does not change from the last in which it is known."""
+    """Return the measurements of several sampling periods of one rank as one: the mean of shares and rates; of what does
+    not change the newest known value.
+    """
     last = some[-1]
     return msgspec.structs.replace(
         last,

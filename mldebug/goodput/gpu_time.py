@@ -117,7 +117,9 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
         self._settle(history, end)
 
     def name(self, run: str, attempt: int, processes: tuple[str, ...]) -> None:
-        """Note under which id the run of these processes goes now: it changes where a launcher or a rank dies."""
+        """Set the run's id, the attempt number and the processes. The id of the same run changes where its launcher or a
+        rank dies.
+        """
         self.run, self.attempt, self.processes = run, attempt, processes
 
     def end(self, how: ExitOutcomeName) -> None:
@@ -127,22 +129,28 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
         self.failed = how == "failed"
 
     def resume(self, before: "AttemptAccount", started: float) -> None:
-        """Take over from the attempt that this one continues how far it came. `started`: when this one did, unix time."""
+        """Take over from `before`, the attempt that this one continues, how far it had come. `started`: unix time at which
+        this attempt started.
+        """
         self.reached, self.cyclic, self.after = before.furthest, before.cyclic, None
         if not self.recent:
             self.began = self.at = max(before.at, started)
 
     def await_step(self, before: "AttemptAccount | None") -> None:
-        """Note which attempt this one may continue: its first step will show it; None: that is known."""
+        """Remember that this attempt may continue the attempt `before`; its first step will show whether it does (see
+        `JobAccount.decide`). None: there is nothing left to find out.
+        """
         self.after = (before.run, before.attempt) if before is not None else None
 
     def add_gap(self, start: float, end: float, gpus: int, history: UseHistory) -> None:
-        """Add the time in which there was no process before this attempt."""
+        """Add the time (unix seconds) before this attempt in which the run had no process, as a restart gap of `gpus` GPUs."""
         gap = TimeSegment(start=start, end=end, use=GpuUse.RESTART_GAP, gpus=gpus, open=False)
         self._sum_up(gap, history)
 
     def give_up(self, history: UseHistory, *, restarted: bool) -> None:
-        """Sum up everything. `restarted`: another attempt follows, so the step that was under way is lost."""
+        """Add all remaining time of the attempt to `history`, because it is over. `restarted`: another attempt follows, so
+        the time since the last step is lost work.
+        """
         if restarted:
             turn(_split(self.recent)[1], GpuUse.LOST_WORK, GpuUse.PRODUCTIVE)
         for one in self.recent:

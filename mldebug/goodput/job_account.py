@@ -40,7 +40,7 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> JobKey:
-        """What all runs of one job share."""
+        """What all runs of one job share: user id, name and script."""
         return self.uid, self.name, self.script
 
 
@@ -76,7 +76,7 @@ class JobAccount(msgspec.Struct, kw_only=True):
 
     @property
     def key(self) -> JobKey:
-        """What all its runs share."""
+        """What all runs of the job share: user id, name and script."""
         return self.uid, self.name, self.script
 
     @property
@@ -110,8 +110,9 @@ class JobAccount(msgspec.Struct, kw_only=True):
         return known
 
     def begin(self, who: JobIdentity, look: AccountLook) -> AttemptAccount:
-        """Open the account of a new attempt. It continues an earlier one of the same run, or a run that failed lately; whether it
-        continues one of which that is not known shows its first step (see `decide`).
+        """Open the account of a new attempt. It continues an earlier attempt of the same run, or a run that failed
+        recently. Where it may continue a run that ended in another way, its first step will show whether it does (see
+        `decide`).
         """
         late = look.at - who.started_at > LATE or not who.started_at
         began = look.at if late else who.started_at
@@ -129,7 +130,9 @@ class JobAccount(msgspec.Struct, kw_only=True):
         return one
 
     def decide(self, one: AttemptAccount, look: AccountLook) -> None:
-        """At the first step of an attempt: it resumes the run before it where it begins at a later step than that one did."""
+        """At the first step of an attempt, decide whether it resumes the run before it: it does if its first step is later
+        than the first step of that run. Does nothing for an attempt for which that is known.
+        """
         if one.after is None or not look.started or look.step is None:
             return
         before = self.attempt(*one.after)
@@ -162,7 +165,7 @@ class JobAccount(msgspec.Struct, kw_only=True):
         self._close(before, restarted=True)
 
     def note_checkpoints(self, look: AccountLook) -> None:
-        """Count the checkpoints that were completed since the job was met."""
+        """Count the checkpoints in this look that were completed since the last call, and since the job was first seen."""
         new = [
             ended for _, ended in look.checkpoints if ended > max(self.began, self.checkpoint_at)
         ]
@@ -172,7 +175,7 @@ class JobAccount(msgspec.Struct, kw_only=True):
         self.checkpoint_period = look.checkpoint_period or self.checkpoint_period
 
     def close_old(self, now: float) -> None:
-        """Sum up the attempts that ended so long ago that nothing continues them."""
+        """Close the attempts that ended so long ago that no other attempt continues them. `now`: unix time."""
         for one in [one for one in self.open if one.over and now - one.at > RESTART]:
             self._close(one, restarted=False)
 
@@ -207,12 +210,14 @@ class JobAccounts:
         self.jobs: dict[JobKey, JobAccount] = {}
 
     def restore(self, stored: Iterable[JobAccount]) -> None:
-        """Take what an earlier agent stored; what is known here already stays."""
+        """Add the accounts that an earlier agent stored. Accounts that this agent has already are kept."""
         for one in stored:
             self.jobs.setdefault(one.key, one)
 
     def add(self, who: JobIdentity, look: AccountLook) -> None:
-        """Account for one look at an attempt."""
+        """Account for the time up to one look at an attempt. `who`: the job and the attempt; an account is opened where
+        there is none.
+        """
         job = self.jobs.get(who.key)
         if job is None:
             job = self.jobs[who.key] = JobAccount(
@@ -229,13 +234,17 @@ class JobAccounts:
     def ended(
         self, present: Callable[[str], bool], outcome: Callable[[str], ExitOutcomeName]
     ) -> None:
-        """Note which runs have no process any more. `outcome`: how such a run ended."""
+        """Note which runs have no process any more. `present`: whether the run with an id still has processes; `outcome`:
+        how the run with an id ended.
+        """
         for one in (one for job in self.jobs.values() for one in job.open):
             if not one.over and not present(one.run):
                 one.end(outcome(one.run))
 
     def tidy(self, now: float) -> tuple[JobKey, ...]:
-        """Close what is old and forget what is very old, or too much; return what was forgotten."""
+        """Close attempts that ended long ago, and forget jobs that ended very long ago or are too many. Returns the keys of
+        the jobs that were forgotten. `now`: unix time.
+        """
         for job in self.jobs.values():
             job.close_old(now)
         idle = [job for job in self.jobs.values() if all(one.over for one in job.open)]

@@ -1,4 +1,4 @@
-"""Where the GPU hours of a job went, as the snapshot, the verb, the pages and the reports show it. Pure."""
+"""Where the GPU hours of a job went, in the form that the snapshot, `mldebug goodput`, the web pages and the reports show. Pure."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -60,7 +60,7 @@ class JobGoodput(Noun, frozen=True, kw_only=True):
 
 
 def job_goodput(job: JobAccount) -> JobGoodput:
-    """What is shown of one job's account."""
+    """Return one job's account in the form in which it is shown: GPU seconds by use, a sentence and advice."""
     seconds = job.seconds
     whole = sum(seconds.values())
     return JobGoodput(

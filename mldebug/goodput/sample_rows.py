@@ -1,11 +1,13 @@
-"""Joins stretches of samples to rows, and two rows to one finding. Pure."""
+"""Collects the sampling periods ("stretches") of a run until they suffice to compare its ranks (then they are a "row"), and
+compares two rows before a rank is called slow. Pure.
+"""
 
 from mldebug.goodput.straggler import SampledStretch, Slowness, agreed, find_slow_ranks, needs_more
 
 
 class SampleRows:
-    """The stretches of one attempt of a run, taken one after another: 3 to 8 make a row, and a first slow rank has to be confirmed by
-    a second row.
+    """The sampling periods of one attempt of a run, in the order in which they were taken. After 3 to 8 of them the ranks
+    are compared; a rank that is slow for the first time must be found slow again by as many new ones.
     """
 
     def __init__(self) -> None:
@@ -13,9 +15,9 @@ class SampleRows:
         self._first: Slowness | None = None  # a row with a slow rank, to be confirmed by a second
 
     def add(self, stretch: SampledStretch, *, known: bool) -> Slowness | None:
-        """Add the newest stretch. Returns what the row shows, or None where another stretch is wanted soon.
+        """Add the newest sampling period. Returns the comparison of the ranks, or None where more samples are wanted soon.
 
-        `known`: the run has been found slow before, so that one row is enough.
+        `known`: the run has been found slow before, so that a slow rank needs no second comparison.
         """
         self._row.append(stretch)
         if needs_more(self._row):
@@ -30,5 +32,5 @@ class SampleRows:
         return found
 
     def drop(self) -> None:
-        """Forget all stretches: they are not of one kind any more."""
+        """Forget all sampling periods, because they cannot be compared with later ones."""
         self._row, self._first = [], None

@@ -40,12 +40,12 @@ class TimeSegment(msgspec.Struct, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """The length of the segment in seconds, whatever the number of its GPUs."""
         return self.end - self.start
 
 
 def total(segments: Iterable[TimeSegment], *uses: GpuUse) -> float:
-    """Seconds of all segments with one of these uses."""
+    """The seconds of all segments that have one of these uses, summed up."""
     return sum(one.seconds for one in segments if one.use in uses)
 
 
@@ -74,14 +74,14 @@ def move(segments: list[TimeSegment], seconds: float, old: GpuUse, new: GpuUse) 
 
 
 def turn(segments: Iterable[TimeSegment], new: GpuUse, *old: GpuUse) -> None:
-    """Give all segments the use `new`; with `old` only those that have one of these uses."""
+    """Change the use of all segments to `new`; where `old` uses are given, only of the segments that have one of these."""
     for one in segments:
         if not old or one.use in old:
             one.use = new
 
 
 def close(segments: Iterable[TimeSegment]) -> None:
-    """A step has come: no stall that is noticed later takes any of these."""
+    """Mark these segments as final, because a step has come: a stall that is noticed later no longer changes their use."""
     for one in segments:
         one.open = False
 
@@ -89,7 +89,9 @@ def close(segments: Iterable[TimeSegment]) -> None:
 def divided(
     segments: Iterable[TimeSegment], start: float, end: float
 ) -> tuple[list[TimeSegment], list[TimeSegment], list[TimeSegment]]:
-    """The segments before, between and after two times; those that cross one of them are split."""
+    """Divide segments into those before `start`, those between `start` and `end`, and those after `end` (unix seconds). A
+    segment that crosses one of the two times is split.
+    """
     parts: tuple[list[TimeSegment], list[TimeSegment], list[TimeSegment]] = ([], [], [])
     for one in segments:
         for part, low, high in zip(
@@ -102,7 +104,7 @@ def divided(
 
 
 def joined(segments: Iterable[TimeSegment]) -> list[TimeSegment]:
-    """The same with neighbours of one use made one, where both are closed."""
+    """Return the segments with adjacent ones of the same use joined into one, where both are final (not `open`)."""
     found: list[TimeSegment] = []
     for one in segments:
         last = found[-1] if found else None
@@ -150,7 +152,7 @@ class UseHistory(msgspec.Struct, kw_only=True):
 
 
 def add_all(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sums of several tables of seconds, by name."""
+    """Add several tables of seconds by use into one."""
     found: dict[str, float] = {}
     for row in rows:
         for name, seconds in row.items():

@@ -89,7 +89,9 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
-    """Which ranks slow a run down, by its stretches of samples, oldest first. Only ranks that are in every stretch count."""
+    """Find the ranks that slow a run down, by its sampling periods (`stretches`), oldest first. Ranks that are missing in
+    one of them are left out.
+    """
     common, tables = _common(stretches), _tables(stretches)
     shares = tuple(_mean([one[rank] for one in tables]) for rank in sorted(common))
     since = stretches[0].at - stretches[0].seconds if stretches else 0.0
@@ -164,8 +166,8 @@ def agreed(first: Slowness, second: Slowness) -> Slowness:
 
 
 def needs_more(row: Sequence[SampledStretch]) -> bool:
-    """Whether to take another stretch: some rank waits clearly less than all others so far, that is not sure yet, and the row is
-    not full.
+    """Whether to sample once more before the ranks are compared: some rank waits clearly less than all others so far, this
+    is not certain yet, and fewer than `MOST` sampling periods were taken.
     """
     if len(row) >= MOST or not candidates(row) or len(row[-1].ranks) < row[-1].world_size:
         return False

@@ -59,7 +59,9 @@ def numbered(source: SourceView) -> Iterator[tuple[str, str, bool]]:
 
 
 def acquittals(report: Report) -> tuple[Acquittal, ...]:
-    """Why each rank that is not named is not to blame, the most ranks first; nothing where nobody is named."""
+    """Return the reasons why the ranks that the report does not name are not to blame: ranks with the same reason in one entry,
+    the largest entry first, at most `MAX_REASONS`. Empty where the report names no rank.
+    """
     if not any(one.culprit for one in report.ranks):
         return ()
     folded: dict[str, list[int]] = {}

@@ -97,7 +97,7 @@ def add_capture(incident: Incident, capture: NodeCapture) -> Incident:
 
 
 def add_gap(incident: Incident, at: float, gap: Gap) -> Incident:
-    """Add the reason why there is no capture.
+    """Add the reason why there is no capture. `at`: unix time.
 
     A reason that is there already is not added again; the last `MAX_GAPS` are kept.
     """
@@ -122,7 +122,7 @@ def is_unreported(incident: Incident) -> bool:
 
 
 def close_incident(incident: Incident, state: State, at: float, what: str) -> Incident:
-    """Close the incident as `recovered` or `ended`."""
+    """Close the incident as `recovered` or `ended` at unix time `at`. `what`: a sentence for its timeline."""
     return add_timeline(msgspec.structs.replace(incident, state=state, over_at=at), at, what)
 
 
@@ -171,9 +171,10 @@ def _attempts(failed: tuple[int, ...], attempt: AttemptExit) -> range:
 
 
 def judge(incident: Incident) -> Judgement:
-    """The judgement of an incident by all its evidence: a slowdown, exits, captures of all nodes, else those of this node.
+    """Judge an incident by all its evidence: by the slowdown, the exits, the captures of all nodes, or else this node's
+    captures.
 
-    Of this node's captures the first one counts; the newest where the first names nobody.
+    Of this node's captures the first is judged; the newest where the first names nobody.
     """
     if incident.slowness is not None:
         return judge_slowdown(_job(incident), incident.slowness)
@@ -218,7 +219,7 @@ def add_node_captures(
 
 
 def add_cause(incident: Incident, cause: AnnouncedExit, at: float) -> Incident:
-    """Add the diagnosis of ranks that had failed before on another node: what happens here follows from that."""
+    """Add the diagnosis of ranks that had failed before on another node, as the cause of this incident. `at`: unix time."""
     has_cause = incident.cause is not None
     incident = msgspec.structs.replace(incident, cause=cause.diagnosis)
     what = f"before, on another node: {cause.diagnosis.summary} (report {cause.incident})"

@@ -41,11 +41,10 @@ class StoredReport(msgspec.Struct, frozen=True, kw_only=True):
 def excess(
     kept: Sequence[StoredReport], *, oldest_allowed: float, max_reports: int, max_bytes: int
 ) -> tuple[str, ...]:
-    """The ids of the reports to delete.
+    """Return the ids of the reports to delete: those made before `oldest_allowed` (unix time), and those beyond
+    `max_reports` reports or `max_bytes` bytes.
 
-    The newest report always stays, and counts as a quarter of `max_bytes` at most.
-
-    `oldest_allowed`: unix time.
+    The newest report always stays, and is counted as a quarter of `max_bytes` at most.
     """
     *rest, newest = sorted(kept, key=lambda one: one.id) or (None,)
     if newest is None:

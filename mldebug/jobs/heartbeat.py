@@ -70,8 +70,8 @@ def record_name(pid: int, start_ticks: int) -> str:
 
 
 def parse_record(data: bytes, pid: int, start_ticks: int, now: float) -> Heartbeat:
-    """Parse the bytes of a record, which must be that of this process; later times are cut to `now`. Raises ValueError with the
-    reason, and TornError where it was just being written.
+    """Parse the bytes of the record that a process with this pid and start keeps. Times later than `now` (monotonic
+    seconds) become `now`. Raises ValueError with the reason, and TornError where the record was just being written.
     """
     if len(data) != SIZE:
         raise ValueError(f"it has {len(data)} bytes and not {SIZE}")

@@ -98,7 +98,7 @@ def holds(switch: Switch | None, now: float) -> bool:
 
 
 def state_lines(found: SwitchState, now: float) -> Iterator[str]:
-    """The output of `mldebug switch status`, line by line."""
+    """Yield the output of `mldebug switch status`, line by line. `now`: unix time."""
     yield f"folder  {clean(found.folder)}"
     yield f"kill    {_switch_words(found.kill, now)}"
     yield f"save    {_switch_words(found.save, now)}"
@@ -108,7 +108,7 @@ def state_lines(found: SwitchState, now: float) -> Iterator[str]:
 
 
 def poll_words(polled: LastPoll | None, now: float) -> str:
-    """When, and by which rank, the switches were looked at last, in one sentence."""
+    """When, and by which rank, the switches were looked at last, in one sentence. `now`: unix time."""
     if polled is None:
         return "by nobody: no job that makes `mldebug_training.Switches` runs with this folder"
     who = f"by rank {polled.rank} of {polled.world_size} (pid {polled.pid} on {polled.node or '?'})"

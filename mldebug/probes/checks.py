@@ -107,7 +107,9 @@ def rates_check(
     baselines: Baselines,
     seconds: float = 0.0,
 ) -> NodeCheck:
-    """The check of one figure of all GPUs of a node, against each other (`SPREAD`) and against published figures (`baselines`)."""
+    """The check of one figure (such as `matmul`) of all GPUs of a node: against each other (`SPREAD`), and against
+    published figures (`baselines`). `rates` and `models`: by GPU; `seconds`: how long the measurement took.
+    """
     wrong = below_others(rates, models, SPREAD[figure])
     published = "matmul_bf16" if figure == "matmul" else figure
     for who, value in rates.items():

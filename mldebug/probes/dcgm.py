@@ -79,11 +79,11 @@ def _dicts(value: object) -> list[dict[str, Any]]:
 
 
 def diag_check(output: bytes, level: int, trouble: str, seconds: float) -> NodeCheck:
-    """The check of a node from one run of `dcgmi diag` at this level.
+    """The check of a node from the output of one run of `dcgmi diag` at this level, which took `seconds`.
 
     `trouble`: why the tool was ended or could not run; "" where it ended by itself.
 
-    Its exit code is not used, as it differs with the version.
+    The tool's exit code is not used, as it differs with the version.
     """
     found = parse_diag(output)
     run = f"dcgm: `dcgmi diag -r {level}`"

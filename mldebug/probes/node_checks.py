@@ -19,7 +19,9 @@ _WORDS = {"late": "did not end in time", "died": "ended its process"}
 def stage_checks(
     stage: str, results: Results, seconds: float, models: Mapping[str, str], baselines: Baselines
 ) -> Iterator[NodeCheck]:
-    """The checks of one stage. `models`: the name of each GPU, by label."""
+    """Yield the checks of one stage of `mldebug probe node`, which took `seconds`. `results` and `models` (the name of each
+    GPU's model) are by label, such as `GPU 0`.
+    """
     broken = [f"{who}: {why}" for who, one in results.items() if (why := _failure(one))]
     wrong = [f"{who}: {why}" for who, one in results.items() if (why := _wrong(stage, one))]
     if broken or wrong:

@@ -160,8 +160,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
         """When this rank last wrote as fast as a checkpoint is written (1 MiB/s), on the caller's clock; -inf where it has not
         since the job last made progress.
 
-        While the rank has stood for `window` seconds in a wait for other ranks or a sleep, what its other threads write does not
-        count.
+        While the rank has stood for `window` seconds in a wait for other ranks or a sleep, what its other threads write is
+        ignored.
         """
         class_name = self.classified.class_name if self.classified else ""
         rests = class_name in ITS_OWN - ON_STORAGE and now - self.idle_since >= window

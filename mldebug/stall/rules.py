@@ -122,7 +122,7 @@ def is_blamed(
     rule: StallRule, quiet: float, standing: StillnessSummary, ranks: RunActivity, now: float
 ) -> bool:
     """Whether an incident opens now: the timeout is over and no rank moves, or a rank has kept the others waiting for too long.
-    `quiet`: seconds without progress that count.
+    `quiet`: seconds of quiet as `counted_quiet` gives them.
     """
     if rule.by == "stillness":
         early = waits_for_others(rule, standing) and standing.stood_for(now) < rule.patience
@@ -139,8 +139,9 @@ def waits_for_others(rule: StallRule, standing: StillnessSummary) -> bool:
 
 
 def counted_quiet(rule: StallRule, quiet: float, ranks: RunActivity, now: float) -> float:
-    """Seconds that count as quiet against the run: since its last progress or, until the checkpoint limit of the rule is over,
-    since a checkpoint last grew.
+    """Return the seconds of quiet that are held against the run: since its last progress or, until the checkpoint limit of
+    the rule is over, since a checkpoint last grew if that was later. `quiet`: seconds since the last progress; `now`:
+    the caller's clock in seconds.
     """
     if rule.by == "stillness" or quiet >= rule.checkpoint_limit:
         return quiet
@@ -177,7 +178,9 @@ def spacing(rule: StallRule, over: bool) -> float:
 
 
 def wants_closer(rule: StallRule, quiet: float, ranks: RunActivity, now: float) -> bool:
-    """Whether a capture is taken before the timeout, because stack samples do not tell which ranks wait and which work."""
+    """Whether a capture is to be taken before the timeout, because stack samples do not show which ranks wait and which
+    work. `quiet`: seconds without progress; `now`: the caller's clock in seconds.
+    """
     limit = rule.timeout.seconds
     return CLOSER * limit <= quiet and ranks.any_open(now, limit / 4)
 

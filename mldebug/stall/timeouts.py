@@ -70,11 +70,15 @@ class ProgressGaps:
         self.memory.first, self.memory.begun, self.memory.start = [], 0, 0.0
 
     def begin(self, seconds: float) -> None:
-        """Learn how long the first sign of progress of an attempt took: while nothing else is known, no step took longer."""
+        """Learn that the first sign of progress of an attempt took this many seconds. Until other gaps are known, this is
+        taken as an upper limit for a step.
+        """
         self.memory.start = seconds if math.isfinite(seconds) else 0.0
 
     def add(self, seconds: float, steps: int = 1) -> None:
-        """Learn a gap that ended with progress by so many steps. A gap that is not a positive finite number is ignored."""
+        """Learn a gap of this many seconds, which ended with progress by `steps` steps. A gap that is not a positive finite
+        number is ignored.
+        """
         if not 0 < seconds < float("inf"):
             return
         memory = self.memory

@@ -12,14 +12,16 @@ from mldebug.status.snapshot import RunState, Snapshot
 
 
 class StatusLine(NamedTuple):
-    """A line, and whether it is bad news."""
+    """A line that `mldebug status` prints about GPUs. `bad`: it is bad news, and shown so."""
 
     text: str
     bad: bool = False
 
 
 def hardware_lines(snapshot: Snapshot, now: float) -> Iterator[StatusLine]:
-    """How many GPUs there are and whether they are well; below it each that is not, the worst first, at most 8."""
+    """Yield the lines about GPUs: how many there are and whether they are healthy, then one for each that is not, the worst
+    first, at most 8. `now`: unix time.
+    """
     if snapshot.gpus_released_until is not None:
         left = _duration(snapshot.gpus_released_until - now)
         yield StatusLine(
@@ -51,7 +53,9 @@ def _names(snapshot: Snapshot) -> dict[str, GpuName]:
 
 
 def rank_lines(events: Iterable[RankEvent], run: RunState, now: float) -> Iterator[str]:
-    """Kernel and driver events that concern ranks of this run: the newest 8, the oldest of them first."""
+    """Yield a line for each kernel or driver event that concerns ranks of this run: the newest 8, the oldest of them first.
+    `now`: unix time.
+    """
     mine = _against(events, run)
     if len(mine) > MAX_LINES:
         yield f"… {len(mine) - MAX_LINES} kernel events before"

@@ -56,9 +56,9 @@ class GpuOverview(Noun, frozen=True, kw_only=True):
         return absent | names_of(self.gpus)
 
     def gone(self, one: LostGpu) -> bool:
-        """Whether a GPU is lost for good.
+        """Whether a GPU is lost for good: the driver reports it as lost, or it is missing from the expected GPUs.
 
-        One that does not answer, or that one reading did not list, is not.
+        A GPU that does not answer, or that a single reading did not list, is not lost for good.
         """
         missing = self.count.missing if self.count else ()
         return one.code == LOST or (one.uuid != "" and one.uuid in {it.gpu.uuid for it in missing})

@@ -106,7 +106,9 @@ class SourceState(Noun, frozen=True, kw_only=True):
 
 
 class Children(Noun, frozen=True, kw_only=True):
-    """CPU time and memory of the agent's child processes, their own children included."""
+    """The agent's child processes and their descendants: their number, their CPU time in seconds, and the memory in bytes that
+    they and the agent use together.
+    """
 
     count: int
     cpu_seconds: float  # of the living and of those that are gone; never falls

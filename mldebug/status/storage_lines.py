@@ -79,7 +79,7 @@ def _facts(one: KnownCheckpoint) -> Row:
 
 
 def checkpoint_words(one: KnownCheckpoint, now: float) -> str:
-    """A checkpoint in words: `complete, 4.2 GiB, 4 shards by 4 ranks, 12m old`."""
+    """A checkpoint in words: `complete, 4.2 GiB, 4 shards by 4 ranks, 12m old`. `now`: unix time."""
     age = format_duration(float(round(max(0.0, now - one.ended))))
     shards = f", {one.shards} {'shard' if one.shards == 1 else 'shards'}" if one.shards else ""
     ranks = f" by {one.world_size} ranks" if one.shards and one.world_size else ""

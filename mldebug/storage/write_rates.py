@@ -48,7 +48,7 @@ class IoCounters(NamedTuple):
     def since(self, before: "IoCounters") -> "IoCounters":
         """The bytes read and written since an earlier reading.
 
-        The kernel has two counters for writes; the larger difference counts.
+        The kernel has two counters for writes; the larger difference is taken.
         """
         wrote = max(self.written - before.written, self.disk - before.disk)
         return IoCounters(self.read - before.read, wrote)
@@ -88,7 +88,7 @@ class RankWriter(Noun, frozen=True, kw_only=True):
 def compare(before: RankWrites, now: RankWrites, total: int) -> RankWriter:
     """What a rank wrote between two readings.
 
-    `total`: bytes before the first. A new process counts from 0; one that ended does not count.
+    `total`: bytes written before the first reading. A new process is counted from 0; one that has ended is left out.
     """
     seconds = max(now.at - before.at, 1e-3)
     grown = sum(

@@ -54,7 +54,7 @@ class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks of a run in order. `rows`: the same, with those first that should be looked at."""
+    """The ranks of a run in order. `rows`: the same ranks, with those first that should be looked at."""
 
     cells: tuple[RankCell, ...]
     rows: tuple[RankCell, ...]

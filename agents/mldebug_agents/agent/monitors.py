@@ -118,7 +118,7 @@ class Monitors:
         return True
 
     def complete(self, look: JobLook) -> JobLook:
-        """The look at a job, with signs of progress from its GPUs and checkpoints added."""
+        """Return the reading of a job (`look`) with signs of progress from its GPUs and checkpoints added."""
         return self.checkpoints.complete(self.hardware.complete(look))
 
     def capture(self, capture: NodeCapture) -> NodeCapture:

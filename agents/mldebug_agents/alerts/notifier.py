@@ -107,7 +107,9 @@ class AlertNotifier:
         self.registry.clear(key, self._now())
 
     def look(self, snapshot: Snapshot, incidents: Collection[str] = ()) -> None:
-        """Raise what is wrong in the snapshot (health, storage, checkpoints, ...). `incidents`: ids of the open ones."""
+        """Raise an alert for each problem in the snapshot (health, storage, checkpoints and so on), and resolve the alerts
+        whose problem is over. `incidents`: ids of the open incidents.
+        """
         now = time.monotonic()
         gpus = snapshot.gpus.gpus if snapshot.gpus else ()
         names = {one.uuid: GpuName(one.index, one.bus_id) for one in gpus}
@@ -173,7 +175,7 @@ class AlertNotifier:
         return now - self._unstored.setdefault(key, now) > STORED_WITHIN
 
     def on_result(self, result: Result) -> bool:
-        """Take the result of a channel's worker. False where it comes from another worker."""
+        """Handle the result of a channel's worker. Returns False where it comes from another worker."""
         if not result.worker.startswith(WORKER):
             return False
         line, event, now = result.order.line, result.order.event, time.monotonic()

@@ -120,7 +120,7 @@ class Capturer:
         quiet: float | None = None,
         resumed: bool = False,
     ) -> NodeCapture:
-        """Capture one job: all its ranks here and their children, in parallel, within the deadline.
+        """Capture one job: all its ranks on this node and their children, in parallel, within the deadline.
         Of a job that waits for nodes only the launcher's stack is taken.
 
         `children`: of each rank, by its pid. `quiet`: seconds for which the job is known to stand
@@ -180,7 +180,7 @@ class Capturer:
             return msgspec.structs.replace(taken, gaps=(*taken.gaps, gap))
 
     def workers(self) -> int:
-        """How many processes are dumped at once."""
+        """How many processes a capture dumps with py-spy at the same time."""
         return self.settings.workers or min(4, os.cpu_count() or 1)
 
 

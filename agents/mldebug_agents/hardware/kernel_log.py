@@ -239,7 +239,9 @@ def gpu_names(news: KernelNews) -> dict[str, GpuLabel]:
 
 
 def sees_kernel_pids(host: Host) -> bool:
-    """Whether pids here are those that the kernel logs: only in the first pid namespace, which has the kernel's own threads."""
+    """Whether the agent sees processes under the same pids as the kernel logs them. That is so only in the first pid
+    namespace, which has the kernel's own threads.
+    """
     fields = host.text(KTHREADD, "stat").rpartition(")")[2].split()
     return len(fields) > 6 and fields[6].isdigit() and bool(int(fields[6]) & PF_KTHREAD)
 

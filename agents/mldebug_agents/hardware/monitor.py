@@ -227,7 +227,7 @@ class HardwareMonitor:
     # --- what it tells -----------------------------------------------------------------------------
 
     def complete(self, look: JobLook) -> JobLook:
-        """The look at a job, with what the GPU of each rank does added."""
+        """Return the reading of a job (`look`) with what the GPU of each rank does added."""
         if self._gpus.watch is None:
             return look
         joined = self._gpus.joined(look.job.id)

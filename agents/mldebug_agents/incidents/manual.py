@@ -61,7 +61,7 @@ def choose(found: Discovery, pid: int | None, wanted: str | None) -> tuple[Job, 
     """The jobs that a person asked for: with process `pid` as rank, child or launcher, and with
     `wanted` as name or beginning of the id; without both, all.
 
-    Raises an error that lists the jobs here, or says why none can be seen, where none matches.
+    Raises an error that lists the jobs on this node, or says why none can be seen, where none matches.
     """
     jobs = found.all
     if not jobs:
@@ -230,7 +230,7 @@ def write_case(
 
 
 def evidence(captures: tuple[NodeCapture, ...], queried: QueriedNodes | None) -> dict[str, bytes]:
-    """The files, by name, from which the same report can be made again."""
+    """Return the evidence files of a report, by name, from which the same report can be made again."""
     files = {f"capture-{one.node}.json": msgspec.json.encode(one) for one in captures}
     return files if queried is None else files | {QUERIED_FILE: msgspec.json.encode(queried)}
 

@@ -56,8 +56,8 @@ class RemoteIncidents:
         return self.is_free(incident_id, job_key(run.job, self._node))
 
     def is_free(self, incident_id: str, key: RunKey) -> bool:
-        """Whether the run with this key may use the id here: no other run, no stored report and no
-        manual capture has it.
+        """Whether the run with this key may use the incident id on this node: no other run, no stored report and no capture
+        by hand has it.
         """
         return self._writer.ids.is_free(incident_id, key)
 
@@ -114,7 +114,7 @@ class RemoteIncidents:
         """Judge the captures of all nodes, keep the result in the incident and write its report.
         Returns the result for the other agents.
 
-        `run`: the run, None where it has no rank here; `what`: a line for the timeline; `cause`: a
+        `run`: the run, None where it has no rank on this node; `what`: a line for the timeline; `cause`: a
         failure on a node that caused the stall.
         """
         now = self._writer.clock.now()
@@ -168,7 +168,7 @@ class RemoteIncidents:
         self._writer.write(incident, judgement, run.job.uid)
 
     def rename_case(self, known: str, incident_id: str) -> None:
-        """Give the stall of a run without a rank here another id.
+        """Give the stall of a run without a rank on this node another id.
 
         The report is written under the new id, then the old one is removed.
         """
@@ -182,7 +182,7 @@ class RemoteIncidents:
         self._writer.store.drop(known)
 
     def close_case(self, incident_id: str, state: State, why: str) -> None:
-        """Close the stall of a run without a rank here, and write its report."""
+        """Close the stall of a run without a rank on this node, and write its report."""
         if (incident := self.cases.pop(incident_id)) is not None:
             self._writer.end(
                 incident, state, why, owner_of(incident.node_captures), judge(incident)

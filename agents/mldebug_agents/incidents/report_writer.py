@@ -78,10 +78,8 @@ class IncidentWriter:
     def end(
         self, incident: Incident, state: State, why: str, uid: int, known: Judgement | None = None
     ) -> None:
-        """Close an incident and write its last report. One that never had evidence is judged now,
-        and counted if it was not.
-
-        `known`: its judgement, if it has one; `uid`: its owner.
+        """Close an incident and write its last report. An incident without any evidence is judged now, and counted if it
+        was not counted before. `known`: its judgement, if there is one; `uid`: the user who owns the job.
         """
         closed = close_incident(incident, state, self.now(incident), why)
         judgement = known if known is not None and has_evidence(closed) else judge(closed)

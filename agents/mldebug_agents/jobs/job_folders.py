@@ -15,7 +15,7 @@ MAX_HINTS = 8
 
 def likely_folders(host: Host, job: Job) -> tuple[str, ...]:
     """Folders in which a job may write checkpoints and charts, at most `MAX_HINTS`: those on the
-    command line of its lowest rank here, and that rank's working folder.
+    command line of its lowest rank on this node, and that rank's working folder.
 
     The paths are as the rank sees them.
     """

@@ -60,7 +60,7 @@ def _numbers(count: int) -> str:
 class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
     """What one launcher's variables say that a process is: rank, world size and so on.
 
-    `problem`: why this cannot be true, as a sentence; then the other fields do not count.
+    `problem`: why this cannot be true, as a sentence; then the other fields must be ignored.
     """
 
     launcher: str  # file name of the plugin
@@ -199,9 +199,11 @@ def claim(
     supervised: bool = False,
     needs_torch: bool = False,
 ) -> RankClaim | None:
-    """Build a claim from the named variables, of each the first that is set.
+    """Build a claim to be a rank from environment variables: `rank`, `world_size` and so on name the variables to try, of
+    each the first that is set. `launcher` and `priority`: of the launcher that makes the claim; `supervised` and
+    `needs_torch`: as in `RankClaim`.
 
-    None where rank or world size is not set; one with a `problem` where a value cannot be true.
+    None where rank or world size is not set. A value that cannot be true gives a claim with a `problem`.
     """
     values = ClaimVariables(environ)
     try:
@@ -238,9 +240,10 @@ def claim(
 def torch_claim(
     launcher: str, priority: int, environ: Mapping[str, str], *, elastic: bool = False
 ) -> RankClaim | None:
-    """Build a claim from RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None without the first two.
+    """Build a claim to be a rank from RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None without the first two.
 
-    `elastic`: also from torchrun's run id and restart count.
+    `launcher` and `priority`: of the launcher that makes the claim. `elastic`: also from torchrun's run id and restart
+    count.
     """
     return claim(
         launcher,

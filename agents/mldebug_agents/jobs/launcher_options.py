@@ -25,9 +25,8 @@ MODULE = frozenset(("m", "module"))
 
 
 class OptionNames(NamedTuple):
-    """The names of one launcher's options, with `-` between words and no leading dashes; "" where it has none.
-
-    `prefix`: of the variables that stand in for them.
+    """The names of one launcher's options, with `-` between words and no leading dashes; "" for an option that the launcher
+    lacks. `prefix`: how the names of the environment variables begin that may stand in for the options.
     """
 
     nodes: str

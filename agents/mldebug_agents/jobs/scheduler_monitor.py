@@ -89,7 +89,7 @@ class SchedulerMonitor:
             self._worker.order(order)
 
     def on_result(self, result: Result) -> bool:
-        """Take a worker's result. False where it comes neither from a scheduler nor from the search for orphans."""
+        """Handle a worker's result. Returns False where it comes neither from a scheduler nor from the search for orphans."""
         if result.worker == ORPHANS:
             self._orphans = result.value
             return True
@@ -101,9 +101,9 @@ class SchedulerMonitor:
         return True
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with schedulers, orphans and workers added.
+        """Return the snapshot with the schedulers, the orphaned processes and the workers that look for them added.
 
-        Its GPU processes are kept for the next search for orphans.
+        The GPU processes in the snapshot are remembered for the next search for orphans.
         """
         self._gpus = _holders(snapshot.gpus)
         schedulers = self._schedulers.values()
@@ -177,7 +177,7 @@ class PolledScheduler:
         self._count += 1
 
     def on_result(self, result: Result) -> None:
-        """Take the scheduler's answer, or the error for which there is none."""
+        """Handle the scheduler's answer, or the error that came instead of it."""
         self._under_way = False
         if isinstance(result.value, Queue):
             self._take(result.value)

@@ -142,8 +142,8 @@ def first_cause(ended: Mapping[str, ChildExit]) -> ChildExit:
 
 
 def check_idle(facts: Mapping[str, ProbeNodeFacts], uses_gpus: bool) -> None:
-    """Raise BusyError where a node has training ranks or a process that computes on its GPUs, MldebugError where that is not
-    known.
+    """Raise BusyError where a node has training ranks or a process that computes on its GPUs. Where the latter is not
+    known, raise MldebugError if the probe uses GPUs (`uses_gpus`).
     """
     for host, one in facts.items():
         if one.training:

@@ -47,7 +47,7 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True):
 class NodeProbe:
     """Runs the stages of `mldebug probe node`, once. Results are added to `checks` as they come.
 
-    `cut`: why not all stages could run, which does not count against the node; `way_out`: what to do about it.
+    `cut`: why not all stages could run, which is not held against the node; `way_out`: what to do about it.
     """
 
     def __init__(self, wanted: NodeRequirements, baselines: Baselines, tell: Tell) -> None:

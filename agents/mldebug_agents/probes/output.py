@@ -23,7 +23,9 @@ from mldebug_agents.probes.rank_events import MeasuredRanks
 
 
 class OutputFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Where results go besides the table."""
+    """Where a probe's results go besides the table that it prints: to stdout as JSON, and into files (CSV, a picture,
+    metrics).
+    """
 
     as_json: bool
     csv: Path | None

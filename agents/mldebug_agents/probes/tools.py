@@ -28,8 +28,9 @@ class ProbeTools:
 
 @contextmanager
 def open_probe_tools(*, probes: bool = False) -> Iterator[ProbeTools]:
-    """A context that starts the helper process which starts all others; everything is closed at its end. `probes`: processes of
-    a probe count as ranks, too.
+    """A context that opens what a probe needs to look at its node: the helper process that starts all others, the GPU
+    reader, and the finder of training jobs. All are closed at its end. `probes`: processes of a probe are found as
+    ranks, too.
     """
     config = load_config(None)
     with open_context(lambda: config, CHILDREN) as context:

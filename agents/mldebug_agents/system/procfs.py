@@ -80,7 +80,9 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 def parse_stat(text: str) -> Stat | None:
-    """Parse /proc/PID/stat; None for a text that is none. The name may contain spaces, parentheses and newlines."""
+    """Parse the text of /proc/PID/stat; None for any other text. The process name may contain spaces, parentheses and
+    newlines.
+    """
     head, _, rest = text.rpartition(")")
     pid, _, name = head.partition("(")
     fields = rest.split()
@@ -251,14 +253,14 @@ def fd_kind(target: str) -> str:
 
 
 def is_stored(target: str) -> bool:
-    """Whether a link leads to a file that takes space on a filesystem. Of /dev only files in /dev/shm count."""
+    """Whether a link leads to a file that takes space on a filesystem. Below /dev only files in /dev/shm do."""
     if target.startswith("/dev/"):
         return target.startswith("/dev/shm/")  # noqa: S108 - only told apart
     return target.startswith("/") and not target.startswith(_UNREAL)
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
-    """Parse /proc/PID/environ. Where a name comes twice the first counts, as for getenv."""
+    """Parse /proc/PID/environ. Where a name comes twice the first value is returned, as getenv does."""
     found: dict[str, str] = {}
     for entry in data.split(b"\0"):
         name, equals, value = entry.partition(b"=")

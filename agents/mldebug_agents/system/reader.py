@@ -57,12 +57,12 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Kill the reader child, and those that hang."""
+        """Kill the reader child, and earlier ones that hang."""
         self._client.close()
 
     @property
     def stuck(self) -> tuple[str, ...]:
-        """The paths at which a reader child still hangs."""
+        """The paths at which a reader child still hangs, because reading them has not returned."""
         return self._client.stuck
 
     def read_many(
@@ -81,7 +81,7 @@ class Reader:
     def read_file(
         self, path: str, *, rights: Rights, max_bytes: int, timeout: float = TIMEOUT
     ) -> bytes | Unreadable:
-        """Read all of a regular file; one larger than `max_bytes` is refused."""
+        """Read all of a regular file, in `timeout` seconds at most; a file larger than `max_bytes` is refused."""
         return _data(
             self._ask_one(ReadOperation.FILE, path, rights=rights, limit=max_bytes, timeout=timeout)
         )
@@ -89,7 +89,9 @@ class Reader:
     def read_tail(
         self, path: str, *, rights: Rights, max_bytes: int, timeout: float = TIMEOUT
     ) -> Tail | Unreadable:
-        """Read the last `max_bytes` of a regular file; `/proc/PID/fd/N` stands for the open file, even if deleted."""
+        """Read the last `max_bytes` of a regular file, in `timeout` seconds at most. `/proc/PID/fd/N` stands for the open
+        file, even if it was deleted.
+        """
         answer = self._ask_one(
             ReadOperation.TAIL, path, rights=rights, limit=max_bytes, timeout=timeout
         )
@@ -109,7 +111,9 @@ class Reader:
         max_bytes: int,
         timeout: float = TIMEOUT,
     ) -> FilePiece | Unreadable:
-        """Read at most `max_bytes` of a regular file from `offset` (bytes) on; no data where the file ends before that."""
+        """Read at most `max_bytes` of a regular file from `offset` (bytes) on, in `timeout` seconds at most; no data where
+        the file ends before that.
+        """
         answer = self._ask_one(
             ReadOperation.FROM,
             path,
@@ -133,10 +137,8 @@ class Reader:
         count: int,
         timeout: float = TIMEOUT,
     ) -> bytes | Unreadable:
-        """Read the 64 bytes at offset `start` of a regular file and every `stride` bytes from
-        there, at most `count` times.
-
-        Returns them joined.
+        """Read the 64 bytes at offset `start` of a regular file and every `stride` bytes from there, at most `count` times
+        and in `timeout` seconds. Returns them joined.
         """
         place = (start & 0xFFFFFFFF) | (stride & 0xFFFFFFFF) << 32
         limit = HEAD * count
@@ -149,7 +151,7 @@ class Reader:
         self, path: str, line: int, *, rights: Rights, timeout: float = TIMEOUT
     ) -> SourceLines | Unreadable:
         """Read one line (the first is 1) of a source file of at most 4 MiB, and two before and after it, each cut after 400
-        characters.
+        characters, in `timeout` seconds at most.
         """
         data = _data(
             self._ask_one(
@@ -169,7 +171,9 @@ class Reader:
     def read_memory(
         self, pid: int, address: int, *, max_bytes: int, timeout: float = TIMEOUT
     ) -> bytes | Unreadable:
-        """Read a process's memory from `address` on; less than `max_bytes` where the mapping ends."""
+        """Read a process's memory from `address` on, in `timeout` seconds at most; less than `max_bytes` where the mapping
+        ends.
+        """
         if not 0 < address < 1 << 63:
             return Unreadable("not an address")
         path = f"/proc/{pid}/mem"
@@ -189,9 +193,8 @@ class Reader:
         most: int,
         timeout: float = TIMEOUT,
     ) -> FolderListing | Unreadable:
-        """List what lies below a folder: at most `most` entries, `depth` levels deep.
-
-        No link is followed, no other file system is entered.
+        """List what lies below a folder: at most `most` entries, `depth` levels deep, in `timeout` seconds. No link is
+        followed, no other file system is entered.
         """
         data = _data(
             self._ask_one(
@@ -207,7 +210,7 @@ class Reader:
         return data if isinstance(data, Unreadable) else unpack(data)
 
     def is_link(self, path: str, *, rights: Rights, timeout: float = TIMEOUT) -> bool | Unreadable:
-        """Whether the path itself is a symbolic link, also a broken one; False where nothing is there."""
+        """Whether the path itself is a symbolic link, also a broken one; False where nothing is there. `timeout`: seconds."""
         return _truth(self._ask_one(ReadOperation.LINK, path, rights=rights, timeout=timeout))
 
     def poke(self, path: str, *, rights: Rights, timeout: float = TIMEOUT) -> Unreadable | None:

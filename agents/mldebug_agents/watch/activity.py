@@ -102,7 +102,7 @@ class ChildWork:
 
 
 def work_between(before: Mapping[Key, Work], after: Mapping[Key, Work]) -> Work:
-    """CPU time and bytes of the processes that exist in both readings; one that started in between does not count."""
+    """CPU time and bytes of the processes that exist in both readings; one that started in between is left out."""
     pairs = [(before[key], work) for key, work in after.items() if key in before]
     return Work(
         sum(new.cpu_seconds - old.cpu_seconds for old, new in pairs),

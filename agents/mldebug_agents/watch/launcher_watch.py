@@ -60,7 +60,8 @@ class LauncherWatch:
     def look(
         self, waiting: tuple[Job, ...], started: frozenset[int], settings: StallSettings
     ) -> None:
-        """Take the launchers that the search found (`waiting`), decide about each, and end the runs that wait no more.
+        """Decide about each launcher without ranks that the search has found (`waiting`), and end the runs whose launcher
+        no longer waits.
 
         `started`: pids of launchers that have ranks by now.
         """
@@ -95,8 +96,8 @@ class LauncherWatch:
         self._incidents.captured(run, msgspec.structs.replace(capture, job=run.job))
 
     def count(self, present: Mapping[str, tuple[str, ...]]) -> None:
-        """Take which nodes have a launcher of each run, as the agents of all nodes count them:
-        names of nodes by job id.
+        """Set on which nodes each run has a launcher, as the agents of all nodes count them. `present`: names of nodes by
+        job id.
         """
         for job_id, run in self.runs.items():
             wait = run.job.waits

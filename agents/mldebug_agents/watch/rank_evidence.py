@@ -33,7 +33,9 @@ class KernelCounters(NamedTuple):
 
 
 class FileWaits(NamedTuple):
-    """How often a rank was found waiting for a file, and of how many looks. `mount`: of the file that was found most often."""
+    """How often a rank was found waiting for a file: `waited` times in `looks` looks. `mount`: the mount of the file for
+    which it was most often found waiting.
+    """
 
     waited: int
     looks: int
@@ -75,7 +77,10 @@ class EvidenceReader:
     def evidence(
         self, pid: int, before: KernelCounters, files: FileWaits, ours: Collection[int]
     ) -> RankEvidence:
-        """What was measured since `before`. `ours`: processes of the same job."""
+        """Return why the rank with this pid may be slow: CPU limits, page faults, memory pressure and file waits since the
+        counters `before` were read. `files`: how often it was found waiting for a file. `ours`: pids of the same job,
+        which are not named as neighbours on its CPUs.
+        """
         now = self.counters(pid)
         seconds = max(0.001, now.at - before.at)
         throttled = (now.throttled[one] - before.throttled.get(one, 0.0) for one in now.throttled)

@@ -93,7 +93,9 @@ class RasWatch:
             memory.progress.take(reply.answer, self._clock())
 
     def complete(self, one: JobLook) -> JobLook:
-        """The look at a job, with the progress that NCCL RAS has shown added; unchanged where it has shown none."""
+        """Return the reading of a job (`one`) with the progress added that NCCL RAS has shown; unchanged where it has shown
+        none.
+        """
         memory = self._runs.get(one.job.id)
         found = memory.progress.signals(one.look) if memory else ()
         if not found or memory is None or memory.attempt != one.job.attempt:

@@ -60,10 +60,9 @@ class Run:
         self.judgement: Judgement | None = None
 
     def update(self, look: JobLook) -> None:
-        """Take the newest look at the run.
+        """Keep the newest reading of the run (`look`).
 
-        The last hook state of a rank that is gone is kept until another attempt (start of the job)
-        begins.
+        The last hook state of a rank that is gone is kept until another attempt (start of the job) begins.
         """
         if self.last_look is not None and self.last_look.job.attempt != look.job.attempt:
             self.hook_states = {}
@@ -83,9 +82,8 @@ class Run:
         self.watch = watch
 
     def exclude(self, patterns: tuple[str, ...]) -> None:
-        """Set `unjudged` from the last look: why this run raises no alert, if it raises none.
-
-        `patterns`: shell patterns of job names that never do.
+        """Set `unjudged`: the reason why this run raises no alert, "" if it may raise one. `patterns`: shell patterns of
+        job names for which no alert is ever raised.
         """
         self.unjudged = unjudged(self.last_look, patterns) if self.last_look is not None else ""
 

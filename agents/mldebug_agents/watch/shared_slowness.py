@@ -1,7 +1,8 @@
-"""The ranks here of runs that have ranks on other nodes, too: sampled when the coordinator calls, and what all nodes' samples show.
+"""Finds slow ranks in runs over several nodes: each agent samples the stacks of its own ranks when the coordinator orders it, and the
+coordinator compares the samples of all nodes.
 
-The coordinator compares the ranks of all nodes. The agent on the node of the first slow rank opens the incident, so that there is one,
-with the rank's process at hand. Belongs to the main loop's thread; the sampling is a worker's.
+Only the agent on the node of the first slow rank opens an incident, because it can look at the rank's process. Everything here
+runs in the main loop's thread; a worker thread takes the samples.
 """
 
 import time
@@ -54,9 +55,10 @@ class _SharedMemory:
 
 
 class SharedSlowness:
-    """Takes the coordinator's calls and findings on runs over several nodes.
+    """Handles the coordinator's orders to sample ranks, and what it has found, for runs over several nodes.
 
-    `put` gives an order to the worker, and returns False where its queue is full. `clock`: monotonic seconds.
+    `put` hands an order to the worker that takes samples, and returns False where the worker's queue is full. `clock`:
+    monotonic seconds.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class SharedSlowness:
         self._runs: dict[str, _SharedMemory] = {}
 
     def tick(self, runs: Mapping[str, Run], pace: float) -> None:
-        """Order the samples that were called for now. `pace`: seconds in which at most two rows are taken."""
+        """Hand the sampling orders that are due to the worker. `pace`: seconds between two comparisons of a run's ranks."""
         now, self._pace = self._clock(), pace
         self._runs = {name: one for name, one in self._runs.items() if name in runs}
         for name, memory in self._runs.items():
@@ -80,7 +82,9 @@ class SharedSlowness:
                     self._put(SampleOrder(runs[name].job, call=memory.call))
 
     def call(self, run: Run, call: SampleCall) -> None:
-        """The coordinator calls for a stretch: it is taken once, and not more often than two rows in an interval need."""
+        """Handle the coordinator's order to sample the ranks of a run: note when it begins. It is ignored where it is
+        repeated, begins too late, or comes too soon after many others.
+        """
         memory, now = self._of(run), self._clock()
         crowded = len(memory.calls) == MAX_CALLS and now - memory.calls[0] < self._pace
         if call.call == memory.call or not 0.0 <= call.begins_in <= MAX_WAIT or crowded:
@@ -89,7 +93,7 @@ class SharedSlowness:
         memory.calls.append(now)
 
     def on_result(self, result: Result) -> None:
-        """Keep the samples of one stretch until the next is called."""
+        """Keep the samples that the worker has taken for one order of the coordinator, until the next order of the run."""
         order: SampleOrder = result.order
         memory = self._runs.get(order.job.id)
         if memory is None or memory.call != order.call:
@@ -98,7 +102,9 @@ class SharedSlowness:
             memory.taken = _Taken(order.call, self._clock(), result.value)
 
     def samples(self, run: Run) -> NodeSamples | None:
-        """The last stretch of the ranks here, for the coordinator; None where none was called."""
+        """Return the last samples of this node's ranks that the coordinator has ordered, in the form sent to it; None where
+        there are none.
+        """
         taken = self._of(run).taken
         if taken is None:
             return None
@@ -110,11 +116,14 @@ class SharedSlowness:
         )
 
     def row(self, run: Run) -> str:
-        """The name of the last finding that this node has got; "" for none."""
+        """The name of the coordinator's newest finding about the run that this node has got; "" for none."""
         return self._of(run).row
 
     def found(self, run: Run, finding: SharedFinding) -> None:
-        """Take what the samples of all nodes show: keep it with the run, and open or close its incident where it is this node's."""
+        """Handle the coordinator's finding from the samples of all nodes: keep it with the run, and open the incident where
+        the first slow rank is on this node. An open one is closed where the slow rank is elsewhere or no rank is slow
+        any more.
+        """
         memory = self._of(run)
         if finding.row == memory.row:
             return

@@ -132,8 +132,8 @@ def is_slow(run: Run) -> bool:
 
 
 def is_comparable(run: Run) -> bool:
-    """Whether this node can compare the ranks of the run: there are two or more, all here, and the
-    run is judged, goes on, and has no incident but a slowdown.
+    """Whether this node can compare the ranks of the run: there are two or more, all of them on this node, and the run is
+    judged, goes on, and has no incident but a slowdown.
     """
     return 2 <= len(run.job.ranks) == run.job.world_size and can_be_sampled(run)
 

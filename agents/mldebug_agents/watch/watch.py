@@ -184,7 +184,7 @@ class SampleTimes:
         return left if left >= LEAST_SHARE else 0.0
 
     def use(self, job: Job, seconds: float) -> None:
-        """Count what its stacks have taken."""
+        """Subtract the `seconds` that reading this job's stacks has taken from its owner's share."""
         self._left[owner_of(job)] -= seconds
         self.used += seconds
 

@@ -32,7 +32,7 @@ class AlertmanagerRoute:
         self.answer: Answer | None = None
 
     def serve(self, answer: Answer) -> None:
-        """Handle bodies with `answer` from now on."""
+        """Have the bodies of POSTs handled by `answer` from now on."""
         self.answer = answer
 
     async def post(self, request: Request) -> Response:

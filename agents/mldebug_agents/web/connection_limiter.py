@@ -36,7 +36,9 @@ class LimitedConnection(socket.socket):
     slow: Callable[[], None] = staticmethod(lambda: None)  # counts that it has taken too long
 
     def enter(self, inside: "dict[LimitedConnection, str]", who: str) -> None:
-        """Count this connection among those of client `who`; `inside`: all counted connections."""
+        """Add this connection to `inside`, the connections that are counted with the name of their client. `who`: the
+        client of this one.
+        """
         self._inside = inside
         self.since = time.monotonic()
         inside[self] = who

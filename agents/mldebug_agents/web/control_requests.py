@@ -54,7 +54,9 @@ def post_to_agent(
     most: int = MAX_BYTES,
     **parameters: float | str,
 ) -> T:
-    """POST to the agent of this state dir and decode its answer as `type_`; MldebugError where it refuses or does not answer."""
+    """POST to the agent of this state dir and decode its answer, of at most `most` bytes, as `type_`. `timeout`: seconds
+    for each step. Raises MldebugError where the agent refuses, does not answer, or does not run.
+    """
     link = UnixConnection(state_dir, timeout)
     query = f"{path}?{urlencode(parameters)}" if parameters else path
     try:

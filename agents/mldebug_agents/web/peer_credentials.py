@@ -117,7 +117,9 @@ def may_see_all(peer: PeerCredentials | None, group: int | None) -> bool:
 
 
 def view(snapshot: Snapshot, peer: PeerCredentials | None, group: int | None) -> Snapshot:
-    """The part of a snapshot that this user may see. Of other users' runs only their number is left."""
+    """Return the part of a snapshot that this user may see: everything for root, the agent's user and members of `group`,
+    otherwise the user's own runs. Of other users' runs only their number is left.
+    """
     if may_see_all(peer, group):
         return snapshot
     runs = tuple(run for run in snapshot.runs if peer is not None and run.uid == peer.uid)

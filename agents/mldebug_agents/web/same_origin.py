@@ -35,11 +35,11 @@ class SameOriginOnly:
 
 
 def misled(headers: Mapping[str, str], *, local: bool, node: str = "") -> str:
-    """Why this request is refused, "" where it is accepted. Refused are foreign host names, and requests made by another site's
-    page.
+    """Return why a request to the web server is refused, or "" where it is accepted.
 
-    `local`: only names and addresses of loopback are accepted. Otherwise also `node`, alone or with a domain, and any IP
-    address, because an address cannot be rebound.
+    It is refused where its Host header is a foreign name (DNS rebinding), or where the script of another site's page has
+    sent it. A link on another site may lead here. With `local` the only accepted hosts are the names and addresses of
+    loopback; otherwise also the host name `node`, alone or with a domain, and any IP address, because DNS cannot rebind that.
     """
     host = headers.get("host", "")
     if host and not _ours(hostname(host), local=local, node=node):

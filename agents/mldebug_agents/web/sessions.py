@@ -59,9 +59,9 @@ class Sessions:
             self._open.pop(digest(shown), None)
 
     def tries(self, address: str, *, right: bool) -> bool:
-        """Whether a login attempt from this address may be answered. One with the right token always may, since others may
-        guess from the same address. A wrong one is counted, and may not where this address, or all together, sent too many
-        lately.
+        """Whether a login attempt from this address may be answered. An attempt with the right token always may, because
+        others may guess from the same address. A wrong token is counted, and is not answered where this address, or all
+        addresses together, sent too many wrong ones recently.
         """
         if right:
             return True

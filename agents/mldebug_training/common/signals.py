@@ -120,17 +120,19 @@ def reopen(ask: int) -> None:
 
 
 def at_fork(ask: int) -> None:
-    """Have children that are forked from now on remove the hook's handlers and unblock its signals, since no agent signals them."""
+    """Have children that are forked from now on remove the hook's handlers and unblock its three signals, since no agent
+    signals them. `ask`: the number of the signal that requests stacks, the highest of the three.
+    """
     if not _blocked:
         os.register_at_fork(after_in_child=_give_back)
     _blocked[:] = [ask]
 
 
 def all_closed(ask: int) -> bool:
-    """Whether every thread of this process has the three signals blocked; otherwise the kernel may deliver one to an open
-    thread.
+    """Whether every thread of this process has the hook's three signals blocked (`ask`: the highest of their numbers). If
+    not, the kernel may deliver one to a thread of the job.
 
-    Raises OSError or ValueError where /proc does not tell. A thread that such a thread starts has them blocked, too.
+    Raises OSError or ValueError where /proc does not tell. Threads that a thread starts later inherit the block.
     """
     for _ in range(_TRIES):
         before = os.listdir(_THREADS)

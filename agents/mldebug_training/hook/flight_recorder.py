@@ -66,8 +66,8 @@ class FlightFile:
             self._record.write_flight(self._signal, 0)
 
     def answer(self) -> None:
-        """Write the file again and count the answer in the hook's record, also if the file could not be written (it is then
-        removed).
+        """Answer a request for the Flight Recorder: write what it holds now into the file, and count the answer in the hook's
+        record. If the file cannot be written it is removed, and the answer counts all the same.
         """
         try:
             self._write(recorded_json(self._record.rank))

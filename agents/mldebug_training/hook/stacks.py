@@ -108,7 +108,9 @@ def _catch(ask: int, fd: int) -> None:
 
 
 def disarm(record: HookRecord, ask: int) -> None:
-    """At the end of the process: record that it answers no signal any more, and ignore the hook's signals from now on."""
+    """At the end of the process: record that it answers no signal any more, and ignore the hook's three signals from now
+    on. `ask`: the number of the one that requests stacks.
+    """
     record.set_stack_signal(0, record.stacks_fd)
     try:
         record.write()

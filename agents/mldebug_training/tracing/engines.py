@@ -122,8 +122,9 @@ class Engine:
         return found[1] if found is not None and found[0] is code else self.ask(code)
 
     def written(self, own: ThreadWriter, name: int, line: int, kind: int) -> None:
-        """Write an event (call, return, line) of a thread into the ring with its depth, if such events are wanted, and
-        update the depth.
+        """Write an event of a thread into the ring with its depth, if such events are wanted, and update the depth.
+
+        `own`: the thread's writer; `name`: the number of the function; `kind`: call, return, line and so on (see `ring`).
         """
         writer = self.writer
         if writer is None:

@@ -84,7 +84,7 @@ class ThreadWriter:
 
 
 class RingWriter:
-    """Writes the records of all threads of this process."""
+    """Writes the trace records of all threads of this process into its ring file (layout: `mldebug_training.tracing.ring`)."""
 
     def __init__(self, file: ProcessRing) -> None:
         self.file, self.names = file, NameTable(file)
@@ -96,7 +96,7 @@ class RingWriter:
         self.on = True
 
     def thread(self) -> ThreadWriter:
-        """The writer of the calling thread."""
+        """The `ThreadWriter` of the calling thread, made at its first call."""
         try:
             own: ThreadWriter = self._local.thread
         except AttributeError:
@@ -116,7 +116,7 @@ class RingWriter:
         )
 
     def step(self, number: int) -> None:
-        """Write that a step was reached."""
+        """Write into the ring that the calling thread has reached this training step."""
         self.file.step(number)
         if 0 <= number <= _MAX_STEP:
             own = self.thread()

@@ -45,7 +45,9 @@ def request(
     ca_file: Path | None = None,
     method: str = "POST",
 ) -> None:
-    """Send an HTTP request; a 2xx status acknowledges it. Raises MessageRefusedError where a repetition is useless, OSError otherwise."""
+    """Send an HTTP request; a 2xx status acknowledges it. `timeout`: seconds for each read or write. Raises
+    MessageRefusedError where the receiver refuses the message for good, OSError where a later try may succeed.
+    """
     if wrong := problem_of(url):
         raise OSError(f"the address {wrong}")
     parts = urlsplit(url)

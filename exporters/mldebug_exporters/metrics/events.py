@@ -50,7 +50,7 @@ SUCCESS = TABLE.gauge(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """Counts by kind and severity, then each channel."""
+    """Yield how many events fire, by kind and severity, and for each channel what waits and what was sent."""
     events = snapshot.events
     for name, count in sorted(events.counts.items()):
         kind, _, severity = name.partition("/")

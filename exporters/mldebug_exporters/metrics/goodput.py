@@ -34,7 +34,9 @@ USED = USES.counter(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """The seconds of each run, and what the last row of stack samples of its ranks has shown."""
+    """Yield the GPU seconds of each run by use and, where its ranks were sampled, what it loses by slow ranks and how long
+    each rank waits.
+    """
     for run in snapshot.runs:
         for state, seconds in run.gpu_seconds.items():
             yield Sample(USED, (run.id, state), seconds)

@@ -43,7 +43,7 @@ USED = TABLE.gauge(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """All ports as read last."""
+    """Yield the values of all network ports, as they were last read."""
     for one in snapshot.ports.ports if snapshot.ports else ():
         yield from _port(one)
 

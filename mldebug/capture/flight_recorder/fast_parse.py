@@ -36,10 +36,11 @@ _TRUE, _FALSE, _MEMOIZE = b"\x88", b"\x89", b"\x94"
 
 
 def parse_without_old_calls(data: bytes, keep: int, most: int) -> object | None:
-    """Parse a dump faster, without its finished calls except the newest `keep` of each group; None where the dump is not written
-    in the expected way.
+    """Parse a Flight Recorder dump (pickle or JSON) without the old finished calls: of each process group it keeps the
+    unfinished calls and the newest `keep` finished ones. Returns the dump's top-level value, or None where the dump is
+    not laid out as expected and must be parsed whole.
 
-    `most`: how many values it may hold. Raises ValueError where what is left is damaged.
+    Raises ValueError where the rest is damaged or may hold more than `most` values.
     """
     if b":coalesced" in data:  # the end of a batch tells of its members
         return None

@@ -177,7 +177,9 @@ def circle(links: list[tuple[int, Claim]], odd: tuple[int, ...]) -> str:
 
 
 def absent(claim: Claim, sure: bool) -> str:
-    """The sentence for: ranks wait for others whose dumps are missing."""
+    """The sentence for: ranks wait for others whose dumps are missing. `sure`: the ranks without a dump are most likely
+    those that the others wait for.
+    """
     them = _verb(claim.absent, "it", "they")
     word = f"{them} {_verb(claim.absent, 'is', 'are')} most likely what they wait for"
     doubt = "whom they wait for the dumps that are there do not tell"

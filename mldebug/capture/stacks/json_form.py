@@ -1,4 +1,6 @@
-"""Stacks as JSON: `py-spy dump --json`, one list for each process, alone or several in one text, or inside an object."""
+"""Reads stacks written as JSON by `py-spy dump --json`: one list of threads for each process. A text may hold several lists, also
+nested in other JSON lists, or in objects that give the pid and the command line.
+"""
 
 import json
 import re

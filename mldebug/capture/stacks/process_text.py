@@ -215,7 +215,7 @@ def _key(process: ProcessText) -> tuple[object, ...]:
 
 
 def join(before: ProcessText, after: ProcessText) -> ProcessText:
-    """Two dumps of one process as one. The later one counts; native and Python frames complete each other."""
+    """Two dumps of one process as one. The later one is preferred; native and Python frames complete each other."""
     kinds = {bool(before.native), bool(after.native)}
     plain_one = before if not before.native and after.native else after
     return msgspec.structs.replace(

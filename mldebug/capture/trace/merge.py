@@ -65,8 +65,8 @@ class MergedRings(Noun, frozen=True, kw_only=True):
 
 
 def numbered(rings: Sequence[Ring]) -> dict[int, Ring]:
-    """One ring for each rank: of several, one that knows its steps, else the newest. Rings of child processes count only where
-    there are no others; rings without any rank are numbered from 0.
+    """One ring for each rank: of several, one that knows its steps, else the newest. Rings of child processes are used only
+    where there are no others; rings without any rank are numbered from 0.
     """
     some = [ring for ring in rings if not ring.header.child] or rings
     found = {ring.header.rank: ring for ring in sorted(some, key=_worth)}

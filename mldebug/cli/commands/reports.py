@@ -34,7 +34,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def config_option(command: _Command) -> _Command:
-    """Add the option `--config` to a command of `reports`. It may stand before or after the verb; the last one counts."""
+    """Add the option `--config` to a command of `reports`. It may stand before or after the subcommand; the last one is
+    used.
+    """
     kind = click.Path(path_type=Path, readable=False)
     return click.option("--config", type=kind, help="Config file.")(command)
 

@@ -122,7 +122,7 @@ class Case:
     def starting(self) -> bool:
         """Whether all waiting ranks wait for process groups to be created.
 
-        Ranks that wait at the store alone count only while there is no group.
+        Ranks that wait at the store are included only while no process group exists.
         """
         names = {rank.is_.name for rank in self.waiting}
         at_store = names == {"store"} and self.process_groups > 0

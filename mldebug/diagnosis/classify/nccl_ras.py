@@ -54,13 +54,11 @@ def _apart(ras: NcclRas, names: "RasRankNames") -> str:
 
 
 def ras_alike(captures: Sequence[NodeCapture]) -> bool | None:
-    """True: all ranks launched the same in every communicator, by every answer.
+    """Whether all ranks have launched the same collectives by the answers of NCCL RAS. True: every answer shows it, in
+    every communicator. False: some answer shows a difference. None: not known.
 
-    False: some answer shows a difference. None: not known.
-
-    Equal counts prove nothing where a communicator has only some of the ranks, or where there are
-    sends: sends and receives of pipeline stages are not counted everywhere, and legitimately
-    differ.
+    Equal counts prove nothing where a communicator has only some of the ranks, or where there are sends: sends and receives
+    of pipeline stages are not counted everywhere, and legitimately differ.
     """
     alike = {_alike(one.ras, RasRankNames.of(one, one.ras)) for one in captures if one.ras}
     return False if False in alike else (bool(alike) and None not in alike) or None

@@ -129,9 +129,8 @@ def not_all_present(case: Case, queried: QueriedNodes) -> tuple[str, tuple[str, 
 
 
 def by_reason(nodes: Iterable[QueriedNode]) -> list[tuple[str, str]]:
-    """(folded node names, why there is no capture of them), most nodes first.
-
-    Nodes that answered are left out.
+    """Return (node names folded as `node[017-018]`, why there is no capture of them), most nodes first. Nodes that answered
+    are left out.
     """
     found: dict[str, list[str]] = {}
     for node in nodes:

@@ -49,7 +49,10 @@ class CollectiveMismatch:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where all ranks wait and a strict majority stands in one place of the code, or in one collective; None otherwise."""
+        """Return a finding that names the ranks which the Flight Recorders show out of step, or else, by their stacks, the
+        minority that waits elsewhere than a strict majority. The finding names nobody where ranks may differ legitimately.
+        Returns None where not all ranks wait, or no majority agrees.
+        """
         recorders = FlightRecorders(case)
         return recorders.judge() or (None if recorders.alike else self._by_stacks(case))
 

@@ -14,9 +14,9 @@ MAX_NAMED = 8
 class NetworkFault:
     """Names ports and adapters, never ranks.
 
-    `medium` where every rank of the job was captured and more than one reading shows a fault that came as the job stopped; else
-    `low`. Nobody is named where a rank does not wait for others, where Flight Recorders show who is out of step, and in a job on
-    one node, whose ranks may not need the network.
+    The confidence is `medium` where every rank of the job was captured and more than one reading shows a fault that began when
+    the job stopped; otherwise `low`. There is no finding where a rank does not wait for others, where Flight Recorders show
+    which rank is out of step, or where the job runs on one node and may not need the network.
     """
 
     def judge(self, case: Case) -> Finding | None:

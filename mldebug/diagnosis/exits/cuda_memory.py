@@ -90,7 +90,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
     @property
     def others_bytes(self) -> int:
-        """The GPU memory that all other processes together hold."""
+        """Bytes of GPU memory that all processes but the one that ran out of memory hold together."""
         return sum(one.memory_bytes for one in self.others)
 
     @property

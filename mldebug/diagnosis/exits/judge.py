@@ -267,7 +267,7 @@ def common_error(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> str:
 
     The order of exits then says nothing.
 
-    Errors for lack of memory do not count: they have a verdict of their own.
+    Errors for lack of memory are left out: they have a verdict of their own.
     """
     if len(exits) < 2 or len(exits) < len(attempt.identities):
         return ""

@@ -56,7 +56,7 @@ class ExplainedExit(msgspec.Struct, frozen=True, kw_only=True):
     def own(self) -> bool:
         """Whether the failure is the rank's own: its last error blames no other rank, it crashed, or the kernel reports its end.
 
-        SIGABRT without an error does not count, as the watchdog of a collective ends every victim
+        SIGABRT without an error does not show that, as the watchdog of a collective ends every victim
         so.
         """
         number = exit_signal(self.exit.status)

@@ -153,7 +153,10 @@ def alike(error: str) -> str:
 def has_the_only_traceback(
     attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
 ) -> bool:
-    """Whether the only traceback in a log that all ranks write to belongs to `first`: it exited with code 1, as Python does after an exception, well before all others that failed."""
+    """Whether the only traceback in a log that all ranks write to is taken for that of `first`: that rank exited with code
+    1, as Python does after an exception, well before all other ranks in `failing`, and none of them has an error of its
+    own.
+    """
     shared = attempt.shared_error
     if shared is None or not shared.alone or shared.caught or shared.blames_peer or shared.unclear:
         return False

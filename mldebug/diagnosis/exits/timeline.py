@@ -39,7 +39,9 @@ def with_exits(
 def exit_events(
     attempt: AttemptExit, blamed: Collection[int], noticed: float
 ) -> Iterator[TimelineEvent]:
-    """Timeline events of an attempt's end: one for each of the first exits and of the blamed ranks, then one for each kind of the remaining exits."""
+    """Yield timeline events for the exits of an attempt: one for each of the first exits and of the `blamed` ranks, then
+    one for each kind of the remaining exits. `noticed`: unix time, used for exits whose own time is not known.
+    """
     exits = [one.exit for one in explain_exits(attempt)]
     times = list(_in_order(exits, noticed))
     single = {at for at, one in enumerate(exits) if at < MAX_SINGLE or one.rank in blamed}

@@ -41,7 +41,7 @@ class Baseline(msgspec.Struct, kw_only=True):
     power: float | None = None  # of the last look
 
     def look(self, sign: GpuSign, at: float) -> Load:
-        """Learn from one reading of the GPU at unix time `at`, and return its present load."""
+        """Learn from one reading of the GPU at unix time `at`, and return how busy it is now."""
         self.power = self.average.power(sign, at)
         memory = ratio(sign.memory_utilization_ratio)
         works = self._works(sign, memory)
@@ -59,7 +59,7 @@ class Baseline(msgspec.Struct, kw_only=True):
         return load
 
     def settled(self, looks: int = 2) -> bool:
-        """Whether the load was the same in the last `looks` readings.
+        """Whether the GPU's load was the same in the last `looks` readings.
 
         More than one is needed, as utilization and power do not change at the same moment.
         """

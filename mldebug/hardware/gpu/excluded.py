@@ -72,7 +72,7 @@ def gaps(lost: Iterable[LostGpu]) -> tuple[Gap, ...]:
 def wants_release(node: NodeGpus) -> bool:
     """Whether some GPU needs a reset, and no process uses any GPU, so that the agent should let go of the driver.
 
-    All GPUs count, because a reset includes those linked to it. False where processes could not be
+    No GPU may be in use, because a reset includes those linked to it. False where processes could not be
     read.
     """
     reset_due = any(gpu.recovery_action in RESETS for gpu in node.gpus)

@@ -79,11 +79,10 @@ def named(joined: RankGpuMap) -> RankGpuMap:
 
 
 def remembering(now: RankGpuMap, before: RankGpuMap | None, present: Collection[str]) -> RankGpuMap:
-    """The newest map, where an earlier one had stronger evidence of the same processes with that instead.
+    """Return the newest map of ranks to GPUs, in which a rank keeps its earlier entry where that had stronger evidence and
+    the rank's process is still the same. `present`: uuids of GPUs that answer.
 
-    `present`: uuids of GPUs that answer.
-
-    A lost GPU lists no process any more, and a mere convention must not move its ranks to other
+    This is needed because a lost GPU lists no process any more, and a mere convention must not move its ranks to other
     GPUs.
     """
     if before is None:

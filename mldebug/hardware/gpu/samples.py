@@ -112,8 +112,8 @@ class Average(msgspec.Struct, kw_only=True):
     energy: float | None = None
 
     def power(self, sign: GpuSign, at: float) -> float | None:
-        """Watts on average since the last reading with an energy counter; the momentary power where there was
-        none, or where the counter stood still, fell or jumped; None where neither is known.
+        """Return the average power in watts since the last reading with an energy counter. Where there was none, or the
+        counter stood still, fell or jumped, it is the momentary power; None where neither is known. `at`: unix time.
         """
         momentary, energy = watts(sign.power_watts), finite(sign.energy_joules)
         if energy is None:

@@ -47,7 +47,7 @@ def sights(
     """The GPUs that a process may use: one entry for each way of numbering them that fits its open device files; never empty.
 
     `minors`: the N of each open /dev/nvidiaN; None where they cannot be read, so that only the
-    environment counts.
+    environment is used.
     """
     by_environment = visible(environment, gpus)
     if minors is None or all(gpu.minor is None for gpu in gpus):

@@ -114,7 +114,7 @@ def _advice(event: RankEvent) -> str:
 
 
 def faults_of_ports(ports: NodePorts, node: str) -> tuple[Fault, ...]:
-    """A fault for each RDMA port that jobs here may use, was up, and is down without anybody having switched it off.
+    """A fault for each RDMA port that jobs on this node may use, was up, and is down without anybody having switched it off.
 
     It is dated by the first reading in which the port was down. One that has flapped before is not `confirmed`: jobs may do without it.
     """

@@ -133,7 +133,7 @@ def _of_one_device(burst: Burst, end: Burst) -> bool:
 
 
 def findings(component: str, recent: Sequence[Burst], limits: Thresholds) -> Iterator[RuleFinding]:
-    """The findings for one component from those kernel events that still count."""
+    """Yield the findings for one component from `recent`, the kernel events that still matter (see `still_counts`)."""
     for burst in recent:
         rule = KERNEL_RULES.get(burst.root.kind)
         if rule is None or rule.component != component or rule.state is None or rule.limit:

@@ -111,9 +111,10 @@ def bad(state: HealthState, code: str, reason: str, action: SuggestedAction) -> 
 def combine(
     component: str, found: Iterable[RuleFinding], uuid: str = "", gpu: int | None = None
 ) -> ComponentHealth:
-    """The health of one component from the findings of its rules: the worst state, and the most drastic action.
+    """Combine the findings of all rules for one component into its health: the worst state, and the most drastic action.
 
-    It is healthy only if a value was read and is fine; where nothing could be read, it is unknown.
+    It is healthy only if a value was read and is fine; where nothing could be read, it is unknown. `uuid` and `gpu` (the
+    index) name the GPU; "" and None for a component of the node.
     """
     findings = tuple(one for one in found if one is not OFF)
     faults = [finding for finding in findings if finding.state in BAD]

@@ -3,7 +3,7 @@
 Pure.
 
 No fault are a port that was never up since the agent started, one that somebody switched off, and
-one that no job here uses.
+one that no job on this node uses.
 """
 
 from collections import Counter
@@ -54,7 +54,9 @@ and packets that EFA sends again, which is how it works."""
 
 
 def port_health(node: NodePorts, limits: Thresholds) -> ComponentHealth | None:
-    """The health of the component `ports`; None where this node has no port that counts."""
+    """Return the health of the component `ports`. None where no network port of the node is judged: only ports that the
+    jobs use are, and of these the ones that were up before and are not switched off, or that hang halfway up.
+    """
     counted = [one for one in node.ports if one.used and one.once_up and not one.now.off]
     half = [one for one in node.ports if one.used and _is_half_up(one)]
     if not counted and not half:

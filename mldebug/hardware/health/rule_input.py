@@ -20,9 +20,9 @@ class RuleInput(NamedTuple):
     links_once_up: frozenset[int] = frozenset()  # remembered from reads before
 
     def both(self, read: Callable[[GpuReading], Number | None]) -> Number | None:
-        """The smaller of a value in the last two readings, for values that only a fault makes high.
+        """Return the smaller of a value in the last two readings, for values that only a fault makes high.
 
-        Of one reading its value; None where the newest has none.
+        Where only the newest reading has the value, returns that one; None where the newest reading lacks it.
         """
         now = read(self.now)
         old = read(self.before) if self.before else None

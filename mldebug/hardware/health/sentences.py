@@ -39,7 +39,7 @@ def state_of_gpu(health: Iterable[ComponentHealth], uuid: str) -> HealthState:
 def headline(uuids: Sequence[str], health: Sequence[ComponentHealth]) -> str:
     """`8 GPUs, all healthy`, or how many are in which state.
 
-    The node's own components do not count.
+    The node's own components are left out.
     """
     states = [state_of_gpu(health, uuid) for uuid in uuids]
     count = f"{len(states)} {'GPU' if len(states) == 1 else 'GPUs'}"

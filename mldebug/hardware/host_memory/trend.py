@@ -40,7 +40,7 @@ class Trend:
 
         None before there are enough readings.
 
-        `noise`: growth over the time that does not count, in the value's unit.
+        `noise`: growth, in the value's unit, up to which the value is taken to stand still.
         """
         if not self._readings or self._readings[-1][0] - self._readings[0][0] < self._least or len(self._readings) < PARTS:  # fmt: skip
             return None

@@ -266,9 +266,10 @@ def _size(count: int) -> str:
 def process_owners(
     jobs: Iterable[Job], children: Mapping[int, Iterable[int]]
 ) -> dict[int, RankOwner]:
-    """Pid -> the rank that owns it: of all ranks, of lost ones whose pid is known, and of their child processes.
+    """Return by pid the rank that a process belongs to: the processes of all ranks, of ranks that have ended if their pid is
+    known, and their child processes.
 
-    `children`: pid of a rank -> pids below it.
+    `children`: the pids of all descendants, by the pid of the rank.
     """
     return {pid: owner for job in jobs for pid, owner in _processes(job, children)}
 

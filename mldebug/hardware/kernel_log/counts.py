@@ -106,7 +106,7 @@ class KernelEventCounter:
         self._xids.setdefault(key, _Sum()).add(errors, at)
 
     def now(self, *, readable: bool = True) -> KernelCounts:
-        """All counters as a value."""
+        """Return all counters as they are now. `readable`: whether the kernel log can be read."""
         return KernelCounts(
             xids=tuple(
                 XidCount(device=device, xid=xid, count=one.count, last_at=one.last_at)
@@ -152,7 +152,9 @@ class LostRecords:
             self._at = at
 
     def gap(self, now: float) -> Gap | None:
-        """Why events may be missing, while records were lost in the recent past; None otherwise."""
+        """Return the gap "kernel records were overwritten before the agent read them" while the last such loss is recent; None
+        otherwise. `now`: monotonic seconds.
+        """
         if not self._recent(now):
             return None
         many = "record was" if self._lately == 1 else "records were"

@@ -77,7 +77,7 @@ class KernelEventKind(StrEnum):
 
 
 class Origin(StrEnum):
-    """Where an event comes from."""
+    """Who reported an event of the kernel log or the driver: the kernel, a program, or NVML."""
 
     KERNEL = "kernel"  # the kernel itself, through its log
     USER_SPACE = "user_space"  # a program that wrote into the kernel's log: a drill, or a forgery

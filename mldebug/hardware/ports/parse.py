@@ -80,7 +80,7 @@ class PortPlace(msgspec.Struct, frozen=True, kw_only=True):
     rdma: str = ""
 
     def files(self) -> tuple[str, ...]:
-        """The paths to read."""
+        """The paths of the port's files that `parse_port` needs."""
         if not self.device:
             return tuple(f"{self.folder}/{name}" for name in (*NET_FILES, *OF_NET))
         of_port = tuple(f"{self.folder}/{name}" for name in (*RDMA_FILES, *OF_RDMA))

@@ -134,7 +134,7 @@ class PortWatch:
 def used_by(states: Iterable[PortState], wanted: Iterable[str]) -> tuple[PortState, ...]:
     """The ports, each marked whether a job uses it.
 
-    `wanted`: values of NCCL_IB_HCA of the jobs here; without any, all count as used. Ethernet
+    `wanted`: values of NCCL_IB_HCA of the jobs on this node; without any, all count as used. Ethernet
     interfaces are not changed.
 
     NCCL's rule: `mlx5` is the beginning of a name, `=mlx5_0:1,mlx5_1` are whole names with a port,

@@ -81,7 +81,7 @@ TRAFFIC = 0.01  # share of the time with memory traffic
 
 
 def gpu_views(captures: Sequence[NodeCapture]) -> tuple[GpuView, ...]:
-    """The GPUs of a report, in order of rank. Of several captures of one node the latest counts."""
+    """The GPUs of a report, in order of rank. Of several captures of one node the latest is used."""
     latest = {one.node: one for one in sorted(captures, key=lambda each: each.taken_at)}
     found = (view for one in latest.values() for view in _of_node(one))
     return tuple(sorted(found, key=lambda one: one.rank))

@@ -61,7 +61,9 @@ def strip_logger(text: str) -> str:
 
 
 def unwrap_docker(line: str) -> list[str]:
-    r"""The lines of text in one line of Docker's `json-file` log (`{"log":"…\n","stream":…}`); the line itself where it is none."""
+    r"""Return the lines of text in one line of Docker's `json-file` log (`{"log":"…\n","stream":…}`). Any other line is
+    returned as it is.
+    """
     try:
         found: Any = msgspec.json.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -73,7 +75,9 @@ def unwrap_docker(line: str) -> list[str]:
 
 
 def unwrap_json(line: str) -> list[str]:
-    r"""The lines of text in one line of a collector's JSON (`{"textPayload":"…","timestamp":…}`, also within `jsonPayload`); the line itself where it is none."""
+    r"""Return the lines of text in one line of a log collector's JSON (`{"textPayload":"…","timestamp":…}`, also within
+    `jsonPayload`). Any other line is returned as it is.
+    """
     try:
         found: Any = msgspec.json.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -68,7 +68,7 @@ _UNITS = {"samples_s": "samples_sec", "images_s": "images_sec", "tflop_s": "tflo
 
 def scalars_of(line: str) -> dict[str, float]:
     """The known figures in a log line by their common name (`NAMES`), without those of an evaluation; of two with one name the
-    first counts.
+    first is kept.
     """
     text = line[:MAX_CHARACTERS].lower()
     found: dict[str, float] = {}

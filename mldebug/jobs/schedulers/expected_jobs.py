@@ -64,7 +64,7 @@ def watched_state(
 
 
 def job_words(job: QueueJob, now: float) -> str:
-    """A job in words: `17 (my-training): pending for 2h (Resources), to start in about 3h`."""
+    """A job in words: `17 (my-training): pending for 2h (Resources), to start in about 3h`. `now`: unix time."""
     return f"{safe_line(job.id, 60)} ({safe_line(job.name, 60)}): {', '.join(_facts(job, now))}"
 
 

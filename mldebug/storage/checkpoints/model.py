@@ -111,7 +111,9 @@ class Layout(Protocol):
 def complete(
     layout: str, shards: int, why: str = "", expected: int | None = None
 ) -> CheckpointVerdict:
-    """The verdict that everything is there. `shards`: files that hold tensors."""
+    """The verdict that everything is there. `shards`: how many files hold tensors; `expected`: how many should, None: not
+    known.
+    """
     return CheckpointVerdict(
         layout=layout, state=Completeness.COMPLETE, why=why, shards=shards, expected=expected
     )
@@ -120,14 +122,18 @@ def complete(
 def incomplete(
     layout: str, shards: int, why: str, expected: int | None = None
 ) -> CheckpointVerdict:
-    """The verdict that something is missing or cut off; `why` is a phrase such as "shard 3 of 4 is missing"."""
+    """The verdict that something is missing or cut off; `why` is a phrase such as "shard 3 of 4 is missing". `shards`: how
+    many files hold tensors; `expected`: how many should, None: not known.
+    """
     return CheckpointVerdict(
         layout=layout, state=Completeness.INCOMPLETE, why=why, shards=shards, expected=expected
     )
 
 
 def unsure(layout: str, shards: int, why: str) -> CheckpointVerdict:
-    """The verdict for a checkpoint of which it cannot be told whether it is complete; `why` is a phrase."""
+    """The verdict that it cannot be told whether the checkpoint is complete; `why` is a phrase. `shards`: how many files
+    hold tensors.
+    """
     return CheckpointVerdict(layout=layout, state=Completeness.UNKNOWN, why=why, shards=shards)
 
 

@@ -32,7 +32,7 @@ def rank_family(path: str) -> tuple[str, int] | None:
 
 
 def ranks_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """The ranks that have a file in the checkpoint, folded, by file name with # for the rank.
+    """Return the ranks that have a file in the checkpoint, as folded sets (`0-3,7`) by file name with # for the rank.
 
     Empty with more than `MAX_FAMILIES` names; sets that are too long as text are left out.
     """
@@ -70,7 +70,7 @@ def writer_count(ranks: Ranks) -> int | None:
 def first_lacking(own: Ranks, other: Ranks) -> str:
     """The first file of a rank that another checkpoint has and this one lacks, in words; "" where there is none.
 
-    File names (with # for the rank) of which this one has no file at all do not count.
+    File names (with # for the rank) of which this one has no file at all are ignored.
     """
     for name, text in other.items():
         lost = set(unfold(text)) - set(unfold(own[name])) if name in own else set()

@@ -35,12 +35,12 @@ def wants(entry: FileEntry) -> Iterator[ByteRange]:
 
 
 def head(entry: FileEntry) -> ByteRange:
-    """The byte range at the beginning of the file."""
+    """The byte range at the beginning of a file of torch.save that the check of its zip format reads."""
     return ByteRange(entry.path, 0, HEAD)
 
 
 def tail(entry: FileEntry) -> ByteRange:
-    """The byte range at the end of the file."""
+    """The byte range at the end of a file of torch.save that holds the end of its zip directory."""
     return ByteRange(entry.path, max(0, entry.size - TAIL), TAIL)
 
 

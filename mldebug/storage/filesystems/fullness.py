@@ -35,7 +35,7 @@ def fullness(
 ) -> Fullness:
     """Fullness from the figures of statvfs, in bytes.
 
-    What is reserved for root does not count, as in `df`.
+    What is reserved for root is left out, as in `df`.
 
     `usable`: the share of the size (0 to 1) at which writes fail.
     """

@@ -30,7 +30,7 @@ class StoredHistory(msgspec.Struct):
 class FilesystemHistory(msgspec.Struct):
     """Bytes and inodes left over time, stored negative so that filling rises.
 
-    What is left counts, not what is used, as a pool's size may change.
+    What is left is kept, and not what is used, because a pool's size may change.
     """
 
     source: str = ""
@@ -48,7 +48,9 @@ class FilesystemHistory(msgspec.Struct):
         return self.writable and is_read_only
 
     def add(self, at: float, left: float, inodes_left: float) -> None:
-        """Add a reading at unix time `at`. If the clock was set back, earlier readings are dropped."""
+        """Add a reading at unix time `at`: the bytes and the inodes that are left. If the clock was set back, earlier
+        readings are dropped.
+        """
         if self.left and at <= self.left[-1].at:
             self.left.clear()
             self.inodes.clear()

@@ -39,7 +39,7 @@ class OperationWindow(NamedTuple):
 
     @property
     def load(self) -> float:
-        """What it moved a second: bytes, or operations where they move none."""
+        """The load in this window: bytes per second, or operations per second for operations that move no bytes."""
         return self.bytes_per_second or self.per_second
 
 
@@ -62,7 +62,9 @@ class SlowOperations(NamedTuple):
 
 
 class OperationTrend:
-    """The windows of one kind of operations on one filesystem."""
+    """The measurements ("windows") of one kind of operations on one filesystem: what is usual, and for how long it has been
+    slow.
+    """
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -71,11 +73,13 @@ class OperationTrend:
 
     @property
     def usual_load(self) -> float | None:
-        """The median of what it moves a second; None where too little was seen."""
+        """The usual load: the median of the bytes (or operations) per second of the earlier windows; None where there are
+        too few.
+        """
         return median(one.load for one in self._usual) if len(self._usual) >= LEAST else None
 
     def add(self, at: float, window: OperationWindow) -> None:
-        """Take a window that ended at `at`."""
+        """Add a window that ended at unix time `at`."""
         if len(self._usual) < LEAST or not self._is_slow(window):
             self._usual.append(window)
             self._slow = []
@@ -94,7 +98,9 @@ class OperationTrend:
         return longer and window.load <= BUSIER * load
 
     def slow(self, at: float) -> SlowOperations | None:
-        """What is slow at `at`; None where it is not, or for fewer than three windows in a row."""
+        """Return how slow these operations are at unix time `at`; None where they are not slow, or for fewer than three
+        windows in a row.
+        """
         if len(self._slow) < IN_A_ROW or at - self._slow[-1][0] > GAP:
             return None
         lately = [one for _, one in self._slow[-IN_A_ROW:]]
@@ -115,7 +121,9 @@ class FilesystemLatency:
         self.totals: Counts = {}  # as read last
 
     def add(self, at: float, counts: Counts) -> None:
-        """Take the counters as they were at `at` (seconds). Counters that went back begin anew: it was mounted again."""
+        """Add the counters as they were at unix time `at`. Counters that went back begin anew, because the filesystem was
+        mounted again.
+        """
         before, self._before, self.totals = self._before, (at, counts), counts
         if before is None or at <= before[0]:
             return
@@ -129,8 +137,8 @@ class FilesystemLatency:
         self._keep_loads(found)
 
     def slow(self, at: float) -> Iterator[SlowOperations]:
-        """The kinds of operations that are slow at `at`. Windows in which this node wrote much more than usual, or read much more, do not
-        count for the other kinds: what one kind takes from the other is the job's own doing.
+        """Yield the kinds of operations that are slow at unix time `at`. While this node writes much more than usual, slow
+        reads are not held against the filesystem, because the job itself causes them; and the other way round.
         """
         return (found for trend in self._trends.values() if (found := trend.slow(at)))
 
@@ -163,7 +171,7 @@ def _window(
 
 
 def latency_alerts(title: str, latency: FilesystemLatency, at: float) -> Iterator[StorageAlert]:
-    """An alert for each kind of operations that is slow on the filesystem `title`. `at`: as in `FilesystemLatency.add`."""
+    """Yield an alert for each kind of operations that is slow on the filesystem `title` at unix time `at`."""
     for found in latency.slow(at):
         yield StorageAlert(kind="slow", subject=title, sentence=found.sentence(title, at))
 

@@ -34,7 +34,7 @@ class OperationCount(NamedTuple):
     bytes: int = 0
 
     def plus(self, operations: int, seconds: float, bytes_: int = 0) -> "OperationCount":
-        """The count with more operations."""
+        """Return the count with these operations, their seconds and their bytes added."""
         return OperationCount(
             self.operations + operations, self.seconds + seconds, self.bytes + bytes_
         )
@@ -45,10 +45,10 @@ Counts = Mapping[str, OperationCount]
 
 
 def nfs_counts(text: str) -> dict[str, Counts]:
-    """The counts of each NFS mount in the text of a mountstats file, by mount point as the file writes it.
+    """Return the counts of each NFS mount in the text of a mountstats file, by mount point as the file writes it.
 
-    Of a mount point that is mounted over, the last mount counts. Times run from the request to the end of its answer,
-    the time in the client's queue included.
+    Where several mounts lie over each other at one mount point, the counts are those of the last. Times run from the
+    request to the end of its answer, the time in the client's queue included.
     """
     found: dict[str, Counts] = {}
     counts: dict[str, OperationCount] = {}
@@ -74,7 +74,7 @@ def _unescaped(path: str) -> str:
 
 
 def block_counts(text: str) -> Counts:
-    """The counts of a block device from its `stat` file; empty where the text is none.
+    """Return the counts of a block device from the text of its `stat` file; empty for any other text.
 
     Times run from when a request was queued until it was done.
     """

@@ -48,7 +48,7 @@ class AuditLog:
             self.worker.order(lines)
 
     def on_result(self, result: Result) -> None:
-        """Take the worker's result. Lines that could not be written count as lost."""
+        """Handle the worker's result. Lines that could not be written are counted as lost."""
         self._lost += len(result.order) if result.error is not None else 0
         self._failed = f"{FILE} cannot be written: {result.error}" if result.error else ""
 

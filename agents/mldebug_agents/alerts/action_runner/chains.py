@@ -78,8 +78,8 @@ def refusal(chain: ActionChain, event: AlertEvent | None, settings: ActionsConfi
 
 
 def as_it_was(job: Job | None, event: AlertEvent) -> Job | None:
-    """The job, if all its ranks here were started before the event fired; None where it is gone or a rank is newer, since the
-    event is not about new processes.
+    """The job, if all its ranks on this node were started before the event fired; None where it is gone or a rank is newer,
+    since the event is not about new processes.
     """
     fired = event.fired
     if job is None or event.ended is not None or fired is None:

@@ -136,7 +136,7 @@ class ActionRunner:
                 self._advance(chain, known_event, jobs)
 
     def on_result(self, result: Result) -> bool:
-        """Take a worker's result. False where it comes from a worker that does not run actions."""
+        """Handle a worker's result. Returns False where it comes from a worker that does not run actions."""
         if result.worker == self._audit.worker.name:
             self._audit.on_result(result)
         elif result.worker == self._worker.name:
@@ -328,7 +328,9 @@ def carry_out(step: ActionStep) -> StepResult:
 
 
 def subject_of(facts: ActionFacts) -> str:
-    """The key by which a cool-down counts: the run of the event, or the event's own key where it has no run."""
+    """Return the key by which cool-downs are kept apart: the run that the event concerns, or the event's own key where it
+    concerns no run.
+    """
     return facts.labels.get("run") or facts.key
 
 

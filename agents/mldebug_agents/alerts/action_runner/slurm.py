@@ -60,8 +60,9 @@ def is_on(raw: str, node: str, starter: ProgramStarter) -> bool:
 
 
 def number_of(raw: str, job: Job, starter: ProgramStarter) -> str:
-    """The id to give to scancel for the running Slurm job `raw`; of an array job, that of this task alone. Raises UnfitError
-    where it is not running, belongs to another user, or is not certain.
+    """Return the id to give to scancel for the running Slurm job `raw`; for a task of an array job the id of that task
+    alone. Raises UnfitError where squeue does not list exactly one such job, or the job is not running or belongs to
+    another user.
     """
     done = ask(
         starter, "squeue", "--noheader", f"--jobs={raw}", "--states=all", "--format=%A|%i|%U|%T"

@@ -24,9 +24,10 @@ class ScancelAction:
         self._options = options
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """`scancel` of the Slurm job of the event's run. Raises UnfitError where the run is not here, the verdict is not
-        sure enough, or the job is not certain or holds other runs (see `with_others`); ProgramError where Slurm's programs
-        fail.
+        """Plan `scancel` of the Slurm job of the event's run.
+
+        Raises UnfitError where the run has no rank on this node, the verdict is not sure enough, or the job is not certain
+        or holds other runs (see `with_others`); ProgramError where Slurm's programs fail.
         """
         if work.job is None:
             raise UnfitError("the event is of no run that is on this node now")

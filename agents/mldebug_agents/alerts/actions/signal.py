@@ -32,8 +32,10 @@ class SignalAction:
         self._options = options
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """A signal to the blamed rank, or to all ranks of the event's run on this node. Raises UnfitError where the run has
-        no rank here, or not exactly one rank here is blamed.
+        """Plan a signal to the blamed rank, or to all ranks of the event's run on this node.
+
+        Raises UnfitError where the run has no rank on this node, the verdict is not sure enough, or not exactly one rank on
+        this node is blamed.
         """
         options = self._options
         if work.job is None:

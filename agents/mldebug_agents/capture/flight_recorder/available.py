@@ -54,7 +54,7 @@ def rank_facts(
 def servers(host: Host, pid: int, state: ProcessState, environ: Mapping[str, str]) -> Iterator[str]:
     """The addresses of a rank's PyTorch worker servers: a path below its root, or `tcp:PORT:PID:ADDRESS`.
 
-    Only sockets on which the server's own thread accepts count, since a question to another socket
+    Only sockets on which the server's own thread accepts are given, since a question to another socket
     could do harm. Where its system call may not be read, the socket named in its environment is
     given; who listens there is checked later.
     """

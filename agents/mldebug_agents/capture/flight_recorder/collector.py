@@ -111,7 +111,7 @@ class FlightRecorderCollector:
         `update` noted while they lived.
 
         Empty unless a dump shows a call beyond its timeout; then all dumps of about that time
-        count.
+        are returned.
         """
         reader = HangAwareReader(self._reader)
         found = [(rank, self._left_by(reader, rank)) for rank in ranks]

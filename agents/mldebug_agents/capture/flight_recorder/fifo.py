@@ -53,7 +53,7 @@ class FifoTarget(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The path of its first dump file, as the rank itself sees it."""
+        """The path of the rank's first dump file, as the rank itself sees it."""
         path = next(iter(self.dumps), "")
         return path.partition(f"/{self.identity.pid}/root")[2] or path
 
@@ -104,7 +104,7 @@ class Fifo:
         most `timeout` seconds, and never longer than `LONGEST`.
 
         `since`: unix time from which the job has stood still; a dump written after it, for an
-        earlier question, still counts. `resumed`: an earlier agent may have asked already, so ranks
+        earlier question, is accepted too. `resumed`: an earlier agent may have asked already, so ranks
         that this one has not asked are not asked.
         """
         timeout = min(timeout, LONGEST)
@@ -126,9 +126,9 @@ class Fifo:
         return results | {it.one.identity.rank: _late(it, timeout) for it in waiting}
 
     def wrote_over(self, target: FifoTarget) -> FileStamp | None:
-        """The stamp (inode, size, time) of a dump that lay in the rank's file when it was last asked by its FIFO, and
-        that our new one overwrites: one written since the rank started which is not the last answer that was read.
-        None where there was none, and at the second call.
+        """Return the identity (inode, size and time) of a dump file that was overwritten because this agent asked the rank
+        by its FIFO. It is a dump that was written since the rank started and that the agent had not read as an answer
+        before. None where no such dump was overwritten, or where this was called before.
         """
         with self._lock:
             found = self._over.pop(target.key, ())
@@ -226,8 +226,8 @@ def _late(it: _FifoQuestion, seconds: float) -> str:
 
 
 def ranks_to_ask(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
-    """Which of the waiting ranks to ask: one where the stacks already show which rank lags behind,
-    else the first `alike`.
+    """Return which of the `waiting` ranks to ask for their Flight Recorder: only the first one if the stacks already show
+    which rank lags behind (`lagging`), else the first `alike`.
     """
     return tuple(waiting[: 1 if lagging else alike])
 

@@ -34,16 +34,22 @@ class HangAwareReader:
     def read_from(
         self, path: str, offset: int, *, rights: Rights, max_bytes: int
     ) -> FilePiece | Unreadable:
-        """As `Reader.read_from`; `Unreadable` without a try once a path has hung."""
+        """Read at most `max_bytes` of a file from `offset` on, as `Reader.read_from` does. Once a path has hung, returns
+        `Unreadable` without trying.
+        """
         read = self._reader.read_from
         return self._ask(lambda: read(path, offset, rights=rights, max_bytes=max_bytes))
 
     def read_tail(self, path: str, *, rights: Rights, max_bytes: int) -> Tail | Unreadable:
-        """As `Reader.read_tail`; `Unreadable` without a try once a path has hung."""
+        """Read the last `max_bytes` of a file, as `Reader.read_tail` does. Once a path has hung, returns `Unreadable`
+        without trying.
+        """
         return self._ask(lambda: self._reader.read_tail(path, rights=rights, max_bytes=max_bytes))
 
     def poke(self, path: str, *, rights: Rights) -> Unreadable | None:
-        """As `Reader.poke`: None for success. Once a path has hung, returns `Unreadable` without a try."""
+        """Write one byte into a FIFO, as `Reader.poke` does; None on success. Once a path has hung, returns `Unreadable`
+        without trying.
+        """
         return self._ask(lambda: self._reader.poke(path, rights=rights))
 
     def _ask(self, ask: Callable[[], Answered | Unreadable]) -> Answered | Unreadable:

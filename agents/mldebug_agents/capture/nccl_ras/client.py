@@ -39,10 +39,11 @@ class RasClient:
         self.unanswered = unanswered or FailureCounts()
 
     def ask(self, job: Job, *, whole: bool = True, seconds: float = DEADLINE) -> RasReply:
-        """Ask RAS about this job, for about `seconds` at most. Returns its answer, or in `error`
-        the reason why there is none; never raises.
+        """Ask NCCL RAS (NCCL's status service) about this job, for about `seconds` at most. Returns its answer, or in
+        `error` the reason why there is no answer; never raises.
 
-        `whole`: with the ranks that matter, else only sums and which process is which rank.
+        `whole`: the answer holds rows for the ranks that are worth storing (those of this node, those furthest behind,
+        those that do not answer); otherwise only launch counts, and which process is which rank.
         """
         if not job.ranks:
             return RasReply(error="no rank of the job lives here")
@@ -90,7 +91,7 @@ class RasClient:
 
 
 def switched_off(job: Job) -> bool:
-    """Whether all ranks of the job here run with NCCL_RAS_ENABLE=0."""
+    """Whether all ranks of the job on this node run with NCCL_RAS_ENABLE=0."""
     return all(rank.nccl_ras == OFF for rank in job.ranks)
 
 

@@ -64,8 +64,8 @@ def blocked_on(
 
 
 def thread_of(state: ProcessState, tid: int | None) -> ThreadState | None:
-    """The thread with this id, or the main thread where there is none (a container's thread ids differ from the host's); None
-    where neither was read.
+    """Return the thread with the id `tid`, or the main thread where the process has no such thread (a container's thread
+    ids differ from the host's); None where neither was read.
     """
     return next((thread for thread in state.threads if thread.tid == tid), state.main)
 
@@ -138,5 +138,5 @@ def source_text(
 
 
 def line_of(source: SourceExcerpt | None) -> str:
-    """The text of the line itself; "" for None."""
+    """Return the source line at which the process stands, without its indent, from an excerpt; "" for None."""
     return source.lines[source.line - source.first].strip() if source else ""

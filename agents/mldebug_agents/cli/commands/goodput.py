@@ -65,7 +65,7 @@ def _wanted(jobs: Sequence[JobGoodput], wanted: str | None) -> list[JobGoodput]:
 
 
 def lines(job: JobGoodput) -> Iterator[Text]:
-    """What is told of one job: a sentence, and a table of its GPU hours by use, the largest first."""
+    """Yield what the command prints about one job: a sentence, and a table of its GPU hours by use, the largest first."""
     who = f"{clean(job.name, 60)}, user {clean(job.user, 40) or job.uid}"
     yield Text(f"{who}, since {rfc3339(job.began)}", style="bold")
     yield Text(f"  {job.sentence}.")

@@ -47,7 +47,9 @@ def command(allow_dump: bool, config: Path | None) -> None:
 
 
 class McpTools:
-    """The tools of the server. Each but `metrics` runs a command of ours as this user, and returns what it prints as JSON."""
+    """The tools that `mldebug mcp` offers to an assistant. Each but `metrics` runs an `mldebug` command as this user, and
+    returns what it prints as JSON.
+    """
 
     def __init__(
         self, starter: ProgramStarter, config: Path | None, failure: type[Exception]
@@ -58,7 +60,7 @@ class McpTools:
         self._failure = failure
 
     def offer(self, server: Any, *, allow_dump: bool) -> None:
-        """Register the tools and resources with the server."""
+        """Register the tools and resources with an MCP server. `allow_dump`: also the tool `dump`."""
         tools: list[Callable[..., str]] = [
             self.status, self.reports, self.report, self.diagnose, self.flight_recorder, self.metrics
         ]  # fmt: skip

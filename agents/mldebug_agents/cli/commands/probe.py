@@ -13,7 +13,7 @@ class ProbeGroup(click.Group):
     """A group whose commands are the plugins of kind `probes`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return every probe, importing none."""
+        """Return the names of all probes; none of them is imported."""
         return names("probes")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

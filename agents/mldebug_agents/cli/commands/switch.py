@@ -121,10 +121,10 @@ class SwitchSelection(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """The absolute path of the folder, "" where the job named by `run` has to say it. Without
-        both, the shell's variable counts.
+        """The absolute path of the folder of switches: the one that was named or, where neither a job nor a folder was,
+        that of the variable MLDEBUG_SWITCH_DIR of this shell. "" where the job named by `run` has to say it.
 
-        Raises UsageError where a job and a folder are named.
+        Raises UsageError where both a job and a folder are named.
         """
         if self.run and self.folder:
             raise UsageError("--run and --folder name two places", "give one of them")

@@ -66,7 +66,9 @@ Asking = Announcement | CaptureOrder | DumpOrder | None
 
 
 class PeerQuestion(NamedTuple):
-    """A request of another node, or of a user here, to the main loop. The server's thread waits for the future `answer`."""
+    """A request of another node, or of a user on this node, to the main loop. The server's thread waits for the future
+    `answer`.
+    """
 
     what: Asking  # None: who is there
     address: str
@@ -119,7 +121,7 @@ class PeersController:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """The workers, for the agent's status."""
+        """The workers that send announcements and order captures on other nodes, for the agent's status."""
         return self._groups.worker, self.leader.worker
 
     @property
@@ -199,7 +201,7 @@ class PeersController:
     # --- our runs ----------------------------------------------------------------------------------
 
     def complete(self, one: JobLook) -> JobLook:
-        """The look at a job, with the progress that other nodes have announced added."""
+        """Return the reading of a job (`one`) with the progress added that other nodes have announced."""
         return self._ours.progress(one.job.id).complete(one)
 
     def holds(self, run: Run) -> bool:

@@ -40,7 +40,10 @@ class HeldStalls:
             self._alone(runs[job_id])
 
     def holds(self, run: Run) -> bool:
-        """Whether the run's stall must be announced to the coordinator first. If so, it is held back from now on."""
+        """Whether the report of the run's stall must wait until the coordinator has captured all nodes. If so, it is held
+        back from now on, for at most `ALONE` seconds. False for a run without a coordinator, without ranks on other
+        nodes, or with an open incident. Has the next announcement made at once.
+        """
         group = self._groups.of(run)
         if (
             group is None
@@ -104,8 +107,8 @@ class Follower:
         self._slowness = slowness
 
     def announced(self, result: Result, now: float) -> None:
-        """Apply the result of an announcement: the coordinator's answer, or the error that there is none. `now`: monotonic
-        seconds.
+        """Handle the result of an announcement: the coordinator's answer, or the error that came instead of it. `now`:
+        monotonic seconds.
         """
         group = self._groups.named(result.order.circle)
         if group is None:

@@ -160,7 +160,9 @@ class CoordinatorGroups:
                 yield CoordinatedRun(run_id(job_key(run.job, node)), run.job.name, group.found.peer)
 
     def sort(self, runs: Mapping[str, Run], now: float) -> None:
-        """Put each of these runs into its group, make groups that are missing, and drop groups that have no run left. Does nothing where peers are configured."""
+        """Put each of these runs into its group, make groups that are missing, and drop groups that have no run left. Does
+        nothing where peers are configured. `now`: monotonic seconds.
+        """
         if self._all is not None:
             return
         jobs = [run.job for run in runs.values()]

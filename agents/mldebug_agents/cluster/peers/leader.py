@@ -93,7 +93,9 @@ class Leader:
         )
 
     def tick(self, now: float) -> None:
-        """Order the captures that are due, and forget what is over."""
+        """Order the captures that are due, give incidents of other nodes their new ids, and close those that are over.
+        `now`: monotonic seconds.
+        """
         if now < self._due:
             return
         self._due = now + BEAT
@@ -132,7 +134,7 @@ class Leader:
                 self._incidents.remote.close_case(incident, "ended", NOT_HERE)
 
     def met(self, peer: Peer, now: float) -> None:
-        """Note that this other agent coordinates and answered just now."""
+        """Note that this other agent coordinates and answered just now. `now`: monotonic seconds."""
         self._met[peer] = now
 
     def welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
@@ -170,7 +172,7 @@ class Leader:
         return self._coordinator.view(self._node, _hosts(*self._groups), now)
 
     def count(self, now: float) -> int:
-        """How many nodes announce themselves to this agent."""
+        """How many nodes announce themselves to this agent. `now`: monotonic seconds."""
         return len(self._coordinator.fresh(now))
 
     def dump(self, order: DumpOrder, answer: "Future[ClusterCapture]", now: float) -> None:

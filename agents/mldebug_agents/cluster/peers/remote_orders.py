@@ -95,7 +95,7 @@ class RemoteOrders:
         reasons.add(incident)
 
     def captured(self, job_id: str, capture: NodeCapture, now: float) -> None:
-        """Pass the finished capture to all orders for this job."""
+        """Pass the finished capture to all orders for this job. `now`: monotonic seconds."""
         self._taken[job_id] = now
         for waiting in self._waiting.pop(job_id, ()):
             give(waiting, TimedCapture(capture, now))

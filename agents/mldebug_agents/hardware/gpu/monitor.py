@@ -91,7 +91,7 @@ class GpuMonitor:
         return all(one.rank in sure for one in job.ranks)
 
     def events(self) -> tuple[GpuEvent, ...]:
-        """Events that came with the last quick reading."""
+        """Driver events (such as Xids) that came with the last quick reading of the GPUs."""
         return self.watch.events if self.watch else ()
 
     def lost(self) -> tuple[LostGpu, ...]:

@@ -32,12 +32,16 @@ class NodeReader:
         self._numbers = [0] * len(self._readers)  # that the GPUs of each have taken so far
 
     def watch(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeWatch:
-        """A quick read of what changes often, of the GPUs of all vendors. `excluded`: GPUs that are not to be touched. If no vendor could be read, raises as `VendorReader.watch`."""
+        """Take a quick reading (what changes often) of the GPUs of all vendors. `excluded`: GPUs that must not be touched.
+        If no vendor could be read, raises the same errors as `VendorReader.watch`.
+        """
         reads, gaps = self._each(lambda reader: reader.watch(excluded))
         return reads[0] if len(reads) == 1 and not gaps else join_watches(reads, gaps)
 
     def full(self, excluded: tuple[ExcludedGpu, ...] = ()) -> NodeGpus:
-        """Read all values of the GPUs of all vendors. `excluded` and errors: as `watch`."""
+        """Read all values of the GPUs of all vendors. `excluded`: GPUs that must not be touched. If no vendor could be
+        read, raises the same errors as `VendorReader.full`.
+        """
         reads, gaps = self._each(lambda reader: reader.full(excluded))
         return reads[0] if len(reads) == 1 and not gaps else join_full_reads(reads, gaps)
 
@@ -61,7 +65,9 @@ class NodeReader:
         return tuple(left for reader in self._readers for left in reader.leftovers())
 
     def close(self) -> None:
-        """Close the connections to all children; one that is blocked in the driver ends when its call comes back."""
+        """Close the connections to all child processes that read GPUs, so that they end. A child that is blocked in the GPU
+        driver ends only when that call returns.
+        """
         for reader in self._readers:
             reader.close()
 

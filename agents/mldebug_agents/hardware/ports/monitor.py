@@ -105,8 +105,8 @@ class PortMonitor:
 
 
 def wanted_ports(programs: Iterable[Program]) -> tuple[str, ...]:
-    """The values of NCCL_IB_HCA of the ranks here. Empty, so that any port may be in use, where a rank has none or a cut-off
-    one.
+    """The values of NCCL_IB_HCA of the ranks on this node. Empty, so that any port may be in use, where a rank has none or
+    a cut-off one.
     """
     values = [program.settings.get(HCA, "") for program in programs]
     return tuple(sorted(set(values))) if all(0 < len(one) < MAX_VALUE for one in values) else ()

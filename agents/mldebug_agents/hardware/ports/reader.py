@@ -26,8 +26,9 @@ NOT_FOR_JOBS = ("wireless", "phy80211", "device/physfn")
 
 
 class PortOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read. `wanted`: values of NCCL_IB_HCA of the jobs here; `flap_window`: seconds for which a flap counts; `earlier`: of
-    `PortWatch.resume`.
+    """An order to read the network ports. `wanted`: the values of NCCL_IB_HCA of the jobs on this node; `flap_window`: for
+    how many seconds a lost link is counted as a flap; `earlier`: the highest rate (Gb/s) of each port that an earlier
+    agent found up, by name.
     """
 
     wanted: tuple[str, ...] = ()
@@ -76,7 +77,7 @@ def _no_answer(read: Mapping[str, bytes | Failure]) -> str:
 
 
 def port_places(root: str) -> Iterator[PortPlace]:
-    """Where the ports of this node lie, RDMA ports first."""
+    """Yield the place of each network port of this node below `root`/sys, RDMA ports first."""
     devices = f"{root}/sys/class/infiniband"
     of_net: dict[str, str] = {}
     for device in _names(devices)[:MAX_DEVICES]:

@@ -42,7 +42,7 @@ class WatchedAttempt:
         self.judged_before: AttemptExit | None = None  # the exit that an earlier agent judged
 
     def follow(self, run: Run) -> None:
-        """Use the job as the newest look has found it."""
+        """Set the run and its job to their newest state."""
         self.run, self.job = run, run.job
 
     def add_rank(self, rank: RankIdentity) -> None:
@@ -65,7 +65,7 @@ class WatchedAttempt:
         self.over_at, self.collecting = now, False
 
     def collect(self, is_ordered: bool) -> None:
-        """Note whether an order to collect the evidence is under way."""
+        """Set whether the worker was ordered to collect the evidence and has not finished yet."""
         self.collecting = is_ordered
 
     def wait_for_others(self) -> None:
@@ -73,7 +73,9 @@ class WatchedAttempt:
         self.failing_at, self.collecting = None, False
 
     def wants_notes(self, now: float) -> bool:
-        """Whether the places of the job's output have to be searched again; oftener while the job is young."""
+        """Whether it is time to search again for the files to which the job writes; more often while the job is young.
+        `now`: monotonic seconds.
+        """
         return now - self.noted_at >= (SOON if now - self.found_at < YOUNG else REFRESH)
 
     def recall(self, ends: KnownExits) -> None:
@@ -104,7 +106,7 @@ class WatchedAttempt:
         return known_exits_of(self.identities, self.exits, failing)
 
     def exit_words(self) -> dict[int, str]:
-        """How its ranks ended so far, in words by rank. Exits of unknown status are left out."""
+        """How ranks of the attempt ended so far, in words by rank. Exits of unknown status are left out."""
         exits = (one for one in self.exits.values() if one.status is not None)
         return {one.rank: full_words(one.status) for one in exits}
 

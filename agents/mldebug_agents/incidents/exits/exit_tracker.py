@@ -97,7 +97,7 @@ class ExitTracker:
     # --- what the main loop reports ------------------------------------------------------------------
 
     def follow(self, run: Run, children: Mapping[int, Iterable[RankChild]]) -> None:
-        """Take the ranks of a living job from one look, and watch those that are new.
+        """Watch the ranks of a living job that were found since the last call, and remember its child processes.
 
         `children`: by the pid of their rank.
         """
@@ -138,13 +138,13 @@ class ExitTracker:
         self.over(run)
 
     def expect(self, launcher_pid: int) -> None:
-        """Watch the end of a launcher that has no rank at present."""
+        """Watch for the end of a launcher that has no rank at present."""
         if launcher_pid not in self._launchers:
             self._launchers[launcher_pid] = None
             self._exits.watch(launcher_pid)
 
     def complete(self, look: JobLook) -> JobLook:
-        """The look at a job, with the ranks added that are known to have exited."""
+        """Return the reading of a job (`look`) with the ranks added that are known to have exited."""
         one = self._jobs.get(look.job.id)
         if one is None or not one.exits:
             return look

@@ -12,7 +12,7 @@ from mldebug_agents.jobs.logs.locations import LogFile
 class JobLog(msgspec.Struct, kw_only=True):
     """One file to which ranks of a job write.
 
-    Only what comes after `start` (bytes, its size when it was found) counts.
+    Only what was written after `start` (the file's size in bytes when it was found) is read.
     """
 
     place: LogFile

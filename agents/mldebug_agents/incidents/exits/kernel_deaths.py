@@ -88,7 +88,7 @@ def log_doubt(log: KernelDeathLog, mark: int, *, kernel_pids: bool) -> str:
     """Why an OOM kill may be missing in the kernel log since this mark, as a sentence with the way
     out; "" where none can be missing.
 
-    `kernel_pids`: pids here are those that the kernel logs, not a container's.
+    `kernel_pids`: the pids that the agent sees are those that the kernel logs, not a container's.
     """
     if not log.readable:
         return "the kernel log may not be read, so an OOM kill is not seen: give CAP_SYSLOG"

@@ -51,7 +51,7 @@ class SimilarRuns:
     def note(self, job: Job, launch: str, now: float, sign: str = "") -> None:
         """Note that a run lives (`sign` "") or how it failed.
 
-        All attempts of one `launch` are one run, whose last failure counts.
+        All attempts of one `launch` are one run, of which the last failure is kept.
         """
         key = (_script(job), launch)
         known = self._runs.pop(key, None)

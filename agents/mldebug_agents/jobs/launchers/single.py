@@ -11,7 +11,7 @@ PRIORITY = 10
 class SingleLauncher:
     """A training of one Python process that no launcher has started.
 
-    It counts only once it has loaded PyTorch, or with WORLD_SIZE=1.
+    It is taken for a rank only once it has loaded PyTorch, or where WORLD_SIZE is 1.
     """
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:

@@ -14,7 +14,7 @@ _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
 
 class SlurmLauncher:
-    """Slurm's srun. Only processes in a job step count: in the batch script SLURM_PROCID is always 0."""
+    """Slurm's srun. Only processes in a job step are taken for ranks: in the batch script SLURM_PROCID is always 0."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """The claim of a task of a job step; None outside of a step."""

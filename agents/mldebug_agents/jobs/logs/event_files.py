@@ -26,7 +26,9 @@ EARLY = 5.0  # seconds before the first rank's start in which a file may be its 
 
 
 def find_event_files(host: Host, reader: Reader, job: Job) -> tuple[LogFile, ...]:
-    """The newest chart files of the job's user that were written since its lowest rank here began, at most `MAX_FILES`."""
+    """The newest chart files of the job's user that were written since its lowest rank on this node began, at most
+    `MAX_FILES`.
+    """
     if not job.ranks:
         return ()
     rank = min(job.ranks, key=lambda one: one.rank)

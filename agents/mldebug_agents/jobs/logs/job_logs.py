@@ -61,7 +61,7 @@ class LogSharing:
     def shared(self, run: object, file: File | None) -> bool:
         """Whether another run writes to this file, too.
 
-        A process without a launcher counts only for another such process.
+        For a run with a launcher, processes without a launcher are no other runs.
         """
         mine = self._runs.get(run)
         others = [logs for it, logs in self._runs.items() if it is not run]

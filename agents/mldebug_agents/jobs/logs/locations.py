@@ -58,7 +58,7 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def charts(self) -> bool:
-        """Whether it is a framework's file of charts, not text for people."""
+        """Whether the file is one into which a framework writes charts, and not text for people."""
         return self.kind in PARSERS
 
 

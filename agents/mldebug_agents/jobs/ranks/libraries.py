@@ -71,7 +71,7 @@ def recorder_settings(environ: Mapping[str, str]) -> dict[str, str]:
 def libraries(maps: bytes) -> Libraries:
     """The paths of PyTorch and NCCL in the text of /proc/PID/maps.
 
-    A file that was removed since it was loaded does not count.
+    The path of PyTorch is "" where its file was removed since it was loaded.
     """
     torch, nccl = _TORCH.search(maps), _NCCL.search(maps)
     file = _path(nccl[1]) if nccl else ""

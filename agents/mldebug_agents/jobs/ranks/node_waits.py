@@ -1,7 +1,7 @@
 """Launchers that have started no rank: jobs that wait for nodes, from their first second on.
 
-A launcher counts while no Python program runs below it. One whose ranks have ended counts from then
-on: after a restart it waits for nodes again.
+A launcher is taken to wait while no Python program runs below it. One whose ranks have ended waits from
+then on: after a restart it waits for nodes again.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class WaitingLaunchers:
         self._had_ranks: dict[tuple[int, int], float] = {}  # pid and start -> unix time
 
     def find(self, processes: Mapping[int, ProcessInfo], tree: ProcessTree) -> tuple[Job, ...]:
-        """One job for each run whose launchers here have no rank, sorted by start; at most `MAX_WAITING`."""
+        """One job for each run whose launchers on this node have no rank, sorted by start; at most `MAX_WAITING`."""
         launchers = {pid: one for pid, one in processes.items() if _launches(one)}
         idle, now = defaultdict(list), self._host.clock()
         self._had_ranks = {

@@ -102,7 +102,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def forked(self) -> bool:
-        """Whether it was forked and never called exec, so that it has its parent's environment."""
+        """Whether the process was forked and never called exec, so that it has its parent's environment."""
         return bool(self.stat.flags & procfs.FORKED)
 
     @property

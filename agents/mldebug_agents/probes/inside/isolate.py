@@ -177,7 +177,7 @@ class TrialLeader:
         self._step = 0
 
     def lead(self) -> None:
-        """Try all groups, then let all nodes end."""
+        """Have all planned groups of members tried, repeat doubtful ones, then tell all nodes to end."""
         here = self._gather()
         if self._order["device"] == "cuda" and len(here) == 1 and self._order["each"] == "seat":
             self._paths = paths(self._order["seats"])

@@ -10,8 +10,9 @@ SPLIT = ("all_gather", "reduce_scatter", "all_to_all")  # whose payload has one 
 
 
 def elements(op: str, size: int, itemsize: int, world: int) -> int:
-    """The number of elements in the larger buffer of an op for about `size` bytes: a multiple of the ranks where the op splits
-    it, at least 1 each.
+    """Return the number of elements in the larger buffer of an op for about `size` bytes of elements of `itemsize` bytes.
+    Where the op splits the buffer among the ranks it is a multiple of their number `world`; at least one element for
+    each part.
     """
     if op == "barrier":
         return 0

@@ -27,13 +27,15 @@ def check_interfaces(device: str) -> None:
 
 
 def gloo_lacks(wanted: str, here: list[str]) -> str:
-    """Those of the interface names in `wanted` (comma-separated) that are not in `here`, comma-separated."""
+    """Return those of the interface names in `wanted` (comma-separated) that this host lacks, comma-separated. `here`: the
+    names of its interfaces.
+    """
     return ", ".join(one for one in wanted.split(",") if one not in here)
 
 
 def nccl_lacks(wanted: str, here: list[str]) -> str:
-    """`wanted` itself where no interface in `here` fits it, else "". As in NCCL_SOCKET_IFNAME, it lists prefixes; after `=`
-    whole names, after `^` names to be left out.
+    """Return `wanted` itself where none of this host's interfaces (`here`) fits it, else "". As in NCCL_SOCKET_IFNAME, it
+    lists prefixes; after `=` whole names, after `^` names to be left out.
     """
     words = wanted.lstrip("^").lstrip("=")
     whole, others = wanted.lstrip("^").startswith("="), wanted.startswith("^")

@@ -111,14 +111,16 @@ class SeriesFiles:
         self._place = f"{root}{place}"
 
     def list_folder(self, path: str, *, depth: int, most: int) -> FolderListing | Unreadable:
-        """As `Reader.list_folder`, with the rights and the root directory of the job."""
+        """List what lies below a folder, at most `most` entries and `depth` levels, with the rights and the root directory
+        of the job.
+        """
         how = {"depth": depth, "most": most}
         return self._reader.list_folder(
             f"{self._root}{path}", rights=self._rights, place=self._place, **how
         )
 
     def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
-        """As `Reader.read_from`, with the rights and the root directory of the job."""
+        """Read at most `max_bytes` of a file from `offset` on, with the rights and the root directory of the job."""
         return self._reader.read_from(
             f"{self._root}{path}",
             offset,

@@ -66,7 +66,9 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel's quota of one user (`kind` 0), group (1) or project (2) with this `id`. `used` and `limit` in bytes; a limit of 0 is none."""
+    """The kernel's quota of one user (`kind` 0), group (1) or project (2) with this `id`. `used` and `limit` are bytes; a
+    `limit` of 0 means that there is no limit.
+    """
 
     kind: int
     id: int

@@ -61,8 +61,9 @@ def _ask(mount: int, kind: int, number: int) -> KernelQuota | None:
 
 
 def parse_block(raw: bytes, kind: int, number: int) -> KernelQuota:
-    """The quota in the kernel's `if_dqblk`, with `kind` and id `number` as requested; space in bytes (the kernel gives limits
-    in KiB). Of hard and soft limit the lower one counts, because writes fail there in the end; 0: no limit.
+    """Return the quota in the kernel's `if_dqblk`, with `kind` and id `number` as requested; space in bytes (the kernel
+    gives limits in KiB). `limit` is the lower one of hard and soft limit, because writes fail there in the end; 0: no
+    limit.
     """
     hard, soft, used, inodes_hard, inodes_soft, inodes, *_ = _BLOCK.unpack(raw)
     return KernelQuota(

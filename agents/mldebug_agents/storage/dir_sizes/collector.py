@@ -24,7 +24,7 @@ class DirSizeCollector:
         self._client = DirSizeClient(context.spawner, ())
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Take the newest counts from the child."""
+        """Read the newest sizes from the child process that counts directories. `now`: unix time."""
         trees = self._context.config.trees
         self._client.count_only(
             [
@@ -45,7 +45,7 @@ class DirSizeCollector:
         return [one for state in self._client.states for one in _measures(state)]
 
     def status(self) -> dict[str, tuple[Row, ...]]:
-        """One table row for each directory."""
+        """The table "trees" of `mldebug status --storage`: one row for each directory."""
         states = self._client.states
         lines = dir_size_lines(states, time.time())
         rows = tuple(_row(one, line) for one, (line, _) in zip(states, lines, strict=True))

@@ -80,7 +80,7 @@ class TreeCounts:
         )  # has lost a name, by which it may have been written just before
 
     def sum(self, inodes: int, blocks: int, size: int) -> None:
-        """Add to the totals; negative numbers subtract."""
+        """Add inodes, blocks (of 512 bytes) and bytes to the totals; negative numbers subtract."""
         self.inodes += inodes
         self.blocks += blocks
         self.size += size
@@ -114,7 +114,7 @@ class TreeCounts:
             del self.links[inode]
 
     def remove_all(self, entries: FolderEntries) -> None:
-        """Uncount all names of a folder."""
+        """Subtract all files of a folder from the totals, as `remove` does for one."""
         for inode, blocks, size in zip(entries.inodes, entries.blocks, entries.sizes, strict=True):
             self.remove(inode, blocks, size)
 

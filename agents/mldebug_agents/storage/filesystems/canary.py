@@ -30,7 +30,9 @@ class CanaryCollector:
         return self._context.config.storage.canary.interval
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Write, sync and remove a test file in all configured folders at once. Raises OSError where the mount child has ended."""
+        """Write, sync and remove a test file in all configured folders at once. Raises OSError where the mount child has
+        ended. `now`: unix time.
+        """
         paths = self._context.config.storage.canary.paths
         trial = CanaryFile(self._file, self._size)
         root = os.fsencode(self._context.host.root)

@@ -79,7 +79,7 @@ class FilesystemCollector:
         return self._context.config.storage.interval
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Query all mounts at once through the mount child. Raises OSError where the child has ended."""
+        """Query all mounts at once through the mount child. Raises OSError where the child has ended. `now`: unix time."""
         self._gaps = {}
         paths = self._configured()
         self._find(paths)
@@ -128,7 +128,7 @@ class FilesystemCollector:
         yield Measure(metric="mldebug_filesystem_unanswered", value=len(self.gaps()))
 
     def status(self) -> dict[str, tuple[Row, ...]]:
-        """One row for each mount, the fullest first."""
+        """The table "filesystems" of `mldebug status --storage`: one row for each mount, the fullest first."""
         rows = [filesystem_row(reading) for reading in self._readings]
         return {"filesystems": tuple(sorted(rows, key=lambda row: -float(row["used_ratio"] or 0)))}
 

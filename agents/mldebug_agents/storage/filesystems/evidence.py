@@ -37,7 +37,9 @@ class RecentFills:
         self._rows: dict[tuple[str, str], list[_Look]] = {}  # by device and mount, in order
 
     def add(self, state: CollectorState) -> None:
-        """Take the rows of a look. Forget looks more than `AT_END` seconds older, and filesystems not read for `LATELY` seconds."""
+        """Add how full each filesystem is in `state`, the newest reading. Forgets readings that are more than `AT_END`
+        seconds older, and filesystems that were not read for `LATELY` seconds.
+        """
         for row in state.rows.get("filesystems", ()):
             if row["used_ratio"] is None:
                 continue

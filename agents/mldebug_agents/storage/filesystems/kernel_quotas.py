@@ -56,7 +56,9 @@ class KernelQuotaCollector:
         self._gaps: list[Gap] = []
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Read the quotas of each filesystem that jobs use. Raises OSError where the mount child has ended."""
+        """Read the quotas of each filesystem that jobs use. Raises OSError where the mount child has ended. `now`: unix
+        time.
+        """
         ranks = {rank.pid: rank.uid for job in jobs for rank in job.ranks}
         found = used_mounts(self._context.host, jobs, ())
         kept = {one.mount.device: one for one in found.values() if one.mount.fstype in WITH_QUOTAS}
@@ -71,7 +73,7 @@ class KernelQuotaCollector:
         ]
 
     def samples(self) -> Iterator[Measure]:
-        """The used share of each limit, 0 to 1."""
+        """Yield metric values: for each limit of bytes or inodes the share that is used, 0 to 1."""
         for one in self._kept:
             where = (one.used.name, one.used.mount.device)
             labels = (*where, KINDS[one.block.kind], str(one.block.id))
@@ -81,7 +83,7 @@ class KernelQuotaCollector:
                     yield Measure(metric=metric, labels=labels, value=share, uids=one.uids)
 
     def status(self) -> dict[str, tuple[Row, ...]]:
-        """One table row for each quota that has a limit."""
+        """The table "quotas" of `mldebug status --storage`: one row for each quota that has a limit."""
         rows = tuple(_row(one) for one in self._kept if one.shares != (None, None))
         return {"quotas": rows} if rows else {}
 

@@ -39,7 +39,7 @@ class LatencyCollector:
         self._at = 0.0
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Read the counters of all filesystems that jobs use."""
+        """Read the counters of all filesystems that jobs use. `now`: unix time."""
         sources = {one.key: path for one in self._mounts() if (path := self._source(one))}
         used = {one.key: one for one in self._mounts() if one.key in sources}
         read = self._context.reader.read_many(

@@ -128,7 +128,7 @@ def mount_table(host: Host, pid: str) -> tuple[procfs.Mount, ...]:
 
 
 def used_by(found: Mapping[Key, UsedMount]) -> dict[int, set[Key]]:
-    """Keys of the mounts that each pid uses."""
+    """Return by pid the keys (`UsedMount.key`) of the mounts that the process uses."""
     users: dict[int, set[Key]] = {}
     for key, used in found.items():
         for pid in used.ranks:

@@ -30,7 +30,9 @@ class QuotaCollector:
         self._failed: dict[str, str] = {}
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Run the configured quota commands one after another; a command that hangs is ended after its own timeout."""
+        """Run the configured quota commands one after another; a command that hangs is ended after its own timeout. `now`:
+        unix time.
+        """
         self._wanted, self._quotas, self._failed = dict(self._context.config.storage.quotas), {}, {}
         for name, wanted in self._wanted.items():
             try:

@@ -130,5 +130,5 @@ def _memos(path: Path) -> Iterator[tuple[str, msgspec.Raw]]:
 
 
 def add_memory(folder: BundleFolder, found: dict[str, msgspec.Raw]) -> None:
-    """Add the agent's stored state."""
+    """Add the agent's stored state, as `memory` returns it, to the files of a bundle."""
     folder.add_json(MEMORY, found)

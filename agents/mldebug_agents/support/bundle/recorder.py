@@ -41,7 +41,9 @@ class Recorder:
         self.folder = BundleFolder()
 
     def record(self) -> Manifest:
-        """Record into the folder. Returns the manifest of its content before redaction."""
+        """Record this node into `folder`, the files of a bundle, for as long as was asked for. Returns the manifest: what
+        they contain and what is missing, before redaction.
+        """
         began, memory = time.time(), self._memory()
         self._find_jobs()
         observations = self._observe(inquire(self._config.agent.state_dir))

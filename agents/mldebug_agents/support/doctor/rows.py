@@ -89,7 +89,7 @@ def container(namespace: str) -> DoctorCheck:
 
 
 def clock(now: float, kernel: ClockState) -> DoctorCheck:
-    """The check whether times of this node can be compared with those of other nodes."""
+    """Check whether times of this node can be compared with those of other nodes. `now`: unix time."""
     if now < EARLIEST_NOW:
         return DoctorCheck(
             name="clock",

@@ -60,7 +60,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> Recording:
-    """Read a bundle. Raises EvidenceError, with a sentence, where the file or folder is none."""
+    """Read a bundle. Raises EvidenceError, with a sentence, where the file or folder is not a bundle."""
     files = _folder(path) if path.is_dir() else _archive(path)
     if layout.MANIFEST not in files:
         raise EvidenceError(f"{path} has no {layout.MANIFEST}", WAY_OUT)

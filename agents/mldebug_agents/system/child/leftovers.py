@@ -20,7 +20,7 @@ class Leftover(msgspec.Struct, frozen=True):
     words: str = ""  # what it is, for people
 
     def lives(self, proc: Path = PROC) -> bool:
-        """Whether this very process still exists; a zombie does not count."""
+        """Whether this very process still exists; False for a zombie."""
         stat = _stat(self.pid, proc)
         return stat is not None and stat.start_ticks == self.start_ticks
 

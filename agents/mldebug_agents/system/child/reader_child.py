@@ -53,9 +53,8 @@ FileId = tuple[int, int, int, int, int]  # inode, device, mode, uid, gid
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request to do the same with several paths.
-
-    `limit`: bytes, or entries of a listing; `line`: a line number, or what the operation says.
+    """A request to do the same thing (`operation`) with several paths. `limit`: bytes, or entries of a listing; `line`: a
+    line number, or another number that the operation needs.
     """
 
     operation: ReadOperation

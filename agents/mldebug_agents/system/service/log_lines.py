@@ -38,6 +38,6 @@ class LogLineFormatter(logging.Formatter):
         )
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
-        """Local time with its offset."""
+        """Return the record's time in local time with its UTC offset, to the millisecond. `datefmt` is ignored."""
         when = datetime.fromtimestamp(record.created, UTC).astimezone()
         return when.isoformat(timespec="milliseconds")

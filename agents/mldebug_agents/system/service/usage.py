@@ -45,9 +45,10 @@ class Usage:
         return self._rss(self._pid)
 
     def children(self) -> Children | None:
-        """Number, CPU time and memory of all processes below `pid`, counted anew after `EVERY` seconds.
+        """Return the number of all processes below the process that is measured, their CPU time in seconds, and the memory
+        in bytes that they and it use together. They are counted anew after `EVERY` seconds.
 
-        None where the kernel does not list them.
+        None where the kernel does not list child processes.
         """
         now = self._clock()
         if now - self._counted_at >= EVERY:

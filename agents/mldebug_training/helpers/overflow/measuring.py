@@ -122,7 +122,9 @@ class Measures:
 
 
 def leaves(value: Any, label: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """All values (tensors, mostly) inside nested tuples, lists, dicts and dataclasses, each with a label that says where it is."""
+    """Yield all values (tensors, mostly) inside nested tuples, lists, dicts and dataclasses, each with a label that says
+    where it is. Deeper than `MAX_DEPTH` levels nothing is unpacked; `depth`: the level of `value`.
+    """
     torch = sys.modules["torch"]
     if isinstance(value, torch.Tensor) or depth > MAX_DEPTH:
         yield label, value

@@ -94,8 +94,8 @@ def make(folder: str) -> str:
 
 
 def stranger(handle: int, owner: int, *, above: bool) -> str:
-    """Why the open folder is not this user's: `belongs to user 7`; with `above` the folder above it must be, too. "" where it
-    is.
+    """Return why the open folder does not belong to the user `owner`, as `belongs to user 7`; "" where it does. With
+    `above` the folder above it must belong to that user, too.
     """
     found = os.fstat(handle).st_uid
     if found != owner:
@@ -138,7 +138,9 @@ def look(folder: str, now: float, owner: int | None = None, *, ours: bool = Fals
 
 
 def take(folder: str, name: str, token: int) -> str:
-    """Remove a switch that was obeyed, unless it was set again since. Returns why that failed, or ""."""
+    """Remove a switch that was obeyed, unless it was set again since: then its `token` is another one. Returns why removing
+    failed, or "".
+    """
     try:
         handle = os.open(folder, _FOLDER)
     except OSError as error:

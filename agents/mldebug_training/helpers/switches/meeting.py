@@ -62,10 +62,10 @@ class Meeting:
         return self.outcome()
 
     def outcome(self) -> str:
-        """Wait for the result of `come`; to be called again where that was interrupted.
+        """Wait for the result of `come`, and return it. May be called again where `come` was interrupted by an exception.
 
-        A rank that was counted must do as the others do, so it waits for a silent store until the time is over.
-        Raises LateError where the store stays silent, or the ranks did not agree.
+        Raises LateError where not all ranks came, or the store does not answer for long. A rank that the others may have
+        counted already waits for the store until the timeout of `come` is over, because it must do as they do.
         """
         store, silent = self._store, 0.0
         while not self._answer:

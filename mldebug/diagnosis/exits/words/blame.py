@@ -198,7 +198,7 @@ def waited_on_device(lines: Sequence[str], start: int, words: str) -> bool:
 
 
 def accuses_others(line: str) -> bool:
-    """Whether a library says in this line that another rank is at fault; lines of launchers do not count."""
+    """Whether a library says in this line that another rank is at fault; False for lines of launchers."""
     return _PEER.search(line) is not None and blame_of(line) is Blame.PEER
 
 

@@ -85,7 +85,9 @@ def ranks_of_tasks(job: Job, identities: Sequence[RankIdentity]) -> Collection[i
 
 
 def parse_error_file(data: bytes) -> RankError | None:
-    """The error in an error file (see above); None where the data is no such JSON."""
+    """Return the error in the content of an error file (TORCHELASTIC_ERROR_FILE); None where the data is not the JSON that
+    torch writes.
+    """
     try:
         content = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError):

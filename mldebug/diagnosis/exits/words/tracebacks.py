@@ -158,7 +158,9 @@ def _goes_on(following: Sequence[str], prefix: str) -> bool:
 
 
 def prefix_of(lines: Sequence[str], start: int) -> str:
-    """What stands before each line of it: a time, a host; "" where only the first line has something."""
+    """Return what stands before each line of the traceback that begins at `lines[start]` (a time, a host); "" where only
+    its first line has something.
+    """
     head = lines[start].partition("Traceback ")[0]
     if head.endswith(_GROUP):
         head = f"{head.removesuffix(_GROUP)}| "

@@ -52,7 +52,7 @@ def event(line: KernelText, kind: KernelEventKind, **more: Any) -> KernelEvent:
 
 @lru_cache(maxsize=256)
 def bus_id(text: str) -> str:
-    """Return a PCI address as lspci and sysfs write it, `0000:3b:00.0`; "" for what is none.
+    """Return a PCI address as lspci and sysfs write it, `0000:3b:00.0`; "" for a text that is not a PCI address.
 
     Understands `PCI:0000:3b:00`, `0000:3b:00`, `00000000:3B:00.0` (NVML), `3b:00`, `0002:00` (bus and slot, of 2012).
     """

@@ -32,7 +32,7 @@ class Distributed:
     order = 40
 
     def fits(self, checkpoint: Checkpoint) -> bool:
-        """Whether it has shards or a `.metadata`."""
+        """Whether the checkpoint has shards or a `.metadata`."""
         return any(_SHARD.fullmatch(basename(file.path)) for file in checkpoint.files) or bool(
             _indexes(checkpoint)
         )

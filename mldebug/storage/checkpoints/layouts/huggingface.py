@@ -39,7 +39,7 @@ class HuggingFace:
     order = 30
 
     def fits(self, checkpoint: Checkpoint) -> bool:
-        """Whether it has an index, a state of the Trainer, or weights beside a config."""
+        """Whether the checkpoint has an index, a state of the Trainer, or weights beside a config."""
         names = {basename(file.path) for file in checkpoint.files}
         if not checkpoint.folder:
             return False

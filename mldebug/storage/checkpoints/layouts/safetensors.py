@@ -24,7 +24,7 @@ class Safetensors:
     order = 50
 
     def fits(self, checkpoint: Checkpoint) -> bool:
-        """Whether it is a safetensors file, or a folder with at least one."""
+        """Whether the checkpoint is a safetensors file, or a folder with at least one."""
         names = [final_name(file.path or checkpoint.name) for file in checkpoint.files]
         return any(name.endswith(".safetensors") for name in names)
 
@@ -33,9 +33,9 @@ class Safetensors:
         yield from ()
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
-        """Complete as far as file names show.
+        """The verdict: complete as far as file names show.
 
-        `writers`: the number of ranks in the names, where they have any.
+        `writers` in it: the number of ranks in the file names, where they have any.
         """
         names = [final_name(file.path or checkpoint.name) for file in checkpoint.files]
         verdict = complete(NAME, sum(name.endswith(".safetensors") for name in names))

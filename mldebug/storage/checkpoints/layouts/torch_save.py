@@ -35,9 +35,9 @@ class TorchSave:
         yield from ()
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
-        """Complete as far as file names show.
+        """The verdict: complete as far as file names show.
 
-        `writers`: the number of ranks in the names, where they have any.
+        `writers` in it: the number of ranks in the file names, where they have any.
         """
         count = sum(
             final_name(file.path or checkpoint.name).endswith(SUFFIXES) for file in checkpoint.files

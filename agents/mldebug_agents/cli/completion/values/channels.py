@@ -12,7 +12,7 @@ class ChannelValues:
     """The names of the notification channels in the configuration; none where the file is invalid."""
 
     def values(self, request: CompletionRequest) -> Iterator[Value]:
-        """The channel names in the order of the file."""
+        """The names of the channels, in the order of the config file."""
         for name, plugin in load_config(request.config).channels.items():
             yield Value(name, plugin.kind)
 

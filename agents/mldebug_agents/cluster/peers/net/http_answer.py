@@ -29,7 +29,7 @@ class HttpAnswer:
 
     @property
     def begun(self) -> bool:
-        """Whether any byte has arrived."""
+        """Whether any byte of the answer has arrived."""
         return bool(self._got or self.status)
 
     def feed(self, data: bytes) -> bool:

@@ -26,10 +26,14 @@ MAX_LOGGED = 1000  # lines in the log; after that they are only counted
 
 
 class Refusals:
-    """The reasons: network: an address where no agent may be, or to which a job must not send us; certificate: none, or of
-    another cluster; handshake: does not speak TLS as an agent does; stranger: a host we were sent to has no valid certificate;
-    slow: takes too long to send its request; name: another node's name; malformed, size: a message that is invalid or too
-    large; incident: names an incident that another run has; storm: had one run captured too often.
+    """Counts refused requests of other agents by reason.
+
+    The reasons: `network`: from an address where no agent may be, or a job has named such an address; `certificate`: the
+    client showed no certificate, or that of another cluster; `handshake`: the client does not speak TLS as an agent does;
+    `stranger`: a host that this agent has called shows no valid certificate; `slow`: the client takes too long to send its
+    request; `name`: the client uses another node's name; `malformed` and `size`: the message is invalid or too large;
+    `incident`: the message names an incident that belongs to another run; `storm`: the client had one run captured too
+    often.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class ReadPause:
         return max(0.0, now[0] - self._clock())
 
     def grant(self) -> None:
-        """Put the calls of `wish` since the last `grant` into effect; of several, the newest counts."""
+        """Put the calls of `wish` since the last `grant` into effect; of several, only the newest."""
         while self._wishes:
             self._now = (self._wishes[0], released())
             self._wishes.popleft()

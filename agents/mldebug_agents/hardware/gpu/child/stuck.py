@@ -119,7 +119,7 @@ class ChildReaper:
             raise still_there(one)
 
     def astray(self) -> tuple[ForkedWorker, ...]:
-        """Children that were to be killed and still live, and children that were let go and still sit in the kernel."""
+        """Return the children that were killed and still exist, and those that were let go and still sit in the kernel."""
         left = [one for one in self._let_go if not one.gone()]
         sitting = [one for one in left if sits(self._host, one)]
         return (*(one for one in self._ended if not one.gone()), *sitting)

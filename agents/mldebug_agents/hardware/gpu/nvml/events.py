@@ -47,7 +47,7 @@ class NvmlEvents:
                 self._register(device)
 
     def drain(self) -> tuple[GpuEvent, ...]:
-        """Events since the last call; never waits."""
+        """Return the driver's events since the last call; never waits."""
         found: list[GpuEvent] = []
         while self._set is not None and len(found) < MAX_EVENTS:
             try:

@@ -62,7 +62,7 @@ class Amd:
         self._cards: dict[str, Card] = {}
 
     def watch(self) -> NodeWatch:
-        """Read utilization and power of all GPUs; MissingLibraryError where this node never had one."""
+        """Read utilization and power of all GPUs. Raises MissingLibraryError where this node never had an AMD GPU."""
         started, cpu = time.monotonic(), time.process_time()
         found, lost = [], []
         for index, card in self._all():
@@ -74,7 +74,7 @@ class Amd:
         return NodeWatch(at=time.time(), gpus=tuple(found), lost=tuple(lost), read_seconds=time.monotonic() - started, cpu_seconds=time.process_time() - cpu)  # fmt: skip
 
     def full(self) -> NodeGpus:
-        """Read all values of all GPUs; errors as `watch`."""
+        """Read all values of all GPUs. Raises MissingLibraryError where this node never had an AMD GPU."""
         started, cpu = time.monotonic(), time.process_time()
         cards = self._all()
         memory = self._memory_by_gpu()
