@@ -129,5 +129,5 @@ def _quality(parameters: list[str]) -> float:
 
 
 def create(options: NoOptions) -> Exposition:
-    """Build the renderer."""
+    """Build the renderer `prometheus`."""
     return Prometheus()

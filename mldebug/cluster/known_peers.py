@@ -79,7 +79,7 @@ def aged(message: T, seconds: float) -> T:
 
 
 def lives(news: RunNews) -> bool:
-    """Whether the run still lives on the announcing node: it has ranks there, or the message tells of no bad end."""
+    """Whether the run still lives on the announcing node: it has ranks there, or the message reports no bad end of it."""
     return bool(news.ranks) or news.end is None
 
 

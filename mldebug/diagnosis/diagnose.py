@@ -262,9 +262,8 @@ def with_missing_dumps(
 
 
 def no_dump(case: Case, guess: bool) -> str:
-    """`Rank 2 has no dump: look at it first`; "" where all ranks have one.
-
-    `guess`: the rank numbers are guessed from the order of the dumps.
+    """Which ranks have no dump: `Rank 2 has no dump: look at it first`; "" where all ranks have one. `guess`: the rank
+    numbers are guessed from the order of the dumps.
     """
     unread = [r.rank for r in case.ranks if r.capture and not _has_stack(r.capture.process)]
     missing = sorted({*case.elsewhere, *unread})

@@ -41,9 +41,8 @@ ELASTIC = "distributed/"
 
 
 def wait_words(job: Job, now: float) -> str:
-    """`waits for nodes, 1 of 2 present since 4min`, with the nodes' names where agents count them; "" for other jobs.
-
-    `now`: unix seconds.
+    """What the job's launcher waits for: `waits for nodes, 1 of 2 present since 4m`, with the nodes' names where agents
+    count them; "" for other jobs. `now`: unix seconds.
     """
     wait = job.waits
     if wait is None:

@@ -205,7 +205,9 @@ def current(judged: Iterable[JudgedSeries]) -> tuple[JudgedSeries, ...]:
 
 
 def sentence(one: JudgedSeries) -> str:
-    """What has changed: "all_reduce of 16777216 bytes, 8 ranks on n1: 12 % slower than …"; "" where nothing has."""
+    """What has changed: `all_reduce of 16777216 bytes, 8 ranks on n1: 12% slower than usual in each of the last 3 runs
+    (median …)`; "" where nothing has.
+    """
     than, series = change_words(one), one.series
     if not than:
         return ""
@@ -222,7 +224,7 @@ def change_words(one: JudgedSeries) -> str:
 
 
 def figures(one: JudgedSeries) -> str:
-    """The speeds in words: "median 9.95 GB/s, last 8.80, 8.79, 8.81"."""
+    """The speeds in words: `median 9.95, MAD 0.02, last 8.8, 8.79, 8.81 GB/s`."""
     unit, scale = ("GB/s", 1e9) if one.last[-1].busbw > 0 else ("per second", 1.0)
     last = ", ".join(f"{run.speed / scale:.4g}" for run in one.last)
     if one.median is None or one.mad is None:

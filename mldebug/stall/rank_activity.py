@@ -130,7 +130,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         self.has_device = has_device
 
     def update(self, look: RankLook, now: float) -> None:
-        """Take one more reading of the rank; `now` is the caller's clock in seconds."""
+        """Add one more reading of the rank; `now` is the caller's clock in seconds."""
         self.used.add(look, max(0.0, now - self.looked_at))
         grew = look.written_bytes > self.last.written_bytes
         if (self.write_rate.take(now, look.written_bytes) or 0.0) >= FAST and grew:

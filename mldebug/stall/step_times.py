@@ -51,7 +51,9 @@ class StepTimer:
         )
 
     def begin(self, record: LogRecord, log: object, at: float) -> None:
-        """Take a record of `log` that was there before the watch began; it was written at the monotonic time `at`, in seconds."""
+        """Add a record of `log` that was there before the watch began; it was written at the monotonic time `at`, in
+        seconds.
+        """
         key = (log, record.format, record.total)
         if record.step is not None and key not in self._counts:
             count = self._count(key, record.step)

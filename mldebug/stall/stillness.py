@@ -76,7 +76,7 @@ class RunActivity:
         self.worked = False  # a GPU of the run has computed in this attempt
 
     def update(self, run_look: RunLook, now: float) -> None:
-        """Take one reading of every rank at `now`. Ranks that are not in it are forgotten."""
+        """Add one reading of every rank at `now`. Ranks that are not in it are forgotten."""
         before, self._exited, self._missing = self._by_rank, run_look.exited, run_look.missing
         if run_look.checkpoint_grew_at is not None:
             age = max(0.0, run_look.at - run_look.checkpoint_grew_at)

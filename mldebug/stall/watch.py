@@ -89,7 +89,7 @@ class StallWatch:
         return suspect
 
     def look(self, look: RunLook) -> StallDecision:
-        """Take one reading of the run, and decide whether it is well, quiet, suspect or stalled."""
+        """Add one reading of the run, and decide whether it is well, quiet, suspect or stalled."""
         interrupted = self._begin_attempt(look)
         pause = self._clock.update(look, learn=self._memory.opened is None)
         self._first_look_at = (

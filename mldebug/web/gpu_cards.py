@@ -52,7 +52,7 @@ class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
 def gpu_cards(overview: GpuOverview, doing: Mapping[str, str]) -> tuple[GpuCard, ...]:
     """A card for each GPU, the worst first. `doing`: what each GPU does, in words, by uuid.
 
-    A lost GPU is told from another one that may have its index now by its PCI address.
+    A lost GPU is recognised by its PCI address, as another GPU may have its index now.
     """
     read = {
         _key(one.index, one.bus_id): one for one in (overview.gpus.gpus if overview.gpus else ())

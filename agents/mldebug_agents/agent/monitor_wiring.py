@@ -43,8 +43,7 @@ def build_monitors(
     clock: Clock,
 ) -> Monitors:
     """Make all monitors of an agent, its notifier and its action runner. Results of all their workers go to `inbox`.
-
-    `clock`: the one by which incidents tell their times.
+    `clock`: the clock that dates incidents.
     """
     context = tools.context
     canary = CanaryCollector(context, tools.filesystem_probe)

@@ -31,7 +31,9 @@ MAX_SHOWN = 200  # characters of a source line
 
 
 def few_sources(processes: dict[int, ProcessCapture]) -> dict[int, ProcessCapture]:
-    """The same captures, with source text only of lines at which few processes stand: those that wait all show the same."""
+    """Return the captures, with source text only where at most `MOST_ALIKE` processes stand at the line. Ranks that wait
+    all stand at the same line, and would all show the same text.
+    """
     places = Counter((one.source.path, one.source.line) for one in processes.values() if one.source)
     return {
         pid: replace(one, source=None)

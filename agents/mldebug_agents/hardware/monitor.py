@@ -163,7 +163,7 @@ class HardwareMonitor:
         return xids
 
     def on_result(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[RankChild, ...]], config: Config) -> None:  # fmt: skip
-        """Take a reading of the worker `gpus` or `kernel`, or its failure; join it with the jobs and judge health again."""
+        """Handle a reading of the worker `gpus` or `kernel`, or its failure; join it with the jobs and judge health again."""
         limits, wanted = config.health.thresholds, config.health.gpus
         self._pending_reads -= result.worker == "kernel" and self._pending_reads > 0
         if isinstance(result.value, GpuNews):

@@ -128,13 +128,15 @@ class IncidentManager:
     # --- captures ----------------------------------------------------------------------------------
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
-        """Take a finished capture of the run: into its open incident, and for one that opens later."""
+        """Add a finished capture to the run's open incident, and keep it for an incident that opens later."""
         run.keep_capture(capture)
         if run.incident is not None and run.incident.state == "open":
             self._take(run, run.incident, capture)
 
     def missed(self, run: Run, gap: Gap) -> None:
-        """Note why a capture could not be taken: in the open incident, or for one that opens later."""
+        """Add the reason why a capture could not be taken (`gap`) to the run's open incident; where the run has none, keep
+        it for one that opens later.
+        """
         if run.incident is None:
             run.add_missed(gap)
         elif run.incident.state == "open":

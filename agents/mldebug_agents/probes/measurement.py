@@ -81,7 +81,7 @@ class Measurement:
         self.about = MeasuredRanks()
 
     def run(self, session: Session) -> ChildExit:
-        """Measure on this node alone. Returns how the child ended; results come by events."""
+        """Measure on this node alone. Returns how the child ended; what it measured is added to `results` as it comes."""
         usual = session.facts.gpus if session.device == "cuda" else CPU_RANKS
         ranks = list(range(self.wish.nproc or usual))
         check_ranks(session, len(ranks))
@@ -170,7 +170,7 @@ class Measurement:
         return {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": chosen} if chosen else {}
 
     def on_event(self, event: Event) -> None:
-        """Take one event of a rank; raises EvidenceError for one that is not valid."""
+        """Handle one event of a rank; raises EvidenceError for one that is not valid."""
         if event["event"] == "joined":
             self.about = checked_event(event, MeasuredRanks)
             self._telling.joined(self.about)

@@ -118,7 +118,7 @@ class StorageMonitor:
                 worker.order(_Order(time.time(), self._epoch + now, tuple(jobs)))
 
     def on_result(self, result: Result) -> None:
-        """Take the result of a collector and log its new alerts; an error is logged, and the last result stays."""
+        """Handle the result of a collector and log its new alerts; an error is logged, and the last result stays."""
         if result.error is not None:
             error = result.error
             log.warning("%s failed: %s: %s", result.worker, type(error).__name__, error)

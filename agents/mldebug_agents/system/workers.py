@@ -81,7 +81,7 @@ class OrderQueue:
 class Worker:
     """Daemon threads that carry out one kind of order by calling `work`, and put each result into `inbox`.
 
-    `deadline`: seconds after which an order counts as stuck; `threads`: orders at a time; `owner_key`:
+    `deadline`: seconds after which an order is taken to be stuck; `threads`: orders at a time; `owner_key`:
     returns the user whom an order serves, where one worker serves several.
     """
 

@@ -60,7 +60,9 @@ class EvidenceReader:
         )
 
     def file_waits(self, pids: Sequence[int], seconds: float) -> FileWaits:
-        """Look for so many seconds at what these processes, of one rank, wait for in the kernel."""
+        """For `seconds`, look again and again whether one of these processes, all of one rank, waits for a file in the
+        kernel, and return how often it was so.
+        """
         until, looks = time.monotonic() + seconds, 0
         waited, mounts = 0, Counter[str]()
         pids = pids[: 1 + MAX_CHILDREN]

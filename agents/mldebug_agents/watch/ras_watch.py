@@ -78,7 +78,7 @@ class RasWatch:
                 memory.due = now + pace
 
     def on_result(self, result: Result) -> None:
-        """Take the worker's result.
+        """Handle the worker's result.
 
         After an answer its progress is kept; without one RAS is not asked about this run for 60 s.
         """

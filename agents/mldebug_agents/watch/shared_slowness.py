@@ -146,7 +146,9 @@ class SharedSlowness:
 
 
 def can_be_sampled(run: Run) -> bool:
-    """Whether the run is judged, goes on, and has no incident but a slowdown."""
+    """Whether the ranks of the run may be sampled: it has ranks on this node, it makes progress, alerts may be raised for
+    it (see `unjudged`), and it has no open incident but a slowdown.
+    """
     calm = run.decision is not None and run.decision.stage is Stage.WATCHING
     stalled = run.incident is not None and run.incident.kind != "slowdown"
     return calm and bool(run.job.ranks) and not run.unjudged and not stalled

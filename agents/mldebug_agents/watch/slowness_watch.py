@@ -84,7 +84,7 @@ class SlownessWatch:
                 memory.due = now + pace
 
     def on_result(self, result: Result, runs: Mapping[str, Run]) -> None:
-        """Take the samples of one run.
+        """Handle the samples of one run.
 
         After 3 to 8 sets that agree the ranks are compared; a first slow rank has to be confirmed
         by another row of sets. If the worker failed, the row is dropped.
@@ -132,8 +132,8 @@ def is_slow(run: Run) -> bool:
 
 
 def is_comparable(run: Run) -> bool:
-    """Whether this node can compare the ranks of the run: there are two or more, all of them on this node, and the run is
-    judged, goes on, and has no incident but a slowdown.
+    """Whether this node can compare the ranks of the run: there are two or more, all of them on this node, it makes
+    progress, alerts may be raised for it (see `unjudged`), and it has no open incident but a slowdown.
     """
     return 2 <= len(run.job.ranks) == run.job.world_size and can_be_sampled(run)
 

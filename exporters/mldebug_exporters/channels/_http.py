@@ -45,8 +45,10 @@ def request(
     ca_file: Path | None = None,
     method: str = "POST",
 ) -> None:
-    """Send an HTTP request; a 2xx status acknowledges it. `timeout`: seconds for each read or write. Raises
-    MessageRefusedError where the receiver refuses the message for good, OSError where a later try may succeed.
+    """Send an HTTP request; a 2xx status acknowledges it. `timeout`: seconds for each read or write; all together may take
+    `TIMES` times as long.
+
+    Raises MessageRefusedError where the receiver refuses the message for good, OSError where a later try may succeed.
     """
     if wrong := problem_of(url):
         raise OSError(f"the address {wrong}")

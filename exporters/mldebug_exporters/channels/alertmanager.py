@@ -86,5 +86,5 @@ def alert_of(message: EventMessage, repeat: float, now: datetime) -> dict[str, A
 
 
 def create(options: Options) -> Channel:
-    """Build the channel."""
+    """Build the channel `alertmanager`."""
     return Alertmanager(options)

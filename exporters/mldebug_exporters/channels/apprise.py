@@ -71,5 +71,5 @@ def _receivers(addresses: list[str]) -> Any:
 
 
 def create(options: Options) -> Channel:
-    """Build the channel."""
+    """Build the channel `apprise`."""
     return Apprise(options)

@@ -166,5 +166,5 @@ def _give_up(codes: set[int], reason: str) -> NoReturn:
 
 
 def create(options: Options) -> Channel:
-    """Build the channel."""
+    """Build the channel `email`."""
     return Email(options)

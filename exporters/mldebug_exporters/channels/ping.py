@@ -61,5 +61,5 @@ class Ping:
 
 
 def create(options: Options) -> Channel:
-    """Build the channel."""
+    """Build the channel `ping`."""
     return Ping(options)

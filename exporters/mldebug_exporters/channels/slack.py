@@ -55,5 +55,5 @@ def escape(text: str) -> str:
 
 
 def create(options: Options) -> Channel:
-    """Build the channel."""
+    """Build the channel `slack`."""
     return Slack(options)

@@ -42,5 +42,5 @@ class WebhookChannel:
 
 
 def create(options: Options) -> Channel:
-    """Build the channel."""
+    """Build the channel `webhook`."""
     return WebhookChannel(options)

@@ -31,5 +31,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `actions`."""
     return MetricGroup(TABLE.families, samples)

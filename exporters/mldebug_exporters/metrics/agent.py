@@ -100,5 +100,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `agent`."""
     return MetricGroup(TABLE.families, samples)

@@ -124,5 +124,5 @@ def _series(one: SeriesState) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `checkpoints`."""
     return MetricGroup(TABLE.families, samples)

@@ -23,5 +23,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the plugin."""
+    """Build the metric group `cluster`."""
     return MetricGroup(TABLE.families, samples)

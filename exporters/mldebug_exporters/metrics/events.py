@@ -66,5 +66,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `events`."""
     return MetricGroup(TABLE.families, samples)

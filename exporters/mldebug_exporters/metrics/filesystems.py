@@ -128,5 +128,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `filesystems`."""
     return MetricGroup(FAMILIES, samples)

@@ -49,5 +49,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `goodput`."""
     return MetricGroup((*TABLE.families, *USES.families), samples)

@@ -45,5 +45,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `health`."""
     return MetricGroup(TABLE.families, samples)

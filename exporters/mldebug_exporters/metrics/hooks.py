@@ -63,5 +63,5 @@ def _phase(name: str) -> str:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `hooks`."""
     return MetricGroup(TABLE.families, samples)

@@ -49,5 +49,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `incidents`."""
     return MetricGroup(TABLE.families, samples)

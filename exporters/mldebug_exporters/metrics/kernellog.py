@@ -75,5 +75,5 @@ def _labels(one: XidCount) -> tuple[str, str, str]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `kernellog`."""
     return MetricGroup(TABLE.families, samples)

@@ -108,5 +108,5 @@ def _rank(one: RankMemory) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `memory`."""
     return MetricGroup(TABLE.families, samples)

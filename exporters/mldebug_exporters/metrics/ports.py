@@ -61,5 +61,5 @@ def _port(one: PortState) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `ports`."""
     return MetricGroup(TABLE.families, samples)

@@ -43,5 +43,5 @@ def _series(one: JudgedSeries) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `probes`."""
     return MetricGroup(TABLE.families, samples)

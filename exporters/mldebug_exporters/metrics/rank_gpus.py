@@ -46,5 +46,5 @@ def _rank(run: RunState, rank: int, gpu: GpuReading) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `rank_gpus`."""
     return MetricGroup(TABLE.families, samples)

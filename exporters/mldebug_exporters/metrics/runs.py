@@ -171,5 +171,5 @@ def _suspicion(run: RunState) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `runs`."""
     return MetricGroup(TABLE.families, samples)

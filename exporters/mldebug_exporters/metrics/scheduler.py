@@ -107,5 +107,5 @@ def _watched(state: SchedulerState, now: float) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `scheduler`."""
     return MetricGroup(TABLE.families, samples)

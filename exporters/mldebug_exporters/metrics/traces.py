@@ -24,5 +24,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `traces`."""
     return MetricGroup(TABLE.families, samples)

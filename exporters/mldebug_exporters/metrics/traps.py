@@ -26,5 +26,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `traps`."""
     return MetricGroup(TABLE.families, samples)

@@ -42,5 +42,5 @@ TABLE.gauge(
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `trees`."""
     return MetricGroup(TABLE.families, partial(storage_measures, TABLE.families))

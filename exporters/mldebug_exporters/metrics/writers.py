@@ -25,5 +25,5 @@ TABLE.gauge(
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the metric group `writers`."""
     return MetricGroup(TABLE.families, partial(storage_measures, TABLE.families))

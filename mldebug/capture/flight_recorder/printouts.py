@@ -48,7 +48,9 @@ def is_printout(text: str) -> bool:
 
 
 def read_printout(text: str) -> dict[int, Raw]:
-    """By rank a dump as far as the printout tells of it, in the fields of today's. Raises ValueError with the reason where it tells nothing that can be compared."""
+    """Return by rank what the printout shows of the rank's dump, with the field names of today's dumps. Raises ValueError
+    with the reason where it shows nothing that can be compared.
+    """
     lines = text.splitlines()
     found: dict[int, Raw] = {}
     calls_read = 0

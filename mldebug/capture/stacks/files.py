@@ -68,7 +68,9 @@ def read_file(path: Path, where: Path) -> DumpFile:
 
 
 def unread_words(file: DumpFile) -> str:
-    """What could not be read of a file, in words: `notes.txt: 12 lines, no stacks in it`; "" where all of it was read."""
+    """What could not be read of a file, in words: `notes.txt: no stacks in it`, or how many of its lines and the first of
+    them; "" where all of it was read.
+    """
     if file.trouble:
         return f"{file.name}: {file.trouble}"
     if not file.text.unread:

@@ -39,7 +39,9 @@ def chrome(rings: Sequence[Ring]) -> Iterator[bytes]:
 
 
 def process_name(header: RingHeader) -> str:
-    """A traced process in words: `rank 3 (pid 41003 on gpu-17)`; a child process or worker is shown as one of its rank."""
+    """A traced process in words: `rank 3 (pid 41003 on gpu-17)`; `child of rank 3 (…)` for a child process or worker of a
+    rank.
+    """
     place = f"pid {header.pid}" + (f" on {safe_line(header.node, 60)}" if header.node else "")
     who = "child of rank" if header.child else "rank"
     return place if header.rank is None else f"{who} {header.rank} ({place})"

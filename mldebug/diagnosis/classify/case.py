@@ -214,7 +214,7 @@ def _wait_phrases(ranks: Iterable[ClassifiedRank]) -> list[str]:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """`rank 3` or `ranks 0-2,4`."""
+    """Ranks for a sentence: `rank 3` or `ranks 0-2,4`."""
     numbers = sorted(set(ranks))
     return f"rank{'s' if len(numbers) > 1 else ''} {fold_ranks(numbers)}"
 

@@ -109,7 +109,9 @@ def _nodes_at(queried: QueriedNodes | None, place: str) -> set[str]:
 
 
 def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:
-    """The step `ssh NODE`, to be put before other next steps about a process on that node; empty where only this node was asked, or no process is named."""
+    """The command `ssh NODE`, to be put before other next steps about a process on that node; empty where only this node
+    was asked, or no process is named.
+    """
     nodes = {one.node for one in finding.culprits if one.pid is not None} - {""}
     if case.queried is None or not nodes:
         return ()

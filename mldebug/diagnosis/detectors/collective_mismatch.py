@@ -200,5 +200,5 @@ def _key(rank: ClassifiedRank) -> Key:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `collective_mismatch`."""
     return CollectiveMismatch()

@@ -35,5 +35,5 @@ def _culprit(rank: ClassifiedRank) -> Culprit:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `dataloader_stalled`."""
     return DataloaderStalled()

@@ -129,5 +129,5 @@ def _steps(fault: Fault) -> tuple[str, ...]:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `gpu_fault`."""
     return GpuFault()

@@ -60,5 +60,5 @@ def _steps(absent: tuple[ClassifiedRank, ...], missing: list[int]) -> tuple[str,
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `init_incomplete`."""
     return InitIncomplete()

@@ -39,5 +39,5 @@ class JobPaused:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `job_paused`."""
     return JobPaused()

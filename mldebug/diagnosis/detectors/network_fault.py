@@ -78,5 +78,5 @@ def _steps(fault: Fault) -> tuple[str, ...]:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `network_fault`."""
     return NetworkFault()

@@ -52,5 +52,5 @@ def _culprit(node: QueriedNode) -> Culprit:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `node_unreachable`."""
     return NodeUnreachable()

@@ -84,5 +84,5 @@ def _last_words(case: Case, rank: ClassifiedRank) -> DeviceMemory | None:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `out_of_memory`."""
     return OutOfMemory()

@@ -86,5 +86,5 @@ def _steps(rank: ClassifiedRank) -> tuple[str, ...]:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `rank_blocked_io`."""
     return RankBlockedIo()

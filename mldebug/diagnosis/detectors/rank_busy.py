@@ -37,5 +37,5 @@ class RankBusy:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `rank_busy`."""
     return RankBusy()

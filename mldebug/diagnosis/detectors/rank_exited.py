@@ -46,5 +46,5 @@ def _killed(lost: Iterable[LostRank]) -> set[int]:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `rank_exited`."""
     return RankExited()

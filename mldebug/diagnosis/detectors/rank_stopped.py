@@ -47,5 +47,5 @@ def frozen_by(rank: ClassifiedRank) -> str:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `rank_stopped`."""
     return RankStopped()

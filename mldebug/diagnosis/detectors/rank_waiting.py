@@ -27,5 +27,5 @@ class RankWaiting:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `rank_waiting`."""
     return RankWaiting()

@@ -92,5 +92,5 @@ def _mount(mount: str, blocked: tuple[ClassifiedRank, ...]) -> Culprit:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector."""
+    """Build the detector `storage_fault`."""
     return StorageFault()

@@ -4,7 +4,9 @@ from mldebug.diagnosis.exits.cuda_memory import UNITS, DeviceMemory, MemoryCause
 
 
 def memory_sentence(memory: DeviceMemory) -> str:
-    """`CUDA out of memory on GPU 0: 2.00 GiB asked, 1.06 GiB of 79.15 GiB free; …`, without a full stop at the end."""
+    """A lack of device memory in words: `CUDA out of memory on GPU 0: 2.00 GiB asked, 1.06 GiB of 79.15 GiB free; …`,
+    without a full stop at the end.
+    """
     if memory.likely:
         return f"{memory.by} could not allocate its workspace: the GPU's memory is most likely full"
     where = f" on GPU {memory.device}" if memory.device is not None else ""

@@ -188,7 +188,7 @@ def words_of_status(status: int | None) -> str:
 
 
 def full_words(status: int | None) -> str:
-    """As `words_of_status`, with the signal's number: `killed by SIGKILL (9)`."""
+    """A wait(2) status in words, with the signal's number: `exit status 1`, `killed by SIGKILL (9)`."""
     number = exit_signal(status)
     words = words_of_status(status)
     return f"{words} ({number})" if number in _SIGNALS else words

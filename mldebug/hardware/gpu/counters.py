@@ -53,7 +53,7 @@ class Counters:
         return sum(total.dropped for total in self._totals.values())
 
     def take(self, node: NodeGpus) -> NodeGpus:
-        """The full reading with monotone counters and, once their unit is known, `clock_event_seconds`.
+        """Return the full reading with counters that never fall and, once their unit is known, with `clock_event_seconds`.
 
         GPUs with the same UUID cannot be told apart, and are treated as GPUs that do not answer.
         """

@@ -37,9 +37,8 @@ def state_of_gpu(health: Iterable[ComponentHealth], uuid: str) -> HealthState:
 
 
 def headline(uuids: Sequence[str], health: Sequence[ComponentHealth]) -> str:
-    """`8 GPUs, all healthy`, or how many are in which state.
-
-    The node's own components are left out.
+    """The health of these GPUs in words: `8 GPUs, all healthy`, or how many are in which state. The node's own components
+    are left out.
     """
     states = [state_of_gpu(health, uuid) for uuid in uuids]
     count = f"{len(states)} {'GPU' if len(states) == 1 else 'GPUs'}"
@@ -51,9 +50,8 @@ def headline(uuids: Sequence[str], health: Sequence[ComponentHealth]) -> str:
 
 
 def complaints(health: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> tuple[str, ...]:
-    """`GPU 3 (0000:3b:00.0) is unhealthy: reason → what to do`: one line for each GPU and one for the node.
-
-    `names`: uuid -> how the GPU is called.
+    """One line for each GPU that is not healthy, and one for the node: `GPU 3 (0000:3b:00.0) is unhealthy: reason → what to
+    do`. `names`: how sentences call a GPU, by uuid.
     """
     faulty = [one for one in health if one.state in BAD]
     return tuple(_line(one, faulty, names) for one in instructions(faulty))

@@ -167,9 +167,9 @@ def _by_gpu(burst: Burst, devices: Mapping[str, Sequence[RankOwner]]) -> tuple[R
 
 
 def sentence(event: RankEvent, stalled_at: float | None = None, frame: str = "") -> str:
-    """`Xid 79 (GPU has fallen off the bus) on GPU 0000:3b:00.0, rank 3, 14 s before the stall`.
-
-    `stalled_at`: unix time of the stall's begin; `frame`: the rank's last Python frame. Both are left out where not given.
+    """A kernel event in words: `Xid 79 (GPU has fallen off the bus) on GPU 0000:3b:00.0, rank 3, 14 s before the stall`.
+    `stalled_at`: unix time of the stall's begin; `frame`: the rank's last Python frame. Both are left out where not
+    given.
     """
     burst = event.burst
     parts = [f"{_what(burst)}{_where(burst.root)}", _who(event)]

@@ -69,12 +69,10 @@ class PortWatch:
         self._earlier = earlier
 
     def take(self, readings: Iterable[PortReading], at: float, flap_window: float, silent: Collection[str] = ()) -> tuple[PortState, ...]:  # fmt: skip
-        """Add one reading of all ports at time `at` (seconds), and return their states.
+        """Add one reading of all ports at time `at` (monotonic seconds), and return their states.
 
-        Flaps count for `flap_window` seconds.
-
-        `silent`: names of ports that did not answer; they stay as they were. Ports in neither are
-        forgotten.
+        A lost link is counted as a flap for `flap_window` seconds. `silent`: names of ports that did not answer; they stay
+        as they were. Ports that are in neither are forgotten.
         """
         states = {name: self._states[name] for name in silent if name in self._states}
         states |= {one.name: self._state(one, at, flap_window) for one in readings}

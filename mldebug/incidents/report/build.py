@@ -64,12 +64,9 @@ def build_report(
 ) -> Report:
     """Build a report.
 
-    `captures`: at least one, of one job; of several by one node the latest counts, but all are
-    listed.
-
-    `taken`: the captures to list, where the judgement rests on some of them. `queried`: the nodes
-    that were asked for captures, if more than this one. `node`: the one that reports (default: that
-    of the first capture). Times are unix seconds.
+    `captures`: at least one, of one job; of several by one node the latest describes the node, and all are listed. `taken`:
+    the captures to list, where the judgement rests on some of them. `queried`: the nodes that were asked for captures, if
+    more than this one. `node`: the one that reports (default: that of the first capture). Times are unix seconds.
     """
     queried = queried or QueriedNodes()
     job = _job(captures, queried, [one.capture for one in judgement.ranks if one.capture])

@@ -119,7 +119,9 @@ def _view(node: str, one: RankDevice) -> GpuView | None:
 
 
 def gpu_lines(views: Sequence[GpuView]) -> tuple[str, ...]:
-    """`rank 1: 0 % busy in 6 looks over 14 s, 125 W of usual 703 W`: the least busy first, since those keep the others waiting."""
+    """One line for each kind of GPU state: `rank 1: 0 % busy in 6 looks over 14 s, 125 W of usual 703 W`. The least busy
+    come first, since those keep the others waiting.
+    """
     groups: dict[object, list[GpuView]] = {}
     for one in sorted(views, key=_place):
         groups.setdefault(_kind(one), []).append(one)

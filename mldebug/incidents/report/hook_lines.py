@@ -15,13 +15,15 @@ UNTOUCHED = "an untouched job: no hook was seen in its ranks"
 
 
 def job_words(job: JobView) -> str:
-    """`step 41 · hook in 4 of 8 ranks`, or that the job has no hook; "" where neither is known."""
+    """The job's step and hooks in words: `step 41 · hook in 4 of 8 ranks`, or that the job has no hook; "" where neither is
+    known.
+    """
     step = "" if job.step is None else f"step {job.step}"
     return " · ".join(filter(None, (step, _hook(job))))
 
 
 def step_words(one: RankView) -> str:
-    """`41, in data_wait for 35 s`; "" where neither is known."""
+    """How far one rank is: `41, in data_wait for 35 s`; "" where neither step nor phase is known."""
     phase = phase_words(one.phase, one.phase_age)
     if one.step is None:
         return f"none yet, {phase}" if phase else ""
@@ -69,7 +71,9 @@ def traced_culprit(report: Report) -> RankView | None:
 
 
 def trace_title(one: RankView) -> str:
-    """`Last calls of rank 2, from its trace ring, which was last written 35 s before`."""
+    """The title above a rank's last calls: `Last calls of rank 2, from its trace ring, last written 35 s before it was
+    read`.
+    """
     age = (
         ""
         if one.last_call_age is None

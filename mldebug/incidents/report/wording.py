@@ -65,14 +65,18 @@ def title(verdict: Verdict) -> str:
 
 
 def culprit_name(culprit: Culprit) -> str:
-    """Return `rank 3`, or `link gpu-17` for what is no rank."""
+    """Return the culprit's name for a sentence: `rank 3`, `worker of rank 3`, or its kind (`node`, `gpu`, `link`) where it
+    is no rank's.
+    """
     if culprit.kind == "worker" and culprit.rank is not None:
         return f"worker of rank {culprit.rank}"
     return f"rank {culprit.rank}" if culprit.rank is not None else culprit.kind
 
 
 def culprit_place(culprit: Culprit) -> str:
-    """Return `pid 41003 on gpu-17`; a rank that never came has no pid."""
+    """Where a culprit is: `pid 41003 on gpu-17`, `no process on gpu-17` for a rank that never came, or `on gpu-17` for a
+    node, GPU, mount or link.
+    """
     pid = f"pid {culprit.pid}" if culprit.pid is not None else "no process"
     if culprit.pid is None and culprit.kind not in ("rank", "worker"):
         return f"on {culprit.node}"

@@ -108,7 +108,7 @@ class NcclLog:
         self._adapters: dict[str, tuple[str, ...]] = {}
 
     def add_line(self, line: str, ours: LogWriters) -> None:
-        """Take one line of the log, without its end. Lines that are not NCCL's, are incomplete, or come from a process outside
+        """Read one line of the log, without its end. Lines that are not NCCL's, are incomplete, or come from a process outside
         `ours` are ignored.
         """
         if line.count(" NCCL ") - line.count(" NCCL INFO NCCL version ") > 1:

@@ -66,7 +66,7 @@ class LogParser:
         return len(self._partial)
 
     def feed(self, data: bytes) -> list[LogRecord]:
-        """Take the next bytes of the log; return the records that they complete, in order."""
+        """Parse the next bytes of the log; return the records that they complete, in order."""
         self.bytes += len(data)
         found: list[LogRecord] = []
         for start in range(0, len(data), SLICE):

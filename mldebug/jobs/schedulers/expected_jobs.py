@@ -38,8 +38,8 @@ class JobPattern(msgspec.Struct, frozen=True, kw_only=True):
 def watched_state(
     name: str, pattern: JobPattern, queue: Queue, now: float, warn: float
 ) -> WatchedState:
-    """The state of one expected job, by one answer of its scheduler. `warn`: a job counts as near its end from so many seconds
-    before its time limit.
+    """The state of one expected job, by one answer of its scheduler. `warn`: a job is taken to be near its end from so many
+    seconds before its time limit.
     """
     jobs = sorted(filter(pattern.fits, queue.jobs), key=_order)
     running = [job for job in jobs if job.standing is JobStanding.RUNNING]
@@ -69,7 +69,7 @@ def job_words(job: QueueJob, now: float) -> str:
 
 
 def missing_words(pattern: JobPattern) -> str:
-    """The words for: no job matches this pattern. `no job named my-training of user ada`."""
+    """The words for "no job matches this pattern": `no job named my-training of user ada`."""
     parts = [f"named {safe_line(pattern.name, 60)}"] if pattern.name else []
     parts += [f"of user {safe_line(pattern.user, 40)}"] if pattern.user else []
     parts += [f"with id {safe_line(pattern.id, 40)}"] if pattern.id else []

@@ -31,7 +31,9 @@ _PLURALS = {"read": "reads", "write": "writes", "open": "opens", "metadata": "me
 
 
 class OperationWindow(NamedTuple):
-    """Operations of one kind between two looks at a filesystem."""
+    """The operations of one kind that ended between two readings of a filesystem's counters: seconds for each, operations
+    and bytes per second.
+    """
 
     seconds_each: float
     per_second: float  # operations
@@ -53,7 +55,9 @@ class SlowOperations(NamedTuple):
     since: float  # seconds of the clock of the looks
 
     def sentence(self, title: str, at: float) -> str:
-        """`reads of /data (nfs01:/data) take 48 ms instead of 3 ms, for 5m (12 MiB/s instead of 30 MiB/s)`."""
+        """The slow operations in words, as of unix time `at`: `reads of /data (nfs01:/data) take 48 ms instead of 3 ms, for
+        5m (12 MiB/s instead of 30 MiB/s)`. `title`: the name of the filesystem.
+        """
         words = f"{_PLURALS[self.kind]} of {title} take {_milliseconds(self.now.seconds_each)} instead of {_milliseconds(self.usual_seconds)}"
         words += f", for {duration_words(at - self.since)}"
         if not self.now.bytes_per_second:
@@ -177,7 +181,9 @@ def latency_alerts(title: str, latency: FilesystemLatency, at: float) -> Iterato
 
 
 def latency_line(title: str, totals: Mapping[str, OperationCount]) -> str:
-    """`/data (nfs01:/data): read 3.1 ms (41,200), write 12 ms (310)`: mean times since it was mounted, and how many there were."""
+    """The mean times of operations since the filesystem was mounted, and how many there were: `/data (nfs01:/data): read
+    3.1 ms (41,200), write 12 ms (310)`.
+    """
     each = (
         f"{kind} {_milliseconds(one.seconds / one.operations)} ({one.operations:,})"
         for kind, one in totals.items()

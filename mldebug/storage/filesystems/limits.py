@@ -15,7 +15,7 @@ _SCRATCH = re.compile(r"(?:^|/)[^/]*scratch[^/]*(?:/|$)", re.IGNORECASE)
 
 
 class UsageLimit(NamedTuple):
-    """A filesystem counts as too full above this share of the usable size, or with less than so many bytes left."""
+    """A limit for a filesystem: it is too full above this share of the usable size, or with less than so many bytes left."""
 
     ratio: float | None = None
     left: int | None = None
@@ -28,7 +28,7 @@ class UsageLimit(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The limit as the end of a sentence: "the alarm is at 85 % of what can be used"."""
+        """The limit as the end of a sentence: `set to 85%`, `set to less than 40TiB left`."""
         if self.ratio is not None:
             return f"set to {self.ratio:.0%}"
         return f"set to less than {format_size(self.left or 0)} left"

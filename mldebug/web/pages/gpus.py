@@ -167,5 +167,5 @@ def _gaps(snapshot: Snapshot, overview: GpuOverview) -> Iterator[Gap]:
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the page."""
+    """Build the web page `gpus`."""
     return GpusPage()

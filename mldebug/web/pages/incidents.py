@@ -57,5 +57,5 @@ class IncidentsPage:
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the page."""
+    """Build the web page `incidents`."""
     return IncidentsPage()

@@ -182,5 +182,5 @@ def _height(speed: float, ends: tuple[float, float]) -> float:
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the page."""
+    """Build the web page `probes`."""
     return ProbesPage()

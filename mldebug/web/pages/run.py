@@ -142,5 +142,5 @@ def _gaps(snapshot: Snapshot, run: RunState) -> Iterator[Gap]:
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the page."""
+    """Build the web page `run`."""
     return RunPage()

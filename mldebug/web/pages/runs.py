@@ -133,5 +133,5 @@ def _notes(snapshot: Snapshot) -> list[StatusLine]:
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the page."""
+    """Build the web page `runs`."""
     return RunsPage()

@@ -213,5 +213,5 @@ def _gaps(snapshot: Snapshot, memory: NodeMemory, states: Iterable[SeriesState])
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the page."""
+    """Build the web page `storage`."""
     return StoragePage()

@@ -182,5 +182,5 @@ def _named(one: Leftover) -> str:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug agent`."""
     return agent

@@ -99,5 +99,5 @@ def _checkpoint(one: KnownCheckpoint, width: int, now: float) -> Iterator[Text]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug checkpoints`."""
     return command

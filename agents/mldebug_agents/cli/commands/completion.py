@@ -30,5 +30,5 @@ def command(shell: str) -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug completion`."""
     return command

@@ -105,5 +105,5 @@ def write_html(text: str, wanted: Path | None) -> Path:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug demo`."""
     return demo

@@ -166,5 +166,5 @@ def verdict(found: Examination) -> str:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug doctor`."""
     return command

@@ -308,5 +308,5 @@ def _copy(text: str, html: Path) -> Path:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug dump`."""
     return dump

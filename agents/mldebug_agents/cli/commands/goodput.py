@@ -88,5 +88,5 @@ def lines(job: JobGoodput) -> Iterator[Text]:
 
 
 def create(_: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug goodput`."""
     return command

@@ -82,7 +82,7 @@ def _look(config: Config, *, here_only: bool) -> GpuOverview:
 
 
 def show_list(overview: GpuOverview, console: Console, now: float) -> None:
-    """Print the list of GPUs, the same lines to a terminal and to a pipe. `now`: unix time."""
+    """Print the list of GPUs, the same lines to a terminal and to a pipe."""
     for line in list_lines(overview, now):
         print_line(console, line, prose=True)
 
@@ -125,9 +125,9 @@ def _title(overview: GpuOverview, now: float) -> str:
 def release(duration: str | None, end: bool, config: Path | None) -> None:
     """Have the agent let go of all GPUs, for a reset.
 
-    `nvidia-smi --gpu-reset` fails while a process has a GPU open. The agent reads the GPUs again once the time given with
-    `--for` is over, or at `--end`. It also lets go unasked where the driver wants a reset and no process uses a GPU.
-    Only root, the agent's user and members of agent.group may use this command.
+    `nvidia-smi --gpu-reset` fails while anybody holds a GPU. The agent takes them up again by itself when the time is
+    over. It lets go by itself, too, where the driver asks for a reset and no process uses a GPU. Only root, the
+    agent's user and members of agent.group may ask.
     """
     seconds = _seconds(duration, end=end)
     answer = post_to_agent(_state_dir(config), RELEASE, Released, seconds=seconds)
@@ -182,5 +182,5 @@ def accept(config: Path | None) -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug gpus`."""
     return group

@@ -143,5 +143,5 @@ def _classes() -> tuple[Any, type[Exception]]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug mcp`."""
     return command

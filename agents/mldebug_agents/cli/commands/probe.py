@@ -40,5 +40,5 @@ def group() -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug probe`."""
     return group

@@ -70,5 +70,5 @@ def pipe_settings(prefix: str | None) -> dict[str, str]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the verb."""
+    """Build the command `mldebug run`."""
     return command

@@ -108,5 +108,5 @@ def _rows(shares: Sequence[RankShares], slow: set[int]) -> Iterator[Text]:
 
 
 def create(_: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug slow`."""
     return command

@@ -348,5 +348,5 @@ def _listed(heading: str, lines: Sequence[str]) -> Iterator[Text]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug status`."""
     return command

@@ -115,5 +115,5 @@ def _seconds(duration: str) -> float:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug support-bundle`."""
     return command

@@ -231,5 +231,5 @@ def _user() -> str:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the verb."""
+    """Build the command `mldebug switch`."""
     return group

@@ -136,5 +136,5 @@ def _show_ways(state_dir: Path, config: Path | None, mine: bool = True) -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug up`."""
     return command

@@ -78,5 +78,5 @@ def _check(answer: AgentAnswer, config: Path | None) -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command."""
+    """Build the command `mldebug web`."""
     return command

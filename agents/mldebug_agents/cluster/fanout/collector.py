@@ -53,7 +53,7 @@ class ReplyCollector:
         return len(self._replies)
 
     def take(self, news: FanoutNews) -> None:
-        """Take one event of the child: a line of output, an error, or the end of one node's command."""
+        """Handle one event of the child: a line of output, an error, or the end of one node's command."""
         if news.line:
             self._take_line(news)
         elif not news.node and news.error:

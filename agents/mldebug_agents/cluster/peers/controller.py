@@ -167,7 +167,7 @@ class PeersController:
         return self._ours.present
 
     def on_result(self, result: Result) -> None:
-        """Take the result of a worker: of an announcement, of a capture on all nodes, or a request of another node, which
+        """Handle the result of a worker: of an announcement, of a capture on all nodes, or a request of another node, which
         is answered here.
         """
         now = time.monotonic()

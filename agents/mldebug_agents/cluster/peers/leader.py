@@ -195,7 +195,7 @@ class Leader:
             refuse(answer, MldebugError("too many captures wait"))
 
     def together(self, result: Result) -> None:
-        """Take the result of a capture on all nodes: write it to the incident's report, or give it to the user who asked."""
+        """Handle the result of a capture on all nodes: write it to the incident's report, or give it to the user who asked."""
         call: CaptureCall = result.order.call
         answer: Future[Any] | None = result.order.answer
         why = f"the nodes could not be asked: {result.error}" if result.error else ""

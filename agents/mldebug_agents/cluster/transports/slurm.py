@@ -208,5 +208,5 @@ def _ask(starter: ProgramStarter, *argv: str) -> list[str]:
 
 
 def create(options: Options) -> Transport:
-    """Build the plugin."""
+    """Build the transport `slurm`."""
     return SlurmTransport(options)

@@ -78,7 +78,9 @@ class SshTransport:
         return {}
 
     def ended(self, node: str, code: int, error: str) -> QueriedNode:
-        """Why the node has not answered, from ssh's exit code and its last line on stderr."""
+        """Return the node with the reason why it has not answered, from ssh's exit code and its last line on stderr:
+        `silent` where nothing answered at its address, else `unable`.
+        """
         if code == SSH_FAILED and _SILENT.search(error):
             return QueriedNode(name=node, state="silent", reason=_plain(error, node))
         return QueriedNode(
@@ -101,7 +103,7 @@ def remote_command(wanted: FanoutRequest) -> str:
 
 
 def why(code: int, error: str) -> str:
-    """How ssh ended on a node, in a few words."""
+    """Return in a few words how ssh ended on a node, from its exit code and its last line on stderr."""
     if code == LATE:
         return f"mldebug was not done in time there{f': {error}' if error else ''}"
     if code == 0:
@@ -115,5 +117,5 @@ def _plain(error: str, node: str) -> str:
 
 
 def create(options: Options) -> Transport:
-    """Build the plugin."""
+    """Build the transport `ssh`."""
     return SshTransport(options)

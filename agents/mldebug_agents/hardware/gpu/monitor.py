@@ -55,7 +55,7 @@ class GpuMonitor:
         self._faults: dict[str, list[Fault]] = {}  # of memory, by job
 
     def update(self, news: GpuNews, limits: Thresholds, configured: int | None) -> None:
-        """Take a successful reading. `limits`: thresholds of the health rules. `configured`: how many GPUs the
+        """Keep a successful reading. `limits`: thresholds of the health rules. `configured`: how many GPUs the
         configuration expects; None: the number is learned.
         """
         if news.full is None:

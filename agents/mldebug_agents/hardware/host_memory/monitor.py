@@ -39,7 +39,7 @@ class HostMemoryMonitor:
             self.worker.order(MemoryOrder(jobs=jobs, horizon=settings.alarm, pss=settings.pss))
 
     def on_result(self, result: Result) -> None:
-        """Take the worker's result and log new memory alarms; after a failure the old reading is dropped."""
+        """Handle the worker's result and log new memory alarms; after a failure the old reading is dropped."""
         self._memory = result.value if isinstance(result.value, NodeMemory) else None
         if self._memory is None:
             return

@@ -37,8 +37,8 @@ MAX_GROUPS = 64
 
 
 class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read. `horizon`: alert where memory is forecast to be full within so many seconds. `pss`: also read each rank's
-    proportional share, which is slow.
+    """An order to read the memory of the node. `horizon`: alert where memory is forecast to be full within so many seconds.
+    `pss`: also read the proportional set size (Pss) of each rank, which is slow.
     """
 
     jobs: tuple[Job, ...] = ()

@@ -64,7 +64,7 @@ class PortMonitor:
             self.worker.order(order)
 
     def on_result(self, result: Result) -> None:
-        """Take the worker's result; after a failure the last reading is forgotten."""
+        """Handle the worker's result; after a failure the last reading is forgotten."""
         self._ports = result.value if isinstance(result.value, NodePorts) else None
         if self._ports is None or not self._memory.opened:
             return

@@ -79,7 +79,7 @@ class WatchedAttempt:
         return now - self.noted_at >= (SOON if now - self.found_at < YOUNG else REFRESH)
 
     def recall(self, ends: KnownExits) -> None:
-        """Take the exits that an earlier agent stored.
+        """Add the exits that an earlier agent stored.
 
         A known rank that is gone without a stored exit ended while no agent ran.
         """

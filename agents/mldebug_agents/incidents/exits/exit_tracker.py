@@ -128,12 +128,14 @@ class ExitTracker:
         return other is not one
 
     def recall(self, run: Run, ends: KnownExits | None) -> None:
-        """Take the exits that an earlier agent stored of a job that still lives; None: it stored none."""
+        """Add the exits that an earlier agent stored of a job that still lives; None: it stored none."""
         if ends is not None:
             self._jobs.setdefault(run.job.id, WatchedAttempt(run)).recall(ends)
 
     def revive(self, run: Run, ends: KnownExits) -> None:
-        """Take a job that lost a rank under an earlier agent and is gone now: its end is judged from what is left."""
+        """Have the end of a job judged that had lost a rank under an earlier agent and is gone now, from what is left of
+        it. `ends`: the exits that the earlier agent stored.
+        """
         self.recall(run, ends)
         self.over(run)
 
@@ -152,7 +154,7 @@ class ExitTracker:
         return msgspec.structs.replace(look, job=job, look=look_now)
 
     def exited(self, gone: ProcessExit) -> None:
-        """Take the end of a watched process: a rank or a launcher."""
+        """Handle the end of a watched process: a rank or a launcher."""
         job_id, rank = self._ranks.get((gone.pid, gone.start_ticks), ("", -1))
         attempt = self._jobs.get(job_id)
         if attempt is not None:

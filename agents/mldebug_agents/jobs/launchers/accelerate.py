@@ -46,5 +46,5 @@ class AccelerateLauncher:
 
 
 def create(options: NoOptions) -> NodeLauncher:
-    """Build the plugin."""
+    """Build the launcher `accelerate`."""
     return AccelerateLauncher()

@@ -37,5 +37,5 @@ class DeepspeedLauncher:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the plugin."""
+    """Build the launcher `deepspeed`."""
     return DeepspeedLauncher()

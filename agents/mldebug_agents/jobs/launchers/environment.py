@@ -26,5 +26,5 @@ class EnvironmentLauncher:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the plugin."""
+    """Build the launcher `environment`."""
     return EnvironmentLauncher()

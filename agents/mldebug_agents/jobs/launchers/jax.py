@@ -62,5 +62,5 @@ def _arguments(argv: tuple[str, ...]) -> dict[str, str]:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the plugin."""
+    """Build the launcher `jax`."""
     return JaxLauncher()

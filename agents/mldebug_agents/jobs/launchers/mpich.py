@@ -46,5 +46,5 @@ class MpichLauncher:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the plugin."""
+    """Build the launcher `mpich`."""
     return MpichLauncher()

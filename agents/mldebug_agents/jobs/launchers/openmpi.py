@@ -40,5 +40,5 @@ class OpenmpiLauncher:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the plugin."""
+    """Build the launcher `openmpi`."""
     return OpenmpiLauncher()

@@ -28,5 +28,5 @@ class SingleLauncher:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the plugin."""
+    """Build the launcher `single`."""
     return SingleLauncher()

@@ -62,5 +62,5 @@ def tasks_here(tasks: str, node: str) -> int | None:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the plugin."""
+    """Build the launcher `slurm`."""
     return SlurmLauncher()

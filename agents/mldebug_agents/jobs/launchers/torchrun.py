@@ -53,5 +53,5 @@ class TorchrunLauncher:
 
 
 def create(options: NoOptions) -> NodeLauncher:
-    """Build the plugin."""
+    """Build the launcher `torchrun`."""
     return TorchrunLauncher()

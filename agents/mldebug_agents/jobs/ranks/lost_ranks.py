@@ -60,9 +60,8 @@ class LostRankFinder:
         return tuple(lost), gaps
 
     def stranger(self, rank: RankIdentity) -> bool:
-        """Whether the process that held this rank still lives.
-
-        Asked where it claims the rank no more, so it is another program now.
+        """Whether the process that held this rank still exists. For a rank that no process claims any more: then that
+        process runs another program now.
         """
         stat = self._tree.stats.get(rank.pid)
         return stat is not None and stat.start_ticks == rank.start_ticks and stat.state not in "ZX"

@@ -166,5 +166,5 @@ def _text(path: Path) -> str:
 
 
 def create(options: Options) -> Scheduler:
-    """Build the plugin."""
+    """Build the scheduler `kubernetes`."""
     return KubernetesScheduler(options)

@@ -168,5 +168,5 @@ def _check(program: str, done: Completed) -> None:
 
 
 def create(options: Options) -> Scheduler:
-    """Build the plugin."""
+    """Build the scheduler `slurm`."""
     return SlurmScheduler(options)

@@ -67,7 +67,7 @@ class ProbeHistoryMonitor:
             self.worker.order(None)
 
     def on_result(self, result: Result) -> bool:
-        """Take the result of the worker; after an error the history is shown as empty. False where the result comes from
+        """Handle the result of the worker; after an error the history is shown as empty. False where the result comes from
         another worker.
         """
         if result.worker == WORKER:

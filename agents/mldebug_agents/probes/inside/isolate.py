@@ -102,7 +102,9 @@ def _store(torch: Any, order: dict[str, Any], seconds: float, serve: bool = Fals
 
 
 class NodeParticipant:
-    """The part of one node in the isolation: it carries out the steps that node 0 announces, and reports through the store."""
+    """The part of one node in `mldebug probe isolate`: it carries out the steps that node 0 announces, and reports through
+    the store.
+    """
 
     def __init__(self, order: dict[str, Any], store: Any) -> None:
         self._order, self.store = order, store
@@ -165,7 +167,9 @@ class NodeParticipant:
 
 
 class TrialLeader:
-    """Node 0 of the isolation: a participant that also decides which groups are tried."""
+    """The part of node 0 in `mldebug probe isolate`: it takes part as every node does, and also decides which groups are
+    tried.
+    """
 
     def __init__(self, order: dict[str, Any], stand: NodeParticipant) -> None:
         self._order, self._stand = order, stand

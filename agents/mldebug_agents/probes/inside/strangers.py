@@ -31,7 +31,9 @@ class Strangers:
         self._met: Dict[int, float] = {}
 
     def first_look(self) -> str:
-        """As `look`, but waits up to `SMI_SECONDS` for nvidia-smi's first answer; called before anything is measured."""
+        """Why the probe must not begin; "" where it may. Waits up to `SMI_SECONDS` for nvidia-smi's first answer; called
+        before anything is measured.
+        """
         reason, until = self.look(), time.monotonic() + SMI_SECONDS
         while self._smi and self._smi.query and not reason and time.monotonic() < until:
             time.sleep(0.1)

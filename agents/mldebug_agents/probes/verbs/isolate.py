@@ -41,7 +41,7 @@ class Participation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IsolateProgress(msgspec.Struct):
-    """What the events of an isolation have reported so far."""
+    """What the events of `mldebug probe isolate` have reported so far."""
 
     members: list[str]
     absent: list[int]
@@ -64,7 +64,7 @@ class IsolateProgress(msgspec.Struct):
 
 
 class IsolateAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of an isolation, as `--json` prints it."""
+    """The result of `mldebug probe isolate` with all its trials, as `--json` prints it."""
 
     members: list[str]
     answer: Isolation

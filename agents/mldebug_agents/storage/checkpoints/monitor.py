@@ -146,7 +146,7 @@ class CheckpointMonitor:
         return bool(series.grown_at and time.time() - series.grown_at < 2 * self._settings.interval)
 
     def on_result(self, result: Result, runs: Mapping[str, Run]) -> None:
-        """Take the worker's readings of checkpoints; an error is logged."""
+        """Handle the worker's readings of checkpoints; an error is logged."""
         if not isinstance(result.value, CheckpointNews):
             log.warning("checkpoints could not be looked at: %s", result.error)
             return

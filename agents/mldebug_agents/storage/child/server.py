@@ -57,7 +57,7 @@ class MountProber:
         self._since: dict[Key, float] = {}  # when the call began
 
     def round(self, wanted: MountRequests) -> MountAnswers:
-        """Query all mounts and wait at most `wanted.seconds`. A mount whose call has not returned by then counts as stuck;
+        """Query all mounts and wait at most `wanted.seconds`. A mount whose call has not returned by then is taken to be stuck;
         one that was not reached in time gets the reason "there was no time left".
         """
         until = time.monotonic() + wanted.seconds

@@ -44,7 +44,7 @@ class DirSizeStarter(WorkerStarter, Protocol):
 
 class DirSizeClient:
     """Keeps the child that counts directories. For the main loop's thread only. `clock` returns seconds; `patience`: seconds
-    without a message after which a child that works on a tree counts as hung.
+    without a message after which a child that works on a tree is taken to be hung.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class FileParser(Protocol):
         """How many bytes of an unfinished record are kept for the next `feed`."""
 
     def feed(self, data: Chunk) -> list[LogRecord]:
-        """Take the next bytes of the file; return the records that they complete."""
+        """Parse the next bytes of the file; return the records that they complete."""
 
     def flush(self) -> list[LogRecord]:
         """The record in the unfinished end of the file, if it is complete but for its end."""
@@ -70,7 +70,7 @@ class ChartParser(ABC):
         return len(self._held)
 
     def feed(self, data: bytes) -> list[LogRecord]:
-        """Take the next bytes; return the records that they complete, one for each step."""
+        """Parse the next bytes; return the records that they complete, one for each step."""
         self.bytes += len(data)
         if self._skip:
             passed = min(self._skip, len(data))

@@ -75,7 +75,7 @@ def _scalars(groups: dict[str, str | None]) -> Iterator[tuple[str, float]]:
 
 
 def create(options: Options) -> LogFormat:
-    """Build the format; `ConfigError` lists every pattern that cannot be used."""
+    """Build the log format `regex`. Raises ConfigError, which lists every pattern that cannot be used."""
     given = list(_given(options))
     checked = [(pattern, _problem(pattern)) for _, pattern in given]
     wrong = [f"logs.regex: {pattern!r} {problem}" for pattern, problem in checked if problem]

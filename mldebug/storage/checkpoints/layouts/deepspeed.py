@@ -75,5 +75,5 @@ def _reached(named: str, own: str) -> bool:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the layout."""
+    """Build the checkpoint layout `deepspeed`."""
     return DeepSpeed()

@@ -163,5 +163,5 @@ def _whole(one: FileEntry) -> ByteRange:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the layout."""
+    """Build the checkpoint layout `distributed`."""
     return Distributed()

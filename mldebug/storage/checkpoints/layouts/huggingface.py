@@ -130,5 +130,5 @@ def _end(state: FileEntry) -> ByteRange:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the layout."""
+    """Build the checkpoint layout `huggingface`."""
     return HuggingFace()

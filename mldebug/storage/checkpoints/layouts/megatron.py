@@ -81,5 +81,5 @@ def _is_shard(path: str) -> bool:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the layout."""
+    """Build the checkpoint layout `megatron`."""
     return Megatron()

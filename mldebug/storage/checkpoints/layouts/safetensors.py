@@ -43,5 +43,5 @@ class Safetensors:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the layout."""
+    """Build the checkpoint layout `safetensors`."""
     return Safetensors()

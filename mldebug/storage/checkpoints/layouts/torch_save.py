@@ -47,5 +47,5 @@ class TorchSave:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the layout."""
+    """Build the checkpoint layout `torch_save`."""
     return TorchSave()

@@ -18,5 +18,5 @@ class ChannelValues:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build the source of values."""
+    """Build the source of completion values `channels`."""
     return ChannelValues()

@@ -17,5 +17,5 @@ class InterfaceValues:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build the source of values."""
+    """Build the source of completion values `interfaces`."""
     return InterfaceValues()

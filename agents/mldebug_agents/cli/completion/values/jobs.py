@@ -62,5 +62,5 @@ def _sentence(run: RunNames) -> str:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build the source of values."""
+    """Build the source of completion values `jobs`."""
     return JobValues()

@@ -82,7 +82,7 @@ class Broadcast:
         return [self._shot(number) for number in range(len(self._to))]
 
     def close(self) -> None:
-        """Close all connections and stop the pool."""
+        """Close all connections, and stop the threads that connect."""
         self._pool.end()
         for line in (*self._ready.values(), *(one.line for one in self._open.values())):
             line.close()

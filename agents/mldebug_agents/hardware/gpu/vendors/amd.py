@@ -178,5 +178,5 @@ def _names(folder: str) -> list[str]:
 
 
 def create(options: Options) -> Vendor:
-    """Build the reader; reads no GPU yet."""
+    """Build the reader of AMD's GPUs; reads no GPU yet."""
     return Amd(options.sysfs)

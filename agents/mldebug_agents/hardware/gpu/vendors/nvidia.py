@@ -194,5 +194,5 @@ def _gaps(found: list[GpuReading]) -> Iterator[Gap]:
 
 
 def create(options: Options) -> Vendor:
-    """Build the reader; loads and opens nothing yet."""
+    """Build the reader of NVIDIA's GPUs; loads and opens nothing yet."""
     return Nvidia(Library(options.library))
