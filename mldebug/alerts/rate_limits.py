@@ -37,9 +37,9 @@ class ActionRateLimits:
     ) -> str:
         """Why the action `step` must not run now for `subject`; "" where it may.
 
-        `cooldown`: seconds between two runs for one subject. `hourly`: runs in an hour; a user with
-        few of them still gets an equal share when others have used them up. Past runs that seem to
-        lie in the future count as now.
+        `cooldown`: seconds between two runs for one subject. `hourly`: runs in an hour; a user with few of them still gets
+        an equal share when others have used them up. Past runs that seem to lie in the future count as now. `now`: unix
+        time.
         """
         mine = [one for one in self.past if one.step == step]
         ages = [max(0.0, now - one.at) for one in mine if one.subject == subject]

@@ -75,7 +75,7 @@ class Coordinator(PeerRoster):
     ) -> Iterator[CaptureCall]:
         """Yield each stall that has to be captured now, once, and close stalls that are over.
 
-        `leads`: whether this agent coordinates the run with that key; other runs are left out.
+        `leads`: whether this agent coordinates the run with that key; other runs are left out. `now`: monotonic seconds.
         """
         self._forget(now)
         blamed = list(self._blamed(now))
@@ -107,7 +107,9 @@ class Coordinator(PeerRoster):
     def compare_ranks(
         self, now: float, leads: Callable[[RunKey], bool], pace: float, lead: float
     ) -> None:
-        """Have the ranks of runs on several nodes sampled where that is due, and compare what has come: see `SlownessRounds.tick`."""
+        """Have the ranks of runs on several nodes sampled where that is due, and compare the ranks whose samples have come.
+        `now`: monotonic seconds; `leads`, `pace` and `lead`: as in `due` and `SlownessRounds.tick`.
+        """
         runs = ((run, shown) for run, shown in self.shown_runs(now) if leads(run[0]))
         self._slowness.tick(runs, now, pace, lead)
 
@@ -209,7 +211,9 @@ class Coordinator(PeerRoster):
             stall.whole = whole
 
     def word(self, news: RunNews, node: str, now: float) -> RunWord:
-        """What a node is to know of one of its runs: progress on other nodes, the open stall or why it is over, and for how long to delay a capture."""
+        """What a node is to know of one of its runs: progress on other nodes, the open stall or why it is over, and for how
+        long to delay a capture. `now`: monotonic seconds.
+        """
         others = self._telling(news.key, news.attempt, node, now)
         stall = self._stalls.get((news.key, news.attempt))
         answer = RunWord(

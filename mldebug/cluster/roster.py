@@ -54,8 +54,8 @@ class PeerRoster:
     def update(self, announcement: Announcement, address: str, now: float) -> None:
         """Store a node's announcement, which came from `address`.
 
-        Another agent with the same node name is refused while the known one's announcement is still
-        valid.
+        Another agent with the same node name is refused while the known one's announcement is still valid. `now`: monotonic
+        seconds.
         """
         known = self._peers.get(announcement.node)
         if known and self._is_fresh(known, now) and is_another_agent(known, announcement, address):
@@ -112,7 +112,7 @@ class PeerRoster:
     def update_relayed(self, announcement: Announcement, now: float, via: str = "") -> None:
         """Store the announcements of other nodes that one node (at the address `via`) relays.
 
-        Those of nodes that announced themselves directly a short time ago are ignored.
+        Those of nodes that announced themselves directly a short time ago are ignored. `now`: monotonic seconds.
         """
         for one in announcement.relayed:
             known = self._peers.get(one.node)
@@ -131,9 +131,10 @@ class PeerRoster:
             self._put(one.node, KnownPeer(own, one.address, at, by=by, via=via))
 
     def relayed(self, group: str, but: str, now: float) -> tuple[Relayed, ...]:
-        """Valid announcements that nodes of this group made directly to this agent, to be relayed to the group's coordinator: at most `MAX_RELAYED`.
+        """Valid announcements that nodes of this group made directly to this agent, to be relayed to the group's
+        coordinator: at most `MAX_RELAYED`.
 
-        `but`: a node to leave out.
+        `but`: a node to leave out. `now`: monotonic seconds.
         """
         fresh = (
             (one, one.parts[group])
@@ -164,7 +165,9 @@ class PeerRoster:
         )
 
     def idle(self, call: CaptureCall, hosts: Collection[str], now: float) -> tuple[KnownPeer, ...]:
-        """Nodes among `hosts` (compared by short name) with a valid announcement and no rank of this run."""
+        """Nodes among `hosts` (compared by short name) with a valid announcement and no rank of this run. `now`: monotonic
+        seconds.
+        """
         known = {peer.announcement.node for peer in call.peers}
         short = {host.partition(".")[0] for host in hosts}
         return tuple(
@@ -198,11 +201,13 @@ class PeerRoster:
         return min(SLOWEST, EACH * self._shares.sources * self._shares.count(source_of(address)))
 
     def fresh(self, now: float) -> tuple[str, ...]:
-        """The names of nodes whose last announcement is still valid."""
+        """The names of nodes whose last announcement is still valid. `now`: monotonic seconds."""
         return tuple(name for name, one in sorted(self._peers.items()) if self._is_fresh(one, now))
 
     def view(self, node: str, peers: Iterable[str], now: float) -> ClusterView:
-        """All nodes for `mldebug status --cluster`: those that announced themselves, and configured ones (`peers`) that never did. `node`: the coordinator's name."""
+        """All nodes for `mldebug status --cluster`: those that announced themselves, and configured ones (`peers`) that
+        never did. `node`: the coordinator's name. `now`: monotonic seconds.
+        """
         found = [
             PeerView(
                 node=name, address=one.address, version=one.announcement.version, seconds_ago=round(now - one.at, 1),
@@ -269,7 +274,7 @@ class PeerRoster:
     def shown_runs(
         self, now: float
     ) -> Iterator[tuple[tuple[RunKey, int], list[tuple[KnownPeer, RunNews]]]]:
-        """Each attempt of a run that lives on nodes all lately heard of, with those nodes."""
+        """Each attempt of a run that lives on nodes all lately heard of, with those nodes. `now`: monotonic seconds."""
         for run in self._shown:
             shown = list(self._of(*run))
             if shown and all(self._is_fresh(one, now) for one, _ in shown):

@@ -92,7 +92,9 @@ class SlownessRounds:
                 one.round, one.due = _Round(self._name(), now + lead), now + pace
 
     def complete(self, word: RunWord, news: RunNews, now: float) -> RunWord:
-        """The word to a node on its run, with the call that is open and a finding that it does not know."""
+        """Add to the coordinator's message to a node (`word`) the sampling order for the run that is open, and a finding
+        that the node does not know yet. `now`: monotonic seconds.
+        """
         one = self._runs.get((news.key, news.attempt))
         if one is None:
             return word

@@ -116,5 +116,5 @@ class CallBudget:
         return True
 
     def forget(self, now: float) -> None:
-        """Forget sources that caused no capture in the last `WINDOW` seconds."""
+        """Forget sources that caused no capture in the last `WINDOW` seconds. `now`: monotonic seconds."""
         self._calls = {s: c for s, c in self._calls.items() if c and now - c[-1][0] < WINDOW}

@@ -105,7 +105,7 @@ def _words(case: Case, number: int, one: Raised) -> str:
 
 
 def raised_by(case: Case, ranks: Collection[int]) -> Iterator[tuple[int, Raised]]:
-    """(rank, its last exception) for these ranks.
+    """Yield (rank, an exception that it raised) for these ranks: the last one that ended its script, or else the last one.
 
     Exceptions that only blame another rank are left out.
     """

@@ -204,7 +204,7 @@ class JobAccount(msgspec.Struct, kw_only=True):
 
 
 class JobAccounts:
-    """The accounts of all jobs of a node, the living and the last ones that ended."""
+    """The accounts of GPU time of all jobs of a node: of the living ones, and of the last ones that ended."""
 
     def __init__(self) -> None:
         self.jobs: dict[JobKey, JobAccount] = {}

@@ -93,8 +93,8 @@ def _checksum(data: bytes) -> int:
 
 
 def hook_summary(beat: Heartbeat, now: float) -> HookState:
-    """The record's step, phase and figures for a capture. Times become ages in seconds, because the monotonic clock means nothing
-    on other nodes.
+    """The record's step, phase and figures for a capture. Times become ages in seconds, because the monotonic clock means
+    nothing on other nodes. `now`: monotonic seconds.
     """
     return HookState(
         step=beat.step,

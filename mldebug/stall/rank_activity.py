@@ -157,11 +157,11 @@ class RankActivity(msgspec.Struct, kw_only=True):
         self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
     def checkpoint_moved_at(self, now: float, window: float) -> float:
-        """When this rank last wrote as fast as a checkpoint is written (1 MiB/s), on the caller's clock; -inf where it has not
-        since the job last made progress.
+        """When this rank last wrote as fast as a checkpoint is written (1 MiB/s), on the caller's clock; -inf where it has
+        not since the job last made progress.
 
         While the rank has stood for `window` seconds in a wait for other ranks or a sleep, what its other threads write is
-        ignored.
+        ignored. `now`: the caller's clock, in seconds.
         """
         class_name = self.classified.class_name if self.classified else ""
         rests = class_name in ITS_OWN - ON_STORAGE and now - self.idle_since >= window
@@ -244,8 +244,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
         )
 
     def condition(self, now: float, window: float, *, devices: bool = True) -> Condition:
-        """What the rank did in the last `window` seconds. Too few stack samples count as BUSY. With `devices` False progress of
-        its GPU is ignored.
+        """What the rank did in the last `window` seconds. Too few stack samples count as BUSY. With `devices` False
+        progress of its GPU is ignored. `now`: the caller's clock, in seconds.
         """
         if self.role in (Role.EXITED, Role.MISSING):
             return Condition.GONE
@@ -265,8 +265,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
         return Condition.WAITING if now - self.no_bytes_since >= window else Condition.BUSY
 
     def is_open(self, now: float, window: float) -> bool:
-        """Whether the rank stood in the same frames for `window` seconds while something of it used CPU, and its frames do not
-        tell whether it waits or works.
+        """Whether the rank stood in the same frames for `window` seconds while something of it used CPU, and its frames do
+        not tell whether it waits or works. `now`: the caller's clock, in seconds.
         """
         steady = min(now - self.frames_first_at, now - self.unchanged_since)
         unclear = self.role in (Role.BUSY, Role.UNCLEAR) and self.samples > 1

@@ -121,8 +121,8 @@ def choose(
 def is_blamed(
     rule: StallRule, quiet: float, standing: StillnessSummary, ranks: RunActivity, now: float
 ) -> bool:
-    """Whether an incident opens now: the timeout is over and no rank moves, or a rank has kept the others waiting for too long.
-    `quiet`: seconds of quiet as `counted_quiet` gives them.
+    """Whether an incident opens now: the timeout is over and no rank moves, or a rank has kept the others waiting for too
+    long. `quiet`: seconds of quiet as `counted_quiet` gives them. `now`: the caller's clock, in seconds.
     """
     if rule.by == "stillness":
         early = waits_for_others(rule, standing) and standing.stood_for(now) < rule.patience

@@ -93,7 +93,9 @@ class RunActivity:
             self._by_rank[look.rank] = activity
 
     def forget(self, now: float) -> None:
-        """Note that the job made progress: what its ranks did before does not count for a later stall."""
+        """Note that the job made progress: what its ranks did before does not count for a later stall. `now`: the caller's
+        clock, in seconds.
+        """
         for activity in self._by_rank.values():
             activity.forget(now)
 
@@ -110,7 +112,7 @@ class RunActivity:
 
     def any_open(self, now: float, window: float) -> bool:
         """Whether any rank stood in the same frames for `window` seconds, and stack samples do not tell whether it waits or
-        works.
+        works. `now`: the caller's clock, in seconds.
         """
         return any(activity.is_open(now, window) for activity in self._by_rank.values())
 
@@ -121,19 +123,24 @@ class RunActivity:
         return bool(activities) and all(one.device_moves for one in activities)
 
     def unmoved_for(self, now: float) -> tuple[float, float]:
-        """Two numbers: for how many seconds no rank, and for how many at least one rank, has not moved by any sign but CPU time."""
+        """Two numbers: for how many seconds no rank, and for how many at least one rank, has not moved by any sign but CPU
+        time. `now`: the caller's clock, in seconds.
+        """
         spans = [now - activity.unmoved_since for activity in self._by_rank.values()]
         return min(spans, default=0.0), max(spans, default=0.0)
 
     def steady_for(self, now: float) -> float:
-        """Seconds for which every rank has shown the same stack, whatever its CPU and I/O counters did; 0.0 without ranks."""
+        """Seconds for which every rank has shown the same stack, whatever its CPU and I/O counters did; 0.0 without ranks.
+        `now`: the caller's clock, in seconds.
+        """
         return min(
             (now - activity.same_frames_since for activity in self._by_rank.values()), default=0.0
         )
 
     def checkpoint_moved_at(self, now: float, window: float) -> float:
-        """When a growing checkpoint last counted as movement of the job, on the caller's clock; -inf where none has. `window`:
-        seconds a rank must stand before what its other threads write is ignored.
+        """When a growing checkpoint last counted as movement of the job, on the caller's clock; -inf where none has.
+        `window`: seconds a rank must stand before what its other threads write is ignored. `now`: the caller's clock, in
+        seconds.
         """
         activities = self._by_rank.values()
         by_rank = (activity.checkpoint_moved_at(now, window) for activity in activities)
@@ -171,7 +178,9 @@ class RunActivity:
         )
 
     def stillness(self, now: float, window: float, *, devices: bool = True) -> StillnessSummary:
-        """Sort the ranks by what they did in the last `window` seconds. With `devices` False progress of GPUs is ignored."""
+        """Sort the ranks by what they did in the last `window` seconds. With `devices` False progress of GPUs is ignored.
+        `now`: the caller's clock, in seconds.
+        """
         found: dict[Condition, list[RankActivity]] = {condition: [] for condition in Condition}
         for _, activity in sorted(self._by_rank.items()):
             found[activity.condition(now, window, devices=devices)].append(activity)

@@ -60,6 +60,7 @@ class ChannelDelivery:
         """The event to send now: one that this channel has not sent yet, else one that is due to be repeated.
 
         None where there is nothing to send, or the channel is busy, pauses after a failure, or sends only signs of life.
+        `now`: monotonic seconds.
         """
         if self.every or self.under_way or now < self.not_before:
             return None
@@ -75,7 +76,9 @@ class ChannelDelivery:
         return next(due, None)
 
     def beats(self, now: float) -> bool:
-        """Whether a sign of life is due now; where True is returned it counts as sent. Only for channels with `every`."""
+        """Whether a sign of life is due now; where True is returned it counts as sent. Only for channels with `every`.
+        `now`: monotonic seconds.
+        """
         due = self.every and (not self._beat or now - self._beat >= self.every)
         if self.under_way or now < self.not_before or not due:
             return False
@@ -93,7 +96,7 @@ class ChannelDelivery:
         self.under_way = False
 
     def done(self, key: str, now: float) -> None:
-        """Note that the message with this event key was delivered."""
+        """Note that the message with this event key was delivered. `now`: monotonic seconds."""
         self._pause, self.not_before = PAUSE_FIRST, 0.0
         self._note(sent=self.state.sent + 1, last_success=time.time(), trouble="")
         self._repeated[key] = now
@@ -109,7 +112,9 @@ class ChannelDelivery:
         log.error("channel %s: %s", self.name, trouble)
 
     def failure(self, key: str, error: Exception, now: float) -> None:
-        """Note that the message may not have arrived. It is tried again after a pause, which doubles up to `PAUSE_MOST` seconds."""
+        """Note that the message may not have arrived. It is tried again after a pause, which doubles up to `PAUSE_MOST`
+        seconds. `now`: monotonic seconds.
+        """
         self._tries[key] = self._tries.get(key, 0) + 1
         reason = safe_line(str(error) or type(error).__name__, 200)
         if not self.state.trouble:

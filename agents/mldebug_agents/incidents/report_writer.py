@@ -56,7 +56,7 @@ class IncidentWriter:
     def new_id(self, now: float, job_id: str) -> str:
         """A new incident id from time and job.
 
-        It differs from those given lately: while it equals one of them, a second is added.
+        It differs from those given lately: while it equals one of them, a second is added. `now`: unix time.
         """
         made = make_id(now, job_id)
         while made in self._latest_ids:

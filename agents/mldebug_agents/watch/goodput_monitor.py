@@ -47,7 +47,9 @@ Exits = Callable[[str], Mapping[int, str]]
 
 
 class GoodputMonitor:
-    """Keeps the accounts of this node's jobs. `wall`, `steady`: unix time, by which incidents tell theirs, and monotonic seconds."""
+    """Keeps the accounts of GPU time of this node's jobs. `wall`: unix time by the clock that also dates incidents;
+    `steady`: monotonic seconds.
+    """
 
     def __init__(
         self,

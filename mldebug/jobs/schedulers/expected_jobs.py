@@ -39,7 +39,7 @@ def watched_state(
     name: str, pattern: JobPattern, queue: Queue, now: float, warn: float
 ) -> WatchedState:
     """The state of one expected job, by one answer of its scheduler. `warn`: a job is taken to be near its end from so many
-    seconds before its time limit.
+    seconds before its time limit. `now`: unix time.
     """
     jobs = sorted(filter(pattern.fits, queue.jobs), key=_order)
     running = [job for job in jobs if job.standing is JobStanding.RUNNING]

@@ -82,7 +82,7 @@ def _look(config: Config, *, here_only: bool) -> GpuOverview:
 
 
 def show_list(overview: GpuOverview, console: Console, now: float) -> None:
-    """Print the list of GPUs, the same lines to a terminal and to a pipe."""
+    """Print the list of GPUs, the same lines to a terminal and to a pipe. `now`: unix time."""
     for line in list_lines(overview, now):
         print_line(console, line, prose=True)
 

@@ -69,7 +69,7 @@ class CoordinatorGroup:
 
     def welcomed(self, found: FoundCoordinator, now: float, interval: float, us: str) -> None:
         """Note that a coordinator, perhaps this agent itself, answered. `found`: that agent and its answer. `interval`:
-        seconds between two announcements. `us`: this agent's id.
+        seconds between two announcements. `us`: this agent's id. `now`: monotonic seconds.
         """
         if not self.led_by(found.welcome.agent):
             ours = found.welcome.agent == us
@@ -82,7 +82,9 @@ class CoordinatorGroup:
         self._passed = found.passed or self._passed
 
     def take_turn(self, now: float, interval: float) -> bool:
-        """Whether the runs must be announced to the coordinator now; if so, the next time is `interval` seconds later."""
+        """Whether the runs must be announced to the coordinator now; if so, the next time is `interval` seconds later.
+        `now`: monotonic seconds.
+        """
         if now < self.due or self.busy:
             return False
         self.due = now + interval
@@ -103,7 +105,9 @@ class CoordinatorGroup:
             log.warning("%d runs of this node are not announced: there are too many", runs)
 
     def no_answer(self, error: Exception, now: float) -> None:
-        """Note that no candidate answered. After about `ALONE` seconds without an answer the group has no coordinator."""
+        """Note that no candidate answered. After about `ALONE` seconds without an answer the group has no coordinator.
+        `now`: monotonic seconds.
+        """
         words = (
             error.message if isinstance(error, MldebugError) else f"{type(error).__name__}: {error}"
         )

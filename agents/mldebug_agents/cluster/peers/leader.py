@@ -138,7 +138,9 @@ class Leader:
         self._met[peer] = now
 
     def welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
-        """The answer to another agent's announcement: a word on each of its runs, and the seconds until its next one (`pace`)."""
+        """The answer to another agent's announcement: a word on each of its runs, and the seconds until its next one
+        (`pace`). `now`: monotonic seconds.
+        """
         self._coordinator.update(announcement, address, now)
         if why := self._coordinator.refused.get(address):
             self._refusals.count("name", address, why)
@@ -177,7 +179,7 @@ class Leader:
 
     def dump(self, order: DumpOrder, answer: "Future[ClusterCapture]", now: float) -> None:
         """Capture a run on all its nodes because a user asks for it, whether it stalls or not. `answer` gets the captures,
-        or an MldebugError where not exactly one run matches or too many captures wait.
+        or an MldebugError where not exactly one run matches or too many captures wait. `now`: monotonic seconds.
         """
         job, calls = order.job, self._coordinator.named(order.job, order.uid)
         if len(calls) != 1:

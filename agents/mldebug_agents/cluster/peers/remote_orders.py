@@ -63,7 +63,7 @@ class RemoteOrders:
 
     def allows(self, run: Run, source: str, now: float) -> bool:
         """Whether this source may order one more capture of the run: at most `MOST` in `WINDOW` seconds, since each costs
-        its ranks time.
+        its ranks time. `now`: monotonic seconds.
         """
         begun = self._begun.get(run.job.id, ())
         return sum(who == source and now - at < WINDOW for who, at in begun) < MOST

@@ -51,7 +51,8 @@ class SimilarRuns:
     def note(self, job: Job, launch: str, now: float, sign: str = "") -> None:
         """Note that a run lives (`sign` "") or how it failed.
 
-        All attempts of one `launch` are one run, of which the last failure is kept.
+        All attempts of one `launch` are one run, of which the last failure is kept. `now`: seconds of the one clock that
+        all calls use.
         """
         key = (_script(job), launch)
         known = self._runs.pop(key, None)
@@ -60,7 +61,9 @@ class SimilarRuns:
             self._runs = dict(list(self._runs.items())[-MAX_RUNS:])
 
     def alike(self, job: Job, sign: str, now: float) -> AlikeRuns:
-        """How many runs of this job's script were noted lately, and how many of them failed with this sign."""
+        """How many runs of this job's script were noted lately, and how many of them failed with this sign. `now`: seconds
+        of the one clock that all calls use.
+        """
         mine = [
             run
             for (script, _), run in self._runs.items()
@@ -69,7 +72,9 @@ class SimilarRuns:
         return AlikeRuns(sum(run.sign == sign for run in mine), len(mine))
 
     def of(self, job: Job, now: float) -> tuple[EarlierRun, ...]:
-        """The recent runs of this job's script, the newest last, at most `MAX_STORED`."""
+        """The recent runs of this job's script, the newest last, at most `MAX_STORED`. `now`: seconds of the one clock that
+        all calls use.
+        """
         mine = [
             EarlierRun(launch, now - run.at, run.sign)
             for (script, launch), run in self._runs.items()

@@ -20,7 +20,9 @@ MOST = 32  # filesystems of one exit
 
 
 def stuck_devices(state: CollectorState | None, now: float) -> dict[str, float]:
-    """By major:minor: seconds for which a filesystem has not answered; empty where the last look is older than `FRESH`."""
+    """By major:minor: seconds for which a filesystem has not answered; empty where the last look is older than `FRESH`.
+    `now`: unix time.
+    """
     if state is None or not 0 <= now - state.at <= FRESH:
         return {}
     rows = state.rows.get("filesystems", ())
@@ -50,7 +52,7 @@ class RecentFills:
 
     def of_users(self, uids: AbstractSet[int], now: float) -> tuple[FilesystemFill, ...]:
         """The filesystems that these users may see, each with the fullest reading of the last `AT_END` seconds, else the
-        last one if it is at most `LATELY` seconds old.
+        last one if it is at most `LATELY` seconds old. `now`: unix time.
         """
         last = [_at_end(looks, now) for looks in self._rows.values()]
         found = [

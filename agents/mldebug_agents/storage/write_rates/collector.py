@@ -35,7 +35,9 @@ class WriteRateCollector:
         self.writers: dict[tuple[str, int], RankWriter] = {}
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Read all ranks of these jobs and compare with the last call. A rank has a rate from its second reading on."""
+        """Read what all ranks of these jobs have written, and compare it with the last call. A rank has a rate from its
+        second reading on. `now` is not used.
+        """
         read = {(one.job, one.rank): one for one in self._readings.read(jobs)}
         known = self.writers
         self.writers = {

@@ -77,7 +77,7 @@ class CrashBudget:
 
     def spend(self, now: float) -> bool:
         """Count one death of the child. True where it was one too many (`CRASHES` in `WINDOW` seconds); the count then
-        starts again at 0.
+        starts again at 0. `now`: seconds of a clock that only rises.
         """
         self._deaths = [*(at for at in self._deaths if now - at < WINDOW), now]
         if len(self._deaths) < CRASHES:
