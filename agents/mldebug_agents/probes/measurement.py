@@ -146,7 +146,9 @@ class Measurement:
     def order(
         self, device: str, ranks: list[int], world: int, address: str, port: int
     ) -> dict[str, Any]:
-        """The order (see `inside/collectives.py`) for the ranks of one node."""
+        """The order for the ranks of one node, as `inside/collectives.py` takes it: `ranks` of this node out of `world`,
+        which meet at `address` and `port`.
+        """
         wish = self.wish
         return {
             "ranks": ranks,

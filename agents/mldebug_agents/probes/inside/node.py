@@ -1,8 +1,8 @@
 """Measures one node: its GPUs, the ways between them, its memory and a disk. Each piece in a fork, with a deadline.
 
 The order has `stages` (of STAGES), `gpus` (how many), `seconds`, and `disk` (a folder, or ""). Events: `stage` with
-`stage`, `seconds`, `results` by label (`GPU 0`, `node`), each a dictionary of figures or a failure (see `crew`), and `cut`: the time for all
-was over before that of this stage; `done`.
+`stage`, `seconds`, `results` by label (`GPU 0`, `node`), each a dictionary of figures or a failure (see `forks`), and
+`cut`: the time for all was over before that of this stage; `done`.
 """
 
 from __future__ import annotations

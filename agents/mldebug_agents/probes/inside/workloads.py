@@ -24,7 +24,9 @@ REPEATS = 8
 
 
 def memory(gpu: int) -> dict[str, Any]:
-    """Allocate nearly all free memory of the GPU, write it, and read it back."""
+    """Allocate nearly all free memory of the GPU, write it, and read it back. Returns the GPU's `name`, the bytes `free`,
+    in `total` and `taken`, and how many bytes were read back `wrong`.
+    """
     torch = _on(gpu)
     free, total = torch.cuda.mem_get_info()
     chunks = []
@@ -39,7 +41,10 @@ def memory(gpu: int) -> dict[str, Any]:
 
 
 def matmul(gpu: int) -> dict[str, Any]:
-    """Multiply matrices for some seconds. All numbers are small and whole, so every product has one exact value."""
+    """Multiply matrices for some seconds. All numbers are small and whole, so every product has one exact value. Returns
+    `flops` (per second), how many elements were `wrong`, how many products were `differing` from the first one, and
+    `checksum`, `name` and `dtype`.
+    """
     torch = _on(gpu)
     kind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     seed = torch.Generator().manual_seed(20)
@@ -63,7 +68,9 @@ def matmul(gpu: int) -> dict[str, Any]:
 
 
 def copies(gpu: int) -> dict[str, Any]:
-    """Bytes per second of copies from pinned host memory to the GPU, back, and within the GPU (read plus written)."""
+    """Copy from pinned host memory to the GPU, back, and within the GPU. Returns bytes per second by direction
+    (`host_to_device`, `device_to_host`, `device_to_device`: read plus written), and the GPU's `name`.
+    """
     torch = _on(gpu)
     host = torch.empty(COPY, dtype=torch.uint8, pin_memory=True)
     here, there = (torch.empty(COPY, dtype=torch.uint8, device="cuda") for _ in "ab")
@@ -82,7 +89,9 @@ def copies(gpu: int) -> dict[str, Any]:
 
 
 def peers(gpus: int) -> dict[str, Any]:
-    """Peer access and bytes per second (of the slower direction) for each pair of GPUs."""
+    """Copy between each pair of GPUs. Returns `pairs`: for each the `pair`, whether it has peer `access`, and its
+    `bandwidth` (bytes per second of the slower direction). Raises ValueError where a copy arrives damaged.
+    """
     torch = import_module("torch")
     pairs = []
     buffers = [torch.empty(COPY, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in range(gpus)]
@@ -158,7 +167,9 @@ LEFT = 0.9  # of what is free on a disk stays free
 
 
 def dram(order: dict[str, Any]) -> dict[str, Any]:
-    """Copy within host memory with all processors; bytes per second read and written."""
+    """Copy within host memory with all processors. Returns `bandwidth` (bytes per second read and written), and how many
+    bytes were `wrong`.
+    """
     torch = import_module("torch")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     size = max(1 << 20, min(DRAM, available() // 8))

@@ -67,10 +67,10 @@ def poke(handle: int, uid: int) -> None:
 
 
 def ask_unix(handle: int, pid: int, question: int, limit: int) -> bytes:
-    """Ask the worker server on the Unix socket behind an O_PATH descriptor, if process `pid`
-    listens there; else raises `Refused`.
+    """Ask the worker server on the Unix socket behind an O_PATH descriptor, if process `pid` listens there; else raises
+    `Refused`. `question`: a `WorkerServerQuestion`.
 
-    At most `limit` bytes.
+    Returns the answer, at most `limit` bytes.
     """
     if not stat.S_ISSOCK(os.fstat(handle).st_mode):
         raise Refused(Refusal.NOT_A_SOCKET)
@@ -84,11 +84,11 @@ def ask_unix(handle: int, pid: int, question: int, limit: int) -> bytes:
 
 
 def ask_tcp(place: str, question: int, limit: int) -> bytes:
-    """Ask a worker server on the loopback interface. `place` is `PORT:PID:ADDRESS`, with the
-    address to which it is bound.
+    """Ask a worker server on the loopback interface. `place` is `PORT:PID:ADDRESS`, with the address to which it is bound.
+    `question`: a `WorkerServerQuestion`. Returns the answer, at most `limit` bytes.
 
-    PyTorch's servers share a port (SO_REUSEPORT), so nothing is sent before the kernel shows that
-    process PID holds the other end. Raises `Refused` where that does not come about.
+    PyTorch's servers share a port (SO_REUSEPORT), so nothing is sent before the kernel shows that process PID holds the
+    other end. Raises `Refused` where that does not come about.
     """
     port, pid, address = place.split(":", 2)
     began = time.monotonic()
