@@ -7,7 +7,9 @@ from mldebug.core.errors import MldebugError, UsageError
 
 
 def write_file(file: Path, pieces: Iterable[bytes], force: bool) -> None:
-    """Write a file for a person, from its pieces. Raises UsageError where it exists and `force` is False."""
+    """Write a file for a person, from its pieces. Raises UsageError where it exists and `force` is False, MldebugError
+    where it cannot be written.
+    """
     try:
         with file.open("wb" if force else "xb") as stream:
             stream.writelines(pieces)

@@ -58,10 +58,11 @@ class Named(NamedTuple):
 
 
 def choose(found: Discovery, pid: int | None, wanted: str | None) -> tuple[Job, ...]:
-    """The jobs that a person asked for: with process `pid` as rank, child or launcher, and with
-    `wanted` as name or beginning of the id; without both, all.
+    """Return the jobs that a person asked for: with process `pid` as rank, child or launcher, and with `wanted` as name or
+    beginning of the id; without both, all.
 
-    Raises an error that lists the jobs on this node, or says why none can be seen, where none matches.
+    Raises UsageError, which lists the jobs on this node, where none matches, and another MldebugError where there is no job
+    that this user can see.
     """
     jobs = found.all
     if not jobs:

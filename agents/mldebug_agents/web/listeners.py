@@ -46,7 +46,9 @@ def open_tcp(listen: str) -> socket.socket:
 
 
 def open_unix(state_dir: Path) -> socket.socket:
-    """Listen on the socket file, replacing one that a dead agent left. Raises OSError where the folder does not allow it."""
+    """Listen on the socket file, replacing one that a dead agent left. Raises UsageError where another program answers at
+    it, OSError where the folder does not allow it.
+    """
     if is_served(state_dir):
         raise UsageError(
             f"another program already serves {state_dir / SOCKET}",

@@ -66,10 +66,10 @@ def wants(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> tuple[ByteRange,
 
 
 def judge(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
-    """The verdict on a checkpoint, by file names, index and file ends.
+    """Return the verdict on a checkpoint, by file names, index and file ends.
 
-    It is complete only if its whole folder was listed, all that its layouts promise is there, and
-    no checked file is broken.
+    It is complete only if its whole folder was listed, all that its layouts promise is there, no checked file is broken,
+    and no tracker file beside it (such as `latest`) names an earlier step.
     """
     verdict = _judged(checkpoint, layouts)
     behind = _tracker_behind(checkpoint)

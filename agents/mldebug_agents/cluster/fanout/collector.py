@@ -134,7 +134,10 @@ class ReplyCollector:
 def ask_all(
     spawner: Spawner, plan: FanoutPlan, transport: Transport, progress: Progress = lambda *_: None
 ) -> NodeReplies:
-    """Run the plan's command on its nodes and collect the replies until the deadline. Never raises for an error of a node.
+    """Run the plan's command on its nodes and collect the replies until the deadline. An error of a node becomes part of
+    the result. Raises MldebugError where the command could not be run at all, OSError where the child process that runs
+    it cannot be started.
+
     `progress`: called with the number of answers and the nodes still missing.
     """
     collector = ReplyCollector(plan, transport)

@@ -72,7 +72,9 @@ def pack(files: Mapping[str, bytes], manifest: Manifest, folder: str) -> bytes:
 
 
 def check(path: Path) -> None:
-    """Raise UsageError where the file could not be written; called before anything is recorded."""
+    """Check, before anything is recorded, that the file can be written. Raises UsageError where it exists or its folder
+    does not, AccessError where this user may not write there.
+    """
     if os.path.lexists(path):
         raise UsageError(f"{path} is there already", "give --out another name")
     if not path.parent.is_dir():
@@ -82,7 +84,9 @@ def check(path: Path) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner may read. Raises UsageError where the name exists."""
+    """Write a new file that only its owner may read. Raises UsageError where the name exists, AccessError where this user
+    may not write there, MldebugError for other errors.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         with open(os.open(path, flags, 0o600), "wb") as file:
