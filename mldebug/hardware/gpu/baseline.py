@@ -94,6 +94,8 @@ class Baseline(msgspec.Struct, kw_only=True):
             return Load.PARTLY if little and busy is not None and busy < HALF else Load.WORKING
         if busy is None:
             return Load.UNKNOWN
+        if busy >= BUSY and _few_blocks(sign):
+            return Load.SPINNING
         if share is not None and share >= HALF:
             measured = memory is not None or sign.moves is not None
             return Load.POWERED if measured or busy < HALF else Load.WORKING
@@ -108,3 +110,11 @@ class Baseline(msgspec.Struct, kw_only=True):
         if memory is None:
             return share is not None
         return share is not None or (self.traffic is not None and self.traffic >= TELLING)
+
+
+def _few_blocks(sign: GpuSign) -> bool:
+    """Whether the hardware counts no work and blocks on few multiprocessors, as kernels of collectives have them. A small model takes
+    hardly more power at work than they do, so its usual power says nothing against it.
+    """
+    active = sign.activity.sm_active_ratio if sign.activity else None
+    return sign.moves is False and active is not None and active < HALF

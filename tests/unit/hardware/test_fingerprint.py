@@ -476,6 +476,25 @@ def test_power_of_work_without_memory_traffic_for_long_is_a_spin() -> None:
     assert {one.progress for one in results} == {None}, "it may compute, and it may never end"
 
 
+@pytest.mark.parametrize(("active", "progress"), [(0.15, False), (0.7, None), (None, None)])
+def test_the_power_of_a_small_model_s_work_does_not_hide_that_its_gpu_spins(
+    active: float | None, progress: bool | None
+) -> None:
+    """A toy takes 130 W at work and 125 W in a collective: only the counters tell that nothing moves, on few multiprocessors."""
+    memory = RunBaselines()
+    for at in range(3):
+        memory.look(float(at), [GpuSign(uuid="a", index=0, utilization_ratio=0.0, power_watts=75.0)], 2)  # fmt: skip
+    at_work = {"uuid": "a", "index": 0, "utilization_ratio": 1.0, "power_watts": 130.0}
+    for at in range(3, 10):
+        memory.look(float(at), [GpuSign(memory_utilization_ratio=0.01, **at_work)], 2)  # type: ignore[arg-type]
+    activity = GpuActivity(window_seconds=5.0, dram_ratio=0.0002, sm_active_ratio=active)
+    spins = GpuSign(
+        memory_utilization_ratio=0.0, activity=activity, **{**at_work, "power_watts": 125.0}
+    )  # type: ignore[arg-type]
+    results = [memory.look(float(at), [spins], 2).gpus[0] for at in range(10, 15)]
+    assert {one.progress for one in results} == {progress}
+
+
 def test_a_run_of_one_rank_waits_for_nobody() -> None:
     memory = RunBaselines()
     sign = full("hang-desync")[0]
