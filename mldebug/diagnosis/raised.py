@@ -18,7 +18,7 @@ from mldebug.diagnosis.classify.case import Case
 from mldebug.diagnosis.exits.words.last_words import blames_peer
 from mldebug.diagnosis.exits.words.marks import LogWords, take_apart
 from mldebug.diagnosis.exits.words.output import ranks_of_tasks
-from mldebug.diagnosis.exits.words.tracebacks import find_tracebacks, went_on
+from mldebug.diagnosis.exits.words.tracebacks import Traceback, find_tracebacks, went_on
 from mldebug.jobs.logs.parser import LogParser
 
 MAX_TEXT = 240
@@ -207,26 +207,37 @@ def _thread_names(rank: ClassifiedRank) -> frozenset[str]:
 def exceptions_in(lines: Sequence[str]) -> list[Raised]:
     """The exceptions of all tracebacks in these lines, in order."""
     found = find_tracebacks(lines)
-    return [_read(lines, one.start, one.end, one.error) for one in found]
+    read: list[Raised] = []
+    until = len(lines)
+    for one in reversed(
+        found
+    ):  # from the last one on, so that no line is read for each one above it
+        read.append(_read(lines, one, lines[one.end + 1 : until], read[-1] if read else None))
+        until = one.end + 1
+    return read[::-1]
 
 
-def _read(lines: Sequence[str], start: int, end: int, error: str) -> Raised:
+def _read(
+    lines: Sequence[str], found: Traceback, after: Sequence[str], following: Raised | None
+) -> Raised:
+    """One exception. `after`: the lines up to the end of the `following` one."""
+    start, end = found.start, found.end
     before = lines[max(0, start - 1) : start]
     thread = next((match["name"] for line in before if (match := _THREAD.search(line))), "")
     head = (lines[start].partition("Traceback (")[0], *lines[max(0, start - 2) : start])
     clock = next((match[0] for line in head if (match := _CLOCK.search(line))), "")
     frame = _RICH_FRAME if "─" in lines[start] else _FRAME
     frames = [match.groups() for line in lines[start:end] if (match := frame.search(line))]
-    after = lines[end + 1 :]
-    trained_on = _steps(after)
+    trained_on = (following is not None and following.trained_on) or _steps(after)
+    moved_on = (following is not None and following.went_on) or bool(went_on(after))
     return Raised(
-        error=error,
+        error=found.error,
         thread=thread,
         moment=clock,
         frames=tuple(
             (path.rpartition("/")[2], line, name) for path, line, name in reversed(frames)
         ),
-        went_on=bool(went_on(after)) or trained_on,
+        went_on=moved_on or trained_on,
         trained_on=trained_on,
     )
 

@@ -6,6 +6,7 @@ from typing import overload
 import pytest
 
 from mldebug.diagnosis.exits.words.tracebacks import BETWEEN, find_tracebacks
+from mldebug.diagnosis.raised import exceptions_in
 
 HEAD, FRAME = "Traceback (most recent call last):", '  File "/job/train.py", line 3, in step'
 
@@ -78,3 +79,20 @@ def test_a_whole_one_is_found_between_halves() -> None:
 def test_prefixes_are_kept_apart() -> None:
     lines = [f"a {HEAD}", f"b {HEAD}", f"a {FRAME}", f"b {FRAME}", "b KeyError: 'x'", "a ValueError: 7"]  # fmt: skip
     assert [one.error for one in find_tracebacks(lines)] == ["ValueError: 7", "KeyError: 'x'"]
+
+
+@pytest.mark.parametrize("between", ["", "step 3 loss 2.0", "a line of a thread"])
+def test_exceptions_of_a_log_are_read_with_the_lines_between_them_once(between: str) -> None:
+    for times in (100, 400):
+        lines = CountedLines(
+            [line for number in range(times) for line in (*whole(number), between)]
+        )
+        found = exceptions_in(lines)
+        assert len(found) == times
+        assert lines.read <= len(lines) * 12 + times * (BETWEEN + 2)
+        assert [one.trained_on for one in found] == [between.startswith("step")] * times
+
+
+def test_steps_behind_the_last_exception_count_for_all() -> None:
+    lines = [*whole(1), "x", *whole(2), "step 3 loss 2.0", *whole(3)]
+    assert [one.trained_on for one in exceptions_in(lines)] == [True, True, False]
