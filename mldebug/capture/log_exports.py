@@ -73,7 +73,7 @@ def _decoded(text: str) -> Any:
     try:
         return msgspec.json.decode(text.strip("\ufeff \t\r\n"))
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+        return None  # it is no JSON, and read as the text that it is
 
 
 def _of_lines(text: str) -> list[_Record]:
