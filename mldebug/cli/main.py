@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from mldebug import __version__
+from mldebug.cli.help_texts import stored_help
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.plugins import create, load, names, summary
 from mldebug.core.redact import clean
@@ -165,6 +166,9 @@ def _as_option(arguments: list[str]) -> list[str]:
 
 def _run(arguments: list[str]) -> int:
     """Return the code of the command: what it returns, raises as SystemExit or click's Exit, else 0."""
+    if text := stored_help(arguments):
+        click.echo(text)
+        return int(ExitCode.FINE)
     try:
         with cli.make_context("mldebug", list(arguments)) as context:
             result = cli.invoke(context)

@@ -81,8 +81,12 @@ def test_the_room_is_full() -> None:
 
 @pytest.mark.parametrize("name", VERBS)
 def test_every_verb_explains_itself_in_eighty_columns(
-    name: str, capsys: pytest.CaptureFixture[str], golden: Golden
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    golden: Golden,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(cli, "stored_help", lambda _: "")
     assert cli.main([name, "--help"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"Usage: mldebug {name} ")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from mldebug.cli import help_texts
 from mldebug.cli.main import COMPLETION, cli, main
 from mldebug.core.plugins import names
 from mldebug.incidents.report_store import ReportStore
@@ -74,6 +75,24 @@ def test_the_table_is_up_to_date(request: pytest.FixtureRequest) -> None:
         "make it anew with: pytest tests/unit/cli/test_completion.py --update-golden"
     )
     assert {verb.name.replace("-", "_") for verb in read_table().verbs} == set(names("commands"))
+
+
+def test_stored_help_is_what_the_verbs_say(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    if request.config.getoption("--update-golden"):
+        help_texts.FILE.write_text(help_texts.written(cli), encoding="utf-8")
+    assert help_texts.FILE.read_text(encoding="utf-8") == help_texts.written(cli), (
+        "make it anew with: pytest tests/unit/cli/test_completion.py --update-golden"
+    )
+    for words in (["reports", "list"], ["dump"]):
+        assert help_texts.stored_help([*words, "--help"]) == help_texts.stored_help([*words, "-h"])
+        assert help_texts.stored_help([*words, "-h"]).startswith(f"Usage: mldebug {words[0]}")
+    assert not help_texts.stored_help(["run", "python", "--help"])
+    assert not help_texts.stored_help(["dump"])
+    monkeypatch.setenv("COLUMNS", "60")
+    assert not help_texts.stored_help(["dump", "--help"]), "it must be folded"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""The help of every verb as it is printed, in one file, `help.json`: who asks for it need not wait until the verb is imported.
+
+The file is written from the real commands; a test compares the two.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+FILE = Path(__file__).with_name("help.json")
+WIDTH = 80  # columns; what a narrower terminal gets is folded anew
+HELP = ("--help", "-h")
+
+
+def stored_help(arguments: Sequence[str]) -> str:
+    """The text for a command line that ends with --help, as `["reports", "list", "--help"]`; "" where the verb itself has to be asked."""
+    if not arguments or arguments[-1] not in HELP or shutil.get_terminal_size().columns < WIDTH:
+        return ""
+    with suppress(OSError, ValueError):
+        return str(json.loads(FILE.read_bytes()).get(" ".join(arguments[:-1]), ""))
+    return ""
+
+
+def written(command: click.Group) -> str:
+    """The text that `help.json` must have for this command line; on a terminal of WIDTH columns."""
+    context = click.Context(command, info_name="mldebug", **command.context_settings)
+    return json.dumps(dict(_below(command, context)), indent=1, ensure_ascii=False) + "\n"
+
+
+def _below(group: click.Group, context: click.Context) -> Iterator[tuple[str, str]]:
+    """The words after `mldebug`, and the help, of each verb of a group, those of its own verbs behind it."""
+    for name in group.list_commands(context):
+        one = group.get_command(context, name)
+        if one is None:
+            continue
+        inner = click.Context(one, info_name=name, parent=context, **one.context_settings)
+        yield inner.command_path.partition(" ")[2], one.get_help(inner)
+        if isinstance(one, click.Group):
+            yield from _below(one, inner)
