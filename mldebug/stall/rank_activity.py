@@ -29,10 +29,10 @@ from enum import StrEnum
 
 import msgspec
 
+from mldebug.capture.step_pauses import stands_in_pause
 from mldebug.core.model import Role
 from mldebug.stall.checkpoint_writes import FAST, WriteRate
 from mldebug.stall.signals import RankLook
-from mldebug.stall.step_pauses import stands_in_pause
 
 SLICE = 1.0  # counters are compared over at least this long: a clock tick is 10 ms
 CPU_STILL = 0.01
@@ -155,6 +155,10 @@ class RankActivity(msgspec.Struct, kw_only=True):
         self.signature = self.role = self.classified = self.device_moves = self.proved = None
         self.samples = self.samples_missed = 0
         self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
+
+    def miss_sample(self) -> None:
+        """Note that there was no time to sample its stack."""
+        self.samples_missed += 1
 
     def checkpoint_moved_at(self, now: float, window: float) -> float:
         """When this rank last wrote as fast as a checkpoint is written (1 MiB/s), on the caller's clock; -inf where it has

@@ -7,7 +7,7 @@
 | reports nothing at all, or only lines in a log | all ranks frozen | 60 s; 240 s while a frozen rank's main thread writes lines |
 | reports nothing here, has ranks on other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
-Whoever keeps the others waiting in an evaluation or a checkpoint (`mldebug.stall.step_pauses`) is not blamed before `STEP_PAUSE`: no step is
+Whoever keeps the others waiting in an evaluation or a checkpoint (`mldebug.capture.step_pauses`) is not blamed before `STEP_PAUSE`: no step is
 due there, so the gaps between steps say nothing. The capture is taken at the timeout all the same.
 
 Lines without a step say little: a background thread, a bar's monitor or another process writes them while the training hangs. Only a

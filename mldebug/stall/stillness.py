@@ -102,7 +102,7 @@ class RunActivity:
     def miss_sample(self) -> None:
         """Note that the ranks could not be sampled, because there was no time for a look at them."""
         for activity in self._by_rank.values():
-            activity.samples_missed += 1
+            activity.miss_sample()
 
     def prove(self, found: Mapping[int, RankLook]) -> None:
         """Take over the roles (by rank) that a capture's native stacks have shown, where the Python frames left them open."""

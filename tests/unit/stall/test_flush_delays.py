@@ -2,8 +2,8 @@
 
 import pytest
 
+from mldebug.jobs.logs.flush_delays import FlushDelay
 from mldebug.jobs.logs.records import LogRecord
-from mldebug.stall.flush_delays import FlushDelay
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.signals import Progress, ProgressKind, Stage
 from shared.stall.traces import SLEEPS, SPINS, TRAINS, Run, watch
@@ -74,9 +74,9 @@ def test_a_flush_after_the_alarm_is_no_recovery_and_steps_after_it_are() -> None
     late = Progress(kind=ProgressKind.RECORD, value=before.value + 4, at=before.at + 3)
     run.signals[ProgressKind.RECORD] = late
     run.play(10, {2: SLEEPS}, others=SPINS)
-    told = watch(run.looks, interval=LOOKS)
-    assert len(told.opened) == 1
-    assert told.decisions[-1][1].stage is Stage.BLAMED
+    story = watch(run.looks, interval=LOOKS)
+    assert len(story.opened) == 1
+    assert story.decisions[-1][1].stage is Stage.BLAMED
     run.train(10, LOOKS)
     assert Stage.RECOVERED in watch(run.looks, interval=LOOKS).stages
 

@@ -4,8 +4,8 @@ a step as early as ever.
 
 import pytest
 
+from mldebug.capture.step_pauses import stands_in_pause
 from mldebug.stall.signals import ProgressKind
-from mldebug.stall.step_pauses import stands_in_pause
 from shared.stall.plots import FSYNC
 from shared.stall.traces import JOINS, LOADS, SLEEPS, SPINS, TRAINS, WAITS, WORKS, Does, Run, watch
 
