@@ -197,6 +197,14 @@ def judge(incident: Incident) -> Judgement:
     return msgspec.structs.replace(found, diagnosis=incident.whole.diagnosis)
 
 
+def judge_unread(incident: Incident, why: Gap) -> Judgement:
+    """The judgement `unknown` of an incident whose evidence could not be judged, and `why`."""
+    bare = _stand_in(msgspec.structs.replace(incident, slowness=None))
+    return judge_uncaptured(
+        msgspec.structs.replace(bare, gaps=(why,)), incident.sentence, _lasted(incident)
+    )
+
+
 def add_node_captures(
     incident: Incident,
     captures: tuple[NodeCapture, ...],

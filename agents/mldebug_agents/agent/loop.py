@@ -43,6 +43,8 @@ RAS_DEADLINE, SLOWNESS_DEADLINE = 10.0, 120.0
 AT_ONCE = 4  # jobs captured at the same time
 SAMPLED_AT_ONCE = 2  # jobs whose ranks are sampled at the same time
 BEAT = 1.0  # seconds between two turns of the loop without a message
+SHOWN = 0.05  # of the main loop's CPU time goes to snapshots at most: with hundreds of runs each costs more than the message before it
+SHOWN_EVERY = 2.0  # seconds between two snapshots at most
 SOON, SOONEST = 1.0, 0.2  # seconds to the next look after a rank has failed, after any exit
 
 
@@ -76,6 +78,7 @@ class AgentLoop:
         self._due = time.monotonic()
         self._started = time.monotonic()
         self._looks = 0
+        self._next_snapshot = 0.0
         self._ready = self._asked_to_reload = False
 
     # --- the loop ----------------------------------------------------------------------------------
@@ -142,12 +145,17 @@ class AgentLoop:
         self.notifier.send("WATCHDOG=1")
         if not (self._ready or self._looks or time.monotonic() - self._started > LOOK_DEADLINE):
             return
+        if time.monotonic() < self._next_snapshot:
+            return
+        before = time.thread_time()
         snapshot = self.snapshot()
         self.monitors.notifier.look(
             snapshot, {*self._parts.store.open_incidents(), *self.incidents.remote.cases}
         )
         self.publish(snapshot)
         self.notifier.status(status_text(snapshot))
+        pause = min(SHOWN_EVERY, (time.thread_time() - before) / SHOWN)
+        self._next_snapshot = time.monotonic() + pause
         if not self._ready:
             self._ready = True
             self.notifier.send("READY=1")

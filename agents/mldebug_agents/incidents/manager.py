@@ -23,7 +23,6 @@ from mldebug.incidents.incident import (
     close_incident,
     has_evidence,
     is_unreported,
-    judge,
 )
 from mldebug.incidents.report.build import State
 from mldebug.stall.signals import StallDecision
@@ -35,6 +34,7 @@ from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.context import versions
 from mldebug_agents.system.service.clock import Clock
+from mldebug_agents.watch.judging import judge
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")

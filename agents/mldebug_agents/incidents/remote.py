@@ -19,13 +19,13 @@ from mldebug.incidents.incident import (
     add_timeline,
     add_whole,
     is_unreported,
-    judge,
 )
 from mldebug.incidents.report.build import State
 from mldebug_agents.incidents.recent_failures import RecentFailures
 from mldebug_agents.incidents.report_writer import IncidentWriter, owner_of
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.context import versions
+from mldebug_agents.watch.judging import judge
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")

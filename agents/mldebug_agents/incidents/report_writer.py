@@ -9,13 +9,14 @@ import msgspec
 
 from mldebug.cluster.run_identity import RunKey, job_key, run_key
 from mldebug.core.model import Judgement, NodeCapture
-from mldebug.incidents.incident import Incident, close_incident, has_evidence, judge, write_report
+from mldebug.incidents.incident import Incident, close_incident, has_evidence, write_report
 from mldebug.incidents.pruning import is_by_hand
 from mldebug.incidents.report.build import State, make_id
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.stored_evidence import QUERIED_FILE
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.clock import Clock
+from mldebug_agents.watch.judging import judge
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")

@@ -19,13 +19,14 @@ from mldebug.core.model import (
     shared_fields,
 )
 from mldebug.goodput.straggler import Slowness
-from mldebug.incidents.incident import Incident, judge
+from mldebug.incidents.incident import Incident
 from mldebug.jobs.heartbeat import hook_summary
 from mldebug.stall.sentences import signal_words
 from mldebug.stall.signals import RunLook, Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import RunState
 from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.judging import judge
 
 NO_TRAINING = (
     *("pytest", "py.test", "unittest", "ipykernel", "ipykernel_launcher"),

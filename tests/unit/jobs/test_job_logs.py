@@ -215,6 +215,42 @@ def test_first_and_last_rank_are_asked_first() -> None:
     assert [rank.rank for rank in job_logs._to_ask(ranks[:2])] == [0, 1]
 
 
+# --- late looks -----------------------------------------------------------------------------------
+
+
+def moved_at(watched: Watched) -> float:
+    """When the last record was written, by the clock of the looks."""
+    assert watched.progress.moved_at is not None
+    return watched.progress.moved_at
+
+
+def test_a_look_that_comes_late_takes_the_time_from_the_file(watched: Watched, log: Log) -> None:
+    """A flood of another user's processes made looks nine seconds long, and each stall began with the look that saw its last step."""
+    log.write("step 1 loss 1\n")
+    watched.look()
+    log.write("step 2 loss 1\n")
+    written = time.time() - 8.0
+    os.utime(log.path, (written, written))
+    assert watched.look(12.0) == 2
+    assert watched.now - 8.0 - PATIENCE < moved_at(watched) <= watched.now - 8.0
+    log.write("step 3 loss 1\n")
+    watched.look(1.0)  # in time: as before
+    assert moved_at(watched) == watched.now
+
+
+@pytest.mark.parametrize(("age", "late"), [(86_400.0, 12.0), (-86_400.0, 0.0)])
+def test_a_file_s_time_counts_only_between_two_looks(
+    watched: Watched, log: Log, age: float, late: float
+) -> None:
+    """Clocks of servers differ, wall clocks are set, and the job may give its file any time."""
+    log.write("step 1 loss 1\n")
+    watched.look()
+    log.write("step 2 loss 1\n")
+    os.utime(log.path, (time.time() - age, time.time() - age))
+    watched.look(12.0)
+    assert moved_at(watched) == watched.now - late
+
+
 # --- bad input -----------------------------------------------------------------------------------
 
 

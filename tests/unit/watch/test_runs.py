@@ -1,5 +1,6 @@
 """Whose work it is to idle: which jobs are judged when they are quiet; and what a run remembers of its looks."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RankLook, RunLook, Stage, StallDecision
 from mldebug.stall.watch import StallWatch
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent.capture_queue import QueuedCapture, take
 from mldebug_agents.agent.loop import AgentLoop
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -108,3 +110,36 @@ def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
     assert take(tools, QueuedCapture(job, Discovery())) == ("j", taken)
     # what costs a job something is asked only where it stands still, and once over all agents
     assert stood_still == [(40.0, True), (None, False)]
+
+
+def test_snapshots_take_a_small_part_of_the_main_loop_s_time() -> None:
+    """Beside a flood of one user's runs each message made a snapshot of them all: three quarters of the main loop's time."""
+    shown: list[Snapshot] = []
+
+    def snapshot() -> Snapshot:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return Snapshot(node="n1", at=1.0, started_at=1.0, pid=1)
+
+    silent = SimpleNamespace(send=lambda *_: None, status=lambda *_: None)
+    node: Any = SimpleNamespace(
+        notifier=silent,
+        _ready=True,
+        _looks=1,
+        _next_snapshot=0.0,
+        snapshot=snapshot,
+        monitors=SimpleNamespace(notifier=SimpleNamespace(look=lambda *_: None)),
+        incidents=SimpleNamespace(remote=SimpleNamespace(cases={})),
+        _parts=SimpleNamespace(store=SimpleNamespace(open_incidents=set)),
+        publish=shown.append,
+    )
+    before = time.thread_time()
+    for _ in range(10_000):
+        AgentLoop._publish(node)
+    assert len(shown) == 1
+    assert time.thread_time() - before < 10_000 * 0.02 / 20
+    assert 0.0 < node._next_snapshot - time.monotonic() <= 2.0
+    node._next_snapshot = time.monotonic()
+    AgentLoop._publish(node)
+    assert len(shown) == 2

@@ -8,7 +8,7 @@ read the file.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -65,8 +65,8 @@ class TraceCollector:
         self._locations: dict[Key, RingLocation] = {}
         self._without: dict[Key, float] = {}  # when to ask again
 
-    def update(self, found: Discovery) -> dict[int, float]:
-        """Look for the trace files of all ranks of this node.
+    def update(self, found: Discovery, wanted: Collection[str] | None = None) -> dict[int, float]:
+        """Look for the trace files of all ranks of this node, or those of the `wanted` jobs (by id).
 
         Returns by pid the unix time of the newest record, for the ranks that have one.
         """
@@ -76,7 +76,8 @@ class TraceCollector:
             self._without = {key: at for key, at in self._without.items() if key in here}
             for key in list(self._locations)[:-MAX_KNOWN]:
                 del self._locations[key]
-        times = {rank.pid: self._written(rank) for rank in ranks}
+        jobs = [job for job in found.jobs if wanted is None or job.id in wanted]
+        times = {rank.pid: self._written(rank) for job in jobs for rank in job.ranks}
         return {pid: at for pid, at in times.items() if at is not None}
 
     def add(self, taken: NodeCapture, left: Callable[[], float]) -> NodeCapture:

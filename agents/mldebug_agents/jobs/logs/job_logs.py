@@ -32,6 +32,7 @@ MAX_LOGS = 4  # followed per job
 MAX_RANKS = 16  # ranks whose descriptors are looked through in one search
 BUDGET = 3.0  # seconds for the logs of one job in one look: one read that hangs, and the others
 SEARCH_EVERY, SEARCH_AGAIN = 60.0, 10.0  # seconds between two searches; where there was no log
+LATE = 1.5  # seconds after which the moment of a look does not say any more when a log was written
 CHARTS_SOON, CHARTS_EARLY = 15.0, 300.0  # seconds between searches for charts, in so many at first
 _OUTPUTS = ("fd/1", "fd/2")
 
@@ -130,6 +131,7 @@ class JobLogs:
         self._last_outputs: object = None
         self._searched = 0.0
         self._followers: dict[str, LogFollower] = {}
+        self._polled = -math.inf  # when the logs were polled last
         self._left = LogCounts()  # of followers that are gone
         self._failures = 0
         self._first_log = 0
@@ -266,6 +268,7 @@ class JobLogs:
                 self._take(place, news, now)
                 for line in lines:
                     self.nccl.add_line(line, self._ours)
+        self._polled = now
         self._failures += len(gaps)
         self.gaps = tuple(gaps.values())
         self.sentence = self._summary(gaps)
@@ -291,11 +294,13 @@ class JobLogs:
         self._shared = shared
 
     def _take(self, place: LogFile, news: LogUpdate, now: float) -> None:
+        """Add what one log has gained. Where a look comes late, the file itself tells when it was written, within the time since the last look."""
         log = id(self._followers[place.path])
+        age = max(0.0, self._host.clock() - news.modified_at) if news.modified_at else 0.0
         if news.before is not None:
-            age = max(0.0, self._host.clock() - news.modified_at)
             self._progress.arrive(news.before, now - age, log, news.earlier)
-        self._progress.take(news.records, news.grew_bytes, now, log)
+        at = now if now - self._polled < LATE else max(self._polled, now - age)
+        self._progress.take(news.records, news.grew_bytes, at, log)
 
     def _summary(self, gaps: dict[str, Gap]) -> str:
         """The file that is followed and what is odd about it, or why there is none."""

@@ -32,6 +32,7 @@ MAX_BYTES = 8 << 20  # maps of a CUDA process: about 1 MB; environments: at most
 MAX_ARGUMENTS = 64
 SETTLING = 30.0  # seconds of a new process in which every look asks whether PyTorch has come
 SEARCHES = 2  # looks at the libraries of a process: the one that finds PyTorch, and the next
+MOST_SEARCHES = 256  # processes that one look asks for PyTorch, owners in turns
 SETTLED_EVERY = 60.0  # seconds between two such questions at most; before that a tenth of its age
 
 _OF_TORCH = (
@@ -325,7 +326,8 @@ class Registry:
             (p for p in self._cache.values() if self._is_due(p, now)),
             key=lambda process: process.checked_at,
         )
-        due = {p.stat.pid: p for p in in_turns(waiting, lambda process: process.owner_key)}
+        turns = in_turns(waiting, lambda process: process.owner_key)[:MOST_SEARCHES]
+        due = {process.stat.pid: process for process in turns}
         for pid, answers in self._read(due, ("maps",)).items():
             maps = answers["maps"]
             if (

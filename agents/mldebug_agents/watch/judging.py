@@ -1,0 +1,120 @@
+"""Judges incidents in the main loop within a limited CPU time, of which each owner of jobs has a share.
+
+A job decides how large its stacks and Flight Recorders are; judging them must not keep the agent from another user's job.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from mldebug.core.model import Gap, Job, Judgement
+from mldebug.incidents import incident as incidents
+from mldebug.incidents.incident import Incident
+from mldebug.jobs.owners import Owner, owner_of
+
+SHARE = 3.0  # CPU seconds that the incidents of one owner may take at once
+REFILL = SHARE / 60  # CPU seconds that come back in a second
+PER_RANK = 1 / 2000  # more of them for each captured rank: a coordinator judges those of all nodes
+MOST = 20.0  # CPU seconds; systemd ends an agent that is silent for 30
+LEAST = 0.05  # for who has used up his share: enough for what ordinary jobs leave behind
+WHAT = "the judgement of the evidence"
+
+
+class _OutOfTime(BaseException):
+    """The CPU time of a judgement is used up. No `except Exception` on the way may catch it."""
+
+
+class JudgingShares:
+    """The CPU time that judging the incidents of each owner has taken lately. For one thread only.
+
+    `clock`: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Incident], Judgement] = incidents.judge,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._work, self._clock = work, clock
+        self._used: dict[Owner, tuple[float, float]] = {}  # when it was counted, CPU seconds
+
+    def judge(self, incident: Incident) -> Judgement:
+        """The judgement of an incident; where its owner's time does not suffice, `unknown` with that reason."""
+        job = job_of(incident)
+        who, before = owner_of(job), time.thread_time()
+        captured = sum(len(one.ranks) for one in (*incident.captures, *incident.node_captures))
+        limit = self._left(who, captured)
+        try:
+            with cpu_limit(limit):
+                return self._work(incident)
+        except _OutOfTime:
+            way_out = (
+                f"mldebug diagnose STATE_DIR/reports/{incident.id}  # takes what time it needs"
+            )
+            reason = f"it was given up after {limit:.2g} s of CPU time: each user has a share"
+            return incidents.judge_unread(incident, Gap(what=WHAT, reason=reason, way_out=way_out))
+        finally:
+            self._use(who, time.thread_time() - before)
+
+    def _left(self, who: Owner, ranks: int) -> float:
+        self._used = {one: (self._clock(), used) for one in self._used if (used := self._debt(one)) > 0}  # fmt: skip
+        share = SHARE + ranks * PER_RANK
+        return max(LEAST, min(MOST, share - self._debt(who)))
+
+    def _debt(self, who: Owner) -> float:
+        at, used = self._used.get(who, (0.0, 0.0))
+        return max(0.0, used - (self._clock() - at) * REFILL)
+
+    def _use(self, who: Owner, seconds: float) -> None:
+        self._used[who] = self._clock(), self._debt(who) + seconds
+
+
+def job_of(incident: Incident) -> Job:
+    """The job of an incident, by what it has of it: its captures, the exit, or what was known when it was opened."""
+    captures = (*incident.node_captures, *incident.captures)
+    if captures:
+        return captures[0].job
+    job = incident.exit.job if incident.exit is not None else incident.job
+    return job or Job(id=incident.job_id, name=incident.job_id, launcher="unknown")
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """A context whose work ends with `_OutOfTime` once it has taken so much CPU time of this thread.
+
+    Only in the main thread, where Python handles signals; in another one there is no limit. The work has to be pure: it may
+    end anywhere.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    until = time.thread_time() + seconds
+    under_way = True
+
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        if not under_way:
+            return
+        if (left := until - time.thread_time()) > 0:  # others have had the core
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, left))
+        else:
+            raise _OutOfTime
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        under_way = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+_SHARES = JudgingShares()
+
+
+def judge(incident: Incident) -> Judgement:
+    """The judgement of an incident, as `mldebug.incidents.incident.judge` gives it, within its owner's share of CPU time."""
+    return _SHARES.judge(incident)

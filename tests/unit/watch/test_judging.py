@@ -1,0 +1,125 @@
+"""Judging takes a bounded time in the main loop: what one user's job leaves behind keeps nobody from another's."""
+
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import msgspec
+import pytest
+
+from mldebug.core.model import Job, Judgement, NodeCapture, Verdict
+from mldebug.incidents.incident import Incident, judge, write_report
+from mldebug_agents.watch import judging
+from mldebug_agents.watch.judging import JudgingShares
+from shared.capture.flights import call, group, job
+
+OURS, OTHER = 62_001, 62_002
+
+
+def an_incident(
+    captures: tuple[NodeCapture, ...] = (), uid: int = OURS, ranks: int = 0
+) -> Incident:
+    """A stall with these captures of a job of this user."""
+    mine = Job(id="j", name="train.py", launcher="torchrun", uid=uid, world_size=ranks)
+    owned = tuple(msgspec.structs.replace(one, job=_owned(one.job, uid)) for one in captures)
+    return Incident(id="20261126-000000-j", key="k", job_id="j", job=mine, detected_at=1.0, sentence="no step for 20 s", captures=owned)  # fmt: skip
+
+
+def _owned(job: Job, uid: int) -> Job:
+    ranks = tuple(msgspec.structs.replace(rank, owner=uid) for rank in job.ranks)
+    return msgspec.structs.replace(job, uid=uid, ranks=ranks)
+
+
+def spin(incident: Incident) -> Judgement:
+    """What takes for ever in Python code."""
+    while True:
+        with suppress(Exception):  # as code of ours may have it somewhere
+            sum(range(1000))
+
+
+def worst(world: int) -> NodeCapture:
+    """Every Flight Recorder has as many groups and calls as are kept, and no two ranks agree on one."""
+    dice = random.Random(1)
+    records = {}
+    for rank in range(world):
+        groups = []
+        for number in range(64):
+            members = tuple(sorted({rank, *dice.sample(range(world), world // 2)}))
+            calls = [call(dice.choice(("all_reduce", "barrier")), dice.randrange(1, 50)) for _ in range(8)]  # fmt: skip
+            groups.append(group(*calls, name=str(number), ranks=members))
+        records[rank] = tuple(groups)
+    return job(records, world=world)
+
+
+def test_a_judgement_that_takes_for_ever_is_given_up_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(judging, "SHARE", 0.2)
+    before = signal.getsignal(signal.SIGALRM)
+    began = time.thread_time()
+    incident = an_incident((job({0: None, 1: None}, world=2),))
+    found = JudgingShares(spin).judge(incident)
+    assert time.thread_time() - began < 1.0
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert found.diagnosis.verdict is Verdict.UNKNOWN
+    assert found.diagnosis.culprits == ()
+    assert any("given up after 0.2" in line for line in found.diagnosis.evidence)
+    report = write_report(incident, found, 2.0)  # it has the captures all the same
+    assert [one.ranks for one in report.captures] == [2]
+    assert "given up" in " ".join(report.diagnosis.evidence)
+
+
+def test_time_in_which_others_had_the_core_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "SHARE", 0.05)
+
+    def slow(incident: Incident) -> Judgement:
+        time.sleep(0.3)  # no CPU time
+        return judge(incident)
+
+    found = JudgingShares(slow).judge(an_incident())
+    assert not any("given up" in line for line in found.diagnosis.evidence)
+
+
+def test_who_has_used_up_his_share_has_little_left_and_another_has_all_of_his() -> None:
+    now = [100.0]
+    shares = JudgingShares(spin, clock=lambda: now[0])
+    limits: list[float] = []
+
+    def spent(limit: float, uid: int) -> None:
+        limits.append(limit)
+        shares._use((uid, ""), limit)
+
+    for uid in (OURS, OURS, OTHER):
+        spent(shares._left((uid, ""), 0), uid)
+    assert limits == [judging.SHARE, judging.LEAST, judging.SHARE]
+    now[0] += 60.0 + 2.0
+    assert shares._left((OURS, ""), 0) == judging.SHARE
+    assert shares._left((OURS, ""), 1 << 20) == judging.MOST
+
+
+def test_a_thread_that_handles_no_signals_judges_without_a_limit() -> None:
+    found: list[Judgement] = []
+    thread = threading.Thread(target=lambda: found.append(judging.judge(an_incident())))
+    thread.start()
+    thread.join(30)
+    assert found[0].diagnosis.verdict is Verdict.UNKNOWN
+
+
+def test_the_worst_recorders_of_a_user_cost_his_share_and_leave_the_other_s_judgement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(judging, "SHARE", 0.1)
+    monkeypatch.setattr(judging, "LEAST", 0.01)
+    hostile = an_incident((worst(96),), OTHER)
+    mine = an_incident((job({0: None, 1: None}, world=2),))
+    shares = JudgingShares()
+    expected = judge(mine)
+    began = time.thread_time()
+    given_up = [shares.judge(hostile) for _ in range(8)]
+    spent = time.thread_time() - began
+    assert all(any("given up" in line for line in one.diagnosis.evidence) for one in given_up)
+    assert spent < 1.5, "eight of them cost little more than the share of one user"
+    assert shares.judge(mine) == expected
