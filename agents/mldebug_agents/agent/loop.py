@@ -93,7 +93,7 @@ class AgentLoop:
             self._turn()
         self.notifier.send("STOPPING=1", "STATUS=stopping")
         self._parts.exit_watch.close()
-        self._parts.recovery.store(self._all)
+        self._parts.recovery.end(self._all)
 
     def stop(self) -> None:
         """End the loop at its next turn; safe in a signal handler."""

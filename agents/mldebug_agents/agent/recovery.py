@@ -4,6 +4,8 @@ Used by the main loop's thread only. The state dir may become readable only late
 while the agent runs; both are handled here.
 """
 
+import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -25,6 +27,12 @@ from mldebug_agents.system.context import Context
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 
+log = logging.getLogger("mldebug")
+
+AGENT = (
+    "agent"  # the memo of the process that has this state dir; none where it has ended by itself
+)
+KILLED = "the agent before this one (process %s) was killed or has crashed; whether for memory: journalctl -k | grep -i 'killed process'"
 BOOT = "boot"  # the memo of which boot of the node all that is stored is of
 EVERY = 10.0  # seconds between two times that all is stored, and the state dir looked at
 
@@ -69,6 +77,7 @@ class Recovery:
         if not self._recalled and self._store.opened:
             self._recalled = True
             self._compare_boots()
+            self._compare_agents()
             self._context.spawner.inherit(self._store.leftovers)
             for run in runs.values():
                 self._resume(run, settings)
@@ -86,6 +95,19 @@ class Recovery:
             before, now = self._store.memo(BOOT), msgspec.json.encode(boot)
             self._same_boot = before == now if before else None
             self._store.remember(BOOT, now)
+
+    def _compare_agents(self) -> None:
+        """Log it where the agent before was ended by somebody else; after a boot of the node that says nothing."""
+        before = self._store.memo(AGENT)
+        if before and self._same_boot:
+            log.warning(KILLED, before.decode(errors="replace"))
+        self._store.remember(AGENT, msgspec.json.encode(os.getpid()))
+
+    def end(self, runs: Mapping[str, Run]) -> None:
+        """Have the state stored for the last time: this agent ends by itself."""
+        self.store(runs)
+        if self._recalled:
+            self._store.remember(AGENT, b"")
 
     def add_run(self, job: Job, settings: StallSettings) -> Run:
         """Make a run for a newly found job, with the stall memory and the open incident that an
