@@ -7,7 +7,12 @@ from mldebug.alerts.view import ActionState, ChannelState, EventsView, EventView
 from mldebug.core.redact import clean
 
 MOST = 8
-SHOWN = ("health/", "scheduler/", "orphan/")  # `status` tells of these by itself
+HIDDEN = (
+    "health/",
+    "scheduler/",
+    "orphan/",
+    "training/",
+)  # `status` has these elsewhere, the last in its JSON alone
 
 
 def event_lines(view: EventsView, shown: Collection[str]) -> Iterator[str]:
@@ -15,7 +20,9 @@ def event_lines(view: EventsView, shown: Collection[str]) -> Iterator[str]:
 
     `shown`: ids of incidents that it shows.
     """
-    firing = [one for one in view.events if one.state == "firing" and not one.key.startswith(SHOWN)]
+    firing = [
+        one for one in view.events if one.state == "firing" and not one.key.startswith(HIDDEN)
+    ]
     lines = [_firing(one) for one in firing if one.report not in {*shown} - {""}]
     yield from lines[:MOST]
     if len(lines) > MOST:

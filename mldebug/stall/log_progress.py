@@ -1,6 +1,9 @@
 """From log records to progress signals: only a record of the training loop that reports something new is progress."""
 
+from collections import deque
 from collections.abc import Mapping
+
+import msgspec
 
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.flush_delays import FlushDelay
@@ -12,6 +15,8 @@ from mldebug.stall.signals import Progress, ProgressKind
 from mldebug.stall.step_times import StepTimer
 
 MOST_LOGS = 16  # whose delays are known at once
+POINTS = 1024  # records with figures between two looks
+OTHER_LOG = 60.0  # seconds after which another log of the run may tell its figures
 
 
 class LogProgress:
@@ -37,6 +42,9 @@ class LogProgress:
         self._hook = HeartbeatSteps()
         self._has_restarted = False  # and no step was read since
         self.evaluations = 0  # records of how far an evaluation is
+        self._points: deque[LogRecord] = deque(maxlen=POINTS)
+        self._points_log: object = None  # of several logs of one run, the one that counts
+        self._pointed_at = 0.0
 
     @property
     def total_steps(self) -> int | None:
@@ -84,6 +92,7 @@ class LogProgress:
                 own.append(record)
                 if self._learn(record):
                     self._moves, newest = self._moves + 1, record
+                    self._add_point(record, log, now)
         if newest is not None:
             late = self._delay_of(log).take(newest.written_at, now)
             self._moved_at = max(now - late, self._moved_at or 0.0)
@@ -145,10 +154,19 @@ class LogProgress:
         """
         return self._hook.seconds
 
+    def take_points(self) -> tuple[LogRecord, ...]:
+        """The new records with figures since the last call, at most `POINTS`, in the order of their log; one without a step has the
+        run's. Where several logs of a run tell the same, only those of one.
+        """
+        points = tuple(self._points)
+        self._points.clear()
+        return points
+
     def restart(self) -> None:
         """Note that new processes write the log: steps and lines that an earlier attempt has logged count as new again."""
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
         self._has_restarted = True
+        self._points_log = None
 
     def disown(self) -> None:
         """Forget the step, loss, figures and remembered lines, because the logs so far may belong to another job. The step times
@@ -156,6 +174,8 @@ class LogProgress:
         """
         self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
         self.scalars = {}
+        self._points.clear()
+        self._points_log = None
         self._bytes = 0
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
 
@@ -171,6 +191,15 @@ class LogProgress:
         self._main_loop.learn(record)
         self._remember(record)
         return True
+
+    def _add_point(self, record: LogRecord, log: object, now: float) -> None:
+        if record.loss is None and not record.scalars and record.step_seconds is None:
+            return
+        if self._points_log not in (None, log) and now - self._pointed_at < OTHER_LOG:
+            return
+        self._points_log, self._pointed_at = log, now
+        has_step = record.step is not None
+        self._points.append(record if has_step else msgspec.structs.replace(record, step=self.step))
 
     def _remember(self, record: LogRecord) -> None:
         count = (record.format, record.total)

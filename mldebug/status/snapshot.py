@@ -20,6 +20,8 @@ from mldebug.core.model import (
     shared_fields,
 )
 from mldebug.goodput.job_goodput import JobGoodput
+from mldebug.goodput.scalars.history import RunHistory
+from mldebug.goodput.scalars.model import TrainingEvent
 from mldebug.goodput.straggler import Slowness
 from mldebug.hardware.gpu.expected import GpuCount
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
@@ -72,6 +74,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     scalars: dict[
         str, float
     ] = {}  # grad_norm, learning_rate, tokens_per_second, …: the last finite value, as the log has it
+    training_events: tuple[TrainingEvent, ...] = ()  # found in its figures, the oldest first
     step_times: StepTimes | None = None  # since the agent met the run
     progress_at: float | None = None  # unix; None where the run is not watched
     log: str = ""
@@ -154,6 +157,8 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     schedulers: tuple[SchedulerState, ...] = ()  # of the configuration
     orphans: tuple[Orphan, ...] | None = None  # None: not looked at
     probes: tuple[JudgedSeries, ...] | None = None  # None: not looked at yet, or the look failed
+    # of the runs that live and of those that ended lately; not in the JSON of the status: /api/v1/history gives it
+    histories: tuple[RunHistory, ...] = ()
     goodput: tuple[JobGoodput, ...] = ()  # of the jobs that live, then of those that ended lately
     cluster: str = (
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
@@ -166,8 +171,8 @@ class Snapshot(Noun, frozen=True, kw_only=True):
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """The snapshot as JSON, as the API and `mldebug status --json` give it."""
-    return msgspec.json.encode(snapshot)
+    """The snapshot as JSON, as the API and `mldebug status --json` give it: without the histories, which are long."""
+    return msgspec.json.encode(msgspec.structs.replace(snapshot, histories=()))
 
 
 def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:

@@ -31,6 +31,7 @@ from mldebug_agents.system.context import Context
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.system.workers import Worker
 from mldebug_agents.watch.goodput_monitor import GoodputMonitor
+from mldebug_agents.watch.scalar_monitor import ScalarMonitor
 
 
 def build_monitors(
@@ -71,6 +72,7 @@ def build_monitors(
             Worker(probes.WORKER, history.look, inbox, probes.DEADLINE)
         ),
         goodput=GoodputMonitor(store, clock.now, clock.steady),
+        scalars=ScalarMonitor(store, clock.now, clock.steady),
     )
 
 

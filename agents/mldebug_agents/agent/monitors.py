@@ -29,6 +29,7 @@ from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.goodput_monitor import GoodputMonitor
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
+from mldebug_agents.watch.scalar_monitor import ScalarMonitor
 
 STANDS = (Stage.SUSPECT, Stage.CONFIRMED, Stage.BLAMED)
 
@@ -65,6 +66,7 @@ class Monitors:
     schedulers: SchedulerMonitor
     probes: ProbeHistoryMonitor
     goodput: GoodputMonitor
+    scalars: ScalarMonitor
 
     def reload(self, config: Config) -> None:
         """Hand a new configuration to the notifier, the schedulers and the action runner; the
@@ -97,6 +99,8 @@ class Monitors:
         self.probes.tick()
         if state.looked:
             self.goodput.tick(state.runs, state.exits)
+            losses = state.config.goodput
+            self.scalars.tick(state.runs, enabled=losses.history, age=losses.history_age)
 
     def on_result(self, result: Result, state: LoopState) -> bool:
         """Pass the result of a worker to the monitor that owns the worker; False where no monitor does."""
@@ -151,6 +155,7 @@ class Monitors:
             self.schedulers,
             self.probes,
             self.goodput,
+            self.scalars,
             self.notifier,
             self.actions,
         ):

@@ -29,6 +29,7 @@ from mldebug.alerts.view import ChannelState, EventsView, EventView
 from mldebug.config.schema import Config
 from mldebug.core.model import Judgement, shared_fields
 from mldebug.core.plugin_options import Plugin
+from mldebug.goodput.scalars.alerts import training_alerts
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.owners import in_turns
@@ -233,6 +234,7 @@ def _subject_alerts(snapshot: Snapshot) -> Iterator[SubjectAlerts]:
     yield from of_orphans(snapshot.orphans)
     yield from of_probes(snapshot.probes)
     yield from of_checkpoints("", -1, snapshot.checkpoint_series)
+    yield from training_alerts(snapshot.histories, [run.id for run in snapshot.runs], snapshot.at)
     for run in snapshot.runs:
         yield from of_checkpoints(run.id, run.uid, run.checkpoint_series)
 

@@ -27,7 +27,7 @@ from mldebug.core.model import (
 from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.known_issues.match import KnownIssue
-from mldebug.jobs.logs.records import LogCounts, StepTimes
+from mldebug.jobs.logs.records import LogCounts, LogRecord, StepTimes
 from mldebug.stall.heartbeats import HeartbeatProgress, last_step, scalars, shortest_timeout
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.signals import RankLook, RunLook
@@ -54,6 +54,7 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     step_seconds: float | None = None
     scalars: dict[str, float] = {}  # other figures of its log or hook by name
+    points: tuple[LogRecord, ...] = ()  # with figures, new since the look before
     step_times: StepTimes | None = None
     log: str = ""  # the file that is followed, or why there is none
     total_steps: int | None = (
@@ -159,6 +160,7 @@ class JobWatch:
             loss=progress.loss if progress.loss is not None else scalars(beats).get("loss"),
             step_seconds=progress.step_seconds or progress.hook_seconds,
             scalars={**scalars(beats), **progress.scalars},
+            points=progress.take_points(),
             step_times=progress.step_times,
             log=self.logs.sentence,
             total_steps=progress.total_steps,

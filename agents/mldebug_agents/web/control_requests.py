@@ -37,6 +37,16 @@ def carry_out(verb: Callable[[Mapping[str, str]], object], parameters: Mapping[s
         return status, msgspec.json.encode(ErrorAnswer(error.message, error.way_out))
 
 
+def answered(found: object) -> tuple[int, bytes]:
+    """The HTTP status and body for a struct that was asked for."""
+    return OK, msgspec.json.encode(found)
+
+
+def not_found(sentence: str, way_out: str) -> tuple[int, bytes]:
+    """The HTTP status and body for a thing that is not there, or that this user may not see."""
+    return NOT_FOUND, msgspec.json.encode(ErrorAnswer(sentence, way_out))
+
+
 def refused() -> tuple[int, bytes]:
     """The HTTP status and body for a user who may not give this order."""
     way_out = "ask as root, as the agent's user, or as a member of agent.group"

@@ -25,11 +25,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mldebug.config.schema import AgentConfig
 from mldebug.core.plugins import create_all
+from mldebug.goodput.scalars.history import history_list, history_of
 from mldebug.status.snapshot import Snapshot, encode
 from mldebug_agents.web.alertmanager_route import PATH as ALERTS
 from mldebug_agents.web.alertmanager_route import AlertmanagerRoute, Answer
 from mldebug_agents.web.connection_limiter import BACKLOG, ConnectionLimiter
-from mldebug_agents.web.control_requests import carry_out, refused
+from mldebug_agents.web.control_requests import answered, carry_out, not_found, refused
 from mldebug_agents.web.listeners import open_tcp
 from mldebug_agents.web.page_routes import PageRoutes
 from mldebug_agents.web.peer_credentials import (
@@ -212,7 +213,8 @@ class AgentServer:
             Route(path, partial(self._post_for_own_runs, verb), methods=["POST"])
             for path, verb in self.own_verbs.items()
         ]
-        return [Route("/api/v1/status", self._status), *verbs]
+        own = [Route("/api/v1/status", self._status), Route("/api/v1/history", self._history)]
+        return [*own, *verbs]
 
     def _post(self, verb: Verb, request: Request) -> Response:
         """Answer a POST to a verb; allowed are root, the agent's user, or a member of its group."""
@@ -255,6 +257,24 @@ class AgentServer:
             return Response(b"{}", status_code=503, media_type="application/json")
         visible = view(self.snapshot, peer_at(request), self.group)
         return Response(encode(visible), media_type="application/json")
+
+    def _history(self, request: Request) -> Response:
+        """The history of `?run=`, or of all runs what there is; of the runs that this user may see."""
+        if self.snapshot is None:
+            return Response(b"{}", status_code=503, media_type="application/json")
+        visible = view(self.snapshot, peer_at(request), self.group)
+        run = request.query_params.get("run")
+        found = (
+            history_list(visible.histories) if run is None else history_of(visible.histories, run)
+        )
+        status, body = (
+            answered(found)
+            if found is not None
+            else not_found(
+                "no history is kept of a run with this id", "GET /api/v1/history lists the runs"
+            )
+        )
+        return Response(body, status_code=status, media_type="application/json")
 
 
 def _without_hang_ups(app: ASGIApp) -> ASGIApp:

@@ -34,14 +34,26 @@ _WRITTEN: Mapping[str, tuple[str, ...]] = {
     "nan_iterations": ("number_of_nan_iterations", "nan_iterations"),
     "reward": ("reward", "mean_reward", "critic_score_mean", "raw_reward"),
     "perplexity": ("ppl", "perplexity"),
+    "batch_size": ("global_batch_size", "batch_size", "gbs", "total_batch_size"),
 }  # fmt: skip
 NAMES: Mapping[str, str] = MappingProxyType(
     {written: name for name, many in _WRITTEN.items() for written in many}
 )
 """The name of a scalar by what stands in a log, in lower case, with `_` for what is no letter or digit."""
 
-_ALONE = ("norm", "grad", "scale", "mem", "throughput", "reward", "ips", "memory", "skipped")
-"""Words that mean something else behind another (`params norm`, `lr scale`)."""
+_ALONE = (
+    "norm",
+    "grad",
+    "scale",
+    "mem",
+    "throughput",
+    "reward",
+    "ips",
+    "memory",
+    "skipped",
+    "batch_size",
+)
+"""Words that mean something else behind another (`params norm`, `lr scale`, `micro batch size`)."""
 _BETWEEN = "[ _/.(-]{1,2}"  # two words of a name
 
 

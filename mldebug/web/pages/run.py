@@ -9,12 +9,14 @@ from mldebug.core.model import Gap
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.text import typed
+from mldebug.goodput.scalars.history import history_of
 from mldebug.stall.sentences import seconds
 from mldebug.status.gpu_lines import rank_lines
 from mldebug.status.gpu_view import names_of
 from mldebug.status.run_lines import goodput_words, mood, pace_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.storage.checkpoints.state import lines_of
+from mldebug.web.charts import Chart, EventLine, charts, event_lines, span_words
 from mldebug.web.incident_list import IncidentRow, rows_of
 from mldebug.web.page import PageRequest, WebPage
 from mldebug.web.rank_grid import RankGrid, grid
@@ -49,6 +51,9 @@ class RunPageData(msgspec.Struct, frozen=True, kw_only=True):
     written: bool  # is its report on disk?
     silence: QuietTime | None
     facts: tuple[RunFact, ...]
+    charts: tuple[Chart, ...]
+    span: str  # of the charts, in words
+    events: tuple[EventLine, ...]  # in its figures, the newest first
     grid: RankGrid
     gpus: RunGpus
     lines: tuple[str, ...]  # GPUs, saves
@@ -73,6 +78,7 @@ class RunPage:
         run = next((one for one in snapshot.runs if one.id == request.id), None)
         if run is None:
             return None
+        history = history_of(snapshot.histories, run.id)
         mine = [entry for entry in request.entries if entry.job_id == run.id]
         return RunPageData(
             id=run.id,
@@ -84,6 +90,9 @@ class RunPage:
             written=any(one.id == run.incident for one in mine),
             silence=_silence(run),
             facts=tuple(_facts(run)),
+            charts=charts(history) if history else (),
+            span=span_words(history) if history else "",
+            events=event_lines(history) if history else (),
             grid=grid(run, names_of(snapshot.gpus)),
             gpus=run_gpus(snapshot, run),
             lines=tuple(clean(one, 400) for one in _lines(run)),

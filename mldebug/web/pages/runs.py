@@ -10,6 +10,7 @@ from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.core.text import rfc3339
+from mldebug.goodput.scalars.history import history_of
 from mldebug.hardware.host_memory.state import alarms
 from mldebug.incidents.report_entry import ReportEntry
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
@@ -17,6 +18,7 @@ from mldebug.stall.sentences import seconds
 from mldebug.status.gpu_lines import StatusLine, hardware_lines
 from mldebug.status.run_lines import ailing_lines, mood, pace_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
+from mldebug.web.charts import Chart, sparklines
 from mldebug.web.incident_list import IncidentRow as Incident
 from mldebug.web.incident_list import rows_of
 from mldebug.web.page import PageRequest, WebPage
@@ -35,6 +37,7 @@ class RunListRow(msgspec.Struct, frozen=True, kw_only=True):
     which: str  # "ranks 0-3"
     pace: tuple[str, ...]
     each: str  # "0.4 s per step", or ""
+    sparklines: tuple[Chart, ...] = ()
     state: str
     mood: str  # good, quiet, bad
     incident: str = ""
@@ -92,6 +95,7 @@ def _row(
 ) -> RunListRow:
     before = rows_of([newest], snapshot)[0] if newest and not run.incident else None
     here = len(run.ranks)
+    history = history_of(snapshot.histories, run.id)
     return RunListRow(
         id=run.id,
         name=clean(run.name, 60),
@@ -100,6 +104,7 @@ def _row(
         which=f"ranks {shorten_ranks(fold_ranks(run.ranks), 40)}" if here else "no rank lives here",
         pace=tuple(clean(one, 120) for one in pace_words(run)),
         each=f"{seconds(run.step_seconds)} per step" if run.step_seconds else "",
+        sparklines=sparklines(history) if history else (),
         state=clean(state_words(run), 400),
         mood=mood(run),
         incident=run.incident,

@@ -1,7 +1,5 @@
 """From looks at real runs to the accounts of their jobs, and how these survive a restart of the agent."""
 
-from dataclasses import dataclass, field
-
 import msgspec
 import pytest
 
@@ -17,33 +15,15 @@ from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.watch.goodput_monitor import GoodputMonitor
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
+from shared.goodput.memory_store import MemoryStore
 
 BEGAN = 1_700_000_000.0
-
-
-@dataclass
-class Memory:
-    """A store that keeps values in memory."""
-
-    opened: bool = True
-    values: dict[str, bytes] = field(default_factory=dict)
-
-    def memo(self, name: str) -> bytes:
-        return self.values.get(name, b"")
-
-    def remember(self, name: str, data: bytes) -> None:
-        self.values[name] = data
-        if not data:
-            del self.values[name]
-
-    def memos(self, beginning: str) -> tuple[str, ...]:
-        return tuple(name for name in self.values if name.startswith(beginning))
 
 
 class Node:
     """A node with one run, whose clock is turned by hand."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: MemoryStore) -> None:
         self.now = 100.0
         self.set_by = 0.0  # seconds by which the wall clock was set since the agent started
         self.memory = memory
@@ -87,7 +67,7 @@ def job(**fields: object) -> Job:
 
 @pytest.fixture
 def node() -> Node:
-    return Node(Memory())
+    return Node(MemoryStore())
 
 
 def test_a_run_is_accounted_for_from_the_start_of_its_processes(node: Node) -> None:
@@ -201,7 +181,7 @@ def test_a_row_that_cannot_be_read_is_forgotten(node: Node) -> None:
 
 
 def test_nothing_is_counted_before_the_store_is_open() -> None:
-    node = Node(Memory(opened=False))
+    node = Node(MemoryStore(opened=False))
     node.look(step=1)
     assert node.shown.goodput == ()
 

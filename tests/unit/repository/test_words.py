@@ -86,7 +86,7 @@ SECTIONS = {
 METRICS = {
     "actions": "alerts", "agent": "agent", "checkpoints": "storage", "cluster": "cluster", "events": "alerts", "filesystems": "storage", "goodput": "goodput",
     "gpus": "hardware", "health": "hardware", "hooks": "jobs", "incidents": "incidents", "kernellog": "hardware", "memory": "hardware", "ports": "hardware",
-    "probes": "probes", "rank_gpus": "hardware", "runs": "watch", "scheduler": "jobs", "traces": "capture", "traps": "jobs", "trees": "storage", "writers": "storage",
+    "probes": "probes", "rank_gpus": "hardware", "runs": "watch", "scalars": "goodput", "scheduler": "jobs", "traces": "capture", "traps": "jobs", "trees": "storage", "writers": "storage",
 }  # fmt: skip
 NO_METRICS = {
     "cli": "prints", "config": "the build info of `agent` has what there is to tell", "core": "is not met by users",

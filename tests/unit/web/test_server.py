@@ -31,6 +31,7 @@ from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp, open_unix
 from mldebug_agents.web.peer_credentials import PeerCredentials, group_number, view
 from mldebug_agents.web.server import AgentServer
+from shared.goodput.histories import history
 from shared.hardware.kernellines import fold
 from shared.system.hung import hung_mount, wait_until
 from shared.system.patience import PATIENCE
@@ -519,3 +520,31 @@ def test_nobody_fills_our_log_with_what_is_no_request(
         link.sendall(garbage)
         assert link.recv(100).startswith(b"HTTP/1.1 ")
     assert [one.getMessage() for one in caplog.records] == []
+
+
+def history_as(state_dir: Path, uid: int, query: str = "") -> dict[str, object]:
+    code = (
+        "import http.client, socket\n"
+        "link = http.client.HTTPConnection('localhost')\n"
+        "link.sock = socket.socket(socket.AF_UNIX)\n"
+        "link.sock.connect(sys.argv[1] + '/agent.sock')\n"
+        f"link.request('GET', '/api/v1/history{query}')\n"
+        "print(link.getresponse().read().decode())\n"
+    )
+    found: dict[str, object] = msgspec.json.decode(run_as(code, state_dir, uid, uid))
+    return found
+
+
+@root_only
+def test_users_see_the_history_of_their_own_runs_alone(folder: Path) -> None:
+    own, other = history("mine", uid=NOBODY), history("another", uid=12345)
+    with serving(folder) as server:
+        server.publish(msgspec.structs.replace(SNAPSHOT, histories=(own, other)))
+        listed = history_as(folder, NOBODY)
+        assert [run["run"] for run in listed["runs"]] == ["mine"]  # type: ignore[index, attr-defined]
+        assert "another" not in str(listed)
+        assert "error" in history_as(folder, NOBODY, "?run=another")
+        mine = history_as(folder, NOBODY, "?run=mine")
+        assert set(mine["columns"]) >= {"loss", "learning_rate"}  # type: ignore[call-overload]
+        assert len(mine["times"]) == len(own.times)  # type: ignore[arg-type]
+        assert {run["run"] for run in history_as(folder, 0)["runs"]} == {"mine", "another"}  # type: ignore[index, attr-defined]

@@ -1,0 +1,285 @@
+"""Keeps the history of each run's training figures, has the rules find events in it, and stores both over restarts of the agent.
+
+Belongs to the main loop's thread. Bounded: `MOST_RUNS` runs, the newest of each user first, `MOST_VALUES` values of all together.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from mldebug.core.model import Gap, Job
+from mldebug.goodput.scalars.history import ENDED_ROWS, FUTURE, HistoryTable, RunHistory
+from mldebug.goodput.scalars.model import LOSS, STEP_SECONDS, TrainingPoint
+from mldebug.goodput.scalars.rules import TrainingRules
+from mldebug.jobs.logs.records import LogRecord
+from mldebug.jobs.logs.scalars import name_of
+from mldebug.jobs.owners import in_turns
+from mldebug.status.snapshot import RunState, Snapshot
+from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
+
+MEMO, ASIDE = "scalars:", "scalars-unreadable:"
+VERSION = 1
+STORE_EVERY = 60.0  # seconds; what came since is lost with an agent that is killed
+GONE = 60.0  # seconds without a look after which a run is over
+MOST_RUNS = 64
+MOST_VALUES = 150_000  # 5 MB
+MOST_ASIDE = 100_000  # bytes of the one unreadable history that is kept
+SHOWN_EVENTS = 8
+
+
+class StoredHistory(msgspec.Struct, kw_only=True):
+    """The history of one run with what its rules remember, as it is stored. Times are unix seconds."""
+
+    version: int = VERSION
+    run: str
+    name: str
+    user: str
+    uid: int
+    script: str
+    started_at: float
+    looked_at: float
+    is_over: bool = False
+    table: HistoryTable = msgspec.field(default_factory=HistoryTable)
+    rules: TrainingRules = msgspec.field(default_factory=TrainingRules)
+
+    @property
+    def job(self) -> tuple[object, ...]:
+        """What all runs of one job share."""
+        return self.uid, self.user, self.name, self.script
+
+
+class ScalarMonitor:
+    """The histories of this node's runs. `wall`, `steady`: unix time and monotonic seconds."""
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._wall, self._steady = store, wall, steady
+        self._histories: dict[str, StoredHistory] = {}
+        self._looked: dict[str, float] = {}  # run -> the look that was taken
+        self._last: dict[str, tuple[object, ...]] = {}  # run -> step and loss of its last row
+        self._changed: set[str] = set()  # runs that are not stored as they are
+        self._stale: set[str] = set()  # runs whose shown history is older than they are
+        self._shown: dict[str, RunHistory] = {}
+        self._gaps: tuple[Gap, ...] = ()
+        self._restored = False
+        self._store_due = self._tidy_due = 0.0
+
+    def tick(self, runs: Mapping[str, Run], *, enabled: bool, age: float) -> None:
+        """Take the looks that are new since the last call.
+
+        `enabled`: False forgets all histories. `age`: seconds for which one is kept after its run's end.
+        """
+        self._restore()
+        if not self._restored:
+            return
+        if not enabled:
+            self._forget(tuple(self._histories))
+            return
+        now = self._wall()
+        for id, run in runs.items():
+            look = run.last_look
+            if look is not None and run.job.ranks and look.look.at != self._looked.get(id):
+                self._looked[id] = look.look.at
+                self._take(run, look, now)
+        steady = self._steady()
+        if steady >= self._tidy_due:
+            self._tidy_due = steady + 5.0
+            self._tidy(now, age)
+        if steady >= self._store_due:
+            self._store_due = steady + STORE_EVERY
+            self._keep()
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the histories, the newest events of each run, and what was stored and cannot be used."""
+        for id in self._stale & self._histories.keys():
+            self._shown[id] = _shown(self._histories[id])
+        self._stale.clear()
+        return msgspec.structs.replace(
+            snapshot,
+            runs=tuple(map(self._with_events, snapshot.runs)),
+            histories=tuple(self._shown[id] for id in self._histories),
+            gaps=(*snapshot.gaps, *self._gaps),
+        )
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _with_events(self, run: RunState) -> RunState:
+        history = self._shown.get(run.id)
+        if history is None or not history.events:
+            return run
+        return msgspec.structs.replace(run, training_events=history.events[-SHOWN_EVENTS:])
+
+    def _take(self, run: Run, look: JobLook, now: float) -> None:
+        points, values = tuple(points_of(run, look, now)), _values(look)
+        known = self._histories.get(run.job.id)
+        if known is None and not points and not values:
+            return
+        history = known or self._begin(run.job, now)
+        history.looked_at, history.is_over = now, False
+        news = history.rules.add(points)
+        last = look.step, repr(look.loss)
+        if values and last != self._last.get(run.job.id):
+            self._last[run.job.id] = last
+            history.table.add(now, look.step, values)
+            news = True
+        if news:
+            self._changed.add(run.job.id)
+            self._stale.add(run.job.id)
+
+    def _begin(self, job: Job, now: float) -> StoredHistory:
+        """A run that was not there before; where it is the next one of a job, its rules know where that stood."""
+        script = next((rank.script for rank in job.ranks), "")
+        history = StoredHistory(
+            run=job.id, name=job.name, user=job.user, uid=job.uid, script=script, started_at=now, looked_at=now
+        )  # fmt: skip
+        before = [one for one in self._histories.values() if one.is_over and one.job == history.job]
+        if before:
+            newest = max(before, key=lambda one: one.looked_at)
+            history.rules.resume = newest.rules.resume.for_next_run()
+        self._histories[job.id] = history
+        self._stale.add(job.id)
+        return history
+
+    def _tidy(self, now: float, age: float) -> None:
+        for id, history in self._histories.items():
+            if not history.is_over and not 0 <= now - history.looked_at <= GONE:
+                history.is_over = True
+                history.rules.end(history.looked_at)
+                history.table.thin(ENDED_ROWS)
+                self._looked.pop(id, None)
+                self._last.pop(id, None)
+                self._changed.add(id)
+                self._stale.add(id)
+        newest = sorted(self._histories.values(), key=lambda one: (one.is_over, -one.looked_at))
+        kept = {one.run for one in in_turns(newest, lambda one: one.uid)[:MOST_RUNS]}
+        kept -= {one.run for one in newest if one.is_over and now - one.looked_at > age}
+        self._forget(tuple(self._histories.keys() - kept))
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Thin the longest histories until all together are small enough."""
+        while sum(one.table.size for one in self._histories.values()) > MOST_VALUES:
+            longest = max(self._histories.values(), key=lambda one: one.table.size)
+            longest.table.thin(len(longest.table.times) // 2)
+            self._changed.add(longest.run)
+            self._stale.add(longest.run)
+
+    def _forget(self, runs: tuple[str, ...]) -> None:
+        for id in runs:
+            del self._histories[id]
+            self._shown.pop(id, None)
+            self._looked.pop(id, None)
+            self._last.pop(id, None)
+            self._store.remember(_memo(id), b"")
+        self._changed -= set(runs)
+        self._stale -= set(runs)
+
+    def _keep(self) -> None:
+        for id in self._changed & self._histories.keys():
+            self._store.remember(_memo(id), msgspec.json.encode(self._histories[id]))
+        self._changed.clear()
+
+    def _restore(self) -> None:
+        if self._restored or not self._store.opened:
+            return
+        self._restored = True
+        for name in self._store.memos(MEMO):
+            data = self._store.memo(name)
+            history, problem = _read(data, self._wall())
+            if history is None:
+                self._put_aside(name, data, problem)
+            else:
+                self._histories[history.run] = history
+        self._stale |= self._histories.keys()
+
+    def _put_aside(self, name: str, data: bytes, problem: str) -> None:
+        """Keep the last history that cannot be used under another name, and report it."""
+        self._store.remember(name, b"")
+        aside = {"name": name, "problem": problem, "data": data[:MOST_ASIDE].decode(errors="replace")}  # fmt: skip
+        self._store.remember(ASIDE, msgspec.json.encode(aside))
+        log.warning("the stored history of a run cannot be used (%s), and is put aside", problem)
+        gap = Gap(
+            what="history of a run",
+            reason=f"what was stored of it cannot be used: {problem}",
+            way_out=f"none is needed: a new one has begun; the old one is the value {ASIDE!r} of the state database",
+        )
+        self._gaps = tuple(dict.fromkeys((*self._gaps, gap)))
+
+
+def points_of(run: Run, look: JobLook, now: float) -> Iterator[TrainingPoint]:
+    """The records of a look as the rules take them; of a run whose log tells no figures, what its hook tells."""
+    job = run.job
+    attempt = f"{job.id}/{job.attempt}"
+    slow = ", ".join(str(one.rank) for one in run.slowness.ranks) if run.slowness else ""
+    around = {"ranks": str(job.world_size), "attempt": str(job.attempt)} | ({"slow ranks": slow} if slow else {})  # fmt: skip
+    for record in look.points:
+        yield TrainingPoint(
+            at=now,
+            step=record.step,
+            total=look.total_steps,
+            values=_figures(record),
+            attempt=attempt,
+            surroundings=around,
+        )
+    if not look.points and not look.step_format and look.beats and look.scalars:
+        values = {name_of(name) or name: value for name, value in look.scalars.items()}
+        if look.loss is not None:
+            values[LOSS] = look.loss
+        yield TrainingPoint(at=now, step=look.step, total=look.total_steps, values=values, attempt=attempt, surroundings=around)  # fmt: skip
+
+
+def _figures(record: LogRecord) -> dict[str, float]:
+    own = ((LOSS, record.loss), (STEP_SECONDS, record.step_seconds))
+    return {**record.scalars, **{name: value for name, value in own if value is not None}}
+
+
+def _values(look: JobLook) -> dict[str, float]:
+    """The figures of a look by their common names."""
+    own = ((LOSS, look.loss), (STEP_SECONDS, look.step_seconds))
+    scalars = {name_of(name) or name: value for name, value in look.scalars.items()}
+    return {**scalars, **{name: value for name, value in own if value is not None}}
+
+
+def _shown(one: StoredHistory) -> RunHistory:
+    return RunHistory(
+        run=one.run,
+        name=one.name,
+        user=one.user,
+        uid=one.uid,
+        script=one.script,
+        started_at=one.started_at,
+        times=tuple(one.table.times),
+        steps=tuple(one.table.steps),
+        columns={name: tuple(column) for name, column in one.table.columns.items()},
+        events=tuple(one.rules.events),
+        counts=dict(one.rules.counts),
+    )
+
+
+def _memo(run: str) -> str:
+    return MEMO + hashlib.sha256(run.encode(errors="replace")).hexdigest()[:24]
+
+
+def _read(data: bytes, now: float) -> tuple[StoredHistory | None, str]:
+    """A stored history, or None and why it cannot be used."""
+    try:
+        found = msgspec.json.decode(data, type=StoredHistory)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return None, f"it cannot be read: {error}"
+    if found.version != VERSION:
+        return None, f"it is of version {found.version}, and this agent reads version {VERSION}"
+    if max(found.looked_at, found.started_at) > now + FUTURE:
+        return None, "it is from the future"
+    problem = found.table.problem(now)
+    return (None, problem) if problem else (found, "")

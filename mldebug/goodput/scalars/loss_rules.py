@@ -1,0 +1,209 @@
+"""When a loss is not a number, leaps, or climbs: judged against the run's own earlier losses. Pure.
+
+**Not finite**: at once, where every loss before was a number and `PROVEN` of them came. Some loops print `nan` for a value that they have not computed; a run in
+which `nan` came and went is judged by its own habit: an event needs more of them in a row than twice what it has shown.
+
+**Spike**: `IN_A_ROW` losses above the median of the last `WINDOW` by `CLEAR` times their spread, by a fifth of the median, and by twice
+what any single loss of this run has been above its own: a curve that is wild by nature (rewards, adversarial losses) sets its own limit.
+
+**Divergence**: a spike that lasts, or medians of `BLOCK` losses that leave all that the run has shown.
+
+Neither of the two is judged in warm-up (the first `WARM_UP` losses; a learning rate that rises), for a window after another batch size, nor
+at the end of the schedule.
+"""
+
+from math import isfinite
+from statistics import median
+
+import msgspec
+
+from mldebug.goodput.scalars.model import (
+    BATCH_SIZE,
+    LOSS,
+    EventKind,
+    TrainingPoint,
+    usual,
+)
+
+WINDOW, WARM_UP = 64, 100  # losses
+CLEAR, IN_A_ROW = 10.0, 3
+MOST_CLEAR = 1e9
+LASTING = 64  # losses above the limit after which a spike is a divergence
+GIVEN_UP = 256  # after so many this is the run's usual loss
+BLOCK, BLOCKS, FEW_BLOCKS, HIGH_BLOCKS = 16, 64, 12, 3
+PROVEN = 8  # finite losses after which each should be one
+NEVER_FINITE = 16  # losses in a row without a number, before that
+BACK = 3  # finite losses in a row after which NaN is over
+END = 0.98  # of the steps
+SPENT = 0.02  # of the highest learning rate
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rule says of one point: that `kind` begins, with its words, or that it is over."""
+
+    kind: EventKind
+    words: str = ""
+    over: bool = False
+    step: int | None = None  # where it began, if not at this point
+
+
+class NotFiniteRule(msgspec.Struct, kw_only=True):
+    """Finds losses that are NaN or infinite."""
+
+    in_a_row: int = 0
+    finite_in_a_row: int = 0
+    habit: int = 0  # the most in a row from which the run came back
+    numbers: int = 0  # finite losses so far
+    is_open: bool = False
+    began: int | None = None
+
+    def add(self, point: TrainingPoint) -> list[Found]:
+        """Judge the loss of one point, if it has one."""
+        loss = point.values.get(LOSS)
+        if loss is None:
+            return []
+        if isfinite(loss):
+            return self._number()
+        self.began = self.began if self.in_a_row else point.step
+        self.in_a_row, self.finite_in_a_row = self.in_a_row + 1, 0
+        limit = 2 * self.habit + 1 if self.numbers >= PROVEN else NEVER_FINITE
+        if self.is_open or self.in_a_row < limit:
+            return []
+        self.is_open = True
+        where = "" if self.began is None else f" at step {self.began}"
+        before = "" if self.numbers else ", and has never been a number"
+        words = f"the loss became {'NaN' if loss != loss else 'infinite'}{where}{before}"  # noqa: PLR0124
+        return [Found(kind=EventKind.NOT_FINITE, words=words, step=self.began)]
+
+    def _number(self) -> list[Found]:
+        self.finite_in_a_row += 1
+        self.numbers += 1
+        if self.in_a_row:
+            self.habit, self.in_a_row = max(self.habit, self.in_a_row), 0
+        if self.is_open and self.finite_in_a_row >= BACK:
+            self.is_open = False
+            return [Found(kind=EventKind.NOT_FINITE, over=True)]
+        return []
+
+
+class SpikeRule(msgspec.Struct, kw_only=True):
+    """Finds losses that leap above what is usual for the run, and losses that climb away for good."""
+
+    losses: list[float] = []  # the last usual ones
+    count: int = 0
+    wildest: float = 0.0  # spreads by which a loss alone was above the median
+    peak: float = 0.0  # the same of those that are above now
+    above: int = 0  # in a row above the limit
+    below: int = 0  # in a row back at the usual
+    is_open: bool = False
+    diverged_above: float | None = None  # a divergence is open until the loss is below this
+    low: int = 0  # losses in a row below that
+    batch: float | None = None
+    rate: float | None = None  # the learning rate of the last record that had one
+    top_rate: float = 0.0
+    rising: bool = False
+    block: list[float] = []
+    blocks: list[float] = []
+
+    def add(self, point: TrainingPoint) -> list[Found]:
+        """Judge the loss of one point, if it has one and it is a number."""
+        self._learn_schedule(point)
+        loss = point.number(LOSS)
+        if loss is None:
+            return []
+        self.count += 1
+        quiet = self.count <= WARM_UP or self.rising or self._is_ending(point)
+        found = [*self._comes_back(loss), *self._climbs(loss, quiet)]
+        if len(self.losses) < WINDOW:
+            self.losses.append(loss)
+            return found
+        middle, spread = usual(self.losses)
+        distance = min(MOST_CLEAR, (loss - middle) / max(spread, 0.01 * abs(middle), 1e-12))
+        if distance > max(CLEAR, 2 * self.wildest) and loss - middle > 0.2 * abs(middle):
+            return [*found, *self._high(loss, middle, distance, quiet)]
+        return [*found, *self._usual(loss, distance)]
+
+    def _high(self, loss: float, middle: float, distance: float, quiet: bool) -> list[Found]:
+        self.above, self.below, self.peak = self.above + 1, 0, max(self.peak, distance)
+        if self.above >= GIVEN_UP:
+            return self._begin_anew()
+        if quiet:
+            return []
+        if self.above == IN_A_ROW and not self.is_open:
+            self.is_open = True
+            words = f"the loss leapt from {middle:.4g} to {loss:.4g}"
+            return [Found(kind=EventKind.SPIKE, words=words)]
+        if self.above == LASTING and self.diverged_above is None:
+            self.diverged_above = middle + 0.2 * abs(middle)
+            words = f"the loss does not come back: {loss:.4g} after {LASTING} records, {middle:.4g} before"
+            return [*self._spike_is_over(), Found(kind=EventKind.DIVERGED, words=words)]
+        return []
+
+    def _usual(self, loss: float, distance: float) -> list[Found]:
+        self.losses = [*self.losses[1:], loss]
+        self.wildest = max(0.999 * self.wildest, distance)
+        if self.above < IN_A_ROW:  # one that stands alone is how this curve is
+            self.wildest = max(self.wildest, self.peak)
+            self.above, self.peak = 0, 0.0
+            return []
+        self.below += 1
+        if self.below < BACK:
+            return []
+        self.above, self.below, self.peak = 0, 0, 0.0
+        return self._spike_is_over()
+
+    def _climbs(self, loss: float, quiet: bool) -> list[Found]:
+        """Whether the last blocks of losses stand clear of all before."""
+        self.block.append(loss)
+        if len(self.block) < BLOCK:
+            return []
+        self.blocks = [*self.blocks, median(self.block)][-BLOCKS:]
+        self.block = []
+        before, last = self.blocks[:-HIGH_BLOCKS], self.blocks[-HIGH_BLOCKS:]
+        if len(before) < FEW_BLOCKS or quiet or self.above or self.diverged_above is not None:
+            return []
+        middle, spread = usual(before)
+        lowest = min(before)
+        limit = max(middle + CLEAR * max(spread, 0.02 * abs(middle)), lowest + 0.5 * abs(lowest))
+        if min(last) <= max(limit, *before) or last != sorted(last):
+            return []
+        self.diverged_above, self.blocks = (lowest + last[-1]) / 2, []
+        words = f"the loss climbs: {lowest:.4g} at its best, {last[-1]:.4g} now"
+        return [*self._spike_is_over(), Found(kind=EventKind.DIVERGED, words=words)]
+
+    def _comes_back(self, loss: float) -> list[Found]:
+        if self.diverged_above is None:
+            return []
+        self.low = self.low + 1 if loss < self.diverged_above else 0
+        if self.low < BLOCK:
+            return []
+        self.diverged_above, self.low = None, 0
+        return [Found(kind=EventKind.DIVERGED, over=True)]
+
+    def _spike_is_over(self) -> list[Found]:
+        if not self.is_open:
+            return []
+        self.is_open = False
+        return [Found(kind=EventKind.SPIKE, over=True)]
+
+    def _begin_anew(self) -> list[Found]:
+        """Take what lasts for the usual; a divergence stays one until the loss is low again."""
+        self.losses, self.block, self.blocks = [], [], []
+        self.above, self.below, self.peak = 0, 0, 0.0
+        return self._spike_is_over()
+
+    def _learn_schedule(self, point: TrainingPoint) -> None:
+        batch, rate = point.number(BATCH_SIZE), point.number("learning_rate")
+        if batch is not None and batch != self.batch:
+            if self.batch is not None:
+                self.losses, self.block, self.blocks, self.above = [], [], [], 0
+                self.count = min(self.count, WARM_UP)
+            self.batch = batch
+        if rate is not None:
+            self.rising = self.rate is not None and rate > self.rate * (1 + 1e-6)
+            self.rate, self.top_rate = rate, max(rate, self.top_rate)
+
+    def _is_ending(self, point: TrainingPoint) -> bool:
+        if point.step is not None and point.total and point.step >= END * point.total:
+            return True
+        return self.rate is not None and self.rate < SPENT * self.top_rate

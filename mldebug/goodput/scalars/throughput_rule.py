@@ -1,0 +1,133 @@
+"""When a run got slower: its throughput against the median of what it had with the same batch size. Pure.
+
+An event needs `DROP` between the two medians, and that they stand apart: three quarters of the last `RECENT` values below three quarters of
+those before. So noise, evaluations between the steps, and a log in which two loggers take turns make no event. A value in another unit
+(a factor of 1,000, 1,024, 100 or 60) begins anew, as does another batch size. The first values of a start are left out: they compile.
+"""
+
+from statistics import median
+
+import msgspec
+
+from mldebug.goodput.scalars.loss_rules import END, Found
+from mldebug.goodput.scalars.model import (
+    BATCH_SIZE,
+    STEP_SECONDS,
+    EventKind,
+    TrainingPoint,
+    changed,
+)
+
+FIGURES = {
+    "tokens_per_second": "tokens/s",
+    "tokens_per_second_per_gpu": "tokens/s per GPU",
+    "samples_per_second": "samples/s",
+    "tflops": "TFLOP/s",
+    STEP_SECONDS: "steps/s",
+}
+"""The figures that show a throughput, the best first, and their units."""
+DROP, BACK = 0.10, 0.05
+RECENT, BEFORE, LEAST = 16, 240, 48  # values
+SKIPPED = 8  # of each start
+EVERY = 4  # values between two comparisons
+ACCEPTED = 512  # values after which the lower throughput is the run's usual one
+SMALLEST, LARGEST = 1e-9, 1e15
+UNITS, SAME_UNIT = (1000.0, 1024.0, 100.0, 60.0), 0.1
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """The step and the surroundings of one value."""
+
+    step: int | None
+    surroundings: dict[str, str]
+
+
+class ThroughputRule(msgspec.Struct, kw_only=True):
+    """Finds a throughput that fell by a tenth or more."""
+
+    figure: str = ""
+    batch: float | None = None
+    attempt: str = ""
+    skip: int = SKIPPED
+    before: list[float] = []
+    recent: list[float] = []
+    surroundings: dict[str, str] = {}  # of the last value before the recent ones
+    origins: list[Origin] = []  # of the recent values
+    turn: int = 0
+    low: int = 0  # values since the event
+    is_open: bool = False
+
+    def add(self, point: TrainingPoint) -> list[Found]:
+        """Judge the throughput of one point, if it tells one."""
+        figure = next((one for one in FIGURES if one in point.values), "")
+        if not figure or (self.figure and figure != self.figure):
+            return []
+        value = point.number(figure)
+        if value is None or not SMALLEST < value < LARGEST:
+            return []
+        self.figure = figure
+        over = self._follow(point)
+        if self.skip:
+            self.skip -= 1
+            return over
+        self._keep(1 / value if figure == STEP_SECONDS else value, point)
+        self.turn += 1
+        if self.turn % EVERY or len(self.before) < LEAST or len(self.recent) < RECENT:
+            return over
+        return [*over, *self._compare(point)]
+
+    def _follow(self, point: TrainingPoint) -> list[Found]:
+        """Begin anew with another batch size, and leave out the first values of another start."""
+        batch = point.number(BATCH_SIZE) or self.batch
+        if point.attempt != self.attempt:
+            self.attempt, self.skip, self.recent, self.origins = point.attempt, SKIPPED, [], []
+        if batch != self.batch:
+            self.batch = batch
+            return self._begin_anew()
+        return []
+
+    def _keep(self, value: float, point: TrainingPoint) -> None:
+        self.recent.append(value)
+        self.origins.append(Origin(point.step, dict(point.surroundings)))
+        if len(self.recent) > RECENT:
+            oldest = self.recent.pop(0)
+            origin = self.origins.pop(0)
+            if not self.is_open:
+                self.surroundings = origin.surroundings
+                self.before = [*self.before[-BEFORE + 1 :], oldest]
+
+    def _compare(self, point: TrainingPoint) -> list[Found]:
+        usual, now = median(self.before), median(self.recent)
+        if self.is_open:
+            return self._while_open(now, usual)
+        if now > (1 - DROP) * usual:
+            return []
+        if any(abs(usual / now / unit - 1) < SAME_UNIT for unit in UNITS):
+            return self._begin_anew()
+        apart = sorted(self.recent)[3 * RECENT // 4] < sorted(self.before)[len(self.before) // 4]
+        ending = point.step is not None and point.total and point.step >= END * point.total
+        if not apart or ending:
+            return []
+        self.is_open, self.low = True, 0
+        return [Found(kind=EventKind.THROUGHPUT, words=self._words(now, usual, point), step=self.origins[0].step)]  # fmt: skip
+
+    def _words(self, now: float, usual: float, point: TrainingPoint) -> str:
+        batch = f" with the same batch size of {self.batch:g}" if self.batch is not None else ""
+        what = changed(self.surroundings, point.surroundings)
+        why = f"what changed: {what}" if what else "nothing else that is watched has changed"
+        return (
+            f"the throughput fell by {1 - now / usual:.0%}, from {usual:.4g} to {now:.4g} {FIGURES[self.figure]}{batch};"
+            f" {why}"
+        )
+
+    def _while_open(self, now: float, usual: float) -> list[Found]:
+        self.low += EVERY
+        if now > (1 - BACK) * usual:
+            self.is_open = False
+            return [Found(kind=EventKind.THROUGHPUT, over=True)]
+        return self._begin_anew() if self.low >= ACCEPTED else []
+
+    def _begin_anew(self) -> list[Found]:
+        was_open, self.is_open = self.is_open, False
+        self.before, self.recent, self.origins = [], [], []
+        return [Found(kind=EventKind.THROUGHPUT, over=True)] if was_open else []

@@ -1,0 +1,209 @@
+"""Events in the figures of a run: every planted one is found, and healthy curves of many shapes have none."""
+
+import math
+import random
+
+import msgspec
+import pytest
+
+from mldebug.goodput.scalars.model import TrainingPoint
+from mldebug.goodput.scalars.rules import TrainingRules
+from shared.goodput.training_curves import HEALTHY, LENGTH, Values, cosine, found, points
+
+SEEDS = 16  # of each of the 13 shapes: 208 curves
+
+
+@pytest.mark.parametrize("shape", HEALTHY)
+def test_healthy_curves_have_no_event(shape: str) -> None:
+    wrong = {}
+    for seed in range(SEEDS):
+        values = HEALTHY[shape](random.Random(f"{shape}{seed}"), LENGTH)
+        if kinds := found(points(values)):
+            wrong[seed] = kinds
+    assert wrong == {}
+
+
+def test_the_curves_are_many() -> None:
+    assert len(HEALTHY) * SEEDS >= 200
+
+
+def curve(seed: int, length: int = LENGTH) -> list[Values]:
+    return list(cosine(random.Random(seed), length))
+
+
+def changed(values: list[Values], at: int, count: int, **fields: float) -> list[Values]:
+    return [one | fields if at <= n < at + count else one for n, one in enumerate(values)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_is_found_at_its_step(seed: int, value: float) -> None:
+    at = random.Random(seed).randrange(1, LENGTH)
+    rules = TrainingRules()
+    rules.add(points(changed(curve(seed), at, LENGTH, loss=value)))
+    (event,) = rules.events
+    assert (event.kind, event.step, event.ended) == ("loss_not_finite", at + 1, None)
+    assert f"at step {at + 1}" in event.sentence
+
+
+def test_one_step_without_a_number_is_an_event_that_ends() -> None:
+    rules = TrainingRules()
+    rules.add(points(changed(curve(1), 300, 1, loss=math.nan)))
+    (event,) = rules.events
+    assert event.ended is not None
+    assert event.step == 301
+
+
+def test_a_loss_that_never_was_a_number_is_found() -> None:
+    assert found(points([{"loss": math.nan}] * 40)) == ["loss_not_finite"]
+
+
+def test_a_run_that_prints_nan_by_habit_is_found_when_it_stays() -> None:
+    habit: list[Values] = [{"loss": 1.0 if n % 10 == 9 else math.nan} for n in range(200)]
+    assert found(points(habit)) == []
+    assert found(points([*habit, *[{"loss": math.nan}] * 30])) == ["loss_not_finite"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("times", [1.6, 3.0, 50.0])
+def test_a_spike_is_found_and_ends(seed: int, times: float) -> None:
+    values, at = curve(seed), random.Random(seed).randrange(200, 700)
+    loss = values[at]["loss"] * times
+    rules = TrainingRules()
+    rules.add(points(changed(values, at, 12, loss=loss)))
+    (event,) = rules.events
+    assert event.kind == "loss_spike"
+    assert event.step in (at + 1, at + 2, at + 3)
+    assert event.ended is not None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_spike_that_stays_is_a_divergence(seed: int) -> None:
+    values, at = curve(seed), random.Random(seed).randrange(200, 600)
+    kinds = found(points(changed(values, at, LENGTH, loss=9.5)))
+    assert kinds == ["loss_spike", "loss_diverged"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_loss_that_climbs_slowly_is_a_divergence(seed: int) -> None:
+    values = curve(seed)
+    for n in range(450, LENGTH):
+        values[n] = values[n] | {"loss": values[n]["loss"] * math.exp((n - 450) / 180)}
+    assert "loss_diverged" in found(points(values))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "figure", ["tokens_per_second", "samples_per_second", "tflops", "step_seconds"]
+)
+@pytest.mark.parametrize("share", [0.86, 0.5, 0.1])
+def test_a_lower_throughput_is_found_with_what_changed(
+    seed: int, figure: str, share: float
+) -> None:
+    draw = random.Random(f"{seed}{figure}{share}")
+    at = draw.randrange(120, 700)
+
+    def row(count: int, level: float) -> list[Values]:
+        values = [draw.gauss(level, 0.03 * level) for _ in range(count)]
+        if figure == "step_seconds":
+            values = [1 / one for one in values]
+        return [{figure: one, "batch_size": 512.0} for one in values]
+
+    rules = TrainingRules()
+    rules.add(points(row(at, 800.0), ranks="8"))
+    rules.add(points(row(150, 800.0 * share), first=at + 1, ranks="7"))
+    (event,) = rules.events
+    assert event.kind == "throughput_drop"
+    assert event.step is not None
+    assert abs(event.step - at) < 24
+    assert "the same batch size of 512" in event.sentence
+    assert event.sentence.endswith("what changed: ranks 8, now 7")
+    rules.add(points(row(150, 800.0), first=at + 151, ranks="8"))
+    assert rules.events[0].ended is not None
+
+
+def test_a_drop_of_a_twentieth_is_none() -> None:
+    draw = random.Random(4)
+    values: list[Values] = [{"tflops": draw.gauss(400 if n < 400 else 380, 4)} for n in range(800)]
+    assert found(points(values)) == []
+
+
+def with_data(seed: int, steps: range, *, data_from: int = 0, scale: float = 1.0) -> list[Values]:
+    """The losses of steps whose batches are drawn by number: step n reads batch `n - data_from`."""
+    losses = []
+    for step in steps:
+        batch = random.Random(f"{seed}/{step - data_from}").gauss(0, 0.06)
+        own = random.Random(f"{seed}/{step}/{scale}").gauss(0, 0.01)
+        losses.append({"loss": 2 + 3 * math.exp(-step / 150) + scale * batch + own})
+    return losses
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("stride", [1, 10])
+def test_a_run_that_goes_back_to_a_checkpoint_has_a_rollback_alone(seed: int, stride: int) -> None:
+    """In one process or in the next attempt, it reads the data that follow: the same as before, or others."""
+    low = random.Random(seed).randrange(60, 150)
+    first = points(with_data(seed, range(200)), first=stride, stride=stride)
+    for data in (0, 7000):
+        for attempt in ("run/0", "run/1"):
+            again = points(with_data(seed, range(low, low + 200), data_from=data), first=low * stride, stride=stride, attempt=attempt)  # fmt: skip
+            rules = TrainingRules()
+            rules.add([*first, *again])
+            (event,) = rules.events
+            assert (event.kind, event.step) == ("rollback", low * stride)
+            assert f"steps {low * stride} to {200 * stride}" in event.sentence
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("low", [100, 200])
+def test_data_that_are_read_again_from_their_start_are_found(seed: int, low: int) -> None:
+    """After a resume at an earlier step, and at the next one; the weights have learned since, so the swings are smaller."""
+    first = points(with_data(seed, range(200)), first=0)
+    again = points(with_data(seed, range(low, low + 100), data_from=low, scale=0.8), first=low, attempt="run/1")  # fmt: skip
+    kinds = found(first, again)
+    assert kinds == (["rollback"] if low < 200 else []) + ["data_repeated"]
+
+
+def test_epochs_are_no_rollback_whether_they_begin_at_0_or_at_the_first_log() -> None:
+    values = with_data(3, range(900))
+    for first, stride in ((0, 1), (1, 1), (10, 10), (50, 50)):
+        epochs = [points(values[n : n + 90], first=first, stride=stride) for n in range(0, 900, 90)]
+        assert found(*epochs) == []
+
+
+def test_a_start_without_a_checkpoint_is_a_rollback_to_the_beginning() -> None:
+    first, again = points(curve(1, 200)), points(curve(2, 200), attempt="run/1")
+    assert found(first, again) == ["rollback"]
+
+
+def test_ranks_that_print_one_step_after_the_other_are_no_rollback() -> None:
+    values = curve(1, 300)
+    row = [one for pair in zip(points(values), points(values), strict=True) for one in pair]
+    assert found(row) == []
+    behind = [*points(values[:9]), *(p for n in range(9, 299) for p in points([values[n], values[n - 2]], first=n + 1, stride=-2))]  # fmt: skip
+    assert found(behind) == []
+
+
+def test_what_the_rules_remember_survives_being_stored() -> None:
+    """Stored and read back after each record, they find the same."""
+    row = points(changed(changed(curve(5), 400, 10, loss=30.0), 700, 1, loss=math.nan))
+    at_once, stored = TrainingRules(), TrainingRules()
+    at_once.add(row)
+    for n in range(0, len(row), 7):
+        stored.add(row[n : n + 7])
+        stored = msgspec.json.decode(msgspec.json.encode(stored), type=TrainingRules)
+    assert stored.events == at_once.events
+    assert [str(one.kind) for one in stored.events] == ["loss_spike", "loss_not_finite"]
+
+
+def test_what_the_rules_remember_is_bounded() -> None:
+    draw = random.Random(1)
+    rules = TrainingRules()
+    for n in range(20_000):
+        wild = draw.choice([math.nan, 1e308, -1e308, 1.0, draw.gauss(0, 1)])
+        values = {"loss": wild, "batch_size": draw.choice([1.0, math.nan]), "tflops": draw.random()}
+        rules.add([TrainingPoint(at=float(n), step=draw.randrange(10**6), values=values, attempt=str(n // 999))])  # fmt: skip
+    assert len(msgspec.json.encode(rules)) < 60_000
+    assert (
+        msgspec.json.decode(msgspec.json.encode(rules), type=TrainingRules).counts == rules.counts
+    )
