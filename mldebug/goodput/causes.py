@@ -10,14 +10,16 @@
 | `neighbour` | it gets no CPU, and another program runs on its CPUs |
 | `clock` | its GPU runs 5 % slower than every other's, for a reason that the GPU gives and the others do not have |
 | `power` | the same, and its power limit is lower than the others' |
+| `link` | it takes longer for what the others do, too, or waits for data, and a port of its node has errors that do not stop, flaps, or is slower than it was, while the nodes of most others have none |
 | `uneven` | it works longer, with a tenth more memory on its GPU than any other at the same clock: its *work* is larger |
 
 The first that holds is given; none, where none does. Pure.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mldebug.goodput.evidence import GPU_LIMITS, RankEvidence
 
@@ -26,20 +28,91 @@ FAULTS, MORE_FAULTS = 20.0, 10.0
 SHORT = 0.01  # of the time, from which on a node is short of memory
 FEW_CORES = 4  # on which Python, the threads of a library and the workers of a DataLoader are in each other's way
 SLOWER = 0.95  # of the slowest other GPU's clock
+FEW_LINKS = 0.5  # of the others, which may stand on the same node
 LARGER = 1.1  # of the largest other rank's memory on a GPU
+
+
+Number = TypeVar("Number", int, float)
+
+
+class OtherRanks:
+    """What was measured of the ranks that are not slow. Each figure is found once, however many slow ranks are compared with it."""
+
+    def __init__(self, evidence: Sequence[RankEvidence]) -> None:
+        self._all = evidence
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @cached_property
+    def throttled(self) -> float:
+        """The median share without CPU quota."""
+        return median(one.throttled for one in self._all)
+
+    @cached_property
+    def file_waiting(self) -> float:
+        """The median share of waiting for files."""
+        return median(one.file_waiting for one in self._all)
+
+    @cached_property
+    def memory_pressure(self) -> float:
+        """The median share in which their nodes were short of memory."""
+        return median(one.memory_pressure for one in self._all)
+
+    @cached_property
+    def linked_badly(self) -> float:
+        """The share of them on nodes with a port that has errors, 0 to 1."""
+        return sum(bool(one.link) for one in self._all) / len(self._all)
+
+    @cached_property
+    def most_faults(self) -> float:
+        """The most pages a second that one has read back."""
+        return max(one.major_faults for one in self._all)
+
+    @cached_property
+    def fewest_cpus(self) -> int | None:
+        """The fewest CPUs on which one may run; None where it is not known of each."""
+        return min(_of_each(one.cpus for one in self._all), default=None)
+
+    @cached_property
+    def clocks(self) -> list[float]:
+        """The clocks of their GPUs; empty where one is not known."""
+        return _of_each(one.gpu_clock for one in self._all)
+
+    @cached_property
+    def power_limits(self) -> list[float]:
+        """The power limits of their GPUs; empty where one is not known."""
+        return _of_each(one.gpu_power_limit for one in self._all)
+
+    @cached_property
+    def memory(self) -> list[int]:
+        """The bytes that each has on its GPU; empty where one is not known."""
+        return _of_each(one.gpu_memory for one in self._all)
+
+    @cached_property
+    def limits(self) -> frozenset[str]:
+        """The reasons for which the clock of one of their GPUs is cut."""
+        return frozenset(limit for one in self._all for limit in one.gpu_limits)
+
+
+def _of_each(values: Iterable[Number | None]) -> list[Number]:
+    """The values; none of them where one is not known, or 0."""
+    every = list(values)
+    known = [value for value in every if value]
+    return known if len(known) == len(every) else []
 
 
 class Compared(NamedTuple):
     """A slow rank and the others. `loss`: share of the others' time; `kind`: what its stack shows more (`Excess.kind`)."""
 
     own: RankEvidence
-    others: Sequence[RankEvidence]
+    others: OtherRanks
     loss: float
     kind: str
 
-    def more(self, value: Callable[[RankEvidence], float]) -> bool:
-        """Whether this share of the time is larger than the others' by half of the loss."""
-        return value(self.own) - median(map(value, self.others)) >= CAUSE * self.loss
+    def more(self, own: float, others: float) -> bool:
+        """Whether this share of its time is above 0, and larger than the others' by half of the loss."""
+        return own > 0 and own - others >= CAUSE * self.loss
 
 
 class Rule(NamedTuple):
@@ -53,7 +126,7 @@ class Rule(NamedTuple):
 
 def find_cause(compared: Compared) -> tuple[str, str]:
     """(kind, words) of the first rule that holds; two empty texts where none does, or there is nobody to compare with."""
-    if not compared.others:
+    if not len(compared.others):
         return "", ""
     found = next((rule for rule in RULES if rule.holds(compared)), None)
     return (found.kind, found.words(compared)) if found is not None else ("", "")
@@ -63,39 +136,23 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _shares(c: Compared, value: Callable[[RankEvidence], float]) -> str:
-    return (
-        f"{_percent(value(c.own))} of the time, the others {_percent(median(map(value, c.others)))}"
-    )
-
-
-def _throttled(one: RankEvidence) -> float:
-    return one.throttled
-
-
-def _file_waiting(one: RankEvidence) -> float:
-    return one.file_waiting
-
-
-def _pressure(one: RankEvidence) -> float:
-    return one.memory_pressure
+def _shares(own: float, others: float) -> str:
+    return f"{_percent(own)} of the time, the others {_percent(others)}"
 
 
 def _quota_words(c: Compared) -> str:
     of = f" of {c.own.quota:.2g} CPUs" if c.own.quota else ""
-    return f"has used up its control group's CPU quota{of} {_shares(c, _throttled)}"
+    return f"has used up its control group's CPU quota{of} {_shares(c.own.throttled, c.others.throttled)}"
 
 
 def _mount_words(c: Compared) -> str:
-    return (
-        f"waits for files{f' on {c.own.mount}' if c.own.mount else ''} {_shares(c, _file_waiting)}"
-    )
+    where = f" on {c.own.mount}" if c.own.mount else ""
+    return f"waits for files{where} {_shares(c.own.file_waiting, c.others.file_waiting)}"
 
 
 def _swaps(c: Compared) -> bool:
-    most = max(one.major_faults for one in c.others)
     short = c.own.swapped > 0 or c.own.memory_pressure >= SHORT
-    return short and c.own.major_faults >= max(FAULTS, MORE_FAULTS * most)
+    return short and c.own.major_faults >= max(FAULTS, MORE_FAULTS * c.others.most_faults)
 
 
 def _swap_words(c: Compared) -> str:
@@ -104,80 +161,71 @@ def _swap_words(c: Compared) -> str:
 
 
 def _few_cores(c: Compared) -> bool:
-    cpus = [one.cpus for one in c.others if one.cpus is not None]
-    if c.own.cpus is None or len(cpus) < len(c.others) or c.own.cpus >= min(cpus):
+    fewest = c.others.fewest_cpus
+    if c.own.cpus is None or fewest is None or c.own.cpus >= fewest:
         return False
-    few = c.own.cpus <= min(FEW_CORES, min(cpus) / 2)
+    few = c.own.cpus <= min(FEW_CORES, fewest / 2)
     return c.kind == "cpu" or (few and c.kind in ("work", "same"))
 
 
 def _cores_words(c: Compared) -> str:
-    fewest = min((one.cpus for one in c.others if one.cpus is not None), default=0)
-    return f"may run on {c.own.cpus} CPU{'' if c.own.cpus == 1 else 's'}, the others on {fewest} or more"
-
-
-def _clocks(c: Compared) -> list[float] | None:
-    """The clocks of the others' GPUs; None where one is not known."""
-    clocks = [one.gpu_clock for one in c.others if one.gpu_clock]
-    return clocks if len(clocks) == len(c.others) and c.own.gpu_clock else None
+    own = f"{c.own.cpus} CPU{'' if c.own.cpus == 1 else 's'}"
+    return f"may run on {own}, the others on {c.others.fewest_cpus} or more"
 
 
 def _limits(c: Compared) -> list[str]:
     """The reasons that its GPU alone has."""
-    others = {limit for one in c.others for limit in one.gpu_limits}
-    return [limit for limit in c.own.gpu_limits if limit in GPU_LIMITS and limit not in others]
+    return [one for one in c.own.gpu_limits if one in GPU_LIMITS and one not in c.others.limits]
 
 
 def _slow_clock(c: Compared) -> bool:
-    clocks = _clocks(c)
-    return bool(clocks and c.own.gpu_clock and c.own.gpu_clock <= SLOWER * min(clocks))
+    own, others = c.own.gpu_clock, c.others.clocks
+    return bool(own and others) and (own or 0.0) <= SLOWER * min(others)
 
 
 def _low_power(c: Compared) -> bool:
-    limits = [one.gpu_power_limit for one in c.others if one.gpu_power_limit]
-    own = c.own.gpu_power_limit
-    return bool(own and len(limits) == len(c.others) and own <= SLOWER * min(limits))
+    own, others = c.own.gpu_power_limit, c.others.power_limits
+    return bool(own and others) and (own or 0.0) <= SLOWER * min(others)
 
 
 def _clock_words(c: Compared) -> str:
-    usual = median(_clocks(c) or [0.0])
     why = ", ".join(dict.fromkeys(GPU_LIMITS[limit] for limit in _limits(c)))
     by = f", held back by {why}" if why else ""
-    return f"has a GPU at {(c.own.gpu_clock or 0.0) / 1e6:.0f} MHz, the others {usual / 1e6:.0f} MHz{by}"
+    own, usual = (c.own.gpu_clock or 0.0) / 1e6, median(c.others.clocks) / 1e6
+    return f"has a GPU at {own:.0f} MHz, the others {usual:.0f} MHz{by}"
 
 
 def _power_words(c: Compared) -> str:
-    usual = median(one.gpu_power_limit or 0.0 for one in c.others)
+    usual = median(c.others.power_limits)
     limits = f"with a power limit of {c.own.gpu_power_limit or 0.0:.0f} W, the others {usual:.0f} W"
     return f"{_clock_words(c)}, {limits}"
 
 
+def _has_link_errors(c: Compared) -> bool:
+    return bool(c.own.link) and c.others.linked_badly < FEW_LINKS and c.kind in ("same", "data")
+
+
 def _has_more_work(c: Compared) -> bool:
-    memory = [one.gpu_memory for one in c.others if one.gpu_memory]
-    larger = bool(
-        c.own.gpu_memory
-        and len(memory) == len(c.others)
-        and c.own.gpu_memory >= LARGER * max(memory)
-    )
+    own, others = c.own.gpu_memory, c.others.memory
+    larger = bool(own and others) and (own or 0) >= LARGER * max(others)
     return larger and c.kind in ("work", "same") and not _slow_clock(c)
 
 
 def _uneven_words(c: Compared) -> str:
-    usual = median(one.gpu_memory or 0 for one in c.others)
-    gib = 2.0**30
-    return f"has more work than the others: {(c.own.gpu_memory or 0) / gib:.3g} GiB on its GPU, the others {usual / gib:.3g} GiB"
+    own, usual = (c.own.gpu_memory or 0) / 2**30, median(c.others.memory) / 2**30
+    return f"has more work than the others: {own:.3g} GiB on its GPU, the others {usual:.3g} GiB"
 
 
 RULES = (
     Rule(
         "quota",
-        lambda c: c.own.throttled > 0 and c.more(_throttled),
+        lambda c: c.more(c.own.throttled, c.others.throttled),
         _quota_words,
         "raise the CPU quota of its control group (cpu.max, or the job's request of CPUs): cat /proc/{pid}/cgroup",
     ),
     Rule(
         "mount",
-        lambda c: c.own.file_waiting > 0 and c.more(_file_waiting),
+        lambda c: c.more(c.own.file_waiting, c.others.file_waiting),
         _mount_words,
         "mldebug storage  # on {node}: how fast its mounts answer",
     ),
@@ -189,8 +237,11 @@ RULES = (
     ),
     Rule(
         "memory",
-        lambda c: c.own.memory_pressure > 0 and c.more(_pressure),
-        lambda c: f"stands on a node that is short of memory {_shares(c, _pressure)}",
+        lambda c: c.more(c.own.memory_pressure, c.others.memory_pressure),
+        lambda c: (
+            "stands on a node that is short of memory "
+            + _shares(c.own.memory_pressure, c.others.memory_pressure)
+        ),
         "find what takes the memory of {node}: cat /proc/pressure/memory",
     ),
     Rule(
@@ -216,6 +267,12 @@ RULES = (
         lambda c: _slow_clock(c) and bool(_limits(c)),
         _clock_words,
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER  # on {node}: what holds its clock back",
+    ),
+    Rule(
+        "link",
+        _has_link_errors,
+        lambda c: f"stands on a node whose {c.own.link}",
+        "mldebug status  # on {node}: its ports; then the cable, the transceiver and the switch's end of it",
     ),
     Rule(
         "uneven",

@@ -27,6 +27,7 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     memory_pressure: float = 0.0  # some task of its node waited for memory
     file_waiting: float = 0.0  # it, or a process of its own, waited in the kernel for a file
     mount: str = ""  # of that file: `/data (nfs4)`
+    link: str = ""  # a network port of its node that is not well: `port mlx5_3/1 has 12 symbol errors a second, for ten minutes`
     gpu_clock: float | None = None  # of the multiprocessors, Hz
     gpu_limits: tuple[str, ...] = ()  # keys of `GPU_LIMITS` that hold now
     gpu_power_limit: float | None = None  # watts
@@ -45,6 +46,7 @@ def mean_evidence(some: Sequence[RankEvidence]) -> RankEvidence:
         major_faults=fmean(one.major_faults for one in some),
         memory_pressure=fmean(one.memory_pressure for one in some),
         file_waiting=fmean(one.file_waiting for one in some),
+        link=next((one.link for one in reversed(some) if one.link), ""),
         mount=next((one.mount for one in reversed(some) if one.mount), ""),
         gpu_limits=tuple(
             sorted(set(last.gpu_limits).intersection(*(one.gpu_limits for one in some)))

@@ -41,6 +41,7 @@ class RankShares(msgspec.Struct, frozen=True, kw_only=True):
     waiting: float
     loading: float = 0.0
     exchanging: float = 0.0  # the part of `waiting` in sends and receives between two ranks
+    idle_waiting: float = 0.0  # the part of `waiting` in which its thread was on no CPU
     on_gpu: float = 0.0  # the part of `waiting` for its own GPU, which may be at work
     places: dict[
         str, float
@@ -71,13 +72,16 @@ def rank_shares(
         return None
     backward, exchanging, on_gpu = (_of(every, kind) for kind in (BACKWARDS, EXCHANGE, ON_GPU))
     idle_backward = max(0, backward - _of(active, BACKWARDS))
+    waiting = _of(every, WAITING) + exchanging + on_gpu
+    spinning = sum(_of(active, kind) for kind in (WAITING, EXCHANGE, ON_GPU))
     at_work = Counter({one.place: n for one, n in every.items() if not one.kind})
     at_work["loss.backward()"] += backward - idle_backward
     kept = {place: n for place, n in at_work.most_common(PLACES) if n}
     return RankShares(
         rank=rank,
         samples=total,
-        waiting=(_of(every, WAITING) + exchanging + on_gpu + idle_backward) / total,
+        waiting=(waiting + idle_backward) / total,
+        idle_waiting=(max(0, waiting - spinning) + idle_backward) / total,
         loading=_of(every, LOADING) / total,
         exchanging=exchanging / total,
         on_gpu=on_gpu / total,

@@ -108,7 +108,14 @@ def _fits(samples: NodeSamples, ranks: Intervals) -> bool:
 
 def _is_sound(shares: RankShares) -> bool:
     numbers = (
-        *(shares.waiting, shares.loading, shares.exchanging, shares.on_gpu, shares.delayed),
+        *(
+            shares.waiting,
+            shares.loading,
+            shares.exchanging,
+            shares.on_gpu,
+            shares.delayed,
+            shares.idle_waiting,
+        ),
         *(shares.evidence.throttled, shares.evidence.memory_pressure, shares.evidence.file_waiting),
         *shares.places.values(),
         *shares.asleep.values(),
@@ -132,6 +139,7 @@ def _rounded(shares: RankShares, names: Mapping[str, str]) -> RankShares:
         waiting=round(shares.waiting, 4),
         loading=round(shares.loading, 4),
         exchanging=round(shares.exchanging, 4),
+        idle_waiting=round(shares.idle_waiting, 4),
         on_gpu=round(shares.on_gpu, 4),
         delayed=round(shares.delayed, 4),
         places={name: round(shares.places[place], 4) for place, name in names.items()},
@@ -149,6 +157,7 @@ def _clean_evidence(one: RankEvidence) -> RankEvidence:
         file_waiting=round(one.file_waiting, 4),
         neighbour=clean(one.neighbour, 100),
         mount=clean(one.mount, MAX_PLACE),
+        link=clean(one.link, MAX_PLACE),
         gpu_limits=tuple(limit for limit in one.gpu_limits[:8] if limit in GPU_LIMITS),
     )
 

@@ -3,10 +3,11 @@
 from collections import deque
 from statistics import median
 
-RECENT = 5  # looks that must agree
-LEAST = 12  # looks before them: a minute of a steady run
+LEAST = 12  # looks before the newest: a minute of a steady run
 KEPT = 240
-SLOWER = 1.1
+SLOWER = ((2, 1.2), (4, 1.1))
+"""Looks in a row, and how many times as long as usual a step has to take in each: what is much slower is believed sooner."""
+RECENT = max(looks for looks, _ in SLOWER)
 
 
 class SpeedTrend:
@@ -28,22 +29,15 @@ class SpeedTrend:
             self._last = step, at
 
     @property
-    def factor(self) -> float | None:
-        """How many times as long as usual a step takes now: the median of the newest 5 values by that of the earlier ones; None
-        with fewer than 17 values.
-        """
-        values = list(self._values)
-        if len(values) < LEAST + RECENT:
-            return None
-        return median(values[-RECENT:]) / median(values[:-RECENT])
+    def steps(self) -> bool:
+        """Whether the run has made a step since it was first found."""
+        return bool(self._values)
 
     @property
     def is_slower(self) -> bool:
-        """Whether the newest steps are slower than usual: each of the last values is at least 10 % above the median of the
-        earlier ones. False while there are too few.
-        """
-        values, factor = list(self._values), self.factor
-        if factor is None or factor < SLOWER:
+        """Whether the newest steps are slower than usual, by `SLOWER`. False while fewer than `LEAST` earlier ones are known."""
+        values = list(self._values)
+        if len(values) < LEAST + RECENT:
             return False
         usual = median(values[:-RECENT])
-        return all(value >= SLOWER * usual for value in values[-RECENT:])
+        return any(min(values[-looks:]) >= factor * usual for looks, factor in SLOWER)

@@ -10,6 +10,9 @@ all of them wait is that of the exchange itself. A rank is named only where
 
 A caller that reports a rank to people first takes a second row of stretches, and reports only ranks that both rows name (`agreed`).
 
+A rank whose CPU quota is used up stands in the same wait as those that wait for it, where the threads that exchange for it are held up
+(`_without_held`).
+
 Ranks that exchange with one neighbour each (stages of a pipeline) have different work, so none of them is named; nor is the one for
 which the others do nothing but wait: that is one long step, a checkpoint or an evaluation of one rank.
 Where the ranks stand on several nodes, `rests_on` names a node on whose shares alone the finding rests: without them
@@ -19,12 +22,12 @@ Pure.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 
 import msgspec
 
-from mldebug.goodput.causes import CAUSE, Compared, find_cause
+from mldebug.goodput.causes import CAUSE, Compared, OtherRanks, find_cause
 from mldebug.goodput.evidence import mean_evidence
 from mldebug.goodput.rank_shares import RankShares
 
@@ -115,10 +118,8 @@ def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
     if not _is_sure(tables, low, rest):
         return _nobody(known, "no rank is waited for all the time")
     loss = fmean(_difference(one, low, rest) for one in tables)
-    nodes, table = {one.rank: one.node for one in shares}, {one.rank: one for one in shares}
-    slow = tuple(
-        _slow_rank(table, rank, rest, _excess(rank, rest, shares, loss), loss) for rank in low
-    )
+    nodes = {one.rank: one.node for one in shares}
+    slow = _slow_ranks(shares, low, loss)
     return msgspec.structs.replace(
         known,
         ranks=slow,
@@ -128,14 +129,22 @@ def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
     )
 
 
-def _slow_rank(
-    shares: Mapping[int, RankShares], rank: int, rest: Sequence[int], excess: Excess, loss: float
-) -> SlowRank:
-    own = shares[rank]
-    others = [shares[one].evidence for one in rest]
+def _slow_ranks(shares: Sequence[RankShares], low: Sequence[int], loss: float) -> tuple[SlowRank, ...]:  # fmt: skip
+    """The slow ranks, each with what it does more than the others, and the cause."""
+    slow = set(low)
+    rest = [one for one in shares if one.rank not in slow]
+    usual, others = _UsualShares(rest), OtherRanks([one.evidence for one in rest])
+    return tuple(
+        _slow_rank(one, _excess(one, usual, loss), others, loss)
+        for one in shares
+        if one.rank in slow
+    )
+
+
+def _slow_rank(own: RankShares, excess: Excess, others: OtherRanks, loss: float) -> SlowRank:
     cause, words = find_cause(Compared(own.evidence, others, loss, excess.kind))
     return SlowRank(
-        rank=rank,
+        rank=own.rank,
         node=own.node,
         waiting=own.waiting,
         excess=excess,
@@ -179,7 +188,20 @@ def _nobody(known: Slowness, why: str) -> Slowness:
 
 
 def _tables(stretches: Sequence[SampledStretch]) -> list[dict[int, RankShares]]:
-    return [{one.rank: one for one in stretch.ranks} for stretch in stretches]
+    return [{one.rank: one for one in _without_held(stretch.ranks)} for stretch in stretches]
+
+
+def _without_held(ranks: Sequence[RankShares]) -> Iterator[RankShares]:
+    """The shares, without the waiting of a rank in which its control group had no CPU time left while all others waited, too.
+
+    The threads that exchange for it could not run then, so it is the one for which all wait, itself among them. While one of the
+    others works, that one is waited for. A rank that spins as it waits uses up its quota by waiting, which holds nobody up.
+    """
+    order = sorted(one.waiting for one in ranks)
+    for one in ranks:
+        others = (order[1] if one.waiting == order[0] else order[0]) if len(order) > 1 else 0.0
+        held = min(one.evidence.throttled, one.idle_waiting, others)
+        yield msgspec.structs.replace(one, waiting=one.waiting - held) if held > 0 else one
 
 
 def _common(stretches: Sequence[SampledStretch]) -> set[int]:
@@ -197,6 +219,7 @@ def _mean(shares: Sequence[RankShares]) -> RankShares:
         waiting=fmean(one.waiting for one in shares),
         loading=fmean(one.loading for one in shares),
         exchanging=fmean(one.exchanging for one in shares),
+        idle_waiting=fmean(one.idle_waiting for one in shares),
         on_gpu=fmean(one.on_gpu for one in shares),
         places=_mean_of([one.places for one in shares]),
         asleep=_mean_of([one.asleep for one in shares]),
@@ -291,15 +314,27 @@ def _quantile(freedom: int) -> float:
     return next(value for least, value in QUANTILES if freedom >= least)
 
 
-def _excess(rank: int, rest: Sequence[int], shares: Sequence[RankShares], loss: float) -> Excess:
-    """What the slow rank does more than the others do."""
-    table = {one.rank: one for one in shares}
-    own, others = table[rank], [table[one] for one in rest]
-    loading = median(one.loading for one in others)
-    delayed = median(one.delayed for one in others)
-    usual = {place: median(one.places.get(place, 0.0) for one in others) for place in own.places}
-    place = max(own.places, key=lambda name: own.places[name] - usual[name], default="")
-    more = own.places.get(place, 0.0) - usual.get(place, 0.0)
+class _UsualShares:
+    """The medians over the ranks that are not slow. Each is found once, however many slow ranks are compared with it."""
+
+    def __init__(self, rest: Sequence[RankShares]) -> None:
+        self._rest = rest
+        self.loading = median(one.loading for one in rest)
+        self.delayed = median(one.delayed for one in rest)
+        self._at: dict[str, float] = {}
+
+    def at(self, place: str) -> float:
+        """The median share at a place of the job."""
+        if place not in self._at:
+            self._at[place] = median(one.places.get(place, 0.0) for one in self._rest)
+        return self._at[place]
+
+
+def _excess(own: RankShares, usual: _UsualShares, loss: float) -> Excess:
+    """What a slow rank does more than the others do."""
+    loading, delayed = usual.loading, usual.delayed
+    place = max(own.places, key=lambda name: own.places[name] - usual.at(name), default="")
+    more = own.places[place] - usual.at(place) if place else 0.0
     if own.loading - loading >= max(CAUSE * loss, more):
         return Excess(kind="data", own=own.loading, others=loading)
     if own.delayed - delayed >= CAUSE * loss:
@@ -310,4 +345,4 @@ def _excess(rank: int, rest: Sequence[int], shares: Sequence[RankShares], loss: 
     kind = "sleep" if sleeps else "work"
     line = own.lines.get(place)
     at = f"{place[:-1]}:{line})" if line and place.endswith(")") else place
-    return Excess(kind=kind, place=at, own=own.places[place], others=usual[place])
+    return Excess(kind=kind, place=at, own=own.places[place], others=usual.at(place))

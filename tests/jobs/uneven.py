@@ -1,14 +1,28 @@
-"""A data-parallel training on gloo in which one rank may be slower than the others; started by torchrun.
+"""A data-parallel training on gloo in which some ranks may be slower than the others; started by torchrun.
 
-    torchrun --nproc-per-node 4 uneven.py --fault sleep --extra 0.06 --after 200 [--rank 1] [--pace 0.15] [--until 2000]
+    torchrun --nproc-per-node 4 uneven.py --fault sleep --extra 0.06 --after 200 [--ranks 1,5] [--pace 0.15] [--until 2000]
 
-Each step loads for `--pace` seconds and trains a small model. From step `--after` on the struck rank does `--extra` seconds more:
-it sleeps, works, or (`data`) gets its samples from a DataLoader whose worker is slow. `none`: all are alike. It ends after step `--until`.
+Each step loads for `--pace` seconds, uses `--burn` seconds of CPU time, and trains a small model. From step `--after` on the struck ranks take `--extra`
+seconds more in each step:
+
+| fault | the struck ranks |
+|---|---|
+| `none` | are like the others: whoever has started the job makes them slow, or nobody |
+| `sleep`, `work` | sleep, or use the CPU |
+| `data` | have a DataLoader whose worker is slow |
+| `read` | read the file `--file` anew, for as long as its mount takes |
+
+With `--uneven 0.4` each rank's `--pace` is drawn anew in each step, by up to 40 % more or less: batches of uneven size. A file `--control` may hold
+a JSON object with other values for `fault`, `extra`, `ranks`, `burn` and `uneven`; it is read before each step. It ends after step `--until`.
 """
 
 import argparse
+import json
+import os
+import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -36,43 +50,71 @@ def fetch(pace: float) -> torch.Tensor:
     return torch.randn(8, 64)
 
 
-def augment(fault: str, seconds: float) -> None:
-    """What the struck rank does more."""
-    if fault == "sleep":
-        time.sleep(seconds)
-        return
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
+def compute(seconds: float) -> None:
+    """Use so much CPU time, however long that takes."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
         torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+
+
+def augment(options: argparse.Namespace) -> None:
+    """What a struck rank does more."""
+    if options.fault == "sleep":
+        time.sleep(options.extra)
+    elif options.fault == "work":
+        compute(options.extra)
+    elif options.fault == "read":
+        with options.file.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.read()
 
 
 def batches(options: argparse.Namespace, struck: bool) -> Iterator[torch.Tensor]:
     """The samples of this rank."""
     if options.fault != "data":
         while True:
-            yield fetch(options.pace)
+            yield fetch(options.pace * (1 + random.uniform(-options.uneven, options.uneven)))
     seconds = options.pace + (options.extra if struck else 0.0)
     yield from DataLoader(Samples(seconds), batch_size=None, num_workers=1, prefetch_factor=1)
 
 
-def main() -> None:
-    """Train."""
+def read_options() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--fault", choices=("none", "sleep", "work", "data"), default="none")
+    parser.add_argument(
+        "--fault", choices=("none", "sleep", "work", "data", "read"), default="none"
+    )
     parser.add_argument("--extra", type=float, default=0.06)
     parser.add_argument("--pace", type=float, default=0.15)
-    parser.add_argument("--rank", type=int, default=1)
+    parser.add_argument("--burn", type=float, default=0.0)
+    parser.add_argument("--uneven", type=float, default=0.0)
+    parser.add_argument("--ranks", "--rank", default="1")
     parser.add_argument("--after", type=int, default=0)
+    parser.add_argument("--control", type=Path)
+    parser.add_argument("--file", type=Path)
     parser.add_argument("--until", type=int, default=1_000_000)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def is_struck(options: argparse.Namespace, step: int) -> bool:
+    """Whether this rank is struck in this step, after the control file was read."""
+    if options.control is not None and options.control.exists():
+        vars(options).update(json.loads(options.control.read_text()))
+    return step > options.after and dist.get_rank() in map(int, options.ranks.split(","))
+
+
+def main() -> None:
+    """Train."""
+    options = read_options()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    struck = dist.get_rank() == options.rank
+    struck = is_struck(options, options.after + 1)
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for step, batch in enumerate(batches(options, struck), 1):
-        if struck and step > options.after and options.fault in ("sleep", "work"):
-            augment(options.fault, options.extra)
+        if is_struck(options, step):
+            augment(options)
+        compute(options.burn)
         loss = model(batch).pow(2).mean()
         optimizer.zero_grad()
         loss.backward()

@@ -131,11 +131,11 @@ class Monitors:
         return self.storage.capture(self.checkpoints.capture(capture))
 
     def complete_samples(self, result: Result) -> Result:
-        """The stack samples of a job's ranks, with what is known of their GPUs added."""
+        """The stack samples of a job's ranks, with what is known of their GPUs and of the node's network ports added."""
         if not isinstance(result.value, SampledStretch):
             return result
         stretch = self.hardware.complete_samples(result.order.job, result.value)
-        return result._replace(value=stretch)
+        return result._replace(value=self.ports.complete_samples(stretch))
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
         """The exit of an attempt (one start of a job), with GPU faults, kernel log lines, network ports that are down and full

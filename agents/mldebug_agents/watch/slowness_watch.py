@@ -2,8 +2,9 @@
 
 | the run | sampled |
 |---|---|
+| has begun | a minute after it was met, or 20 s after its first steps |
 | runs steadily | once every 5 minutes |
-| takes a tenth longer for its steps than usual, or one stretch shows a rank that waits least | at once, until 3 to 8 stretches agree, or do not; a second row has to confirm the first |
+| takes a tenth longer for its steps than usual in four looks in a row, or a fifth in two, or one stretch shows a rank that waits least | at once, until 3 to 8 stretches agree, or do not; a second row has to confirm the first |
 | has a slow rank | every 5 minutes, until two rows in turn show none |
 | is quiet, stalled, or not judged | never |
 | has ranks on other nodes | when its coordinator calls for it (`shared_slowness`) |
@@ -29,7 +30,7 @@ from mldebug_agents.watch.shared_slowness import (
 from mldebug_agents.watch.wait_sampler import SampleOrder
 
 WARM = 60.0  # seconds after a run was met, in which its speed says nothing
-SOON = 2.0  # seconds between two stretches of one row
+WARM_STEPS = 20.0  # seconds after its first steps, for one that reports them
 
 
 class _SlownessMemory:
@@ -73,7 +74,7 @@ class SlownessWatch:
         self._runs = {name: one for name, one in self._runs.items() if name in runs}
         for name, run in runs.items():
             memory = self._of(name, run, now + min(WARM, pace))
-            _follow(memory, run)
+            _follow(memory, run, now)
             if not is_comparable(run):
                 memory.rows.drop()
                 continue
@@ -101,7 +102,7 @@ class SlownessWatch:
             return
         found = memory.rows.add(result.value, known=is_slow(run))
         if found is None:
-            memory.due = self._clock() + SOON
+            memory.due = self._clock()
             return
         self._take(run, memory, found)
 
@@ -138,9 +139,13 @@ def is_comparable(run: Run) -> bool:
     return 2 <= len(run.job.ranks) == run.job.world_size and can_be_sampled(run)
 
 
-def _follow(memory: _SlownessMemory, run: Run) -> None:
-    """Take the newest step of the run."""
+def _follow(memory: _SlownessMemory, run: Run, now: float) -> None:
+    """Take the newest step of the run. After the first steps it is sampled soon."""
     look = run.last_look
-    if look is not None and look.look.at != memory.looked_at:
-        memory.looked_at = look.look.at
-        memory.trend.add(look.step, look.look.at)
+    if look is None or look.look.at == memory.looked_at:
+        return
+    memory.looked_at = look.look.at
+    began = memory.trend.steps
+    memory.trend.add(look.step, look.look.at)
+    if memory.trend.steps and not began:
+        memory.due = min(memory.due, now + WARM_STEPS)

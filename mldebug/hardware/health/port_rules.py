@@ -65,6 +65,14 @@ def port_health(node: NodePorts, limits: Thresholds) -> ComponentHealth | None:
     return combine(COMPONENT, [*map(_half_up, half), *found])
 
 
+def slow_link(node: NodePorts, limits: Thresholds) -> str:
+    """A port in use that loses time though it is up: `port mlx5_3/1 has 12 symbol errors a second, for ten minutes`; "" for none."""
+    counted = [one for one in node.ports if one.used and one.once_up and not one.now.off]
+    up = (one for one in counted if not one.down_reads)
+    found = (finding.reason for one in up for finding in _of_port(one, counted, limits))
+    return next(filter(None, found), "")
+
+
 def _is_half_up(one: PortState) -> bool:
     return not one.once_up and one.now.physical is True and one.now.state in HALF_UP and one.down_reads >= PATIENCE  # fmt: skip
 

@@ -57,9 +57,17 @@ def test_backward_on_a_cpu_is_work() -> None:
     found = shares(every, f"{MAIN};step (train.py:9);{BACKWARD} 7\n")
     assert found is not None
     assert (found.waiting, found.places) == (0.3, {"loss.backward()": 0.7})
+    assert found.idle_waiting == 0.3
     more = shares(every, f"{MAIN};step (train.py:9);{BACKWARD} 12\n")
     assert more is not None
     assert more.waiting == 0.0
+
+
+def test_who_spins_as_it_waits_does_not_idle() -> None:
+    line = f"{MAIN};step (train.py:9);all_reduce (torch/distributed/distributed_c10d.py:2810)"
+    found = shares(f"{line} 10\n", f"{line} 8\n")
+    assert found is not None
+    assert (found.waiting, found.idle_waiting) == (1.0, 0.2)
 
 
 def test_the_thread_that_trains_speaks_for_the_process() -> None:

@@ -2,10 +2,12 @@
 
 import random
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from mldebug.goodput.evidence import RankEvidence
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.sentences import slow_words
 from mldebug.goodput.straggler import (
@@ -91,6 +93,62 @@ def test_a_slow_rank_on_hundreds_of_nodes_is_found_in_time() -> None:
     began = time.process_time()
     found = find_slow_ranks(row)
     assert (named(found), found.rests_on, time.process_time() - began < 2.0) == ([9], "", True)
+
+
+def held(least: float, *, throttled: float = 0.3, idle: float = 1.0, others: float = 0.0) -> Slowness:  # fmt: skip
+    """Rank 5 has used up its CPU quota while it waits with all others, of which rank 2 waits `least` of the time, and the others 0.4; all others are
+    without CPU time for `others`. `idle`: the part of the waiting off the CPU.
+    """
+
+    def taken(at: int) -> SampledStretch:
+        waits = [least if n == 2 else 0.4 + 0.01 * ((n + at) % 3) for n in range(8)]
+        ranks = (
+            RankShares(rank=n, samples=100, waiting=wait, idle_waiting=idle * wait, evidence=RankEvidence(throttled=throttled if n == 5 else others, quota=0.1))
+            for n, wait in enumerate(waits)
+        )  # fmt: skip
+        return SampledStretch(at=10.0 * at, seconds=5.0, ranks=tuple(ranks))
+
+    return find_slow_ranks([taken(at) for at in range(4)])
+
+
+def test_a_rank_whose_helper_threads_get_no_cpu_is_slow_though_it_waits_as_the_others_do() -> None:
+    found = held(0.4)
+    assert named(found) == [5]
+    assert (found.ranks[0].cause, found.ranks[0].excess.kind) == ("quota", "same")
+    assert found.loss == pytest.approx(0.3, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("least", "options", "slow"),
+    [
+        (0.02, {}, [2]),  # rank 2 works while the others wait, and rank 5 among them
+        (0.4, {"idle": 0.0}, []),  # it spins as it waits: the waiting has used up its quota
+        (0.4, {"others": 0.3}, []),  # all have the same quota
+        (0.4, {"throttled": 0.04}, []),
+    ],
+)
+def test_a_quota_that_holds_nobody_up_makes_nobody_slow(
+    least: float, options: dict[str, float], slow: list[int]
+) -> None:
+    assert named(held(least, **options)) == slow
+
+
+RECORDED = sorted((Path(__file__).parents[2] / "fixtures/goodput").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
+def test_samples_of_real_ranks_are_judged_right(file: Path) -> None:
+    """Eight gloo ranks each, recorded while rank 1 was slowed, or nobody; `shown` says who must be named, and the cause."""
+    shown, row = msgspec.json.decode(file.read_bytes(), type=tuple[Shown, list[SampledStretch]])
+    found = find_slow_ranks(row)
+    assert [(one.rank, one.cause or one.excess.kind) for one in found.ranks] == shown.slow
+
+
+class Shown(msgspec.Struct):
+    """What a recording shows. `how`: in what way rank 1 was slowed; `slow`: (rank, cause) of each that is slow."""
+
+    how: str
+    slow: list[tuple[int, str]]
 
 
 def test_half_of_the_ranks_are_no_stragglers() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from mldebug.core.model import Job, NodeCapture
 from mldebug.core.plugins import NoOptions
+from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.straggler import SampledStretch
 from mldebug.hardware.health.model import ComponentHealth, HealthState
 from mldebug.hardware.health.port_rules import LIMITS, port_health
 from mldebug.hardware.health.thresholds import Thresholds
@@ -471,6 +473,23 @@ def test_a_slower_port_is_slower_than_before_the_restart(node: Node, reader: Rea
     health = port_health(Agent(node, reader, memory).look(), LIMIT)
     assert health is not None
     assert "port mlx5_0/1 runs at 200 Gb/s and had 400" in health.reason
+
+
+def test_the_samples_of_ranks_have_a_port_of_their_node_that_is_not_well(
+    node: Node, reader: Reader
+) -> None:
+    agent, share = Agent(node, reader, Memory()), RankShares(rank=0, samples=1, waiting=0.0)
+    stretch = SampledStretch(at=0.0, seconds=5.0, ranks=(share,))
+    agent.look()
+    assert agent.monitor.complete_samples(stretch) == stretch
+    node.tree.port("mlx5_3", rate="200 Gb/sec (4X HDR)")
+    agent = Agent(node, reader, Memory())
+    agent.look()
+    (found,) = agent.monitor.complete_samples(stretch).ranks
+    assert found.evidence.link == "port mlx5_3/1 runs at 200 Gb/s, all others of its kind at 400"
+    node.tree.port("mlx5_3", state="1: DOWN", phys_state="2: Polling")
+    agent.look()
+    assert agent.monitor.complete_samples(stretch) == stretch  # a port that is down is a fault
 
 
 @pytest.mark.parametrize("stored", [b"", b"{", b"[]", b'{"gigabits": 5}', b"\xff"])

@@ -8,8 +8,9 @@ import msgspec
 
 from mldebug.core.model import Fault, NodeCapture
 from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.goodput.straggler import SampledStretch
 from mldebug.hardware.health.faults import faults_of_ports
-from mldebug.hardware.health.port_rules import port_health
+from mldebug.hardware.health.port_rules import port_health, slow_link
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.ports.state import NodePorts
 from mldebug.jobs.known_issues.match import HCA, MAX_VALUE
@@ -88,6 +89,17 @@ class PortMonitor:
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
         """The exit, with ports that went down added to its faults."""
         return msgspec.structs.replace(attempt, faults=(*attempt.faults, *self._faults()))
+
+    def complete_samples(self, stretch: SampledStretch) -> SampledStretch:
+        """The samples of a run's ranks, with a port of this node added that is up and not well."""
+        link = slow_link(self._ports, self._limits) if self._ports else ""
+        if not link:
+            return stretch
+        ranks = tuple(
+            msgspec.structs.replace(one, evidence=msgspec.structs.replace(one.evidence, link=link))
+            for one in stretch.ranks
+        )
+        return msgspec.structs.replace(stretch, ranks=ranks)
 
     def _faults(self) -> tuple[Fault, ...]:
         return faults_of_ports(self._ports, self._node) if self._ports else ()
