@@ -36,12 +36,12 @@ PERIOD = 100_000
 
 
 class Case(NamedTuple):
-    """`control`: what the job is told; `named`: the ranks that are slow; `quota`: CPUs that rank 1 gets; `rate`: bytes a second of its mount."""
+    """`control`: how its ranks behave; `slow`: the ranks that are slow; `quota`: CPUs that rank 1 gets; `budget`: share of the rounds that must be right."""
 
     control: dict[str, object]
-    named: tuple[int, ...] = (1,)
+    slow: tuple[int, ...] = (1,)
     quota: float = 0.0
-    budget: float | None = None  # of the rounds
+    budget: float | None = None
 
 
 def slower(percent: float, fault: str = "sleep", ranks: str = "1") -> dict[str, object]:
@@ -83,7 +83,7 @@ class Job:
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
             )  # fmt: skip
 
-    def tell(self, values: dict[str, object]) -> None:
+    def behave(self, values: dict[str, object]) -> None:
         """Have the ranks behave so from the next step on."""
         usual = {"fault": "none", "extra": 0.0, "ranks": "1", "burn": 0.0, "uneven": 0.0}
         new = self.control.with_suffix(".new")
@@ -157,27 +157,27 @@ def ask(job: Job) -> tuple[tuple[int, ...], float, str]:
     command = [sys.executable, "-m", "mldebug", "slow", "--json", "--config", str(config)]
     done = subprocess.run([*command, "--job", job.script.name], capture_output=True, check=False)
     (answer,) = json.loads(done.stdout)
-    named = tuple(one["rank"] for one in answer["found"]["ranks"])
-    return named, time.monotonic() - began, answer["sentence"]
+    slow = tuple(one["rank"] for one in answer["found"]["ranks"])
+    return slow, time.monotonic() - began, answer["sentence"]
 
 
 def measure(name: str, case: Case, job: Job) -> Row:
-    """Some rounds of one case, each with the ranks told anew."""
+    """Some rounds of one case, each with the ranks set anew."""
     right, wrong, seconds = 0, 0, []
     for _ in range(ROUNDS):
-        job.tell(case.control)
+        job.behave(case.control)
         with quota(job, case.quota):
             job.go_on(5)
-            named, took, sentence = ask(job)
-        right += named == case.named
-        wrong += not set(named) <= set(case.named)
+            slow, took, sentence = ask(job)
+        right += slow == case.slow
+        wrong += not set(slow) <= set(case.slow)
         seconds.append(took)
         print(f"{name}: {took:.0f} s, {sentence}", flush=True)
     others = f", {wrong} named another" if wrong else ""
-    named = f"named in {right} of {ROUNDS}" if case.named else f"nobody in {right} of {ROUNDS}"
+    result = f"named in {right} of {ROUNDS}" if case.slow else f"nobody in {right} of {ROUNDS}"
     met = None if case.budget is None else right >= case.budget * ROUNDS and not wrong
     budget = f"{case.budget * ROUNDS:g} of {ROUNDS}" if case.budget is not None else ""
-    return Row(name, f"{named}{others}, {median(seconds):.0f} s", budget, met)
+    return Row(name, f"{result}{others}, {median(seconds):.0f} s", budget, met)
 
 
 def main() -> None:
@@ -187,7 +187,7 @@ def main() -> None:
         stack.enter_context(slow_mount(folder))
         job = Job(folder)
         stack.callback(job.end)
-        job.tell({})
+        job.behave({})
         job.go_on(20)
         chosen = {name: case for name, case in CASES.items() if name.startswith(ONLY)}
         rows = [measure(name, case, job) for name, case in chosen.items()]

@@ -100,7 +100,7 @@ def held(least: float, *, throttled: float = 0.3, idle: float = 1.0, others: flo
     without CPU time for `others`. `idle`: the part of the waiting off the CPU.
     """
 
-    def taken(at: int) -> SampledStretch:
+    def stretch_of(at: int) -> SampledStretch:
         waits = [least if n == 2 else 0.4 + 0.01 * ((n + at) % 3) for n in range(8)]
         ranks = (
             RankShares(rank=n, samples=100, waiting=wait, idle_waiting=idle * wait, evidence=RankEvidence(throttled=throttled if n == 5 else others, quota=0.1))
@@ -108,7 +108,7 @@ def held(least: float, *, throttled: float = 0.3, idle: float = 1.0, others: flo
         )  # fmt: skip
         return SampledStretch(at=10.0 * at, seconds=5.0, ranks=tuple(ranks))
 
-    return find_slow_ranks([taken(at) for at in range(4)])
+    return find_slow_ranks([stretch_of(at) for at in range(4)])
 
 
 def test_a_rank_whose_helper_threads_get_no_cpu_is_slow_though_it_waits_as_the_others_do() -> None:
@@ -138,13 +138,15 @@ RECORDED = sorted((Path(__file__).parents[2] / "fixtures/goodput").glob("*.json"
 
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
 def test_samples_of_real_ranks_are_judged_right(file: Path) -> None:
-    """Eight gloo ranks each, recorded while rank 1 was slowed, or nobody; `shown` says who must be named, and the cause."""
-    shown, row = msgspec.json.decode(file.read_bytes(), type=tuple[Shown, list[SampledStretch]])
+    """Eight gloo ranks each, recorded while rank 1 was slowed, or nobody; `Recording` says who must be named, and the cause."""
+    recording, row = msgspec.json.decode(
+        file.read_bytes(), type=tuple[Recording, list[SampledStretch]]
+    )
     found = find_slow_ranks(row)
-    assert [(one.rank, one.cause or one.excess.kind) for one in found.ranks] == shown.slow
+    assert [(one.rank, one.cause or one.excess.kind) for one in found.ranks] == recording.slow
 
 
-class Shown(msgspec.Struct):
+class Recording(msgspec.Struct):
     """What a recording shows. `how`: in what way rank 1 was slowed; `slow`: (rank, cause) of each that is slow."""
 
     how: str
