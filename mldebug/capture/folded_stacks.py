@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug.capture.stacks.form import MAX_FRAMES, MAX_NAME, line_number, number
+from mldebug.capture.stacks.form import MAX_FRAMES, MAX_NAME, line_number, number, short_path
 from mldebug.core.model import Frame, Noun, ThreadStack
 from mldebug.core.redact import clean
 
@@ -42,9 +42,12 @@ def _frame(text: str) -> Frame:
     match = _FRAME.match(text)
     if match is None:
         return Frame(function=clean(text, MAX_NAME), file="", native=True)
+    file, native = match["file"], match["line"] is None
+    whole = file.startswith("/") and not native  # --full-filenames
     return Frame(
         function=clean(match["function"], MAX_NAME),
-        file=clean(match["file"], MAX_NAME),
+        file=clean(short_path(file) if whole else file, MAX_NAME),
         line=line_number(match["line"]) if match["line"] else 0,
-        native=match["line"] is None,
+        path=clean(file, 512) if whole else "",
+        native=native,
     )

@@ -3,6 +3,7 @@
 | it stands in | counts as |
 |---|---|
 | a collective, a store, a device synchronisation | waiting |
+| a line of its own that takes a value off the GPU: `loss.item()` | waiting |
 | `loss.backward()` off the CPU: reductions of gradients end inside | waiting |
 | a DataLoader's queue | loading |
 | any other line | working at that line |
@@ -11,7 +12,7 @@ Pure; made of what `py-spy record` counts, which stops no process.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ from mldebug.core.model import Frame, Role, ThreadStack
 from mldebug.diagnosis.classify.tables.matching import match_calls
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
 from mldebug.goodput.evidence import RankEvidence
+from mldebug.goodput.gpu_fetches import CodeLine
 
 PLACES = 8  # lines of the job that are kept for one rank
 WAITING, LOADING, BACKWARDS, EXCHANGE = "waiting", "loading", "backward", "exchange"
@@ -59,6 +61,7 @@ def rank_shares(
     on_cpu: Sequence[CountedStack],
     delayed: float = 0.0,
     evidence: RankEvidence = RankEvidence(),  # noqa: B008 - a value
+    fetches: Collection[CodeLine] = (),
 ) -> RankShares | None:
     """The shares of a rank from all samples of its threads (`stacks`), and from those in which a thread was on a CPU (`on_cpu`).
 
@@ -66,7 +69,7 @@ def rank_shares(
     can be taken for the process's main work.
     """
     tid = _speaker(stacks, pid)
-    every, active = _by_kind(stacks, tid), _by_kind(on_cpu, tid)
+    every, active = _by_kind(stacks, tid, fetches), _by_kind(on_cpu, tid, fetches)
     total = sum(every.values())
     if tid is None or not total:
         return None
@@ -137,17 +140,21 @@ def _speaker(stacks: Sequence[CountedStack], pid: int) -> int | None:
     return found.tid if found is not None else None
 
 
-def _by_kind(stacks: Iterable[CountedStack], tid: int | None) -> Kinds:
+def _by_kind(
+    stacks: Iterable[CountedStack], tid: int | None, fetches: Collection[CodeLine]
+) -> Kinds:
     found: Kinds = Counter()
     for one in stacks:
         if one.stack.tid == tid:
-            found[_kind(one.stack)] += one.count
+            found[_kind(one.stack, fetches)] += one.count
     return found
 
 
-def _kind(stack: ThreadStack) -> _Standing:
+def _kind(stack: ThreadStack, fetches: Collection[CodeLine]) -> _Standing:
     frames = python_frames(stack.frames)
     place = site(frames)
+    if frames and CodeLine(frames[0].path, frames[0].line) in fetches:
+        return _Standing(ON_GPU)
     region = inner(frames, place)
     match = match_calls(region)
     if match is not None and match[0].role is Role.WAITING:

@@ -148,10 +148,10 @@ def healthy(folder: Path, kind: str, seconds: float, *options: str) -> dict[str,
         reports = {name: [one["diagnosis"]["summary"] for one in reports_of(agent, job)] for name, agent in agents.items()}  # fmt: skip
     return {
         name: {
-            "result": "ALARM" if told else "right",
-            "summary": "; ".join(told) or f"no report in {seconds:.0f} s; step {step}; {', '.join(sorted(stages[name]))}",
+            "result": "ALARM" if summaries else "right",
+            "summary": "; ".join(summaries) or f"no report in {seconds:.0f} s; step {step}; {', '.join(sorted(stages[name]))}",
         }
-        for name, told in reports.items()
+        for name, summaries in reports.items()
     }  # fmt: skip
 
 

@@ -56,9 +56,9 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        told = loss.item()
+        value = loss.item()
         if rank == 0 and step % 5 == 0:
-            print(f"step {step} loss {told:.4f}", flush=True)
+            print(f"step {step} loss {value:.4f}", flush=True)
 
 
 if __name__ == "__main__":

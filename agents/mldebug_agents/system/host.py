@@ -9,6 +9,7 @@ import contextlib
 import errno
 import math
 import os
+import re
 import stat
 import time
 from collections import defaultdict
@@ -26,6 +27,7 @@ MAX_FILES = 4096  # descriptors looked at per process
 MAX_BYTES = 1 << 20
 MAX_THREADS = 512  # looked at per process, its main thread first; as many stacks are kept
 JUMP = 2.0  # seconds by which the wall clock was set; less is the slewing of a time service
+_GPU = re.compile(r"/dev/nvidia(\d{1,4})$")
 _MAIN_GONE = "ZX"
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
 
@@ -197,6 +199,17 @@ class Host:
     def descriptors(self, pid: int) -> list[int]:
         """The descriptors that a process has open; empty where it is gone, or they may not be read."""
         return _numbers(f"{self.proc}/{pid}/fd")
+
+    def open_gpus(self, pid: int) -> tuple[int, ...] | None:
+        """The numbers N of the /dev/nvidiaN that a process has open, sorted. None where its files cannot be listed, because it has
+        ended or is another user's.
+        """
+        try:
+            names = os.listdir(f"{self.proc}/{pid}/fd")[:MAX_FILES]
+        except OSError:
+            return None  # the caller says which rank's GPU is not known
+        found = (_GPU.match(self.link(pid, f"fd/{name}")) for name in names)
+        return tuple(sorted({int(match[1]) for match in found if match}))
 
     def status(self, pid: int) -> ProcessStatus:
         """What /proc/PID/status says of a process; all defaults where it is gone."""

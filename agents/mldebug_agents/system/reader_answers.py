@@ -89,6 +89,11 @@ class SourceLines(NamedTuple):
     first: int
     lines: tuple[str, ...]
 
+    def at(self, line: int) -> str:
+        """The text of the line with this number; "" where it is not among them."""
+        index = line - self.first
+        return self.lines[index] if 0 <= index < len(self.lines) else ""
+
 
 def judge(answer: ReadAnswer, rights: Rights = OPERATOR) -> ReadAnswer | Unreadable:
     """The answer, or the reason in words why it is an error. `rights`: those that were used."""

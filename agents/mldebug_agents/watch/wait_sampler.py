@@ -5,16 +5,20 @@ a hundred samples cost about as much CPU time as a single dump (0.02 s).
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from mldebug.capture.folded_stacks import CountedStack
+from mldebug.capture.trace.line_format import is_source
 from mldebug.core.model import Job, RankIdentity
+from mldebug.goodput.gpu_fetches import CodeLine, is_fetch, usual_lines
 from mldebug.goodput.rank_shares import RankShares, rank_shares
 from mldebug.goodput.straggler import SampledStretch
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
 from mldebug_agents.system import procfs
+from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.watch.rank_evidence import EvidenceReader, KernelCounters
 
 RATE = 20  # samples a second
@@ -76,7 +80,25 @@ class WaitSampler:
         brief = self._host.brief(rank.pid)
         if brief is None or brief.start_ticks != rank.start_ticks:
             return None
-        return rank_shares(rank.rank, rank.pid, stacks, active, delayed, evidence)
+        fetches = self._fetches(rank, stacks)
+        return rank_shares(rank.rank, rank.pid, stacks, active, delayed, evidence, fetches)
+
+    def _fetches(self, rank: RankIdentity, stacks: Sequence[CountedStack]) -> frozenset[CodeLine]:
+        """The lines at which a rank that has a GPU open stands most often, and that take a value off it. They are read with the rights
+        of the rank's user; what cannot be read is none.
+        """
+        if not self._host.open_gpus(rank.pid):
+            return frozenset()
+        rights = self._host.rights.of_process(rank.pid, rank.start_ticks)
+        reader, root = self._tools.context.reader, self._host.root_of(rank.pid)
+        found = set()
+        for one in usual_lines(stacks):
+            if not is_source(one.path):
+                continue
+            answer = reader.read_lines(f"{root}{one.path}", one.line, rights=rights)
+            if not isinstance(answer, Unreadable) and is_fetch(answer.at(one.line)):
+                found.add(one)
+        return frozenset(found)
 
     def _delayed(self, pid: int, before: KernelCounters) -> float:
         """The share of the time since then in which the main thread was ready to run while no CPU was free; 0 where the kernel does

@@ -1,6 +1,6 @@
 """One rank of two becomes slower on its GPU: after how many seconds it is named, and with which cause; settings as shipped.
 
-`MLDEBUG_GPU_SLOW=sleep,batch,neighbour,none` says which; each takes up to five minutes.
+`MLDEBUG_GPU_SLOW=sleep,batch,neighbour,none` says which; each takes up to six minutes.
 """
 
 import os
@@ -20,7 +20,7 @@ JOB = world.ROOT / "tests" / "jobs" / "slow_gpu.py"
 NEIGHBOUR = JOB.with_name("neighbour.py")
 WANTED = "MLDEBUG_GPU_SLOW"
 CULPRIT = 1
-AFTER = 75.0  # seconds of even steps
+AFTER = 140.0  # seconds of even steps
 PATIENCE = 180.0  # seconds in which it is to be named
 FAULTS = ("sleep", "neighbour", "batch", "none")
 

@@ -94,7 +94,7 @@ class PySpy:
         argv = [
             *(self.binary, "record", "--pid", str(pid), "--nonblocking", "--threads", *kind),
             *("--rate", str(rate), "--duration", str(seconds), "--format", "raw"),
-            *("--output", "/dev/stdout"),
+            *("--output", "/dev/stdout", "--full-filenames"),
         ]
         done = self.starter.run(
             argv, timeout=seconds + grace, max_output=MAX_RECORD, env=_environment()

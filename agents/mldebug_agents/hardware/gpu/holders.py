@@ -4,9 +4,7 @@ Runs in a worker thread. The environment is read once per process, through the r
 hangs.
 """
 
-import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from mldebug.core.model import RankIdentity
 from mldebug.hardware.gpu.rank_join import RankProcess
@@ -16,9 +14,7 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
 MAX_RANKS = 256
-MAX_FILES = 8192  # open files of one process that are looked at
 MAX_ENVIRONMENT = 1 << 20
-_DEVICE = re.compile(r"/dev/nvidia(\d{1,4})$")
 
 Process = tuple[int, int]  # pid and start
 
@@ -43,19 +39,11 @@ class Holders:
                 pid=one.pid,
                 start_ticks=one.start_ticks,
                 local_rank=one.local_rank,
-                open_minors=self._minors(one.pid),
+                open_minors=self._host.open_gpus(one.pid),
                 environment=self._environment(one),
             )
             for one in present
         )
-
-    def _minors(self, pid: int) -> tuple[int, ...] | None:
-        folder = f"{self._host.proc}/{pid}/fd"
-        try:
-            names = os.listdir(folder)[:MAX_FILES]
-        except OSError:
-            return None  # it has ended, or is not this user's: a rank whose GPU is not known is told with why
-        return tuple(sorted({minor for name in names for minor in _minor(f"{folder}/{name}")}))
 
     def _environment(self, rank: RankIdentity) -> dict[str, str] | None:
         key = (rank.pid, rank.start_ticks)
@@ -67,12 +55,3 @@ class Holders:
             everything = procfs.parse_environ(content)
             self._known[key] = {one: everything[one] for one in VARIABLES if one in everything}
         return self._known[key]
-
-
-def _minor(link: str) -> Iterator[int]:
-    try:
-        match = _DEVICE.match(os.readlink(link))
-    except OSError:
-        return  # it was closed meanwhile
-    if match:
-        yield int(match[1])
