@@ -34,7 +34,7 @@ MOST_ASIDE = 100_000  # bytes of the one unreadable history that is kept
 SHOWN_EVENTS = 8
 
 
-class StoredHistory(msgspec.Struct, kw_only=True):
+class StoredTraining(msgspec.Struct, kw_only=True):
     """The history of one run with what its rules remember, as it is stored. Times are unix seconds."""
 
     version: int = VERSION
@@ -65,7 +65,7 @@ class ScalarMonitor:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._wall, self._steady = store, wall, steady
-        self._histories: dict[str, StoredHistory] = {}
+        self._histories: dict[str, StoredTraining] = {}
         self._looked: dict[str, float] = {}  # run -> the look that was taken
         self._last: dict[str, tuple[object, ...]] = {}  # run -> step and loss of its last row
         self._changed: set[str] = set()  # runs that are not stored as they are
@@ -137,16 +137,16 @@ class ScalarMonitor:
             self._changed.add(run.job.id)
             self._stale.add(run.job.id)
 
-    def _begin(self, job: Job, now: float) -> StoredHistory:
+    def _begin(self, job: Job, now: float) -> StoredTraining:
         """A run that was not there before; where it is the next one of a job, its rules know where that stood."""
         script = next((rank.script for rank in job.ranks), "")
-        history = StoredHistory(
+        history = StoredTraining(
             run=job.id, name=job.name, user=job.user, uid=job.uid, script=script, started_at=now, looked_at=now
         )  # fmt: skip
         before = [one for one in self._histories.values() if one.is_over and one.job == history.job]
         if before:
             newest = max(before, key=lambda one: one.looked_at)
-            history.rules.resume = newest.rules.resume.for_next_run()
+            history.rules.follow(newest.rules)
         self._histories[job.id] = history
         self._stale.add(job.id)
         return history
@@ -251,7 +251,7 @@ def _values(look: JobLook) -> dict[str, float]:
     return {**scalars, **{name: value for name, value in own if value is not None}}
 
 
-def _shown(one: StoredHistory) -> RunHistory:
+def _shown(one: StoredTraining) -> RunHistory:
     return RunHistory(
         run=one.run,
         name=one.name,
@@ -271,10 +271,10 @@ def _memo(run: str) -> str:
     return MEMO + hashlib.sha256(run.encode(errors="replace")).hexdigest()[:24]
 
 
-def _read(data: bytes, now: float) -> tuple[StoredHistory | None, str]:
+def _read(data: bytes, now: float) -> tuple[StoredTraining | None, str]:
     """A stored history, or None and why it cannot be used."""
     try:
-        found = msgspec.json.decode(data, type=StoredHistory)
+        found = msgspec.json.decode(data, type=StoredTraining)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return None, f"it cannot be read: {error}"
     if found.version != VERSION:

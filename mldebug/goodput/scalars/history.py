@@ -126,7 +126,7 @@ class HistoryTable(msgspec.Struct, kw_only=True):
             if at >= last + apart:
                 kept.append(number)
                 last = at
-        kept = [*kept, *range(rows - recent, rows)][:most]
+        kept += [number for number, _ in enumerate(self.times) if number >= rows - recent]
         self.times = [self.times[row] for row in kept]
         self.steps = [self.steps[row] for row in kept]
         self.columns = {

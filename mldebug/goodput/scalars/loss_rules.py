@@ -112,7 +112,7 @@ class SpikeRule(msgspec.Struct, kw_only=True):
         if loss is None:
             return []
         self.count += 1
-        quiet = self.count <= WARM_UP or self.rising or self._is_ending(point)
+        quiet = self.count <= WARM_UP or self.rising or self._is_near_end(point)
         found = [*self._comes_back(loss), *self._climbs(loss, quiet)]
         if len(self.losses) < WINDOW:
             self.losses.append(loss)
@@ -203,7 +203,7 @@ class SpikeRule(msgspec.Struct, kw_only=True):
             self.rising = self.rate is not None and rate > self.rate * (1 + 1e-6)
             self.rate, self.top_rate = rate, max(rate, self.top_rate)
 
-    def _is_ending(self, point: TrainingPoint) -> bool:
+    def _is_near_end(self, point: TrainingPoint) -> bool:
         if point.step is not None and point.total and point.step >= END * point.total:
             return True
         return self.rate is not None and self.rate < SPENT * self.top_rate

@@ -37,6 +37,10 @@ class TrainingRules(msgspec.Struct, kw_only=True):
                     news = True
         return news
 
+    def follow(self, before: "TrainingRules") -> None:
+        """This is the next run of the job that `before` is about."""
+        self.resume = before.resume.for_next_run()
+
     def end(self, at: float) -> None:
         """The run is over: so is what lasted."""
         self.events = [

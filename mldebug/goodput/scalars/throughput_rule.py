@@ -35,7 +35,7 @@ SMALLEST, LARGEST = 1e-9, 1e15
 UNITS, SAME_UNIT = (1000.0, 1024.0, 100.0, 60.0), 0.1
 
 
-class Origin(msgspec.Struct, frozen=True, array_like=True):
+class ValueOrigin(msgspec.Struct, frozen=True, array_like=True):
     """The step and the surroundings of one value."""
 
     step: int | None
@@ -52,7 +52,7 @@ class ThroughputRule(msgspec.Struct, kw_only=True):
     before: list[float] = []
     recent: list[float] = []
     surroundings: dict[str, str] = {}  # of the last value before the recent ones
-    origins: list[Origin] = []  # of the recent values
+    origins: list[ValueOrigin] = []  # of the recent values
     turn: int = 0
     low: int = 0  # values since the event
     is_open: bool = False
@@ -88,7 +88,7 @@ class ThroughputRule(msgspec.Struct, kw_only=True):
 
     def _keep(self, value: float, point: TrainingPoint) -> None:
         self.recent.append(value)
-        self.origins.append(Origin(point.step, dict(point.surroundings)))
+        self.origins.append(ValueOrigin(point.step, dict(point.surroundings)))
         if len(self.recent) > RECENT:
             oldest = self.recent.pop(0)
             origin = self.origins.pop(0)
@@ -105,8 +105,8 @@ class ThroughputRule(msgspec.Struct, kw_only=True):
         if any(abs(usual / now / unit - 1) < SAME_UNIT for unit in UNITS):
             return self._begin_anew()
         apart = sorted(self.recent)[3 * RECENT // 4] < sorted(self.before)[len(self.before) // 4]
-        ending = point.step is not None and point.total and point.step >= END * point.total
-        if not apart or ending:
+        near_end = point.step is not None and point.total and point.step >= END * point.total
+        if not apart or near_end:
             return []
         self.is_open, self.low = True, 0
         return [Found(kind=EventKind.THROUGHPUT, words=self._words(now, usual, point), step=self.origins[0].step)]  # fmt: skip
