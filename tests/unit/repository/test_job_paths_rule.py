@@ -148,6 +148,7 @@ ELSEWHERE: dict[str, str] = {
     "mldebug/core/output_file.py": PERSON,
     "mldebug/cli/main.py": "its own standard streams",
     "mldebug/cluster/hostfile.py": PERSON,
+    "mldebug/cli/help_texts.py": MINE,
     "mldebug/config/schema.py": OPERATOR,
     "mldebug/core/files.py": "reports: whoever owns the folder may put anything there, so no link, FIFO or size is trusted",
     "mldebug/hardware/health/thresholds.py": MINE,
