@@ -8,9 +8,13 @@
 | a DataLoader's queue | loading |
 | any other line | working at that line |
 
+A value is taken off the GPU by C++ functions, so that the innermost Python frame is the line itself. They return when all that the GPU
+was given before is done, collectives included.
+
 Pure; made of what `py-spy record` counts, which stops no process.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import NamedTuple
@@ -18,18 +22,47 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.capture.folded_stacks import CountedStack
-from mldebug.capture.frames import inner, principal, python_frames, site
+from mldebug.capture.frames import inner, owner_of, principal, python_frames, site
+from mldebug.capture.packages import Owner
 from mldebug.core.model import Frame, Role, ThreadStack
 from mldebug.diagnosis.classify.tables.matching import match_calls
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
 from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.gpu_fetches import CodeLine
 
+MOST_FETCHES = 8  # lines of one rank that are read
+_FETCH = re.compile(r"\.(?:item|tolist|cpu|numpy)\(\s*\)|\bsynchronize\(|\.to\(\s*[\"']cpu[\"']")
 PLACES = 8  # lines of the job that are kept for one rank
 WAITING, LOADING, BACKWARDS, EXCHANGE = "waiting", "loading", "backward", "exchange"
 ON_GPU = "gpu"
 
 _WAITS = {"point_to_point": EXCHANGE, "device_sync": ON_GPU}
+
+
+class CodeLine(NamedTuple):
+    """A line of a source file, as the process names the file."""
+
+    path: str
+    line: int
+
+
+def usual_lines(stacks: Sequence[CountedStack]) -> tuple[CodeLine, ...]:
+    """The lines of the job's own code that were found as the innermost frame most often, at most `MOST_FETCHES`, each in a twentieth of all
+    samples or more.
+    """
+    found: Counter[CodeLine] = Counter()
+    for one in stacks:
+        frames = python_frames(one.stack.frames)
+        if frames and frames[0].path and owner_of(frames[0]) is Owner.JOB:
+            found[CodeLine(frames[0].path, frames[0].line)] += one.count
+    least = sum(one.count for one in stacks) / 20
+    return tuple(line for line, count in found.most_common(MOST_FETCHES) if count >= least)
+
+
+def is_fetch(source: str) -> bool:
+    """Whether this line of source code takes a value off the GPU, and so waits for it. `print(loss)` and `if loss > 3` do so, too, but
+    their text does not show it.
+    """
+    return _FETCH.search(source.partition("#")[0]) is not None
 
 
 class RankShares(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from mldebug.capture.folded_stacks import CountedStack
 from mldebug.capture.trace.line_format import is_source
 from mldebug.core.model import Job, RankIdentity
-from mldebug.goodput.gpu_fetches import CodeLine, is_fetch, usual_lines
-from mldebug.goodput.rank_shares import RankShares, rank_shares
+from mldebug.goodput.rank_shares import CodeLine, RankShares, is_fetch, rank_shares, usual_lines
 from mldebug.goodput.straggler import SampledStretch
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.ranks.rank_processes import ProcessTree

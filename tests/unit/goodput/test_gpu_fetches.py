@@ -9,8 +9,7 @@ import pytest
 
 from mldebug.capture.folded_stacks import parse_folded
 from mldebug.core.model import Job, RankIdentity
-from mldebug.goodput.gpu_fetches import MOST, CodeLine, is_fetch, usual_lines
-from mldebug.goodput.rank_shares import rank_shares
+from mldebug.goodput.rank_shares import MOST_FETCHES, CodeLine, is_fetch, rank_shares, usual_lines
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
@@ -27,7 +26,7 @@ STACKS = f"""{MAIN};main (/work/train.py:9) 90
 def test_lines_of_the_job_that_are_often_the_innermost_are_asked_about() -> None:
     assert usual_lines(parse_folded(STACKS)) == (ITEM,)
     many = "".join(f"{MAIN};main (/work/train.py:{line}) 10\n" for line in range(1, 15))
-    assert len(usual_lines(parse_folded(many))) == MOST
+    assert len(usual_lines(parse_folded(many))) == MOST_FETCHES
     short = parse_folded(STACKS.replace("/work/train.py", "train.py"))
     assert usual_lines(short) == (), "without its folder a file cannot be read"
 

@@ -522,6 +522,7 @@ def counted(at: float, dram: float | None, sms: float = 0.18, ago: float = 0.0) 
     ("full", "expected"),
     [
         (counted(16.0, 0.0002), [False, False]),
+        (counted(16.0, 0.0002, ago=-0.1), [False, False]),  # read right after the quick one
         (None, [None, None]),
         (counted(16.0, 0.2), [None, None]),  # of a time when it may still have worked
         (counted(16.0, None), [None, None]),

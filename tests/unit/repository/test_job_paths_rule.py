@@ -64,7 +64,6 @@ ALLOWED: dict[str, str] = {
     "cluster/node_captures.py": KERNEL,
     "cluster/peers/leader.py": OWN,
     "cluster/peers/net/identity.py": OPERATOR,
-    "hardware/gpu/holders.py": KERNEL,
     "hardware/gpu/reads.py": KERNEL,
     "hardware/gpu/vendors/amd.py": KERNEL,
     "hardware/kernel_log.py": KERNEL,

@@ -18,7 +18,7 @@ from mldebug.stall.signals import RankLook
 from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.watch.job_watch import JobLook
 
-RESTS_FOR = 12.0  # seconds after a full reading in which its counters still count: two of them while a stall is suspected
+RESTS_FOR = 12.0  # seconds between a quick and a full reading up to which the counters of the full one count: two of them while a stall is suspected
 MEMO = "gpus/"  # and the job's id: the name of what is remembered of a run
 
 
@@ -134,7 +134,7 @@ def _at_rest(full: NodeGpus | None, now: float) -> dict[str, GpuActivity]:
     Those of a GPU that moved something tell of a time before this look, when the job may still have worked. A kernel on all
     multiprocessors is none of a collective, and may compute within the registers and caches: nothing is said of it.
     """
-    if full is None or not 0 <= now - full.at <= RESTS_FOR:
+    if full is None or abs(now - full.at) > RESTS_FOR:  # it is often the newer one of the two
         return {}
     return {
         gpu.uuid: gpu.activity
