@@ -327,6 +327,14 @@ def _tests(data: Found) -> Iterator[str]:
     yield from (f"    {line}" for line in data.get("output", ()))
 
 
+def _slow(data: Found) -> Iterator[str]:
+    yield "Two ranks, of which one becomes slower on its GPU, under an agent with the settings as shipped; it has 180 s to name it."
+    yield ""
+    fields = ("result", "seconds", "verdict", "named", "confidence", "summary")
+    rows = [(name, *(one.get(field) for field in fields)) for name, one in data.items()]
+    yield from table(("what slows it", *fields), rows)
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Found], Iterator[str]]]] = {
     "metrics": ("Metrics against nvidia-smi", _metrics),
     "reads": ("What the reads cost", costs.reads),
@@ -346,6 +354,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Found], Iterator[str]]]] = {
     "ways": ("Flight Recorders without the hook", _ways),
     "full": ("Full Flight Recorders without the hook", _full),
     "frameworks": ("Hangs of frameworks that nobody touched", _frameworks),
+    "slow": ("A rank that becomes slower", _slow),
     "xid": ("Xids", _xid),
     "xid13": ("An Xid of an application, made on purpose", _xid13),
     "release": ("Releasing the GPUs", _release),
