@@ -22,7 +22,7 @@ from mldebug_agents.watch.rank_evidence import EvidenceReader, KernelCounters
 
 RATE = 20  # samples a second
 SECONDS = 5
-AT_ONCE = 32  # ranks sampled at the same time, two processes each: more of them take turns, and are compared with no other node
+AT_ONCE = 16  # ranks sampled at the same time, two processes each: more of them take turns, and are compared with no other node
 MAX_RANKS = 64  # of one job on this node
 
 
