@@ -147,14 +147,24 @@ class RankActivity(msgspec.Struct, kw_only=True):
         if now - self.compared_at >= SLICE:
             self._compare_counters(look, now)
 
-    def forget(self, now: float) -> None:
-        """Note that the job made progress at `now`: earlier activity of the rank does not count for a later stall."""
-        self.unchanged_since = self.frames_unchanged_since = self.sampled_at = now
-        self.no_switches_since = self.cpu_idle_since = self.cpu_low_since = now
-        self.asleep_since = self.others_idle_since = self.no_bytes_since = now
-        self.signature = self.role = self.classified = self.device_moves = self.proved = None
-        self.samples = self.samples_missed = 0
-        self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
+    def forget(self, at: float) -> None:
+        """Note that the job made progress at `at`: earlier activity of the rank does not count for a later stall. What the rank has
+        done since then does: progress may be known late.
+        """
+        self.unchanged_since = max(self.unchanged_since, at)
+        self.frames_unchanged_since = max(self.frames_unchanged_since, at)
+        self.no_switches_since = max(self.no_switches_since, at)
+        self.cpu_idle_since = max(self.cpu_idle_since, at)
+        self.cpu_low_since = max(self.cpu_low_since, at)
+        self.asleep_since = max(self.asleep_since, at)
+        self.others_idle_since = max(self.others_idle_since, at)
+        self.no_bytes_since = max(self.no_bytes_since, at)
+        if self.looked_at <= at or self.frames_first_at <= at:
+            self.signature = self.role = self.classified = self.device_moves = self.proved = None
+            self.samples = self.samples_missed = 0
+        self.sampled_at = max(self.sampled_at, at)
+        if self.checkpoint_grew_at <= at:
+            self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
     def miss_sample(self) -> None:
         """Note that there was no time to sample its stack."""

@@ -92,12 +92,12 @@ class RunActivity:
             self.worked = self.worked or look.device_progress is True
             self._by_rank[look.rank] = activity
 
-    def forget(self, now: float) -> None:
-        """Note that the job made progress: what its ranks did before does not count for a later stall. `now`: the caller's
-        clock, in seconds.
+    def forget(self, at: float) -> None:
+        """Note that the job made progress at `at` (the caller's clock, in seconds): what its ranks did before does not count for a
+        later stall.
         """
         for activity in self._by_rank.values():
-            activity.forget(now)
+            activity.forget(at)
 
     def miss_sample(self) -> None:
         """Note that the ranks could not be sampled, because there was no time for a look at them."""

@@ -22,10 +22,10 @@ class Writer:
         self._steps = self._held = 0.0
         self._flushed = self.run.at
 
-    def play(self, seconds: float, *, hangs: bool = False) -> "Writer":
+    def play(self, seconds: float, *, hangs: bool = False, evaluates: bool = False) -> "Writer":
         for _ in range(int(seconds / LOOKS)):
             self.run.at += LOOKS
-            if not hangs:
+            if not (hangs or evaluates):
                 self._held = self.run.at
             due = self.run.at - self._flushed >= self.flushes
             if due:
@@ -65,6 +65,13 @@ def test_a_healthy_one_is_not_captured(flushes: float) -> None:
     story = watch(Writer(flushes).play(600).run.looks, interval=LOOKS)
     assert story.opened == []
     assert story.captured == []
+
+
+@pytest.mark.parametrize("into", [30.0, 60.0, 90.0])
+def test_steps_that_are_flushed_while_all_ranks_evaluate_raise_nothing(into: float) -> None:
+    """TensorBoard's writer flushes by its own clock, every 120 s: what the ranks have done since those steps is no stillness."""
+    job = Writer(120.0).play(480.0 - into).play(into + 30, evaluates=True)
+    assert watch(job.run.looks, interval=LOOKS).opened == []
 
 
 def test_a_flush_after_the_alarm_is_no_recovery_and_steps_after_it_are() -> None:
