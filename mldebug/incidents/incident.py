@@ -197,12 +197,36 @@ def judge(incident: Incident) -> Judgement:
     return msgspec.structs.replace(found, diagnosis=incident.whole.diagnosis)
 
 
-def judge_unread(incident: Incident, why: Gap) -> Judgement:
-    """The judgement `unknown` of an incident whose evidence could not be judged, and `why`."""
-    bare = _stand_in(msgspec.structs.replace(incident, slowness=None))
+def judge_unread(incident: Incident, why: Gap, known: Judgement | None = None) -> Judgement:
+    """The judgement of an incident whose evidence could not be judged, and `why`: `known`, what was concluded from less of it
+    before, or else `unknown`. What all nodes together have shown needs no judging here.
+    """
+    found = _unread(incident, why) if known is None else _still(known, why)
+    whole = incident.whole
+    if incident.exit is not None or whole is None or whole.nodes < len(incident.node_captures):
+        return found
+    return msgspec.structs.replace(found, diagnosis=whole.diagnosis)
+
+
+def _unread(incident: Incident, why: Gap) -> Judgement:
+    job = incident.job or (incident.exit.job if incident.exit is not None else None)
+    bare = _stand_in(msgspec.structs.replace(incident, job=job, slowness=None))
+    bare = msgspec.structs.replace(bare, gaps=(why,))
     return judge_uncaptured(
-        msgspec.structs.replace(bare, gaps=(why,)), incident.sentence, _lasted(incident)
+        bare,
+        incident.sentence or incident.why,
+        _lasted(incident),
+        "its evidence was not judged",
     )
+
+
+def _still(known: Judgement, why: Gap) -> Judgement:
+    begin = f"{why.what}: "
+    evidence = (line for line in known.diagnosis.evidence if not line.startswith(begin))
+    diagnosis = msgspec.structs.replace(
+        known.diagnosis, evidence=(*evidence, f"{begin}{why.reason}")
+    )
+    return msgspec.structs.replace(known, diagnosis=diagnosis)
 
 
 def add_node_captures(

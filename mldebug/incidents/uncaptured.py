@@ -39,11 +39,13 @@ def stand_in(job: Job, at: float, state: State, known: tuple[Gap, ...]) -> NodeC
     return NodeCapture(node=node, taken_at=at, job=job, gaps=(*known, *late))
 
 
-def judge_uncaptured(bare: NodeCapture, sentence: str, lasted: str) -> Judgement:
+def judge_uncaptured(
+    bare: NodeCapture, sentence: str, lasted: str, lacks: str = "no capture shows who is to blame"
+) -> Judgement:
     """The verdict `unknown`.
 
     `bare`: the empty capture; `sentence`: what the agent saw of the stall; `lasted`: how long it
-    lasted.
+    lasted; `lacks`: why nobody is named.
     """
     summary = sentence or "the job stalled"
     evidence = (lasted, *(f"{gap.what}: {gap.reason}" for gap in bare.gaps))
@@ -56,7 +58,7 @@ def judge_uncaptured(bare: NodeCapture, sentence: str, lasted: str) -> Judgement
             verdict=Verdict.UNKNOWN,
             culprits=(),
             confidence=Confidence.LOW,
-            summary=f"{summary[:1].upper()}{summary[1:]}; no capture shows who is to blame",
+            summary=f"{summary[:1].upper()}{summary[1:]}; {lacks}",
             evidence=tuple(line for line in evidence if line),
             next_steps=tuple(dict.fromkeys(gap.way_out for gap in bare.gaps if gap.way_out)),
         ),

@@ -41,8 +41,10 @@ class JudgingShares:
         self._work, self._clock = work, clock
         self._used: dict[Owner, tuple[float, float]] = {}  # when it was counted, CPU seconds
 
-    def judge(self, incident: Incident) -> Judgement:
-        """The judgement of an incident; where its owner's time does not suffice, `unknown` with that reason."""
+    def judge(self, incident: Incident, known: Judgement | None = None) -> Judgement:
+        """The judgement of an incident; where its owner's time does not suffice, `known` (what was concluded from less evidence
+        before) or else `unknown`, with that reason.
+        """
         job = job_of(incident)
         who, before = owner_of(job), time.thread_time()
         captured = sum(len(one.ranks) for one in (*incident.captures, *incident.node_captures))
@@ -55,7 +57,8 @@ class JudgingShares:
                 f"mldebug diagnose STATE_DIR/reports/{incident.id}  # takes what time it needs"
             )
             reason = f"it was given up after {limit:.2g} s of CPU time: each user has a share"
-            return incidents.judge_unread(incident, Gap(what=WHAT, reason=reason, way_out=way_out))
+            gap = Gap(what=WHAT, reason=reason, way_out=way_out)
+            return incidents.judge_unread(incident, gap, known)
         finally:
             self._use(who, time.thread_time() - before)
 
@@ -115,6 +118,8 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 _SHARES = JudgingShares()
 
 
-def judge(incident: Incident) -> Judgement:
-    """The judgement of an incident, as `mldebug.incidents.incident.judge` gives it, within its owner's share of CPU time."""
-    return _SHARES.judge(incident)
+def judge(incident: Incident, known: Judgement | None = None) -> Judgement:
+    """The judgement of an incident, as `mldebug.incidents.incident.judge` gives it, within its owner's share of CPU time.
+    `known`: see `JudgingShares.judge`.
+    """
+    return _SHARES.judge(incident, known)

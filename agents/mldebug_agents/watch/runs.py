@@ -125,8 +125,12 @@ class Run:
         return incident
 
     def judge(self, incident: Incident) -> Judgement:
-        """Judge this state of the run's open incident, keep both, and return the judgement."""
-        self.incident, self.judgement = incident, judge(incident)
+        """Judge this state of the run's open incident, keep both, and return the judgement. Where there is no time for that, what
+        was concluded before holds on, unless a rank has ended since.
+        """
+        before = self.incident
+        holds = before is not None and before.kind == incident.kind and before.exit == incident.exit
+        self.incident, self.judgement = incident, judge(incident, self.judgement if holds else None)
         return self.judgement
 
     def forget_incident(self) -> None:

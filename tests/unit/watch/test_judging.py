@@ -9,11 +9,16 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from mldebug.core.model import Job, Judgement, NodeCapture, Verdict
-from mldebug.incidents.incident import Incident, judge, write_report
+from mldebug.cluster.messages import Whole
+from mldebug.core.model import Job, Judgement, NodeCapture, RankIdentity, Verdict
+from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.incidents.incident import Incident, add_capture, judge, write_report
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch import judging
 from mldebug_agents.watch.judging import JudgingShares
-from shared.capture.flights import call, group, job
+from mldebug_agents.watch.runs import Run
+from shared.capture.flights import call, group, job, waits_in
 
 OURS, OTHER = 62_001, 62_002
 
@@ -123,3 +128,50 @@ def test_the_worst_recorders_of_a_user_cost_his_share_and_leave_the_other_s_judg
     assert all(any("given up" in line for line in one.diagnosis.evidence) for one in given_up)
     assert spent < 1.5, "eight of them cost little more than the share of one user"
     assert shares.judge(mine) == expected
+
+
+def out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on no judgement has time enough."""
+    monkeypatch.setattr(judging, "_SHARES", JudgingShares(spin))
+    monkeypatch.setattr(judging, "SHARE", 0.01)
+    monkeypatch.setattr(judging, "LEAST", 0.01)
+
+
+def test_a_second_look_without_time_takes_no_verdict_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The captures of some minutes, or of a launcher's restarts, may use up what the first one left."""
+    waits, other = waits_in("all_reduce", 5), waits_in("broadcast", 5)
+    capture = job({0: (waits,), 1: (waits,), 2: (waits,), 3: (other,)})
+    incident = an_incident((capture,))
+    run = Run(incident.job or capture.job, StallWatch(StallSettings()))
+    first = run.judge(incident)
+    assert first.diagnosis.culprits
+    out_of_time(monkeypatch)
+    again = msgspec.structs.replace(capture, taken_at=capture.taken_at + 60)
+    for _ in range(3):
+        found = run.judge(add_capture(run.incident or incident, again))
+        assert found.diagnosis.culprits == first.diagnosis.culprits
+        assert found.diagnosis.verdict is first.diagnosis.verdict
+        assert sum("given up" in line for line in found.diagnosis.evidence) == 1
+    ended = msgspec.structs.replace(incident, exit=AttemptExit(job=capture.job))
+    assert run.judge(ended).diagnosis.culprits == (), "what was known is of ranks that lived"
+
+
+def test_what_all_nodes_together_have_shown_needs_no_time_here(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    out_of_time(monkeypatch)
+    told = judge(an_incident((job({0: None, 1: None}, world=2),))).diagnosis
+    told = msgspec.structs.replace(told, verdict=Verdict.RANK_EXITED, summary="rank 9 has ended")
+    whole = Whole(report="r", node="n", nodes=2, diagnosis=told)
+    incident = msgspec.structs.replace(an_incident(), whole=whole)
+    assert judging.judge(incident).diagnosis == told
+
+
+def test_an_end_that_was_not_judged_is_called_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    out_of_time(monkeypatch)
+    ranks = tuple(RankIdentity(rank=n, world_size=2, pid=7 + n, start_ticks=9) for n in (0, 1))
+    mine = Job(id="j", name="train.py", launcher="torchrun", world_size=2, ranks=ranks)
+    incident = Incident(
+        id="i", key="k", job_id="j", detected_at=1.0, why="a rank ended", kind="abnormal_end", exit=AttemptExit(job=mine)
+    )  # fmt: skip
+    found = judging.judge(incident)
+    assert found.diagnosis.summary == "A rank ended; its evidence was not judged"
+    assert len(found.ranks) == 2
