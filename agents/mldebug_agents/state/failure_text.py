@@ -18,6 +18,12 @@ _LOOKS = {
     errno.EPERM: "ls -ld {0}; lsattr -d {0}",
 }
 _LOOK = "findmnt -T {0}; dmesg -T | tail"
+_AILING = (errno.EROFS, errno.EIO)
+_MOUNT_ANEW = (
+    " To repair and mount it anew while the agent runs: umount -l, wait until the agent tells here that the state dir was removed or"
+    " replaced, then fsck and mount. Until then the agent's open files keep the ailing file system, and a new mount would show it again;"
+    " where no such line comes within a minute, stop the agent first"
+)
 
 
 def why(error: Exception) -> str:
@@ -51,7 +57,7 @@ def failing(place: Path, reason: str, kind: int, most_waiting: int) -> str:
     return (
         f"the state dir {place} cannot be written: {reason}. Jobs are watched and metrics served as before;"
         f" reports wait in memory (the newest {most_waiting}) and are lost if the agent ends now."
-        f" They are written as soon as it works again. Look: {look}"
+        f" They are written as soon as it works again.{_MOUNT_ANEW + '.' if kind in _AILING else ''} Look: {look}"
     )
 
 

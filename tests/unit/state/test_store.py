@@ -29,6 +29,7 @@ from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.child.leftovers import Leftover, children_of
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.web.listeners import open_unix
+from shared.storage.disks import disk
 from shared.system.hung import hung_mount, wait_until
 
 INCIDENT = Incident(id="20261121T055041Z-job", key="job/0/7", job_id="job", detected_at=1.0)
@@ -265,6 +266,37 @@ def test_a_full_or_read_only_disk_lets_the_agent_run_and_takes_all_later(
                 assert again.states()[0].error == text
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_file_system_that_stopped_is_let_go_once_it_is_unmounted_and_taken_up_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who holds a file there keeps the stopped file system: a new mount of the device would show it again, read-only for ever."""
+    with disk(tmp_path, "ext4") as place, opened_store(place / "state") as one:
+        one.keep("job", StallMemory(run="job"), INCIDENT)
+        wait_until(lambda: one.writer.idle)
+        assert remounted(place, "remount,abort")
+        one.keep("job", StallMemory(run="job", incidents=2), INCIDENT)
+        wait_until(lambda: "EROFS" in one.states()[0].error)
+        assert "umount -l" in caplog.text
+        subprocess.run(["umount", "-l", str(place)], check=True)
+        wait_until(lambda: "was removed or replaced" in caplog.text)  # as the log says to wait for
+        wait_until(lambda: not loops(tmp_path / "image"))
+        subprocess.run(["mount", "-o", "loop", str(tmp_path / "image"), str(place)], check=True)
+        wait_until(lambda: one.tend() or (place / "state" / "agent.sqlite").exists())
+        one.tend()
+        wait_until(lambda: one.writer.idle and one.states()[0].success)
+        assert one.lost == 0
+        one.close(30)
+        with opened_store(place / "state") as again:
+            assert again.memory("job") == StallMemory(run="job", incidents=2)
+
+
+def loops(image: Path) -> str:
+    """The loop devices of this image."""
+    done = subprocess.run(["losetup", "-j", str(image)], check=True, capture_output=True, text=True)
+    return done.stdout
 
 
 def test_a_hung_disk_is_opened_when_it_comes_back(tmp_path: Path) -> None:
