@@ -95,6 +95,14 @@ def test_a_clock_that_was_set_back_makes_nobody_quiet() -> None:
     assert delay.take(None, 60.0) == 0.0
 
 
+@pytest.mark.parametrize("back", [-30.0, -60.0, -129.0])
+def test_a_clock_that_was_set_back_by_a_minute_has_no_healthy_run_captured(back: float) -> None:
+    job = Writer(5.0).play(360)
+    job.clock += back
+    story = watch(job.play(300).run.looks, interval=LOOKS)
+    assert (story.opened, story.captured) == ([], [])
+
+
 def test_a_record_that_tells_no_time_counts_when_it_is_read() -> None:
     progress = LogProgress()
     progress.take((LogRecord(step=1, loss=2.0, format="plain"),), 10, 100.0, "log")
