@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from math import isfinite
 from statistics import median
 
 import msgspec
@@ -14,6 +13,9 @@ SERIES = (
     *("skipped_iterations", "nan_iterations", "reward", BATCH_SIZE),
 )
 """The figures of which a history is kept, in the order in which people see them; a log cannot add another."""
+
+LARGEST = 1e60
+"""The largest amount that is judged, far beyond what 32 bits can hold: sums of its squares are finite."""
 
 
 class EventKind(StrEnum):
@@ -38,9 +40,9 @@ class TrainingPoint(msgspec.Struct, frozen=True, kw_only=True):
     surroundings: dict[str, str] = {}  # what else may change: {"ranks": "8"}
 
     def number(self, name: str) -> float | None:
-        """The value of one figure; None where it has none, or one that is not finite."""
+        """The value of one figure; None where it has none, or one that is not finite or beyond `LARGEST`."""
         value = self.values.get(name)
-        return value if value is not None and isfinite(value) else None
+        return value if value is not None and abs(value) <= LARGEST else None
 
 
 class TrainingEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

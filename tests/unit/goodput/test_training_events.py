@@ -184,6 +184,17 @@ def test_ranks_that_print_one_step_after_the_other_are_no_rollback() -> None:
     assert found(behind) == []
 
 
+@pytest.mark.parametrize("size", [1e59, 1e200, 1.7e308])
+def test_amounts_that_no_training_has_raise_nothing(size: float) -> None:
+    """A log may hold any number; an error in the rules would end the agent for all users of the node."""
+    draw = random.Random(2)
+    rules = TrainingRules()
+    for steps in (range(200), range(50, 150)):
+        values = [{"loss": size * draw.uniform(-1, 1), "learning_rate": size} for _ in steps]
+        rules.add(points(values, first=steps[0]))
+    assert msgspec.json.decode(msgspec.json.encode(rules), type=TrainingRules).counts == rules.counts  # fmt: skip
+
+
 def test_what_the_rules_remember_survives_being_stored() -> None:
     """Stored and read back after each record, they find the same."""
     row = points(changed(changed(curve(5), 400, 10, loss=30.0), 700, 1, loss=math.nan))
