@@ -1,7 +1,8 @@
 """When a loss is not a number, leaps, or climbs: judged against the run's own earlier losses. Pure.
 
 **Not finite**: at once, where every loss before was a number and `PROVEN` of them came. Some loops print `nan` for a value that they have not computed; a run in
-which `nan` came and went is judged by its own habit: an event needs more of them in a row than twice what it has shown.
+which `nan` came and went is judged by its own habit: an event needs more of them in a row than twice what it has shown. A long row is a habit
+only from its second time on, and what an attempt ended in is none: a run that goes back to a checkpoint may become NaN again.
 
 **Spike**: `IN_A_ROW` losses above the median of the last `WINDOW` by `CLEAR` times their spread, by a fifth of the median, and by twice
 what any single loss of this run has been above its own: a curve that is wild by nature (rewards, adversarial losses) sets its own limit.
@@ -52,7 +53,9 @@ class NotFiniteRule(msgspec.Struct, kw_only=True):
 
     in_a_row: int = 0
     finite_in_a_row: int = 0
-    habit: int = 0  # the most in a row from which the run came back
+    habit: int = 0  # the most in a row from which it came back; of long rows the second longest
+    longest: int = 0  # the most in a row from which it came back
+    attempt: str = ""
     numbers: int = 0  # finite losses so far
     is_open: bool = False
     began: int | None = None
@@ -62,6 +65,8 @@ class NotFiniteRule(msgspec.Struct, kw_only=True):
         loss = point.values.get(LOSS)
         if loss is None:
             return []
+        if point.attempt != self.attempt:
+            self.attempt, self.in_a_row = point.attempt, 0
         if isfinite(loss):
             return self._number()
         self.began = self.began if self.in_a_row else point.step
@@ -79,7 +84,9 @@ class NotFiniteRule(msgspec.Struct, kw_only=True):
         self.finite_in_a_row += 1
         self.numbers += 1
         if self.in_a_row:
-            self.habit, self.in_a_row = max(self.habit, self.in_a_row), 0
+            row, self.in_a_row = self.in_a_row, 0
+            self.habit = max(self.habit, row if row < NEVER_FINITE else min(row, self.longest))
+            self.longest = max(self.longest, row)
         if self.is_open and self.finite_in_a_row >= BACK:
             self.is_open = False
             return [Found(kind=EventKind.NOT_FINITE, over=True)]

@@ -195,6 +195,21 @@ def test_amounts_that_no_training_has_raise_nothing(size: float) -> None:
     assert msgspec.json.decode(msgspec.json.encode(rules), type=TrainingRules).counts == rules.counts  # fmt: skip
 
 
+def nan_rows(*rows: int, new_attempts: bool = False) -> list[str]:
+    """The events of a run that becomes NaN for so many records, several times, and comes back each time."""
+    parts = [
+        points([{"loss": 2.0}] * 40 + [{"loss": math.nan}] * row, first=500 * n, attempt=f"run/{n if new_attempts else 0}")
+        for n, row in enumerate(rows)
+    ]  # fmt: skip
+    return [one for one in found(*parts) if one != "rollback"]
+
+
+def test_a_run_that_becomes_nan_again_after_it_came_back_is_found_again() -> None:
+    """After a rollback in the same processes, and after each of several restarts."""
+    assert nan_rows(200, 300) == ["loss_not_finite"] * 2
+    assert nan_rows(200, 300, 250, 260, new_attempts=True) == ["loss_not_finite"] * 4
+
+
 def test_what_the_rules_remember_survives_being_stored() -> None:
     """Stored and read back after each record, they find the same."""
     row = points(changed(changed(curve(5), 400, 10, loss=30.0), 700, 1, loss=math.nan))
