@@ -27,7 +27,7 @@ log = logging.getLogger("mldebug")
 MEMO, ASIDE = "scalars:", "scalars-unreadable:"
 VERSION = 1
 STORE_EVERY = 60.0  # seconds; what came since is lost with an agent that is killed
-GONE = 60.0  # seconds without a look after which a run is over
+GONE = 60.0  # seconds after which a run that is not found any more is over; by the steady clock: the other may be set
 MOST_RUNS = 64
 MOST_VALUES = 150_000  # 5 MB
 MOST_ASIDE = 100_000  # bytes of the one unreadable history that is kept
@@ -67,6 +67,7 @@ class ScalarMonitor:
         self._store, self._wall, self._steady = store, wall, steady
         self._histories: dict[str, StoredTraining] = {}
         self._looked: dict[str, float] = {}  # run -> the look that was taken
+        self._found: dict[str, float] = {}  # run -> when it was last there: steady seconds
         self._last: dict[str, tuple[object, ...]] = {}  # run -> step and loss of its last row
         self._changed: set[str] = set()  # runs that are not stored as they are
         self._stale: set[str] = set()  # runs whose shown history is older than they are
@@ -93,9 +94,10 @@ class ScalarMonitor:
                 self._looked[id] = look.look.at
                 self._take(run, look, now)
         steady = self._steady()
+        self._found |= dict.fromkeys(runs.keys() & self._histories.keys(), steady)
         if steady >= self._tidy_due:
             self._tidy_due = steady + 5.0
-            self._tidy(now, age)
+            self._tidy(now, steady, age)
         if steady >= self._store_due:
             self._store_due = steady + STORE_EVERY
             self._keep()
@@ -126,7 +128,12 @@ class ScalarMonitor:
         if known is None and not points and not values:
             return
         history = known or self._begin(run.job, now)
-        history.looked_at, history.is_over = now, False
+        history.looked_at, history.started_at = now, min(history.started_at, now)
+        if history.is_over:
+            history.is_over = False
+            history.rules.go_on()
+            self._changed.add(run.job.id)
+            self._stale.add(run.job.id)
         news = history.rules.add(points)
         last = look.step, repr(look.loss)
         if values and last != self._last.get(run.job.id):
@@ -151,13 +158,14 @@ class ScalarMonitor:
         self._stale.add(job.id)
         return history
 
-    def _tidy(self, now: float, age: float) -> None:
+    def _tidy(self, now: float, steady: float, age: float) -> None:
         for id, history in self._histories.items():
-            if not history.is_over and not 0 <= now - history.looked_at <= GONE:
+            if not history.is_over and steady - self._found.setdefault(id, steady) > GONE:
                 history.is_over = True
                 history.rules.end(history.looked_at)
                 history.table.thin(ENDED_ROWS)
                 self._looked.pop(id, None)
+                self._found.pop(id, None)
                 self._last.pop(id, None)
                 self._changed.add(id)
                 self._stale.add(id)
@@ -180,6 +188,7 @@ class ScalarMonitor:
             del self._histories[id]
             self._shown.pop(id, None)
             self._looked.pop(id, None)
+            self._found.pop(id, None)
             self._last.pop(id, None)
             self._store.remember(_memo(id), b"")
         self._changed -= set(runs)

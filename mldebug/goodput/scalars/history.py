@@ -94,8 +94,11 @@ class HistoryTable(msgspec.Struct, kw_only=True):
     def add(self, at: float, step: int | None, values: Mapping[str, float]) -> bool:
         """Add a row, unless the last one is younger than `EVERY`, which is then replaced; return whether one was added.
 
-        A clock that was set back adds to the last row as well: the times of a table rise.
+        Where the clock was set back, the rows before move with it: the times of a table rise, and what comes has rows of its own.
         """
+        if self.times and at < self.times[-1] - EVERY:
+            back = self.times[-1] - at
+            self.times = [time - back for time in self.times]
         kept = {name: value for name, value in values.items() if name in SERIES}
         young = bool(self.times) and at - self.times[-1] < EVERY
         if not young:

@@ -48,6 +48,21 @@ class TrainingRules(msgspec.Struct, kw_only=True):
             for one in self.events
         ]
 
+    def go_on(self) -> None:
+        """The run goes on after it was taken for over: what had lasted until then, and no rule says that it is over, lasts."""
+        for kind in (kind for kind in LASTING if self._is_open(kind)):
+            newest = max((n for n, one in enumerate(self.events) if one.kind is kind), default=None)
+            if newest is not None:
+                self.events[newest] = msgspec.structs.replace(self.events[newest], ended=None)
+
+    def _is_open(self, kind: EventKind) -> bool:
+        return {
+            EventKind.NOT_FINITE: self.not_finite.is_open,
+            EventKind.SPIKE: self.spike.is_open,
+            EventKind.DIVERGED: self.spike.diverged_above is not None,
+            EventKind.THROUGHPUT: self.throughput.is_open,
+        }[kind]
+
     def _take(self, found: Found, point: TrainingPoint) -> None:
         if found.over:
             self.events = [

@@ -32,12 +32,15 @@ class Node:
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         self.now = 100.0
+        self.set_by = 0.0  # seconds by which the wall clock was set
         self.store = store or MemoryStore()
         self.runs: dict[str, Run] = {}
         self.begin_agent()
 
     def begin_agent(self) -> None:
-        self.monitor = ScalarMonitor(self.store, lambda: BEGAN + self.now, lambda: self.now)
+        self.monitor = ScalarMonitor(
+            self.store, lambda: BEGAN + self.now + self.set_by, lambda: self.now
+        )
 
     def look(
         self,
@@ -160,6 +163,44 @@ def test_a_run_that_is_over_stays_for_a_while() -> None:
     node.wait(2 * DAY)
     assert node.shown.histories == ()
     assert node.store.memos(MEMO) == ()
+
+
+def test_nan_lasts_on_when_a_run_was_not_looked_at_or_not_found_for_a_while() -> None:
+    """A node with many runs, or a search that failed: nobody is told for good that it is over."""
+    node = Node()
+    for step in range(300):
+        node.look(step, math.nan if step >= 280 else 2.0)
+    node.wait(120)
+    assert node.history.events[0].ended is None
+    node.runs.clear()
+    node.wait(120)
+    assert node.history.events[0].ended is not None
+    node.look(300, math.nan)
+    assert [one.ended for one in node.history.events] == [None]
+
+
+@pytest.mark.parametrize("seconds", [-DAY, DAY, -40.0])
+def test_a_clock_that_is_set_ends_nothing_and_loses_no_row(seconds: float) -> None:
+    node = Node()
+    for step in range(300):
+        node.look(step, math.nan if step >= 280 else 2.0)
+    rows = len(node.history.times)
+    node.set_by = seconds
+    node.now += 5
+    node.tick()
+    assert node.history.events[0].ended is None
+    for step in range(300, 400):
+        node.look(step, math.nan)
+    history = node.history
+    assert history.events[0].ended is None
+    assert len(history.times) >= rows + 48
+    assert list(history.times) == sorted(history.times)
+    assert history.times[-1] <= BEGAN + node.now + seconds
+    node.wait(61)
+    node.begin_agent()
+    node.tick()
+    assert node.history.events == history.events
+    assert node.shown.gaps == ()
 
 
 def test_switched_off_it_forgets() -> None:
