@@ -7,6 +7,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
 
 import msgspec
 
@@ -32,6 +33,7 @@ MOST_RUNS = 64
 MOST_VALUES = 150_000  # 5 MB
 MOST_ASIDE = 100_000  # bytes of the one unreadable history that is kept
 SHOWN_EVENTS = 8
+LastRow = tuple[int | None, str]  # step, and loss as text: NaN is NaN
 
 
 class StoredTraining(msgspec.Struct, kw_only=True):
@@ -68,7 +70,7 @@ class ScalarMonitor:
         self._histories: dict[str, StoredTraining] = {}
         self._looked: dict[str, float] = {}  # run -> the look that was taken
         self._found: dict[str, float] = {}  # run -> when it was last there: steady seconds
-        self._last: dict[str, tuple[object, ...]] = {}  # run -> step and loss of its last row
+        self._last: dict[str, LastRow] = {}  # run -> step and loss of its last row
         self._changed: set[str] = set()  # runs that are not stored as they are
         self._stale: set[str] = set()  # runs whose shown history is older than they are
         self._shown: dict[str, RunHistory] = {}
@@ -123,7 +125,9 @@ class ScalarMonitor:
         return msgspec.structs.replace(run, training_events=history.events[-SHOWN_EVENTS:])
 
     def _take(self, run: Run, look: JobLook, now: float) -> None:
-        points, values = tuple(points_of(run, look, now)), _values(look)
+        last, before = (look.step, repr(look.loss)), self._last.get(run.job.id)
+        is_new = last != before
+        points, values = tuple(points_of(run, look, now, before)), _values(look)
         known = self._histories.get(run.job.id)
         if known is None and not points and not values:
             return
@@ -135,8 +139,7 @@ class ScalarMonitor:
             self._changed.add(run.job.id)
             self._stale.add(run.job.id)
         news = history.rules.add(points)
-        last = look.step, repr(look.loss)
-        if values and last != self._last.get(run.job.id):
+        if values and is_new:
             self._last[run.job.id] = last
             history.table.add(now, look.step, values)
             news = True
@@ -226,8 +229,12 @@ class ScalarMonitor:
         self._gaps = tuple(dict.fromkeys((*self._gaps, gap)))
 
 
-def points_of(run: Run, look: JobLook, now: float) -> Iterator[TrainingPoint]:
-    """The records of a look as the rules take them; of a run whose log tells no figures, what its hook tells."""
+def points_of(
+    run: Run, look: JobLook, now: float, before: LastRow | None
+) -> Iterator[TrainingPoint]:
+    """The records of a look as the rules take them; of a run whose log tells no figures, what its hook tells. `before`: step and loss
+    of the look before: a step is judged once, and a loss that the hook keeps over several steps, too.
+    """
     job = run.job
     attempt = f"{job.id}/{job.attempt}"
     slow = ", ".join(str(one.rank) for one in run.slowness.ranks) if run.slowness else ""
@@ -241,11 +248,18 @@ def points_of(run: Run, look: JobLook, now: float) -> Iterator[TrainingPoint]:
             attempt=attempt,
             surroundings=around,
         )
-    if not look.points and not look.step_format and look.beats and look.scalars:
+    if (look.step, repr(look.loss)) != before and _only_hook_tells(look):
         values = {name_of(name) or name: value for name, value in look.scalars.items()}
-        if look.loss is not None:
+        values.pop(LOSS, None)
+        if look.loss is not None and (
+            before is None or repr(look.loss) != before[1] or not isfinite(look.loss)
+        ):
             values[LOSS] = look.loss
         yield TrainingPoint(at=now, step=look.step, total=look.total_steps, values=values, attempt=attempt, surroundings=around)  # fmt: skip
+
+
+def _only_hook_tells(look: JobLook) -> bool:
+    return not look.points and not look.step_format and bool(look.beats) and bool(look.scalars)
 
 
 def _figures(record: LogRecord) -> dict[str, float]:

@@ -11,6 +11,7 @@ import pytest
 from mldebug.core.model import Job, RankIdentity
 from mldebug.goodput.scalars.alerts import training_alerts
 from mldebug.goodput.scalars.history import MOST_ROWS, HistoryTable, RunHistory
+from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.stall.log_progress import OTHER_LOG, LogProgress
 from mldebug.stall.rules import StallSettings
@@ -59,6 +60,16 @@ class Node:
         look = RunLook(at=self.now, run=id, started=True)
         run.update(JobLook(job=job, look=look, step=step, loss=loss, scalars=figures, points=(point,), step_format="generic"))  # fmt: skip
         self.tick()
+
+    def hook(self, step: int, loss: float, looks: int = 1) -> None:
+        """A run without a log, whose hook tells this in so many looks."""
+        beats = {0: Heartbeat(written_at=self.now, step=step, scalars={"loss": loss})}
+        for _ in range(looks):
+            self.now += 5.0
+            job = Job(id="run1", name="train.py", launcher="torchrun", uid=1000, ranks=(RankIdentity(rank=0, pid=7, world_size=1),))  # fmt: skip
+            run = self.runs.setdefault("run1", Run(job, StallWatch(StallSettings())))
+            run.update(JobLook(job=job, look=RunLook(at=self.now, run="run1", started=True), step=step, loss=loss, scalars={"loss": loss}, beats=beats))  # fmt: skip
+            self.tick()
 
     def tick(self, *, enabled: bool = True, age: float = 7 * DAY) -> None:
         self.monitor.tick(self.runs, enabled=enabled, age=age)
@@ -177,6 +188,20 @@ def test_nan_lasts_on_when_a_run_was_not_looked_at_or_not_found_for_a_while() ->
     assert node.history.events[0].ended is not None
     node.look(300, math.nan)
     assert [one.ended for one in node.history.events] == [None]
+
+
+def test_a_loss_that_the_hook_tells_is_judged_once_however_often_it_is_read() -> None:
+    """A step of minutes, a run that hangs, and one that tells its loss every 100 steps."""
+    node = Node()
+    for step in range(200):
+        node.hook(step, 2.0 + step % 7 / 100)
+    node.hook(200, 9.0, looks=100)
+    for step in range(201, 300):
+        node.hook(step, 9.0)
+    node.hook(300, 2.0)
+    assert node.history.events == ()
+    node.hook(301, math.nan)
+    assert [str(one.kind) for one in node.history.events] == ["loss_not_finite"]
 
 
 @pytest.mark.parametrize("seconds", [-DAY, DAY, -40.0])
