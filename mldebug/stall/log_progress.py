@@ -9,6 +9,7 @@ from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.flush_delays import FlushDelay
 from mldebug.jobs.logs.records import LogRecord, StepTimes
 from mldebug.jobs.logs.scalars import MOST
+from mldebug.stall.figure_sources import FigureSources
 from mldebug.stall.heartbeats import HOOK, HeartbeatSteps
 from mldebug.stall.log_filters import ECHO, MainLoopFilter, NoveltyFilter
 from mldebug.stall.signals import Progress, ProgressKind
@@ -16,7 +17,6 @@ from mldebug.stall.step_times import StepTimer
 
 MOST_LOGS = 16  # whose delays are known at once
 POINTS = 1024  # records with figures between two looks
-OTHER_LOG = 60.0  # seconds after which another log of the run may tell its figures
 
 
 class LogProgress:
@@ -43,8 +43,7 @@ class LogProgress:
         self._has_restarted = False  # and no step was read since
         self.evaluations = 0  # records of how far an evaluation is
         self._points: deque[LogRecord] = deque(maxlen=POINTS)
-        self._points_log: object = None  # of several logs of one run, the one that counts
-        self._pointed_at = 0.0
+        self._sources = FigureSources()
 
     @property
     def total_steps(self) -> int | None:
@@ -156,7 +155,7 @@ class LogProgress:
 
     def take_points(self) -> tuple[LogRecord, ...]:
         """The new records with figures since the last call, at most `POINTS`, in the order of their log; one without a step has the
-        run's. Where several logs of a run tell the same, only those of one.
+        run's. Where several logs or lines of a run tell the same, only those of one.
         """
         points = tuple(self._points)
         self._points.clear()
@@ -166,7 +165,7 @@ class LogProgress:
         """Note that new processes write the log: steps and lines that an earlier attempt has logged count as new again."""
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
         self._has_restarted = True
-        self._points_log = None
+        self._sources.forget()
 
     def disown(self) -> None:
         """Forget the step, loss, figures and remembered lines, because the logs so far may belong to another job. The step times
@@ -175,7 +174,7 @@ class LogProgress:
         self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
         self.scalars = {}
         self._points.clear()
-        self._points_log = None
+        self._sources.forget()
         self._bytes = 0
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
 
@@ -193,13 +192,11 @@ class LogProgress:
         return True
 
     def _add_point(self, record: LogRecord, log: object, now: float) -> None:
-        if record.loss is None and not record.scalars and record.step_seconds is None:
+        chosen = self._sources.choose(record, log, now)
+        if chosen is None:
             return
-        if self._points_log not in (None, log) and now - self._pointed_at < OTHER_LOG:
-            return
-        self._points_log, self._pointed_at = log, now
         has_step = record.step is not None
-        self._points.append(record if has_step else msgspec.structs.replace(record, step=self.step))
+        self._points.append(chosen if has_step else msgspec.structs.replace(chosen, step=self.step))
 
     def _remember(self, record: LogRecord) -> None:
         count = (record.format, record.total)
