@@ -7,7 +7,8 @@ only from its second time on, and what an attempt ended in is none: a run that g
 **Spike**: `IN_A_ROW` losses above the median of the last `WINDOW` by `CLEAR` times their spread, by a fifth of the median, and by twice
 what any single loss of this run has been above its own: a curve that is wild by nature (rewards, adversarial losses) sets its own limit.
 
-**Divergence**: a spike that lasts, or medians of `BLOCK` losses that leave all that the run has shown.
+**Divergence**: a spike that lasts and is `FAR` above the median (other data may be a third harder), or medians of `BLOCK` losses that
+leave all that the run has shown.
 
 Neither of the two is judged in warm-up (the first `WARM_UP` losses; a learning rate that rises), for a window after another batch size, nor
 at the end of the schedule.
@@ -30,6 +31,7 @@ WINDOW, WARM_UP = 64, 100  # losses
 CLEAR, IN_A_ROW = 10.0, 3
 MOST_CLEAR = 1e9
 LASTING = 64  # losses above the limit after which a spike is a divergence
+FAR = 0.5  # of the median, by which it is one: other data may be harder
 GIVEN_UP = 256  # after so many this is the run's usual loss
 BLOCK, BLOCKS, FEW_BLOCKS, HIGH_BLOCKS = 16, 64, 12, 3
 PROVEN = 8  # finite losses after which each should be one
@@ -140,9 +142,10 @@ class SpikeRule(msgspec.Struct, kw_only=True):
             self.is_open = True
             words = f"the loss leapt from {middle:.4g} to {loss:.4g}"
             return [Found(kind=EventKind.SPIKE, words=words)]
-        if self.above == LASTING and self.diverged_above is None:
+        far = loss - middle > FAR * abs(middle)
+        if self.above >= LASTING and far and self.diverged_above is None:
             self.diverged_above = middle + 0.2 * abs(middle)
-            words = f"the loss does not come back: {loss:.4g} after {LASTING} records, {middle:.4g} before"
+            words = f"the loss does not come back: {loss:.4g} after {self.above} records, {middle:.4g} before"
             return [*self._spike_is_over(), Found(kind=EventKind.DIVERGED, words=words)]
         return []
 

@@ -85,6 +85,18 @@ def test_a_spike_that_stays_is_a_divergence(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_harder_data_are_no_divergence(seed: int) -> None:
+    """Another mixture, or longer texts: the loss leaps by a third and stays there, or falls again as the model learns."""
+    for lasting in (math.inf, 200.0):
+        values, at = curve(seed, 1500), random.Random(seed).randrange(300, 600)
+        before = values[at]["loss"]
+        for n in range(at, len(values)):
+            higher = 0.35 * before * math.exp(-(n - at) / lasting)
+            values[n] = values[n] | {"loss": values[n]["loss"] + higher}
+        assert set(found(points(values, total=None))) <= {"loss_spike"}
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_a_loss_that_climbs_slowly_is_a_divergence(seed: int) -> None:
     values = curve(seed)
     for n in range(450, LENGTH):
