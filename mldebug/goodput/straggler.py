@@ -21,6 +21,7 @@ Pure.
 """
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
@@ -195,13 +196,25 @@ def _without_held(ranks: Sequence[RankShares]) -> Iterator[RankShares]:
     """The shares, without the waiting of a rank in which its control group had no CPU time left while all others waited, too.
 
     The threads that exchange for it could not run then, so it is the one for which all wait, itself among them. While one of the
-    others works, that one is waited for. A rank that spins as it waits uses up its quota by waiting, which holds nobody up.
+    others works, that one is waited for. A rank that spins as it waits uses up its quota by waiting, which holds nobody up. Only what a rank
+    lacks more than the others counts: ranks of one control group share its quota, and those of them that spin wait no less.
     """
+    throttled = sorted(one.evidence.throttled for one in ranks)
     order = sorted(one.waiting for one in ranks)
     for one in ranks:
         others = (order[1] if one.waiting == order[0] else order[0]) if len(order) > 1 else 0.0
-        held = min(one.evidence.throttled, one.idle_waiting, others)
+        lacks = one.evidence.throttled - _median_without(throttled, one.evidence.throttled)
+        held = min(lacks, one.idle_waiting, others)
         yield msgspec.structs.replace(one, waiting=one.waiting - held) if held > 0 else one
+
+
+def _median_without(order: Sequence[float], one: float) -> float:
+    """The median of sorted values without one of them; 0 where it is the only one. Of thousands of ranks each asks."""
+    rest, at = len(order) - 1, bisect_left(order, one)
+    if not rest:
+        return 0.0
+    middle = {(rest - 1) // 2, rest // 2}
+    return fmean(order[number + (number >= at)] for number in middle)
 
 
 def _common(stretches: Sequence[SampledStretch]) -> set[int]:

@@ -95,15 +95,15 @@ def test_a_slow_rank_on_hundreds_of_nodes_is_found_in_time() -> None:
     assert (named(found), found.rests_on, time.process_time() - began < 2.0) == ([9], "", True)
 
 
-def held(least: float, *, throttled: float = 0.3, idle: float = 1.0, others: float = 0.0) -> Slowness:  # fmt: skip
+def held(least: float, *, throttled: float = 0.3, idle: float = 1.0, others: float = 0.0, spinning: bool = False) -> Slowness:  # fmt: skip
     """Rank 5 has used up its CPU quota while it waits with all others, of which rank 2 waits `least` of the time, and the others 0.4; all others are
-    without CPU time for `others`. `idle`: the part of the waiting off the CPU.
+    without CPU time for `others`. `idle`: the part of the waiting off the CPU; with `spinning`, of rank 5 alone.
     """
 
     def stretch_of(at: int) -> SampledStretch:
         waits = [least if n == 2 else 0.4 + 0.01 * ((n + at) % 3) for n in range(8)]
         ranks = (
-            RankShares(rank=n, samples=100, waiting=wait, idle_waiting=idle * wait, evidence=RankEvidence(throttled=throttled if n == 5 else others, quota=0.1))
+            RankShares(rank=n, samples=100, waiting=wait, idle_waiting=0.0 if spinning and n != 5 else idle * wait, evidence=RankEvidence(throttled=throttled if n == 5 else others, quota=0.1))
             for n, wait in enumerate(waits)
         )  # fmt: skip
         return SampledStretch(at=10.0 * at, seconds=5.0, ranks=tuple(ranks))
@@ -124,6 +124,11 @@ def test_a_rank_whose_helper_threads_get_no_cpu_is_slow_though_it_waits_as_the_o
         (0.02, {}, [2]),  # rank 2 works while the others wait, and rank 5 among them
         (0.4, {"idle": 0.0}, []),  # it spins as it waits: the waiting has used up its quota
         (0.4, {"others": 0.3}, []),  # all have the same quota
+        (
+            0.4,
+            {"others": 0.28, "spinning": True},
+            [],
+        ),  # the others spin, and use up the quota of all
         (0.4, {"throttled": 0.04}, []),
     ],
 )
