@@ -43,6 +43,10 @@ APART = 0.5  # of that difference lies between the slow ranks and the first of t
 OFTEN = 0.8  # of the stretches have a difference of half of `LEAST` at least
 FEW = 4  # one of so many ranks may be slow; where more are, it is the work that differs
 PIPELINE = 0.5  # of the waiting in sends and receives: stages, each with work of its own
+ON_GPUS, NEVER = (
+    0.5,
+    0.01,
+)  # of the others' waiting for their GPUs; of a rank's own time, below which it does not wait for its GPU
 STANDING = 0.998  # of the time: others that wait so long were in one step; its rank writes a checkpoint, evaluates, or hangs
 WEIGHTY = 16
 SURE = 4.0  # standard errors that the difference has without the shares of any one node
@@ -121,6 +125,11 @@ def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
     loss = fmean(_difference(one, low, rest) for one in tables)
     nodes = {one.rank: one.node for one in shares}
     slow = _slow_ranks(shares, low, loss)
+    if _differ_in_code(shares, slow):
+        return _nobody(
+            known,
+            "the others wait for their GPUs, where it does not look at its own, so they cannot be compared",
+        )
     return msgspec.structs.replace(
         known,
         ranks=slow,
@@ -140,6 +149,19 @@ def _slow_ranks(shares: Sequence[RankShares], low: Sequence[int], loss: float) -
         for one in shares
         if one.rank in slow
     )
+
+
+def _differ_in_code(shares: Sequence[RankShares], slow: Sequence[SlowRank]) -> bool:
+    """Whether, of two ranks, one waits for its GPU, and the other shows nothing but work: `if rank == 0: print(loss.item())`. The host of
+    the other runs ahead, and stands in any call once the queue of its GPU is full. Of more ranks it is the majority that runs ahead.
+    """
+    named = {one.rank for one in slow}
+    rest = [one for one in shares if one.rank not in named]
+    if len(shares) != 2 or rest[0].on_gpu <= ON_GPUS * rest[0].waiting:
+        return False
+    own = next(one for one in shares if one.rank in named)
+    only_works = not slow[0].cause and slow[0].excess.kind in ("work", "same")
+    return only_works and own.on_gpu < NEVER
 
 
 def _slow_rank(own: RankShares, excess: Excess, others: OtherRanks, loss: float) -> SlowRank:

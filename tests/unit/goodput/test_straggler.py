@@ -138,6 +138,34 @@ def test_a_quota_that_holds_nobody_up_makes_nobody_slow(
     assert named(held(least, **options)) == slow
 
 
+def fetching(own: float, kind: str) -> Slowness:
+    """Rank 0 waits for its GPU at `loss.item()`, rank 1 for `own` of the time: it stands in a line of the model instead, or sleeps."""
+
+    def stretch_of(at: int) -> SampledStretch:
+        waits = [0.7 + 0.01 * (at % 3), own]
+        shares = (
+            RankShares(rank=n, samples=100, waiting=wait, on_gpu=wait, places={"forward (model.py)": 1 - wait}, asleep={"forward (model.py)": 1 - wait if kind == "sleep" else 0.0})
+            for n, wait in enumerate(waits)
+        )  # fmt: skip
+        return SampledStretch(at=10.0 * at, seconds=5.0, ranks=tuple(shares))
+
+    return find_slow_ranks([stretch_of(at) for at in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("own", "kind", "slow"),
+    [
+        (0.0, "work", []),  # only rank 0 prints its loss: the other's host runs ahead of its GPU
+        (0.03, "work", [1]),  # it looks at its GPU as well, and finds it nearly done
+        (0.0, "sleep", [1]),
+    ],
+)
+def test_a_rank_that_never_waits_for_its_gpu_is_not_compared_with_one_that_does(
+    own: float, kind: str, slow: list[int]
+) -> None:
+    assert named(fetching(own, kind)) == slow
+
+
 RECORDED = sorted((Path(__file__).parents[2] / "fixtures/goodput").glob("*.json"))
 
 
