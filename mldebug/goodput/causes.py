@@ -28,6 +28,7 @@ FAULTS, MORE_FAULTS = 20.0, 10.0
 SHORT = 0.01  # of the time, from which on a node is short of memory
 FEW_CORES = 4  # on which Python, the threads of a library and the workers of a DataLoader are in each other's way
 SLOWER = 0.95  # of the slowest other GPU's clock
+LINK = "link"
 FEW_LINKS = 0.5  # of the others, which may stand on the same node
 LARGER = 1.1  # of the largest other rank's memory on a GPU
 
@@ -269,7 +270,7 @@ RULES = (
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER  # on {node}: what holds its clock back",
     ),
     Rule(
-        "link",
+        LINK,
         _has_link_errors,
         lambda c: f"stands on a node whose {c.own.link}",
         "mldebug status  # on {node}: its ports; then the cable, the transceiver and the switch's end of it",

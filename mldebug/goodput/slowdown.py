@@ -54,7 +54,7 @@ def _diagnosis(job: Job, found: Slowness, slow: dict[int, SlowRank]) -> Diagnosi
     uneven = bool(found.ranks) and all(one.cause == UNEVEN for one in found.ranks)
     blamed = [one for one in found.ranks if one.cause != UNEVEN]
     culprits = [_culprit(here.get(one.rank), one) for one in blamed]
-    explained = all(one.cause or one.excess.kind != "same" for one in blamed) and not found.rests_on
+    explained = all(_is_explained(one) for one in blamed) and not found.rests_on
     explained = explained and not any(_beside_gpu(found, one) for one in blamed)
     if uneven:
         sentence = f"the work of the ranks is uneven, and none is to blame: {sentence}"
@@ -66,6 +66,13 @@ def _diagnosis(job: Job, found: Slowness, slow: dict[int, SlowRank]) -> Diagnosi
         evidence=tuple(_evidence(found, slow)),
         next_steps=tuple(dict.fromkeys(_step(job, one) for one in found.ranks)),
     )
+
+
+def _is_explained(one: SlowRank) -> bool:
+    """Whether a measurement or a line says why it is slow. A port with errors says little of a rank that takes longer for everything:
+    ranks wait in a collective alike for a slow link, and the work of this one may be larger.
+    """
+    return one.excess.kind != "same" or one.cause not in ("", causes.LINK)
 
 
 def _classified(

@@ -132,6 +132,12 @@ def test_a_cause_stands_in_the_sentence_and_makes_it_medium() -> None:
     assert judge_slowdown(job(), found_with(NONE)).diagnosis.confidence is Confidence.LOW
 
 
+def test_errors_of_a_port_beside_a_rank_that_takes_longer_for_everything_leave_it_low() -> None:
+    found = found_with(RankEvidence(link="port mlx5_3/1 went down 9 times"))
+    assert found.ranks[0].cause == "link"
+    assert judge_slowdown(job(), found).diagnosis.confidence is Confidence.LOW
+
+
 @pytest.mark.parametrize(
     ("own", "cause", "confidence"),
     [(0.8, "", Confidence.LOW), (0.8, "clock", Confidence.MEDIUM), (0.0, "", Confidence.MEDIUM)],
