@@ -12,7 +12,7 @@
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,18 +22,26 @@ import msgspec
 MAX_RECORDS = 1_000_000
 _TEXTS = ("textPayload", "line", "log", "message", "@message", "MESSAGE", "msg", "Message", "Content", "content")  # fmt: skip
 _TIMES = ("timestamp", "@timestamp", "time", "ts", "Date", "date", "Timestamp", "Time", "eventTime", "__REALTIME_TIMESTAMP")  # fmt: skip
-# Who wrote it, the nearest first
-_WRITERS = ("pod", "pod_name", "logStreamName", "@logStream", "container_name", "host", "Host", "hostname", "node_name", "instance", "_HOSTNAME", "filename")  # fmt: skip
+# Who wrote it, the nearest first. One of them need not tell writers apart: pods share a node, containers of a name stand on each node
+_WRITERS = (
+    "pod", "pod_name", "podName", "Pod Name", "k8s_pod_name", "k8s.pod.name", "kubernetes_pod_name", "kubernetes.pod_name", "kubernetes.pod.name",
+    "logStreamName", "@logStream", "container_name", "container.name", "host", "Host", "hostname", "host.name", "node_name", "kubernetes.node.name", "instance", "instance_id",
+    "CONTAINER_NAME", "_HOSTNAME", "filename", "_PID",
+)  # fmt: skip
 _WITHIN = ("attributes", "_source", "jsonPayload", "kubernetes", "labels", "resource", "stream")
+_OF_A_LINE = re.compile(r"(?:^|[._-])(?:level|severity|stream|trace|span|thread|logger|request|offset|time|line)(?:$|[._-])")  # fmt: skip
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _NUMBER = re.compile(r"\d{9,20}(?:\.\d{1,9})?")
+_KIBANA = "%b %d, %Y @ %H:%M:%S.%f"
+
+_Writer = tuple[str, ...]  # all that a record says of who wrote it, the nearest first
 
 
 class _Record(NamedTuple):
     """One message: unix time in seconds (None where it has none that is known), who wrote it, its text."""
 
     at: float | None
-    writer: str
+    writer: _Writer
     text: str
 
 
@@ -42,21 +50,49 @@ def unexported(text: str) -> str:
     records = _records(text)
     if not records:
         return text
-    writers = len({one.writer for one in records}) > 1
+    names = _names(tuple(dict.fromkeys(one.writer for one in records)))
     lines = (
-        f"{one.writer or 'unknown'} | {line}" if writers else line
+        f"{names[one.writer]} | {line}" if len(names) > 1 else line
         for one in _in_order(records)
         for line in one.text.rstrip("\r\n").split("\n")
     )
     return "\n".join(lines) + "\n"
 
 
+def _names(writers: tuple[_Writer, ...]) -> dict[_Writer, str]:
+    """A name for each of them that no other has: the shortest way to say it that tells all apart."""
+    ways: tuple[Callable[[_Writer], str], ...] = (
+        lambda one: "".join(one[:1]).rpartition("/")[2],
+        lambda one: "".join(one[:1]),
+        "-".join,
+    )
+    for way in ways:
+        found = {one: _NO_NAME.sub("-", way(one)).strip("-._")[:200] or "unknown" for one in writers}  # fmt: skip
+        if len(set(found.values())) == len(writers):
+            return found
+    return {one: f"writer-{number}" for number, one in enumerate(writers)}
+
+
 def _in_order(records: list[_Record]) -> list[_Record]:
-    times = [one.at for one in records if one.at is not None]
-    if len(times) < len(records):
+    records = records[::-1] if _newest_first(records) else records
+    if any(one.at is None for one in records):
         return records
-    newest_first = sum(a > b for a, b in pairwise(times)) > len(times) / 2
-    return sorted(reversed(records) if newest_first else records, key=lambda one: one.at or 0.0)
+    return sorted(records, key=lambda one: one.at or 0.0)  # equal times stay as they were written
+
+
+def _newest_first(records: list[_Record]) -> bool:
+    """By what each writer wrote, since some collectors list one after the other; else by all together."""
+    times: dict[_Writer, list[float]] = {}
+    for one in records:
+        if one.at is not None:
+            times.setdefault(one.writer, []).append(one.at)
+    falls = sum(_falls(some) for some in times.values())
+    return (falls or _falls([one.at for one in records if one.at is not None])) > 0
+
+
+def _falls(times: list[float]) -> int:
+    """How many times are later than the next one, less those that are earlier; most lines may have been written in one moment."""
+    return sum((a > b) - (a < b) for a, b in pairwise(times))
 
 
 def _records(text: str) -> list[_Record]:
@@ -65,7 +101,7 @@ def _records(text: str) -> list[_Record]:
     if start not in ("{", "["):
         return _of_csv(text)
     whole = _decoded(text)
-    found = list(_of_rows(_rows_of(whole))) if whole is not None else _of_lines(text)
+    found = _of_rows(_rows_of(whole)) if whole is not None else _of_lines(text)
     return found[:MAX_RECORDS]
 
 
@@ -77,15 +113,14 @@ def _decoded(text: str) -> Any:
 
 
 def _of_lines(text: str) -> list[_Record]:
-    """JSON lines; empty where one of the first is none."""
+    """JSON lines; empty where one of them is none. The last one may be cut off."""
+    lines = [line for line in text.split("\n") if line.strip()]
     found: list[_Record] = []
-    for line in text.split("\n"):
-        if not line.strip():
-            continue
+    for number, line in enumerate(lines, 1):
         row = _decoded(line) if line.lstrip()[:1] == "{" else None
         record = _record(row) if isinstance(row, dict) else None
         if record is None:
-            return []
+            return found if number == len(lines) and row is None else []
         found.append(record)
     return found
 
@@ -119,11 +154,15 @@ def _row_of_fields(fields: list[Any]) -> dict[str, Any]:
     return {str(one.get("field")): one.get("value") for one in fields if isinstance(one, dict)}
 
 
-def _of_rows(rows: Iterable[Any]) -> Iterator[_Record]:
+def _of_rows(rows: Iterable[Any]) -> list[_Record]:
     """The records of rows; none at all where one of them is no record."""
-    found = [_record(row) if isinstance(row, dict) else None for row in rows]
-    if all(one is not None for one in found):
-        yield from (one for one in found if one is not None)
+    found: list[_Record] = []
+    for row in rows:
+        record = _record(row) if isinstance(row, dict) else None
+        if record is None:
+            return []
+        found.append(record)
+    return found
 
 
 def _record(row: Mapping[str, Any]) -> _Record | None:
@@ -133,27 +172,48 @@ def _record(row: Mapping[str, Any]) -> _Record | None:
     when = next((part[name] for part in parts for name in _TIMES if isinstance(part.get(name), str | int | float)), None)  # fmt: skip
     if text is None or when is None:
         return None
-    writer = next((part[name] for part in reversed(parts) for name in _WRITERS if isinstance(part.get(name), str)), "")  # fmt: skip
-    return _Record(_time(when), _NO_NAME.sub("-", writer.rpartition("/")[2]).strip("-")[:100], text)
+    return _Record(_time(when), _writer(parts), text)
+
+
+def _writer(parts: list[Mapping[str, Any]]) -> _Writer:
+    """All that the parts of a record say of who wrote it; without a known name its labels, but those that change from line to line."""
+    found = {name: value for name in _WRITERS for part in parts if (value := _name(part.get(name)))}
+    if found:
+        return tuple(found.values())
+    labels = [part[name] for part in parts for name in ("labels", "stream") if isinstance(part.get(name), dict)]  # fmt: skip
+    named = sorted({name: value for some in labels for name, value in some.items() if isinstance(value, str)}.items())  # fmt: skip
+    return tuple(f"{name}.{value}" for name, value in named if not _OF_A_LINE.search(name))
+
+
+def _name(value: Any) -> str:
+    """As text, or as Beats write it: `{"name": …}`."""
+    value = value.get("name") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else ""
 
 
 def _parts(row: Mapping[str, Any], depth: int = 2) -> Iterator[Mapping[str, Any]]:
-    """The row and what stands inside it, the outer first."""
+    """The row and what stands inside it, the outer first; the tags of Datadog, `["pod_name:x"]`, too."""
     yield row
     for name in _WITHIN:
         inner = row.get(name)
         if isinstance(inner, dict) and depth:
             yield from _parts(inner, depth - 1)
+    tags = row.get("tags")
+    if isinstance(tags, list):
+        pairs = (one.partition(":") for one in tags if isinstance(one, str))
+        yield {name: value for name, _, value in pairs}
 
 
 def _time(when: str | float) -> float | None:
     """Unix seconds: of an ISO time, or of a number of seconds, milliseconds, microseconds or nanoseconds."""
-    if isinstance(when, str) and not _NUMBER.fullmatch(when):
-        try:
-            return datetime.fromisoformat(when.strip()).timestamp()
-        except ValueError:
-            return None
-    number = float(when)
+    try:
+        if isinstance(when, str) and not _NUMBER.fullmatch(when):
+            when = when.strip()
+            one = datetime.strptime(when, _KIBANA) if "@" in when else datetime.fromisoformat(when)
+            return one.timestamp()
+        number = float(when)
+    except (ValueError, OverflowError, OSError):
+        return None  # no time that there can be
     for _ in range(3):
         number = number / 1000 if number > 1e11 else number
     return number

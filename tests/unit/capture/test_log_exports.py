@@ -152,3 +152,58 @@ def test_what_is_no_export_stays_as_it_is(text: str) -> None:
 def test_lines_without_times_keep_their_order() -> None:
     rows = [{"line": f"line {number}", "timestamp": "never", "labels": {}} for number in range(3)]
     assert unexported("\n".join(json.dumps(row) for row in rows)) == "line 0\nline 1\nline 2\n"
+
+
+def rows_of(found: list[Message], who: Callable[[Message], dict[str, object]]) -> str:
+    """JSON lines, the writer as this function writes it."""
+    return "\n".join(json.dumps({"line": one.text, "timestamp": iso(one.at), **who(one)}) for one in found)  # fmt: skip
+
+
+WRITERS: dict[str, Callable[[Message], dict[str, object]]] = {
+    "Filebeat": lambda one: {"kubernetes": {"pod": {"name": one.pod}}, "host": {"name": "node-1"}},
+    "a label of OpenTelemetry": lambda one: {"labels": {"k8s_pod_name": one.pod}},
+    "a label that nobody foresees": lambda one: {"labels": {"app": "x", "task": one.pod, "level": one.text[:5]}},
+    "a label of the release beside it": lambda one: {"kubernetes": {"pod_name": one.pod, "labels": {"instance": "train"}}},
+    "tags of Datadog": lambda one: {"host": "node-1", "tags": ["env:x", f"pod_name:{one.pod}"]},
+    "torchrun's files": lambda one: {"labels": {"filename": f"/logs/attempt_0/{one.pod[-1]}/stderr.log"}},
+    "one container's name on each node": lambda one: {"container_name": "train", "host": one.pod},
+    "a long log stream": lambda one: {"logStreamName": f"{'ip-10-0-0-1.us-west-2.compute.internal-application.' * 2}{one.pod}_default_pytorch-{'a' * 64}.log"},
+    "longer than any name": lambda one: {"pod": "x" * 300 + one.pod},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("who", WRITERS.values(), ids=WRITERS)
+def test_lines_of_several_writers_never_make_one_stack(
+    who: Callable[[Message], dict[str, object]], tmp_path: Path
+) -> None:
+    (tmp_path / "export.jsonl").write_text(rows_of(messages(), who))
+    report = judge(read_evidence(tmp_path)).report
+    assert len(report.ranks) == 4
+    assert [one.rank for one in report.diagnosis.culprits] == [2], report.diagnosis.summary
+    assert "ranks 0-1,3 wait in all_reduce" in report.diagnosis.summary
+
+
+@pytest.mark.parametrize("pod", [None, "node-1"], ids=["a pod each", "one host"])
+def test_lines_of_one_moment_are_turned_round_where_the_newest_come_first(pod: str | None) -> None:
+    """A dump takes less than the millisecond that collectors keep."""
+    found = [Message(pod or f"train-{rank}", 1_790_000_000 + rank, line) for rank in range(4) for line in dump(rank)]  # fmt: skip
+    lines = [line.rpartition(" | ")[2] for line in unexported(datadog_csv(found)).split("\n")]
+    assert lines == [line for rank in range(4) for line in dump(rank)] + [""]
+
+
+def test_times_of_kibana_s_table_are_read() -> None:
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(("@timestamp", "kubernetes.pod.name", "message"))
+    rows.writerows((f"Nov 26, 2026 @ 01:02:0{second}.123", "train-0", f"line {second}") for second in (3, 1, 2))  # fmt: skip
+    assert unexported(text.getvalue()) == "line 1\nline 2\nline 3\n"
+
+
+def test_a_last_line_that_is_cut_off_takes_nothing_with_it() -> None:
+    text = logcli(messages())
+    assert unexported(text[:-30]) == unexported(logcli(messages()[:-1]))
+    assert unexported(f"{text}\nno JSON\n{text}").startswith('{"labels"')
+
+
+def test_a_time_that_there_cannot_be_is_none() -> None:
+    assert unexported(json.dumps({"line": "x", "timestamp": 10**400})) == "x\n"
