@@ -20,9 +20,9 @@ def stored_help(arguments: Sequence[str]) -> str:
     """The text for a command line that ends with --help, as `["reports", "list", "--help"]`; "" where the verb itself has to be asked."""
     if not arguments or arguments[-1] not in HELP or shutil.get_terminal_size().columns < WIDTH:
         return ""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):
         return str(json.loads(FILE.read_bytes()).get(" ".join(arguments[:-1]), ""))
-    return ""
+    return ""  # the file is away or damaged: the verb says it
 
 
 def written(command: click.Group) -> str:
@@ -32,12 +32,16 @@ def written(command: click.Group) -> str:
 
 
 def _below(group: click.Group, context: click.Context) -> Iterator[tuple[str, str]]:
-    """The words after `mldebug`, and the help, of each verb of a group, those of its own verbs behind it."""
+    """The words after `mldebug`, and the help, of each verb of a group, those of its own verbs behind it.
+
+    A verb whose own verbs are plugins is left out: those that are there when it is asked are what it has.
+    """
     for name in group.list_commands(context):
         one = group.get_command(context, name)
         if one is None:
             continue
         inner = click.Context(one, info_name=name, parent=context, **one.context_settings)
-        yield inner.command_path.partition(" ")[2], one.get_help(inner)
+        if not isinstance(one, click.Group) or type(one).list_commands is click.Group.list_commands:
+            yield inner.command_path.partition(" ")[2], one.get_help(inner)
         if isinstance(one, click.Group):
             yield from _below(one, inner)

@@ -91,8 +91,22 @@ def test_stored_help_is_what_the_verbs_say(
         assert help_texts.stored_help([*words, "-h"]).startswith(f"Usage: mldebug {words[0]}")
     assert not help_texts.stored_help(["run", "python", "--help"])
     assert not help_texts.stored_help(["dump"])
+    assert not help_texts.stored_help(["probe", "--help"]), (
+        "a plugin of the reader's own is no less"
+    )
     monkeypatch.setenv("COLUMNS", "60")
     assert not help_texts.stored_help(["dump", "--help"]), "it must be folded"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "\xff", '{"dump": '])
+def test_a_damaged_file_of_help_is_passed_over(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(help_texts, "FILE", tmp_path / "help.json")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert not help_texts.stored_help(["dump", "--help"]), "there is none"
+    help_texts.FILE.write_bytes(text.encode("latin-1"))
+    assert not help_texts.stored_help(["dump", "--help"])
 
 
 @pytest.mark.parametrize(
