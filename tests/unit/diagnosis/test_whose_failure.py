@@ -15,6 +15,7 @@ from mldebug.diagnosis.exits.words.blame import Blame, blame_of
 from mldebug.diagnosis.exits.words.error_types import ErrorType, type_of
 from mldebug.diagnosis.exits.words.last_words import error_of
 from mldebug.diagnosis.exits.words.output import parse_error_file
+from mldebug.diagnosis.exits.words.raised_in import raised_in
 from shared.diagnosis.fieldexits import outcome_of
 
 JOB = '  File "/job/train.py", line 88, in train_step\n    loss = self.step(batch)'
@@ -232,6 +233,23 @@ def test_the_type_of_an_error_goes_before_its_words(words: str, blame: Blame) ->
 )  # fmt: skip
 def test_types_are_known_by_name(name: str, kind: ErrorType) -> None:
     assert type_of(name) is kind
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "AssertionError: Tensor-likes are not close!\n\nMismatched elements: 1 / 4 (25.0%)",
+        "AssertionError: Scalars are not equal!\n\nExpected 4 but got 3.",
+        "AssertionError: \nNot equal to tolerance rtol=1e-07, atol=0",
+        "AssertionError: \nArrays are not almost equal to 6 decimals",
+    ],
+)
+def test_what_a_library_has_compared_may_be_another_ranks(words: str) -> None:
+    lines = (HEAD + f'  File "{PACKAGES}torch/testing/_comparison.py", line 9, in assert_close\n    raise error').split("\n")  # fmt: skip
+    place = raised_in([*lines, *words.split("\n")], 0, 3)
+    assert blame_of(words, place) is Blame.UNCLEAR
+    shapes = "AssertionError: The values for attribute 'shape' do not match: torch.Size([2]) != torch.Size([3])."
+    assert blame_of(shapes, place) is Blame.OWN
 
 
 # --- where it was raised -------------------------------------------------------------------------------

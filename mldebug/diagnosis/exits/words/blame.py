@@ -152,7 +152,8 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
         return _of_statement(words, unclear=True)
     if kind is ErrorType.SYSTEM and not in_vain and (bare or _ERRNO.search(words) or _PLACE.search(words)):  # fmt: skip
         return Blame.UNCLEAR if bare else Blame.OWN
-    unforeseen = (bare or place.own_raise) and (in_vain or not _OF_ITS_DATA.search(spaced(words)))
+    not_of_itself = in_vain or not itself or not _OF_ITS_DATA.search(spaced(words))
+    unforeseen = (bare or place.own_raise) and not_of_itself
     shared = kind is ErrorType.SHARED or others or place.group or place.unknown
     return _of_library(words, shared=shared or unforeseen)
 

@@ -3,16 +3,20 @@
 Nobody can foresee these words. So a statement in which other ranks, workers or messages occur is
 the rank's own only where it says what a value or a setting has to be, and nothing about what others
 do or that ranks differ. Of a known library a statement without such words is about the rank itself;
-the job's own code has to speak of data, numbers or settings, and not of what did not come.
+the job's own code has to speak of data, numbers or settings, and not of what did not come. Words
+hide in the names of variables: `n_ranks`, `peerStep`.
 """
 
 import re
+
+from mldebug.diagnosis.exits.words.error_types import spaced
 
 # Who else there is in a job, in words that a statement about data has, too
 _OTHERS = re.compile(
     r"\b(?:ranks?|peers?|workers?|actors?|replicas?|hosts?|nodes?|process(?:es)?|leaders?|followers?|coordinator|main node|primary|masters?|members?|participants?|siblings?"
     r"|trainers?|learners?|servers?|daemons?|raylet|clusters?|stages? \d|quorum|group|barrier|heartbeats?|store|messages?|repl(?:y|ies)|responses?|answers?|votes?|acks?|handshake"
-    r"|TP|DP|PP|EP|CP|SP|FSDP|another|others?|everyone|everybody|remote|connect(?:ed|ion|ions)?|network|sockets?|timeout|collectives?|nccl|gloo|mpi)\b",
+    r"|predecessors?|successors?|upstream|downstream|senders?|receivers?|producers?|consumers?|feeders?"
+    r"|TP|DP|PP|EP|CP|SP|FSDP|another|others?|every(?:one|body)|some(?:one|body)|remote|connect(?:ed|ion|ions)?|network|sockets?|timeout|collectives?|nccl|gloo|mpi)\b",
     re.IGNORECASE,
 )
 # What somebody else does or does not do, and that values are not alike
@@ -21,6 +25,7 @@ _OF_OTHERS = re.compile(
     r"|mixed|did(?:n't| not)|does(?:n't| not) (?:answer|respond|reply|come)|has(?:n't| not)|have not|never|fail(?:ed|s|ure|ures)?|died|dead|alive|crash\w{0,3}|lost|gone|missing|left|exit(?:ed|s)?|killed|stopped"
     r"|shut ?down|unreachable|unavailable|un?healthy|respon[ds]\w{0,4}|answer(?:s|ed)?|repl(?:y|ied|ies)|voted|receiv(?:ed?|es|ing)|joined|arriv\w{1,4}|(?:dis)?connected|closed|abort\w{0,3}|hang(?:s|ing)?|hung|stuck|stall\w{0,3}"
     r"|finish(?:ed)?|complet(?:e|ed)|publish\w{0,4}|late|slow|timed out|times out|wait(?:s|ed|ing)?|write|wrote|see logs|check the logs?)\b"
+    r"|\b(?:some|any|one of the|at least one) (?:\w{1,20} )?(?:ranks?|workers?|process(?:es)?|hosts?|nodes?|replicas?|peers?|actors?)\b"
     r"|\b(?:across|among|between)\b.{0,24}\b(?:ranks|workers|processes|hosts|nodes|replicas|TP|DP|PP|EP|CP)\b"
     r"|\b\d{1,7}(?: ?(?:of|/) ?\d{1,7})? (?:\w{1,20} )?(?:ranks?|workers?|replicas?|nodes?|hosts?|peers?|processes|members?|participants?)\b",
     re.IGNORECASE,
@@ -33,16 +38,19 @@ _OF_A_VALUE = re.compile(
     r"|\bunexpected (?:keyword|argument)|\barguments?\b|\bspecif(?:y|ied)\b|\bconfig(?:uration)?\b|\bpositive\b|\bnegative\b",
     re.IGNORECASE,
 )
-# Data, and figures that are compared
+# Data
 _OF_DATA = re.compile(
     r"\b(?:infinite|finite|diverged|underflow|loss|gradients?|grads?|logits|batch(?:es)?|vocab\w{0,8}|options?|tokeni[sz]er|tokens?|datasets?|data|samples?|images?|labels?|weights?|parameters?|layers?|heads?"
-    r"|shards?|records?|rows?|lines?|columns?|files?|paths?|folders?|director(?:y|ies)|keys?|checkpoints?|magic|headers?|bytes?|encod\w{1,4}|array|index|indices|values?|size|length|sequence|prompt|template|models?|modules?)\b"
-    r"|[<>!=]=|[<>]|\bis None\b|/…",
+    r"|shards?|records?|rows?|lines?|columns?|files?|paths?|folders?|director(?:y|ies)|keys?|checkpoints?|magic|headers?|bytes?|encod\w{1,4}|array|index|indices|values?|size|length|sequence|prompt|template|models?|modules?|shapes?|characters?|documents?|strings?|json|yaml|schema|embeddings?)\b"
+    r"|/…",
     re.IGNORECASE,
 )
 # What has not come from wherever it was to come from
 _NOT_COME = re.compile(
-    r"\b(?:came|come|comes|arriv\w{1,3}|answer\w{0,3}|nobody|no one|nothing|quit|behind|ahead|neighbou?rs?|back|in time|too late|gone|alive|left|lost|still|yet|broken|raised|flag|broadcast|gather\w{0,3}|reduc\w{1,4}|rings?|gpus?|cards?)\b",
+    r"\b(?:came|come|comes|arriv\w{1,3}|answer\w{0,3}|nobody|no one|nothing|quit|behind|ahead|neighbou?rs?|back|in time|too late|gone|alive|dead|died|(?<!bytes )left(?! after)|lost|still|yet|broken|raised|flag|broadcast|gather\w{0,3}"
+    r"|recv|transfer\w{0,4}|all[ -]?to[ -]?all|all[ -]?(?:reduc|gather)\w{1,4}|reduc\w{1,4}|rings?|gpus?|cards?|incomplete|contribut\w{1,4}|out of sync|in sync|de-?sync\w{0,12}|(?:un|not )synchroni[sz]ed"
+    r"|not (?:been )?(?:received|delivered|sent|written|saved|built|created|published|ready|there)|received?\b.{0,40}\bfrom|no \w{1,30} from|(?:with)?in \d[\d.]{0,12} ?(?:s|sec\w{0,4}|min\w{0,4}|ms)"
+    r"|global (?:loss|gradients?|grads?|mean|norm|sum|step)|(?:weights?|parameters?|params?|gradients?|grads?|state) (?:hash|digest|fingerprint|checksum)\w{0,3})\b",
     re.IGNORECASE,
 )
 # A failure of which the words themselves say that it was somewhere else
@@ -52,7 +60,10 @@ _ELSEWHERE = re.compile(
     r"|\branks? ?\[?\d[\d, ]{0,60}\]? (?:has |have )?(?:failed|died|crashed|exited|raised)\b",
     re.IGNORECASE,
 )
+# Two values that a library has compared: whether one of them came from another rank, it does not know
+_COMPARED = re.compile(r"\bare not (?:close|(?:almost )?equal)\b|\bnot (?:almost )?equal to tol", re.IGNORECASE)  # fmt: skip
 _QUOTED = re.compile(r"'[^'\s]{0,200}'|\"[^\"\s]{0,200}\"")  # a key
+_TYPE = re.compile(r"\b\w{1,80}(?:Error|Exception)\b")  # a KeyError tells of no data
 _WORD = re.compile(r"[\w.-]{1,200}")
 _PLACE = re.compile(r"[\w.-]{0,80}(?:/[\w.@=+-]{1,200}){1,40}/?")
 
@@ -62,9 +73,13 @@ def is_of_itself(text: str, *, foreseen: bool = True) -> bool:
 
     `foreseen`: of a known library; not so of the job's own code.
     """
+    if _COMPARED.search(text):
+        return False
     text = _PLACE.sub("/…", text.strip())
     if _QUOTED.fullmatch(text) or (foreseen and _WORD.fullmatch(text)):
         return True
+    if not foreseen:
+        text = f"{text}\n{spaced(_TYPE.sub('', text))}"  # not that alone: it makes two words of NaN
     if _OTHERS.search(text):
         return _OF_A_VALUE.search(text) is not None and _OF_OTHERS.search(text) is None
     if foreseen:
