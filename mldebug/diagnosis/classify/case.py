@@ -122,7 +122,7 @@ class Case:
     def starting(self) -> bool:
         """Whether all waiting ranks wait for process groups to be created.
 
-        Ranks that wait at the store are included only while no process group exists.
+        Where all of them wait at the store, they do so only while no process group exists.
         """
         names = {rank.is_.name for rank in self.waiting}
         at_store = names == {"store"} and self.process_groups > 0
