@@ -236,6 +236,23 @@ def test_types_are_known_by_name(name: str, kind: ErrorType) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "sure_of"),
+    [
+        ("assert x.shape == y.shape", [1]),
+        ("assert batch_size % 4 == 0", [1]),
+        ("assert n_ranks == 8", []),
+        ("assert torch.equal(weights, first_weights)", []),
+        ("assert len(gathered_tokens) == 8", []),
+    ],
+)
+def test_an_assertion_without_words_is_judged_by_its_line(
+    line: str, sure_of: list[int], tmp_path: Path
+) -> None:
+    text = f"{HEAD}{JOB}\nAssertionError".replace("loss = self.step(batch)", line)
+    assert sure(ended(tmp_path, text)) == sure_of
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "AssertionError: Tensor-likes are not close!\n\nMismatched elements: 1 / 4 (25.0%)",

@@ -17,7 +17,7 @@ from mldebug.diagnosis.exits.words import phrases
 from mldebug.diagnosis.exits.words.error_text import BEFORE
 from mldebug.diagnosis.exits.words.error_types import ErrorType, name_of_type, spaced, type_of
 from mldebug.diagnosis.exits.words.raised_in import NOWHERE, RaisedIn
-from mldebug.diagnosis.exits.words.statements import is_elsewhere, is_of_itself
+from mldebug.diagnosis.exits.words.statements import checks_itself, is_elsewhere, is_of_itself
 
 
 class Blame(StrEnum):
@@ -129,8 +129,10 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     if kind is ErrorType.RELAY or _RELAYED.search(words):
         return Blame.PEER
     in_vain = _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None
-    text, foreseen = words[len(name) :].lstrip(": "), not (place.own_raise or place.unknown)
-    itself = _OWN.search(words) is not None or is_of_itself(text or place.source, foreseen=foreseen)
+    bare = all(line.strip().rstrip(":") == name for line in words.split("\n") if line.strip())
+    foreseen = not (place.own_raise or place.unknown)
+    of_itself = checks_itself(place.source, foreseen=foreseen) if bare else is_of_itself(words[len(name) :].lstrip(": "), foreseen=foreseen)  # fmt: skip
+    itself = _OWN.search(words) is not None or of_itself
     stated = kind is ErrorType.STATED or (place.stated and "." not in name)
     if kind is ErrorType.LOCAL and stated and (in_vain or not itself):
         return _of_statement(words, unclear=True)
@@ -147,7 +149,6 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
         return Blame.UNCLEAR if _ADDRESS.search(words) else Blame.OWN
     if kind is ErrorType.HTTP:
         return Blame.OWN if _WEB.search(words) and not _ADDRESS.search(words) else Blame.UNCLEAR
-    bare = all(line.strip().rstrip(":") == name for line in words.split("\n") if line.strip())
     if kind is ErrorType.SYSTEM and stated and not itself and not _ERRNO.search(words):
         return _of_statement(words, unclear=True)
     if kind is ErrorType.SYSTEM and not in_vain and (bare or _ERRNO.search(words) or _PLACE.search(words)):  # fmt: skip

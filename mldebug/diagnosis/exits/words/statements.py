@@ -45,6 +45,11 @@ _OF_DATA = re.compile(
     r"|/…",
     re.IGNORECASE,
 )
+# Data of which no rank has another's, in names of variables
+_OF_ITS_INPUT = re.compile(
+    r"\b(?:shapes?|dtypes?|ndim|batch(?:es)?|headers?|magic|tokens?|tokeni[sz]er|vocab\w{0,8}|images?|labels?|samples?|datasets?|sequence|seq|logits)\b",
+    re.IGNORECASE,
+)
 # What has not come from wherever it was to come from
 _NOT_COME = re.compile(
     r"\b(?:came|come|comes|arriv\w{1,3}|answer\w{0,3}|nobody|no one|nothing|quit|behind|ahead|neighbou?rs?|back|in time|too late|gone|alive|dead|died|(?<!bytes )left(?! after)|lost|still|yet|broken|raised|flag|broadcast|gather\w{0,3}"
@@ -86,6 +91,18 @@ def is_of_itself(text: str, *, foreseen: bool = True) -> bool:
         return True
     of_data = _OF_A_VALUE.search(text) or _OF_DATA.search(text)
     return of_data is not None and _NOT_COME.search(text) is None
+
+
+def checks_itself(source: str, *, foreseen: bool) -> bool:
+    """Whether the line of source (as it stands in a traceback) that raised an error without a word checks something of its own rank.
+
+    `foreseen`: as in `is_of_itself`.
+    """
+    if foreseen:
+        return _OTHERS.search(source) is None
+    seen = f"{source}\n{spaced(source)}"
+    of_others = _OTHERS.search(seen) or _NOT_COME.search(seen)
+    return of_others is None and _OF_ITS_INPUT.search(seen) is not None
 
 
 def is_elsewhere(words: str) -> bool:
