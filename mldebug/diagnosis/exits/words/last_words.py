@@ -165,7 +165,8 @@ def _error_at(
     if not causes and before is not None:
         causes = (Cause(before.start, before.end, before.error, explicit=False),)
     words = whole_error(lines, found.end, found.error)
-    own = blame_of(f"{words}\n{error}", _place(lines, found.start, found.end))
+    whole = words if words == error else f"{words}\n{error}"
+    own = blame_of(whole, _place(lines, found.start, found.end))
     own = Blame.PEER if own is Blame.OWN and waited_on_device(lines, found.start, words) else own
     blame, began = _began(lines, causes, own)
     accuser = words
