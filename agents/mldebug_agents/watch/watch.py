@@ -5,7 +5,6 @@ that one job cannot keep us from the others.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -32,13 +31,6 @@ SAMPLES = 1.5  # seconds for the stacks of one look, in equal shares for the own
 SAMPLES_ALONE = 6.0
 LEAST_SHARE = 0.25
 ALLOWANCE = 2.0  # seconds of a look for the jobs of one owner, stacks apart; who takes more is left out of some looks
-SLOW_SEARCH = (
-    0.5  # seconds of a search of the node's processes, after which it is not repeated at each look
-)
-SEARCH_AGAIN, SEARCH_AGAIN_AT_MOST = (
-    2.0,
-    4.0,
-)  # times what it took, seconds: how long its result is used
 MOST_DEBT = 20.0  # seconds of that which count: a machine that slept is not his doing
 
 
@@ -73,19 +65,16 @@ class Watch:
         self._debts: dict[
             Owner, float
         ] = {}  # seconds that owners have taken beyond their allowance
-        self._found = Discovery()
-        self._found_until = -math.inf
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
         """Search the node and look at each job once; jobs that are gone are forgotten.
 
         `wanted`: ids of the jobs whose stacks are sampled too; where there was no time for that, they
         are sampled when there is. Jobs for which there was no time are named in `later` and come
-        first the next time. Where several owners have jobs, the result of a slow
-        search is used for some seconds.
+        first the next time.
         """
         started = self.clock()
-        found = self._search()
+        found = self.tools.finder.find()
         finder = LogFinder(self._host, self._unread)
         self._jobs = {job.id: self._jobs.get(job.id) or self._new_job() for job in found.jobs}
         to_sample = frozenset((self._unsampled | set(wanted)) & self._jobs.keys())
@@ -106,19 +95,6 @@ class Watch:
         later = frozenset(job.id for job in found.jobs if job.id not in present)
         seconds = self.clock() - started
         return NodeLook(at=started, found=found, jobs=looks, later=later, seconds=seconds)
-
-    def _search(self) -> Discovery:
-        """The jobs of this node. Where several owners have some, a slow search counts for a while: thousands of processes of
-        one must not keep us from looking at the jobs of another.
-        """
-        before = self.clock()
-        if before >= self._found_until:
-            self._found = self.tools.finder.find()
-            took = self.clock() - before
-            again = min(SEARCH_AGAIN * took, SEARCH_AGAIN_AT_MOST)
-            shared = len(set(map(owner_of, self._found.jobs))) > 1
-            self._found_until = before + took + (again if took > SLOW_SEARCH and shared else 0.0)
-        return self._found
 
     def _in_turns(
         self, found: Discovery, finder: LogFinder, to_sample: Collection[str]

@@ -109,46 +109,6 @@ def test_one_user_has_so_many_runs_watched_and_the_others_all_of_theirs(tmp_path
     assert remark.message.startswith("41 more runs of user")
 
 
-def test_a_slow_search_is_not_repeated_at_each_look_and_a_fast_one_is(
-    tmp_path: Path, reader: Reader
-) -> None:
-    """3,000 processes of one user: two thirds of each look went into finding them again."""
-    node = Node(tmp_path)
-    tools, now, took, searches = FakeTools(node.host(), reader), [1000.0], [0.0], [0]
-    find = tools.finder.find
-
-    def slow() -> discovery.Discovery:
-        searches[0] += 1
-        now[0] += took[0]  # by the clock of the looks
-        return find()
-
-    tools.finder.find = slow  # type: ignore[method-assign]
-    looks = watch(tools, lambda: now[0])
-    took[0] = 1.2
-    for _ in range(3):  # of one owner alone: each time
-        assert len(looks.look().found.jobs) == 1
-    assert searches == [3]
-    many(node, 1)
-    assert len(looks.look().found.jobs) == 2
-    many(node, 2)
-    now[0] += 2.0
-    assert len(looks.look().found.jobs) == 2  # by the search before
-    now[0] += 1.0
-    assert len(looks.look().found.jobs) == 3
-    assert searches == [5]
-    took[0] = 60.0
-    now[0] += 10.0
-    looks.look()
-    now[0] += 4.1  # and no longer than that
-    looks.look()
-    assert searches == [7]
-    took[0] = 0.1
-    now[0] += 10.0
-    for _ in range(3):
-        looks.look()
-    assert searches == [10]
-
-
 def test_so_many_processes_are_asked_for_pytorch_in_one_look_owners_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
