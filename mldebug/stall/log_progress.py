@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import msgspec
 
 from mldebug.jobs.heartbeat import Heartbeat
+from mldebug.jobs.logs.figure_sources import FigureSources
 from mldebug.jobs.logs.flush_delays import FlushDelay
 from mldebug.jobs.logs.records import LogRecord, StepTimes
 from mldebug.jobs.logs.scalars import MOST
-from mldebug.stall.figure_sources import FigureSources
 from mldebug.stall.heartbeats import HOOK, HeartbeatSteps
 from mldebug.stall.log_filters import ECHO, MainLoopFilter, NoveltyFilter
 from mldebug.stall.signals import Progress, ProgressKind

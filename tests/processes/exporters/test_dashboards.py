@@ -96,6 +96,9 @@ def gpus_break(scene: Scene) -> None:
     scene.fake.raise_event(1, 79)
     scene.has("count(mldebug_suggested_action_info{uuid!=''}) == 1")
     scene.has("mldebug_gpu_remapped_rows_total > 0")
+    scene.has(
+        "mldebug:gpu_throttled:ratio10m > 0"
+    )  # before that GPU is gone: it is read often while a stall is suspected
     scene.fake.raise_event(0, 79)
     scene.has("count by (component, action, reason_code) (mldebug_suggested_action_info) == 2")
     scene.fake.lose(1)

@@ -12,8 +12,8 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.goodput.scalars.alerts import training_alerts
 from mldebug.goodput.scalars.history import MOST_ROWS, HistoryTable, RunHistory
 from mldebug.jobs.heartbeat import Heartbeat
+from mldebug.jobs.logs.figure_sources import OTHER_LOG
 from mldebug.jobs.logs.records import LogRecord
-from mldebug.stall.figure_sources import OTHER_LOG
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook

@@ -158,11 +158,11 @@ def test_a_second_look_without_time_takes_no_verdict_away(monkeypatch: pytest.Mo
 
 def test_what_all_nodes_together_have_shown_needs_no_time_here(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     out_of_time(monkeypatch)
-    told = judge(an_incident((job({0: None, 1: None}, world=2),))).diagnosis
-    told = msgspec.structs.replace(told, verdict=Verdict.RANK_EXITED, summary="rank 9 has ended")
-    whole = Whole(report="r", node="n", nodes=2, diagnosis=told)
+    given = judge(an_incident((job({0: None, 1: None}, world=2),))).diagnosis
+    given = msgspec.structs.replace(given, verdict=Verdict.RANK_EXITED, summary="rank 9 has ended")
+    whole = Whole(report="r", node="n", nodes=2, diagnosis=given)
     incident = msgspec.structs.replace(an_incident(), whole=whole)
-    assert judging.judge(incident).diagnosis == told
+    assert judging.judge(incident).diagnosis == given
 
 
 def test_an_end_that_was_not_judged_is_called_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,9 +100,9 @@ def checks_itself(source: str, *, foreseen: bool) -> bool:
     """
     if foreseen:
         return _OTHERS.search(source) is None
-    seen = f"{source}\n{spaced(source)}"
-    of_others = _OTHERS.search(seen) or _NOT_COME.search(seen)
-    return of_others is None and _OF_ITS_INPUT.search(seen) is not None
+    words = f"{source}\n{spaced(source)}"
+    of_others = _OTHERS.search(words) or _NOT_COME.search(words)
+    return of_others is None and _OF_ITS_INPUT.search(words) is not None
 
 
 def is_elsewhere(words: str) -> bool:

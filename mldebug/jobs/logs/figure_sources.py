@@ -24,7 +24,7 @@ class _Source:
 
     def __init__(self, record: LogRecord, log: object, now: float) -> None:
         self.log, self._lines, self._total = log, (record.format, record.shape), record.total
-        self.count, self.told_at = 0, now
+        self.count, self.newest_at = 0, now
 
     def owns(self, record: LogRecord, log: object) -> bool:
         """Whether this record of this log is one of the lines."""
@@ -69,10 +69,10 @@ class FigureSources:
             own = _Source(record, log, now)
             del sources[MOST_SOURCES - 1 :]
             sources.append(own)
-        own.count, own.told_at = min(MOST_RECORDS, own.count + 1), now
+        own.count, own.newest_at = min(MOST_RECORDS, own.count + 1), now
         first = sources[0]
         patience = OTHER_LINE if first.log == log else OTHER_LOG
-        if own is not first and (own.count > first.count or now - first.told_at >= patience):
+        if own is not first and (own.count > first.count or now - first.newest_at >= patience):
             sources.remove(own)
             sources.insert(0, own)
         return own is sources[0]

@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterable
 
 from mldebug.core.plugins import create_all
+from mldebug.jobs.logs.figure_sources import MOST_SOURCES, OTHER_LINE, FigureSources
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.jobs.logs.records import LogRecord
-from mldebug.stall.figure_sources import MOST_SOURCES, OTHER_LINE, FigureSources
 from mldebug.stall.log_progress import LogProgress
 from shared.goodput.training_curves import found, points
 
 
-def told(lines: Iterable[str], each: int = 20) -> list[LogRecord]:
+def records_of(lines: Iterable[str], each: int = 20) -> list[LogRecord]:
     """The records with figures of a log, of which 20 lines come in each look."""
     parser, progress, rows = LogParser(create_all("logs")), LogProgress(), list(lines)
     taken: list[LogRecord] = []
@@ -40,7 +40,7 @@ def test_a_bar_of_the_epoch_beside_the_step_of_the_run_is_no_rollback() -> None:
         lines.append(bar(step % 1000, 1000, loss(step), f"Epoch {step // 1000}:"))
         if step % 20 == 0:
             lines.append(f"global_step {step} loss {loss(step):.4f} lr 1e-4 tokens/s 12000\n")
-    records = told(lines)
+    records = records_of(lines)
     assert events(records) == []
     assert sum(one.loss is not None for one in records) > 2900
     assert sum("tokens_per_second" in one.scalars for one in records) == 149
@@ -53,7 +53,7 @@ def test_the_loss_of_an_evaluation_without_a_name_is_no_spike() -> None:
         bars += [bar(n, 300, 5.0 + n % 3) for n in range(10, 300, 10)]
         lines += [f"step {200 * epoch + n} loss {loss(200 * epoch + n):.4f}\n" for n in range(200)]
         lines += [f"batch {n}/20 loss {8.0 + n % 3}\n" for n in range(1, 20)]
-    assert events(told(bars)) == events(told(lines)) == []
+    assert events(records_of(bars)) == events(records_of(lines)) == []
 
 
 def test_nan_of_the_loop_is_found_beside_a_log_that_tells_no_loss() -> None:
