@@ -136,9 +136,8 @@ class AgentLoop:
         self._publish()
 
     def _loop_state(self) -> LoopState:
-        return LoopState(
-            *(self.runs, self.found, self.config, bool(self._looks)), self._parts.exits.exits
-        )
+        parts = (self.runs, self.found, self.config, bool(self._looks))
+        return LoopState(*parts, self._parts.exits.exits, self._defects.catching)
 
     def _publish(self) -> None:
         """Whoever listens: systemd, and the server. Ready is who has looked once, or cannot after long trying."""

@@ -6,6 +6,7 @@ keeps.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.goodput_monitor import GoodputMonitor
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
-from mldebug_agents.watch.scalar_monitor import ScalarMonitor
+from mldebug_agents.watch.scalar_monitor import Catching, ScalarMonitor
 
 STANDS = (Stage.SUSPECT, Stage.CONFIRMED, Stage.BLAMED)
 
@@ -38,6 +39,7 @@ class LoopState(NamedTuple):
     """What the main loop knows in one turn.
 
     `looked`: this agent has searched the node for jobs at least once. `exits`: how the ranks of a run have exited so far, in words.
+    `catching`: a context for work on one job, in which an exception of ours is kept and does not reach the others.
     """
 
     runs: Mapping[str, Run]
@@ -45,6 +47,7 @@ class LoopState(NamedTuple):
     config: Config
     looked: bool
     exits: Callable[[str], Mapping[int, str]] = lambda _: {}
+    catching: Catching = nullcontext
 
     @property
     def jobs(self) -> dict[str, Job]:
@@ -100,7 +103,9 @@ class Monitors:
         if state.looked:
             self.goodput.tick(state.runs, state.exits)
             losses = state.config.goodput
-            self.scalars.tick(state.runs, enabled=losses.history, age=losses.history_age)
+            self.scalars.tick(
+                *(state.runs, state.catching), enabled=losses.history, age=losses.history_age
+            )
 
     def on_result(self, result: Result, state: LoopState) -> bool:
         """Pass the result of a worker to the monitor that owns the worker; False where no monitor does."""

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 
 import msgspec
@@ -57,6 +58,9 @@ class StoredTraining(msgspec.Struct, kw_only=True):
         return self.uid, self.user, self.name, self.script
 
 
+Catching = Callable[[Job], AbstractContextManager[object]]
+
+
 class ScalarMonitor:
     """The histories of this node's runs. `wall`, `steady`: unix time and monotonic seconds."""
 
@@ -78,8 +82,15 @@ class ScalarMonitor:
         self._restored = False
         self._store_due = self._tidy_due = 0.0
 
-    def tick(self, runs: Mapping[str, Run], *, enabled: bool, age: float) -> None:
-        """Take the looks that are new since the last call.
+    def tick(
+        self,
+        runs: Mapping[str, Run],
+        catching: Catching = nullcontext,
+        *,
+        enabled: bool,
+        age: float,
+    ) -> None:
+        """Take the looks that are new since the last call. `catching`: a context for work on one job.
 
         `enabled`: False forgets all histories. `age`: seconds for which one is kept after its run's end.
         """
@@ -94,7 +105,8 @@ class ScalarMonitor:
             look = run.last_look
             if look is not None and run.job.ranks and look.look.at != self._looked.get(id):
                 self._looked[id] = look.look.at
-                self._take(run, look, now)
+                with catching(run.job):
+                    self._take(run, look, now)
         steady = self._steady()
         self._found |= dict.fromkeys(runs.keys() & self._histories.keys(), steady)
         if steady >= self._tidy_due:

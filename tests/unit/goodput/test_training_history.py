@@ -4,6 +4,7 @@ import json
 import math
 import time
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import RunState, Snapshot, encode
+from mldebug_agents.agent.job_defects import JobDefects
 from mldebug_agents.watch import scalar_monitor
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -100,6 +102,26 @@ def test_figures_of_a_run_become_series() -> None:
     assert len(history.times) == 20  # one for each ten seconds
     assert history.columns["loss"][-1] == pytest.approx(2.61)
     assert list(history.times) == sorted(history.times)
+
+
+def test_figures_of_one_run_that_we_cannot_judge_leave_the_others_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loss of 1e200 once ended the agent."""
+    node, real, defects = Node(), scalar_monitor.points_of, JobDefects()
+
+    def broken(run: Run, *rest: Any) -> Any:
+        if run.job.id == "bad":
+            raise OverflowError("math range error")
+        return real(run, *rest)
+
+    monkeypatch.setattr(scalar_monitor, "points_of", broken)
+    monkeypatch.setattr(node, "tick", lambda: node.monitor.tick(node.runs, defects.catching, enabled=True, age=DAY))  # fmt: skip
+    for step in range(4):
+        node.look(step, 1.0, "bad")
+        node.look(step, 2.0, "good")
+    assert [one.run for one in node.shown.histories] == ["good"]
+    assert [one.what for one in defects.gaps] == ["run bad"]
 
 
 def test_a_look_without_anything_new_adds_nothing() -> None:
