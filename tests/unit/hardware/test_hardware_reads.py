@@ -511,7 +511,7 @@ def test_a_real_process_tells_its_environment_and_open_devices(holders: Holders)
     assert (nothing.environment, nothing.open_minors) == (None, None)
 
 
-def counted(at: float, dram: float | None, sms: float = 0.18, ago: float = 0.0) -> NodeGpus:
+def counted(at: float, dram: float | None, sms: float | None = 0.18, ago: float = 0.0) -> NodeGpus:
     """A full reading `ago` seconds before `at`, whose hardware counters are those of both GPUs."""
     activity = GpuActivity(window_seconds=5.0, dram_ratio=dram, sm_active_ratio=sms, tensor_ratio={"any": 0.0})  # fmt: skip
     gpus = tuple(GpuReading(uuid=f"GPU-{n}", index=n, activity=activity) for n in (0, 1))
@@ -527,6 +527,7 @@ def counted(at: float, dram: float | None, sms: float = 0.18, ago: float = 0.0) 
         (counted(16.0, 0.2), [None, None]),  # of a time when it may still have worked
         (counted(16.0, None), [None, None]),
         (counted(16.0, 0.0002, sms=0.99), [None, None]),  # it may compute in registers and caches
+        (counted(16.0, 0.0002, sms=None), [None, None]),
         (counted(16.0, 0.0002, ago=60.0), [None, None]),
     ],
 )

@@ -132,7 +132,8 @@ def _at_rest(full: NodeGpus | None, now: float) -> dict[str, GpuActivity]:
     """By uuid, the counters of GPUs that moved nothing in the whole time between the last two full readings.
 
     Those of a GPU that moved something tell of a time before this look, when the job may still have worked. A kernel on all
-    multiprocessors is none of a collective, and may compute within the registers and caches: nothing is said of it.
+    multiprocessors is none of a collective, and may compute within the registers and caches: nothing is said of it, nor where
+    they are not counted.
     """
     if full is None or abs(now - full.at) > RESTS_FOR:  # it is often the newer one of the two
         return {}
@@ -141,7 +142,8 @@ def _at_rest(full: NodeGpus | None, now: float) -> dict[str, GpuActivity]:
         for gpu in full.gpus
         if gpu.activity is not None
         and moves(gpu.activity) is False
-        and (gpu.activity.sm_active_ratio or 0.0) < ALL_SMS
+        and gpu.activity.sm_active_ratio is not None
+        and gpu.activity.sm_active_ratio < ALL_SMS
     }
 
 
