@@ -3,6 +3,7 @@
 What each row says: after how many seconds the agent was worried, after how many there was a report, and who was named.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ PATIENCE = {"defaults": 90.0, "timeout 15 s": 60.0}  # seconds after the strike
 ALLOWED = {"defaults": 60.0, "timeout 15 s": TIMEOUT + 5.0}  # what is claimed of an inert culprit
 START = 120.0
 POLL = 0.5
+BESIDE = "MLDEBUG_GPU_BESIDE"
 CALM = ("watching", "quiet", "ended")
 
 
@@ -60,6 +62,7 @@ def hung(folder: Path, row: Row, *options: str, after: float = AFTER) -> dict[st
     """Run it until both agents have a report, or are no longer waited for: by agent, what it said and when."""
     job_options = (row.kind, "--fault", row.fault, "--after", str(after), *options)
     with ExitStack() as stack:
+        beside(stack)
         agents = {
             name: stack.enter_context(world.agent(folder, stall)) for name, stall in AGENTS.items()
         }
@@ -68,6 +71,13 @@ def hung(folder: Path, row: Row, *options: str, after: float = AFTER) -> dict[st
         result = followed(agents, job)
         struck = job.struck_at() or world.now()
         return {name: judged(row, name, agents[name], job, result[name], struck) for name in agents}
+
+
+def beside(stack: ExitStack) -> None:
+    """Start what `MLDEBUG_GPU_BESIDE` asks for, ended with the stack: `neighbour`, another program that computes on each of the GPUs."""
+    if os.environ.get(BESIDE) == "neighbour":
+        for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(","):
+            stack.callback(world.end, world.neighbour(gpu))
 
 
 def followed(agents: Mapping[str, RunningAgent], job: world.Job) -> dict[str, dict[str, float]]:
@@ -131,6 +141,7 @@ def judge(row: Row, verdict: str, named: Sequence[int | None]) -> str:
 def healthy(folder: Path, kind: str, seconds: float, *options: str) -> dict[str, dict[str, Any]]:
     """A job that nothing strikes, beside both agents: by agent, the reports, of which there may be none, and the stages of its run."""
     with ExitStack() as stack:
+        beside(stack)
         agents = {
             name: stack.enter_context(world.agent(folder, stall)) for name, stall in AGENTS.items()
         }

@@ -117,6 +117,13 @@ def job(
         end(launcher)
 
 
+def neighbour(gpu: str) -> "subprocess.Popen[bytes]":
+    """Another program, which computes on this GPU (as `CUDA_VISIBLE_DEVICES` names it) until `end`."""
+    script = ROOT / "tests" / "jobs" / "neighbour.py"
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+    return subprocess.Popen([sys.executable, str(script)], env=environ, start_new_session=True)
+
+
 def end(process: "subprocess.Popen[bytes]") -> None:
     """Kill a process and all that it has started."""
     with suppress(psutil.NoSuchProcess):

@@ -27,6 +27,10 @@ class Load(StrEnum):
     UNKNOWN = "unknown"
 
 
+_OF_ANYBODY = (Load.WORKING, Load.PARTLY, Load.POWERED)
+"""Loads that another program on the GPU may cause alone."""
+
+
 class Baseline(msgspec.Struct, kw_only=True):
     """The usual power and load of one GPU in one run, and for how many readings its load has not changed."""
 
@@ -41,8 +45,12 @@ class Baseline(msgspec.Struct, kw_only=True):
     power: float | None = None  # of the last look
 
     def look(self, sign: GpuSign, at: float) -> Load:
-        """Learn from one reading of the GPU at unix time `at`, and return how busy it is now."""
+        """Learn from one reading of the GPU at unix time `at`, and return how busy it is now. Of a GPU that other programs use,
+        nothing is learned, and only rest says something of the rank.
+        """
         self.power = self.average.power(sign, at)
+        if sign.shared:
+            return self._look_shared(sign, at)
         memory = ratio(sign.memory_utilization_ratio)
         works = self._works(sign, memory)
         busy = sign.busy
@@ -55,6 +63,13 @@ class Baseline(msgspec.Struct, kw_only=True):
         if sign.rank is not None and sign.rank.stepping:
             self.stepped_at = at
         load = self._load(sign, memory, works)
+        self._keep(load, at)
+        return load
+
+    def _look_shared(self, sign: GpuSign, at: float) -> Load:
+        memory = ratio(sign.memory_utilization_ratio)
+        load = self._load(sign, memory, self._works(sign, memory))
+        load = Load.UNKNOWN if load in _OF_ANYBODY else load
         self._keep(load, at)
         return load
 

@@ -71,10 +71,11 @@ class GpuFingerprint(Noun, frozen=True, kw_only=True):
     stepped_at: float | None = None
     written_bytes_per_second: float | None = None
     waiting: bool | None = None
+    shared: bool = False  # other programs compute on it, too
 
     @property
     def progress(self) -> bool | None:
-        """Whether the GPU computes or moves memory; None where that is not known.
+        """Whether the GPU computes or moves memory for its rank; None where that is not known.
 
         Power alone does not show it: a kernel that never ends takes as much as one that computes.
         """
@@ -136,6 +137,7 @@ class RunBaselines(msgspec.Struct, kw_only=True):
             stepped_at=baseline.stepped_at,
             written_bytes_per_second=rank.written_bytes_per_second if rank else None,
             waiting=rank.waiting if rank else None,
+            shared=sign.shared,
         )
 
 

@@ -7,7 +7,7 @@ may use, so several prove nothing), and that more than the convention that local
 N-th visible GPU. Contradictions are reported.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 
 from mldebug.core.model import Noun
@@ -67,6 +67,9 @@ class RankGpuMap(Noun, frozen=True, kw_only=True):
     unknown: dict[int, str] = {}  # rank -> why its GPU is not known
     remarks: tuple[str, ...] = ()
     processes: dict[int, tuple[int, int]] = {}  # rank -> pid and start, of all that were looked at
+    shared: tuple[
+        str, ...
+    ] = ()  # uuids of GPUs of these ranks on which processes compute that are none of the job's
 
     def of_rank(self, rank: int) -> RankGpu | None:
         """The entry of this rank; None where it has none."""
@@ -87,10 +90,15 @@ class _GpuClaim(Noun, frozen=True, kw_only=True):
     words: str
 
 
-def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> RankGpuMap:
+def join(
+    processes: Iterable[RankProcess],
+    gpus: Sequence[GpuReading],
+    strangers: Collection[int] = (),
+) -> RankGpuMap:
     """Give each rank the GPU that the strongest evidence names.
 
-    Ranks without evidence are listed with the reason; contradictions become remarks.
+    Ranks without evidence are listed with the reason; contradictions become remarks. `strangers`: pids of processes that
+    surely are none of the job's.
     """
     found: list[RankGpu] = []
     unknown: dict[int, str] = {}
@@ -109,7 +117,18 @@ def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> RankGp
         unknown=unknown,
         remarks=tuple(remarks),
         processes={rank.rank: (rank.pid, rank.start_ticks) for rank in ranks},
+        shared=tuple(_with_strangers(found, gpus, strangers)),
     )
+
+
+def _with_strangers(
+    found: Sequence[RankGpu], gpus: Sequence[GpuReading], strangers: Collection[int]
+) -> Iterator[str]:
+    """GPUs on which the driver counts both a rank and a process that is none of the job's."""
+    ours = {one.uuid for one in found if one.evidence is JoinEvidence.COMPUTE_PROCESS}
+    for gpu in gpus:
+        if gpu.uuid in ours and any(one.pid in strangers for one in gpu.processes or ()):
+            yield gpu.uuid
 
 
 def _claims(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[list[_GpuClaim], str]:

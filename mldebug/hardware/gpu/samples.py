@@ -36,6 +36,7 @@ class GpuSign(Noun, frozen=True, kw_only=True):
     energy_joules: float | None = None  # counter; by turns, so not at every look
     activity: GpuActivity | None = None  # only where its window lies in this look
     rank: RankSign | None = None
+    shared: bool = False  # other programs compute on it, too: what it does may be their work
 
     @property
     def busy(self) -> float | None:
@@ -70,8 +71,9 @@ def sign_of(
     node: str = "",
     rank: RankSign | None = None,
     activity: GpuActivity | None = None,
+    shared: bool = False,
 ) -> GpuSign:
-    """Combine one GPU's quick reading with what is known of the rank that uses it."""
+    """Combine one GPU's quick reading with what is known of the rank that uses it. `shared`: other programs compute on it."""
     return GpuSign(
         uuid=watch.uuid,
         index=watch.index,
@@ -82,6 +84,7 @@ def sign_of(
         energy_joules=watch.energy_joules,
         activity=activity,
         rank=rank,
+        shared=shared,
     )
 
 

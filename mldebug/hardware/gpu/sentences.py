@@ -75,4 +75,10 @@ def _figures(group: Sequence[GpuFingerprint]) -> str:
         parts.append(f"{first.power_watts:.0f} W{usual}")
     if first.load in _RATIO_WORDS and first.traffic is False:
         parts.append("no memory traffic")
+    if any(one.shared for one in group):
+        parts.append(
+            "other programs use it, too"
+            if len(group) == 1
+            else "other programs use some of them, too"
+        )
     return ", ".join(parts)

@@ -4,8 +4,6 @@
 """
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +15,6 @@ from gpu.hanging import reports_of, run_of
 from processes.harness import wait_for
 
 JOB = world.ROOT / "tests" / "jobs" / "slow_gpu.py"
-NEIGHBOUR = JOB.with_name("neighbour.py")
 WANTED = "MLDEBUG_GPU_SLOW"
 CULPRIT = 1
 AFTER = 140.0  # seconds of even steps
@@ -45,7 +42,8 @@ def slowed(folder: Path, fault: str, *options: str) -> dict[str, Any]:
         wait_for(f"the strike: {job.tail()}", lambda: job.alive() and job.struck_at(), 120.0 + AFTER)  # fmt: skip
         struck, before = job.struck_at() or world.now(), job.step
         if fault == "neighbour":
-            stack.callback(world.end, neighbour())
+            gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+            stack.callback(world.end, world.neighbour(gpus[CULPRIT]))
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and not reports_of(agent, job):
             job.alive()
@@ -62,10 +60,3 @@ def slowed(folder: Path, fault: str, *options: str) -> dict[str, Any]:
     named = [one.get("rank") for one in diagnosis["culprits"] or ()]
     right = fault != "none" and named in ([CULPRIT], []) and diagnosis["verdict"] == "straggler"
     return {"result": "right" if right else "WRONG", **facts, "verdict": diagnosis["verdict"], "named": named, "confidence": diagnosis["confidence"], "summary": diagnosis["summary"], "evidence": diagnosis["evidence"]}  # fmt: skip
-
-
-def neighbour() -> "subprocess.Popen[bytes]":
-    """Another program on the struck rank's GPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": visible[CULPRIT]}
-    return subprocess.Popen([sys.executable, str(NEIGHBOUR)], env=environ)

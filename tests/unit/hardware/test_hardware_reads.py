@@ -4,16 +4,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from mldebug.core.model import Job, RankIdentity
 from mldebug.hardware.gpu.excluded import ExcludedGpu
-from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap, RankProcess
+from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap, RankProcess, join
 from mldebug.hardware.gpu.readings import (
     LOST,
     EccCount,
@@ -509,6 +511,63 @@ def test_a_real_process_tells_its_environment_and_open_devices(holders: Holders)
     gone = msgspec.structs.replace(rank, start_ticks=2)
     (nothing,) = holders.look([gone])
     assert (nothing.environment, nothing.open_minors) == (None, None)
+
+
+def test_only_processes_outside_of_the_job_s_family_are_strangers(holders: Holders) -> None:
+    """Below one shell: a launcher with a rank and its helper, another job's rank, and beside it a program of another session."""
+    here = os.getpid()
+    with ExitStack() as stack:
+        launcher = stack.enter_context(family("launcher", 2))
+        alone, other = (stack.enter_context(family("alone", 0)) for _ in range(2))
+        rank, sibling = children_of(launcher)
+        listed = {rank, sibling, alone.pid, other.pid, launcher.pid}
+        assert holders.strangers(listed, {rank}) == {alone.pid, other.pid}
+        by_shell = holders.strangers(listed, {alone.pid})
+        assert by_shell == set(), "what the same shell started may be the job's"
+        assert holders.strangers(listed, {alone.pid}, {rank}) == {rank}, "another job's rank is not"
+        assert holders.strangers({*listed, 2**22 + 1}, {rank}) == {alone.pid, other.pid}, (
+            "nobody knows whose"
+        )
+        assert holders.strangers(listed, {2**22 + 1}) == set(), "a rank that is gone has no family"
+        assert holders.strangers({here}, {rank}) == {here}
+
+
+def family(name: str, children: int) -> "subprocess.Popen[bytes]":
+    """A process that waits for its input to end, with children that do the same."""
+    code = (
+        "import subprocess, sys\n"
+        "some = [subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()']) for _ in range(int(sys.argv[1]))]\n"
+        "print('up', flush=True); sys.stdin.read()\n"
+        "[one.wait() for one in some]"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(children), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def children_of(process: "subprocess.Popen[bytes]") -> list[int]:
+    return sorted(one.pid for one in psutil.Process(process.pid).children())
+
+
+@pytest.mark.parametrize("strangers", [(), (900,)])
+def test_what_a_gpu_does_for_another_program_is_no_progress_of_the_rank(
+    strangers: tuple[int, ...],
+) -> None:
+    """Both ranks hang while the GPUs compute for somebody else; and where a shared GPU rests, its rank does not compute."""
+    gpus = tuple(
+        GpuReading(uuid=f"GPU-{n}", index=n, processes=(GpuProcess(pid=100 + n), GpuProcess(pid=900)))
+        for n in (0, 1)
+    )  # fmt: skip
+    ranks = [RankProcess(rank=n, pid=100 + n, local_rank=n, open_minors=(0, 1)) for n in (0, 1)]
+    joined, levels = join(ranks, gpus, strangers), Levels(Memory())  # type: ignore[arg-type]
+    assert joined.shared == (("GPU-0", "GPU-1") if strangers else ())
+    for turn in range(6):
+        computing = levels.complete(look(), watch(10.0 + turn, 1.0, 1.0, power=690.0, moves=0.35), joined)  # fmt: skip
+    assert progress(computing) == ([None, None] if strangers else [True, True])
+    assert ("other programs use" in levels.sentence("job")) == bool(strangers)
+    resting = [levels.complete(look(), watch(20.0 + turn, 0.0, 0.0, power=100.0, moves=0.0), joined) for turn in range(6)][-1]  # fmt: skip
+    assert progress(resting) == [False, False]
 
 
 def counted(at: float, dram: float | None, sms: float | None = 0.18, ago: float = 0.0) -> NodeGpus:

@@ -4,7 +4,7 @@ Runs in a worker thread. The environment is read once per process, through the r
 hangs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from mldebug.core.model import RankIdentity
 from mldebug.hardware.gpu.rank_join import RankProcess
@@ -15,6 +15,7 @@ from mldebug_agents.system.reader import Reader
 
 MAX_RANKS = 256
 MAX_ENVIRONMENT = 1 << 20
+MAX_ANCESTORS = 64  # of a process that are looked at
 
 Process = tuple[int, int]  # pid and start
 
@@ -44,6 +45,46 @@ class Holders:
             )
             for one in present
         )
+
+    def strangers(
+        self, listed: Iterable[int], ranks: Collection[int], others: Collection[int] = ()
+    ) -> frozenset[int]:
+        """Those of the listed pids that surely are none of a job's: neither a rank nor below one, nor below the parent of one
+        (its launcher, or the shell that started it). A process of which an ancestor cannot be read is not among them.
+
+        `ranks`: pids of the job's ranks; `others`: pids of ranks of other jobs, which may have the same parent.
+        """
+        parents = {
+            rank: stat.ppid for rank in ranks if (stat := self._host.brief(rank)) is not None
+        }
+        if len(parents) < len(ranks):
+            return frozenset()
+        family = set(ranks) | set(parents.values())
+        return frozenset(pid for pid in listed if self._outside(pid, family, others))
+
+    def _outside(self, pid: int, family: Collection[int], others: Collection[int]) -> bool:
+        for one in self._line(pid):
+            if one in others:
+                return True
+            if one in family:
+                return False
+            if one <= 1:
+                return True
+        return False
+
+    def _line(self, pid: int) -> Iterator[int]:
+        """The process, its parent, and so on up to pid 1 or 0; it ends early where one cannot be read."""
+        for _ in range(MAX_ANCESTORS):
+            stat = self._host.brief(pid)
+            if stat is None:
+                return
+            yield pid
+            if pid <= 1:
+                return
+            pid = stat.ppid
+            if pid <= 1:
+                yield pid
+                return
 
     def _environment(self, rank: RankIdentity) -> dict[str, str] | None:
         key = (rank.pid, rank.start_ticks)

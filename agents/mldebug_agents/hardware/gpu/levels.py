@@ -159,7 +159,8 @@ def _signs(
         gpu = gpus.pop(rank.uuid, None)
         if gpu is not None:
             beside = ranks.get(rank.rank) or RankSign(rank=rank.rank)
-            yield sign_of(gpu, rank=beside, activity=resting.get(gpu.uuid))
+            shared = gpu.uuid in joined.shared
+            yield sign_of(gpu, rank=beside, activity=resting.get(gpu.uuid), shared=shared)
 
 
 def _with_progress(rank: RankLook, fingerprint: Fingerprint) -> RankLook:

@@ -15,7 +15,7 @@ from mldebug.hardware.gpu.counters import Counters
 from mldebug.hardware.gpu.excluded import ExcludedGpu, placed
 from mldebug.hardware.gpu.positions import located, named, with_lost
 from mldebug.hardware.gpu.rank_join import RankGpuMap, join
-from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
+from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, NodeWatch
 from mldebug_agents.hardware.gpu.errors import NoGpuLibraryError
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.system.host import Host
@@ -85,11 +85,29 @@ class GpuReads:
         holders = {one.pid: one for one in self._holders.look(everybody)}
         gpus = with_lost(full)
         joined = {
-            job_id: named(join([holders[one.pid] for one in here if one.pid in holders], gpus))
+            job_id: named(
+                join(
+                    [holders[one.pid] for one in here if one.pid in holders],
+                    gpus,
+                    self._strangers(gpus, here, everybody),
+                )
+            )
             for job_id, here in ranks.items()
         }
         view = "/".join(os.environ.get(name, "") for name in VIEW)
         return GpuNews(full=full, joined=joined, view=view)
+
+    def _strangers(
+        self,
+        gpus: Iterable[GpuReading],
+        ranks: Iterable[RankIdentity],
+        everybody: Iterable[RankIdentity],
+    ) -> frozenset[int]:
+        """Pids of processes with a compute context that are none of the job's."""
+        ours = {one.pid for one in ranks}
+        listed = {one.pid for gpu in gpus for one in gpu.processes or ()} - ours
+        others = {one.pid for one in everybody} - ours
+        return self._holders.strangers(listed, ours, others) if listed else frozenset()
 
 
 def gpu_slots(host: Host) -> tuple[str, ...]:
