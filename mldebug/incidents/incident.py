@@ -8,35 +8,16 @@ from typing import Literal
 import msgspec
 
 from mldebug.cluster.messages import AnnouncedExit, Whole
-from mldebug.core.model import (
-    Confidence,
-    Diagnosis,
-    Gap,
-    Job,
-    Judgement,
-    NodeCapture,
-    Noun,
-    QueriedNodes,
-    Role,
-    Verdict,
-)
-from mldebug.core.report_model import CaptureView, Comparison, Report, Stall, TimelineEvent
+from mldebug.core.model import Diagnosis, Gap, Job, NodeCapture, Noun, QueriedNodes
+from mldebug.core.report_model import Comparison, TimelineEvent
 from mldebug.core.text import rfc3339
-from mldebug.diagnosis.diagnose import diagnose
-from mldebug.diagnosis.exits.judge import judge_exit
-from mldebug.diagnosis.exits.judgement import judgement_of, with_gaps, without_processes
 from mldebug.diagnosis.exits.model import AttemptExit
-from mldebug.diagnosis.exits.timeline import with_exits
-from mldebug.goodput.slowdown import judge_slowdown
 from mldebug.goodput.straggler import Slowness
-from mldebug.incidents.report.build import State, Trigger, build_report
+from mldebug.incidents.report.build import State
 from mldebug.incidents.report.changes import comparison, later_words
-from mldebug.incidents.uncaptured import judge_uncaptured, stand_in
-from mldebug.stall.sentences import seconds
 
 MAX_ATTEMPTS = 1000
 MAX_GAPS = 8
-TRIGGERS: dict[str, Trigger] = {"stall": "stall", "abnormal_end": "exit", "slowdown": "slowdown"}
 
 
 class Incident(Noun, frozen=True, kw_only=True):
@@ -91,8 +72,8 @@ def add_capture(incident: Incident, capture: NodeCapture) -> Incident:
     kept = (*incident.captures[:1], capture)
     incident = msgspec.structs.replace(incident, captures=kept)
     note = "captured all ranks"
-    if moved := _moved(incident):
-        note = f"captured all ranks again, {later_words(moved)}: {moved.summary}"
+    if change := changes_between_captures(incident):
+        note = f"captured all ranks again, {later_words(change)}: {change.summary}"
     return add_timeline(incident, capture.taken_at, note)
 
 
@@ -170,65 +151,6 @@ def _attempts(failed: tuple[int, ...], attempt: AttemptExit) -> range:
     return range(max(first, number - MAX_ATTEMPTS), number + later + 1)
 
 
-def judge(incident: Incident) -> Judgement:
-    """Judge an incident by all its evidence: by the slowdown, the exits, the captures of all nodes, or else this node's
-    captures.
-
-    Of this node's captures the first is judged; the newest where the first names nobody.
-    """
-    if incident.slowness is not None:
-        return judge_slowdown(_job(incident), incident.slowness)
-    if incident.exit is not None:
-        ended = _judge_exit(incident, incident.exit)
-        if not incident.node_captures:
-            return _or_who_is_missed(incident, incident.exit, ended)
-        return after(ended.diagnosis, diagnose(incident.node_captures, incident.queried))
-    if incident.node_captures and (
-        incident.whole is None or incident.whole.nodes < len(incident.node_captures)
-    ):
-        return after(incident.cause, diagnose(incident.node_captures, incident.queried))
-    found = (
-        diagnose(incident.node_captures, incident.queried)
-        if incident.node_captures
-        else _judge_here(incident)
-    )
-    if incident.whole is None:
-        return found
-    return msgspec.structs.replace(found, diagnosis=incident.whole.diagnosis)
-
-
-def judge_unread(incident: Incident, why: Gap, known: Judgement | None = None) -> Judgement:
-    """The judgement of an incident whose evidence could not be judged, and `why`: `known`, what was concluded from less of it
-    before, or else `unknown`. What all nodes together have shown needs no judging here.
-    """
-    found = _unread(incident, why) if known is None else _still(known, why)
-    whole = incident.whole
-    if incident.exit is not None or whole is None or whole.nodes < len(incident.node_captures):
-        return found
-    return msgspec.structs.replace(found, diagnosis=whole.diagnosis)
-
-
-def _unread(incident: Incident, why: Gap) -> Judgement:
-    job = incident.job or (incident.exit.job if incident.exit is not None else None)
-    bare = _stand_in(msgspec.structs.replace(incident, job=job, slowness=None))
-    bare = msgspec.structs.replace(bare, gaps=(why,))
-    return judge_uncaptured(
-        bare,
-        incident.sentence or incident.why,
-        _lasted(incident),
-        "its evidence was not judged",
-    )
-
-
-def _still(known: Judgement, why: Gap) -> Judgement:
-    begin = f"{why.what}: "
-    evidence = (line for line in known.diagnosis.evidence if not line.startswith(begin))
-    diagnosis = msgspec.structs.replace(
-        known.diagnosis, evidence=(*evidence, f"{begin}{why.reason}")
-    )
-    return msgspec.structs.replace(known, diagnosis=diagnosis)
-
-
 def add_node_captures(
     incident: Incident,
     captures: tuple[NodeCapture, ...],
@@ -258,162 +180,19 @@ def add_cause(incident: Incident, cause: AnnouncedExit, at: float) -> Incident:
     return incident if has_cause else add_timeline(incident, at, what)
 
 
-def after(cause: Diagnosis | None, found: Judgement) -> Judgement:
-    """The judgement of ranks that live, where others failed before.
-
-    The diagnosis `cause` gives the verdict; the rest is added to its text. None: unchanged.
-    """
-    if cause is None:
-        return found
-    later = found.diagnosis
-    summary = f"{cause.summary}; since then: {later.summary}" if later.summary else cause.summary
-    evidence = (*cause.evidence, *later.evidence)
-    steps = (*cause.next_steps, *later.next_steps)
-    whole = msgspec.structs.replace(cause, summary=summary, evidence=evidence, next_steps=steps)
-    return msgspec.structs.replace(found, diagnosis=whole)
-
-
 def add_whole(incident: Incident, whole: Whole, at: float) -> Incident:
     """Add the diagnosis that another node made from the captures of all nodes. `at`: unix time."""
     what = f"all nodes together: {whole.diagnosis.summary} (report {whole.report} on {whole.node})"
     return add_timeline(msgspec.structs.replace(incident, whole=whole), at, what)
 
 
-def _judge_here(incident: Incident) -> Judgement:
-    if not incident.captures:
-        return judge_uncaptured(_stand_in(incident), incident.sentence, _lasted(incident))
-    first = diagnose(incident.captures[:1])
-    if first.diagnosis.culprits or len(incident.captures) < 2:
-        return first
-    later = diagnose(incident.captures[-1:])
-    return later if later.diagnosis.culprits else first
-
-
-def _judge_exit(incident: Incident, attempt: AttemptExit) -> Judgement:
-    """An abnormal end, with the capture of those that outlived the first; of a crash loop with the number of attempts."""
-    judgement = judgement_of(attempt, judge_exit(attempt), next(iter(incident.captures[-1:]), None))
-    summary = judgement.diagnosis.summary
-    if len(incident.failed) >= 2:
-        attempts = ", ".join(map(str, incident.failed[-8:]))
-        summary += f"; {len(incident.failed)} attempts failed this way ({attempts})"
-    if incident.alike >= 2:
-        summary += f"; {incident.alike} of {incident.runs} runs of this script failed the same way within an hour"
-    return msgspec.structs.replace(
-        judgement, diagnosis=msgspec.structs.replace(judgement.diagnosis, summary=summary)
-    )
-
-
-def _or_who_is_missed(incident: Incident, attempt: AttemptExit, ended: Judgement) -> Judgement:
-    """Where the exits name nobody, and all who live on wait: the only rank that is gone, at `low`.
-
-    One that waits may have left the common path, and the one that is gone may only have noticed it first.
-    """
-    if ended.diagnosis.culprits or not (attempt.living and incident.captures):
-        return ended
-    later = diagnose(incident.captures[-1:])
-    gone = [rank for rank in later.ranks if rank.is_.role in (Role.EXITED, Role.MISSING)]
-    wait = all(rank.is_.role is Role.WAITING for rank in later.ranks if rank not in gone)
-    if later.diagnosis.verdict is not Verdict.RANK_EXITED or len(gone) != 1 or not wait:
-        return ended
-    found = msgspec.structs.replace(
-        later.diagnosis,
-        confidence=Confidence.LOW,
-        evidence=(*ended.diagnosis.evidence, *later.diagnosis.evidence),
-    )
-    return msgspec.structs.replace(ended, diagnosis=found)
-
-
-def write_report(incident: Incident, judgement: Judgement, reported_at: float) -> Report:
-    """Build the incident's report, on the capture that the judgement rests on.
-
-    `reported_at`: unix time.
-    """
-    capture, timeline = _judged_by(incident, judgement), incident.timeline
-    if incident.exit is not None:
-        blamed = {one.rank for one in judgement.diagnosis.culprits if one.rank is not None}
-        timeline = with_exits(timeline, incident.exit, blamed, incident.detected_at)
-    capture = msgspec.structs.replace(capture, gaps=(*capture.gaps, *incident.gaps))
-    report = build_report(
-        judgement,
-        incident.node_captures or (capture,),
-        kind=incident.kind,
-        trigger=TRIGGERS[incident.kind],
-        state=incident.state,
-        detected_at=incident.detected_at,
-        reported_at=reported_at,
-        stall=Stall(
-            timeout_seconds=incident.timeout,
-            why=incident.why,
-            collective_timeout_seconds=incident.collective_timeout,
-        ),
-        timeline=timeline,
-        versions=capture.versions or incident.versions,
-        report_id=incident.id,
-        stalled_since=incident.stalled_since,
-        queried=incident.queried,
-        node=incident.queried.by or None if incident.queried else None,
-    )
-    if incident.node_captures and not incident.captures:
-        return report
-    views = _views(incident, judgement)
-    return msgspec.structs.replace(report, captures=views, comparison=_moved(incident))
-
-
-def _judged_by(incident: Incident, judgement: Judgement) -> NodeCapture:
-    """The capture that the judgement rests on: of an end that of those that lived on, else what stands for one."""
-    if incident.exit is not None:
-        return _capture_of_exit(incident, incident.exit)
-    first = next(iter(incident.captures), None) or _stand_in(incident)
-    return next((one for one in incident.captures if one.taken_at == judgement.taken_at), first)
-
-
-def _capture_of_exit(incident: Incident, attempt: AttemptExit) -> NodeCapture:
-    if incident.captures:
-        return with_gaps(incident.captures[-1], attempt)
-    return without_processes(attempt, incident.detected_at, incident.versions)
-
-
-def _stand_in(incident: Incident) -> NodeCapture:
-    """What a report shows where no capture has come; for a slowdown none is needed."""
-    job = _job(incident)
-    if incident.slowness is not None:
-        node = next((rank.node for rank in job.ranks if rank.node), "")
-        return NodeCapture(node=node, taken_at=incident.detected_at, job=job)
-    return stand_in(job, incident.detected_at, incident.state, incident.gaps)
-
-
-def _job(incident: Incident) -> Job:
+def watched_job(incident: Incident) -> Job:
+    """The job as it was when the incident was opened; of an incident stored without it, one with nothing but its id."""
     return incident.job or Job(id=incident.job_id, name=incident.job_id, launcher="unknown")
 
 
-def _lasted(incident: Incident) -> str:
-    if incident.over_at is None:
-        return ""
-    stood = incident.over_at - (incident.stalled_since or incident.detected_at)
-    after = incident.over_at - incident.detected_at
-    return f"the stall lasted {seconds(round(stood, 1))}, of which {seconds(round(after, 1))} after it was told"
-
-
-def _moved(incident: Incident) -> Comparison | None:
+def changes_between_captures(incident: Incident) -> Comparison | None:
+    """What moved between the first capture and the newest; None where there is one or none."""
     if len(incident.captures) < 2:
         return None
     return comparison(incident.captures[0], incident.captures[-1])
-
-
-def _views(incident: Incident, judgement: Judgement) -> tuple[CaptureView, ...]:
-    """The moments; where there are two, which one the report rests on."""
-    first = "when the stall was confirmed" if incident.kind == "stall" else "ranks that lived on"
-    notes = [first, "once more, to see what moved"][: len(incident.captures)]
-    if len(notes) > 1:
-        judged = _judged_by(incident, judgement).taken_at
-        at = 0 if judged == incident.captures[0].taken_at else 1
-        notes[at] += " (this report rests on it)"
-    return tuple(
-        CaptureView(
-            at=rfc3339(capture.taken_at),
-            duration_seconds=capture.duration_seconds,
-            ranks=len(capture.ranks),
-            note=note,
-        )
-        for capture, note in zip(incident.captures, notes, strict=True)
-    )

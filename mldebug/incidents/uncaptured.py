@@ -9,13 +9,13 @@ from mldebug.core.model import (
     Confidence,
     Diagnosis,
     Gap,
-    Job,
     Judgement,
     NodeCapture,
     Role,
     Verdict,
 )
 from mldebug.diagnosis.classify.rank_states import make_group
+from mldebug.incidents.incident import Incident, watched_job
 from mldebug.incidents.report.build import State
 
 WHAT = "a capture of all ranks"
@@ -29,14 +29,16 @@ UNCAPTURED = Classification(
 )
 
 
-def stand_in(job: Job, at: float, state: State, known: tuple[Gap, ...]) -> NodeCapture:
-    """An empty capture, with the reasons why there is none: `known`, and one that follows from the incident's `state`.
-
-    `at`: unix time.
-    """
-    node = next((rank.node for rank in job.ranks if rank.node), next(iter(job.nodes), ""))
+def stand_in(incident: Incident) -> NodeCapture:
+    """An empty capture with the reasons why there is none, to stand where one is needed; a slowdown needs none, and no reasons."""
+    job = watched_job(incident)
+    node = next((rank.node for rank in job.ranks if rank.node), "")
+    if incident.slowness is not None:
+        return NodeCapture(node=node, taken_at=incident.detected_at, job=job)
+    known, state = incident.gaps, incident.state
     late = () if known and state == "open" else (Gap(what=WHAT, reason=BEFORE[state]),)
-    return NodeCapture(node=node, taken_at=at, job=job, gaps=(*known, *late))
+    node = node or next(iter(job.nodes), "")
+    return NodeCapture(node=node, taken_at=incident.detected_at, job=job, gaps=(*known, *late))
 
 
 def judge_uncaptured(

@@ -9,7 +9,8 @@ import msgspec
 
 from mldebug.cluster.run_identity import RunKey, job_key, run_key
 from mldebug.core.model import Judgement, NodeCapture
-from mldebug.incidents.incident import Incident, close_incident, has_evidence, write_report
+from mldebug.incidents.incident import Incident, close_incident, has_evidence
+from mldebug.incidents.incident_report import write_report
 from mldebug.incidents.pruning import is_by_hand
 from mldebug.incidents.report.build import State, make_id
 from mldebug.incidents.report.html import render_html

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from mldebug.core.model import Gap, Job, Judgement
-from mldebug.incidents import incident as incidents
+from mldebug.incidents import judge as incident_judge
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.owners import Owner, owner_of
 
@@ -35,7 +35,7 @@ class JudgingShares:
 
     def __init__(
         self,
-        work: Callable[[Incident], Judgement] = incidents.judge,
+        work: Callable[[Incident], Judgement] = incident_judge.judge,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._work, self._clock = work, clock
@@ -58,7 +58,7 @@ class JudgingShares:
             )
             reason = f"it was given up after {limit:.2g} s of CPU time: each user has a share"
             gap = Gap(what=WHAT, reason=reason, way_out=way_out)
-            return incidents.judge_unread(incident, gap, known)
+            return incident_judge.judge_unread(incident, gap, known)
         finally:
             self._use(who, time.thread_time() - before)
 
@@ -119,7 +119,7 @@ _SHARES = JudgingShares()
 
 
 def judge(incident: Incident, known: Judgement | None = None) -> Judgement:
-    """The judgement of an incident, as `mldebug.incidents.incident.judge` gives it, within its owner's share of CPU time.
+    """The judgement of an incident, as `mldebug.incidents.judge.judge` gives it, within its owner's share of CPU time.
     `known`: see `JudgingShares.judge`.
     """
     return _SHARES.judge(incident, known)

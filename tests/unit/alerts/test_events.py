@@ -30,7 +30,8 @@ from mldebug.hardware.health.model import ComponentHealth, HealthState, Suggeste
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.hardware.host_memory.parse import Level
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory
-from mldebug.incidents.incident import Incident, close_incident, judge
+from mldebug.incidents.incident import Incident, close_incident
+from mldebug.incidents.judge import judge
 from mldebug.storage.checkpoints.history import KnownCheckpoint
 from mldebug.storage.checkpoints.model import Completeness as SavedAs
 from mldebug.storage.checkpoints.state import SeriesState

@@ -37,7 +37,7 @@ from mldebug.cluster.source_shares import (
 )
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Job
-from mldebug.incidents.incident import judge
+from mldebug.incidents.judge import judge
 from mldebug.stall.signals import Stage, StallDecision
 from mldebug_agents.cluster.peers.controller import MAX_OF_ONE, PeersController
 from mldebug_agents.cluster.peers.coordinator_search import FoundCoordinator, candidates

@@ -25,14 +25,9 @@ from mldebug.diagnosis.exits.model import (
     RankError,
     RankExit,
 )
-from mldebug.incidents.incident import (
-    Incident,
-    add_capture,
-    add_exit,
-    close_incident,
-    judge,
-    write_report,
-)
+from mldebug.incidents.incident import Incident, add_capture, add_exit, close_incident
+from mldebug.incidents.incident_report import write_report
+from mldebug.incidents.judge import judge
 from shared.capture.flights import call, group
 from shared.diagnosis.builders import WAITER, capture, process, rank, still
 

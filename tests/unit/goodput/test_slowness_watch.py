@@ -11,7 +11,8 @@ from mldebug.core.report_model import Report
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.speed_trend import SpeedTrend
 from mldebug.goodput.straggler import MOST, STRETCHES, SampledStretch
-from mldebug.incidents.incident import Incident, judge
+from mldebug.incidents.incident import Incident
+from mldebug.incidents.judge import judge
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook, Stage, StallDecision
 from mldebug.stall.watch import StallWatch

@@ -16,7 +16,7 @@ from mldebug.core.model import Diagnosis, NcclCommunicator, NcclRank, NodeCaptur
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.incident import Incident
-from mldebug.incidents.incident import judge as judge_incident
+from mldebug.incidents.judge import judge as judge_incident
 from mldebug.incidents.stored_evidence import load_evidence
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "h200" / "hangs"

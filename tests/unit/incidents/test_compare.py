@@ -9,7 +9,9 @@ from mldebug.cli.commands.diagnose import judge as judge_again
 from mldebug.core.model import Io, NodeCapture, ProcessCapture, RankCapture, Remark
 from mldebug.core.report_model import Change, Report
 from mldebug.incidents.compare import RankChange, compare
-from mldebug.incidents.incident import Incident, add_capture, judge, write_report
+from mldebug.incidents.incident import Incident, add_capture
+from mldebug.incidents.incident_report import write_report
+from mldebug.incidents.judge import judge
 from mldebug.incidents.report.changes import MAX_MOVES, comparison
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.schema import report_schema

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from mldebug.core.model import NodeCapture
 from mldebug.diagnosis.exits.model import AttemptExit
-from mldebug.incidents.incident import Incident, judge
+from mldebug.incidents.incident import Incident
+from mldebug.incidents.judge import judge
 from shared.diagnosis.builders import process, still
 
 WRECKS = Path(__file__).parents[2] / "fixtures" / "h200" / "wrecks"
