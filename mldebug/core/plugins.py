@@ -17,7 +17,8 @@ import msgspec
 
 from mldebug.core.errors import UsageError
 
-# By kind: the folders of its plugins, or a single module that is one.
+# By kind: the folders of its plugins, or a single module that is one. A folder inside another one stands here too: else it would
+# be a plugin that is a package.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "actions": ("mldebug_agents.alerts.actions",),
     "channels": ("mldebug_exporters.channels",),
@@ -29,12 +30,17 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "gpus": ("mldebug_agents.hardware.gpu.vendors",),
     "launchers": ("mldebug_agents.jobs.launchers",),
     "logs": ("mldebug.jobs.logs.formats",),
-    "metrics": ("mldebug_exporters.metrics",),
+    "metrics": (
+        "mldebug_exporters.metrics",
+        "mldebug_exporters.metrics.hardware",
+        "mldebug_exporters.metrics.storage",
+    ),
     "pages": ("mldebug.web.pages",),
     "probes": ("mldebug_agents.probes.verbs",),
     "schedulers": ("mldebug_agents.jobs.schedulers",),
     "transports": ("mldebug_agents.cluster.transports",),
 }
+_FOLDERS = frozenset(folder for folders in PACKAGES.values() for folder in folders)
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,4 +106,7 @@ def _modules(package: str) -> dict[str, str]:
     if spec.submodule_search_locations is None:
         return {package.rpartition(".")[2]: package}
     found = pkgutil.iter_modules(spec.submodule_search_locations)
-    return {each.name: f"{package}.{each.name}" for each in found if not each.name.startswith("_")}
+    modules = {
+        each.name: f"{package}.{each.name}" for each in found if not each.name.startswith("_")
+    }
+    return {name: module for name, module in modules.items() if module not in _FOLDERS}

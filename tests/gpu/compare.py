@@ -12,7 +12,7 @@ import msgspec
 from gpu.smi import Key, Value
 from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.metrics.gpus import samples
+from mldebug_exporters.metrics.hardware.gpus import samples
 
 OURS = "mldebug_gpu_"
 MOVING: dict[str, tuple[float, float]] = {

@@ -54,6 +54,7 @@ def test_create_is_annotated_with_the_type_of_its_kind(kind: str, name: str) -> 
 
 @pytest.mark.parametrize("kind", sorted(PACKAGES.keys() - {"commands", "probes"}))
 def test_the_type_stands_beside_its_plugins(kind: str) -> None:
-    """Those of commands are of click."""
-    for package in PACKAGES[kind]:
-        assert getattr(import_module(package), TYPES[kind].__name__) is TYPES[kind]
+    """Those of commands are of click. The other folders of a kind lie inside the first one."""
+    first = PACKAGES[kind][0]
+    assert getattr(import_module(first), TYPES[kind].__name__) is TYPES[kind]
+    assert [folder for folder in PACKAGES[kind] if not folder.startswith(first)] == []

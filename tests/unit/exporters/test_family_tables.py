@@ -49,15 +49,16 @@ def _owner(call: ast.Call) -> str:
     return ast.unparse(call.func).rpartition(".")[0]
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)
 def test_every_family_is_a_row_of_a_table_at_the_top_of_its_file(path: Path) -> None:
     assert misplaced(path.read_text()) == []
 
 
 @pytest.mark.parametrize("name", names("metrics"))
 def test_a_group_has_the_families_of_its_rows_and_no_others(name: str) -> None:
-    source = (FOLDER / f"{name}.py").read_text()
-    for shared in FOLDER.glob("_[a-z]*.py"):
+    (file,) = FOLDER.rglob(f"{name}.py")
+    source = file.read_text()
+    for shared in file.parent.glob("_[a-z]*.py"):
         source += shared.read_text() if shared.stem in source else ""
     rows = [ast.unparse(call) for word, call in _calls(ast.parse(source)) if word in ROWS]
     assert len(create("metrics", name).families) == len(rows) > 0

@@ -27,7 +27,7 @@ from mldebug.hardware.gpu.readings import (
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.hardware.gpu.nvml.library import Library
 from mldebug_agents.hardware.gpu.vendors import nvidia
-from mldebug_exporters.metrics import gpus as group
+from mldebug_exporters.metrics.hardware import gpus as group
 from mldebug_exporters.prometheus import Prometheus
 from shared.web.snapshots import snapshot
 

@@ -9,7 +9,7 @@ from mldebug.core.errors import ConfigError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.yaml_reader import parse
 from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
-from mldebug_exporters.metrics.health import create
+from mldebug_exporters.metrics.hardware.health import create
 from shared.web.snapshots import snapshot
 
 HEALTH = (

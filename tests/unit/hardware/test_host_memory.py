@@ -30,7 +30,7 @@ from mldebug_agents.hardware.host_memory.reader import (
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch.cgroups import Cgroup
-from mldebug_exporters.metrics.memory import UNREADABLE, samples
+from mldebug_exporters.metrics.hardware.memory import UNREADABLE, samples
 from shared.system.patience import PATIENCE
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -5,7 +5,7 @@ import pytest
 from mldebug.core.plugins import NoOptions
 from mldebug.hardware.kernel_log.counts import KernelCounts, KindCount, XidCount
 from mldebug.hardware.kernel_log.model import KernelEventKind
-from mldebug_exporters.metrics.kernellog import create
+from mldebug_exporters.metrics.hardware.kernellog import create
 from shared.web.snapshots import snapshot
 
 COUNTS = KernelCounts(

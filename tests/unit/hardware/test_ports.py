@@ -24,7 +24,7 @@ from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.system.workers import Result
-from mldebug_exporters.metrics.ports import create
+from mldebug_exporters.metrics.hardware.ports import create
 from shared.hardware.porttrees import PortTree, recorded
 from shared.web.snapshots import snapshot
 

@@ -8,7 +8,7 @@ from mldebug.core.plugins import NoOptions
 from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, NodeWatch
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
-from mldebug_exporters.metrics import _gpu_table
+from mldebug_exporters.metrics.hardware import _gpu_table
 
 NO_LIBRARY = "where there is no GPU library, and after a read that failed"
 
