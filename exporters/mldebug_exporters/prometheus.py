@@ -129,5 +129,5 @@ def _quality(parameters: list[str]) -> float:
 
 
 def create(options: NoOptions) -> Exposition:
-    """Build the renderer `prometheus`."""
+    """Build the renderer `prometheus`: the Prometheus text of the agent's last snapshot."""
     return Prometheus()

@@ -1,7 +1,8 @@
 """Whose code a file is, by its path: the job's own, an installed package's, a framework's, or a library's.
 
-A stack passes through many packages. A report names the job's own line; only where a thread has none (a recipe that ships with
-its framework) a line of a package or framework stands in for it.
+A stack passes through many packages. A report names the innermost line of the job's own code. Only where a thread has none (its
+training loop is one that a framework ships) it names a line of an installed package, or else of the framework. Libraries (torch, the
+standard library) are what all of them call to wait, and are never named.
 """
 
 import enum

@@ -205,7 +205,9 @@ class Coordinator(PeerRoster):
         )
 
     def captured(self, news: RunNews, whole: Whole) -> None:
-        """Store the diagnosis from all nodes with the run's stall; does nothing where the run has none."""
+        """Keep `whole`, the diagnosis from the captures of all nodes, with the stall of the run that `news` is about; does nothing where that has
+        none.
+        """
         stall = self._stalls.get((news.key, news.attempt))
         if stall is not None:
             stall.whole = whole

@@ -57,7 +57,7 @@ class CaptureCall(NamedTuple):
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Why the scheduler's node list is not known, from the first node's announcement; empty where it is known."""
+        """Why the scheduler's list of the run's nodes is not known, in the words of the node that noticed the stall; empty where it is known."""
         return () if self.node_list else self.news.gaps
 
 

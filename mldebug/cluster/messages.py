@@ -62,7 +62,9 @@ class PeerMessage(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Signal(Noun, frozen=True, kw_only=True):
-    """A signal of progress such as a step count, as in `mldebug.stall.signals.Progress`, with its age in place of a time."""
+    """A sign that a job moves, such as its step number, as nodes report it to each other: seconds since the value was reached (`age`)
+    in place of a time, since clocks differ. `kind` and `value` as in `mldebug.stall.signals.Progress`.
+    """
 
     kind: str
     value: float
@@ -138,7 +140,9 @@ class Whole(Noun, frozen=True, kw_only=True):
 
 
 class RunWord(Noun, frozen=True, kw_only=True):
-    """The coordinator's message to a node about one run: progress on other nodes, the open stall, and for how long to delay a capture."""
+    """The coordinator's message to a node about one run: progress on other nodes, the open stall, and for how many seconds to put off
+    reading the stacks of all ranks.
+    """
 
     key: RunKey
     signals: tuple[Signal, ...] = ()  # of other nodes, of one node for each kind

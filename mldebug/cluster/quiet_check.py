@@ -25,10 +25,12 @@ class QuietCheck:
         self._since: dict[tuple[RunKey, int], float] = {}
 
     def holds(self, noticed: Shown, others: Iterable[Shown], now: float, pace: float) -> float:
-        """Seconds for which the capture is still delayed; 0.0 where no other node has seen the run move since `noticed` saw it stand still.
+        """Seconds for which the capture of a stall is still delayed; 0.0 where the run stands still on all nodes.
 
-        `now`: monotonic seconds. `pace`: seconds between two announcements of one node. The delay
-        begins with the first call that sees the run move, and lasts `HOLD` + `pace`.
+        `noticed`: the node that reports the stall, with what it announced of the run; `others`: the same of the other nodes. The run
+        moves on another node where that has announced progress later than `noticed` has. The delay begins with the first call
+        that finds it so, and lasts `HOLD` + `pace` seconds. `now`: monotonic seconds. `pace`: seconds between two announcements of a
+        node.
         """
         run = (noticed[1].key, noticed[1].attempt)
         if not _moves(noticed, others):

@@ -34,7 +34,9 @@ class PluginKind(msgspec.Struct, frozen=True):
 
 
 def problems(module: PluginModule, options: msgspec.Struct) -> Iterator[tuple[str, str]]:
-    """Problems of a plugin's options that its `problems` function finds, as (field, what is wrong)."""
+    """What is wrong with a plugin's options, as (field, what is wrong): what the function `problems` in the plugin's own module finds;
+    nothing where it has none.
+    """
     check = getattr(module, "problems", None)
     if check is not None:
         yield from check(options)

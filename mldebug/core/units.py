@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `15s`, `1h30m`, `250ms`, `20GiB`."""
+"""Reads and prints durations and sizes as people write them: `15s`, `1h30m`, `250ms`, `20GiB`."""
 
 import re
 from typing import Annotated

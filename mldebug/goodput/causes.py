@@ -104,7 +104,9 @@ def _of_each(values: Iterable[Number | None]) -> list[Number]:
 
 
 class Compared(NamedTuple):
-    """A slow rank and the others. `loss`: share of the others' time; `kind`: what its stack shows more (`Excess.kind`)."""
+    """A slow rank and the others. `loss`: the share of their time (0 to 1) that the others lose by waiting for it; `kind`: the work in
+    which its stack is found more often than theirs (`Excess.kind`).
+    """
 
     own: RankEvidence
     others: OtherRanks

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import islice
 
-from mldebug.core.model import Noun
+from mldebug.core.model import Noun, shared_fields
 from mldebug.goodput.checkpoint_interval import best_interval, interval_words
 from mldebug.goodput.job_account import JobAccount
 from mldebug.goodput.segments import GpuUse
@@ -48,7 +48,6 @@ class JobGoodput(Noun, frozen=True, kw_only=True):
     runs: tuple[str, ...] = ()  # ids of those that live
     restarts: int = 0
     attempts: int = 0
-    steps_again: int = 0  # steps that were done again after restarts
     gpu_seconds: dict[str, float] = {}
     productive_ratio: float = 0.0
     sentence: str = ""
@@ -64,14 +63,8 @@ def job_goodput(job: JobAccount) -> JobGoodput:
     seconds = job.seconds
     whole = sum(seconds.values())
     return JobGoodput(
-        name=job.name,
-        user=job.user,
-        uid=job.uid,
-        script=job.script,
-        began=job.began,
-        at=job.at,
+        **shared_fields(job, JobGoodput),
         runs=tuple(dict.fromkeys(one.run for one in job.open if not one.over)),
-        restarts=job.restarts,
         attempts=job.count,
         gpu_seconds=_rounded(seconds),
         productive_ratio=round(seconds.get(GpuUse.PRODUCTIVE, 0.0) / whole, 4) if whole else 0.0,

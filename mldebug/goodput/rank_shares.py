@@ -96,10 +96,12 @@ def rank_shares(
     evidence: RankEvidence = RankEvidence(),  # noqa: B008 - a value
     fetches: Collection[CodeLine] = (),
 ) -> RankShares | None:
-    """The shares of a rank from all samples of its threads (`stacks`), and from those in which a thread was on a CPU (`on_cpu`).
+    """How a rank spent its time (waiting, loading data, working), from samples of its stacks: all of them (`stacks`), and those in
+    which the thread was on a CPU (`on_cpu`), taken at the same rate for the same time.
 
-    Both must be taken at the same rate for the same time. `delayed`: share of the time without a free CPU. None where no thread
-    can be taken for the process's main work.
+    `pid`: of its process. `delayed`: share of the time in which it was ready to run and no CPU was free. `evidence`: what else was
+    measured of it, kept as it is. `fetches`: lines of the job's code that get the next batch. None where no thread does what can
+    be taken for the process's main work.
     """
     tid = _speaker(stacks, pid)
     every, active = _by_kind(stacks, tid, fetches), _by_kind(on_cpu, tid, fetches)

@@ -7,6 +7,7 @@ import msgspec
 
 from mldebug.core.errors import AccessError, EvidenceError
 from mldebug.core.files import read_struct
+from mldebug.core.model import shared_fields
 from mldebug.core.text import seconds_of
 
 
@@ -92,15 +93,13 @@ def read_entry(folder: Path) -> ReportEntry:
     except (EvidenceError, AccessError) as error:
         return ReportEntry(id=folder.name, broken=error.message)
     return ReportEntry(
+        **shared_fields(head, ReportEntry),
+        **shared_fields(head.diagnosis, ReportEntry),
         id=folder.name,
-        verdict=head.diagnosis.verdict,
-        confidence=head.diagnosis.confidence,
         job=head.job.name,
         job_id=head.job.id,
         sentence=head.diagnosis.summary,
         time=head.detected_at,
-        state=head.state,
-        kind=head.kind,
         user=head.job.user,
         ranks=head.job.world_size,
     )

@@ -1,8 +1,9 @@
 """Which log records are progress of the training loop: those of the main loop's own lines that report something new.
 
 **Whose line.** Other threads (that poll, wait or measure) print counts too, and go on while the training loop hangs. The words of a
-line do not tell them apart, but the rhythm of the run does: once the loop is known by its records, a bare count (no loss, metric, total
-or epoch) in a line of a new shape is taken for another thread's, as long as these processes live. It is taken for the loop's where it
+line do not tell them apart, but what the run printed before does. Two lines have the same shape where they differ in numbers alone. Once
+the loop has printed lines of one shape at regular times (its rhythm), a line of another shape with nothing but a count (no loss, metric,
+total or epoch) is taken for another thread's, until the job's processes are replaced. It is taken for the loop's where it
 
 - is of a known format, or has a loss, a metric, a total or an epoch: another phase of the loop, such as an evaluation;
 - came before there was a rhythm: lines that alternate from the start, or a job that prints nothing else;

@@ -90,8 +90,8 @@ class ProgressClock:
         )
 
     def update(self, look: RunLook, learn: bool) -> float | None:
-        """Add one look. Returns the seconds without progress that ended with it; None where the job did not move, and at the
-        first look. `learn`: whether this gap counts as usual for the run.
+        """Add one reading of the run. Returns how many seconds without progress have ended with it; None where the job has not moved since
+        the reading before, and at the first one. `learn`: whether so long a gap is taken as usual for the run from now on.
         """
         memory, before = self.memory, self.memory.looked_at
         at = look.at if math.isfinite(look.at) else before or 0.0

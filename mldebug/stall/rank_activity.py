@@ -248,8 +248,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def unmoved_since(self) -> float:
-        """Since when the rank's frames, GPU and context switches show no movement, on the caller's clock; switches are ignored
-        where its GPU is known to stand still. CPU time is not counted: a rank that waits may spin.
+        """The time (seconds of the caller's clock) of the last sign that the rank moves: a change of its stack frames, work of its GPU, or
+        context switches; now, or nearly so, for one that moves. Switches do not count where its GPU is known to be idle. CPU time
+        never does: a rank that waits may spin.
         """
         return (
             self.unchanged_since

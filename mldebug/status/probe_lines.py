@@ -33,12 +33,14 @@ def verdict(one: JudgedSeries) -> str:
 
 
 def dated(one: JudgedSeries) -> bool:
-    """Whether the time of the last run is plausible; a damaged history file may contain any number."""
+    """Whether the time of the newest measurement in a series is after 1970 and can be printed; a damaged history file may contain any
+    number.
+    """
     return 0 <= one.last[-1].at < MOST
 
 
 def moment(one: JudgedSeries) -> str:
-    """The time of the last run: `2026-11-21 05:50Z`."""
+    """The time of the newest measurement: `2026-11-21 05:50Z`."""
     if not dated(one):
         return "a moment that cannot be"
     return f"{datetime.fromtimestamp(one.last[-1].at, UTC):%Y-%m-%d %H:%M}Z"

@@ -34,7 +34,7 @@ SPARKLINES = ("tokens_per_second", "samples_per_second", "tflops", STEP_SECONDS)
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure over time. `lines`: points for SVG polylines, one for each stretch without a gap; `marks`: x of events."""
+    """One figure of a run, such as its loss, over time. `lines`: points for SVG polylines, one for each stretch without a gap; `marks`: x of events."""
 
     label: str
     last: str
@@ -46,7 +46,9 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An event in the figures of a run. `when`: RFC 3339."""
+    """A line of text in the list below a run's charts: when its loss or speed went wrong, and how. `when`: RFC 3339; `bad`: shown as an
+    error.
+    """
 
     when: str
     text: str

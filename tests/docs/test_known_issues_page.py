@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.jobs.known_issues.match import RULES, SETTINGS
-from mldebug.jobs.known_issues.reference import page
+from shared.docs.known_issues_page import page
 
 PAGE = Path(__file__).parents[2] / "docs/known-traps.md"
 

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mldebug.core.plugins import names, summary
-from mldebug_exporters.exposition.reference import page
 from mldebug_exporters.prometheus import Prometheus, groups
+from shared.docs.metrics_page import page
 from shared.web.snapshots import hooked, moving, snapshot, stalled, trapped
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mldebug.hardware.kernel_log.model import KernelEventKind
-from mldebug.hardware.kernel_log.reference import TIERS, page
 from mldebug.hardware.kernel_log.xids import Tier, catalogue
+from shared.docs.xids_page import TIERS, page
 
 PAGE = Path(__file__).parents[2] / "docs/kernel-log.md"
 

@@ -24,7 +24,7 @@ class JobDefects:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """One gap for each job that had an exception and still exists."""
+        """For each job that still exists and for which mldebug's own code failed: the last exception, as the reason why something is missing."""
         return tuple(self._gaps.values())
 
     @contextmanager

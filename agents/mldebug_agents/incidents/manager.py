@@ -204,10 +204,10 @@ class IncidentManager:
     # --- stalls ------------------------------------------------------------------------------------
 
     def open(self, run: Run, decision: StallDecision, *, hold: bool = False) -> None:
-        """Open an incident for this stall, with the capture and the gaps that the run keeps.
+        """Open an incident for this stall, with the capture that the run has already, or the reasons why it has none.
 
-        An incident that is open already is continued instead. `hold`: write no report yet, because
-        other nodes are asked, who may know the stall under another id.
+        An incident of the run that is open already is continued instead. `hold`: write no report yet: other nodes are asked first, and
+        may have reported the same stall under another id.
         """
         if run.incident is not None and run.incident.key == decision.key:
             return  # known from before our restart: the same stall keeps its id

@@ -168,9 +168,9 @@ def look(
 
 
 def with_hardware(capture: NodeCapture, gpus: GpuOverview) -> NodeCapture:
-    """The capture with its GPUs added: their faults, states, and all devices of the job.
+    """The capture with what was read of GPUs: faults and state of the GPUs of its ranks, and which devices the job's processes use.
 
-    What could not be read becomes gaps.
+    What could not be read is listed in the capture's `gaps`, with the reason.
     """
     gaps = [one for one in (gpus.gpu_gap, gpus.kernel_gap) if one is not None]
     return msgspec.structs.replace(

@@ -19,16 +19,13 @@ IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python from its start; the job 
 LOCALE = "LC_CTYPE"  # which Python sets for itself where the locale is C (PEP 538); the job would inherit it
 
 
-def callers_environment(
-    now: Mapping[str, str], first: str = "/proc/self/environ"
-) -> dict[str, str]:
-    """The environment with which this process was started: Python may have set LC_CTYPE since, which is undone.
-
-    `first`: the kernel's copy of it.
+def callers_environment(now: Mapping[str, str]) -> dict[str, str]:
+    """The environment with which this process was started: `now`, where LC_CTYPE, which Python may have set since, is as in the
+    kernel's copy.
     """
     environ = {name: one for name, one in now.items() if name != LOCALE}
     try:
-        given = Path(first).read_bytes().split(b"\0")
+        given = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:  # no /proc
         return dict(now)
     begun = [os.fsdecode(one) for one in given if one.startswith(f"{LOCALE}=".encode())]

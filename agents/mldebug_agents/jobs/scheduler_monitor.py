@@ -202,8 +202,8 @@ class PolledScheduler:
     def alive(self) -> frozenset[str] | None:
         """The numbers of all Slurm jobs that are not over.
 
-        None where the last answer is old, failed or covers only some jobs, or for another
-        scheduler.
+        None where that is not known: the scheduler is another one, its last answer failed or covers only some jobs, or there was
+        none for `STALE` intervals.
         """
         old = time.monotonic() - self._steady > STALE * self._interval
         if self.plugin.kind != "slurm" or self._answer is None or self._trouble or old:

@@ -60,9 +60,9 @@ def child_environment(own: Mapping[str, str]) -> ProbeEnvironment:
     return ProbeEnvironment(variables=variables, kept=kept, dropped=tuple(sorted(dropped)))
 
 
-def checked_variables(own: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that change a measurement; raises UsageError for values that NCCL does not understand."""
-    kept = child_environment(os.environ if own is None else own).kept
+def checked_variables() -> dict[str, str]:
+    """The variables of this process's environment that change a measurement; raises UsageError for values that NCCL does not understand."""
+    kept = child_environment(os.environ).kept
     if problems := tuple(invalid_settings(kept)):
         raise UsageError("\n".join(problems), "unset it, or correct it")
     return kept

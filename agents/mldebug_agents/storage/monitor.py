@@ -64,8 +64,8 @@ class StorageCollector(Protocol):
 
 
 def look_once(parts: Sequence[StorageCollector], jobs: Sequence[Job]) -> StorageState:
-    """Have these collectors read once, for a command that runs without an agent. There is no forecast, which needs several
-    readings.
+    """Have these collectors read filesystems and folders once, for a command that runs without an agent. `jobs`: those whose folders
+    count. Nothing says when a disk will be full, which takes several readings.
     """
     order = _Order(time.time(), time.time(), tuple(jobs))
     return StorageState(parts=tuple(_looking(part)(order) for part in parts))

@@ -65,7 +65,7 @@ class RasWatch:
         self._runs: dict[str, _RasMemory] = {}
 
     def tick(self, runs: Mapping[str, Run]) -> None:
-        """Order a query for each run for which one is due."""
+        """Have the worker ask NCCL RAS about each run for which the table at the top of this file wants it by now."""
         now = self._clock()
         self._runs = {name: one for name, one in self._runs.items() if name in runs}
         for name, run in runs.items():

@@ -125,8 +125,8 @@ class Run:
         return incident
 
     def judge(self, incident: Incident) -> Judgement:
-        """Judge this state of the run's open incident, keep both, and return the judgement. Where there is no time for that, what
-        was concluded before holds on, unless a rank has ended since.
+        """Judge the run's open incident as it is now, keep incident and judgement, and return the judgement. Where the CPU time for judging
+        is used up, the judgement before is kept; where a rank has exited since, `unknown` takes its place.
         """
         before = self.incident
         holds = before is not None and before.kind == incident.kind and before.exit == incident.exit

@@ -12,7 +12,7 @@ from math import isfinite
 
 import msgspec
 
-from mldebug.core.model import Gap, Job
+from mldebug.core.model import Gap, Job, shared_fields
 from mldebug.goodput.scalars.history import ENDED_ROWS, FUTURE, HistoryTable, RunHistory
 from mldebug.goodput.scalars.model import LOSS, STEP_SECONDS, TrainingPoint
 from mldebug.goodput.scalars.rules import TrainingRules
@@ -288,12 +288,7 @@ def _values(look: JobLook) -> dict[str, float]:
 
 def _shown(one: StoredTraining) -> RunHistory:
     return RunHistory(
-        run=one.run,
-        name=one.name,
-        user=one.user,
-        uid=one.uid,
-        script=one.script,
-        started_at=one.started_at,
+        **shared_fields(one, RunHistory),
         times=tuple(one.table.times),
         steps=tuple(one.table.steps),
         columns={name: tuple(column) for name, column in one.table.columns.items()},

@@ -50,7 +50,8 @@ class OwnFile:
 
 
 def shared(fd: int, size: int) -> memoryview:
-    """Map the file into memory for as long as the process lives. Raises OSError.
+    """Map the first `size` bytes of the open file `fd` into memory, writable and shared with other processes, for as long as this
+    process lives. Raises OSError.
 
     The module mmap is not used: it duplicates the descriptor and closes that later, when its number may belong to a file of the
     job.

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 
 def dump_weights(model: Any, folder: str, tag: str, **coordinates: int) -> str:
-    """Write FOLDER/weights-TAG[-pp11-tp1-dp4][-rank369].txt from `dump_weights(model, folder, tag, pp=11, tp=1, dp=4)`.
+    """Write one line for each parameter and buffer of a model into a text file of this rank, to compare ranks or runs with `diff`.
 
-    A line holds name, type, shape, smallest and largest absolute number, and BLAKE2b-128 of the bytes; of weights that are
-    sharded, of this rank's part. Returns the path, empty where it could not be written; never raises. Waits for the GPU.
+    The file is FOLDER/weights-TAG.txt, with the `coordinates` that are given, and the number of the rank where torch.distributed
+    or its launcher gives one, in its name: `dump_weights(model, folder, "a", pp=11, tp=1)` on rank 369 writes
+    weights-a-pp11-tp1-rank369.txt. A line holds name, type, shape, smallest and largest absolute number, and BLAKE2b-128 of the
+    bytes; of a tensor that is sharded, of this rank's part. Returns the path, "" where the file could not be written; never
+    raises. Waits for the GPU.
     """
     try:
         rank = own_rank()

@@ -70,13 +70,13 @@ class NicerTrace:
         self.runctx(cmd, vars(__main__), vars(__main__))
 
     def runctx(self, cmd: str, globals: Any = None, locals: Any = None) -> None:
-        """Run a string in these namespaces, with tracing."""
+        """Run Python source in these namespaces while its calls are written to the trace."""
         known = {} if globals is None else globals
         with self.trace:
             exec(cmd, known, {} if locals is None else locals)  # noqa: S102 - it is what was asked for
 
     def runfunc(self, func: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-        """Call a function with tracing, and return its result."""
+        """Call a function while its Python calls are written to the trace, and return its result; its exceptions pass."""
         with self.trace:
             return func(*args, **kw)
 

@@ -86,5 +86,5 @@ def alert_of(message: EventMessage, repeat: float, now: datetime) -> dict[str, A
 
 
 def create(options: Options) -> Channel:
-    """Build the channel `alertmanager`."""
+    """Build the channel `alertmanager`: send alerts to Prometheus Alertmanager by its v2 API."""
     return Alertmanager(options)

@@ -166,5 +166,5 @@ def _give_up(codes: set[int], reason: str) -> NoReturn:
 
 
 def create(options: Options) -> Channel:
-    """Build the channel `email`."""
+    """Build the channel `email`: e-mail, by an SMTP server."""
     return Email(options)

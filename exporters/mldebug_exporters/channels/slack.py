@@ -55,5 +55,5 @@ def escape(text: str) -> str:
 
 
 def create(options: Options) -> Channel:
-    """Build the channel `slack`."""
+    """Build the channel `slack`: Slack, by an incoming webhook; Mattermost and Rocket.Chat take the same."""
     return Slack(options)

@@ -42,5 +42,5 @@ class WebhookChannel:
 
 
 def create(options: Options) -> Channel:
-    """Build the channel `webhook`."""
+    """Build the channel `webhook`: a POST of the message as JSON to an address of your own."""
     return WebhookChannel(options)

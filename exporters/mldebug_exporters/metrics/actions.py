@@ -31,5 +31,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `actions`."""
+    """Build the metric group `actions`: actions: what was done about events, and what was not."""
     return MetricGroup(TABLE.families, samples)

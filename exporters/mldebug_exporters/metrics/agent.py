@@ -100,5 +100,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `agent`."""
+    """Build the metric group `agent`: the agent itself: build, cost, and how its sources do."""
     return MetricGroup(TABLE.families, samples)

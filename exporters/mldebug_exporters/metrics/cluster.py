@@ -23,5 +23,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `cluster`."""
+    """Build the metric group `cluster`: the agents of other nodes: who was turned away."""
     return MetricGroup(TABLE.families, samples)

@@ -66,5 +66,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `events`."""
+    """Build the metric group `events`: events: what fires now, and how the channels do that tell people of it."""
     return MetricGroup(TABLE.families, samples)

@@ -49,5 +49,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `goodput`."""
+    """Build the metric group `goodput`: what the GPU time of a run was used for, how long its ranks wait for each other, and what it loses by it."""
     return MetricGroup((*TABLE.families, *USES.families), samples)

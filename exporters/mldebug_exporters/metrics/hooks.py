@@ -63,5 +63,5 @@ def _phase(name: str) -> str:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `hooks`."""
+    """Build the metric group `hooks`: what the ranks' own hooks tell (`mldebug run`): how far each is, what they do besides stepping, values of their steps."""
     return MetricGroup(TABLE.families, samples)

@@ -49,5 +49,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `incidents`."""
+    """Build the metric group `incidents`: incidents: how many since the agent started, with the newest report as exemplar, and which are open."""
     return MetricGroup(TABLE.families, samples)

@@ -43,5 +43,5 @@ def _series(one: JudgedSeries) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `probes`."""
+    """Build the metric group `probes`: probes of collectives: the newest figure of each series, and whether it has shifted against its own history."""
     return MetricGroup(TABLE.families, samples)

@@ -171,5 +171,5 @@ def _suspicion(run: RunState) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `runs`."""
+    """Build the metric group `runs`: training runs on this node: progress, step times, ranks by class, stage of suspicion."""
     return MetricGroup(TABLE.families, samples)

@@ -107,5 +107,5 @@ def _watched(state: SchedulerState, now: float) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `scheduler`."""
+    """Build the metric group `scheduler`: schedulers: expected jobs, time limits, nodes that take no jobs, how asking goes; and processes whose job is gone."""
     return MetricGroup(TABLE.families, samples)

@@ -24,5 +24,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `traces`."""
+    """Build the metric group `traces`: the trace rings of ranks: how old the newest record of each is."""
     return MetricGroup(TABLE.families, samples)

@@ -26,5 +26,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `traps`."""
+    """Build the metric group `traps`: known traps that the runs on this node sit in: versions, settings, log lines."""
     return MetricGroup(TABLE.families, samples)

@@ -218,7 +218,7 @@ def unreadable(claim: Claim, found: Mapping[int, str]) -> str:
 
 
 def frozen(claim: Claim) -> str:
-    """The sentence for: all ranks have come to the call, and it does not end."""
+    """The sentence for: all ranks of the group have called the collective (the one in `claim`), and it does not end."""
     who = ranks(claim.waiting)
     if set(claim.waiting) == claim.members and len(claim.members) > 2:
         who = f"all {len(claim.members)} members"

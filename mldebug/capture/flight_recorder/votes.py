@@ -43,7 +43,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class View:
-    """One process group with what the record of each of its members shows of it."""
+    """One process group of torch.distributed: its ranks, and by rank the calls of the group in that rank's Flight Recorder."""
 
     def __init__(self, group: FlightGroup, by_rank: dict[int, FlightGroup]) -> None:
         self.name, self.backend, self.description = group.name, group.backend, group.description

@@ -81,7 +81,9 @@ def unread_words(file: DumpFile) -> str:
 
 
 def named_like_others(file: DumpFile, files: Sequence[DumpFile]) -> bool:
-    """Whether the file's name equals that of a file with stacks, but for its number."""
+    """Whether the file is named like one of `files` in which stacks were found, but for the number of the rank in it: `rank3.txt` beside
+    `rank0.txt`. False for a name without a number.
+    """
     place = place_of(file.name)
     if place.number < 0:
         return False

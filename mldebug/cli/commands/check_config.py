@@ -29,5 +29,5 @@ def command(file: Path | None, show: bool) -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug check-config`."""
+    """Build the command `mldebug check-config`: check a config file: every problem at once."""
     return command

@@ -187,5 +187,5 @@ def _judge_end(attempt_exit: AttemptExit, captures: tuple[NodeCapture, ...]) -> 
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug diagnose`."""
+    """Build the command `mldebug diagnose`: judge a report's evidence, or stacks that others have dumped."""
     return command

@@ -88,5 +88,5 @@ def _problems(folder: FolderRecords) -> Iterator[Text]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug flight-recorder`."""
+    """Build the command `mldebug flight-recorder`: judge the Flight Recorder dumps that PyTorch has written."""
     return command

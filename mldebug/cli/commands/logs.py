@@ -119,5 +119,5 @@ def _chunks(file: str) -> Iterator[bytes]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug logs`."""
+    """Build the command `mldebug logs`: try which lines of a training log are understood."""
     return command

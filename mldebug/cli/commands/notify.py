@@ -71,5 +71,5 @@ def _events(now: float) -> tuple[AlertEvent, AlertEvent]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug notify`."""
+    """Build the command `mldebug notify`: send a test message to a channel of the config."""
     return command

@@ -271,5 +271,5 @@ def _pretty(value: object) -> str:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug reports`."""
+    """Build the command `mldebug reports`: list, show and export the reports on this node."""
     return group

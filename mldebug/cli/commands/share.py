@@ -63,5 +63,5 @@ def redacted(report: Report) -> Report:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug share`."""
+    """Build the command `mldebug share`: write a report into one file that can be sent to others."""
     return command

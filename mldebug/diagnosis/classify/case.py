@@ -1,4 +1,6 @@
-"""A case, as the detectors get it: every rank of a job with its class, which ranks wait, and whether anything moved."""
+"""What the detectors judge: one job at one moment, with what each rank does by its stack (its class, such as `collective` or `sleep`),
+which ranks wait for others, and whether anything moved.
+"""
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property

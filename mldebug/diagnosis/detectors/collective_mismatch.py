@@ -200,5 +200,5 @@ def _key(rank: ClassifiedRank) -> Key:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `collective_mismatch`."""
+    """Build the detector `collective_mismatch`: all ranks wait, but not in the same collective: the few that took another branch are named by majority."""
     return CollectiveMismatch()

@@ -35,5 +35,5 @@ def _culprit(rank: ClassifiedRank) -> Culprit:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `dataloader_stalled`."""
+    """Build the detector `dataloader_stalled`: a rank waits for a DataLoader worker that does not deliver, while the others wait for the rank."""
     return DataloaderStalled()

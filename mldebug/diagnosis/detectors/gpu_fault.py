@@ -129,5 +129,5 @@ def _steps(fault: Fault) -> tuple[str, ...]:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `gpu_fault`."""
+    """Build the detector `gpu_fault`: a GPU has failed (a fatal Xid, lost, uncorrectable memory) when the job stopped, and its rank keeps the others waiting."""
     return GpuFault()

@@ -60,5 +60,5 @@ def _steps(absent: tuple[ClassifiedRank, ...], missing: list[int]) -> tuple[str,
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `init_incomplete`."""
+    """Build the detector `init_incomplete`: the process group never came together: some ranks wait in initialisation for ranks that did not come."""
     return InitIncomplete()

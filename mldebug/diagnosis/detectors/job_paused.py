@@ -39,5 +39,5 @@ class JobPaused:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `job_paused`."""
+    """Build the detector `job_paused`: every rank is stopped: somebody paused the job, no rank is to blame."""
     return JobPaused()

@@ -78,5 +78,5 @@ def _steps(fault: Fault) -> tuple[str, ...]:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `network_fault`."""
+    """Build the detector `network_fault`: a network port or adapter failed as a job on several nodes stopped, and every rank waits in a collective."""
     return NetworkFault()

@@ -52,5 +52,5 @@ def _culprit(node: QueriedNode) -> Culprit:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `node_unreachable`."""
+    """Build the detector `node_unreachable`: all captured ranks wait, and the node of the others does not answer."""
     return NodeUnreachable()

@@ -84,5 +84,5 @@ def _last_words(case: Case, rank: ClassifiedRank) -> DeviceMemory | None:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `out_of_memory`."""
+    """Build the detector `out_of_memory`: a rank, or a worker of it, was killed for memory or ran out of device memory, while the others wait for it."""
     return OutOfMemory()

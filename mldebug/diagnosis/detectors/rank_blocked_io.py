@@ -86,5 +86,5 @@ def _steps(rank: ClassifiedRank) -> tuple[str, ...]:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `rank_blocked_io`."""
+    """Build the detector `rank_blocked_io`: a rank is blocked in a read, write, open or lock of a file that nobody answers, while the others wait for it."""
     return RankBlockedIo()

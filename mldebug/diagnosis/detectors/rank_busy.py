@@ -37,5 +37,5 @@ class RankBusy:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `rank_busy`."""
+    """Build the detector `rank_busy`: a rank computes something of its own while the others wait for it."""
     return RankBusy()

@@ -46,5 +46,5 @@ def _killed(lost: Iterable[LostRank]) -> set[int]:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `rank_exited`."""
+    """Build the detector `rank_exited`: a rank has exited while the others still wait for it."""
     return RankExited()

@@ -47,5 +47,5 @@ def frozen_by(rank: ClassifiedRank) -> str:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `rank_stopped`."""
+    """Build the detector `rank_stopped`: a rank is stopped by a signal, or held by a debugger, while the others wait for it."""
     return RankStopped()

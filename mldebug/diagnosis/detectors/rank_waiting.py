@@ -27,5 +27,5 @@ class RankWaiting:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `rank_waiting`."""
+    """Build the detector `rank_waiting`: a rank waits for something outside the job (a lock, a sleep, a debugger, a child) while the others wait for it."""
     return RankWaiting()

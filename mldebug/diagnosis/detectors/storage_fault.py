@@ -92,5 +92,5 @@ def _mount(mount: str, blocked: tuple[ClassifiedRank, ...]) -> Culprit:
 
 
 def create(options: NoOptions) -> Detector:
-    """Build the detector `storage_fault`."""
+    """Build the detector `storage_fault`: a rank is blocked on a mount whose server does not answer."""
     return StorageFault()

@@ -20,8 +20,8 @@ _DEATHS = {KernelEventKind.OOM_KILL: "out_of_memory", KernelEventKind.CRASH: "cr
 def kernel_deaths(lines: Iterable[str]) -> tuple[KernelDeath, ...]:
     """The ends of processes in these kernel lines, in their order.
 
-    Of several lines about one process and kind of end the last one is kept, but none without the memory of an OOM kill where another
-    has it.
+    Of several lines about one process and kind of end the last one is kept; of an OOM kill the last one that says how much memory the
+    process had, if one does.
     """
     found: dict[tuple[int, str], KernelDeath] = {}
     with_memory: set[tuple[int, str]] = set()

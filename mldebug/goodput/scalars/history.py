@@ -23,7 +23,9 @@ Column = list[float | None]
 
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """The history of one run as the API gives it. `columns`: by figure, as many values as `times` and `steps`; None: no value."""
+    """How loss, speed and other figures of one run went, as the HTTP API gives it. `columns`: by name of the figure, one value for each
+    of `times` and `steps`; None: no value then.
+    """
 
     run: str
     name: str = ""

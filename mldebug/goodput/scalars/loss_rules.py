@@ -51,7 +51,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotFiniteRule(msgspec.Struct, kw_only=True):
-    """Finds losses that are NaN or infinite."""
+    """Finds in the losses that a run reports, one after the other, where they become NaN or infinite for longer than they do now and
+    then, and where they are finite again.
+    """
 
     in_a_row: int = 0
     finite_in_a_row: int = 0

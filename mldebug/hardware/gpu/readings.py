@@ -2,8 +2,8 @@
 
 Base units: ratios 0 to 1, bytes, seconds, joules, watts, hertz, degrees Celsius, unix time. None,
 and a key that is not in a dict, mean "could not be read", never zero. A counter is as the driver
-gives it until `counters.Counters` has made it monotone; memory errors stay as given, and have their
-total beside them.
+gives it until `counters.Counters` has made it monotone; counts of memory errors stay as the driver gives them, per place in the GPU,
+beside the sum of all places.
 """
 
 from typing import Literal

@@ -57,7 +57,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters over all log files of one job since it was found."""
+    """What was read of all log files of one job since the job was found: lines, training records in them, bytes, and what was left out."""
 
     lines: int = 0
     records: int = 0

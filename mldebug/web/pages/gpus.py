@@ -167,5 +167,5 @@ def _gaps(snapshot: Snapshot, overview: GpuOverview) -> Iterator[Gap]:
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the web page `gpus`."""
+    """Build the web page `gpus`: the GPUs of this node: who computes on them, load, power, heat, errors and what to do; what is not well comes first."""
     return GpusPage()

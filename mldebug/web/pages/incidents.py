@@ -57,5 +57,5 @@ class IncidentsPage:
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the web page `incidents`."""
+    """Build the web page `incidents`: all reports of this node, the newest first: what stopped, why, when, and whose it was."""
     return IncidentsPage()

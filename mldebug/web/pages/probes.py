@@ -182,5 +182,5 @@ def _height(speed: float, ends: tuple[float, float]) -> float:
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the web page `probes`."""
+    """Build the web page `probes`: what probes have measured on this node, series by series: what has shifted comes first, with its verdict."""
     return ProbesPage()

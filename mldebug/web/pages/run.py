@@ -151,5 +151,5 @@ def _gaps(snapshot: Snapshot, run: RunState) -> Iterator[Gap]:
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the web page `run`."""
+    """Build the web page `run`: one run: its ranks as a grid, how far it is, and why it is quiet or not."""
     return RunPage()

@@ -138,5 +138,5 @@ def _notes(snapshot: Snapshot) -> list[StatusLine]:
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the web page `runs`."""
+    """Build the web page `runs`: all runs of this node: how far each is, how fast, and why it is quiet or not."""
     return RunsPage()

@@ -213,5 +213,5 @@ def _gaps(snapshot: Snapshot, memory: NodeMemory, states: Iterable[SeriesState])
 
 
 def create(options: NoOptions) -> WebPage:
-    """Build the web page `storage`."""
+    """Build the web page `storage`: filesystems, quotas, folders that grow, who writes, checkpoints and host memory: what is full soon or hangs comes first."""
     return StoragePage()

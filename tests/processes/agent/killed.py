@@ -22,7 +22,6 @@ import msgspec
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
-from mldebug.incidents.report.schema import report_schema
 from mldebug.incidents.report_store import ReportStore
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
@@ -34,6 +33,7 @@ from mldebug_agents.system.child.leftovers import children_of
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.watch.runs import Run
 from shared.incidents import samples
+from shared.incidents.report_schema import report_schema
 
 SHORT_ONES = 2  # per life: more would be pruned
 WORDS = 3  # a life is killed after up to so many of its words, however slow the machine is...

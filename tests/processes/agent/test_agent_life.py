@@ -25,7 +25,6 @@ import jsonschema
 import psutil
 import pytest
 
-from mldebug.incidents.report.schema import report_schema
 from mldebug.incidents.report_store import ReportStore
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.system.child.leftovers import children_of
@@ -43,6 +42,7 @@ from processes.harness import (
 from processes.incidents.watching import Report as RunReport
 from processes.incidents.watching import RunningAgent, settings, stop, watching
 from processes.incidents.watching import start as watching_start
+from shared.incidents.report_schema import report_schema
 from shared.storage.disks import disk, frozen
 from shared.system.hung import frozen_disk, hung_mount, wait_until
 from shared.system.hung import state as process_state

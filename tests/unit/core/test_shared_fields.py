@@ -4,10 +4,14 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, ProcessState, RankIdentity, shared_fields
+from mldebug.goodput.job_account import JobAccount
+from mldebug.goodput.job_goodput import JobGoodput
+from mldebug.goodput.scalars.history import RunHistory
 from mldebug.status.snapshot import RunState
 from mldebug_agents.jobs.launcher import RankClaim
 from mldebug_agents.jobs.ranks.registry import ProcessInfo
 from mldebug_agents.system.procfs import ProcessStatus, Stat
+from mldebug_agents.watch.scalar_monitor import StoredTraining
 
 RUN = "id name launcher attempt user uid world_size"
 
@@ -32,6 +36,18 @@ RUN = "id name launcher attempt user uid world_size"
             RankClaim(launcher="torchrun", priority=1, rank=0, world_size=1),
             RankIdentity,
             "launcher rank world_size local_rank local_world_size run_id attempt master",
+        ),
+        (
+            JobAccount(name="a", user="u", uid=1, script="s", began=1.0, at=2.0, restarts=3),
+            JobGoodput,
+            "name user uid script began at restarts",
+        ),
+        (
+            StoredTraining(
+                run="r", name="a", user="u", uid=1, script="s", started_at=1.0, looked_at=2.0
+            ),
+            RunHistory,
+            "run name user uid script started_at",
         ),
     ],
 )

@@ -14,10 +14,10 @@ from mldebug.incidents.incident_report import write_report
 from mldebug.incidents.judge import judge
 from mldebug.incidents.report.changes import MAX_MOVES, comparison
 from mldebug.incidents.report.html import render_html
-from mldebug.incidents.report.schema import report_schema
 from mldebug.incidents.report.text import report_lines
 from mldebug.incidents.stored_evidence import StoredEvidence
 from shared.diagnosis.builders import ALL_REDUCE, WAITER, capture, process, rank
+from shared.incidents.report_schema import report_schema
 from shared.system.patience import PATIENCE
 
 STRIKE = ("strike (train.py:34)", "<module> (train.py:50)")

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from mldebug.core.report_model import Report
-from mldebug.incidents.report.schema import SCHEMA_FILE, report_schema, schema_text
 from shared.incidents import samples
+from shared.incidents.report_schema import SCHEMA_FILE, report_schema, schema_text
 
 VALIDATOR = jsonschema.Draft202012Validator(report_schema())
 

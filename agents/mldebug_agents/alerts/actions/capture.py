@@ -22,5 +22,5 @@ class CaptureAction:
 
 
 def create(options: NoOptions) -> Action:
-    """Build the action `capture`."""
+    """Build the action `capture`: capture all ranks of the run, on all its nodes where agents are joined, and write a report."""
     return CaptureAction()

@@ -72,5 +72,5 @@ def _reason(facts: ActionFacts) -> str:
 
 
 def create(options: Options) -> Action:
-    """Build the action `drain`."""
+    """Build the action `drain`: drain the node that is to blame: Slurm gives it no more jobs, and what runs there goes on."""
     return DrainAction(options)

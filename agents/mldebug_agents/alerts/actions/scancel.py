@@ -50,5 +50,5 @@ class ScancelAction:
 
 
 def create(options: Options) -> Action:
-    """Build the action `scancel`."""
+    """Build the action `scancel`: cancel the run's Slurm job; its number comes from the kernel and from Slurm, never from the job."""
     return ScancelAction(options)

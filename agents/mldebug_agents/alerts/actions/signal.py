@@ -91,5 +91,5 @@ def _chosen(
 
 
 def create(options: Options) -> Action:
-    """Build the action `signal`."""
+    """Build the action `signal`: a signal to the culprit, or to all ranks of the run on this node."""
     return SignalAction(options)

@@ -38,5 +38,5 @@ class WebhookAction:
 
 
 def create(options: Options) -> Action:
-    """Build the action `webhook`."""
+    """Build the action `webhook`: a POST of the facts to an address of your own, at its place in the chain."""
     return WebhookAction(options)

@@ -24,6 +24,7 @@ from mldebug_agents.capture.flight_recorder.files import (
 )
 from mldebug_agents.system.child.job_paths import Rights
 
+ALIKE = 8  # ranks that are asked where all wait alike
 LONGEST = 2.5  # seconds for all answers together: PyTorch looks into the FIFO once a second
 MAX_OPEN = 256  # questions without an answer that are remembered
 PAUSE, LONGEST_PAUSE = 0.1, 0.5  # seconds between two looks at a file: each twice the last
@@ -225,11 +226,11 @@ def _late(it: _FifoQuestion, seconds: float) -> str:
     )
 
 
-def ranks_to_ask(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
+def ranks_to_ask(lagging: bool, waiting: Sequence[int]) -> tuple[int, ...]:
     """Return which of the `waiting` ranks to ask for their Flight Recorder: only the first one if the stacks already show
-    which rank lags behind (`lagging`), else the first `alike`.
+    which rank lags behind (`lagging`), else the first `ALIKE`.
     """
-    return tuple(waiting[: 1 if lagging else alike])
+    return tuple(waiting[: 1 if lagging else ALIKE])
 
 
 def patience(left: float) -> float:

@@ -27,10 +27,10 @@ _OURS = Path(
 )  # not /proc/net: that is of the same namespace, but of the thread that was first
 
 
-def own_addresses(folder: Path = _OURS) -> tuple[str, ...]:
+def own_addresses() -> tuple[str, ...]:
     """The IPv4 and IPv6 addresses of this network namespace as text, at most `MAX_ADDRESSES`."""
-    four = dict.fromkeys(_LOCAL.findall(_read(folder / "fib_trie")))
-    six = [line.split()[0] for line in _read(folder / "if_inet6").splitlines() if line]
+    four = dict.fromkeys(_LOCAL.findall(_read(_OURS / "fib_trie")))
+    six = [line.split()[0] for line in _read(_OURS / "if_inet6").splitlines() if line]
     readable = [str(ipaddress.IPv6Address(bytes.fromhex(one))) for one in six if len(one) == 32]
     return tuple([*four, *readable][:MAX_ADDRESSES])
 

@@ -79,11 +79,11 @@ def _open_files(host: Host, pid: int) -> list[RingLocation]:
 def dead(
     host: Host, rank: RankIdentity, last: RingLocation | None, folders: Iterable[str]
 ) -> list[RingLocation]:
-    """Where the call trace of a rank that has ended may be: its last known path, and the default
+    """Where the call trace of a rank that has exited may be: its last known path, and the default
     name in the default folder and in `folders`.
 
-    Each path is tried below the rank's root as far as it is still reachable: the launcher's (for a
-    container) or ours, where these are the same. The files need not exist.
+    Each path is given below each root directory that may have been the rank's: that of its launcher, if it ran in a container, or
+    the agent's own. The files need not exist.
     """
     paths = [last.path_in_rank] if last is not None else []
     paths += [f"{folder}/{default_name(rank)}" for folder in (FOLDER, *folders)]
@@ -128,7 +128,7 @@ class RingReader:
         return piece.data
 
     def heads(self, header: RingHeader) -> bytes:
-        """Read the heads of all chunks: `HEAD_SIZE` bytes each, one after the other."""
+        """Read the begin (`HEAD_SIZE` bytes) of each chunk of the call-trace file that `header` describes: all of them, one after the other."""
         count = min(header.chunks, MAX_CHUNKS)
         where = (self.place.path, header.chunks_at, header.chunk_size)
         data = self._reader.read_heads(*where, rights=self._rights, count=count)

@@ -182,5 +182,5 @@ def _named(one: Leftover) -> str:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug agent`."""
+    """Build the command `mldebug agent`: watch this node's jobs; a stall becomes a report by itself."""
     return agent

@@ -99,5 +99,5 @@ def _checkpoint(one: KnownCheckpoint, width: int, now: float) -> Iterator[Text]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug checkpoints`."""
+    """Build the command `mldebug checkpoints`: say which checkpoints in a folder are whole."""
     return command

@@ -30,5 +30,5 @@ def command(shell: str) -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug completion`."""
+    """Build the command `mldebug completion`: print what makes a shell complete mldebug at TAB."""
     return command

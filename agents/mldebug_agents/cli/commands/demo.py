@@ -105,5 +105,5 @@ def write_html(text: str, wanted: Path | None) -> Path:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug demo`."""
+    """Build the command `mldebug demo`: hang a real training job on purpose and watch the agent find out who did it."""
     return demo

@@ -166,5 +166,5 @@ def verdict(found: Examination) -> str:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug doctor`."""
+    """Build the command `mldebug doctor`: show what works here as this user, and how to get the rest."""
     return command

@@ -46,5 +46,5 @@ def _nothing(state_dir: Path, config: Path | None) -> MldebugError:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug down`."""
+    """Build the command `mldebug down`: end the agent that `mldebug up` has started."""
     return command

@@ -308,5 +308,5 @@ def _copy(text: str, html: Path) -> Path:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug dump`."""
+    """Build the command `mldebug dump`: capture all ranks here now and name the culprit."""
     return dump

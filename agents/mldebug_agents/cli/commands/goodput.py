@@ -88,5 +88,5 @@ def lines(job: JobGoodput) -> Iterator[Text]:
 
 
 def create(_: NoOptions) -> click.Command:
-    """Build the command `mldebug goodput`."""
+    """Build the command `mldebug goodput`: say where the GPU hours of the jobs on this node went."""
     return command

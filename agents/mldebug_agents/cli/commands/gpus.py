@@ -182,5 +182,5 @@ def accept(config: Path | None) -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug gpus`."""
+    """Build the command `mldebug gpus`: list the GPUs here; have the agent let go of them."""
     return group

@@ -143,5 +143,5 @@ def _classes() -> tuple[Any, type[Exception]]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug mcp`."""
+    """Build the command `mldebug mcp`: serve an assistant by the Model Context Protocol: status, reports, diagnosis."""
     return command

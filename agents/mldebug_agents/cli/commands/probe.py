@@ -40,5 +40,5 @@ def group() -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug probe`."""
+    """Build the command `mldebug probe`: measure an idle node: collectives, GPUs, links."""
     return group

@@ -70,5 +70,5 @@ def pipe_settings(prefix: str | None) -> dict[str, str]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug run`."""
+    """Build the command `mldebug run`: start a training job whose ranks tell their steps; no line of its script changes."""
     return command

@@ -26,7 +26,7 @@ STUCK = 0.95  # of the time waited for: no step has ended
 
 
 class JobSlowness(Noun, frozen=True, kw_only=True):
-    """One job, and what the samples of its ranks' stacks show."""
+    """One job, and which of its ranks slows the others down, found in samples of their stacks. `sentence`: the same in words."""
 
     job: str
     name: str
@@ -108,5 +108,5 @@ def _rows(shares: Sequence[RankShares], slow: set[int]) -> Iterator[Text]:
 
 
 def create(_: NoOptions) -> click.Command:
-    """Build the command `mldebug slow`."""
+    """Build the command `mldebug slow`: say which rank slows a running job down."""
     return command

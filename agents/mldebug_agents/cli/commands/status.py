@@ -348,5 +348,5 @@ def _listed(heading: str, lines: Sequence[str]) -> Iterator[Text]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug status`."""
+    """Build the command `mldebug status`: show the training jobs on this node and their ranks."""
     return command

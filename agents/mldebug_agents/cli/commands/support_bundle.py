@@ -115,5 +115,5 @@ def _seconds(duration: str) -> float:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug support-bundle`."""
+    """Build the command `mldebug support-bundle`: record this node into one redacted file, for whoever helps."""
     return command

@@ -231,5 +231,5 @@ def _user() -> str:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug switch`."""
+    """Build the command `mldebug switch`: have a job save, or save and stop: all ranks at one step."""
     return group

@@ -24,5 +24,5 @@ for verb in (trace_start.run, verbs.show, verbs.export, verbs.merge):
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug trace`."""
+    """Build the command `mldebug trace`: trace the calls of a process into a ring, and read rings."""
     return group

@@ -136,5 +136,5 @@ def _show_ways(state_dir: Path, config: Path | None, mine: bool = True) -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug up`."""
+    """Build the command `mldebug up`: start an agent for your jobs in the background, and say how to see its pages."""
     return command

@@ -78,5 +78,5 @@ def _check(answer: AgentAnswer, config: Path | None) -> None:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug web`."""
+    """Build the command `mldebug web`: say how to see the agent's pages in a browser, or open a port for one on this node."""
     return command

@@ -211,7 +211,7 @@ class PeersController:
         return self._held.holds(run)
 
     def holding(self, run: Run) -> bool:
-        """Whether the report of the run's stall is held back until the coordinator has captured all nodes."""
+        """Whether the report of the run's stall is held back until the coordinator has had the stacks of its ranks read on all nodes."""
         return self._held.holding(run)
 
     def release(self, run: Run) -> bool:

@@ -208,5 +208,5 @@ def _ask(starter: ProgramStarter, *argv: str) -> list[str]:
 
 
 def create(options: Options) -> Transport:
-    """Build the transport `slurm`."""
+    """Build the transport `slurm`: by srun, inside the job itself: one more job step on each of its nodes, beside the one that hangs."""
     return SlurmTransport(options)

@@ -117,5 +117,5 @@ def _plain(error: str, node: str) -> str:
 
 
 def create(options: Options) -> Transport:
-    """Build the transport `ssh`."""
+    """Build the transport `ssh`: by ssh to each node; in a tree of connections where the site has configured one for ClusterShell."""
     return SshTransport(options)

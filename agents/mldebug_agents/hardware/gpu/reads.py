@@ -45,7 +45,9 @@ class GpuOrder(NamedTuple):
 
 
 class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a reading. All fields None: this node has no GPUs, or no driver."""
+    """The result of reading the GPUs of this node: of a quick reading `watch`, of a full one `full` and which rank uses which GPU (`joined`).
+    Neither: this node has no GPUs, or no driver.
+    """
 
     watch: NodeWatch | None = None
     full: NodeGpus | None = None  # counters are monotone

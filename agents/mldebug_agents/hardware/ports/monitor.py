@@ -27,7 +27,9 @@ SOON = 5.0  # while a stall is suspected: a port that went down then is its like
 
 
 class PortsOnceUp(msgspec.Struct, frozen=True, kw_only=True):
-    """The ports that were up since the node was booted. `gigabits`: name -> the highest rate; 0 where it is not known."""
+    """The network ports (InfiniBand, Ethernet) that were up at some time since the node was booted. `gigabits`: by name, the highest rate
+    in Gbit/s; 0 where it is not known.
+    """
 
     boot_id: str = ""
     gigabits: dict[str, float] = {}

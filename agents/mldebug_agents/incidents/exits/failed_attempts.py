@@ -33,7 +33,7 @@ MAX_ARRAYS = 256  # job arrays whose last failure is remembered
 
 class FailedAttempt(msgspec.Struct, kw_only=True):
     """The last failed attempt (start) of a launch, and the incident that it shares with earlier
-    attempts that failed alike.
+    attempts that failed with the same error but for numbers in its text (`sign`).
     """
 
     run: Run  # of the attempt that failed last

@@ -1,4 +1,5 @@
-"""The known exits of one run: stored over a restart of the agent, and added to each look.
+"""How ranks of a run have exited, as far as it is known: kept on disk over a restart of the agent, and added to what each reading of
+the run's processes finds, where ranks that have exited are missing.
 
 Pure functions, except `launcher_lives`.
 """

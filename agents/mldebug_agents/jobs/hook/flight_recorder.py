@@ -43,7 +43,9 @@ class HookFlightRecords(msgspec.Struct, frozen=True):
 
 
 class HookFlightRecorder:
-    """Has ranks with the hook write their Flight Recorders (by a signal), and reads the files. Never raises for what ranks do."""
+    """Has the ranks of jobs that were started with `mldebug run` write PyTorch's Flight Recorder to a file, by a signal, and reads the
+    files. A rank that does not answer, or writes what is no such file, raises nothing.
+    """
 
     def __init__(
         self, asking: HookSignals, reader: Reader, unanswered: FailureCounts | None = None

@@ -46,5 +46,5 @@ class AccelerateLauncher:
 
 
 def create(options: NoOptions) -> NodeLauncher:
-    """Build the launcher `accelerate`."""
+    """Build the launcher `accelerate`: `accelerate launch`: torchrun with the settings of Hugging Face Accelerate."""
     return AccelerateLauncher()

@@ -37,5 +37,5 @@ class DeepspeedLauncher:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the launcher `deepspeed`."""
+    """Build the launcher `deepspeed`: the DeepSpeed launcher: one `deepspeed.launcher.launch` per node starts the ranks."""
     return DeepspeedLauncher()

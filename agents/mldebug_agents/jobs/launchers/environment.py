@@ -26,5 +26,5 @@ class EnvironmentLauncher:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the launcher `environment`."""
+    """Build the launcher `environment`: ranks with plain RANK and WORLD_SIZE, set by a script, a scheduler, or a launcher without a plugin of its own."""
     return EnvironmentLauncher()

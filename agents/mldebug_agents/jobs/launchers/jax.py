@@ -62,5 +62,5 @@ def _arguments(argv: tuple[str, ...]) -> dict[str, str]:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the launcher `jax`."""
+    """Build the launcher `jax`: JAX on several processes: what `jax.distributed.initialize` takes from the environment or the command line."""
     return JaxLauncher()

@@ -46,5 +46,5 @@ class MpichLauncher:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the launcher `mpich`."""
+    """Build the launcher `mpich`: MPICH, Intel MPI and MVAPICH: PMI_* and MV2_COMM_WORLD_*."""
     return MpichLauncher()

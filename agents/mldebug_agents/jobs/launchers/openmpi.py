@@ -40,5 +40,5 @@ class OpenmpiLauncher:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the launcher `openmpi`."""
+    """Build the launcher `openmpi`: Open MPI's `mpirun`."""
     return OpenmpiLauncher()

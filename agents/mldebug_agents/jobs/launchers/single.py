@@ -28,5 +28,5 @@ class SingleLauncher:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the launcher `single`."""
+    """Build the launcher `single`: a training job of one process, started without any launcher."""
     return SingleLauncher()

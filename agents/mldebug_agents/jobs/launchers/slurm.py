@@ -62,5 +62,5 @@ def tasks_here(tasks: str, node: str) -> int | None:
 
 
 def create(options: NoOptions) -> Launcher:
-    """Build the launcher `slurm`."""
+    """Build the launcher `slurm`: Slurm: `srun` starts every rank itself."""
     return SlurmLauncher()

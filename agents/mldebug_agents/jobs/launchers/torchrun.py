@@ -53,5 +53,5 @@ class TorchrunLauncher:
 
 
 def create(options: NoOptions) -> NodeLauncher:
-    """Build the launcher `torchrun`."""
+    """Build the launcher `torchrun`: torchrun and `python -m torch.distributed.run`: elastic launches, restarts included."""
     return TorchrunLauncher()

@@ -33,15 +33,11 @@ def log_of(
     return None
 
 
-def read_log(
-    reader: Reader, pid: int, file: OpenFile, rights: Rights, proc: str = "/proc"
-) -> LogTail | Unreadable:
-    """The last lines of the file behind that descriptor, with the rights of the rank, without
-    control characters and secrets.
-
-    `proc`: where /proc is mounted.
+def read_log(reader: Reader, pid: int, file: OpenFile, rights: Rights) -> LogTail | Unreadable:
+    """The last lines of a file that process `pid` has open, read with `rights` (those of the rank), without control characters
+    and secrets.
     """
-    path = f"{proc}/{pid}/fd/{file.fd}"
+    path = f"/proc/{pid}/fd/{file.fd}"
     tail = reader.read_tail(path, rights=rights, max_bytes=MAX_BYTES)
     if isinstance(tail, Unreadable):
         return tail

@@ -1,7 +1,7 @@
 """Kubernetes, by the API server of the cluster in which this agent runs: Jobs, PyTorchJobs, JobSets, TrainJobs.
 
 Needs a service account that may list them. A kind that the cluster does not have (404) is no error.
-The token is read anew for each question (it is renewed on disk), is sent to the API server alone,
+The token is read anew for each request (it is renewed on disk), is sent to the API server alone,
 and no error shows it.
 """
 
@@ -166,5 +166,5 @@ def _text(path: Path) -> str:
 
 
 def create(options: Options) -> Scheduler:
-    """Build the scheduler `kubernetes`."""
+    """Build the scheduler `kubernetes`: Kubernetes, by the API server of the cluster in which this agent runs: Jobs, PyTorchJobs, JobSets, TrainJobs."""
     return KubernetesScheduler(options)

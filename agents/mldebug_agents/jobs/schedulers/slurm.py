@@ -168,5 +168,5 @@ def _check(program: str, done: Completed) -> None:
 
 
 def create(options: Options) -> Scheduler:
-    """Build the scheduler `slurm`."""
+    """Build the scheduler `slurm`: Slurm, by squeue and sinfo: as JSON, or as text where that is missing."""
     return SlurmScheduler(options)

@@ -28,7 +28,7 @@ class GroupTrial:
         self.seconds = 0.0
 
     def as_event(self, names: List[str]) -> Dict[str, Any]:
-        """The trial as part of an event: plain data, with `names` in place of the members' numbers."""
+        """The measurement of one group of ranks as plain data, for the line of JSON that reports it; `names`: of the members, by number."""
         return {
             "members": [names[one] for one in self.group],
             "outcome": self.outcome,

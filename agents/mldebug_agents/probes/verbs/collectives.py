@@ -214,7 +214,7 @@ def _way_out(ended: ChildExit, kept: Mapping[str, str]) -> str:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug probe collectives`."""
+    """Build the command `mldebug probe collectives`: time collectives, NCCL on GPUs and gloo on CPUs, and check their values."""
     return command
 
 

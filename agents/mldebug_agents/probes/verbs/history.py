@@ -50,5 +50,5 @@ def lines(judged: Sequence[JudgedSeries], folder: Path) -> Iterator[str]:
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug probe history`."""
+    """Build the command `mldebug probe history`: earlier figures of the collectives probe, series by series, and which have shifted."""
     return command

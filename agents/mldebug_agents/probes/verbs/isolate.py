@@ -158,7 +158,7 @@ def command(
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug probe isolate`."""
+    """Build the command `mldebug probe isolate`: find the bad GPU, link or node: pairs in a tournament."""
     return command
 
 

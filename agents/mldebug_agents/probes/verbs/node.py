@@ -75,7 +75,7 @@ def command(
 
 
 def create(options: NoOptions) -> click.Command:
-    """Build the command `mldebug probe node`."""
+    """Build the command `mldebug probe node`: is this node fit to train? Driver, memory, matmul, copies, NCCL, disk."""
     return command
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 
 def learn_structs() -> None:
-    """Have msgspec inspect all struct classes that are imported by now: 14 ms for the 300 of an agent.
+    """Have msgspec inspect all struct classes that are imported by now, before threads decode any of them: 14 ms for the 300 of an agent.
 
     Classes already inspected cost nothing.
     """

@@ -3,8 +3,8 @@
     with OverflowDetector(model):
         train()
 
-Forward hooks note the smallest and largest absolute number of all weights, inputs and outputs, where they are; one transfer
-when the model's forward is over brings them here. So a report comes a little later, and still names the first module.
+Forward hooks compute the smallest and largest absolute number of all weights, inputs and outputs on the device that holds them; one
+transfer to the host when the model's forward is over brings all of them. So a report comes a little later, and still names the first module.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ class Extremes:
 
 
 class Measures:
-    """Measures tensors on their devices; the results are fetched later. A tensor that has not changed since is measured once."""
+    """Finds the smallest and the largest number of tensors on the devices that hold them; all results are fetched later, at once. A tensor
+    that was not written to since its last measurement is not measured again.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[Any, Any], list[tuple[Extremes, tuple[Any, Any, Any]]]] = {}

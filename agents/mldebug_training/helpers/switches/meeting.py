@@ -82,8 +82,8 @@ class Meeting:
         return self._answer[len(_ALL) :]
 
     def leave(self) -> None:
-        """Wait until this rank's thread is done. Rank 0, whose process may serve the store, must not end before all ranks
-        have read the result.
+        """Wait until this rank's thread makes no more calls to the store, at most as long as `come` may still take and a little more. The
+        thread of the rank whose process serves the store (rank 0) waits for the others: it ends when all have read whether all came.
         """
         self.wait(max(0.0, self._until - time.monotonic()) + ANSWERING)
 

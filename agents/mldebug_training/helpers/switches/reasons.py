@@ -43,8 +43,8 @@ class StopReasons:
         self._done: list[int] = []  # save switches that were acted upon
 
     def wanted(self, reading: SwitchReading | None) -> tuple[int, str]:
-        """This rank's most urgent request (a constant from NOTHING to KILL_SWITCH), and the reason as a sentence.
-        `reading`: the last look at the switches.
+        """The most urgent reason of this rank to write a checkpoint or to stop (a constant from NOTHING to KILL_SWITCH), and the same as
+        a sentence. `reading`: what the switch files of the job said when they were last read; None where they were not.
         """
         if reading and reading.kill:
             by = f" (by {reading.by})" if reading.by else ""

@@ -45,5 +45,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `health`."""
+    """Build the metric group `health`: health of the node's components, and what to do about those that are not well."""
     return MetricGroup(TABLE.families, samples)

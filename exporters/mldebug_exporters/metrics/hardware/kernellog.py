@@ -75,5 +75,5 @@ def _labels(one: XidCount) -> tuple[str, str, str]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `kernellog`."""
+    """Build the metric group `kernellog`: what the kernel's log says: Xids by GPU, other kernel events by kind, and whether the log can be read."""
     return MetricGroup(TABLE.families, samples)

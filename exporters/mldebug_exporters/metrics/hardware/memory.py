@@ -108,5 +108,5 @@ def _rank(one: RankMemory) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `memory`."""
+    """Build the metric group `memory`: memory of the host, of the ranks' control groups and of the ranks: in use, growth, and time to the end."""
     return MetricGroup(TABLE.families, samples)

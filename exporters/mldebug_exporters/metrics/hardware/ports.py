@@ -61,5 +61,5 @@ def _port(one: PortState) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `ports`."""
+    """Build the metric group `ports`: ports of the network by /sys: state, rate, bytes, errors by kind; flaps."""
     return MetricGroup(TABLE.families, samples)

@@ -46,5 +46,5 @@ def _rank(run: RunState, rank: int, gpu: GpuReading) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `rank_gpus`."""
+    """Build the metric group `rank_gpus`: which rank works on which GPU, to join with every metric that has `uuid` or `gpu`, and the GPU memory of each rank."""
     return MetricGroup(TABLE.families, samples)

@@ -124,5 +124,5 @@ def _series(one: SeriesState) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `checkpoints`."""
+    """Build the metric group `checkpoints`: checkpoints of the runs on this node: the last complete one, what has died, and what would be lost now."""
     return MetricGroup(TABLE.families, samples)

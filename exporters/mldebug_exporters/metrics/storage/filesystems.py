@@ -128,5 +128,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `filesystems`."""
+    """Build the metric group `filesystems`: filesystems that jobs use: how full, how long they last, which do not answer; and all storage alarms."""
     return MetricGroup(FAMILIES, samples)

@@ -42,5 +42,5 @@ TABLE.gauge(
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `trees`."""
+    """Build the metric group `trees`: sizes of the directories of the section `trees`, and how they are known."""
     return MetricGroup(TABLE.families, partial(storage_measures, TABLE.families))

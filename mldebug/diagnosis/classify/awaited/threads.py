@@ -50,7 +50,9 @@ def _words(capture: ProcessCapture, classify_process: ClassifyProcess) -> Iterat
 
 
 def as_main(capture: ProcessCapture, stack: ThreadStack) -> ProcessCapture:
-    """The capture of a process reduced to this one thread, which is made its main thread, so that rules about main threads apply to it."""
+    """The capture of a process reduced to this one thread, which is made its main thread: what says of a main thread what it waits for can then
+    judge this one.
+    """
     native = tuple(one for one in capture.native if one.tid == stack.tid)
     facts = ProcessFacts(
         msgspec.structs.replace(capture, stacks=(_renamed(stack),), native=(), movement=None)

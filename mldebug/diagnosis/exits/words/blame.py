@@ -17,7 +17,7 @@ from mldebug.diagnosis.exits.words import phrases
 from mldebug.diagnosis.exits.words.error_text import BEFORE
 from mldebug.diagnosis.exits.words.error_types import ErrorType, name_of_type, spaced, type_of
 from mldebug.diagnosis.exits.words.raised_in import NOWHERE, RaisedIn
-from mldebug.diagnosis.exits.words.statements import checks_itself, is_elsewhere, is_of_itself
+from mldebug.diagnosis.exits.words.statements import DATA, checks_itself, is_elsewhere, is_of_itself
 
 
 class Blame(StrEnum):
@@ -101,8 +101,8 @@ _IN_VAIN = re.compile(
 )
 # What a job's own `raise` says of its data, numbers or settings
 _OF_ITS_DATA = re.compile(
-    r"\b(?:nan|inf|infinite|(?:non-?|not )finite|diverged|overflow|underflow|checksum|corrupt\w{0,4}|malformed|unsupported|unknown|invalid|dtype|shapes?|dimensions?|out of range"
-    r"|loss|gradients?|logits|batch size|vocab\w{0,8}|config\w{0,10}|argument|option|tokeni[sz]er|dataset|samples?|images?|weights)\b",
+    rf"\b(?:{DATA}|nan|inf|nonfinite|overflow|checksum|corrupt\w{{0,4}}|malformed|unsupported|unknown|invalid|dtype|shapes?|dimensions?|out of range|batch size"
+    r"|config\w{0,10}|argument)\b",
     re.IGNORECASE,
 )
 # The status codes of gRPC with which errors of JAX and of accelerators' runtimes begin: what the program asked for is its own, all else any process of the job may have caused

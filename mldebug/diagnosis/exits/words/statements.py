@@ -38,9 +38,11 @@ _OF_A_VALUE = re.compile(
     r"|\bunexpected (?:keyword|argument)|\barguments?\b|\bspecif(?:y|ied)\b|\bconfig(?:uration)?\b|\bpositive\b|\bnegative\b",
     re.IGNORECASE,
 )
-# Data
+# Data of a rank's own, whoever names them
+DATA = r"infinite|finite|diverged|underflow|loss|gradients?|logits|vocab\w{0,8}|options?|tokeni[sz]er|datasets?|samples?|images?|weights?"
+# The same, and what may be data in a statement
 _OF_DATA = re.compile(
-    r"\b(?:infinite|finite|diverged|underflow|loss|gradients?|grads?|logits|batch(?:es)?|vocab\w{0,8}|options?|tokeni[sz]er|tokens?|datasets?|data|samples?|images?|labels?|weights?|parameters?|layers?|heads?"
+    rf"\b(?:{DATA}|grads?|batch(?:es)?|tokens?|data|labels?|parameters?|layers?|heads?"
     r"|shards?|records?|rows?|lines?|columns?|files?|paths?|folders?|director(?:y|ies)|keys?|checkpoints?|magic|headers?|bytes?|encod\w{1,4}|array|index|indices|values?|size|length|sequence|prompt|template|models?|modules?|shapes?|characters?|documents?|strings?|json|yaml|schema|embeddings?)\b"
     r"|/…",
     re.IGNORECASE,

@@ -40,7 +40,7 @@ def signed(value: Value) -> int | None:
 
 
 def text(value: Value) -> str:
-    """The value of a string field, cut to 200 characters; "" for another kind of field."""
+    """The value of a string field of a protocol buffer message, cut to 200 characters; "" for another kind of field."""
     return value[:800].decode(errors="replace")[:200] if isinstance(value, bytes) else ""
 
 

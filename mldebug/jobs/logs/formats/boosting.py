@@ -35,5 +35,5 @@ class BoostingFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the log format `boosting`."""
+    """Build the log format `boosting`: boosted trees: XGBoost, LightGBM (`[12]\\ttrain-rmse:0.51`), CatBoost (`12:\\tlearn: 0.51\\ttest: 0.62`)."""
     return BoostingFormat()

@@ -39,5 +39,5 @@ class EspnetFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the log format `espnet`."""
+    """Build the log format `espnet`: ESPnet: `5epoch:train:5301-5350batch: iter_time=0.001, loss=6.5, train_time=0.014`."""
     return EspnetFormat()

@@ -124,5 +124,5 @@ def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the log format `huggingface`."""
+    """Build the log format `huggingface`: Hugging Face Trainer and tqdm: `{'loss': 2.3, 'epoch': 0.01}`, ` 12%|█▏ | 123/1000 [00:10<01:20, 10.1it/s]`."""
     return HuggingfaceFormat()

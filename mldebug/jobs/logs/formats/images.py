@@ -32,5 +32,5 @@ class ImagesFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the log format `images`."""
+    """Build the log format `images`: trainings on images that count in columns: StyleGAN's and EDM's ticks, nerfstudio's table, `tf_cnn_benchmarks`."""
     return ImagesFormat()

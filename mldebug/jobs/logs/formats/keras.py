@@ -38,5 +38,5 @@ class KerasFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the log format `keras`."""
+    """Build the log format `keras`: keras: ` 3/100 ━━━━━━━━━━━━━━ 0s 5ms/step - accuracy: 0.5 - loss: 0.3`, and the bars before version 3."""
     return KerasFormat()

@@ -31,5 +31,5 @@ class MarianFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the log format `marian`."""
+    """Build the log format `marian`: marian NMT: `Ep. 7 : Up. 306350 : Sen. 5,630,845 : Cost 34.46 : Time 6.91s : 13596.73 words/s : L.r. 5.3e-05`."""
     return MarianFormat()

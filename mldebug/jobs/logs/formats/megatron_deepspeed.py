@@ -47,5 +47,5 @@ class MegatronDeepspeedFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the log format `megatron_deepspeed`."""
+    """Build the log format `megatron_deepspeed`: Megatron-DeepSpeed and Megatron-LM: ` iteration 12/ 95367 | elapsed time per iteration (s): 1.5 | lm loss: 2.3E+00 |`."""
     return MegatronDeepspeedFormat()

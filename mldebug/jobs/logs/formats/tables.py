@@ -46,5 +46,5 @@ def _of_row(name: str, value: str) -> LogRecord | None:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the log format `tables`."""
+    """Build the log format `tables`: tables of two columns, a value in each line, as loops of reinforcement learning and diffusion print them."""
     return TablesFormat()

@@ -38,5 +38,5 @@ class WenetFormat:
 
 
 def create(options: NoOptions) -> LogFormat:
-    """Build the log format `wenet`."""
+    """Build the log format `wenet`: WeNet, WeKws, WeSpeaker: `DEBUG TRAIN Batch 4/203700 loss 12.6 … rank 0`: the epoch, then the batch in it."""
     return WenetFormat()

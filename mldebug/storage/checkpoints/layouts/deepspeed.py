@@ -75,5 +75,5 @@ def _reached(named: str, own: str) -> bool:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the checkpoint layout `deepspeed`."""
+    """Build the checkpoint layout `deepspeed`: DeepSpeed: a folder for each tag with a file for each rank, and beside it `latest`, which names the newest whole one."""
     return DeepSpeed()

@@ -163,5 +163,5 @@ def _whole(one: FileEntry) -> ByteRange:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the checkpoint layout `distributed`."""
+    """Build the checkpoint layout `distributed`: torch.distributed.checkpoint: `__RANK_N.distcp` files, and `.metadata`, which is written when all of them are there."""
     return Distributed()

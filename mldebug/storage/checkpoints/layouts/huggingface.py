@@ -130,5 +130,5 @@ def _end(state: FileEntry) -> ByteRange:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the checkpoint layout `huggingface`."""
+    """Build the checkpoint layout `huggingface`: Hugging Face: a model in shards named by an index, and the folders `checkpoint-N` of the Trainer."""
     return HuggingFace()

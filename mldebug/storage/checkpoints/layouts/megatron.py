@@ -81,5 +81,5 @@ def _is_shard(path: str) -> bool:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the checkpoint layout `megatron`."""
+    """Build the checkpoint layout `megatron`: Megatron-LM: folders `iter_N`, and beside them `latest_checkpointed_iteration.txt`, which is written last."""
     return Megatron()

@@ -43,5 +43,5 @@ class Safetensors:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the checkpoint layout `safetensors`."""
+    """Build the checkpoint layout `safetensors`: safetensors: single files whose header says where they end, alone or several in a folder."""
     return Safetensors()

@@ -47,5 +47,5 @@ class TorchSave:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the checkpoint layout `torch_save`."""
+    """Build the checkpoint layout `torch_save`: torch.save: single zip files, alone or several in a folder, as Lightning and plain scripts write them."""
     return TorchSave()

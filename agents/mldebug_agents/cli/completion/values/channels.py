@@ -18,5 +18,5 @@ class ChannelValues:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build the source of completion values `channels`."""
+    """Build the source of completion values `channels`: channels of the config file that stands on the command line."""
     return ChannelValues()

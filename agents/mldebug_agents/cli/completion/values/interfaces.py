@@ -17,5 +17,5 @@ class InterfaceValues:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build the source of completion values `interfaces`."""
+    """Build the source of completion values `interfaces`: network interfaces of this node."""
     return InterfaceValues()

@@ -62,5 +62,5 @@ def _sentence(run: RunNames) -> str:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build the source of completion values `jobs`."""
+    """Build the source of completion values `jobs`: jobs on this node that the user may see, as its agent tells them."""
     return JobValues()

@@ -41,5 +41,5 @@ def _readable(archive: ReportStore) -> Iterator[Path]:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build the source of completion values `reports`."""
+    """Build the source of completion values `reports`: ids of reports, newest first."""
     return ReportValues()

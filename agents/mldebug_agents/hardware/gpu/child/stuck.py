@@ -72,8 +72,8 @@ def blocked(host: Host, worker: ForkedWorker, waited: float) -> GpuBlockedError:
 
 
 def still_there(worker: ForkedWorker) -> GpuBlockedError:
-    """The error that says why no other child is started: an earlier one still hangs in the driver, and a new one would hang
-    there too.
+    """The error that says why no other child is started to read GPUs: an earlier one still hangs in a call of the GPU driver, and a
+    new one would hang there too.
     """
     message = f"an earlier GPU reader (pid {worker.pid}) still sits in a call into the GPU driver"
     return GpuBlockedError(message, REBOOT)
@@ -103,8 +103,8 @@ class ChildReaper:
         self._let_go.append(worker)
 
     def end(self, worker: ForkedWorker) -> None:
-        """Have a child killed, and wait up to `DIES_WITHIN` seconds for its death. It is not killed if it has entered the
-        driver meanwhile.
+        """Have the process that starts children kill this one, and wait up to `DIES_WITHIN` seconds for its death. A child that is inside a
+        call of the GPU driver by then is not killed; it stays remembered, as does one that does not die in time.
         """
         worker.end()
         self._ended.append(worker)

@@ -25,7 +25,9 @@ class _Lost(msgspec.Struct):
 
 
 class Absent:
-    """Remembers which GPUs have answered, and for how long GPUs in trouble are not queried. `clock` returns seconds."""
+    """Remembers which GPUs were there, so that one that is gone can be named, and until when one that failed to answer is left alone.
+    `clock` returns seconds.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

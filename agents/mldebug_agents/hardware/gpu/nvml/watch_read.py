@@ -44,7 +44,7 @@ def _power(ask: Ask) -> float | None:
 
 
 class Energy(msgspec.Struct, frozen=True):
-    """The last energy reading of one GPU, and how long it took."""
+    """The last reading of one GPU's energy counter: the joules since the driver was loaded, and how many seconds the call took."""
 
     joules: float | None
     at: float

@@ -1,4 +1,4 @@
-"""The JSON Schema of report.json, made from the structs, and stored beside this file."""
+"""The JSON Schema of report.json, made from the structs; the file that ships it lies beside the code that writes reports."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from mldebug.core.report_model import REPORT_SCHEMA, Report
+from mldebug.incidents import report
 
-SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
+SCHEMA_FILE = Path(report.__path__[0]) / "report.schema.json"
 
 
 def report_schema() -> dict[str, Any]:
