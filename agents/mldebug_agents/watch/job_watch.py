@@ -139,7 +139,19 @@ class JobWatch:
             _in_phase(self._rank(rank, children, captures, classes, now), beats.get(rank.rank))
             for rank in job.ranks
         )
-        look = RunLook(
+        frames = {
+            rank: last_frame(one.process.stacks, one.identity.pid) for rank, one in captures.items()
+        }
+        found = self._job_look(job, self._run_look(job, ranks, beats, now), beats)
+        return msgspec.structs.replace(
+            found, classes=classes, frames=frames, gaps=(*self.logs.gaps, *gaps)
+        )
+
+    def _run_look(
+        self, job: Job, ranks: tuple[RankLook, ...], beats: Mapping[int, Heartbeat], now: float
+    ) -> RunLook:
+        """What the stall decision needs of this look."""
+        return RunLook(
             at=now,
             run=job.id,
             attempt=job.attempt,
@@ -152,14 +164,17 @@ class JobWatch:
             backend="nccl" if self.logs.gpu else "gloo",
             collective_timeout=shortest_timeout(beats),
         )
-        progress = self.progress
+
+    def _job_look(self, job: Job, look: RunLook, beats: dict[int, Heartbeat]) -> JobLook:
+        """The same with what log and hook tell of the training: a figure of the log goes before the hook's."""
+        progress, hook = self.progress, scalars(beats)
         return JobLook(
             job=job,
             look=look,
             step=progress.step if progress.step is not None else last_step(beats),
-            loss=progress.loss if progress.loss is not None else scalars(beats).get("loss"),
+            loss=progress.loss if progress.loss is not None else hook.get("loss"),
             step_seconds=progress.step_seconds or progress.hook_seconds,
-            scalars={**scalars(beats), **progress.scalars},
+            scalars={**hook, **progress.scalars},
             points=progress.take_points(),
             step_times=progress.step_times,
             log=self.logs.sentence,
@@ -168,12 +183,6 @@ class JobWatch:
             step_format=progress.step_format,
             log_counts=self.logs.counts,
             beats=beats,
-            classes=classes,
-            frames={
-                rank: last_frame(one.process.stacks, one.identity.pid)
-                for rank, one in captures.items()
-            },
-            gaps=(*self.logs.gaps, *gaps),
         )
 
     def last(self, sample: bool) -> float:

@@ -67,6 +67,27 @@ def test_only_one_module_reads_lists_that_others_wrote() -> None:
     assert with_clustershell == {"mldebug/core/ranksets.py"}
 
 
+def test_one_link_serves_all_children() -> None:
+    """Frames, deadlines and descriptors of requests to a child are the matter of one module; who else reads a socket talks to others."""
+    others = {
+        "capture/nccl_ras/conversation.py": "NCCL, in its own protocol",
+        "cluster/fanout/child.py": "whether the parent is there still",
+        "cluster/peers/net/client.py": "HTTP to another node",
+        "cluster/peers/net/connect_pool.py": "wakes its own thread",
+        "system/child/helper.py": "the helper that starts children",
+        "system/child/reader_writes.py": "HTTP to the worker server that PyTorch opens in a rank",
+        "system/spawn.py": "to the helper that starts children",
+    }
+    agents = ROOT / "agents/mldebug_agents"
+    reads = re.compile(r"\.(?:recv|recv_into|recvmsg|recv_fds|send_fds|sendmsg)\(")
+    found = {
+        str(path.relative_to(agents))
+        for path in agents.rglob("*.py")
+        if reads.search(path.read_text())
+    }
+    assert found == {*others, "system/child/link.py"}
+
+
 def test_every_direct_dependency_is_pinned_and_explained() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,6 +149,23 @@ def test_no_folder_is_long(root: str) -> None:
         if len(entries) > most:
             long[str(folder.relative_to(ROOT))] = len(entries)
     assert long == {}
+
+
+def test_no_root_has_many_layers() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = {each["name"]: len(each["layers"]) for each in contracts["contracts"] if "layers" in each}  # fmt: skip
+    assert len(layers) == 4
+    assert {name: count for name, count in layers.items() if count > MOST} == {}
+
+
+def test_a_plugin_without_settings_has_no_options() -> None:
+    empty = [
+        f"{kind}/{name}"
+        for kind in PACKAGES
+        for name in names(kind)
+        if "Options" in vars(module := load(kind, name)) and not module.Options.__struct_fields__
+    ]
+    assert empty == []
 
 
 def names_of(file: Path) -> Iterator[tuple[str, bool]]:
