@@ -51,6 +51,20 @@ PREFIXES: tuple[re.Pattern[str], ...] = tuple(
     )
 )
 
+# A command that a shell repeats before its output (`set -x`, a prompt), of what runs on a node, in a pod or in a container
+_PROMPT = r"(?:\+{1,4}|[$#%]|[\w.-]{1,64}@[\w.-]{1,253}:\S{0,200}[$#]|\[[\w.-]{1,64}@[^\]]{1,253}\][$#]) *(?:sudo )?"
+_OPTIONS = r"(?: +-{1,2}[\w-]{1,40}(?:=\S{1,200})?| +(?:-n|-c|-l|-p|-i|-o|-u|--namespace|--container|--context|--kubeconfig|--user) +\S{1,200}){0,8}"
+_DUMPS = r" .{0,400}?\b(?:py-spy|pystack|austin|gdb|eu-stack|pstack|lldb)\b.{0,1000}"
+SHELL_LINES: tuple[str, ...] = (
+    rf"^{_PROMPT}(?:kubectl|oc){_OPTIONS} +exec{_OPTIONS} +(?:pods?/)?(?P<host>[a-z\d][\w.-]{{0,252}}){_DUMPS}$",
+    rf"^{_PROMPT}(?:docker|podman|nerdctl)(?: container)? +exec{_OPTIONS} +(?P<host>[\w][\w.-]{{0,252}}){_DUMPS}$",
+    rf"^{_PROMPT}ssh{_OPTIONS} +(?:[\w.-]{{1,64}}@)?(?P<host>[\w][\w.-]{{0,252}}){_DUMPS}$",
+    rf"^{_PROMPT}srun .{{0,200}}?(?:-w +|--nodelist[= ])(?P<host>[\w][\w.-]{{0,252}}){_DUMPS}$",
+    r"^(?:[\w.-]{1,64}@(?P<host>[\w.-]{1,253}):\S{0,200}[$#]|\[[\w.-]{1,64}@(?P<node>[\w.-]{1,253}) [^\]]{1,200}\][$#]) *(?:sudo )?(?:\S{0,200}/)?(?:py-spy|pystack|austin|gdb|eu-stack|pstack)\b.{0,1000}$",
+    rf"^{_PROMPT}(?:\S{{0,200}}/)?(?:py-spy|pystack|gdb|eu-stack|pstack)\b.{{0,400}}?(?:--pid[= ]|-p[= ]?|remote )(?P<pid>\d{{1,10}})\b.{{0,400}}$",
+)
+"""Patterns of such a command that dumps stacks: they begin what that node, pod or process prints."""
+
 
 class Label(NamedTuple):
     """Which process wrote a line, as the prefixes before it say; -1 and "" for what they do not."""

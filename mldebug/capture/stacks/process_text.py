@@ -87,7 +87,8 @@ def split(block: ThreadBlock) -> Iterator[ProcessText]:
             block.process = msgspec.structs.replace(block.process, pid=0, command="", parent=0)
         if threads:
             stacks = [(_stack(one), one.head.main) for one in threads[:MAX_THREADS]]
-            found = _process(block.process, _main_named(stacks, threads[0].form.main_last))
+            last = threads[0].form.main_last and not _begins_with_own(threads, block.process.pid)
+            found = _process(block.process, _main_named(stacks, last))
             main = next((t for t in found.stacks if t.name == MAIN_THREAD), None)
             own = {one.head.number for one in threads if one.head.own}
             if not found.pid and main is not None and main.tid in own:
@@ -95,6 +96,11 @@ def split(block: ThreadBlock) -> Iterator[ProcessText]:
             found.number = found.number or threads[0].number
             found.form = threads[0].form.name
             yield found
+
+
+def _begins_with_own(threads: list[ThreadText], pid: int) -> bool:
+    """Whether the first thread has the process's own number: eu-stack begins with the main thread, gdb ends with it."""
+    return pid > 0 and threads[0].head.number == pid
 
 
 def _process(of: ProcessText, stacks: tuple[ThreadStack, ...]) -> ProcessText:
@@ -211,7 +217,7 @@ def _native_of(python: ProcessText, native: ProcessText) -> bool:
 
 
 def _key(process: ProcessText) -> tuple[object, ...]:
-    return process.label, process.host, process.file, process.pid
+    return process.label, process.host, process.file, process.rank, process.pid
 
 
 def join(before: ProcessText, after: ProcessText) -> ProcessText:

@@ -9,7 +9,13 @@ from mldebug.capture.stacks.faulthandler import FAULTHANDLER
 from mldebug.capture.stacks.form import StackForm, ThreadHead
 from mldebug.capture.stacks.gdb import GDB, LLDB
 from mldebug.capture.stacks.json_form import is_json, take_json
-from mldebug.capture.stacks.prefixes import Label, LabelledLine, plain, unprefixed
+from mldebug.capture.stacks.prefixes import (
+    SHELL_LINES,
+    Label,
+    LabelledLine,
+    plain,
+    unprefixed,
+)
 from mldebug.capture.stacks.process_text import ProcessText, ThreadBlock, ThreadText, joined, split
 from mldebug.capture.stacks.pyspy import TEXT as PY_SPY
 from mldebug.capture.stacks.pystack import PYSTACK
@@ -43,6 +49,7 @@ _HEADINGS = tuple(
         rf"^{_MARKS}(?:py-spy dump )?(?:--)?(?:pid|process)[ _:=#-]{{0,3}}(?P<pid>\d{{1,10}})\b[-=#*:\s\]]{{0,80}}$",
         rf"^{_MARKS}(?:node|host|hostname|pod|container)[ _:=#]{{1,3}}(?P<host>[\w.-]{{1,253}})[-=#*:\s\]]{{0,80}}$",
         r"^(?P<host>[\w.-]{1,253}) \| (?:CHANGED|SUCCESS|FAILED)\b.{0,80}>>$",
+        *SHELL_LINES,
         r"^\[\d{1,6}\] \d\d:\d\d:\d\d \[(?:SUCCESS|FAILURE)\] (?P<host>[\w.-]{1,253}).{0,200}$",
     )
 )
@@ -247,7 +254,7 @@ class _Stream:
                     file=clean(groups.get("file", ""), 500),
                     rank=int(groups.get("rank", -1)),
                     pid=int(groups.get("pid", 0)),
-                    host=clean(groups.get("host", ""), 200),
+                    host=clean(groups.get("host") or groups.get("node", ""), 200),
                 )
                 return True
         return any(form.noise is not None and form.noise.match(text) for form in FORMS)

@@ -136,13 +136,20 @@ def _larger_half(case: Case, culprits: tuple[ClassifiedRank, ...]) -> bool:
     Where the others all wait in one place a minority of unclear ranks may be named, at `low`; a half never.
     """
     half = 2 * len(culprits) >= len(case.alive)
-    if len(culprits) > 1 and half and all(r.is_.name in MAY_BE_FED for r in culprits):
+    if len(culprits) > 1 and half and all(map(_may_be_fed, culprits)):
         return bool(case.waiting)
     if len(culprits) < 2 or not all(map(is_faint, culprits)):
         return False
     places = Counter((rank.is_.operation, rank.is_.site) for rank in case.waiting)
     fewer = len(places) > 1 and min(places.values()) <= len(culprits)
     return fewer or half
+
+
+def _may_be_fed(rank: ClassifiedRank) -> bool:
+    """Whether another rank may feed it, or hold the file lock that it wants: nothing shows who does."""
+    lock = rank.capture.process.lock if rank.capture else None
+    of_unknown = rank.is_.name in ("file_lock", "flock") and not (lock and lock.holders)
+    return of_unknown or rank.is_.name in MAY_BE_FED
 
 
 def is_faint(rank: ClassifiedRank) -> bool:

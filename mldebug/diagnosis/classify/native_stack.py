@@ -1,18 +1,28 @@
 """What the native frames of a rank's thread say: a communication library, the GPU, the interpreter's lock, or code of its own."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
-from mldebug.core.model import Classification, Frame
+import msgspec
+
+from mldebug.core.model import Classification, Frame, Role, ThreadStack
 from mldebug.diagnosis.classify.awaited.threads import gil_holder, holder_words
 from mldebug.diagnosis.classify.kernel_state import from_sign, inert
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, native_words
 from mldebug.diagnosis.classify.tables.native_calls import (
+    BEGINS,
     BY_NAME,
     C_LIBRARY,
+    FILE_CALLS,
+    INTERPRETER,
+    LOCKS,
     MAY_WAIT_FOR_OTHERS,
     NATIVE,
     OPERATIONS,
+    SLEEPS,
+    STREAM_CALLS,
+    STREAMS,
 )
 from mldebug.diagnosis.classify.tables.signs import NameSign
 
@@ -56,30 +66,79 @@ def gil(process: ProcessFacts, fact: str = "native stack: take_gil") -> Classifi
 
 
 def own_wait(process: ProcessFacts) -> Classification | None:
-    """The class of a thread that sleeps on a futex in native code of the job (not of a communication, GPU or runtime library); else None.
+    """The class of a thread that sleeps in native code of the job (not of a communication, GPU or runtime library); else None.
 
-    What it waits for is not known, but it is no other rank of the job: an extension's own queue,
-    lock or thread.
+    What it waits for is not known, but it is no other rank of the job: an extension's own queue, lock
+    or thread, or a file. That it sleeps the kernel says (a futex), or, of a stack that somebody else
+    dumped, the innermost function.
     """
-    if process.native is None or not process.on_futex or process.computes or not process.asleep:
+    if process.native is None or process.computes or not process.asleep:
         return None
     frames = _below_python(process.native.frames)
     if not frames or any(map(_may_wait_for_others, frames)):
         return None
-    own = next((frame for frame in frames if not C_LIBRARY.fullmatch(frame.file)), None)
-    if own is None or own.function.startswith("0x"):
+    name = "native_lock" if process.on_futex else _sleep_of(process, frames)
+    if not name or any(map(_waits_for_others, process.capture.native)):
         return None
-    words = f"waits in native code of its own ({own.function}, {own.file}) in {process.at}"
-    fact = f"native stack: {native_words(process.native.frames, own.function)}"
-    return inert(process, "native_lock", words, fact)
+    own = next((frame for frame in frames if not _tells_nothing(frame)), None)
+    if own is None and (process.on_futex or LOCKS.fullmatch(frames[0].function)):
+        return None
+    if own is not None and own.function.startswith("0x"):
+        return None
+    decides = own.function if own else frames[0].function
+    fact = f"native stack: {native_words(process.native.frames, decides)}"
+    found = inert(process, name, _own_words(process, name, own, frames[0]), fact)
+    return found if process.on_futex else msgspec.structs.replace(found, direct=False)
+
+
+def _own_words(process: ProcessFacts, name: str, own: Frame | None, innermost: Frame) -> str:
+    """`waits in native code of its own (tokens::Queue::pop, _fasttok.so) in load (train.py:7)`; where there is only the interpreter, `waits in fsync in …`."""
+    where = f" in {process.at}" if process.frames else ""
+    verb = "sleeps" if name == "sleep" else "waits"
+    if own is None:
+        return f"{verb}{'' if name == 'sleep' and where else f' in {innermost.function}'}{where}"
+    return f"{verb} in native code of its own ({', '.join(filter(None, (own.function, own.file)))}){where}"
+
+
+def _sleep_of(process: ProcessFacts, frames: Sequence[Frame]) -> str:
+    """The class of a process of which the kernel was not asked, by the innermost function; "" where that is none in which a thread sleeps."""
+    if process.capture.state is not None:
+        return ""
+    if SLEEPS.fullmatch(frames[0].function):
+        return "sleep"
+    reads = STREAM_CALLS.fullmatch(frames[0].function) and any(STREAMS.fullmatch(one.function) for one in frames[1:4])  # fmt: skip
+    blocked = any(one.fullmatch(frames[0].function) for one in (LOCKS, FILE_CALLS))
+    return "native_lock" if reads or blocked else ""
+
+
+def _waits_for_others(stack: ThreadStack) -> bool:
+    """Whether a thread is in a call that waits for other ranks: then its main thread may wait for just that one."""
+    return any(row.role is Role.WAITING and row.name != "device_sync" and row.pattern.fullmatch(frame.function) for frame in stack.frames if frame.native for row in NATIVE)  # fmt: skip
+
+
+def _tells_nothing(frame: Frame) -> bool:
+    """Whether the frame is of the C library or the interpreter, by its library, or by its name where that is not known."""
+    known = frame.file not in ("", "?")
+    return (
+        C_LIBRARY.fullmatch(frame.file) is not None
+        if known
+        else any(
+            one.fullmatch(frame.function)
+            for one in (LOCKS, FILE_CALLS, SLEEPS, INTERPRETER, BEGINS)
+        )
+    )
 
 
 def _below_python(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The native frames that the innermost Python frame has called; none where the stack ends before one."""
+    """The native frames that the innermost Python frame has called, or all of a program without Python.
+
+    None where the stack ends before either.
+    """
     for index, frame in enumerate(frames):
         if not frame.native:
             return frames[:index]
-    return ()
+    whole = bool(frames) and BEGINS.fullmatch(frames[-1].function) is not None
+    return frames if whole else ()
 
 
 def _may_wait_for_others(frame: Frame) -> bool:

@@ -61,6 +61,74 @@ PREFIXES = {
 }
 
 
+COMMANDS = {
+    "kubectl": "+ kubectl exec train-worker-{0} -c pytorch -- py-spy dump --pid 17",
+    "kubectl of a namespace": "$ kubectl -n ml exec -it train-worker-{0} -- sh -c 'py-spy dump --pid $(pgrep python)'",
+    "oc": "++ oc exec pod/train-worker-{0} -- pystack remote 17",
+    "docker": "+ docker exec -i trainer_{0} py-spy dump --pid 17",
+    "ssh": "+ ssh -o StrictHostKeyChecking=no root@gpu-{0} sudo py-spy dump --pid 17",
+    "srun": "+ srun --overlap --jobid 4711 -w gpu-{0} py-spy dump --pid 17",
+    "a prompt": "root@train-worker-{0}:/workspace# py-spy dump --pid 17",
+    "a prompt in brackets": "[me@gpu-{0} job]$ sudo /opt/bin/py-spy dump --pid 17",
+}
+NO_COMMANDS = (
+    "+ kubectl get pods",
+    "$ python train.py --pid 3",
+    "me@login:~$ ls -l",
+    "# ssh gpu-7 uptime",
+    "+ x",
+)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_the_shell_repeats_begins_another_process(name: str, tmp_path: Path) -> None:
+    """All have one pid, each in its own pod or node. Lines of other commands begin nothing."""
+    parts = [
+        "\n".join((NO_COMMANDS[rank], COMMANDS[name].format(rank), dump(17, BARRIER if rank == 2 else ALL_REDUCE)))
+        for rank in range(4)
+    ]  # fmt: skip
+    report = judge(read_evidence(folder(tmp_path, all="\n".join(parts)))).report
+
+    assert [one.rank for one in report.diagnosis.culprits] == [2], report.diagnosis.summary
+    assert len(report.ranks) == 4
+
+
+def test_the_debug_servers_of_pytorch_print_all_ranks_with_one_heading_each(tmp_path: Path) -> None:
+    """The threads of ranks may have the same addresses; a rank that could not be asked has no dump."""
+    frames = {False: ALL_REDUCE, True: BARRIER}
+    thread = "Current thread 0x00007fdfa2784640 (most recent call first):\n  <no Python frame>\n\nThread 0x00007fe081a22740 (most recent call first):"
+    texts = []
+    for rank in range(4):
+        lines = [f'  File "/job/{one.split("(")[1][:-1].split(":")[0]}", line {one.split(":")[1][:-1]} in {one.split(" ")[0]}' for one in frames[rank == 2]]  # fmt: skip
+        texts.append("\n".join((f"=== Rank {rank}: http://n1:4215{rank}/handler/dump_traceback? ===", thread, *lines, "")))  # fmt: skip
+    report = judge(read_evidence(folder(tmp_path, stacks_1="\n".join(texts)))).report
+
+    assert [one.rank for one in report.diagnosis.culprits] == [2], report.diagnosis.summary
+    assert len(report.ranks) == 4
+
+
+def test_eu_stack_begins_with_the_main_thread(tmp_path: Path) -> None:
+    def text(pid: int, *frames: str) -> str:
+        lines = [f"#{n}  0x00007f12a3b4c{n:03d} {one}" for n, one in enumerate(frames)]
+        return "\n".join((f"PID {pid} - process", f"TID {pid}:", *lines, f"TID {pid + 9}:", "#0  0x00007f0000000001 __poll", "#1  0x00007f0000000002 ncclSocketPoll", ""))  # fmt: skip
+
+    waits = (
+        "sched_yield",
+        "cuStreamSynchronize",
+        "THPVariable_item",
+        "_PyEval_EvalFrameDefault",
+        "main",
+    )
+    writes = ("fsync", "os_fsync", "_PyEval_EvalFrameDefault", "main")
+    folder(
+        tmp_path,
+        **{f"rank{n}": text(100 + 20 * n, *(writes if n == 3 else waits)) for n in range(4)},
+    )
+    report = judge(read_evidence(tmp_path)).report
+
+    assert [one.rank for one in report.diagnosis.culprits] == [3], report.diagnosis.summary
+
+
 @pytest.mark.parametrize("name", PREFIXES)
 @pytest.mark.parametrize("cut", [False, True])
 def test_what_stands_before_a_line_is_taken_off(name: str, cut: bool, tmp_path: Path) -> None:

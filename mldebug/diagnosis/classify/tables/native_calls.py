@@ -1,4 +1,4 @@
-"""Native functions that say what a rank does; read off NCCL 2.18 to 2.30, torch 1.13 to 2.15, jaxlib 0.4 to 0.10."""
+"""Native functions that say what a rank does; read off NCCL 2.18 to 2.30, torch 1.13 to 2.15, jaxlib 0.4 to 0.10, Open MPI 4 and 5, MPICH 4."""
 
 import re
 
@@ -47,6 +47,32 @@ NATIVE: tuple[NameSign, ...] = (
         r"c10d::ProcessGroup(?:NCCL|Gloo|Wrapper|MPI|UCC)::(?:_?all\w+|_?broadcast\w*|_?reduce\w*|barrier|gather|scatter)",
         BY_NAME,
     ),
+    # MPI, in C and in Fortran: what progresses below (libopen-pal, UCX, libfabric) has no row
+    sign(
+        "init",
+        W,
+        "waits for the other ranks while MPI starts, in {site}",
+        r"P?MPI_(?:Init\w*|Comm_(?:split|dup|create|spawn|accept|connect)\w*)|ompi_mpi_init|p?mpi_init(?:_thread)?_{1,2}",
+    ),
+    sign(
+        "destroy",
+        W,
+        "waits while MPI is finalized, in {site}",
+        r"P?MPI_Finalize|p?mpi_finalize_{1,2}",
+    ),
+    sign(
+        "collective",
+        W,
+        "waits in {op} in {site}",
+        r"P?MPI_(?:All\w+|Barrier|Bcast|Reduce(?!_local)\w*|Gatherv?|Scatterv?|Scan|Exscan|Win_fence|File_\w+_all)|p?mpi_(?:all\w+|barrier|bcast|reduce\w*|gatherv?|scatterv?)_{1,2}",
+        BY_NAME,
+    ),
+    sign(
+        "point_to_point",
+        W,
+        "waits in a transfer of MPI in {site}",
+        r"P?MPI_(?:[SBR]?[Ss]end|M?[Rr]ecv|Sendrecv\w*|M?[Pp]robe|Wait\w*)|p?mpi_(?:[sbr]?send|recv|sendrecv|probe|wait\w*)_{1,2}",
+    ),
     sign(
         "init",
         W,
@@ -90,31 +116,77 @@ NATIVE: tuple[NameSign, ...] = (
 )
 
 
-OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (
-        name,
-        re.compile(
-            rf"gloo::{gloo}|p?nccl{xla}|c10d::ProcessGroup\w+::_?{gloo}\w*|xla::.*(?:Communicator::|\b){xla}(?:Thunk::.*)?"
-        ),
-    )
-    for name, gloo, xla in (
-        ("all_reduce", r"allreduce\w*", "AllReduce"),
-        ("all_gather", r"allgatherv?", "AllGather"),
-        ("reduce_scatter", r"reduce_scatter\w*", "ReduceScatter"),
-        ("all_to_all", r"alltoallv?", "AllToAll"),
-        ("broadcast", "broadcast", "CollectiveBroadcast"),
-        ("collective_permute", r"(?:send|recv)", "CollectivePermute"),
-        ("barrier", "barrier", "Barrier"),
-    )
+_OF_MPI = (
+    ("all_reduce", r"allreduce"),
+    ("all_gather", r"allgatherv?"),
+    ("reduce_scatter", r"reduce_scatter\w*"),
+    ("all_to_all", r"alltoall[vw]?"),
+    ("broadcast", r"bcast"),
+    ("reduce", r"reduce"),
+    ("gather", r"gatherv?"),
+    ("scatter", r"scatterv?"),
+    ("barrier", r"barrier"),
 )
-"""What the functions of gloo, NCCL and XLA are called as collectives."""
+OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    *(
+        (
+            name,
+            re.compile(
+                rf"gloo::{gloo}|p?nccl{xla}|c10d::ProcessGroup\w+::_?{gloo}\w*|xla::.*(?:Communicator::|\b){xla}(?:Thunk::.*)?"
+            ),
+        )
+        for name, gloo, xla in (
+            ("all_reduce", r"allreduce\w*", "AllReduce"),
+            ("all_gather", r"allgatherv?", "AllGather"),
+            ("reduce_scatter", r"reduce_scatter\w*", "ReduceScatter"),
+            ("all_to_all", r"alltoallv?", "AllToAll"),
+            ("broadcast", "broadcast", "CollectiveBroadcast"),
+            ("collective_permute", r"(?:send|recv)", "CollectivePermute"),
+            ("barrier", "barrier", "Barrier"),
+        )
+    ),
+    *(
+        (name, re.compile(rf"P?MPI_{mpi}|p?mpi_{mpi}_{{1,2}}", re.IGNORECASE))
+        for name, mpi in _OF_MPI
+    ),
+)
+"""What the functions of gloo, NCCL, XLA and MPI are called as collectives."""
 
 MAY_WAIT_FOR_OTHERS = re.compile(
     r"(?:lib)?(?:nccl|rccl|gloo|mpi|open-(?:mpi|pal|rte)|uc[pstc]\b|fabric|ibverbs|mlx5|efa|psm2|grpc|horovod|"
-    r"cuda|nvidia|nvshmem|amdhip|hsa|rocm|torch|c10|xla|jax|tensorflow|zmq)|mpi_lib|_raylet|_XLAC|"
+    r"cuda|nvidia|nvshmem|amdhip|hsa|rocm|torch|c10|xla|jax|tensorflow|zmq|ucc\b|hcoll|sharp|nixl|mooncake|deep_?ep|mscclpp|oneccl|hccl|ascend|tpu|neuron|nrt|"
+    r"tensorpipe|paddle|mindspore|thrift|hiredis|etcd|ssl|curl|monarch)|mpi_lib|_raylet|_XLAC|"
     r"(?:gloo|c10d|c10|at|torch|xla|tsl|absl|grpc|horovod|vllm|ray)::|P?MPI_|uc[pstc]_|fi_|ibv_|cu[A-Z]|hip[A-Z]"
 )
 """Libraries and functions in which a thread may wait for another rank, its GPU or the runtime that drives it."""
+
+LOCKS = re.compile(
+    r"(?:_{1,2}|__GI_+)?(?:lll_lock_wait\w*|futex_\w*wait\w*|do_futex_wait\w*|(?:new_)?sem_(?:timed)?wait\w*"
+    r"|pthread_(?:cond_(?:timed|clock)?wait|mutex_(?:timed|clock)?lock|rwlock_\w*lock|join|clockjoin)\w*)(?:@.{1,40})?"
+)
+FILE_CALLS = re.compile(
+    r"(?:_{1,2}|__GI_+)?(?:libc_)?(?:fsync|fdatasync|pread\w*|pwrite\w*|open(?:at)?(?:64)?|newfstatat|[fl]?x?stat(?:64)?|f?access\w*|getdents\w*|readdir\w*"
+    r"|ftruncate\w*|fallocate\w*|msync|mkdir|unlink\w*|rename\w*)(?:_nocancel)?(?:@.{1,40})?"
+)
+"""Functions of the C library in which a thread sleeps for a lock or a thread, or for a file, at the other end of which nobody is: told by a stack alone,
+where the kernel's word is not known.
+"""
+
+SLEEPS = re.compile(r"(?:_{1,2}|__GI_+)?(?:libc_|clock_)?nanosleep\w*|(?:__)?u?sleep")
+
+STREAM_CALLS = re.compile(r"(?:_{1,2})?(?:libc_|GI_+)*(?:read|write)(?:_nocancel)?")
+STREAMS = re.compile(
+    r"(?:_{1,2})?(?:IO_\w+|f(?:read|write|gets|getc|flush|puts)\w*|getdelim|getline)|std::(?:__)?basic_(?:file|i?o?f?stream)\w*.*"
+)
+"""What reads and writes files: below it a read is none of a socket."""
+
+INTERPRETER = re.compile(
+    r"_?Py[A-Z_]\w*|cfunction_\w+|method_vectorcall\w*|vectorcall_\w+|os_\w+|time_\w+|builtin_\w+|_io_\w+|fileio_\w+|_bufferedreader_\w+|object_vacall|slot_tp_\w+|type_call|partial_call\w*"
+)
+"""Functions of the Python interpreter and of its modules for files and clocks, none of which talks to anybody."""
+
+BEGINS = re.compile(r"_*(?:libc_start_\w+|start|main|libc_start_main\S*)")
+"""Where the main thread of a program begins: a native stack that reaches it is whole."""
 
 C_LIBRARY = re.compile(
     r"(?:.*/)?(?:lib(?:c|pthread|stdc\+\+|gcc_s|m|rt|dl)[.-][^/]*|ld-[^/]*|\?|\[vdso\]|python[\d.]*|libpython[^/]*|)"
