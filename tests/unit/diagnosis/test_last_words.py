@@ -50,6 +50,38 @@ def test_a_wrong_name_is_found() -> None:
     assert (verdict_on(case, nobody), verdict_on(victim, nobody)) == ("unknown", "right")
 
 
+NO_REASON = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:317, unhandled system error, NCCL version 2.21.5"
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("n1:462:900 [1] ofi_process_cq:1205 NCCL WARN NET/OFI Request 0x7f12 completed with error. RC: 21. Error: unknown error", {"right"}),
+        ("n1:462:900 [1] ib_plugin.c:1105 NCCL WARN NET/IB : Got completion from peer 10.0.0.3<49189> with status=12", {"right"}),
+        ("n1:462:900 [1] src/os/linux.cc:88 (ncclOsSocketProgressOpt) NCCL WARN ncclOsSocketProgressOpt: Call to recv from 10.0.0.3<41234> failed", {"right"}),
+        # controls: another warning, and the same words without NCCL's mark
+        ("n1:462:900 [1] transport/net.cc:9 NCCL WARN NET/OFI Couldn't open CQ. RC: -12, ERROR: Cannot allocate memory", {"low", "right"}),
+        ("loader: request 7 completed with error", {"low", "right"}),
+    ],
+)  # fmt: skip
+def test_nccls_warning_before_an_error_without_a_reason_says_whose_it_is(
+    before: str, found: set[str]
+) -> None:
+    case = LastWords(name="x", fault="peer", source="own", at="all_reduce", before=before, words=NO_REASON)  # fmt: skip
+
+    assert {verdict_on(case, outcome) for _, outcome in outcomes_of(case)} == found
+
+
+def test_nccls_warning_about_a_peer_takes_no_own_error_away() -> None:
+    """A device that is broken is the rank's own, whatever its connections say meanwhile."""
+    before = "n1:462:900 [1] ib_plugin.c:1105 NCCL WARN NET/IB : Got completion from peer 10.0.0.3<49189> with status=12"
+    words = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+    case = LastWords(name="x", fault="own", source="own", before=before, words=words)
+    found = {verdict_on(case, outcome) for play, outcome in outcomes_of(case) if play.log != "bare"}
+
+    assert found == {"right"}
+
+
 DUMP = """Fatal Python error: {fault}
 
 Thread 0x00007f10 (most recent call first):

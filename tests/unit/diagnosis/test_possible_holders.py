@@ -78,6 +78,16 @@ def test_a_lock_that_no_rank_can_hold_is_the_waiters_own(others: tuple[str, ...]
     assert found.confidence == "medium"
 
 
+@pytest.mark.parametrize("wants", ["filelock", "flock in a helper"])
+def test_many_that_want_a_lock_beside_a_few_that_wait_elsewhere_are_not_named(wants: str) -> None:
+    """One of the few may hold it, wherever it stands now."""
+    waits = dumped(*BARRIER, "main_process_first (accelerate/state.py:520)", MAIN)
+    found = diagnose([job(waits, *(dumped(*WANTS[wants]) for _ in range(3)))]).diagnosis
+
+    assert found.culprits == () and found.confidence == "low"
+    assert "rank 0 waits in barrier" in found.summary
+
+
 def test_a_slow_line_above_the_barrier_is_no_lock() -> None:
     """Control: most hangs look like this."""
     waits = dumped(*BELOW["one line below"])

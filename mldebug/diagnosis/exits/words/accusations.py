@@ -9,7 +9,7 @@
 | Horovod's stall inspector | the ranks whose tensors are missing |
 | JAX's coordination service | tasks without a heartbeat, and tasks that did not reach a barrier |
 | MPI | the rank that aborted, or that cannot be reached |
-| Ray | the process of the actor that died |
+| Ray | the process of the actor that died, the ranks that did not join |
 | NCCL, gloo, stores, UCX | an address |
 
 They may be wrong: a rank that is late may itself wait. So they make suspects, and no culprits.
@@ -82,6 +82,21 @@ RANKS: tuple[Accuser, ...] = (
         re.compile(r"MPI_ABORT was invoked on rank (?P<who>\d{1,7}) in communicator MPI_COMM_WORLD"),
         _NUMBER,
         "called MPI_Abort",
+    ),
+    Accuser(
+        re.compile(r"\(rank (?P<who>\d{1,7}) in comm 0\): application called MPI_Abort\("),
+        _NUMBER,
+        "called MPI_Abort",
+    ),
+    Accuser(
+        re.compile(r"application called MPI_Abort\(MPI_COMM_WORLD, -?\d{1,6}\) - process (?P<who>\d{1,7})"),
+        _NUMBER,
+        "called MPI_Abort",
+    ),
+    Accuser(
+        re.compile(r"ranks have not joined the collective operation: \[(?P<who>[\d, ]{1,200})\]"),
+        _NUMBER,
+        "did not join",
     ),
     Accuser(
         re.compile(r"\bwait(?:ing|ed)?(?: \d+ ?s\w{0,6})? (?:for|on) ranks? \[?(?P<who>[\d, ]{1,200})"),

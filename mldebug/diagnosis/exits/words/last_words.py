@@ -25,6 +25,7 @@ from mldebug.diagnosis.exits.words.error_text import (
     BEFORE,
     MAX_ERROR,
     MAX_LINES,
+    warnings_before,
     whole_error,
     with_cause,
 )
@@ -67,7 +68,7 @@ _LIBRARY_ENDS = re.compile(
     r"Watchdog caught collective operation timeout|watchdog thread terminated with exception"
     r"|ProcessGroupNCCL watchdog hang|watchdog got stuck for"
     r"|Terminating process because the JAX distributed service|has been set to ERROR in coordination service"
-    r"|MPI_ABORT was invoked on rank|\*\*\* An error occurred in MPI_|Fatal error in (?:internal_|P?MPI_)"
+    r"|MPI_ABORT was invoked on rank|application called MPI_Abort\(|\*\*\* An error occurred in MPI_|Fatal error in (?:internal_|P?MPI_)"
     r"|has lost communication with a remote daemon|Memory access fault by GPU node-\d|HW Exception by GPU node-\d"
     r"|Horovod has been shut down|Transport retry count exceeded on"
 )
@@ -168,6 +169,8 @@ def _error_at(
     whole = words if words == error else f"{words}\n{error}"
     own = blame_of(whole, _place(lines, found.start, found.end))
     own = Blame.PEER if own is Blame.OWN and waited_on_device(lines, found.start, words) else own
+    if own is Blame.UNCLEAR and any(map(accuses_others, warnings_before(words, lines, found.start))):  # fmt: skip
+        own = Blame.PEER
     blame, began = _began(lines, causes, own)
     accuser = words
     if began is not None:

@@ -103,14 +103,17 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"has lost communication with|MPI_ABORT was invoked|MPI_ERR_(?:PROC_FAILED|REVOKED|TRUNCATE)\w{0,12}",
         r"Communication error with rank|Fatal error in (?:internal_|P?MPI_)\w{2,40}: (?:Message truncated|Other MPI error|Unknown error|See the MPI)",
         r"Connection reset by peer \(104\)|btl_tcp_endpoint|peer process .{0,40}(?:died|failed)",
+        r"application called MPI_Abort\(|peer process has unexpectedly disconnected",
         r"mpi4py\.MPI\.Exception: (?:Other MPI error|MPI_ERR_(?:OTHER|UNKNOWN|INTERN))|MPIX_ERR_PROC_FAILED",
     ),
     "Ray": (
         r"ActorDiedError|RayActorError|The actor (?:died|is dead)|WorkerCrashedError|ActorUnavailableError|NodeDiedError|OwnerDiedError",
         r"RayTaskError|A worker died or was killed while executing a task|Worker unexpectedly exits with a connection error",
+        r"have not joined the collective operation|make sure all worker ranks call `|has not been called by all \d{1,7} workers",
         r"ActorUnschedulableError|The actor is not schedulable|TrainingFailedError|Training(?:Worker)?Error: A worker in the worker group",
         r"ray\.exceptions\.(?:GetTimeout|ObjectLost|ObjectFetchTimedOut|OwnerDied|NodeDied|LocalRayletDied|RpcError)\w{0,12}|EngineDeadError",
     ),
+    "vLLM": (r"RPC call to \w{1,80} timed out",),
     "JAX": (
         # tsl/distributed_runtime/coordination, jax/_src/distributed.py
         r"JAX distributed service detected fatal errors|CoordinationService\w{0,20}|[Cc]oordination service (?:has stopped|is shutting down|.{0,80}detected)",
@@ -132,6 +135,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
     ),
     "libfabric": (
         r"NET/OFI .{0,60}completed with error|FI_E(?:CONN\w{1,8}|HOSTUNREACH|TIMEDOUT)|Unresponsive (?:receiver|remote)|UNDELIVERABLE",
+        r"\bPeer EFA addr: |\befa_rdm_\w{1,40}_handle_error\(\)",
         r"Unable to insert remote address into address vector|Unexpected number of remote (?:control )?rails",
     ),
 }
