@@ -3,7 +3,8 @@
 Nobody can foresee these words. So a statement in which other ranks, workers or messages occur is
 the rank's own only where it says what a value or a setting has to be, and nothing about what others
 do or that ranks differ. Of a known library a statement without such words is about the rank itself;
-the job's own code has to speak of data, numbers or settings, and not of what did not come. Words
+the job's own code has to speak of data, numbers or settings, and not of what did not come: not of
+answers that were counted (`31 rewards for 32 prompts`), nor of a stream or a queue that ended. Words
 hide in the names of variables: `n_ranks`, `peerStep`.
 """
 
@@ -60,6 +61,19 @@ _NOT_COME = re.compile(
     r"|global (?:loss|gradients?|grads?|mean|norm|sum|step)|(?:weights?|parameters?|params?|gradients?|grads?|state) (?:hash|digest|fingerprint|checksum)\w{0,3})\b",
     re.IGNORECASE,
 )
+# What somebody had to make for this rank (a reward model, a rollout engine), counted: some of it has not come
+_ANSWERS = r"(?:rewards?|scores|completions|generations|rollouts|responses|trajectories|episodes|experiences|advantages|log_?probs|results|outputs)"
+_COUNTED = re.compile(
+    rf"(?=[\s\S]*\d\b[\s\S]*\D\d)[\s\S]*?(?:\b\d{{1,9}} (?:\w{{1,20}} ){{0,2}}?{_ANSWERS}\b|\b{_ANSWERS}\b\)?(?: (?:have|has|are|is|count|number)\b| ?[=:(]) ?\d{{1,9}}\b(?! (?:tokens?|characters?|columns?|dim\w*|bytes)\b))",
+    re.IGNORECASE,
+)
+# What flows from whoever fills it, and flows no more; not a file that ends
+_DRY = re.compile(
+    r"\b(?:streams?|iterators?|iterables?|generators?|feeds?|queues?|loaders?|prefetch\w{0,4}|pipelines?|channels?|buffers?)\b.{0,30}\b(?:end(?:s|ed)|exhausted|stop(?:s|ped)|closed|finished|drained|ran (?:dry|out|empty))\b"
+    r"|\b(?:end of|ran out of|out of) (?:the )?(?:\w{1,20} )?(?:stream|queue|feed|batches)\b",
+    re.IGNORECASE,
+)
+_FILE = re.compile(r"/…|\b[\w-]{1,80}\.(?:tar|parquet|jsonl?|csv|txt|bin|npy|npz|arrow|idx|zst|gz|h5|mds|tfrecords?|record|pt)\b")  # fmt: skip
 # A failure of which the words themselves say that it was somewhere else
 _ELSEWHERE = re.compile(
     r"\b(?:on|in|at|from|by) (?:an?(?:other)?|the|some)? ?(?:different|another|other|remote) (?:\w{1,20} )?(?:rank|worker|process|node|host|replica|peer|actor)s?\b"
@@ -87,6 +101,8 @@ def is_of_itself(text: str, *, foreseen: bool = True) -> bool:
         return True
     if not foreseen:
         text = f"{text}\n{spaced(_TYPE.sub('', text))}"  # not that alone: it makes two words of NaN
+        if _COUNTED.match(text) or (_DRY.search(text) and not _FILE.search(text)):
+            return False
     if _OTHERS.search(text):
         return _OF_A_VALUE.search(text) is not None and _OF_OTHERS.search(text) is None
     if foreseen:
