@@ -78,6 +78,7 @@ class Host:
         self._boot_time = self._offset = -math.inf  # as if the clock had just been set
         self._users: dict[int, str] | None = None
         self._briefs: tuple[float, dict[int, Stat]] = (-math.inf, {})
+        self._stat_texts: dict[int, tuple[bytes, Stat]] = {}  # of the last search
         self.rights = RankRights(self)
 
     # --- all processes -----------------------------------------------------------------------------
@@ -91,10 +92,22 @@ class Host:
         return procfs.parse_stat(self.text(pid, "stat"))
 
     def briefs(self) -> dict[int, Stat]:
-        """What /proc/PID/stat says of every process, by pid."""
-        began = self._steady()
-        read = ((pid, self.brief(pid)) for pid in self.pids())
-        found = {pid: stat for pid, stat in read if stat is not None}
+        """What /proc/PID/stat says of every process, by pid.
+
+        A process of which it says the same as the last time has the same object: thousands that only
+        sleep are neither parsed nor compared again.
+        """
+        began, before = self._steady(), self._stat_texts
+        texts: dict[int, tuple[bytes, Stat]] = {}
+        for pid in self.pids():
+            text = _read_once(f"{self.proc}/{pid}/stat")
+            known = before.get(pid)
+            if known is not None and known[0] == text:
+                texts[pid] = known
+            elif (stat := procfs.parse_stat(text.decode(errors="replace"))) is not None:
+                texts[pid] = text, stat
+        found = {pid: stat for pid, (_, stat) in texts.items()}
+        self._stat_texts = texts
         self._briefs = began, found  # one word for both: other threads may ask
         return found
 
@@ -370,6 +383,20 @@ def _numbers(folder: str) -> list[int]:
     with contextlib.suppress(OSError):  # the process has ended, or is not this user's
         return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
     return []
+
+
+def _read_once(path: str) -> bytes:
+    """A short file of /proc, which the kernel answers in one piece; b"" where it is gone or not for us."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 1 << 12)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: str) -> str:

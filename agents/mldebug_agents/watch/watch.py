@@ -5,6 +5,7 @@ that one job cannot keep us from the others.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -25,11 +26,12 @@ from mldebug_agents.watch.job_watch import JobLook, JobWatch, with_traces
 log = logging.getLogger("mldebug")
 
 MAX_GAPS = 16  # of one look
-LOOKS = 0.5  # seconds for the jobs of one look, after which the others are left to the next
+LOOKS = 0.3  # seconds for the jobs of one look, after which the others are left to the next
 LOOKS_ALONE = 2.0  # where one owner has all jobs
 SAMPLES = 1.5  # seconds for the stacks of one look, in equal shares for the owners who have some to be read
 SAMPLES_ALONE = 6.0
 LEAST_SHARE = 0.25
+FURTHER = 0.25  # seconds for the stacks of an owner's jobs, after which a further one of his waits for the next look
 ALLOWANCE = 2.0  # seconds of a look for the jobs of one owner, stacks apart; who takes more is left out of some looks
 MOST_DEBT = 20.0  # seconds of that which count: a machine that slept is not his doing
 
@@ -174,19 +176,26 @@ class SampleTimes:
 
     def __init__(self, jobs: Iterable[Job], *, alone: bool) -> None:
         owners = set(map(owner_of, jobs))
-        share = SAMPLES_ALONE if alone else max(LEAST_SHARE, SAMPLES / max(1, len(owners)))
-        self._left = dict.fromkeys(owners, share)
-        self.used = 0.0
+        self._share = SAMPLES_ALONE if alone else max(LEAST_SHARE, SAMPLES / max(1, len(owners)))
+        self._further = math.inf if alone else FURTHER
+        self._used: dict[Owner, float] = dict.fromkeys(owners, 0.0)
 
     def left(self, job: Job) -> float:
-        """Seconds for the stacks of this job; 0 where its owner has too little left of his share to read any."""
-        left = self._left[owner_of(job)]
-        return left if left >= LEAST_SHARE else 0.0
+        """Seconds for the stacks of this job; 0 where its owner has too little left of his share to read any, or
+        other jobs of his have had enough in this look.
+        """
+        owner = owner_of(job)
+        left = self._share - self._used[owner]
+        return left if left >= LEAST_SHARE and self._used[owner] < self._further else 0.0
+
+    @property
+    def used(self) -> float:
+        """Seconds that the stacks of all jobs have taken."""
+        return sum(self._used.values())
 
     def use(self, job: Job, seconds: float) -> None:
         """Subtract the `seconds` that reading this job's stacks has taken from its owner's share."""
-        self._left[owner_of(job)] -= seconds
-        self.used += seconds
+        self._used[owner_of(job)] += seconds
 
 
 def _is_unlikely(job: Job, found: Discovery) -> bool:

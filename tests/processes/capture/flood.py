@@ -119,7 +119,9 @@ def _make_giant(file: Path) -> None:
     mine = report["diagnosis"]["culprits"] or [{"rank": 0}]
     one = len(json.dumps(mine[0]))
     report["diagnosis"]["culprits"] = [dict(mine[0], rank=rank) for rank in range(GIANT // one)]
-    file.write_text(json.dumps(report))
+    half = file.with_suffix(".half")  # who reads meanwhile reads a whole one
+    half.write_text(json.dumps(report))
+    half.replace(file)
 
 
 def first_report(state: Path, uid: int, after: float) -> float | None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,25 @@ def test_what_somebody_has_just_read_of_all_processes_is_not_read_again(tmp_path
     now[0] += 5.0
     assert set(host.recent_briefs(5.0)) == {1, 7}
     assert host.children() == {0: [1]}
+
+
+def test_a_process_that_says_the_same_is_the_same_object_and_any_change_is_seen(
+    tmp_path: Path,
+) -> None:
+    """Thousands that sleep cost a look nothing but the reads; a zombie, an exec or another process with that pid is another."""
+    tree, host = Tree(tmp_path), Host(str(tmp_path))
+    for pid in (7, 8, 9):
+        tree.add(pid, 1)
+    first = host.briefs()
+    tree.add(8, 1, state="Z")
+    tree.add(9, 1, start=first[9].start_ticks + 1)
+    second = host.briefs()
+    assert second[7] is first[7]
+    assert (second[8].state, second[9].start_ticks) == ("Z", first[9].start_ticks + 1)
+    shutil.rmtree(tmp_path / "proc/7")
+    assert 7 not in host.briefs()
+    tree.add(7, 1)
+    assert host.briefs()[7] is not first[7]
 
 
 def test_mounts_of_a_process(tmp_path: Path) -> None:

@@ -296,6 +296,23 @@ def test_what_is_left_of_a_share_is_no_sample_of_another_job(
     assert {70, 100} <= {pid for pid, timeout in times if timeout >= 0.9}
 
 
+def test_who_has_many_suspected_jobs_takes_no_more_of_a_look_than_one_of_them_needs(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood of stalls used its whole share of the time for stacks in each look, so that the other's next look came a second late."""
+    monkeypatch.setattr("mldebug_agents.watch.watch.LOOKS", 60.0)
+    node = Node(tmp_path)
+    many(node, 30)
+    pyspy = SlowPySpy(0.3)
+    looks = watch(FakeTools(node.host(), reader, pyspy))
+    jobs = {one.job.id for one in looks.look().jobs}
+    for turn in range(1, 4):  # a look each, and no job of his twice
+        looks.look(jobs)
+        theirs = [pid for pid in pyspy.requests if pid >= 1000]
+        assert len(theirs) == len(set(theirs)) == turn
+    assert {100, 101, 102} <= set(pyspy.requests)
+
+
 def test_a_look_that_took_very_long_once_leaves_its_user_out_of_a_few(
     tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

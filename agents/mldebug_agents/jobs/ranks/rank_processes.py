@@ -5,7 +5,7 @@ Every child of a rank inherits RANK, so an environment proves nothing: the proce
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -23,11 +23,20 @@ class ProcessTree:
     def __init__(self, stats: Mapping[int, Stat]) -> None:
         self.stats = stats
         self.children: dict[int, list[int]] = defaultdict(list)
+        self._above: dict[int, tuple[int, ...]] = {}  # by pid of the parent: it and those above it
         for pid, stat in stats.items():
             self.children[stat.ppid].append(pid)
 
-    def ancestors(self, pid: int) -> Iterator[int]:
+    def ancestors(self, pid: int) -> Sequence[int]:
         """The pids of parent, grandparent and so on, at most up to process 1."""
+        if pid not in self.stats:
+            return ()
+        parent = self.stats[pid].ppid  # thousands may have the same
+        if parent not in self._above:
+            self._above[parent] = tuple(self._climb(pid))
+        return self._above[parent]
+
+    def _climb(self, pid: int) -> Iterator[int]:
         visited = {pid}
         while pid in self.stats and (pid := self.stats[pid].ppid) not in visited and pid:
             visited.add(pid)

@@ -188,6 +188,8 @@ class Registry:
         cached = self._cache.get(stat.pid)
         if cached is None or cached.key != (stat.pid, stat.start_ticks) or cached.stuck:
             return None
+        if cached.stat is stat:  # nothing of it has changed
+            return cached
         if cached.stat.image != stat.image:
             return None
         if cached.stat.name != stat.name:
