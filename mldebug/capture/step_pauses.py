@@ -9,9 +9,10 @@ import re
 
 _FRAME = re.compile(r"^(\S+) \(([^()\n]*?)(?::\d+)?\)$", re.MULTILINE)  # `evaluate (train.py:30)`
 _FUNCTION = re.compile(
-    r"_*(?:(?:run|do|on|maybe|call|async|dist|the|my)_)*"
+    r"_*(?:(?:run|do|on|maybe|call|async|dist|the|my|log)_)*"
     r"(?:eval|evaluate|evaluation|validate|validation|val_(?:step|loop|epoch)|predict(?:ion)?_(?:step|loop|epoch)|compute_metrics"
     r"|inference_on_dataset|save(?!_for_|_on_)|dump_checkpoint|write_checkpoint|serialize_checkpoint|checkpoint_save)(?:_\w*)?"
+    r"|_*test(?:_(?:step|loop|epoch|model|one_epoch))?"
 )  # fmt: skip
 _FILE = re.compile(r"(?:^|/)(?:evaluation_loop|prediction_loop|validation_loop|validator)\.py$")
 _TRAINS = re.compile(r"train(?!ed)|fit|args|config|kwargs|inputs|hook", re.IGNORECASE)

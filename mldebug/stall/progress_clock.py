@@ -213,7 +213,8 @@ class ProgressClock:
             if memory.observed:
                 self.gaps.add(pause / events, max(events, self._advance))
             else:
-                self.gaps.begin(pause / max(events, self._advance))
+                steps = max(events, self._advance)
+                self.gaps.begin(pause / steps, steps)
         memory.observed = True
         memory.stepped = memory.stepped or stepped
         memory.beats += stepped

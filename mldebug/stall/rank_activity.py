@@ -60,6 +60,11 @@ WAKES = frozenset(
 """Classes of a main thread that may wake often to look again, 200 times a second for the interpreter's lock: in one
 place, with little CPU time and no bytes moved it is as still as one that sleeps on. A job of small steps that sleeps between
 them is found in its sleep by every sample: what its collectives send shows that it steps, and where that may not be read, nothing does."""
+BACKWARD = ("backward", "backward_wait")
+OF_ITS_CODE = frozenset(
+    ("sleep", "socket", "future", "thread_join", "child_wait", "dataloader", "lock", "poll", "pipe_read", "pipe_write", "file_lock", "flock")
+)  # fmt: skip
+"""Classes of a main thread that waits for what the job's own code has begun: a pause of the program where all ranks do."""
 ON_STORAGE = frozenset(("storage", "uninterruptible"))  # where fsync stands
 
 
@@ -121,6 +126,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
     changed: bool = False  # the last sample showed other frames than the one before
     has_device: bool = True  # it may use a GPU: one that waits and spins may be computing there
     proved: RankLook | None = None  # with what a native stack showed of it, in the present frames
+    backward_passes: int = 0  # in so many samples it stood in one, and elsewhere before
     write_rate: WriteRate = msgspec.field(default_factory=WriteRate)
     written_before: int = 0  # bytes, when the job last moved
     checkpoint_grew_at: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
@@ -240,6 +246,15 @@ class RankActivity(msgspec.Struct, kw_only=True):
         return self.signature is not None and stands_in_pause(self.signature)
 
     @property
+    def own_place(self) -> str:
+        """Its Python frames at the last stack sample, where they stand in a wait that the job's own code has begun; "" where it
+        may wait for other ranks, for storage, or nobody knows for what.
+        """
+        known = self.classified
+        own = known is not None and self.role is Role.INERT and known.class_name in OF_ITS_CODE
+        return self.signature or "" if own and self.last.state not in STOPPED else ""
+
+    @property
     def polls(self) -> bool:
         """Whether the rank waits for others in a way that wakes regularly to look again; then its context switches prove no
         movement.
@@ -301,6 +316,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
         if look.frames_signature != self.signature:
             self.proved = None
         known = self.proved if look.role in (Role.BUSY, Role.UNCLEAR) else None
+        before = self.classified.class_name if self.classified else ""
+        self.backward_passes += look.class_name in BACKWARD and before not in BACKWARD
         self.classified = known or look
         self.role = self.classified.role
 

@@ -3,12 +3,14 @@
 | the run | what is measured | counts as a stall after |
 |---|---|---|
 | reports steps, log records or heartbeats, and has started | time without progress | `timeout` |
-| reports steps, and has not made its first one | all ranks frozen; one that indexes or compiles is not, before a GPU worked | `init_timeout` |
+| reports steps, and has not made its first one (no stack shows that it trains) | all ranks frozen; one that indexes or compiles is not, before a GPU worked | `init_timeout` |
 | reports nothing at all, or only lines in a log | all ranks frozen | 60 s; 240 s while a frozen rank's main thread writes lines |
 | reports nothing here, has ranks on other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
 Whoever keeps the others waiting in an evaluation or a checkpoint (`mldebug.capture.step_pauses`) is not blamed before `STEP_PAUSE`: no step is
-due there, so the gaps between steps say nothing. The capture is taken at the timeout all the same.
+due there, so the gaps between steps say nothing. Nor is a run of which all ranks here stand in the same frames of their own code, waiting for
+no other rank: so looks a program that pauses as a whole (an upload, a server, a validation of its own). Where there are several, and none
+elsewhere, they have `ALL_PAUSE`. The capture is taken at the timeout all the same.
 
 Lines without a step say little: a background thread, a bar's monitor or another process writes them while the training hangs. Only a
 main thread that wakes, prints and waits again buys time: it looks for something that may come (a server, a lock), but not for ever.
@@ -24,7 +26,8 @@ A checkpoint that grows counts as a job that moves, up to the same moment: a ran
 hung job may write a debug log for ever. A rank that stands in one line while its GPU works may evaluate, or hang in a kernel that
 never ends, or share its GPU with another program. Only time tells these apart, so it counts as moving for `DEVICE_LIMIT` at most.
 
-A run that reports nothing is taken to be before its first step until one of its GPUs has worked. Until then, a rank that prepares data
+A run that reports nothing is taken to be before its first step until one of its GPUs has worked, or a rank was found in two backward passes:
+the first epoch of a bar that counts epochs is watched as a run that tells no steps is. Until then, a rank that prepares data
 while the others wait for it is blamed only when the collective is about to end the job. A timeout that the configuration gives as a
 number is used unchanged.
 """
@@ -46,6 +49,9 @@ DEVICE_LIMIT = 1800.0  # seconds; more where the run has survived such a pause
 SURVIVED = 1.5
 NO_SIGNAL, SAYS_IT_WAITS = 60.0, 240.0
 STEP_PAUSE = 75.0  # what hangs in an evaluation or a checkpoint is noticed within 90 s
+ALL_PAUSE = (
+    240.0  # what all ranks do alike is what the program says, and nobody keeps another waiting
+)
 NEWCOMER = 30.0  # an agent that came later than the stall looks at least so long before it speaks
 STANDS = 3.0  # seconds without a context switch after which a run may have come to a stand
 CLOSER = 0.6  # of the timeout, after which a native stack is asked about who may wait or work
@@ -94,12 +100,12 @@ def choose(
         excused = _is_excused(ranks, clock.now, window)
         least = MOST if young else 0.0
         limit = _busy_limit(settings, look, max(timeout.seconds, least), excused)
-        if settings.timeout == "auto" and ranks.pauses(clock.now, window, look.elsewhere):
-            patience = max(patience, min(STEP_PAUSE, dies))
+        if settings.timeout == "auto":
+            patience = max(patience, min(_pause(ranks, clock.now, window, look.elsewhere), dies))
         busy = max(patience, limit)
         device = _device_limit(clock, busy, excused)
         return StallRule("progress", timeout, window, busy, device, patience, dies)
-    if not started and (clock.has_rhythm or ranks.any_class(STARTING)):
+    if not started and not ranks.trained and (clock.has_rhythm or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
         working: float | None = None
         if clock.has_rhythm and ranks.worked:  # it may train already: a bar of epochs tells no step
@@ -110,7 +116,9 @@ def choose(
     others = settings.timeout == "auto" and look.elsewhere
     patience = max(timeout.seconds, dies) if others else timeout.seconds
     excused = _is_excused(ranks, clock.now, timeout.seconds)
-    busy = _busy_limit(settings, look, max(timeout.seconds, _talks(settings, clock)), excused)
+    epochs = settings.init_timeout if clock.has_rhythm else 0.0  # of a bar that counts them
+    slowest = max(timeout.seconds, _talks(settings, clock), epochs)
+    busy = _busy_limit(settings, look, slowest, excused)
     if not (started or ranks.worked) and settings.busy_timeout == "auto":
         busy = max(busy, dies)
     return StallRule(
@@ -222,10 +230,18 @@ def _without_signal(
     if clock.log_grows(within=min(NO_SIGNAL, stood)):
         why = "no progress signal, but a rank that waits goes on writing lines"
         return clock.gaps.widen(Timeout(SAYS_IT_WAITS, why))
-    if ranks.pauses(clock.now, NO_SIGNAL, look.elsewhere):
-        why = "no progress signal, and an evaluation or a checkpoint may take its time"
+    if _pause(ranks, clock.now, NO_SIGNAL, look.elsewhere):
+        why = "no progress signal, and an evaluation, a checkpoint or a pause of all ranks may take its time"
         return clock.gaps.widen(Timeout(STEP_PAUSE, why))
     return clock.gaps.widen(Timeout(NO_SIGNAL, "no progress signal"))
+
+
+def _pause(ranks: RunActivity, now: float, window: float, elsewhere: bool) -> float:
+    """Seconds that a pause of the run may take in which its ranks have stood for the last `window` seconds; 0 where it is none."""
+    alike = ranks.pauses_alike(now, window)
+    if alike > 1 and not elsewhere:
+        return ALL_PAUSE
+    return STEP_PAUSE if alike or ranks.pauses(now, window, elsewhere) else 0.0
 
 
 def _is_excused(ranks: RunActivity, now: float, window: float) -> bool:

@@ -8,6 +8,8 @@ import msgspec
 from mldebug.stall.rank_activity import Condition, RankActivity, new_activity
 from mldebug.stall.signals import RankLook, RunLook
 
+STEPS_SHOWN = 2  # backward passes of a rank in stack samples, after which it is known to train
+
 
 class StillnessSummary(msgspec.Struct, frozen=True):
     """The ranks of one run sorted by `Condition`, within each by rank number. `gone`: ranks that exited; `missing`: ranks that
@@ -73,7 +75,7 @@ class RunActivity:
         self._exited: tuple[int, ...] = ()
         self._missing: tuple[int, ...] = ()
         self._checkpoint_grew_at = -math.inf
-        self.worked = False  # a GPU of the run has computed in this attempt
+        self._gpu_worked = False
 
     def update(self, run_look: RunLook, now: float) -> None:
         """Add one reading of every rank at `now`. Ranks that are not in it are forgotten."""
@@ -89,8 +91,18 @@ class RunActivity:
             else:
                 activity.update(look, now)
             activity.note_device(run_look.backend == "nccl" or look.device_progress is not None)
-            self.worked = self.worked or look.device_progress is True
+            self._gpu_worked = self._gpu_worked or look.device_progress is True
             self._by_rank[look.rank] = activity
+
+    @property
+    def trained(self) -> bool:
+        """Whether stack samples of this attempt have shown a rank in a backward pass, elsewhere, and in another one: it makes steps."""
+        return any(one.backward_passes >= STEPS_SHOWN for one in self._by_rank.values())
+
+    @property
+    def worked(self) -> bool:
+        """Whether a GPU of the run has computed in this attempt, or a rank has trained."""
+        return self._gpu_worked or self.trained
 
     def forget(self, at: float) -> None:
         """Note that the job made progress at `at` (the caller's clock, in seconds): what its ranks did before does not count for a
@@ -156,6 +168,19 @@ class RunActivity:
         waited_for = standing.inert or (standing.waiting if elsewhere else ())
         lost = standing.gone or standing.missing
         return bool(waited_for) and not lost and all(one.in_pause for one in waited_for)
+
+    def pauses_alike(self, now: float, window: float) -> int:
+        """How many ranks there are, where all of them stood still for `window` seconds in the same frames of their own, in which
+        nobody waits for another rank; else 0.
+
+        So does a program that pauses in all its ranks: for a server, a child, a download. Ranks that storage blocks, that are
+        stopped, or whose wait is not known (it may be for each other) are no such ranks.
+        """
+        standing = self.stillness(now, window)
+        if len(standing.inert) < len(self._by_rank) or standing.gone or standing.missing:
+            return 0
+        places = {one.own_place for one in standing.inert}
+        return len(standing.inert) if len(places) == 1 and "" not in places else 0
 
     @property
     def checkpoint_writers(self) -> tuple[RankActivity, ...]:

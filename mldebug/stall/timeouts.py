@@ -5,8 +5,8 @@ longest is left out as an outlier. Some things change it:
 
 - The first gaps of an attempt (compilation, first batches, caches) are not usual: they count only while there are no others.
 - Fewer than 10 gaps are too few, unless 3 are even beside the longest one (a bar that was drawn late): at most twice their median. Until
-  there are enough the timeout is 5 x the longest, at least 45 s and at most 240 s (before the first gap: 5 x the time to the first step);
-  a rank that works is blamed as late as if it were 240 s.
+  there are enough the timeout is 5 x the longest (before the first gap: 5 x the time to the first step), at least 45 s and at most the larger of
+  75 s and 1.2 x the longest; a rank that works is blamed as late as if it were 240 s. Gaps that cover 100 steps are enough for the timeout.
 - A gap that covers 10 steps or more (a late bar, or a look at quick steps) counts twice.
 - A pause that the run has survived does not raise an alarm again: the timeout is at least 1.5 x the longest such gap (which fades by half
   in 3,500 gaps), as far as that is before torch ends the job and the evidence, and at least 1.5 x the median gap in any case: 450 s for
@@ -29,9 +29,14 @@ STEADY, EVEN = (
     3,
     2.0,
 )  # gaps beside the longest that are enough where none exceeds so many times their median
-YOUNG = 45.0  # seconds, the least while there are too few gaps
+YOUNG, YOUNG_MOST = (
+    45.0,
+    75.0,
+)  # seconds while there are too few gaps: a start says nothing about steps
 WARM_UP = 2  # steps of an attempt whose gaps are set aside
+START = 1.2  # times the first step, which a second one may take at most
 MANY = 10  # steps that one gap covers, after which it counts twice
+COVERED = 100  # steps whose gaps tell a rhythm, however few these are
 SURVIVED = 1.5
 FADE = 0.9998
 WIDEST = 2.0
@@ -49,6 +54,7 @@ class GapMemory(msgspec.Struct, kw_only=True):
     widened: float = 1.0
     first: list[float] = []  # seconds, of the first steps of this attempt
     begun: int = 0  # steps of this attempt, as far as they matter
+    covered: int = 0  # steps that the gaps cover, up to `COVERED`
     start: float = 0.0  # seconds from the beginning of this attempt to its first signs of progress, by each; 0: not known
 
 
@@ -69,11 +75,13 @@ class ProgressGaps:
         """Note that a new attempt begins: its first gaps are kept apart, because a start-up is slower."""
         self.memory.first, self.memory.begun, self.memory.start = [], 0, 0.0
 
-    def begin(self, seconds: float) -> None:
-        """Learn that the first sign of progress of an attempt took this many seconds. Until other gaps are known, this is
-        taken as an upper limit for a step.
+    def begin(self, seconds: float, steps: int = 1) -> None:
+        """Learn that the first sign of progress of an attempt took this many seconds for each of the `steps` that it tells. Until
+        other gaps are known, this is taken as an upper limit for a step.
         """
         self.memory.start = seconds if math.isfinite(seconds) else 0.0
+        if steps >= MANY:
+            self.memory.begun = WARM_UP  # the first steps lie behind it
 
     def add(self, seconds: float, steps: int = 1) -> None:
         """Learn a gap of this many seconds, which ended with progress by `steps` steps. A gap that is not a positive finite
@@ -87,6 +95,7 @@ class ProgressGaps:
             memory.first = [*memory.first, seconds]
             return
         memory.longest = max(seconds, memory.longest * FADE)
+        memory.covered = min(COVERED, memory.covered + steps)
         gaps = [seconds] * (2 if steps >= MANY else 1)
         memory.gaps = [*memory.gaps, *gaps][-KEPT:]
 
@@ -112,10 +121,15 @@ class ProgressGaps:
         return even or len(self.memory.gaps) >= ENOUGH
 
     @property
+    def _is_known(self) -> bool:
+        """Whether the gaps suffice for the timeout, if not to blame a rank that works: they are enough, or cover many steps."""
+        return self.enough or (bool(self.memory.gaps) and self.memory.covered >= COVERED)
+
+    @property
     def slowest(self) -> float:
         """The 99th percentile of the gaps in seconds, without the longest where there are enough; 0 before the first."""
         gaps = sorted(self._known)
-        rest = _without_longest(gaps) if self.enough else gaps
+        rest = (_without_longest(gaps) if self._is_known else gaps) or gaps
         return rest[min(len(rest) - 1, int(0.99 * len(gaps)))] if gaps else 0.0
 
     @property
@@ -133,7 +147,7 @@ class ProgressGaps:
 
     def timeout(self, evidence_limit: float) -> Timeout:
         """The automatic timeout of this run. A rare long gap in the past raises it to `evidence_limit` seconds at most."""
-        base = self._learned() if self.enough else self._unlearned()
+        base = self._learned() if self._is_known else self._unlearned()
         base = self.widen(base)
         floor = self._survived(evidence_limit)
         return floor if floor and floor.seconds > base.seconds else base
@@ -155,7 +169,8 @@ class ProgressGaps:
         longest = max(self._known, default=self.memory.start)
         if not longest:
             return Timeout(MOST, f"fewer than {ENOUGH} gaps seen, so {MOST:.0f} s")
-        seconds = min(MOST, max(YOUNG, FACTOR * longest))
+        most = min(MOST, max(YOUNG_MOST, START * longest))
+        seconds = min(most, max(YOUNG, FACTOR * longest))
         return Timeout(seconds, f"fewer than {ENOUGH} gaps seen, the longest {longest:.3g} s")
 
     def _survived(self, evidence_limit: float) -> Timeout | None:

@@ -318,7 +318,8 @@ def test_its_figures_are_those_of_the_code() -> None:
     settings = rules.StallSettings()
     cases = (
         f"{timeouts.FACTOR:.0f} x the 99th percentile of its last {timeouts.KEPT} gaps, {timeouts.LEAST:.0f} s to {timeouts.MOST:.0f} s",
-        f"before {timeouts.ENOUGH} gaps are known, or {timeouts.STEADY} even ones beside the longest, {timeouts.FACTOR:.0f} x the longest, {timeouts.YOUNG:.0f} s to {timeouts.MOST:.0f} s",
+        f"before {timeouts.ENOUGH} gaps are known, or {timeouts.STEADY} even ones beside the longest, or they cover {timeouts.COVERED} steps, {timeouts.FACTOR:.0f} x the longest, {timeouts.YOUNG:.0f} s to {timeouts.YOUNG_MOST:.0f} s (or {timeouts.START:.2g} x the longest)",
+        f"blamed at {rules.ALL_PAUSE:.0f} s where they are all ranks of the job, at {rules.STEP_PAUSE:.0f} s where there is one rank",
         f"{rules.NO_SIGNAL:.0f} s; {rules.SAYS_IT_WAITS:.0f} s while the main thread of a rank",
         f"`stall.init_timeout`, {settings.init_timeout / 60:.0f} min",
         f"{rules.BUSY_FACTOR:.0f} x the timeout, {rules.BUSY_LEAST / 60:.0f} min at least",

@@ -57,11 +57,11 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
         (48, 50),
         "no step for 45 s",
     ),
-    "too few gaps of a run whose first step took a minute: 240 s": (
+    "too few gaps of a run whose first step took a minute: 75 s": (
         lambda: Run().play(59, COMPILES).train(1).play(400, {3: SLEEPS}),
         {},
-        (299, 302),
-        "no step for 240 s",
+        (134, 137),
+        "no step for 75 s",
     ),
     "steps of 300 s get 450 s": (
         lambda: trained(6000, every=300).play(700, {3: SLEEPS}),

@@ -24,8 +24,8 @@ def learned(*gaps: float, memory: GapMemory | None = None) -> ProgressGaps:
         ([1.0] * 4, 45),
         ([1.0] * 5, 30),
         ([1.0] * 6, 30),
-        ([20.0] * 3, 100),
-        ([90.0] * 3, 240),
+        ([20.0] * 3, 75),
+        ([90.0] * 3, 135),
         ([200.0, 200.0, 5.0], 45),
         ([1.0] * 2 + [5.0, 5.0, 10.0], 50),
         ([1.0] * 2 + [5.0, 15.0, 5.0, 5.0], 30),
@@ -84,7 +84,9 @@ def test_until_there_is_a_rhythm_they_are_all_that_is_known() -> None:
     assert gaps.usual == 305.0
 
 
-@pytest.mark.parametrize(("start", "seconds"), [(1.0, 45), (20.0, 100), (60.0, 240)])
+@pytest.mark.parametrize(
+    ("start", "seconds"), [(1.0, 45), (20.0, 75), (60.0, 75), (100.0, 120), (300.0, 240)]
+)
 def test_before_the_first_gap_no_step_took_longer_than_the_first(start: float, seconds: float) -> None:  # fmt: skip
     gaps = ProgressGaps()
     gaps.begin(start)
