@@ -211,6 +211,7 @@ class ProgressClock:
         if learn and stepped:
             events = max(1, *(signal.events for signal in rhythm))
             if memory.observed:
+                self.gaps.note_silence(pause)
                 self.gaps.add(pause / events, max(events, self._advance))
             else:
                 steps = max(events, self._advance)

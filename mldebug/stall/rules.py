@@ -84,6 +84,9 @@ class StallRule(msgspec.Struct, frozen=True):
     device_limit: float = math.inf  # quiet for so long, a busy device excuses nobody
     # quiet for so long, those who stand are blamed, where that is later than the timeout
     patience: float = 0.0
+    silence: float = (
+        0.0  # up to then a run is usually quiet: nothing is captured while a rank moves
+    )
     checkpoint_limit: float = math.inf  # quiet for so long, a growing checkpoint excuses no rank
 
 
@@ -104,7 +107,8 @@ def choose(
             patience = max(patience, min(_pause(ranks, clock.now, window, look.elsewhere), dies))
         busy = max(patience, limit)
         device = _device_limit(clock, busy, excused)
-        return StallRule("progress", timeout, window, busy, device, patience, dies)
+        silence = min(clock.gaps.silence, dies)
+        return StallRule("progress", timeout, window, busy, device, patience, silence, dies)
     if not started and not ranks.trained and (clock.has_rhythm or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
         working: float | None = None
@@ -139,6 +143,15 @@ def is_blamed(
         return False
     late = rule.busy_limit is not None and quiet >= rule.busy_limit
     return standing.frozen or (late and standing.somebody_stands)
+
+
+def is_overdue(rule: StallRule, quiet: float, standing: StillnessSummary) -> bool:
+    """Of a run with progress signals: whether it is captured, blamed or not: the timeout is over, and so is the silence that is
+    usual between two flushes of its log, or no rank moves. `quiet`: seconds of quiet as `counted_quiet` gives them.
+    """
+    timeout = rule.timeout.seconds
+    least = timeout if standing.frozen else max(timeout, rule.silence)
+    return rule.by == "progress" and quiet >= least
 
 
 def waits_for_others(rule: StallRule, standing: StillnessSummary) -> bool:

@@ -13,6 +13,9 @@ longest is left out as an outlier. Some things change it:
   steps of 300 s.
 - A false alarm raises the percentile's part to 1.25 x the pause that caused it, at most to 2 x.
 
+A log that is flushed every minute is silent for a minute though its steps are quick: until that usual silence is over nothing is captured while a
+rank moves.
+
 `mldebug.stall.rules` limits the result to the time before torch ends the job, and the evidence with it.
 """
 
@@ -23,6 +26,7 @@ import msgspec
 
 FACTOR = 5.0
 LEAST, MOST = 30.0, 240.0
+SILENCES = 8
 KEPT = 200  # recent enough to follow a batch-size ramp, enough for a 99th percentile
 ENOUGH = 10
 STEADY, EVEN = (
@@ -52,6 +56,9 @@ class GapMemory(msgspec.Struct, kw_only=True):
     gaps: list[float] = []  # seconds, the oldest first
     longest: float = 0.0
     widened: float = 1.0
+    silences: list[
+        float
+    ] = []  # seconds between the last signs of progress, however many steps each told
     first: list[float] = []  # seconds, of the first steps of this attempt
     begun: int = 0  # steps of this attempt, as far as they matter
     covered: int = 0  # steps that the gaps cover, up to `COVERED`
@@ -98,6 +105,17 @@ class ProgressGaps:
         memory.covered = min(COVERED, memory.covered + steps)
         gaps = [seconds] * (2 if steps >= MANY else 1)
         memory.gaps = [*memory.gaps, *gaps][-KEPT:]
+
+    def note_silence(self, seconds: float) -> None:
+        """Learn how many seconds passed between two signs of progress: long ones with many steps each in a log that is flushed seldom."""
+        if 0 < seconds < math.inf:
+            self.memory.silences = [*self.memory.silences, seconds][-SILENCES:]
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of progress that are usual in this run, with a margin; 0 while fewer than three are known."""
+        silences = self.memory.silences
+        return SURVIVED * statistics.median(silences) if len(silences) >= STEADY else 0.0
 
     def false_alarm(self, pause: float, timeout: float) -> None:
         """Learn that an alarm was false: the job went on after `pause` seconds. `timeout`: the seconds after which the alarm

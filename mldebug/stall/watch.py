@@ -20,6 +20,7 @@ from mldebug.stall.rules import (
     choose,
     counted_quiet,
     is_blamed,
+    is_overdue,
     keeps_waiting,
     spacing,
     sparse_spacing,
@@ -164,7 +165,7 @@ class StallWatch:
         counted = counted_quiet(rule, quiet, self._ranks, now)
         if is_blamed(rule, counted, standing, self._ranks, now):
             return self._open(rule, quiet, standing)
-        if rule.by == "progress" and counted >= limit and self._watched >= rule.window:
+        if is_overdue(rule, counted, standing) and self._watched >= rule.window:
             return self._confirm(rule, quiet, standing)
         if rule.by == "stillness" and waits_for_others(rule, standing):
             return self._confirm(rule, standing.stood_for(now), standing)

@@ -238,9 +238,9 @@ def test_a_look_that_comes_late_takes_the_time_from_the_file(watched: Watched, l
     assert moved_at(watched) == watched.now
 
 
-@pytest.mark.parametrize(("age", "late"), [(86_400.0, 12.0), (-86_400.0, 0.0)])
+@pytest.mark.parametrize("age", [86_400.0, 15.0, -86_400.0])
 def test_a_file_s_time_counts_only_between_two_looks(
-    watched: Watched, log: Log, age: float, late: float
+    watched: Watched, log: Log, age: float
 ) -> None:
     """Clocks of servers differ, wall clocks are set, and the job may give its file any time."""
     log.write("step 1 loss 1\n")
@@ -248,7 +248,32 @@ def test_a_file_s_time_counts_only_between_two_looks(
     log.write("step 2 loss 1\n")
     os.utime(log.path, (time.time() - age, time.time() - age))
     watched.look(12.0)
-    assert moved_at(watched) == watched.now - late
+    assert moved_at(watched) == watched.now
+
+
+@pytest.mark.parametrize("behind", [1.0, 4.0, 60.0])
+def test_the_first_record_of_a_file_whose_clock_is_behind_is_progress(watched: Watched, log: Log, behind: float) -> None:  # fmt: skip
+    """It counted as of the look before, and so as one that had stood there already."""
+    log.write("starting\n")
+    watched.look(5.0)
+    before = watched.now
+    for step in range(3):
+        log.write(f"step {step + 1} loss 1\n")
+        os.utime(log.path, (time.time() - behind, time.time() - behind))
+        watched.look(5.0)
+        assert before < moved_at(watched) <= watched.now
+        before = watched.now
+
+
+def test_a_file_that_once_had_another_clock_is_not_asked_again(watched: Watched, log: Log) -> None:
+    """Of a clock that is 4 s behind every second look would tell another time: the gaps of a steady run would be uneven."""
+    log.write("step 1 loss 1\n")
+    watched.look()
+    for step, age in ((2, 60.0), (3, 4.0)):
+        log.write(f"step {step} loss 1\n")
+        os.utime(log.path, (time.time() - age, time.time() - age))
+        watched.look(5.0)
+        assert moved_at(watched) == watched.now
 
 
 # --- bad input -----------------------------------------------------------------------------------

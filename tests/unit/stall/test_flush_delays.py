@@ -6,17 +6,20 @@ from mldebug.jobs.logs.flush_delays import FlushDelay
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.signals import Progress, ProgressKind, Stage
-from shared.stall.traces import SLEEPS, SPINS, TRAINS, Run, watch
+from shared.stall.traces import LOOPS, SLEEPS, SPINS, TRAINS, Run, watch
 
 LOOKS = 5.0
 UNIX = 1.7e9  # of the job's clock, when ours (monotonic) shows 0
 
 
 class Writer:
-    """A training that logs a step a second into a file which grows every so many seconds only; read every 5 s."""
+    """A training that logs a step a second into a file which grows every so many seconds only; read every 5 s.
 
-    def __init__(self, flushes: float, clock: float = UNIX) -> None:
-        self.flushes, self.clock = flushes, clock
+    `stamped`: its records tell when they were made.
+    """
+
+    def __init__(self, flushes: float, clock: float = UNIX, *, stamped: bool = True) -> None:
+        self.flushes, self.clock, self.stamped = flushes, clock, stamped
         self.progress, self.run = LogProgress(), Run(interval=LOOKS)
         self.run.started = True
         self._steps = self._held = 0.0
@@ -38,7 +41,7 @@ class Writer:
         records = []
         while self._steps < self._held - 1000.0:
             self._steps += 1
-            at = 1000.0 + self._steps + self.clock
+            at = 1000.0 + self._steps + self.clock if self.stamped else None
             records.append(LogRecord(step=int(self._steps), loss=1 / self._steps, format="wandb", written_at=at))  # fmt: skip
         self._flushed = self.run.at
         self.progress.take(tuple(records), 1000, self.run.at, "file")
@@ -65,6 +68,35 @@ def test_a_healthy_one_is_not_captured(flushes: float) -> None:
     story = watch(Writer(flushes).play(600).run.looks, interval=LOOKS)
     assert story.opened == []
     assert story.captured == []
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+@pytest.mark.parametrize("flushes", [40.0, 60.0, 90.0, 120.0])
+def test_a_log_that_is_flushed_seldom_is_captured_at_its_first_silences_alone(flushes: float, stamped: bool) -> None:  # fmt: skip
+    """Its steps are quick, so the timeout is short: each minute of silence was one more capture of a healthy job."""
+    story = watch(Writer(flushes, stamped=stamped).play(3600).run.looks, interval=LOOKS)
+    assert story.opened == []
+    assert len(story.captured) <= 3
+    assert story.captured[-1:] < [5 * flushes]
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+@pytest.mark.parametrize("flushes", [60.0, 120.0])
+def test_what_stands_still_there_is_named_at_the_timeout_of_its_steps(flushes: float, stamped: bool) -> None:  # fmt: skip
+    job = Writer(flushes, stamped=stamped).play(1800)
+    hung = job.seconds
+    opened = watch(job.play(200, hangs=True).run.looks, interval=LOOKS).opened
+    assert len(opened) == 1
+    assert opened[0] - hung <= 40
+
+
+def test_a_rank_that_loops_there_is_captured_before_it_is_blamed() -> None:
+    job = Writer(120.0, stamped=False).play(1800)
+    hung = job.seconds
+    story = watch(job.run.play(500, {2: LOOPS}, others=SPINS).looks, interval=LOOKS)
+    assert len(story.opened) == 1
+    assert next(at for at in story.captured if at > hung) - hung <= 200
+    assert story.opened[0] - hung <= 310
 
 
 @pytest.mark.parametrize("into", [30.0, 60.0, 90.0])

@@ -48,12 +48,13 @@ class LogFollower:
     """Follows one log file and returns what is new at each poll. The file may be reached by another
     descriptor or process each time.
 
-    Counts `skipped` (bytes), `rotations` and `truncations`.
+    Counts `skipped` (bytes), `rotations` and `truncations`. `other_clock` is for the caller: the file's times are not ours.
     """
 
     def __init__(self, reader: Reader, parser: FileParser) -> None:
         self.parser = parser
         self.skipped = self.rotations = self.truncations = 0
+        self.other_clock = False
         self._reader = reader
         self._file: tuple[int, int] | None = None  # device, inode
         self._target = ""

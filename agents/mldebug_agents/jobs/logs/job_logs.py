@@ -33,6 +33,10 @@ MAX_RANKS = 16  # ranks whose descriptors are looked through in one search
 BUDGET = 3.0  # seconds for the logs of one job in one look: one read that hangs, and the others
 SEARCH_EVERY, SEARCH_AGAIN = 60.0, 10.0  # seconds between two searches; where there was no log
 LATE = 1.5  # seconds after which the moment of a look does not say any more when a log was written
+CLOCKS = (
+    2.0  # seconds by which it may come before the last look: that read it a while after it began
+)
+SOONEST = 1e-3  # seconds after the last look: what is new was written then
 CHARTS_SOON, CHARTS_EARLY = 15.0, 300.0  # seconds between searches for charts, in so many at first
 _OUTPUTS = ("fd/1", "fd/2")
 
@@ -294,12 +298,18 @@ class JobLogs:
         self._shared = shared
 
     def _take(self, place: LogFile, news: LogUpdate, now: float) -> None:
-        """Add what one log has gained. Where a look comes late, the file itself tells when it was written, within the time since the last look."""
-        log = id(self._followers[place.path])
+        """Add what one log has gained. Where a look comes late, the file itself tells when it was written, within the time since the
+        last look; a file that tells another time once has another clock (a server's), and is not asked again.
+        """
+        follower = self._followers[place.path]
+        log = id(follower)
         age = max(0.0, self._host.clock() - news.modified_at) if news.modified_at else 0.0
         if news.before is not None:
             self._progress.arrive(news.before, now - age, log, news.earlier)
-        at = now if now - self._polled < LATE else max(self._polled, now - age)
+        late = now - self._polled >= LATE
+        follower.other_clock |= late and bool(news.records) and now - age < self._polled - CLOCKS
+        asked = late and not follower.other_clock
+        at = max(self._polled + SOONEST, now - age) if asked else now
         self._progress.take(news.records, news.grew_bytes, at, log)
 
     def _summary(self, gaps: dict[str, Gap]) -> str:
