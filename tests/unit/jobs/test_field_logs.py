@@ -244,6 +244,10 @@ EVALUATIONS = [
     "eval metrics after step: STEP, loss=10.374, total_weights=1966080.0",
     "2026-03-04 05:06:07 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 8.STEP | nll_loss 6.88 | num_updates STEP",
     "Evaluating step STEP/50: loss 0.3",
+    "Evaluating: STEP/500",
+    "[rank0]: Validation [STEP/500]",
+    "2026-03-04 05:06:07,123 - train - INFO - eval STEP of 500",
+    "2026-03-04 05:06:07 INFO Validating (STEP/500)",
     "Validation  ━━━━━━━━━╸━━━━━ STEP/291 0:00:33 • 0:00:09 4.00it/s",
     "Progress on:eval STEPit/500it rate:1.2s/it remaining:2:18 elapsed:04:45 postfix:loss=0.1",
 ]  # fmt: skip
@@ -257,6 +261,21 @@ def test_an_evaluation_is_progress_but_neither_its_step_nor_its_loss_is_training
     progress, quiet = progress_of(f"{training}\n{counted(line)}")
     assert (progress.step, progress.loss) == (12, 6.12)
     assert quiet < 5 * PAUSE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "eval STEP/12/2026 began",
+        "eval split STEP/12",
+        "Tokenizing validation: STEP/12",
+        "/data/eval/STEP/12",
+        "valid STEP/2.5",
+        "evaluated STEP/12",
+    ],
+)
+def test_a_line_that_is_about_an_evaluation_does_not_count_one(line: str) -> None:
+    assert progress_of(counted(line))[0].evaluations == 0
 
 
 @pytest.mark.parametrize(

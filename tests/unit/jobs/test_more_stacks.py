@@ -34,6 +34,10 @@ STACKS: dict[str, tuple[str, int, float | str | None]] = {
     "Acme": ("[Learner] Learner Steps = STEP | Learner Walltime = 100.123 | Loss = LOSS | Steps Per Second = 12.3", 112, 6.47),
     "slime": ("(MegatronTrainRayActor pid=12345) [2026-03-04 05:06:07] actor.py:200 - step STEP: {'train/loss': LOSS, 'train/grad_norm': 0.2}", 112, 6.47),
     "Gaussian splatting": ("Training progress:  23%|██▎       | STEP/30000 [03:21<10:22, 36.90it/s, Loss=LOSS]\n[ITER 7000] Saving Gaussians [26/10 00:00:00]", 112, 6.47),
+    "DCGAN": ("[3/25][STEP/1583]\tLoss_D: 0.3456\tLoss_G: 5.1234\tD(x): 0.8612\tD(G(z)): 0.1234 / 0.0123", 112, None),
+    "DCGAN, another epoch": ("[0/25][1500/1583] Loss_D: 0.3 Loss_G: 5.1\n[1/25][STEP/1583] Loss_D: 0.3 Loss_G: 5.1", 112, None),
+    "WGAN": ("[3/25][STEP/1583][7] Loss_D: -0.345600 Loss_G: 5.123400", 112, None),
+    "names of losses before the word": ("[0/30][STEP/40] D_Loss: 0.561936 G_Loss: 2.944061", 112, ANY),
     "Coqui": ("   --> TIME: 2026-03-04 05:06:07 -- Step: STEP/512 -- Global_Step: 1STEP", 1112, None),
 }  # fmt: skip
 
@@ -52,6 +56,8 @@ NO_STEP = {
     "correct samples": "Accuracy: 45.0% (STEP/800) loss: LOSS",
     "correct samples of a test": "Test set: Average loss: LOSS, Accuracy: STEP/10000 (98%)",
     "an evaluation in brackets": "(STEP/200) val loss: LOSS",
+    "an evaluation behind an epoch": "[3/25][STEP/1583] val_loss: LOSS",
+    "shards": "[3/25][STEP/1583] lossless files",
     "an age": "last update: STEP s ago",
     "packages": "updates: STEP packages can be upgraded",
     "a cache": "update: STEP entries of the cache",

@@ -32,7 +32,7 @@ MAX_CHARACTERS = 2000
 
 # All patterns see the line in lower case; each begins with a word that a plain search finds fast.
 _ANY = re.compile(
-    r"step|iter|it\b|epoch|updates?\b|batch|train(?:ing)?:? |\[(?:train|val): |test: |inference done|task/s, |loss"
+    r"step|iter|it\b|epoch|updates?\b|batch|train(?:ing)?:? |\[(?:train|val): |test: |inference done|task/s, |loss|(?:eval|valid)\w{0,6}:? "
 )
 _COUNT = (
     rf"(?:\(train\))?['\"]?(?P<sign> ?[=:|]|\.(?= \d{{1,15}}/\d)|-(?=\d{{1,15}}:)|)[ \t]{{0,12}}['\"]?[#\[(]? {{0,12}}(?:(?<=: \[)\d{{1,9}}, )?(?P<step>{GROUPED})(?![\w.]*[a-z])(?!\.\d|%)"
@@ -65,6 +65,9 @@ _WORDLESS = (  # no word stands before the count: step, and loss or total
     re.compile(  # `(12/800) loss: 0.5`; `acc: 5.6% (45/800) loss: 0.5` counts samples
         rf"(?:[=> ]{{0,8}}epoche?:? ?\[?\d{{1,9}}\]? ?(?:\[train(?:ing)?\] ?)?|\d{{1,9}}/\d{{1,9}} )?"
         rf"\((?P<step>{WHOLE}) ?/ ?(?P<total>{WHOLE})\)[ :,-]{{1,4}}(?:train(?:ing)?[ _])?loss\b"
+    ),
+    re.compile(  # DCGAN and what was made of it: `[0/25][100/1583] Loss_D: 0.3 Loss_G: 5.1`
+        rf"\[(?P<epoch>\d{{1,9}})/\d{{1,9}}\] ?\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE})\](?:\[\d{{1,9}}\])?\s{{1,8}}(?!val|eval|test)(?:[a-z_]{{1,12}} ?)?loss[a-z0-9_]{{0,12}}: ?-?\d"
     ),
 )
 _LOSS_ALONE = re.compile(
@@ -136,8 +139,10 @@ _EVALUATION_COUNT = re.compile(
     rf"(?:(?<![\w/.-])(?:test|val(?:id(?:ation)?)?|eval(?:uation)?)\b ?:?|epoch\((?:val|test)\)) {{0,4}}(?:\[\d{{1,9}}\])?\[ {{0,12}}(?P<step>{GROUPED}) {{0,4}}/ {{0,12}}(?P<total>{GROUPED})\]"
     rf"|\binference done (?P<step2>{GROUPED})/(?P<total2>{GROUPED})"
     rf"|^\[val: \d{{1,9}}, (?P<step3>{WHOLE}) / (?P<total3>{WHOLE})\]"
-    rf"|^(?:val(?:id(?:ation)?)?|eval(?:uation)?) {{1,4}}(?P<step4>{WHOLE})/(?P<total4>{WHOLE})\b"
-    rf"|^\[[> ]{{4,120}}\] (?P<step5>{WHOLE})/(?P<total5>{WHOLE}), [\d.]{{1,9}} task/s, elapsed: "  # MMCV
+    rf"|^\[[> ]{{4,120}}\] (?P<step4>{WHOLE})/(?P<total4>{WHOLE}), [\d.]{{1,9}} task/s, elapsed: "  # MMCV
+)
+_EVALUATION_LINE = re.compile(  # `Evaluating: 3/12`, `Validation [3/12]`, `eval 3 of 12`; a logger's words may stand before it
+    rf"(?:[\w.]{{1,40}} - [a-z]{{4,8}} - )?(?:val(?:id(?:at(?:ion|ing))?)?|eval(?:uat(?:ion|ing))?)(?:(?::| ) {{0,4}}|(?=[\[(]))[\[(]?(?P<step>{WHOLE})(?:/| of )(?P<total>{WHOLE})(?![\w/]|\.\d)"
 )
 _METRIC = re.compile(
     r"(?:loss|(?<![a-z])(?:lr|learning[_ ]rate|grad[_ ]?norm|acc(?:uracy)?(?:@?\d)?|ppl|perplexity|rewards?|score|bleu|f1|bp[bc]|nll|elbo|ms?e|mae|psnr|[wc]er))"
@@ -182,19 +187,24 @@ class PlainFormat:
         "batch",
         "train",
         "test",
+        "eval",
+        "valid",
         "inference",
         "loss",
     )
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line; looks at the first 2,000 characters."""
-        line = line[:MAX_CHARACTERS].lower()
+        text = line[:MAX_CHARACTERS]
+        line = text.lower()
         if not _ANY.search(line):
             return None
         epoch_text = epoch(line) if "epoch" in line else ""
-        if ("[" in line or "inference" in line or line[:3] in ("val", "eva")) and (
-            found := _EVALUATION_COUNT.search(line)
-        ):
+        counts = "[" in line or "inference" in line
+        found = _EVALUATION_COUNT.search(line) if counts else None
+        if found is None and ("eval" in line or "valid" in line or line.startswith("val ")):
+            found = _EVALUATION_LINE.match(strip_logger(text).lower())
+        if found is not None:
             return _evaluation(line, epoch_text, _first(found, "step"), _first(found, "total"))
         if "loss" in line and (named := _wordless(line)) is not None:
             return named
@@ -243,7 +253,7 @@ def _wordless(line: str) -> LogRecord | None:
         total=whole(named["total"]) if named.get("total") else None,
         loss=number(named["loss"]) if "loss" in named else training_loss(line),
         step_seconds=_seconds(line),
-        place=epoch(line) if "epoch" in line else "",
+        place=named.get("epoch") or (epoch(line) if "epoch" in line else ""),
         format="plain",
         shape="number",
     )
