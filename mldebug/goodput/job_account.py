@@ -52,6 +52,7 @@ class AttemptTotal(msgspec.Struct, frozen=True, kw_only=True):
     began: float
     ended: float
     seconds: dict[str, float]
+    again: int = 0  # steps that were done again
 
 
 class JobAccount(msgspec.Struct, kw_only=True):
@@ -72,6 +73,7 @@ class JobAccount(msgspec.Struct, kw_only=True):
     commands: dict[str, str] = {}  # run -> its command, of these
     over: list[AttemptTotal] = []
     earlier: dict[str, float] = {}  # of attempts that are not kept one by one
+    earlier_again: int = 0  # steps that these did again
     history: UseHistory = msgspec.field(default_factory=UseHistory)
 
     @property
@@ -89,6 +91,11 @@ class JobAccount(msgspec.Struct, kw_only=True):
                 *(one.seconds for one in self.open),
             ]
         )
+
+    @property
+    def steps_again(self) -> int:
+        """Steps that attempts did again after restarts, of all attempts together."""
+        return self.earlier_again + sum(one.again for one in (*self.over, *self.open))
 
     def settled(self, run: str) -> dict[str, float]:
         """GPU seconds of one run by use that are certain; none of these sums ever falls."""
@@ -186,7 +193,12 @@ class JobAccount(msgspec.Struct, kw_only=True):
         self.commands = {run: command for run, command in self.commands.items() if run in present}
         self.over.append(
             AttemptTotal(
-                run=one.run, attempt=one.attempt, began=one.began, ended=one.at, seconds=one.settled
+                run=one.run,
+                attempt=one.attempt,
+                began=one.began,
+                ended=one.at,
+                seconds=one.settled,
+                again=one.again,
             )
         )
         if len(self.over) > MAX_ATTEMPTS:
@@ -198,9 +210,11 @@ class JobAccount(msgspec.Struct, kw_only=True):
         for place, one in enumerate(self.over):
             if one.run == oldest.run:
                 both = add_all([oldest.seconds, one.seconds])
-                self.over[place] = msgspec.structs.replace(one, began=oldest.began, seconds=both)
+                again = oldest.again + one.again
+                self.over[place] = msgspec.structs.replace(one, began=oldest.began, seconds=both, again=again)  # fmt: skip
                 return
         self.earlier = add_all([self.earlier, oldest.seconds])
+        self.earlier_again += oldest.again
 
 
 class JobAccounts:

@@ -66,6 +66,7 @@ def job_goodput(job: JobAccount) -> JobGoodput:
         **shared_fields(job, JobGoodput),
         runs=tuple(dict.fromkeys(one.run for one in job.open if not one.over)),
         attempts=job.count,
+        steps_again=job.steps_again,
         gpu_seconds=_rounded(seconds),
         productive_ratio=round(seconds.get(GpuUse.PRODUCTIVE, 0.0) / whole, 4) if whole else 0.0,
         sentence=sentence(seconds, job.restarts),

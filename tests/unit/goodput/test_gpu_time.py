@@ -152,6 +152,20 @@ def test_each_use_is_within_two_hundredths_of_the_script(look_every: float, pace
     assert life.job.restarts == 1
 
 
+def test_steps_done_again_are_counted_over_all_restarts_and_restarts_of_the_agent() -> None:
+    """300 s of the last attempt of 1,200 s are done again, by 300 steps; then 200 of these once more."""
+    life = scripted(5.0, 1.0)
+    assert job_goodput(life.job).steps_again == 300
+    life.restart(50.0, step=life.step - 200).live((USES.LOST_WORK, 200.0), (USES.PRODUCTIVE, 60.0))
+    life.kill_agent(0.0).next_agent()
+    assert job_goodput(life.job).steps_again == 500
+    life.accounts.ended(lambda _: False, lambda _: "well")
+    for one in tuple(life.job.open):
+        life.job.close_old(one.at + RESTART + 1)
+    life.job._make_room()  # what 32 attempts more would do
+    assert job_goodput(life.job).steps_again == 500
+
+
 @pytest.mark.parametrize("stride", [10, 50])
 def test_steps_that_are_logged_seldom_cost_no_more(stride: int) -> None:
     life = scripted(5.0, 1.0, stride)
