@@ -6,6 +6,8 @@ takes the time since the run stood still. Steps that an earlier attempt had made
 """
 
 import math
+from collections.abc import Iterable
+from itertools import pairwise
 from statistics import median
 from typing import Literal
 
@@ -41,6 +43,7 @@ class AccountLook(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int  # ranks of it on this node, those that are gone included: one GPU each
     started: bool = False  # it has made a step in this attempt
     step: int | None = None
+    records: tuple[int, ...] = ()  # steps of the log's records since the look before
     finished: bool = False  # its last step is made
     phase: GpuUse | None = None  # what it is found to do beside steps
     data: float = 0.0  # share of its ranks that wait for data, 0 to 1
@@ -61,7 +64,9 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
     gpus: int = 1
     step: int | None = None
     first_step: int | None = None
-    stride: int = 0  # steps between its last two records
+    unseen: int = 0  # steps from the first record to the first look
+    log_stride: int = 0  # steps from one record to the next; 0: not known
+    stride: int = 0  # steps between the last two looks that found another one
     reached: int | None = (
         None  # by earlier attempts, or before it fell back: what is up to it is done again
     )
@@ -110,7 +115,7 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
         )
         self.at = end
         if look.started and look.step is not None and look.step != self.step:
-            self._advance(look.step)
+            self._advance(look.step, look.records)
         elif look.stalled_since is not None:
             self._stalled(look.stalled_since)
         self._explain(look.checkpoints)
@@ -159,14 +164,15 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _advance(self, step: int) -> None:
+    def _advance(self, step: int, records: tuple[int, ...]) -> None:
         """A new step: everything since the last one is closed."""
         before, self.step = self.step, step
+        self.log_stride = self.log_stride or _stride(records if before is None else (before, *records))  # fmt: skip
         turn(
             _split(self.recent)[1], GpuUse.PRODUCTIVE, GpuUse.IDLE
         )  # the last step seemed to be made
         if before is None:
-            self.first_step = step
+            self.first_step, self.unseen = step, step - _first_of_rise(records, step)
             turn(self.recent, GpuUse.STARTUP, GpuUse.PRODUCTIVE)
         elif step < before:
             self._fell(before, step)
@@ -196,8 +202,10 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
         self.recent = joined([*kept, *stretch])
 
     def _backdate(self, kept: list[TimeSegment], stride: int, pace: float) -> None:
-        """The first record tells of steps that were made before it: of so many as it takes to the next one, at most."""
-        steps = min(stride, self.first_step or 0)
+        """Some steps were made before the first look that found one: from the first record to it, and before that record as many as there
+        are between two. `stride`: between the first two looks, for a log whose records are not known one by one.
+        """
+        steps = min(self.unseen + (self.log_stride or stride), self.first_step or 0)
         mine = GpuUse.PRODUCTIVE
         if self.reached is not None and (self.first_step or 0) <= self.reached:
             mine = GpuUse.LOST_WORK
@@ -267,6 +275,21 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
     def _sum_up(self, one: TimeSegment, history: UseHistory) -> None:
         self.settled[one.use] = self.settled.get(one.use, 0.0) + one.seconds * one.gpus
         history.add(one)
+
+
+def _stride(steps: Iterable[int]) -> int:
+    """The steps from one record to the next; 0 where no two follow each other."""
+    return min((later - one for one, later in pairwise(steps) if later > one), default=0)
+
+
+def _first_of_rise(records: Iterable[int], step: int) -> int:
+    """The first of the records since the last fall; those before it are an earlier attempt's. `step`: where there are none."""
+    first = last = step
+    for number, one in enumerate(records):
+        if not number or one < last:
+            first = one
+        last = one
+    return min(first, step)
 
 
 def _tentative(look: AccountLook) -> GpuUse:

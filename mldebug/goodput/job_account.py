@@ -95,7 +95,8 @@ class JobAccount(msgspec.Struct, kw_only=True):
     @property
     def steps_again(self) -> int:
         """Steps that attempts did again after restarts, of all attempts together."""
-        return self.earlier_again + sum(one.again for one in (*self.over, *self.open))
+        over, living = (one.again for one in self.over), (one.again for one in self.open)
+        return self.earlier_again + sum(over) + sum(living)
 
     def settled(self, run: str) -> dict[str, float]:
         """GPU seconds of one run by use that are certain; none of these sums ever falls."""

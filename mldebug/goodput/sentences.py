@@ -1,7 +1,14 @@
 """What is found about slow ranks, in words. Pure."""
 
+import re
+from statistics import fmean
+
+import msgspec
+
 from mldebug.core.ranksets import fold_ranks
 from mldebug.goodput.straggler import Excess, Slowness, SlowRank
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def percent(share: float) -> str:
@@ -19,11 +26,25 @@ def slow_words(found: Slowness, world_size: int) -> str:
     many = len(ranks) > 1
     who = f"rank{'s' if many else ''} {fold_ranks(ranks)} slow{'' if many else 's'} the run down"
     waits = f"the others wait for {'them' if many else 'it'} {percent(found.loss)} of the time"
-    causes = list(dict.fromkeys(why_words(one) for one in found.ranks))
-    cause = causes[0] if len(causes) == 1 else "each for a reason of its own"
-    return (
-        f"{who}: {waits}, {lost_words(found.loss, world_size)}; {'each' if many else 'it'} {cause}"
+    cause = (
+        f"{'each' if many else 'it'} {_common_words(found)}"
+        if _is_alike(found)
+        else "each for a reason of its own"
     )
+    return f"{who}: {waits}, {lost_words(found.loss, world_size)}; {cause}"
+
+
+def _is_alike(found: Slowness) -> bool:
+    """Whether all slow ranks do the same more than the others, for the same cause but for its figures."""
+    return len({(one.excess.kind, one.excess.place, _NUMBER.sub("", one.cause_words)) for one in found.ranks}) == 1  # fmt: skip
+
+
+def _common_words(found: Slowness) -> str:
+    """Why ranks are slow that are so for one reason: the means of their shares, and the measurement of the first."""
+    excesses = [one.excess for one in found.ranks]
+    own, others = fmean(one.own for one in excesses), fmean(one.others for one in excesses)
+    excess = msgspec.structs.replace(excesses[0], own=own, others=others)
+    return why_words(msgspec.structs.replace(found.ranks[0], excess=excess))
 
 
 def why_words(one: SlowRank) -> str:

@@ -27,10 +27,10 @@ from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
 from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
 from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.workers import Result
-from mldebug_agents.watch.goodput_monitor import GoodputMonitor
+from mldebug_agents.watch.goodput_monitor import Catching, GoodputMonitor
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
-from mldebug_agents.watch.scalar_monitor import Catching, ScalarMonitor
+from mldebug_agents.watch.scalar_monitor import ScalarMonitor
 
 STANDS = (Stage.SUSPECT, Stage.CONFIRMED, Stage.BLAMED)
 
@@ -101,7 +101,7 @@ class Monitors:
         self.schedulers.tick()
         self.probes.tick()
         if state.looked:
-            self.goodput.tick(state.runs, state.exits)
+            self.goodput.tick(state.runs, state.exits, state.catching)
             losses = state.config.goodput
             self.scalars.tick(
                 *(state.runs, state.catching), enabled=losses.history, age=losses.history_age

@@ -7,9 +7,11 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
+from mldebug.core.model import Job
 from mldebug.diagnosis.exits.model import words_of_status
 from mldebug.goodput.gpu_time import AccountLook, ExitOutcomeName
 from mldebug.goodput.job_account import (
@@ -21,7 +23,6 @@ from mldebug.goodput.job_account import (
 )
 from mldebug.goodput.job_goodput import JobGoodput, job_goodput
 from mldebug.goodput.segments import GpuUse
-from mldebug.incidents.incident import Incident
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
@@ -44,6 +45,8 @@ DATA_WAIT = "data_wait"
 LEFT_WELL = words_of_status(0)
 
 Exits = Callable[[str], Mapping[int, str]]
+Catching = Callable[[Job], AbstractContextManager[object]]
+AttemptStage = tuple[str, int, int | None, bool]  # run, attempt, first step, over
 
 
 class GoodputMonitor:
@@ -70,9 +73,12 @@ class GoodputMonitor:
         self._outcomes: dict[str, ExitOutcomeName] = {}
         self._restored = False
         self._store_due = 0.0
+        self._stored_stages: tuple[AttemptStage, ...] = ()
 
-    def tick(self, runs: Mapping[str, Run], exits: Exits) -> None:
-        """Account for each run that was looked at since the last call. `exits`: how ranks of a run have exited, in words by rank."""
+    def tick(self, runs: Mapping[str, Run], exits: Exits, catching: Catching = nullcontext) -> None:
+        """Account for each run that was looked at since the last call. `exits`: how ranks of a run have exited, in words by rank.
+        `catching`: a context for work on one job.
+        """
         self._restore()
         if not self._restored:
             return  # whoever began anew would count a start twice
@@ -84,11 +90,12 @@ class GoodputMonitor:
             if look is None or look.look.at == self._looked.get(id) or not run.job.ranks:
                 continue
             self._looked[id] = look.look.at
-            self.accounts.add(self._identity(run), self._account_look(run))
+            with catching(run.job):
+                self.accounts.add(self._identity(run), self._account_look(run))
         self._look_for_ended(runs, exits)
-        now = self._steady()
-        if now >= self._store_due:
-            self._store_due = now + STORE_EVERY
+        now, stages = self._steady(), self._stages()
+        if now >= self._store_due or stages != self._stored_stages:
+            self._store_due, self._stored_stages = now + STORE_EVERY, stages
             self._keep()
 
     def show(self, snapshot: Snapshot) -> Snapshot:
@@ -134,7 +141,7 @@ class GoodputMonitor:
         states = look.beats
         waiting = sum(one.phase == DATA_WAIT for one in states.values())
         data = waiting / len(states) if states else _loading(run)
-        loss = run.slowness.loss if run.slowness and _is_slow(run.incident) else 0.0
+        loss = run.slowness.loss if run.slowness and run.slowness.ranks else 0.0
         checkpoints = self._series.get(run.job.id, ())
         since = _stalled_since(run)
         return AccountLook(
@@ -142,6 +149,7 @@ class GoodputMonitor:
             gpus=len(run.job.ranks) + len(run.job.lost),
             started=look.look.started,
             step=look.step,
+            records=tuple(one.step for one in look.points if one.step is not None),
             finished=look.step is not None and look.step == look.total_steps,
             phase=self._phase(run),
             data=data,
@@ -179,6 +187,11 @@ class GoodputMonitor:
             self._evaluations.pop(id, None)
         self.accounts.ended(living.__contains__, lambda id: self._outcomes.get(id, "unknown"))
         self._outcomes = {id: self._outcomes[id] for id in runs}
+
+    def _stages(self) -> tuple[AttemptStage, ...]:
+        """How far each attempt is: an agent that is killed could not tell afterwards when it began, made its first step, or ended."""
+        attempts = (one for job in self.accounts.jobs.values() for one in job.open)
+        return tuple((one.run, one.attempt, one.first_step, one.over) for one in attempts)
 
     def _keep(self) -> None:
         for key in self.accounts.tidy(self._offset + self._steady()):
@@ -235,10 +248,6 @@ def _loading(run: Run) -> float:
     """The share of all ranks' time that waits for data, by the last samples of their stacks."""
     shares = run.slowness.shares if run.slowness else ()
     return sum(one.loading for one in shares) / len(shares) if shares else 0.0
-
-
-def _is_slow(incident: Incident | None) -> bool:
-    return incident is not None and incident.kind == "slowdown"
 
 
 def _stalled_since(run: Run) -> float | None:

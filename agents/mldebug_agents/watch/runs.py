@@ -63,10 +63,10 @@ class Run:
     def update(self, look: JobLook) -> None:
         """Keep the newest reading of the run (`look`).
 
-        The last hook state of a rank that is gone is kept until another attempt (start of the job) begins.
+        The last hook state of a rank that is gone, and which ranks were slow, is kept until another attempt (start of the job) begins.
         """
         if self.last_look is not None and self.last_look.job.attempt != look.job.attempt:
-            self.hook_states = {}
+            self.hook_states, self.slowness = {}, None
         self.job, self.last_look = look.job, look
         self.hook_states |= _hook_states(look)
         if look.classes:

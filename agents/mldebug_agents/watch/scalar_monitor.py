@@ -1,64 +1,41 @@
 """Keeps the history of each run's training figures, has the rules find events in it, and stores both over restarts of the agent.
 
-Belongs to the main loop's thread. Bounded: `MOST_RUNS` runs, the newest of each user first, `MOST_VALUES` values of all together.
+Belongs to the main loop's thread. Bounded: `MOST_LIVING` runs that live and `MOST_OVER` that are over, those of each user in turns, and
+`MOST_VALUES` values of all together.
 """
 
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from math import isfinite
 
 import msgspec
 
 from mldebug.core.model import Gap, Job, shared_fields
-from mldebug.goodput.scalars.history import ENDED_ROWS, FUTURE, HistoryTable, RunHistory
+from mldebug.goodput.scalars.history import ENDED_ROWS, RunHistory
 from mldebug.goodput.scalars.model import LOSS, STEP_SECONDS, TrainingPoint
-from mldebug.goodput.scalars.rules import TrainingRules
+from mldebug.goodput.scalars.stored_training import StoredTraining, read_stored
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.jobs.logs.scalars import name_of
 from mldebug.jobs.owners import in_turns
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.watch.goodput_monitor import Catching
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
 
 MEMO, ASIDE = "scalars:", "scalars-unreadable:"
-VERSION = 1
 STORE_EVERY = 60.0  # seconds; what came since is lost with an agent that is killed
 GONE = 60.0  # seconds after which a run that is not found any more is over; by the steady clock: the other may be set
-MOST_RUNS = 64
+MOST_LIVING, MOST_OVER = 128, 64  # runs
 MOST_VALUES = 150_000  # 5 MB
 MOST_ASIDE = 100_000  # bytes of the one unreadable history that is kept
 SHOWN_EVENTS = 8
 LastRow = tuple[int | None, str]  # step, and loss as text: NaN is NaN
-
-
-class StoredTraining(msgspec.Struct, kw_only=True):
-    """The history of one run with what its rules remember, as it is stored. Times are unix seconds."""
-
-    version: int = VERSION
-    run: str
-    name: str
-    user: str
-    uid: int
-    script: str
-    started_at: float
-    looked_at: float
-    is_over: bool = False
-    table: HistoryTable = msgspec.field(default_factory=HistoryTable)
-    rules: TrainingRules = msgspec.field(default_factory=TrainingRules)
-
-    @property
-    def job(self) -> tuple[object, ...]:
-        """What all runs of one job share."""
-        return self.uid, self.user, self.name, self.script
-
-
-Catching = Callable[[Job], AbstractContextManager[object]]
 
 
 class ScalarMonitor:
@@ -77,6 +54,9 @@ class ScalarMonitor:
         self._last: dict[str, LastRow] = {}  # run -> step and loss of its last row
         self._changed: set[str] = set()  # runs that are not stored as they are
         self._stale: set[str] = set()  # runs whose shown history is older than they are
+        self._left_out: set[str] = (
+            set()
+        )  # runs that live and have none, as too many others have one
         self._shown: dict[str, RunHistory] = {}
         self._gaps: tuple[Gap, ...] = ()
         self._restored = False
@@ -125,7 +105,7 @@ class ScalarMonitor:
             snapshot,
             runs=tuple(map(self._with_events, snapshot.runs)),
             histories=tuple(self._shown[id] for id in self._histories),
-            gaps=(*snapshot.gaps, *self._gaps),
+            gaps=(*snapshot.gaps, *self._gaps, *self._without_history()),
         )
 
     # --- inside ------------------------------------------------------------------------------------
@@ -141,7 +121,7 @@ class ScalarMonitor:
         is_new = last != before
         points, values = tuple(points_of(run, look, now, before)), _values(look)
         known = self._histories.get(run.job.id)
-        if known is None and not points and not values:
+        if known is None and (run.job.id in self._left_out or not (points or values)):
             return
         history = known or self._begin(run.job, now)
         history.looked_at, history.started_at = now, min(history.started_at, now)
@@ -184,11 +164,27 @@ class ScalarMonitor:
                 self._last.pop(id, None)
                 self._changed.add(id)
                 self._stale.add(id)
-        newest = sorted(self._histories.values(), key=lambda one: (one.is_over, -one.looked_at))
-        kept = {one.run for one in in_turns(newest, lambda one: one.uid)[:MOST_RUNS]}
-        kept -= {one.run for one in newest if one.is_over and now - one.looked_at > age}
-        self._forget(tuple(self._histories.keys() - kept))
+        self._make_room(now, age)
         self._shrink()
+
+    def _make_room(self, now: float, age: float) -> None:
+        """Forget what ended long ago, and of too many runs those of whoever has most: the newest that live, the oldest that are over."""
+        every = self._histories.values()
+        living = sorted((one for one in every if not one.is_over), key=lambda one: one.started_at)
+        over = sorted((one for one in every if one.is_over), key=lambda one: -one.looked_at)
+        over = [one for one in over if now - one.looked_at <= age]
+        kept = [*in_turns(living, lambda one: one.uid)[:MOST_LIVING], *in_turns(over, lambda one: one.uid)[:MOST_OVER]]  # fmt: skip
+        gone = self._histories.keys() - {one.run for one in kept}
+        if len(living) < MOST_LIVING:
+            self._left_out.clear()
+        self._left_out |= gone & {one.run for one in living}
+        self._forget(tuple(gone))
+
+    def _without_history(self) -> tuple[Gap, ...]:
+        if not self._left_out:
+            return ()
+        reason = f"{MOST_LIVING} runs have one, and {len(self._left_out)} more live on this node"
+        return (Gap(what="history of a run", reason=reason, way_out="none is needed: one begins when another run ends"),)  # fmt: skip
 
     def _shrink(self) -> None:
         """Thin the longest histories until all together are small enough."""
@@ -220,7 +216,7 @@ class ScalarMonitor:
         self._restored = True
         for name in self._store.memos(MEMO):
             data = self._store.memo(name)
-            history, problem = _read(data, self._wall())
+            history, problem = read_stored(data, self._wall())
             if history is None:
                 self._put_aside(name, data, problem)
             else:
@@ -299,17 +295,3 @@ def _shown(one: StoredTraining) -> RunHistory:
 
 def _memo(run: str) -> str:
     return MEMO + hashlib.sha256(run.encode(errors="replace")).hexdigest()[:24]
-
-
-def _read(data: bytes, now: float) -> tuple[StoredTraining | None, str]:
-    """A stored history, or None and why it cannot be used."""
-    try:
-        found = msgspec.json.decode(data, type=StoredTraining)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return None, f"it cannot be read: {error}"
-    if found.version != VERSION:
-        return None, f"it is of version {found.version}, and this agent reads version {VERSION}"
-    if max(found.looked_at, found.started_at) > now + FUTURE:
-        return None, "it is from the future"
-    problem = found.table.problem(now)
-    return (None, problem) if problem else (found, "")

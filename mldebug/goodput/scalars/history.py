@@ -18,7 +18,6 @@ MOST_ROWS = 480
 RECENT = 120  # rows that are not thinned: 20 minutes
 ENDED_ROWS = 120  # of a run that is over
 MOST_EVENTS = 32
-FUTURE = 300.0  # seconds by which a time may be ahead of the clock
 Column = list[float | None]
 
 
@@ -143,8 +142,8 @@ class HistoryTable(msgspec.Struct, kw_only=True):
         """How many values it holds."""
         return len(self.times) * (2 + len(self.columns))
 
-    def problem(self, now: float) -> str:
-        """Why a stored table cannot be used, as words; "" for a good one. `now`: unix seconds."""
+    def problem(self) -> str:
+        """Why a stored table cannot be used, as words; "" for a good one."""
         rows = len(self.times)
         if len(self.steps) != rows or any(len(one) != rows for one in self.columns.values()):
             return "its columns have different lengths"
@@ -152,6 +151,4 @@ class HistoryTable(msgspec.Struct, kw_only=True):
             return "it has more rows or other figures than a history has"
         if any(later < earlier for earlier, later in pairwise(self.times)):
             return "its times do not rise"
-        if rows and self.times[-1] > now + FUTURE:
-            return "it is from the future"
         return ""

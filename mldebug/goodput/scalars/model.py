@@ -7,6 +7,7 @@ from statistics import median
 import msgspec
 
 LOSS, STEP_SECONDS, BATCH_SIZE = "loss", "step_seconds", "batch_size"
+SEQUENCE_LENGTH = "sequence_length"
 SERIES = (
     *(LOSS, "grad_norm", "learning_rate", STEP_SECONDS, "tokens_per_second"),
     *("tokens_per_second_per_gpu", "samples_per_second", "tflops", "mfu", "memory", "loss_scale"),

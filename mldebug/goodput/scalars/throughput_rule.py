@@ -2,9 +2,14 @@
 
 An event needs `DROP` between the two medians, and that they stand apart: three quarters of the last `RECENT` values below three quarters of
 those before. So noise, evaluations between the steps, and a log in which two loggers take turns make no event. A value in another unit
-(a factor of 1,000, 1,024, 100 or 60) begins anew, as does another batch size. The first values of a start are left out: they compile.
+(a factor of 1,000, 1,024, 100 or 60) begins anew, as does another batch size, or another sequence length than the run has had for a while.
+The first values of a start are left out: they compile.
+
+Where steps have grown slowly until now, as in a curriculum of sequence lengths, only what is lower than that trend is an event. TFLOP/s count
+the work itself, so there a slow fall is one, too.
 """
 
+import math
 from statistics import median
 
 import msgspec
@@ -12,6 +17,7 @@ import msgspec
 from mldebug.goodput.scalars.loss_rules import END, Found
 from mldebug.goodput.scalars.model import (
     BATCH_SIZE,
+    SEQUENCE_LENGTH,
     STEP_SECONDS,
     EventKind,
     TrainingPoint,
@@ -26,7 +32,10 @@ FIGURES = {
     STEP_SECONDS: "steps/s",
 }
 """The figures that show a throughput, the best first, and their units."""
+OF_WORK = ("tflops",)  # that does not change with the length of a sequence
 DROP, BACK = 0.10, 0.05
+UNEXPLAINED = 0.05  # below the trend
+STEADY = 8  # values with one sequence length, after which another is another stage, and not only another batch
 RECENT, BEFORE, LEAST = 16, 240, 48  # values
 SKIPPED = 8  # of each start
 EVERY = 4  # values between two comparisons
@@ -47,6 +56,8 @@ class ThroughputRule(msgspec.Struct, kw_only=True):
 
     figure: str = ""
     batch: float | None = None
+    length: float | None = None  # of a sequence
+    alike: int = 0  # values with this length
     attempt: str = ""
     skip: int = SKIPPED
     before: list[float] = []
@@ -81,10 +92,20 @@ class ThroughputRule(msgspec.Struct, kw_only=True):
         batch = point.number(BATCH_SIZE) or self.batch
         if point.attempt != self.attempt:
             self.attempt, self.skip, self.recent, self.origins = point.attempt, SKIPPED, [], []
-        if batch != self.batch:
+        is_other = self._is_other_stage(point)
+        if batch != self.batch or is_other:
             self.batch = batch
             return self._begin_anew()
         return []
+
+    def _is_other_stage(self, point: TrainingPoint) -> bool:
+        """Whether the sequences have another length than they had for a while. Batches of all lengths have none."""
+        length = point.number(SEQUENCE_LENGTH)
+        if length is None or length == self.length:
+            self.alike += length is not None
+            return False
+        was_steady, self.length, self.alike = self.alike >= STEADY, length, 1
+        return was_steady
 
     def _keep(self, value: float, point: TrainingPoint) -> None:
         self.recent.append(value)
@@ -106,10 +127,21 @@ class ThroughputRule(msgspec.Struct, kw_only=True):
             return self._begin_anew()
         apart = sorted(self.recent)[3 * RECENT // 4] < sorted(self.before)[len(self.before) // 4]
         near_end = point.step is not None and point.total and point.step >= END * point.total
-        if not apart or near_end:
+        if not apart or near_end or now > (1 - UNEXPLAINED) * self._expected():
             return []
         self.is_open, self.low = True, 0
         return [Found(kind=EventKind.THROUGHPUT, words=self._words(now, usual, point), step=self.origins[0].step)]  # fmt: skip
+
+    def _expected(self) -> float:
+        """The throughput by now if it goes on to fall as slowly as it did; infinite where that explains nothing."""
+        if self.figure in OF_WORK:
+            return math.inf
+        half = LEAST // 2
+        first, second = median(self.before[-LEAST:-half]), median(self.before[-half:])
+        steps = (
+            (half + RECENT) / 2 / half
+        )  # from the middle of the second to that of the recent ones
+        return second * (second / first) ** steps if second < first else second
 
     def _words(self, now: float, usual: float, point: TrainingPoint) -> str:
         batch = f" with the same batch size of {self.batch:g}" if self.batch is not None else ""

@@ -35,6 +35,7 @@ _WRITTEN: Mapping[str, tuple[str, ...]] = {
     "reward": ("reward", "mean_reward", "critic_score_mean", "raw_reward"),
     "perplexity": ("ppl", "perplexity"),
     "batch_size": ("global_batch_size", "batch_size", "gbs", "total_batch_size"),
+    "sequence_length": ("curriculum_seqlen", "seqlen", "seq_len", "seq_length", "sequence_length", "curriculum_difficulty"),
 }  # fmt: skip
 NAMES: Mapping[str, str] = MappingProxyType(
     {written: name for name, many in _WRITTEN.items() for written in many}

@@ -150,10 +150,46 @@ def smooth(draw: random.Random, length: int) -> Iterator[Values]:
         yield {"loss": 0.01 + 5 * math.exp(-n / speed), "step_seconds": 0.25}
 
 
+def _growing(draw: random.Random, length: int) -> Iterator[tuple[float, float]]:
+    """A curriculum of sequence lengths: length and seconds of each step, up to eight times what they were."""
+    grows, first = draw.uniform(0.4, 1.0) * length, draw.uniform(0.15, 0.5)
+    power, fixed = draw.choice([0.5, 1.0]), draw.uniform(0.2, 0.5)
+    for n in range(length):
+        share = min(1.0, first + (1 - first) * (n / grows) ** power)
+        yield share, (fixed + (1 - fixed) * share) * draw.gauss(1, 0.02)
+
+
+def longer_texts(draw: random.Random, length: int) -> Iterator[Values]:
+    """The sequences grow, and the log tells only how long a step takes."""
+    for n, (_, seconds) in enumerate(_growing(draw, length)):
+        yield {"loss": 2 + 3 * math.exp(-n / 150) + draw.gauss(0, 0.03), "step_seconds": seconds}
+
+
+def longer_samples(draw: random.Random, length: int) -> Iterator[Values]:
+    """The same with samples a second."""
+    for n, (_, seconds) in enumerate(_growing(draw, length)):
+        yield {
+            "loss": 2 + 3 * math.exp(-n / 150) + draw.gauss(0, 0.03),
+            "batch_size": 64.0,
+            "samples_per_second": 64 / seconds,
+        }
+
+
+def longer_by_stages(draw: random.Random, length: int) -> Iterator[Values]:
+    """The sequences become twice as long a few times, and the log tells how long they are."""
+    for n in range(length):
+        stage = min(3, n // 200)
+        yield {
+            "loss": 2 + 3 * math.exp(-n / 150) + draw.gauss(0, 0.03),
+            "sequence_length": 256.0 * 2**stage,
+            "step_seconds": 0.3 * 2**stage * draw.gauss(1, 0.02),
+        }
+
+
 HEALTHY: dict[str, Shape] = {
     one.__name__: one
     for one in (cosine, restarts, reward, adversarial, discriminator, hump, evaluated, accumulated, ramped, mixed_units,
-                other_unit, finished, smooth)
+                other_unit, finished, smooth, longer_texts, longer_samples, longer_by_stages)
 }  # fmt: skip
 
 

@@ -5,13 +5,14 @@ import pytest
 
 from mldebug.core.model import Job, LostRank, RankIdentity
 from mldebug.goodput.segments import GpuUse
-from mldebug.goodput.straggler import Slowness
+from mldebug.goodput.straggler import Excess, Slowness, SlowRank
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import RunState, Snapshot
+from mldebug_agents.agent.job_defects import JobDefects
 from mldebug_agents.watch.goodput_monitor import GoodputMonitor
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -89,6 +90,18 @@ def test_what_ranks_report_decides_what_a_pause_was(node: Node) -> None:
     assert "evaluation" not in node.seconds
 
 
+def test_the_first_step_is_stored_at_once(node: Node) -> None:
+    """An agent that is killed right behind it once took all the time since the last store for the start-up."""
+    node.look()
+    for _ in range(4):
+        node.look(1.0)
+    node.look(1.0, step=1)
+    first = node.now
+    node.begin_agent()
+    node.look(8.0, step=60)
+    assert node.seconds["startup"] == pytest.approx(4 * (first - 90), abs=4)
+
+
 def test_an_evaluation_in_the_log_is_one(node: Node) -> None:
     for step in range(1, 41):
         node.look(step=step)
@@ -119,15 +132,39 @@ def test_a_stall_takes_the_time_since_the_last_step_and_gone_ranks_still_hold_gp
     assert node.seconds["stall"] == pytest.approx(4 * 100)
 
 
-def test_what_slow_ranks_cost_counts_while_the_slowdown_is_open(node: Node) -> None:
-    node.run.set_slowness(Slowness(loss=0.5))
+def test_what_slow_ranks_cost_counts_on_each_node_of_the_run(node: Node) -> None:
+    """The incident is that of the slow rank's node; the GPUs of all nodes wait for it."""
+    node.run.set_slowness(Slowness(loss=0.5, why_nobody="no rank is waited for all the time"))
     for step in range(1, 41):
         node.look(step=step)
     assert "straggler" not in node.seconds
-    node.run.set_incident(Incident(id="i", key="k", job_id="run1", detected_at=0, kind="slowdown"))
+    slow = SlowRank(rank=9, node="another", waiting=0.01, excess=Excess(kind="same"))
+    node.run.set_slowness(Slowness(loss=0.5, ranks=(slow,)))
     for step in range(41, 81):
         node.look(step=step)
     assert node.seconds["straggler"] == pytest.approx(0.5 * 4 * 200, rel=0.05)
+    node.run.set_job(job(attempt=1))
+    for step in range(1, 41):
+        node.look(step=step)
+    assert node.seconds["straggler"] == pytest.approx(0.5 * 4 * 200, rel=0.05), (
+        "in an attempt that was not compared yet"
+    )
+
+
+def test_a_run_that_cannot_be_accounted_for_leaves_the_others_theirs(node: Node) -> None:
+    bad, defects = Run(job(id="bad", name="bad.py"), StallWatch(StallSettings())), JobDefects()
+    for step in range(1, 4):
+        node.look(step=step)
+        bad.update(
+            JobLook(job=bad.job, look=RunLook(at=node.now, run="bad", started=True), step="one")
+        )  # type: ignore[arg-type]
+        node.monitor.tick({"bad": bad, "run1": node.run}, lambda _: {}, defects.catching)
+    assert node.shown.runs[0].gpu_seconds
+    assert (
+        sum(next(one for one in node.shown.goodput if one.name == "train.py").gpu_seconds.values())
+        > 0
+    )
+    assert [one.what for one in defects.gaps] == ["run bad"]
 
 
 def test_a_killed_agent_loses_fifteen_seconds_at_most(node: Node) -> None:

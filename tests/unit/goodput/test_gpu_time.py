@@ -39,6 +39,7 @@ class ScriptedLife:
         self.saves: list[tuple[float, float]] = []
         self._due = self.now
         self.hooked = True
+        self.records: list[int] | None = None  # of its log, since the last look
 
     def live(self, *script: tuple[GpuUse, float]) -> "ScriptedLife":
         for use, seconds in script:
@@ -66,6 +67,8 @@ class ScriptedLife:
                 self.work += at - self.now
                 if self.work >= self.pace - 1e-9:
                     self.step, self.work, self.started = self.step + 1, 0.0, True
+                    if self.records is not None and self.step % self.stride == 0:
+                        self.records.append(self.step)
             self.now = at
             if at >= self._due:
                 self._due += self.looked
@@ -81,11 +84,14 @@ class ScriptedLife:
             gpus=GPUS,
             started=self.started and step > 0,
             step=step or None,
+            records=tuple(self.records or ()),
             phase=use if use is GpuUse.DATA_PREPARATION or (self.hooked and use in NAMES) else None,
             stalled_since=begun if stalled else None,
             checkpoints=tuple(one for one in self.saves if self.now - one[1] > 20),
         )
         self.accounts.add(self.who, look)
+        if self.records is not None:
+            self.records = []
 
     @property
     def who(self) -> JobIdentity:
@@ -150,6 +156,20 @@ def test_each_use_is_within_two_hundredths_of_the_script(look_every: float, pace
     assert whole_is_wall(life)
     assert max(off(life).values()) < 0.02, off(life)
     assert life.job.restarts == 1
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("startup", [20.3, 21.9, 23.1, 24.6])
+def test_a_resumed_attempt_begins_its_steps_when_its_log_shows(startup: float, stride: int) -> None:  # fmt: skip
+    """Four steps a second, looked at every 5 s: the first look finds some of them, the next one 20 more."""
+    life = ScriptedLife(5.0, 0.25, stride=stride)
+    life.records = []
+    life.live((USES.STARTUP, 20.0), (USES.PRODUCTIVE, 100.0))
+    life.restart(10.0, step=life.step - 100)
+    life.live((USES.STARTUP, startup), (USES.LOST_WORK, 25.0), (USES.PRODUCTIVE, 60.0))
+    for use in (USES.STARTUP, USES.LOST_WORK):
+        assert abs(life.job.seconds[use] - life.spent[use]) / GPUS < 1.0, use
+    assert abs(life.job.steps_again - 100) <= 2 * stride
 
 
 def test_steps_done_again_are_counted_over_all_restarts_and_restarts_of_the_agent() -> None:

@@ -12,8 +12,10 @@ from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.sentences import slow_words
 from mldebug.goodput.straggler import (
     MOST,
+    Excess,
     SampledStretch,
     Slowness,
+    SlowRank,
     agreed,
     candidates,
     find_slow_ranks,
@@ -298,3 +300,29 @@ def test_the_cause_is_what_the_slow_rank_does_more(
         "rank 0 slows the run down: the others wait for it 30 % of the time, 29 rank hours a day"
     )
     assert words in sentence
+
+
+@pytest.mark.parametrize(
+    ("causes", "end"),
+    [
+        (("", ""), "each stands idle in augment (train.py:9) 20 % of the time, the others 1 %"),
+        (("waits for files on /a 18 % of the time", "waits for files on /a 22 % of the time"), "; it waits for files on /a 18 % of the time"),
+        (("waits for files on /a 18 % of the time", "waits for files on /b 18 % of the time"), "; each for a reason of its own"),
+        (("", "waits for files on /a 18 % of the time"), "; each for a reason of its own"),
+    ],
+)  # fmt: skip
+def test_two_slow_ranks_have_their_common_reason_in_one_sentence(
+    causes: tuple[str, str], end: str
+) -> None:
+    """Two ranks that slept alike were each slow "for a reason of its own", as their shares differ by a percent."""
+    excess = Excess(kind="sleep", place="augment (train.py:9)", own=0.18, others=0.01)
+    ranks = tuple(
+        SlowRank(rank=4 * n + 1, waiting=0.02, excess=msgspec.structs.replace(excess, own=own), cause_words=words)
+        for n, (own, words) in enumerate(zip((0.18, 0.22), causes, strict=True))
+    )  # fmt: skip
+    sentence = slow_words(Slowness(ranks=ranks, loss=0.16), 8)
+    assert sentence.startswith(
+        "ranks 1,5 slow the run down: the others wait for them 16 % of the time"
+    )
+    assert sentence.endswith(end)
+    assert "each each" not in sentence

@@ -10,7 +10,7 @@ from mldebug.goodput.scalars.model import TrainingPoint
 from mldebug.goodput.scalars.rules import TrainingRules
 from shared.goodput.training_curves import HEALTHY, LENGTH, Values, cosine, found, points
 
-SEEDS = 16  # of each of the 13 shapes: 208 curves
+SEEDS = 16  # of each of the 16 shapes: 256 curves
 
 
 @pytest.mark.parametrize("shape", HEALTHY)
@@ -56,6 +56,28 @@ def test_one_step_without_a_number_is_an_event_that_ends() -> None:
 
 def test_a_loss_that_never_was_a_number_is_found() -> None:
     assert found(points([{"loss": math.nan}] * 40)) == ["loss_not_finite"]
+
+
+def test_nan_in_every_second_record_is_found_and_then_taken_for_the_runs_habit() -> None:
+    """It once lasted for ever, as no three numbers came in a row."""
+    turns: list[Values] = [{"loss": math.nan if n % 2 else 1.0} for n in range(200)]
+    rules = TrainingRules()
+    rules.add(points([*[{"loss": 1.0}] * 100, *turns]))
+    (event,) = rules.events
+    assert event.kind == "loss_not_finite"
+    assert event.ended is not None
+    rules.add(points([{"loss": math.nan}] * 30, first=301))
+    assert [str(one.kind) for one in rules.events] == ["loss_not_finite"] * 2
+    assert rules.events[-1].ended is None
+
+
+def test_nan_with_a_number_now_and_then_lasts_while_its_rows_grow() -> None:
+    """A run that falls apart: each time it takes longer to come back."""
+    rows = [[{"loss": math.nan}] * (3 * 2**n) + [{"loss": 1.0}] for n in range(6)]
+    rules = TrainingRules()
+    rules.add(points([*[{"loss": 1.0}] * 100, *(one for row in rows for one in row)]))
+    (event,) = rules.events
+    assert event.ended is None
 
 
 def test_a_run_that_prints_nan_by_habit_is_found_when_it_stays() -> None:
@@ -132,6 +154,32 @@ def test_a_lower_throughput_is_found_with_what_changed(
     assert event.sentence.endswith("what changed: ranks 8, now 7")
     rules.add(points(row(150, 800.0), first=at + 151, ranks="8"))
     assert rules.events[0].ended is not None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_drop_while_the_sequences_grow_is_found(seed: int) -> None:
+    """A curriculum is no excuse for a rank that became slow on the way."""
+    draw = random.Random(seed)
+    at = draw.randrange(300, 600)
+    values: list[Values] = [
+        {"step_seconds": (0.2 + n / 1500) * (1.5 if n >= at else 1) * draw.gauss(1, 0.02)}
+        for n in range(900)
+    ]
+    rules = TrainingRules()
+    rules.add(points(values))
+    assert rules.events
+    assert rules.events[0].kind == "throughput_drop"
+    assert abs((rules.events[0].step or 0) - at) < 24
+
+
+def test_texts_of_all_lengths_hide_no_drop() -> None:
+    """Where each batch is as long as its longest text, another length is no other stage."""
+    draw = random.Random(7)
+    values: list[Values] = [
+        {"sequence_length": float(draw.randrange(200, 900)), "tflops": draw.gauss(400 if n < 400 else 300, 8)}
+        for n in range(800)
+    ]  # fmt: skip
+    assert found(points(values)) == ["throughput_drop"]
 
 
 def test_a_drop_of_a_twentieth_is_none() -> None:

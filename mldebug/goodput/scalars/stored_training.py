@@ -1,0 +1,58 @@
+"""The training figures of one run as the agent stores them, and how they are read back. Pure."""
+
+import msgspec
+
+from mldebug.goodput.scalars.history import HistoryTable
+from mldebug.goodput.scalars.rules import TrainingRules
+
+VERSION = 1
+FUTURE = 300.0  # seconds by which a stored time may be ahead of the clock
+
+
+class StoredTraining(msgspec.Struct, kw_only=True):
+    """The history of one run with what its rules remember, as it is stored. Times are unix seconds."""
+
+    version: int = VERSION
+    run: str
+    name: str
+    user: str
+    uid: int
+    script: str
+    started_at: float
+    looked_at: float
+    is_over: bool = False
+    table: HistoryTable = msgspec.field(default_factory=HistoryTable)
+    rules: TrainingRules = msgspec.field(default_factory=TrainingRules)
+
+    @property
+    def job(self) -> tuple[object, ...]:
+        """What all runs of one job share."""
+        return self.uid, self.user, self.name, self.script
+
+
+def read_stored(data: bytes, now: float) -> tuple[StoredTraining | None, str]:
+    """A stored history, moved to where the clock is now (unix seconds), or None and why it cannot be used."""
+    try:
+        found = msgspec.json.decode(data, type=StoredTraining)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return None, f"it cannot be read: {error}"
+    if found.version != VERSION:
+        return None, f"it is of version {found.version}, and this agent reads version {VERSION}"
+    problem = found.table.problem()
+    if problem:
+        return None, problem
+    _follow_clock(found, now)
+    return found, ""
+
+
+def _follow_clock(one: StoredTraining, now: float) -> None:
+    """Move a history that is from the future, because the clock was set back since it was stored, so that it ends now."""
+    ahead = max(one.looked_at, one.started_at, *one.table.times[-1:]) - now
+    if ahead <= FUTURE:
+        return
+    one.looked_at, one.started_at = min(now, one.looked_at - ahead), one.started_at - ahead
+    one.table.times = [at - ahead for at in one.table.times]
+    one.rules.events = [
+        msgspec.structs.replace(event, at=event.at - ahead, ended=event.ended and event.ended - ahead)
+        for event in one.rules.events
+    ]  # fmt: skip
