@@ -27,6 +27,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     memory_pressure: float = 0.0  # some task of its node waited for memory
     file_waiting: float = 0.0  # it, or a process of its own, waited in the kernel for a file
     mount: str = ""  # of that file: `/data (nfs4)`
+    worker: int = 0  # pid of the child that waited for files most often; 0: none did
+    busy_workers: int = 0  # children that were on a CPU nearly all the time
     link: str = ""  # a network port of its node that is not well: `port mlx5_3/1 has 12 symbol errors a second, for ten minutes`
     gpu_clock: float | None = None  # of the multiprocessors, Hz
     gpu_limits: tuple[str, ...] = ()  # keys of `GPU_LIMITS` that hold now
@@ -47,6 +49,8 @@ def mean_evidence(some: Sequence[RankEvidence]) -> RankEvidence:
         memory_pressure=fmean(one.memory_pressure for one in some),
         file_waiting=fmean(one.file_waiting for one in some),
         link=next((one.link for one in reversed(some) if one.link), ""),
+        worker=next((one.worker for one in reversed(some) if one.worker), 0),
+        busy_workers=min(one.busy_workers for one in some),
         mount=next((one.mount for one in reversed(some) if one.mount), ""),
         gpu_limits=tuple(
             sorted(set(last.gpu_limits).intersection(*(one.gpu_limits for one in some)))

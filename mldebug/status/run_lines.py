@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.units import format_duration
+from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.segments import GpuUse
 from mldebug.goodput.sentences import percent
 from mldebug.jobs.heartbeat import phase_words
@@ -11,6 +12,7 @@ from mldebug.stall.sentences import STAGE_WORDS, stage_words
 from mldebug.status.snapshot import RunState, Snapshot
 
 WAITS_FOR_DATA = 0.1  # share of the time from which on waiting for data is told
+SLOW_WORKER = 0.5  # of that time, from which on waiting for files explains it
 STEP_USES = (GpuUse.PRODUCTIVE, GpuUse.STRAGGLER, GpuUse.LOST_WORK)
 STALE = 90.0  # seconds: the longest `stall.interval` is 60
 
@@ -39,17 +41,19 @@ def goodput_words(run: RunState) -> Iterator[str]:
 
 
 def data_words(run: RunState) -> str:
-    """How long the ranks wait for data, with who waits most: by samples of their stacks, else of the time of their steps; "" below 10 %."""
+    """How long the ranks wait for data, with who waits most and what its workers do: by samples of their stacks, else of the time of
+    their steps; "" below 10 %.
+    """
     shares = run.slowness.shares if run.slowness else ()
     if shares:
         mean = sum(one.loading for one in shares) / len(shares)
         most = max(shares, key=lambda one: one.loading)
         least = min(shares, key=lambda one: one.loading)
-        if mean < WAITS_FOR_DATA:
+        if most.loading < WAITS_FOR_DATA:
             return ""
         apart = most.loading - least.loading > WAITS_FOR_DATA / 2
         who = f": rank {most.rank} {percent(most.loading)}, rank {least.rank} {percent(least.loading)}"
-        return f"waits for data {percent(mean)} of the time{who if apart else ', all ranks alike'}"
+        return f"waits for data {percent(mean)} of the time{who if apart else ', all ranks alike'}{_worker_words(most)}"
     waited = run.gpu_seconds.get(GpuUse.DATA_WAIT, 0.0)
     stepped = waited + sum(run.gpu_seconds.get(use, 0.0) for use in STEP_USES)
     share = waited / stepped if stepped else 0.0
@@ -58,6 +62,18 @@ def data_words(run: RunState) -> str:
         if share >= WAITS_FOR_DATA
         else ""
     )
+
+
+def _worker_words(one: RankShares) -> str:
+    """What the processes of a rank do that waits for their data: they wait for files, or compute all the time; "" for neither."""
+    evidence, many = one.evidence, one.evidence.busy_workers != 1
+    if evidence.file_waiting >= SLOW_WORKER * one.loading:
+        who = f"worker {evidence.worker}" if evidence.worker else "it"
+        where = f" on {evidence.mount}" if evidence.mount else ""
+        return f"; of rank {one.rank} {who} waits for files{where} {percent(evidence.file_waiting)} of the time"
+    if evidence.busy_workers:
+        return f"; of rank {one.rank} {evidence.busy_workers} worker{'s' if many else ''} compute{'' if many else 's'} all the time"
+    return ""
 
 
 def mood(run: RunState) -> str:

@@ -16,6 +16,7 @@ from mldebug_agents.watch.cgroups import Cgroup, CgroupMounts
 
 LOOKS = 5.0  # a second at what it waits for in the kernel
 MAX_CHILDREN = 8  # processes of a rank that are looked at
+BUSY = 0.8  # of the time on a CPU, from which on a child is so nearly all the time
 CROWDED = 0.05  # of the time without a free CPU, from which on it is looked for who has it
 MAX_PIDS = 20_000
 MAX_NAME = 40  # characters of a program, which may call itself anything
@@ -34,12 +35,15 @@ class KernelCounters(NamedTuple):
 
 class FileWaits(NamedTuple):
     """How often a rank was found waiting for a file: `waited` times in `looks` looks. `mount`: the mount of the file for
-    which it was most often found waiting.
+    which it was most often found waiting. `worker`: pid of the child that was found so most often, 0 for none; `busy`: how many of its
+    children were on a CPU nearly all the time.
     """
 
     waited: int
     looks: int
     mount: str
+    worker: int = 0
+    busy: int = 0
 
 
 class EvidenceReader:
@@ -63,18 +67,24 @@ class EvidenceReader:
         """For `seconds`, look again and again whether one of these processes, all of one rank, waits for a file in the
         kernel, and return how often it was so.
         """
-        until, looks = time.monotonic() + seconds, 0
-        waited, mounts = 0, Counter[str]()
+        begun, looks = time.monotonic(), 0
+        until, waited = begun + seconds, 0
+        mounts, workers = Counter[str](), Counter[int]()
         pids = pids[: 1 + MAX_CHILDREN]
+        used = {pid: self._cpu_seconds(pid) for pid in pids[1:]}
         while time.monotonic() < until:
             looks += 1
             stuck = next((one for one in pids if self._waits_for_file(one)), None)
             if stuck is not None:
                 waited += 1
                 mounts[self._mount(stuck)] += 1
+                workers[stuck] += stuck != pids[0]
             time.sleep(1 / LOOKS)
         named = [(name, count) for name, count in mounts.most_common() if name]
-        return FileWaits(waited, looks, named[0][0] if named else "")
+        worker = next((pid for pid, count in workers.most_common(1) if count), 0)
+        enough = BUSY * (time.monotonic() - begun)
+        busy = sum(0 < enough <= self._cpu_seconds(pid) - used[pid] for pid in used)
+        return FileWaits(waited, looks, named[0][0] if named else "", worker, busy)
 
     def evidence(
         self, pid: int, before: KernelCounters, files: FileWaits, ours: Collection[int]
@@ -99,6 +109,8 @@ class EvidenceReader:
             memory_pressure=min(1.0, max(0.0, (now.stalled - before.stalled) / seconds)),
             file_waiting=files.waited / files.looks if files.looks else 0.0,
             mount=files.mount,
+            worker=files.worker,
+            busy_workers=files.busy,
         )
 
     # --- control groups ----------------------------------------------------------------------------
@@ -130,6 +142,10 @@ class EvidenceReader:
     def _waits_for_file(self, pid: int) -> bool:
         wchan = procfs.parse_wchan(self._host.text(pid, "wchan"))
         return bool(wchan) and STORAGE_WAITS.fullmatch(wchan.partition(".")[0]) is not None
+
+    def _cpu_seconds(self, pid: int) -> float:
+        stat = procfs.parse_stat(self._host.text(pid, "stat"))
+        return stat.cpu_seconds if stat is not None else 0.0
 
     def _mount(self, pid: int) -> str:
         """The mount of the file that the call is about, in which the process stands: `/data (nfs4)`; "" where it is about none."""

@@ -171,6 +171,34 @@ def test_a_process_that_waits_for_a_file_is_found_so_and_one_that_sleeps_is_not(
     assert kernel.reader.file_waits((50,), 0.3).waited == 0
 
 
+def test_the_worker_that_waits_for_files_and_those_that_compute_are_counted(tmp_path: Path) -> None:  # fmt: skip
+    kernel = Kernel(tmp_path, 2)
+    for pid in (51, 52, 53):
+        kernel.tree.add(pid, 50)
+    (tmp_path / "proc/52/wchan").write_text("request_wait_answer")
+    busy = iter(range(0, 10_000, 100))
+
+    def cpu_seconds(_: EvidenceReader, pid: int) -> float:
+        return float(next(busy)) if pid == 53 else 0.0
+
+    with patch.object(EvidenceReader, "_cpu_seconds", cpu_seconds):
+        found = kernel.reader.file_waits((50, 51, 52, 53), 0.3)
+    assert (found.waited == found.looks > 0, found.worker, found.busy) == (True, 52, 1)
+    (tmp_path / "proc/52/wchan").write_text("pipe_read")
+    (tmp_path / "proc/50/wchan").write_text("request_wait_answer")
+    found = kernel.reader.file_waits((50, 51, 52, 53), 0.3)
+    assert (found.waited > 0, found.worker, found.busy) == (True, 0, 0)
+
+
+def test_the_cpu_time_of_a_process_is_read() -> None:
+    reader, begun = EvidenceReader(Host()), time.process_time()
+    used = reader._cpu_seconds(os.getpid())
+    while time.process_time() < begun + 0.3:
+        pass
+    assert 0.2 < reader._cpu_seconds(os.getpid()) - used < 5.0
+    assert reader._cpu_seconds(2**22 + 1) == 0.0
+
+
 def test_this_machine_is_read() -> None:
     reader = EvidenceReader(Host())
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
