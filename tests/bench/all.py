@@ -20,6 +20,7 @@ NAMES = (
     "latency",
     "effect",
     "hook",
+    "histories",
     "hookeffect",
     "logs",
     "kernellog",
