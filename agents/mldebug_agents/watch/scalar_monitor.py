@@ -14,7 +14,7 @@ from math import isfinite
 import msgspec
 
 from mldebug.core.model import Gap, Job, shared_fields
-from mldebug.goodput.scalars.history import ENDED_ROWS, RunHistory
+from mldebug.goodput.scalars.history import RunHistory
 from mldebug.goodput.scalars.model import LOSS, STEP_SECONDS, TrainingPoint
 from mldebug.goodput.scalars.stored_training import StoredTraining, read_stored
 from mldebug.jobs.logs.records import LogRecord
@@ -124,10 +124,7 @@ class ScalarMonitor:
         if known is None and (run.job.id in self._left_out or not (points or values)):
             return
         history = known or self._begin(run.job, now)
-        history.looked_at, history.started_at = now, min(history.started_at, now)
-        if history.is_over:
-            history.is_over = False
-            history.rules.go_on()
+        if history.look(now):
             self._changed.add(run.job.id)
             self._stale.add(run.job.id)
         news = history.rules.add(points)
@@ -156,9 +153,7 @@ class ScalarMonitor:
     def _tidy(self, now: float, steady: float, age: float) -> None:
         for id, history in self._histories.items():
             if not history.is_over and steady - self._found.setdefault(id, steady) > GONE:
-                history.is_over = True
-                history.rules.end(history.looked_at)
-                history.table.thin(ENDED_ROWS)
+                history.end()
                 self._looked.pop(id, None)
                 self._found.pop(id, None)
                 self._last.pop(id, None)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mldebug.goodput.scalars.history import HistoryTable
+from mldebug.goodput.scalars.history import ENDED_ROWS, HistoryTable
 from mldebug.goodput.scalars.rules import TrainingRules
 
 VERSION = 1
@@ -29,6 +29,20 @@ class StoredTraining(msgspec.Struct, kw_only=True):
         """What all runs of one job share."""
         return self.uid, self.user, self.name, self.script
 
+    def look(self, at: float) -> bool:
+        """The run was there at this time (unix seconds); return whether it had been taken for over."""
+        self.looked_at, self.started_at = at, min(self.started_at, at)
+        was_over, self.is_over = self.is_over, False
+        if was_over:
+            self.rules.go_on()
+        return was_over
+
+    def end(self) -> None:
+        """The run is over: what lasted ended with its last look, and fewer rows are kept."""
+        self.is_over = True
+        self.rules.end(self.looked_at)
+        self.table.thin(ENDED_ROWS)
+
 
 def read_stored(data: bytes, now: float) -> tuple[StoredTraining | None, str]:
     """A stored history, moved to where the clock is now (unix seconds), or None and why it cannot be used."""
@@ -41,18 +55,22 @@ def read_stored(data: bytes, now: float) -> tuple[StoredTraining | None, str]:
     problem = found.table.problem()
     if problem:
         return None, problem
-    _follow_clock(found, now)
-    return found, ""
+    return _moved_back(found, now), ""
 
 
-def _follow_clock(one: StoredTraining, now: float) -> None:
-    """Move a history that is from the future, because the clock was set back since it was stored, so that it ends now."""
+def _moved_back(one: StoredTraining, now: float) -> StoredTraining:
+    """A history that is from the future, because the clock was set back since it was stored, so that it ends now; another as it is."""
     ahead = max(one.looked_at, one.started_at, *one.table.times[-1:]) - now
     if ahead <= FUTURE:
-        return
-    one.looked_at, one.started_at = min(now, one.looked_at - ahead), one.started_at - ahead
-    one.table.times = [at - ahead for at in one.table.times]
-    one.rules.events = [
+        return one
+    events = [
         msgspec.structs.replace(event, at=event.at - ahead, ended=event.ended and event.ended - ahead)
         for event in one.rules.events
     ]  # fmt: skip
+    return msgspec.structs.replace(
+        one,
+        looked_at=min(now, one.looked_at - ahead),
+        started_at=one.started_at - ahead,
+        table=msgspec.structs.replace(one.table, times=[at - ahead for at in one.table.times]),
+        rules=msgspec.structs.replace(one.rules, events=events),
+    )
