@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import hashlib
 import os
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch
 import torch.distributed as dist
 from events import put
 from leaving import leave
-from uncompiled import leave_out_the_compiler
 
 import mldebug_training
 
@@ -57,8 +55,6 @@ def reason(options: argparse.Namespace, rank: int) -> str | None:
 def train(
     options: argparse.Namespace, rank: int, switches: mldebug_training.Switches | None
 ) -> None:
-    if "mldebug_training.arm" not in sys.modules:
-        leave_out_the_compiler()
     torch.manual_seed(7)
     model = torch.nn.Linear(16, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

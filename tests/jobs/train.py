@@ -7,7 +7,6 @@ in EVENTS/step.RANK and creates EVENTS/strike.RANK right before the fault strike
 import argparse
 import datetime
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +17,6 @@ import torch.distributed as dist
 from leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-from uncompiled import leave_out_the_compiler
 
 FOREVER = datetime.timedelta(days=1)
 
@@ -35,8 +33,6 @@ class Job:
 
     def build(self) -> None:
         """Make the model and the process groups; every rank must get here."""
-        if not self.options.ddp and "mldebug_training.arm" not in sys.modules:
-            leave_out_the_compiler()
         torch.manual_seed(7)
         model = torch.nn.Sequential(
             torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)

@@ -202,8 +202,8 @@ class RunningJob:
         ]
 
     def _spawn(self, argv: list[str], extra: dict[str, str]) -> None:
-        surroundings = clean_environment if self.plan.hook else environment_of_jobs
-        environment = surroundings(self.folder) | {MARK: self.mark, "OMP_NUM_THREADS": "1"} | extra
+        own = {MARK: self.mark, "OMP_NUM_THREADS": "1"}
+        environment = environment_of_jobs(self.folder) | own | extra
         if self.plan.hook:
             argv = [str(SCRIPTS / "mldebug"), "run", "--", *argv]
         stdin = subprocess.PIPE if self.plan.stdin == "pipe" else subprocess.DEVNULL
@@ -334,11 +334,15 @@ def clean_environment(home: Path) -> dict[str, str]:
     return kept | {"HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def environment_of_jobs(home: Path) -> dict[str, str]:
-    """The same for ranks and their launcher, which import as little of PyTorch as they can: tests/jobs/startup."""
+def environment_of_jobs(home: Path, paths: str | None = None) -> dict[str, str]:
+    """The same for ranks and their launcher, which import as little of PyTorch as they can: tests/jobs/startup.
+
+    Not for what compiles: the hook then begins before there is a compiler that it could tell to leave it out. `paths` in place
+    of our PYTHONPATH.
+    """
     clean = clean_environment(home)
-    paths = filter(None, (str(JOBS / "startup"), clean.get("PYTHONPATH")))
-    return clean | {"PYTHONPATH": os.pathsep.join(paths)}
+    after = clean.get("PYTHONPATH") if paths is None else paths
+    return clean | {"PYTHONPATH": os.pathsep.join(filter(None, (str(JOBS / "startup"), after)))}
 
 
 OUTSIDE = (20_000, 32_000)  # of what the kernel gives to whoever asks for any port

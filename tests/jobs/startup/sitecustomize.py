@@ -1,19 +1,33 @@
-"""PyTorch without what a small job never uses: on PYTHONPATH of the tests' jobs, it takes a third off the import of each rank and launcher.
+"""PyTorch without what a small job never uses: on PYTHONPATH of the tests' jobs, it takes two thirds off the start of each rank.
 
-Decompositions and shapes of tensors without data are for its compiler. They come when somebody asks for something in them.
+Decompositions and shapes of tensors without data are for its compiler. They come when somebody asks for something in them. The
+compiler itself, which the first optimizer of a process imports only to say that no step is compiled, is as much work as all the
+rest: a small module says the same in its place, and becomes the compiler when somebody asks it for more.
 """
 
 import gc
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
-from types import ModuleType
+from importlib.util import LazyLoader, spec_from_loader
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 FIRST, LAST = "torch._C", "torch._native"  # of what `import torch` imports
 LATER = ("torch._decomp", "torch._meta_registrations", "torch.export", LAST)
+COMPILER = "torch._dynamo"
 # Whoever begins with these finds a circle of imports, unless all of LATER is there
-USERS = frozenset(("torch._dynamo", "torch._prims"))
+USERS = "torch._prims"
+# What stands in a stack around functions that are not to be compiled, under the name of the compiler's file
+DISABLE = f"""{chr(10) * 1440}
+def disable(fn=None, recursive=True, *, reason=None, wrapping=True):
+    if fn is None:
+        return lambda one: disable(one)
+
+    def _fn(*args, **kwargs):
+        return fn(*args, **kwargs)
+    return _fn
+"""
 
 
 class Later:
@@ -25,8 +39,12 @@ class Later:
     ) -> ModuleSpec | None:
         if name == FIRST:
             gc.disable()  # all of it stays: not to look through it again and again is a tenth of the time
-        if name in USERS:
+        if name == USERS:
             come()
+        if name == COMPILER:
+            return NoCompiler.spec(path)
+        if name.startswith(f"{COMPILER}."):
+            return submodule(name)
         if name not in LATER:
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -49,6 +67,81 @@ def complete() -> None:
     core._set_generator_metaclass(base.OpaqueBaseMeta)  # type: ignore[attr-defined]
     gc.freeze()
     gc.enable()
+
+
+class NoCompiler:
+    """Loads a module in place of `torch._dynamo` that answers what optimizers, groups and DDP ask it."""
+
+    waiting: "NoCompiler | None" = None
+
+    def __init__(self, real: Any) -> None:
+        self.real, self.module = real, ModuleType(COMPILER)
+
+    @classmethod
+    def spec(cls, path: Sequence[str] | None) -> ModuleSpec | None:
+        """As the compiler's own, but for the loader."""
+        spec = PathFinder.find_spec(COMPILER, path)
+        if spec is not None:
+            cls.waiting = spec.loader = cls(spec.loader)  # type: ignore[assignment]
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Python's own."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill it with what small jobs ask for; anything else makes the compiler of it."""
+        self.module = module
+        file = str(module.__file__).replace("__init__.py", "eval_frame.py")
+        exec(compile(DISABLE, file, "exec"), vars(module))
+        answers: dict[str, Any] = {
+            "graph_break": lambda msg="": None,
+            "is_compiling": lambda: False,
+            "trace_rules": SimpleNamespace(clear_lru_cache=lambda: None),
+            "utils": SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+            "__getattr__": self.more,
+        }
+        vars(module).update(answers)
+
+    def more(self, name: str) -> Any:
+        """An attribute of the real one; importlib asks for some that hardly any module has."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.become_real()
+        return getattr(self.module, name)
+
+    def become_real(self) -> None:
+        """Once; in the same module, which others have by now."""
+        type(self).waiting = None
+        for name in ("__getattr__", "trace_rules", "utils"):
+            vars(self.module).pop(name)
+        come()
+        self.module.__loader__ = self.real
+        if self.module.__spec__ is not None:
+            self.module.__spec__.loader = self.real
+        self.real.exec_module(self.module)
+
+
+def submodule(name: str) -> ModuleSpec | None:
+    """Whoever imports a part of the compiler gets all of it; the part is then there, unless it comes by itself."""
+    if NoCompiler.waiting is not None:
+        NoCompiler.waiting.become_real()
+    found = sys.modules.get(name)
+    return None if found is None else spec_from_loader(name, There(found))
+
+
+class There:
+    """A loader of what is loaded."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The one that is there."""
+        return self.module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run; importlib has put its spec of this moment into it."""
+        module.__spec__ = self.spec
 
 
 sys.meta_path.insert(0, Later)

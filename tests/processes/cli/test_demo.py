@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from processes.harness import MARK, SCRIPTS, User, clean_environment, folder_for, marked
+from processes.harness import MARK, SCRIPTS, User, environment_of_jobs, folder_for, marked
 from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
@@ -29,7 +29,7 @@ def test_the_demo_names_the_rank_it_struck(fault: str, user: User) -> None:
         done = subprocess.run(
             [str(SCRIPTS / "mldebug"), "demo", "--fault", fault, "--html", str(html)],
             check=False, capture_output=True, text=True, timeout=300, cwd=folder,
-            env=clean_environment(folder) | {MARK: mark}, **user.popen(),
+            env=environment_of_jobs(folder) | {MARK: mark}, **user.popen(),
         )  # fmt: skip
         left = marked(mark)
         assert done.returncode == 0, done.stdout + done.stderr

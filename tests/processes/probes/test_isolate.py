@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mldebug_agents.probes.measurement import free_port
-from processes.harness import MARK, SCRIPTS, clean_environment, marked, wait_for
+from processes.harness import MARK, SCRIPTS, environment_of_jobs, marked, wait_for
 from shared.system.patience import PATIENCE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
@@ -57,7 +57,7 @@ def isolate(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
         [str(SCRIPTS / "mldebug"), "probe", "isolate", "--device", "cpu", "--beside-jobs", "--json", *words],
         check=False, capture_output=True, text=True, timeout=360,
-        env=clean_environment(folder) | {MARK: mark, "MLDEBUG_PROBE_LOCK": str(folder / "lock")},
+        env=environment_of_jobs(folder) | {MARK: mark, "MLDEBUG_PROBE_LOCK": str(folder / "lock")},
     )  # fmt: skip
     wait_for("all processes to end", lambda: not marked(mark), 20)
     assert done.stdout or "took part" in done.stderr, done.stderr
@@ -141,7 +141,7 @@ def test_what_cannot_be_asked_is_told(tmp_path: Path) -> None:
         done = subprocess.run(
             [str(SCRIPTS / "mldebug"), "probe", "isolate", "--device", "cpu", "--beside-jobs", *words],
             check=False, capture_output=True, text=True, timeout=120,
-            env=clean_environment(tmp_path) | {"MLDEBUG_PROBE_LOCK": str(tmp_path / "lock")},
+            env=environment_of_jobs(tmp_path) | {"MLDEBUG_PROBE_LOCK": str(tmp_path / "lock")},
         )  # fmt: skip
         assert done.returncode == 2
         assert sentence in done.stderr

@@ -19,7 +19,7 @@ import pytest
 
 from mldebug_agents.probes.history.store import add_runs, load
 from processes.agent.light import light_job
-from processes.harness import clean_environment, wait_for
+from processes.harness import environment_of_jobs, wait_for
 from shared.system.patience import PATIENCE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
@@ -73,7 +73,7 @@ class Probe:
         beside = () if ALONE in os.environ else ("--beside-jobs",)
         self.mark = uuid.uuid4().hex
         own = {"MARK": self.mark, "MLDEBUG_PROBE_LOCK": str(folder / "lock")}
-        environment = clean_environment(folder) | own | dict(more)
+        environment = environment_of_jobs(folder) | own | dict(more)
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -232,7 +232,7 @@ def test_a_table_that_nobody_can_take_is_no_fault_of_the_probe(tmp_path: Path) -
         own = {"MLDEBUG_PROBE_LOCK": str(tmp_path / "lock")}
         done = subprocess.run(
             ["bash", "-c", f"{sys.executable} -m mldebug {words} {sink}; exit ${{PIPESTATUS[0]}}"],
-            env=clean_environment(tmp_path) | own, capture_output=True, text=True, timeout=120, check=False,
+            env=environment_of_jobs(tmp_path) | own, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stderr
         assert value in done.stderr
@@ -460,7 +460,7 @@ def test_printed_lines_work_when_typed_and_are_read_again(tmp_path: Path) -> Non
     words = ("--hosts", "localhost", "--nproc", "2", "--interface", "lo", "--ops", "reduce")
     code, out, err = Probe(tmp_path, *words, "--sizes", "1KiB", "--print-commands").end()
     assert code == 0, err
-    environment = clean_environment(tmp_path)
+    environment = environment_of_jobs(tmp_path)
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     typed = subprocess.run(
         ["bash", "-c", out], env=environment, capture_output=True, timeout=240, check=False
@@ -478,7 +478,7 @@ def test_printed_lines_work_when_typed_and_are_read_again(tmp_path: Path) -> Non
 def test_a_printed_line_measures_nothing_beside_a_job(tmp_path: Path) -> None:
     words = ("--hosts", "localhost", "--nproc", "2", "--interface", "lo", "--ops", "reduce")
     _, out, _ = Probe(tmp_path, *words, "--sizes", "1KiB", "--print-commands").end()
-    environment = clean_environment(tmp_path)
+    environment = environment_of_jobs(tmp_path)
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     with light_job(tmp_path / "job"):
         typed = subprocess.run(

@@ -13,7 +13,15 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from mldebug.storage.checkpoints.state import SeriesState
-from processes.harness import JOBS, SCRIPTS, User, clean_environment, folder_for, wait_for
+from processes.harness import (
+    JOBS,
+    SCRIPTS,
+    User,
+    clean_environment,
+    environment_of_jobs,
+    folder_for,
+    wait_for,
+)
 from processes.incidents.watching import RunningAgent, settings, watching
 from processes.needs import need_torch
 
@@ -29,7 +37,7 @@ def saving(folder: Path, place: Path, job: str = "saving.py", *words: str) -> It
     with (folder / "job.log").open("ab") as log:
         running = subprocess.Popen(
             [SCRIPTS / "torchrun", "--standalone", "--nproc-per-node=4", "--max-restarts=1", JOBS / job, place, *words],
-            stdout=log, stderr=log, cwd=folder, env=clean_environment(folder) | {"OMP_NUM_THREADS": "1"},
+            stdout=log, stderr=log, cwd=folder, env=environment_of_jobs(folder) | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )  # fmt: skip
     try:

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from mldebug_agents.jobs.job_start import environment, hook_folder
-from processes.harness import JOBS, SCRIPTS, clean_environment, free_port
+from processes.harness import JOBS, SCRIPTS, clean_environment, environment_of_jobs, free_port
 from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
 need_torch("the scenarios train with PyTorch")
 
+COMPILING = ("compiled",)  # all others start without the compiler
 NEEDED = "MLDEBUG_TEST_FRAMEWORKS"  # set: one that is missing is a failure
 ALL = {"checkpoint_save", "checkpoint_load", "data_wait"}
 PYTORCH = {
@@ -70,7 +71,8 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained(name: str, hooked: bool, home: Path, extensions: Path) -> dict[str, Any]:
     """What came of one training."""
-    env = clean_environment(home) | {
+    surroundings = clean_environment if name in COMPILING else environment_of_jobs
+    env = surroundings(home) | {
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
         "DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(extensions),

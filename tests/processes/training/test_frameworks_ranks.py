@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mldebug_agents.jobs.job_start import environment, hook_folder
-from processes.harness import JOBS, MARK, SCRIPTS, clean_environment, marked, send_signal
+from processes.harness import JOBS, MARK, SCRIPTS, environment_of_jobs, marked, send_signal
 from processes.needs import need_torch
 from processes.training.test_frameworks import ALL, extensions, need
 
@@ -38,7 +38,7 @@ PACKAGES = {"zero": "plain", "fsdp2": "plain"}  # PyTorch alone
 def trained(name: str, hooked: bool, folder: Path, extensions: Path) -> list[dict[str, Any]]:
     """What each rank told of one training."""
     folder.mkdir()
-    env = clean_environment(folder) | {
+    env = environment_of_jobs(folder) | {
         "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu",
         "TORCH_EXTENSIONS_DIR": str(extensions), MARK: uuid.uuid4().hex, "PATH": f"{SCRIPTS}:{os.environ['PATH']}",
     }  # fmt: skip

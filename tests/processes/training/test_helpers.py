@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mldebug_training
-from processes.harness import JOBS, clean_environment, free_port
+from processes.harness import JOBS, environment_of_jobs, free_port
 from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
@@ -27,7 +27,7 @@ class Job:
         paths = str(Path(mldebug_training.__file__).parents[1])
         self.done = subprocess.run(
             [*launcher, *argv, watch, how, kind],
-            env=clean_environment(folder) | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            env=environment_of_jobs(folder, paths) | {"OMP_NUM_THREADS": "1"},
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 

@@ -17,7 +17,14 @@ from mldebug.jobs.heartbeat import record_name
 from mldebug.status.snapshot import RunState
 from mldebug_agents.jobs.job_start import environment, hook_folder
 from processes.agent.light import LightJob, light_job
-from processes.harness import JOBS, SCRIPTS, clean_environment, state_of, wait_for
+from processes.harness import (
+    JOBS,
+    SCRIPTS,
+    clean_environment,
+    environment_of_jobs,
+    state_of,
+    wait_for,
+)
 from processes.incidents.watching import RunningAgent, settings, watching
 from processes.training.torchlike import write_torch
 from system.lending import OWNER
@@ -226,7 +233,7 @@ def trained(how: str = "", *, hook: bool) -> list[str]:
         ours = [str(SCRIPTS / "mldebug"), "run", "--"] if hook else []
         done = subprocess.run(
             [*(broken if how else []), *ours, *job], capture_output=True, text=True, check=False,
-            timeout=240, env=clean_environment(Path(name)) | {"OMP_NUM_THREADS": "1"}, cwd=name,
+            timeout=240, env=environment_of_jobs(Path(name)) | {"OMP_NUM_THREADS": "1"}, cwd=name,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ROOM" not in done.stdout

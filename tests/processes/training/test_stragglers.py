@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from mldebug.status.snapshot import RunState
-from processes.harness import MLDEBUG, User, clean_environment, folder_for, wait_for
+from processes.harness import (
+    MLDEBUG,
+    User,
+    clean_environment,
+    environment_of_jobs,
+    folder_for,
+    wait_for,
+)
 from processes.incidents.watching import RunningAgent, settings, watching
 from processes.needs import need_torch
 
@@ -28,7 +35,7 @@ def training(folder: Path, *options: str, ranks: int = 4) -> Iterator[Path]:
     log = folder / "train.log"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*launcher, "--nproc-per-node", str(ranks), str(JOB), *options]
-    environ = clean_environment(folder) | {"OMP_NUM_THREADS": "1"}
+    environ = environment_of_jobs(folder) | {"OMP_NUM_THREADS": "1"}
     with log.open("wb") as out:
         job = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, env=environ, cwd=folder
