@@ -94,7 +94,7 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
     address, messages = manager
     back = threading.Event()
     monkeypatch.setattr(Watch, "look", lambda *_: back.wait(60))
-    monkeypatch.setattr(module, "LOOK_DEADLINE", 1.5)
+    monkeypatch.setattr(module, "LOOK_DEADLINE", 0.5)  # of its worker, which is made with it
     monkeypatch.setattr(module, "BEAT", 0.05)
     config = Config(
         agent=AgentConfig(state_dir=tmp_path / "state", listen=""), stall=StallConfig(interval=0.5)
@@ -110,12 +110,14 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
             published.append,
             SystemdNotifier({"NOTIFY_SOCKET": address}),
         )
+        monkeypatch.setattr(module, "LOOK_DEADLINE", 3600.0)  # of the start: until we say so
         thread = threading.Thread(target=node.run)
         thread.start()
         try:
             wait_until(lambda: messages().count("WATCHDOG=1") >= 5)
             assert "READY=1" not in messages()
             assert published == []
+            monkeypatch.setattr(module, "LOOK_DEADLINE", 0.0)
             wait_until(lambda: "READY=1" in messages())
             before = messages().count("WATCHDOG=1")
             wait_until(lambda: messages().count("WATCHDOG=1") > before + 5)
