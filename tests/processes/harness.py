@@ -29,7 +29,7 @@ SCRIPTS = Path(sysconfig.get_path("scripts"))
 MARK = "MLDEBUG_TEST_JOB"  # in the environment of everything that a test starts
 START_SECONDS = 150.0  # a 4-rank job needs 7 s on two idle cores
 # of a job that only has to live: it leaves most of the cores to everybody else
-PACE = ("--pace", "0.05")
+PACE = ("--pace", "0.15")
 STILL_ROUNDS = 5  # looks in a row at which nothing moved
 LOOK_SECONDS, LOOK_AT_ONCE = 0.2, 0.05
 

@@ -106,7 +106,10 @@ def booted(base: Path, binds: Mapping[Path, str]) -> Iterator[Machine]:
         process = stack.enter_context(_nspawn(root, folder / "console", binds))
         leader = wait_for("the first process", lambda: _first_child(process), 20)
         machine = Machine(root, leader, folder / "console")
-        wait_for("the boot", lambda: _is_up(machine, process), BOOT_SECONDS)
+        try:
+            wait_for("the boot", lambda: _is_up(machine, process), BOOT_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{_why_not_up(machine)}") from None
         yield machine
 
 
@@ -195,9 +198,20 @@ def _removed(group: Path) -> bool:
 
 
 def _is_up(machine: Machine, process: "subprocess.Popen[bytes]") -> bool:
-    assert process.poll() is None, machine.console.read_text(errors="replace")[-2000:]
+    assert process.poll() is None, "it has ended"
+    assert Path(f"/proc/{machine.leader}").exists(), "nspawn is left, its first process is not"
     state = machine.run("systemctl", "is-system-running", check=False).strip()
     return state in ("running", "degraded")
+
+
+def _why_not_up(machine: Machine) -> str:
+    """What it waits for, and the end of what it has printed. It boots in half a second: who waits long is stuck."""
+    if not Path(f"/proc/{machine.leader}").exists():
+        jobs = "its first process is gone"
+    else:
+        jobs = machine.run("systemctl", "list-jobs", "--no-pager", check=False)
+        jobs += machine.run("ps", "axf", check=False)
+    return f"{jobs}\n{machine.console.read_text(errors='replace')[-3000:]}"
 
 
 def capabilities(names: Sequence[str]) -> int:

@@ -34,7 +34,7 @@ from processes.incidents.scenarios import HIGH, MEDIUM, SCENARIOS, Expected, Sce
 from processes.incidents.watching import Report, RunningAgent
 from shared.system.patience import PATIENCE
 
-TIMEOUT, BUSY_TIMEOUT, INIT_TIMEOUT = 15.0, 25.0, 20.0
+TIMEOUT, BUSY_TIMEOUT, INIT_TIMEOUT = 15.0, 20.0, 20.0
 STALL = (
     f"{{timeout: {TIMEOUT:.0f}s, busy_timeout: {BUSY_TIMEOUT:.0f}s,"
     f" init_timeout: {INIT_TIMEOUT:.0f}s, interval: 1s}}"

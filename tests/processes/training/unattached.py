@@ -10,7 +10,6 @@ no right to set up). What Yama closes in /proc beside them (`syscall`, `stack`, 
 import ctypes
 import errno
 import os
-import platform
 import struct
 import sys
 from collections.abc import Iterable, Sequence
@@ -34,7 +33,7 @@ ALLOW, FAIL = 0x7FFF0000, 0x00050000 | errno.EPERM
 
 def deny(calls: Iterable[str]) -> None:
     """Have these system calls fail from now on, here and in all children. Raises OSError where that cannot be had."""
-    machine, numbers = CALLS[platform.machine()]
+    machine, numbers = CALLS[os.uname().machine]
     denied = [(numbers | SAME)[name] for name in calls]
     code = [(LOAD, 0, 0, 4), (IF_EQUAL, 1, 0, machine), (RETURN, 0, 0, ALLOW), (LOAD, 0, 0, 0)]
     for number in denied:
@@ -69,9 +68,9 @@ def main() -> None:
 
 
 def shim(argv: Sequence[str]) -> list[str]:
-    """py-spy by way of this file."""
+    """py-spy by way of this file, in a Python that starts with little: there are hundreds of them."""
     name = os.path.basename(argv[0])
-    return [sys.executable, __file__, "py-spy", *argv] if name == "py-spy" else list(argv)
+    return [sys.executable, "-IS", __file__, "py-spy", *argv] if name == "py-spy" else list(argv)
 
 
 if __name__ == "__main__":
