@@ -1,4 +1,4 @@
-"""How a job of gloo leaves without being aborted for it."""
+"""How a job of gloo leaves without being aborted, or hanging, for it."""
 
 import time
 
@@ -12,7 +12,8 @@ def leave() -> None:
 
     `destroy_process_group` leaves gloo's threads alive (seen in PyTorch 2.13). One of them that drops the last tensor of a
     finished collective takes the GIL for that; if Python is ending by then, CPython before 3.14 ends the thread, and C++ the process:
-    "terminate called without an active exception", SIGABRT.
+    "terminate called without an active exception", SIGABRT. If Python frees the last reference to the group by then (that of a
+    DDP model, at the return of `main`), it waits for that thread with the GIL in its hand, for ever.
     """
     dist.destroy_process_group()
     time.sleep(REST)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -123,7 +124,7 @@ def main() -> None:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
         if step >= options.until:
             break
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def hung_job(machine: Machine) -> Iterator[dict[str, Any]]:
     options = "--events /srv/run/events --fault sleep --ranks 2 --after 20"
     machine.run(
         "systemd-run", "--quiet", "--unit=train", "--uid=trainer", "--working-directory=/srv/run",
-        "-E", "PYTHONPATH=/srv/site-packages", "-E", "OMP_NUM_THREADS=1", "-E", "HOME=/srv/run",
+        "-E", "PYTHONPATH=/srv/jobs/startup:/srv/site-packages", "-E", "OMP_NUM_THREADS=1", "-E", "HOME=/srv/run",
         "sh", "-c", f"{torchrun} /srv/jobs/train.py {options} >job.log 2>&1",
     )  # fmt: skip
     strike = machine.file("/srv/run/events/strike.2")

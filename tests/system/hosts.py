@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from processes.harness import JOBS, MARK, clean_environment, free_port, marked, wait_for
+from processes.harness import JOBS, MARK, environment_of_jobs, free_port, marked, wait_for
 from shared.system.patience import PATIENCE
 
 MASTER = "master"  # resolves on every host
@@ -179,7 +179,7 @@ def _start(
     with file.open("ab") as log:
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True,
-            env=clean_environment(folder) | environment,
+            env=environment_of_jobs(folder) | environment,
         )  # fmt: skip
 
 

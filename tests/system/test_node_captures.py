@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from processes.harness import JOBS, MARK, SCRIPTS, clean_environment, free_port, wait_for
+from processes.harness import (
+    JOBS,
+    MARK,
+    SCRIPTS,
+    clean_environment,
+    environment_of_jobs,
+    free_port,
+    wait_for,
+)
 from shared.system.patience import PATIENCE
 from system.hosts import MASTER, Host, Hosts, end_marked, job_on, ssh_hosts
 from system.launching import need
@@ -116,7 +124,7 @@ def slurm_job(cluster: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with (folder / "job.log").open("wb") as log:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            env=clean_environment(folder) | cluster.environment | own,
+            env=environment_of_jobs(folder) | cluster.environment | own,
         )  # fmt: skip
     try:
         wait_for("rank 3 to sleep", (folder / "strike.3").exists, STRIKE)

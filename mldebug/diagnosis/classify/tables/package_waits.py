@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mldebug.capture.packages import FRAMEWORKS
 from mldebug.core.model import Role
-from mldebug.diagnosis.classify.tables.signs import B, FrameSign, I, W
+from mldebug.diagnosis.classify.tables.signs import B, FrameSign, I, LatePattern, W
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,8 @@ PACKAGE_WAITS: tuple[PackageWait, ...] = (
 
 def _row(wait: PackageWait) -> FrameSign:
     name, role, phrase = KINDS[wait.kind]
-    file = re.compile(rf"(?:.*/)?{re.escape(wait.file)}")
-    functions = re.compile("|".join(map(re.escape, wait.functions)))
+    file = LatePattern(rf"(?:.*/)?{re.escape(wait.file)}")
+    functions = LatePattern("|".join(map(re.escape, wait.functions)))
     return FrameSign(name, role, phrase, file, functions, wait.operation, wait.top)
 
 
@@ -263,6 +263,6 @@ _COLLECTIVE = (
 PACKAGE_CALLS: tuple[FrameSign, ...] = (
     *map(_row, PACKAGE_WAITS),
     # A wrapper of any framework that is named as the collective, where its own line blocks.
-    FrameSign(*KINDS["collective"], re.compile(rf"(?:.*/)?(?:{_ANY}|torch/distributed)/.*\.py"), re.compile(_COLLECTIVE), "", True),
+    FrameSign(*KINDS["collective"], LatePattern(rf"(?:.*/)?(?:{_ANY}|torch/distributed)/.*\.py"), LatePattern(_COLLECTIVE), "", True),
 )  # fmt: skip
 """The rows in the order in which they are tried, after those of PyTorch's own calls."""

@@ -2,10 +2,26 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from mldebug.core.model import Role
 
 W, I, B = Role.WAITING, Role.INERT, Role.BUSY
+
+
+@dataclass(frozen=True)
+class LatePattern:
+    """A regular expression that is compiled when it is first asked: there are hundreds, and most commands ask none of them."""
+
+    text: str
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.text)
+
+    def fullmatch(self, name: str) -> re.Match[str] | None:
+        """As that of `re.Pattern`."""
+        return self._compiled.fullmatch(name)
 
 
 @dataclass(frozen=True)
@@ -15,8 +31,8 @@ class FrameSign:
     name: str
     role: Role
     phrase: str  # follows "rank 3 "; {op} = the operation, {site} = the job's line
-    file: re.Pattern[str]
-    function: re.Pattern[str]
+    file: LatePattern
+    function: LatePattern
     operation: str = ""  # "": the called function, by its name
     top: bool = False  # it blocks in its own line: counts as the innermost Python frame alone
 
@@ -34,7 +50,7 @@ class NameSign:
 
 def calls(name: str, role: Role, phrase: str, file: str, function: str) -> FrameSign:
     """A table row for calls of functions whose name matches `function`, in files whose path ends in a match of `file`."""
-    return FrameSign(name, role, phrase, re.compile(rf"(?:.*/)?(?:{file})"), re.compile(function))
+    return FrameSign(name, role, phrase, LatePattern(rf"(?:.*/)?(?:{file})"), LatePattern(function))
 
 
 def sign(name: str, role: Role, phrase: str, pattern: str, operation: str = "") -> NameSign:
