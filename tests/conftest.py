@@ -2,18 +2,16 @@
 
 import compileall
 import gc
+import importlib
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from shared.system.patience import PATIENCE, be_patient_with_processes
 
-settings.register_profile("no deadline", deadline=None)  # a busy machine is no defect
-settings.load_profile("no deadline")
 be_patient_with_processes()
 # A shell lets what it starts in the background ignore this, which all that the tests start would inherit
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -21,6 +19,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[1]
 CODE = ("mldebug", "agents", "exporters", "tests/jobs")
+HYPOTHESIS = b"from hypothesis import"
 ASK_BY_SCHEMA = ("test_peer_api.py", "test_http_fuzz.py")
 # Of this process alone: asserts are rewritten once, which is 7 s of a collection in place of 21
 sys.dont_write_bytecode = False
@@ -36,6 +35,15 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
     """What takes long to import comes with the file that needs it: `.ci/run` starts a hundred pytests."""
     if file_path.name in ASK_BY_SCHEMA:
         parent.config.pluginmanager.import_plugin("schemathesis.pytest.plugin")
+    if file_path.name.startswith("test_") and HYPOTHESIS in file_path.read_bytes():
+        _set_no_deadline()
+
+
+def _set_no_deadline() -> None:
+    """A busy machine is no defect. Before the file is imported: a test takes the settings of that moment."""
+    hypothesis = importlib.import_module("hypothesis")
+    hypothesis.settings.register_profile("no deadline", deadline=None)
+    hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,7 @@
 
 After each capture every target must be in the state it was in, untraced, without a pending signal; at the end all are
 released, and each must come to its own end: a stop signal that a killed dump left behind would freeze it there.
-MLDEBUG_SAFETY_ROUNDS sets the number of captures (30; CI runs 300).
+MLDEBUG_SAFETY_ROUNDS sets the number of captures (30; `.ci/run` has 50, `make nightly` 300).
 """
 
 import json

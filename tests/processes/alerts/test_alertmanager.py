@@ -29,6 +29,7 @@ from processes.harness import (
     wait_for,
 )
 from processes.incidents.watching import settings, watching
+from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(200)]
 
@@ -144,7 +145,7 @@ def fire(port: int, **labels: str) -> None:
 
 
 def test_an_alert_of_any_rule_has_all_ranks_captured_once() -> None:
-    pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+    need_torch("the scenarios train with PyTorch")
     user = User()
     with folder_for(user) as folder, running(Plan(struck=(), options=PACE, user=user)) as job:
         token, listen = folder / "token", f"127.0.0.1:{free_port()}"

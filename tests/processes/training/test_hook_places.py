@@ -26,6 +26,7 @@ from processes.harness import (
     wait_for,
 )
 from processes.incidents.watching import RunningAgent, settings, watching
+from processes.needs import need_torch
 from processes.training.torchlike import write_torch
 from system.lending import OWNER
 
@@ -243,7 +244,7 @@ def trained(how: str = "", *, hook: bool) -> list[str]:
 @pytest.fixture(scope="module")
 def undisturbed() -> list[str]:
     """Without the hook, where all is well."""
-    pytest.importorskip("torch", reason="the jobs train with PyTorch")
+    need_torch("the jobs train with PyTorch")
     result = trained(hook=False)
     assert len(result) == STEPS / 5, result
     return result
