@@ -101,6 +101,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.CEPH_LOST: _poor("storage", _A.WATCH, ended_by=(Kind.CEPH_OK,)),
     Kind.CEPH_OK: _plain("storage"),
     Kind.CEPH_ERROR: _plain("storage"),
+    Kind.BEEGFS_ERROR: _plain("storage"),
     # GPUs of AMD
     Kind.GPU_RESET: _poor("gpu_errors", _A.WATCH, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_RESET_OK: _plain("gpu_errors"),

@@ -60,6 +60,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.CEPH_LOST: "Ceph does not answer",
     KernelEventKind.CEPH_OK: "Ceph answers again",
     KernelEventKind.CEPH_ERROR: "Ceph reports an error",
+    KernelEventKind.BEEGFS_ERROR: "a server of BeeGFS was not reached",
     KernelEventKind.FILESYSTEM_ERROR: "a filesystem is damaged",
     KernelEventKind.FILESYSTEM_READ_ONLY: "a filesystem became read-only",
     KernelEventKind.FILESYSTEM_SHUTDOWN: "a filesystem was shut down",

@@ -45,6 +45,7 @@ class KernelEventKind(StrEnum):
     CEPH_LOST = "ceph_lost"  # no monitor, or a metadata server that hangs
     CEPH_OK = "ceph_ok"
     CEPH_ERROR = "ceph_error"  # a connection of libceph, CephFS or rbd had an error
+    BEEGFS_ERROR = "beegfs_error"  # a server of BeeGFS could not be reached
     FILESYSTEM_ERROR = "filesystem_error"
     FILESYSTEM_READ_ONLY = "filesystem_read_only"
     FILESYSTEM_SHUTDOWN = "filesystem_shutdown"

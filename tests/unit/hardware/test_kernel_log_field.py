@@ -26,9 +26,10 @@ from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Orig
 from mldebug.hardware.kernel_log.xids import Tier, catalogue, judge
 from shared.hardware.kernellines import fold, parse_line
 
-CASES: list[dict[str, Any]] = yaml.safe_load(
-    (Path(__file__).parents[2] / "fixtures/kernellog/field/cases.yaml").read_text()
-)
+FOLDER = Path(__file__).parents[2] / "fixtures/kernellog/field"
+CASES: list[dict[str, Any]] = [
+    case for file in sorted(FOLDER.glob("*.yaml")) for case in yaml.safe_load(file.read_text())
+]
 GPU = "NVRM: Xid (PCI:0000:3b:00): "
 ASK = GPU + "154, GPU recovery action changed from 0x0 (None) to "
 BACK = GPU + "154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)"
@@ -36,10 +37,10 @@ HUNG = GPU + "119, pid=7, name=python3, Timeout after 6s of waiting for RPC resp
 FAULT = GPU + "31, pid=7, name=python3, Ch 0000001b, intr 00000000. MMU Fault: ENGINE GRAPHICS"
 
 
-def read(lines: Iterable[str], every: float = 1.0) -> tuple[Burst, ...]:
+def read(lines: Iterable[str], every: float = 1.0, priority: int = 3) -> tuple[Burst, ...]:
     """What the lines fold into, one each `every` seconds."""
     found = [
-        parse_line(f"3,{number},{int((1000 + every * number) * 1e6)},-;{line}")
+        parse_line(f"{priority},{number},{int((1000 + every * number) * 1e6)},-;{line}")
         for number, line in enumerate(lines)
     ]
     return fold([one for one in found if one is not None])
@@ -65,7 +66,8 @@ def verdict(bursts: Sequence[Burst], after: float = 5.0) -> tuple[str, str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
 def test_a_line_from_the_field(case: dict[str, Any]) -> None:
-    bursts = read(case["lines"] * case.get("times", 1), case.get("every", 1.0))
+    lines, priority = case["lines"] * case.get("times", 1), 11 if case.get("program") else 3
+    bursts = read(lines, case.get("every", 1.0), priority)
     state, action = verdict(bursts)
 
     assert state in case.get("state", [state])
@@ -73,6 +75,7 @@ def test_a_line_from_the_field(case: dict[str, Any]) -> None:
     kinds = [burst.root.kind.value for burst in bursts]
     assert "kind" not in case or any(fnmatch(kind, one) for kind in kinds for one in case["kind"])
     assert len(bursts) <= case.get("events", len(bursts))
+    assert "pid" not in case or case["pid"] in {pid for burst in bursts for pid in burst.pids}
 
 
 # --- what the driver asks for ----------------------------------------------------------------------
@@ -375,6 +378,17 @@ def test_another_disk_that_is_well_ends_nothing() -> None:
         ("amdgpu 0000:83:00.0: amdgpu: ring sdma0 timeout, signaled seq=1, emitted seq=2", "degraded"),
         ("amdgpu 0000:83:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block", "unhealthy"),
         ("amdgpu 0000:83:00.0: amdgpu: SMU is initialized successfully!", "healthy"),
+        ("mlx5_core 0000:41:00.0: probe with driver mlx5_core failed with error -110", "unhealthy"),
+        ("bnxt_en: probe of 0000:41:00.0 failed with error -5", "unhealthy"),
+        ("mlx5_core 0000:41:00.0: mlx5_init_one:1484:(pid 9): mlx5_init_one failed with error code -110", "unhealthy"),
+        ("mlx5_core 0000:41:00.0: wait_fw_init:212:(pid 9): Firmware over 120000 MS in pre-initializing state, aborting", "unhealthy"),
+        ("snd_hda_intel: probe of 0000:41:00.0 failed with error -2", "healthy"),
+        ("ixgbe 0000:41:00.0 eth4: Adapter removed", "unhealthy"),
+        ("infiniband ibp26s0: dump_cqe:276:(pid 0): WC error: 4, Message: local protection error", "healthy"),
+        ("XFS: Mounting V5 Filesystem", "healthy"),
+        ("beegfs: python3(4711): NodeConn (acquire stream): Connected: beegfs-storage node_storage_1 [ID: 1] at 10.4.0.1:8003 (protocol: TCP)", "healthy"),
+        ("LNet: 2431:0:(o2iblnd_cb.c:3174:kiblnd_check_conns()) Skipped 24 previous similar messages", "healthy"),
+        ("DMAR: VT-d detected Invalidation Time-out Error: SID 0", "healthy"),
     ],
 )  # fmt: skip
 def test_lines_and_their_harmless_neighbours(line: str, state: str) -> None:

@@ -170,6 +170,21 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     161: (K.NIC_ERROR, {"device": "rdmap0s6"}),
     162: (K.GPU_RING_TIMEOUT, {"device": "0000:83:00.0"}),
     163: (K.GPU_FIRMWARE_SILENT, {"device": "0000:83:00.0"}),
+    164: (K.NIC_ERROR, {"device": "rocep33s0f0"}),
+    165: (K.NIC_ERROR, {"device": "ibp26s0"}),
+    166: (K.NIC_FATAL, {"device": "0000:65:00.0"}),
+    167: (K.NIC_FATAL, {"device": "0000:41:00.0"}),
+    168: (K.NIC_FATAL, {"device": "0000:41:00.0"}),
+    169: (K.NIC_FATAL, {"device": "0000:41:00.0"}),
+    170: (K.NIC_FATAL, {"device": "0000:02:00.0"}),
+    171: (K.NIC_FATAL, {"device": "0000:03:00.0"}),
+    172: (K.NIC_OK, {"device": "0000:41:00.0"}),
+    173: (K.FILESYSTEM_ERROR, {"device": ""}),
+    174: (K.IOMMU_FAULT, {"device": ""}),
+    175: (K.IOMMU_FAULT, {"device": "0000:01:00.0"}),
+    176: (K.LUSTRE_ERROR, {}),
+    177: (K.LUSTRE_ERROR, {}),
+    178: (K.BEEGFS_ERROR, {}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

@@ -28,10 +28,26 @@ _MLX_LINE = re.compile(
     r"|(?P<cqe>Error cqe on cqn |ERR CQE on SQ: )"
     r"|(?P<sent>TX timeout (?:detected|on queue))"
     r"|(?P<refused>[A-Z][A-Z0-9_]{1,48}\(0x[0-9a-f]{1,6}\) (?:op_mod\(0x[0-9a-f]{1,6}\) )?(?:uid\(\d{1,9}\) )?failed, status )"
-    r"|(?P<ok>health recovery succeeded))"
+    r"|(?P<ok>health recovery succeeded|Rate limit: \d{1,6} rates are supported))"  # the second: its driver has started it
 )  # fmt: skip
+# RDMA devices may have other names than mlx5_0: "infiniband rocep33s0f0: mlx5_poll_one:527:(pid 0): Responder error cqe on cqn 0x406:",
+# since 5.19 "infiniband ibp26s0: dump_cqe:276:(pid 0): WC error: 4, Message: local protection error"
 _CQE = re.compile(
-    r"(?:infiniband )?(?P<name>mlx[45]_\w{1,16}): ?dump_cqe:\d{1,6}:(?:\(pid \d{1,10}\):)? dump error cqe"
+    r"(?:infiniband (?P<new>[\w.-]{1,32}): ?|(?P<old>mlx[45]_\w{1,16}): ?)(?:dump_cqe|mlx[45]_poll_one):\d{1,6}:(?:\(pid \d{1,10}\):)? "
+    r"(?:dump error cqe|(?:Requestor|Responder) error cqe on cqn|WC error: \d{1,3}, Message: )"
+)
+# Of the kernel itself where a driver could not start a device: "mlx5_core: probe of 0000:01:00.0 failed with error -22", since 6.8
+# "mlx5_core 0000:01:00.0: probe with driver mlx5_core failed with error -22"; and what mlx5 itself says before it
+_DRIVERS = r"(?:mlx[45]_core|bnxt_en|ice|i40e|ixgbe|igb|e1000e|tg3|cxgb4|ionic|qede|hfi1|irdma|ena|efa|gve|mana)"
+_NOT_STARTED = re.compile(
+    rf"{_DRIVERS}: probe of (?P<bus>{ADDRESS}) failed with error -\d"
+    rf"|{_DRIVERS} (?P<new>{ADDRESS}): probe with driver {_DRIVERS} failed with error -\d"
+    rf"|mlx[45]_core (?P<mlx>{ADDRESS}): (?:\w{{1,64}}:\d{{1,6}}:(?:\(pid \d{{1,10}}\):)? ?)?(?:mlx5_(?:load|init)_one failed with error code -\d"
+    r"|Firmware over \d{1,9} MS in (?:pre-)?initializing state, aborting)"
+)
+# "igb 0000:02:00.0 enp2s0: PCIe link lost", which ixgbe, igc and fm10k say as well: the adapter is gone
+_LOST = re.compile(
+    rf"(?:igb|igc|ixgbe|fm10k) (?P<bus>{ADDRESS})(?: [\w.@-]{{1,32}})?: (?:PCIe link lost|Adapter removed)"
 )
 _WATCHDOG = re.compile(
     rf"(?:NETDEV WATCHDOG: (?P<old>[\w.@-]{{1,32}}) \([^)\n]{{0,32}}\)"
@@ -87,7 +103,18 @@ def _mlx(line: KernelText) -> KernelEvent | None:
 
 def _cqe(line: KernelText) -> KernelEvent | None:
     match = _CQE.match(line.text)
-    return event(line, KernelEventKind.NIC_ERROR, device=match["name"]) if match else None
+    if match is None:
+        return None
+    return event(line, KernelEventKind.NIC_ERROR, device=match["new"] or match["old"])
+
+
+def _not_started(line: KernelText) -> KernelEvent | None:
+    """An adapter that its driver could not start, or that left the bus."""
+    match = _NOT_STARTED.match(line.text) or _LOST.match(line.text)
+    if match is None:
+        return None
+    address = next(filter(None, match.groups()))
+    return event(line, KernelEventKind.NIC_FATAL, device=bus_id(address))
 
 
 def _sender(line: KernelText) -> KernelEvent | None:
@@ -109,7 +136,13 @@ def _amazon(line: KernelText) -> KernelEvent | None:
 
 
 SIGNS = (
-    LineReader("dump error cqe", _cqe),
+    LineReader(" error cqe", _cqe),
+    LineReader("WC error: ", _cqe),
+    LineReader(" failed with error ", _not_started),
+    LineReader("_one failed with error code ", _not_started),
+    LineReader("initializing state, aborting", _not_started),
+    LineReader("PCIe link lost", _not_started),
+    LineReader("Adapter removed", _not_started),
     LineReader("NETDEV WATCHDOG: ", _sender),
     LineReader("mlx5_core", _mlx),
     LineReader("mlx4_core", _mlx),

@@ -15,7 +15,10 @@ _EXT_LOST = re.compile(
 _JOURNAL = re.compile(
     rf"(?:Aborting journal on device (?P<aborted>{_NAME}?)\.?$|JBD2: (?:Error -\d{{1,5}} detected|Detected IO errors)[^\n]{{0,60}} (?:for|on) (?P<errors>[\w-]{{1,40}})\.?$)"
 )
-_XFS = re.compile(rf"XFS \((?P<device>{_NAME})\): (?P<what>[^\n]{{0,200}})")
+# Before 3.0 some lines had no device: "XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file …"
+_XFS = re.compile(
+    rf"XFS(?: \((?P<device>{_NAME})\): |: (?=Internal error ))(?P<what>[^\n]{{0,200}})"
+)
 _SHUTDOWN = re.compile(r"shut(?:ting)? ?down", re.IGNORECASE)
 _XFS_ERROR = re.compile(r"[Cc]orrupt|I/O error|Internal error")
 _BTRFS = re.compile(
@@ -68,7 +71,7 @@ def _xfs(line: KernelText) -> KernelEvent | None:
     if _SHUTDOWN.search(match["what"]):
         return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=match["device"])
     if _XFS_ERROR.search(match["what"]):
-        return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
+        return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"] or "")
     return _mounted(line, match["what"], match["device"])
 
 
@@ -97,6 +100,7 @@ SIGNS = (
     LineReader("Aborting journal", _journal),
     LineReader("JBD2: ", _journal),
     LineReader("XFS (", _xfs),
+    LineReader("XFS: Internal error ", _xfs),
     LineReader("BTRFS", _btrfs),
     LineReader("read-only", _other),
     LineReader("has been suspended", _other),

@@ -42,11 +42,13 @@ _UNNAMED = re.compile(
     rf"pcieport {ADDRESS}: AER: (?:Multiple )?Uncorrect[a-z]{{1,8}} \((?P<nonfatal>Non-)?Fatal\) error (?:message )?received(?: from|:) "
     rf"(?P<bus>{ADDRESS})[^\n]{{0,20}}\(no details found\)"
 )
+# "iommu ivhd0: AMD-Vi: Event logged [IOTLB_INV_TIMEOUT device=01:00.0 address=0x216d8e620]": the sender is a device, or the IOMMU
 _IOMMU = re.compile(
     r"DMAR: \[[^\]\n]{1,40}\] Request device \[(?P<dmar>[0-9a-f:.]{5,16})\]"
-    rf"|(?:[\w-]{{1,32}} (?P<bus>{ADDRESS}): )?AMD-Vi: Event logged \[(?:IO_PAGE_FAULT|INVALID_DEVICE_REQUEST|ILLEGAL_DEV_TABLE_ENTRY)"
-    r"(?: device=(?P<amd>[0-9a-f:.]{5,16}))?"
-    r"|arm-smmu(?:-v3)? [\w.:-]{1,64}: (?:event 0x[0-9a-f]{1,4} received|Unhandled context fault)"
+    r"|DMAR: VT-d detected Invalidation (?:Time-out|Completion|Queue) Error"
+    rf"|(?:[\w-]{{1,32}} (?:(?P<bus>{ADDRESS})|ivhd\d{{1,3}}): )?AMD-Vi: (?:Completion-Wait loop timed out|Event logged "
+    r"\[(?:IO_PAGE_FAULT|(?:IOTLB_INV|ILLEGAL|INVALID|DEV_TAB|PAGE_TAB|COMMAND|RMP)_[A-Z_]{4,32})(?: (?:vmg_tag=\w{1,16}, )?device=(?P<amd>[0-9a-f:.]{5,16}))?)"
+    r"|arm-smmu(?:-v3)? [\w.:-]{1,64}: (?:event 0x[0-9a-f]{1,4} received|event: [CF]_[A-Z_]{3,24}\b|CMD_SYNC timeout|Unhandled context fault)"
 )
 _AER = re.compile(
     rf"(?:(?P<driver>[\w-]{{1,32}}) )?(?P<bus>{ADDRESS}): (?:AER: )?PCIe Bus Error: severity="
@@ -152,6 +154,7 @@ SIGNS = (
     LineReader("recover", _unrecovered),
     LineReader("no details found", _unrecovered),
     LineReader("Request device ", _iommu),
+    LineReader("VT-d detected ", _iommu),
     LineReader("AMD-Vi: ", _iommu),
     LineReader("arm-smmu", _iommu),
     LineReader("EDAC ", _edac),

@@ -1,4 +1,4 @@
-"""What the kernel says of servers that store files: NFS, Lustre, Ceph (CephFS and rbd) that are silent, lost or came back."""
+"""What the kernel says of servers that store files: NFS, Lustre and its LNet, Ceph (CephFS and rbd), BeeGFS that are silent, lost or came back."""
 
 import re
 
@@ -20,6 +20,16 @@ _RECLAIM = re.compile(
     r"NFS: (?:nfs4_reclaim_open_state: (?P<lock>Lock reclaim failed)|__nfs4_reclaim_open_state: (?P<open>Lock reclaim failed)"
     r"|state manager: [\w ]{1,60} failed on NFSv4 server (?P<server>[^\s,]{1,255}) with error"
     r"|nfs4_handle_reclaim_lease_error: handled error -?\d{1,5} for server (?P<lease>[^\s,]{1,255}))"
+)
+# LNet is what Lustre talks through: "LNetError: 2431:0:(o2iblnd_cb.c:3335:kiblnd_check_txs_locked()) Timed out tx: active_txs, 0 seconds"
+_LNET = re.compile(
+    r"(?:LNet(?:Error)?: (?:\d{1,10}:\d{1,5}:\([^()\n]{1,100}\(\)\) )?(?:Timed out (?:tx|RDMA|ZC|passive|active)|No usable routes to|Cannot send to)"
+    r"|Lustre: \d{1,10}:\d{1,5}:\([^()\n]{1,100}ptlrpc_expire_one_request\(\)\) @@@ Request sent has (?:failed|timed out))"
+)
+# "beegfs: python3(4711): writefile (communication): SocketError. ErrCode: -70": the name is a program's, the words are BeeGFS's
+_BEEGFS = re.compile(
+    r"beegfs: (?=[\s\S]{1,15}\(\d{1,10}\): )[^\n]{1,200}?\(\d{1,10}\): [^\n]{0,120}?"
+    r"(?:SocketError|Communication error|[Rr]eceive (?:timed out|failed)|Failed to send message|[Uu]nable to connect|Connect failed|Remote I/O error|Unreachable)"
 )
 _FSID = r"(?:\[[0-9a-f -]{1,80}\]: )?"
 _MON = re.compile(
@@ -58,6 +68,14 @@ def _lustre(line: KernelText) -> KernelEvent | None:
     return event(line, kind, device=match["target"] or "")
 
 
+def _lnet(line: KernelText) -> KernelEvent | None:
+    return event(line, KernelEventKind.LUSTRE_ERROR) if _LNET.match(line.text) else None
+
+
+def _beegfs(line: KernelText) -> KernelEvent | None:
+    return event(line, KernelEventKind.BEEGFS_ERROR) if _BEEGFS.match(line.text) else None
+
+
 def _reclaim(line: KernelText) -> KernelEvent | None:
     match = _RECLAIM.match(line.text)
     if match is None:
@@ -88,6 +106,9 @@ SIGNS = (
     LineReader(": server ", _nfs),
     LineReader("NFS: ", _reclaim),
     LineReader("Lustre", _lustre),
+    LineReader("LNet", _lnet),
+    LineReader("Request sent has ", _lnet),
+    LineReader("beegfs: ", _beegfs),
     LineReader("ceph: ", _ceph),
     LineReader("rbd: ", _ceph),
 )
