@@ -102,6 +102,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.CEPH_OK: _plain("storage"),
     Kind.CEPH_ERROR: _plain("storage"),
     Kind.BEEGFS_ERROR: _plain("storage"),
+    Kind.SMB_ERROR: _plain("storage"),
     # GPUs of AMD
     Kind.GPU_RESET: _poor("gpu_errors", _A.WATCH, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_RESET_OK: _plain("gpu_errors"),

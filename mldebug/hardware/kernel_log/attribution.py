@@ -61,6 +61,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.CEPH_OK: "Ceph answers again",
     KernelEventKind.CEPH_ERROR: "Ceph reports an error",
     KernelEventKind.BEEGFS_ERROR: "a server of BeeGFS was not reached",
+    KernelEventKind.SMB_ERROR: "an SMB server did not answer",
     KernelEventKind.FILESYSTEM_ERROR: "a filesystem is damaged",
     KernelEventKind.FILESYSTEM_READ_ONLY: "a filesystem became read-only",
     KernelEventKind.FILESYSTEM_SHUTDOWN: "a filesystem was shut down",
@@ -86,7 +87,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.GPU_FIRMWARE_SILENT: "the firmware of a GPU does not answer its driver (amdgpu)",
     KernelEventKind.GPU_RING_TIMEOUT: "a GPU did not end its work in time (amdgpu)",
     KernelEventKind.GPU_PAGE_FAULT: "a program used a wrong address on a GPU (amdgpu)",
-    KernelEventKind.GPU_RAS_CORRECTED: "corrected errors of a GPU (amdgpu)",
+    KernelEventKind.GPU_RAS_CORRECTED: "corrected or deferred errors of a GPU (amdgpu)",
     KernelEventKind.GPU_RAS_UNCORRECTED: "uncorrected errors of a GPU (amdgpu)",
 }
 """What an event of each kind but Xids is called."""

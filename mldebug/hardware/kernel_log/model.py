@@ -46,6 +46,7 @@ class KernelEventKind(StrEnum):
     CEPH_OK = "ceph_ok"
     CEPH_ERROR = "ceph_error"  # a connection of libceph, CephFS or rbd had an error
     BEEGFS_ERROR = "beegfs_error"  # a server of BeeGFS could not be reached
+    SMB_ERROR = "smb_error"  # a server of SMB (CIFS) did not answer
     FILESYSTEM_ERROR = "filesystem_error"
     FILESYSTEM_READ_ONLY = "filesystem_read_only"
     FILESYSTEM_SHUTDOWN = "filesystem_shutdown"
@@ -73,7 +74,7 @@ class KernelEventKind(StrEnum):
     GPU_FIRMWARE_SILENT = "gpu_firmware_silent"  # amdgpu: its firmware (SMU) does not answer
     GPU_RING_TIMEOUT = "gpu_ring_timeout"  # amdgpu: a GPU did not do its work in time
     GPU_PAGE_FAULT = "gpu_page_fault"  # amdgpu: a program used an address that is not its own
-    GPU_RAS_CORRECTED = "gpu_ras_corrected"  # amdgpu: memory or logic errors, corrected
+    GPU_RAS_CORRECTED = "gpu_ras_corrected"  # amdgpu: memory or logic errors, corrected or deferred
     GPU_RAS_UNCORRECTED = "gpu_ras_uncorrected"
 
 

@@ -185,6 +185,17 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     176: (K.LUSTRE_ERROR, {}),
     177: (K.LUSTRE_ERROR, {}),
     178: (K.BEEGFS_ERROR, {}),
+    179: (K.GPU_RAS_CORRECTED, {"device": "0000:42:00.0"}),
+    180: (K.GPU_RAS_UNCORRECTED, {"device": "0000:42:00.0"}),
+    181: (K.GPU_RAS_CORRECTED, {"number": 2}),
+    182: (K.FILESYSTEM_ERROR, {"device": "sda"}),
+    183: (K.FILESYSTEM_ERROR, {"device": ""}),
+    184: (K.SMB_ERROR, {"device": "files.example"}),
+    185: (K.SMB_ERROR, {"device": "files.example"}),
+    186: (K.DISK_ERROR, {"device": "ata1.00"}),
+    187: (K.DISK_ERROR, {"device": "sdb6"}),
+    188: (K.DISK_GONE, {"device": "md2"}),
+    189: (K.MEMORY_UNCORRECTED, {}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

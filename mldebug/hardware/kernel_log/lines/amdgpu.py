@@ -28,9 +28,12 @@ _WORDS = (
     (KernelEventKind.GPU_PAGE_FAULT, re.compile(r"\[\w{1,16}\] (?:no-)?retry page fault|\[\w{1,16}\] page fault")),
 )  # fmt: skip
 _RAS = re.compile(
-    r"(?P<number>(?<![\d.])[1-9]\d{0,8}) (?:new )?(?P<un>un)?correctable hardware errors detected\b"
+    r"(?P<number>(?<![\d.])[1-9]\d{0,8}) (?:new )?(?:(?P<un>un)?correctable|deferred) hardware errors detected\b"
     r"|(?P<fatal>uncorrectable hardware error\(ERREVENT|Fatal error during GPU init|RAS poison)",
 )
+# Since MI300: "amdgpu 0000:42:00.0: {1}[Hardware Error]: aca entry[00].STATUS=0x98000800003e0000", one line of several for each error
+_ACA = re.compile(r"(?:\{\d{1,9}\})?\[Hardware Error\]: aca entry\[\d{1,4}\]\.STATUS=0x(?P<status>[0-9a-f]{16})\b", re.IGNORECASE)  # fmt: skip
+_VALID, _UNCORRECTED = 1 << 63, 1 << 61 | 1 << 57 | 1 << 55  # of the register: valid; UC, PCC, TCC
 
 
 def _amdgpu(line: KernelText) -> KernelEvent | None:
@@ -41,12 +44,23 @@ def _amdgpu(line: KernelText) -> KernelEvent | None:
     for kind, pattern in _WORDS:
         if pattern.search(words[:120]):
             return event(line, kind, device=device)
+    if (aca := _ACA.match(words)) is not None:
+        return _of_register(line, device, int(aca["status"], 16))
     ras = _RAS.search(words[:160])
     if ras is None:
         return None
     bad = ras["un"] or ras["fatal"]
     kind = KernelEventKind.GPU_RAS_UNCORRECTED if bad else KernelEventKind.GPU_RAS_CORRECTED
     return event(line, kind, device=device, number=int(ras["number"] or 1))
+
+
+def _of_register(line: KernelText, device: str, status: int) -> KernelEvent | None:
+    if not status & _VALID:
+        return None
+    kind = KernelEventKind.GPU_RAS_CORRECTED
+    if status & _UNCORRECTED:
+        kind = KernelEventKind.GPU_RAS_UNCORRECTED
+    return event(line, kind, device=device)
 
 
 SIGNS = (LineReader("amdgpu", _amdgpu), LineReader("GPU reset", _amdgpu))

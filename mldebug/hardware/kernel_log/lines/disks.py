@@ -16,7 +16,12 @@ _GONE = re.compile(
     r"|block (?P<block>nvme[\w-]{1,16}): no available path - failing I/O"
     r"|sd (?P<scsi>[\d:]{5,40}): (?:\[(?P<sd>\w{1,16})\] )?(?:rejecting I/O to (?:offline|dead) device|Device offlined)"
     r"|(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): disabled?(?: device)?\s*$"
-    r"|md/raid\d{0,2}:(?P<md>md\w{1,16}): Disk failure on (?P<member>[\w-]{1,32})"
+    r"|md/raid\d{0,2}:(?P<md>md\w{1,16}): (?:Disk failure on (?P<member>[\w-]{1,32})|Cannot continue operation)"
+)
+# "ata1.00: exception Emask 0x0 SAct 0x1 SErr 0x0 action 0x6 frozen", which lines about each command follow
+_TROUBLE = re.compile(
+    r"(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): exception Emask 0x[0-9a-f]{1,8} "
+    r"|md/raid\d{0,2}:md\w{1,16}: [^\n]{0,40}read error not correctable \(sector \d{1,20} on (?P<member>[\w-]{1,32})\)"
 )
 _BACK = re.compile(r"nvme (?P<nvme>nvme\w{1,16}): \d{1,5}/\d{1,5}/\d{1,5} default/read/poll queues")
 
@@ -34,9 +39,16 @@ def _gone(line: KernelText) -> KernelEvent | None:
     match = _GONE.match(line.text)
     if match is None:
         return None
-    names = ("nvme", "block", "sd", "scsi", "ata", "member")
+    names = ("nvme", "block", "sd", "scsi", "ata", "member", "md")
     device = next(match[name] for name in names if match[name])
     return event(line, KernelEventKind.DISK_GONE, device=device)
+
+
+def _trouble(line: KernelText) -> KernelEvent | None:
+    match = _TROUBLE.match(line.text)
+    if match is None:
+        return None
+    return event(line, KernelEventKind.DISK_ERROR, device=match["ata"] or match["member"])
 
 
 def _back(line: KernelText) -> KernelEvent | None:
@@ -50,6 +62,9 @@ SIGNS = (
     LineReader("sd ", _gone),
     LineReader("disable", _gone),
     LineReader("Disk failure", _gone),
+    LineReader("Cannot continue operation", _gone),
+    LineReader(": exception Emask ", _trouble),
+    LineReader("read error not correctable", _trouble),
     LineReader("poll queues", _back),
     LineReader("I/O error", _disk),
     LineReader("critical ", _disk),

@@ -13,7 +13,9 @@ _EXT_LOST = re.compile(
     r"(?:previous|Failed to|failed to convert|[Dd]elayed block allocation failed|This should not happen|I/O error)"
 )
 _JOURNAL = re.compile(
-    rf"(?:Aborting journal on device (?P<aborted>{_NAME}?)\.?$|JBD2: (?:Error -\d{{1,5}} detected|Detected IO errors)[^\n]{{0,60}} (?:for|on) (?P<errors>[\w-]{{1,40}})\.?$)"
+    rf"(?:Aborting journal on device (?P<aborted>{_NAME}?)\.?$"
+    r"|JBD2: (?:Error -\d{1,5} detected|Detected IO errors|I/O error when updating)[^\n]{0,60} (?:for|on) (?P<errors>[\w-]{1,40})\.?$"
+    r"|JBD2: (?:Error while async write back metadata|Invalid checksum recovering|recovery failed|journal checksum error|Failed to read block))"
 )
 # Before 3.0 some lines had no device: "XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file …"
 _XFS = re.compile(
@@ -60,7 +62,7 @@ def _journal(line: KernelText) -> KernelEvent | None:
     match = _JOURNAL.match(line.text)
     if match is None:
         return None
-    name = re.sub(r"-\d{1,3}$", "", match["aborted"] or match["errors"])
+    name = re.sub(r"-\d{1,3}$", "", match["aborted"] or match["errors"] or "")
     return event(line, KernelEventKind.FILESYSTEM_ERROR, device=name)
 
 

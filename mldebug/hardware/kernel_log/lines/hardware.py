@@ -30,6 +30,10 @@ _BANK = re.compile(
     r"Bank \d{1,3}: (?P<status>[0-9a-f]{16})"
 )
 _VALID, _UNCORRECTED = 1 << 63, 1 << 61  # bits of an x86 machine check status register
+# A page whose memory is broken was taken out of use: "Memory failure: 0x30a6a90: recovery action for dirty LRU page: Recovered"
+_PAGE = re.compile(
+    r"(?:Memory failure:|MCE) 0x[0-9a-f]{1,16}: recovery action for [\w -]{1,60}: (?:Recovered|Ignored|Failed|Delayed)\b"
+)
 _HOT = re.compile(
     r"(?:mce: )?CPU(?P<cpu>\d{1,5}): (?:Core|Package) temperature (?:is )?above threshold, cpu clock (?:is )?throttled"
 )
@@ -117,6 +121,10 @@ def _contained(line: KernelText) -> KernelEvent | None:
     )
 
 
+def _page(line: KernelText) -> KernelEvent | None:
+    return event(line, KernelEventKind.MEMORY_UNCORRECTED) if _PAGE.match(line.text) else None
+
+
 def _hot(line: KernelText) -> KernelEvent | None:
     match = _HOT.match(line.text)
     return event(line, KernelEventKind.CPU_THROTTLED) if match else None
@@ -150,6 +158,7 @@ def _iommu(line: KernelText) -> KernelEvent | None:
 SIGNS = (
     LineReader("Bank ", _bank),
     LineReader("temperature ", _hot),
+    LineReader("recovery action for ", _page),
     LineReader("ACSViol", _acs),
     LineReader("recover", _unrecovered),
     LineReader("no details found", _unrecovered),

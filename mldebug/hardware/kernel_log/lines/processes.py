@@ -37,7 +37,7 @@ _GROUP = re.compile(
 )
 # Of a program, but in words that no user can choose: behind "name[pid]: " the kernel only has words of its own
 _OOMD = re.compile(
-    r"systemd-oomd\[\d{1,10}\]: Killed (?P<killed>/[^\n]{1,512}?) due to memory "
+    r"systemd-oomd\[\d{1,10}\]: (?:Killed|Marked) (?P<killed>/[^\n]{1,512}?) (?:for killing )?due to memory "
     r"|systemd\[\d{1,10}\]: (?P<unit>[\w@.:\\-]{1,256}): systemd-oomd killed \d{1,9} process"
 )
 

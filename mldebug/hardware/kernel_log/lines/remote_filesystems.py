@@ -1,4 +1,4 @@
-"""What the kernel says of servers that store files: NFS, Lustre and its LNet, Ceph (CephFS and rbd), BeeGFS that are silent, lost or came back."""
+"""What the kernel says of servers that store files: NFS, Lustre and its LNet, Ceph (CephFS and rbd), BeeGFS, SMB that are silent, lost or came back."""
 
 import re
 
@@ -30,6 +30,10 @@ _LNET = re.compile(
 _BEEGFS = re.compile(
     r"beegfs: (?=[\s\S]{1,15}\(\d{1,10}\): )[^\n]{1,200}?\(\d{1,10}\): [^\n]{0,120}?"
     r"(?:SocketError|Communication error|[Rr]eceive (?:timed out|failed)|Failed to send message|[Uu]nable to connect|Connect failed|Remote I/O error|Unreachable)"
+)
+# "CIFS: VFS: \\server has not responded in 30 seconds. Reconnecting...", of old kernels "CIFS VFS: Server server has not responded …"
+_SMB = re.compile(
+    r"CIFS:? VFS: (?:\\{1,2}(?P<new>[^\s\\]{1,255})[^\n]{0,120}? |Server (?P<old>\S{1,255}) )?(?:has not responded in |Error connecting to socket)"
 )
 _FSID = r"(?:\[[0-9a-f -]{1,80}\]: )?"
 _MON = re.compile(
@@ -72,6 +76,13 @@ def _lnet(line: KernelText) -> KernelEvent | None:
     return event(line, KernelEventKind.LUSTRE_ERROR) if _LNET.match(line.text) else None
 
 
+def _smb(line: KernelText) -> KernelEvent | None:
+    match = _SMB.match(line.text)
+    if match is None:
+        return None
+    return event(line, KernelEventKind.SMB_ERROR, device=match["new"] or match["old"] or "")
+
+
 def _beegfs(line: KernelText) -> KernelEvent | None:
     return event(line, KernelEventKind.BEEGFS_ERROR) if _BEEGFS.match(line.text) else None
 
@@ -109,6 +120,7 @@ SIGNS = (
     LineReader("LNet", _lnet),
     LineReader("Request sent has ", _lnet),
     LineReader("beegfs: ", _beegfs),
+    LineReader("CIFS", _smb),
     LineReader("ceph: ", _ceph),
     LineReader("rbd: ", _ceph),
 )
