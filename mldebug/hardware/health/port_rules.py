@@ -49,8 +49,8 @@ LIMITS: dict[str, _Limit] = {
     "unresponsive": _Limit("port_timeouts_per_second", "peers that did not answer", SuggestedAction.WATCH),
     "slow_restart": _Limit("port_slow_restarts_per_second", "slow restarts for congestion", SuggestedAction.CHECK_SETTINGS),
 }  # fmt: skip
-"""Kinds of errors that are judged. Not judged, as healthy ports have them: out of sequence (adaptive routing), drops that the kernel counts, congestion marks;
-and packets that EFA sends again, which is how it works."""
+"""Kinds of errors that are judged. Not judged, as healthy ports have them: out of sequence (adaptive routing), drops that the kernel counts, congestion marks,
+requests and commands that failed (of a program that was killed); and packets that EFA sends again, which is how it works."""
 
 
 def port_health(node: NodePorts, limits: Thresholds) -> ComponentHealth | None:
@@ -84,9 +84,9 @@ def _half_up(one: PortState) -> RuleFinding:
 
 def _of_port(one: PortState, others: Sequence[PortState], limits: Thresholds) -> Iterator[RuleFinding]:  # fmt: skip
     if one.down_reads >= SETTLED:
-        yield _down(one)
+        yield _down(one, others)
         return
-    if one.now.up and not one.now.rdma:
+    if one.now.up and (not one.now.rdma or one.now.bond):
         yield from _slow(one, others)
     if limits.link_flaps is not None and one.flaps > limits.link_flaps:
         words = f"port {one.now.name} went down {one.flaps} times"
@@ -95,10 +95,16 @@ def _of_port(one: PortState, others: Sequence[PortState], limits: Thresholds) ->
         yield from _errors(one, kind, rate, limits)
 
 
-def _down(one: PortState) -> RuleFinding:
-    """Of a port that has two names (RDMA and network interface) the RDMA port speaks. Of a plain interface nobody knows whether a job needs it."""
+def _down(one: PortState, others: Sequence[PortState]) -> RuleFinding:
+    """Of a port that has two names (RDMA and network interface) the RDMA port speaks, but not of the parts of a bond, which stays up
+    with one of them. Of a plain interface nobody knows whether a job needs it.
+    """
     if one.now.rdma:
-        return FINE
+        carries = any(each.now.name == one.now.rdma and each.now.up for each in others)
+        if not one.now.bond or not carries:
+            return FINE
+        words = f"port {one.now.name} was up and is {one.now.state}: {one.now.rdma} goes on with the rest of {one.now.bond}"
+        return bad(HealthState.DEGRADED, "port_bond", words, SuggestedAction.CHECK_HARDWARE)
     words = f"port {one.now.name} was up and is {one.now.state}"
     state = HealthState.DEGRADED if one.now.link == "ethernet" else HealthState.UNHEALTHY
     return bad(state, "port_down", words, SuggestedAction.CHECK_HARDWARE)

@@ -36,6 +36,8 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "timeout": ("hw_counters/local_ack_timeout_err", "hw_counters/retrans_timeout_events"),
     "unresponsive": ("hw_counters/rnr_nak_retry_err", "hw_counters/unresponsive_remote_events", "hw_counters/impaired_remote_conn_events"),
     "slow_restart": ("hw_counters/roce_slow_restart",),
+    "request": ("hw_counters/req_cqe_error", "hw_counters/rdma_read_wr_err", "hw_counters/rdma_write_wr_err"),
+    "command": ("hw_counters/cmds_err", "hw_counters/no_completion_cmds"),
     "congestion": ("hw_counters/np_ecn_marked_roce_packets", "hw_counters/rp_cnp_handled"),
 }  # fmt: skip
 RECEIVED = {"counters/port_rcv_data": WORD, "hw_counters/rx_bytes": 1, "statistics/rx_bytes": 1}
@@ -60,8 +62,9 @@ class PortReading(Noun, frozen=True, kw_only=True):
     gigabits: float | None = None  # a second, while it is up
     board: str = ""  # alike for ports of one model
     firmware: str = ""
-    netdev: str = ""  # of an RDMA port: its network interface
+    netdev: str = ""  # of an RDMA port: its network interface, or the bond that it sends through
     rdma: str = ""  # of a network interface: its RDMA port
+    bond: str = ""  # of a network interface: the bond that it belongs to
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     pcie_gigabits: float | None = None  # what the slot carries a second
@@ -78,6 +81,7 @@ class PortPlace(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""  # …/infiniband/mlx5_0; "" for a network interface
     netdev: str = ""
     rdma: str = ""
+    bond: str = ""
 
     def files(self) -> tuple[str, ...]:
         """The paths of the port's files that `parse_port` needs."""
@@ -143,6 +147,7 @@ def _net(place: PortPlace, texts: Mapping[str, str]) -> PortReading | None:
         state=state,
         gigabits=speed / 1000 if speed and 0 < speed < 1 << 31 else None,
         rdma=place.rdma,
+        bond=place.bond,
         received_bytes=_bytes(own, RECEIVED),
         sent_bytes=_bytes(own, SENT),
         errors=_errors(own) | ({"link_down": flaps} if flaps is not None else {}),

@@ -10,7 +10,7 @@ _COUNTERS = (
 )  # fmt: skip
 _HARDWARE = ("out_of_buffer", "out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err")  # fmt: skip
 _ROCE = (*_HARDWARE, "roce_adp_retrans", "roce_slow_restart", "np_ecn_marked_roce_packets", "rp_cnp_handled")  # fmt: skip
-_EFA = ("rx_bytes", "tx_bytes", "rx_drops", "retrans_pkts", "retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events")  # fmt: skip
+_EFA = ("rx_bytes", "tx_bytes", "rx_drops", "retrans_pkts", "retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events", "rdma_read_wr_err", "rdma_write_wr_err", "cmds_err", "no_completion_cmds")  # fmt: skip
 _STATISTICS = ("rx_crc_errors", "rx_over_errors", "rx_missed_errors", "rx_bytes", "tx_bytes")
 
 
@@ -68,3 +68,23 @@ class PortTree:
             (self.root / folder / "device").symlink_to(f"../../../devices/pci0000:00/{name}")
         if rdma:
             (self.root / f"sys/class/infiniband/{rdma}/device/net/{name}").mkdir(parents=True, exist_ok=True)  # fmt: skip
+
+    def bonded(self, device: str, bond: str, *names: str, address: str = "0000:41:00") -> None:
+        """A RoCE device that sends through a bond of all ports of one adapter, as the kernel lists it: with the first interface only."""
+        self.rdma(device, "100 Gb/sec (4X EDR)", "Ethernet")
+        self.write({f"sys/devices/virtual/net/{bond}/bonding/slaves": " ".join(names)})
+        for number, name in enumerate(names):
+            function = f"sys/devices/pci0000:40/{address}.{number}"
+            (self.root / function).mkdir(parents=True, exist_ok=True)
+            self.net(name)
+            own = self.root / f"sys/class/net/{name}"
+            (own / "device").unlink()
+            (own / "device").symlink_to(self.root / function)
+            (own / "master").symlink_to(f"../../../devices/virtual/net/{bond}")
+        first = self.root / f"sys/devices/pci0000:40/{address}.0"
+        for file in (self.root / f"sys/class/infiniband/{device}/device").iterdir():
+            file.rename(first / file.name)
+        (self.root / f"sys/class/infiniband/{device}/device").rmdir()
+        (self.root / f"sys/class/infiniband/{device}/device").symlink_to(first)
+        (first / "net" / names[0]).mkdir(parents=True)
+        (first / "infiniband").mkdir()

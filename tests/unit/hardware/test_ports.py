@@ -115,9 +115,11 @@ def test_efa_has_counters_of_its_own(tmp_path: Path, reader: Reader) -> None:
     one = Node(tmp_path, reader)
     one.tree.rdma("rdmap16s27", "100 Gb/sec (4X EDR)", "Unspecified")
     one.tree.port("rdmap16s27", rx_bytes=7, retrans_pkts=3, retrans_timeout_events=2)
+    one.tree.port("rdmap16s27", rdma_read_wr_err=4, rdma_write_wr_err=1, no_completion_cmds=6)
     (port,) = one.look().ports
     assert (port.now.link, port.now.received_bytes) == ("efa", 7)
     assert (port.now.errors["retransmit"], port.now.errors["timeout"]) == (3, 2)
+    assert (port.now.errors["request"], port.now.errors["command"]) == (5, 6)
 
 
 def test_counters_that_an_adapter_does_not_have_are_absent(node: Node) -> None:
@@ -196,6 +198,63 @@ def test_of_a_roce_port_one_name_speaks(tmp_path: Path, reader: Reader) -> None:
     found = one.health(2)
     assert found is not None
     assert found.reason == "port mlx5_2/1 was up and is DOWN"
+
+
+@pytest.fixture
+def bonded(tmp_path: Path, reader: Reader) -> Node:
+    """A node whose RoCE device sends through both ports of its adapter."""
+    one = Node(tmp_path, reader)
+    one.tree.bonded("mlx5_bond_0", "bond0", "ens1f0np0", "ens1f1np1")
+    one.look(2)
+    return one
+
+
+def test_the_ports_of_a_bonded_device_are_known(bonded: Node) -> None:
+    found = by_name(bonded.look())
+    assert found["mlx5_bond_0/1"].now.netdev == "bond0"
+    parts = {name: (state.now.rdma, state.now.bond) for name, state in found.items() if name.startswith("ens")}  # fmt: skip
+    assert parts == {"ens1f0np0": ("mlx5_bond_0/1", "bond0"), "ens1f1np1": ("mlx5_bond_0/1", "bond0")}  # fmt: skip
+    assert_healthy(bonded.health())
+
+
+@pytest.mark.parametrize("name", ["ens1f0np0", "ens1f1np1"])
+def test_a_bond_that_lost_one_of_its_ports_is_told_though_its_device_is_up(bonded: Node, name: str) -> None:  # fmt: skip
+    bonded.tree.write({f"sys/class/net/{name}/operstate": "down"})
+    assert_healthy(bonded.health())
+    assert_degraded(bonded.health(), "port_bond", f"port {name} was up", "mlx5_bond_0/1 goes on with the rest of bond0")  # fmt: skip
+    bonded.tree.write({f"sys/class/net/{name}/operstate": "up"})
+    assert_healthy(bonded.health())
+
+
+def test_of_a_bond_without_any_port_its_device_speaks(bonded: Node) -> None:
+    for name in ("ens1f0np0", "ens1f1np1"):
+        bonded.tree.write({f"sys/class/net/{name}/operstate": "down"})
+    bonded.tree.port("mlx5_bond_0", state="1: DOWN", phys_state="2: Polling")  # fmt: skip
+    found = bonded.health(2)
+    assert found is not None
+    assert (found.state, found.reason_code) == (HealthState.UNHEALTHY, "port_down")
+    assert "ens1" not in found.reason
+
+
+def test_a_bond_of_a_device_that_no_job_uses_is_nobodys(bonded: Node) -> None:
+    bonded.wanted = ("mlx5_3",)
+    bonded.tree.write({"sys/class/net/ens1f1np1/operstate": "down"})
+    assert_healthy(bonded.health(3))
+
+
+def test_a_slow_port_of_a_bond_is_told(bonded: Node) -> None:
+    bonded.tree.write({"sys/class/net/ens1f1np1/speed": 25000})
+    assert_degraded(bonded.health(), "port_rate", "ens1f1np1 runs at 25 Gb/s")
+
+
+def test_a_bond_of_two_adapters_has_two_devices(tmp_path: Path, reader: Reader) -> None:
+    """Each port has its own RDMA device then, which speaks for it."""
+    one = Node(tmp_path, reader)
+    one.tree.bonded("mlx5_0", "bond0", "ens1np0")
+    one.tree.bonded("mlx5_1", "bond0", "ens2np0", address="0000:81:00")
+    found = by_name(one.look(2))
+    assert {name: state.now.rdma for name, state in found.items() if name.startswith("ens")} == {"ens1np0": "mlx5_0/1", "ens2np0": "mlx5_1/1"}  # fmt: skip
+    assert found["mlx5_0/1"].now.netdev == "ens1np0"
 
 
 def test_a_port_that_is_slower_than_it_was(node: Node) -> None:

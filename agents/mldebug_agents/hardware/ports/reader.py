@@ -78,20 +78,47 @@ def _no_answer(read: Mapping[str, bytes | Failure]) -> str:
 
 def port_places(root: str) -> Iterator[PortPlace]:
     """Yield the place of each network port of this node below `root`/sys, RDMA ports first."""
-    devices = f"{root}/sys/class/infiniband"
+    devices, nets = f"{root}/sys/class/infiniband", f"{root}/sys/class/net"
+    interfaces = {name: f"{nets}/{name}" for name in _names(nets)[:MAX_NETS] if _for_jobs(f"{nets}/{name}")}  # fmt: skip
+    bonds = {name: bond for name, folder in interfaces.items() if (bond := _bond(folder))}
     of_net: dict[str, str] = {}
     for device in _names(devices)[:MAX_DEVICES]:
         folder = f"{devices}/{device}"
         own = _names(f"{folder}/device/net")
+        shared = _shared(own, interfaces, bonds, folder)
         for port in _names(f"{folder}/ports")[:MAX_PORTS]:
             name = f"{device}/{port}"
-            netdev = own[0] if len(own) == 1 else ""
-            of_net |= dict.fromkeys(own, name)
+            netdev = bonds[own[0]] if shared else own[0] if len(own) == 1 else ""
+            of_net |= dict.fromkeys((*own, *shared), name)
             yield PortPlace(name=name, folder=f"{folder}/ports/{port}", device=folder, netdev=netdev)  # fmt: skip
-    nets = f"{root}/sys/class/net"
-    for name in _names(nets)[:MAX_NETS]:
-        if _for_jobs(f"{nets}/{name}"):
-            yield PortPlace(name=name, folder=f"{nets}/{name}", rdma=of_net.get(name, ""))
+    for name, folder in interfaces.items():
+        yield PortPlace(name=name, folder=folder, rdma=of_net.get(name, ""), bond=bonds.get(name, ""))  # fmt: skip
+
+
+def _bond(folder: str) -> str:
+    """The bond that a network interface belongs to; "" for none. Bridges and others have no `bonding`."""
+    master = os.path.realpath(f"{folder}/master")
+    return os.path.basename(master) if os.path.isdir(f"{master}/bonding") else ""
+
+
+def _shared(own: list[str], interfaces: Mapping[str, str], bonds: Mapping[str, str], device: str) -> list[str]:  # fmt: skip
+    """The other interfaces that an RDMA device sends through: it stands for a bond (`mlx5_bond_0`) of the ports of one adapter, of which
+    only the first is listed below it, and the others have no RDMA device of their own.
+    """
+    if len(own) != 1 or own[0] not in bonds:
+        return []
+    slot = _slot(device)
+    return [
+        name
+        for name, folder in interfaces.items()
+        if name != own[0] and bonds.get(name) == bonds[own[0]]
+        if _slot(folder) == slot and not os.path.lexists(f"{folder}/device/infiniband")
+    ]
+
+
+def _slot(folder: str) -> str:
+    """The PCI address of a device without its function, which the ports of one adapter share."""
+    return os.path.basename(os.path.realpath(f"{folder}/device")).rpartition(".")[0]
 
 
 def _for_jobs(folder: str) -> bool:
