@@ -1,9 +1,11 @@
 """What `dcgmi diag -j` of NVIDIA's DCGM 3 and 4 found, as a check of the node. Pure.
 
 DCGM 3 has `DCGM GPU Diagnostic` with `gpu_ids` and warnings as text, DCGM 4 `DCGM Diagnostic` with `entity_id` and warnings as objects.
-Both may print lines of text before the JSON, and null among the tests.
+Both may print lines of text before and after the JSON, and null among the tests. Where the diagnostic itself could not run, there is
+`runtime_error` and no test.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,9 @@ SECONDS = {1: 120.0, 2: 600.0, 3: 2700.0, 4: 9000.0}
 """Levels of `dcgmi diag -r`, and how long each may take."""
 _SETTING = (1, 5)  # DCGM_ERROR_MONITOR, DCGM_ERROR_CONFIG: nothing is broken
 _MOST = 4
+MAX_OUTPUT = 4 << 20  # bytes that are looked at
+_MOST_BRACES = 8  # places that are tried: a line before the report may have a brace of its own
+_DECODER = json.JSONDecoder()
 
 
 class DiagResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,15 +42,26 @@ class DiagResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_diag(output: bytes) -> tuple[DiagResult, ...] | None:
     """All results in the output of `dcgmi diag -j`; None where it holds no report of DCGM."""
-    begin = output.find(b"{")
-    try:
-        report = msgspec.json.decode(output[begin:]) if begin >= 0 else None
-    except msgspec.DecodeError:
-        return None
-    root = next((report[name] for name in ROOTS if name in report), None) if isinstance(report, dict) else None  # fmt: skip
-    if not isinstance(root, dict):
-        return None
-    return tuple(one for test in _tests(root) for one in _results(test))
+    root = _report(output)
+    return None if root is None else tuple(one for test in _tests(root) for one in _results(test))
+
+
+def _report(output: bytes) -> dict[str, Any] | None:
+    """The report in the output, from the first brace at which there is one."""
+    text = output[:MAX_OUTPUT].decode(errors="replace")
+    begin = text.find("{")
+    for _ in range(_MOST_BRACES):
+        if begin < 0:
+            return None
+        try:
+            found, _ = _DECODER.raw_decode(text, begin)
+        except (json.JSONDecodeError, RecursionError):
+            found = None
+        roots = [found[name] for name in ROOTS if name in found] if isinstance(found, dict) else []
+        if roots:
+            return roots[0] if isinstance(roots[0], dict) else None
+        begin = text.find("{", begin + 1)
+    return None
 
 
 def _tests(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -90,7 +106,9 @@ def diag_check(output: bytes, level: int, trouble: str, seconds: float) -> NodeC
     if trouble:
         return NodeCheck(stage=STAGE, state="failed", sentence=f"{run} {trouble}", seconds=seconds)
     if not found:
-        return NodeCheck(stage=STAGE, state="skipped", sentence=f"{run} gave no result: is nv-hostengine allowed to see the GPUs?", seconds=seconds)  # fmt: skip
+        why = clean(str((_report(output) or {}).get("runtime_error", "")), 200).strip()
+        why = why or "is nv-hostengine allowed to see the GPUs?"
+        return NodeCheck(stage=STAGE, state="skipped", sentence=f"{run} gave no result: {why}", seconds=seconds)  # fmt: skip
     failed = [one for one in found if one.status == "fail" and not one.setting]
     minor = [one.sentence() for one in found if one.status in ("fail", "warn") and one not in failed]  # fmt: skip
     if failed:

@@ -79,6 +79,33 @@ def test_what_is_no_report_is_no_verdict(output: bytes) -> None:
     assert diag_check(output, 1, "", 1.0).state == "skipped"
 
 
+REPORTS = Path(__file__).parents[2] / "fixtures/dcgm"
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "words"),
+    [
+        ("3.1.0-pass.txt", "fine", "10 tests passed"),
+        ("3.3.9-pass.txt", "fine", "4 tests passed"),
+        ("3.3-memory-fail.txt", "failed", "Memory of GPU 1: "),
+        ("3.3-runtime-error.txt", "skipped", "gave no result: The NVVS binary was not found"),
+        ("4.2.3-persistence.txt", "fine", "told: software of GPU 0: Persistence Mode"),
+        ("4.4-memory-fail.txt", "failed", "memory of GPU 1: GPU 1 has uncorrectable memory errors"),
+        ("4.4-runtime-error.txt", "skipped", "gave no result: Detected unsupported Cuda version"),
+    ],
+)
+def test_reports_of_several_versions(name: str, state: str, words: str) -> None:
+    check = diag_check((REPORTS / name).read_bytes(), 1, "", 3.0)
+    assert (check.state, words in check.sentence) == (state, True), check.sentence
+
+
+def test_lines_around_the_report_do_not_hide_it() -> None:
+    report = fourth({"name": "memory", "results": [of_gpu(3, "Fail", BROKEN)]})
+    for output in (b"log {level: 3}\n" + report, report + b"\n\0", report + b"\nWARNING: {late}\n"):
+        assert diag_check(output, 3, "", 3.0).state == "failed"
+    assert parse_diag(b"{" * 5000 + report) is None  # no end of tries
+
+
 def test_where_all_is_skipped_nothing_is_said_of_the_node() -> None:
     check = diag_check(fourth({"name": "pcie", "results": [of_gpu(0, "Skip")]}), 2, "", 1.0)
     assert (check.state, check.sentence) == ("skipped", "dcgm: `dcgmi diag -r 2`: DCGM skipped every test here")  # fmt: skip
