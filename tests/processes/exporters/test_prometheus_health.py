@@ -1,5 +1,7 @@
 """From lines of the kernel's log and a tree of /sys through the rules of health and a real Prometheus: which alerts fire, and for which component."""
 
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.health.port_rules import port_health
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.hardware.kernel_log.counts import KernelEventCounter
 from mldebug_agents.hardware.ports.reader import PortOrder, PortReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -19,11 +22,44 @@ from processes.exporters.test_prometheus_rules import ask, prometheus, web
 from processes.harness import wait_for
 from shared.hardware.kernellines import fold, parse_line
 from shared.hardware.porttrees import PortTree
-from shared.web.snapshots import snapshot
+from shared.web.snapshots import moving, snapshot
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 LINES = Path(__file__).parents[2] / "fixtures" / "kernellog" / "events.kmsg"
 LIMITS = Thresholds()
+BEGIN = (
+    "NVRM: Xid (PCI:0000:3b:00): 119, pid=7, name=python3, Timeout after 6s of waiting for RPC response from GPU0 GSP!",
+    "NVRM: Xid (PCI:0000:3b:00): 154, pid=7, name=python3, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+    "amdgpu 0000:83:00.0: amdgpu: GPU reset(1) failed",
+    "mlx5_core 0000:41:00.0: poll_health:852:(pid 0): device's health compromised - reached miss count",
+    "EXT4-fs (sda1): Remounting filesystem read-only",
+    "nvme nvme2: Device not ready; aborting reset, CSTS=0x1",
+    "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0x1)",
+    "Memory cgroup out of memory: Killed process 7 (python3) total-vm:753508kB, anon-rss:58776kB, file-rss:1kB, shmem-rss:0kB, UID:0 pgtables:288kB oom_score_adj:0",
+    "mlx5_core 0000:41:00.0 ens1f0np0: Link down",
+)
+END = (
+    "NVRM: Xid (PCI:0000:3b:00): 154, pid=7, name=python3, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)",
+    "amdgpu 0000:83:00.0: amdgpu: GPU reset(2) succeeded!",
+    "mlx5_core 0000:41:00.0: mlx5_health_try_recover:335:(pid 91): health recovery succeeded",
+    "EXT4-fs (sda1): mounted filesystem with ordered data mode. Quota mode: none.",
+    "nvme nvme2: 32/0/0 default/read/poll queues",
+    "mlx5_core 0000:41:00.0 ens1f0np0: Link up",
+)
+LASTING = {"gpu_xid", "gpu_errors", "network", "storage"}
+"""Components whose faults stand until a line ends them; those of `kernel` and `memory` end with the event window."""
+FIRED = {
+    ("MldebugGpuXidFatal", ""),
+    ("MldebugGpuUnhealthy", "gpu_xid"),
+    ("MldebugGpuUnhealthy", "gpu_errors"),
+    ("MldebugNodeUnhealthy", "kernel"),
+    ("MldebugNodeUnhealthy", "network"),
+    ("MldebugNodeUnhealthy", "storage"),
+    ("MldebugComponentDegraded", "memory"),
+    ("MldebugNetworkLinkDown", ""),
+}
+STAYS = ("MldebugGpuXidFatal", "")
+"""For an hour after the Xid, as its runbook says."""
 ALERT = {HealthState.UNHEALTHY: "MldebugNodeUnhealthy", HealthState.DEGRADED: "MldebugComponentDegraded"}  # fmt: skip
 
 
@@ -65,6 +101,44 @@ def test_what_the_kernel_tells_and_a_port_that_is_down_fire_their_alerts(tmp_pat
             return {"left": wanted - firing}
 
         wait_for("all alerts fire", lambda: not missing()["left"], 90)
+
+
+def exposed(lines: Iterable[str], began: float, later: float) -> bytes:
+    """What an agent exposes that read these lines, one a second, when `later` seconds have passed since the first."""
+    counter, events = KernelEventCounter(), []
+    for number, line in enumerate(lines):
+        event = parse_line(f"3,{number},{number * 1_000_000},-;{line}", boot_time=began)
+        assert event is not None, line
+        counter.add(event, 1)
+        events.append(event)
+    ranked = [RankEvent(burst=burst) for burst in fold(events)]
+    health = node_health(ranked, began + later, LIMITS, kernel_readable=True)
+    return Prometheus().render(snapshot(moving(), health=health, kernel=counter.now()), "text/plain")[0]  # fmt: skip
+
+
+def firing(port: int) -> set[tuple[str, str]]:
+    """The alerts of this node's hardware that fire, with their components."""
+    alerts = ask(port, "/api/v1/alerts")["data"]["alerts"]
+    names = {name for name, _ in FIRED}
+    return {
+        (labels["alertname"], labels.get("component", ""))
+        for labels in (one["labels"] for one in alerts if one["state"] == "firing")
+        if labels["alertname"] in names
+    }
+
+
+def test_alerts_begin_with_the_first_line_and_end_with_the_last(tmp_path: Path) -> None:
+    began, window = time.time() - 60.0, LIMITS.event_window
+    now = exposed(BEGIN, began, 60.0)
+    with web(lambda: now) as (agent, _), prometheus(tmp_path, agent, agent) as port:
+        wait_for("all alerts fire", lambda: firing(port) == FIRED, 90)
+
+        now = exposed(BEGIN, began, window + 60.0)  # nothing more was said: what lasts stands
+        stands = {one for one in FIRED if one[1] in LASTING} | {STAYS, ("MldebugNetworkLinkDown", "")}  # fmt: skip
+        wait_for("what lasts stands", lambda: firing(port) == stands, 90)
+
+        now = exposed((*BEGIN, *END), began, window + 60.0)
+        wait_for("all that ended is over", lambda: firing(port) == {STAYS}, 90)
 
 
 def _alert(component: str, state: HealthState) -> str:

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,13 @@ STAYING: list[Labels] = [
 
 
 @contextlib.contextmanager
-def web(exposition: bytes = b"") -> Iterator[tuple[int, list[tuple[str, Any]]]]:
+def web(exposition: Callable[[], bytes] | bytes = b"") -> Iterator[tuple[int, list[tuple[str, Any]]]]:  # fmt: skip
     """A port that serves metrics and keeps what is posted: path and alerts."""
     got: list[tuple[str, Any]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._answer(exposition)
+            self._answer(exposition if isinstance(exposition, bytes) else exposition())
 
         def do_POST(self) -> None:
             answer = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
