@@ -48,6 +48,7 @@ class JobGoodput(Noun, frozen=True, kw_only=True):
     runs: tuple[str, ...] = ()  # ids of those that live
     restarts: int = 0
     attempts: int = 0
+    steps_again: int = 0  # steps that were done again after restarts
     gpu_seconds: dict[str, float] = {}
     productive_ratio: float = 0.0
     sentence: str = ""

@@ -71,7 +71,8 @@ def standing_words(standing: StillnessSummary) -> str:
     parts = [
         *_waiters(standing.waiting, ""),
         *_waiters(
-            tuple(one for one in standing.blind if not one.device_moves), " (GPU not readable)"
+            tuple(one for one in standing.blind if not one.device_moves),
+            " (what its GPU does is not known)",
         ),
         *_waiters(tuple(one for one in standing.blind if one.device_moves), " (GPU at work)"),
         *_each(standing.inert, _stands),

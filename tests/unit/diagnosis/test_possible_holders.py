@@ -84,7 +84,8 @@ def test_many_that_want_a_lock_beside_a_few_that_wait_elsewhere_are_not_named(wa
     waits = dumped(*BARRIER, "main_process_first (accelerate/state.py:520)", MAIN)
     found = diagnose([job(waits, *(dumped(*WANTS[wants]) for _ in range(3)))]).diagnosis
 
-    assert found.culprits == () and found.confidence == "low"
+    assert found.culprits == ()
+    assert found.confidence == "low"
     assert "rank 0 waits in barrier" in found.summary
 
 

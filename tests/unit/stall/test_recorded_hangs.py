@@ -79,7 +79,7 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
         lambda: trained().play(60, {3: SLEEPS}, others=BLIND),
         {"timeout": 15.0},
         (74, 76),
-        "3 ranks wait in all_reduce (GPU not readable); rank 3 sleeps",
+        "3 ranks wait in all_reduce (what its GPU does is not known); rank 3 sleeps",
     ),
     "all wait, frozen": (
         lambda: trained().play(60, WAITS),
@@ -97,7 +97,7 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
         lambda: trained().play(400, BLIND),
         {"timeout": 15.0},
         (359, 361),
-        "4 ranks wait in all_reduce (GPU not readable)",
+        "4 ranks wait in all_reduce (what its GPU does is not known)",
     ),
     "a stopped rank": (
         lambda: trained().play(60, {2: STOPPED}, others=SPINS),

@@ -41,7 +41,7 @@ FOUND = [
     ("kernel", {"gpu": False}, (298, 302), "each waits for its GPU in train_step"),
     ("frozen", {}, (13, 17), "ranks 0-1: each waits for its GPU"),
     ("frozen", {"log": False}, (13, 19), "ranks 0-1: each waits for its GPU"),
-    ("frozen", {"gpu": False}, (298, 302), "(GPU not readable)"),
+    ("frozen", {"gpu": False}, (298, 302), "(what its GPU does is not known)"),
     ("loop", {}, (298, 302), "rank 1 runs tokenize_forever"),
     ("loop", {"gpu": False}, (298, 302), "rank 1 runs tokenize_forever"),
     ("loop", {"log": False}, (298, 306), "rank 1 runs tokenize_forever"),
