@@ -1,4 +1,5 @@
-"""Reduce what a node sends: suspects and one rank of each group of equal ranks in full, of other ranks only what their class rests on.
+"""Reduce what a node sends: suspects and one rank of each group of equal ranks in full, of other ranks only what their class
+rests on.
 
 A rank is reduced only where its class stays exactly the same, so the verdict over all nodes does
 not change.
@@ -31,7 +32,7 @@ Cut = Callable[[RankCapture], RankCapture]
 def slim(reply: NodeReply) -> NodeReply:
     """The reply without parts that are not needed.
 
-    If it is still too large, more is cut, at last whole captures; a gap names what is left out.
+    If it is still too large, more is cut, at last whole captures; an entry of its `gaps` names what is left out.
     """
     reply = _of_all(reply, _slim_capture)
     for words, cut in _CUTS:

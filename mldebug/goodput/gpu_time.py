@@ -37,7 +37,9 @@ RESUMED = 2  # strides: a count that falls no further than to these begins anew,
 
 
 class AccountLook(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look shows of an attempt. Times are unix seconds."""
+    """What the agent's reading of a run at one moment shows of its present attempt (start), as far as the use of its GPUs is
+    concerned. Times are unix seconds.
+    """
 
     at: float
     gpus: int  # ranks of it on this node, those that are gone included: one GPU each
@@ -102,7 +104,7 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
         return found
 
     def add(self, look: AccountLook, history: UseHistory) -> None:
-        """Account for the time up to this look. What is certain by then is added to `history`, too."""
+        """Account for the time up to this reading. What is certain by then is added to `history`, too."""
         end = max(self.at, look.at)
         self.over = False
         self.gpus = max(self.gpus, look.gpus)

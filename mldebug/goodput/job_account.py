@@ -173,7 +173,7 @@ class JobAccount(msgspec.Struct, kw_only=True):
         self._close(before, restarted=True)
 
     def note_checkpoints(self, look: AccountLook) -> None:
-        """Count the checkpoints in this look that were completed since the last call, and since the job was first seen."""
+        """Count the checkpoints in this reading that were completed since the last call, and since the job was first seen."""
         new = [
             ended for _, ended in look.checkpoints if ended > max(self.began, self.checkpoint_at)
         ]
@@ -206,7 +206,9 @@ class JobAccount(msgspec.Struct, kw_only=True):
             self._make_room()
 
     def _make_room(self) -> None:
-        """Put the oldest attempt into the next one of its run, so that what is certain of a run never falls; else into `earlier`."""
+        """Put the oldest attempt into the next one of its run, so that what is certain of a run never falls; else into
+        `earlier`.
+        """
         oldest = self.over.pop(0)
         for place, one in enumerate(self.over):
             if one.run == oldest.run:
@@ -230,7 +232,7 @@ class JobAccounts:
             self.jobs.setdefault(one.key, one)
 
     def add(self, who: JobIdentity, look: AccountLook) -> None:
-        """Account for the time up to one look at an attempt. `who`: the job and the attempt; an account is opened where
+        """Account for the time up to one reading of an attempt. `who`: the job and the attempt; an account is opened where
         there is none.
         """
         job = self.jobs.get(who.key)

@@ -35,7 +35,9 @@ _NUMBER = struct.Struct("<Q")
 
 
 class Heartbeat(Noun, frozen=True, kw_only=True):
-    """What the hook's record of one process holds at one moment. Times are seconds of the monotonic clock, never in the future."""
+    """What mldebug's hook in one process of a job has written about it at one moment: step, phase, figures. Times are seconds
+    of the monotonic clock, never in the future.
+    """
 
     written_at: float
     step: int | None = None
@@ -59,7 +61,7 @@ class Heartbeat(Noun, frozen=True, kw_only=True):
 
 
 class TornError(ValueError):
-    """The record was being written while it was read; reading it again helps."""
+    """The hook's record was being written while it was read; reading it again helps."""
 
 
 def record_name(pid: int, start_ticks: int) -> str:

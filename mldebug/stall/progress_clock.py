@@ -78,11 +78,13 @@ class ProgressClock:
         self._wrote = (False, False)  # a main thread, in the look before and in this one
 
     def look_every(self, interval: float) -> None:
-        """Set the usual seconds between two looks; one look advances the clock by at most three of them."""
+        """Set the usual seconds between two readings of the run; one reading advances the clock by at most three times as many."""
         self._most = MAX_LOOKS_MISSED * interval
 
     def begin_attempt(self) -> None:
-        """Forget the progress of the attempt before; the clock and the learned gaps between signs of progress stay."""
+        """Forget the progress of the attempt before; the clock stays, and what was learned of the usual seconds between two
+        signs of progress.
+        """
         old = self.memory
         self.gaps.begin_attempt()
         self.memory = ProgressMemory(
@@ -90,7 +92,8 @@ class ProgressClock:
         )
 
     def update(self, look: RunLook, learn: bool) -> float | None:
-        """Add one reading of the run. Returns how many seconds without progress have ended with it; None where the job has not moved since
+        """Add one reading of the run. Returns how many seconds without progress have ended with it; None where the job has not
+        moved since
         the reading before, and at the first one. `learn`: whether so long a gap is taken as usual for the run from now on.
         """
         memory, before = self.memory, self.memory.looked_at

@@ -93,7 +93,9 @@ class StallRule(msgspec.Struct, frozen=True):
 def choose(
     settings: StallSettings, look: RunLook, clock: ProgressClock, ranks: RunActivity, watched: float
 ) -> StallRule:
-    """The timeouts that hold at this look. `watched`: seconds for which this agent has watched the attempt."""
+    """The timeouts that hold at the time of this reading of the run. `watched`: seconds for which this agent has watched the
+    attempt.
+    """
     started = clock.started(look)
     dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
     if started and clock.has_rhythm:

@@ -33,7 +33,7 @@ class _Count(msgspec.Struct):
 
 
 class StepTimer:
-    """Collects the durations of steps from the records of all logs of one run."""
+    """Collects how long training steps take, from the steps that the logs of one run show."""
 
     def __init__(self) -> None:
         self._counts: dict[Key, _Count] = {}

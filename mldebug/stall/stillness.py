@@ -112,7 +112,7 @@ class RunActivity:
             activity.forget(at)
 
     def miss_sample(self) -> None:
-        """Note that the ranks could not be sampled, because there was no time for a look at them."""
+        """Note that the ranks could not be sampled, because there was no time to read their stacks."""
         for activity in self._by_rank.values():
             activity.miss_sample()
 
@@ -195,7 +195,9 @@ class RunActivity:
         return any(activity.changed for activity in self._by_rank.values())
 
     def moved_since(self, ranks: tuple[int, ...], moment: float) -> bool:
-        """Whether any of these ranks has moved after `moment` (caller's clock): other frames, progress of its GPU, or a compiler."""
+        """Whether any of these ranks has moved after `moment` (caller's clock): other frames, progress of its GPU, or a
+        compiler.
+        """
         return any(
             activity.unchanged_since > moment
             for rank in ranks

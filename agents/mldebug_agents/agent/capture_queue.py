@@ -87,7 +87,7 @@ class CaptureQueue:
     def ask(self, run: Run, order: QueuedCapture) -> None:
         """Order a capture of this run now.
 
-        If the worker refuses, a gap is noted for the run's incident, and the order is repeated at
+        If the worker refuses, that is noted for the run's incident as the reason why it has none, and the order is repeated at
         the next `look`.
         """
         if self._put(order):

@@ -24,12 +24,14 @@ class JobDefects:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """For each job that still exists and for which mldebug's own code failed: the last exception, as the reason why something is missing."""
+        """For each job that still exists and for which mldebug's own code failed: the last exception, as the reason why
+        something is missing.
+        """
         return tuple(self._gaps.values())
 
     @contextmanager
     def catching(self, job: Job) -> Iterator[None]:
-        """A context for work on one job: an exception is kept as the job's gap, logged if it
+        """A context for work on one job: an exception is kept as the reason why something of the job is missing, logged if it
         differs from the last one, and not raised.
         """
         try:

@@ -52,7 +52,7 @@ def _without_secrets(source: SourceExcerpt | None) -> SourceExcerpt | None:
 
 
 class ProcessCaptures:
-    """Makes the captures of single processes from what was sampled. `gaps`: what could not be read of them so far."""
+    """Puts together what was read of single processes (stacks, /proc). `gaps`: what could not be read so far, and why."""
 
     def __init__(
         self, host: Host, reader: Reader, pyspy: PySpy, sampling: Sampling, locks: FileLocks

@@ -56,7 +56,7 @@ class CaptureTools:
     def pyspy(self) -> PySpy:
         """py-spy as the present configuration names it.
 
-        Where it fails, a rank with the hook is asked for its stacks.
+        Where it fails, a rank that was started with `mldebug run` is asked to write its stacks itself.
         """
         path = str(self.context.config.capture.py_spy)
         if path not in self._pyspy:

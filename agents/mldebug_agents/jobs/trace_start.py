@@ -26,7 +26,9 @@ SMALLEST, LARGEST = 256 * 1024, 1 << 36  # bytes
 
 
 class TraceOptions(msgspec.Struct, frozen=True):
-    """What to trace. Without `ring` each process gets a file of its own in /dev/shm."""
+    """Which calls of a job are traced, and where to. Without `ring`, the path of the file, each process gets one of its own in
+    /dev/shm.
+    """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

@@ -73,7 +73,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class ChildWork:
-    """What the child processes of each rank have done between one look and the next."""
+    """What the child processes of each rank have done between one reading and the next."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

@@ -46,7 +46,9 @@ Counters = tuple[float, tuple[float, float]]  # monotonic time, CPU seconds as `
 
 
 class JobLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one look at a job: what the stall decision needs, and what status and metrics show."""
+    """The result of reading a job's processes, logs and hooks once: what the stall decision needs, and what status and metrics
+    show.
+    """
 
     job: Job
     look: RunLook
@@ -81,7 +83,9 @@ def with_traces(one: JobLook, written: Mapping[int, float]) -> JobLook:
 
 
 class JobWatch:
-    """The state of the watch for one job, kept from one look to the next."""
+    """Reads one job every few seconds, and keeps what the next reading is compared with: positions in its logs, CPU times,
+    stack samples.
+    """
 
     def __init__(
         self,

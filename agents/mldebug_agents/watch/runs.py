@@ -93,7 +93,7 @@ class Run:
         self.decision = decision
 
     def clear_suspicion(self) -> None:
-        """Drop stack samples, the kept capture and the gaps, because the run makes steps again."""
+        """Drop stack samples, the kept capture and the reasons why captures are missing, because the run makes steps again."""
         self.classes, self.roles, self.frames = {}, {}, {}
         self.take_evidence()
 
@@ -125,7 +125,8 @@ class Run:
         return incident
 
     def judge(self, incident: Incident) -> Judgement:
-        """Judge the run's open incident as it is now, keep incident and judgement, and return the judgement. Where the CPU time for judging
+        """Judge the run's open incident as it is now, keep incident and judgement, and return the judgement. Where the CPU time
+        for judging
         is used up, the judgement before is kept; where a rank has exited since, `unknown` takes its place.
         """
         before = self.incident

@@ -37,7 +37,9 @@ MOST_DEBT = 20.0  # seconds of that which count: a machine that slept is not his
 
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one look at all jobs of this node. `found` holds the gaps of all jobs, too, at most `MAX_GAPS`."""
+    """The result of reading processes, logs and hooks of all jobs of this node once. `found` also lists what could not be read
+    of them, at most `MAX_GAPS` entries.
+    """
 
     at: float
     found: Discovery
@@ -49,7 +51,8 @@ class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watch:
-    """Looks at all jobs of this node, and keeps what is needed from one look to the next.
+    """Reads processes, logs and hooks of all jobs of this node, every few seconds, and keeps what the next reading is compared
+    with.
 
     `clock`: monotonic seconds.
     """
@@ -101,7 +104,8 @@ class Watch:
     def _in_turns(
         self, found: Discovery, finder: LogFinder, to_sample: Collection[str]
     ) -> Iterator[JobLook]:
-        """Look at one job of each owner, then at the next of each, as long as there is time; what is left comes first the next time.
+        """Look at one job of each owner, then at the next of each, as long as there is time; what is left comes first the next
+        time.
 
         A thousand jobs of one owner, or one of his with a thousand threads, delay the others by seconds at most.
         """

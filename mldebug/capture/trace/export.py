@@ -26,7 +26,7 @@ SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def chrome(rings: Sequence[Ring]) -> Iterator[bytes]:
-    """The file in Chrome's trace format, in pieces of bytes. Times are unix time, so that the rings of several ranks stand side
+    """The file in Chrome's trace format, in pieces of bytes. Times are unix time, so that the calls of several ranks stand side
     by side.
     """
     yield b'{"displayTimeUnit":"ns","traceEvents":['
@@ -127,7 +127,9 @@ def _frame(place: TracedFunction) -> dict[str, object]:
 
 
 def speedscope(rings: Sequence[Ring], name: str = "mldebug trace") -> Iterator[bytes]:
-    """The traces as one JSON file for speedscope.app, in pieces of bytes. Calls that have not returned are closed at the end, as its format demands."""
+    """The traces as one JSON file for speedscope.app, in pieces of bytes. Calls that have not returned are closed at the end,
+    as its format demands.
+    """
     frames = _Frames()
     head = {
         "$schema": SCHEMA,

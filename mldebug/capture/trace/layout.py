@@ -73,7 +73,9 @@ class TraceRecord(NamedTuple):
 
 
 def parse_header(data: bytes) -> RingHeader:
-    """Parse the first 4096 bytes. Raises ValueError with the reason where they are not the header of a ring."""
+    """Parse the header of a ring file (call trace), its first 4096 bytes. Raises ValueError with the reason where they are
+    none.
+    """
     if len(data) < HEADER_SIZE:
         raise ValueError(f"it is no trace ring: it has {len(data)} bytes")
     if data[:8] == bytes(8):
@@ -144,7 +146,8 @@ def _text(data: bytes, at: int, size: int) -> str:
 
 
 def parse_names(data: bytes) -> tuple[dict[int, TracedFunction], str]:
-    """The traced functions by number, from the ring's table of names; and in words why the table could not be read to its end, ""
+    """The traced functions by number, from the table of names in a ring file (call trace); and in words why the table could not
+    be read to its end, ""
     where it could.
     """
     files: dict[int, tuple[str, str]] = {}

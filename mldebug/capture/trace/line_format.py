@@ -115,7 +115,9 @@ def clock(nanoseconds: int) -> str:
 
 
 def is_source(path: str) -> bool:
-    """Whether source text may be read from this path: only from a Python file with an absolute path, since a ring may name any file."""
+    """Whether source text may be read from this path: only from a Python file with an absolute path, since a damaged or forged
+    call trace may name any file.
+    """
     return (
         path.startswith("/") and path.endswith(".py") and len(path) <= MAX_PATH and "\0" not in path
     )

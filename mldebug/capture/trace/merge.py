@@ -26,7 +26,9 @@ Stop = tuple[TracedFunction, int]  # a call, with its line where only lines are 
 
 
 class RankProgress(Noun, frozen=True, kw_only=True):
-    """How far one rank got, by its ring. `silent_seconds`: from its last record to the newest record of all rings."""
+    """How far one rank got, by the call trace that its process wrote (its ring file). `silent_seconds`: from its last record to
+    the newest record of all ranks.
+    """
 
     rank: int
     pid: int
@@ -38,7 +40,7 @@ class RankProgress(Noun, frozen=True, kw_only=True):
 
 
 class TraceBranch(NamedTuple):
-    """Ranks whose next call is the same, `stop`; None where their ring has no further call."""
+    """Ranks whose next call is the same, `stop`; None where their call traces have no further call."""
 
     ranks: tuple[int, ...]
     stop: Stop | None
@@ -54,8 +56,8 @@ class Divergence(Noun, frozen=True, kw_only=True):
 
 
 class MergedRings(Noun, frozen=True, kw_only=True):
-    """The comparison of all rings. `compared`: the steps that every ring holds whole; `parting`: where the newest step that
-    differs does so.
+    """The comparison of the call traces (ring files) of several ranks. `compared`: the training steps that every trace holds
+    whole; `parting`: where in the newest step that differs the ranks call something else.
     """
 
     standings: tuple[RankProgress, ...]
@@ -79,7 +81,7 @@ def _worth(ring: Ring) -> tuple[bool, int]:
 
 
 def merge(rings: Mapping[int, Ring]) -> MergedRings:
-    """Compare the rings of several ranks, by rank. The clocks of different nodes are not corrected."""
+    """Compare the call traces (ring files) of several ranks, by rank. The clocks of different nodes are not corrected."""
     by_calls = all(any(_counts(event, True) for event in ring.events) for ring in rings.values())
     rows = {rank: _rows(ring, by_calls) for rank, ring in rings.items()}
     steps = _common(rows)

@@ -73,7 +73,7 @@ def _branch_words(branch: TraceBranch) -> str:
 
 
 def left_out(rings: Sequence[Ring], merged: MergedRings) -> Iterator[str]:
-    """Which rings were not compared, in sentences: of several rings of one rank only one is."""
+    """Which ring files (call traces) were not compared, in sentences: of several of one rank only one is."""
     compared = {(one.node, one.pid) for one in merged.standings}
     for header in (ring.header for ring in rings):
         if (header.node, header.pid) not in compared:
@@ -81,7 +81,7 @@ def left_out(rings: Sequence[Ring], merged: MergedRings) -> Iterator[str]:
 
 
 def merged_object(merged: MergedRings) -> dict[str, object]:
-    """The comparison of rings as an object for scripts, ready to be written as JSON."""
+    """The comparison of several ranks' call traces as an object for scripts, ready to be written as JSON."""
     return {
         "by": merged.by,
         "compared_steps": list(merged.compared),

@@ -146,7 +146,7 @@ Taken = list[tuple[ChunkHead, list[TraceRecord]]]
 
 
 def read_header(read: Read) -> RingHeader:
-    """Read and parse the ring's header. Raises ValueError where the file is no ring."""
+    """Read and parse the header of a ring file (call trace). Raises ValueError where the file is none."""
     return parse_header(read(0, HEADER_SIZE))
 
 

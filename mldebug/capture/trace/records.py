@@ -107,7 +107,9 @@ class TracedThread(NamedTuple):
 
 
 class TraceEvents(ABC):
-    """The events of a ring, ordered by time. They can be iterated any number of times, and need not be in memory."""
+    """The calls and other events in a ring file (call trace), ordered by time. They can be iterated any number of times, and
+    need not be in memory.
+    """
 
     __slots__ = ()
 
@@ -129,7 +131,7 @@ class TraceEvents(ABC):
 
 
 class ListedEvents(tuple[TraceEvent, ...], TraceEvents):
-    """Events of a ring that are all in memory."""
+    """Events of a ring file (call trace) that are all in memory."""
 
     __slots__ = ()
 
@@ -165,7 +167,9 @@ class Ring(Noun, frozen=True, kw_only=True):
 
 
 def training_thread(ring: Ring) -> int | None:
-    """The kernel thread id of the main thread if it has events, else of the thread with most events; None for an empty ring."""
+    """The kernel thread id of the main thread if it has events, else of the thread with most events; None for a trace without
+    events.
+    """
     main = next((number for number, one in ring.threads.items() if one.main), None)
     if main is not None and next(ring.events.of(main), None) is not None:
         return main

@@ -173,7 +173,9 @@ def _moment(nanoseconds: int) -> str:
 
 
 def ring_json(ring: Ring) -> Iterator[str]:
-    """A ring as JSON; times in nanoseconds of the writer's monotonic clock, `offset_ns` converts them to unix time."""
+    """The events of one call trace as JSON; times in nanoseconds of the writer's monotonic clock, `offset_ns` converts them to
+    unix time.
+    """
     header = msgspec.structs.asdict(ring.header)
     head = {
         "header": {**header, "offset_ns": ring.header.offset_ns},

@@ -47,7 +47,9 @@ LONG_SENTENCE = 170
 
 @dataclass(frozen=True, slots=True)
 class GroupCard:
-    """One group of ranks for the HTML page. `index`: its number in the report. `look`: colour and words of its role. `ranks`: shortened, `"0-2,7"`."""
+    """One group of ranks for the HTML page. `index`: its number in the report. `look`: colour and words of its role. `ranks`:
+    shortened, `"0-2,7"`.
+    """
 
     index: int
     group: Group
@@ -57,7 +59,7 @@ class GroupCard:
 
 
 class GapRow(NamedTuple):
-    """One line of "what is missing", with equal gaps of several ranks joined.
+    """One line of the report's list "what is missing"; entries that are equal for several ranks are joined.
 
     `where`: the ranks or the pid, "" for neither.
     """

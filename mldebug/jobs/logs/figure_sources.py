@@ -36,7 +36,7 @@ class _Source:
 
 
 class FigureSources:
-    """The sources of all figures of one run."""
+    """From which lines of which log each figure of one run (its loss, its learning rate) is taken, where several tell it."""
 
     def __init__(self) -> None:
         self._sources: dict[str, list[_Source]] = {}  # by figure; the first of them counts

@@ -87,7 +87,7 @@ class AccessAttempts:
         self._lost: list[Gap] = []
 
     def add_rank(self, rank: int, facts: RankFacts) -> None:
-        """Include this rank. A rank whose PyTorch version is not known is left out, without a gap."""
+        """Include this rank. A rank whose PyTorch version is not known is left out, and not listed as missing."""
         if facts.torch is not None:
             self._plans[rank] = plan(facts)
             self._expected.update({rank} if expected(facts) else ())
@@ -242,7 +242,7 @@ class AccessAttempts:
             self._why[rank].append(reason)
 
     def capture(self) -> NodeCapture:
-        """The capture with the records, and gaps for what could not be read."""
+        """The capture with the Flight Recorders that were read, and in its `gaps` the reasons for those that could not be."""
         if not self._plans:
             return self._taken
         ranks = tuple(self._with(rank) for rank in self._taken.ranks)

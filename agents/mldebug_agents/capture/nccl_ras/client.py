@@ -110,7 +110,7 @@ def is_ours_to_ask(job: Job) -> bool:
 
 
 def gap(reply: RasReply) -> Gap | None:
-    """The gap that says why RAS gave no answer; None where it gave one."""
+    """Why RAS gave no answer, as an entry for the capture's `gaps`; None where it gave one."""
     return None if reply.answer else Gap(what=WHAT, reason=reply.error, way_out=reply.way_out)
 
 

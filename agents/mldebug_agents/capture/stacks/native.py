@@ -127,8 +127,8 @@ def restore(
     *,
     send: Callable[[int, int], None] = os.kill,
 ) -> Gap | None:
-    """After a dump that had to be killed: if it has left the process worse than `before`, send
-    SIGCONT and return a gap that says so; else None.
+    """After a dump that had to be killed: if it has left the process worse than `before`, send SIGCONT and return an entry for
+    the capture's `gaps` that says so; else None.
     """
     damage = harmed(before, after)
     if not damage or after is None:

@@ -81,7 +81,7 @@ class TraceCollector:
         return {pid: at for pid, at in times.items() if at is not None}
 
     def add(self, taken: NodeCapture, left: Callable[[], float]) -> NodeCapture:
-        """The capture, with the last records of every traced rank and gaps for traces that could not be read.
+        """The capture, with the last calls of every traced rank, and in its `gaps` the reasons for traces that could not be read.
 
         Never raises for what a job does.
         """

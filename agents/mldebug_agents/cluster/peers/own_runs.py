@@ -87,8 +87,8 @@ class RemoteProgress:
         self._far = {}
 
     def complete(self, one: JobLook) -> JobLook:
-        """Remember the progress in this look, and add to it what other nodes announced, for each kind that this node has
-        not read itself.
+        """Remember the progress that was read of a job, and add to it what other nodes announced, for each kind that this node
+        has not read itself.
         """
         self._own = one.look.progress
         here = {each.kind for each in self._own}
@@ -100,7 +100,9 @@ class RemoteProgress:
 
 
 class OwnRuns:
-    """The runs that have ranks on this node, with the progress that other nodes announced of them. `bad_ends`: runs that failed lately. `slowness`: how their ranks wait."""
+    """The runs that have ranks on this node, with the progress that other nodes announced of them. `bad_ends`: runs that failed
+    lately. `slowness`: how their ranks wait.
+    """
 
     def __init__(
         self, node: str, bad_ends: RecentFailures, slowness: SlownessWatch | None = None
@@ -143,7 +145,8 @@ class OwnRuns:
                 far.forget()
 
     def news(self, belongs: Belongs, now: float) -> tuple[RunNews, ...]:
-        """What this node announces to others: one message for each run for which `belongs` is true, those that failed lately included,
+        """What this node announces to others: one message for each run for which `belongs` is true, those that failed lately
+        included,
         those that are judged no more left out. `now`: monotonic seconds."""
         bad = self._bad_ends.recent()
         first = {job_key(run.job, self._node): run for run in reversed(list(self.runs.values()))}

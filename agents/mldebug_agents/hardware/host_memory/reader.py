@@ -62,7 +62,9 @@ class MemoryWatch:
         self._pss_at = -PSS_EVERY
 
     def look(self, order: MemoryOrder) -> NodeMemory:
-        """Read the memory of the host, the cgroups and the ranks of these jobs once, in bytes; what cannot be read is a gap."""
+        """Read the memory of the host, the cgroups and the ranks of these jobs once, in bytes; what cannot be read is listed in
+        `gaps` with the reason.
+        """
         now = self._clock()
         pids = [rank.pid for job in order.jobs for rank in job.ranks][:MAX_RANKS]
         self._share(pids, order, now)

@@ -44,7 +44,7 @@ class PortReader:
         self._watch = PortWatch()
 
     def look(self, order: PortOrder) -> NodePorts:
-        """Read each port once. A port with a file that was not read in time keeps its last state and is listed as a gap."""
+        """Read each port once. A port with a file that was not read in time keeps its last state and is listed in `gaps`."""
         self._watch.resume(order.earlier)
         readings, silent = self.read()
         states = self._watch.take(readings, self._steady(), order.flap_window, silent)

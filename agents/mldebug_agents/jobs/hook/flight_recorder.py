@@ -33,7 +33,7 @@ _WHY = {
 
 
 class HookFlightRecords(msgspec.Struct, frozen=True):
-    """Flight Recorders by rank, and a gap for each rank that was asked and gave none.
+    """Flight Recorders by rank, and in `gaps` the reason for each rank that was asked and gave none.
 
     Ranks that cannot be asked are in neither.
     """
@@ -43,7 +43,8 @@ class HookFlightRecords(msgspec.Struct, frozen=True):
 
 
 class HookFlightRecorder:
-    """Has the ranks of jobs that were started with `mldebug run` write PyTorch's Flight Recorder to a file, by a signal, and reads the
+    """Has the ranks of jobs that were started with `mldebug run` write PyTorch's Flight Recorder to a file, by a signal, and
+    reads the
     files. A rank that does not answer, or writes what is no such file, raises nothing.
     """
 

@@ -108,7 +108,7 @@ class HeartbeatReader:
 def read_hook_summaries(
     host: Host, reader: Reader, ranks: Sequence[RankIdentity]
 ) -> tuple[dict[int, HookState], tuple[Gap, ...]]:
-    """The present records' summaries by rank, and a gap for each record that could not be read or is not valid."""
+    """The present records' summaries by rank, and the reason for each record that could not be read or is not valid."""
     source = HeartbeatReader(host, reader)
     found = source.read(ranks)
     gaps = [

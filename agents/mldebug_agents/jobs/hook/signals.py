@@ -30,7 +30,7 @@ _BUSY = 0.015  # CPU seconds between the first look and the last: more than one 
 
 
 class SignalTarget(NamedTuple):
-    """A process whose hook can be asked by a signal, held by its pidfd."""
+    """A process in which mldebug's hook can be asked by a signal, held by its pidfd."""
 
     identity: RankIdentity
     pidfd: int
@@ -50,7 +50,9 @@ class SignalTarget(NamedTuple):
 
 
 class HookSignals:
-    """Sends the hook's signals where that is safe. There is one per agent: it remembers processes without a record."""
+    """Sends ranks the signals by which mldebug's hook in them is asked to write something, where that is safe. There is one per
+    agent: it remembers processes without a record.
+    """
 
     def __init__(
         self,

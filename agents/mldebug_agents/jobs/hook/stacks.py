@@ -35,7 +35,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
 
 class HookStacks:
-    """Has processes with the hook write their Python stacks. Never raises for what processes do."""
+    """Has processes that were started with `mldebug run` write their Python stacks. Never raises for what processes do."""
 
     def __init__(self, asking: HookSignals, reader: Reader) -> None:
         self._asking = asking

@@ -42,7 +42,7 @@ class RankChild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Discovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found on this node at one moment: jobs, remarks and gaps.
+    """What was found on this node at one moment: jobs, remarks about them, and what could not be read (`gaps`).
 
     `children` has an entry for every rank, by its pid.
     """
@@ -135,7 +135,9 @@ class RankFinder:
         )
 
     def _watched(self, alive: list[RankGroup]) -> tuple[list[RankGroup], list[Remark]]:
-        """At most `MAX_RUNS` with `MAX_RANKS` ranks of each owner: those that were watched before and those of PyTorch first, and a remark on the others."""
+        """At most `MAX_RUNS` with `MAX_RANKS` ranks of each owner: those that were watched before and those of PyTorch first,
+        and a remark on the others.
+        """
         by_owner: dict[Owner, list[RankGroup]] = defaultdict(list)
         for one in alive:
             by_owner[one.first.process.owner_key].append(one)

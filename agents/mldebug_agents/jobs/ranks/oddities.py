@@ -75,8 +75,8 @@ def _outlived(rank_group: RankGroup) -> Remark:
 
 
 def unreadable(processes: Mapping[int, ProcessInfo], host: Host) -> Iterator[Gap]:
-    """A gap for each user whose Python processes may not be read, and for each process whose
-    environment did not answer (together beyond `MAX_GAPS`).
+    """An entry of what is missing for each user whose Python processes may not be read, and for each process whose environment
+    could not be read in time (together beyond `MAX_GAPS`).
     """
     closed: dict[int, list[ProcessInfo]] = defaultdict(list)
     silent = 0

@@ -54,7 +54,7 @@ class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointNews(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one look at the checkpoints of all requested jobs."""
+    """What was read of the checkpoint folders of all requested jobs in one round."""
 
     looks: tuple[SeriesLook, ...] = ()
     configured: frozenset[SeriesKey] = frozenset()  # what the patterns lead to now
@@ -130,7 +130,8 @@ class CheckpointReader:
     def _new_files(
         self, job: JobRequest, root: str, rights: Rights, request: CheckpointRequest
     ) -> Iterator[CheckpointPath]:
-        """Checkpoint files that the job's user has written since it began, in folders that no other job of his on this node may write to.
+        """Checkpoint files that the job's user has written since it began, in folders that no other job of his on this node may
+        write to.
 
         Jobs of other users write other users' files, whatever folders they name.
         """

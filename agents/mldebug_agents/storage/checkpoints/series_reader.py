@@ -61,7 +61,8 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class SeriesLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of one look at one series. `whole`: the folder was listed completely, so a checkpoint without a reading does
+    """What was read in one round of one series: the checkpoints that a job writes one after the other into one folder. `whole`:
+    the folder was listed completely, so a checkpoint without a reading does
     not exist.
     """
 
@@ -80,7 +81,7 @@ class SeriesLook(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """All reasons why checkpoints could not be read, as gaps for people."""
+        """All reasons why checkpoints could not be read, as entries of the list of what is missing."""
         what = f"checkpoints {clean(self.series, 80)} in {clean(printable(self.folder), 200)}"
         return tuple(Gap(what=what, reason=one.why) for one in self.troubles)
 
@@ -96,7 +97,9 @@ class _Judged(msgspec.Struct):
     unread: tuple[str, ...] = ()  # files that could not be read then, and why
 
     def holds(self, reading: CheckpointReading, beside: Mapping[str, bytes], now: float) -> bool:
-        """Whether the verdict still holds. Files that could not be read are tried again: rights change without a change of the file."""
+        """Whether the verdict still holds. Files that could not be read are tried again: rights change without a change of the
+        file.
+        """
         again = bool(self.unread) and not 0 <= now - self.judged < UNREAD_EVERY
         return (
             self.reading.fingerprint == reading.fingerprint and self.beside == beside and not again
@@ -104,7 +107,9 @@ class _Judged(msgspec.Struct):
 
 
 class SeriesFiles:
-    """Reads the folder of one checkpoint series with the rights of the job's user, below the job's root directory, and follows no links from the folder on."""
+    """Reads the folder of one checkpoint series with the rights of the job's user, below the job's root directory, and follows
+    no links from the folder on.
+    """
 
     def __init__(self, reader: Reader, root: str, place: str, rights: Rights) -> None:
         self._reader, self._root, self._rights = reader, root, rights
@@ -160,7 +165,9 @@ class SeriesReader:
         return msgspec.structs.replace(look, readings=readings, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
 
     def is_one(self, one: ListedFile) -> bool:
-        """Whether this entry of a folder is a checkpoint of the series. A symbolic link is none, since its target is listed too."""
+        """Whether this entry of a folder is a checkpoint of the series. A symbolic link is none, since its target is listed
+        too.
+        """
         if one.kind not in ("file", "folder"):
             return False
         if "*" in self.series or "?" in self.series:

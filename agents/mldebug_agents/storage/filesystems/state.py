@@ -14,7 +14,7 @@ from mldebug_agents.storage.filesystems.mounts import UsedMount
 
 
 class FilesystemReading(msgspec.Struct, kw_only=True):
-    """The free space of one mount at one look; `ahead`: forecasts for bytes and inodes."""
+    """The free space of one mount at one moment; `ahead`: forecasts for bytes and inodes."""
 
     used: UsedMount
     answer: MountAnswer

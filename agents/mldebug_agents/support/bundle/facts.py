@@ -66,7 +66,7 @@ def reports(folder: BundleFolder, config: Config) -> None:
 
 
 def agent_log(folder: BundleFolder, path: Path | None) -> None:
-    """Add the end of the agent's log; where `path` is None, a gap."""
+    """Add the end of the agent's log; where `path` is None, the note that it is missing."""
     if path is None:
         folder.miss("the agent's log", "nobody said where it is", "journalctl -u mldebug > FILE, and --log FILE")  # fmt: skip
         return
@@ -77,7 +77,7 @@ def agent_log(folder: BundleFolder, path: Path | None) -> None:
 
 
 def agent_proc(folder: BundleFolder, host: Host, pid: int) -> None:
-    """Add files of the agent's /proc folder; what cannot be read becomes a gap. `pid` 0: no agent answered."""
+    """Add files of the agent's /proc folder; what cannot be read is noted as missing. `pid` 0: no agent answered."""
     if not pid:
         folder.miss("the agent's process", "no agent answers here", "systemctl status mldebug")
     for name in PROC if pid else ():

@@ -35,7 +35,7 @@ class BundleFolder:
         self.files[name] = content
 
     def add_json(self, name: str, value: Any) -> None:
-        """Add a value as an indented JSON file. A file that is too large is left out, and a gap says so."""
+        """Add a value as an indented JSON file. A file that is too large is left out, and noted as missing."""
         content = msgspec.json.format(msgspec.json.encode(value), indent=1)
         if len(content) > min(self._max_file, self._left):
             self.miss(name, f"it has {len(content):,} bytes", ASK_LESS)
@@ -51,7 +51,7 @@ class BundleFolder:
         self.gaps.append(Gap(what=what, reason=reason, way_out=way_out))
 
     def attempt(self, what: str, gather: Callable[[], None]) -> None:
-        """Call `gather`. Any exception becomes a gap about `what`."""
+        """Call `gather`. Where it raises, `what` is noted as missing, with the exception as the reason."""
         try:
             gather()
         except MldebugError as error:

@@ -129,7 +129,7 @@ class DirectObserver:
         self._read("watch", None, jobs)
 
     def finish(self) -> Observations:
-        """Return all that was observed. If no GPU was read, a gap says why."""
+        """Return all that was observed. If no GPU was read, its `gaps` say why."""
         if (
             not self.observations.watch
             and not self.observations.full

@@ -30,7 +30,7 @@ WAY_OUT = "see its log; `py-spy dump --pid PID` says where it hangs"
 
 
 class Recorder:
-    """Records this node. `seconds`: for how long, 0 for one look; `enough`: returns True to end it sooner."""
+    """Records this node. `seconds`: for how long, 0 to read everything once; `enough`: returns True to end it sooner."""
 
     def __init__(
         self, tools: NodeTools, seconds: float, enough: Callable[[], bool] = lambda: False
