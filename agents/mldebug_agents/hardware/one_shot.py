@@ -49,7 +49,7 @@ class _Task(Generic[T]):
         self._thread.start()
 
     def within(self, seconds: float) -> T | None:
-        """What it came to; None where it has not ended by then."""
+        """The result of the work; None where it has not ended by then."""
         self._thread.join(max(0.0, seconds))
         return self._value[0] if self._value else None
 

@@ -38,7 +38,7 @@ def carry_out(verb: Callable[[Mapping[str, str]], object], parameters: Mapping[s
 
 
 def answered(found: object) -> tuple[int, bytes]:
-    """The HTTP status and body for a struct that was asked for."""
+    """The HTTP status 200, and this struct as the JSON body."""
     return OK, msgspec.json.encode(found)
 
 

@@ -179,7 +179,7 @@ class _Compared(NamedTuple):
     parts: bool
 
     def kind(self, call: Collective) -> tuple[object, ...]:
-        """Equal for calls that are alike."""
+        """What is compared of a call: its operation, and element types and sizes as far as the fields say. Equal for calls that fit."""
         if self.parts:
             return call.op, call.elements, call.outputs
         same = call.op in SAME_SIZE

@@ -63,7 +63,7 @@ class HistoryList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def history_list(histories: Iterable[RunHistory]) -> HistoryList:
-    """What there is of each run."""
+    """For each run: which figures are kept, since when, and the events found in them."""
     return HistoryList(runs=tuple(map(_summary, histories)))
 
 

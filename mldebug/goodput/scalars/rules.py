@@ -38,11 +38,11 @@ class TrainingRules(msgspec.Struct, kw_only=True):
         return news
 
     def follow(self, before: "TrainingRules") -> None:
-        """This is the next run of the job that `before` is about."""
+        """Take over from `before`, the rules of the run of the same job before this one, at which step and loss that one stood."""
         self.resume = before.resume.for_next_run()
 
     def end(self, at: float) -> None:
-        """The run is over: so is what lasted."""
+        """Note that the run is over: events that still last end with it."""
         self.events = [
             one if one.ended is not None else msgspec.structs.replace(one, ended=at)
             for one in self.events

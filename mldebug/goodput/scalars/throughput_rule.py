@@ -69,7 +69,7 @@ class ThroughputRule(msgspec.Struct, kw_only=True):
     is_open: bool = False
 
     def add(self, point: TrainingPoint) -> list[Found]:
-        """Judge the throughput of one point, if it tells one."""
+        """Judge the tokens or samples per second of one point, if it has such a figure."""
         figure = next((one for one in FIGURES if one in point.values), "")
         if not figure or (self.figure and figure != self.figure):
             return []

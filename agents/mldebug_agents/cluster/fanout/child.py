@@ -106,7 +106,7 @@ class _Teller(EventHandler):  # type: ignore[misc]
         self._errors = 0
 
     def ev_read(self, worker: Any, node: Any, sname: str, msg: bytes) -> None:
-        """One line, of either stream."""
+        """ClusterShell: a command has written a line to its stdout or stderr."""
         name = _name(worker, node)
         if sname == "stdout" and len(msg) <= 2 * MAX_LINE and read_line(msg) is not None:
             self._send(FanoutNews(node=name, line=msg.decode(errors="replace")))
@@ -121,16 +121,16 @@ class _Teller(EventHandler):  # type: ignore[misc]
             self._last[name] = line
 
     def flooded(self, name: str) -> None:
-        """It wrote too much, and was ended."""
+        """Note that the command wrote more than it may, and was ended."""
         self._last[name] = f"it wrote more than {MAX_OUTPUT >> 20} MiB"
 
     def ev_hup(self, worker: Any, node: Any, rc: int) -> None:
-        """It has ended on one node."""
+        """ClusterShell: the command has ended on one node."""
         name = _name(worker, node)
         self._send(FanoutNews(node=name, code=rc, error=self._last.pop(name, "")))
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
-        """It has ended everywhere."""
+        """ClusterShell: the command has ended on all nodes."""
         for node in worker.task.iter_keys_timeout() if timedout else ():
             name = _name(worker, node)
             self._send(FanoutNews(node=name, late=True, error=self._last.pop(name, "")))
@@ -155,7 +155,7 @@ class _Listener(EventHandler):  # type: ignore[misc]
         self._beats = 0
 
     def ev_timer(self, timer: Any) -> None:
-        """Look once."""
+        """ClusterShell: time to look whether the parent process is still there."""
         if not self._beats and not _hung_up(self._connection):
             return
         self._beats += 1

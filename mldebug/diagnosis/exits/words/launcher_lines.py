@@ -95,7 +95,7 @@ class _LauncherReader:
         self._first: int | None = None  # the rank that Open MPI's next line tells the code of
 
     def read(self, line: str) -> None:
-        """Take in one line."""
+        """Read the next line of the launcher's output."""
         if failed := _of_torchrun(line):
             self.failures.append(failed)
         elif failure := self._plain(line) or self._of_two_lines(line):
