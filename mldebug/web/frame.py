@@ -64,7 +64,7 @@ class PageFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def pages() -> dict[str, WebPage]:
-    """All pages by name."""
+    """All web pages, which are plugins, by name."""
     return {name: create("pages", name) for name in names("pages")}
 
 

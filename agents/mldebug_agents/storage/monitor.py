@@ -43,7 +43,7 @@ class StorageCollector(Protocol):
 
     @property
     def interval(self) -> float:
-        """Seconds between two calls of `look`."""
+        """Seconds between two readings of the node (calls of `look`)."""
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Read. `now`: unix time by a clock that is not set while the agent runs. What may take more than a few seconds

@@ -146,9 +146,8 @@ def _text(data: bytes, at: int, size: int) -> str:
 
 
 def parse_names(data: bytes) -> tuple[dict[int, TracedFunction], str]:
-    """The traced functions by number, from the table of names in a ring file (call trace); and in words why the table could not
-    be read to its end, ""
-    where it could.
+    """The traced functions by number, from the table of names in a ring file (call trace); and in words why the table could not be
+    read to its end, "" where it could.
     """
     files: dict[int, tuple[str, str]] = {}
     found: dict[int, TracedFunction] = {}

@@ -18,7 +18,7 @@ _LINE_ENDS = re.compile(rb"[\r\n]+")
 
 
 class FormatTrial(msgspec.Struct, kw_only=True):
-    """What one format read in a log."""
+    """What one log format understood of a log that a person wants to try."""
 
     format: str
     lines: int = 0

@@ -37,7 +37,7 @@ class CanaryResult(Noun, frozen=True, kw_only=True):
 
 
 class CanaryWrite(Noun, frozen=True, kw_only=True):
-    """One test write: its result, or for how many seconds it has not returned."""
+    """One write of a small test file to a configured folder: its result, or for how many seconds it has not returned."""
 
     path: str
     stuck: float = 0.0
