@@ -46,6 +46,7 @@ from mldebug.diagnosis.node_wait import judge_node_wait
 from mldebug.diagnosis.raised import with_exceptions
 
 BESIDE_WORK = (Verdict.GPU_FAULT, Verdict.OUT_OF_MEMORY)
+_SURENESS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 LOWER = {Confidence.HIGH: Confidence.MEDIUM, Confidence.MEDIUM: Confidence.LOW}
 
 
@@ -163,12 +164,24 @@ def _findings(case: Case) -> list[Finding]:
         for detector in create_all("detectors")
         if (finding := detector.judge(case)) is not None
     ]
-    if any(one.verdict is Verdict.COLLECTIVE_MISMATCH and one.culprits for one in found):
-        # a port that fails does not send ranks into different collectives
-        found = [one for one in found if one.verdict is not Verdict.NETWORK_FAULT]
+    found = [one for one in found if one.verdict is not Verdict.NETWORK_FAULT or not _explained(one, found)]  # fmt: skip
     if not case.works:
         return found
     return [one for one in found if one.verdict in BESIDE_WORK] or [not_stuck(case)]
+
+
+def _explained(port: Finding, found: Iterable[Finding]) -> bool:
+    """Whether something else explains a stall better than a network port that failed then, which may be one that the job does not use.
+
+    A port that fails does not send ranks into different collectives, so ranks that are as surely out
+    of step go before it; and a node that is surely down before a port of another one.
+    """
+    sure = _SURENESS.index(port.confidence)
+    return any(
+        (one.verdict is Verdict.COLLECTIVE_MISMATCH and one.culprits and _SURENESS.index(one.confidence) >= sure)
+        or (one.verdict is Verdict.NODE_UNREACHABLE and _SURENESS.index(one.confidence) > sure)
+        for one in found
+    )  # fmt: skip
 
 
 def _steps(captures: Iterable[NodeCapture]) -> tuple[int, int] | None:

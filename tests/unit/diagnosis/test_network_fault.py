@@ -20,7 +20,7 @@ from mldebug.diagnosis.exits.model import AttemptExit, RankError, RankExit
 from mldebug.hardware.health.faults import faults_of_ports
 from mldebug.hardware.ports.parse import PortReading
 from mldebug.hardware.ports.state import NodePorts, PortState, PortWatch
-from shared.cluster.nodes import run, sleeper
+from shared.cluster.nodes import merged, run, silent, sleeper
 from shared.diagnosis.builders import process, still
 
 TAKEN, QUIET = 1_700_000_000.0, 60.0
@@ -95,6 +95,36 @@ def test_a_rank_in_another_collective_is_named_whatever_the_port_does() -> None:
         Verdict.COLLECTIVE_MISMATCH,
         [1],
     )
+
+
+def test_a_faint_sign_that_a_rank_is_out_of_step_yields_to_a_port_that_is_surely_down() -> None:
+    """Who waits for its GPU beside ranks in a collective may only have run ahead."""
+    faint = process(
+        "synchronize (torch/cuda/__init__.py:1040)", "evaluate (train.py:80)", move=still()
+    )
+    alone = judged(odd={1: faint})
+    found = judged(fault(), odd={1: faint})
+
+    assert alone.confidence == "low"
+    assert (found.verdict, found.confidence) == (Verdict.NETWORK_FAULT, Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict"), [("down", Verdict.NODE_UNREACHABLE), ("silent", Verdict.NETWORK_FAULT)]
+)
+def test_a_node_that_is_surely_down_goes_before_a_port_of_another(
+    state: str, verdict: Verdict
+) -> None:
+    """Where not all were captured a port is one sign; so is a node that is only silent."""
+    captures = run(3, 2)
+    captures = {name: msgspec.structs.replace(one, quiet_seconds=QUIET) for name, one in captures.items()}  # fmt: skip
+    captures["a2"] = msgspec.structs.replace(captures["a2"], faults=(fault(),))
+    del captures["a3"]
+    gone = [msgspec.structs.replace(silent("a3")[0], state=state)]
+    (one,) = merged(captures, gone).runs
+    found = diagnose(*one).diagnosis
+
+    assert found.verdict is verdict, found.summary
 
 
 def test_many_ports_of_one_moment_are_all_named_in_a_short_sentence() -> None:
