@@ -101,12 +101,12 @@ def _found_in(file: DumpFile) -> Iterator[_Found]:
         by_place.setdefault(_place(one, file), []).append(one)
     for place, processes in by_place.items():
         parts = node_parts(processes)
-        kept: dict[tuple[int, int, int], _Found] = {}
+        kept: dict[tuple[int, int, int, int], _Found] = {}
         for index, (part, one) in enumerate(zip(parts, processes, strict=True)):
             whose = place
             if max(parts):
                 whose = place._replace(name=f"{place.name} (part {part + 1})", number=-1)
-            key = (part, one.pid, -1 if one.pid else index)
+            key = (part, one.rank, one.pid, -1 if one.pid else index)
             kept[key] = _Found(join(kept[key].process, one) if key in kept else one, file, whose)
         yield from kept.values()
 

@@ -9,7 +9,7 @@ import msgspec
 from mldebug.core.model import Classification, Frame, Role, ThreadStack
 from mldebug.diagnosis.classify.awaited.threads import gil_holder, holder_words
 from mldebug.diagnosis.classify.kernel_state import from_sign, inert
-from mldebug.diagnosis.classify.process_facts import ProcessFacts, native_words
+from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity, native_words
 from mldebug.diagnosis.classify.tables.native_calls import (
     BEGINS,
     BY_NAME,
@@ -23,6 +23,7 @@ from mldebug.diagnosis.classify.tables.native_calls import (
     SLEEPS,
     STREAM_CALLS,
     STREAMS,
+    TRANSFERS,
 )
 from mldebug.diagnosis.classify.tables.signs import NameSign
 
@@ -89,6 +90,26 @@ def own_wait(process: ProcessFacts) -> Classification | None:
     fact = f"native stack: {native_words(process.native.frames, decides)}"
     found = inert(process, name, _own_words(process, name, own, frames[0]), fact)
     return found if process.on_futex else msgspec.structs.replace(found, direct=False)
+
+
+def transfer_wait(process: ProcessFacts) -> Classification | None:
+    """The class of a thread that sleeps in a library of transfers whose functions have no row: for a peer or for itself, nobody can tell."""
+    if process.native is None or process.computes or not process.asleep:
+        return None
+    frames = _below_python(process.native.frames)
+    found = next((one for one in frames if TRANSFERS.match(re.split(r"[/\\]", one.file)[-1])), None)
+    if found is None or found.function.startswith("0x"):
+        return None
+    return Classification(
+        name="futex",
+        role=Role.UNCLEAR,
+        doing=f"waits in {found.function} ({found.file}), for a peer or for itself, in {process.at}",
+        site=process.at,
+        why=(
+            f"native stack: {native_words(process.native.frames, found.function)}",
+            *activity(process),
+        ),
+    )
 
 
 def _own_words(process: ProcessFacts, name: str, own: Frame | None, innermost: Frame) -> str:

@@ -33,7 +33,13 @@ from mldebug.diagnosis.classify.kernel_state import (
     tracer_words,
     wait_channel,
 )
-from mldebug.diagnosis.classify.native_stack import by_native, gil, native_sign, own_wait
+from mldebug.diagnosis.classify.native_stack import (
+    by_native,
+    gil,
+    native_sign,
+    own_wait,
+    transfer_wait,
+)
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 from mldebug.diagnosis.classify.tables.kernel_waits import POLL_WAITS
 from mldebug.diagnosis.classify.tables.matching import match_calls, match_idle
@@ -62,7 +68,7 @@ def classify(capture: RankCapture) -> Classification:
             return found
     found = _by_calls(process, capture)
     if found is None:
-        found = by_native(process) or own_wait(process)
+        found = by_native(process) or own_wait(process) or transfer_wait(process)
         found = found or _by_source(process, STORE_SOURCE)
         found = found or by_wait_channel(process) or _by_source(process, SOURCE + GPU_SOURCE)
     found = found or _by_activity(process)

@@ -107,6 +107,15 @@ def test_the_debug_servers_of_pytorch_print_all_ranks_with_one_heading_each(tmp_
     assert len(report.ranks) == 4
 
 
+def test_ranks_with_one_pid_each_below_its_own_heading_are_no_dumps_of_one(tmp_path: Path) -> None:
+    """Containers of one file all have their rank in pid 17; below one heading it is the same process again."""
+    texts = [f"=== Rank {rank}: http://h{rank}:5000/handler/pyspy_dump? ===\n{dump(17, BARRIER if rank == 2 else ALL_REDUCE)}" for rank in range(4)]  # fmt: skip
+    found = judge(read_evidence(folder(tmp_path, all="\n".join((*texts, texts[3]))))).report
+
+    assert [one.rank for one in found.ranks] == [0, 1, 2, 3]
+    assert [one.rank for one in found.diagnosis.culprits] == [2]
+
+
 def test_eu_stack_begins_with_the_main_thread(tmp_path: Path) -> None:
     def text(pid: int, *frames: str) -> str:
         lines = [f"#{n}  0x00007f12a3b4c{n:03d} {one}" for n, one in enumerate(frames)]

@@ -88,6 +88,14 @@ def test_what_may_be_a_wait_for_others_is_not_called_its_own(kind: str) -> None:
     assert classify(rank(2, NOT_ITS_OWN[kind])).name not in ("native_lock", "sleep")
 
 
+@pytest.mark.parametrize("call", ["nixlAgent::waitXfer (libnixl.so)", "mooncake::Transport::wait (libmooncake.so)", "hcoll_progress (libhcoll.so.1)", "ibv_poll_cq (libibverbs.so.1)"])  # fmt: skip
+def test_a_library_of_transfers_without_a_row_is_for_a_peer_or_for_itself(call: str) -> None:
+    found = judged(dumped("pthread_cond_wait (libc.so.6)", call))
+
+    assert (found.verdict, found.culprits) == ("unknown", ())
+    assert "for a peer or for itself" in found.summary
+
+
 # --- MPI ---------------------------------------------------------------------------------------------
 
 CALLS = {

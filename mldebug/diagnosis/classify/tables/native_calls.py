@@ -188,6 +188,11 @@ INTERPRETER = re.compile(
 BEGINS = re.compile(r"_*(?:libc_start_\w+|start|main|libc_start_main\S*)")
 """Where the main thread of a program begins: a native stack that reaches it is whole."""
 
+TRANSFERS = re.compile(
+    r"(?:lib)?(?:nccl|rccl|gloo|mpi|open-(?:mpi|pal|rte)|uc[pst]\b|ucc\b|hcoll|sharp|fabric|ibverbs|mlx5|efa|psm2|nvshmem|nixl|mooncake|deep_?ep|mscclpp|oneccl|hccl|tensorpipe)"
+)
+"""Libraries by which ranks send each other data."""
+
 C_LIBRARY = re.compile(
     r"(?:.*/)?(?:lib(?:c|pthread|stdc\+\+|gcc_s|m|rt|dl)[.-][^/]*|ld-[^/]*|\?|\[vdso\]|python[\d.]*|libpython[^/]*|)"
 )
