@@ -66,6 +66,12 @@ _DIFFER = re.compile(
     r"[\s\S]*?\b(?:mismatch|disagree|inconsistent|differ(?:s|ent)?\b|not (?:the )?(?:same|equal|identical)|must (?:match|agree|be (?:the same|equal|identical))|out of sync|desync|diverge)",
     re.IGNORECASE,
 )
+# The job as a whole: each of its ranks would say so, and who is first to is chance
+_OF_THE_JOB = re.compile(
+    r"\bworld[ _-]?size\b|\bMP=\d|\b(?:tensor|pipeline|data|model|expert|context|sequence)[ _-](?:model[ _-])?parallel(?:ism)?[ _-](?:world[ _-])?(?:size|degree)"
+    r"|\b(?:DP|TP|PP|EP|CP) (?:world )?size\b|\bnumber of (?:ranks|processes|nodes|workers)\b|\bnum[ _-](?:ranks|processes|nodes)\b|\b\d{1,7} (?:ranks|processes)\b",
+    re.IGNORECASE,
+)
 # Words of libraries that stand in an exception of the job's own which quotes them
 _QUOTED = re.compile(
     r"\.(?:cc|cpp|hpp|cu):\d|\]:\d{2,5}|<\d{1,5}>|WorkNCCL\(|NCCL error|[Cc]losed by (?:remote )?peer|[Rr]eset by (?:remote )?peer|Dist\w{4,10}Error|HorovodInternalError"
@@ -167,7 +173,9 @@ def _of_statement(words: str, *, unclear: bool) -> Blame:
         or (_QUOTED.search(words) and _PEER.search(words))
     ):
         return Blame.PEER
-    return Blame.UNCLEAR if unclear or _DIFFER.match(words) else Blame.OWN
+    return (
+        Blame.UNCLEAR if unclear or _DIFFER.match(words) or _OF_THE_JOB.search(words) else Blame.OWN
+    )
 
 
 def _of_library(words: str, *, shared: bool) -> Blame:
@@ -185,7 +193,7 @@ def _of_library(words: str, *, shared: bool) -> Blame:
     if _REASON.search(words):
         return Blame.OWN
     without_reason = _NO_REASON.search(words) or _STATUS.match(words)
-    return Blame.UNCLEAR if shared or without_reason else Blame.OWN
+    return Blame.UNCLEAR if shared or without_reason or _OF_THE_JOB.search(words) else Blame.OWN
 
 
 def waited_on_device(lines: Sequence[str], start: int, words: str) -> bool:
