@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from mldebug_agents.hardware.gpu.errors import GpuCrashedError, NoGpuLibraryErro
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.file_locks import parse_locks
 from mldebug_agents.system.host import Host
+
+log = logging.getLogger("mldebug")
 
 PATIENCE = 3  # looks in a row that may fail while a probe runs
 WAIT = "wait until it has ended"
@@ -123,6 +126,9 @@ class BusyError(MldebugError):
     """The node is in use by a job or by another probe; this is no fault of the node."""
 
 
+LONGEST = (
+    6 * 3600.0
+)  # seconds that a probe runs: `--duration` is ten minutes where nothing else was asked for
 USUAL = "/tmp/mldebug-probe.lock"  # noqa: S108 - the one place that all users of a node share
 
 
@@ -137,30 +143,50 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def only_probe(path: Path = LOCK) -> Iterator[None]:
     """A context that holds the lock file of this node; raises BusyError where another probe has it. The kernel releases it when
     the process dies.
+
+    Any user may hold the file, for ever: who has run longer than any probe is passed over, and a second file beside it keeps
+    probes apart then.
     """
+    fd = _lock(path)
+    if fd is None:
+        fd = _lock(path.with_name(f"{path.name}.2"))
+    try:
+        yield
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _lock(path: Path) -> int | None:
+    """The descriptor that holds the lock; None where somebody has it who is no probe."""
     fd = _open(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        who = _holder(os.fstat(fd).st_ino)
+        inode = os.fstat(fd).st_ino
         os.close(fd)
-        wait = "wait for it: two at once would measure each other. Any user may hold the lock: where that is no probe, end it"
+        who, seconds = _holder(inode)
+        if seconds > LONGEST:
+            log.warning("%s holds %s for longer than a probe takes: it is passed over", who, path)
+            return None
+        wait = "wait for it: two at once would measure each other. Any user may hold the lock: where that is no probe, end it, or name another file in MLDEBUG_PROBE_LOCK"
         raise BusyError(f"another probe runs on this node ({who} holds {path})", wait) from None
-    try:
-        yield
-    finally:
-        os.close(fd)
+    return fd
 
 
-def _holder(inode: int) -> str:
-    """Who has a lock on a file with this inode, as far as /proc says it: "python3 (pid 12 of user bob)"."""
+def _holder(inode: int) -> tuple[str, float]:
+    """Who has a lock on a file with this inode, as far as /proc says it ("python3 (pid 12 of user bob)"), and the seconds that
+    the process has run; 0 where it cannot be seen.
+    """
     host = Host()
     pids = (lock.pid for lock in parse_locks(_locks()) if lock.inode == inode and not lock.blocked)
     pid = next((pid for pid in pids if pid > 0), None)
     stat = host.brief(pid) if pid is not None else None
     if stat is None:
-        return "somebody in another container"
-    return f"{clean(stat.name, 40)} (pid {stat.pid} of user {host.user(host.status(stat.pid).uid)})"
+        return "somebody in another container", 0.0
+    user = host.user(host.status(stat.pid).uid)
+    age = host.clock() - host.started_at(stat.start_ticks)
+    return f"{clean(stat.name, 40)} (pid {stat.pid} of user {user})", age
 
 
 def _locks() -> str:

@@ -49,14 +49,17 @@ class StateClient:
         starter: WorkerStarter,
         state_dir: Path,
         on_loss: Callable[[str], None],
+        on_gone: Callable[[], None] = lambda: None,
         *,
         door: bool = False,
     ) -> None:
-        """`on_loss` is called with words when the state dir had to be begun anew."""
+        """`on_loss` is called with words when the state dir had to be begun anew; `on_gone` when it went, and what its path
+        shows now cannot be used.
+        """
         self.worker: ForkedWorker | None = None
         self._starter = starter
         self._state_dir = state_dir
-        self._on_loss = on_loss
+        self._on_loss, self._on_gone = on_loss, on_gone
         self._wants_door = door
         self._place: DeviceInode | None = None  # of our socket file
         self._held: DeviceInode | None = None  # the lock file
@@ -130,6 +133,9 @@ class StateClient:
         for note in reply.notes:
             log.warning("%s", note)
         door = socket.socket(fileno=descriptor) if descriptor is not None else None
+        if reply.gone:
+            self._place = None
+            self._on_gone()
         _raise(reply, door)
         self._held = reply.held or self._held
         if reply.lost:

@@ -21,7 +21,7 @@ _LOOK = "findmnt -T {0}; dmesg -T | tail"
 _AILING = (errno.EROFS, errno.EIO)
 _MOUNT_ANEW = (
     " To repair and mount it anew while the agent runs: umount -l, wait until the agent tells here that the state dir was removed or"
-    " replaced, then fsck and mount. Until then the agent's open files keep the ailing file system, and a new mount would show it again;"
+    " replaced, or is not there any more, then fsck and mount. Until then the agent's open files keep the ailing file system, and a new mount would show it again;"
     " where no such line comes within a minute, stop the agent first"
 )
 
@@ -75,6 +75,14 @@ def begun_anew(place: Path, how: str) -> str:
     return (
         f"the state dir {place} {how} while the agent ran: it was made and locked anew, and what is known of the runs"
         " and of open incidents is written there again. Earlier reports are not there any more"
+    )
+
+
+def let_go(place: Path) -> str:
+    """The log line for a state dir that is not there any more while nothing can be made in its place."""
+    return (
+        f"the state dir {place} is not there any more, and what its path shows now cannot be used: nothing of it is held open,"
+        " its socket is closed. It is opened again as soon as it is back"
     )
 
 

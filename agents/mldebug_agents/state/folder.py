@@ -80,6 +80,11 @@ class FolderLock:
         self._sign()
         return "was removed or replaced" if lost else ""
 
+    @property
+    def gone(self) -> bool:
+        """Whether the folder that was held is not at its path any more, and none was taken in its place."""
+        return self.held is not None and self._fd < 0
+
     def give_back(self) -> None:
         """Release the lock, so that another agent may take the state dir."""
         if self._fd >= 0:

@@ -160,4 +160,7 @@ class StateReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reports: tuple[str, ...] = ()  # ids of those that are there when the place is opened
     door: DeviceInode | None = None  # of the socket file that was opened
     held: DeviceInode | None = None  # of the lock file
+    gone: bool = (
+        False  # the path does not show the folder that was held, and what is there cannot be used
+    )
     lost: str = ""  # what was on disk is not there any more, and why; it was begun anew

@@ -63,6 +63,12 @@ def serve(connection: socket.socket) -> None:
 
 def answer(keeping: "StateServer", order: StateOrder) -> Answer:
     """Carry out one request. Never raises: disk errors and exceptions of our own become the reply."""
+    reply, door = _answer(keeping, order)
+    gone = keeping.gone and not isinstance(order, CloseState)
+    return msgspec.structs.replace(reply, gone=gone), door
+
+
+def _answer(keeping: "StateServer", order: StateOrder) -> Answer:
     try:
         return keeping.execute(order)
     except MldebugError as error:
@@ -106,6 +112,11 @@ class StateServer:
             PruneReports: self._prune,
             CloseState: self._end,
         }
+
+    @property
+    def gone(self) -> bool:
+        """Whether the state dir that was held has gone, and nothing of it is open here any more."""
+        return self._hold is not None and self._hold.gone
 
     def execute(self, order: StateOrder) -> Answer:
         """Carry out one request, and return the reply and the listening socket if one was opened.

@@ -19,7 +19,7 @@ from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.status.snapshot import SourceState
 from mldebug_agents.state.client import RemoteArchive, StateClient
-from mldebug_agents.state.failure_text import begun_anew
+from mldebug_agents.state.failure_text import begun_anew, let_go
 from mldebug_agents.state.messages import (
     CheckState,
     DeleteRun,
@@ -57,11 +57,13 @@ class StateStore:
         self,
         state_dir: Path,
         starter: WorkerStarter,
-        on_door: Callable[[socket.socket], None] | None = None,
+        on_door: Callable[[socket.socket | None], None] | None = None,
         *,
         retry: float = RETRY_FIRST,
     ) -> None:
-        """`on_door` gets the listening socket of the state dir, in the writer's thread."""
+        """`on_door` gets the listening socket of the state dir, in the writer's thread, and None where the state dir has gone:
+        as long as the socket is open the kernel keeps the file system on which it was made.
+        """
         self.state_dir = state_dir
         self.leftovers: tuple[Leftover, ...] = ()  # of earlier agents, as they were found
         self.earlier_reports: frozenset[str] = frozenset()  # ids of those that earlier agents wrote
@@ -73,8 +75,11 @@ class StateStore:
         self._begun_anew = threading.Event()
         self._left: tuple[Leftover, ...] = ()
         self._wants_door = on_door is not None
-        self._got_door = on_door or socket.socket.close
-        self._client = StateClient(starter, state_dir, self._lost_place, door=self._wants_door)
+        self._got_door = on_door or _close
+        self._has_door = False
+        self._client = StateClient(
+            starter, state_dir, self._lost_place, self._close_door, door=self._wants_door
+        )
         self.archive = RemoteArchive(self._client)
         self.writer = WriterThread(state_dir, self._open_place, retry=retry)
 
@@ -318,7 +323,7 @@ class StateStore:
         self._take_in(reply.found)
         self.earlier_reports = frozenset(reply.reports)
         if door is not None:
-            self._got_door(door)
+            self._take_door(door)
         elif self._wants_door:
             log.warning("no socket in %s yet: %s", self.state_dir, reply.error)
             self.writer.put("door", self._open_door)
@@ -331,9 +336,25 @@ class StateStore:
 
     def _open_door(self) -> None:
         if (door := self._client.open_door()) is not None:
-            self._got_door(door)
+            self._take_door(door)
+
+    def _take_door(self, door: socket.socket) -> None:
+        self._has_door = True
+        self._got_door(door)
+
+    def _close_door(self) -> None:
+        if self._has_door:
+            self._has_door = False
+            log.error("%s", let_go(self.state_dir))
+            self._got_door(None)
+            self.writer.put("door", self._open_door)
 
     def _lost_place(self, how: str) -> None:
         self.losses += 1
         log.error("%s", begun_anew(self.state_dir, how))
         self._begun_anew.set()
+
+
+def _close(door: socket.socket | None) -> None:
+    if door is not None:
+        door.close()

@@ -130,16 +130,19 @@ class AgentServer:
             routes = [*self._public(), alerts, *self.pages.by_tcp()]
             self._serve(Starlette(routes=routes), open_tcp(self.settings.listen))
 
-    def serve_socket(self, listener: socket.socket) -> None:
-        """Serve this listening Unix socket, in place of an earlier one. May be called from any thread. After `stop` it is
-        closed at once.
+    def serve_socket(self, listener: socket.socket | None) -> None:
+        """Serve this listening Unix socket, in place of an earlier one; None: serve no other. May be called from any thread.
+        After `stop` it is closed at once.
         """
         if self._stopped:
-            listener.close()
+            if listener is not None:
+                listener.close()
             return
         before, self._private_server = self._private_server, None
         if before is not None:
             before.leave()  # its socket file went with the state dir
+        if listener is None:
+            return
         routes = [*self._public(), *self._private(), *self.pages.at_socket()]
         app = Starlette(routes=routes, middleware=[Middleware(SameOriginOnly)])
         self._private_server = self._serve(app, listener)

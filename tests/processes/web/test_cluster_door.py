@@ -9,12 +9,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from mldebug.cluster.messages import Announcement, CaptureOrder, ClusterView, RunNews, Signal
+from mldebug.cluster.messages import (
+    SCHEMA,
+    Announcement,
+    CaptureOrder,
+    ClusterView,
+    RunNews,
+    Signal,
+)
 from mldebug.core.errors import MldebugError
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
@@ -22,6 +30,7 @@ from mldebug_agents.cluster.peers.openapi import ANNOUNCE, CAPTURE, VIEW
 from processes.agent.light import LightJob, light_job
 from processes.harness import User, folder_for, free_port, wait_for
 from processes.incidents.watching import Report, RunningAgent, settings, watching
+from shared.cluster.hostile import worst_of
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
 
@@ -39,7 +48,7 @@ class Field:
         self._client, self._to = PeerClient(proof), Peer("127.0.0.1", port)
 
     def ask(self, what: object, path: str) -> bytes:
-        body = b"" if what is None else msgspec.json.encode(what)
+        body = b"" if what is None else what if isinstance(what, bytes) else msgspec.json.encode(what)  # fmt: skip
         return self._client.ask(self._to, path, body, timeout=30.0, most=MOST)
 
     def run(self) -> RunNews | None:
@@ -126,6 +135,30 @@ def test_steps_of_who_does_not_have_the_ranks_hide_no_stall(field: Field) -> Non
     with meanwhile(lie):
         lie()
         assert field.named() == [1]
+
+
+def test_the_worst_of_every_field_ends_nothing_and_hides_no_stall(field: Field) -> None:
+    run = field.run()
+    assert run is not None
+    right = {"schema": SCHEMA, "port": 9, "node": "liar", "runs.0.key": list(run.key), "runs.0.ranks": "2", "runs.0.world_size": 4, "runs.0.attempt": 0, "relayed.0.node": "other", "relayed.0.port": 9}  # fmt: skip
+    announced = worst_of(Announcement, {**right, "relayed.0.runs": []})
+    ordered = worst_of(CaptureOrder, {"schema": SCHEMA, "key": list(run.key), "attempt": 0})
+    places: set[str] = set()
+
+    def send() -> None:
+        for path, messages in ((CAPTURE, ordered), (ANNOUNCE, announced)):
+            for place, body in islice(messages, 0, None, 4):  # some of each place: all are tried
+                places.add(place)  # in tests/unit/cluster/test_hostile_fields.py
+                with suppress(OSError, MldebugError):
+                    field.ask(body, path)
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    assert field.named() == [1]
+    sender.join(150)
+    assert not sender.is_alive()
+    assert {"runs.0.ranks", "runs.0.node_list", "runs.0.signals.0.value", "incident"} <= places
+    assert field.run() is not None
 
 
 def test_a_storm_of_orders_leaves_the_stall_its_verdict(field: Field) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -241,10 +242,9 @@ def test_two_probes_never_run_at_once(tmp_path: Path) -> None:
         assert lock.exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root can be two users")
-def test_who_holds_the_lock_is_named(tmp_path: Path) -> None:
-    """Any user may hold it for ever, and then no probe runs on the node: it was not said who."""
-    lock = tmp_path / "lock"
+@contextmanager
+def held_by_another(lock: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another user's process that holds this lock."""
     lock.touch()
     script = "import fcntl, os, sys; f = open(sys.stdin.fileno(), closefd=False); fcntl.flock(f, fcntl.LOCK_SH); os.setuid(62_001); print('held', flush=True); os.read(3, 1)"  # fmt: skip
     quiet, wake = os.pipe()
@@ -256,12 +256,34 @@ def test_who_holds_the_lock_is_named(tmp_path: Path) -> None:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"held\n"
             file.close()
-            with pytest.raises(BusyError) as busy, only_probe(lock):
-                pass
+            yield holder
         finally:
             os.close(wake)
     os.close(quiet)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root can be two users")
+def test_who_holds_the_lock_is_named(tmp_path: Path) -> None:
+    """Any user may hold it for ever, and then no probe runs on the node: it was not said who."""
+    lock = tmp_path / "lock"
+    with held_by_another(lock) as holder, pytest.raises(BusyError) as busy, only_probe(lock):
+        pass
     assert f"(pid {holder.pid} of user 62001) holds {lock}" in busy.value.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root can be two users")
+def test_who_holds_the_lock_for_longer_than_a_probe_takes_blocks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = tmp_path / "lock"
+    with held_by_another(lock) as holder:
+        monkeypatch.setattr("mldebug_agents.probes.guard.LONGEST", -60.0)
+        with only_probe(lock):
+            assert f"(pid {holder.pid} of user 62001) holds {lock}" in caplog.text
+            monkeypatch.setattr("mldebug_agents.probes.guard.LONGEST", 3600.0)
+            beside = lock.with_name("lock.2")  # what another probe that passes over the first finds
+            with pytest.raises(BusyError, match=r"lock\.2"), only_probe(beside):
+                pass
 
 
 def test_a_lock_can_be_asked_for_by_every_user(tmp_path: Path) -> None:

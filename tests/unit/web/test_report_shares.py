@@ -128,3 +128,24 @@ def test_culprits_and_spans_without_end_are_marked_in_little_time() -> None:
     found = branches(nodes, list(range(60_000)), 60_000)
     assert time.process_time() - begun < 20  # it was some hours
     assert found[0].culprits == list(range(0, MAX_CULPRITS, 2))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root gives reports to their owners")
+def test_of_hundreds_of_users_reports_those_of_who_has_most_go_and_each_sees_his_own(
+    tmp_path: Path,
+) -> None:
+    """The store is full with one report of each of 400 users, and 160 of one more."""
+    for number in range(400):
+        stored(tmp_path, f"20261126T000000Z-u{number}", 70_000 + number)
+    for number in range(160):
+        stored(tmp_path, f"20261126T000001Z-x{number:03}", THEIRS)
+    begun = time.process_time()
+    gone = ReportStore(tmp_path).prune()
+    assert len(gone) == 60
+    assert all("-x" in name for name in gone)
+    cache = ReportCache(tmp_path)
+    while len(cache.entries(None)) < 500:  # a list takes two seconds, and goes on the next time
+        assert time.process_time() - begun < 60
+    assert len(cache.entries(THEIRS)) == 100
+    assert [one.id for one in cache.entries(70_399)] == ["20261126T000000Z-u399"]
+    assert cache.entries(MINE) == ()

@@ -31,6 +31,8 @@ MAX_REQUEST = 1 << 20
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+SOONER = 300  # of the kernel's 1,000: a child with as much memory goes long before the agent
+_OOM_SCORE = "/proc/self/oom_score_adj"
 _MUTED = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGALRM),
     *(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXFSZ, signal.SIGTTOU),
@@ -139,6 +141,7 @@ class _Helper:
             if not request.worker:  # one of these sees it by itself, and may sit in a GPU driver
                 _die_with(self._pid)
             os.setsid()
+            _goes_before_the_agent()
             signal.set_wakeup_fd(-1)
             for number in (*_MUTED, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
@@ -191,6 +194,14 @@ def _leave_main(control: socket.socket) -> None:
     os.chdir("/")
     # grandchildren come to us when their parent is killed; in a container pid 1 may be the agent, which reaps nobody
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _goes_before_the_agent() -> None:
+    """Where memory runs out, the kernel is to end a child, which is replaced or missed, and neither the agent nor this helper."""
+    with contextlib.suppress(OSError, ValueError), open(_OOM_SCORE, "r+") as file:
+        score = int(file.read())
+        file.seek(0)
+        file.write(str(min(1000, score + SOONER)))
 
 
 def _die_with(parent: int) -> None:
