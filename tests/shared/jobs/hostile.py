@@ -108,7 +108,7 @@ SHARED = ("mldebug-{}", "mldebug-{}.stacks", "mldebug-{}.flight", "mldebug_trace
 FILES = {
     "capture/flight_recorder/fifo.py": "fr_0",
     "capture/flight_recorder/files.py": "fr_0",
-    "capture/process_captures.py": "memory of a rank: tests/unit/capture/test_prebuilt.py",
+    "capture/process_captures.py": "memory of a rank: tests/unit/system/test_reader.py",
     "capture/stacks/blocked_call.py": "the script",
     "capture/trace/collector.py": "mldebug_trace-{}",
     "capture/trace/ring_file.py": "mldebug_trace-{}",

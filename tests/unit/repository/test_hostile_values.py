@@ -49,7 +49,7 @@ def _constants() -> Iterator[str]:
                         yield node.value
 
 
-class Asked(dict[str, str]):
+class EnvironmentSpy(dict[str, str]):
     """An environment that notes the names it is asked for."""
 
     names: set[str] = set()
@@ -83,21 +83,21 @@ def _read(environ: Mapping[str, str], launchers: list[Launcher]) -> None:
 def _asked() -> frozenset[str]:
     """The names that are looked up in environments where nothing, everything, or one thing beside a rank stands."""
     launchers: list[Launcher] = create_all("launchers")
-    _read(Asked(), launchers)
+    _read(EnvironmentSpy(), launchers)
     for value in ("1", "2", ""):
         for _ in range(3):
-            _read(Asked(dict.fromkeys(Asked.names, value)), launchers)
-        for name in sorted(Asked.names):
-            _read(Asked({"RANK": "0", "WORLD_SIZE": "2", name: value}), launchers)
-    return frozenset(Asked.names - {""})
+            _read(EnvironmentSpy(dict.fromkeys(EnvironmentSpy.names, value)), launchers)
+        for name in sorted(EnvironmentSpy.names):
+            _read(EnvironmentSpy({"RANK": "0", "WORLD_SIZE": "2", name: value}), launchers)
+    return frozenset(EnvironmentSpy.names - {""})
 
 
 def test_every_variable_that_is_read_of_a_job_has_a_row() -> None:
-    named, asked = set(filter(NAME.fullmatch, _constants())), _asked()
-    new = (named | asked) - VARIABLES - NO_VARIABLES
+    named, looked_up = set(filter(NAME.fullmatch, _constants())), _asked()
+    new = (named | looked_up) - VARIABLES - NO_VARIABLES
     assert not new, f"{sorted(new)}: rows are missing in tests/shared/jobs/hostile.py"
-    assert not (VARIABLES | NO_VARIABLES) - named - asked, "rows that nobody reads any more"
-    assert not asked & NO_VARIABLES
+    assert not (VARIABLES | NO_VARIABLES) - named - looked_up, "rows that nobody reads any more"
+    assert not looked_up & NO_VARIABLES
     assert {"RANK", "PET_RDZV_ID", "OMPI_MCA_ess_base_jobid", "TORCHELASTIC_ERROR_FILE"} <= VARIABLES  # fmt: skip
 
 
