@@ -281,7 +281,9 @@ def test_a_file_system_that_stopped_is_let_go_once_it_is_unmounted_and_taken_up_
         wait_until(lambda: "EROFS" in one.states()[0].error)
         assert "umount -l" in caplog.text
         subprocess.run(["umount", "-l", str(place)], check=True)
-        wait_until(lambda: "was removed or replaced" in caplog.text)  # as the log says to wait for
+        wait_until(
+            lambda: "replaced while the agent ran" in caplog.text
+        )  # not the advice to wait for it
         wait_until(lambda: not loops(tmp_path / "image"))
         subprocess.run(["mount", "-o", "loop", str(tmp_path / "image"), str(place)], check=True)
         wait_until(lambda: one.tend() or (place / "state" / "agent.sqlite").exists())
