@@ -24,7 +24,7 @@ _LABEL = re.compile(
     r"|\[\d{1,6},\d{1,6}\](?:<std(?:out|err|diag)>)?:?"
     r"|\[(?:rank|default|local_rank)[ =]?\d{1,6}\]:?"
     r"|\([A-Za-z_][\w.]{0,60} pid=\d{1,10}(?:, ip=[\w.:]{1,40})?\)"
-    r"|\d{1,6}:(?= )"
+    r"|\d{1,6}:(?= )(?! [^ ,]{1,24}, [^ ,]{1,24} avg)"  # Darknet begins with its step
     rf"|(?!{_COUNTER})(?=[A-Za-z.]{{0,63}}[\d-])[A-Za-z][\w.-]{{0,63}}:(?= {{1,3}}\S)"
     r")",
     re.IGNORECASE,

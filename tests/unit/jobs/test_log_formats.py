@@ -36,6 +36,7 @@ EXAMPLES: dict[str, tuple[str, Values]] = {  # of each format a line that its fr
         "tick 12    kimg 48.0     time 52m 10s     sec/tick 310.2   sec/kimg 77.5",
         (12, None, None, 310.2),
     ),
+    "vits": ("INFO:my-voice:[4200, 9.990004373906418e-05]", (4200, None, None, None)),
     "marian": (
         "[2026-03-04 05:06:07] Ep. 7 : Up. 3500 : Sen. 5,630,845 : Cost 34.46 : Time 6.91s : 13596.73 words/s",
         (3500, None, 34.46, None),

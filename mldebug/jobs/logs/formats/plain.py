@@ -43,7 +43,7 @@ _STEP = re.compile(
     + _COUNT
 )
 _WHOLE_RUN = re.compile(
-    r"(?<![a-z0-9._])(?P<word>global[ _]?(?:step|iter(?:ation)?))" + _COUNT
+    r"(?<![a-z0-9._])(?P<word>global[ _]?(?:step|iter(?:ation)?)|total_train_updates)" + _COUNT
 )  # beside the count of an epoch
 _OPTIMIZER = re.compile(  # right behind a count of micro-steps: `iter 28 | step 7: loss`
     rf"[ |,;:-]{{1,4}}(?P<word>(?:optim\w{{0,6}}[ _])?step)(?P<sign> ?[=:]|) {{0,12}}(?P<step>{GROUPED})(?P<total>)(?![\w.]*[a-z])(?!\.\d|%)"
@@ -276,7 +276,7 @@ def _count(line: str, loss: float | None) -> _Found:
     """Find the count of a line: the whole run's step before that of an epoch, a step before a number of an epoch."""
     found = _STEP.search(line)
     if found and _is_record(line, found, loss):
-        whole_run = _WHOLE_RUN.search(line) if "global" in line else None
+        whole_run = _WHOLE_RUN.search(line) if "global" in line or "total_train" in line else None
         if whole_run is None and found["word"] in _MICRO:
             whole_run = _OPTIMIZER.match(line, found.end())
         counted = whole_run or found

@@ -1,7 +1,8 @@
 """Tables of two columns, a value in each line, as loops of reinforcement learning and diffusion print them.
 
 Stable-Baselines3 (`|    total_timesteps | 3584 |`), improved-diffusion (`| step      | 1.11e+04 |`, rounded from 1,000 on: too coarse to be
-a step) and NeMo-RL, whose list follows a heading: `==== Step 3/1000 ====`, then `  • Loss: 0.12`, `  • Total step time: 32.50s`.
+a step), NeMo-RL, whose list follows a heading: `==== Step 3/1000 ====`, then `  • Loss: 0.12`, `  • Total step time: 32.50s`, and ParlAI, of
+which the heading alone is read: `12:00:00 | time:10s total_exs:1200 total_steps:75 epochs:0.02`.
 """
 
 import re
@@ -13,6 +14,7 @@ _ROW = re.compile(
     rf"^\| {{1,8}}(?P<name>total_timesteps|step|steps|loss|train/loss) {{1,40}}\| {{1,4}}(?P<value>{NUMBER}) {{0,20}}\|$"
 )
 _HEADING = re.compile(rf"^=+ Step ({WHOLE})/({WHOLE}) =+$")
+_PARLAI = re.compile(rf"\btime:\S{{1,20}} total_exs:\d{{1,15}} total_steps:({WHOLE})(?= |$)")
 _BULLET = re.compile(rf"^ {{0,4}}• (?P<name>Loss|Total step time): (?P<value>{NUMBER})(?P<unit>s?)")
 
 
@@ -29,6 +31,8 @@ class TablesFormat:
             return _of_row(row["name"], row["value"])
         if line[:1] == "=" and (heading := _HEADING.match(line)):
             return LogRecord(step=int(heading[1]), total=int(heading[2]), format="tables")
+        if "total_steps:" in line and (heading := _PARLAI.search(line[:400])):
+            return LogRecord(step=int(heading[1]), format="tables")
         if "• " in line and (bullet := _BULLET.match(line)):
             if bullet["name"] == "Loss":
                 return _of_row("loss", bullet["value"])
