@@ -5,11 +5,14 @@ And its controls: the second node comes, and a run of one node that only starts 
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +37,48 @@ need_torch("torchrun comes with PyTorch")
 STALL = "{init_timeout: 12s, interval: 1s}"
 SCRIPT = "import time; print('ready', flush=True); time.sleep(600)"
 WAYS: dict[str, tuple[str, ...]] = {
-    "c10d": ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:{port}", "--rdzv-id", "job7"),
+    **{
+        backend: ("--rdzv-backend", backend, "--rdzv-endpoint", "127.0.0.1:{port}", "--rdzv-id", "job7")
+        for backend in ("c10d", "etcd", "etcd-v2")
+    },
     "static": ("--master-addr", "127.0.0.1", "--master-port", "{port}"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=sorted(WAYS))
-def way(request: pytest.FixtureRequest) -> tuple[str, ...]:
+def way(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, ...]]:
     port = str(free_port())
-    return tuple(word.format(port=port) for word in WAYS[request.param])
+    with ExitStack() as stack:
+        if request.param.startswith("etcd"):
+            stack.enter_context(etcd(tmp_path, port))
+        yield tuple(word.format(port=port) for word in WAYS[request.param])
+
+
+@contextmanager
+def etcd(folder: Path, port: str) -> Iterator[None]:
+    """A real etcd on this port, with the interface that torchrun speaks (etcd up to 3.5 has it)."""
+    program = shutil.which("etcd")
+    if program is None or find_spec("etcd") is None:
+        pytest.skip("needs etcd (Debian: etcd-server) and the package python-etcd")
+    here, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port()}"
+    command = [program, "--enable-v2", "--data-dir", str(folder / "etcd"), "--listen-client-urls", here, "--advertise-client-urls", here,
+               "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]  # fmt: skip
+    with (folder / "etcd.log").open("ab") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        wait_for("etcd", lambda: _answers(f"{here}/version"), 30)
+        yield
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 @contextmanager
