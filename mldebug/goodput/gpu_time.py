@@ -30,6 +30,7 @@ ExitOutcomeName = Literal["well", "failed", "unknown"]
 HOLD = 120.0  # seconds after a step in which a checkpoint may still explain a pause
 OPEN_HOLD = 1800.0  # seconds without a step that a stall may still take
 PACES = 32  # stretches whose mean time of a step is kept
+PROVEN, LONG = 3, 30.0  # stretches, or seconds of a single one, that show how long a step takes
 PAUSE = 1.0  # seconds beyond the usual that make a pause
 MOST = 400  # segments that are not summed up yet
 PHASES = (GpuUse.EVALUATION, GpuUse.CHECKPOINT)
@@ -67,6 +68,7 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
     step: int | None = None
     first_step: int | None = None
     unseen: int = 0  # steps from the first record to the first look
+    pending: int = 0  # steps before that look that are still called start-up
     log_stride: int = 0  # steps from one record to the next; 0: not known
     stride: int = 0  # steps between the last two looks that found another one
     reached: int | None = (
@@ -158,6 +160,8 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
         """Add all remaining time of the attempt to `history`, because it is over. `restarted`: another attempt follows, so
         the time since the last step is lost work.
         """
+        if self.paces:
+            self._backdate(self.recent)
         if restarted:
             turn(_split(self.recent)[1], GpuUse.LOST_WORK, GpuUse.PRODUCTIVE)
         for one in self.recent:
@@ -191,9 +195,12 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
     def _close(self, before: int, step: int) -> None:
         steps = step - before
         kept, stretch = _split(self.recent)
-        if not self.paces:
-            self._backdate(kept, steps, total(stretch, GpuUse.PRODUCTIVE) / steps)
+        if not self.stride:
+            self.pending = min(self.unseen + (self.log_stride or steps), self.first_step or 0)
         self._fit(stretch, steps)
+        is_long = sum(one.seconds for one in stretch) >= LONG
+        if self.paces and (len(self.paces) >= PROVEN or is_long):
+            self._backdate(kept)
         self.stride = steps
         redone = min(step, self.reached or 0) - before
         if redone > 0 and not self.cyclic:
@@ -203,16 +210,18 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
         self._share_out(stretch)
         self.recent = joined([*kept, *stretch])
 
-    def _backdate(self, kept: list[TimeSegment], stride: int, pace: float) -> None:
+    def _backdate(self, kept: list[TimeSegment]) -> None:
         """Some steps were made before the first look that found one: from the first record to it, and before that record as many as there
-        are between two. `stride`: between the first two looks, for a log whose records are not known one by one.
+        are between two. They are taken out of the start-up, once it is known how long a step takes: a single stretch may tell wrong.
         """
-        steps = min(self.unseen + (self.log_stride or stride), self.first_step or 0)
+        steps, self.pending = self.pending, 0
+        if not steps:
+            return
         mine = GpuUse.PRODUCTIVE
         if self.reached is not None and (self.first_step or 0) <= self.reached:
             mine = GpuUse.LOST_WORK
             self.again += steps
-        move(kept, steps * pace, GpuUse.STARTUP, mine)
+        move(kept, steps * median(self.paces), GpuUse.STARTUP, mine)
 
     def _fit(self, stretch: list[TimeSegment], steps: int) -> None:
         """Make the productive part as long as so many steps usually take, where a phase was found in between."""
@@ -262,11 +271,12 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
                 self.recent = [*before, *inside, *after]
 
     def _settle(self, history: UseHistory, now: float) -> None:
-        old = now - (HOLD if self.paces else OPEN_HOLD)  # the first pace tells when steps began
+        begun = bool(self.paces) and not self.pending  # the first paces tell when steps began
+        old = now - (HOLD if begun else OPEN_HOLD)
         self.pauses = [one for one in self.pauses if one[1] > old]
-        begun = min((one[0] for one in self.pauses), default=now)
+        paused = min((one[0] for one in self.pauses), default=now)
         closed, under_way = _split(self.recent)
-        done, kept, _ = divided(closed, min(old, begun), math.inf)
+        done, kept, _ = divided(closed, min(old, paused), math.inf)
         late, still, _ = divided(under_way, now - OPEN_HOLD, math.inf)
         excess = max(0, len(kept) + len(still) - MOST)
         recent = [*kept, *still]

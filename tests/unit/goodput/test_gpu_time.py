@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from mldebug.goodput.gpu_time import AccountLook
+from mldebug.goodput.gpu_time import AccountLook, AttemptAccount
 from mldebug.goodput.job_account import (
     MAX_JOBS,
     RESTART,
@@ -170,6 +170,28 @@ def test_a_resumed_attempt_begins_its_steps_when_its_log_shows(startup: float, s
     for use in (USES.STARTUP, USES.LOST_WORK):
         assert abs(life.job.seconds[use] - life.spent[use]) / GPUS < 1.0, use
     assert abs(life.job.steps_again - 100) <= 2 * stride
+
+
+def test_one_stretch_that_tells_wrong_how_long_a_step_takes_moves_no_start() -> None:
+    """An agent that was killed behind the first look: the next one has read the log up to an old step at first, and then up to now."""
+    account, history = AttemptAccount(run="r", attempt=1, began=0.0, at=0.0), UseHistory()
+    account.reached = 64
+    steps = [(20.0, None), (22.0, 58), (26.0, 60), (26.5, 78), (27.0, 80), (27.5, 83), (28.0, 85)]
+    for at, step in steps:
+        records = (51, 52, 53, 54, 55, 56, 57, 58) if step == 58 else ()
+        account.add(AccountLook(at=at, gpus=1, started=step is not None, step=step, records=records), history)  # fmt: skip
+    assert account.seconds[USES.STARTUP] == pytest.approx(22.0 - 8 * 0.2, abs=0.5)
+    assert account.again == 64 - 50
+
+
+def test_the_start_of_an_attempt_that_ends_behind_its_first_looks_is_known() -> None:
+    account, history = AttemptAccount(run="r", attempt=0, began=0.0, at=0.0), UseHistory()
+    for at, step in ((20.0, None), (22.0, 8), (24.0, 18)):
+        records = tuple(range(step - 7, step + 1)) if step else ()
+        account.add(AccountLook(at=at, gpus=1, started=step is not None, step=step, records=records), history)  # fmt: skip
+    account.end("failed")
+    account.give_up(history, restarted=True)
+    assert account.seconds[USES.STARTUP] == pytest.approx(22.0 - 8 * 0.2)
 
 
 def test_steps_done_again_are_counted_over_all_restarts_and_restarts_of_the_agent() -> None:
