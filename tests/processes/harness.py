@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -343,6 +344,18 @@ def environment_of_jobs(home: Path, paths: str | None = None) -> dict[str, str]:
     clean = clean_environment(home)
     after = clean.get("PYTHONPATH") if paths is None else paths
     return clean | {"PYTHONPATH": os.pathsep.join(filter(None, (str(JOBS / "startup"), after)))}
+
+
+def light_python(folder: Path, fault: str = "") -> Path:
+    """The same for what keeps no PYTHONPATH: a Python whose processes have it, and run `fault` as they start."""
+    site, python = folder / "site", folder / "python"
+    if not site.exists():
+        site.mkdir()
+        startup = (JOBS / "startup/sitecustomize.py").read_text()
+        (site / "sitecustomize.py").write_text(startup + textwrap.dedent(fault))
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+    return python
 
 
 OUTSIDE = (20_000, 32_000)  # of what the kernel gives to whoever asks for any port

@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-import sys
-import textwrap
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,23 +10,11 @@ from typing import Any
 import pytest
 
 from mldebug_agents.probes.measurement import free_port
-from processes.harness import MARK, SCRIPTS, environment_of_jobs, marked, wait_for
+from processes.harness import MARK, SCRIPTS, environment_of_jobs, light_python, marked, wait_for
 from shared.system.patience import PATIENCE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
 
-SLOWED = """
-import os, threading, time
-def burn():
-    while os.environ.get("LOCAL_RANK") is None:
-        time.sleep(0.002)
-    while os.environ["LOCAL_RANK"] == "2":
-        pass
-def busy():
-    for _ in range(6):
-        threading.Thread(target=burn, daemon=True).start()
-os.register_at_fork(after_in_child=busy)
-"""
 STOPPED = """
 import os, signal, threading, time
 def stop():
@@ -40,22 +26,12 @@ os.register_at_fork(after_in_child=lambda: threading.Thread(target=stop, daemon=
 """
 
 
-def python_with(folder: Path, fault: str) -> Path:
-    """A training environment whose processes have this fault."""
-    site = folder / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(textwrap.dedent(fault))
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return python
-
-
-def isolate(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
-    """Type it; what it printed, and that it left nothing."""
+def isolate(folder: Path, *words: str, fault: str = "") -> tuple[int, dict[str, Any], str]:
+    """Type it for ranks that have this fault; what it printed, and that it left nothing."""
+    python = str(light_python(folder, fault))
     mark = uuid.uuid4().hex
     done = subprocess.run(
-        [str(SCRIPTS / "mldebug"), "probe", "isolate", "--device", "cpu", "--beside-jobs", "--json", *words],
+        [str(SCRIPTS / "mldebug"), "probe", "isolate", "--device", "cpu", "--beside-jobs", "--json", "--python", python, *words],
         check=False, capture_output=True, text=True, timeout=360,
         env=environment_of_jobs(folder) | {MARK: mark, "MLDEBUG_PROBE_LOCK": str(folder / "lock")},
     )  # fmt: skip
@@ -68,13 +44,6 @@ def named(table: dict[str, Any]) -> list[list[str]]:
     return [one["members"] for one in table["answer"].get("culprits", [])]
 
 
-def test_a_rank_slowed_by_a_busy_loop_is_named(tmp_path: Path) -> None:
-    python = python_with(tmp_path, SLOWED)
-    code, output, _ = isolate(tmp_path, "--nproc", "4", "--size", "1MiB", "--python", str(python))
-    assert named(output) == [["rank 2"]], json.dumps(output)
-    assert (code, output["answer"]["sentence"]) == (1, "bad: rank 2")
-
-
 def test_ranks_of_which_none_is_bad_are_fine(tmp_path: Path) -> None:
     code, output, progress = isolate(tmp_path, "--nproc", "3")
     assert named(output) == [], json.dumps(output)
@@ -84,9 +53,9 @@ def test_ranks_of_which_none_is_bad_are_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("signal", "how"), [("SIGSTOP", "timed_out"), ("SIGKILL", "failed")])
 def test_two_ranks_that_stop_or_die_are_both_named(tmp_path: Path, signal: str, how: str) -> None:
-    python = python_with(tmp_path, STOPPED.format(ranks=("1", "3"), signal=signal))
-    words = ("--nproc", "5", "--size", "4MiB", "--step", "6s", "--python", str(python))
-    code, output, _ = isolate(tmp_path, *words)
+    words = ("--nproc", "5", "--size", "4MiB", "--step", "6s")
+    fault = STOPPED.format(ranks=("1", "3"), signal=signal)
+    code, output, _ = isolate(tmp_path, *words, fault=fault)
     assert sorted(named(output)) == [["rank 1"], ["rank 3"]], json.dumps(output)
     assert code == 1
     pairs = [

@@ -2,15 +2,13 @@
 
 import os
 import subprocess
-import textwrap
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from processes.harness import MARK, SCRIPTS, clean_environment, marked, wait_for
-from processes.probes.test_isolate import python_with
+from processes.harness import MARK, SCRIPTS, clean_environment, light_python, marked, wait_for
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(120)]
 
@@ -58,7 +56,7 @@ esac
 def test_a_sentence_an_exit_code_and_nothing_left(
     tmp_path: Path, torch: str, words: str, more: Mapping[str, str], code: int, text: str
 ) -> None:
-    fails(tmp_path, words, python_with(tmp_path, textwrap.dedent(torch)), more, code, text)
+    fails(tmp_path, words, light_python(tmp_path, torch), more, code, text)
 
 
 def test_a_python_that_says_what_no_rank_says_is_ended(tmp_path: Path) -> None:
