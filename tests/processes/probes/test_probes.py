@@ -19,7 +19,7 @@ import pytest
 
 from mldebug_agents.probes.history.store import add_runs, load
 from processes.agent.light import light_job
-from processes.harness import environment_of_jobs, wait_for
+from processes.harness import environment_of_jobs, light_python, wait_for
 from shared.system.patience import PATIENCE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
@@ -70,6 +70,8 @@ class Probe:
     """`mldebug probe collectives`, marked so that each of its processes is known."""
 
     def __init__(self, folder: Path, *words: str, more: Mapping[str, str] = {}) -> None:
+        if not {"--python", "--read"} & set(words):
+            words = (*words, "--python", str(light_python(folder)))
         beside = () if ALONE in os.environ else ("--beside-jobs",)
         self.mark = uuid.uuid4().hex
         own = {"MARK": self.mark, "MLDEBUG_PROBE_LOCK": str(folder / "lock")}
