@@ -9,8 +9,10 @@ wrongly hidden word is cheap, a shown key is not. What has neither a name nor a 
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 HIDDEN = "***"
+SHORT = 256  # characters of a text that is remembered with its answer
 
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]?"  # CSI: colours, cursor
@@ -150,7 +152,15 @@ def redact_source(lines: Iterable[str]) -> Iterator[str]:
 
 def safe_line(text: str, limit: int = 200) -> str:
     """The text as one printable line without secrets, of at most `limit` characters: cleaned, then redacted, then cut."""
+    return (_safe_again if len(text) <= SHORT else _safe)(text, limit)
+
+
+def _safe(text: str, limit: int) -> str:
     return _cut(redact(_printable(text)), limit)
+
+
+# While a job stands still, each look tells of each rank the same few sentences as the look before
+_safe_again = lru_cache(maxsize=256)(_safe)
 
 
 def _printable(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from processes.harness import (
+    PACE,
     Answer,
     Plan,
     RunningJob,
@@ -129,7 +130,7 @@ def test_a_healthy_job_has_no_culprit(fault: str, user: User) -> None:
 def test_of_two_jobs_each_gets_its_own_answer(user: User) -> None:
     with (
         running(Plan("sleep", user=user)) as hung,
-        running(Plan("none", world_size=2, user=user)) as healthy,
+        running(Plan("none", world_size=2, options=PACE, user=user)) as healthy,
     ):
         hung.wait_until_stuck()
         healthy.wait_for_step(15)
