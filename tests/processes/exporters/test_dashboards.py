@@ -39,7 +39,8 @@ NOT_STAGED = {
         "GPU memory of ranks", "NVLink of ranks", "Network ports of its nodes",
     )
 }  # fmt: skip
-"""They need ranks on GPUs, and RDMA ports: the ranks here run on CPUs. `tests/gpu/validate.py whose` has the join on real ones."""
+"""They need ranks on GPUs, and RDMA ports: the ranks here run on CPUs. `test_dashboards_gpus` has them, of made figures; `tests/gpu/validate.py whose` the join
+on real GPUs."""
 
 
 # --- the script --------------------------------------------------------------------------------
