@@ -68,7 +68,7 @@ class ReplyLine(msgspec.Struct, frozen=True):
 
 
 def encode(reply: NodeReply) -> Iterator[bytes]:
-    """The reply as text lines that can be found again among a login banner and other nodes' output."""
+    """A node's captures as text lines that can be found again among a login banner and other nodes' output."""
     text = base64.b64encode(pack(reply))
     parts = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)]
     token, node = secrets.token_hex(8), re.sub(r"[^A-Za-z0-9_.-]", "-", reply.node)[:253] or "-"
@@ -78,7 +78,9 @@ def encode(reply: NodeReply) -> Iterator[bytes]:
 
 
 def read_line(line: bytes) -> ReplyLine | None:
-    """Parse one line of a reply, whatever text stands before it; None for any other line."""
+    """Parse one line that a node printed when it was asked for its captures (the form at the top of this file), whatever text stands
+    before it; None for any other line.
+    """
     found = _LINE.search(line) if len(line) <= 2 * MAX_LINE else None
     if found is None:
         return None

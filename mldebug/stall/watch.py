@@ -80,8 +80,8 @@ class StallWatch:
         self._ranks.prove(found)
 
     def pass_over(self, at: float) -> bool:
-        """Note that the node was looked at (`at`: monotonic seconds) without time for this run, so that it is blamed no later than
-        others are. Returns whether the next look at it is to sample its stacks.
+        """Note that at this time (`at`: monotonic seconds) the node's runs were read, and that there was no time left for this one. Its quiet
+        time goes on, so that its stall is reported no later for it. Returns whether its stacks are to be sampled the next time.
         """
         self._clock.pass_over(at)
         suspect = self._clock.quiet >= self._limit / 2

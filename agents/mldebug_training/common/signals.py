@@ -102,8 +102,8 @@ def is_ours(number: int) -> bool:
 
 
 def block() -> None:
-    """Block the hook's three signals in this thread and in threads that it starts. The earlier this is done, the fewer threads
-    are open.
+    """Block the three signals by which the agent asks mldebug's hook in this process (see the top of this file), in this thread and in
+    threads that it starts from now on. Threads that were started before can be interrupted by them, so it is done early.
     """
     ask = free_signal()
     if ask:

@@ -29,7 +29,7 @@ _OLD = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number of torch.save bef
 
 
 def wants(entry: FileEntry) -> Iterator[ByteRange]:
-    """The byte ranges that the check needs: the beginning and the end of the file."""
+    """The byte ranges that must be read of a file of torch.save to tell whether it is whole: its beginning and its end."""
     yield head(entry)
     yield tail(entry)
 

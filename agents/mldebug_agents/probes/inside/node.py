@@ -26,7 +26,9 @@ SECONDS = {"memory": 120.0, "matmul": 60.0, "copy": 60.0, "peers": 120.0, "dram"
 
 
 def main(order: dict[str, Any]) -> None:
-    """Run the stages of the node probe one after another. A stage that hangs or dies does not stop the others."""
+    """Run the stages of the node probe one after another, and print the results of each as a line of JSON. A stage that hangs or dies does
+    not stop the others. `order`: `stages` (names), `seconds` for all of them, the number of `gpus`, and what single stages need.
+    """
     keep_stdout()
     until = time.monotonic() + order["seconds"]
     with beating():

@@ -168,7 +168,7 @@ LEFT = 0.9  # of what is free on a disk stays free
 
 def dram(order: dict[str, Any]) -> dict[str, Any]:
     """Copy within host memory with all processors. Returns `bandwidth` (bytes per second read and written), and how many
-    bytes were `wrong`.
+    bytes were `wrong`. `order` is not used: all loads of a node are called alike.
     """
     torch = import_module("torch")
     torch.set_num_threads(len(os.sched_getaffinity(0)))

@@ -44,7 +44,8 @@ class StopReasons:
 
     def wanted(self, reading: SwitchReading | None) -> tuple[int, str]:
         """The most urgent reason of this rank to write a checkpoint or to stop (a constant from NOTHING to KILL_SWITCH), and the same as
-        a sentence. `reading`: what the switch files of the job said when they were last read; None where they were not.
+        a sentence. `reading`: what the switch files (by which a person asks a job to write a checkpoint or to stop: `mldebug switch`) held when they
+        were last read; None where they were not read.
         """
         if reading and reading.kill:
             by = f" (by {reading.by})" if reading.by else ""

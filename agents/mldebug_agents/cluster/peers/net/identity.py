@@ -205,7 +205,9 @@ def in_child(spawner: Spawner) -> Callable[[bytes], KeyPair]:
 
 
 def serve(connection: socket.socket) -> None:
-    """The child's main function: receives a key, returns certificate and private key."""
+    """The child's main function: receives the key that all agents of a cluster share, and sends back the certificate and the private key
+    that follow from it (see `derive`).
+    """
     link = ChildLink(connection, msgspec.msgpack.Decoder(SharedKey))
     link.send(derive(link.receive().key))
 

@@ -37,7 +37,9 @@ mebibytes_per_second = _within(0, 1e9, 2.0**20)
 
 
 def nearly_percent(value: Any) -> float:
-    """A percentage as a share from 0 to 1. Averages that rounding took slightly below 0 or above 100 are clipped. Raises AbsurdError."""
+    """A percentage as a share from 0 to 1. Averages that rounding took below 0 or above 100, by one at most, are clipped; beyond
+    that, and for what is no number, AbsurdError.
+    """
     return min(1.0, max(0.0, _within(-1, 101, 0.01)(value)))
 
 
