@@ -69,7 +69,7 @@ _DIFFER = re.compile(
 # The job as a whole: each of its ranks would say so, and who is first to is chance
 _OF_THE_JOB = re.compile(
     r"\bworld[ _-]?size\b|\bMP=\d|\b(?:tensor|pipeline|data|model|expert|context|sequence)[ _-](?:model[ _-])?parallel(?:ism)?[ _-](?:world[ _-])?(?:size|degree)"
-    r"|\b(?:DP|TP|PP|EP|CP) (?:world )?size\b|\bnumber of (?:ranks|processes|nodes|workers)\b|\bnum[ _-](?:ranks|processes|nodes)\b|\b\d{1,7} (?:ranks|processes)\b",
+    r"|\b(?:DP|TP|PP|EP|CP) (?:world )?size\b|\bnumber of (?:ranks|processes|nodes)\b|\bnum[ _-](?:ranks|processes|nodes)\b|\b\d{1,7} (?:ranks|processes)\b",
     re.IGNORECASE,
 )
 # Words of libraries that stand in an exception of the job's own which quotes them
