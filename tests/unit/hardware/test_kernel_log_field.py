@@ -383,6 +383,8 @@ def test_another_disk_that_is_well_ends_nothing() -> None:
         ("mlx5_core 0000:41:00.0: mlx5_init_one:1484:(pid 9): mlx5_init_one failed with error code -110", "unhealthy"),
         ("mlx5_core 0000:41:00.0: wait_fw_init:212:(pid 9): Firmware over 120000 MS in pre-initializing state, aborting", "unhealthy"),
         ("snd_hda_intel: probe of 0000:41:00.0 failed with error -2", "healthy"),
+        ("ixgbe: probe of 0000:03:00.1 failed with error -95", "healthy"),
+        ("e1000e 0000:00:1f.6: probe with driver e1000e failed with error -5", "healthy"),
         ("ixgbe 0000:41:00.0 eth4: Adapter removed", "unhealthy"),
         ("infiniband ibp26s0: dump_cqe:276:(pid 0): WC error: 4, Message: local protection error", "healthy"),
         ("XFS: Mounting V5 Filesystem", "healthy"),

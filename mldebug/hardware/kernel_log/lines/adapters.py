@@ -39,6 +39,8 @@ _CQE = re.compile(
 # Of the kernel itself where a driver could not start a device: "mlx5_core: probe of 0000:01:00.0 failed with error -22", since 6.8
 # "mlx5_core 0000:01:00.0: probe with driver mlx5_core failed with error -22"; and what mlx5 itself says before it
 _DRIVERS = r"(?:mlx[45]_core|bnxt_en|ice|i40e|ixgbe|igb|e1000e|tg3|cxgb4|ionic|qede|hfi1|irdma|ena|efa|gve|mana)"
+# Of these a port that nobody uses may have an unsupported transceiver or an empty memory, at each boot: no fault of the node
+_MAY_BE_UNUSED = re.compile(r"(?:ice|i40e|ixgbe|igb|e1000e|tg3)\b")
 _NOT_STARTED = re.compile(
     rf"{_DRIVERS}: probe of (?P<bus>{ADDRESS}) failed with error -\d"
     rf"|{_DRIVERS} (?P<new>{ADDRESS}): probe with driver {_DRIVERS} failed with error -\d"
@@ -110,11 +112,15 @@ def _cqe(line: KernelText) -> KernelEvent | None:
 
 def _not_started(line: KernelText) -> KernelEvent | None:
     """An adapter that its driver could not start, or that left the bus."""
-    match = _NOT_STARTED.match(line.text) or _LOST.match(line.text)
+    lost, match = _LOST.match(line.text), _NOT_STARTED.match(line.text)
+    if lost is not None:
+        return event(line, KernelEventKind.NIC_FATAL, device=bus_id(lost["bus"]))
     if match is None:
         return None
-    address = next(filter(None, match.groups()))
-    return event(line, KernelEventKind.NIC_FATAL, device=bus_id(address))
+    kind = KernelEventKind.NIC_FATAL
+    if _MAY_BE_UNUSED.match(line.text):
+        kind = KernelEventKind.NIC_ERROR
+    return event(line, kind, device=bus_id(next(filter(None, match.groups()))))
 
 
 def _sender(line: KernelText) -> KernelEvent | None:
