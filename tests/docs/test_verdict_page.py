@@ -293,8 +293,8 @@ def named_in_code() -> set[str]:
     text = "".join(file.read_text() for file in ROOT.glob("mldebug/diagnosis/classify/**/*.py"))
     plain = re.findall(r'\bname="([a-z_]+)"', text)
     plain += re.findall(r'(?:_loosely|inert)\(\s*process, "([a-z_]+)"', text)
-    chosen = re.findall(r'name[ =]+"([a-z_]+)" if \w+ else "([a-z_]+)"', text)
-    return {*plain, *(name for both in chosen for name in both)}
+    chosen = re.findall(r'name[ =]+"([a-z_]+)" if [\w.]+ else (?:"([a-z_]+)"|\w)', text)
+    return {*plain, *(name for both in chosen for name in both if name)}
 
 
 def test_the_reasons_for_unknown_are_those_of_the_code() -> None:

@@ -77,6 +77,7 @@ LINES = {
     "plain": "step {} loss 0.5",
     "rich": "Epoch 4/9 \u2501\u2501\u2501\u2501\u2578\u2501\u2501\u2501 {}/291 0:00:33 \u2022 0:00:09 7.00it/s",
     "tables": "|    total_timesteps | {} |",
+    "vits": "INFO:voice:[{}, 9.99e-05]",
     "wenet": "DEBUG TRAIN Batch 4/{} loss 12.6",
 }
 """A line of each log format, with its number left out."""

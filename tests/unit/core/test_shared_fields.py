@@ -7,11 +7,11 @@ from mldebug.core.model import Job, ProcessState, RankIdentity, shared_fields
 from mldebug.goodput.job_account import JobAccount
 from mldebug.goodput.job_goodput import JobGoodput
 from mldebug.goodput.scalars.history import RunHistory
+from mldebug.goodput.scalars.stored_training import StoredTraining
 from mldebug.status.snapshot import RunState
 from mldebug_agents.jobs.launcher import RankClaim
 from mldebug_agents.jobs.ranks.registry import ProcessInfo
 from mldebug_agents.system.procfs import ProcessStatus, Stat
-from mldebug_agents.watch.scalar_monitor import StoredTraining
 
 RUN = "id name launcher attempt user uid world_size"
 

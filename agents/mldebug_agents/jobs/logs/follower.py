@@ -48,7 +48,7 @@ class LogFollower:
     """Follows one log file and returns what is new at each poll. The file may be reached by another
     descriptor or process each time.
 
-    Counts `skipped` (bytes), `rotations` and `truncations`. `other_clock` is for the caller: the file's times are not ours.
+    Counts `skipped` (bytes), `rotations` and `truncations`. `other_clock`: the times of the file are those of another clock.
     """
 
     def __init__(self, reader: Reader, parser: FileParser) -> None:
@@ -67,6 +67,12 @@ class LogFollower:
     def file(self) -> tuple[int, int] | None:
         """Device and inode of the file that is followed; None before the first poll."""
         return self._file
+
+    def compare_clock(self, written_at: float, earliest: float) -> None:
+        """Note whether the file's clock is the caller's: what was just written cannot be older than `earliest` by it. What has once been
+        another clock is not asked again.
+        """
+        self.other_clock = self.other_clock or written_at < earliest
 
     @property
     def oddities(self) -> Iterator[str]:
