@@ -88,7 +88,8 @@ def own_wait(process: ProcessFacts) -> Classification | None:
         return None
     decides = own.function if own else frames[0].function
     fact = f"native stack: {native_words(process.native.frames, decides)}"
-    found = inert(process, name, _own_words(process, name, own, frames[0]), fact)
+    words = _own_words(process, name, own, frames[0])
+    found = inert(process, "sleep", words, fact) if name == "sleep" else inert(process, "native_lock", words, fact)  # fmt: skip
     return found if process.on_futex else msgspec.structs.replace(found, direct=False)
 
 
