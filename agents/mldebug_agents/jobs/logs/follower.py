@@ -48,7 +48,7 @@ class LogFollower:
     """Follows one log file and returns what is new at each poll. The file may be reached by another
     descriptor or process each time.
 
-    Counts `skipped` (bytes), `rotations` and `truncations`. `other_clock`: the times of the file are those of another clock.
+    Counts `skipped` (bytes), `rotations` and `truncations`. `other_clock`: the file's times are not of our clock.
     """
 
     def __init__(self, reader: Reader, parser: FileParser) -> None:
@@ -68,12 +68,6 @@ class LogFollower:
         """Device and inode of the file that is followed; None before the first poll."""
         return self._file
 
-    def compare_clock(self, written_at: float, earliest: float) -> None:
-        """Note whether the file's clock is the caller's: what was just written cannot be older than `earliest` by it. What has once been
-        another clock is not asked again.
-        """
-        self.other_clock = self.other_clock or written_at < earliest
-
     @property
     def oddities(self) -> Iterator[str]:
         """What is odd about this log, as sentences for the user."""
@@ -88,6 +82,10 @@ class LogFollower:
             yield "no line of it understood"
         for name in parser.slow:
             yield f"logs.{name} is too slow for it and was put aside"
+
+    def distrust_clock(self) -> None:
+        """Note that the times of the file are of another clock: `other_clock` is set from now on."""
+        self.other_clock = True
 
     def poll(self, place: LogFile, until: float = math.inf) -> LogUpdate:
         """What is new since the last poll. Never raises; a file that cannot be read gives a `gap`.
