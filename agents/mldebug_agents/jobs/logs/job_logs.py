@@ -309,8 +309,8 @@ class JobLogs:
         late = now - self._polled >= LATE
         if late and news.records and now - age < self._polled - CLOCKS:
             follower.distrust_clock()
-        asked = late and not follower.other_clock
-        at = max(self._polled + SOONEST, now - age) if asked else now
+        by_file = late and not follower.other_clock
+        at = max(self._polled + SOONEST, now - age) if by_file else now
         self._progress.take(news.records, news.grew_bytes, at, log)
 
     def _summary(self, gaps: dict[str, Gap]) -> str:
