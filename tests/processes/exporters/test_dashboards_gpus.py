@@ -70,13 +70,13 @@ def exposition(began: float) -> bytes:
 
 def test_each_job_shows_the_figures_of_its_own_card(tmp_path: Path) -> None:
     began = time.time() - 1000.0
-    expressions = {one.name: one.expression for one in queries() if one.name in NOT_STAGED}
-    assert expressions.keys() == {PORT, *(f"mldebug-job: {title} A" for title in FIGURES)}
+    panels = {one.name: one.expression for one in queries() if one.name in NOT_STAGED}
+    assert panels.keys() == {PORT, *(f"mldebug-job: {title} A" for title in FIGURES)}
     with web(lambda: exposition(began)) as (agent, _), prometheus(tmp_path, agent, agent) as port:
         server = Prometheus(port)
 
         def shown(name: str, run: str) -> list[tuple[dict[str, str], float]]:
-            return server.samples(expressions[name].replace("$run", run).replace("$__rate_interval", "10s"))  # fmt: skip
+            return server.samples(panels[name].replace("$run", run).replace("$__rate_interval", "10s"))  # fmt: skip
 
         for number, run in enumerate(RUNS):
             for title, values in FIGURES.items():
