@@ -1,4 +1,4 @@
-"""Schedulers: expected jobs, time limits, nodes that take no jobs, how asking goes; and processes whose job is gone."""
+"""Metrics of batch schedulers: expected jobs, time limits, drained nodes, failed queries, processes whose job is gone."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -107,5 +107,5 @@ def _watched(state: SchedulerState, now: float) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `scheduler`: schedulers: expected jobs, time limits, nodes that take no jobs, how asking goes; and processes whose job is gone."""
+    """Build the metric group `scheduler`: expected jobs, time limits, drained nodes, failed queries, processes whose job is gone."""
     return MetricGroup(TABLE.families, samples)

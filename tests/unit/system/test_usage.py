@@ -1,112 +1,153 @@
-"""What the agent and its children cost: counted from /proc, never falling, and absent where the kernel lists nothing."""
+"""What the agent and its children cost: counted of real processes, never falling, and absent where the kernel lists nothing."""
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.service.usage import EVERY, MEMORY_EVERY, Usage
+from processes.harness import wait_for
 from shared.system.clocks import Clock
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
+LISTED = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+BURNS = "import time; t = time.process_time()\nwhile time.process_time() < t + 0.3: pass\n"
+FAMILY = f"""
+import subprocess, sys, threading, time
+some = []
+def start():
+    some.append(subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE))
+    time.sleep(1000)
+threading.Thread(target=start, daemon=True).start()
+x = bytearray(30 << 20)
+{BURNS}
+while not some: time.sleep(0.01)
+print(some[0].pid, flush=True)
+for line in sys.stdin:
+    some[0].kill()
+    if line == "wait\\n": some[0].wait()
+    print("done", flush=True)
+"""
+SLEEPS_IN_THE_KERNEL = "import ctypes, time; ctypes.CDLL(None).vfork(); time.sleep(1000)"
+pytestmark = pytest.mark.skipif(not LISTED, reason="this kernel lists no children")
 
 
-def process(
-    root: Path, pid: int, children: dict[int, str], ticks: tuple[int, int], pages: int
-) -> None:
-    """A process with threads and their children, (own, waited for) CPU ticks and resident pages."""
-    for thread, listed in children.items():
-        task = root / f"proc/{pid}/task/{thread}"
-        task.mkdir(parents=True, exist_ok=True)
-        (task / "children").write_text(listed)
-    own, waited = ticks
-    fields = ["S", "1", *["0"] * 9, str(own), "0", str(waited), "0", *["0"] * 30]
-    (root / f"proc/{pid}/stat").write_text(f"{pid} (a) b ({') '}{' '.join(fields)}\n")
-    (root / f"proc/{pid}/statm").write_text(f"900 {pages} 0 0 0 0 0\n")
-    (root / f"proc/{pid}/smaps_rollup").write_text(
-        f"0-1 ---p [rollup]\nRss: 9 kB\nPss:  {pages} kB\nPss_Anon: 4 kB\n"
-    )
+@contextmanager
+def family(grandchild: str = "input()") -> Iterator["subprocess.Popen[str]"]:
+    """A process with 30 MiB that has computed for 0.3 s, and a child of one of its threads."""
+    argv = [sys.executable, "-c", FAMILY, grandchild]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            for one in psutil.Process(process.pid).children(recursive=True):
+                one.kill()
+            process.kill()
 
 
-def test_children_of_all_threads_and_their_children_are_counted(tmp_path: Path) -> None:
-    process(tmp_path, 10, {10: "11 ", 12: "20 "}, (900, 50), 7)
-    process(tmp_path, 11, {11: "30 "}, (100, 25), 3)
-    process(tmp_path, 20, {20: ""}, (200, 0), 5)
-    process(tmp_path, 30, {30: ""}, (300, 0), 11)
-    usage = Usage(Host(str(tmp_path)), pid=10)
-    found = usage.children()
+def tell(process: "subprocess.Popen[str]", word: str) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{word}\n")
+    process.stdin.flush()
+    process.stdout.readline()
+
+
+def test_children_of_all_threads_and_their_children_are_counted() -> None:
+    with family() as process:
+        found = Usage(Host()).children()
+        below = Usage(Host(), process.pid)
+        seen = below.children()
+        own = psutil.Process(process.pid)
+        assert below.rss_bytes() == pytest.approx(own.memory_info().rss, rel=0.2)
     assert found is not None
-    assert (found.count, found.memory_bytes) == (3, 26 * 1024)
-    assert found.cpu_seconds == (50 + 125 + 200 + 300) / 100
-    assert usage.rss_bytes() == 7 * PAGE
+    assert seen is not None
+    assert (seen.count, found.count >= 2) == (1, True)
+    assert found.cpu_seconds >= 0.3
+    assert (seen.memory_bytes or 0) > 30 << 20
 
 
-def test_the_cpu_of_children_never_falls(tmp_path: Path) -> None:
+def test_the_cpu_of_children_never_falls() -> None:
     clock = Clock(0.0)
-    process(tmp_path, 10, {10: "11"}, (0, 0), 7)
-    process(tmp_path, 11, {11: ""}, (500, 0), 3)
-    usage = Usage(Host(str(tmp_path)), pid=10, clock=clock)
-    usage.children()
-    process(tmp_path, 10, {10: ""}, (0, 0), 7)  # nobody has waited for it
-    clock.now += EVERY
-    found = usage.children()
-    assert found is not None
-    assert (found.count, found.cpu_seconds) == (0, 5.0)
+    with family(f"{BURNS}input()") as process:
+        usage = Usage(Host(), process.pid, clock=clock)
 
+        def burnt() -> float:
+            clock.now += EVERY
+            found = usage.children()
+            return found.cpu_seconds if found else 0.0
 
-def test_memory_is_weighed_once_a_minute_for_that_costs_the_most(tmp_path: Path) -> None:
-    clock = Clock(0.0)
-    process(tmp_path, 10, {10: "11"}, (0, 0), 7)
-    process(tmp_path, 11, {11: ""}, (0, 0), 3)
-    usage = Usage(Host(str(tmp_path)), pid=10, clock=clock)
-    weighed = []
-    for clock.now in (0.0, EVERY, MEMORY_EVERY - 1.0, MEMORY_EVERY + EVERY):
+        before = wait_for("the grandchild's work", lambda: (now := burnt()) >= 0.3 and now, 30)
+        tell(process, "kill")  # nobody has waited for it
+        clock.now += EVERY
         found = usage.children()
         assert found is not None
-        weighed.append((found.count, found.memory_bytes))
-        process(tmp_path, 10, {10: ""}, (0, 0), 7)
-    assert weighed == [(1, 10 * 1024), (0, 10 * 1024), (0, 10 * 1024), (0, 7 * 1024)]
+        assert found.cpu_seconds >= before
+        tell(process, "wait")
+        clock.now += EVERY
+        found = usage.children()
+        assert found is not None
+        assert (found.count, found.cpu_seconds >= before) == (0, True)
 
 
-def test_the_memory_of_a_child_that_is_stuck_is_not_asked_for(tmp_path: Path) -> None:
-    process(tmp_path, 10, {10: "11"}, (0, 0), 7)
-    process(tmp_path, 11, {11: ""}, (0, 0), 30)
-    stat = tmp_path / "proc/11/stat"
-    stat.write_text(stat.read_text().replace(") S ", ") D "))
-    found = Usage(Host(str(tmp_path)), pid=10).children()
-    assert found is not None
-    assert (found.count, found.memory_bytes) == (1, 7 * 1024)
-
-
-def test_they_are_counted_every_few_seconds_only(tmp_path: Path) -> None:
+def test_memory_is_weighed_once_a_minute_for_that_costs_the_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weighed: list[int] = []
+    real = psutil.Process.memory_full_info
+    monkeypatch.setattr(psutil.Process, "memory_full_info", lambda one: weighed.append(one.pid) or real(one))  # fmt: skip
     clock = Clock(0.0)
-    process(tmp_path, 10, {10: ""}, (0, 0), 7)
-    usage = Usage(Host(str(tmp_path)), pid=10, clock=clock)
-    before = usage.children()
-    process(tmp_path, 10, {10: "10"}, (0, 0), 7)
-    clock.now += EVERY - 0.1
-    assert usage.children() is before
+    with family() as process:
+        usage, counts = Usage(Host(), process.pid, clock=clock), []
+        for clock.now in (0.0, EVERY, MEMORY_EVERY - 1.0, MEMORY_EVERY + EVERY):
+            usage.children()
+            counts.append(len(weighed))
+    assert counts == [2, 2, 2, 4]
+
+
+def test_the_memory_of_a_child_that_sleeps_in_the_kernel_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weighed: list[int] = []
+    real = psutil.Process.memory_full_info
+    monkeypatch.setattr(psutil.Process, "memory_full_info", lambda one: weighed.append(one.pid) or real(one))  # fmt: skip
+    with ExitStack() as stack:
+        process = stack.enter_context(family(SLEEPS_IN_THE_KERNEL))
+        (child,) = psutil.Process(process.pid).children()
+        wait_for("state D", lambda: child.status() == psutil.STATUS_DISK_SLEEP, 30)
+        found = Usage(Host(), process.pid).children()
+        (clone,) = child.children()
+    assert found is not None
+    assert found.count == 2
+    assert sorted(weighed) == sorted((process.pid, clone.pid))
+
+
+def test_they_are_counted_every_few_seconds_only() -> None:
+    clock = Clock(0.0)
+    with family() as process:
+        usage = Usage(Host(), process.pid, clock=clock)
+        before = usage.children()
+        tell(process, "wait")
+        clock.now += EVERY - 0.1
+        assert usage.children() is before
 
 
 def test_a_kernel_that_lists_no_children_is_no_zero(tmp_path: Path) -> None:
-    assert Usage(Host(str(tmp_path)), pid=10).children() is None
+    assert Usage(Host(str(tmp_path))).children() is None
 
 
-@pytest.mark.skipif(
-    not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="not listed"
-)
-def test_a_real_child_is_seen() -> None:
-    work = "import time; x = bytearray(30 << 20); t = time.process_time()\nwhile time.process_time() < t + 0.3: pass\nprint(1, flush=True); input()"  # fmt: skip
-    argv = [sys.executable, "-c", work]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        found = Usage(Host()).children()
-        child.communicate(b"\n")
-    assert found is not None
-    assert found.count >= 1
-    assert (found.memory_bytes or 0) > 30 << 20
-    assert found.cpu_seconds >= 0.3
+def test_a_process_that_is_gone_costs_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        usage = Usage(Host(), process.pid)
+        process.send_signal(signal.SIGKILL)
+    assert usage.rss_bytes() == 0
+    assert usage.children() is None
+    assert usage.cpu_seconds() > 0.0

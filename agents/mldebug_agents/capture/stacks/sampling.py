@@ -23,7 +23,7 @@ RELEASE, RELEASES = (
 
 
 class CaptureTarget(NamedTuple):
-    """One process to capture, and the rank to which it belongs.
+    """One process whose stacks are to be taken, and the rank to which it belongs.
 
     `kind`: rank or the kind of child; `start_ticks`: 0 if not known.
     """

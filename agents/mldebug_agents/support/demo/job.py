@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import psutil
+
 from mldebug.core.errors import ToolError
 from mldebug_agents.system.spawn import Completed, ProgramStarter
 
@@ -154,7 +156,10 @@ def _read(path: Path) -> str:
 
 
 def _lives(pid: str) -> bool:
-    return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2][1:2] not in ("", "Z", "X")
+    try:
+        return psutil.Process(int(pid)).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except (ValueError, psutil.Error):
+        return False
 
 
 def _obituary(completed: Completed) -> str:

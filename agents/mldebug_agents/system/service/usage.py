@@ -1,16 +1,14 @@
-"""What this agent and its children cost: CPU time and memory, read from /proc, as seldom as is enough for a graph."""
+"""What this agent and its children cost: CPU time and memory (psutil), read as seldom as is enough for a graph."""
 
 import os
-import re
-import resource
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
+
 from mldebug.status.snapshot import Children
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.procfs import TICKS
 
-_PSS = re.compile(r"^Pss: +(\d+) kB$", re.MULTILINE)
 EVERY = 10.0  # seconds between two counts of the children
 MEMORY_EVERY = (
     60.0  # and of memory: a process's page tables are walked for it, some milliseconds each
@@ -20,15 +18,16 @@ MEMORY_EVERY = (
 class Usage:
     """CPU time and memory of this process, and of the children of `pid` (this process by default).
 
-    A child that sleeps in the kernel (D) is left out of the memory, because reading it could block
-    the main loop.
+    Which these are is read from the kernel's lists of children: `psutil.Process.children` reads all processes of the node. A child
+    that sleeps in the kernel (D) is left out of the memory, because reading it could block the main loop.
     """
 
     def __init__(
         self, host: Host, pid: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._host = host
-        self._pid = os.getpid() if pid is None else pid
+        self._self = psutil.Process()
+        self._process = psutil.Process(pid)
         self._clock = clock
         self._children: Children | None = None
         self._counted_at = -EVERY
@@ -37,12 +36,15 @@ class Usage:
 
     def cpu_seconds(self) -> float:
         """CPU time of this process in seconds, user and system, whatever `pid` is."""
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return usage.ru_utime + usage.ru_stime
+        times = self._self.cpu_times()
+        return float(times.user + times.system)
 
     def rss_bytes(self) -> int:
         """Resident memory of the process `pid` in bytes; 0 where it cannot be read."""
-        return self._rss(self._pid)
+        try:
+            return int(self._process.memory_info().rss)
+        except psutil.Error:
+            return 0
 
     def children(self) -> Children | None:
         """Return the number of all processes below the process that is measured, their CPU time in seconds, and the memory
@@ -57,23 +59,25 @@ class Usage:
         return self._children
 
     def _count(self) -> Children | None:
-        if not os.path.exists(f"{self._host.proc}/{self._pid}/task/{self._pid}/children"):
+        pid = self._process.pid
+        if not os.path.exists(f"{self._host.proc}/{pid}/task/{pid}/children"):
             return None
-        pids = list(self._descendants(self._pid))
+        found = list(_present(self._descendants(pid)))
         # a child that is gone lives on in the "waited for" times of its parent
-        seconds = self._waited_for(self._pid) + sum(map(self._cpu, pids))
+        seconds = _waited_for(self._process) + sum(map(_cpu, found))
         before = self._children.cpu_seconds if self._children else 0.0
         return Children(
-            count=len(pids),
+            count=len(found),
             cpu_seconds=max(before, seconds),
-            memory_bytes=self._weighed([self._pid, *pids]),
+            memory_bytes=self._weighed([self._process, *found]),
         )
 
-    def _weighed(self, pids: list[int]) -> int | None:
+    def _weighed(self, processes: list[psutil.Process]) -> int | None:
         now = self._clock()
         if now - self._weighed_at >= MEMORY_EVERY:
             self._weighed_at = now
-            self._memory = self._shared_fairly(pids)
+            shares = [share for one in processes if (share := _share(one)) is not None]
+            self._memory = sum(shares) if shares else None
         return self._memory
 
     def _descendants(self, pid: int) -> Iterator[int]:
@@ -88,26 +92,36 @@ class Usage:
         except OSError:
             return []
 
-    def _cpu(self, pid: int) -> float:
-        return self._ticks(pid, 11, 13) + self._waited_for(pid)
 
-    def _waited_for(self, pid: int) -> float:
-        return self._ticks(pid, 13, 15)
+def _present(pids: Iterator[int]) -> Iterator[psutil.Process]:
+    for pid in pids:
+        try:
+            yield psutil.Process(pid)
+        except psutil.Error:
+            continue  # it has just ended
 
-    def _ticks(self, pid: int, first: int, end: int) -> float:
-        """Fields of stat counted from the state, which follows the name: 11 and 12 utime and stime, 13 and 14 theirs."""
-        fields = self._host.text(pid, "stat").rpartition(")")[2].split()[first:end]
-        return sum(map(int, fields)) / TICKS
 
-    def _shared_fairly(self, pids: list[int]) -> int | None:
-        """The sum of Pss; it walks page tables under a lock, so a child that sleeps in the kernel (D) is left out."""
-        texts = [self._host.text(pid, "smaps_rollup") for pid in pids if self._state(pid) != "D"]
-        kibibytes = [int(found[1]) for text in texts if (found := _PSS.search(text))]
-        return sum(kibibytes) * 1024 if kibibytes else None
+def _cpu(process: psutil.Process) -> float:
+    """Its own CPU time and that of the children it has waited for, in seconds; 0 once it is gone."""
+    try:
+        return float(sum(process.cpu_times()[:4]))
+    except psutil.Error:
+        return 0.0
 
-    def _state(self, pid: int) -> str:
-        return self._host.text(pid, "stat").rpartition(")")[2].lstrip()[:1]
 
-    def _rss(self, pid: int) -> int:
-        fields = self._host.text(pid, "statm").split()
-        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
+def _waited_for(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.children_user + times.children_system)
+
+
+def _share(process: psutil.Process) -> int | None:
+    """Its proportional share of memory (Pss) in bytes. It is read under a lock of the process, so not where it sleeps in the kernel (D)."""
+    try:
+        if process.status() == psutil.STATUS_DISK_SLEEP:
+            return None
+        return int(process.memory_full_info().pss)
+    except psutil.Error:
+        return None
