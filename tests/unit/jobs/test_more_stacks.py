@@ -61,7 +61,6 @@ NO_STEP = {
     "an age": "last update: STEP s ago",
     "packages": "updates: STEP packages can be upgraded",
     "a cache": "update: STEP entries of the cache",
-    "a list of losses": "INFO:m:Train Epoch: 9 [20%]\nINFO:m:[STEP, 9.99e-05]\nINFO:m:loss_disc=3.959, loss_gen=3.062, loss_fm=7.881",
     "a saved iteration": "[INFO] Saving model and optimizer state at iteration STEP to ./logs/m/G_277000.pth",
     "epochs": "===> Epoch STEP Complete: Avg. Loss: LOSS time: 666.83",
 }  # fmt: skip
