@@ -91,10 +91,10 @@ class ProgressClock:
             now=old.now, progressed=old.now, looked_at=None, gaps=self.gaps.memory
         )
 
-    def update(self, look: RunLook, learn: bool) -> float | None:
+    def update(self, look: RunLook, learn: bool, *, spared: bool = False) -> float | None:
         """Add one reading of the run. Returns how many seconds without progress have ended with it; None where the job has not
-        moved since
-        the reading before, and at the first one. `learn`: whether so long a gap is taken as usual for the run from now on.
+        moved since the reading before, and at the first one. `learn`: whether so long a gap is taken as usual for the run from
+        now on; `spared`: whether it was a pause of the whole program.
         """
         memory, before = self.memory, self.memory.looked_at
         at = look.at if math.isfinite(look.at) else before or 0.0
@@ -111,7 +111,7 @@ class ProgressClock:
         if before is None:
             self._arrive(signals, at)
             return None
-        return self._progress(moved, at, learn) if moved else None
+        return self._progress(moved, at, learn, spared) if moved else None
 
     def pass_over(self, at: float) -> None:
         """Count the time up to `at` (monotonic seconds) as watched, though there was no time to look at the run: its node was."""
@@ -203,7 +203,7 @@ class ProgressClock:
         self.memory.progressed = self.memory.now - age
         self.memory.progressed_at = at - age
 
-    def _progress(self, moved: list[Progress], at: float, learn: bool) -> float:
+    def _progress(self, moved: list[Progress], at: float, learn: bool, spared: bool) -> float:
         memory = self.memory
         latest = max(signal.at for signal in moved)
         when = memory.now - min(max(0.0, at - latest), LATEST)
@@ -215,7 +215,7 @@ class ProgressClock:
             events = max(1, *(signal.events for signal in rhythm))
             if memory.observed:
                 self.gaps.note_silence(pause)
-                self.gaps.add(pause / events, max(events, self._advance))
+                self.gaps.add(pause / events, max(events, self._advance), spared=spared)
             else:
                 steps = max(events, self._advance)
                 self.gaps.begin(pause / steps, steps)

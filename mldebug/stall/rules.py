@@ -88,6 +88,7 @@ class StallRule(msgspec.Struct, frozen=True):
         0.0  # up to then a run is usually quiet: nothing is captured while a rank moves
     )
     checkpoint_limit: float = math.inf  # quiet for so long, a growing checkpoint excuses no rank
+    pause: float = 0.0  # seconds that the pause may take in which the ranks stand; 0: in none
 
 
 def choose(
@@ -105,12 +106,14 @@ def choose(
         excused = _is_excused(ranks, clock.now, window)
         least = MOST if young else 0.0
         limit = _busy_limit(settings, look, max(timeout.seconds, least), excused)
+        pause = 0.0
         if settings.timeout == "auto":
-            patience = max(patience, min(_pause(ranks, clock.now, window, look.elsewhere), dies))
+            pause = min(_pause(ranks, clock.now, window, look.elsewhere), dies)
+        patience = max(patience, pause)
         busy = max(patience, limit)
         device = _device_limit(clock, busy, excused)
         silence = min(clock.gaps.silence, dies)
-        return StallRule("progress", timeout, window, busy, device, patience, silence, dies)
+        return StallRule("progress", timeout, window, busy, device, patience, silence, dies, pause)
     if not started and not ranks.trained and (clock.has_rhythm or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
         working: float | None = None
@@ -154,6 +157,14 @@ def is_overdue(rule: StallRule, quiet: float, standing: StillnessSummary) -> boo
     timeout = rule.timeout.seconds
     least = timeout if standing.frozen else max(timeout, rule.silence)
     return rule.by == "progress" and quiet >= least
+
+
+def is_spared(rule: StallRule, quiet: float, standing: StillnessSummary) -> bool:
+    """Whether only that all ranks pause alike keeps the run from being blamed. `quiet`: seconds of quiet as `counted_quiet` gives
+    them.
+    """
+    whole = rule.pause > STEP_PAUSE and standing.frozen
+    return whole and rule.timeout.seconds <= quiet < rule.pause
 
 
 def waits_for_others(rule: StallRule, standing: StillnessSummary) -> bool:

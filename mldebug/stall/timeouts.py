@@ -10,7 +10,7 @@ longest is left out as an outlier. Some things change it:
 - A gap that covers 10 steps or more (a late bar, or a look at quick steps) counts twice.
 - A pause that the run has survived does not raise an alarm again: the timeout is at least 1.5 x the longest such gap (which fades by half
   in 3,500 gaps), as far as that is before torch ends the job and the evidence, and at least 1.5 x the median gap in any case: 450 s for
-  steps of 300 s.
+  steps of 300 s. A pause of all ranks alike is not counted so: `mldebug.stall.rules` gives the next one its time without that.
 - A false alarm raises the percentile's part to 1.25 x the pause that caused it, at most to 2 x.
 
 A log that is flushed every minute is silent for a minute though its steps are quick: until that usual silence is over nothing is captured while a
@@ -90,9 +90,9 @@ class ProgressGaps:
         if steps >= MANY:
             self.memory.begun = WARM_UP  # the first steps lie behind it
 
-    def add(self, seconds: float, steps: int = 1) -> None:
+    def add(self, seconds: float, steps: int = 1, *, spared: bool = False) -> None:
         """Learn a gap of this many seconds, which ended with progress by `steps` steps. A gap that is not a positive finite
-        number is ignored.
+        number is ignored. `spared`: it was a pause of the whole program, which gets its time whatever was survived before.
         """
         if not 0 < seconds < float("inf"):
             return
@@ -101,7 +101,7 @@ class ProgressGaps:
             memory.begun += max(1, min(steps, WARM_UP))
             memory.first = [*memory.first, seconds]
             return
-        memory.longest = max(seconds, memory.longest * FADE)
+        memory.longest = max(0.0 if spared else seconds, memory.longest * FADE)
         memory.covered = min(COVERED, memory.covered + steps)
         gaps = [seconds] * (2 if steps >= MANY else 1)
         memory.gaps = [*memory.gaps, *gaps][-KEPT:]

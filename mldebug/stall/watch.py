@@ -21,6 +21,7 @@ from mldebug.stall.rules import (
     counted_quiet,
     is_blamed,
     is_overdue,
+    is_spared,
     keeps_waiting,
     spacing,
     sparse_spacing,
@@ -53,6 +54,7 @@ class StallWatch:
         self._closer_at: float | None = None
         self._limit = math.inf  # seconds, the timeout at the last look
         self._resumed = self._memory.confirmed
+        self._spared = False  # at the last look the program paused as a whole
 
     @property
     def _watched(self) -> float:
@@ -92,7 +94,8 @@ class StallWatch:
     def look(self, look: RunLook) -> StallDecision:
         """Add one reading of the run, and decide whether it is well, quiet, suspect or stalled."""
         interrupted = self._begin_attempt(look)
-        pause = self._clock.update(look, learn=self._memory.opened is None)
+        learn, spared, self._spared = self._memory.opened is None, self._spared, False
+        pause = self._clock.update(look, learn=learn, spared=spared)
         self._first_look_at = (
             self._clock.now if self._first_look_at is None else self._first_look_at
         )
@@ -163,6 +166,7 @@ class StallWatch:
         quiet = self._clock.quiet if rule.by == "progress" else every
         standing = self._stillness(rule, quiet, rule.window)
         counted = counted_quiet(rule, quiet, self._ranks, now)
+        self._spared = is_spared(rule, counted, standing)
         if is_blamed(rule, counted, standing, self._ranks, now):
             return self._open(rule, quiet, standing)
         if is_overdue(rule, counted, standing) and self._watched >= rule.window:

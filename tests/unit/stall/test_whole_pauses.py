@@ -91,6 +91,25 @@ def test_a_minute_of_the_only_rank_of_a_job_or_of_all_of_a_node_raises_nothing(p
         assert late[0] <= 100  # a pause of a minute was survived
 
 
+@pytest.mark.parametrize("lasts", [60.0, 120.0, 230.0])
+def test_a_hang_after_such_a_pause_is_named_as_soon_as_ever(lasts: float) -> None:
+    """It was 1.5 x the pause that the run had survived: 345 s after one of 230 s, for thousands of steps."""
+    run = stepping(trained(60).play(lasts, UPLOADS), 600)
+    hung = begun(run)
+    run.play(100, {1: UPLOADS})
+    late = opened(run.looks, hung)
+    assert len(late) == 1
+    assert late[0] <= 50
+
+
+def test_such_pauses_that_come_again_raise_nothing() -> None:
+    run = trained(60)
+    paused = begun(run)
+    for _ in range(4):
+        stepping(run.play(180, UPLOADS), 120)
+    assert opened(run.looks, paused) == []
+
+
 HANGS: dict[str, dict[int, Does] | Does] = {
     "one uploads, the others wait for it": {1: UPLOADS},
     "one uploads, the others spin": {1: UPLOADS} | dict.fromkeys((0, 2, 3), SPINS),
