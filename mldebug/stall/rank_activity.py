@@ -127,6 +127,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
     has_device: bool = True  # it may use a GPU: one that waits and spins may be computing there
     proved: RankLook | None = None  # with what a native stack showed of it, in the present frames
     backward_passes: int = 0  # in so many samples it stood in one, and elsewhere before
+    in_backward: bool = False  # at the last sample, whether the job has moved since or not
     write_rate: WriteRate = msgspec.field(default_factory=WriteRate)
     written_before: int = 0  # bytes, when the job last moved
     checkpoint_grew_at: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
@@ -316,8 +317,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
         if look.frames_signature != self.signature:
             self.proved = None
         known = self.proved if look.role in (Role.BUSY, Role.UNCLEAR) else None
-        before = self.classified.class_name if self.classified else ""
-        self.backward_passes += look.class_name in BACKWARD and before not in BACKWARD
+        before, self.in_backward = self.in_backward, look.class_name in BACKWARD
+        self.backward_passes += self.in_backward and not before
         self.classified = known or look
         self.role = self.classified.role
 

@@ -3,6 +3,7 @@
 import pytest
 
 from mldebug.stall.signals import Progress, ProgressKind, RunLook, Stage
+from mldebug.stall.stillness import RunActivity
 from shared.stall.plots import FSYNC
 from shared.stall.traces import (
     JOINS,
@@ -232,6 +233,15 @@ def test_a_rank_that_never_comes_there_is_noticed_before_gloo_ends_the_job() -> 
     late = opened(run.play(1500, {2: LOOPS}).looks, hung)
     assert len(late) == 1
     assert late[0] <= 1250
+
+
+def test_lines_that_are_read_during_the_first_backward_pass_make_no_second_one_of_it() -> None:
+    """Each forgot what the rank had been seen doing, so that it seemed to come there anew."""
+    ranks, run = RunActivity(), Run(interval=LOOKS).play(30, BACKWARD._replace(stands=True))
+    for number, look in enumerate(run.looks):
+        ranks.update(look, number * LOOKS)
+        ranks.forget(number * LOOKS)
+    assert not ranks.trained
 
 
 @pytest.mark.parametrize("start", [SPINS, WAITS, UPLOADS, LOADS, BACKWARD._replace(stands=True)])
