@@ -46,30 +46,24 @@ class Baseline(msgspec.Struct, kw_only=True):
 
     def look(self, sign: GpuSign, at: float) -> Load:
         """Learn from one reading of the GPU at unix time `at`, and return how busy it is now. Of a GPU that other programs use,
-        nothing is learned, and only rest says something of the rank.
+        only rest says something of the rank; its power at work is learned while the job makes steps, so that rest is known.
         """
         self.power = self.average.power(sign, at)
-        if sign.shared:
-            return self._look_shared(sign, at)
         memory = ratio(sign.memory_utilization_ratio)
         works = self._works(sign, memory)
         busy = sign.busy
         steady = works and (busy is None or busy >= HALF)
         steady = steady and self.load in (Load.WORKING, Load.UNKNOWN)
+        stepping = sign.rank is not None and sign.rank.stepping is True
+        steady = steady and (stepping or not sign.shared)
         if not self._absurd():
             self.levels.learn(self.power, works=steady)
-        if steady and memory is not None and memory > 0:
+        if steady and memory is not None and memory > 0 and not sign.shared:
             self.traffic = toward(self.traffic, memory, self.levels.looks)
-        if sign.rank is not None and sign.rank.stepping:
+        if stepping:
             self.stepped_at = at
         load = self._load(sign, memory, works)
-        self._keep(load, at)
-        return load
-
-    def _look_shared(self, sign: GpuSign, at: float) -> Load:
-        memory = ratio(sign.memory_utilization_ratio)
-        load = self._load(sign, memory, self._works(sign, memory))
-        load = Load.UNKNOWN if load in _OF_ANYBODY else load
+        load = Load.UNKNOWN if sign.shared and load in _OF_ANYBODY else load
         self._keep(load, at)
         return load
 

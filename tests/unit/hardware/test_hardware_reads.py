@@ -570,6 +570,42 @@ def test_what_a_gpu_does_for_another_program_is_no_progress_of_the_rank(
     assert progress(resting) == [False, False]
 
 
+@pytest.mark.parametrize("idle", [(), (900,)])
+def test_a_gpu_that_spins_is_known_beside_a_program_that_only_holds_memory(
+    idle: tuple[int, ...],
+) -> None:
+    """A notebook that is forgotten on one GPU hid a hang in which all ranks spin for 300 s: what work looks like was not learned."""
+    gpus = tuple(
+        GpuReading(uuid=f"GPU-{n}", index=n, processes=(GpuProcess(pid=100 + n), GpuProcess(pid=900)))
+        for n in (0, 1)
+    )  # fmt: skip
+    ranks = [RankProcess(rank=n, pid=100 + n, local_rank=n, open_minors=(0, 1)) for n in (0, 1)]
+    joined, levels = join(ranks, gpus, idle), Levels(Memory())  # type: ignore[arg-type]
+    for turn in range(12):
+        works = watch(10.0 + turn, 1.0, 1.0, power=690.0, moves=0.35)
+        levels.complete(msgspec.structs.replace(look(), step=turn), works, joined)
+    for turn in range(6):
+        spins = watch(30.0 + turn, 1.0, 1.0, power=125.0, moves=0.0)
+        result = levels.complete(msgspec.structs.replace(look(), step=11), spins, joined)
+    assert progress(result) == [False, False]
+
+
+def test_the_server_of_nvidia_mps_is_no_stranger(holders: Holders) -> None:
+    """It does what its clients ask of it, of which the ranks may be all."""
+    code = "import sys; open('/proc/self/comm', 'w').write(sys.argv[1]); print('up', flush=True); sys.stdin.read()"
+    with ExitStack() as stack:
+        launcher = stack.enter_context(family("launcher", 1))
+        listed = []
+        for name in ("nvidia-cuda-mps-server", "python-server"):
+            one = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )  # fmt: skip
+            assert one.stdout is not None
+            one.stdout.readline()
+            listed.append(one.pid)
+        assert holders.strangers(listed, set(children_of(launcher))) == {listed[1]}
+
+
 def counted(at: float, dram: float | None, sms: float | None = 0.18, ago: float = 0.0) -> NodeGpus:
     """A full reading `ago` seconds before `at`, whose hardware counters are those of both GPUs."""
     activity = GpuActivity(window_seconds=5.0, dram_ratio=dram, sm_active_ratio=sms, tensor_ratio={"any": 0.0})  # fmt: skip

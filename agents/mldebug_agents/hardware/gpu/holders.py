@@ -16,6 +16,7 @@ from mldebug_agents.system.reader import Reader
 MAX_RANKS = 256
 MAX_ENVIRONMENT = 1 << 20
 MAX_ANCESTORS = 64  # of a process that are looked at
+MPS = "nvidia-cuda-mps"  # the kernel keeps 15 characters of `nvidia-cuda-mps-server`
 
 Process = tuple[int, int]  # pid and start
 
@@ -50,7 +51,8 @@ class Holders:
         self, listed: Iterable[int], ranks: Collection[int], others: Collection[int] = ()
     ) -> frozenset[int]:
         """Those of the listed pids that surely are none of a job's: neither a rank nor below one, nor below the parent of one
-        (its launcher, or the shell that started it). A process of which an ancestor cannot be read is not among them.
+        (its launcher, or the shell that started it). A process of which an ancestor cannot be read is not among them, nor the server of
+        NVIDIA MPS.
 
         `ranks`: pids of the job's ranks; `others`: pids of ranks of other jobs, which may have the same parent.
         """
@@ -64,6 +66,8 @@ class Holders:
 
     def _outside(self, pid: int, family: Collection[int], others: Collection[int]) -> bool:
         for one in self._line(pid):
+            if one == pid and self._serves_others(pid):
+                return False
             if one in others:
                 return True
             if one in family:
@@ -71,6 +75,11 @@ class Holders:
             if one <= 1:
                 return True
         return False
+
+    def _serves_others(self, pid: int) -> bool:
+        """Whether it is the server of NVIDIA MPS, which does on a GPU what other programs, and the ranks, ask of it."""
+        stat = self._host.brief(pid)
+        return stat is not None and stat.name.startswith(MPS)
 
     def _line(self, pid: int) -> Iterator[int]:
         """The process, its parent, and so on up to pid 1 or 0; it ends early where one cannot be read."""
