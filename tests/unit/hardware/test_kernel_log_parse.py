@@ -501,3 +501,12 @@ def test_without_a_boot_time_an_event_has_the_seconds_of_the_kernel() -> None:
 
     assert record is not None
     assert [one.at for one in (parse_event(record), parse_event(record, 9.0)) if one] == [2.5, 9.0]
+
+
+def test_an_internal_error_of_xfs_without_a_device_is_kept_whatever_its_words_are() -> None:
+    line = "4,1,1,-;XFS: Internal error XFS_WANT_CORRUPTED_GOTO at line 12 of file x.c.  Caller xfs_force_shutdown"
+    event = parse_line(line)
+
+    assert event is not None
+    assert (event.kind, event.device) == (K.FILESYSTEM_ERROR, "")
+    assert len(fold([event])) == 1

@@ -70,11 +70,12 @@ def _xfs(line: KernelText) -> KernelEvent | None:
     match = _XFS.match(line.text)
     if match is None:
         return None
-    if _SHUTDOWN.search(match["what"]):
-        return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=match["device"])
+    device = match["device"] or ""
+    if device and _SHUTDOWN.search(match["what"]):
+        return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=device)
     if _XFS_ERROR.search(match["what"]):
-        return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"] or "")
-    return _mounted(line, match["what"], match["device"])
+        return event(line, KernelEventKind.FILESYSTEM_ERROR, device=device)
+    return _mounted(line, match["what"], device)
 
 
 def _btrfs(line: KernelText) -> KernelEvent | None:
