@@ -30,9 +30,10 @@ _BANK = re.compile(
     r"Bank \d{1,3}: (?P<status>[0-9a-f]{16})"
 )
 _VALID, _UNCORRECTED = 1 << 63, 1 << 61  # bits of an x86 machine check status register
-# A page whose memory is broken was taken out of use: "Memory failure: 0x30a6a90: recovery action for dirty LRU page: Recovered"
+# A page whose memory is broken was taken out of use: "Memory failure: 0x30a6a90: recovery action for dirty LRU page: Recovered". Not one that was
+# free, or taken out before: at each start NVIDIA's driver takes out what it knows to be broken of a GPU's memory that is the host's as well (GH200)
 _PAGE = re.compile(
-    r"(?:Memory failure:|MCE) 0x[0-9a-f]{1,16}: recovery action for [\w -]{1,60}: (?:Recovered|Ignored|Failed|Delayed)\b"
+    r"(?:Memory failure:|MCE) 0x[0-9a-f]{1,16}: recovery action for (?!free buddy|already poisoned)[\w -]{1,60}: (?:Recovered|Ignored|Failed|Delayed)\b"
 )
 _HOT = re.compile(
     r"(?:mce: )?CPU(?P<cpu>\d{1,5}): (?:Core|Package) temperature (?:is )?above threshold, cpu clock (?:is )?throttled"
