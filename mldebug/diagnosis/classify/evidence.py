@@ -146,10 +146,15 @@ def _larger_half(case: Case, culprits: tuple[ClassifiedRank, ...]) -> bool:
 
 
 def _may_be_fed(rank: ClassifiedRank) -> bool:
-    """Whether another rank may feed it, or hold the file lock that it wants: nothing shows who does."""
+    """Whether another rank may feed it, or hold the lock that it wants: nothing shows who does."""
     lock = rank.capture.process.lock if rank.capture else None
     of_unknown = rank.is_.name in ("file_lock", "flock") and not (lock and lock.holders)
-    return of_unknown or rank.is_.name in MAY_BE_FED
+    return of_unknown or rank.is_.name in MAY_BE_FED or _by_stack_alone(rank)
+
+
+def _by_stack_alone(rank: ClassifiedRank) -> bool:
+    """Whether only one look at its native stack says that it sleeps: it may poll, at a file or a lock, for what another rank has to do first."""
+    return rank.is_.name in ("native_lock", "sleep") and not rank.is_.direct
 
 
 def is_faint(rank: ClassifiedRank) -> bool:
@@ -255,7 +260,8 @@ def _proved(case: Case, rank: ClassifiedRank) -> bool:
 
 def _is_soft(rank: ClassifiedRank) -> bool:
     """A worker that was found stopped or blocked is as hard a fact as a stopped rank."""
-    return rank.is_.name in SOFT_CLASSES and not (rank.is_.worker_pid and rank.is_.direct)
+    soft = rank.is_.name in SOFT_CLASSES or _by_stack_alone(rank)
+    return soft and not (rank.is_.worker_pid and rank.is_.direct)
 
 
 def _watched(rank: ClassifiedRank) -> bool:

@@ -132,3 +132,27 @@ def test_the_rank_beside_those_in_mpi_is_named() -> None:
     found = judged(BLOCKED["a stream"], whole(*MPI, "PMPI_Allreduce (libmpi.so.40)"))
 
     assert (found.verdict, [one.rank for one in found.culprits]) == ("rank_waiting", [2])
+
+
+# --- what it may sleep for ---------------------------------------------------------------------------
+
+BUSY = process("crunch (train.py:9)", *AT, state="", active=True, gil=True)
+SAVES = dumped("pwrite64 (libc.so.6)", "_io_FileIO_write (python3.11)", python=("save (ckpt.py:7)", AT[1]))  # fmt: skip
+LOOKS = dumped("stat64 (libc.so.6)", "os_stat (python3.11)", python=("wait_for (train.py:8)", AT[1]))  # fmt: skip
+FOR_ANOTHER = {
+    "it looks for a file, one computes": ({0: BUSY, 2: LOOKS}, [0, 2]),
+    "it looks for a file, one writes": ({0: SAVES, 2: LOOKS}, []),
+    "a queue, one computes": ({0: BUSY, 2: BLOCKED["a queue of an extension"]}, [0, 2]),
+    "half of them look for a file": ({1: LOOKS, 2: LOOKS}, []),
+    "all but one sleep and look again": (dict.fromkeys((1, 2, 3), dumped("clock_nanosleep (libc.so.6)", "time_sleep (python3.11)")), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FOR_ANOTHER)
+def test_who_may_wait_for_the_rank_beside_it_is_not_named_alone(kind: str) -> None:
+    """A single look at a stack does not tell who is stuck in a file or a lock from who waits there for another rank."""
+    odd, named = FOR_ANOTHER[kind]
+    found = diagnose([capture(*(rank(n, odd.get(n, WAITER)) for n in range(4)))]).diagnosis
+
+    assert found.confidence == "low", found.summary
+    assert [one.rank for one in found.culprits] in ([], named)
