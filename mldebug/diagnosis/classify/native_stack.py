@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import msgspec
 
+from mldebug.capture.frames import inner, python_frames, site
 from mldebug.core.model import Classification, Frame, Role, ThreadStack
 from mldebug.diagnosis.classify.awaited.threads import gil_holder, holder_words
 from mldebug.diagnosis.classify.kernel_state import from_sign, inert
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity, native_words
+from mldebug.diagnosis.classify.tables.matching import match_calls
 from mldebug.diagnosis.classify.tables.native_calls import (
     BEGINS,
     BY_NAME,
@@ -79,7 +81,7 @@ def own_wait(process: ProcessFacts) -> Classification | None:
     if not frames or any(map(_may_wait_for_others, frames)):
         return None
     name = "native_lock" if process.on_futex else _sleep_of(process, frames)
-    if not name or any(map(_waits_for_others, process.capture.native)):
+    if not name or any(map(_waits_for_others, (*process.capture.native, *process.capture.stacks))):
         return None
     own = next((frame for frame in frames if not _tells_nothing(frame)), None)
     if own is None and (process.on_futex or LOCKS.fullmatch(frames[0].function)):
@@ -135,6 +137,10 @@ def _sleep_of(process: ProcessFacts, frames: Sequence[Frame]) -> str:
 
 def _waits_for_others(stack: ThreadStack) -> bool:
     """Whether a thread is in a call that waits for other ranks: then its main thread may wait for just that one."""
+    frames = python_frames(stack.frames)
+    called = match_calls(inner(frames, site(frames)))
+    if called is not None and called[0].role is Role.WAITING and called[0].name != "device_sync":
+        return True
     return any(row.role is Role.WAITING and row.name != "device_sync" and row.pattern.fullmatch(frame.function) for frame in stack.frames if frame.native for row in NATIVE)  # fmt: skip
 
 

@@ -156,3 +156,12 @@ def test_who_may_wait_for_the_rank_beside_it_is_not_named_alone(kind: str) -> No
 
     assert found.confidence == "low", found.summary
     assert [one.rank for one in found.culprits] in ([], named)
+
+
+def test_a_main_thread_that_sleeps_beside_one_that_waits_for_others_waits_as_well() -> None:
+    """It looks after the thread that trains, of which no native frame says what it waits for."""
+    main = dumped("clock_nanosleep (libc.so.6)", "time_sleep (python3.11)", python=("watch (run.py:9)", "<module> (run.py:20)"))  # fmt: skip
+    trains = stack("all_reduce (torch/distributed/distributed_c10d.py:3252)", "step (train.py:4)", "run (threading.py:900)", tid=7, name="train")  # fmt: skip
+    found = classify(rank(2, msgspec.structs.replace(main, stacks=(*main.stacks, trains))))
+
+    assert (found.name, found.role, found.thread) == ("collective", Role.WAITING, "train")
