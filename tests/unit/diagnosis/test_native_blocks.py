@@ -165,3 +165,29 @@ def test_a_main_thread_that_sleeps_beside_one_that_waits_for_others_waits_as_wel
     found = classify(rank(2, msgspec.structs.replace(main, stacks=(*main.stacks, trains))))
 
     assert (found.name, found.role, found.thread) == ("collective", Role.WAITING, "train")
+
+
+MAY_BE_HELD_BY_ANOTHER = (
+    "_multiprocessing_SemLock_acquire_impl (_multiprocessing.cpython-311-x86_64-linux-gnu.so)",
+    "Semaphore_acquire (posix_ipc.cpython-311-x86_64-linux-gnu.so)",
+    "mdb_txn_begin (cpython.cpython-311-x86_64-linux-gnu.so)",
+    "boost::interprocess::interprocess_mutex::lock (_shared.so)",
+    "ccl::v1::event::wait (libccl.so.1)",
+    "synStreamSynchronize (libSynapse.so)",
+    "zeEventHostSynchronize (libze_intel_gpu.so.1)",
+    "sycl::_V1::event::wait (libsycl.so.7)",
+    "muStreamSynchronize (libmusa.so)",
+    "cnrtQueueSync (libcnrt.so)",
+    "dgl::rpc::RPCContext::Recv (libdgl.so)",
+    "PMIx_Fence (libpmix.so.2)",
+    "shmem_barrier_all (liboshmem.so.40)",
+)
+
+
+@pytest.mark.parametrize("call", MAY_BE_HELD_BY_ANOTHER)
+def test_a_lock_that_processes_share_and_the_runtime_of_an_accelerator_name_nobody(call: str) -> None:  # fmt: skip
+    """Also where the kernel says that the rank sleeps there: `multiprocessing.Lock()` goes to all whom the launcher has spawned."""
+    own = process(*AT, native=("__futex_abstimed_wait_common64 (libc.so.6)", call, *AT), move=still(span=20.0))  # fmt: skip
+
+    assert classify(rank(2, own)).name != "native_lock"
+    assert judged(own).culprits == ()

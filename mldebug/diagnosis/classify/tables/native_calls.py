@@ -155,10 +155,12 @@ OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
 MAY_WAIT_FOR_OTHERS = re.compile(
     r"(?:lib)?(?:nccl|rccl|gloo|mpi|open-(?:mpi|pal|rte)|uc[pstc]\b|fabric|ibverbs|mlx5|efa|psm2|grpc|horovod|"
     r"cuda|nvidia|nvshmem|amdhip|hsa|rocm|torch|c10|xla|jax|tensorflow|zmq|ucc\b|hcoll|sharp|nixl|mooncake|deep_?ep|mscclpp|oneccl|hccl|ascend|tpu|neuron|nrt|"
-    r"tensorpipe|paddle|mindspore|thrift|hiredis|etcd|ssl|curl|monarch)|mpi_lib|_raylet|_XLAC|"
+    r"tensorpipe|paddle|mindspore|thrift|hiredis|etcd|ssl|curl|monarch|ccl\b|hcl\b|Synapse|habana|ze_(?:intel|loader)|sycl|musa|mccl|cnrt|cncl|bkcl|xpurt|eccl|topsrt|"
+    r"byteps|bagua|dgl\b|brpc|pmix?2?\b|oshmem|lmdb)|mpi_lib|_raylet|_XLAC|_multiprocessing|posix_ipc|sysv_ipc|mdb_|boost::interprocess|PMIx?2?_|p?shmem_|"
+    r"syn(?:Stream|Event)[A-Z]|ze(?:Event|Fence|Command)[A-Z]|mu(?:Stream|Event)[A-Z]|"
     r"(?:gloo|c10d|c10|at|torch|xla|tsl|absl|grpc|horovod|vllm|ray)::|P?MPI_|uc[pstc]_|fi_|ibv_|cu[A-Z]|hip[A-Z]"
 )
-"""Libraries and functions in which a thread may wait for another rank, its GPU or the runtime that drives it."""
+"""Libraries and functions in which a thread may wait for another rank, its GPU or the runtime that drives it; and locks that processes share."""
 
 LOCKS = re.compile(
     r"(?:_{1,2}|__GI_+)?(?:lll_lock_wait\w*|futex_\w*wait\w*|do_futex_wait\w*|(?:new_)?sem_(?:timed)?wait\w*"
