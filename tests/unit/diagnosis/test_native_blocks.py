@@ -123,8 +123,8 @@ def test_calls_of_mpi_are_waits_in_c_in_fortran_and_below_python(call: str) -> N
         assert (found.name, found.operation, found.role) == (*CALLS[call], Role.WAITING)
 
 
-@pytest.mark.parametrize("call", ["MPI_Iallreduce", "MPI_Reduce_local", "MPI_Comm_rank", "MPI_Test", "MPI_Wtime"])  # fmt: skip
-def test_calls_of_mpi_that_return_at_once_are_none(call: str) -> None:
+@pytest.mark.parametrize("call", ["MPI_Iallreduce", "MPI_Reduce_local", "MPI_Comm_rank", "MPI_Alloc_mem", "mpi_alloc_mem_", "MPI_Test", "MPI_Wtime"])  # fmt: skip
+def test_calls_of_mpi_that_wait_for_nobody_are_none(call: str) -> None:
     assert classify(rank(0, whole(f"{call} (libmpi.so.40)"))).role is not Role.WAITING
 
 

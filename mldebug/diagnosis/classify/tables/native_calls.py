@@ -64,7 +64,7 @@ NATIVE: tuple[NameSign, ...] = (
         "collective",
         W,
         "waits in {op} in {site}",
-        r"P?MPI_(?:All\w+|Barrier|Bcast|Reduce(?!_local)\w*|Gatherv?|Scatterv?|Scan|Exscan|Win_fence|File_\w+_all)|p?mpi_(?:all\w+|barrier|bcast|reduce\w*|gatherv?|scatterv?)_{1,2}",
+        r"P?MPI_(?:All(?!oc)\w+|Barrier|Bcast|Reduce(?!_local)\w*|Gatherv?|Scatterv?|Scan|Exscan|Win_fence|File_\w+_all)|p?mpi_(?:all(?!oc)\w+|barrier|bcast|reduce\w*|gatherv?|scatterv?)_{1,2}",
         BY_NAME,
     ),
     sign(
