@@ -13,8 +13,10 @@ from mldebug.core.plugins import create_all
 from mldebug.jobs.owners import owner_of
 from mldebug_agents.jobs.ranks import discovery
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
+from mldebug_agents.jobs.ranks.rank_processes import MOST_ABOVE, ProcessTree
 from mldebug_agents.jobs.ranks.registry import PROBES
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.procfs import Stat
 from mldebug_agents.system.reader import Unreadable
 from shared.jobs.proctree import BOOT, DirectPaths, Tree
 
@@ -26,6 +28,15 @@ SPAWN = (
     "--multiprocessing-fork",
 )
 NOW = BOOT + 3600.0
+
+
+def test_a_chain_of_processes_takes_no_more_memory_than_it_has_links() -> None:
+    """Anybody may start one: of 10,000 links each had all those above it, 400 MB at each look."""
+    stats = {pid: Stat(pid=pid, ppid=pid - 1) for pid in range(1, 1001)}
+    tree = ProcessTree(stats)
+    assert list(tree.ancestors(40)) == list(range(39, 0, -1))
+    kept = {id(above): len(above) for above in map(tree.ancestors, stats)}
+    assert sum(kept.values()) <= MOST_ABOVE * len(stats)
 
 
 class Node:

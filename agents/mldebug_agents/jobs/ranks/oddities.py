@@ -22,8 +22,10 @@ def impossible_environments(
     liars: dict[str, list[int]] = defaultdict(list)
     for pid, process in sorted(processes.items()):
         problem = process.problem
+        if not problem:
+            continue
         above = (processes[a].problem for a in tree.ancestors(pid) if a in processes)
-        if problem and problem not in above:
+        if problem not in above:
             liars[problem].append(pid)
     for problem, pids in liars.items():
         many = f"{len(pids)} processes are" if len(pids) > 1 else f"process {pids[0]} is"

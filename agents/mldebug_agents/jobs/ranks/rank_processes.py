@@ -6,6 +6,7 @@ Every child of a rank inherits RANK, so an environment proves nothing: the proce
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -15,6 +16,8 @@ from mldebug_agents.system.procfs import Stat
 
 BY_RAS = "nccl_ras"  # stands for the launcher where NCCL RAS has told the rank
 """Such a claim is not inherited: it was made for this very process."""
+
+MOST_ABOVE = 128  # ancestors of a process, the nearest; a chain of thousands is nobody's job, and each of its links has as many
 
 
 class ProcessTree:
@@ -28,12 +31,12 @@ class ProcessTree:
             self.children[stat.ppid].append(pid)
 
     def ancestors(self, pid: int) -> Sequence[int]:
-        """The pids of parent, grandparent and so on, at most up to process 1."""
+        """The pids of parent, grandparent and so on, at most up to process 1, and at most `MOST_ABOVE`."""
         if pid not in self.stats:
             return ()
         parent = self.stats[pid].ppid  # thousands may have the same
         if parent not in self._above:
-            self._above[parent] = tuple(self._climb(pid))
+            self._above[parent] = tuple(islice(self._climb(pid), MOST_ABOVE))
         return self._above[parent]
 
     def _climb(self, pid: int) -> Iterator[int]:
