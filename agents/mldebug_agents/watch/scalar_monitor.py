@@ -89,6 +89,7 @@ class ScalarMonitor:
                     self._take(run, look, now)
         steady = self._steady()
         self._found |= dict.fromkeys(runs.keys() & self._histories.keys(), steady)
+        self._left_out &= runs.keys()
         if steady >= self._tidy_due:
             self._tidy_due = steady + 5.0
             self._tidy(now, steady, age)

@@ -208,6 +208,22 @@ def test_of_too_many_runs_that_live_some_have_a_history_all_the_time(
     assert node.shown.gaps == ()
 
 
+def test_runs_without_a_history_are_counted_while_they_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Short runs beside as many long ones as have a history: each was remembered for as long as the long ones ran."""
+    monkeypatch.setattr(scalar_monitor, "MOST_LIVING", 3)
+    node = Node()
+    for number in range(8):
+        for long in range(3):
+            node.look(number, 2.0, f"long{long}")
+        node.look(number, 2.0, f"short{number}")
+        node.wait(5)
+        (gap,) = node.shown.gaps
+        assert "1 more live" in gap.reason
+        del node.runs[f"short{number}"]
+
+
 def test_more_than_64_runs_that_live_have_their_history() -> None:
     node = Node()
     for step in range(3):
