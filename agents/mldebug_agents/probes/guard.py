@@ -126,9 +126,7 @@ class BusyError(MldebugError):
     """The node is in use by a job or by another probe; this is no fault of the node."""
 
 
-LONGEST = (
-    6 * 3600.0
-)  # seconds that a probe runs: `--duration` is ten minutes where nothing else was asked for
+LONGEST = 25 * 3600.0  # seconds that a probe runs: `--duration` may be a day
 USUAL = "/tmp/mldebug-probe.lock"  # noqa: S108 - the one place that all users of a node share
 
 

@@ -22,7 +22,8 @@ from mldebug_agents.jobs.ranks.registry import PROBES
 from mldebug_agents.probes import child
 from mldebug_agents.probes.child import ChildExit, Event, ProbeChild, inside
 from mldebug_agents.probes.environment import INSIDE, child_environment, find_python
-from mldebug_agents.probes.guard import BusyError, Guard, only_probe
+from mldebug_agents.probes.guard import LONGEST, BusyError, Guard, only_probe
+from mldebug_agents.probes.options import seconds
 from mldebug_agents.system.spawn import Spawner
 from shared.system.patience import PATIENCE
 
@@ -284,6 +285,12 @@ def test_who_holds_the_lock_for_longer_than_a_probe_takes_blocks_nobody(
             beside = lock.with_name("lock.2")  # what another probe that passes over the first finds
             with pytest.raises(BusyError, match=r"lock\.2"), only_probe(beside):
                 pass
+
+
+def test_no_probe_may_run_as_long_as_who_is_passed_over() -> None:
+    assert seconds("24h") < LONGEST
+    with pytest.raises(UsageError, match="up to a day"):
+        seconds(f"{LONGEST:g}s")
 
 
 def test_a_lock_can_be_asked_for_by_every_user(tmp_path: Path) -> None:
