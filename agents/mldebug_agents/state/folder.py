@@ -82,8 +82,15 @@ class FolderLock:
 
     @property
     def gone(self) -> bool:
-        """Whether the folder that was held is not at its path any more, and none was taken in its place."""
-        return self.held is not None and self._fd < 0
+        """Whether the folder that was held is not at its path any more, and none was taken in its place. One that is there and
+        cannot be taken now is not gone: its disk takes no writes, or a state process that is dying has the lock.
+        """
+        if self.held is None or self._fd >= 0:
+            return False
+        try:
+            return self._shown() != self.held
+        except OSError:  # nobody knows
+            return False
 
     def give_back(self) -> None:
         """Release the lock, so that another agent may take the state dir."""

@@ -25,6 +25,7 @@ from mldebug.diagnosis.exits.model import KnownExits, RankExit
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug_agents.state import server
+from mldebug_agents.state.folder import FolderLock
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.child.leftovers import Leftover, children_of
 from mldebug_agents.system.spawn import Spawner
@@ -164,6 +165,7 @@ import os, signal
 from pathlib import Path
 from statistics import median
 from mldebug_agents.state import server
+from mldebug_agents.state.folder import FolderLock
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.spawn import Spawner
 one = StateStore(Path({str(tmp_path)!r}), Spawner({{"state": server.serve}})); one.start()
@@ -451,6 +453,26 @@ def test_the_socket_comes_back_with_the_folder(tmp_path: Path) -> None:
     assert not (state / "agent.sock").exists()
     for door in doors:
         door.close()
+
+
+def test_a_folder_that_is_there_and_cannot_be_taken_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new keeper on a disk that is read-only, or that has to wait for the one before: the agent's socket is as good as before."""
+    monkeypatch.setattr("mldebug_agents.state.folder.DYING", 0.0)
+    state = tmp_path / "state"
+    before = FolderLock(state, os.getpid())
+    before.take()
+    after = FolderLock(state, os.getpid(), before.held)
+    with pytest.raises(OSError, match="still held by an agent"):
+        after.take()
+    assert not after.gone
+    before.give_back()
+    shutil.rmtree(state)
+    state.write_text("")
+    with pytest.raises(UsageError, match="is not a folder"):
+        after.take()
+    assert after.gone
 
 
 def test_a_folder_that_hangs_is_not_taken_for_a_lost_one(tmp_path: Path) -> None:
