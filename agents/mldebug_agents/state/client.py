@@ -79,9 +79,11 @@ class StateClient:
     def open_door(self) -> socket.socket | None:
         """Try again to open the agent's Unix socket.
 
-        Returns the listening socket; raises OSError where it cannot be opened.
+        Returns the listening socket, None where the file of the one before is still there; raises OSError where none can be
+        opened.
         """
-        reply, door = self._exchange(OpenSocket())
+        self._have_child()
+        reply, door = self._exchange(OpenSocket(self._place))
         self._place = reply.door or self._place
         return door
 
@@ -99,9 +101,13 @@ class StateClient:
             self._ask(order)
 
     def _ask(self, order: StateOrder) -> None:
-        if self.worker is None:
-            self.open()
+        self._have_child()
         self._exchange(order)
+
+    def _have_child(self) -> None:
+        """Start a child where there is none: whatever it is asked first, it has to know the state dir before."""
+        if self.worker is None:
+            self._exchange(OpenState(str(self._state_dir), os.getpid(), False, self._held))
 
     def end(self) -> None:
         """Have the child remove the socket file, close the database and release the lock; then close the connection.

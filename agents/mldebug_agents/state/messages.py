@@ -33,7 +33,12 @@ class CheckState(msgspec.Struct, frozen=True, tag="Check"):
 
 
 class OpenSocket(msgspec.Struct, frozen=True, tag="Door"):
-    """Request to open the listening socket, where that failed when the state dir was opened."""
+    """Request to open the listening socket, where that failed when the state dir was opened, or the state dir was replaced.
+
+    `place`: the socket file that the agent serves already; where it is still there, none is opened.
+    """
+
+    place: DeviceInode | None = None
 
 
 class StoreRun(msgspec.Struct, frozen=True, tag="Keep"):

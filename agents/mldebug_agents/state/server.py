@@ -26,6 +26,7 @@ from mldebug_agents.state.messages import (
     CheckState,
     CloseState,
     DeleteRun,
+    DeviceInode,
     OpenSocket,
     OpenState,
     PruneReports,
@@ -101,7 +102,7 @@ class StateServer:
         self._orders: dict[type, Callable[..., Answer | None]] = {
             OpenState: self._open,
             CheckState: lambda _: None,
-            OpenSocket: lambda _: self._open_door(),
+            OpenSocket: lambda order: self._open_door(order.place),
             StoreRun: lambda order: self._database.keep(order),
             StoredExits: lambda order: self._database.keep_ends(order),
             StoreMemo: lambda order: self._database.remember(order.memo),
@@ -164,18 +165,24 @@ class StateServer:
         except OSError as error:
             return StateReply(error=error.strerror or str(error)), None
 
-    def _open_door(self) -> Answer:
+    def _open_door(self, served: DeviceInode | None = None) -> Answer:
+        with contextlib.suppress(OSError):
+            if served is not None and self._socket_file() == served:
+                return StateReply(door=served), None  # something else of the state dir was lost
         door = open_unix(self._folder)
+        return StateReply(door=self._socket_file()), door
+
+    def _socket_file(self) -> DeviceInode:
         with reachable(self._folder) as path:
             facts = os.lstat(path)
-        return StateReply(door=(facts.st_dev, facts.st_ino)), door
+        return facts.st_dev, facts.st_ino
 
     def _end(self, order: CloseState) -> None:
         # another agent has put its own there
-        with contextlib.suppress(OSError), reachable(self._folder) as path:
-            facts = os.lstat(path)
-            if (facts.st_dev, facts.st_ino) == order.door:
-                os.unlink(path)
+        with contextlib.suppress(OSError):
+            if self._socket_file() == order.door:
+                with reachable(self._folder) as path:
+                    os.unlink(path)
         self._database.disconnect()
         if self._hold is not None:
             self._hold.give_back()

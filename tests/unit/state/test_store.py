@@ -25,7 +25,9 @@ from mldebug.diagnosis.exits.model import KnownExits, RankExit
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug_agents.state import server
+from mldebug_agents.state.client import StateClient
 from mldebug_agents.state.folder import FolderLock
+from mldebug_agents.state.messages import CheckState
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.child.leftovers import Leftover, children_of
 from mldebug_agents.system.spawn import Spawner
@@ -165,7 +167,9 @@ import os, signal
 from pathlib import Path
 from statistics import median
 from mldebug_agents.state import server
+from mldebug_agents.state.client import StateClient
 from mldebug_agents.state.folder import FolderLock
+from mldebug_agents.state.messages import CheckState
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.spawn import Spawner
 one = StateStore(Path({str(tmp_path)!r}), Spawner({{"state": server.serve}})); one.start()
@@ -455,6 +459,18 @@ def test_the_socket_comes_back_with_the_folder(tmp_path: Path) -> None:
         door.close()
 
 
+def test_a_new_keeper_that_is_asked_for_the_socket_first_knows_the_folder(tmp_path: Path) -> None:
+    """The keeper before had died while only the socket was missing: the new one knew no state dir, and nothing was written any more."""
+    client = StateClient(SPAWNERS[-1], tmp_path / "state", lambda _: None)
+    client.open()
+    client.hang_up()
+    door = client.open_door()
+    assert door is not None
+    client.ask(CheckState())
+    client.end()
+    door.close()
+
+
 def test_a_folder_that_is_there_and_cannot_be_taken_is_not_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -521,3 +537,25 @@ def test_memos_come_back_until_they_are_emptied(tmp_path: Path) -> None:
         again.remember("gpus/job", b"")
     with opened_store(tmp_path) as last:
         assert last.memos("") == ("gpus",)
+
+
+def test_a_lost_database_leaves_the_socket_as_it_is(tmp_path: Path) -> None:
+    """Its file is there and serves: to open it anew was refused again and again, by ourselves, and no write counted as well done."""
+    state, doors = tmp_path / "state", list[socket.socket | None]()
+    one = StateStore(state, SPAWNERS[-1], doors.append, retry=0.01)
+    assert one.start(30)
+    one.writer.release()
+    one.keep("job", StallMemory(run="job"), INCIDENT)
+    wait_until(lambda: one.writer.idle)
+    (state / "agent.sqlite").unlink()
+    wait_until(one.tend)
+    wait_until(lambda: one.writer.idle)
+    assert one.states()[0].success
+    assert len(doors) == 1
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(state / "agent.sock"))
+    one.close(30)
+    assert not (state / "agent.sock").exists()
+    for door in doors:
+        assert door is not None
+        door.close()
