@@ -1,8 +1,8 @@
 """Direct reads of this node's /proc, below a folder that can be chosen. Nothing here raises because a process has gone.
 
-Only files that the kernel answers from memory are read. What a job can make hang (`environ`,
-`cmdline`, `maps`, any path that a descriptor points to) goes through the reader child (see
-`Paths`).
+Only files that the kernel answers from memory are read, and what a process may hold up among them
+in threads that can be left behind (`held_reads`). What a job can make hang (`environ`, `cmdline`,
+`maps`, any path that a descriptor points to) goes through the reader child (see `Paths`).
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from typing import Protocol
 from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState, shared_fields
 from mldebug_agents.system import procfs
 from mldebug_agents.system.freezer import frozen_by, may_be_frozen
+from mldebug_agents.system.held_reads import HeldReads
 from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
 from mldebug_agents.system.rights import RankRights, namespace_owner
 from mldebug_agents.system.syscalls import syscall_name
@@ -30,6 +31,9 @@ JUMP = 2.0  # seconds by which the wall clock was set; less is the slewing of a 
 _GPU = re.compile(r"/dev/nvidia(\d{1,4})$")
 _MAIN_GONE = "ZX"
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
+_NEVER_HELD = frozenset(
+    ["status", "cgroup", "mountinfo"]
+)  # files of a process that it cannot hold up
 
 
 class Failure(Protocol):
@@ -79,6 +83,7 @@ class Host:
         self._users: dict[int, str] | None = None
         self._briefs: tuple[float, dict[int, Stat]] = (-math.inf, {})
         self._stat_texts: dict[int, tuple[bytes, Stat]] = {}  # of the last search
+        self._reads = HeldReads(self.proc)
         self.rights = RankRights(self)
 
     # --- all processes -----------------------------------------------------------------------------
@@ -88,22 +93,30 @@ class Host:
         return _numbers(self.proc)
 
     def brief(self, pid: int) -> Stat | None:
-        """What /proc/PID/stat says of a process, in one cheap read; None where it is gone."""
-        return procfs.parse_stat(self.text(pid, "stat"))
+        """What /proc/PID/stat says of a process, in one cheap read; None where it is gone.
+
+        What it said last of one that holds the read up.
+        """
+        known = self._stat_texts.get(pid)
+        path, last = f"{self.proc}/{pid}/stat", known[1] if known else None
+        return self._reads.one(pid, lambda: procfs.parse_stat(_read(path)), last)
 
     def briefs(self) -> dict[int, Stat]:
-        """What /proc/PID/stat says of every process, by pid.
+        """What /proc/PID/stat says of every process, by pid; of one that holds the read up what it said last.
 
         A process of which it says the same as the last time has the same object: thousands that only
         sleep are neither parsed nor compared again.
         """
         began, before = self._steady(), self._stat_texts
         texts: dict[int, tuple[bytes, Stat]] = {}
-        for pid in self.pids():
-            text = _read_once(f"{self.proc}/{pid}/stat")
-            known = before.get(pid)
-            if known is not None and known[0] == text:
+        pids = self.pids()
+        found_texts = self._reads.many(pids, lambda pid: _read_once(f"{self.proc}/{pid}/stat"))
+        for pid in pids:
+            known, text = before.get(pid), found_texts.get(pid)
+            if known is not None and text in (None, known[0]):
                 texts[pid] = known
+            elif text is None:
+                continue
             elif (stat := procfs.parse_stat(text.decode(errors="replace"))) is not None:
                 texts[pid] = text, stat
         found = {pid: stat for pid, (_, stat) in texts.items()}
@@ -162,8 +175,11 @@ class Host:
     # --- one process -------------------------------------------------------------------------------
 
     def text(self, pid: int, name: str) -> str:
-        """The text of /proc/PID/NAME; "" where the process is gone, or it may not be read."""
-        return _read(f"{self.proc}/{pid}/{name}")
+        """The text of /proc/PID/NAME; "" where the process is gone, holds it up, or it may not be read."""
+        path = f"{self.proc}/{pid}/{name}"
+        if name.rpartition("/")[2] in _NEVER_HELD:
+            return _read(path)
+        return self._reads.one(pid, lambda: _read(path), "")
 
     def self_text(self, name: str) -> str:
         """The text of /proc/self/NAME, about this process."""
@@ -188,11 +204,8 @@ class Host:
         return ""
 
     def link(self, pid: int, name: str) -> str:
-        """The target of the link /proc/PID/NAME (exe, ns/net); "" where the process is gone, or it may not be read."""
-        try:
-            return os.readlink(f"{self.proc}/{pid}/{name}")
-        except OSError:
-            return ""
+        """The target of the link /proc/PID/NAME (exe, ns/net); "" where the process is gone, holds it up, or it may not be read."""
+        return self._reads.one(pid, lambda: _link(f"{self.proc}/{pid}/{name}"), "")
 
     def writes_to(self, pid: int, fd: int | str) -> bool:
         """Whether a descriptor is open for writing, by the mode of its link (a third of the cost of `fdinfo`).
@@ -207,7 +220,8 @@ class Host:
 
     def open_names(self, pid: int) -> frozenset[str]:
         """The kernel's names of all files that a process has open. That of a deleted file ends in ` (deleted)`."""
-        return frozenset(self.link(pid, f"fd/{fd}") for fd in _numbers(f"{self.proc}/{pid}/fd"))
+        names = lambda: frozenset(_link(f"{self.proc}/{pid}/fd/{fd}") for fd in self.descriptors(pid))  # fmt: skip
+        return self._reads.one(pid, names, frozenset())
 
     def descriptors(self, pid: int) -> list[int]:
         """The descriptors that a process has open; empty where it is gone, or they may not be read."""
@@ -221,8 +235,11 @@ class Host:
             names = os.listdir(f"{self.proc}/{pid}/fd")[:MAX_FILES]
         except OSError:
             return None  # the caller says which rank's GPU is not known
-        found = (_GPU.match(self.link(pid, f"fd/{name}")) for name in names)
-        return tuple(sorted({int(match[1]) for match in found if match}))
+        folder = f"{self.proc}/{pid}/fd"
+        links = self._reads.one(pid, lambda: [_link(f"{folder}/{name}") for name in names], None)
+        if links is None:
+            return None
+        return tuple(sorted({int(match[1]) for match in map(_GPU.match, links) if match}))
 
     def status(self, pid: int) -> ProcessStatus:
         """What /proc/PID/status says of a process; all defaults where it is gone."""
@@ -235,9 +252,9 @@ class Host:
         Within such a namespace one user may have 65,536 uids (/etc/subuid).
         """
         its, ours = self.link(pid, "ns/user"), self.link(os.getpid(), "ns/user")
-        return (
-            namespace_owner(f"{self.proc}/{pid}/ns/user") if its and ours and its != ours else None
-        )
+        if not its or not ours or its == ours:
+            return None
+        return self._reads.one(pid, lambda: namespace_owner(f"{self.proc}/{pid}/ns/user"), None)
 
     def root_of(self, pid: int) -> str:
         """The folder that is `/` for this process (/proc/PID/root).
@@ -258,11 +275,18 @@ class Host:
     def process_state(
         self, pid: int, *, threads: bool = True, files: bool = False, kernel_stacks: bool = False
     ) -> ProcessState | None:
-        """State, threads (with their `kernel_stacks`) and open files of a process from /proc; None where it is gone.
+        """State, threads (with their `kernel_stacks`) and open files of a process from /proc; None where it is gone,
+        or holds the reads up.
 
         Fields that this user may not read keep their defaults. At most `MAX_THREADS` threads and
         `MAX_FILES` files are read.
         """
+        look = lambda: self._process_state(pid, threads, files, kernel_stacks)
+        return self._reads.one(pid, look, None)
+
+    def _process_state(
+        self, pid: int, threads: bool, files: bool, kernel_stacks: bool
+    ) -> ProcessState | None:
         stat = self.brief(pid)
         if stat is None:
             return None
@@ -377,6 +401,13 @@ def exit_status(stat: Stat, uid: int) -> int | None:
         return None
     is_known = stat.exit_status != 0 or os.geteuid() in (0, uid)
     return stat.exit_status if is_known else None
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
 
 
 def _numbers(folder: str) -> list[int]:

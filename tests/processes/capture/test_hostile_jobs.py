@@ -6,15 +6,16 @@ What they say: tests/shared/jobs/hostile.py, which has a row for everything that
 import os
 import secrets
 import signal
+import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from processes.agent.light import LightJob, light_job
 from processes.capture.flood import as_user, false_ranks, giant_reports, stalls
-from processes.harness import User, folder_for, free_port, wait_for
+from processes.harness import JOBS, User, folder_for, free_port, wait_for
 from processes.incidents.watching import Report, RunningAgent, settings, watching
 from shared.jobs.hostile import (
     BESIDE,
@@ -27,6 +28,8 @@ from shared.jobs.hostile import (
     VARIABLES,
     WORST,
 )
+from shared.system.hung import missing
+from shared.system.users import system_python
 from system.lending import VISITOR
 
 pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(240)]
@@ -194,4 +197,40 @@ def test_a_flood_of_one_user_leaves_the_other_s_stall_its_report(folder: Path) -
         victim.hang()
         report = wait_for("the victim's report", lambda: report_of(agent, victim), SOON)
         assert "Traceback" not in agent.log
+    assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
+
+
+@contextmanager
+def never_done(folder: Path, uid: int, count: int) -> Iterator[None]:
+    """So many processes of this user that stay in exec; skips where nobody may mount FUSE in a user namespace."""
+    mount = folder / "never"
+    mount.mkdir()
+    os.chown(mount, uid, uid)
+    script = folder / "never_done.py"
+    script.write_text((JOBS / script.name).read_text())
+    words = [system_python(), str(script), str(mount), str(count)]
+    with subprocess.Popen(
+        [*as_user(uid), "unshare", "-Urm", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        try:
+            assert server.stdout is not None
+            if server.stdout.readline() != b"up\n":
+                missing("FUSE in a user namespace")
+            yield
+        finally:
+            server.kill()  # which ends the mount, and so the execs
+
+
+@pytest.mark.parametrize("user", RIGHTS)
+def test_processes_that_stay_in_exec_delay_nobody(folder: Path, user: User) -> None:
+    """The kernel lets a read of their /proc wait for as long as they want."""
+    with ExitStack() as stack:
+        agent = stack.enter_context(watching(folder, settings(folder, stall=TIMEOUT), user))
+        victim = stack.enter_context(light_job(folder / "victim", prefix=as_user(VICTIM)))
+        wait_for("the victim is watched", lambda: _watched(agent, victim), 60)
+        stack.enter_context(never_done(folder, ATTACKER, 12))
+        os.kill(victim.ranks[1], signal.SIGSTOP)
+        victim.hang()
+        report = wait_for("the victim's report", lambda: report_of(agent, victim), SOON)
+        assert agent.process.poll() is None
     assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]

@@ -107,6 +107,7 @@ ALLOWED: dict[str, str] = {
     "system/child/pipes.py": KERNEL,
     "system/child/reader_child.py": "files of the kernel; all others by job_paths",
     "system/child/reader_writes.py": "FIFOs and sockets that job_paths holds; tables of the kernel",
+    "system/held_reads.py": KERNEL,
     "system/host.py": KERNEL,
     "system/rights.py": KERNEL,
     "system/service/usage.py": KERNEL,
