@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,13 +21,18 @@ from mldebug_agents.system.child.reader_child import (
     ReadRequest,
 )
 from mldebug_agents.system.child.refusals import Refusal
+from mldebug_agents.system.held_reads import Owner, process_owner
 from mldebug_agents.system.spawn import ForkedWorker
 
 # apart: a hung mount must not hide new jobs, nor a hung job all logs
-MAX_STUCK_KERNEL, MAX_STUCK_FILES = 10, 6
+MAX_STUCK_KERNEL, MAX_STUCK_FILES = 40, 24
+# of one owner: who makes his own hang does not hide what others have
+MAX_OF_ONE_KERNEL, MAX_OF_ONE_FILES = 10, 6
+HASTY = 0.1  # seconds for files of /proc of an owner who has some that hang already
 TOTAL = 4.0  # seconds for all paths of one question
 # bytes of all answers to one question: environments have 6 MiB where their user wants
 MAX_TOGETHER = 64 << 20
+_PROCESS = re.compile(r"(.*/proc/\d+)(?:/|$)", re.DOTALL)
 _ANSWERS = msgspec.msgpack.Decoder(ReadAnswer)
 _REASONS = {
     errno.EACCES: "permission denied",
@@ -118,6 +124,14 @@ def encode(path: str, answers: dict[str, ReadAnswer | Unreadable]) -> bytes | No
     return None
 
 
+class _StuckRead(NamedTuple):
+    """A read that has not come back: the child that hangs in it, and whose path or process it is."""
+
+    operation: ReadOperation
+    worker: ForkedWorker
+    owner: Owner | None  # None: the node's
+
+
 class ReaderClient:
     """Has a reader child, and asks it; what hangs is left behind with its path, and a new child takes the next question.
 
@@ -128,12 +142,12 @@ class ReaderClient:
         self._spawner = spawner
         self._lock = threading.Lock()
         self._worker: ForkedWorker | None = None
-        self._stuck: dict[str, tuple[ReadOperation, ForkedWorker]] = {}
+        self._stuck: dict[str, _StuckRead] = {}
 
     def close(self) -> None:
         """Kill the reader child, and those that hang."""
         with self._lock:
-            stuck = [worker for _, worker in self._stuck.values()]
+            stuck = [one.worker for one in self._stuck.values()]
             for worker in filter(None, [self._worker, *stuck]):
                 worker.kill()
             self._worker = None
@@ -149,9 +163,9 @@ class ReaderClient:
     def take_back(self, other: "ReaderClient") -> None:
         """Close another client; the paths at which its children hang count as stuck here until they are gone."""
         with other._lock, self._lock:
-            for path, (operation, worker) in other._stuck.items():
-                worker.end()
-                self._stuck[path] = operation, worker
+            for path, one in other._stuck.items():
+                one.worker.end()
+                self._stuck[path] = one
             other._stuck.clear()
         other.close()
 
@@ -167,7 +181,7 @@ class ReaderClient:
             while todo := {
                 path: raw
                 for path, raw in todo.items()
-                if not self._is_answered(wanted.operation, path, answers)
+                if not self._is_answered(wanted, path, answers)
             }:
                 if answers and (time.monotonic() >= until or _size(answers) >= MAX_TOGETHER):
                     return answers | dict.fromkeys(todo, _NO_TIME)
@@ -199,15 +213,18 @@ class ReaderClient:
                 self._worker = None
                 return
             try:
-                if not number:
+                if not number or self._stuck:
+                    timeout = self._patience(path, request, limits[0])
                     worker.socket.settimeout(timeout)
+                if not number:
                     link.send(request)
                 answers[path] = answer = judge(link.receive(), request.rights)
                 size += len(answer.data) if isinstance(answer, ReadAnswer) else 0
             except TimeoutError:
                 answers[path] = Unreadable(f"timed out after {timeout:.1f} s", stuck=True)
                 worker.hang_up()
-                self._stuck[path] = request.operation, worker
+                owner = _owner(path, request.rights)
+                self._stuck[path] = _StuckRead(request.operation, worker, owner)
                 self._worker = None
                 return
             except OSError as error:
@@ -218,27 +235,58 @@ class ReaderClient:
                 self._worker = None
                 return
 
+    def _patience(self, path: str, request: ReadRequest, timeout: float) -> float:
+        """How long to wait for this path."""
+        if not self._stuck or request.operation is not ReadOperation.KERNEL:
+            return timeout
+        owner = _owner(path, request.rights)
+        again = owner is not None and any(one.owner == owner for one in self._stuck.values())
+        return min(timeout, HASTY) if again else timeout
+
     def _is_answered(
-        self, operation: ReadOperation, path: str, answers: dict[str, ReadAnswer | Unreadable]
+        self, wanted: ReadRequest, path: str, answers: dict[str, ReadAnswer | Unreadable]
     ) -> bool:
-        """Say whether the path has its answer; gives it one if it, or its folder, is stuck."""
+        """Say whether the path has its answer; gives it one if it, or its folder, is stuck, or too many of its kind are."""
         if path in answers:
             return True
-        kernel = operation is ReadOperation.KERNEL
-        count = sum((kind is ReadOperation.KERNEL) == kernel for kind, _ in self._stuck.values())
-        where = _folder(path, operation)
-        if any(where == _folder(stuck, kind) for stuck, (kind, _) in self._stuck.items()):
+        if not self._stuck:
+            return False
+        kernel = wanted.operation is ReadOperation.KERNEL
+        alike = [
+            one for one in self._stuck.values() if (one.operation is ReadOperation.KERNEL) == kernel
+        ]
+        where = _folder(path, wanted.operation)
+        if any(where == _folder(stuck, one.operation) for stuck, one in self._stuck.items()):
             answers[path] = Unreadable("an earlier read there has not come back", stuck=True)
-        elif count >= (MAX_STUCK_KERNEL if kernel else MAX_STUCK_FILES):
-            why = f"not read: {count} paths are stuck already"
+        elif len(alike) >= (MAX_STUCK_KERNEL if kernel else MAX_STUCK_FILES):
+            why = f"not read: {len(alike)} paths are stuck already"
             answers[path] = Unreadable(why, errno=errno.EAGAIN)
+        else:
+            owner = _owner(path, wanted.rights)
+            count = sum(one.owner == owner is not None for one in alike)
+            if count >= (MAX_OF_ONE_KERNEL if kernel else MAX_OF_ONE_FILES):
+                why = f"not read: {count} paths of the same user are stuck already"
+                answers[path] = Unreadable(why, errno=errno.EAGAIN)
         return path in answers
 
     def _forgive(self) -> None:
-        for path, (_, worker) in list(self._stuck.items()):
-            if worker.gone():
-                worker.kill()
+        for path, one in list(self._stuck.items()):
+            if one.worker.gone():
+                one.worker.kill()
                 del self._stuck[path]
+
+
+def _owner(path: str, rights: Rights) -> Owner | None:
+    """Whose path it is: the owner of the process that it names, else of the one whose rights open it; None for the node's.
+
+    A process that holds its files up does not hold up who it belongs to.
+    """
+    process = _PROCESS.match(path)
+    if process is not None:
+        return process_owner(process[1])
+    if rights.uid < 0:
+        return None
+    return process_owner(f"{rights.root}/proc/{rights.pid}") or (rights.uid, "")
 
 
 def _folder(path: str, operation: ReadOperation) -> str:

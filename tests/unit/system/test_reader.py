@@ -429,6 +429,20 @@ def test_too_many_stuck_paths_start_no_more(
     )  # has a limit of its own
 
 
+def test_one_user_s_stuck_paths_leave_those_of_another_readable(
+    mount: HungMount, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can make reads of his own processes and files hang, and as many of them as he has."""
+    monkeypatch.setattr(reader_module, "MAX_OF_ONE_FILES", 1)
+    theirs = Rights(2002, 2002)
+    mount.hang()
+    first, second = (str(mount.target / name) for name in ("file", "sub/file"))
+    ask = lambda path, rights: reader.read_file(path, max_bytes=1 << 20, timeout=0.3, rights=rights)
+    assert ask(first, MINE) == Unreadable("timed out after 0.3 s", stuck=True)
+    assert "of the same user are stuck already" in reason(ask(second, MINE))
+    assert isinstance(ask("/etc/passwd", theirs), bytes)
+
+
 def test_one_question_has_a_deadline_for_all_its_paths_together(
     mount: HungMount, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
