@@ -23,7 +23,10 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
 
     `reported_at`: unix time.
     """
-    capture, timeline = _judged_by(incident, judgement), incident.timeline
+    capture = _judged_by(incident, judgement)
+    timeline = tuple(
+        sorted(incident.timeline, key=lambda one: one.at)
+    )  # a capture is noted later than it was taken
     if incident.exit is not None:
         blamed = {one.rank for one in judgement.diagnosis.culprits if one.rank is not None}
         timeline = with_exits(timeline, incident.exit, blamed, incident.detected_at)

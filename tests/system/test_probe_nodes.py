@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from processes.harness import SCRIPTS, clean_environment
+from processes.harness import SCRIPTS, clean_environment, wait_for
 from system.hosts import Hosts, ssh_hosts
 from system.machine import need
 from system.slurm import PROGRAMS, Slurm, slurm
@@ -45,7 +45,7 @@ def test_ranks_of_both_nodes_meet(cluster: Slurm, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr + cluster.tail()
     (found,) = json.loads(done.stdout)
     assert (found["ranks"], found["correct"]) == (4, True)
-    assert cluster.idle()
+    wait_for("nothing is left on the nodes", cluster.idle, 30)
 
 
 def test_a_node_that_is_not_of_the_allocation_is_named(cluster: Slurm, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from mldebug.cli.commands.diagnose import judge as judge_again
 from mldebug.core.model import Io, NodeCapture, ProcessCapture, RankCapture, Remark
 from mldebug.core.report_model import Change, Report
 from mldebug.incidents.compare import RankChange, compare
-from mldebug.incidents.incident import Incident, add_capture
+from mldebug.incidents.incident import Incident, add_capture, add_timeline
 from mldebug.incidents.incident_report import write_report
 from mldebug.incidents.judge import judge
 from mldebug.incidents.report.changes import MAX_MOVES, comparison
@@ -81,6 +81,21 @@ def test_nothing_moved_is_told_too() -> None:
     assert report.comparison is not None
     assert report.comparison.summary == "nothing moved"
     assert "  - nothing moved" in list(report_lines(report, 80))
+
+
+def test_the_timeline_is_in_order_of_time_though_a_capture_is_noted_after_what_came_meanwhile() -> (
+    None
+):
+    first = capture(waits(0), waits(1))
+    incident = Incident(id="x", key="x", job_id="j1", detected_at=first.taken_at)
+    incident = add_timeline(incident, first.taken_at + 0.5, "incident opened")
+    incident = add_timeline(add_capture(incident, first), first.taken_at + 1.0, "incident over")
+    events = write_report(incident, judge(incident), first.taken_at).timeline
+    assert [one.what for one in events] == [
+        "captured all ranks",
+        "incident opened",
+        "incident over",
+    ]
 
 
 def test_one_capture_is_compared_with_nothing() -> None:
