@@ -17,6 +17,7 @@ from mldebug.stall.step_times import StepTimer
 
 MOST_LOGS = 16  # whose delays are known at once
 POINTS = 1024  # records with figures between two looks
+CHECKS = 4  # counts of an evaluation that a job makes before its first step, to see whether it can
 
 
 class LogProgress:
@@ -120,7 +121,8 @@ class LogProgress:
 
     def signals(self) -> tuple[Progress, ...]:
         """The last state of each progress signal of the logs (records, step, bytes), for one `RunLook`; a signal that never came
-        is left out. A step of 0 means that none was made: it is left out, too, once there is a loss.
+        is left out. A step of 0 means that none was made: it is left out, too, once there is a loss. It is given while nothing but
+        the beginning of an evaluation was read.
         """
         found = []
         if self._moved_at is not None:
@@ -133,11 +135,19 @@ class LogProgress:
                 found.append(
                     Progress(kind=ProgressKind.STEP, value=self.step, at=at, events=events)
                 )
+            elif self._has_only_checked:
+                found.append(Progress(kind=ProgressKind.STEP, value=0, at=at, events=events))
         if self._bytes:
             found.append(
                 Progress(kind=ProgressKind.LOG_GROWTH, value=self._bytes, at=self._grown_at)
             )
         return tuple(found)
+
+    @property
+    def _has_only_checked(self) -> bool:
+        """Whether no step and no loss was read, and hardly any of an evaluation."""
+        nothing = self.step is None and self.loss is None
+        return nothing and 0 < self._moves <= min(CHECKS, self.evaluations)
 
     def take_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
         """Add the steps in the ranks' heartbeats to the step times; a step that a log reports as well counts once. `now`:

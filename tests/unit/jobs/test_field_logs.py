@@ -9,6 +9,7 @@ from mldebug.core.plugins import create, names
 from mldebug.jobs.logs.counter_kind import CounterKind, kind_of
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.log_progress import LogProgress
+from mldebug.stall.signals import ProgressKind
 
 PAUSE = 0.25  # seconds between two lines
 RED, END = "\x1b[36m", "\x1b[0m"
@@ -276,6 +277,22 @@ def test_an_evaluation_is_progress_but_neither_its_step_nor_its_loss_is_training
 )
 def test_a_line_that_is_about_an_evaluation_does_not_count_one(line: str) -> None:
     assert progress_of(counted(line))[0].evaluations == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("INFO Valid 12/12 checksums", [0]),
+        ("Validating 1/3 shards\nValidating 2/3 shards\nValidating 3/3 shards", [0]),
+        (counted("Evaluating: STEP/500", 1, 40), []),
+        ("Evaluating: 1/500\ntrain_loss -0.5", []),
+        ("Evaluating: 1/500\nstep 1 loss 0.5", [1]),
+    ],
+)
+def test_a_short_check_before_the_first_step_is_none(text: str, steps: list[int]) -> None:
+    """The start behind it had the 45 s of a run that makes steps."""
+    signals = progress_of(text)[0].signals()
+    assert [one.value for one in signals if one.kind is ProgressKind.STEP] == steps
 
 
 @pytest.mark.parametrize(
