@@ -57,6 +57,8 @@ NO_STEP = {
     "correct samples of a test": "Test set: Average loss: LOSS, Accuracy: STEP/10000 (98%)",
     "an evaluation in brackets": "(STEP/200) val loss: LOSS",
     "an evaluation behind an epoch": "[3/25][STEP/1583] val_loss: LOSS",
+    "an evaluation's mean behind an epoch": "[3/25][STEP/1583] avg_val_loss: LOSS",
+    "an evaluation named behind the word": "[3/25][STEP/1583] Loss_val: LOSS",
     "shards": "[3/25][STEP/1583] lossless files",
     "an age": "last update: STEP s ago",
     "packages": "updates: STEP packages can be upgraded",

@@ -67,7 +67,7 @@ _WORDLESS = (  # no word stands before the count: step, and loss or total
         rf"\((?P<step>{WHOLE}) ?/ ?(?P<total>{WHOLE})\)[ :,-]{{1,4}}(?:train(?:ing)?[ _])?loss\b"
     ),
     re.compile(  # DCGAN and what was made of it: `[0/25][100/1583] Loss_D: 0.3 Loss_G: 5.1`
-        rf"\[(?P<epoch>\d{{1,9}})/\d{{1,9}}\] ?\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE})\](?:\[\d{{1,9}}\])?\s{{1,8}}(?!val|eval|test)(?:[a-z_]{{1,12}} ?)?loss[a-z0-9_]{{0,12}}: ?-?\d"
+        rf"\[(?P<epoch>\d{{1,9}})/\d{{1,9}}\] ?\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE})\](?:\[\d{{1,9}}\])?\s{{1,8}}(?![a-z_ ]{{0,24}}(?:val|test))(?:[a-z_]{{1,12}} ?)?loss[a-z0-9_]{{0,12}}: ?-?\d"
     ),
 )
 _LOSS_ALONE = re.compile(
