@@ -12,17 +12,24 @@ _FUNCTION = re.compile(
     r"_*(?:(?:run|do|on|maybe|call|async|dist|the|my|log)_)*"
     r"(?:eval|evaluate|evaluation|validate|validation|val_(?:step|loop|epoch)|predict(?:ion)?_(?:step|loop|epoch)|compute_metrics"
     r"|inference_on_dataset|save(?!_for_|_on_)|dump_checkpoint|write_checkpoint|serialize_checkpoint|checkpoint_save)(?:_\w*)?"
-    r"|_*test(?:_(?:step|loop|epoch|model|one_epoch))?"
 )  # fmt: skip
+_TEST = re.compile(r"_*test(?:_(?:step|loop|epoch|model|one_epoch))?")
+"""An evaluation, or what a script calls its whole program: that trains further inside."""
 _FILE = re.compile(r"(?:^|/)(?:evaluation_loop|prediction_loop|validation_loop|validator)\.py$")
 _TRAINS = re.compile(r"train(?!ed)|fit|args|config|kwargs|inputs|hook", re.IGNORECASE)
 """In a name that is no pause: `train_and_evaluate` holds the whole training, `validate_args` checks what it was given."""
+_TRAINING = re.compile(r"_*(?:train|fit)(?:ing)?(?:_\w*)?")
 
 
 @functools.lru_cache(maxsize=256)  # the ranks of a run mostly stand in the same frames
 def stands_in_pause(frames: str) -> bool:
     """Whether one of the Python frames (`name (file.py:30)`, one a line) is of an evaluation or a checkpoint that is written."""
-    return any(_is_pause(name, file) for name, file in _FRAME.findall(frames))
+    trains = False
+    for name, file in _FRAME.findall(frames):  # the innermost first
+        if _is_pause(name, file) or (not trains and _TEST.fullmatch(name)):
+            return True
+        trains = trains or _TRAINING.fullmatch(name) is not None
+    return False
 
 
 def _is_pause(name: str, file: str) -> bool:

@@ -180,6 +180,8 @@ def test_frames_of_a_pause(frame: str) -> None:
         "retrieval (rag.py:7)",
         "training_step (evaluate.py:31)",
         "slow_data_loader (train.py:7)",
+        "train_epoch (main.py:7)\ntest (main.py:50)",
+        "train (main.py:7)\ntest_model (test_model.py:50)",
         "",
     ],
 )
