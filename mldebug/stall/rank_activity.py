@@ -249,11 +249,12 @@ class RankActivity(msgspec.Struct, kw_only=True):
     @property
     def own_place(self) -> str:
         """Its Python frames at the last stack sample, where they stand in a wait that the job's own code has begun; "" where it
-        may wait for other ranks, for storage, or nobody knows for what.
+        may wait for other ranks, for storage (as may a child, a worker of its DataLoader), or nobody knows for what.
         """
         known = self.classified
         own = known is not None and self.role is Role.INERT and known.class_name in OF_ITS_CODE
-        return self.signature or "" if own and self.last.state not in STOPPED else ""
+        blocked = self.last.state in STOPPED or self.last.children_blocked
+        return self.signature or "" if own and not blocked else ""
 
     @property
     def polls(self) -> bool:

@@ -55,6 +55,7 @@ class RankLook(Noun, frozen=True, kw_only=True):
     process_cpu_ratio: float = 0.0  # all threads together
     children_cpu_ratio: float = 0.0  # living descendants
     children_io_rate: float = 0.0  # bytes a second that they read and write
+    children_blocked: bool = False  # one of them stood in state D since the look before
     switches: int = 0  # voluntary context switches of the main thread
     io_bytes: int = 0  # read and written by the process
     written_bytes: int = 0  # by the process, with write(2); 0: nothing, or not readable

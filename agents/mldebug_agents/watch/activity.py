@@ -66,10 +66,13 @@ Key = tuple[int, int]  # pid and start of a process
 
 
 class Work(msgspec.Struct, frozen=True):
-    """How much one process, or several together, have done: CPU time (seconds) and I/O (bytes)."""
+    """How much one process, or several together, have done: CPU time (seconds) and I/O (bytes). `blocked`: it stands in the kernel
+    in a wait that no signal ends; of several: one of them stood in it all the time, and did nothing.
+    """
 
     cpu_seconds: float = 0.0
     io_bytes: int = 0
+    blocked: bool = False
 
 
 class ChildWork:
@@ -95,7 +98,7 @@ class ChildWork:
     def _read(self, pids: Iterable[int]) -> dict[Key, Work]:
         found = ((self._host.brief(pid), _io_bytes(self._host, pid)) for pid in pids)
         return {
-            (stat.pid, stat.start_ticks): Work(stat.cpu_seconds, moved)
+            (stat.pid, stat.start_ticks): Work(stat.cpu_seconds, moved, stat.state == "D")
             for stat, moved in found
             if stat is not None
         }
@@ -107,6 +110,7 @@ def work_between(before: Mapping[Key, Work], after: Mapping[Key, Work]) -> Work:
     return Work(
         sum(new.cpu_seconds - old.cpu_seconds for old, new in pairs),
         sum(new.io_bytes - old.io_bytes for old, new in pairs),
+        any(new.blocked and new == old for old, new in pairs),
     )
 
 

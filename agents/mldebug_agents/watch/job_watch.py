@@ -292,6 +292,7 @@ class JobWatch:
             process_cpu_ratio=everybody,
             children_cpu_ratio=rate(below.cpu_seconds, span),
             children_io_rate=rate(below.io_bytes, span),
+            children_blocked=below.blocked,
             switches=activity.switches,
             io_bytes=activity.io_bytes,
             written_bytes=activity.written_bytes,

@@ -37,6 +37,7 @@ class Does(NamedTuple):
     process_cpu: float = 0.0
     children_cpu: float = 0.0
     children_io: float = 0.0
+    children_blocked: bool = False
     phase: str | None = None  # as a hook says it
     writes: float = 0.0  # bytes a second
     prints: float = 0.0  # bytes a second, of these by its main thread
@@ -150,6 +151,7 @@ class Run:
             process_cpu_ratio=max(does.cpu, does.process_cpu),
             children_cpu_ratio=does.children_cpu,
             children_io_rate=does.children_io,
+            children_blocked=does.children_blocked,
             switches=int(self._switches[number]),
             io_bytes=max(0, int(self._io[number])) if math.isfinite(self._io[number]) else 0,
             written_bytes=int(self._written[number]),

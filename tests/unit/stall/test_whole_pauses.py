@@ -121,6 +121,7 @@ HANGS: dict[str, dict[int, Does] | Does] = {
     "two sleep, two upload": {0: SLEEPS, 1: SLEEPS, 2: UPLOADS, 3: UPLOADS},
     "all are stopped": STOPPED,
     "storage blocks all": FSYNC,
+    "storage blocks a worker of every data loader": LOADS._replace(children_blocked=True),
     "nobody knows what all wait for": NOBODY_KNOWS,
 }
 

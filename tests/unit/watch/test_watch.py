@@ -523,6 +523,14 @@ def test_only_children_seen_at_both_looks_have_worked() -> None:
     assert work_between(before, after) == Work(0.5, 300)
 
 
+def test_a_child_that_stands_in_the_kernel_from_one_look_to_the_next_is_blocked() -> None:
+    still, worked = Work(5.0, 1000, True), Work(5.5, 1000, True)
+    assert work_between({(1, 10): still}, {(1, 10): still}).blocked
+    assert not work_between({(1, 10): still}, {(1, 10): worked}).blocked
+    assert not work_between({(1, 10): Work(5.0, 1000)}, {(1, 10): still}).blocked
+    assert not work_between({}, {(1, 10): still}).blocked
+
+
 @pytest.mark.parametrize(
     ("name", "compiles"),
     [
