@@ -77,6 +77,7 @@ class ScalarMonitor:
         self._restore()
         if not self._restored:
             return
+        self._left_out &= runs.keys() if enabled else set()
         if not enabled:
             self._forget(tuple(self._histories))
             return

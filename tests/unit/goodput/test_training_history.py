@@ -184,6 +184,10 @@ def test_all_histories_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(node.store.memos(MEMO)) <= 4
     (gap,) = node.shown.gaps
     assert "2 more live" in gap.reason
+    for number in (4, 5):
+        del node.runs[f"run{number}"]
+    node.wait(5)
+    assert not [one for one in node.shown.gaps if "more live" in one.reason], "they live no more"
 
 
 def test_of_too_many_runs_that_live_some_have_a_history_all_the_time(
