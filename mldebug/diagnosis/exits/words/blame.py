@@ -107,7 +107,7 @@ _IN_VAIN = re.compile(
 )
 # What a job's own `raise` says of its data, numbers or settings
 _OF_ITS_DATA = re.compile(
-    rf"\b(?:{DATA}|nan|inf|nonfinite|overflow|checksum|corrupt\w{{0,4}}|malformed|unsupported|unknown|invalid|dtype|shapes?|dimensions?|out of range|batch size"
+    rf"\b(?:{DATA}|nan|inf|(?:non-?|not )finite|overflow|checksum|corrupt\w{{0,4}}|malformed|unsupported|unknown|invalid|dtype|shapes?|dimensions?|out of range|batch size"
     r"|config\w{0,10}|argument)\b",
     re.IGNORECASE,
 )

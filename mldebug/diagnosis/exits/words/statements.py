@@ -40,10 +40,10 @@ _OF_A_VALUE = re.compile(
     re.IGNORECASE,
 )
 # Data of a rank's own, whoever names them
-DATA = r"infinite|finite|diverged|underflow|loss|gradients?|logits|vocab\w{0,8}|options?|tokeni[sz]er|datasets?|samples?|images?|weights?"
+DATA = r"infinite|diverged|underflow|loss|gradients?|logits|vocab\w{0,8}|options?|tokeni[sz]er|datasets?|samples?|images?|weights"
 # The same, and what may be data in a statement
 _OF_DATA = re.compile(
-    rf"\b(?:{DATA}|grads?|batch(?:es)?|tokens?|data|labels?|parameters?|layers?|heads?"
+    rf"\b(?:{DATA}|finite|weight|grads?|batch(?:es)?|tokens?|data|labels?|parameters?|layers?|heads?"
     r"|shards?|records?|rows?|lines?|columns?|files?|paths?|folders?|director(?:y|ies)|keys?|checkpoints?|magic|headers?|bytes?|encod\w{1,4}|array|index|indices|values?|size|length|sequence|prompt|template|models?|modules?|shapes?|characters?|documents?|strings?|json|yaml|schema|embeddings?)\b"
     r"|/…",
     re.IGNORECASE,
@@ -58,7 +58,10 @@ _NOT_COME = re.compile(
     r"\b(?:came|come|comes|arriv\w{1,3}|answer\w{0,3}|nobody|no one|nothing|quit|behind|ahead|neighbou?rs?|back|in time|too late|gone|alive|dead|died|(?<!bytes )left(?! after)|lost|still|yet|broken|raised|flag|broadcast|gather\w{0,3}"
     r"|recv|transfer\w{0,4}|all[ -]?to[ -]?all|all[ -]?(?:reduc|gather)\w{1,4}|reduc\w{1,4}|rings?|gpus?|cards?|incomplete|contribut\w{1,4}|out of sync|in sync|de-?sync\w{0,12}|(?:un|not )synchroni[sz]ed"
     r"|not (?:been )?(?:received|delivered|sent|written|saved|built|created|published|ready|there)|received?\b.{0,40}\bfrom|no \w{1,30} from|(?:with)?in \d[\d.]{0,12} ?(?:s|sec\w{0,4}|min\w{0,4}|ms)"
-    r"|global (?:loss|gradients?|grads?|mean|norm|sum|step)|(?:weights?|parameters?|params?|gradients?|grads?|state) (?:hash|digest|fingerprint|checksum)\w{0,3})\b",
+    r"|global (?:loss|gradients?|grads?|mean|norm|sum|step)|(?:weights?|parameters?|params?|gradients?|grads?|state) (?:hash|digest|fingerprint|checksum)\w{0,3}"
+    # of whoever trains them for this rank, which generates
+    r"|(?:weights?|parameters?|params?|policy) (?:sync\w{0,12}|updates?|versions?|push\w{0,3}|(?:are |is )?(?:stale|outdated))|(?:stale|outdated) (?:weights?|parameters?|params?|policy)"
+    r"|(?:samples?|episodes?|experiences?) (?:were )?collected)\b",
     re.IGNORECASE,
 )
 # What somebody had to make for this rank (a reward model, a rollout engine), counted: some of it has not come
