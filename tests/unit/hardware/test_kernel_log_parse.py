@@ -510,3 +510,18 @@ def test_an_internal_error_of_xfs_without_a_device_is_kept_whatever_its_words_ar
     assert event is not None
     assert (event.kind, event.device) == (K.FILESYSTEM_ERROR, "")
     assert len(fold([event])) == 1
+
+
+@pytest.mark.parametrize(
+    ("failed", "started"),
+    [
+        ("ena 0000:00:05.0: probe with driver ena failed with error -62", "ena 0000:00:05.0: Elastic Network Adapter (ENA) found at mem 80400000, mac addr 06:00:00:00:00:01"),
+        ("bnxt_en: probe of 0000:19:00.0 failed with error -12", "bnxt_en 0000:19:00.0 eth0: Broadcom BCM57508 NetXtreme-E 200Gb Ethernet found at mem 382ffff10000, node addr b0:26:28:00:00:01"),
+    ],
+)  # fmt: skip
+def test_an_adapter_that_its_driver_has_started_after_all_is_well(failed: str, started: str) -> None:  # fmt: skip
+    first, second = parse_line(f"3,1,1,-;{failed}"), parse_line(f"6,2,2,-;{started}")
+
+    assert first is not None
+    assert second is not None
+    assert (first.kind, second.kind, first.device) == (K.NIC_FATAL, K.NIC_OK, second.device)

@@ -51,6 +51,11 @@ _NOT_STARTED = re.compile(
 _LOST = re.compile(
     rf"(?:igb|igc|ixgbe|fm10k) (?P<bus>{ADDRESS})(?: [\w.@-]{{1,32}})?: (?:PCIe link lost|Adapter removed)"
 )
+# What these drivers say of an adapter that they have started, after a failure too: "ena 0000:00:05.0: Elastic Network Adapter (ENA) found at mem …",
+# "bnxt_en 0000:19:00.0 eth0: Broadcom BCM57508 NetXtreme-E … Ethernet found at mem 382ffff10000, node addr …"
+_STARTED = re.compile(
+    rf"(?:ena|bnxt_en) (?P<bus>{ADDRESS})(?: [\w.@()-]{{1,32}}){{0,4}}: [^\n]{{1,160}} found at mem "
+)
 _WATCHDOG = re.compile(
     rf"(?:NETDEV WATCHDOG: (?P<old>[\w.@-]{{1,32}}) \([^)\n]{{0,32}}\)"
     rf"|[\w-]{{1,32}} (?:{ADDRESS}|[\w.:-]{{1,32}}) (?P<new>[\w.@-]{{1,32}}): NETDEV WATCHDOG: CPU: \d{{1,5}})"
@@ -123,6 +128,11 @@ def _not_started(line: KernelText) -> KernelEvent | None:
     return event(line, kind, device=bus_id(next(filter(None, match.groups()))))
 
 
+def _started(line: KernelText) -> KernelEvent | None:
+    match = _STARTED.match(line.text)
+    return event(line, KernelEventKind.NIC_OK, device=bus_id(match["bus"])) if match else None
+
+
 def _sender(line: KernelText) -> KernelEvent | None:
     match = _WATCHDOG.match(line.text) or _SENDER.match(line.text)
     if match is None:
@@ -149,6 +159,7 @@ SIGNS = (
     LineReader("initializing state, aborting", _not_started),
     LineReader("PCIe link lost", _not_started),
     LineReader("Adapter removed", _not_started),
+    LineReader(" found at mem ", _started),
     LineReader("NETDEV WATCHDOG: ", _sender),
     LineReader("mlx5_core", _mlx),
     LineReader("mlx4_core", _mlx),
