@@ -53,12 +53,23 @@ PREFIXES: tuple[re.Pattern[str], ...] = tuple(
 
 # A command that a shell repeats before its output (`set -x`, a prompt), of what runs on a node, in a pod or in a container
 _PROMPT = r"(?:\+{1,4}|[$#%]|[\w.-]{1,64}@[\w.-]{1,253}:\S{0,200}[$#]|\[[\w.-]{1,64}@[^\]]{1,253}\][$#]) *(?:sudo )?"
-_OPTIONS = r"(?: +-{1,2}[\w-]{1,40}(?:=\S{1,200})?| +(?:-n|-c|-l|-p|-i|-o|-u|--namespace|--container|--context|--kubeconfig|--user) +\S{1,200}){0,8}"
+
+
+def _options(valued: str) -> str:
+    """A pattern of the options of a tool. `valued`: those that take a word of their own, which is none of a host, such as `-n ml`."""
+    return rf"(?: +(?:{valued}) +\S{{1,200}}| +(?!(?:{valued}) )-{{1,2}}[\w-]{{1,40}}(?:=\S{{1,200}})?){{0,8}}"
+
+
+_KUBECTL = _options(
+    "-n|-c|-s|--namespace|--container|--context|--kubeconfig|--cluster|--user|--server|--token|--as"
+)
+_DOCKER = _options("-u|-e|-w|--user|--env|--workdir|--env-file|--detach-keys")
+_SSH = _options("(?-i:-[BbcDEeFIiJLlmOopQRSWw])")  # `-q` is another option than `-Q`
 _DUMPS = r" .{0,400}?\b(?:py-spy|pystack|austin|gdb|eu-stack|pstack|lldb)\b.{0,1000}"
 SHELL_LINES: tuple[str, ...] = (
-    rf"^{_PROMPT}(?:kubectl|oc){_OPTIONS} +exec{_OPTIONS} +(?:pods?/)?(?P<host>[a-z\d][\w.-]{{0,252}}){_DUMPS}$",
-    rf"^{_PROMPT}(?:docker|podman|nerdctl)(?: container)? +exec{_OPTIONS} +(?P<host>[\w][\w.-]{{0,252}}){_DUMPS}$",
-    rf"^{_PROMPT}ssh{_OPTIONS} +(?:[\w.-]{{1,64}}@)?(?P<host>[\w][\w.-]{{0,252}}){_DUMPS}$",
+    rf"^{_PROMPT}(?:kubectl|oc){_KUBECTL} +exec{_KUBECTL} +(?:pods?/)?(?P<host>[a-z\d][\w.-]{{0,252}}){_DUMPS}$",
+    rf"^{_PROMPT}(?:docker|podman|nerdctl)(?: container)? +exec{_DOCKER} +(?P<host>[\w][\w.-]{{0,252}}){_DUMPS}$",
+    rf"^{_PROMPT}ssh{_SSH} +(?:[\w.-]{{1,64}}@)?(?P<host>[\w][\w.-]{{0,252}}){_DUMPS}$",
     rf"^{_PROMPT}srun .{{0,200}}?(?:-w +|--nodelist[= ])(?P<host>[\w][\w.-]{{0,252}}){_DUMPS}$",
     r"^(?:[\w.-]{1,64}@(?P<host>[\w.-]{1,253}):\S{0,200}[$#]|\[[\w.-]{1,64}@(?P<node>[\w.-]{1,253}) [^\]]{1,200}\][$#]) *(?:sudo )?(?:\S{0,200}/)?(?:py-spy|pystack|austin|gdb|eu-stack|pstack)\b.{0,1000}$",
     rf"^{_PROMPT}(?:\S{{0,200}}/)?(?:py-spy|pystack|gdb|eu-stack|pstack)\b.{{0,400}}?(?:--pid[= ]|-p[= ]?|remote )(?P<pid>\d{{1,10}})\b.{{0,400}}$",
