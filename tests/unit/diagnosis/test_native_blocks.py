@@ -77,6 +77,7 @@ NOT_ITS_OWN = {
     "another one": dumped("pthread_cond_wait (libc.so.6)", "hcoll_wait (libhcoll.so.1)"),
     "frames without a name": dumped("pthread_cond_wait (libc.so.6)", "0x7f0011223344 (_fasttok.so)"),
     "a lock with nothing above": dumped("pthread_cond_wait (libc.so.6)"),
+    "a thread that Python 3.13 joins, whose program has no name": dumped("__futex_abstimed_wait_common64 (libc.so.6)", "_PySemaphore_Wait.constprop.0 (?)", "_PyParkingLot_Park (?)", "PyEvent_WaitTimed (?)", "ThreadHandle_join (?)", "_PyEval_EvalFrameDefault.cold (?)", "run_eval_code_obj (?)", "pymain_run_python.constprop.0 (?)", "main (?)", python=()),
     "a stack that is cut": dumped("pthread_cond_wait (libc.so.6)", "Prefetcher::next (src/data.cpp)", python=()),
     "it computes": dumped("pread64 (libc.so.6)", "H5FD__sec2_read (libhdf5.so.200)", active=True),
     "a thread of it that waits": beside("PMPI_Allreduce (libmpi.so.40)", "pthread_cond_wait (libc.so.6)", "Comm::flush (_trainer.so)"),

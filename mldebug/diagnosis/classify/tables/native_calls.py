@@ -183,7 +183,8 @@ STREAMS = re.compile(
 """What reads and writes files: below it a read is none of a socket."""
 
 INTERPRETER = re.compile(
-    r"_?Py[A-Z_]\w*|cfunction_\w+|method_vectorcall\w*|vectorcall_\w+|os_\w+|time_\w+|builtin_\w+|_io_\w+|fileio_\w+|_bufferedreader_\w+|object_vacall|slot_tp_\w+|type_call|partial_call\w*"
+    r"(?:_?Py[A-Z_]\w*|cfunction_\w+|method_vectorcall\w*|vectorcall_\w+|os_\w+|time_\w+|builtin_\w+|_io_\w+|fileio_\w+|_bufferedreader_\w+|object_vacall|slot_\w+|type_call|partial_call\w*"
+    r"|r?lock_\w+|ThreadHandle_\w+|acquire_timed|_?simplequeue_\w+|_queue_\w+|select_\w+|_asyncio_\w+|gen_\w+|run_(?:mod|eval_code_obj)|pyrun_\w+|pymain_\w+)(?:\.(?:constprop|isra|part|cold|lto_priv)[\w.]{0,20})?"
 )
 """Functions of the Python interpreter and of its modules for files and clocks, none of which talks to anybody."""
 
