@@ -35,8 +35,8 @@ class KernelCounters(NamedTuple):
 
 class FileWaits(NamedTuple):
     """How often a rank was found waiting for a file: `waited` times in `looks` looks. `mount`: the mount of the file for
-    which it was most often found waiting. `worker`: pid of the child that was found so most often, 0 for none; `busy`: how many of its
-    children were on a CPU nearly all the time.
+    which it was most often found waiting. `worker`: pid of who was found so most often where that is a child, else 0; `busy`: how
+    many of its children were on a CPU nearly all the time.
     """
 
     waited: int
@@ -69,7 +69,7 @@ class EvidenceReader:
         """
         begun, looks = time.monotonic(), 0
         until, waited = begun + seconds, 0
-        mounts, workers = Counter[str](), Counter[int]()
+        mounts, waiting = Counter[str](), Counter[int]()
         pids = pids[: 1 + MAX_CHILDREN]
         used = {pid: self._cpu_seconds(pid) for pid in pids[1:]}
         while time.monotonic() < until:
@@ -78,10 +78,11 @@ class EvidenceReader:
             if stuck is not None:
                 waited += 1
                 mounts[self._mount(stuck)] += 1
-                workers[stuck] += stuck != pids[0]
+                waiting[stuck] += 1
             time.sleep(1 / LOOKS)
         named = [(name, count) for name, count in mounts.most_common() if name]
-        worker = next((pid for pid, count in workers.most_common(1) if count), 0)
+        most = next((pid for pid, _ in waiting.most_common(1)), 0)
+        worker = 0 if most in pids[:1] else most
         enough = BUSY * (time.monotonic() - begun)
         busy = sum(0 < enough <= self._cpu_seconds(pid) - used[pid] for pid in used)
         return FileWaits(waited, looks, named[0][0] if named else "", worker, busy)

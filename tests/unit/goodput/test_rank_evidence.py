@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -188,6 +189,19 @@ def test_the_worker_that_waits_for_files_and_those_that_compute_are_counted(tmp_
     (tmp_path / "proc/50/wchan").write_text("request_wait_answer")
     found = kernel.reader.file_waits((50, 51, 52, 53), 0.3)
     assert (found.waited > 0, found.worker, found.busy) == (True, 0, 0)
+
+
+def test_a_child_that_waits_once_while_the_rank_itself_reads_its_files_is_not_named(tmp_path: Path) -> None:  # fmt: skip
+    """Whoever reads its data without workers may have a logger of charts, whose file is on the same mount."""
+    kernel, looks = Kernel(tmp_path, 2), count()
+
+    def waits(_: EvidenceReader, pid: int) -> bool:
+        return next(looks) > 0 if pid == 50 else pid == 51
+
+    kernel.tree.add(51, 50)
+    with patch.object(EvidenceReader, "_waits_for_file", waits):
+        found = kernel.reader.file_waits((50, 51), 0.9)
+    assert (found.waited == found.looks > 2, found.worker) == (True, 0)
 
 
 def test_the_cpu_time_of_a_process_is_read() -> None:
