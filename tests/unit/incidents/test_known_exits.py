@@ -527,7 +527,7 @@ def test_attempts_of_one_launch_are_one_run_of_the_script() -> None:
 class Pidfds:
     """Watches nobody."""
 
-    def watch(self, pid: int, start_ticks: int | None = None) -> None:
+    def watch(self, pid: int, start_ticks: int = 0, owner: object = None) -> None:
         pass
 
 

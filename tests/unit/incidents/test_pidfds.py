@@ -142,6 +142,27 @@ def test_no_more_processes_than_there_is_room_for() -> None:
         process.wait(WAIT)
 
 
+def test_one_owner_s_many_processes_leave_room_for_another_s() -> None:
+    """Of him who has most the newest is let go of, and of the others none."""
+    one = Watched(limit=3)
+    many, other = [child(f"sys.exit({number})") for number in (1, 2, 3)], child("sys.exit(9)")
+    for process in many:
+        one.watch.watch(process.pid, start_of(process.pid), (2002, ""))
+    one.watch.watch(other.pid, start_of(other.pid), (2001, ""))
+    ended = {}
+    for process in (other, *many[:2]):
+        let_end(process)
+        gone = one.next()
+        ended[gone.pid] = gone.status
+    let_end(many[2])
+    for process in (*many, other):
+        process.wait(WAIT)
+    assert ended == {other.pid: 9 << 8, many[0].pid: 1 << 8, many[1].pid: 2 << 8}
+    assert one.watch.left_out == 1
+    assert one.reported.empty()
+    one.watch.close()
+
+
 def test_closing_lets_go_of_all_descriptors() -> None:
     before = set(os.listdir("/proc/self/fd"))
     one = Watched()

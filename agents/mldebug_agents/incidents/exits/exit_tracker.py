@@ -109,7 +109,7 @@ class ExitTracker:
             if self._is_new(one, rank.pid, rank.start_ticks):
                 self._ranks[rank.pid, rank.start_ticks] = (job.id, rank.rank)
                 one.add_rank(rank)
-                self._exits.watch(rank.pid, rank.start_ticks)
+                self._exits.watch(rank.pid, rank.start_ticks, owner_of(job))
         self._follow_launcher(one)
         self._note_losses(one)
         now = time.monotonic()
@@ -229,7 +229,7 @@ class ExitTracker:
             return
         if self._launchers.get(pid) is not None or pid not in self._launchers:
             self._launchers[pid] = None  # new, or another one with the number of one that is gone
-            self._exits.watch(pid)
+            self._exits.watch(pid, owner=owner_of(one.job))
         one.follow_launcher(self._launchers[pid])
 
     def _note_losses(self, one: WatchedAttempt) -> None:

@@ -15,10 +15,12 @@ import select
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 
+from mldebug.jobs.owners import Owner
 from mldebug_agents.system.host import Host, exit_status
 
 MAX_WATCHED = 1024
@@ -43,7 +45,7 @@ class ExitWatch:
     """Watches processes in one thread.
 
     At most `limit` (0: as the limit of open files allows); others are counted in `left_out` and
-    never reported. `tell` is called in that thread for every exit, and must not block.
+    never reported. Where there are more, those of the owner who has most are left out. `tell` is called in that thread for every exit, and must not block.
     """
 
     def __init__(self, host: Host, tell: Callable[[ProcessExit], None], limit: int = 0) -> None:
@@ -51,8 +53,9 @@ class ExitWatch:
         self.left_out = 0  # processes that were not watched because there was no room
         self._host = host
         self._tell = tell
-        self._requests: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[int, int, Owner | None]] = queue.SimpleQueue()
         self._held: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, start)
+        self._owners: dict[int, Owner | None] = {}  # pidfd -> whose process it is
         self._unresolved: dict[int, tuple[ProcessExit, float]] = {}  # pidfd -> exit, patience until
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -62,15 +65,16 @@ class ExitWatch:
         self._thread = threading.Thread(target=self._run, name="mldebug-exits", daemon=True)
         self._thread.start()
 
-    def watch(self, pid: int, start_ticks: int = 0) -> None:
+    def watch(self, pid: int, start_ticks: int = 0, owner: Owner | None = None) -> None:
         """Watch one process. If it is gone, or its pid belongs to a process with another start
         time, it is reported as exited with unknown status.
 
         `start_ticks`: its start in clock ticks since boot; 0: whichever process has the pid now.
+        `owner`: of its job, between whom the room is shared out; None: not known.
         """
         if not self._open:
             return
-        self._requests.put((pid, start_ticks))
+        self._requests.put((pid, start_ticks, owner))
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -106,10 +110,11 @@ class ExitWatch:
         while not self._requests.empty():
             self._hold(*self._requests.get())
 
-    def _hold(self, pid: int, start_ticks: int) -> None:
+    def _hold(self, pid: int, start_ticks: int, owner: Owner | None) -> None:
         if len(self._held) >= self.limit:
             self.left_out += 1
-            return
+            if not self._made_room(owner):
+                return
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -124,10 +129,24 @@ class ExitWatch:
             self._tell(self._exit(pid, start_ticks))
             return
         self._held[fd] = (pid, stat.start_ticks)
+        self._owners[fd] = owner
         self._poll.register(fd, select.POLLIN)
+
+    def _made_room(self, owner: Owner | None) -> bool:
+        """Let go of the newest process of the owner who has most, if that is not this one, nor has one more than he."""
+        counts = Counter(self._owners.values())
+        most, number = counts.most_common(1)[0]
+        if most == owner or number <= counts[owner] + 1:
+            return False
+        fd = next(fd for fd in reversed(self._held) if self._owners[fd] == most)
+        self._poll.unregister(fd)
+        del self._held[fd], self._owners[fd]
+        os.close(fd)
+        return True
 
     def _ended(self, fd: int) -> None:
         self._poll.unregister(fd)
+        del self._owners[fd]
         self._unresolved[fd] = (self._exit(*self._held.pop(fd)), time.monotonic() + PATIENCE)
 
     def _exit(self, pid: int, start_ticks: int) -> ProcessExit:
