@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mldebug.status.snapshot import Snapshot
 from processes.harness import (
     JOBS,
     SCRIPTS,
@@ -160,9 +161,7 @@ def test_a_rank_with_a_traceback_is_named_with_its_last_lines(
     rows = {rank["rank"]: rank for rank in report["ranks"]}
     assert any("ValueError: bad shard 7" in line for line in rows[1]["log"])
     assert "SIGTERM" in rows[0]["doing"]
-    snapshot = agent.snapshot()
-    assert snapshot is not None
-    assert snapshot.incidents["abnormal_end/rank_exited"] >= 1
+    snapshot = wait_for("the count of incidents", lambda: with_ends(agent), 30)
     abnormal_end_rank_exited = snapshot.last_report["abnormal_end/rank_exited"]
     assert abnormal_end_rank_exited in {
         one["id"] for one in agent.reports()
@@ -334,9 +333,7 @@ def test_a_crash_loop_is_one_story(agent: RunningAgent, tmp_path: Path) -> None:
     assert blamed(report) == [1]
     assert "3 attempts failed this way (0, 1, 2)" in report["diagnosis"]["summary"]
     assert "attempt 2 failed" in text_of(report)
-    snapshot = agent.snapshot()
-    assert snapshot is not None
-    assert snapshot.incidents["abnormal_end/rank_exited"] >= 1
+    snapshot = wait_for("the count of incidents", lambda: with_ends(agent), 30)
     assert snapshot.last_report["abnormal_end/rank_exited"] == report["id"]
 
 
@@ -492,3 +489,9 @@ def torch() -> None:
     if done.returncode:
         assert "CI" not in os.environ, "CI has no PyTorch"
         pytest.skip("needs PyTorch")
+
+
+def with_ends(agent: RunningAgent) -> Snapshot | None:
+    """The agent's snapshot once it counts an end by an exited rank: it is of the last look and not of this moment."""
+    snapshot = agent.snapshot()
+    return snapshot if snapshot and snapshot.incidents.get("abnormal_end/rank_exited") else None
