@@ -71,10 +71,10 @@ def working(place: Path, lost: int) -> str:
 
 
 def begun_anew(place: Path, how: str) -> str:
-    """The log line for a state dir that was removed or replaced (`how`) while the agent ran, and was made anew."""
+    """The log line for a state dir that was removed or replaced, or lost its database (`how`), while the agent ran, and was made anew."""
     return (
         f"the state dir {place} {how} while the agent ran: it was made and locked anew, and what is known of the runs"
-        " and of open incidents is written there again. Earlier reports are not there any more"
+        " and of open incidents is written there again. Earlier reports are there only where the folder still has them"
     )
 
 
