@@ -166,7 +166,7 @@ class StateServer:
             return StateReply(error=error.strerror or str(error)), None
 
     def _open_door(self, served: DeviceInode | None = None) -> Answer:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # there is no socket file any more: a new one is opened
             if served is not None and self._socket_file() == served:
                 return StateReply(door=served), None  # something else of the state dir was lost
         door = open_unix(self._folder)

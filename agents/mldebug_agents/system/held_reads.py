@@ -213,5 +213,5 @@ def _sleeps(thread: int) -> bool:
     try:
         with open(f"/proc/self/task/{thread}/stat", "rb") as file:
             return file.read(4096).rpartition(b")")[2].split()[:1] == [b"D"]
-    except OSError:
+    except OSError:  # the thread has ended
         return False

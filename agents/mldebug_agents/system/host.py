@@ -406,7 +406,7 @@ def exit_status(stat: Stat, uid: int) -> int | None:
 def _link(path: str) -> str:
     try:
         return os.readlink(path)
-    except OSError:
+    except OSError:  # the process has ended, or is not ours to look at
         return ""
 
 

@@ -196,6 +196,7 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     187: (K.DISK_ERROR, {"device": "sdb6"}),
     188: (K.DISK_GONE, {"device": "md2"}),
     189: (K.MEMORY_UNCORRECTED, {}),
+    190: (K.NIC_OK, {"device": "0000:00:05.0"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

@@ -78,7 +78,6 @@ ALLOWED: dict[str, str] = {
     "jobs/schedulers/kubernetes.py": OPERATOR,
     "jobs/trace_start.py": "a file that the user names who runs `mldebug trace`, with his own rights",
     "probes/history/store.py": OWN,
-    "state/client.py": OWN,
     "state/database.py": OWN,
     "state/folder.py": OWN,
     "state/store.py": OWN,

@@ -65,14 +65,14 @@ def test_children_of_all_threads_and_their_children_are_counted() -> None:
     with family() as process:
         found = Usage(Host()).children()
         below = Usage(Host(), process.pid)
-        seen = below.children()
+        counted = below.children()
         own = psutil.Process(process.pid)
         assert below.rss_bytes() == pytest.approx(own.memory_info().rss, rel=0.2)
     assert found is not None
-    assert seen is not None
-    assert (seen.count, found.count >= 2) == (1, True)
+    assert counted is not None
+    assert (counted.count, found.count >= 2) == (1, True)
     assert found.cpu_seconds >= 0.3
-    assert (seen.memory_bytes or 0) > 30 << 20
+    assert (counted.memory_bytes or 0) > 30 << 20
 
 
 def test_the_cpu_of_children_never_falls() -> None:

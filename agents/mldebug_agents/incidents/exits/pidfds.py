@@ -113,7 +113,7 @@ class ExitWatch:
     def _hold(self, pid: int, start_ticks: int, owner: Owner | None) -> None:
         if len(self._held) >= self.limit:
             self.left_out += 1
-            if not self._made_room(owner):
+            if not self._make_space(owner):
                 return
         try:
             fd = os.pidfd_open(pid)
@@ -132,7 +132,7 @@ class ExitWatch:
         self._owners[fd] = owner
         self._poll.register(fd, select.POLLIN)
 
-    def _made_room(self, owner: Owner | None) -> bool:
+    def _make_space(self, owner: Owner | None) -> bool:
         """Let go of the newest process of the owner who has most, if that is not this one, nor has one more than he."""
         counts = Counter(self._owners.values())
         most, number = counts.most_common(1)[0]

@@ -158,7 +158,7 @@ def _read(path: Path) -> str:
 def _lives(pid: str) -> bool:
     try:
         return psutil.Process(int(pid)).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except (ValueError, psutil.Error):
+    except (ValueError, psutil.Error):  # no number was written yet, or it has ended
         return False
 
 

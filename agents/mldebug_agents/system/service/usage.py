@@ -112,7 +112,7 @@ def _cpu(process: psutil.Process) -> float:
 def _waited_for(process: psutil.Process) -> float:
     try:
         times = process.cpu_times()
-    except psutil.Error:
+    except psutil.Error:  # it has ended
         return 0.0
     return float(times.children_user + times.children_system)
 
