@@ -20,6 +20,7 @@ REFILL = SHARE / 60  # CPU seconds that come back in a second
 PER_RANK = 1 / 2000  # more of them for each captured rank: a coordinator judges those of all nodes
 MOST = 20.0  # CPU seconds; systemd ends an agent that is silent for 30
 LEAST = 0.05  # for who has used up his share: enough for what ordinary jobs leave behind
+AGAIN = 0.05  # seconds after which a work that goes on is stopped again
 WHAT = "the judgement of the evidence"
 
 
@@ -103,6 +104,9 @@ def cpu_limit(seconds: float) -> Iterator[None]:
         if (left := until - time.thread_time()) > 0:  # others have had the core
             signal.setitimer(signal.ITIMER_REAL, max(0.01, left))
         else:
+            signal.setitimer(
+                signal.ITIMER_REAL, AGAIN
+            )  # what is raised in a finalizer, or a callback of the collector, is lost
             raise _OutOfTime
 
     before = signal.signal(signal.SIGALRM, ring)

@@ -2,9 +2,11 @@
 
 import random
 import signal
+import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import msgspec
 import pytest
@@ -130,6 +132,43 @@ def test_the_worst_recorders_of_a_user_cost_his_share_and_leave_the_other_s_judg
     assert all(any("given up" in line for line in one.diagnosis.evidence) for one in given_up)
     assert spent < 1.5, "eight of them cost little more than the share of one user"
     assert shares.judge(mine) == expected
+
+
+def test_an_end_that_is_lost_in_a_finalizer_comes_again() -> None:
+    """Python drops what is raised there, whatever it is."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            spin_for(0.1)
+
+    ended: list[bool] = []
+
+    def work() -> None:
+        del_now = Finalized()
+        del del_now
+        ended.append(True)
+        spin_for(5.0)
+
+    with pytest.raises(judging._OutOfTime), suppress_unraisable(), judging.cpu_limit(0.03):
+        work()
+    assert ended, "the first end was lost"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def spin_for(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+@contextmanager
+def suppress_unraisable() -> Iterator[None]:
+    """What Python tells of errors that it drops is not wanted here."""
+    before, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
