@@ -142,17 +142,15 @@ def only_probe(path: Path = LOCK) -> Iterator[None]:
     """A context that holds the lock file of this node; raises BusyError where another probe has it. The kernel releases it when
     the process dies.
 
-    Any user may hold the file, for ever: who has run longer than any probe is passed over, and a second file beside it keeps
-    probes apart then.
+    Any user may hold the file, for ever: who has run longer than any probe is passed over. A second file beside it, which each probe
+    locks too, keeps probes apart then, and when that user lets go of the first one.
     """
-    fd = _lock(path)
-    if fd is None:
-        fd = _lock(path.with_name(f"{path.name}.2"))
-    try:
+    with contextlib.ExitStack() as held:
+        for one in (path, path.with_name(f"{path.name}.2")):
+            fd = _lock(one)
+            if fd is not None:
+                held.callback(os.close, fd)
         yield
-    finally:
-        if fd is not None:
-            os.close(fd)
 
 
 def _lock(path: Path) -> int | None:

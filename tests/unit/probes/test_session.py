@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -285,6 +285,24 @@ def test_who_holds_the_lock_for_longer_than_a_probe_takes_blocks_nobody(
             beside = lock.with_name("lock.2")  # what another probe that passes over the first finds
             with pytest.raises(BusyError, match=r"lock\.2"), only_probe(beside):
                 pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root can be two users")
+def test_who_was_passed_over_and_leaves_makes_no_place_for_a_second_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "lock"
+    with ExitStack() as first:
+        with held_by_another(lock) as holder:
+            monkeypatch.setattr("mldebug_agents.probes.guard.LONGEST", -60.0)
+            first.enter_context(only_probe(lock))
+            monkeypatch.setattr("mldebug_agents.probes.guard.LONGEST", 3600.0)
+            holder.kill()
+            holder.wait()
+        with pytest.raises(BusyError, match=r"lock\.2"), only_probe(lock):
+            pass
+    with only_probe(lock):
+        pass
 
 
 def test_no_probe_may_run_as_long_as_who_is_passed_over() -> None:
