@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.system.patience import PATIENCE
 from system.machine import NAME, base_files, end_container
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ PROMETHEUS = "http://127.0.0.1:9099"
 HOME = "/root/mldebug"
 OUTSIDE = "/opt/outside"
 SETTINGS = re.compile(r"(PIP_|SSL_CERT_)[A-Z_]+")
-PART_SECONDS = 420.0
+PART_SECONDS = 420.0 * PATIENCE  # after which the commands of a part are taken to hang
 
 _PART = re.compile(
     r"^## (?P<title>[^\n]+)$|^```sh\n(?P<commands>.*?)^```$", re.MULTILINE | re.DOTALL

@@ -119,7 +119,10 @@ def agents(
     environ: Mapping[str, Mapping[str, str]] = {},
     alone: Collection[str] = (),
 ) -> Iterator[dict[str, Agent]]:
-    """One on each host; they know who coordinates, unless there are no `peers` or they stay `alone`. Their hosts end them."""
+    """One on each host; the first of the `peers` coordinates and all know it, unless there are no `peers` or they stay `alone`.
+
+    Their hosts end them.
+    """
     found = {
         name: Agent(
             *(host, folder, keys.get(name, KEY), peers, listen.get(name, "0.0.0.0:9754")),
@@ -130,14 +133,22 @@ def agents(
     try:
         for name, agent in found.items():
             if peers and name not in keys and name not in alone:
-                wait_for(
-                    f"{name} to find the others", lambda one=agent: "coordinates" in one.log, 60
-                )
+                wait_for(f"{name} to follow the first", lambda one=agent: follows(one, peers), 60)
         yield found
     finally:
         for agent in found.values():
             agent.process.kill()
             agent.process.wait(10)
+
+
+def follows(agent: Agent, peers: str) -> bool:
+    """Whether the first of these peers is the last that this agent told to coordinate: who starts first does so itself for a
+    moment.
+    """
+    first = peers.strip("'").split(",")[0].replace("[1-3]", "1")
+    told = [line for line in agent.log.splitlines() if "coordinates" in line]
+    words = "this agent coordinates" if agent.host.name == first else f"{first} coordinates"
+    return bool(told) and words in told[-1]
 
 
 @contextmanager
