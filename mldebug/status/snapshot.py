@@ -32,6 +32,7 @@ from mldebug.hardware.kernel_log.counts import KernelCounts
 from mldebug.hardware.ports.state import NodePorts
 from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.logs.records import LogCounts, StepTimes
+from mldebug.jobs.run_records.model import StoredRecord
 from mldebug.jobs.schedulers.model import Orphan, SchedulerState
 from mldebug.probes.history import JudgedSeries
 from mldebug.storage.checkpoints.state import SeriesState
@@ -159,6 +160,8 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     probes: tuple[JudgedSeries, ...] | None = None  # None: not looked at yet, or the look failed
     # of the runs that live and of those that ended lately; not in the JSON of the status: /api/v1/history gives it
     histories: tuple[RunHistory, ...] = ()
+    # with what each run was started; not in the JSON of the status: /api/v1/records gives it
+    run_records: tuple[StoredRecord, ...] = ()
     goodput: tuple[JobGoodput, ...] = ()  # of the jobs that live, then of those that ended lately
     cluster: str = (
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
@@ -171,8 +174,8 @@ class Snapshot(Noun, frozen=True, kw_only=True):
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """The snapshot as JSON, as the API and `mldebug status --json` give it: without the histories, which are long."""
-    return msgspec.json.encode(msgspec.structs.replace(snapshot, histories=()))
+    """The snapshot as JSON, as the API and `mldebug status --json` give it: without histories and records, which are long."""
+    return msgspec.json.encode(msgspec.structs.replace(snapshot, histories=(), run_records=()))
 
 
 def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:

@@ -142,13 +142,13 @@ def agents(
 
 
 def follows(agent: Agent, peers: str) -> bool:
-    """Whether the first of these peers is the last that this agent told to coordinate: who starts first does so itself for a
+    """Whether the first of these peers is the last of which this agent has said that it coordinates: who starts first does so itself for a
     moment.
     """
     first = peers.strip("'").split(",")[0].replace("[1-3]", "1")
-    told = [line for line in agent.log.splitlines() if "coordinates" in line]
+    lines = [line for line in agent.log.splitlines() if "coordinates" in line]
     words = "this agent coordinates" if agent.host.name == first else f"{first} coordinates"
-    return bool(told) and words in told[-1]
+    return bool(lines) and words in lines[-1]
 
 
 @contextmanager

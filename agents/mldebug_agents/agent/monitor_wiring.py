@@ -18,6 +18,8 @@ from mldebug_agents.hardware.host_memory.reader import MemoryWatch
 from mldebug_agents.hardware.kernel_log import KernelLogSource, sees_kernel_pids
 from mldebug_agents.hardware.ports import monitor as ports
 from mldebug_agents.hardware.ports.reader import PortReader
+from mldebug_agents.jobs.run_records import monitor as records
+from mldebug_agents.jobs.run_records.reader import RunRecordReader
 from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
 from mldebug_agents.probes.history import monitor as probes
 from mldebug_agents.state.key_value_store import KeyValueStore
@@ -73,6 +75,13 @@ def build_monitors(
         ),
         goodput=GoodputMonitor(store, clock.now, clock.steady),
         scalars=ScalarMonitor(store, clock.now, clock.steady),
+        records=records.RunRecordMonitor(
+            Worker(
+                *(records.WORKER, RunRecordReader(context.host, context.reader).look),
+                *(inbox, records.DEADLINE),
+            ),
+            *(store, context.node, clock.now, clock.steady),
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from mldebug_agents.hardware.host_memory.monitor import HostMemoryMonitor
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.hardware.ports.monitor import PortMonitor
 from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.jobs.run_records.monitor import RunRecordMonitor
 from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
 from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
 from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
@@ -70,6 +71,7 @@ class Monitors:
     probes: ProbeHistoryMonitor
     goodput: GoodputMonitor
     scalars: ScalarMonitor
+    records: RunRecordMonitor
 
     def reload(self, config: Config) -> None:
         """Hand a new configuration to the notifier, the schedulers and the action runner; the
@@ -106,6 +108,7 @@ class Monitors:
             self.scalars.tick(
                 *(state.runs, state.catching), enabled=losses.history, age=losses.history_age
             )
+            self.records.tick(state.jobs, state.found.programs, state.exits)
 
     def on_result(self, result: Result, state: LoopState) -> bool:
         """Pass the result of a worker to the monitor that owns the worker; False where no monitor does."""
@@ -122,7 +125,7 @@ class Monitors:
         elif result.worker == self.ports.worker.name:
             self.ports.on_result(result)
         else:
-            others = (self.notifier, self.actions, self.schedulers, self.probes)
+            others = (self.notifier, self.actions, self.schedulers, self.probes, self.records)
             return any(other.on_result(result) for other in others)
         return True
 
@@ -161,6 +164,7 @@ class Monitors:
             self.probes,
             self.goodput,
             self.scalars,
+            self.records,
             self.notifier,
             self.actions,
         ):

@@ -141,6 +141,7 @@ def view(snapshot: Snapshot, peer: PeerCredentials | None, group: int | None) ->
         if snapshot.orphans is not None
         else None,
         histories=tuple(one for one in snapshot.histories if one.uid == uid),
+        run_records=tuple(one for one in snapshot.run_records if one.uid == uid),
         goodput=tuple(job for job in snapshot.goodput if job.uid == uid),
         kernel_events=tuple(one for one in snapshot.kernel_events if one.run in mine),
     )

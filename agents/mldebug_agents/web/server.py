@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mldebug.config.schema import AgentConfig
 from mldebug.core.plugins import create_all
 from mldebug.goodput.scalars.history import history_list, history_of
+from mldebug.jobs.run_records.model import record_list, record_of
 from mldebug.status.snapshot import Snapshot, encode
 from mldebug_agents.web.alertmanager_route import PATH as ALERTS
 from mldebug_agents.web.alertmanager_route import AlertmanagerRoute, Answer
@@ -216,7 +217,11 @@ class AgentServer:
             Route(path, partial(self._post_for_own_runs, verb), methods=["POST"])
             for path, verb in self.own_verbs.items()
         ]
-        own = [Route("/api/v1/status", self._status), Route("/api/v1/history", self._history)]
+        own = [
+            Route("/api/v1/status", self._status),
+            Route("/api/v1/history", self._history),
+            Route("/api/v1/records", self._records),
+        ]
         return [*own, *verbs]
 
     def _post(self, verb: Verb, request: Request) -> Response:
@@ -270,14 +275,25 @@ class AgentServer:
         found = (
             history_list(visible.histories) if run is None else history_of(visible.histories, run)
         )
-        status, body = (
-            answered(found)
-            if found is not None
-            else not_found(
-                "no history is kept of a run with this id", "GET /api/v1/history lists the runs"
-            )
-        )
-        return Response(body, status_code=status, media_type="application/json")
+        return _found(found, "history", "GET /api/v1/history lists the runs")
+
+    def _records(self, request: Request) -> Response:
+        """With what the run of `?run=` was started, or the list of all that are recorded; of the runs that this user may see."""
+        if self.snapshot is None:
+            return Response(b"{}", status_code=503, media_type="application/json")
+        visible = view(self.snapshot, peer_at(request), self.group).run_records
+        run = request.query_params.get("run")
+        found = record_list(visible) if run is None else record_of(visible, run)
+        return _found(found, "record", "GET /api/v1/records lists the runs")
+
+
+def _found(found: object | None, what: str, way_out: str) -> Response:
+    status, body = (
+        answered(found)
+        if found is not None
+        else not_found(f"no {what} is kept of a run with this id", way_out)
+    )
+    return Response(body, status_code=status, media_type="application/json")
 
 
 def _without_hang_ups(app: ASGIApp) -> ASGIApp:

@@ -228,7 +228,9 @@ def exported(archive: ReportStore, report: Report, suffix: str) -> bytes:
     """The bytes of a report exported as `suffix` (.json, .html, .txt, or .tar.gz with all three and the evidence), rendered anew
     from the checked report.
     """
-    from mldebug.incidents.report.html import render_html  # its templates cost 80 ms, which a list of reports does not need
+    from mldebug.incidents.report.html import (
+        render_html,
+    )  # its templates cost 80 ms, which a list of reports does not need
 
     forms = {
         "report.json": msgspec.json.encode(report) + b"\n",

@@ -50,6 +50,8 @@ TEXTS = _names(
     TORCH_FR_DUMP_ON_TIMEOUT TORCH_FR_DUMP_TEMP_FILE TORCH_NCCL_ASYNC_ERROR_HANDLING TORCH_NCCL_BLOCKING_WAIT
     TORCH_NCCL_DEBUG_INFO_PIPE_FILE TORCH_NCCL_DEBUG_INFO_TEMP_FILE TORCH_NCCL_DUMP_ON_TIMEOUT TORCH_NCCL_ENABLE_MONITORING
     TORCH_NCCL_TRACE_BUFFER_SIZE TORCH_NCCL_USE_COMM_NONBLOCKING TORCH_WORKER_SERVER_SOCKET XDG_CACHE_HOME
+    CONDA_PROMPT_MODIFIER CONDA_SHLVL LD_LIBRARY_PATH LD_PRELOAD NCCL_COMM_ID SLURM_CPUS_PER_TASK SLURM_JOB_ACCOUNT
+    SLURM_JOB_PARTITION SLURM_JOB_QOS VIRTUAL_ENV WANDB_MODE
     """
 )
 """All others that we read."""
@@ -118,6 +120,7 @@ FILES = {
     "jobs/hook/records.py": "mldebug-{}",
     "jobs/hook/stacks.py": "mldebug-{}.stacks",
     "jobs/hook/switches.py": "mldebug-{}",
+    "jobs/run_records/reader.py": "the script",
     "jobs/logs/event_files.py": "events.out.tfevents.1.x",
     "jobs/logs/follower.py": "the log",
     "jobs/logs/tail.py": "the log",

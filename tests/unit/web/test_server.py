@@ -22,6 +22,7 @@ from mldebug.core.errors import UsageError
 from mldebug.core.model import Gap, Remark
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
+from mldebug.jobs.run_records.model import RunRecord, StoredRecord
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import CollectorState, Measure, StorageState
@@ -522,13 +523,15 @@ def test_nobody_fills_our_log_with_what_is_no_request(
     assert [one.getMessage() for one in caplog.records] == []
 
 
-def history_as(state_dir: Path, uid: int, query: str = "") -> dict[str, object]:
+def history_as(
+    state_dir: Path, uid: int, query: str = "", route: str = "history"
+) -> dict[str, object]:
     code = (
         "import http.client, socket\n"
         "link = http.client.HTTPConnection('localhost')\n"
         "link.sock = socket.socket(socket.AF_UNIX)\n"
         "link.sock.connect(sys.argv[1] + '/agent.sock')\n"
-        f"link.request('GET', '/api/v1/history{query}')\n"
+        f"link.request('GET', '/api/v1/{route}{query}')\n"
         "print(link.getresponse().read().decode())\n"
     )
     found: dict[str, object] = msgspec.json.decode(run_as(code, state_dir, uid, uid))
@@ -548,3 +551,22 @@ def test_users_see_the_history_of_their_own_runs_alone(folder: Path) -> None:
         assert set(mine["columns"]) >= {"loss", "learning_rate"}  # type: ignore[call-overload]
         assert len(mine["times"]) == len(own.times)  # type: ignore[arg-type]
         assert {run["run"] for run in history_as(folder, 0)["runs"]} == {"mine", "another"}  # type: ignore[index, attr-defined]
+
+
+@root_only
+def test_users_see_the_records_of_their_own_runs_alone(folder: Path) -> None:
+    records = tuple(
+        StoredRecord.of(RunRecord(run=run, uid=uid, arguments=("python", "train.py")))
+        for run, uid in (("mine", NOBODY), ("another", 12345))
+    )
+    with serving(folder) as server:
+        server.publish(msgspec.structs.replace(SNAPSHOT, run_records=records))
+        listed = history_as(folder, NOBODY, route="records")
+        assert [run["run"] for run in listed["runs"]] == ["mine"]  # type: ignore[index, attr-defined]
+        assert "error" in history_as(folder, NOBODY, "?run=another", "records")
+        assert history_as(folder, NOBODY, "?run=mine", "records")["arguments"] == [
+            "python",
+            "train.py",
+        ]
+        everybody_s = history_as(folder, 0, route="records")["runs"]
+        assert {run["run"] for run in everybody_s} == {"mine", "another"}  # type: ignore[attr-defined]
