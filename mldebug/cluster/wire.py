@@ -21,6 +21,7 @@ from mldebug import __version__
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import Gap, NodeCapture
 from mldebug.core.redact import clean
+from mldebug.probes.preflight import NodeFindings
 
 SCHEMA = "mldebug.node/1"
 MAX_BYTES = 4 << 20  # of one reply, unpacked
@@ -50,6 +51,7 @@ class NodeReply(msgspec.Struct, frozen=True, kw_only=True):  # its schema is alw
     hidden: bool = False  # there are processes of others that it may not look at
     uid: int = 0  # as whom it looked
     age: float = 0.0  # seconds from the first of its captures to this reply, by its own clock
+    findings: NodeFindings | None = None  # of `mldebug preflight`, which has nothing captured
 
 
 class _ReplyHead(msgspec.Struct):

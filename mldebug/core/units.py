@@ -37,6 +37,8 @@ _BYTES = {
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)\s?([kKMGT]?i?B)")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
+_LARGER = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
 
 def parse_duration(text: str) -> float:
     """The seconds in a text such as `90s`, `1m30s` or `1 m 30 s`. Raises ValueError that says what is wrong, also for a number
@@ -108,3 +110,11 @@ def format_size(size: int) -> str:
         if size and size % _BYTES[unit] == 0:
             return f"{size // _BYTES[unit]}{unit}"
     return f"{size}B"
+
+
+def size_words(count: float) -> str:
+    """Bytes in words, with three digits and a binary unit: `412 GiB`."""
+    unit = 0
+    while abs(count) >= 1000 and unit < len(_LARGER) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.3g} {_LARGER[unit]}"

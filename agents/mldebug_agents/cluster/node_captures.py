@@ -92,7 +92,7 @@ def capture_all(
     """Capture on all nodes and write one report for each run. Raises MldebugError where no node sent a capture."""
     detected = time.time()
     with ended_by_signals(), Spawner({NAME: child.serve}) as spawner:
-        chosen: Transport = _transport(config, transport)
+        chosen = transport_of(config, transport)
         plan = chosen.plan(wanted, spawner)
         answers = ask_all(spawner, plan, chosen, progress)
     merged = merge(answers, plan.listed_by)
@@ -106,7 +106,8 @@ def capture_all(
     ]
 
 
-def _transport(config: Config, name: str) -> Transport:
+def transport_of(config: Config, name: str) -> Transport:
+    """The transport of this name, with its settings of the configuration."""
     set_up = next((one for one in config.transports.values() if one.kind == name), None)
     transport: Transport = create("transports", name, set_up.options if set_up else None)
     return transport

@@ -1,18 +1,24 @@
-"""Asks the agent of this node for its status over the Unix socket. Tells apart: no agent, no answer, not ready, no permission."""
+"""Asks the agent of this node over the Unix socket: for its status, for records of runs and how their figures went. Tells apart: no agent, no answer, not ready, no permission."""
 
 import http.client
 import threading
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 
 from mldebug.config.schema import SYSTEM_STATE_DIR
+from mldebug.core.errors import ToolError, UsageError
+from mldebug.core.redact import clean
+from mldebug.jobs.run_records.model import RunFigures, RunRecord, RunRecordList, RunSummary
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.web.listeners import SOCKET
 from mldebug_agents.web.unix_http import TIMEOUT, UnixConnection
 
 MAX_BYTES = 32 << 20
+RECORDS, HISTORY = "/api/v1/records", "/api/v1/history"
+T = TypeVar("T")
 
 
 class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,3 +87,36 @@ def ask_nearest(state_dir: Path, *, here_only: bool = False) -> NearestAgent:
     if answer.outcome == "none" and not here_only and state_dir != SYSTEM_STATE_DIR:
         return NearestAgent(SYSTEM_STATE_DIR, inquire(SYSTEM_STATE_DIR))
     return NearestAgent(state_dir, answer)
+
+
+def recorded_runs(state_dir: Path) -> tuple[RunSummary, ...]:
+    """The recorded runs that this user may see, the newest first. Raises ToolError where the agent does not answer."""
+    return _ask(state_dir, RECORDS, "", RunRecordList).runs
+
+
+def record_of_run(state_dir: Path, run: str) -> RunRecord:
+    """The record of one run, by its id. Raises UsageError where there is none, ToolError where the agent does not answer."""
+    return _ask(state_dir, RECORDS, run, RunRecord)
+
+
+def figures_of_run(state_dir: Path, run: str) -> RunFigures | None:
+    """The training figures of one run; None where no history is kept of it. Raises ToolError where the agent does not answer."""
+    try:
+        return _ask(state_dir, HISTORY, run, RunFigures)
+    except UsageError:
+        return None
+
+
+def _ask(state_dir: Path, route: str, run: str, kind: type[T]) -> T:
+    link = UnixConnection(state_dir)
+    try:
+        link.request("GET", f"{route}?{urlencode({'run': run})}" if run else route)
+        answer = link.getresponse()
+        body = answer.read(MAX_BYTES)
+        if answer.status == 404:
+            raise UsageError(f"nothing is recorded of run {clean(run, 60)!r}", "mldebug why")
+        return msgspec.json.decode(body, type=kind)
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+        raise ToolError(f"the agent did not answer: {error}", "mldebug status") from None
+    finally:
+        link.close()

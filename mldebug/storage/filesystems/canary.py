@@ -6,7 +6,7 @@ Pure.
 import errno
 
 from mldebug.core.model import Noun
-from mldebug.storage.filesystems.fullness import size_words
+from mldebug.core.units import size_words
 
 _WORDS = {
     errno.EROFS: "it is read-only",

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 
 from mldebug.core.model import Noun
-from mldebug.core.units import format_duration
+from mldebug.core.units import format_duration, size_words
 from mldebug.storage.filesystems.forecast import Forecast
 from mldebug.storage.filesystems.limits import UsageLimit
 from mldebug.storage.filesystems.state import StorageAlert
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Fullness(Noun, frozen=True, kw_only=True):
@@ -102,14 +100,6 @@ def forecast_words(ahead: Forecast) -> str:
     if ahead.saves_left == 1:
         return f"{checkpoint}: the next save, due in {left}, will not fit"
     return f"{checkpoint}: full in {ahead.saves_left} saves, {left}"
-
-
-def size_words(count: float) -> str:
-    """Bytes in words, with three digits and a binary unit: `412 GiB`."""
-    unit = 0
-    while abs(count) >= 1000 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.3g} {_UNITS[unit]}"
 
 
 def duration_words(seconds: float) -> str:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import NamedTuple
 
-from mldebug.storage.filesystems.fullness import duration_words, size_words
+from mldebug.core.units import size_words
+from mldebug.storage.filesystems.fullness import duration_words
 from mldebug.storage.filesystems.operation_counters import Counts, OperationCount
 from mldebug.storage.filesystems.state import StorageAlert
 

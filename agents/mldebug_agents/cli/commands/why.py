@@ -1,10 +1,7 @@
 """Say what differs between two runs."""
 
-import http.client
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import urlencode
 
 import click
 import msgspec
@@ -12,21 +9,18 @@ from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
 from mldebug.config.schema import load_config
-from mldebug.core.errors import AccessError, ToolError, UsageError
+from mldebug.core.errors import AccessError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.text import rfc3339
 from mldebug.diagnosis.exits.model import words_of_status
 from mldebug.jobs.run_records.differences import Difference, RunComparison, compare_runs
-from mldebug.jobs.run_records.model import RunFigures, RunRecord, RunRecordList, RunSummary
-from mldebug_agents.web.client import ask_nearest
-from mldebug_agents.web.unix_http import UnixConnection
+from mldebug.jobs.run_records.model import RunRecord, RunSummary
+from mldebug_agents.web.client import ask_nearest, figures_of_run, record_of_run, recorded_runs
 
-MAX_BYTES = 16 << 20
 SHOWN = 40  # differences of one subject
 WIDEST = 44  # characters of a value
 WELL = words_of_status(0)
-T = TypeVar("T")
 
 
 @click.command("why")
@@ -47,9 +41,9 @@ def command(run_a: str, run_b: str, as_json: bool, config: Path | None) -> None:
     after = _chosen(runs, run_b or run_a)
     before = _chosen(runs, run_a) if run_b else _before(runs, after)
     compared = compare_runs(
-        _ask(state_dir, "/api/v1/records", before.run, RunRecord),
-        _ask(state_dir, "/api/v1/records", after.run, RunRecord),
-        (_figures(state_dir, before.run), _figures(state_dir, after.run)),
+        record_of_run(state_dir, before.run),
+        record_of_run(state_dir, after.run),
+        (figures_of_run(state_dir, before.run), figures_of_run(state_dir, after.run)),
     )
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(compared), indent=2).decode())
@@ -66,30 +60,7 @@ def _recorded(state_dir: Path) -> tuple[Path, tuple[RunSummary, ...]]:
             answer.trouble or "no agent runs on this node, so no run has been recorded",
             "mldebug agent  # start it before the runs that you want to compare",
         )
-    return found, _ask(found, "/api/v1/records", "", RunRecordList).runs
-
-
-def _figures(state_dir: Path, run: str) -> RunFigures | None:
-    try:
-        return _ask(state_dir, "/api/v1/history", run, RunFigures)
-    except UsageError:  # no history is kept of it
-        return None
-
-
-def _ask(state_dir: Path, route: str, run: str, kind: type[T]) -> T:
-    """Raises UsageError where the agent knows no such run, ToolError where it does not answer."""
-    link = UnixConnection(state_dir)
-    try:
-        link.request("GET", f"{route}?{urlencode({'run': run})}" if run else route)
-        answer = link.getresponse()
-        body = answer.read(MAX_BYTES)
-        if answer.status == 404:
-            raise UsageError(f"nothing is recorded of run {clean(run, 60)!r}", "mldebug why")
-        return msgspec.json.decode(body, type=kind)
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
-        raise ToolError(f"the agent did not answer: {error}", "mldebug status") from None
-    finally:
-        link.close()
+    return found, recorded_runs(found)
 
 
 def _chosen(runs: tuple[RunSummary, ...], wanted: str) -> RunSummary:

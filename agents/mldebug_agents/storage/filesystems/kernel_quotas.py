@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from mldebug.core.model import Gap, Job
-from mldebug.storage.filesystems.fullness import size_words
+from mldebug.core.units import size_words
 from mldebug.storage.filesystems.state import Cell, Measure, Row, StorageAlert
 from mldebug.storage.filesystems.visibility import UIDS, uids_cell
 from mldebug_agents.storage.child.client import MountClient

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from mldebug.config.storage import QuotaConfig as Wanted
 from mldebug.core.model import Gap, Job
 from mldebug.core.redact import clean
-from mldebug.storage.filesystems.fullness import size_words
+from mldebug.core.units import size_words
 from mldebug.storage.filesystems.quotas import QuotaError, QuotaUsage, read_quota
 from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
 from mldebug_agents.system.context import Context

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from mldebug.core.units import size_words
 from mldebug.storage.filesystems import fullness
 from mldebug.storage.filesystems.forecast import Forecast
 from mldebug.storage.filesystems.fullness import Fullness
@@ -100,5 +101,5 @@ def _line(reading: FilesystemReading) -> str:
         return f"{title}: {'read-only' if read_only else 'tells no size'}"
     inodes = f", inodes {now.inode_share:.0%}" if now.inodes else ""
     ahead = fullness.forecast_words(reading.ahead[0])
-    left = fullness.size_words(now.left)
+    left = size_words(now.left)
     return f"{title}: {now.share:.1%} used, {left} left{inodes}{f'; {ahead}' if ahead else ''}"

@@ -1,0 +1,206 @@
+"""Say whether a job may start on these nodes."""
+
+import socket
+import sys
+import time
+from pathlib import Path
+
+import click
+import msgspec
+from rich.text import Text
+
+from mldebug.cli.console import Console, print_line
+from mldebug.cli.param_types import FILE, FOLDER, JOB
+from mldebug.cluster.wire import NodeReply, encode
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.plugins import NoOptions
+from mldebug.core.redact import clean
+from mldebug.core.units import parse_duration, parse_size
+from mldebug.diagnosis.exits.model import words_of_status
+from mldebug.jobs.run_records.model import RunRecord
+from mldebug.probes.ports import check_wanted
+from mldebug.probes.preflight import CheckedNode, NodeFindings, Preflight, judge, words
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
+from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
+from mldebug_agents.cluster.fanout.messages import FanoutRequest
+from mldebug_agents.cluster.fanout.progress_line import Waiting
+from mldebug_agents.cluster.node_findings import NodesChecked, check_nodes
+from mldebug_agents.probes.preflight import PreflightRequest, look_at_node, measure_node
+from mldebug_agents.probes.tools import ProbeTools
+from mldebug_agents.web.client import ask_nearest, record_of_run, recorded_runs
+
+WELL = words_of_status(0)
+MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
+
+
+@click.command("preflight")
+@click.option("--folder", "folders", type=FOLDER, multiple=True, metavar="FOLDER", help="The job writes there, the first time its checkpoints. Repeatable.")  # fmt: skip
+@click.option("--checkpoint", metavar="SIZE", help="Of one checkpoint: 400GiB. The first --folder must have room for two.")  # fmt: skip
+@click.option("--gpus", type=click.IntRange(0, 1024), help="Fail with fewer GPUs on a node.")
+@click.option("--ib", "ports", metavar="PORTS", help="Fail with fewer active ports: 8, or 8x400 (Gb/s).")  # fmt: skip
+@click.option("--python", type=FILE, default="", help="The training environment's Python, whose packages are compared.")  # fmt: skip
+@click.option("--load", is_flag=True, help="Also measure each GPU, and NCCL between them, for a minute; nobody may compute there.")  # fmt: skip
+@click.option("--job", type=JOB, help="Compare with the last run of this job here that ended well.")
+@click.option("--slurm-job", metavar="ID", help="On all nodes of this Slurm job, by srun.")
+@click.option("--hosts", metavar="NODES", help="On these nodes: node[1-40], or a hostfile; by ssh.")
+@click.option("--there", type=FILE, default="", help="The Python with mldebug on other nodes; default: this one's path.")  # fmt: skip
+@click.option("--wait", metavar="DURATION", default="90s", show_default=True, help="How long a node has to answer.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print an object with all that was found.")
+@click.option("--send", is_flag=True, hidden=True)  # what the nodes are asked for
+@click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
+def command(
+    folders: tuple[str, ...], checkpoint: str | None, gpus: int | None, ports: str | None, python: str, load: bool, job: str | None,
+    slurm_job: str | None, hosts: str | None, there: str, wait: str, as_json: bool, send: bool, config: Path | None,
+) -> None:  # fmt: skip
+    """Say whether a job may start here, or on all its nodes.
+
+    Checked on each node: folders (there, writable, room), /dev/shm, GPUs, RDMA ports, the training environment. Compared between
+    nodes: packages, driver, GPUs, variables, clocks. Without --load nothing is put on the GPUs.
+
+    Exit code 0: go; 1: something stands against it.
+    """
+    own = load_config(config)
+    wanted = PreflightRequest(folders=folders, checkpoint=_size(checkpoint), gpus=gpus, ports=_ports(ports), python=python, load=load)  # fmt: skip
+    if slurm_job is not None and hosts is not None:
+        raise UsageError("--slurm-job and --hosts are two ways", "choose one of them")
+    if send:
+        _send(own, wanted)
+        return
+    good = _last_good(own, job) if job is not None else None
+    if slurm_job or hosts:
+        request = FanoutRequest(
+            target=slurm_job or hosts or "", python=there or sys.executable, arguments=_arguments(wanted), timeout=_seconds(wait)
+        )  # fmt: skip
+        with Waiting(quiet=as_json) as progress:
+            checked = check_nodes(own, "slurm" if slurm_job else "ssh", request, progress)
+    else:
+        checked = _here(own, wanted)
+    found = judge(checked.answers, checked.silent, good)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        _show(found)
+    sys.exit(ExitCode.FINE if found.go else ExitCode.FOUND)
+
+
+def _here(config: Config, wanted: PreflightRequest) -> NodesChecked:
+    sent = time.time()
+    with open_tools(config) as tools:
+        findings = _look(tools, wanted)
+    findings = _measured(findings, wanted)
+    answer = CheckedNode(findings=findings, sent=sent, came=time.time())
+    return NodesChecked(answers=(answer,), silent={})
+
+
+def _look(tools: NodeTools, wanted: PreflightRequest) -> NodeFindings:
+    gpus = ProbeTools(tools.context, tools.gpus, tools.capture.finder)
+    return look_at_node(gpus, tools.filesystem_probe, wanted)
+
+
+def _measured(findings: NodeFindings, wanted: PreflightRequest) -> NodeFindings:
+    """With what a short load on the GPUs shows; what keeps it from being measured is a finding, too."""
+    if not wanted.load:
+        return findings
+    began = time.monotonic()
+    checks = measure_node(wanted)
+    more = time.monotonic() - began
+    return msgspec.structs.replace(
+        findings, checks=(*findings.checks, *checks), clock=time.time(), seconds=findings.seconds + more
+    )  # fmt: skip
+
+
+def _send(config: Config, wanted: PreflightRequest) -> None:
+    """Print what this node found, for the mldebug that asked."""
+    with ended_by_signals(), open_tools(config) as tools:
+        end_without_reader(sys.stdout.fileno())  # a thread: after the process starter has forked
+        findings = _look(tools, wanted)
+    findings = _measured(findings, wanted)
+    for line in encode(NodeReply(node=socket.gethostname(), findings=findings)):
+        sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def _arguments(wanted: PreflightRequest) -> tuple[str, ...]:
+    """What is asked of `mldebug` on each node."""
+    found = ["preflight", "--send"]
+    for folder in wanted.folders:
+        found += ["--folder", folder]
+    if wanted.checkpoint:
+        found += ["--checkpoint", str(wanted.checkpoint)]
+    if wanted.gpus is not None:
+        found += ["--gpus", str(wanted.gpus)]
+    if wanted.ports:
+        found += ["--ib", wanted.ports]
+    if wanted.python:
+        found += ["--python", wanted.python]
+    if wanted.load:
+        found.append("--load")
+    return tuple(found)
+
+
+def _last_good(config: Config, job: str) -> RunRecord | None:
+    """The record of the newest run of this job that ended well; None, with a word, where there is none."""
+    near = ask_nearest(config.agent.state_dir)
+    if near.answer.snapshot is None:
+        click.echo("mldebug: no agent runs here, so no earlier run is known to compare with", err=True)  # fmt: skip
+        return None
+    runs = [one for one in recorded_runs(near.state_dir) if one.name == job and one.outcome == WELL]
+    if not runs:
+        click.echo(
+            f"mldebug: no run of {clean(job, 60)} that ended well is recorded here", err=True
+        )
+        return None
+    newest = max(runs, key=lambda one: one.started_at)
+    try:
+        return record_of_run(near.state_dir, newest.run)
+    except MldebugError as error:
+        click.echo(f"mldebug: {error.message}", err=True)
+        return None
+
+
+def _show(found: Preflight) -> None:
+    console = Console()
+    print_line(console, Text(clean(found.verdict, 500), style="bold"))
+    for one in found.findings:
+        print_line(console, Text(f"  {'✘' if one.level == 'failed' else '·'} {clean(words(one), 400)}"))  # fmt: skip
+    for node in found.answers[:1] if len(found.answers) == 1 else ():
+        _show_checks(console, node)
+
+
+def _show_checks(console: Console, node: NodeFindings) -> None:
+    for check in node.checks:
+        if check.state != "failed":
+            sign = "✔" if check.state == "fine" else "-"
+            print_line(console, Text(f"  {sign} {clean(check.sentence, 400)}"))
+
+
+def _size(words: str | None) -> int:
+    try:
+        return parse_size(words) if words else 0
+    except ValueError as error:
+        raise UsageError(f"--checkpoint: {error}", "write it like 400GiB") from None
+
+
+def _ports(words: str | None) -> str | None:
+    try:
+        if words is not None:
+            check_wanted(words)
+    except ValueError as error:
+        raise UsageError(f"--ib {error}", "write it like 8 or 8x400") from None
+    return words
+
+
+def _seconds(wait: str) -> float:
+    try:
+        seconds = parse_duration(wait)
+        if not MIN_WAIT <= seconds <= MAX_WAIT:
+            raise ValueError(f"it may be {MIN_WAIT:g}s to {MAX_WAIT / 60:g}m")
+    except ValueError as error:
+        raise UsageError(f"--wait {wait!r}: {error}", "write it like 60s or 2m") from error
+    return seconds
+
+
+def create(_: NoOptions) -> click.Command:
+    """Build the command `mldebug preflight`: say whether a job may start on these nodes."""
+    return command

@@ -1,0 +1,63 @@
+"""Asks all nodes of a job what stands against its start; each runs `mldebug preflight --send`, and nothing is installed there."""
+
+import time
+
+import msgspec
+
+from mldebug.config.schema import Config
+from mldebug.probes.preflight import CheckedNode
+from mldebug_agents.cluster.fanout import child
+from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
+from mldebug_agents.cluster.fanout.collector import Progress, ask_all
+from mldebug_agents.cluster.fanout.messages import NAME, FanoutRequest
+from mldebug_agents.cluster.node_captures import transport_of
+from mldebug_agents.system.spawn import Spawner
+
+
+class NodesChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers of all nodes that gave one, and why the others did not, by name."""
+
+    answers: tuple[CheckedNode, ...]
+    silent: dict[str, str]
+
+
+class ArrivalTimes:
+    """Notes when each node had answered, from what a `Progress` is told, and hands that on."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._missing: set[str] = set()
+        self.began = time.time()
+        self.came: dict[str, float] = {}
+
+    def __call__(self, answered: int, missing: tuple[str, ...]) -> None:
+        """Called at each news with the number of answers, and the names of nodes without one."""
+        self.came |= dict.fromkeys(self._missing.difference(missing), time.time())
+        self._missing = set(missing)
+        self._progress(answered, missing)
+
+
+def check_nodes(
+    config: Config, transport: str, wanted: FanoutRequest, progress: Progress
+) -> NodesChecked:
+    """Have all nodes looked at, at the same time. Raises MldebugError where nobody can be asked at all."""
+    times = ArrivalTimes(progress)
+    with ended_by_signals(), Spawner({NAME: child.serve}) as spawner:
+        chosen = transport_of(config, transport)
+        plan = chosen.plan(wanted, spawner)
+        replies = ask_all(spawner, plan, chosen, times)
+    answers = []
+    silent = {one.name: one.reason or one.state for one in replies.failed}
+    for name, reply in sorted(replies.replies.items()):
+        if reply.findings is None:
+            silent[name] = f"mldebug {reply.version} there knows no preflight"
+            continue
+        found = msgspec.structs.replace(reply.findings, node=name)
+        answers.append(
+            CheckedNode(
+                findings=found,
+                sent=times.began + found.seconds,
+                came=times.came.get(name, time.time()),
+            )
+        )
+    return NodesChecked(answers=tuple(answers), silent=silent)
