@@ -27,6 +27,8 @@ _KINDS = frozenset(
         KernelEventKind.OOM_KILL,
     }
 )
+_MANAGEMENT = frozenset({"igb", "igc", "e1000e", "tg3", "r8169"})
+"""Drivers of ports of 1 and 2.5 Gb/s, by which a node is managed: their fault is the node's, and stops no collective."""
 
 Ranks = Mapping[str, Sequence[int]]
 """uuid of a GPU -> the ranks of the run that work, or worked, on it."""
@@ -53,6 +55,7 @@ def faults_of_events(
         _of_event(event, gpus, node)
         for event in events
         if event.burst.root.kind in _KINDS and event.run in _whose(event, run)
+        if event.burst.root.driver not in _MANAGEMENT
     ]
     return tuple(sorted(found, key=lambda fault: fault.at))
 

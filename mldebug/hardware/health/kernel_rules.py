@@ -15,6 +15,7 @@ from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import PLAIN, RankEvent, sentence
 from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.model import KernelEventKind as Kind
+from mldebug.hardware.kernel_log.model import same_device
 
 
 class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,7 @@ def _plain(component: str) -> KernelRule:
 
 
 _A = SuggestedAction
+_WORKS = (Kind.NIC_OK, Kind.LINK_UP)  # its driver has started it, or has brought its link up
 KERNEL_RULES: dict[Kind, KernelRule] = {
     # the machine and the kernel itself
     Kind.HUNG_TASK: _poor("kernel", _A.WATCH),
@@ -66,6 +68,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.PCIE_LINK_DOWN: _poor("kernel", _A.WATCH),
     Kind.PCIE_ACS: _poor("kernel", _A.CHECK_SETTINGS),
     Kind.IOMMU_FAULT: _poor("kernel", _A.CHECK_SETTINGS, limit="iommu_faults"),
+    Kind.IOMMU_FAILED: _bad("kernel", _A.REBOOT, lasting=True),
     Kind.CPU_THROTTLED: _poor("kernel", _A.CHECK_COOLING, limit="cpu_throttled"),
     Kind.PIDS_LIMIT: _poor("kernel", _A.CHECK_JOB),
     Kind.FILE_LIMIT: _poor("kernel", _A.CHECK_JOB),
@@ -75,9 +78,9 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.OOM_GROUP: _poor("memory", _A.CHECK_JOB),
     Kind.OOMD_KILL: _poor("memory", _A.CHECK_JOB),
     # network
-    Kind.NIC_FATAL: _bad("network", _A.CHECK_HARDWARE, lasting=True, ended_by=(Kind.NIC_OK,)),
-    Kind.NIC_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=(Kind.NIC_OK,)),
-    Kind.NIC_TX_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=(Kind.NIC_OK,)),
+    Kind.NIC_FATAL: _bad("network", _A.CHECK_HARDWARE, lasting=True, ended_by=_WORKS),
+    Kind.NIC_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=_WORKS),
+    Kind.NIC_TX_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=_WORKS),
     Kind.NIC_ERROR: _plain("network"),
     Kind.NIC_OK: _plain("network"),
     Kind.PORT_FAULT: _plain("network"),
@@ -131,7 +134,7 @@ def still_counts(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thres
 
 def _of_one_device(burst: Burst, end: Burst) -> bool:
     """Old drivers do not say which GPU it was: then any that recovered ends it."""
-    return burst.root.device in ("", end.root.device)
+    return not burst.root.device or same_device(burst.root, end.root)
 
 
 def findings(component: str, recent: Sequence[Burst], limits: Thresholds) -> Iterator[RuleFinding]:

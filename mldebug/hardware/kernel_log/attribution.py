@@ -80,6 +80,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.PCIE_CONTAINED: "a PCIe port cut off the devices below it (DPC)",
     KernelEventKind.PCIE_ACS: "access control refused a transfer between PCIe devices (ACS)",
     KernelEventKind.IOMMU_FAULT: "the IOMMU refused an access of a device",
+    KernelEventKind.IOMMU_FAILED: "the IOMMU itself failed",
     KernelEventKind.CPU_THROTTLED: "a processor is too hot and was throttled",
     KernelEventKind.GPU_RESET: "the driver resets a GPU (amdgpu)",
     KernelEventKind.GPU_RESET_OK: "a GPU was reset (amdgpu)",

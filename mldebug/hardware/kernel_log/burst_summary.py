@@ -28,6 +28,8 @@ def made_safe(event: KernelEvent) -> KernelEvent:
         text=safe_line(event.text, 300),
         process=safe_line(event.process, 64),
         device=safe_line(event.device, 100),
+        alias=safe_line(event.alias, 64),
+        driver=safe_line(event.driver, 64),
         group=safe_line(event.group, 300),
     )
 

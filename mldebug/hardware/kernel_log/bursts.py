@@ -24,7 +24,7 @@ from mldebug.hardware.kernel_log.burst_summary import (
     weight,
     worse,
 )
-from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin, same_device
 from mldebug.hardware.kernel_log.xids import Action, Tier
 
 WINDOW = 5.0  # seconds without a line that end a burst
@@ -307,7 +307,7 @@ class Folding:
         if before is None:
             return False
         known = (self._by_kind[kind].bursts() for kind in before if kind in self._by_kind)
-        return not any(burst.root.device == event.device for bursts in known for burst in bursts)
+        return not any(same_device(burst.root, event) for bursts in known for burst in bursts)
 
     def bursts(self) -> tuple[Burst, ...]:
         """All bursts that are kept, at most `OPEN + KEPT` of each kind, the oldest first."""

@@ -67,6 +67,7 @@ class KernelEventKind(StrEnum):
     )
     PCIE_ACS = "pcie_acs"  # access control refused a transfer between two devices
     IOMMU_FAULT = "iommu_fault"  # a device wanted memory that is not its own
+    IOMMU_FAILED = "iommu_failed"  # the IOMMU itself has stopped working
     CPU_THROTTLED = "cpu_throttled"  # a processor is too hot
     GPU_RESET = "gpu_reset"  # amdgpu resets a GPU
     GPU_RESET_OK = "gpu_reset_ok"
@@ -95,6 +96,8 @@ class KernelEvent(Noun, frozen=True, kw_only=True):
     sequence: int = -1  # of the record in the kernel's log; -1: it has none
     origin: Origin = Origin.KERNEL
     device: str = ""  # PCI address 0000:3b:00.0, network interface, server, block device
+    alias: str = ""  # the other name of the same device: the interface beside the PCI address
+    driver: str = ""  # of a network adapter, where the line names it: bnxt_en
     xid: int | None = None  # also of an SXid
     pid: int | None = None  # as the kernel counts: of the first pid namespace
     process: str = ""
@@ -114,6 +117,11 @@ class KernelEvent(Noun, frozen=True, kw_only=True):
     rss_bytes: int | None = None  # oom_kill: anonymous, file and shared memory of the victim
     seconds: int | None = None  # hung_task, lockup: for how long
     number: int = 1  # how many errors the line stands for
+
+
+def same_device(one: KernelEvent, other: KernelEvent) -> bool:
+    """Whether two events are about one device, by either of its names; events without a device are not."""
+    return not {one.device, one.alias}.isdisjoint({other.device, other.alias} - {""})
 
 
 def is_gpu(kind: KernelEventKind) -> bool:

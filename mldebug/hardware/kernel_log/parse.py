@@ -13,6 +13,7 @@ from mldebug.hardware.kernel_log.lines import (
     hardware,
     kernel_faults,
     network,
+    nics,
     nvidia,
     processes,
     remote_filesystems,
@@ -34,6 +35,7 @@ SIGNS = (
     *hardware.SIGNS,
     *amdgpu.SIGNS,
     *adapters.SIGNS,
+    *nics.SIGNS,
     *network.SIGNS,
 )
 _BY_NAME = re.compile(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mldebug.hardware.kernel_log.lines.nics import DRIVERS
 from mldebug.hardware.kernel_log.lines.nvidia import gpu_named
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
@@ -115,7 +116,7 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     106: (K.CEPH_OK, {"device": "monitors"}),
     107: (K.CEPH_LOST, {"device": "mds0"}),
     108: (K.CEPH_OK, {"device": "mds0"}),
-    109: (K.CEPH_ERROR, {"device": "mds1"}),
+    109: (K.CEPH_LOST, {"device": "mds1"}),
     110: (K.CEPH_ERROR, {"device": "osd56"}),
     111: (K.CEPH_ERROR, {"device": "rbd0"}),
     112: (K.FILESYSTEM_ERROR, {"device": "dm-17"}),
@@ -197,6 +198,16 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     188: (K.DISK_GONE, {"device": "md2"}),
     189: (K.MEMORY_UNCORRECTED, {}),
     190: (K.NIC_OK, {"device": "0000:00:05.0"}),
+    191: (K.IOMMU_FAILED, {"device": ""}),
+    192: (K.NIC_FATAL, {"device": "0000:c1:00.0", "alias": "ens3f0np0", "driver": "bnxt_en"}),
+    193: (K.LINK_UP, {"device": "ens3f0np0", "alias": "0000:c1:00.0"}),
+    194: (K.DISK_GONE, {"device": "mpt3sas_cm0"}),
+    195: (K.DISK_OK, {"device": "mpt3sas_cm0"}),
+    196: (K.DISK_ERROR, {"device": "nvme5n1"}),
+    197: (K.MACHINE_CHECK_UNCORRECTED, {}),
+    198: (K.KERNEL_OOPS, {}),
+    199: (K.PCIE_FATAL, {"device": "0000:4a:00.0"}),
+    200: (K.PCIE_FATAL, {"device": "0000:4a:00.0"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 
@@ -234,6 +245,7 @@ def test_every_sign_is_needed() -> None:
     lines = [
         *(FIXTURES / "events.kmsg").read_text().splitlines(),
         (FIXTURES / "xids.kmsg").read_text().partition("\n")[0],
+        *(f"4,1,1,-;{driver} 0000:41:00.0: Reset failed!" for driver in DRIVERS),
     ]
     for sign in SIGNS:
         assert any(sign.word in line and parse_line(line) for line in lines), sign.word

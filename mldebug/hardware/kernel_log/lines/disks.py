@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug.hardware.kernel_log.lines.reader import KernelText, LineReader, event
+from mldebug.hardware.kernel_log.lines.reader import ADDRESS, KernelText, LineReader, bus_id, event
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 _DISK = re.compile(
@@ -13,7 +13,12 @@ _NO_DISK = re.compile(r"(?:fd|sr|loop|nbd|ram|zram)\d")  # empty drives at boot,
 _GONE = re.compile(
     r"nvme (?P<nvme>nvme\w{1,16}): (?:Device not ready; aborting|Removing after probe failure|Remov(?:ing|e) (?:after|dead)"
     r"|Disabling device after reset failure|Controller not ready at resume|(?:Failed to )?[Rr]eset failed|failed to reset controller)"
+    r"|nvme (?P<fabric>nvme\w{1,16}): (?:Reconnecting in \d{1,6} seconds|starting error recovery|Failed reconnect attempt)"  # over a network
+    rf"|nvme (?P<bus>{ADDRESS}): Unable to change power state from \w{{1,12}} to D0, device inaccessible"
     r"|block (?P<block>nvme[\w-]{1,16}): no available path - failing I/O"
+    # the adapter that the disks are behind: its firmware stopped
+    r"|(?P<sas>mpt\dsas_cm\d{1,3}): (?:fault_state\(0x|SAS host is non-operational|diag reset: FAILED)"
+    rf"|megaraid_sas (?P<raid>{ADDRESS}): (?:FW in FAULT state|Adapter is not OPERATIONAL|[^\n]{0, 80}killing adapter scsi)"
     r"|sd (?P<scsi>[\d:]{5,40}): (?:\[(?P<sd>\w{1,16})\] )?(?:rejecting I/O to (?:offline|dead) device|Device offlined)"
     r"|(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): disabled?(?: device)?\s*$"
     r"|md/raid\d{0,2}:(?P<md>md\w{1,16}): (?:Disk failure on (?P<member>[\w-]{1,32})|Cannot continue operation)"
@@ -21,9 +26,14 @@ _GONE = re.compile(
 # "ata1.00: exception Emask 0x0 SAct 0x1 SErr 0x0 action 0x6 frozen", which lines about each command follow
 _TROUBLE = re.compile(
     r"(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): exception Emask 0x[0-9a-f]{1,8} "
+    r"|block (?P<path>nvme[\w-]{1,16}): no usable path - requeuing I/O"
     r"|md/raid\d{0,2}:md\w{1,16}: [^\n]{0,40}read error not correctable \(sector \d{1,20} on (?P<member>[\w-]{1,32})\)"
 )
-_BACK = re.compile(r"nvme (?P<nvme>nvme\w{1,16}): \d{1,5}/\d{1,5}/\d{1,5} default/read/poll queues")
+_BACK = re.compile(
+    r"nvme (?P<nvme>nvme\w{1,16}): (?:\d{1,5}/\d{1,5}/\d{1,5} default/read/poll queues|Successfully reconnected|pci function (?P<function>[0-9a-f:.]{5,16}))"
+    r"|(?P<sas>mpt\dsas_cm\d{1,3}): (?:diag reset: SUCCESS|host reset: SUCCESS|port enable: SUCCESS)"
+    rf"|megaraid_sas (?P<raid>{ADDRESS}): (?:FW now in Ready state|Adapter is OPERATIONAL|Reset successful)"
+)
 
 
 def _disk(line: KernelText) -> KernelEvent | None:
@@ -39,24 +49,35 @@ def _gone(line: KernelText) -> KernelEvent | None:
     match = _GONE.match(line.text)
     if match is None:
         return None
-    names = ("nvme", "block", "sd", "scsi", "ata", "member", "md")
+    names = ("nvme", "fabric", "bus", "block", "sas", "raid", "sd", "scsi", "ata", "member", "md")
     device = next(match[name] for name in names if match[name])
-    return event(line, KernelEventKind.DISK_GONE, device=device)
+    return event(line, KernelEventKind.DISK_GONE, device=bus_id(device) or device)
 
 
 def _trouble(line: KernelText) -> KernelEvent | None:
     match = _TROUBLE.match(line.text)
     if match is None:
         return None
-    return event(line, KernelEventKind.DISK_ERROR, device=match["ata"] or match["member"])
+    return event(
+        line, KernelEventKind.DISK_ERROR, device=match["ata"] or match["path"] or match["member"]
+    )
 
 
 def _back(line: KernelText) -> KernelEvent | None:
     match = _BACK.match(line.text)
-    return event(line, KernelEventKind.DISK_OK, device=match["nvme"]) if match else None
+    if match is None:
+        return None
+    if match["nvme"]:
+        function = bus_id(match["function"] or "")
+        return event(line, KernelEventKind.DISK_OK, device=match["nvme"], alias=function)
+    device = match["sas"] or bus_id(match["raid"])
+    return event(line, KernelEventKind.DISK_OK, device=device)
 
 
 SIGNS = (
+    LineReader("nvme ", _back),
+    LineReader("sas", _back),
+    LineReader("sas", _gone),
     LineReader("nvme ", _gone),
     LineReader("no available path", _gone),
     LineReader("sd ", _gone),
@@ -65,7 +86,7 @@ SIGNS = (
     LineReader("Cannot continue operation", _gone),
     LineReader(": exception Emask ", _trouble),
     LineReader("read error not correctable", _trouble),
-    LineReader("poll queues", _back),
+    LineReader("no usable path", _trouble),
     LineReader("I/O error", _disk),
     LineReader("critical ", _disk),
     LineReader("nvme ", _disk),

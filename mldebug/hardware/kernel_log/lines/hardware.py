@@ -18,7 +18,7 @@ _EDAC = re.compile(
 )
 _DIMM = re.compile(r" on (?P<dimm>\S{1,64})")
 _CHECK = re.compile(
-    r"(?:mce: (?P<poison>Uncorrected hardware memory error in )|(?:mce: )?(?:\{\d{1,9}\})?\[Hardware Error\]: (?:"
+    r"(?:mce: (?P<poison>Uncorrected hardware memory error in )|(?P<serror>SError Interrupt on CPU\d{1,5}, code 0x)|(?:mce: )?(?:\{\d{1,9}\})?\[Hardware Error\]: (?:"
     r"(?P<corrected>Corrected error|event severity: corrected)"
     r"|(?P<uncorrected>System Fatal error|Uncorrected|Deferred error|event severity: (?:recoverable|fatal)|Fatal machine check"
     r"|CPU \d{1,5}: Machine Check Exception|CPU:\d{1,5} \([0-9a-f:]{1,12}\) MC\d{1,3}_STATUS\[(?:[^\]\n]{0,60}\|)?UE\|)"
@@ -43,6 +43,11 @@ _RECOVERY = re.compile(
     rf"pcieport (?P<bus>{ADDRESS}): (?:AER|DPC): (?:subordinate )?[Dd]evice recovery failed"
     rf"|[\w-]{{1,32}} (?P<device>{ADDRESS}): AER: can't recover"
 )
+# A device of any driver that does not answer on its bus any more; the drivers of disks say so of theirs
+_INACCESSIBLE = re.compile(
+    rf"[\w-]{{1,32}} (?P<bus>{ADDRESS}): (?:Unable to change power state from \w{{1,12}} to \w{{1,12}}, device inaccessible"
+    r"|not ready \d{1,9}ms after [\w ]{1,40}; giving up)"
+)
 _UNNAMED = re.compile(
     rf"pcieport {ADDRESS}: AER: (?:Multiple )?Uncorrect[a-z]{{1,8}} \((?P<nonfatal>Non-)?Fatal\) error (?:message )?received(?: from|:) "
     rf"(?P<bus>{ADDRESS})[^\n]{{0,20}}\(no details found\)"
@@ -53,7 +58,11 @@ _IOMMU = re.compile(
     r"|DMAR: VT-d detected Invalidation (?:Time-out|Completion|Queue) Error"
     rf"|(?:[\w-]{{1,32}} (?:(?P<bus>{ADDRESS})|ivhd\d{{1,3}}): )?AMD-Vi: (?:Completion-Wait loop timed out|Event logged "
     r"\[(?:IO_PAGE_FAULT|(?:IOTLB_INV|ILLEGAL|INVALID|DEV_TAB|PAGE_TAB|COMMAND|RMP)_[A-Z_]{4,32})(?: (?:vmg_tag=\w{1,16}, )?device=(?P<amd>[0-9a-f:.]{5,16}))?)"
-    r"|arm-smmu(?:-v3)? [\w.:-]{1,64}: (?:event 0x[0-9a-f]{1,4} received|event: [CF]_[A-Z_]{3,24}\b|CMD_SYNC timeout|Unhandled context fault)"
+    r"|arm-smmu(?:-v3)? [\w.:-]{1,64}: (?:event 0x[0-9a-f]{1,4} received|event: [CF]_[A-Z_]{3,24}\b(?: client: (?P<client>[0-9a-f:.]{5,16}))?|CMD_SYNC timeout|(?:Unhandled|Unexpected) (?:context|global) fault)"
+)
+_IOMMU_FAILED = re.compile(
+    r"arm-smmu-v3 [\w.:-]{1,64}: device has entered Service Failure Mode"
+    rf"|(?:[\w-]{{1,32}} (?:{ADDRESS}|ivhd\d{{1,3}}): )?AMD-Vi: Event logged \[COMMAND_HARDWARE_ERROR"
 )
 _AER = re.compile(
     rf"(?:(?P<driver>[\w-]{{1,32}}) )?(?P<bus>{ADDRESS}): (?:AER: )?PCIe Bus Error: severity="
@@ -99,7 +108,7 @@ def _check(line: KernelText) -> KernelEvent | None:
         return None
     if match["corrected"]:
         return event(line, KernelEventKind.MACHINE_CHECK_CORRECTED)
-    if match["uncorrected"] or match["poison"]:
+    if match["uncorrected"] or match["poison"] or match["serror"]:
         return event(line, KernelEventKind.MACHINE_CHECK_UNCORRECTED)
     return event(line, KernelEventKind.MACHINE_CHECK)
 
@@ -148,11 +157,18 @@ def _unrecovered(line: KernelText) -> KernelEvent | None:
     return event(line, KernelEventKind.PCIE_FATAL, device=device)
 
 
+def _inaccessible(line: KernelText) -> KernelEvent | None:
+    match = _INACCESSIBLE.match(line.text)
+    return event(line, KernelEventKind.PCIE_FATAL, device=bus_id(match["bus"])) if match else None
+
+
 def _iommu(line: KernelText) -> KernelEvent | None:
+    if _IOMMU_FAILED.match(line.text):
+        return event(line, KernelEventKind.IOMMU_FAILED)
     match = _IOMMU.match(line.text)
     if match is None:
         return None
-    device = bus_id(match["dmar"] or match["bus"] or match["amd"] or "")
+    device = bus_id(match["dmar"] or match["bus"] or match["amd"] or match["client"] or "")
     return event(line, KernelEventKind.IOMMU_FAULT, device=device)
 
 
@@ -163,6 +179,8 @@ SIGNS = (
     LineReader("ACSViol", _acs),
     LineReader("recover", _unrecovered),
     LineReader("no details found", _unrecovered),
+    LineReader("device inaccessible", _inaccessible),
+    LineReader("; giving up", _inaccessible),
     LineReader("Request device ", _iommu),
     LineReader("VT-d detected ", _iommu),
     LineReader("AMD-Vi: ", _iommu),
@@ -170,6 +188,7 @@ SIGNS = (
     LineReader("EDAC ", _edac),
     LineReader("[Hardware Error]: ", _check),
     LineReader("Uncorrected hardware", _check),
+    LineReader("SError Interrupt ", _check),
     LineReader("PCIe Bus Error: ", _aer),
     LineReader("DPC: ", _contained),
 )

@@ -19,7 +19,7 @@ _RCU = re.compile(
 # "Oops: 0000 [#1] SMP", arm64: "Internal error: Oops: 96000004 [#1] SMP", "kernel BUG at mm/slub.c:305!". To the end of what the
 # kernel writes: 15 characters of its beginning any user can write with the name of a program
 _OOPS = re.compile(
-    r"(?:(?:Internal error: )?(?:Oops|invalid opcode|stack segment|double fault|divide error|general protection fault)\b"
+    r"(?:(?:(?:Internal error: )?(?:Oops|invalid opcode|stack segment|double fault|divide error|general protection fault)\b|Internal error: )"
     r"[^\n]{0,200}?\[#\d{1,5}\](?: [A-Z][A-Z_ ]{1,60})?\s*$"
     r"|BUG: Bad page (?:state|map) in process |BUG: unable to handle |BUG: kernel NULL pointer dereference|Unable to handle kernel |kernel BUG at [\w./-]{1,120}:\d{1,6}!)"
 )
@@ -81,6 +81,7 @@ SIGNS = (
     LineReader("stall", _rcu),
     LineReader(" kthread ", _rcu),
     LineReader("Oops", _oops),
+    LineReader("Internal error: ", _oops),
     LineReader("invalid opcode: ", _oops),
     LineReader("general protection fault", _oops),
     LineReader("stack segment: ", _oops),

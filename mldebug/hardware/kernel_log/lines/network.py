@@ -16,7 +16,7 @@ from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 # "i40e 0000:3b:00.0: NIC Link is Down", "e1000e: eno1 NIC Link is Down", "mlx5_0: Port: 1 Link DOWN"; no "ata1: SATA link down"
 _LINK = re.compile(
     rf"(?:[a-z][\w-]{{1,20}} (?P<bus>{ADDRESS})(?: (?P<name>[\w.@-]{{1,32}}))?|(?P<alone>[\w.@-]{{1,32}})): "
-    r"(?:[a-z][\w-]{1,20}: )?(?:Port: \d{1,3} |(?!NIC |SATA )(?P<inner>[\w.@-]{1,32}) )?(?:NIC )?[Ll]ink (?:is )?"
+    r"(?:[a-z][\w-]{1,20}: )?(?:Port: \d{1,3} |(?!NIC |SATA |Device )(?P<inner>[\w.@-]{1,32}) )?(?:NIC |Device )?[Ll]ink (?:is )?"
     r"(?P<state>[Dd]own|DOWN|[Uu]p|UP|ACTIVE)(?=\s*$|[,.;]| at | - | \d)"  # "eth0: Link down" may be a program's name
 )
 _BOND = re.compile(
@@ -41,10 +41,12 @@ def _link(line: KernelText) -> KernelEvent | None:
     if match is None:
         return None
     name = match["inner"] or match["name"] or match["alone"] or ""
+    bus = bus_id(match["bus"] or "")
     return event(
         line,
         KernelEventKind.LINK_DOWN if match["state"].lower() == "down" else KernelEventKind.LINK_UP,
-        device=name[:MAX_NAME] or bus_id(match["bus"] or ""),
+        device=name[:MAX_NAME] or bus,
+        alias=bus if name else "",
     )
 
 

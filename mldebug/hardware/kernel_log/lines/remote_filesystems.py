@@ -40,8 +40,8 @@ _MON = re.compile(
     r"libceph: mon\d{1,4}(?:\(fsid=[0-9a-f-]{1,40}\))? [^\n]{1,120}?session (?P<state>lost|established)"
 )
 _MDS = re.compile(
-    rf"ceph: {_FSID}(?P<mds>mds\d{{1,4}}) (?:(?P<lost>hung\s*$|reconnect denied|rejected session|closed our session|session blocklisted)"
-    r"|(?P<back>came back|recovery completed|reconnect success)|(?P<stale>caps stale|caps went stale))"
+    rf"ceph: {_FSID}(?P<mds>mds\d{{1,4}}) (?:(?P<lost>hung\s*$|reconnect denied|rejected session|closed our session|session blocklisted|caps (?:went )?stale)"
+    r"|(?P<back>came back|recovery completed|reconnect success|caps renewed))"
 )
 _CEPH_ERROR = re.compile(
     r"libceph: (?P<peer>(?:mon|osd|mds)\d{1,6})(?: [^\n]{1,120}?)? (?:down$|socket closed|socket error on (?:read|write)|connection reset"
@@ -103,14 +103,13 @@ def _ceph(line: KernelText) -> KernelEvent | None:
         return event(
             line, KernelEventKind.CEPH_LOST if lost else KernelEventKind.CEPH_OK, device="monitors"
         )
-    if mds is not None and not mds["stale"]:
+    if mds is not None:
         kind = KernelEventKind.CEPH_LOST if mds["lost"] else KernelEventKind.CEPH_OK
         return event(line, kind, device=mds["mds"])
-    match = mds or _CEPH_ERROR.match(line.text)
+    match = _CEPH_ERROR.match(line.text)
     if match is None:
         return None
-    device = mds["mds"] if mds else match["peer"] or match["rbd"] or ""
-    return event(line, KernelEventKind.CEPH_ERROR, device=device)
+    return event(line, KernelEventKind.CEPH_ERROR, device=match["peer"] or match["rbd"] or "")
 
 
 SIGNS = (
