@@ -71,3 +71,20 @@ def test_whoever_has_pods_is_told_how_to_type_it(page: Path) -> None:
     wanted = bool(re.search(ON_A_NODE, first, re.MULTILINE))
     assert (PLACE in first) == wanted
     assert "\n## How to type these commands\n" in (RUNBOOKS / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "reset"),
+    [
+        ("MldebugGpuMemoryErrors", "--gpu-reset"),
+        ("MldebugGpuUnhealthy", "--gpu-reset"),
+        ("MldebugGpuXidFatal", "--gpu-reset"),
+        ("MldebugNvlinkDown", "--gpu-reset"),
+        ("MldebugGpuMissing", "Reboot"),
+    ],
+)
+def test_a_broken_gpu_is_reset_tried_and_returned(page: str, reset: str) -> None:
+    """NVIDIA's guide to debugging GPUs: reset it, run DCGM's diagnosis before it takes jobs again, return what fails there."""
+    text = (RUNBOOKS / f"{page}.md").read_text("utf-8")
+
+    assert [one for one in (reset, "`dcgmi diag -r ", "RMA") if one not in text] == []

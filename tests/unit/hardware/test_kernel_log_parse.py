@@ -208,6 +208,9 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     198: (K.KERNEL_OOPS, {}),
     199: (K.PCIE_FATAL, {"device": "0000:4a:00.0"}),
     200: (K.PCIE_FATAL, {"device": "0000:4a:00.0"}),
+    201: (K.DISK_GONE, {"device": "0000:5e:00.0"}),
+    202: (K.DISK_ERROR, {"device": "253:4"}),
+    203: (K.NIC_FATAL, {"device": "ens5f0", "driver": ""}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

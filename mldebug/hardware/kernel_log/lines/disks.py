@@ -18,7 +18,8 @@ _GONE = re.compile(
     r"|block (?P<block>nvme[\w-]{1,16}): no available path - failing I/O"
     # the adapter that the disks are behind: its firmware stopped
     r"|(?P<sas>mpt\dsas_cm\d{1,3}): (?:fault_state\(0x|SAS host is non-operational|diag reset: FAILED)"
-    rf"|megaraid_sas (?P<raid>{ADDRESS}): (?:FW in FAULT state|Adapter is not OPERATIONAL|[^\n]{0, 80}killing adapter scsi)"
+    rf"|megaraid_sas (?P<raid>{ADDRESS}): (?:FW in FAULT state|Adapter is not OPERATIONAL|[^\n]{{0,80}}killing adapter scsi)"
+    rf"|(?:smartpqi|hpsa) (?P<hba>{ADDRESS}): [Cc]ontroller (?:(?:is )?offline: |lockup detected: )"
     r"|sd (?P<scsi>[\d:]{5,40}): (?:\[(?P<sd>\w{1,16})\] )?(?:rejecting I/O to (?:offline|dead) device|Device offlined)"
     r"|(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): disabled?(?: device)?\s*$"
     r"|md/raid\d{0,2}:(?P<md>md\w{1,16}): (?:Disk failure on (?P<member>[\w-]{1,32})|Cannot continue operation)"
@@ -26,6 +27,7 @@ _GONE = re.compile(
 # "ata1.00: exception Emask 0x0 SAct 0x1 SErr 0x0 action 0x6 frozen", which lines about each command follow
 _TROUBLE = re.compile(
     r"(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): exception Emask 0x[0-9a-f]{1,8} "
+    r"|device-mapper: multipath: (?P<paths>\d{1,4}:\d{1,7}): Failing path "
     r"|block (?P<path>nvme[\w-]{1,16}): no usable path - requeuing I/O"
     r"|md/raid\d{0,2}:md\w{1,16}: [^\n]{0,40}read error not correctable \(sector \d{1,20} on (?P<member>[\w-]{1,32})\)"
 )
@@ -49,7 +51,20 @@ def _gone(line: KernelText) -> KernelEvent | None:
     match = _GONE.match(line.text)
     if match is None:
         return None
-    names = ("nvme", "fabric", "bus", "block", "sas", "raid", "sd", "scsi", "ata", "member", "md")
+    names = (
+        "nvme",
+        "fabric",
+        "bus",
+        "block",
+        "sas",
+        "raid",
+        "hba",
+        "sd",
+        "scsi",
+        "ata",
+        "member",
+        "md",
+    )
     device = next(match[name] for name in names if match[name])
     return event(line, KernelEventKind.DISK_GONE, device=bus_id(device) or device)
 
@@ -59,7 +74,9 @@ def _trouble(line: KernelText) -> KernelEvent | None:
     if match is None:
         return None
     return event(
-        line, KernelEventKind.DISK_ERROR, device=match["ata"] or match["path"] or match["member"]
+        line,
+        KernelEventKind.DISK_ERROR,
+        device=match["ata"] or match["path"] or match["paths"] or match["member"],
     )
 
 
@@ -78,6 +95,7 @@ SIGNS = (
     LineReader("nvme ", _back),
     LineReader("sas", _back),
     LineReader("sas", _gone),
+    LineReader("ontroller ", _gone),
     LineReader("nvme ", _gone),
     LineReader("no available path", _gone),
     LineReader("sd ", _gone),
@@ -87,6 +105,7 @@ SIGNS = (
     LineReader(": exception Emask ", _trouble),
     LineReader("read error not correctable", _trouble),
     LineReader("no usable path", _trouble),
+    LineReader("Failing path", _trouble),
     LineReader("I/O error", _disk),
     LineReader("critical ", _disk),
     LineReader("nvme ", _disk),

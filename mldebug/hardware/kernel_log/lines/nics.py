@@ -21,9 +21,9 @@ DRIVERS = (
     "igb", "igc", "fm10k", "e1000e", "tg3", "cxgb4", "qede", "qed", "hfi1", "irdma", "erdma", "enic", "sfc", "atlantic", "hinic", "be2net", "bnx2x",
 )  # fmt: skip
 _NAME = r"(?:[\w.@-]{1,32}|\(unnamed net_device\)(?: \(uninitialized\))?)"
-# "bnxt_en 0000:41:00.0 ens3f0np0: …", "bnxt_en 0000:41:00.0: QPLIB: …", "infiniband rdmap16s27: …", "igb 0000:02:00.0 eno1: igb: eno1 …"
+# "[qede_recovery_handler:2674(ens5f0)]Starting …", "bnxt_en 0000:41:00.0 ens3f0np0: …", "bnxt_en 0000:41:00.0: QPLIB: …", "infiniband rdmap16s27: …", "igb 0000:02:00.0 eno1: igb: eno1 …"
 _HEAD = re.compile(
-    rf"(?:(?P<driver>{'|'.join(DRIVERS)}) (?P<bus>{ADDRESS})(?: (?P<name>{_NAME}))?|infiniband (?P<ib>[\w.-]{{1,32}})): "
+    rf"(?:(?:(?P<driver>{'|'.join(DRIVERS)}) (?P<bus>{ADDRESS})(?: (?P<name>{_NAME}))?|infiniband (?P<ib>[\w.-]{{1,32}})): |\[qede?_\w{{1,48}}:\d{{1,6}}\((?P<qlogic>[\w.@-]{{1,32}})\)\])"
     r"(?P<words>[^\n]{1,400})"
 )
 _SPEAKER = re.compile(r"[\w.-]{1,32}: ")  # a part of the driver, or the interface once more
@@ -33,17 +33,17 @@ _FATAL = (
     r"|(?:The )?[Nn]etwork adapter (?:was|has been) stopped because it (?:has )?over ?heated"
     # its firmware is dead, or says so
     r"|Firmware not responding|(?:Detected )?[Ff]irmware fatal (?:error|condition)|FW fatal error|Firmware recovery mode detected"
-    r"|Entering recovery mode due to repeated FW resets|FW Down: Stopping LIFs|critical PE Error|HMC Error\b|PE Push Error"
+    r"|Entering recovery mode due to repeated FW resets|FW Down: Stopping LIFs|Starting a recovery process|Critical temperature reached|critical PE Error|HMC Error\b|PE Push Error"
     r"|[^\n]{0,60}(?:2bit ECC error|ecc_mbit_err(?:_\w{1,20})? found|MULTI_BIT_ERR)"
     # its driver could not bring it back
     r"|Firmware reset aborted|bnxt_open\(\) failed during FW reset|RESET_DONE not set|FW Up: LIFs restart failed"
     r"|Admin queue is closed|Device isn't ready|(?:Failed to|Can ?not|Can't) (?:reset|initialize) (?:the )?device"
-    r"|(?:EFA |ENA )?[Dd]evice (?:reset|init) failed|Reset attempt failed|Reset indication didn't turn o"
+    r"|(?:EFA |ENA )?[Dd]evice (?:reset|init) failed|Reset attempt failed|Reset never finished|Recovery handling has failed|Reset indication didn't turn o"
     r"|Reset fail(?:ed)?!|PF reset failed|Rebuild failed|Error during VSI rebuild|rebuild VSI failed"
     r"|[^\n]{0,80}\b(?:un|non-)recoverable (?:state|device error)|[^\n]{0,60} failed, device is unrecoverable"
 )
 _TIMEOUT = (
-    r"The (?:ib ?dev|device) (?:didn't send any completion|sent a completion but)|Keep alive watchdog timeout"
+    r"The (?:ib ?dev(?:ice)?|device) (?:didn't send any completion|sent a completion but)|Keep alive watchdog timeout|Admin queue timeout"
     r"|Wait for completion \(polling\) timeout|Reading [\w ]{1,40} timed out|Error \(timeout: \d{1,9}\) msg |cmdq\[\w{1,10}\]=\w{1,10} timedout"
     r"|HWC: (?:Request timed out|timeout)|FW heartbeat stalled|DEVCMD \S{1,48} \(\d{1,5}\) timeout after|DEV_CMD firmware wait \S{1,48} timed out"
     r"|Device reset timeout|Wait for reset timeout|Transaction timed-out|error cqp command 0x\w{1,8} timed out|AQTX: Writeback timeout"
@@ -51,7 +51,7 @@ _TIMEOUT = (
 )
 _UNSENT = (
     r"TX timeout detected|tx_timeout(?: count)?: |Detected (?:Tx|Hardware) Unit Hang|transmit timeout: latency|Timeout on tx queue"
-    r"|Tx Timeout triggered|Detected Tx timeout|initiating reset due to (?:lost link with pending Tx work|tx timeout)"
+    r"|Tx Timeout triggered|transmit timed out, resetting|Detected Tx timeout|initiating reset due to (?:lost link with pending Tx work|tx timeout)"
     r"|(?:\[\d/\d\] )?Lost TX completions are above (?:the )?threshold"
 )
 _STARTED = (
@@ -102,7 +102,7 @@ def _adapter(line: KernelText) -> KernelEvent | None:
     return event(
         line,
         _KINDS[words.lastgroup],
-        device=(bus or match["ib"])[:MAX_NAME],
+        device=(bus or match["ib"] or match["qlogic"])[:MAX_NAME],
         alias=name[:MAX_NAME] if bus else "",
         driver=match["driver"] or "",
     )
@@ -141,4 +141,5 @@ SIGNS = (
     LineReader("NETDEV WATCHDOG: ", _watchdog),
     LineReader("transmit timeout", _watchdog),
     *(LineReader(f"{driver} ", _adapter) for driver in (*DRIVERS, "infiniband")),
+    LineReader("[qed", _adapter),
 )
