@@ -96,6 +96,10 @@ def test_an_adapter_whose_link_comes_up_again_works(fault: str, line: str, over:
         ("Failed to set up the queues: -110", "degraded"),
         ("TX timeout detected, starting reset task!", "degraded"),
         ("Failed to set up the queues: -22", ""),
+        ("Failed to read the PTP clock: -110", ""),
+        ("Fake Tx hang detected on queue 3, timeout caused by PFC storm", ""),
+        ("hwrm req_type 0x53 seq id 0x6fca error 0x2", ""),
+        ("Firmware reset request successful.", ""),
         ("firmware version 1.2.3, 110 queues", ""),
     ],
 )

@@ -211,6 +211,10 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     201: (K.DISK_GONE, {"device": "0000:5e:00.0"}),
     202: (K.DISK_ERROR, {"device": "253:4"}),
     203: (K.NIC_FATAL, {"device": "ens5f0", "driver": ""}),
+    204: (K.DISK_ERROR, {"device": "aacraid"}),
+    205: (K.DISK_GONE, {"device": "0000:5e:00.0"}),
+    206: (K.DISK_GONE, {"device": "0000:5e:00.0"}),
+    207: (K.NIC_FATAL, {"device": "eno1"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

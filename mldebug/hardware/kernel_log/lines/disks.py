@@ -20,6 +20,8 @@ _GONE = re.compile(
     r"|(?P<sas>mpt\dsas_cm\d{1,3}): (?:fault_state\(0x|SAS host is non-operational|diag reset: FAILED)"
     rf"|megaraid_sas (?P<raid>{ADDRESS}): (?:FW in FAULT state|Adapter is not OPERATIONAL|[^\n]{{0,80}}killing adapter scsi)"
     rf"|(?:smartpqi|hpsa) (?P<hba>{ADDRESS}): [Cc]ontroller (?:(?:is )?offline: |lockup detected: )"
+    rf"|aacraid (?P<aac>{ADDRESS}): (?:IOP|SOFT) reset failed"
+    rf"|qla2xxx \[(?P<qla>{ADDRESS})\]-[0-9a-f]{{4}}:\d{{1,5}}: ISP System Error"
     r"|sd (?P<scsi>[\d:]{5,40}): (?:\[(?P<sd>\w{1,16})\] )?(?:rejecting I/O to (?:offline|dead) device|Device offlined)"
     r"|(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): disabled?(?: device)?\s*$"
     r"|md/raid\d{0,2}:(?P<md>md\w{1,16}): (?:Disk failure on (?P<member>[\w-]{1,32})|Cannot continue operation)"
@@ -27,6 +29,7 @@ _GONE = re.compile(
 # "ata1.00: exception Emask 0x0 SAct 0x1 SErr 0x0 action 0x6 frozen", which lines about each command follow
 _TROUBLE = re.compile(
     r"(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): exception Emask 0x[0-9a-f]{1,8} "
+    r"|(?P<host>aacraid): Host (?:bus|target|adapter|device) (?:reset|abort) request\."
     r"|device-mapper: multipath: (?P<paths>\d{1,4}:\d{1,7}): Failing path "
     r"|block (?P<path>nvme[\w-]{1,16}): no usable path - requeuing I/O"
     r"|md/raid\d{0,2}:md\w{1,16}: [^\n]{0,40}read error not correctable \(sector \d{1,20} on (?P<member>[\w-]{1,32})\)"
@@ -34,6 +37,8 @@ _TROUBLE = re.compile(
 _BACK = re.compile(
     r"nvme (?P<nvme>nvme\w{1,16}): (?:\d{1,5}/\d{1,5}/\d{1,5} default/read/poll queues|Successfully reconnected|pci function (?P<function>[0-9a-f:.]{5,16}))"
     r"|(?P<sas>mpt\dsas_cm\d{1,3}): (?:diag reset: SUCCESS|host reset: SUCCESS|port enable: SUCCESS)"
+    rf"|qla2xxx \[(?P<qla>{ADDRESS})\]-[0-9a-f]{{4}}:\d{{1,5}}: LOOP UP detected"
+    rf"|aacraid (?P<aac>{ADDRESS}): IOP reset succeeded"
     rf"|megaraid_sas (?P<raid>{ADDRESS}): (?:FW now in Ready state|Adapter is OPERATIONAL|Reset successful)"
 )
 
@@ -47,25 +52,16 @@ def _disk(line: KernelText) -> KernelEvent | None:
     )
 
 
+def _device(match: re.Match[str]) -> str:
+    """The last name in a line: a disk rather than the array or the place that it is in."""
+    return next(filter(None, reversed(match.groups())), "")
+
+
 def _gone(line: KernelText) -> KernelEvent | None:
     match = _GONE.match(line.text)
     if match is None:
         return None
-    names = (
-        "nvme",
-        "fabric",
-        "bus",
-        "block",
-        "sas",
-        "raid",
-        "hba",
-        "sd",
-        "scsi",
-        "ata",
-        "member",
-        "md",
-    )
-    device = next(match[name] for name in names if match[name])
+    device = _device(match)
     return event(line, KernelEventKind.DISK_GONE, device=bus_id(device) or device)
 
 
@@ -73,11 +69,7 @@ def _trouble(line: KernelText) -> KernelEvent | None:
     match = _TROUBLE.match(line.text)
     if match is None:
         return None
-    return event(
-        line,
-        KernelEventKind.DISK_ERROR,
-        device=match["ata"] or match["path"] or match["paths"] or match["member"],
-    )
+    return event(line, KernelEventKind.DISK_ERROR, device=_device(match))
 
 
 def _back(line: KernelText) -> KernelEvent | None:
@@ -87,7 +79,7 @@ def _back(line: KernelText) -> KernelEvent | None:
     if match["nvme"]:
         function = bus_id(match["function"] or "")
         return event(line, KernelEventKind.DISK_OK, device=match["nvme"], alias=function)
-    device = match["sas"] or bus_id(match["raid"])
+    device = match["sas"] or bus_id(match["raid"] or match["qla"] or match["aac"])
     return event(line, KernelEventKind.DISK_OK, device=device)
 
 
@@ -96,6 +88,10 @@ SIGNS = (
     LineReader("sas", _back),
     LineReader("sas", _gone),
     LineReader("ontroller ", _gone),
+    LineReader("qla2xxx ", _back),
+    LineReader("qla2xxx ", _gone),
+    LineReader("aacraid ", _back),
+    LineReader("aacraid ", _gone),
     LineReader("nvme ", _gone),
     LineReader("no available path", _gone),
     LineReader("sd ", _gone),
@@ -106,6 +102,7 @@ SIGNS = (
     LineReader("read error not correctable", _trouble),
     LineReader("no usable path", _trouble),
     LineReader("Failing path", _trouble),
+    LineReader("aacraid: ", _trouble),
     LineReader("I/O error", _disk),
     LineReader("critical ", _disk),
     LineReader("nvme ", _disk),

@@ -23,7 +23,7 @@ DRIVERS = (
 _NAME = r"(?:[\w.@-]{1,32}|\(unnamed net_device\)(?: \(uninitialized\))?)"
 # "[qede_recovery_handler:2674(ens5f0)]Starting …", "bnxt_en 0000:41:00.0 ens3f0np0: …", "bnxt_en 0000:41:00.0: QPLIB: …", "infiniband rdmap16s27: …", "igb 0000:02:00.0 eno1: igb: eno1 …"
 _HEAD = re.compile(
-    rf"(?:(?:(?P<driver>{'|'.join(DRIVERS)}) (?P<bus>{ADDRESS})(?: (?P<name>{_NAME}))?|infiniband (?P<ib>[\w.-]{{1,32}})): |\[qede?_\w{{1,48}}:\d{{1,6}}\((?P<qlogic>[\w.@-]{{1,32}})\)\])"
+    rf"(?:(?:(?P<driver>{'|'.join(DRIVERS)}) (?P<bus>{ADDRESS})(?: (?P<name>{_NAME}))?|infiniband (?P<ib>[\w.-]{{1,32}})): |(?:bnx2x: )?\[(?:qede?|bnx2x)_\w{{1,48}}:\d{{1,6}}\((?P<qlogic>[\w.@-]{{1,32}})\)\])"
     r"(?P<words>[^\n]{1,400})"
 )
 _SPEAKER = re.compile(r"[\w.-]{1,32}: ")  # a part of the driver, or the interface once more
@@ -38,20 +38,21 @@ _FATAL = (
     # its driver could not bring it back
     r"|Firmware reset aborted|bnxt_open\(\) failed during FW reset|RESET_DONE not set|FW Up: LIFs restart failed"
     r"|Admin queue is closed|Device isn't ready|(?:Failed to|Can ?not|Can't) (?:reset|initialize) (?:the )?device"
-    r"|(?:EFA |ENA )?[Dd]evice (?:reset|init) failed|Reset attempt failed|Reset never finished|Recovery handling has failed|Reset indication didn't turn o"
-    r"|Reset fail(?:ed)?!|PF reset failed|Rebuild failed|Error during VSI rebuild|rebuild VSI failed"
-    r"|[^\n]{0,80}\b(?:un|non-)recoverable (?:state|device error)|[^\n]{0,60} failed, device is unrecoverable"
+    r"|(?:EFA |ENA )?[Dd]evice init failed|Reset attempt failed|Reset never finished|Recovery handling has failed|Reset indication didn't turn o"
+    r"|Reset fail!|Rebuild failed|Error during VSI rebuild|rebuild VSI failed"
+    r"|(?![^\n]{0,40}(?:VF|PTP|PHC))(?:[\w ]{1,30} )?[Rr]eset failed\b|MC assert!|(?:Unr|[^\n]{0,80}\b(?:unr|non-r))ecoverable (?:state|(?:device|HW) error)|[^\n]{0,60} failed, device is unrecoverable"
 )
 _TIMEOUT = (
     r"The (?:ib ?dev(?:ice)?|device) (?:didn't send any completion|sent a completion but)|Keep alive watchdog timeout|Admin queue timeout"
     r"|Wait for completion \(polling\) timeout|Reading [\w ]{1,40} timed out|Error \(timeout: \d{1,9}\) msg |cmdq\[\w{1,10}\]=\w{1,10} timedout"
     r"|HWC: (?:Request timed out|timeout)|FW heartbeat stalled|DEVCMD \S{1,48} \(\d{1,5}\) timeout after|DEV_CMD firmware wait \S{1,48} timed out"
     r"|Device reset timeout|Wait for reset timeout|Transaction timed-out|error cqp command 0x\w{1,8} timed out|AQTX: Writeback timeout"
-    r"|[^\n]{1,160}[ =:(]-110\b"  # ETIMEDOUT of whatever the driver wanted
+    # ETIMEDOUT of whatever the driver wanted, but for clocks, sensors, transceivers and neighbours of a port
+    r"|(?![^\n]{0,200}(?:PTP|PHC|[Tt]imestamp|DPLL|PLL|hwmon|thermal|SFP|[Mm]odule|EEPROM|LLDP|DCB))[^\n]{1,160}[ =:(]-110\b"
 )
 _UNSENT = (
     r"TX timeout detected|tx_timeout(?: count)?: |Detected (?:Tx|Hardware) Unit Hang|transmit timeout: latency|Timeout on tx queue"
-    r"|Tx Timeout triggered|transmit timed out, resetting|Detected Tx timeout|initiating reset due to (?:lost link with pending Tx work|tx timeout)"
+    r"|Tx Timeout triggered|TX stuck with |transmit timed out, resetting|Detected Tx timeout|initiating reset due to (?:lost link with pending Tx work|tx timeout)"
     r"|(?:\[\d/\d\] )?Lost TX completions are above (?:the )?threshold"
 )
 _STARTED = (
@@ -142,4 +143,5 @@ SIGNS = (
     LineReader("transmit timeout", _watchdog),
     *(LineReader(f"{driver} ", _adapter) for driver in (*DRIVERS, "infiniband")),
     LineReader("[qed", _adapter),
+    LineReader("[bnx2x_", _adapter),
 )
