@@ -20,8 +20,8 @@ _HEAD = re.compile(
     rf"(?:amdgpu (?P<bus>{ADDRESS}): (?:amdgpu: )?{_DRM}?|amdgpu: |{_DRM})(?:\*ERROR\* ?)?(?P<words>[^\n]{{1,400}})"
 )
 _WORDS = (
-    (KernelEventKind.GPU_FIRMWARE_SILENT, re.compile(r"SMU: I'm not done with your previous command|SMU: response:0x\w{1,16} for index|Failed to export SMU metrics table")),
-    (KernelEventKind.GPU_RING_TIMEOUT, re.compile(r"ring [\w.]{1,32} timeout\b|Queue preemption (?:failed|time out)|Failed to evict queue|MES(?:\(\d{1,2}\))? failed to respond|fence wait loop timeout expired")),
+    (KernelEventKind.GPU_FIRMWARE_SILENT, re.compile(r"SMU: I'm not done with your previous command|SMU: response:0x\w{1,16} for index|Failed to export SMU metrics table|MES might be in unrecoverable state|The cp might be in an unrecoverable state")),
+    (KernelEventKind.GPU_RING_TIMEOUT, re.compile(r"ring [\w.]{1,32} timeout\b|Queue preemption (?:failed|time out)|Failed to (?:evict (?:process )?queues?|quiesce KFD)|MES(?:\(\d{1,2}\))? failed to respon(?:d|se)|Ring [\w.]{1,32} reset failed|fence wait loop timeout expired")),
     (KernelEventKind.GPU_RESET_OK, re.compile(r"GPU reset(?:\(\d{1,9}\))? succeeded|Ring [\w.]{1,32} reset succeeded", re.IGNORECASE)),
     (KernelEventKind.GPU_RESET_FAILED, re.compile(r"GPU reset(?:\(\d{1,9}\))? failed|GPU reset end with ret = -\d|GPU Recovery Failed|ASIC reset failed|device lost from bus", re.IGNORECASE)),
     (KernelEventKind.GPU_RESET, re.compile(r"GPU reset begin")),
