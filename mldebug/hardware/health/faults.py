@@ -55,7 +55,6 @@ def faults_of_events(
         _of_event(event, gpus, node)
         for event in events
         if event.burst.root.kind in _KINDS and event.run in _whose(event, run)
-        if event.burst.root.driver not in _MANAGEMENT
     ]
     return tuple(sorted(found, key=lambda fault: fault.at))
 
@@ -97,6 +96,8 @@ def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) 
 def _tier(event: RankEvent) -> Tier:
     """A GPU that does not start is told of at each look at it, for weeks: fatal only for the rank that needs it."""
     kind = event.burst.root.kind
+    if event.burst.root.driver in _MANAGEMENT:
+        return Tier.WARNING
     if kind is KernelEventKind.GPU_INIT_FAILED:
         return Tier.FATAL if event.rank is not None else Tier.WARNING
     return (

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import yaml
 
+from mldebug.diagnosis.classify.gpus.gpu_faults import NETWORK_KINDS, fitting
 from mldebug.hardware.health.faults import faults_of_events
 from mldebug.hardware.health.kernel_rules import KERNEL_RULES
 from mldebug.hardware.health.model import BAD, HealthState
@@ -134,4 +135,5 @@ def test_a_port_for_management_stops_no_run(driver: str, blamed: bool) -> None:
 
     assert states(lines) == {"network": HealthState.UNHEALTHY}
     faults = faults_of_events(events(lines), "run", {}, "a1")
-    assert [one.kind for one in faults] == ([KernelEventKind.NIC_FATAL.value] if blamed else [])
+    assert [one.kind for one in faults] == [KernelEventKind.NIC_FATAL.value]
+    assert bool(fitting(faults, 1000.0, 1060.0, kinds=NETWORK_KINDS)) is blamed
