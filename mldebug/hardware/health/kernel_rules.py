@@ -32,14 +32,15 @@ class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
     per_device: bool = False
     lasting: bool = False  # it stands until it is told to be over, or the node is started anew; else for the event window
     ended_by: tuple[Kind, ...] = ()  # of the same device
+    again: str = ""  # the name of a threshold; more events of one device than that within the event window are not ended
 
 
-def _bad(component: str, action: SuggestedAction, *, lasting: bool = False, ended_by: tuple[Kind, ...] = ()) -> KernelRule:  # fmt: skip
-    return KernelRule(component=component, state=HealthState.UNHEALTHY, action=action, lasting=lasting, ended_by=ended_by)  # fmt: skip
+def _bad(component: str, action: SuggestedAction, *, lasting: bool = False, ended_by: tuple[Kind, ...] = (), again: str = "") -> KernelRule:  # fmt: skip
+    return KernelRule(component=component, state=HealthState.UNHEALTHY, action=action, lasting=lasting, ended_by=ended_by, again=again)  # fmt: skip
 
 
-def _poor(component: str, action: SuggestedAction, *, limit: str = "", per_device: bool = False, ended_by: tuple[Kind, ...] = ()) -> KernelRule:  # fmt: skip
-    return KernelRule(component=component, state=HealthState.DEGRADED, action=action, limit=limit, per_device=per_device, ended_by=ended_by)  # fmt: skip
+def _poor(component: str, action: SuggestedAction, *, limit: str = "", per_device: bool = False, ended_by: tuple[Kind, ...] = (), again: str = "") -> KernelRule:  # fmt: skip
+    return KernelRule(component=component, state=HealthState.DEGRADED, action=action, limit=limit, per_device=per_device, ended_by=ended_by, again=again)  # fmt: skip
 
 
 def _plain(component: str) -> KernelRule:
@@ -78,9 +79,9 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.OOM_GROUP: _poor("memory", _A.CHECK_JOB),
     Kind.OOMD_KILL: _poor("memory", _A.CHECK_JOB),
     # network
-    Kind.NIC_FATAL: _bad("network", _A.CHECK_HARDWARE, lasting=True, ended_by=_WORKS),
-    Kind.NIC_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=_WORKS),
-    Kind.NIC_TX_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=_WORKS),
+    Kind.NIC_FATAL: _bad("network", _A.CHECK_HARDWARE, lasting=True, ended_by=_WORKS, again="link_flaps"),
+    Kind.NIC_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=_WORKS, again="link_flaps"),
+    Kind.NIC_TX_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=_WORKS, again="link_flaps"),
     Kind.NIC_ERROR: _plain("network"),
     Kind.NIC_OK: _plain("network"),
     Kind.PORT_FAULT: _plain("network"),
@@ -128,8 +129,22 @@ def still_counts(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thres
         return False
     if not rule.ended_by:
         return True
+    bursts = tuple(bursts)
     ends = (one for one in bursts if one.last_kind in rule.ended_by and _of_one_device(burst, one))
-    return not any(one.last_at >= burst.last_at for one in ends)
+    if not any(one.last_at >= burst.last_at for one in ends):
+        return True
+    return _comes_again(burst, bursts, at, limits)
+
+
+def _comes_again(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thresholds) -> bool:
+    """Whether a device that recovers each time has failed too often for that, and failed lately."""
+    rule = KERNEL_RULES[burst.root.kind]
+    limit: int | None = getattr(limits, rule.again) if rule.again else None
+    if limit is None or at - burst.last_at > limits.event_window:
+        return False
+    kinds = {kind for kind, one in KERNEL_RULES.items() if one.again == rule.again}
+    alike = (one for one in bursts if one.root.kind in kinds and same_device(one.root, burst.root))
+    return sum(one.count for one in alike if at - one.last_at <= limits.event_window) > limit
 
 
 def _of_one_device(burst: Burst, end: Burst) -> bool:

@@ -86,6 +86,7 @@ def _cells(rule: KernelRule) -> str:
     state = rule.state.value + (f", more than `{rule.limit}`" if rule.limit else "")
     ends = [f"`{kind.value}`" for kind in rule.ended_by]
     until = " or ".join([*ends, "the next boot" if rule.lasting else ""]).removesuffix(" or ")
+    until += f", but not after more than `{rule.again}`" if rule.again else ""
     return f"`{rule.component}` | {state} | {until} | {ADVICE[rule.action]}"
 
 

@@ -137,3 +137,13 @@ def test_a_port_for_management_stops_no_run(driver: str, blamed: bool) -> None:
     faults = faults_of_events(events(lines), "run", {}, "a1")
     assert [one.kind for one in faults] == [KernelEventKind.NIC_FATAL.value]
     assert bool(fitting(faults, 1000.0, 1060.0, kinds=NETWORK_KINDS)) is blamed
+
+
+@pytest.mark.parametrize(("times", "bad"), [(1, False), (5, False), (11, True)])
+def test_an_adapter_that_recovers_and_fails_for_ever_is_not_well(times: int, bad: bool) -> None:
+    """Each time its driver resets it, and its link comes up: ten seconds apart, as a loop of resets is."""
+    lines = [FIRMWARE, *["EXT4-fs (sda1): recovery complete"] * 4, UP, *["systemd: x"] * 4] * times
+
+    assert ("network" in states(lines)) is bad
+    others = [line.replace("c1:00.0", f"c{number:x}:00.0").replace("ens3f0np0", f"ens{number}") for number in range(12) for line in (FIRMWARE, UP)]  # fmt: skip
+    assert states(others) == {}
