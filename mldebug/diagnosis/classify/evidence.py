@@ -36,18 +36,21 @@ SOFT_CLASSES = frozenset(
         "fifo",
         "dataloader",
         "dataloader_exit",
+        "native_lock",
     ]
 )
 """Inert, but perhaps only for now, or because of another rank of the same job: a lock holder, a writer, a peer."""
 FOR_OTHERS = frozenset(
     [
         *("poll", "idle", "future", "thread_join", "socket", "pipe_read", "fifo"),
-        *("file_lock", "flock", "dataloader"),
+        *("file_lock", "flock", "dataloader", "native_lock"),
     ]
 )
 """Soft classes that may be a wait for another rank: none is named for one while there are ranks that nobody saw."""
-MAY_BE_FED = frozenset(("idle", "poll", "socket", "pipe_read", "future"))
+MAY_BE_FED = frozenset(("idle", "poll", "socket", "pipe_read", "future", "native_lock"))
 """What ranks do that wait for another one in code of their own: where most of them do, the few may be to blame as well."""
+NEVER_PROVED = frozenset(("native_lock",))
+"""Direct, and no proof however long it lasts: the thread of an extension that would end the wait may itself wait for another rank."""
 LONG = 10.0
 """Seconds of stillness after which a soft class may be `high`."""
 
@@ -153,8 +156,8 @@ def _may_be_fed(rank: ClassifiedRank) -> bool:
 
 
 def _by_stack_alone(rank: ClassifiedRank) -> bool:
-    """Whether only one look at its native stack says that it sleeps: it may poll, at a file or a lock, for what another rank has to do first."""
-    return rank.is_.name in ("native_lock", "sleep") and not rank.is_.direct
+    """Whether only one look at its native stack says that it sleeps: it may poll for what another rank has to do first."""
+    return rank.is_.name == "sleep" and not rank.is_.direct
 
 
 def is_faint(rank: ClassifiedRank) -> bool:
@@ -251,7 +254,7 @@ def _where(case: Case, ranks: Iterable[ClassifiedRank]) -> str:
 
 def _proved(case: Case, rank: ClassifiedRank) -> bool:
     """Direct evidence, watched, and for classes that may end by themselves watched for long."""
-    if not rank.is_.direct or not _watched(rank):
+    if not rank.is_.direct or rank.is_.name in NEVER_PROVED or not _watched(rank):
         return False
     move = rank.capture.process.movement if rank.capture else None
     watched = max(case.quiet_seconds, move.span_seconds if move else 0.0)
@@ -260,8 +263,7 @@ def _proved(case: Case, rank: ClassifiedRank) -> bool:
 
 def _is_soft(rank: ClassifiedRank) -> bool:
     """A worker that was found stopped or blocked is as hard a fact as a stopped rank."""
-    soft = rank.is_.name in SOFT_CLASSES or _by_stack_alone(rank)
-    return soft and not (rank.is_.worker_pid and rank.is_.direct)
+    return rank.is_.name in SOFT_CLASSES and not (rank.is_.worker_pid and rank.is_.direct)
 
 
 def _watched(rank: ClassifiedRank) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from mldebug.core.model import Diagnosis, NodeCapture, ProcessCapture, Role
 from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.diagnosis.diagnose import diagnose
-from shared.diagnosis.builders import capture, process, rank, stack, still
+from shared.diagnosis.builders import capture, moving, process, rank, stack, still
 
 AT = ("load (train.py:7)", "<module> (train.py:50)")
 WAITER = process("all_reduce (torch/distributed/distributed_c10d.py:3252)", *AT, move=still())
@@ -62,11 +62,20 @@ def test_native_code_of_its_own_in_which_a_rank_sleeps_is_what_the_others_wait_f
     assert any("native stack" in line for line in found.evidence)
 
 
-def test_the_kernels_word_makes_it_sure() -> None:
-    """Watched for long, and on a futex."""
-    own = process(*AT, native=("pthread_cond_wait (libc.so.6)", "tokens::Queue::pop (_fasttok.so)", *AT), move=still())  # fmt: skip
+LIVE = process(*AT, native=("pthread_cond_wait (libc.so.6)", "tokens::Queue::pop (_fasttok.so)", *AT), move=still(span=20.0))  # fmt: skip
 
-    assert judged(own).confidence == "high"
+
+def test_a_futex_of_an_extension_is_no_proof_however_long_it_lasts() -> None:
+    """The kernel says that the rank sleeps there, and not who would wake it: a thread of its own that waits for another rank, for one."""
+    found = judged(LIVE)
+
+    assert ([one.rank for one in found.culprits], found.confidence) == ([2], "medium")
+
+
+def test_what_only_the_rank_itself_can_end_is_as_sure_as_before() -> None:
+    asleep = process("nap (train.py:9)", *AT, wchan="hrtimer_nanosleep", syscall="clock_nanosleep", native=("clock_nanosleep (libc.so.6)", "time_sleep (python3.11)", *AT), move=still(span=20.0))  # fmt: skip
+
+    assert judged(asleep).confidence == "high"
 
 
 NOT_ITS_OWN = {
@@ -140,7 +149,11 @@ def test_the_rank_beside_those_in_mpi_is_named() -> None:
 BUSY = process("crunch (train.py:9)", *AT, state="", active=True, gil=True)
 SAVES = dumped("pwrite64 (libc.so.6)", "_io_FileIO_write (python3.11)", python=("save (ckpt.py:7)", AT[1]))  # fmt: skip
 LOOKS = dumped("stat64 (libc.so.6)", "os_stat (python3.11)", python=("wait_for (train.py:8)", AT[1]))  # fmt: skip
+COMPUTES = process("crunch (train.py:9)", *AT, active=True, gil=True, move=moving())
 FOR_ANOTHER = {
+    "a queue whose futex the kernel knows, one computes": ({0: COMPUTES, 2: LIVE}, [0, 2]),
+    "half of them wait at such a queue": ({1: LIVE, 2: LIVE}, []),
+    "all but one wait at such a queue": (dict.fromkeys((1, 2, 3), LIVE), []),
     "it looks for a file, one computes": ({0: BUSY, 2: LOOKS}, [0, 2]),
     "it looks for a file, one writes": ({0: SAVES, 2: LOOKS}, []),
     "a queue, one computes": ({0: BUSY, 2: BLOCKED["a queue of an extension"]}, [0, 2]),
