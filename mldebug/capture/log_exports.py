@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from mldebug.core.text import message_text
+
 MAX_RECORDS = 1_000_000
 _TEXTS = ("textPayload", "line", "log", "message", "@message", "MESSAGE", "msg", "Message", "Content", "content")  # fmt: skip
 _TIMES = ("timestamp", "@timestamp", "time", "ts", "Date", "date", "Timestamp", "Time", "eventTime", "__REALTIME_TIMESTAMP")  # fmt: skip
@@ -169,6 +171,7 @@ def _record(row: Mapping[str, Any]) -> _Record | None:
     """One record; None for a row without a text or without anything beside it that a collector writes."""
     parts = list(_parts(row))
     text = next((part[name] for part in parts for name in _TEXTS if isinstance(part.get(name), str)), None)  # fmt: skip
+    text = text if text is not None else message_text(row.get("MESSAGE"))
     when = next((part[name] for part in parts for name in _TIMES if isinstance(part.get(name), str | int | float)), None)  # fmt: skip
     if text is None or when is None:
         return None

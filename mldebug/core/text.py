@@ -20,6 +20,16 @@ def seconds_of(time: str) -> float | None:
         return None
 
 
+def message_text(value: object) -> str | None:
+    """A message as a collector's JSON holds it: text, or the list of bytes by which journald writes one with colours or bars; None for anything else."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        return None
+    of_bytes = all(type(one) is int and 0 <= one < 256 for one in value)
+    return bytes(value).decode(errors="replace") if of_bytes else None
+
+
 def plural(count: int, noun: str) -> str:
     """A count with its noun: `1 rank`, `7 ranks`, `8,192 ranks`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -47,9 +47,15 @@ def with_full_filesystem(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutc
     )
 
 
+def lacked_space(outcome: ExitOutcome, attempt: AttemptExit) -> bool:
+    """Whether the end is told by an error about no space, whatever filesystem it was, and whatever file and exception it names."""
+    return outcome.finding is not None and _error(outcome, attempt) is not None
+
+
 def _error(outcome: ExitOutcome, attempt: AttemptExit) -> RankError | None:
     """The error that tells of no space: of the rank that is named, else of all, else in the job's log."""
-    named = {one.rank for one in outcome.finding.culprits} if outcome.finding else set()
+    culprits = outcome.finding.culprits if outcome.finding else ()
+    named = {one.rank for one in culprits if one.rank is not None}
     errors = [error for rank, error in sorted(attempt.errors.items()) if not named or rank in named]
     errors += [attempt.shared_error] if attempt.shared_error is not None else []
     own = [error for error in errors if not error.blames_peer and not error.caught]

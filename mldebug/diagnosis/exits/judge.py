@@ -110,6 +110,8 @@ def _without_failure(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> Ex
     if ExitKind.PEER in ways:
         return _only_peers(attempt, exits)
     stopped = [one for one in exits if one.kind is ExitKind.ASKED]
+    if stopped and attempt.words.monitor:
+        return nobody(attempt, exits, f"a monitor ended what sent no heartbeat ({attempt.words.monitor})")  # fmt: skip
     if stopped and attempt.words.failures:
         return _named_by_launcher(attempt, exits)
     if stopped:

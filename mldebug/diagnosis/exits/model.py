@@ -91,6 +91,7 @@ class LauncherWords(Noun, frozen=True, kw_only=True):
     ended: tuple[int, ...] = ()  # pids that it ended itself
     outside: str = ""  # why it ended the job without a failure: "torchrun received signal 15"
     out_of_memory: str = ""  # a line about an OOM kill
+    monitor: str = ""  # a line by which a monitor of heartbeats says that it ends a rank
     errors: dict[int, RankError] = {}  # rank -> the error in its error file
     # lines of mpirun, srun and hydra that a report cites; "said" on disk
     cited: tuple[str, ...] = msgspec.field(default=(), name="said")

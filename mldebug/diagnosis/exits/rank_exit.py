@@ -137,7 +137,9 @@ def is_about(failure: LauncherFailure, one: RankExit) -> bool:
 
 
 def _ended_by_launcher(one: RankExit, words: LauncherWords) -> bool:
-    return one.pid in words.ended or any(is_about(failure, one) for failure in words.followers)
+    monitored = bool(words.monitor) and exit_signal(one.status) == KILL
+    follows = any(is_about(failure, one) for failure in words.followers)
+    return monitored or follows or one.pid in words.ended
 
 
 def _kind(

@@ -19,6 +19,10 @@ BUSY = (
     30.0  # the same, with the time that they need to write a traceback and to end on a busy machine
 )
 _OF_A_RANK = re.compile(r"'[^']{0,200}'|\"[^\"]{0,200}\"|\S*/\S*|[\w.:-]*\d[\w.:-]*")
+# What a rank writes because it was told to end, or its workers were
+_OF_AN_END = re.compile(
+    r"killed by signal|exited unexpectedly|abruptly|KeyboardInterrupt|SystemExit|\bSIG(?:TERM|INT|HUP|USR[12])\b|[Tt]erminated|[Ss]hut(?:ting)? ?down|BrokenProcessPool"
+)
 AT_ONCE = 1.0  # seconds in which the order of two exits proves nothing
 HEAD_START = 0.5  # seconds of the first before the others, to own the only traceback
 
@@ -36,9 +40,11 @@ def sureness(
     `failing`: the exits that may have begun it; `exits`: all. `before`: another rank had left
     before, or its end was not observed.
     """
-    if _is_one_of_many(first, failing):
+    if _is_one_of_many(first, failing) or _another_was_failing(attempt, first, exits):
         return Confidence.LOW  # another run might as well name another of them
     if _is_close(first, failing) or _is_ended_by_others(first, exits):
+        return Confidence.LOW
+    if _is_later(first, failing) or _may_be_of_another(attempt, first, failing):
         return Confidence.LOW
     own = first.own or first.kind is ExitKind.KILLED
     ordered = len(failing) == 1 or first.exit.moment is not None or first.death is not None
@@ -80,6 +86,43 @@ def _is_close(first: ExplainedExit, failing: Sequence[ExplainedExit]) -> bool:
         one.own and one is not first and abs(one.exit.at - first.exit.at) < AT_ONCE
         for one in failing
     )
+
+
+def _another_was_failing(
+    attempt: AttemptExit, first: ExplainedExit, exits: Sequence[ExplainedExit]
+) -> bool:
+    """Whether one that its launcher ended had written an error of its own, which does not tell of that end: it may have failed before `first`."""
+    if first.death is not None:
+        return False
+    ended = [attempt.errors.get(one.exit.rank) for one in exits if one.kind is ExitKind.ASKED and one is not first]  # fmt: skip
+    return any(
+        not (error.blames_peer or error.unclear or error.caught)
+        and _OF_AN_END.search(error.error) is None
+        for error in ended
+        if error is not None
+    )
+
+
+def _is_later(first: ExplainedExit, failing: Sequence[ExplainedExit]) -> bool:
+    """Whether another one had crashed or was killed well before it: then `first` is only the first that says why."""
+    if first.death is not None:
+        return False
+    return any(
+        earlier(one, first) and first.exit.at - one.exit.at >= AT_ONCE
+        for one in failing
+        if one is not first and exit_signal(one.exit.status) is not None
+    )
+
+
+def _may_be_of_another(
+    attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
+) -> bool:
+    """Whether the log of all ends with an error of somebody's own, which `first`, that a signal ended, has not written."""
+    shared = attempt.shared_error
+    if shared is None or shared.blames_peer or first.death is not None or first.error is not None:
+        return False
+    exited = any(one is not first and exit_code(one.exit.status) for one in failing)
+    return exited and exit_signal(first.exit.status) is not None
 
 
 def _is_ended_by_others(first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from mldebug.core.text import message_text
+
 MAX_LABELS = 4  # of one line, one inside the other
 # Where collectors of logs put the text of a line, and what they put beside it: Docker, Fluent Bit, GKE and Vertex, Loki, CloudWatch, journald
 _TEXTS = ("log", "textPayload", "line", "message", "MESSAGE", "msg", "data")
@@ -86,7 +88,8 @@ def unwrap_json(line: str) -> list[str]:
         return [line]
     inner = found.get("jsonPayload")
     payload = inner if isinstance(inner, dict) else found
-    text = next((one for name in _TEXTS if isinstance(one := payload.get(name), str)), None)
+    text = message_text(payload.get("MESSAGE"))
+    text = text or next((one for name in _TEXTS if isinstance(one := payload.get(name), str)), None)
     if text is None:
         return [line]
     traces = [one for name in _TRACES if isinstance(one := payload.get(name), str)]

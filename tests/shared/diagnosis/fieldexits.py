@@ -12,6 +12,7 @@ from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.diagnosis.exits.words.last_words import last_error
+from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
 from mldebug.diagnosis.exits.words.marks import take_apart
 from mldebug.diagnosis.exits.words.output import (
     SHARED,
@@ -88,6 +89,7 @@ def attempt_of(
         identities=ranks,
         exits=exits,
         launcher_pid=LAUNCHER,
+        words=launcher_words(lines),
         errors=own_errors(outputs),
         shared_error=last_error(shared_lines(outputs), SHARED, shared=True),
     )

@@ -14,6 +14,7 @@ from mldebug.diagnosis.exits.model import (
     RankError,
     RankExit,
 )
+from mldebug_agents.incidents.exits.similar_runs import NO_SPACE, sign_of
 
 ONE, TERM = 1 << 8, int(signal.SIGTERM)
 DATA = FilesystemFill(mount="/data", line="nfs01:/data: 100.0% used, 0 B left, inodes 12%", used_ratio=1.0, age=7.0)  # fmt: skip
@@ -138,3 +139,26 @@ def test_two_full_ones_and_no_path_name_neither() -> None:
     finding = judge_exit(ended("OSError: [Errno 28] No space left on device", DATA, other)).finding
     assert finding is not None
     assert finding.verdict is Verdict.RANK_EXITED
+
+
+# --- tasks of one job array ------------------------------------------------------------------------------
+
+
+def sign(attempt: AttemptExit) -> str:
+    return sign_of(attempt, judge_exit(attempt))
+
+
+def test_tasks_that_find_no_space_failed_alike() -> None:
+    """Each writes a file of its own, by another library; by the time of the last one somebody has freed some."""
+    full = "OSError: [Errno 28] No space left on device: '/data/{}.pt'"
+    tasks = [
+        ended(full.format("lr-high"), ROOT, DATA),
+        ended(full.format("lr-low"), ROOT, DATA, others=full.format("lr-low-optimizer")),
+        ended("RuntimeError: PytorchStreamWriter failed writing file data/1: file write failed", ROOT, DATA),
+        ended(full.format("warmup"), ROOT, msgspec.structs.replace(DATA, used_ratio=0.5)),
+        ended(full.format("none-known")),
+    ]  # fmt: skip
+
+    assert {sign(one) for one in tasks} == {NO_SPACE}
+    assert sign(ended("ValueError: shard has bad magic", ROOT, DATA)) != NO_SPACE
+    assert sign(ended("KeyError: 'lr-high'")) != sign(ended("KeyError: 'lr-low'"))

@@ -120,7 +120,8 @@ def test_a_crash_is_told_with_the_place_where_python_stood(
     ("line", "text", "unclear"),
     [
         ("raise RuntimeError(text)", "RuntimeError: could not sync with others", True),
-        ("raise RuntimeError(text)", "RuntimeError: gradient norm is inf", False),
+        ("raise RuntimeError(text)", "RuntimeError: gradient norm is inf", True),  # of all ranks
+        ("raise RuntimeError(text)", "RuntimeError: local gradient norm is inf", False),
         ("loss = model(batch)", "RuntimeError: could not sync with others", False),  # native code of the job's
     ],
 )  # fmt: skip

@@ -11,12 +11,14 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.core.model import Job
+from mldebug.diagnosis.exits.full_filesystem import lacked_space
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 
 LATELY = 3600.0  # seconds for which a run counts since it was last seen
 MAX_RUNS = 512
 MAX_STORED = 128  # runs of one script that survive a restart
+NO_SPACE = "no space left"
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 
 
@@ -96,8 +98,10 @@ class SimilarRuns:
 def sign_of(attempt: AttemptExit, outcome: ExitOutcome) -> str:
     """The way in which an attempt failed, as text without what differs from run to run (numbers, and so ranks).
 
-    Equal texts mean that two failed alike.
+    Equal texts mean that two failed alike. Those that found no space do, whichever file each of them was writing, and with whatever exception.
     """
+    if lacked_space(outcome, attempt):
+        return NO_SPACE
     finding = outcome.finding
     named = [one.rank for one in finding.culprits] if finding else []
     errors = [attempt.errors[rank] for rank in named if rank in attempt.errors]

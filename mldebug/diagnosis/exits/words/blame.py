@@ -37,6 +37,11 @@ _PEER = _any(chain(*phrases.PEER.values()))
 _LAUNCHER = _any(chain(*phrases.LAUNCHERS.values()))
 _EITHER = _any(phrases.UNCLEAR)
 _RELAYED = _any(phrases.RELAYED)
+_ARITHMETIC = ("FloatingPointError", "OverflowError", "ArithmeticError")
+_NOT_FINITE = re.compile(phrases.NOT_FINITE, re.IGNORECASE)
+_SHARED_NUMBERS = re.compile(phrases.SHARED_NUMBERS, re.IGNORECASE)
+_SHARED_SCALES = re.compile(phrases.SHARED_SCALES, re.IGNORECASE)
+_BEFORE_REDUCED = re.compile(phrases.BEFORE_REDUCED, re.IGNORECASE)
 _OWN = _any(chain(*phrases.OWN.values()))
 _OTHERS = re.compile("|".join(phrases.OTHERS), re.IGNORECASE)
 # A file, a disk or a port that a library of a process group needs on this node
@@ -134,6 +139,8 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     kind = type_of(name)
     if kind is ErrorType.RELAY or _RELAYED.search(words):
         return Blame.PEER
+    if (kind is not ErrorType.LOCAL or name in _ARITHMETIC) and _is_of_all(words):
+        return Blame.UNCLEAR
     in_vain = _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None
     bare = all(line.strip().rstrip(":") == name for line in words.split("\n") if line.strip())
     foreseen = not (place.own_raise or place.unknown)
@@ -163,6 +170,15 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     unforeseen = (bare or place.own_raise) and not_of_itself
     shared = kind is ErrorType.SHARED or others or place.group or place.unknown
     return _of_library(words, shared=shared or unforeseen)
+
+
+def _is_of_all(words: str) -> bool:
+    """Whether a number is not finite of which every rank holds the same: a norm, gradients or a loss after their reduction, weights, a loss scale."""
+    words = f"{words}\n{spaced(words)}"
+    if _SHARED_SCALES.search(words):
+        return True
+    shared = _NOT_FINITE.search(words) and _SHARED_NUMBERS.search(words)
+    return shared is not None and _BEFORE_REDUCED.search(words) is None
 
 
 def _of_statement(words: str, *, unclear: bool) -> Blame:

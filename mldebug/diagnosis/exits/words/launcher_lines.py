@@ -8,6 +8,7 @@ A job can write such lines itself, so they only add to exit statuses and kernel 
 | Open MPI | `rank 1 … exited on signal 9`, `The first process to do so was: … Exit code: 3` | the first failing rank |
 | srun | `task 1: Killed`, one line for each task | the first is the failing one; after `Terminating` all others follow, after `Job step aborted` all |
 | deepspeed | `[…] exits with return code = -9` | cited only: the code of the first, which is not named |
+| nvidia-resiliency-ext | `Did not get subsequent heartbeat` | it kills a rank that hangs or waits: such a SIGKILL names nobody |
 | hydra | `BAD TERMINATION … PID … EXIT CODE …` | cited only: it names the lowest rank with any status, its own victims included, and mixes the bits of all statuses |
 """
 
@@ -60,6 +61,10 @@ _BANNER = re.compile(
     r"|\[launch\.py:\d+:\w+\] .{0,2000} exits with return code = -?\d+"
 )
 _SLURM_SIGNALS = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6}
+# nvidia-resiliency-ext, which then kills the rank: every rank of a job that hangs sends no more heartbeats
+_MONITOR = re.compile(
+    r"Did not get (?:initial|subsequent) heartbeat\. Waited \d|\bFT timeout elapsed|Section '[^'\n]{1,80}' has been open for [\d.]{1,20} seconds\. Timeout is"
+)
 MAX_CITED = 4
 _ENTRY = re.compile(r"  (?P<key>time|host|rank|exitcode|error_file|traceback) *: ?(?P<value>.*)")
 _RANK = re.compile(r"(?P<rank>\d{1,7}) \(local_rank: ")
@@ -76,6 +81,7 @@ def launcher_words(lines: Sequence[str]) -> LauncherWords:
         ended=tuple(reader.ended),
         outside=reader.cancelled or reader.outside,
         out_of_memory=reader.out_of_memory,
+        monitor=reader.monitor,
         errors=_summary(lines),
         cited=tuple(reader.cited[:MAX_CITED]),
     )
@@ -88,7 +94,7 @@ class _LauncherReader:
         self.failures: list[LauncherFailure] = []
         self.followers: list[LauncherFailure] = []
         self.ended: list[int] = []
-        self.outside = self.cancelled = self.out_of_memory = ""
+        self.outside = self.cancelled = self.out_of_memory = self.monitor = ""
         self.cited: list[str] = []
         self._stopping = False  # the launcher ends what is left
         self._forwarded: set[int] = set()  # signals, which a job may well survive
@@ -106,6 +112,8 @@ class _LauncherReader:
             self._note_outside(line)
         if not self.out_of_memory and _OOM.search(line):
             self.out_of_memory = safe_line(line)
+        if not self.monitor and _MONITOR.search(line):
+            self.monitor = safe_line(line.strip(), 200)
         self._stopping = self._stopping or _STOPPING.search(line) is not None or bool(self.outside)
         if _BANNER.search(line):
             self.cited.append(safe_line(line.lstrip("= ").strip(), 200))

@@ -30,6 +30,10 @@ _BAR = re.compile(
 _WATCHDOG = re.compile(
     r"(?:ProcessGroupNCCL\.cpp:\d{1,5}\]|what\(\): ) ?\[(?:PG [^\]]{0,120}?)?Rank (?P<number>\d{1,7})\]"
 )
+# Fluent Bit's output to a terminal: `[0] kube.train: [[1767225600.123, {}], {"log"=>"…", "stream"=>"stderr"}]`
+_FLUENT_BIT = re.compile(
+    r'\[\d{1,7}\] \S{1,200}: \[\[?\d{9,10}\.\d{1,9}, .{0,400}?"(?:log|message)"=>"(?P<text>.*?)(?:\\n)?"(?:, "[\w.]{1,80}"=>.*|\}\]\s*)$'
+)
 MARKED_WITHIN = 400  # characters of a line in which a mark may stand
 _TAG = re.compile(
     r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?:mpirank:)?(?P<task>\d{1,7})(?:,[\w.-]{1,80})?\]<std(?:out|err|diag)>:(?(prte) ?)"
@@ -69,6 +73,8 @@ def take_apart(
 
 def _unwrapped(line: str) -> Sequence[str]:
     """The lines in a line of a collector's JSON, wherever it begins, else the line; without bars that stand before other text."""
+    if (fluent := _FLUENT_BIT.match(line)) is not None:
+        return [fluent["text"].replace('\\"', '"')]
     at = line.find('{"', 0, MARKED_WITHIN) if line.endswith("}") else -1
     at = -1 if at > 0 and _OWN_JSON.search(line[:at]) else at
     unwrapped = unwrap_json(line[at:]) if at >= 0 else [line]

@@ -34,7 +34,6 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "memory": (
         r"DefaultCPUAllocator: (?:can't|not enough memory)|RESOURCE_EXHAUSTED: (?:Out of memory|.{0,80}allocat)|(?:CUDA|HIP|XPU) out of memory",
     ),
-    "DeepSpeed": (r"Current loss scale already at minimum",),
     "faults": (r"Fatal Python error: (?!Aborted)",),
 }
 
@@ -110,10 +109,11 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"ActorDiedError|RayActorError|The actor (?:died|is dead)|WorkerCrashedError|ActorUnavailableError|NodeDiedError|OwnerDiedError",
         r"RayTaskError|A worker died or was killed while executing a task|Worker unexpectedly exits with a connection error",
         r"have not joined the collective operation|make sure all worker ranks call `|has not been called by all \d{1,7} workers",
+        r"ray\.exceptions\.OutOfMemoryError|Task was killed due to the node running low on memory",
         r"ActorUnschedulableError|The actor is not schedulable|TrainingFailedError|Training(?:Worker)?Error: A worker in the worker group",
         r"ray\.exceptions\.(?:GetTimeout|ObjectLost|ObjectFetchTimedOut|OwnerDied|NodeDied|LocalRayletDied|RpcError)\w{0,12}|EngineDeadError",
     ),
-    "vLLM": (r"RPC call to \w{1,80} timed out",),
+    "vLLM": (r"RPC call to \w{1,80} timed out|Engine core proc \S{1,80} died unexpectedly",),
     "JAX": (
         # tsl/distributed_runtime/coordination, jax/_src/distributed.py
         r"JAX distributed service detected fatal errors|CoordinationService\w{0,20}|[Cc]oordination service (?:has stopped|is shutting down|.{0,80}detected)",
@@ -146,6 +146,7 @@ LAUNCHERS: Mapping[str, tuple[str, ...]] = {
         r"ChildFailedError|SignalException|closing signal SIG|[Rr]eceived \S{1,20} death signal",
         r"ProcessExitedException: process \d{1,7} terminated",
     ),
+    "Lightning": (r"\bSIGTERMException\b",),
     "DeepSpeed": (r"sigkill_handler\] Killing subprocess|exits with return code = -?\d",),
 }
 
@@ -159,6 +160,16 @@ UNCLEAR: tuple[str, ...] = (
     r"Could not acquire GIL within \d+ ms on exit",
     r"Invalid access of peer GPU memory|external entity outside of CUDA|error external to the process|driver shutting down|context is destroyed",
 )
+
+# Numbers of which all ranks hold the same, for they have been reduced or were updated together: who says first that one is not finite is chance
+NOT_FINITE = r"\b(?:nans?|infs?|infinit(?:e|y)|non-?finite|not finite|overflow\w{0,6}|underflow\w{0,6}|explod\w{1,3})\b"
+SHARED_NUMBERS = (
+    r"\bgrad(?:ient)?s?\b|\bnorms?\b|\bscale[rs]?\b|\bweights?\b|\bparam(?:eter)?s?\b|\boptimi[sz]er\b"
+    r"|\b(?:global|total|mean|avg|averaged?|reduced|synced|gathered)\b(?: \w{1,20}){0,2} loss(?:es)?\b|\bloss(?:es)? (?:became|across|over|of) (?:infinite|all|the job)"
+)
+SHARED_SCALES = r"loss[ _-]scale .{0,30}\bminimum\b|\bminimum loss[ _-]scale|invalid value \((?:nan|inf)\) encountered in"
+# But this one has looked at its own part, before that
+BEFORE_REDUCED = r"\b(?:local|this rank(?:'s)?|per[- ]rank|before (?:\S{1,20} ){0,2}(?:reduc\w{1,4}|communication|all-?reduce|sync\w{0,12}))\b"
 
 # Printed by a kernel that waits for another GPU, before it traps
 DEVICE_WAIT = r"^(?=.{0,300}\b(?:rank|peer|flag|barrier|signal|recv|send|dispatch|combine|nvshmem|deepep)).{0,300}\btim(?:ed|e)[ -]?out\b"

@@ -70,6 +70,18 @@ _COUNTED = re.compile(
     rf"(?=[\s\S]*\d\b[\s\S]*\D\d)[\s\S]*?(?:\b\d{{1,9}} (?:\w{{1,20}} ){{0,2}}?{_ANSWERS}\b|\b{_ANSWERS}\b\)?(?: (?:have|has|are|is|count|number)\b| ?[=:(]) ?\d{{1,9}}\b(?! (?:tokens?|characters?|columns?|dim\w*|bytes)\b))",
     re.IGNORECASE,
 )
+# A count or a version of what another part of the job makes: whether too little was made, or too much asked for, one side does not know
+_MADE = re.compile(
+    r"\b(?:rollouts?|samplers?|(?:inference|generation|rollout) engines?|reward models?|verifiers?|replay buffers?|(?:vec(?:tor)? )?envs?|actors?|learners?)\b",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"\d{1,20}")
+_AT = r"(?:step|iteration|version|epoch|round|generation|revision)s?"
+_VERSIONED = re.compile(
+    rf"\b(?:weights?|param(?:eter)?s|policy|model|state|adapters?|ema)\b(?: \w{{1,12}}){{0,3}} {_AT}\b"
+    rf"|\bexpected (?:\w{{1,12}} ){{0,3}}{_AT}\b|\b{_AT}\b[ #:=]{{0,3}}\d{{1,12}},? (?:(?:is |was )?expected|instead|but (?:have|has|got|is|at)|!=|vs\b)|\b{_AT} (?:counter|number)s?\b",
+    re.IGNORECASE,
+)
 # What flows from whoever fills it, and flows no more; not a file that ends
 _DRY = re.compile(
     r"\b(?:streams?|iterators?|iterables?|generators?|feeds?|queues?|loaders?|prefetch\w{0,4}|pipelines?|channels?|buffers?)\b.{0,30}\b(?:end(?:s|ed)|exhausted|stop(?:s|ped)|closed|finished|drained|ran (?:dry|out|empty))\b"
@@ -104,7 +116,8 @@ def is_of_itself(text: str, *, foreseen: bool = True) -> bool:
         return True
     if not foreseen:
         text = f"{text}\n{spaced(_TYPE.sub('', text))}"  # not that alone: it makes two words of NaN
-        if _COUNTED.match(text) or (_DRY.search(text) and not _FILE.search(text)):
+        of_a_file = _FILE.search(text) is not None
+        if _COUNTED.match(text) or (not of_a_file and _is_of_a_maker(text)):
             return False
     if _OTHERS.search(text):
         return _OF_A_VALUE.search(text) is not None and _OF_OTHERS.search(text) is None
@@ -112,6 +125,13 @@ def is_of_itself(text: str, *, foreseen: bool = True) -> bool:
         return True
     of_data = _OF_A_VALUE.search(text) or _OF_DATA.search(text)
     return of_data is not None and _NOT_COME.search(text) is None
+
+
+def _is_of_a_maker(text: str) -> bool:
+    """Whether it counts what another part of the job has made, compares two versions of it, or says that no more of it comes."""
+    numbers = len(_NUMBER.findall(text))
+    made, compared = _MADE.search(text), _VERSIONED.search(text)
+    return bool((numbers and made) or (numbers > 1 and compared) or _DRY.search(text))
 
 
 def checks_itself(source: str, *, foreseen: bool) -> bool:
