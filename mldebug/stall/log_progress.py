@@ -1,5 +1,6 @@
 """From log records to progress signals: only a record of the training loop that reports something new is progress."""
 
+import re
 from collections import deque
 from collections.abc import Mapping
 
@@ -17,7 +18,9 @@ from mldebug.stall.step_times import StepTimer
 
 MOST_LOGS = 16  # whose delays are known at once
 POINTS = 1024  # records with figures between two looks
-CHECKS = 4  # counts of an evaluation that a job makes before its first step, to see whether it can
+CHECKS = 4  # counts of an evaluation, of which fewer say nothing of how far it is
+NEARLY = 0.9  # of an evaluation, after which its bar may be cleared
+_OF_TOTAL = re.compile(r"(\d{1,15})/(\d{1,15})$")
 
 
 class LogProgress:
@@ -43,6 +46,7 @@ class LogProgress:
         self._hook = HeartbeatSteps()
         self._has_restarted = False  # and no step was read since
         self.evaluations = 0  # records of how far an evaluation is
+        self._evaluated = ""  # how far the last one was
         self._points: deque[LogRecord] = deque(maxlen=POINTS)
         self._sources = FigureSources()
 
@@ -122,7 +126,7 @@ class LogProgress:
     def signals(self) -> tuple[Progress, ...]:
         """The last state of each progress signal of the logs (records, step, bytes), for one `RunLook`; a signal that never came
         is left out. A step of 0 means that none was made: it is left out, too, once there is a loss. It is given while nothing but
-        the beginning of an evaluation was read.
+        evaluations were read: their counts come quicker or slower than steps, and say nothing of when the first one is due.
         """
         found = []
         if self._moved_at is not None:
@@ -135,7 +139,7 @@ class LogProgress:
                 found.append(
                     Progress(kind=ProgressKind.STEP, value=self.step, at=at, events=events)
                 )
-            elif self._has_only_checked:
+            elif self._has_only_evaluated:
                 found.append(Progress(kind=ProgressKind.STEP, value=0, at=at, events=events))
         if self._bytes:
             found.append(
@@ -144,10 +148,22 @@ class LogProgress:
         return tuple(found)
 
     @property
-    def _has_only_checked(self) -> bool:
-        """Whether no step and no loss was read, and hardly any of an evaluation."""
+    def amid_evaluation(self) -> bool:
+        """Whether an evaluation before the first step has begun to count and is not nearly through: what follows it is due, however long
+        the first step may take.
+        """
+        found = _OF_TOTAL.search(self._evaluated) if self._moves > CHECKS else None
+        return (
+            found is not None
+            and self._has_only_evaluated
+            and int(found[1]) < NEARLY * int(found[2])
+        )
+
+    @property
+    def _has_only_evaluated(self) -> bool:
+        """Whether no step and no loss was read, and nothing but how far evaluations are."""
         nothing = self.step is None and self.loss is None
-        return nothing and 0 < self._moves <= min(CHECKS, self.evaluations)
+        return nothing and 0 < self._moves <= self.evaluations
 
     def take_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
         """Add the steps in the ranks' heartbeats to the step times; a step that a log reports as well counts once. `now`:
@@ -210,7 +226,9 @@ class LogProgress:
 
     def _remember(self, record: LogRecord) -> None:
         count = (record.format, record.total)
-        self.evaluations += record.step is None and record.loss is None and bool(record.place)
+        if record.step is None and record.loss is None and record.place:
+            self.evaluations += 1
+            self._evaluated = record.place
         behind = count == self._count and _is_behind(record, self.step) and not self._has_restarted
         total = self._count[1] if self._count and self._count[0] == record.format else None
         leads = record.step is not None and not behind

@@ -4,7 +4,7 @@
 |---|---|---|
 | reports steps, log records or heartbeats, and has started | time without progress | `timeout` |
 | reports steps, and has not made its first one (no stack shows that it trains) | all ranks frozen; one that indexes or compiles is not, before a GPU worked | `init_timeout` |
-| reports nothing at all, or only lines in a log | all ranks frozen | 60 s; 240 s while a frozen rank's main thread writes lines |
+| reports nothing at all, only lines in a log, or that it is in the midst of an evaluation before its first step | all ranks frozen | 60 s; 240 s while a frozen rank's main thread writes lines |
 | reports nothing here, has ranks on other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
 Whoever keeps the others waiting in an evaluation or a checkpoint (`mldebug.capture.step_pauses`) is not blamed before `STEP_PAUSE`: no step is
@@ -114,7 +114,8 @@ def choose(
         device = _device_limit(clock, busy, excused)
         silence = min(clock.gaps.silence, dies)
         return StallRule("progress", timeout, window, busy, device, patience, silence, dies, pause)
-    if not started and not ranks.trained and (clock.has_rhythm or ranks.any_class(STARTING)):
+    begins = not (started or ranks.trained or look.evaluates)
+    if begins and (clock.has_rhythm or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
         working: float | None = None
         if clock.has_rhythm and ranks.worked:  # it may train already: a bar of epochs tells no step

@@ -81,6 +81,7 @@ class RunLook(Noun, frozen=True, kw_only=True):
     elsewhere: bool = False  # the run has ranks on other nodes, which this agent does not watch
     progress: tuple[Progress, ...] = ()
     started: bool = False  # this attempt has made its first step
+    evaluates: bool = False  # it has not, and is in the midst of an evaluation that it counts
     backend: str = "nccl"
     collective_timeout: float | None = None  # as the hook reports it
     checkpoint_grew_at: float | None = (

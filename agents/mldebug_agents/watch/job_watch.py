@@ -165,6 +165,7 @@ class JobWatch:
             elsewhere=job.world_size > len(job.ranks) + len(job.lost),
             progress=(*self.progress.signals(), *self._beats.signals(beats)),
             started=last_step(beats) is not None or self._has_started(job, now),
+            evaluates=self.progress.amid_evaluation,
             backend="nccl" if self.logs.gpu else "gloo",
             collective_timeout=shortest_timeout(beats),
         )

@@ -30,6 +30,7 @@ from processes.harness import (
 )
 from processes.incidents.watching import RunningAgent, settings, watching
 from processes.needs import need_torch
+from shared.system.hung import missing
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 need_torch("torchrun comes with PyTorch")
@@ -59,7 +60,7 @@ def etcd(folder: Path, port: str) -> Iterator[None]:
     """A real etcd on this port, with the interface that torchrun speaks (etcd up to 3.5 has it)."""
     program = shutil.which("etcd")
     if program is None or find_spec("etcd") is None:
-        pytest.skip("needs etcd (Debian: etcd-server) and the package python-etcd")
+        missing("needs etcd (Debian: etcd-server) and the package python-etcd")
     here, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port()}"
     command = [program, "--enable-v2", "--data-dir", str(folder / "etcd"), "--listen-client-urls", here, "--advertise-client-urls", here,
                "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]  # fmt: skip

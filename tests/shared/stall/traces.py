@@ -75,6 +75,7 @@ class Run:
         self.looks: list[RunLook] = []
         self.signals: dict[ProgressKind, Progress] = {}
         self.attempt, self.started, self.backend = 0, False, "nccl"
+        self.evaluates = False
         self.collective_timeout: float | None = None
         self._switches = [0.0] * ranks
         self._io = [4096.0] * ranks
@@ -128,6 +129,7 @@ class Run:
                 exited=tuple(n for n, doing in enumerate(crew) if doing is EXITED),
                 progress=tuple(self.signals.values()),
                 started=self.started,
+                evaluates=self.evaluates,
                 backend=self.backend,
                 collective_timeout=self.collective_timeout,
                 elsewhere=self.elsewhere,

@@ -284,12 +284,12 @@ def test_a_line_that_is_about_an_evaluation_does_not_count_one(line: str) -> Non
     [
         ("INFO Valid 12/12 checksums", [0]),
         ("Validating 1/3 shards\nValidating 2/3 shards\nValidating 3/3 shards", [0]),
-        (counted("Evaluating: STEP/500", 1, 40), []),
+        (counted("Evaluating: STEP/500", 1, 40), [0]),
         ("Evaluating: 1/500\ntrain_loss -0.5", []),
         ("Evaluating: 1/500\nstep 1 loss 0.5", [1]),
     ],
 )
-def test_a_short_check_before_the_first_step_is_none(text: str, steps: list[int]) -> None:
+def test_an_evaluation_before_the_first_step_is_none(text: str, steps: list[int]) -> None:
     """The start behind it had the 45 s of a run that makes steps."""
     signals = progress_of(text)[0].signals()
     assert [one.value for one in signals if one.kind is ProgressKind.STEP] == steps
