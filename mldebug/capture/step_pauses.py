@@ -21,15 +21,23 @@ _TRAINS = re.compile(r"train(?!ed)|fit|args|config|kwargs|inputs|hook", re.IGNOR
 _TRAINING = re.compile(r"_*(?:train|fit)(?:ing)?(?:_\w*)?")
 
 
-@functools.lru_cache(maxsize=256)  # the ranks of a run mostly stand in the same frames
 def stands_in_pause(frames: str) -> bool:
     """Whether one of the Python frames (`name (file.py:30)`, one a line) is of an evaluation or a checkpoint that is written."""
+    return pause_place(frames) != ""
+
+
+@functools.lru_cache(maxsize=256)  # the ranks of a run mostly stand in the same frames
+def pause_place(frames: str) -> str:
+    """Of such frames, the innermost of an evaluation or a checkpoint, without its line, and those that called it: the same place of
+    the program, whatever is done in it. "" where none is of one.
+    """
     trains = False
-    for name, file in _FRAME.findall(frames):  # the innermost first
+    for found in _FRAME.finditer(frames):  # the innermost first
+        name, file = found.groups()
         if _is_pause(name, file) or (not trains and _TEST.fullmatch(name)):
-            return True
+            return f"{name} ({file}){frames[found.end() :]}"
         trains = trains or _TRAINING.fullmatch(name) is not None
-    return False
+    return ""
 
 
 def _is_pause(name: str, file: str) -> bool:

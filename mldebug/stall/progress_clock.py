@@ -54,6 +54,7 @@ class StallMemory(msgspec.Struct, kw_only=True):
     awaits: bool = False  # a Flight Recorder that may still come
     key: str = ""
     stood: tuple[int, ...] = ()  # ranks that were frozen when the incident opened
+    places: frozenset[str] = frozenset()  # of the pause that was taken for a stall, in the program
     stalled_since: float | None = None
     timeout: float = 0.0  # the one that raised the alarm
     incidents: int = 0

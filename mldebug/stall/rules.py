@@ -10,7 +10,8 @@
 Whoever keeps the others waiting in an evaluation or a checkpoint (`mldebug.capture.step_pauses`) is not blamed before `STEP_PAUSE`: no step is
 due there, so the gaps between steps say nothing. Nor is a run of which all ranks here stand in the same frames of their own code, waiting for
 no other rank: so looks a program that pauses as a whole (an upload, a server, a validation of its own). Where there are several, and none
-elsewhere, they have `ALL_PAUSE`. The capture is taken at the timeout all the same.
+elsewhere, they have `ALL_PAUSE`. A pause that was reported all the same and ended by itself has 1.5 x its length from then on, in its place of the program alone.
+The capture is taken at the timeout all the same.
 
 Lines without a step say little: a background thread, a bar's monitor or another process writes them while the training hangs. Only a
 main thread that wakes, prints and waits again buys time: it looks for something that may come (a server, a lock), but not for ever.
@@ -108,7 +109,7 @@ def choose(
         limit = _busy_limit(settings, look, max(timeout.seconds, least), excused)
         pause = 0.0
         if settings.timeout == "auto":
-            pause = min(_pause(ranks, clock.now, window, look.elsewhere), dies)
+            pause = _pause(look, clock, ranks, window)
         patience = max(patience, pause)
         busy = max(patience, limit)
         device = _device_limit(clock, busy, excused)
@@ -160,12 +161,11 @@ def is_overdue(rule: StallRule, quiet: float, standing: StillnessSummary) -> boo
     return rule.by == "progress" and quiet >= least
 
 
-def is_spared(rule: StallRule, quiet: float, standing: StillnessSummary) -> bool:
-    """Whether only that all ranks pause alike keeps the run from being blamed. `quiet`: seconds of quiet as `counted_quiet` gives
-    them.
+def is_spared(rule: StallRule, quiet: float) -> bool:
+    """Whether only that all ranks pause alike, or that the run has survived a pause in this place, keeps it from being blamed. `quiet`:
+    seconds of quiet as `counted_quiet` gives them.
     """
-    whole = rule.pause > STEP_PAUSE and standing.frozen
-    return whole and rule.timeout.seconds <= quiet < rule.pause
+    return rule.pause > STEP_PAUSE and rule.timeout.seconds <= quiet < rule.pause
 
 
 def waits_for_others(rule: StallRule, standing: StillnessSummary) -> bool:
@@ -257,18 +257,37 @@ def _without_signal(
     if clock.log_grows(within=min(NO_SIGNAL, stood)):
         why = "no progress signal, but a rank that waits goes on writing lines"
         return clock.gaps.widen(Timeout(SAYS_IT_WAITS, why))
-    if _pause(ranks, clock.now, NO_SIGNAL, look.elsewhere):
+    survived = _survived_pause(look, clock, ranks, NO_SIGNAL)
+    if survived > STEP_PAUSE:
+        why = f"no progress signal, and the run has survived a pause of {survived / SURVIVED:.3g} s in this place"
+        return Timeout(survived, why)
+    if _pause(look, clock, ranks, NO_SIGNAL):
         why = "no progress signal, and an evaluation, a checkpoint or a pause of all ranks may take its time"
         return clock.gaps.widen(Timeout(STEP_PAUSE, why))
     return clock.gaps.widen(Timeout(NO_SIGNAL, "no progress signal"))
 
 
-def _pause(ranks: RunActivity, now: float, window: float, elsewhere: bool) -> float:
+def _pause(look: RunLook, clock: ProgressClock, ranks: RunActivity, window: float) -> float:
     """Seconds that a pause of the run may take in which its ranks have stood for the last `window` seconds; 0 where it is none."""
-    alike = ranks.pauses_alike(now, window)
-    if alike > 1 and not elsewhere:
-        return ALL_PAUSE
-    return STEP_PAUSE if alike or ranks.pauses(now, window, elsewhere) else 0.0
+    dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
+    alike = ranks.pauses_alike(clock.now, window)
+    usual = STEP_PAUSE if alike or ranks.pauses(clock.now, window, look.elsewhere) else 0.0
+    if alike > 1 and not look.elsewhere:
+        usual = ALL_PAUSE
+    return max(min(usual, dies), _survived_pause(look, clock, ranks, window))
+
+
+def _survived_pause(
+    look: RunLook, clock: ProgressClock, ranks: RunActivity, window: float
+) -> float:
+    """Seconds that a pause may take in the place where the run is, because it has survived one there: before torch ends a collective in
+    which others wait for it. 0 where it has not.
+    """
+    gaps, now = clock.gaps, clock.now
+    survived = gaps.pause_at(ranks.pause_places(now, window)) if gaps.memory.pauses else 0.0
+    if ranks.pauses_alike(now, window) and not look.elsewhere:  # nobody waits for another
+        return survived
+    return min(survived, BEFORE_EVIDENCE_DIES * look.evidence_lives)
 
 
 def _is_excused(ranks: RunActivity, now: float, window: float) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from mldebug.capture.step_pauses import pause_place
 from mldebug.stall.rank_activity import Condition, RankActivity, new_activity
 from mldebug.stall.signals import RankLook, RunLook
 
@@ -76,10 +77,12 @@ class RunActivity:
         self._missing: tuple[int, ...] = ()
         self._checkpoint_grew_at = -math.inf
         self._gpu_worked = False
+        self._elsewhere = False
 
     def update(self, run_look: RunLook, now: float) -> None:
         """Add one reading of every rank at `now`. Ranks that are not in it are forgotten."""
         before, self._exited, self._missing = self._by_rank, run_look.exited, run_look.missing
+        self._elsewhere = run_look.elsewhere
         if run_look.checkpoint_grew_at is not None:
             age = max(0.0, run_look.at - run_look.checkpoint_grew_at)
             self._checkpoint_grew_at = now - age  # by the clock of the watch
@@ -181,6 +184,20 @@ class RunActivity:
             return 0
         places = {one.own_place for one in standing.inert}
         return len(standing.inert) if len(places) == 1 and "" not in places else 0
+
+    def pause_places(self, now: float, window: float) -> frozenset[str]:
+        """The places in the program, as frames, where the ranks are that others may wait for; empty where these make no pause: they are
+        in an evaluation or a checkpoint, standing or busy, or all ranks have stood alike for `window` seconds.
+        """
+        if self.pauses_alike(now, window):
+            return frozenset(one.own_place for one in self._by_rank.values())
+        standing = self.stillness(now, window)
+        waited_for = (*standing.inert, *standing.busy) or (
+            standing.waiting if self._elsewhere else ()
+        )
+        lost = standing.gone or standing.missing
+        places = frozenset(pause_place(one.signature or "") for one in waited_for)
+        return frozenset() if lost or "" in places else places
 
     @property
     def checkpoint_writers(self) -> tuple[RankActivity, ...]:

@@ -11,6 +11,8 @@ longest is left out as an outlier. Some things change it:
 - A pause that the run has survived does not raise an alarm again: the timeout is at least 1.5 x the longest such gap (which fades by half
   in 3,500 gaps), as far as that is before torch ends the job and the evidence, and at least 1.5 x the median gap in any case: 450 s for
   steps of 300 s. A pause of all ranks alike is not counted so: `mldebug.stall.rules` gives the next one its time without that.
+- A pause that was reported and ended by itself (an evaluation or a checkpoint of five minutes in each epoch) raises the limit in its own place
+  of the program alone, to 1.5 x its length: `mldebug.stall.rules` asks for it.
 - A false alarm raises the percentile's part to 1.25 x the pause that caused it, at most to 2 x.
 
 A log that is flushed every minute is silent for a minute though its steps are quick: until that usual silence is over nothing is captured while a
@@ -21,6 +23,7 @@ rank moves.
 
 import math
 import statistics
+from collections.abc import Collection
 
 import msgspec
 
@@ -42,6 +45,7 @@ START = 1.2  # times the first step, which a second one may take at most
 MANY = 10  # steps that one gap covers, after which it counts twice
 COVERED = 100  # steps whose gaps tell a rhythm, however few these are
 SURVIVED = 1.5
+PLACES = 8  # in which the run has survived a pause
 FADE = 0.9998
 WIDEST = 2.0
 MARGIN = 1.25
@@ -62,6 +66,9 @@ class GapMemory(msgspec.Struct, kw_only=True):
     first: list[float] = []  # seconds, of the first steps of this attempt
     begun: int = 0  # steps of this attempt, as far as they matter
     covered: int = 0  # steps that the gaps cover, up to `COVERED`
+    pauses: dict[
+        str, float
+    ] = {}  # seconds of those that raised an alarm and ended by themselves, by their place
     start: float = 0.0  # seconds from the beginning of this attempt to its first signs of progress, by each; 0: not known
 
 
@@ -124,6 +131,18 @@ class ProgressGaps:
         if timeout > 0:
             wanted = self.memory.widened * MARGIN * pause / timeout
             self.memory.widened = min(WIDEST, max(self.memory.widened, wanted))
+
+    def survive(self, places: Collection[str], seconds: float) -> None:
+        """Learn that a pause of so many seconds ended by itself, which the run made in these places of its program (as frames)."""
+        for place in places:
+            seconds_there = max(seconds, self.memory.pauses.pop(place, 0.0))
+            self.memory.pauses = {**self.memory.pauses, place: seconds_there}  # the newest last
+        while len(self.memory.pauses) > PLACES:
+            del self.memory.pauses[next(iter(self.memory.pauses))]
+
+    def pause_at(self, places: Collection[str]) -> float:
+        """Seconds that a pause in these places may take, by what the run has survived in each of them; 0 where one is not known."""
+        return SURVIVED * min((self.memory.pauses.get(place, 0.0) for place in places), default=0.0)
 
     @property
     def usual(self) -> float | None:

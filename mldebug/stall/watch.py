@@ -154,6 +154,7 @@ class StallWatch:
         memory.captured = 0
         memory.opened = memory.stalled_since = None
         memory.key, memory.stood, memory.timeout = "", (), 0.0
+        memory.places = frozenset()
         self._resumed = False
         self._ranks.forget(self._clock.now if at is None else at)
         self._sampled_at = None
@@ -166,7 +167,7 @@ class StallWatch:
         quiet = self._clock.quiet if rule.by == "progress" else every
         standing = self._stillness(rule, quiet, rule.window)
         counted = counted_quiet(rule, quiet, self._ranks, now)
-        self._spared = is_spared(rule, counted, standing)
+        self._spared = is_spared(rule, counted)
         if is_blamed(rule, counted, standing, self._ranks, now):
             return self._open(rule, quiet, standing)
         if is_overdue(rule, counted, standing) and self._watched >= rule.window:
@@ -255,6 +256,7 @@ class StallWatch:
         memory.incidents += 1
         memory.key = f"{memory.run}/{memory.attempt}/{clock.last_step or f'-{memory.incidents}'}"
         memory.stood = standing.stood
+        memory.places = self._ranks.pause_places(clock.now, rule.window)
         memory.timeout = rule.timeout.seconds
         memory.stalled_since = self._stalled_since(rule, quiet)
         return self._blamed(rule, quiet, standing, open=True, capture=True)
@@ -295,6 +297,8 @@ class StallWatch:
         seen_since = max(opened, self._first_look_at or 0.0)
         if rule.by == "stillness" and self._ranks.moved_since(memory.stood, seen_since):
             return self._recovered(quiet)
+        if memory.places:  # a checkpoint has several: files, an upload
+            memory.places |= self._ranks.pause_places(now, min(rule.window, now - seen_since))
         again = self._is_due(now - opened)
         memory.captured += again
         standing = self._stillness(rule, quiet, min(rule.window, now - seen_since))
@@ -309,6 +313,7 @@ class StallWatch:
         """It went on by itself: a false alarm, or a storage that came back. The run gets more time."""
         memory = self._memory
         self._clock.gaps.false_alarm(pause, memory.timeout)
+        self._clock.gaps.survive(memory.places, pause)
         decision = self._decision(
             Stage.RECOVERED,
             f"moves again after {seconds(pause)} without a step",
