@@ -436,6 +436,22 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, u32 *size, struct proc
     return leave(code);
 }
 
+struct use { u32 pid; u64 at; u32 sm, memory, encoder, decoder; };
+
+/* Values: pid, percent of the multiprocessors, of each sample in turn; those after `since`, which is a microsecond apart. */
+int nvmlDeviceGetProcessUtilization(void *device, struct use *to, u32 *size, u64 since) {
+    struct row *row = NULL;
+    int code = answer("nvmlDeviceGetProcessUtilization", index_of(device), "", &row);
+    if (!code) {
+        u32 found = row->count / 2;
+        if (!to || *size < found) code = TOO_SMALL;
+        for (u32 at = 0; !code && at < found; at++)
+            to[at] = (struct use){number(row, 2 * at), since + 1, number(row, 2 * at + 1), 0, 0, 0};
+        *size = found;
+    }
+    return leave(code);
+}
+
 int nvmlDeviceGetMigDeviceHandleByIndex(void *device, u32 index, void **to) {
     struct row *row = NULL;
     char arguments[32];

@@ -6,6 +6,7 @@
 | all the time | no, yet the power of work | | compute_spin |
 | all the time | no, little power | one does not run, or one works | collective_wait |
 | all the time | no, little power | all the same | unknown: collective_wait or compute_spin |
+| all the time | no, little power; another program computes there | any | unknown, but where the rank's stack shows that it waits |
 | hardly | no | one waits, and the rank writes | checkpointing |
 | hardly | no | one waits | never_arrived |
 | hardly | no | one runs kernels that cannot be told | unknown |
@@ -171,6 +172,14 @@ def _beside(one: GpuFingerprint, gpus: Sequence[GpuFingerprint]) -> GpuFingerpri
     return msgspec.structs.replace(one, load=Load.SPINNING) if alike else one
 
 
+_EITHER = (GpuState.UNKNOWN, GpuState.COLLECTIVE_WAIT, GpuState.COMPUTE_SPIN)
+
+
+def _is_its_own(one: GpuFingerprint) -> bool:
+    """Whether a kernel that spins there is the rank's: nobody else computes on the GPU, or its stack shows that it waits."""
+    return not one.shared or one.waiting is True
+
+
 class _GpuGroup:
     """The GPUs of a run side by side."""
 
@@ -180,11 +189,13 @@ class _GpuGroup:
         self.alone = world_size == 1
         self.complete = 0 < world_size <= len(gpus)
         held = [one for one in gpus if one.settled]
-        self.spins = any(one.load is Load.SPINNING for one in held)
+        self.spins = any(one.load is Load.SPINNING and _is_its_own(one) for one in held)
         self.works = any(one.load in (Load.WORKING, Load.PARTLY) for one in held)
         self.quiet = any(one.load is Load.QUIET for one in held)
         self.unexplained = any(
-            one.load is Load.UNKNOWN and (one.busy_ratio or 0.0) >= BUSY for one in gpus
+            (one.busy_ratio or 0.0) >= BUSY
+            and (one.load is Load.UNKNOWN or (one.load is Load.SPINNING and not _is_its_own(one)))
+            for one in gpus
         )
 
     def tell(self, one: GpuFingerprint) -> GpuFingerprint:
@@ -206,11 +217,13 @@ class _GpuGroup:
         return (GpuState.UNKNOWN,)
 
     def _spinning(self, one: GpuFingerprint) -> tuple[GpuState, ...]:
+        if not _is_its_own(one):  # the kernel of another program, while the rank has not arrived
+            return (*_EITHER, GpuState.NEVER_ARRIVED)
         if self.alone or (one.sm_active_ratio or 0.0) >= ALL_SMS:
             return (GpuState.COMPUTE_SPIN,)
         if one.waiting or self.quiet or self.works:
             return (GpuState.COLLECTIVE_WAIT,)
-        return (GpuState.UNKNOWN, GpuState.COLLECTIVE_WAIT, GpuState.COMPUTE_SPIN)
+        return _EITHER
 
     def _quiet(self, one: GpuFingerprint) -> tuple[GpuState, ...]:
         writes = one.written_bytes_per_second

@@ -124,10 +124,14 @@ def join(
 def _with_strangers(
     found: Sequence[RankGpu], gpus: Sequence[GpuReading], strangers: Collection[int]
 ) -> Iterator[str]:
-    """GPUs on which the driver counts both a rank and a process that is none of the job's."""
+    """GPUs on which the driver counts both a rank and a process that is none of the job's, and that is not known to leave the GPU
+    alone: a program that only holds memory there (a desktop, a forgotten notebook) does none of its work.
+    """
     ours = {one.uuid for one in found if one.evidence is JoinEvidence.COMPUTE_PROCESS}
     for gpu in gpus:
-        if gpu.uuid in ours and any(one.pid in strangers for one in gpu.processes or ()):
+        if gpu.uuid in ours and any(
+            one.pid in strangers and one.active is not False for one in gpu.processes or ()
+        ):
             yield gpu.uuid
 
 

@@ -152,6 +152,9 @@ class GpuProcess(Noun, frozen=True, kw_only=True):
     pid: int
     memory_bytes: int | None = None
     gpu_instance: int | None = None  # of MIG
+    active: bool | None = (
+        None  # it used the GPU since the full reading before; None: not known, or the only process
+    )
 
 
 class GpuReading(Noun, frozen=True, kw_only=True):

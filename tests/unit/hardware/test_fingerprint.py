@@ -495,6 +495,29 @@ def test_the_power_of_a_small_model_s_work_does_not_hide_that_its_gpu_spins(
     assert {one.progress for one in results} == {progress}
 
 
+@pytest.mark.parametrize(
+    ("shared", "waiting", "states"),
+    [
+        (False, None, (GpuState.COLLECTIVE_WAIT, GpuState.NEVER_ARRIVED)),
+        (True, True, (GpuState.COLLECTIVE_WAIT, GpuState.NEVER_ARRIVED)),
+        (True, None, (GpuState.UNKNOWN, GpuState.UNKNOWN)),
+        (True, False, (GpuState.UNKNOWN, GpuState.UNKNOWN)),
+    ],
+)
+def test_a_kernel_that_spins_on_a_shared_gpu_may_be_the_other_program_s(
+    shared: bool, waiting: bool | None, states: tuple[GpuState, ...]
+) -> None:
+    """Another job hangs on GPU 0, where our rank has not arrived either: it waits for nobody, and rank 1 keeps nobody waiting."""
+    memory, sign = RunBaselines(), full("hang-desync")[0]
+    spins = msgspec.structs.replace(
+        sign, uuid="a", shared=shared, rank=RankSign(rank=0, waiting=waiting)
+    )
+    rests = GpuSign(uuid="b", index=1, utilization_ratio=0.0, power_watts=75.0, memory_utilization_ratio=0.0)  # fmt: skip
+    found = [memory.look(float(at), [spins, rests], 2) for at in range(0, 30, 5)][-1]
+    assert tuple(one.state for one in found.gpus) == states
+    assert found.gpus[0].progress is False, "whoever spins, nobody moves anything"
+
+
 def test_a_run_of_one_rank_waits_for_nobody() -> None:
     memory = RunBaselines()
     sign = full("hang-desync")[0]

@@ -570,6 +570,24 @@ def test_what_a_gpu_does_for_another_program_is_no_progress_of_the_rank(
     assert progress(resting) == [False, False]
 
 
+@pytest.mark.parametrize(
+    ("active", "expected"), [(False, [True, True]), (True, [None, None]), (None, [None, None])]
+)
+def test_a_program_that_only_holds_memory_hides_no_progress_of_the_rank(
+    active: bool | None, expected: list[bool | None]
+) -> None:
+    """A desktop or a forgotten notebook on the GPU, of which the driver counts that it runs nothing."""
+    gpus = tuple(
+        GpuReading(uuid=f"GPU-{n}", index=n, processes=(GpuProcess(pid=100 + n, active=True), GpuProcess(pid=900, active=active)))
+        for n in (0, 1)
+    )  # fmt: skip
+    ranks = [RankProcess(rank=n, pid=100 + n, local_rank=n, open_minors=(0, 1)) for n in (0, 1)]
+    joined, levels = join(ranks, gpus, (900,)), Levels(Memory())  # type: ignore[arg-type]
+    for turn in range(6):
+        computing = levels.complete(look(), watch(10.0 + turn, 1.0, 1.0, power=690.0, moves=0.35), joined)  # fmt: skip
+    assert progress(computing) == expected
+
+
 @pytest.mark.parametrize("idle", [(), (900,)])
 def test_a_gpu_that_spins_is_known_beside_a_program_that_only_holds_memory(
     idle: tuple[int, ...],

@@ -1100,3 +1100,40 @@ def test_no_process_is_a_number_and_not_a_gap(tmp_path: Path, start: Start) -> N
     fake.count_calls()
     assert first(start(fake).full()).processes == ()
     assert fake.calls().count("nvmlDeviceGetComputeRunningProcesses_v3") == 2
+
+
+RANK, NOTEBOOK, ELSEWHERE = 620, 900, 4321
+
+
+@pytest.mark.parametrize(
+    ("samples", "active"),
+    [
+        ((RANK, 93, NOTEBOOK, 0, RANK, 95), [True, False]),
+        ((RANK, 93, NOTEBOOK, 0, NOTEBOOK, 40), [True, True]),
+        ((NOTEBOOK, 99), [False, True]),
+        ((RANK, 93), [True, False]),  # who used nothing has no sample
+        ((RANK, 0, NOTEBOOK, 0), [None, None]),
+        ((ELSEWHERE, 93), [None, None]),  # counted in another pid namespace
+        ((RANK, 93, ELSEWHERE, 5), [None, None]),
+        ((), [None, None]),
+        (None, [None, None]),
+    ],
+)
+def test_of_several_processes_is_read_who_uses_the_gpu(
+    samples: tuple[int, ...] | None, active: list[bool | None], tmp_path: Path, start: Start
+) -> None:
+    fake = FakeNvml(tmp_path, "idle")
+    fake.set("nvmlDeviceGetComputeRunningProcesses_v3 0", RANK, 5 << 30, NOTEBOOK, 1 << 30)
+    if samples is not None:
+        fake.set("nvmlDeviceGetProcessUtilization 0", *samples)
+    gpu = first(start(fake).full())
+    assert [one.active for one in gpu.processes or ()] == active
+    assert "use by each process" not in gpu.unreadable
+
+
+def test_of_the_only_process_nothing_more_is_read(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path, "idle")
+    fake.set("nvmlDeviceGetComputeRunningProcesses_v3 0", RANK, 5 << 30)
+    fake.count_calls()
+    assert [one.active for one in first(start(fake).full()).processes or ()] == [None]
+    assert "nvmlDeviceGetProcessUtilization" not in fake.calls()

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from mldebug.hardware.gpu.readings import (
     RECOVERY_ACTIONS,
     EccCount,
@@ -29,6 +31,7 @@ _FIELDS: tuple[Key, ...] = tuple(
 )
 _SELDOM: tuple[Key, ...] = tuple((field, 0) for field in fields.PCIE_ERRORS.values())
 _KNOWN = "seldom fields"
+_USED = "use by each process"
 _ARCHITECTURES = {
     2: "kepler",
     3: "maxwell",
@@ -151,7 +154,26 @@ def processes(ask: Ask) -> tuple[GpuProcess, ...] | None:
     if listed is None:
         return None
     found = [_process(ask, one) for one in listed[:MAX_PROCESSES]]
-    return tuple(sorted((one for one in found if one), key=lambda one: one.pid))
+    return _with_use(ask, tuple(sorted((one for one in found if one), key=lambda one: one.pid)))
+
+
+def _with_use(ask: Ask, found: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
+    """The processes, each with whether it has used the GPU since this was read before (2 ms, so only where there are several).
+
+    It stays unknown where the driver's samples show use by none of them, or by another: it may count in another pid namespace.
+    """
+    if len(found) < 2:
+        return found
+    since = ask.device.kept.get(_USED, 0)
+    samples = ask(_USED, "nvmlDeviceGetProcessUtilization", since)
+    if samples is None:
+        ask.unreadable.pop(_USED, None)  # without new samples it is an error
+        return found
+    ask.device.kept[_USED] = max((int(one.timeStamp) for one in samples), default=since)
+    used = {int(one.pid) for one in samples if one.smUtil or one.memUtil or one.encUtil or one.decUtil}  # fmt: skip
+    if not used or not used <= {one.pid for one in found}:
+        return found
+    return tuple(msgspec.structs.replace(one, active=one.pid in used) for one in found)
 
 
 def _process(ask: Ask, listed: Any) -> GpuProcess | None:
