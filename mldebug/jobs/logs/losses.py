@@ -8,7 +8,7 @@ import re
 from mldebug.jobs.logs.records import NUMBER, number
 
 _LOSS = re.compile(
-    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|)(?: is| total| train(?:ing)?(?: \(curr\))?)?['\"]?[ :=\t]{{1,8}}['\"]?(?:tensor\()?(?P<value>{NUMBER})"
+    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|)(?: is| total| \((?:batch|step|train)\)| train(?:ing)?(?: \(curr\))?)?['\"]?[ :=\t]{{1,8}}['\"]?(?:tensor\(|\[(?={NUMBER}\]))?(?P<value>{NUMBER})"
 )
 _NO_NAME = re.compile(r"[^\w./-]+")
 MOST = 44  # characters of a name

@@ -58,6 +58,26 @@ def test_of_training_the_step_the_loss_and_the_time_are_read(stack: dict[str, An
             assert progress.step_seconds == pytest.approx(stack["seconds"])
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[STEP] loss: LOSS",  # a rank, perhaps
+        "16,384 tokens per step STEP loss: LOSS",
+        "loss: LOSS | samples per batch STEP",
+        "Loss: LOSS | 120,000 tokens per iteration (STEP tokens/s)",
+    ],
+)
+def test_a_number_that_counts_nothing_is_no_step(line: str) -> None:
+    assert progress_of(counted(line))[0].step is None
+
+
+@pytest.mark.parametrize(
+    "line", ["loss [LOSS, 0.5]", "step STEP losses [LOSS]", "step STEP loss (val): LOSS"]
+)
+def test_a_list_of_losses_or_one_of_an_evaluation_is_not_the_loss(line: str) -> None:
+    assert progress_of(counted(line))[0].loss is None
+
+
 @pytest.mark.parametrize("stack", of_kind("evaluation"))
 def test_an_evaluation_changes_neither_step_nor_loss(stack: dict[str, Any]) -> None:
     progress, _ = progress_of(f"{BEFORE}\n{counted(stack['text'], 100, 140)}")

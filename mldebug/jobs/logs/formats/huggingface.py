@@ -48,7 +48,12 @@ _OPEN_BAR = re.compile(  # of Lightning, whose total is not known
 _COUNT = re.compile(  # a bar of tqdm without a total is none
     rf"^(?P<what>[^|\r\n]{{0,100}}?)(?<![\w.])(?P<step>{WHOLE})(?P<total>)it \[[\d:]{{1,12}}(?:{_RATE})?(?=[,\]])"
 )
-_WHOLE_RUN = re.compile(rf"\b(?:global_step|num_updates)=(?P<step>{WHOLE})(?:\.0\b)?(?![.\d])")
+_WHOLE_RUN = re.compile(
+    rf"\b(?:global_step|num_updates|update)=(?P<step>{WHOLE})(?P<total>)(?:\.0\b)?(?![.\d])"
+)
+_WHOLE_RUN_BEFORE = re.compile(  # in a description: `Global Step 005112 =>> LR`, `Training (5112 / 10000 Steps)`
+    rf"\bglobal[ _]step:? {{0,4}}(?P<step>{WHOLE})\b(?P<total>)|\((?P<step2>{WHOLE}) ?/ ?(?P<total2>{WHOLE}) steps?\)"
+)
 _STEPS = re.compile(r"(?:s/)?(?:it|iter|step|batch|ba)(?:e?s)?(?:/s)?")
 _LABEL = re.compile(r"^(?:\[[^\]]{0,80}\]:?|\d{1,6}:)\s*")
 
@@ -112,15 +117,22 @@ def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
     if phase is CounterKind.OTHER or not (what or steps):
         return None
     rate = duration(bar["rate"]) if steps else None
-    whole_run = _WHOLE_RUN.search(text)
+    whole_run = _WHOLE_RUN.search(text) or _WHOLE_RUN_BEFORE.search(what.lower())
+    counted = _counted(whole_run) if whole_run else (bar["step"], bar["total"])
     return LogRecord(
-        step=int(whole_run["step"] if whole_run else bar["step"]),
-        total=None if whole_run else whole(bar["total"]),
+        step=int(counted[0]),
+        total=whole(counted[1]),
         loss=training_loss(line[: bar.start("step")].lower()) if loss is None else loss,
         step_seconds=1 / rate if rate and unit.endswith("/s") else rate,
         place="" if whole_run else epoch(what) or (what.split()[0] if what[:1].isdigit() else ""),
         format="huggingface",
     )
+
+
+def _counted(found: re.Match[str]) -> tuple[str, str]:
+    """The step and the total of a whole run; "" where no total stands there."""
+    step, total, *others = (*found.groups(), "")
+    return (step, total) if step else (others[0], others[1])
 
 
 def create(options: NoOptions) -> LogFormat:

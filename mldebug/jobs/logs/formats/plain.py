@@ -39,7 +39,7 @@ _COUNT = (
     rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{GROUPED}))?"
 )
 _STEP = re.compile(
-    r"(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter(?:ation)?)|(?<!fps )steps?(?:_i)?|iteration|iters?|it|num_updates|nupdates|steps_completed|updates?|batch)"
+    r"(?<!per )(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter(?:ation)?)|(?<!fps )steps?(?:_i)?|iteration|iters?|it|num_updates|nupdates|steps_completed|updates?|batch)"
     + _COUNT
 )
 _WHOLE_RUN = re.compile(
@@ -56,9 +56,12 @@ _COARSE = re.compile(  # `step:1.2k`: too coarse to be a step
     r"(?<![a-z0-9/._])(?:global[ _]?)?(?:step|iter|iteration)s?['\"]?[ :=]{1,3}(?P<count>\d{1,6}(?:\.\d{1,3})?[kmb])\b"
 )
 _NUMBER_FIRST = re.compile(
-    rf"^ {{0,12}}\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))? {{0,4}}[|,\t]"
-)  # a table: 107 | loss 6.5 | lr 3e-4, or MONAI's 107/900, train_loss: 6.5
+    rf"^ {{0,12}}\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))?(?: {{0,4}}(?:[|\t]|,(?!\d{{3}}))|(?(total)\] |(?!)))"
+)  # a table: 107 | loss 6.5 | lr 3e-4, MONAI's 107/900, train_loss: 6.5, or [107/900] train loss: 6.5
 _WORDLESS = (  # no word stands before the count: step, and loss or total
+    re.compile(  # Cosmos, behind a head of its logger's own
+        rf"(?:\[[^\]]{{1,160}}\] )?(?P<step>{WHOLE}) : iter_speed {NUMBER} seconds per iteration"
+    ),
     re.compile(  # Tacotron 2: `train loss 1200 0.51 grad norm 0.3 1.24s/it`
         rf"train(?:ing)? loss (?P<step>{WHOLE}) (?P<loss>{NUMBER}) grad norm "
     ),
@@ -76,7 +79,8 @@ _LOSS_ALONE = re.compile(
 _EPOCH = re.compile(
     rf"\b(?:(?<!per )epoch\b(?:\(train\))?|train:(?= {{1,4}}\d{{1,9}}(?:/\d{{1,9}} \( {{0,2}}\d{{1,3}}%\))? \[)|train(?:ing)?:?(?= {{1,4}}\[))['\"]?[ :=]{{0,4}}(?:\[?\d{{1,9}}(?:/\d{{1,9}}(?: \( {{0,2}}\d{{1,3}}%\))?)?\]?|(?=\[))[ :,|-]{{0,12}}"
     rf"(?:\[ {{0,12}}(?P<step>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total>{GROUPED})(?=[\] (])"
-    rf"|(?P<step2>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total2>{GROUPED}))?"
+    rf"|(?P<step2>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total2>{GROUPED})"
+    rf"|(?<=\d\])\[ {{0,12}}(?P<step4>{WHOLE})\](?=\s))?"  # SwAV: `Epoch: [0][120]`
     rf"|^\[train: \d{{1,9}}, (?P<step3>{WHOLE}) / (?P<total3>{WHOLE})\]"  # PyTracking
 )
 _NAMED_TIME = (
@@ -103,6 +107,8 @@ _TIMES = tuple(
             "s",
         ),  # a mean beside it: timm, Swin
         (r"\biter_time: (?P<time>NUMBER), data", "s"),  # ModelScope
+        (r"\biter_speed (?P<time>NUMBER) seconds per iteration", "s"),  # Cosmos
+        (r"\b(?P<unit>m?s)/(?:batch|step|iter) (?P<time>NUMBER)", None),  # Transformer-XL
         (r"\bbatch_cost: ?(?P<time>NUMBER)(?: s| sec)?\b", "s"),  # PaddlePaddle
         (r"\btime/step: (?P<time>NUMBER)", "s"),
         (r"(?:average step time|\bstep time): (?P<time>NUMBER)", "s"),
@@ -333,7 +339,14 @@ def _seconds(line: str) -> float | None:
     if ("sec" in line or "/s" in line) and (rate := _RATE.search(line)):
         value = duration(rate["speed"])
         return 1 / value if value else None
-    if not ("tim" in line or "dt" in line or "step" in line or "cost" in line):
+    if not (
+        "tim" in line
+        or "dt" in line
+        or "step" in line
+        or "cost" in line
+        or "ms/" in line
+        or "speed" in line
+    ):
         return None
     for pattern, unit in _TIMES:
         if time := pattern.search(line):
