@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mldebug.capture.step_pauses import pause_place
-from mldebug.stall.rank_activity import Condition, RankActivity, new_activity
+from mldebug.stall.rank_activity import STOPPED, Condition, RankActivity, new_activity
 from mldebug.stall.signals import RankLook, RunLook
 
 STEPS_SHOWN = 2  # backward passes of a rank in stack samples, after which it is known to train
@@ -195,7 +195,8 @@ class RunActivity:
         waited_for = (*standing.inert, *standing.busy) or (
             standing.waiting if self._elsewhere else ()
         )
-        lost = standing.gone or standing.missing
+        stopped = any(one.last.state in STOPPED for one in waited_for)
+        lost = standing.gone or standing.missing or stopped
         places = frozenset(pause_place(one.signature or "") for one in waited_for)
         return frozenset() if lost or "" in places else places
 

@@ -12,7 +12,7 @@ longest is left out as an outlier. Some things change it:
   in 3,500 gaps), as far as that is before torch ends the job and the evidence, and at least 1.5 x the median gap in any case: 450 s for
   steps of 300 s. A pause of all ranks alike is not counted so: `mldebug.stall.rules` gives the next one its time without that.
 - A pause that was reported and ended by itself (an evaluation or a checkpoint of five minutes in each epoch) raises the limit in its own place
-  of the program alone, to 1.5 x its length: `mldebug.stall.rules` asks for it.
+  of the program alone, to 1.5 x its length, an hour at most: `mldebug.stall.rules` asks for it.
 - A false alarm raises the percentile's part to 1.25 x the pause that caused it, at most to 2 x.
 
 A log that is flushed every minute is silent for a minute though its steps are quick: until that usual silence is over nothing is captured while a
@@ -46,6 +46,9 @@ MANY = 10  # steps that one gap covers, after which it counts twice
 COVERED = 100  # steps whose gaps tell a rhythm, however few these are
 SURVIVED = 1.5
 PLACES = 8  # in which the run has survived a pause
+LONGEST_PAUSE = (
+    3600.0  # seconds that any place may have: a server that was away for a night is no habit
+)
 FADE = 0.9998
 WIDEST = 2.0
 MARGIN = 1.25
@@ -142,7 +145,8 @@ class ProgressGaps:
 
     def pause_at(self, places: Collection[str]) -> float:
         """Seconds that a pause in these places may take, by what the run has survived in each of them; 0 where one is not known."""
-        return SURVIVED * min((self.memory.pauses.get(place, 0.0) for place in places), default=0.0)
+        known = min((self.memory.pauses.get(place, 0.0) for place in places), default=0.0)
+        return min(LONGEST_PAUSE, SURVIVED * known)
 
     @property
     def usual(self) -> float | None:

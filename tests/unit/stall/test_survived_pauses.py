@@ -8,12 +8,13 @@ import pytest
 from mldebug.capture.step_pauses import pause_place
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.stall.signals import ProgressKind
-from mldebug.stall.timeouts import PLACES, ProgressGaps
+from mldebug.stall.timeouts import LONGEST_PAUSE, PLACES, ProgressGaps
 from shared.stall.plots import FSYNC
 from shared.stall.traces import (
     LOADS,
     SLEEPS,
     SPINS,
+    STOPPED,
     TRAINS,
     WAITS,
     WORKS,
@@ -139,6 +140,15 @@ def test_a_hang_of_a_step_that_ended_by_itself_gives_no_such_time() -> None:
     assert late[0] <= 75
 
 
+def test_a_rank_that_somebody_stopped_in_its_evaluation_gives_no_such_time() -> None:
+    stopped = {0: standing(STOPPED, IN_EVALUATION)}
+    run = stepping(Run(interval=LOOKS).play(20, WORKS), 600).play(300, stopped, others=SPINS)
+    hung = begun(stepping(run, 600))
+    late = [at - hung for at in shown(run.play(300, stopped, others=SPINS)).opened if at > hung]
+    assert len(late) == 1
+    assert late[0] <= 100
+
+
 def test_a_run_that_tells_no_step_has_it_too() -> None:
     run = Run(interval=LOOKS).play(20, WORKS)
     for _ in range(5):
@@ -165,13 +175,11 @@ def test_the_places_are_bounded_and_the_newest_stay() -> None:
     for number in range(3 * PLACES):
         gaps.survive({str(number)}, 100.0)
     assert len(gaps.memory.pauses) == PLACES
-    assert gaps.pause_at([str(3 * PLACES - 1)]) == 150.0
-    assert (
-        gaps.pause_at(["0"])
-        == gaps.pause_at([])
-        == gaps.pause_at(["0", str(3 * PLACES - 1)])
-        == 0.0
-    )
+    newest = str(3 * PLACES - 1)
+    assert gaps.pause_at([newest]) == 150.0
+    assert gaps.pause_at(["0"]) == gaps.pause_at([]) == gaps.pause_at(["0", newest]) == 0.0
+    gaps.survive({"a night"}, 30_000.0)
+    assert gaps.pause_at(["a night"]) == LONGEST_PAUSE
 
 
 @pytest.mark.parametrize(
