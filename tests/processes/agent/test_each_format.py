@@ -1,5 +1,6 @@
 """Every format that is known, each printed by a process of its own into its own log in pieces cut anywhere, under one real agent: its
-status has the step and the loss that stand in the fixtures, and no other.
+status has the step and the loss that stand in the fixtures, and no other. Each evaluation, preparation and background thread raises
+nothing while its job is well, and is noticed where the job hangs in it, or beside it.
 """
 
 import json
@@ -18,6 +19,7 @@ import pytest
 from mldebug.status.snapshot import RunState
 from processes.harness import clean_environment, free_port, wait_for
 from processes.incidents.watching import RunningAgent, settings, watching
+from shared.system.patience import PATIENCE
 from unit.jobs.test_field_logs import STACKS as POSTED
 from unit.jobs.test_log_stacks import BEFORE, counted
 from unit.jobs.test_log_stacks import STACKS as COLLECTED
@@ -25,7 +27,11 @@ from unit.jobs.test_log_stacks import STACKS as COLLECTED
 pytestmark = [pytest.mark.scenario, pytest.mark.long, pytest.mark.timeout(900)]
 
 AT_ONCE = 60  # processes
+HANGS_AT_ONCE = 16  # of them: each is sampled and captured
+TIMEOUT, WELL = 15.0, 35.0  # seconds: of the agent, and for which each job is well
+LATE = 25.0  # seconds after the timeout: sixteen are captured at once
 PRINTS = "import os\nwhile piece := os.read(0, 4096): os.write(1, piece)"
+WORKS = Path(__file__).parents[2] / "jobs" / "prints.py"
 Answer = tuple[int | None, float | None]
 Case = tuple[str, str, Answer]  # name, text, step and loss at its end
 
@@ -129,3 +135,53 @@ def test_its_step_and_its_loss_stand_in_the_status(agent: RunningAgent, part: li
         found = {one.name: answer(runs[one.process.pid]) for one in made}
     wanted = {one.name: one.answer for one in made}
     assert {name: (found[name], wanted[name]) for name in wanted if found[name] != wanted[name]} == {}  # fmt: skip
+
+
+# --- well, and hung --------------------------------------------------------------------------------
+
+PHASES = [(one["kind"], one["name"], one["text"]) for one in COLLECTED if one["kind"] != "training"]
+HANG_PARTS = [PHASES[at : at + HANGS_AT_ONCE] for at in range(0, len(PHASES), HANGS_AT_ONCE)]
+
+
+@contextmanager
+def working(folder: Path, kind: str, text: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A rank that trains, or prepares, and prints; it hangs where a file `hang` comes into its folder."""
+    folder.mkdir()
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # fmt: skip
+    with (folder / "job.log").open("ab") as log:
+        one = subprocess.Popen([sys.executable, "-S", str(WORKS), kind, text], stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=folder, env=clean_environment(folder) | place)  # fmt: skip
+    try:
+        yield one
+    finally:
+        one.kill()
+        one.communicate()
+
+
+def reported(agent: RunningAgent, pids: dict[str, int]) -> set[str]:
+    """Names of those of which there is a report."""
+    found = {rank["pid"] for report in agent.reports() for rank in report["ranks"]}
+    return {name for name, pid in pids.items() if pid in found}
+
+
+@pytest.mark.parametrize(
+    "part", HANG_PARTS, ids=lambda part: f"{part[0][1]} and {len(part) - 1} more"
+)
+def test_it_raises_nothing_while_the_job_is_well_and_keeps_no_hang_alive(part: list[tuple[str, str, str]], tmp_path: Path) -> None:  # fmt: skip
+    with ExitStack() as stack:
+        own = tmp_path / "agent"
+        own.mkdir()
+        agent = stack.enter_context(watching(own, settings(own)))
+        jobs = {
+            f"{kind}: {name}": stack.enter_context(working(tmp_path / f"job-{number}", kind, text))
+            for number, (kind, name, text) in enumerate(part)
+        }
+        pids = {name: one.pid for name, one in jobs.items()}
+        wait_for("all runs", lambda: set(runs_of(agent)) >= set(pids.values()), 120)
+        time.sleep(WELL)
+        assert reported(agent, pids) == set()
+        for number in range(len(part)):
+            (tmp_path / f"job-{number}" / "hang").touch()
+        end = time.monotonic() + (TIMEOUT + LATE) * PATIENCE
+        while reported(agent, pids) != set(pids) and time.monotonic() < end:
+            time.sleep(1.0)
+        assert set(pids) - reported(agent, pids) == set()
