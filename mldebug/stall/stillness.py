@@ -1,5 +1,7 @@
 """Which ranks of a run are frozen and which move: all ranks, sorted by what they did in a window of time."""
 
+import functools
+import hashlib
 import math
 from collections.abc import Mapping
 
@@ -10,6 +12,12 @@ from mldebug.stall.rank_activity import STOPPED, Condition, RankActivity, new_ac
 from mldebug.stall.signals import RankLook, RunLook
 
 STEPS_SHOWN = 2  # backward passes of a rank in stack samples, after which it is known to train
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(place: str) -> str:
+    """Short for frames, as they are stored."""
+    return hashlib.blake2b(place.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 class StillnessSummary(msgspec.Struct, frozen=True):
@@ -186,11 +194,11 @@ class RunActivity:
         return len(standing.inert) if len(places) == 1 and "" not in places else 0
 
     def pause_places(self, now: float, window: float) -> frozenset[str]:
-        """The places in the program, as frames, where the ranks are that others may wait for; empty where these make no pause: they are
+        """The places in the program, as digests of frames, where the ranks are that others may wait for; empty where these make no pause: they are
         in an evaluation or a checkpoint, standing or busy, or all ranks have stood alike for `window` seconds.
         """
         if self.pauses_alike(now, window):
-            return frozenset(one.own_place for one in self._by_rank.values())
+            return frozenset(_digest(one.own_place) for one in self._by_rank.values())
         standing = self.stillness(now, window)
         waited_for = (*standing.inert, *standing.busy) or (
             standing.waiting if self._elsewhere else ()
@@ -198,7 +206,7 @@ class RunActivity:
         stopped = any(one.last.state in STOPPED for one in waited_for)
         lost = standing.gone or standing.missing or stopped
         places = frozenset(pause_place(one.signature or "") for one in waited_for)
-        return frozenset() if lost or "" in places else places
+        return frozenset() if lost or "" in places else frozenset(map(_digest, places))
 
     @property
     def checkpoint_writers(self) -> tuple[RankActivity, ...]:

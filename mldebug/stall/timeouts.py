@@ -136,7 +136,7 @@ class ProgressGaps:
             self.memory.widened = min(WIDEST, max(self.memory.widened, wanted))
 
     def survive(self, places: Collection[str], seconds: float) -> None:
-        """Learn that a pause of so many seconds ended by itself, which the run made in these places of its program (as frames)."""
+        """Learn that a pause of so many seconds ended by itself, which the run made in these places of its program."""
         for place in places:
             seconds_there = max(seconds, self.memory.pauses.pop(place, 0.0))
             self.memory.pauses = {**self.memory.pauses, place: seconds_there}  # the newest last
