@@ -16,7 +16,12 @@ import msgspec
 from mldebug.core.model import Gap, Job, shared_fields
 from mldebug.goodput.scalars.history import RunHistory
 from mldebug.goodput.scalars.model import LOSS, STEP_SECONDS, TrainingPoint
-from mldebug.goodput.scalars.stored_training import StoredTraining, read_stored
+from mldebug.goodput.scalars.stored_training import (
+    EndedTraining,
+    StoredTraining,
+    put_down,
+    read_stored,
+)
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.jobs.logs.scalars import name_of
 from mldebug.jobs.owners import in_turns
@@ -48,7 +53,8 @@ class ScalarMonitor:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._wall, self._steady = store, wall, steady
-        self._histories: dict[str, StoredTraining] = {}
+        self._histories: dict[str, StoredTraining] = {}  # of runs that live
+        self._ended: dict[str, EndedTraining] = {}  # of runs that are over
         self._looked: dict[str, float] = {}  # run -> the look that was taken
         self._found: dict[str, float] = {}  # run -> when it was last there: steady seconds
         self._last: dict[str, LastRow] = {}  # run -> step and loss of its last row
@@ -79,7 +85,7 @@ class ScalarMonitor:
             return
         self._left_out &= runs.keys() if enabled else set()
         if not enabled:
-            self._forget(tuple(self._histories))
+            self._forget((*self._histories, *self._ended))
             return
         now = self._wall()
         for id, run in runs.items():
@@ -106,7 +112,7 @@ class ScalarMonitor:
         return msgspec.structs.replace(
             snapshot,
             runs=tuple(map(self._with_events, snapshot.runs)),
-            histories=tuple(self._shown[id] for id in self._histories),
+            histories=tuple(self._shown[id] for id in (*self._ended, *self._histories)),
             gaps=(*snapshot.gaps, *self._gaps, *self._without_history()),
         )
 
@@ -122,7 +128,7 @@ class ScalarMonitor:
         last, before = (look.step, repr(look.loss)), self._last.get(run.job.id)
         is_new = last != before
         points, values = tuple(points_of(run, look, now, before)), _values(look)
-        known = self._histories.get(run.job.id)
+        known = self._histories.get(run.job.id) or self._wake(run.job.id)
         if known is None and (run.job.id in self._left_out or not (points or values)):
             return
         history = known or self._begin(run.job, now)
@@ -144,34 +150,51 @@ class ScalarMonitor:
         history = StoredTraining(
             run=job.id, name=job.name, user=job.user, uid=job.uid, script=script, started_at=now, looked_at=now
         )  # fmt: skip
-        before = [one for one in self._histories.values() if one.is_over and one.job == history.job]
+        before = [one for one in self._ended.values() if one.job == history.job]
         if before:
             newest = max(before, key=lambda one: one.looked_at)
-            history.rules.follow(newest.rules)
+            history.rules.follow(newest.woken().rules)
         self._histories[job.id] = history
         self._stale.add(job.id)
         return history
 
     def _tidy(self, now: float, steady: float, age: float) -> None:
-        for id, history in self._histories.items():
-            if not history.is_over and steady - self._found.setdefault(id, steady) > GONE:
-                history.end()
-                self._looked.pop(id, None)
-                self._found.pop(id, None)
-                self._last.pop(id, None)
-                self._changed.add(id)
-                self._stale.add(id)
+        found = {id: self._found.setdefault(id, steady) for id in self._histories}
+        for id in (id for id, at in found.items() if steady - at > GONE):
+            history = self._histories[id]
+            history.end()
+            self._put_down(history)
+            self._looked.pop(id, None)
+            self._found.pop(id, None)
+            self._last.pop(id, None)
         self._make_room(now, age)
         self._shrink()
 
+    def _put_down(self, history: StoredTraining) -> None:
+        """Hold the history of a run that is over as it is stored, and store it."""
+        id = history.run
+        self._shown[id], self._ended[id] = _shown(history), put_down(history)
+        self._store.remember(_memo(id), self._ended[id].data)
+        self._histories.pop(id, None)
+        self._changed.discard(id)
+        self._stale.discard(id)
+
+    def _wake(self, id: str) -> StoredTraining | None:
+        """The history of a run that was over, with its rules, among those that live; None where there is none."""
+        ended = self._ended.pop(id, None)
+        if ended is None:
+            return None
+        history = self._histories[id] = ended.woken()
+        return history
+
     def _make_room(self, now: float, age: float) -> None:
         """Forget what ended long ago, and of too many runs those of whoever has most: the newest that live, the oldest that are over."""
-        every = self._histories.values()
-        living = sorted((one for one in every if not one.is_over), key=lambda one: one.started_at)
-        over = sorted((one for one in every if one.is_over), key=lambda one: -one.looked_at)
+        living = sorted(self._histories.values(), key=lambda one: one.started_at)
+        over = sorted(self._ended.values(), key=lambda one: -one.looked_at)
         over = [one for one in over if now - one.looked_at <= age]
-        kept = [*in_turns(living, lambda one: one.uid)[:MOST_LIVING], *in_turns(over, lambda one: one.uid)[:MOST_OVER]]  # fmt: skip
-        gone = self._histories.keys() - {one.run for one in kept}
+        kept = {one.run for one in in_turns(living, lambda one: one.uid)[:MOST_LIVING]}
+        kept |= {one.run for one in in_turns(over, lambda one: one.uid)[:MOST_OVER]}
+        gone = (self._histories.keys() | self._ended.keys()) - kept
         if len(living) < MOST_LIVING:
             self._left_out.clear()
         self._left_out |= gone & {one.run for one in living}
@@ -185,15 +208,24 @@ class ScalarMonitor:
 
     def _shrink(self) -> None:
         """Thin the longest histories until all together are small enough."""
-        while sum(one.table.size for one in self._histories.values()) > MOST_VALUES:
-            longest = max(self._histories.values(), key=lambda one: one.table.size)
+        while True:
+            sizes = {id: one.table.size for id, one in self._histories.items()}
+            sizes |= {id: one.size for id, one in self._ended.items()}
+            if sum(sizes.values()) <= MOST_VALUES:
+                return
+            id = max(sizes, key=lambda id: sizes[id])
+            longest = self._wake(id) or self._histories[id]
             longest.table.thin(len(longest.table.times) // 2)
-            self._changed.add(longest.run)
-            self._stale.add(longest.run)
+            if longest.is_over:
+                self._put_down(longest)
+            else:
+                self._changed.add(longest.run)
+                self._stale.add(longest.run)
 
     def _forget(self, runs: tuple[str, ...]) -> None:
         for id in runs:
-            del self._histories[id]
+            self._histories.pop(id, None)
+            self._ended.pop(id, None)
             self._shown.pop(id, None)
             self._looked.pop(id, None)
             self._found.pop(id, None)
@@ -216,6 +248,8 @@ class ScalarMonitor:
             history, problem = read_stored(data, self._wall())
             if history is None:
                 self._put_aside(name, data, problem)
+            elif history.is_over:
+                self._put_down(history)
             else:
                 self._histories[history.run] = history
         self._stale |= self._histories.keys()

@@ -22,12 +22,13 @@ CLIMB = 3  # records that climb from the lower step
 STRIDES = 16  # last distances between records
 COMPARED = 32  # records whose pattern is compared
 TAIL = 256  # of the last records, for the steps that are done again
+SPARE = 32  # more of them, after which the oldest are dropped
 SAME, MARGIN = 0.75, 0.2  # correlation, and by how much it exceeds that at other places
 NOISE = 0.4  # of the changes must turn the direction
 NEAR = (-3, -2, -1, 1, 2, 3)
 
 
-class StepLoss(msgspec.Struct, frozen=True, array_like=True):
+class StepLoss(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The loss of one step."""
 
     step: int
@@ -111,7 +112,7 @@ class ResumeRule(msgspec.Struct, kw_only=True):
         if self.is_comparing:
             self.after.append(one)
         self.tail.append(one)
-        if len(self.tail) > 2 * TAIL:
+        if len(self.tail) > TAIL + SPARE:
             self.tail = self.tail[-TAIL:]
 
     def _begin_epoch(self) -> None:

@@ -1,5 +1,7 @@
 """The training figures of one run as the agent stores them, and how they are read back. Pure."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from mldebug.goodput.scalars.history import ENDED_ROWS, HistoryTable
@@ -42,6 +44,29 @@ class StoredTraining(msgspec.Struct, kw_only=True):
         self.is_over = True
         self.rules.end(self.looked_at)
         self.table.thin(ENDED_ROWS)
+
+
+class EndedTraining(NamedTuple):
+    """The history of a run that is over, held as the bytes that are stored: what its rules remember is needed only where the run, or
+    its job with another run, goes on.
+    """
+
+    run: str
+    uid: int
+    job: tuple[object, ...]
+    looked_at: float  # unix
+    size: int  # values in its table
+    data: bytes
+
+    def woken(self) -> StoredTraining:
+        """The history with its rules."""
+        return msgspec.json.decode(self.data, type=StoredTraining)
+
+
+def put_down(one: StoredTraining) -> EndedTraining:
+    """A history whose run is over, as it is held from then on."""
+    data = msgspec.json.encode(one)
+    return EndedTraining(one.run, one.uid, one.job, one.looked_at, one.table.size, data)
 
 
 def read_stored(data: bytes, now: float) -> tuple[StoredTraining | None, str]:
