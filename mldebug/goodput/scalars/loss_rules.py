@@ -3,7 +3,7 @@
 **Not finite**: at once, where every loss before was a number and `PROVEN` of them came. Some loops print `nan` for a value that they have not computed; a run in
 which `nan` came and went is judged by its own habit: an event needs more of them in a row than twice what it has shown. A long row is a habit
 only from its second time on, and what an attempt ended in is none: a run that goes back to a checkpoint may become NaN again. It is over
-after `BACK` numbers in a row, or where NaN has come and gone by that habit until `COME_AND_GONE` numbers came.
+after `FINITE_AGAIN` numbers in a row: one in every second record is a loss that is still broken.
 
 **Spike**: `IN_A_ROW` losses above the median of the last `WINDOW` by `CLEAR` times their spread, by a fifth of the median, and by twice
 what any single loss of this run has been above its own: a curve that is wild by nature (rewards, adversarial losses) sets its own limit.
@@ -37,10 +37,8 @@ GIVEN_UP = 256  # after so many this is the run's usual loss
 BLOCK, BLOCKS, FEW_BLOCKS, HIGH_BLOCKS = 16, 64, 12, 3
 PROVEN = 8  # finite losses after which each should be one
 NEVER_FINITE = 16  # losses in a row without a number, before that
-BACK = 3  # finite losses in a row after which NaN is over
-COME_AND_GONE = (
-    16  # finite losses, between rows of NaN as short as the habit, after which it is over, too
-)
+FINITE_AGAIN = 16  # finite losses in a row after which NaN is over
+BACK = 3  # usual losses in a row after which a spike is over
 END = 0.98  # of the steps
 SPENT = 0.02  # of the highest learning rate
 
@@ -65,7 +63,6 @@ class NotFiniteRule(msgspec.Struct, kw_only=True):
     longest: int = 0  # the most in a row from which it came back
     attempt: str = ""
     numbers: int = 0  # finite losses so far
-    between: int = 0  # finite losses since a row that was longer than the habit
     is_open: bool = False
     began: int | None = None
 
@@ -81,7 +78,6 @@ class NotFiniteRule(msgspec.Struct, kw_only=True):
         self.began = self.began if self.in_a_row else point.step
         self.in_a_row, self.finite_in_a_row = self.in_a_row + 1, 0
         limit = 2 * self.habit + 1 if self.numbers >= PROVEN else NEVER_FINITE
-        self.between = self.between if self.in_a_row < limit else 0
         if self.is_open or self.in_a_row < limit:
             return []
         self.is_open = True
@@ -93,12 +89,11 @@ class NotFiniteRule(msgspec.Struct, kw_only=True):
     def _number(self) -> list[Found]:
         self.finite_in_a_row += 1
         self.numbers += 1
-        self.between += 1
         if self.in_a_row:
             row, self.in_a_row = self.in_a_row, 0
             self.habit = max(self.habit, row if row < NEVER_FINITE else min(row, self.longest))
             self.longest = max(self.longest, row)
-        if self.is_open and (self.finite_in_a_row >= BACK or self.between >= COME_AND_GONE):
+        if self.is_open and self.finite_in_a_row >= FINITE_AGAIN:
             self.is_open = False
             return [Found(kind=EventKind.NOT_FINITE, over=True)]
         return []

@@ -58,15 +58,18 @@ def test_a_loss_that_never_was_a_number_is_found() -> None:
     assert found(points([{"loss": math.nan}] * 40)) == ["loss_not_finite"]
 
 
-def test_nan_in_every_second_record_is_found_and_then_taken_for_the_runs_habit() -> None:
-    """It once lasted for ever, as no three numbers came in a row."""
-    turns: list[Values] = [{"loss": math.nan if n % 2 else 1.0} for n in range(200)]
+@pytest.mark.parametrize("every", [2, 4, 8, 16])
+def test_nan_in_every_few_records_lasts_until_the_numbers_stay(every: int) -> None:
+    """Its end was once told while every second record was still NaN."""
+    turns: list[Values] = [{"loss": 1.0 if n % every else math.nan} for n in range(320)]
     rules = TrainingRules()
     rules.add(points([*[{"loss": 1.0}] * 100, *turns]))
     (event,) = rules.events
-    assert event.kind == "loss_not_finite"
+    assert (event.kind, event.step, event.ended) == ("loss_not_finite", 101, None)
+    rules.add(points([{"loss": 1.0}] * 20, first=421))
+    (event,) = rules.events
     assert event.ended is not None
-    rules.add(points([{"loss": math.nan}] * 30, first=301))
+    rules.add(points([{"loss": math.nan}] * 30, first=441))
     assert [str(one.kind) for one in rules.events] == ["loss_not_finite"] * 2
     assert rules.events[-1].ended is None
 
