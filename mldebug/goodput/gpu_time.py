@@ -46,7 +46,7 @@ class AccountLook(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int  # ranks of it on this node, those that are gone included: one GPU each
     started: bool = False  # it has made a step in this attempt
     step: int | None = None
-    records: tuple[int, ...] = ()  # steps of the log's records since the look before
+    records: tuple[int, ...] = ()  # steps of the log's new records; at first of all in it
     finished: bool = False  # its last step is made
     phase: GpuUse | None = None  # what it is found to do beside steps
     data: float = 0.0  # share of its ranks that wait for data, 0 to 1
@@ -67,7 +67,8 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
     gpus: int = 1
     step: int | None = None
     first_step: int | None = None
-    unseen: int = 0  # steps from the first record to the first look
+    unseen: int = 0  # steps from the first record to the first look that found one
+    unseen_seconds: float = 0.0  # from the look before that to it, which these took at most
     pending: int = 0  # steps before that look that are still called start-up
     log_stride: int = 0  # steps from one record to the next; 0: not known
     stride: int = 0  # steps between the last two looks that found another one
@@ -178,13 +179,22 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
             _split(self.recent)[1], GpuUse.PRODUCTIVE, GpuUse.IDLE
         )  # the last step seemed to be made
         if before is None:
-            self.first_step, self.unseen = step, step - _first_of_rise(records, step)
+            self.first_step, self.unseen = step, step - self._first_record(records, step)
+            self.unseen_seconds = self.recent[-1].seconds
             turn(self.recent, GpuUse.STARTUP, GpuUse.PRODUCTIVE)
         elif step < before:
             self._fell(before, step)
         else:
             self._close(before, step)
         close(self.recent)
+
+    def _first_record(self, records: tuple[int, ...], step: int) -> int:
+        """The step of the first record of this attempt. Those of the attempts before it may stand in the same log, and where nothing fell in
+        between and no look before this one bounds the time, this attempt's begin behind the furthest one.
+        """
+        first = _first_of_rise(records, step)
+        is_unbounded = self.recent[-1].start <= self.began and first == next(iter(records), step)
+        return max(first, min(step, (self.reached or 0) + 1)) if is_unbounded else first
 
     def _fell(self, before: int, step: int) -> None:
         if step <= RESUMED * max(1, self.stride, (self.first_step or 0)):
@@ -217,11 +227,14 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
         steps, self.pending = self.pending, 0
         if not steps:
             return
-        mine = GpuUse.PRODUCTIVE
-        if self.reached is not None and (self.first_step or 0) <= self.reached:
-            mine = GpuUse.LOST_WORK
-            self.again += steps
-        move(kept, steps * median(self.paces), GpuUse.STARTUP, mine)
+        pace, first = median(self.paces), (self.first_step or 0) - steps
+        unseen = min(self.unseen, steps)
+        seconds = min(unseen * pace, self.unseen_seconds) + (steps - unseen) * pace
+        again = min(steps, max(0, (self.reached or 0) - first))
+        self.again += again
+        new = seconds * (1 - again / steps)
+        move(kept, new, GpuUse.STARTUP, GpuUse.PRODUCTIVE)
+        move(kept, seconds - new, GpuUse.STARTUP, GpuUse.LOST_WORK)
 
     def _fit(self, stretch: list[TimeSegment], steps: int) -> None:
         """Make the productive part as long as so many steps usually take, where a phase was found in between."""

@@ -48,6 +48,7 @@ class LogProgress:
         self.evaluations = 0  # records of how far an evaluation is
         self._evaluated = ""  # how far the last one was
         self._points: deque[LogRecord] = deque(maxlen=POINTS)
+        self._earlier_steps: tuple[int, ...] = ()
         self._sources = FigureSources()
 
     @property
@@ -115,9 +116,12 @@ class LogProgress:
         `earlier` are the records before it, so that they are not taken for new if they are repeated. With `record` None only
         these are added.
         """
+        steps = []
         for old in earlier if record is None else (*earlier, record):
             if self._main_loop.owns(old, self.step):
                 self._learn(old)
+                steps += [old.step] if old.step is not None else []
+        self._earlier_steps = tuple(steps)
         if record is not None and self._main_loop.owns(record, self.step):
             self._timer.begin(record, log, written_at)
         if record is not None:
@@ -187,6 +191,11 @@ class LogProgress:
         self._points.clear()
         return points
 
+    def take_earlier_steps(self) -> tuple[int, ...]:
+        """The steps of the records that stood in the log before the agent came, in their order: once, empty from then on."""
+        steps, self._earlier_steps = self._earlier_steps, ()
+        return steps
+
     def restart(self) -> None:
         """Note that new processes write the log: steps and lines that an earlier attempt has logged count as new again."""
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
@@ -200,6 +209,7 @@ class LogProgress:
         self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
         self.scalars = {}
         self._points.clear()
+        self._earlier_steps = ()
         self._sources.forget()
         self._bytes = 0
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()

@@ -149,7 +149,10 @@ class GoodputMonitor:
             gpus=len(run.job.ranks) + len(run.job.lost),
             started=look.look.started,
             step=look.step,
-            records=tuple(one.step for one in look.points if one.step is not None),
+            records=(
+                *look.earlier_steps,
+                *(one.step for one in look.points if one.step is not None),
+            ),
             finished=look.step is not None and look.step == look.total_steps,
             phase=self._phase(run),
             data=data,

@@ -57,6 +57,7 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float | None = None
     scalars: dict[str, float] = {}  # other figures of its log or hook by name
     points: tuple[LogRecord, ...] = ()  # with figures, new since the look before
+    earlier_steps: tuple[int, ...] = ()  # first look only: of the records that stood in its log
     step_times: StepTimes | None = None
     log: str = ""  # the file that is followed, or why there is none
     total_steps: int | None = (
@@ -181,6 +182,7 @@ class JobWatch:
             step_seconds=progress.step_seconds or progress.hook_seconds,
             scalars={**hook, **progress.scalars},
             points=progress.take_points(),
+            earlier_steps=progress.take_earlier_steps(),
             step_times=progress.step_times,
             log=self.logs.sentence,
             total_steps=progress.total_steps,

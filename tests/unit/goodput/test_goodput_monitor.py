@@ -102,6 +102,18 @@ def test_the_first_step_is_stored_at_once(node: Node) -> None:
     assert node.seconds["startup"] == pytest.approx(4 * (first - 90), abs=4)
 
 
+def test_steps_that_began_while_no_agent_was_there_are_no_start_up(node: Node) -> None:
+    """The next agent finds them in the log."""
+    for _ in range(4):
+        node.look(1.0)
+    before = node.now
+    node.begin_agent()
+    node.look(10.0, step=40, earlier_steps=tuple(range(1, 41)))
+    for step in range(44, 100, 4):
+        node.look(1.0, step=step)
+    assert node.seconds["startup"] == pytest.approx(4 * (before - 90), abs=4)
+
+
 def test_an_evaluation_in_the_log_is_one(node: Node) -> None:
     for step in range(1, 41):
         node.look(step=step)

@@ -184,6 +184,38 @@ def test_one_stretch_that_tells_wrong_how_long_a_step_takes_moves_no_start() -> 
     assert account.again == 64 - 50
 
 
+@pytest.mark.parametrize("reached", [210, 170, None])
+@pytest.mark.parametrize("before", [(), tuple(range(1, 211))])
+def test_an_agent_that_was_away_when_an_attempt_began_its_steps_reads_them_in_the_log(
+    reached: int | None, before: tuple[int, ...]
+) -> None:
+    """All until the first look of the next agent was start-up. `before`: what an earlier attempt wrote into the same log."""
+    account, history = AttemptAccount(run="r", attempt=1, began=0.0, at=0.0), UseHistory()
+    account.reached = reached
+    looks = [(10.0, None), (11.0, None), (20.0, 185), *((20.0 + n, 185 + 5 * n) for n in range(1, 12))]  # fmt: skip
+    for at, step in looks:
+        records = (*before, *range(141, 186)) if step == 185 else ()
+        account.add(AccountLook(at=at, gpus=1, started=step is not None, step=step, records=records), history)  # fmt: skip
+    assert account.seconds[USES.STARTUP] == pytest.approx(20.0 - 45 * 0.2, abs=0.3)
+    again = 0 if reached is None else reached - 140
+    assert account.again == again
+    assert account.seconds.get(USES.LOST_WORK, 0.0) == pytest.approx(0.2 * again, abs=0.3)
+    assert sum(account.seconds.values()) == pytest.approx(31.0)
+
+
+@pytest.mark.parametrize("looks", [((10.0, None), (11.0, None), (15.0, 230)), ((15.0, 230),)])
+def test_a_run_that_resumes_where_the_one_before_stopped_writes_on_in_its_log(
+    looks: tuple[tuple[float, int | None], ...],
+) -> None:
+    """Nothing in it falls: the records of before are not this attempt's."""
+    account, history = AttemptAccount(run="r", attempt=1, began=0.0, at=0.0), UseHistory()
+    account.reached = 210
+    for at, step in (*looks, *((15.0 + n, 230 + 5 * n) for n in range(1, 9))):
+        records = tuple(range(1, 231)) if step == 230 else ()
+        account.add(AccountLook(at=at, gpus=1, started=step is not None, step=step, records=records), history)  # fmt: skip
+    assert account.seconds[USES.STARTUP] == pytest.approx(11.0, abs=0.3)
+
+
 def test_the_start_of_an_attempt_that_ends_behind_its_first_looks_is_known() -> None:
     account, history = AttemptAccount(run="r", attempt=0, began=0.0, at=0.0), UseHistory()
     for at, step in ((20.0, None), (22.0, 8), (24.0, 18)):

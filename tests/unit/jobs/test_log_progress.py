@@ -315,3 +315,11 @@ def test_nothing_is_kept_for_ever(followed: FollowedLog) -> None:
     for step in range(1000):
         followed.say(f"step {step} loss {math.sin(step)}")
     assert len(followed.progress._novelty._recent) <= 32
+
+
+def test_steps_that_stood_in_the_log_before_are_told_once() -> None:
+    progress = LogProgress()
+    records = [LogRecord(step=step, loss=0.5, format="plain") for step in (8, 9, 3, 4, 5)]
+    progress.arrive(records[-1], 5.0, "a", tuple(records[:-1]))
+    assert progress.take_earlier_steps() == (8, 9, 3, 4, 5)
+    assert progress.take_earlier_steps() == ()
