@@ -80,7 +80,7 @@ class Job:
             self.process = subprocess.Popen(
                 [*launcher, "--nproc-per-node", str(RANKS), str(self.script), *options],
                 stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(JOB.parent)},
             )  # fmt: skip
 
     def behave(self, values: dict[str, object]) -> None:
