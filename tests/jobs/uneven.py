@@ -11,6 +11,7 @@ seconds more in each step:
 | `sleep`, `work` | sleep, or use the CPU |
 | `data` | have a DataLoader whose worker is slow |
 | `read` | read the file `--file` anew, for as long as its mount takes |
+| `files` | have a DataLoader whose worker reads that file for each sample |
 
 With `--uneven 0.4` each rank's `--pace` is drawn anew in each step, by up to 40 % more or less: batches of uneven size. A file `--control` may hold
 a JSON object with other values for `fault`, `extra`, `ranks`, `burn` and `uneven`; it is read before each step. It ends after step `--until`.
@@ -32,16 +33,18 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Samples(Dataset[torch.Tensor]):
-    """Random samples that take `seconds` each to make."""
+    """Random samples that take `seconds` each to make, and the reading of a file, where one is given."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, file: Path | None) -> None:
+        self.seconds, self.file = seconds, file
 
     def __len__(self) -> int:
         return 1_000_000
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.seconds)
+        if self.file is not None:
+            self.file.read_bytes()
         return torch.randn(8, 64)
 
 
@@ -72,18 +75,20 @@ def augment(options: argparse.Namespace) -> None:
 
 def batches(options: argparse.Namespace, struck: bool) -> Iterator[torch.Tensor]:
     """The samples of this rank."""
-    if options.fault != "data":
+    if options.fault not in ("data", "files"):
         while True:
             yield fetch(options.pace * (1 + random.uniform(-options.uneven, options.uneven)))
     seconds = options.pace + (options.extra if struck else 0.0)
-    yield from DataLoader(Samples(seconds), batch_size=None, num_workers=1, prefetch_factor=1)
+    file = options.file if struck and options.fault == "files" else None
+    samples = Samples(seconds, file)
+    yield from DataLoader(samples, batch_size=None, num_workers=1, prefetch_factor=1)
 
 
 def read_options() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "--fault", choices=("none", "sleep", "work", "data", "read"), default="none"
+        "--fault", choices=("none", "sleep", "work", "data", "read", "files"), default="none"
     )
     parser.add_argument("--extra", type=float, default=0.06)
     parser.add_argument("--pace", type=float, default=0.15)

@@ -1,6 +1,9 @@
 """Real gloo jobs with a rank that is slower than the others, and healthy ones: who is named, why, and that nobody is harmed."""
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,6 +70,49 @@ def report_of(agent: RunningAgent) -> dict[str, Any] | None:
 def run_of(agent: RunningAgent) -> RunState | None:
     snapshot = agent.snapshot()
     return next((one for one in snapshot.runs if one.name == JOB.name), None) if snapshot else None
+
+
+@contextmanager
+def slow_mount(folder: Path) -> Iterator[Path]:
+    """A file of 1 MB on a mount that gives 2 MB a second."""
+    source, target = folder / "fast", folder / "slow"
+    source.mkdir()
+    target.mkdir()
+    (source / "shard").write_bytes(bytes(1_000_000))
+    options = ["-o", "direct_io", "--read-rate=2M"]
+    server = subprocess.Popen(["bindfs", "-f", *options, str(source), str(target)])
+    try:
+        wait_for("the mount", lambda: (target / "shard").exists(), 30)
+        yield target / "shard"
+    finally:
+        subprocess.run(["umount", "-l", str(target)], check=False)
+        server.terminate()
+        server.wait(10)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("bindfs"), reason="a slow mount needs root and bindfs"
+)
+def test_the_status_says_who_waits_for_data_and_which_mount_is_slow() -> None:
+    with (
+        folder_for(User()) as folder,
+        slow_mount(folder) as shard,
+        training(folder, "--fault", "files", "--rank", "1", "--pace", "0.02", "--file", str(shard)),
+        watching(folder, settings(folder) + FAST) as agent,
+    ):
+        found = wait_for("the samples", lambda: (run := run_of(agent)) and run.slowness and run, 120)  # fmt: skip
+        ranks = {one.rank: one.loading for one in found.slowness.shares}
+        assert ranks[1] > 0.5, ranks
+        assert all(share < 0.1 for rank, share in ranks.items() if rank != 1), ranks
+        command = [*MLDEBUG, "status", "--config", str(folder / "mldebug.yaml")]
+        text = subprocess.run(command, capture_output=True, text=True, env=clean_environment(folder), timeout=60, check=False).stdout  # fmt: skip
+        words = " ".join(text.split())
+        assert re.search(r"waits for data \d+ % of the time: rank 1 \d+ %, rank \d 0 %", words), (
+            text
+        )
+        assert re.search(r"of rank 1 worker \d+ waits for files on \S+/slow \(fuse\S*\)", words), (
+            text
+        )
 
 
 @pytest.mark.parametrize(
