@@ -7,6 +7,7 @@ whichever nodes noticed it and however often.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 import msgspec
 
@@ -245,7 +246,7 @@ class Coordinator(PeerRoster):
             if self._is_fresh(one, now)
         )
         names = ([peer.announcement.node] * min(each.launchers, MAX_HERE) for peer, each in fresh)
-        return tuple(sorted(name for some in names for name in some))[:MAX_PRESENT]
+        return tuple(islice((name for some in names for name in some), MAX_PRESENT))
 
     def _hold(self, news: RunNews, node: str, now: float) -> float:
         """For how long whoever has noticed a stall is to wait."""

@@ -3,13 +3,22 @@
 Pure.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from mldebug.cluster.messages import AnnouncedExit, Announcement, RunNews, RunWord, Signal
-from mldebug.cluster.run_identity import RunKey
+from mldebug.cluster.messages import (
+    AnnouncedExit,
+    Announcement,
+    ClusterView,
+    PeerView,
+    RunNews,
+    RunWord,
+    Signal,
+)
+from mldebug.cluster.run_identity import RunKey, is_of
 from mldebug.core.model import Gap
 from mldebug.core.ranksets import count_ranks, join_intervals
 
@@ -21,6 +30,7 @@ class GroupAnnouncement(NamedTuple):
 
     runs: tuple[RunNews, ...]
     at: float
+    size: int = 0  # bytes, as JSON
 
 
 class KnownPeer(NamedTuple):
@@ -124,3 +134,45 @@ def shown_ranks(peers: Iterable[KnownPeer], key: RunKey) -> int:
     """How many ranks of the run these nodes have announced."""
     shown = (news.ranks for peer in peers for news in peer.announcement.runs if news.key == key)
     return count_ranks(join_intervals(shown))
+
+
+def joined(views: Sequence[ClusterView]) -> ClusterView:
+    """Merge the views of several coordinators (at least one).
+
+    Where several views have an entry of the same node, the most recent entry is taken, and the runs that only the older
+    entries name are added to it.
+    """
+    if len(views) == 1:
+        return views[0]
+    by_name: dict[str, PeerView] = {}
+    for one in sorted((one for view in views for one in view.peers), key=_how_long_ago):
+        first = by_name.setdefault(one.node, one)
+        known = {news.key for news in first.runs}
+        more = tuple(news for news in one.runs if news.key not in known)
+        by_name[one.node] = msgspec.structs.replace(first, runs=(*first.runs, *more))
+    return ClusterView(
+        coordinator=", ".join(view.coordinator for view in views),
+        silent_after=max(view.silent_after for view in views),
+        peers=tuple(by_name[name] for name in sorted(by_name)),
+        refused={who: why for view in views for who, why in view.refused.items()},
+    )
+
+
+def of_user(view: ClusterView, uid: int | None) -> ClusterView:
+    """The part of the view that a user may see: that user's runs, and the nodes that have any.
+
+    `uid` None: everything.
+    """
+    if uid is None:
+        return view
+    nodes = (
+        msgspec.structs.replace(one, runs=tuple(each for each in one.runs if is_of(each.key, uid)))
+        for one in view.peers
+    )
+    return msgspec.structs.replace(
+        view, peers=tuple(node for node in nodes if node.runs), refused={}
+    )
+
+
+def _how_long_ago(one: PeerView) -> float:
+    return math.inf if one.seconds_ago is None else one.seconds_ago

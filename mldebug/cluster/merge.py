@@ -164,7 +164,8 @@ def _twice(ranks: Iterable[int]) -> str:
 
 
 def _of_one_shape(claims: list[_Claim], refused: dict[str, str]) -> list[_Claim]:
-    """Those that agree with most nodes on the attempt and the number of ranks; of a tie, most ranks, then the newest.
+    """Those that agree with most nodes on the attempt and the number of ranks; of a tie, those that together show all ranks, then
+    most ranks, then the newest.
 
     By nodes: one that lies may show as many ranks as it likes.
     """
@@ -172,7 +173,9 @@ def _of_one_shape(claims: list[_Claim], refused: dict[str, str]) -> list[_Claim]
     ranks: Counter[tuple[int, int]] = Counter()
     for claim in claims:
         ranks[_shape(claim.capture.job)] += len(claim.capture.ranks)
-    winner = max(votes, key=lambda shape: (votes[shape], ranks[shape], shape))
+    winner = max(
+        votes, key=lambda shape: (votes[shape], ranks[shape] == shape[1], ranks[shape], shape)
+    )
     kept = []
     for one in claims:
         if _shape(one.capture.job) == winner:

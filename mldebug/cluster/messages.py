@@ -9,14 +9,14 @@ clock.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
 
 from mldebug import __version__
 from mldebug.capture.validation import wrong_ranks
-from mldebug.cluster.run_identity import RunKey, is_of
+from mldebug.cluster.run_identity import RunKey
 from mldebug.cluster.wire import MAX_BYTES, another_mldebug
 from mldebug.core.errors import EvidenceError, UsageError
 from mldebug.core.model import Diagnosis, Gap, Noun
@@ -40,6 +40,10 @@ MAX_GAPS = 4  # of one run
 MAX_PRESENT = 4096  # nodes that are listed as present
 MAX_LINES = 256  # culprits, or sentences, of one diagnosis
 MAX_SIGNALS = 16  # of one run
+MAX_SPANS = (
+    8192  # intervals of ranks in one message: a run whose ranks are dealt out in turn has 4,096
+)
+MAX_PACE = 60.0  # seconds
 MAX_COUNT = 1 << 53  # of steps, as a float holds exactly
 # What users of a node may ask its agent about all nodes
 CLUSTER_PATH, DUMP_PATH = "/api/v1/cluster", "/api/v1/dump"
@@ -52,6 +56,7 @@ _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _INCIDENT = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}", re.ASCII)
 
 M = TypeVar("M", bound="PeerMessage")
+T = TypeVar("T")
 
 
 class PeerMessage(Noun, frozen=True, kw_only=True, omit_defaults=False):
@@ -215,10 +220,7 @@ class ClusterView(PeerMessage, frozen=True, kw_only=True):
 
 
 def read(data: bytes, kind: type[M]) -> M:
-    """Decode a message of this type from JSON.
-
-    Raises EvidenceError, which says why, for another schema or malformed data.
-    """
+    """Decode a message of this type from JSON. Raises EvidenceError, which says why, for another schema or malformed data."""
     try:
         head = msgspec.json.decode(data, type=PeerMessage)
         _check(head)
@@ -227,57 +229,20 @@ def read(data: bytes, kind: type[M]) -> M:
         raise EvidenceError(f"malformed: {clean(str(error), 200)}") from error
 
 
-def joined(views: Sequence[ClusterView]) -> ClusterView:
-    """Merge the views of several coordinators (at least one).
-
-    Where several views have an entry of the same node, the most recent entry is taken, and the runs that only the older
-    entries name are added to it.
-    """
-    if len(views) == 1:
-        return views[0]
-    by_name: dict[str, PeerView] = {}
-    for one in sorted((one for view in views for one in view.peers), key=_how_long_ago):
-        first = by_name.setdefault(one.node, one)
-        known = {news.key for news in first.runs}
-        more = tuple(news for news in one.runs if news.key not in known)
-        by_name[one.node] = msgspec.structs.replace(first, runs=(*first.runs, *more))
-    return ClusterView(
-        coordinator=", ".join(view.coordinator for view in views),
-        silent_after=max(view.silent_after for view in views),
-        peers=tuple(by_name[name] for name in sorted(by_name)),
-        refused={who: why for view in views for who, why in view.refused.items()},
-    )
-
-
-def of_user(view: ClusterView, uid: int | None) -> ClusterView:
-    """The part of the view that a user may see: that user's runs, and the nodes that have any.
-
-    `uid` None: everything.
-    """
-    if uid is None:
-        return view
-    nodes = (
-        msgspec.structs.replace(one, runs=tuple(each for each in one.runs if is_of(each.key, uid)))
-        for one in view.peers
-    )
-    return msgspec.structs.replace(
-        view, peers=tuple(node for node in nodes if node.runs), refused={}
-    )
-
-
-def _how_long_ago(one: PeerView) -> float:
-    return math.inf if one.seconds_ago is None else one.seconds_ago
-
-
 def believed(announcement: Announcement) -> Announcement:
     """The announcement of another node with its texts cleaned and shortened, and its lists cut. Raises EvidenceError where a name, a number or a rank is not valid."""
     if not _NODE.fullmatch(announcement.node) or not 0 < announcement.port < 65_536:
         raise EvidenceError(f"{clean(announcement.node, 60)!r}:{announcement.port} is no node")
-    runs = tuple(map(_believed_run, announcement.runs[:MAX_RUNS]))
+    named = _first_of_each(announcement.relayed[:MAX_RELAYED], lambda one: one.node)
+    every = (announcement.runs, *(one.runs for one in named))
+    some = (news for runs in every for news in runs[:MAX_RUNS])
+    if sum(news.ranks.count(",") + 1 for news in some) > MAX_SPANS:
+        raise EvidenceError(f"it shows ranks in more than {MAX_SPANS:,} intervals")
+    runs = _believed_runs(announcement.runs)
     words = {
         name: clean(getattr(announcement, name), 40) for name in ("agent", "version", "circle")
     }
-    relayed = tuple(map(_believed_relay, announcement.relayed[:MAX_RELAYED]))
+    relayed = tuple(map(_believed_relay, named))
     return msgspec.structs.replace(announcement, runs=runs, relayed=relayed, **words)
 
 
@@ -287,9 +252,22 @@ def _believed_relay(relayed: Relayed) -> Relayed:
         raise EvidenceError(
             f"it relays {clean(relayed.node, 60)!r}:{relayed.port}, which is no node"
         )
-    runs = tuple(map(_believed_run, relayed.runs[:MAX_RUNS]))
+    runs = _believed_runs(relayed.runs)
     words = {name: clean(getattr(relayed, name), 60) for name in ("agent", "address")}
     return msgspec.structs.replace(relayed, runs=runs, **words)
+
+
+def _believed_runs(runs: Sequence[RunNews]) -> tuple[RunNews, ...]:
+    """At most `MAX_RUNS`, each attempt of a run once: each costs its coordinator a look at all nodes of that run."""
+    once = _first_of_each(runs[:MAX_RUNS], lambda news: (news.key, news.attempt))
+    return tuple(map(_believed_run, once))
+
+
+def _first_of_each(some: Iterable[T], key: Callable[[T], object]) -> tuple[T, ...]:
+    found: dict[object, T] = {}
+    for one in some:
+        found.setdefault(key(one), one)
+    return tuple(found.values())
 
 
 def _believed_run(news: RunNews) -> RunNews:
@@ -328,11 +306,12 @@ def believed_welcome(welcome: Welcome) -> Welcome:
     if welcome.follows and not 0 < welcome.port < 65_536:
         raise EvidenceError("it follows nobody that can be asked")
     relayed = tuple(
-        msgspec.structs.replace(one, runs=tuple(map(_believed_word, one.runs)))
+        msgspec.structs.replace(one, runs=tuple(map(_believed_word, one.runs[:MAX_RUNS])))
         for one in welcome.relayed[:MAX_RELAYED]
     )
-    runs = tuple(map(_believed_word, welcome.runs))
-    return msgspec.structs.replace(welcome, runs=runs, relayed=relayed, **words)
+    runs = tuple(map(_believed_word, welcome.runs[:MAX_RUNS]))
+    pace = min(max(0.0, welcome.pace), MAX_PACE)
+    return msgspec.structs.replace(welcome, runs=runs, relayed=relayed, pace=pace, **words)
 
 
 def _believed_word(word: RunWord) -> RunWord:
@@ -343,9 +322,7 @@ def _believed_word(word: RunWord) -> RunWord:
         node = clean(whole.node, 100)
         whole = msgspec.structs.replace(whole, node=node, diagnosis=spoken(whole.diagnosis))
     present = tuple(clean(name, 100) for name in word.present[:MAX_PRESENT])
-    sample = word.sample
-    if sample is not None:
-        sample = msgspec.structs.replace(sample, call=clean(sample.call, 40))
+    sample = word.sample and msgspec.structs.replace(word.sample, call=clean(word.sample.call, 40))
     return msgspec.structs.replace(
         word, over=clean(word.over, 300), whole=whole, present=present, sample=sample,
         slowness=believed_finding(word.slowness),

@@ -29,7 +29,7 @@ from mldebug.cluster.messages import (
 )
 from mldebug.cluster.rank_claims import RankClaims
 from mldebug.cluster.run_identity import RunKey
-from mldebug.cluster.source_shares import SourceShares, source_of
+from mldebug.cluster.source_shares import RUN_BYTES, SourceShares, source_of
 from mldebug.core.ranksets import shorten_ranks
 
 FRESH = 15.0  # seconds that an announcement holds
@@ -68,14 +68,23 @@ class PeerRoster:
             self.refused[address] = "it announces more than there is room for"
 
     def _uncontested(self, announcement: Announcement, address: str, now: float) -> Announcement:
-        """The announcement without runs of which it shows a rank that another node, lately heard of, has shown before."""
+        """The announcement without runs of which it shows a rank that another node, lately heard of, has shown before, and without
+        those of which other nodes show all ranks.
+        """
         kept = []
         for news in announcement.runs:
-            owner = self._owner(announcement.node, news, now)
-            if owner:
+            run = news.name or "a run"
+            if owner := self._owner(announcement.node, news, now):
                 self.refused[address] = (
-                    f"it shows ranks {shorten_ranks(news.ranks)} of {news.name or 'a run'}, as {owner} does"
+                    f"it shows ranks {shorten_ranks(news.ranks)} of {run}, as {owner} does"
                 )
+            elif owner := self._whole_owner(announcement.node, news, now):
+                if (
+                    news.ranks
+                ):  # else it is an end of an earlier start, which everybody may still tell
+                    self.refused[address] = (
+                        f"it shows ranks {shorten_ranks(news.ranks)} of {run}, of which {owner} and others have all"
+                    )
             else:
                 kept.append(news)
         return msgspec.structs.replace(announcement, runs=tuple(kept))
@@ -88,6 +97,22 @@ class PeerRoster:
                 return owner
             claims.remove(owner)
         return ""
+
+    def _whole_owner(self, node: str, news: RunNews, now: float) -> str:
+        """One of the other nodes that together show all ranks of the run, where they are heard of and agree how many those are;
+        "" where a rank is left that this node may have.
+        """
+        claims = self._claims.get((news.key, news.attempt))
+        if claims is None or claims.has(node):
+            return ""
+        shown = self._shown.get((news.key, news.attempt), {})
+        world = min((one.world_size for one in shown.values() if one.ranks), default=0)
+        if not world or claims.count != world:
+            return ""
+        holders = [name for name, one in shown.items() if one.ranks and name != node]
+        agree = all(shown[name].world_size == world for name in holders)
+        fresh = agree and all(self._is_fresh(self._peers[name], now) for name in holders)
+        return min(holders) if fresh else ""
 
     def _with_parts(self, new: KnownPeer, known: KnownPeer | None) -> KnownPeer:
         """The peer with what it announced in other groups, as long as those announcements hold."""
@@ -106,17 +131,22 @@ class PeerRoster:
         merged = msgspec.structs.replace(
             new.announcement, runs=(*new.announcement.runs, *others)[:MAX_RUNS]
         )
-        parts[new.announcement.circle] = GroupAnnouncement(new.announcement.runs, new.at)
+        runs = new.announcement.runs
+        parts[new.announcement.circle] = GroupAnnouncement(runs, new.at, _size(runs))
         return new._replace(announcement=merged, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
 
     def update_relayed(self, announcement: Announcement, now: float, via: str = "") -> None:
         """Store the announcements of other nodes that one node (at the address `via`) relays.
 
-        Those of nodes that announced themselves directly a short time ago are ignored. `now`: monotonic seconds.
+        Those of nodes that announced themselves directly a short time ago are ignored, and those of another agent than was heard
+        there lately are refused. `now`: monotonic seconds.
         """
         for one in announcement.relayed:
             known = self._peers.get(one.node)
             if known and not known.by and now - known.at < DIRECT + self.pace_of(known.via):
+                continue
+            if known and self._is_fresh(known, now) and known.announcement.agent != one.agent:
+                self.refused[via] = f"it speaks for {one.node}, and for another agent than is there"
                 continue
             own = Announcement(
                 node=one.node,
@@ -252,7 +282,7 @@ class PeerRoster:
             self._shown.setdefault(run, {})[node] = news
             if news.end is not None:
                 self._bad.setdefault(run, set()).add(node)
-        size = len(msgspec.json.encode(new.announcement))
+        size = _size(new.announcement.runs) + sum(part.size for part in new.parts.values())
         surplus = self._shares.add(node, source_of(new.via), size)
         for name in surplus:
             self._put(name, None)
@@ -292,6 +322,11 @@ class PeerRoster:
     def _of(self, key: RunKey, attempt: int) -> Iterator[tuple[KnownPeer, RunNews]]:
         """Those where ranks of it live."""
         return (pair for pair in self._all(key, attempt) if lives(pair[1]))
+
+
+def _size(runs: tuple[RunNews, ...]) -> int:
+    """Bytes of memory that the runs take, at least."""
+    return max(len(msgspec.json.encode(runs)), RUN_BYTES * len(runs))
 
 
 def _name(shown: tuple[str, RunNews]) -> str:

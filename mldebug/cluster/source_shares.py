@@ -5,13 +5,16 @@ When memory is short, entries of the address that uses most are dropped, not tho
 
 import ipaddress
 from collections import deque
+from functools import lru_cache
 from typing import NamedTuple
 
 MAX_PEERS = 8_192  # nodes
 MAX_BYTES = 128 << 20  # of what they announce, as JSON
+RUN_BYTES = 1024  # of memory that a run takes at least, twice: in the announcement and its part
 MAX_CALLS, MAX_OF_USER, WINDOW = 64, 32, 60.0  # captures in so many seconds
 
 
+@lru_cache(MAX_PEERS)
 def source_of(address: str) -> str:
     """The client that an address counts for: an IPv4 address itself; for IPv6 its /64 network, as one node may use any address of it.
 

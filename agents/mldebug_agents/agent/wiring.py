@@ -173,7 +173,7 @@ def _serve_peers(
     judge = partial(_judged, config, node.node)
     peer_app = app(
         *(node.peers.ask, node.node, judge, lambda: store.waiting, proof, refusals, machine()),
-        lambda: node.found.gaps,
+        *(lambda: node.found.gaps, node.peers.work),
     )
     identity.count_failures(proof, partial(_turned_away, refusals))
     joined.client.on_turned_away(refusals.count)

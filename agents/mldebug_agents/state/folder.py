@@ -99,8 +99,13 @@ class FolderLock:
             self._fd = -1
 
     def _stands(self) -> bool:
-        """Does the path still show the file that we hold?"""
-        return _place(os.fstat(self._fd)) == self._shown()
+        """Does the path still show the file that we hold? Where its file system was unmounted, what lies below may be closed to
+        this user: it shows nothing then, and that file system is to be let go.
+        """
+        try:
+            return _place(os.fstat(self._fd)) == self._shown()
+        except PermissionError:
+            return False
 
     def _shown(self) -> DeviceInode | None:
         try:

@@ -29,6 +29,7 @@ from mldebug_agents.system.child.pipes import ChildProcess, OutputPipe
 from mldebug_agents.system.child.programs import Completed, FakeSpawner, ProgramStarter
 from mldebug_agents.system.child.structs import learn_structs
 from mldebug_agents.system.child.worker import ForkedWorker
+from mldebug_agents.system.held_reads import process_owner
 
 __all__ = [
     "Completed",
@@ -39,7 +40,9 @@ __all__ = [
     "Spawner",
 ]
 
-MAX_ABANDONED = 16
+MAX_ABANDONED = (
+    16  # programs that are stuck at the processes of one owner, and as many that look at nobody's
+)
 GRACE = 0.5  # seconds in which a killed process should be dead
 HEARING = 0.2  # seconds at most between two calls of `on_output`
 WORKERS: Workers = {"reader": reader_child.serve}
@@ -103,6 +106,7 @@ class Spawner:
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         on_output: OutputListener | None = None,
+        looks_at: int | None = None,
     ) -> Completed:
         """Run a program in a session of its own and in `/`, for at most `timeout` seconds. Never
         raises for a program that fails or cannot be started.
@@ -111,17 +115,19 @@ class Spawner:
         process group is killed. `env` replaces the environment. `stdin` is all that it can read.
         `on_output` is called in this thread with the pid and new bytes of stdout, at least every
         0.2 s (then b""); if it returns False, the program is ended. A program that hangs already is
-        not started again.
+        not started again. `looks_at`: the process that it reads: where programs that read processes of its
+        owner are stuck, no more of them are started, and those of other owners are.
         """
         started = time.monotonic()
         words = tuple(argv)
-        stuck = self.leftovers
-        if any(one.words == command_words(words) for one in stuck):
+        owner = None if looks_at is None else process_owner(f"/proc/{looks_at}")
+        if any(one.words == command_words(words) for one in self.leftovers):
             reason = "the same program was started before and is stuck in the kernel"
             return Completed(argv=words, error=reason)
-        if len(stuck) >= MAX_ABANDONED:
+        if self._roster.count(owner) >= MAX_ABANDONED:
+            at = " at processes of this owner" if owner else ""
             reason = (
-                f"{MAX_ABANDONED} programs are stuck in the kernel already: no more are started"
+                f"{MAX_ABANDONED} programs are stuck in the kernel{at} already: no more are started"
             )
             return Completed(argv=words, error=reason)
         try:
@@ -131,7 +137,8 @@ class Spawner:
                 _file_of(stdin) as source,
             ):
                 request = _program(next(self._numbers), words, env)
-                child = self._launch(request, (out.inlet, err.inlet, *source), words)
+                fds = (out.inlet, err.inlet, *source)
+                child = self._launch(request, fds, words, owner)
                 out.close_inlet()
                 err.close_inlet()
                 return self._supervise(child, (out, err), started, timeout, on_output)
@@ -195,7 +202,11 @@ class Spawner:
                 time.sleep(0.002)
 
     def _launch(
-        self, request: HelperRequest, fds: Sequence[int], words: tuple[str, ...]
+        self,
+        request: HelperRequest,
+        fds: Sequence[int],
+        words: tuple[str, ...],
+        owner: object = None,
     ) -> ChildProcess:
         if self._cleared:
             raise ConnectionError("mldebug ends: it starts no more programs")
@@ -208,7 +219,7 @@ class Spawner:
             raise ConnectionError(self._obituary()) if error.errno in _HUNG_UP else error from None
         finally:
             os.close(inlet)
-        child = ChildProcess(request.number, outlet, words)
+        child = ChildProcess(request.number, outlet, words, owner)
         self._roster.add(child)
         return child
 

@@ -74,6 +74,11 @@ class Run:
             self.roles = {rank: found.role for rank, found in look.classes.items()}
             self.frames = look.frames
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether all its ranks were on this node at the last look: no other node knows more of it."""
+        return self.last_look is not None and not self.last_look.look.elsewhere
+
     def set_job(self, job: Job) -> None:
         """Replace the job, for a run that has no ranks to look at yet."""
         self.job = job

@@ -20,6 +20,7 @@ from mldebug.cluster.messages import (
     Announcement,
     CaptureOrder,
     ClusterView,
+    Relayed,
     RunNews,
     Signal,
 )
@@ -31,10 +32,12 @@ from processes.agent.light import LightJob, light_job
 from processes.harness import User, folder_for, free_port, wait_for
 from processes.incidents.watching import Report, RunningAgent, settings, watching
 from shared.cluster.hostile import worst_of
+from shared.system.patience import PATIENCE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
 
 MOST = 8 << 20
+LATE = 10.0  # seconds that a report may come later than without the attack, which uses the same two cores
 SOON = 45.0  # seconds from the stall to the report, on a machine that is busy with other things
 RUN = {"TORCHELASTIC_RUN_ID": "abc123", "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_ADDR": "10.77.0.1"}  # fmt: skip
 HEAD = b"POST /peer/v1/announce HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
@@ -56,24 +59,31 @@ class Field:
         view = msgspec.json.decode(self.ask(None, VIEW), type=ClusterView)
         return next((run for one in view.peers for run in one.runs if run.ranks == "0-1"), None)
 
-    def connect(self) -> ssl.SSLSocket:
-        """From another address of the loopback each time."""
+    def tell(self, body: bytes) -> bytes:
+        """Announce from one address that is not the agent's own; the begin of its answer."""
+        head = f"POST {ANNOUNCE} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        with self.connect("127.6.6.6") as link:
+            link.sendall(head.encode() + body)
+            return link.recv(1000)
+
+    def connect(self, address: str = "") -> ssl.SSLSocket:
+        """From another address of the loopback each time, unless it is named."""
         link = socket.socket()
         link.settimeout(30)
-        link.bind((f"127.{secrets.randbelow(250)}.{secrets.randbelow(250)}.9", 0))
+        link.bind((address or f"127.{secrets.randbelow(250)}.{secrets.randbelow(250)}.9", 0))
         link.connect(self._to[:2])
         return self.proof.client.wrap_socket(link)
 
-    def report(self) -> Report | None:
-        pids = set(self.victim.ranks.values())
+    def report(self, job: LightJob | None = None) -> Report | None:
+        pids = set((job or self.victim).ranks.values())
         stopped = (one for one in self.agent.reports() if one["diagnosis"]["culprits"])
         return next((one for one in stopped if pids & {r["pid"] for r in one["ranks"]}), None)
 
-    def named(self) -> list[int]:
+    def named(self, job: LightJob | None = None) -> list[int]:
         """Stop a rank, and wait until it is named."""
-        os.kill(self.victim.ranks[1], signal.SIGSTOP)
-        self.victim.hang()
-        found = wait_for("the report", self.report, SOON)
+        os.kill((job or self.victim).ranks[1], signal.SIGSTOP)
+        (job or self.victim).hang()
+        found = wait_for("the report", lambda: self.report(job), SOON)
         return [one["rank"] for one in found["diagnosis"]["culprits"]]
 
 
@@ -202,3 +212,57 @@ def test_half_questions_and_thousands_of_names_leave_the_door_open(field: Field)
         assert field.named() == [1]
     for link in held:
         link.close()
+
+
+def heavy_messages() -> list[bytes]:
+    """Messages that may be sent, and cost as much as a message can: one run hundreds of times, scattered ranks, 4,352 runs."""
+
+    def announced(name: str, *runs: RunNews, relayed: tuple[Relayed, ...] = ()) -> bytes:
+        return msgspec.json.encode(
+            Announcement(node=name, agent=name, port=9, runs=runs, relayed=relayed)
+        )
+
+    def runs(name: str) -> tuple[RunNews, ...]:
+        return tuple(
+            RunNews(key=("env", f"{name}-{one}"), ranks="0", stage="blamed", incident="x", launchers=64)
+            for one in range(256)
+        )  # fmt: skip
+
+    def scattered(first: int) -> bytes:
+        ranks = ",".join(str(rank) for rank in range(first, 9000, 2))
+        some = (RunNews(key=("env", f"s{one}"), ranks=ranks, world_size=9000) for one in range(40))
+        return announced("scattered", *some)
+
+    same = RunNews(key=("env", "same"), launchers=64, stage="blamed")
+    relayed = tuple(
+        Relayed(node=f"far{one}", agent="x", port=9, address="127.6.6.6", runs=runs(f"far{one}"))
+        for one in range(16)
+    )
+    names = [announced(f"e{one}", same) for one in range(300)]
+    many = [announced("e0", *[same] * 256), announced("many", *runs("near"), relayed=relayed)]
+    return [*names, *many, scattered(0), scattered(1)]
+
+
+def test_messages_that_cost_all_they_may_delay_no_verdict(field: Field, tmp_path: Path) -> None:
+    """With a megabyte of scattered ranks again and again the report came after 34 s in place of 8, with one run 256 times not at all."""
+    light = {"TORCHELASTIC_RUN_ID": "first", "TORCHELASTIC_RESTART_COUNT": "0"}
+    with light_job(tmp_path / "first", more=light) as first:
+        wait_for("two runs are found", lambda: field.agent.log.count("ranks found") > 1, 60)
+        began = time.monotonic()
+        assert field.named(first) == [1]
+        usual = time.monotonic() - began
+    names_first = heavy_messages()
+    for body in names_first:
+        field.tell(body)
+    heavy, lock = iter(names_first[-4:] * 100_000), threading.Lock()
+
+    def send() -> None:
+        with lock:
+            body = next(heavy)
+        field.tell(body)
+
+    with meanwhile(*[send] * 6):
+        wait_for("it has cost too much", lambda: "more time than one node has" in field.agent.log, 60)  # fmt: skip
+        began = time.monotonic()
+        assert field.named() == [1]
+        assert time.monotonic() - began < usual + LATE * PATIENCE

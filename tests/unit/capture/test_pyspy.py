@@ -62,7 +62,7 @@ class SlowStarter:
     def __init__(self) -> None:
         self.entered, self.go_on, self.calls = threading.Event(), threading.Event(), 0
 
-    def run(self, argv, *, timeout, max_output=0, env=None) -> Completed:
+    def run(self, argv, *, timeout, max_output=0, env=None, looks_at=None) -> Completed:
         self.calls += 1
         self.entered.set()
         assert self.go_on.wait(10)
@@ -99,7 +99,7 @@ def test_a_stack_that_changed_while_it_was_read_is_read_again() -> None:
 
 def test_a_binary_that_does_not_run_is_a_missing_tool() -> None:
     class Broken:
-        def run(self, argv, *, timeout, max_output=0, env=None) -> Completed:
+        def run(self, argv, *, timeout, max_output=0, env=None, looks_at=None) -> Completed:
             return Completed(error="Permission denied")
 
     with pytest.raises(ToolError, match="py-spy does not run"):

@@ -115,7 +115,7 @@ def test_a_message_full_of_single_ranks_is_cheap() -> None:
     runs = tuple(of_ranks(ranks) for _ in range(MAX_MESSAGE // len(ranks)))
     data = msgspec.json.encode(announcement(*runs))
     assert len(data) > MAX_MESSAGE * 0.9
-    with cheap(10.0, 64 << 20):
+    with cheap(10.0, 64 << 20), pytest.raises(EvidenceError, match="intervals"):
         believed(msgspec.json.decode(data, type=Announcement))
 
 
@@ -353,7 +353,10 @@ def test_an_attempt_that_cannot_be_is_refused(attempt: int) -> None:
 @pytest.mark.parametrize("step", [10**20, -(10**20)])
 def test_a_step_that_cannot_be_is_left_out_alone(step: int) -> None:
     """It stands in the log of one job: the others of the node are announced all the same."""
-    runs = (msgspec.structs.replace(of_ranks("0", 8), step=step, age=-1.0), of_ranks("1", 8))
+    runs = (
+        msgspec.structs.replace(of_ranks("0", 8), step=step, age=-1.0),
+        msgspec.structs.replace(of_ranks("1", 8), attempt=1),
+    )
     first, second = believed(announcement(*runs)).runs
     assert (first.step, first.age, second.ranks) == (None, 0.0, "1")
 

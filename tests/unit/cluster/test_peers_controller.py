@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from mldebug.cluster.coordinator import MOVES, Coordinator
-from mldebug.cluster.known_peers import CaptureCall, KnownPeer
+from mldebug.cluster.known_peers import CaptureCall, KnownPeer, of_user
 from mldebug.cluster.merge import NodeReplies, merge
 from mldebug.cluster.messages import (
     AnnouncedExit,
@@ -28,7 +28,6 @@ from mldebug.cluster.messages import (
     Whole,
     believed,
     believed_welcome,
-    of_user,
     read,
 )
 from mldebug.cluster.run_identity import job_key, run_key

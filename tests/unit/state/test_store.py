@@ -1,5 +1,6 @@
 """What survives a restart of the agent, whatever the disk does meanwhile."""
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import msgspec
 import pytest
@@ -166,6 +168,7 @@ def test_a_killed_agent_leaves_no_lock(tmp_path: Path) -> None:
 import os, signal
 from pathlib import Path
 from statistics import median
+from typing import Any
 from mldebug_agents.state import server
 from mldebug_agents.state.client import StateClient
 from mldebug_agents.state.folder import FolderLock
@@ -489,6 +492,27 @@ def test_a_folder_that_is_there_and_cannot_be_taken_is_not_gone(
     with pytest.raises(UsageError, match="is not a folder"):
         after.take()
     assert after.gone
+
+
+def test_a_folder_that_is_closed_to_this_user_is_let_go_and_taken_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file system was unmounted, and root alone may look below: the lock kept that file system busy for ever."""
+    lock, real = FolderLock(tmp_path / "state", os.getpid()), os.stat
+    lock.take()
+
+    def closed(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if path == lock.path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, *args, **more)
+
+    with monkeypatch.context() as below:
+        below.setattr(os, "stat", closed)
+        with pytest.raises(PermissionError):
+            lock.take()
+    assert lock._fd < 0
+    assert lock.take() == ""
+    lock.give_back()
 
 
 def test_a_folder_that_hangs_is_not_taken_for_a_lost_one(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ import pytest
 from mldebug_agents.system import spawn
 from mldebug_agents.system.child.gpu_driver import MACHINE, inside_gpu_driver
 from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
-from shared.system.hung import frozen_disk, hung_mount, state, wait_until
+from shared.system.hung import frozen_disk, hung_mount, missing, state, wait_until
 from shared.system.patience import PATIENCE
+from shared.system.users import ALICE, BOB, process
 
 
 @pytest.fixture
@@ -234,6 +235,28 @@ def test_too_many_abandoned_start_no_more(
         os.kill(spawner.helper_pid, signal.SIGCONT)
     wait_until(lambda: spawner.abandoned == ())
     assert spawner.run(["/bin/true"], timeout=20).returncode == 0
+
+
+def test_programs_that_are_stuck_at_processes_of_one_user_keep_none_from_another(
+    monkeypatch: pytest.MonkeyPatch, spawner: Spawner
+) -> None:
+    """Sixteen py-spy that hung at one user's files left nobody on the node a stack."""
+    monkeypatch.setattr(spawn, "MAX_ABANDONED", 1)
+    if os.geteuid() != 0:
+        missing("two users")
+    with process(ALICE) as his, process(BOB) as hers:
+        os.kill(spawner.helper_pid, signal.SIGSTOP)
+        try:
+            assert spawner.run(["/bin/sleep", "1000"], timeout=0.1, looks_at=his.pid).abandoned
+            refused = spawner.run(["/bin/sleep", "1001"], timeout=20, looks_at=his.pid)
+            assert "stuck in the kernel at processes of this owner" in refused.error
+            for number, other in enumerate((hers.pid, None)):
+                done = spawner.run(["/bin/sleep", f"{number}"], timeout=0.1, looks_at=other)
+                assert (done.error, done.abandoned) == ("", True)  # it was given to the helper
+        finally:
+            os.kill(spawner.helper_pid, signal.SIGCONT)
+        wait_until(lambda: spawner.abandoned == ())
+        assert spawner.run(["/bin/true"], timeout=20, looks_at=his.pid).returncode == 0
 
 
 # --- the helper ----------------------------------------------------------------------------------

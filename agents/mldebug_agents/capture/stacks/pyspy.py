@@ -97,7 +97,11 @@ class PySpy:
             *("--output", "/dev/stdout", "--full-filenames"),
         ]
         done = self.starter.run(
-            argv, timeout=seconds + grace, max_output=MAX_RECORD, env=_environment()
+            argv,
+            timeout=seconds + grace,
+            max_output=MAX_RECORD,
+            env=_environment(),
+            looks_at=pid,
         )
         return parse_folded(done.stdout.decode(errors="replace")) if done.returncode == 0 else ()
 
@@ -111,7 +115,8 @@ class PySpy:
     def _run(self, pid: int, native: bool, timeout: float) -> Dump:
         mode = "--native" if native else "--nonblocking"
         argv = [self.binary, "dump", "--pid", str(pid), "--json", mode]
-        return read_dump(self.starter.run(argv, timeout=timeout, env=_environment()), timeout)
+        done = self.starter.run(argv, timeout=timeout, env=_environment(), looks_at=pid)
+        return read_dump(done, timeout)
 
     def version(self, timeout: float = 5.0) -> str:
         """The version of py-spy, as `0.4.3`. Raises ToolError where the binary does not run, or is another program."""

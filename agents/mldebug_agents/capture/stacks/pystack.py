@@ -32,7 +32,8 @@ def second_opinion(
     """
     if not binary:
         return ()
-    done = starter.run([binary, "remote", "--no-block", str(pid)], timeout=timeout)
+    words = [binary, "remote", "--no-block", str(pid)]
+    done = starter.run(words, timeout=timeout, looks_at=pid)
     return parse_pystack(done.stdout.decode(errors="replace"), pid) if done.returncode == 0 else ()
 
 

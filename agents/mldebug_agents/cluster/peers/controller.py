@@ -41,6 +41,7 @@ from mldebug_agents.cluster.peers.groups import (
 from mldebug_agents.cluster.peers.leader import Leader
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.refusals import Refusals
+from mldebug_agents.cluster.peers.net.work_budget import WorkBudget
 from mldebug_agents.cluster.peers.own_runs import OwnRuns
 from mldebug_agents.cluster.peers.remote_orders import (
     MOST,
@@ -102,6 +103,7 @@ class PeersController:
         self.coordinators: tuple[Peer, ...] = ()  # of all circles; read by the server's threads
         self._named: tuple[CoordinatedRun, ...] = ()  # read by the server's threads, too
         self.refusals = refusals or Refusals()
+        self.work = WorkBudget()  # also spent by the server's threads
         self._node, self._port, self._interval = node, port, interval
         self._inbox, self._incidents = inbox, incidents
         self._groups = CoordinatorGroups(client, candidates, port, inbox, time.monotonic())
@@ -176,14 +178,19 @@ class PeersController:
         elif result.worker == "other nodes":
             self.leader.together(result)
         else:
-            try:
-                with self._counting:
-                    self._waiting[result.value.address] -= 1
-                    self._waiting += Counter()  # without those that have none
-                self._answer(result.value, now)
-            except Exception as error:
-                log.exception("a question of %s could not be answered", result.value.address)
-                refuse(result.value.answer, MldebugError(f"{type(error).__name__}: an error here"))
+            self._question(result.value, now)
+
+    def _question(self, question: PeerQuestion, now: float) -> None:
+        before = time.thread_time()
+        try:
+            with self._counting:
+                self._waiting[question.address] -= 1
+                self._waiting += Counter()  # without those that have none
+            self._answer(question, now)
+        except Exception as error:
+            log.exception("a question of %s could not be answered", question.address)
+            refuse(question.answer, MldebugError(f"{type(error).__name__}: an error here"))
+        self.work.spend(source_of(question.address), time.thread_time() - before, now)
 
     def ask(self, what: Asking, address: str) -> "Future[Any]":
         """Put a request to the main loop and return a future for its answer. Callable from any thread. The future has an
@@ -294,10 +301,7 @@ class PeersController:
             self.refusals.count("storm", address, why)
             refuse(answer, MldebugError(why))
             return
-        if order.incident and not self._incidents.remote.may_be_called(run, order.incident):
-            why = (
-                f"it orders a capture of {run.job.name} as {order.incident}, which another run has"
-            )
+        if why := self._why_not_called(run, order.incident):
             self.refusals.count("incident", address, why)
             refuse(answer, MldebugError(why))
             return
@@ -307,3 +311,13 @@ class PeersController:
             if held and run.capture is not None:  # it may be what the others get
                 self._incidents.captured(run, run.capture)
         self._ordered.order(run, order.incident, answer, now, source)
+
+    def _why_not_called(self, run: Run, incident: str) -> str:
+        """Why another node may not give a stall of this run this id; "" where it may, or names none."""
+        orders = f"it orders a capture of {run.job.name} as {incident}"
+        if incident and not self._incidents.remote.may_be_called(run, incident):
+            return f"{orders}, which another run has"
+        known = "" if run.incident is None else run.incident.id
+        if incident not in ("", known) and run.is_alone:
+            return f"{orders}, and all ranks of it are here"
+        return ""

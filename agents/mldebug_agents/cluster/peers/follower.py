@@ -123,18 +123,20 @@ class Follower:
         found: FoundCoordinator = result.value
         group.welcomed(found, now, self._interval, self._agent)
         self._leader.met(found.peer, now)
+        ours = self._ours.by_key()
         for word in found.welcome.runs:
-            if (run := self._ours.find(word.key)) is not None and self._groups.of(run) is group:
+            if (run := ours.get(word.key)) is not None and self._groups.of(run) is group:
                 self._apply(run, word, now)
 
     def _apply(self, run: Run, word: RunWord, now: float) -> None:
-        alone = run.last_look is not None and not run.last_look.look.elsewhere
-        self._ours.progress(run.job.id).take(() if alone else word.signals, now)
+        self._ours.progress(run.job.id).take(() if run.is_alone else word.signals, now)
         self._held.wait(run, word.hold, now)
         if run.job.waits is not None:
             self._ours.present[run.job.id] = word.present
         self._apply_slowness(run, word)
         incident = run.incident
+        if run.is_alone:
+            return  # nobody else knows more of it
         if incident is None or not word.incident or not (incident.kind == "stall" or word.caused):
             return
         if incident.id != word.incident:

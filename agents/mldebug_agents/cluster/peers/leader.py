@@ -48,7 +48,9 @@ from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
 
-BEAT = 0.5  # seconds between two looks at all nodes: each costs the more, the more there are
+BEAT = 0.5  # seconds between two looks at all nodes at least
+LOOKED = 0.1  # of the main loop's time goes to these looks at most: each costs the more, the more nodes there are
+WORDS = 0.1  # seconds of processor time for the words on the runs of one announcement
 LEAD = 1.5  # seconds more than two announcements lie apart, until samples begin that are called for
 MISSED = 2.5  # announcements that are due and have not come, after which a node is silent
 ASK_DEADLINE = 60.0
@@ -98,7 +100,11 @@ class Leader:
         """
         if now < self._due:
             return
-        self._due = now + BEAT
+        before = time.thread_time()
+        self._look(now)
+        self._due = now + max(BEAT, (time.thread_time() - before) / LOOKED)
+
+    def _look(self, now: float) -> None:
         for call in self._coordinator.due(now, self._leads):
             log.info("%s: asking %d nodes", call.news.name, len(call.peers))
             if not self.worker.order(CaptureRound(call, self._not_announced(call, now))):
@@ -145,20 +151,29 @@ class Leader:
         if why := self._coordinator.refused.get(address):
             self._refusals.count("name", address, why)
         self._coordinator.update_relayed(announcement, now, address)
+        until = time.thread_time() + WORDS
+        runs = self._words(announcement, now, until)
         relayed = (
-            WordsFor(node=one.node, runs=self._words(one, now)) for one in announcement.relayed
+            WordsFor(node=one.node, runs=self._words(one, now, until))
+            for one in announcement.relayed
         )
         return Welcome(
             node=self._node,
             agent=self._agent,
             pace=self._coordinator.pace_of(address),
-            runs=self._words(announcement, now),
+            runs=runs,
             relayed=tuple(relayed),
         )
 
-    def _words(self, announcement: Announcement | Relayed, now: float) -> tuple[RunWord, ...]:
+    def _words(
+        self, announcement: Announcement | Relayed, now: float, until: float
+    ) -> tuple[RunWord, ...]:
+        """A word on each run. From `until` on (processor time of this thread) the words are empty."""
         return tuple(
-            self._coordinator.word(news, announcement.node, now) for news in announcement.runs
+            self._coordinator.word(news, announcement.node, now)
+            if time.thread_time() < until
+            else RunWord(key=news.key)
+            for news in announcement.runs
         )
 
     def relayed(self, group: CoordinatorGroup, now: float) -> tuple[Relayed, ...]:

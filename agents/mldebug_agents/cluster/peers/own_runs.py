@@ -134,6 +134,10 @@ class OwnRuns:
                 return run
         return None
 
+    def by_key(self) -> dict[RunKey, Run]:
+        """The present runs by their key; of several with one key, the first."""
+        return {job_key(run.job, self._node): run for run in reversed(list(self.runs.values()))}
+
     def progress(self, job_id: str) -> RemoteProgress:
         """The progress of the run with this job id, on this node and on others. Empty where nothing is known."""
         return self._far.setdefault(job_id, RemoteProgress())
@@ -149,7 +153,7 @@ class OwnRuns:
         included,
         those that are judged no more left out. `now`: monotonic seconds."""
         bad = self._bad_ends.recent()
-        first = {job_key(run.job, self._node): run for run in reversed(list(self.runs.values()))}
+        first = self.by_key()
         runs = tuple(
             self._with_samples(
                 run, news_of(run, self._node, self.progress(run.job.id), bad.get(run.job.id), now)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.applications import Starlette
@@ -25,6 +26,7 @@ from mldebug.cluster.messages import (
     read,
 )
 from mldebug.cluster.slimming import slim
+from mldebug.cluster.source_shares import source_of
 from mldebug.cluster.wire import NodeReply, pack
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Gap
@@ -35,6 +37,7 @@ from mldebug_agents.cluster.peers.net.certificates import Certificate, Certifica
 from mldebug_agents.cluster.peers.net.client import plain_ip
 from mldebug_agents.cluster.peers.net.identity import Identity
 from mldebug_agents.cluster.peers.net.refusals import Refusals
+from mldebug_agents.cluster.peers.net.work_budget import WorkBudget
 from mldebug_agents.cluster.peers.openapi import (
     ANNOUNCE,
     CAPTURE,
@@ -51,6 +54,7 @@ JSON, PACKED, WORDS = "application/json", "application/octet-stream", "text/plai
 KINDS = {ANNOUNCE: JSON, VIEW: JSON, CAPTURE: PACKED, DUMP: PACKED}
 QUICK = 32_768  # bytes of an announcement that is read at once, in a few milliseconds
 WRITTEN = 2.0  # seconds that an answer waits for the disk
+TOO_MUCH = "what it sends has cost more time than one node has: ask again in some seconds"
 Ask = Callable[[Announcement | CaptureOrder | DumpOrder | None, str], "Future[Any]"]
 Judge = Callable[[ClusterCapture], bytes]
 
@@ -71,19 +75,18 @@ def app(
     refusals: Refusals | None = None,
     machine: str = "",
     gaps: Callable[[], tuple[Gap, ...]] = lambda: (),
+    work: WorkBudget | None = None,
 ) -> Starlette:
     """The ASGI app. `ask` puts a request to the main loop; `judge` makes a report of the captures that a user asked for.
 
     `waiting`: the number of reports not yet on this node's disk. `machine`: as in `NodeReply`. `gaps`: what this node could not
-    see at its last look, so that hidden ranks do not count as absent.
+    see at its last look, so that hidden ranks do not count as absent. `work`: what each address may cost.
     """
     refused = refusals or Refusals()
+    costs = Costs(work or WorkBudget())
 
     async def announced(body: bytes, who: RequestingPeer) -> bytes:
-        if len(body) > QUICK:  # the door stays open for others
-            announcement = await run_in_threadpool(_announcement, body)
-        else:
-            announcement = _announcement(body)
+        announcement = await costs.read(body, who.address)
         try:
             if proof is not None:
                 proof.check(who.certificate, announcement.node)
@@ -115,7 +118,7 @@ def app(
 
     routes = {ANNOUNCE: announced, CAPTURE: ordered, VIEW: viewed, DUMP: dumped}
     doors = [
-        Route(path, _bounded(do, refused, KINDS[path]), methods=["POST"])
+        Route(path, _bounded(do, refused, KINDS[path], costs), methods=["POST"])
         for path, do in routes.items()
     ]
     return Starlette(routes=[*doors, Route(OPENAPI, _document)])
@@ -123,6 +126,36 @@ def app(
 
 def _announcement(body: bytes) -> Announcement:
     return believed(read(body, Announcement))
+
+
+class Costs:
+    """What the messages of each address cost here before the main loop gets them. Belongs to the event loop's thread."""
+
+    def __init__(self, work: WorkBudget) -> None:
+        self._work = work
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def allows(self, address: str) -> bool:
+        """Whether a message of this address may be looked at."""
+        return self._work.allows(source_of(address), time.monotonic())
+
+    async def read(self, body: bytes, address: str) -> Announcement:
+        """Decode an announcement: a large one in another thread, one of each source at a time, so that the door stays open for
+        others. Raises EvidenceError, and MldebugError where its source has used up its time.
+        """
+        if len(body) <= QUICK:
+            return self._read(body, address)
+        async with self._turns.setdefault(source_of(address), asyncio.Lock()):
+            if not self.allows(address):
+                raise MldebugError(TOO_MUCH)
+            return await run_in_threadpool(self._read, body, address)
+
+    def _read(self, body: bytes, address: str) -> Announcement:
+        before = time.thread_time()
+        try:
+            return _announcement(body)
+        finally:
+            self._work.spend(source_of(address), time.thread_time() - before, time.monotonic())
 
 
 def _document(request: Request) -> Response:
@@ -175,12 +208,18 @@ async def _body(request: Request) -> bytes | None:
 
 
 def _bounded(
-    do: Callable[[bytes, RequestingPeer], Awaitable[bytes]], refused: Refusals, kind: str
+    do: Callable[[bytes, RequestingPeer], Awaitable[bytes]],
+    refused: Refusals,
+    kind: str,
+    costs: Costs,
 ) -> Callable[[Request], Awaitable[Response]]:
     """A handler that bounds size and time of the body and answers errors in words."""
 
     async def handle(request: Request) -> Response:
         address = str(plain_ip(request.client.host)) if request.client else ""
+        if not costs.allows(address):
+            refused.count("storm", address, TOO_MUCH)
+            return Response(TOO_MUCH, status_code=409, media_type=WORDS, headers=HANG_UP)
         try:
             async with asyncio.timeout(BODY):
                 body = await _body(request)

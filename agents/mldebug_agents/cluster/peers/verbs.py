@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from mldebug.cluster.known_peers import joined, of_user
 from mldebug.cluster.messages import (
     CLUSTER_PATH,
     DUMP_DEADLINE,
@@ -14,8 +15,6 @@ from mldebug.cluster.messages import (
     MAX_VIEW,
     ClusterView,
     DumpOrder,
-    joined,
-    of_user,
     read,
 )
 from mldebug.core.errors import MldebugError, UsageError

@@ -56,6 +56,14 @@ class ChildRegistry:
                 (child.pid or 0, child.start_ticks, child.argv) for child in self._abandoned
             )
 
+    def count(self, owner: object) -> int:
+        """How many children that look at processes of this owner could not be ended; of None: those that look at nobody's,
+        and those of an earlier agent.
+        """
+        earlier = len(self.inherited()) if owner is None else 0
+        with self._lock:
+            return earlier + sum(child.owner == owner for child in self._abandoned)
+
     @property
     def leftovers(self) -> tuple[Leftover, ...]:
         """Children that could not be ended, those of an earlier agent included."""

@@ -19,7 +19,8 @@ class ChildProcess:
     `wait_status` once it has ended and was reaped.
     """
 
-    def __init__(self, number: int, fd: int, argv: tuple[str, ...]) -> None:
+    def __init__(self, number: int, fd: int, argv: tuple[str, ...], owner: object = None) -> None:
+        """`owner`: of the process that it looks at; None: of nobody's."""
         self.number = number
         self.fd = fd
         self.argv = argv
@@ -28,6 +29,7 @@ class ChildProcess:
         self.wait_status: int | None = None
         self.over = False  # it ended, or nobody is left to say more
         self.start_ticks = 0
+        self.owner = owner
 
     def describe(self, words: str) -> None:
         """Set the words under which this child is listed if it cannot be ended."""

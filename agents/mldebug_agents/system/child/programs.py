@@ -34,11 +34,12 @@ class ProgramStarter(Protocol):
         max_output: int = 16 << 20,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        looks_at: int | None = None,
     ) -> Completed:
         """Run a program to its end, at most `timeout` seconds. Never raises for what the program does.
 
         `max_output` limits stdout and stderr each (bytes); `env` replaces the environment; `stdin`
-        is what it can read.
+        is what it can read; `looks_at` is the process that it reads, whose owner it counts for where it is stuck.
         """
         ...
 
@@ -58,6 +59,7 @@ class FakeSpawner:
         max_output: int = 16 << 20,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        looks_at: int | None = None,
     ) -> Completed:
         """Record the command line, and return what `answer` makes of it. All other arguments are ignored."""
         self.calls.append(tuple(argv))
