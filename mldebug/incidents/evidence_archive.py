@@ -3,22 +3,33 @@
 import contextlib
 import gzip
 import lzma
+import struct
 import tarfile
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Self
 
 from mldebug.core.errors import EvidenceError
 
 MAX_BYTES = 1 << 30  # of all files together, unpacked
 MAX_FILES = 50_000
 CHUNK = 1 << 20
+MAX_HEADER = (
+    16 << 10
+)  # bytes of what a tar says of one file: a path, and what a filesystem notes, need less
+MAX_SECONDS = 300.0
 LARGE = "unpack it yourself, and give the folder"
 BROKEN = "it was cut off or changed on its way: copy it again"
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError)
+DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError),
+    *(OverflowError, MemoryError, RecursionError, struct.error),  # sizes and headers made up
+)
+"""What Python's readers of archives raise, besides OSError, for one that was damaged or made up."""
+_WHOLE = b"xgXLK"  # types of entries that Python's reader takes whole: headers of pax and Solaris, long names of GNU
 
 
 class _Packed(NamedTuple):
@@ -26,15 +37,58 @@ class _Packed(NamedTuple):
     content: IO[bytes] | gzip.GzipFile
 
 
+class TarEntry(tarfile.TarInfo):
+    """An entry of a tar from somebody else. EvidenceError where one that is read whole says that it is larger than a header."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read the 512 bytes that stand before an entry."""
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.type in _WHOLE and not 0 <= entry.size <= MAX_HEADER:
+            raise EvidenceError(
+                f"the archive has a header of {entry.size:,} bytes, more than {MAX_HEADER:,}", LARGE
+            )
+        return entry
+
+
+def entries(tar: tarfile.TarFile, most: int, most_bytes: int) -> Iterator[tarfile.TarInfo]:
+    """The entries of a tar, opened with `TarEntry`, one after the other and none kept. Raises EvidenceError for more than `most`,
+    also of folders and links, for more than `most_bytes` unpacked, and where it takes too long; before any of it is unpacked.
+    """
+    until = time.monotonic() + MAX_SECONDS
+    number = 0
+    while (entry := tar.next()) is not None:
+        number += 1
+        if number > most:
+            raise EvidenceError(f"the archive holds more than {most:,} files", LARGE)
+        if tar.offset > most_bytes:  # where the next entry begins
+            raise EvidenceError(f"the archive holds more than {most_bytes >> 20:,} MiB", LARGE)
+        if time.monotonic() > until:
+            raise EvidenceError(f"to read the archive takes more than {MAX_SECONDS:g} s", LARGE)
+        vars(tar)["members"].clear()
+        tar.pax_headers = {}
+        yield entry
+
+
 def is_archive(file: Path) -> bool:
-    """Whether this file is an archive or a compressed file. False where it cannot be read."""
+    """Whether this file is an archive or a compressed file. False where it cannot be read; EvidenceError where it is a bomb."""
     try:
-        if tarfile.is_tarfile(file) or zipfile.is_zipfile(file):
+        if _is_tar(file) or zipfile.is_zipfile(file):
             return True
         with file.open("rb") as opened:
             return opened.read(2) == b"\x1f\x8b"
-    except (OSError, *_DAMAGE):
+    except (OSError, *DAMAGE):
         return False
+
+
+def _is_tar(file: Path) -> bool:
+    try:
+        with tarfile.open(file, tarinfo=TarEntry):
+            return True
+    except tarfile.TarError:
+        return False
+    except DAMAGE:
+        return True
 
 
 @contextlib.contextmanager
@@ -51,7 +105,7 @@ def unpacked(file: Path) -> Iterator[Path]:
         folder.mkdir()
         try:
             _unpack(file, folder)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise EvidenceError(f"{file} cannot be unpacked: {error}", BROKEN) from error
         except RuntimeError as error:  # a zip with a password
             raise EvidenceError(f"{file} cannot be unpacked: {error}", LARGE) from error
@@ -81,9 +135,9 @@ def _unpack(file: Path, folder: Path) -> None:
 
 def _files(file: Path) -> Iterator[_Packed]:
     """The regular files of an archive, one after the other."""
-    if tarfile.is_tarfile(file):
-        with tarfile.open(file) as tar:
-            for member in tar:
+    if _is_tar(file):
+        with tarfile.open(file, tarinfo=TarEntry) as tar:
+            for member in entries(tar, MAX_FILES, MAX_BYTES + (MAX_FILES << 11)):
                 content = tar.extractfile(member) if member.isreg() else None
                 if content is not None:
                     yield _Packed(member.name, content)

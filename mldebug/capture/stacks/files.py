@@ -15,6 +15,7 @@ from mldebug.core.text import plural
 
 MAX_FILES = 100_000
 MAX_BYTES = 32 << 20
+MAX_LINES = 1_000_000  # of one file: each costs some 240 bytes, also an empty one
 MAX_DEPTH = 2  # folders below the one that is given
 
 
@@ -62,6 +63,8 @@ def read_file(path: Path, where: Path) -> DumpFile:
                 name, status.st_mtime, StackText(), f"larger than {MAX_BYTES >> 20} MiB"
             )
         text = unexported(path.read_bytes().decode(errors="replace"))
+        if text.count("\n") + text.count("\0") > MAX_LINES:
+            return DumpFile(name, status.st_mtime, StackText(), f"longer than {MAX_LINES:,} lines")
         return DumpFile(name, status.st_mtime, read_text(text))
     except OSError as error:
         return DumpFile(name, 0.0, StackText(), unreadable(path, error).message)

@@ -4,7 +4,8 @@ nested in other JSON lists, or in objects that give the pid and the command line
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from mldebug.capture.stacks.pyspy import parse_pyspy_json
@@ -44,16 +45,27 @@ def is_json(line: str) -> bool:
     return bool(_BEGIN.match(line) or _INSIDE.match(line))
 
 
-def take_json(lines: list[str]) -> JsonText:
-    """Read the JSON value that begins with the first line. Empty where it is no complete JSON, or holds no stacks."""
-    if not _BEGIN.match(lines[0]):
+def take_json(lines: Iterable[str]) -> JsonText:
+    """Read the JSON value that begins with the first line. Empty where it is no complete JSON, or holds no stacks.
+
+    Of many values, each on lines of its own, each takes as few lines as it has, and at most as many again.
+    """
+    following = iter(lines)
+    text = next(following, "")
+    if not _BEGIN.match(text):
         return JsonText()
-    text = "\n".join(lines)
-    start = len(text) - len(text.lstrip())
-    try:
-        value, end = _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError):
-        return JsonText()
+    start, more = len(text) - len(text.lstrip()), 1
+    while True:
+        try:
+            value, end = _DECODER.raw_decode(text, start)
+            break
+        except RecursionError:
+            return JsonText()
+        except ValueError:  # it goes on, or is none
+            some = list(islice(following, more))
+            if not some:
+                return JsonText()
+            text, more = "\n".join((text, *some)), 2 * more
     found = tuple(_processes(value, 0))
     return JsonText(found, text.count("\n", 0, end) + 1) if found else JsonText()
 

@@ -148,7 +148,7 @@ class _Stream:
         """A JSON value that begins here; 0 where none does."""
         if self._broken >= MAX_BROKEN:
             return 0
-        found = take_json([one.text for one in self.lines[index:]])
+        found = take_json(self.lines[at].text for at in range(index, len(self.lines)))
         self._broken += not found.lines
         for one in found.processes:
             self._begin(self.lines[index].number, one.pid, one.command)

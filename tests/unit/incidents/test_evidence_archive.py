@@ -6,7 +6,9 @@ import json
 import os
 import stat
 import tarfile
+import tracemalloc
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -164,3 +166,75 @@ def test_a_zip_with_a_password_is_refused(dumps: Path, capsys: pytest.CaptureFix
     err = capsys.readouterr().err
     assert "cannot be unpacked" in err
     assert "password" in err
+
+
+def header(size: bytes, kind: bytes, name: bytes = b"f") -> bytes:
+    """The 512 bytes that stand before an entry of a tar. `size`: the field's 12 bytes."""
+    block = bytearray(512)
+    block[: len(name)] = name
+    block[100:124] = b"0000600\0" + b"0000000\0" * 2
+    block[124:136] = size
+    block[136:157] = b"00000000000\0" + b" " * 8 + kind
+    block[257:265] = b"ustar\x0000"
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def octal(size: int) -> bytes:
+    """A size that fits."""
+    return b"%011o\0" % size
+
+
+PAX = header(octal(512), b"x") + b"11 path=f1\n".ljust(512, b"\0")
+LARGE_NUMBER = b"\x80" + (2**80).to_bytes(11, "big")
+MADE_UP: dict[str, Callable[[], bytes]] = {
+    "a pax header of 64 MiB": lambda: header(octal(64 << 20), b"x") + bytes(64 << 20),
+    "a header for all of 64 MiB": lambda: header(octal(64 << 20), b"g") + bytes(64 << 20),
+    "a long name of 64 MiB": lambda: header(octal(64 << 20), b"L") + bytes(64 << 20),
+    "a long name after a file": lambda: header(octal(0), b"0") + header(octal(64 << 20), b"L") + bytes(64 << 20),
+    "a size above all numbers": lambda: header(LARGE_NUMBER, b"x"),
+    "a size above all memory": lambda: header(b"\x80" + (2**62).to_bytes(11, "big"), b"x"),
+    "a file above all numbers": lambda: header(LARGE_NUMBER, b"0") + header(octal(0), b"0"),
+    "5,000 headers of one file": lambda: PAX * 5000 + header(octal(0), b"0"),
+    "200,000 folders": lambda: header(octal(0), b"5") * 200_000,
+    "a file of 8 GiB that is skipped": lambda: header(octal((8 << 30) - 1), b"7") + bytes(1024),
+    "a size of 100,000 digits": lambda: header(octal(100_017), b"x") + (b"100016 size=" + b"9" * 100_004).ljust(100_352, b"\0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MADE_UP)
+def test_a_tar_that_is_made_up_costs_neither_memory_nor_time(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mailed.tar.gz"
+    file.write_bytes(gzip.compress(MADE_UP[what](), 1))
+    tracemalloc.start()
+    try:
+        code = cli.main(["diagnose", str(file)])
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    err = capsys.readouterr().err
+    assert code == 2
+    assert "internal error" not in err
+    assert "way out" in err
+    assert most < 48 << 20
+
+
+def test_a_tar_with_long_names_and_notes_is_read_as_before(
+    tmp_path: Path, dumps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = culprits(dumps, capsys)
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        target = tmp_path / f"long-{form}.tar"
+        with tarfile.open(target, "w", format=form) as tar:
+            for file in sorted(dumps.iterdir()):
+                info = tar.gettarinfo(file, "/".join(["n" * 200] * 5 + [file.name]))
+                info.pax_headers = {"SCHILY.xattr.user.note": "n" * 8000}
+                with file.open("rb") as content:
+                    tar.addfile(info, content)
+        with unpacked(target) as folder:
+            assert len(list(folder.rglob("*.txt"))) == 4
+            while not list(folder.glob("*.txt")):
+                (folder,) = folder.iterdir()
+            assert culprits(folder, capsys)[:2] == wanted[:2]

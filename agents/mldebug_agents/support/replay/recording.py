@@ -7,7 +7,6 @@ unpacked onto the disk.
 import gzip
 import io
 import tarfile
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from mldebug.core.files import read_bytes
 from mldebug.core.model import Job
 from mldebug.core.yaml_reader import parse
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
+from mldebug.incidents.evidence_archive import DAMAGE, TarEntry, entries
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.support.bundle import layout
 from mldebug_agents.support.bundle.kernel_log import split_records
@@ -96,9 +96,9 @@ def _archive(path: Path) -> dict[str, bytes]:
             data = stream.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise EvidenceError(f"{path} has more than {MAX_BYTES >> 20} MiB in it", WAY_OUT)
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(data), tarinfo=TarEntry) as archive:
             return dict(_files_in(archive))
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+    except (OSError, *DAMAGE) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise EvidenceError(f"{path} cannot be read: {why}", WAY_OUT) from error
 
@@ -106,9 +106,7 @@ def _archive(path: Path) -> dict[str, bytes]:
 def _files_in(archive: tarfile.TarFile) -> list[tuple[str, bytes]]:
     """Return (name, content) of the wanted files. One listed twice counts twice; sparse files are refused, as their size is unbounded."""
     found, left = [], MAX_BYTES
-    for number, entry in enumerate(archive):
-        if number >= MAX_ENTRIES:
-            raise EvidenceError(f"the archive has more than {MAX_ENTRIES:,} files in it", WAY_OUT)
+    for entry in entries(archive, MAX_ENTRIES, MAX_BYTES):
         name = entry.name.partition("/")[2]
         if not entry.isreg() or name not in WANTED:
             continue

@@ -1,0 +1,64 @@
+"""Files of stacks that are made to cost memory or time; each beside one that is read as before."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mldebug.capture.dump_folder import captures_from_dumps
+from mldebug.capture.stacks import files
+from mldebug.capture.stacks.files import read_file
+from mldebug.capture.stacks.json_form import take_json
+from mldebug.core.errors import EvidenceError
+
+STACK = [
+    {
+        "pid": 7,
+        "thread_id": 1,
+        "thread_name": "MainThread",
+        "active": False,
+        "frames": [{"name": "slow", "filename": "train.py", "line": 9}],
+    }
+]
+DUMP = 'Process 7: python train.py\n\nThread 7 (idle): "MainThread"\n    slow (train.py:9)\n'
+
+
+@pytest.mark.parametrize("end", ["\n", "\0", "x\n"])
+def test_a_file_of_millions_of_lines_is_not_taken_apart(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "rank0.txt"
+    file.write_text(DUMP + end * (files.MAX_LINES + 1))
+    found = read_file(file, tmp_path)
+    assert found.trouble == "longer than 1,000,000 lines"
+    assert not found.text.processes
+    with pytest.raises(EvidenceError, match="longer than"):
+        captures_from_dumps(tmp_path)
+
+
+def test_a_file_of_a_hundred_thousand_lines_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "rank0.txt"
+    file.write_text(DUMP + "\n" * 100_000)
+    assert [one.pid for one in read_file(file, tmp_path).text.processes] == [7]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_of_many_values_each_is_read_without_those_behind_it(indent: int | None) -> None:
+    value = json.dumps(STACK, indent=indent)
+    taken = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal taken
+        for line in itertools.chain.from_iterable(itertools.repeat(value.split("\n"))):
+            taken += 1
+            yield line
+
+    found = take_json(lines())
+    assert [one.pid for one in found.processes] == [7]
+    assert found.lines == value.count("\n") + 1
+    assert taken <= 2 * found.lines
+
+
+def test_what_is_no_value_ends_with_the_lines() -> None:
+    assert take_json(iter(['[{"pid": 7,', '"frames": [', "nothing"])).lines == 0
+    assert take_json(iter([])).lines == 0
