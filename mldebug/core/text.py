@@ -5,10 +5,12 @@ import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
+LAST = 253_402_300_799.0  # unix seconds: the end of the year 9999, the last that has a date
+
 
 def rfc3339(at: float) -> str:
-    """Return unix seconds as RFC 3339 in UTC, to the millisecond."""
-    moment = datetime.fromtimestamp(round(at, 3), UTC)
+    """Return unix seconds as RFC 3339 in UTC, to the millisecond; of what has no date, the nearest that has one from 1970 on."""
+    moment = datetime.fromtimestamp(round(min(max(at, 0.0), LAST), 3), UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

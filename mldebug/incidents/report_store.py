@@ -32,6 +32,7 @@ from mldebug.core.model import NodeCapture
 from mldebug.core.report_model import REPORT_SCHEMA, Report
 from mldebug.core.text import typed
 from mldebug.incidents.pruning import StoredReport, excess
+from mldebug.incidents.report.sanitize import tidy_report
 from mldebug.incidents.report_entry import ReportEntry, read_entry
 from mldebug.incidents.stored_evidence import load_captures, newer
 
@@ -149,7 +150,7 @@ class ReportStore:
         return self.folder / self._resolve(wanted)
 
     def load(self, wanted: str) -> Report:
-        """Read one report (id, unambiguous prefix, or `latest`).
+        """Read one report (id, unambiguous prefix, or `latest`), into which its owner may have written anything: it is tidied.
 
         Raises EvidenceError when it is absent, ambiguous, malformed or of another schema.
         """
@@ -157,7 +158,7 @@ class ReportStore:
         report = read_struct(file, Report)
         if report.schema != REPORT_SCHEMA:
             raise EvidenceError(f"{file} is of schema {report.schema[:60]!r}", newer(REPORT_SCHEMA))
-        return report
+        return tidy_report(report)
 
     def evidence(self, wanted: str) -> tuple[NodeCapture, ...]:
         """Read the node captures that a report rests on (id, unambiguous prefix, or `latest`)."""

@@ -1,4 +1,5 @@
-"""Makes text that a job chose harmless to look at: no control characters, bounded length.
+"""Makes what a job, or the owner of a report's file, chose harmless to look at: text without control characters and of bounded
+length, numbers that can be reckoned with.
 
 Escaping for HTML and for terminals is left to the renderers; what is done here is done once for all
 of them.
@@ -13,6 +14,8 @@ from mldebug.core.report_model import Report
 
 MAX_TEXT = 2_000
 """Longest string a report holds, in characters; rank sets are ours and stay whole."""
+MAX_NUMBER = 1 << 63
+"""What counts bytes, seconds and processes is no larger; times a hundred it is still a number."""
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x9b[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -35,7 +38,7 @@ def tidy(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def tidy_report(report: Report) -> Report:
-    """The report with its strings cleaned of control and invisible characters, in every field."""
+    """The report with its strings cleaned of control and invisible characters, and its numbers bounded, in every field."""
     return msgspec.convert(_walk(msgspec.to_builtins(report)), Report)
 
 
@@ -50,4 +53,6 @@ def _walk(value: Any) -> Any:
         return {_walk(key): _walk(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_walk(inner) for inner in value]
+    if isinstance(value, int | float) and not -MAX_NUMBER < value < MAX_NUMBER:
+        return type(value)(-MAX_NUMBER if value < 0 else MAX_NUMBER)
     return value
