@@ -35,6 +35,9 @@ _FLUENT_BIT = re.compile(
     r'\[\d{1,7}\] \S{1,200}: \[\[?\d{9,10}\.\d{1,9}, .{0,400}?"(?:log|message)"=>"(?P<text>.*?)(?:\\n)?"(?:, "[\w.]{1,80}"=>.*|\}\]\s*)$'
 )
 MARKED_WITHIN = 400  # characters of a line in which a mark may stand
+MAX_LINE = (
+    4096  # characters of a line, or of the text of one error: to judge each costs up to 30 µs
+)
 _TAG = re.compile(
     r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?:mpirank:)?(?P<task>\d{1,7})(?:,[\w.-]{1,80})?\]<std(?:out|err|diag)>:(?(prte) ?)"
 )
@@ -79,7 +82,12 @@ def _unwrapped(line: str) -> Sequence[str]:
     at = -1 if at > 0 and _OWN_JSON.search(line[:at]) else at
     unwrapped = unwrap_json(line[at:]) if at >= 0 else [line]
     lines = [line] if unwrapped == [line[at:]] else unwrapped
-    return [_BAR.sub("", one) if "%|" in one else one for one in lines]
+    return [shortened(_BAR.sub("", one) if "%|" in one else one) for one in lines]
+
+
+def shortened(text: str, most: int = MAX_LINE) -> str:
+    """The text, of a long one its beginning and its end: what an error is stands in the one, why in the other."""
+    return text if len(text) <= most else f"{text[: most * 3 // 4]} … {text[-(most // 4 - 3) :]}"
 
 
 def _labelled(lines: Sequence[str]) -> bool:

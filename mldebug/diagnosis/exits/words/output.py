@@ -18,10 +18,14 @@ from mldebug.diagnosis.exits.words.last_words import (
     error_of,
     last_error,
 )
-from mldebug.diagnosis.exits.words.marks import LogWords
+from mldebug.diagnosis.exits.words.marks import LogWords, shortened
 from mldebug.diagnosis.exits.words.raised_in import raised_in
 
 TASKED = ("slurm", "openmpi", "mpich")  # launchers whose tasks are the ranks
+MAX_TEXT, MAX_STACK = (
+    8 << 10,
+    32 << 10,
+)  # characters of an error file's message, and of its last lines
 OWN, SHARED = "its own output", "the job's log"
 
 
@@ -100,8 +104,13 @@ def parse_error_file(data: bytes) -> RankError | None:
         stack = extra.get("py_callstack", "") if isinstance(extra, dict) else ""
     if not isinstance(text, str) or not text.strip():
         return None
-    lines = stack.splitlines() if isinstance(stack, str) else []
-    written = text.strip().splitlines()
+    text = shortened(text.strip(), MAX_TEXT)
+    lines = (
+        [shortened(one) for one in stack[-MAX_STACK:].splitlines()]
+        if isinstance(stack, str)
+        else []
+    )
+    written = text.splitlines()
     error = with_cause(safe_line(written[0], 300), written, 0)
     last = tuple(safe_line(line, 400) for line in lines[-MAX_LINES:] if line.strip())
     place = raised_in(lines, 0, len(lines))
