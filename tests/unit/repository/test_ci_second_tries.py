@@ -1,11 +1,15 @@
 """The second tries of `.ci/run`: a run is fine only where each part has ended well, at the second try at the latest."""
 
 import os
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from shared.system.patience import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,3 +67,36 @@ def test_a_part_that_is_killed_is_red(tmp_path: Path) -> None:
     part.wait()
     assert ci(tmp_path, "second_try") == 1
     assert "second tries: 1: sleep" in (tmp_path / "summary").read_text()
+
+
+PART = """import os, pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as conftest.py
+begun, ended = (pathlib.Path(sys.argv[1] + end) for end in (".begun", ".ended"))
+try:
+    begun.with_suffix(".new").write_text(str(os.getpid()))
+    begun.with_suffix(".new").rename(begun)
+    time.sleep(120)
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    ended.touch()
+"""
+
+
+def test_an_interrupted_run_leaves_no_part_behind(tmp_path: Path) -> None:
+    """They have process groups of their own, where Ctrl-C of a terminal does not come; each ends what it has started."""
+    (tmp_path / "part.py").write_text(PART)
+    lines = [f"{name} {sys.executable} {tmp_path}/part.py {tmp_path}/{name}\n" for name in "abc"]
+    (tmp_path / "parts").write_text("".join(lines))
+    words = ["bash", ".ci/run", "interruptible", "in_turns", "2"]
+    with (tmp_path / "parts").open() as parts:
+        run = subprocess.Popen(words, cwd=ROOT, env=environ(tmp_path), stdin=parts)
+    begun = [tmp_path / "a.begun", tmp_path / "b.begun"]
+    until = time.monotonic() + 60 * PATIENCE
+    while not all(file.exists() for file in begun) and time.monotonic() < until:
+        time.sleep(0.05)
+    pids = [int(file.read_text()) for file in begun]
+    run.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130
+    assert {file.name for file in tmp_path.glob("*.ended")} == {"a.ended", "b.ended"}
+    assert not (tmp_path / "c.begun").exists()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
