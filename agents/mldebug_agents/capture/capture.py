@@ -41,8 +41,8 @@ from mldebug_agents.jobs.hook.records import read_hook_summaries
 from mldebug_agents.jobs.logs.tail import log_of, read_log
 from mldebug_agents.jobs.ranks.discovery import RankChild
 from mldebug_agents.system.context import versions
-from mldebug_agents.system.file_locks import FileLocks
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.file_locks import FileLocks
 from mldebug_agents.system.reader import Reader, Unreadable
 
 log = logging.getLogger("mldebug")

@@ -21,8 +21,8 @@ from mldebug_agents.capture.stacks.blocked_call import blocked_on, line_of, sour
 from mldebug_agents.capture.stacks.pyspy import CLOSED, FORBIDDEN, Dump, PySpy
 from mldebug_agents.capture.stacks.pystack import find_pystack, second_opinion
 from mldebug_agents.capture.stacks.sampling import DUMP_TIMEOUT, CaptureTarget, Sampling
-from mldebug_agents.system.file_locks import FileLocks, command_of
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.file_locks import FileLocks, command_of
 from mldebug_agents.system.reader import Reader, Unreadable
 
 LINK_TIMEOUT = 1.0  # seconds

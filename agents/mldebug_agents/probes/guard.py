@@ -14,8 +14,8 @@ from mldebug.core.redact import clean
 from mldebug.hardware.gpu.readings import GpuReading, NodeGpus
 from mldebug_agents.hardware.gpu.errors import GpuCrashedError, NoGpuLibraryError
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.system.file_locks import parse_locks
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.file_locks import parse_locks
 
 log = logging.getLogger("mldebug")
 

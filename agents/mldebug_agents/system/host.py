@@ -5,7 +5,6 @@ in threads that can be left behind (`held_reads`). What a job can make hang (`en
 `maps`, any path that a descriptor points to) goes through the reader child (see `Paths`).
 """
 
-import contextlib
 import errno
 import math
 import os
@@ -16,20 +15,16 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState, shared_fields
+from mldebug.core.model import ProcessState
 from mldebug_agents.system import procfs
-from mldebug_agents.system.freezer import frozen_by, may_be_frozen
-from mldebug_agents.system.held_reads import HeldReads
+from mldebug_agents.system.process.details import MAX_FILES, read_process
+from mldebug_agents.system.process.held_reads import HeldReads
+from mldebug_agents.system.process.proc_files import numbers_in, read_link, read_short, read_text
+from mldebug_agents.system.process.rights import RankRights, namespace_owner
 from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
-from mldebug_agents.system.rights import RankRights, namespace_owner
-from mldebug_agents.system.syscalls import syscall_name
 
-MAX_FILES = 4096  # descriptors looked at per process
-MAX_BYTES = 1 << 20
-MAX_THREADS = 512  # looked at per process, its main thread first; as many stacks are kept
 JUMP = 2.0  # seconds by which the wall clock was set; less is the slewing of a time service
 _GPU = re.compile(r"/dev/nvidia(\d{1,4})$")
-_MAIN_GONE = "ZX"
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
 _NEVER_HELD = frozenset(
     ["status", "cgroup", "mountinfo"]
@@ -77,7 +72,6 @@ class Host:
         self.root = root.rstrip("/")
         self.clock = clock
         self.proc = f"{self.root}/proc"
-        self._machine = os.uname().machine
         self._steady = steady
         self._boot_time = self._offset = -math.inf  # as if the clock had just been set
         self._users: dict[int, str] | None = None
@@ -90,7 +84,7 @@ class Host:
 
     def pids(self) -> list[int]:
         """The pids of all processes, in ascending order."""
-        return _numbers(self.proc)
+        return numbers_in(self.proc)
 
     def brief(self, pid: int) -> Stat | None:
         """What /proc/PID/stat says of a process, in one cheap read; None where it is gone.
@@ -99,7 +93,7 @@ class Host:
         """
         known = self._stat_texts.get(pid)
         path, last = f"{self.proc}/{pid}/stat", known[1] if known else None
-        return self._reads.one(pid, lambda: procfs.parse_stat(_read(path)), last)
+        return self._reads.one(pid, lambda: procfs.parse_stat(read_text(path)), last)
 
     def briefs(self) -> dict[int, Stat]:
         """What /proc/PID/stat says of every process, by pid; of one that holds the read up what it said last.
@@ -110,7 +104,7 @@ class Host:
         began, before = self._steady(), self._stat_texts
         texts: dict[int, tuple[bytes, Stat]] = {}
         pids = self.pids()
-        found_texts = self._reads.many(pids, lambda pid: _read_once(f"{self.proc}/{pid}/stat"))
+        found_texts = self._reads.many(pids, lambda pid: read_short(f"{self.proc}/{pid}/stat"))
         for pid in pids:
             known, text = before.get(pid), found_texts.get(pid)
             if known is not None and text in (None, known[0]):
@@ -147,14 +141,14 @@ class Host:
         """
         offset = self.clock() - self._steady()
         if abs(offset - self._offset) > JUMP:
-            lines = _read(f"{self.proc}/stat").splitlines()
+            lines = read_text(f"{self.proc}/stat").splitlines()
             words = next((line.split() for line in lines if line.startswith("btime ")), [])
             self._offset, self._boot_time = offset, float(words[1]) if len(words) == 2 else 0.0
         return self._boot_time
 
     def boot_id(self) -> str:
         """An id that changes with each boot; "" where it cannot be read."""
-        return _read(f"{self.proc}/sys/kernel/random/boot_id").strip()
+        return read_text(f"{self.proc}/sys/kernel/random/boot_id").strip()
 
     def started_at(self, start_ticks: int) -> float:
         """Unix time of a start given in clock ticks since boot."""
@@ -166,7 +160,7 @@ class Host:
         Directory services (LDAP) are not asked, since they could block.
         """
         if self._users is None:
-            rows = [line.split(":") for line in _read(f"{self.root}/etc/passwd").splitlines()]
+            rows = [line.split(":") for line in read_text(f"{self.root}/etc/passwd").splitlines()]
             self._users = {
                 int(row[2]): row[0] for row in reversed(rows) if len(row) > 2 and row[2].isdecimal()
             }
@@ -178,20 +172,20 @@ class Host:
         """The text of /proc/PID/NAME; "" where the process is gone, holds it up, or it may not be read."""
         path = f"{self.proc}/{pid}/{name}"
         if name.rpartition("/")[2] in _NEVER_HELD:
-            return _read(path)
-        return self._reads.one(pid, lambda: _read(path), "")
+            return read_text(path)
+        return self._reads.one(pid, lambda: read_text(path), "")
 
     def self_text(self, name: str) -> str:
         """The text of /proc/self/NAME, about this process."""
-        return _read(f"{self.proc}/self/{name}")
+        return read_text(f"{self.proc}/self/{name}")
 
     def node_text(self, name: str) -> str:
         """The text of /proc/NAME, about the node."""
-        return _read(f"{self.proc}/{name}")
+        return read_text(f"{self.proc}/{name}")
 
     def kernel_text(self, path: str) -> str:
         """The text of a file below /sys, by its full path; "" where it does not exist, or may not be read."""
-        return _read(path)
+        return read_text(path)
 
     def denied(self, path: str) -> str:
         """Why a file below /sys that exists cannot be opened, like "Permission denied"; "" where it
@@ -205,7 +199,7 @@ class Host:
 
     def link(self, pid: int, name: str) -> str:
         """The target of the link /proc/PID/NAME (exe, ns/net); "" where the process is gone, holds it up, or it may not be read."""
-        return self._reads.one(pid, lambda: _link(f"{self.proc}/{pid}/{name}"), "")
+        return self._reads.one(pid, lambda: read_link(f"{self.proc}/{pid}/{name}"), "")
 
     def writes_to(self, pid: int, fd: int | str) -> bool:
         """Whether a descriptor is open for writing, by the mode of its link (a third of the cost of `fdinfo`).
@@ -220,12 +214,12 @@ class Host:
 
     def open_names(self, pid: int) -> frozenset[str]:
         """The kernel's names of all files that a process has open. That of a deleted file ends in ` (deleted)`."""
-        names = lambda: frozenset(_link(f"{self.proc}/{pid}/fd/{fd}") for fd in self.descriptors(pid))  # fmt: skip
+        names = lambda: frozenset(read_link(f"{self.proc}/{pid}/fd/{fd}") for fd in self.descriptors(pid))  # fmt: skip
         return self._reads.one(pid, names, frozenset())
 
     def descriptors(self, pid: int) -> list[int]:
         """The descriptors that a process has open; empty where it is gone, or they may not be read."""
-        return _numbers(f"{self.proc}/{pid}/fd")
+        return numbers_in(f"{self.proc}/{pid}/fd")
 
     def open_gpus(self, pid: int) -> tuple[int, ...] | None:
         """The numbers N of the /dev/nvidiaN that a process has open, sorted. None where its files cannot be listed, because it has
@@ -236,7 +230,9 @@ class Host:
         except OSError:
             return None  # the caller says which rank's GPU is not known
         folder = f"{self.proc}/{pid}/fd"
-        links = self._reads.one(pid, lambda: [_link(f"{folder}/{name}") for name in names], None)
+        links = self._reads.one(
+            pid, lambda: [read_link(f"{folder}/{name}") for name in names], None
+        )
         if links is None:
             return None
         return tuple(sorted({int(match[1]) for match in map(_GPU.match, links) if match}))
@@ -281,167 +277,5 @@ class Host:
         Fields that this user may not read keep their defaults. At most `MAX_THREADS` threads and
         `MAX_FILES` files are read.
         """
-        look = lambda: self._process_state(pid, threads, files, kernel_stacks)
+        look = lambda: read_process(self, pid, threads, files, kernel_stacks)
         return self._reads.one(pid, look, None)
-
-    def _process_state(
-        self, pid: int, threads: bool, files: bool, kernel_stacks: bool
-    ) -> ProcessState | None:
-        stat = self.brief(pid)
-        if stat is None:
-            return None
-        status = self.status(pid)
-        closed = self.rights.closed(pid, status)
-        its_threads = self._threads(pid, kernel_stacks) if threads else ()
-        if closed:
-            its_threads, files = tuple(map(_outside, its_threads)), False
-        state = ProcessState(
-            **shared_fields(stat, ProcessState),
-            **shared_fields(status, ProcessState),
-            tracer_name=self._name(status.tracer_pid),
-            exit_status=exit_status(stat, status.uid),
-            frozen_by=self._frozen_by(pid, its_threads),
-            io=None if closed else self._io(pid),
-            threads=its_threads,
-            files=self._files(pid, its_threads) if files else (),
-        )
-        after = self.brief(pid)
-        same = after is not None and after.start_ticks == stat.start_ticks
-        return state if same else None  # else parts of it may be of a new process with that pid
-
-    def _frozen_by(self, pid: int, threads: tuple[ThreadState, ...]) -> str:
-        main = next((thread for thread in threads if thread.tid == pid), None)
-        if not may_be_frozen(main):
-            return ""
-        return frozen_by(self.text(pid, "cgroup"), lambda path: _read(f"{self.root}{path}"))
-
-    def _name(self, pid: int) -> str:
-        stat = self.brief(pid) if pid else None
-        return stat.name if stat else ""
-
-    def _io(self, pid: int) -> Io | None:
-        return procfs.parse_io(self.text(pid, "io"))
-
-    # --- threads -----------------------------------------------------------------------------------
-
-    def _threads(self, pid: int, kernel_stacks: bool) -> tuple[ThreadState, ...]:
-        tids = _numbers(f"{self.proc}/{pid}/task")
-        tids.sort(key=lambda tid: (tid != pid, tid))
-        found = (
-            self._thread(f"{self.proc}/{pid}/task/{tid}", kernel_stacks)
-            for tid in tids[:MAX_THREADS]
-        )
-        return tuple(thread for thread in found if thread is not None)
-
-    def _thread(self, folder: str, kernel_stacks: bool) -> ThreadState | None:
-        stat = procfs.parse_stat(_read(f"{folder}/stat"))
-        if stat is None or stat.state in _MAIN_GONE:
-            return None
-        status = procfs.parse_status(_read(f"{folder}/status"))
-        call = procfs.parse_syscall(_read(f"{folder}/syscall"))
-        stack = _read(f"{folder}/stack") if kernel_stacks else ""
-        return ThreadState(
-            tid=stat.pid,
-            name=stat.name,
-            state=stat.state,
-            wchan=procfs.parse_wchan(_read(f"{folder}/wchan")),
-            syscall=syscall_name(call[0], self._machine) if call else "",
-            syscall_args=call[1] if call else (),
-            cpu_seconds=stat.cpu_seconds,
-            voluntary_switches=status.voluntary_switches,
-            involuntary_switches=status.involuntary_switches,
-            kernel_stack=procfs.parse_kernel_stack(stack),
-        )
-
-    # --- descriptors -------------------------------------------------------------------------------
-
-    def _files(self, pid: int, threads: tuple[ThreadState, ...]) -> tuple[OpenFile, ...]:
-        """Links are read, never followed: a FIFO with a name is known by the thread that waits in it."""
-        mounts = {mount.id: mount for mount in procfs.parse_mountinfo(self.text(pid, "mountinfo"))}
-        piped = {
-            thread.syscall_args[0]
-            for thread in threads
-            if "pipe_" in thread.wchan and thread.syscall_args
-        }
-        numbers = _numbers(f"{self.proc}/{pid}/fd")[:MAX_FILES]
-        found = (self._file(pid, fd, mounts, fd in piped) for fd in numbers)
-        return tuple(file for file in found if file is not None)
-
-    def _file(self, pid: int, fd: int, mounts: dict[int, Mount], in_pipe: bool) -> OpenFile | None:
-        target = self.link(pid, f"fd/{fd}")
-        if not target:
-            return None
-        kind = procfs.fd_kind(target)
-        mode, mount_id = procfs.parse_fdinfo(self.text(pid, f"fdinfo/{fd}"))
-        mount = mounts.get(mount_id) if kind in ("file", "deleted") else None
-        return OpenFile(
-            fd=fd,
-            target=target,
-            kind="fifo" if in_pipe and kind == "file" else kind,
-            mode=mode,
-            mount=mount.point if mount else "",
-            fstype=mount.fstype if mount else "",
-            source=mount.source if mount else "",
-            device=mount.device if mount else "",
-        )
-
-
-def _outside(thread: ThreadState) -> ThreadState:
-    """What the kernel tells everybody of a thread: of a process that its own user may not look into nothing else is told."""
-    return ThreadState(tid=thread.tid, name=thread.name, state=thread.state, cpu_seconds=thread.cpu_seconds, voluntary_switches=thread.voluntary_switches, involuntary_switches=thread.involuntary_switches)  # fmt: skip
-
-
-def exit_status(stat: Stat, uid: int) -> int | None:
-    """The wait(2) status word of a zombie. None for a living process, and for a 0 that the kernel
-    may show only because we may not see the status.
-
-    `uid`: of the zombie.
-    """
-    if stat.state not in _MAIN_GONE:
-        return None
-    is_known = stat.exit_status != 0 or os.geteuid() in (0, uid)
-    return stat.exit_status if is_known else None
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:  # the process has ended, or is not ours to look at
-        return ""
-
-
-def _numbers(folder: str) -> list[int]:
-    with contextlib.suppress(OSError):  # the process has ended, or is not this user's
-        return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
-    return []
-
-
-def _read_once(path: str) -> bytes:
-    """A short file of /proc, which the kernel answers in one piece; b"" where it is gone or not for us."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(descriptor, 1 << 12)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
-
-
-def _read(path: str) -> str:
-    """One file of at most 1 MiB; "" where it is gone or not for us."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    data = b""
-    try:
-        while len(data) < MAX_BYTES and (more := os.read(descriptor, 1 << 16)):
-            data += more
-    except OSError:
-        pass  # ESRCH: it exited between open and read; EPERM: opened, but not for us
-    finally:
-        os.close(descriptor)
-    return data.decode(errors="replace")

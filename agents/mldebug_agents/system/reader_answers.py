@@ -21,7 +21,7 @@ from mldebug_agents.system.child.reader_child import (
     ReadRequest,
 )
 from mldebug_agents.system.child.refusals import Refusal
-from mldebug_agents.system.held_reads import Owner, process_owner
+from mldebug_agents.system.process.held_reads import Owner, process_owner
 from mldebug_agents.system.spawn import ForkedWorker
 
 # apart: a hung mount must not hide new jobs, nor a hung job all logs

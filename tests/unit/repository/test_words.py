@@ -23,7 +23,6 @@ MOST = 15  # entries of a folder
 # folders that may be longer: how many entries each has at most, and why a level more would make the way to a file longer
 LONG = {
     ROOTS["agents"] / "cli/commands": (21, "`mldebug VERB` is commands/VERB.py: who knows what he types knows the file"),
-    ROOTS["agents"] / "system": (16, "one file for each thing of the kernel that the agent reads or asks for; what runs in children lies below"),
     ROOTS["mldebug"]: (16, "one folder for each subject of docs/glossary.md, of the same name in each root"),
 }  # fmt: skip
 # words of an earlier dialect, as parts of the names of modules, classes and functions

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.model import FileLock, LockHolder
-from mldebug_agents.system.file_locks import FileLocks, parse_locks
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.file_locks import FileLocks, parse_locks
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import WORKERS, Spawner
 from shared.system.patience import PATIENCE

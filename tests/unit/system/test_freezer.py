@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.model import ThreadState
-from mldebug_agents.system.freezer import frozen_by, may_be_frozen
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.details import frozen_by, may_be_frozen
 from shared.system.patience import PATIENCE
 
 NAME = "mldebug-test"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug_agents.system.held_reads import MOST_OF_ONE, HeldReads
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.held_reads import MOST_OF_ONE, HeldReads
 from shared.jobs.proctree import Tree
 from shared.system.patience import PATIENCE
 
@@ -107,7 +107,7 @@ def test_a_process_that_holds_its_stat_up_is_what_it_was(
             gate.wait(60)
         return plain(path, *more)
 
-    monkeypatch.setattr("mldebug_agents.system.held_reads._sleeps", asleep)
+    monkeypatch.setattr("mldebug_agents.system.process.held_reads._sleeps", asleep)
     monkeypatch.setattr("mldebug_agents.system.host.os.open", hung)
     fresh, known = Host(str(tmp_path)), Host(str(tmp_path))
     known._stat_texts = dict(host._stat_texts)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug_agents.system.host import Host, exit_status
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.details import exit_status
 from mldebug_agents.system.procfs import Stat
 from shared.jobs.proctree import BOOT, Tree, as_nobody
 from shared.system.hung import state, wait_until

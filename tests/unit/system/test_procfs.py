@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mldebug_agents.system import procfs
-from mldebug_agents.system.syscalls import syscall_name
+from mldebug_agents.system.process.syscalls import syscall_name
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "proc"
 

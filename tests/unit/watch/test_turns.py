@@ -13,7 +13,7 @@ import pytest
 from mldebug.jobs.owners import in_turns, owner_of
 from mldebug_agents.capture.stacks.pyspy import Dump
 from mldebug_agents.jobs.ranks import discovery
-from mldebug_agents.system.host import MAX_THREADS
+from mldebug_agents.system.process.details import MAX_THREADS
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.workers import Result, Worker
 from unit.jobs.test_ranks import Node as Processes

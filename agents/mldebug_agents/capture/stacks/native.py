@@ -18,7 +18,8 @@ from mldebug.core.model import Gap, NodeCapture, ProcessState, RankCapture
 from mldebug.diagnosis.classify.rank_states import wants_native
 from mldebug.diagnosis.classify.tables.kernel_waits import STORAGE_WAITS
 from mldebug_agents.capture.stacks.pyspy import Dump, PySpy
-from mldebug_agents.system.host import MAX_THREADS, Host
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.details import MAX_THREADS
 
 NATIVE_TIMEOUT = 15.0
 STOP_BIT = 1 << (signal.SIGSTOP - 1)

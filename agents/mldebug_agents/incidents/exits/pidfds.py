@@ -21,7 +21,8 @@ from collections.abc import Callable
 import msgspec
 
 from mldebug.jobs.owners import Owner
-from mldebug_agents.system.host import Host, exit_status
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.details import exit_status
 
 MAX_WATCHED = 1024
 PATIENCE = 2.0  # seconds until a zombie that does not tell us its status must be reaped

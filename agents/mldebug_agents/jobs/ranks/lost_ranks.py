@@ -12,7 +12,8 @@ from mldebug_agents.jobs.ranks.grouping import (
 )
 from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
 from mldebug_agents.jobs.ranks.registry import Registry, named_python
-from mldebug_agents.system.host import Host, exit_status
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.details import exit_status
 from mldebug_agents.system.procfs import Stat, exit_reason
 
 YOUNG = 3.0  # seconds in which a launcher may still be starting the others

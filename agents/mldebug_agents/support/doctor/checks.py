@@ -16,6 +16,7 @@ from mldebug_agents.support.doctor import rights, rows, trials
 from mldebug_agents.support.doctor.clock import ClockState, clock_state
 from mldebug_agents.support.doctor.rows import DoctorCheck
 from mldebug_agents.system.child.programs import ProgramStarter
+from mldebug_agents.system.process.proc_files import read_link
 from mldebug_agents.system.reader import Reader, Unreadable
 
 OWN_DUMP = "stacks of own processes"
@@ -52,7 +53,7 @@ def examine(world: CheckEnvironment) -> Iterator[DoctorCheck]:
     yield rows.hidden_processes(
         rights.hidepid(_text(world, "self/mountinfo") or "", world.proc), held
     )
-    yield rows.container(_link(f"{world.proc}/self/ns/pid"))
+    yield rows.container(read_link(f"{world.proc}/self/ns/pid"))
     yield kernel_log(world.kmsg)
     yield kernel_stacks(world)
     yield waiting_channel(world)
@@ -240,11 +241,3 @@ def _text(world: CheckEnvironment, name: str) -> str | None:
     path = f"{world.proc}/{name}"
     answer = world.reader.read_many([path], max_bytes=MAX_TEXT)[path]
     return answer.decode(errors="replace").strip() if isinstance(answer, bytes) else None
-
-
-def _link(path: str) -> str:
-    """Our own /proc entry: a link that never blocks."""
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

@@ -7,7 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from mldebug_agents.system.syscalls import syscall_name
+from mldebug_agents.system.process.syscalls import syscall_name
 
 MACHINE = os.uname().machine
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel")

@@ -155,9 +155,10 @@ _UNKNOWN = NO_RIGHTS, RootPlace()
 
 
 def namespace_owner(path: str) -> int | None:
-    """The uid (in our user namespace) of who made this user namespace, or the outermost around it that lies below ours.
+    """The uid of the user who made the user namespace at `path`; where namespaces are nested, of the outermost one below the agent's.
 
-    None for our own, for one that root made, and where it cannot be read.
+    The uid is one of the agent's user namespace. None for that namespace itself, for one that root made, and where it cannot be
+    read.
     """
     owner = None
     try:
