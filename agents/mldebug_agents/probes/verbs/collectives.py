@@ -116,10 +116,7 @@ def command(
             record(measurement, names, kept, state_dir, lambda line: click.echo(line, err=True))
 
     try:
-        if names:
-            return _over(names, through, frame, measurement, output, keep)
-        with open_session(frame) as session:
-            return _measured(measurement, output, kept, lambda: measurement.run(session), keep)
+        return _live(measurement, names, through, frame, output, keep)
     except BusyError as error:
         if not if_idle:
             raise
@@ -127,16 +124,19 @@ def command(
         return ExitCode.FINE
 
 
-def _over(
+def _live(
+    measurement: Measurement,
     names: tuple[str, ...],
     through: str,
     frame: ProbeSettings,
-    measurement: Measurement,
     output: OutputFiles,
     keep: Callable[[], None],
 ) -> int:
-    """On these nodes."""
+    """Measure over the nodes `names`; without any, on this node."""
     kept = checked_variables()
+    if not names:
+        with open_session(frame) as session:
+            return _measured(measurement, output, kept, lambda: measurement.run(session), keep)
     travelling = {**kept, **measurement.variables()}
     nodes = Nodes(names, through, frame.python or sys.executable, travelling)
     with open_probe_tools() as tools, only_probe(frame.lock):
