@@ -17,7 +17,6 @@ EVERY = 10.0  # seconds between two rows
 MOST_ROWS = 480
 RECENT = 120  # rows that are not thinned: 20 minutes
 ENDED_ROWS = 120  # of a run that is over
-MOST_EVENTS = 32
 Column = list[float | None]
 
 

@@ -7,7 +7,7 @@ import msgspec
 import yaml
 
 from mldebug.core.units import Duration, parse_duration
-from mldebug.core.yaml_reader import Section, parse
+from mldebug.core.yaml_reader import Section
 
 FILE = Path(__file__).with_name("thresholds.yaml")
 
@@ -70,8 +70,3 @@ class Thresholds(Section, frozen=True, kw_only=True):
     port_retransmits_per_second: Rate = _shipped("port_retransmits_per_second")
     port_timeouts_per_second: Rate = _shipped("port_timeouts_per_second")
     port_slow_restarts_per_second: Rate = _shipped("port_slow_restarts_per_second")
-
-
-def shipped() -> Thresholds:
-    """The limits that ship with mldebug, read as strictly as a configuration."""
-    return parse(FILE.read_text(), FILE.name, Thresholds)

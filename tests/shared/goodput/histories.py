@@ -4,7 +4,7 @@ import random
 
 from mldebug.goodput.scalars.history import HistoryTable, RunHistory
 from mldebug.goodput.scalars.model import TrainingEvent
-from mldebug.goodput.scalars.rules import TrainingRules
+from mldebug.goodput.scalars.stored_training import TrainingRules
 from shared.goodput.training_curves import AT, Values, cosine, points
 
 

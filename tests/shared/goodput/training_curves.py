@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 
 from mldebug.goodput.scalars.model import TrainingPoint
-from mldebug.goodput.scalars.rules import TrainingRules
+from mldebug.goodput.scalars.stored_training import TrainingRules
 
 AT = 1_795_240_000.0
 LENGTH = 900

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from mldebug.goodput.scalars.model import TrainingPoint
-from mldebug.goodput.scalars.rules import TrainingRules
+from mldebug.goodput.scalars.stored_training import TrainingRules
 from shared.goodput.training_curves import HEALTHY, LENGTH, Values, cosine, found, points
 
 SEEDS = 16  # of each of the 16 shapes: 256 curves

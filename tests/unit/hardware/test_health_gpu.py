@@ -19,7 +19,7 @@ from mldebug.hardware.health.model import (
     unread,
     worst_of,
 )
-from mldebug.hardware.health.thresholds import FILE, Thresholds, shipped
+from mldebug.hardware.health.thresholds import FILE, Thresholds
 
 LIMITS = Thresholds()
 MINUTE = 60.0
@@ -450,7 +450,7 @@ def test_the_state_is_the_worst_although_another_rule_gives_the_action() -> None
 
 
 def test_the_file_is_read_strictly_and_holds_every_limit() -> None:
-    assert shipped() == Thresholds()
+    assert parse(FILE.read_text(), FILE.name, Thresholds) == Thresholds()
     names = {
         line.split(":")[0] for line in FILE.read_text().splitlines() if line and line[0] != "#"
     }
