@@ -1,8 +1,11 @@
-"""`mldebug trace show`, `export` and `merge`: what the rings of traced processes say. They read files, and nothing else."""
+"""`mldebug trace show`, `export` and `merge`: what the rings of traced processes say. They read files, and nothing else.
+
+A call tree shows for each thread which function called which, how often and how long; open calls are marked.
+"""
 
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import chain, islice
@@ -11,9 +14,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from mldebug.capture.trace.call_tree import tree_lines
 from mldebug.capture.trace.export import chrome, process_name, speedscope
-from mldebug.capture.trace.line_format import lines, no_source
+from mldebug.capture.trace.line_format import frame_words, lines, no_source
 from mldebug.capture.trace.merge import merge as merge_rings
 from mldebug.capture.trace.merge import numbered
 from mldebug.capture.trace.merge_text import (
@@ -24,10 +26,89 @@ from mldebug.capture.trace.merge_text import (
 )
 from mldebug.capture.trace.open_files import is_ring, open_ring, ring_files, source_here
 from mldebug.capture.trace.reader import Read, read_last, read_whole
-from mldebug.capture.trace.records import Ring, RingHeader
+from mldebug.capture.trace.records import Ring, RingHeader, TracedFunction
+from mldebug.capture.trace.spans import CallEdge, edges
 from mldebug.core.errors import EvidenceError, UsageError
 from mldebug.core.files import without_collector
 from mldebug.core.output_file import write_file
+
+MAX_SHOWN = 2_000  # lines of a tree
+MAX_INDENT = 40
+
+
+class CallNode:
+    """All calls of one function from one place in the call tree. `nanoseconds`: their time, with all that they called."""
+
+    __slots__ = ("calls", "children", "nanoseconds", "open", "place")
+
+    def __init__(self, place: TracedFunction) -> None:
+        self.place = place
+        self.calls = 0
+        self.nanoseconds = 0
+        self.open = False  # had one not returned when the ring was read?
+        self.children: dict[TracedFunction, CallNode] = {}
+
+    def child(self, place: TracedFunction) -> "CallNode":
+        """The node for a function called from this one; made where there is none."""
+        found = self.children.get(place)
+        if found is None:
+            found = self.children[place] = CallNode(place)
+        return found
+
+
+def call_tree(some: Iterable[CallEdge], end: int) -> CallNode:
+    """The call tree of one thread, from the edges of its calls; the root stands for no function. `end`: the time of the ring's
+    last record, at which open calls are counted to end.
+    """
+    root = CallNode(TracedFunction(""))
+    stack: list[tuple[CallNode, int]] = []
+    for edge in some:
+        if edge.opens:
+            node = (stack[-1][0] if stack else root).child(edge.place)
+            node.calls += not edge.again
+            stack.append((node, edge.at))
+        else:
+            node, since = stack.pop()
+            node.nanoseconds += edge.at - since
+            node.open = node.open or (not edge.recorded and edge.at == end)
+    return root
+
+
+def tree_lines(ring: Ring) -> Iterator[str]:
+    """The call trees of all threads as lines, indented by depth: `12.345 ms 3 x * train:40 train_step`; `*` marks a call that has
+    not returned.
+    """
+    end = ring.newest or 0
+    shown = 0
+    for thread, some in edges(ring.events, sorted(ring.threads)):
+        name = ring.name(thread)
+        yield f"--- thread {thread}{f' ({name})' if name else ''} ---"
+        for depth, node in _walk(call_tree(some, end)):
+            shown += 1
+            if shown > MAX_SHOWN:
+                yield "… more calls: --tail N shows those of the last N records"
+                return
+            yield _line(depth, node)
+
+
+def _line(depth: int, node: CallNode) -> str:
+    spent = f"{node.nanoseconds / 1e6:12,.3f} ms {node.calls:>8,} x"
+    indent = "  " * min(depth, MAX_INDENT)
+    return f"{spent} {'*' if node.open else ' '} {indent}{frame_words(node.place)}"
+
+
+def _walk(root: CallNode) -> Iterator[tuple[int, CallNode]]:
+    """Depth first without recursion, the dearest child first."""
+    waiting = [(0, one) for one in _dearest_last(root)]
+    while waiting:
+        depth, node = waiting.pop()
+        yield depth, node
+        waiting += [(depth + 1, one) for one in _dearest_last(node)]
+
+
+def _dearest_last(node: CallNode) -> list[CallNode]:
+    return sorted(node.children.values(), key=lambda one: one.nanoseconds)
+
 
 NO_RING = "give a file that `mldebug trace run` or `mldebug run --trace` has written"
 LOG_PIDS = (

@@ -19,7 +19,15 @@ import pytest
 
 from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug_agents.capture.nccl_ras import child
-from mldebug_agents.capture.nccl_ras.child import RasOrder, RasReply, carry_out
+from mldebug_agents.capture.nccl_ras.child import (
+    RasOrder,
+    RasReply,
+    SocketOwner,
+    carry_out,
+    holds_socket,
+    own_addresses,
+    socket_owner,
+)
 from mldebug_agents.capture.nccl_ras.client import (
     ELSEWHERE,
     SLACK,
@@ -28,12 +36,6 @@ from mldebug_agents.capture.nccl_ras.client import (
     RasClient,
     is_ours_to_ask,
     nodes_of,
-)
-from mldebug_agents.capture.nccl_ras.netinfo import (
-    SocketOwner,
-    holds_socket,
-    own_addresses,
-    socket_owner,
 )
 from mldebug_agents.jobs.ranks.ras_address import OFF, RasAddress, addresses, is_own, setting
 from mldebug_agents.system.host import Host

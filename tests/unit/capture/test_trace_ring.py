@@ -15,7 +15,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mldebug.capture.trace import layout
-from mldebug.capture.trace.call_tree import tree_lines
 from mldebug.capture.trace.export import chrome, speedscope
 from mldebug.capture.trace.layout import parse_header, parse_names
 from mldebug.capture.trace.line_format import lines
@@ -25,6 +24,7 @@ from mldebug.capture.trace.open_files import open_ring
 from mldebug.capture.trace.reader import Read, read_ends, read_last, read_whole
 from mldebug.capture.trace.records import ListedEvents, Ring, RingHeader, TraceEventKind
 from mldebug.capture.trace.spans import edges
+from mldebug.capture.trace.verbs import tree_lines
 from mldebug.cli.main import main
 from mldebug_training.tracing import ring as written
 from shared.capture import rings

@@ -26,7 +26,7 @@ from mldebug_agents.storage.dir_sizes import entry
 from mldebug_agents.storage.dir_sizes import tree as looking
 from mldebug_agents.storage.dir_sizes import updater as keeping
 from mldebug_agents.storage.dir_sizes.child import serve
-from mldebug_agents.storage.dir_sizes.client import DirSizeClient
+from mldebug_agents.storage.dir_sizes.collector import DirSizeClient
 from mldebug_agents.storage.dir_sizes.collector import _measures as measures_of
 from mldebug_agents.storage.dir_sizes.counts import FolderEntries
 from mldebug_agents.storage.dir_sizes.inotify import InotifyQueue

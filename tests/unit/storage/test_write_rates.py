@@ -23,7 +23,7 @@ from mldebug.storage.write_rates import (
     writer_line,
 )
 from mldebug_agents.storage.filesystems.collector import _with as with_writer
-from mldebug_agents.storage.write_rates.reader import (
+from mldebug_agents.storage.write_rates.collector import (
     WriteReader,
     appends,
     calls_of,

@@ -73,7 +73,9 @@ class DirTree:
                 self.soil(folder)
 
     def ripen(self) -> None:
-        """Have files read again that were being written when they were last read, once their blocks should be allocated."""
+        """Note for the next look the files that were being written at the last one, once the filesystem should have allocated their
+        blocks.
+        """
         while (due := self.ripens) is not None and due <= time.monotonic():
             folder, name = next(iter(self._late or ()))
             (self._late or {}).pop((folder, name))
