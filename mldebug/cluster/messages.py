@@ -199,7 +199,7 @@ class DumpOrder(PeerMessage, frozen=True, kw_only=True):
 
 
 class PeerView(Noun, frozen=True, kw_only=True):
-    """What the coordinator knows of one node: address, version, when it was last heard of, its runs."""
+    """What the coordinator knows of one node: address, version, seconds since its last announcement, its runs."""
 
     node: str
     address: str = ""

@@ -223,11 +223,13 @@ class PeerRoster:
 
     @property
     def pace(self) -> float:
-        """Seconds between two announcements at least, for nodes of the address with most nodes, which announce most rarely."""
+        """The least seconds between two announcements of a node at the address that has most nodes: these announce most rarely."""
         return min(SLOWEST, EACH * self._shares.sources * self._shares.most())
 
     def pace_of(self, address: str) -> float:
-        """Seconds between two announcements at least, for a node at this address: more with more addresses in all, and with more nodes at this one."""
+        """The least seconds between two announcements of a node at this address. They grow with the number of addresses, and with the
+        number of nodes at this one.
+        """
         return min(SLOWEST, EACH * self._shares.sources * self._shares.count(source_of(address)))
 
     def fresh(self, now: float) -> tuple[str, ...]:
@@ -304,7 +306,7 @@ class PeerRoster:
     def shown_runs(
         self, now: float
     ) -> Iterator[tuple[tuple[RunKey, int], list[tuple[KnownPeer, RunNews]]]]:
-        """Each attempt of a run that lives on nodes all lately heard of, with those nodes. `now`: monotonic seconds."""
+        """Each attempt of a run, with its nodes; only attempts whose nodes have all announced themselves lately. `now`: monotonic seconds."""
         for run in self._shown:
             shown = list(self._of(*run))
             if shown and all(self._is_fresh(one, now) for one, _ in shown):

@@ -76,7 +76,7 @@ class SlownessRounds:
         """Order samples of the runs for which they are due, and compare the ranks whose samples have come.
 
         `runs`: for each attempt of a run the nodes that announce it; `pace`: seconds between two comparisons of a run
-        without a slow rank; `lead`: seconds within which every node hears of an order. `now`: monotonic seconds.
+        without a slow rank; `lead`: seconds after which every node has received an order. `now`: monotonic seconds.
         """
         known, self._runs = self._runs, {}
         for run, shown in runs:

@@ -173,9 +173,9 @@ def _check_schema(head: _ReplyHead) -> None:
 
 
 def another_mldebug(version: str, schema: str, ours: str) -> str:
-    """A description of the sender of another schema: `mldebug 0.3, which is newer and speaks mldebug.node/2`.
+    """A description of the sender of a message in another schema: `mldebug 0.3, which is newer and speaks mldebug.node/2`.
 
-    `ours`: this version's schema.
+    `ours`: the schema of this version of mldebug.
     """
     age = "newer" if int(schema.rpartition("/")[2]) > int(ours.rpartition("/")[2]) else "older"
     return (

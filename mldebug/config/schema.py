@@ -197,8 +197,8 @@ class ActionsConfig(Section, frozen=True, kw_only=True):
     hourly: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields (option, what is wrong) for what types cannot show: a chain of actions that names an unknown step, or one step
-        twice.
+        """Yield (option, what is wrong with it) for chains of actions that name an unknown step, or one step twice: the types of the
+        options cannot exclude that.
         """
         for kind, steps in self.chains.items():
             for name in steps:

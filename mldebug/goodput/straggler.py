@@ -62,7 +62,9 @@ class SampledStretch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slow rank does more than the others. `own`, `others`: its share of the time and theirs, 0 to 1."""
+    """What a slow rank spends more time on than the other ranks. `own`: the share of its time that goes there, 0 to 1; `others`: the
+    median share of the other ranks.
+    """
 
     kind: str  # data, cpu, sleep, work; same: the same as the others, only slower
     place: str = ""  # `fetch (train.py:7)`
@@ -71,11 +73,11 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank for which the others wait. `waiting`: the share of its own time in which it waits."""
+    """One rank for which the others wait."""
 
     rank: int
     node: str = ""  # where a run has ranks on several
-    waiting: float  # share of its own time
+    waiting: float  # the share of its own time in which it waits, 0 to 1
     excess: Excess
     cause: str = ""  # kind of `mldebug.goodput.causes`, where a measurement names one
     cause_words: str = ""  # to follow "it "

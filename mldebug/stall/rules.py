@@ -153,8 +153,10 @@ def is_blamed(
 
 
 def is_overdue(rule: StallRule, quiet: float, standing: StillnessSummary) -> bool:
-    """Of a run with progress signals: whether it is captured, blamed or not: the timeout is over, and so is the silence that is
-    usual between two flushes of its log, or no rank moves. `quiet`: seconds of quiet as `counted_quiet` gives them.
+    """Whether a run that has progress signals is quiet for so long that its ranks are captured, even if none can be blamed.
+
+    That is so after the timeout if no rank moves; else only after the silence that is usual between two flushes of its log.
+    `quiet`: seconds of quiet as `counted_quiet` gives them.
     """
     timeout = rule.timeout.seconds
     least = timeout if standing.frozen else max(timeout, rule.silence)
@@ -162,8 +164,8 @@ def is_overdue(rule: StallRule, quiet: float, standing: StillnessSummary) -> boo
 
 
 def is_spared(rule: StallRule, quiet: float) -> bool:
-    """Whether only that all ranks pause alike, or that the run has survived a pause in this place, keeps it from being blamed. `quiet`:
-    seconds of quiet as `counted_quiet` gives them.
+    """Whether the run would be blamed by now, were it not for pauses of all ranks together that are usual in it, or for one that
+    it has survived in this place. `quiet`: seconds of quiet as `counted_quiet` gives them.
     """
     return rule.pause > STEP_PAUSE and rule.timeout.seconds <= quiet < rule.pause
 

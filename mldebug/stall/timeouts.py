@@ -117,7 +117,9 @@ class ProgressGaps:
         memory.gaps = [*memory.gaps, *gaps][-KEPT:]
 
     def note_silence(self, seconds: float) -> None:
-        """Learn how many seconds passed between two signs of progress: long ones with many steps each in a log that is flushed seldom."""
+        """Learn that `seconds` passed between two signs of progress. In a log that is flushed seldom they are many, and each sign brings
+        many steps at once.
+        """
         if 0 < seconds < math.inf:
             self.memory.silences = [*self.memory.silences, seconds][-SILENCES:]
 

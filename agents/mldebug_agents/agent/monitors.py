@@ -40,7 +40,7 @@ class LoopState(NamedTuple):
     """What the main loop knows in one turn.
 
     `looked`: this agent has searched the node for jobs at least once. `exits`: how the ranks of a run have exited so far, in words.
-    `catching`: a context for work on one job, in which an exception of ours is kept and does not reach the others.
+    `catching`: a context for work on one job: an error of the agent in it is logged, and the work on other jobs goes on.
     """
 
     runs: Mapping[str, Run]

@@ -20,8 +20,8 @@ LOCALE = "LC_CTYPE"  # which Python sets for itself where the locale is C (PEP 5
 
 
 def callers_environment(now: Mapping[str, str]) -> dict[str, str]:
-    """The environment with which this process was started: `now`, where LC_CTYPE, which Python may have set since, is as in the
-    kernel's copy.
+    """The environment with which this process was started: `now` (os.environ), but LC_CTYPE as in /proc/self/environ, because
+    Python may have set it since.
     """
     environ = {name: one for name, one in now.items() if name != LOCALE}
     try:

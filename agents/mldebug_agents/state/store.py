@@ -122,7 +122,7 @@ class StateStore:
 
     @property
     def refusal(self) -> MldebugError | None:
-        """The error for which this agent must end, where that shows only after the start; None otherwise."""
+        """An error that showed only after the start and because of which this agent must end; None without one."""
         return self.writer.refusal
 
     @property

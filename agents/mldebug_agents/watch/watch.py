@@ -185,8 +185,8 @@ class SampleTimes:
         self._used: dict[Owner, float] = dict.fromkeys(owners, 0.0)
 
     def left(self, job: Job) -> float:
-        """Seconds for the stacks of this job; 0 where its owner has too little left of his share to read any, or
-        other jobs of his have had enough in this look.
+        """Seconds that may be spent on the stacks of this job; 0 where too little is left of the share of its owner, or where the
+        owner's other jobs have used enough in this look.
         """
         owner = owner_of(job)
         left = self._share - self._used[owner]

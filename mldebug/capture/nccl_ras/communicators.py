@@ -85,7 +85,7 @@ def _ends(communicator: NcclCommunicator) -> set[int]:
 
 
 def lowest(found: Iterable[NcclLevel]) -> dict[str, int]:
-    """By function, the fewest launches of any rank in these levels."""
+    """For each NCCL function in `found`, how often the rank has launched it that did so least."""
     fewest: dict[str, int] = {}
     for level in found:
         fewest[level.function] = min(level.count, fewest.get(level.function, level.count))

@@ -72,8 +72,8 @@ def own_wait(process: ProcessFacts) -> Classification | None:
     """The class of a thread that sleeps in native code of the job (not of a communication, GPU or runtime library); else None.
 
     What it waits for is not known, but it is no other rank of the job: an extension's own queue, lock
-    or thread, or a file. That it sleeps the kernel says (a futex), or, of a stack that somebody else
-    dumped, the innermost function.
+    or thread, or a file. Evidence that it sleeps is its state in
+    the kernel (a futex); in a stack that another tool dumped it is the innermost function.
     """
     if process.native is None or process.computes or not process.asleep:
         return None

@@ -30,12 +30,10 @@ class ExcludedGpu(Noun, frozen=True, kw_only=True):
 
 
 def placed(these: Iterable[ExcludedGpu], slots: Iterable[str]) -> tuple[ExcludedGpu, ...]:
-    """The entries, each with the GPU's position among all of the driver's GPUs, by PCI address.
+    """The entries, each with its GPU's position in the list of all GPUs of the driver.
 
-    `slots`: their addresses, `0000:3b:00.0`.
-
-    The reader needs positions: before it has asked a GPU it knows only its number, and asking for
-    its address would touch it.
+    `slots`: the PCI addresses of all GPUs in that order, like `0000:3b:00.0`. Positions are needed because to ask a GPU for its
+    address would touch it.
     """
     ordered = sorted(slots)
     return tuple(

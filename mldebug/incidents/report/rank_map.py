@@ -66,7 +66,11 @@ class CulpritLabel(NamedTuple):
 
 
 class DrawnMap(NamedTuple):
-    """A drawn map in SVG units. `paths` are (kind, d); JavaScript finds a cell by the same numbers."""
+    """The picture of all ranks as small cells, in SVG units.
+
+    `paths`: for each number of a legend entry the outlines of its cells, as the attribute `d` of an SVG path. The script of
+    the page computes from `columns` and `per_node` which rank a click has hit.
+    """
 
     css: str
     columns: int

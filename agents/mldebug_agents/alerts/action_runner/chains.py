@@ -88,8 +88,8 @@ def as_it_was(job: Job | None, event: AlertEvent) -> Job | None:
 
 
 def several_owners(job: Job | None) -> str:
-    """Why no harmful action is allowed on this job: its ranks are in several containers, and one may belong to somebody else.
-    "" where they are in one.
+    """Why no harmful action is allowed on this job: its ranks are in several containers, and one may belong to another user.
+    "" where all are in one.
     """
     places = {rank.container for rank in job.ranks} if job is not None else set()
     return (

@@ -103,7 +103,7 @@ def _ended(state_dir: Path) -> MldebugError:
 
 
 def metrics_port_taken(listen: str) -> bool:
-    """Does somebody else use the port, as a second user's agent on a login node?"""
+    """Whether another process uses the port, such as the agent of a second user on a login node."""
     if not listen:
         return False
     try:

@@ -144,7 +144,7 @@ class Leader:
         self._met[peer] = now
 
     def welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
-        """The answer to another agent's announcement: a word on each of its runs, and the seconds until its next one
+        """The answer to another agent's announcement: the notes for each of its runs, and the seconds until its next announcement
         (`pace`). `now`: monotonic seconds.
         """
         self._coordinator.update(announcement, address, now)

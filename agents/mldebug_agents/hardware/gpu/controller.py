@@ -33,7 +33,7 @@ class ReleasableGpus(Protocol):
 
     @property
     def released_seconds(self) -> float:
-        """For how many seconds more the GPUs are not touched; 0.0 where they are read as usual."""
+        """Seconds for which the GPUs are still not touched; 0.0 where they are read as usual."""
         ...
 
     def release(self, seconds: float) -> None:

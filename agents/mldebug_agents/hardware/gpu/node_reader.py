@@ -47,7 +47,7 @@ class NodeReader:
 
     @property
     def released_seconds(self) -> float:
-        """For how many seconds more the GPUs are left alone after `release`; 0.0 where they are not."""
+        """Seconds for which the GPUs are still not touched after `release`; 0.0 where they are read as usual."""
         return max(reader.released_seconds for reader in self._readers)
 
     def release(self, seconds: float) -> None:

@@ -127,7 +127,7 @@ class VendorReader:
 
     @property
     def released_seconds(self) -> float:
-        """For how many seconds more the GPUs are left alone after `release`; 0.0 where they are not."""
+        """Seconds for which the GPUs are still not touched after `release`; 0.0 where they are read as usual."""
         return self._rest.released_seconds
 
     def let_go(self) -> bool:

@@ -133,8 +133,8 @@ class ExitTracker:
             self._jobs.setdefault(run.job.id, WatchedAttempt(run)).recall(ends)
 
     def revive(self, run: Run, ends: KnownExits) -> None:
-        """Have the end of a job judged that had lost a rank under an earlier agent and is gone now, from what is left of
-        it. `ends`: the exits that the earlier agent stored.
+        """Judge how a job ended that lost a rank while an earlier agent ran, and that is gone now. `ends`: the exits that the earlier
+        agent stored, which is all that is left of it.
         """
         self.recall(run, ends)
         self.over(run)

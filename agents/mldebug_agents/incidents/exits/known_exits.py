@@ -107,7 +107,7 @@ def joined_exits(before: AttemptExit, now: AttemptExit) -> AttemptExit:
 def launcher_lives(host: Host, attempt: AttemptExit, same_boot: bool | None = None) -> bool:
     """Whether the launcher of a failed attempt still runs, so that another attempt may come.
 
-    Another process with its pid is told by its start: the launcher is older than its ranks.
+    A later process with the same pid is recognised by its start: the launcher is older than its ranks.
     `same_boot`: the node has not been rebooted since; None: unknown, then clock times decide, which
     are wrong if somebody has set the clock.
     """

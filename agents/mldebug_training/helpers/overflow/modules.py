@@ -61,7 +61,9 @@ def _way_out(module: Any) -> str:
 
 
 class ModuleHook:
-    """A hook that calls a function of ours for one module. In a copy of the model, in memory or on disk, it does nothing."""
+    """A hook of one module of the model, which calls the function it was made with. In a copy of the model, in memory or on disk, it
+    does nothing.
+    """
 
     def __init__(self, call: Callable[..., None], *first: str) -> None:
         self._call, self._first = call, first

@@ -107,11 +107,11 @@ def stranger(handle: int, owner: int, *, above: bool) -> str:
 
 
 def look(folder: str, now: float, owner: int | None = None, *, ours: bool = False) -> SwitchReading:
-    """Which switches are set; `now`: unix time. Never raises. A folder that does not exist has none; one that everybody may
-    write is not obeyed.
+    """Which switches are set; `now`: unix time. Never raises. A folder that does not exist has none; switches in one that every user may
+    write to are ignored.
 
-    `owner`: the user id that must own it, None: any; `ours`: it is the default folder, so the folder above it must belong to
-    that user too.
+    `owner`: the user id that must own it, None: any; `ours`: it is the default folder of mldebug, so the folder above it must
+    belong to that user too.
     """
     try:
         handle = os.open(folder, _FOLDER)

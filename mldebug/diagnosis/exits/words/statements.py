@@ -135,7 +135,7 @@ def _is_of_a_maker(text: str) -> bool:
 
 
 def checks_itself(source: str, *, foreseen: bool) -> bool:
-    """Whether the line of source (as it stands in a traceback) that raised an error without a word checks something of its own rank.
+    """Whether the line of source (as in a traceback) that raised an error without a message checks something of its own rank.
 
     `foreseen`: as in `is_of_itself`.
     """

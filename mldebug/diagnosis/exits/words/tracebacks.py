@@ -174,7 +174,7 @@ def prefix_of(lines: Sequence[str], start: int) -> str:
 
 
 def without(line: str, prefix: str) -> str:
-    """The line without its prefix; "" for a line of somebody else."""
+    """The line without `prefix`; "" where it begins otherwise, because another process wrote it."""
     head = line[: len(prefix)]
     return line[len(prefix) :] if head == prefix or _shape(head) == _shape(prefix) else ""
 

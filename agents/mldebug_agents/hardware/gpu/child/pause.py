@@ -34,8 +34,8 @@ class ReadPause:
 
     @property
     def released_seconds(self) -> float:
-        """Seconds for which the GPUs are still released because somebody requested it by `wish`, granted yet or not; 0.0 if
-        nobody did.
+        """Seconds for which the GPUs are still to be released, as a call of `wish` requested, whether that was granted yet or not; 0.0
+        without such a call.
         """
         with contextlib.suppress(IndexError):
             return max(0.0, self._wishes[-1] - self._clock())

@@ -92,7 +92,7 @@ class Amd:
         return NodeGpus(at=time.time(), driver_version=version, gpus=tuple(found), lost=tuple(lost), read_seconds=time.monotonic() - started, cpu_seconds=time.process_time() - cpu)  # fmt: skip
 
     def leave_alone(self, these: tuple[ExcludedGpu, ...]) -> None:
-        """Does nothing: the entries come from NVIDIA's Xids, and reading files of /sys is always safe."""
+        """Do nothing: entries come only from Xids, which are NVIDIA's, and reading the files of /sys never harms a GPU."""
 
     def close(self) -> None:
         """Does nothing: no file is held open."""
