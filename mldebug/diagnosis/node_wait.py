@@ -2,7 +2,7 @@
 
 | the launcher stands | the run |
 |---|---|
-| in a rendezvous, however it is made | waits for nodes; whoever is missing is named where only one can be |
+| in a rendezvous, however it is made | waits for nodes; the missing node is named where only one can be |
 | in the barrier at its exit | is over on this node: no incident |
 | anywhere else | has started no rank, which the stack explains |
 """

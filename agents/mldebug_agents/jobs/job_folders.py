@@ -1,6 +1,6 @@
 """Folders into which a job may write: the one in which it works, and those that its command line names.
 
-Only a link below /proc is read here; whoever opens a folder does so with the rights of the rank's user.
+Only a link below /proc is read here; a folder is opened with the rights of the rank's user.
 """
 
 from collections.abc import Iterator

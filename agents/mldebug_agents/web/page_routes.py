@@ -1,4 +1,4 @@
-"""The routes of the web pages. Over the Unix socket each user sees his own runs; over TCP a user with the agent's token sees all.
+"""The routes of the web pages. Over the Unix socket users see only their own runs; over TCP a user with the agent's token sees all.
 
 A page reads the last snapshot and the reports on disk, and changes nothing: only login and logout take a POST.
 """

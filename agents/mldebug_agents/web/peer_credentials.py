@@ -1,6 +1,6 @@
 """The user at the other end of the Unix socket, as the kernel reports it (SO_PEERCRED), and what this user may see.
 
-root, the agent's own user and the members of the group `agent.group` see everything; everybody else sees his own runs.
+root, the agent's own user and the members of the group `agent.group` see everything; other users see their own runs.
 """
 
 import asyncio

@@ -18,7 +18,7 @@ from mldebug_exporters.channels._secrets import secret
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The address to request regularly, for example of healthchecks.io.
 
-    It may stand in a file, as it is a secret: whoever knows it can send pings.
+    It may stand in a file, as it is a secret: with it anybody can send pings.
     """
 
     url: str = ""  # this or url_file must be set

@@ -16,7 +16,7 @@ MOST = 3500  # characters
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file with the webhook's address, which is a secret: whoever has it may write to the channel."""
+    """The file with the webhook's address, which is a secret: with it anybody can write to the channel."""
 
     url_file: Path | None = None  # must be set: a file that holds the address
     ca_file: Path | None = None  # of a private certificate authority

@@ -1,4 +1,4 @@
-"""What one user may see of the storage state: what is everyone's, and what his own jobs use. Pure."""
+"""What one user may see of the storage state: what is everyone's, and what that user's own jobs use. Pure."""
 
 from collections.abc import Collection
 

@@ -280,3 +280,33 @@ def test_each_page_belongs_to_a_subject() -> None:
     assert pages == set(PAGES) | OTHER_PAGES
     assert set(PAGES.values()) <= SUBJECTS | {"exporters", "training"}
     assert SUBJECTS - set(PAGES.values()) == set(NO_PAGE)
+
+
+# of people, where a process, a file or a user is meant; "ours", where the reader does not know whose
+PRONOUNS = re.compile(r"\b(?:he|him|his|she|her|whoever|of ours)\b")
+
+
+def public(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """The public functions and classes of a module, and those of its classes: each name with its docstring."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_":  # fmt: skip
+            yield node.name, ast.get_docstring(node) or ""
+            yield from public(node.body) if isinstance(node, ast.ClassDef) else ()
+
+
+def test_a_pronoun_is_found() -> None:
+    source = 'class A:\n    def f():\n        """For whoever has it, and his."""\n    def _g():\n        """Him."""'
+    assert [name for name, text in public(ast.parse(source).body) if PRONOUNS.search(text)] == ["f"]
+    assert not PRONOUNS.search("The others, theirs and everyone.")
+
+
+def test_docstrings_say_who_is_meant() -> None:
+    # the docstrings of commands are help texts, which users know
+    files = [file for file in FILES if file.parent.name != "commands"]
+    found = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        for name, text in public(ast.parse(file.read_text()).body)
+        if PRONOUNS.search(text)
+    }
+    assert sorted(found) == []

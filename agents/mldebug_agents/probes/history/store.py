@@ -1,4 +1,4 @@
-"""The history of probes on disk: `STATE_DIR/probes.sqlite`, of limited size, written by whoever runs a probe.
+"""The history of probes on disk: `STATE_DIR/probes.sqlite`, of limited size, written by the user who runs a probe.
 
 Two writers wait for each other. A damaged file is renamed to `probes.sqlite.broken`, and a new one begun. The agent reads the
 file's bytes without opening the database, so it blocks no writer; a half-written change is unreadable only for a moment.

@@ -2,7 +2,7 @@
 
 The list is that of acl(5), as the attribute `system.posix_acl_access` holds it: `HEAD`, then
 `ENTRY` for each entry. Lists of other kinds (NFSv4, Windows) are evaluated by their server for
-whoever opens the file, so they say nothing about another user.
+the user who opens the file, so they say nothing about another user.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """The helper process of `spawn`: forks, kills and reaps children on request, and never waits for any of them.
 
 It is forked from the main process before anything can hang, has one thread, keeps nothing of what it inherited
-but its control socket, and ends with the main process. Why a process of its own: whoever starts a program by
+but its control socket, and ends with the main process. Why a process of its own: a process that starts a program by
 vfork or posix_spawn (as subprocess does) waits until the exec is through, for ever if the file lies on a hung
 mount. The helper forks plainly, so only the new child waits.
 """

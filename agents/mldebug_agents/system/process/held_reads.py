@@ -2,8 +2,8 @@
 
 With `stat`, `io`, `syscall`, `fd/N`, `ns/NAME` and others the kernel waits until the process has its new program (it holds
 `exec_update_lock`), for root too, and which of them do so differs from kernel to kernel. How long that takes is for the
-process to say: an exec closes files, and one that lies on a mount that does not answer is never closed. Anybody can make such
-a mount in a user namespace of his own. Such a read ends with the process, or with ours, and nothing else interrupts it.
+process to say: an exec closes files, and one that lies on a mount that does not answer is never closed. Any user can
+make such a mount, in an own user namespace. Such a read ends with that process, or with the agent, and nothing else interrupts it.
 """
 
 import os

@@ -1,8 +1,8 @@
 """With whose rights the paths that a process names are opened: read from /proc while it lives, and
 remembered for when it has ended.
 
-Nothing that a job names is opened with the agent's own rights (`child/job_paths.py`), so whoever
-reads a job's file asks here first. A process that its own user may not look into (its effective
+Nothing that a job names is opened with the agent's own rights (`child/job_paths.py`), so code
+that reads a job's file asks here first. A process that its own user may not look into (its effective
 user is not its real one, or it is not dumpable) gives no rights to anybody.
 """
 

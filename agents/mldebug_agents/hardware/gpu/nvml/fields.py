@@ -1,6 +1,6 @@
 """Field values: one call for many numbers. The ids are the driver's (nvml.h, NVML_FI_*).
 
-A field that comes back with SUCCESS, type double, value 0 was never filled in: drivers do that, and none of ours is a double.
+A field that comes back with SUCCESS, type double, value 0 was never filled in: drivers do that, and none of those that are read here is a double.
 """
 
 from collections.abc import Iterable, Sequence
