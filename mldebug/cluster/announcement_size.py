@@ -6,7 +6,6 @@ In each step the user who takes up most room loses first, so that one user's man
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TypeVar
 
 import msgspec
 
@@ -17,8 +16,6 @@ from mldebug.core.model import Gap
 ROOM = MAX_MESSAGE * 3 // 4  # bytes
 GAP = 250  # bytes that a gap takes in place of a list
 LIST = "the scheduler's list of the nodes of the job"
-
-T = TypeVar("T")
 
 
 def fitting(announcement: Announcement) -> Announcement:

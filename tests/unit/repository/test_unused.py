@@ -102,3 +102,78 @@ def test_every_module_is_imported_loaded_or_run() -> None:
     assert {
         name for name in left if not any(f"{name}.".startswith(f"{run}.") for run in RUN)
     } == set()
+
+
+# names of modules that only others read, by who does
+READ = {
+    "the registry of plugins": {"create", "Options", "problems"},
+    "tests, which write the file anew": {"help_texts.written", "table.written"},
+    "users' training loops": {"rank_print.dropped_lines"},
+    "options of a site's own plugins": {"units.Size"},
+    "readers of the code: the values that a field may have, which tests hold rules to": {"analysis.KINDS", "model.COMPONENTS"},
+    "Python": {"__getattr__", "__version__", "__all__"},
+}  # fmt: skip
+WELL_READ = {name for names in READ.values() for name in names}
+
+
+def given(node: ast.stmt) -> set[str]:
+    """The names that a statement of a module gives; none for what a decorator hands on, as click's do."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return set() if node.decorator_list else {node.name}
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return {node.target.id}
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return {one.id for one in targets if isinstance(one, ast.Name)}
+
+
+def loads(node: ast.AST) -> Iterator[str]:
+    """The names that are read in a part of a module, by themselves, behind a dot or in a string."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
+            yield each.id
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield from re.findall(r"\w+", each.value) if len(each.value) < 100 else ()
+
+
+def unread(sources: dict[str, str], others: str = "") -> set[str]:
+    """`module.name` of what a module gives, and neither reads itself elsewhere nor another one imports from it or reads behind a dot."""
+    trees = {name: ast.parse(source) for name, source in sources.items()}
+    taken = set(re.findall(r"\w+", others))
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                module = (node.module or "").rpartition(".")[2]
+                taken |= {f"{module}.{each.name}" for each in node.names}
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                taken.add(node.attr)
+    found = set()
+    for name, tree in trees.items():
+        parts = [(given(node), set(loads(node))) for node in tree.body]
+        times = Counter(word for _, read in parts for word in read)
+        for gives, read in parts:
+            alone = {one for one in gives - taken if times[one] == (one in read)}
+            found |= {
+                f"{name}.{one}" for one in alone if f"{name.rpartition('.')[2]}.{one}" not in taken
+            }
+    return found
+
+
+def test_a_name_that_another_module_has_too_is_found_where_nobody_reads_it() -> None:
+    sources = {
+        "a": "MOST = 1\nLEAST = 2\ndef f(): return LEAST\ndef g(): return g()",
+        "b": "MOST = 2\nfrom a import f\nimport c\nf(MOST, c.h)",
+        "c": "def h(): ...\ndef k(): ...",
+    }
+    assert unread(sources) == {"a.MOST", "a.g", "c.k"}
+    assert unread(sources, "{{ k() }}") == {"a.MOST", "a.g"}
+
+
+def test_every_name_of_a_module_is_read() -> None:
+    sources = {module_of(file).removesuffix(".__init__"): file.read_text() for file in FILES}
+    found = {
+        one
+        for one in unread(sources, " ".join(map(Path.read_text, TEXTS)))
+        if not WELL_READ & {one.rpartition(".")[2], ".".join(one.split(".")[-2:])}
+        and not any(one.startswith(f"{run}.") for run in RUN)
+    }
+    assert sorted(found) == []
