@@ -29,7 +29,7 @@ from mldebug_agents.system.child.pipes import ChildProcess, OutputPipe
 from mldebug_agents.system.child.programs import Completed, FakeSpawner, ProgramStarter
 from mldebug_agents.system.child.structs import learn_structs
 from mldebug_agents.system.child.worker import ForkedWorker
-from mldebug_agents.system.held_reads import process_owner
+from mldebug_agents.system.process.held_reads import process_owner
 
 __all__ = [
     "Completed",

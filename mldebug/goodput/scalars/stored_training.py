@@ -4,7 +4,6 @@ What the rules remember is one value that can be stored, so that an agent that w
 """
 
 from collections.abc import Iterable
-
 from typing import NamedTuple
 
 import msgspec
