@@ -7,8 +7,9 @@ import pytest
 
 from mldebug.core.plugins import create_all
 from mldebug_agents.jobs.ranks.discovery import RankFinder
-from mldebug_agents.system import host as module
+from mldebug_agents.system import host as host_module
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process import details, proc_files
 from shared.jobs.proctree import BOOT, DirectPaths, Tree
 
 RANKS = 3
@@ -45,7 +46,7 @@ def variables(rank: int) -> dict[str, object]:
 def counting(monkeypatch: pytest.MonkeyPatch, at: int, strike: Callable[[], None]) -> list[str]:
     """Strike just before the read with that number; returns the list that all reads are noted in."""
     reads: list[str] = []
-    real = module._read
+    real = proc_files.read_text
 
     def read(path: str) -> str:
         reads.append(path)
@@ -53,7 +54,8 @@ def counting(monkeypatch: pytest.MonkeyPatch, at: int, strike: Callable[[], None
             strike()
         return real(path)
 
-    monkeypatch.setattr(module, "_read", read)
+    for reader in (host_module, details):
+        monkeypatch.setattr(reader, "read_text", read)
     return reads
 
 
