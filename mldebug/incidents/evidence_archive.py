@@ -66,7 +66,7 @@ def entries(tar: tarfile.TarFile, most: int, most_bytes: int) -> Iterator[tarfil
         if time.monotonic() > until:
             raise EvidenceError(f"to read the archive takes more than {MAX_SECONDS:g} s", LARGE)
         vars(tar)["members"].clear()
-        tar.pax_headers = {}
+        vars(tar)["pax_headers"].clear()  # those for all entries, which may grow with each
         yield entry
 
 
@@ -82,6 +82,7 @@ def is_archive(file: Path) -> bool:
 
 
 def _is_tar(file: Path) -> bool:
+    """Whether it begins like a tar, packed or not; also where its first header is one that cannot be read."""
     try:
         with tarfile.open(file, tarinfo=TarEntry):
             return True
