@@ -42,7 +42,9 @@ class NodeFindings(Spoken, frozen=True, kw_only=True):
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """What came from a node. `sent`, `came`: when it was asked and had answered, unix seconds by the clock of whoever asked."""
+    """The answer of one node. `sent`, `came`: when the question was sent and the answer came, unix seconds by the clock of the node
+    that asked.
+    """
 
     findings: NodeFindings
     sent: float
