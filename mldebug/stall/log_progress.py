@@ -45,7 +45,7 @@ class LogProgress:
         self._timer = StepTimer()
         self._hook = HeartbeatSteps()
         self._has_restarted = False  # and no step was read since
-        self.evaluations = 0  # records of how far an evaluation is
+        self.evaluations = 0  # records of how far an evaluation is; of those before we came the ones after the last step
         self._evaluated = ""  # how far the last one was
         self._points: deque[LogRecord] = deque(maxlen=POINTS)
         self._earlier_steps: tuple[int, ...] = ()
@@ -121,6 +121,7 @@ class LogProgress:
             if self._main_loop.owns(old, self.step):
                 self._learn(old)
                 steps += [old.step] if old.step is not None else []
+                self.evaluations = 0 if old.step is not None else self.evaluations
         self._earlier_steps = tuple(steps)
         if record is not None and self._main_loop.owns(record, self.step):
             self._timer.begin(record, log, written_at)

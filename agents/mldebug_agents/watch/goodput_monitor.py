@@ -170,13 +170,18 @@ class GoodputMonitor:
             return None
         phases = {one.phase for one in look.beats.values()}
         found = next((use for phase, use in PHASES.items() if phase in phases), None)
-        before = self._evaluations.get(run.job.id, look.evaluations)
+        first = 0 if self._knows_pace(run.job.id) else look.evaluations
+        before = self._evaluations.get(run.job.id, first)
         self._evaluations[run.job.id] = look.evaluations
         if found is None and look.evaluations > before:
             return GpuUse.EVALUATION
         if found is None and any(map(_is_written, self._series.get(run.job.id, ()))):
             return GpuUse.CHECKPOINT
         return found
+
+    def _knows_pace(self, run: str) -> bool:
+        """Whether an earlier agent has found how long the run's steps take: then what it evaluates at our first look can be told from them."""
+        return any(one.run == run and one.paces for job in self.accounts.jobs.values() for one in job.open)  # fmt: skip
 
     def _look_for_ended(self, runs: Mapping[str, Run], exits: Exits) -> None:
         """Note the runs without a living rank, of which dead ones may be left; what is known of their ends is known while they go."""

@@ -123,6 +123,27 @@ def test_an_evaluation_in_the_log_is_one(node: Node) -> None:
     assert node.seconds["evaluation"] == pytest.approx(4 * 30, abs=4 * 5)
 
 
+def test_an_evaluation_that_began_while_no_agent_was_there_is_one(node: Node) -> None:
+    """Up to the next agent's first look it once counted as steps."""
+    for step in range(1, 41):
+        node.look(1.0, step=step)
+    node.begin_agent()
+    node.look(16.0, step=50, evaluations=3)  # ten steps, and six seconds of the evaluation
+    for count in range(4, 10):
+        node.look(1.0, step=50, evaluations=count)
+    node.look(1.0, step=51, evaluations=9)
+    assert node.seconds["evaluation"] == pytest.approx(4 * 12, abs=4 * 1.5)
+
+
+def test_steps_that_were_made_while_no_agent_was_there_are_no_evaluation(node: Node) -> None:
+    for step in range(1, 41):
+        node.look(1.0, step=step)
+    node.begin_agent()
+    for step in range(52, 60):
+        node.look(12.0 if step == 52 else 1.0, step=step, evaluations=3)
+    assert node.seconds.get("evaluation", 0.0) < 4
+
+
 def test_ranks_that_wait_for_data_cost_their_share(node: Node) -> None:
     waits = {rank: Heartbeat(written_at=0.0, phase="data_wait" if rank == 0 else "") for rank in range(4)}  # fmt: skip
     for step in range(1, 100):

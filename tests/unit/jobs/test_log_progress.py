@@ -323,3 +323,14 @@ def test_steps_that_stood_in_the_log_before_are_told_once() -> None:
     progress.arrive(records[-1], 5.0, "a", tuple(records[:-1]))
     assert progress.take_earlier_steps() == (8, 9, 3, 4, 5)
     assert progress.take_earlier_steps() == ()
+
+
+def test_of_evaluations_before_we_came_the_one_that_goes_on_counts() -> None:
+    progress = LogProgress()
+    evaluated = [LogRecord(place=f"{n}/9", format="plain") for n in range(1, 4)]
+    records = (*evaluated, LogRecord(step=8, loss=0.5, format="plain"))
+    progress.arrive(records[-1], 5.0, "a", records[:-1])
+    assert progress.evaluations == 0
+    again = LogProgress()
+    again.arrive(evaluated[-1], 5.0, "a", (LogRecord(step=8, loss=0.5, format="plain"), *evaluated[:-1]))  # fmt: skip
+    assert again.evaluations == 3
