@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from processes.harness import User, build_fake_cuda, folder_for
+from processes.harness import User, build_fake_cuda, environment_of_jobs, folder_for
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -84,7 +84,7 @@ def _why_not(name: str) -> str:
     try:
         done = subprocess.run(
             [sys.executable, "-c", "import torch, mldebug_agents"], check=False, cwd="/",
-            capture_output=True, user=entry.pw_uid, group=entry.pw_gid, extra_groups=[],
+            env=environment_of_jobs(Path("/")), capture_output=True, user=entry.pw_uid, group=entry.pw_gid, extra_groups=[],
         )  # fmt: skip
     except PermissionError as error:
         return str(error)
