@@ -64,15 +64,21 @@ def compare_runs(
     missing: list[str] = []
     for subject, values_of, word in _TABLES:
         old, new = values_of(before), values_of(after)
-        if not (old and new):
-            if old or new:
-                which = before.run if not old else after.run
-                missing.append(f"{word}: not known of {which}")
+        without = [one.run for one, values in ((before, old), (after, new)) if not values and not _had_none(one, subject)]  # fmt: skip
+        if not (old or new):
             continue
-        found = [_difference(subject, name, old, new) for name in sorted(old.keys() | new.keys())]
-        unlike = [one for one in found if one is not None]
+        if without:
+            missing.append(f"{word}: not known of {without[0]}")
+            continue
+        alone = [name for name in sorted(old.keys() ^ new.keys()) if _is_a_fact(subject, name)]
+        missing += (f"{name}: not known of {(after if name in old else before).run}" for name in alone)  # fmt: skip
+        if subject in (*before.partial, *after.partial):
+            missing.append(f"{word}: of one of them only a part is kept")
+            alone += old.keys() ^ new.keys()
+        names = sorted((old.keys() | new.keys()).difference(alone))
+        unlike = [one for name in names if (one := _difference(subject, name, old, new)) is not None]  # fmt: skip
         differences += unlike
-        same[subject] = len(found) - len(unlike)
+        same[subject] = len(names) - len(unlike)
     differences += _nodes(before, after)
     differences += _figures(*histories, missing)
     if before.is_over and after.is_over and before.outcome != after.outcome:
@@ -95,6 +101,18 @@ _TABLES: tuple[tuple[Subject, Callable[[RunRecord], Mapping[str, str]], str], ..
     (Subject.SIZE, lambda one: {"ranks": str(one.world_size), "launcher": one.launcher}, "size"),
     (Subject.MACHINE, lambda one: one.machine, "machine"),
 )  # fmt: skip
+
+
+def _had_none(one: RunRecord, subject: Subject) -> bool:
+    """Whether the run was read, and has no such variable at all."""
+    unread = any(gap.startswith(f"{subject}:") for gap in one.gaps)
+    return subject is Subject.ENVIRONMENT and bool(one.arguments) and not unread
+
+
+def _is_a_fact(subject: Subject, name: str) -> bool:
+    """Whether each run has this, so that where it is missing it could not be read."""
+    of_packages = subject is Subject.PACKAGES and name in ("python", "torch", "nccl")
+    return of_packages or subject in (Subject.CODE, Subject.MACHINE)
 
 
 def _difference(

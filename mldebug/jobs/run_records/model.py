@@ -1,5 +1,6 @@
 """The record of one run: with what it was started, and on what."""
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -34,6 +35,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: dict[str, str] = {}  # "commit", "script": what names the version of the code
     machine: dict[str, str] = {}  # of the node: kernel, cores, GPUs, driver
     gaps: tuple[str, ...] = ()  # what could not be read, in words
+    partial: tuple[str, ...] = ()  # which of arguments, environment, packages are not all there is
 
 
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +66,11 @@ class RunRecordList(msgspec.Struct, frozen=True, kw_only=True):
     """All recorded runs that a user may see, the newest first."""
 
     runs: tuple[RunSummary, ...]
+
+
+def without_numbers(name: str) -> str:
+    """The name of a job without the numbers that srun, mpirun or a person puts there anew for each run: `train.py 4711.0`."""
+    return re.sub(r"\d+", "#", name)
 
 
 class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,14 @@
 """Which variables and packages of a job are recorded, and how a command line is taken apart. Pure."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mldebug.core.redact import HIDDEN, clean, redact
+from mldebug.core.redact import HIDDEN, clean, redact, redact_argv
 
-MOST, LONGEST = 160, 300  # variables; characters of a value
+MOST, LONGEST = 160, 2000  # variables; characters of a value
+MOST_WORDS = 2000  # of a command line
+MOST_TOGETHER = 48 << 10  # characters of all variables, and of all words
 MOST_PACKAGES = 1500
 
 _BEGINNINGS = (
@@ -25,27 +28,73 @@ _NEW_IN_EACH_RUN = frozenset(
 )  # fmt: skip
 """Addresses and numbers that a launcher makes up: they differ always and explain nothing."""
 
+_OF_ONE_MPIRUN = (
+    "OMPI_MCA_orte_",
+    "OMPI_MCA_ess_",
+    "OMPI_MCA_pmix_",
+    "OMPI_MCA_prte_",
+    "OMPI_MCA_initial_",
+)
+"""Open MPI tells its ranks so where its daemons are, their key and session folders: not what somebody has chosen."""
+
 _PACKAGE = re.compile(r"(?P<name>[A-Za-z0-9][\w.]{0,120})-(?P<version>[0-9][\w.+!]{0,60})(?:-py[\d.]{1,8})?\.(?:dist|egg)-info")  # fmt: skip
 _PYTHON = re.compile(r"python(\d{1,2}\.\d{1,2})")
 
 
 def recorded_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a job's environment that may explain how it runs, in order, without secrets: at most `MOST`, each value cut
-    after `LONGEST` characters.
+    """The variables of a job's environment that may explain how it runs, in order, without secrets: at most `MOST`, of
+    `MOST_TOGETHER` characters; fewer than `explaining` names where that is not all of them.
     """
-    names = sorted(
+    found: dict[str, str] = {}
+    room = MOST_TOGETHER
+    for name in explaining(variables)[:MOST]:
+        value = _value(name, variables[name])
+        room -= len(name) + len(value)
+        if room < 0:
+            break
+        found[clean(name, 80)] = value
+    return found
+
+
+def explaining(variables: Mapping[str, str]) -> list[str]:
+    """The names of the variables that may explain how a job runs, in order."""
+    return sorted(
         name
         for name in variables
-        if name.startswith(_BEGINNINGS) and name not in _NEW_IN_EACH_RUN and len(name) <= 80
+        if name.startswith(_BEGINNINGS) and not _is_new_in_each_run(name) and len(name) <= 80
     )
-    return {clean(name, 80): _value(name, variables[name]) for name in names[:MOST]}
+
+
+def _is_new_in_each_run(name: str) -> bool:
+    return name in _NEW_IN_EACH_RUN or name.startswith(_OF_ONE_MPIRUN)
+
+
+def recorded_arguments(words: Sequence[str]) -> tuple[str, ...]:
+    """The words of a command line without secrets: at most `MOST_WORDS`, of `MOST_TOGETHER` characters."""
+    found: list[str] = []
+    room = MOST_TOGETHER
+    for word in redact_argv([clean(one, len(one)) for one in words[:MOST_WORDS]]):
+        short = _shortened(word)
+        room -= len(short)
+        if room < 0:
+            break
+        found.append(short)
+    return tuple(found)
 
 
 def _value(name: str, value: str) -> str:
-    shown = clean(value[: 4 * LONGEST], LONGEST)
     before = f"{name}="
-    hidden = redact(before + shown)
-    return hidden[len(before) :] if hidden.startswith(before) else HIDDEN
+    hidden = redact(before + clean(value, len(value)))
+    return _shortened(hidden[len(before) :]) if hidden.startswith(before) else HIDDEN
+
+
+def _shortened(text: str) -> str:
+    """At most `LONGEST` characters. What is cut ends in what tells it from others with the same beginning."""
+    if len(text) <= LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
+    end = f"… ({len(text):,} characters, sha256 {digest})"
+    return text[: LONGEST - len(end)] + end
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:

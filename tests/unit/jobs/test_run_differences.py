@@ -8,9 +8,14 @@ import pytest
 from mldebug.jobs.run_records.differences import Difference, Subject, compare_runs
 from mldebug.jobs.run_records.model import NOT_SET, RunFigures, RunRecord
 from mldebug.jobs.run_records.recorded_settings import (
+    LONGEST,
     MOST,
+    MOST_TOGETHER,
+    MOST_WORDS,
+    explaining,
     options_of,
     package_versions,
+    recorded_arguments,
     recorded_environment,
 )
 
@@ -143,6 +148,42 @@ def test_what_one_of_them_lacks_is_no_difference_but_said() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("table", "gone"),
+    [("code", "commit"), ("code", "script"), ("machine", "driver"), ("packages", "nccl"), ("packages", "torch")],
+)  # fmt: skip
+def test_a_fact_that_could_not_be_read_is_no_difference(table: str, gone: str) -> None:
+    less = {name: value for name, value in getattr(RUN, table).items() if name != gone}
+    other = msgspec.structs.replace(RUN, run="b", **{table: less})
+    for before, after in ((RUN, other), (other, RUN)):
+        found = compare_runs(before, after)
+        assert found.differences == ()
+        assert f"{gone}: not known of b" in found.not_compared
+
+
+@pytest.mark.parametrize("table", ["packages", "environment"])
+def test_what_a_part_does_not_have_is_no_difference(table: str) -> None:
+    _, *rest = getattr(RUN, table)
+    less = {name: getattr(RUN, table)[name] for name in rest}
+    other = msgspec.structs.replace(RUN, run="b", partial=(table,), **{table: less})
+    found = compare_runs(RUN, other)
+    assert found.differences == ()
+    assert f"{table}: of one of them only a part is kept" in found.not_compared
+    changed = msgspec.structs.replace(other, **{table: dict.fromkeys(less, "9.9")})
+    assert {one.name for one in compare_runs(RUN, changed).differences} == set(rest)
+
+
+def test_a_first_variable_is_a_difference() -> None:
+    none = msgspec.structs.replace(RUN, run="b", environment={})
+    found = compare_runs(none, RUN).differences
+    assert {one.name: (one.before, one.after) for one in found} == {
+        "NCCL_ALGO": (NOT_SET, "Ring"),
+        "OMP_NUM_THREADS": (NOT_SET, "8"),
+    }
+    unread = msgspec.structs.replace(none, gaps=("environment: it does not answer",))
+    assert compare_runs(unread, RUN).differences == ()
+
+
 def test_hostile_node_lists_and_figures_end_nothing() -> None:
     other = msgspec.structs.replace(RUN, run="b", nodes="node[1-999999999]")
     (only,) = compare_runs(RUN, other).differences
@@ -190,9 +231,44 @@ def test_only_what_may_explain_a_run_is_recorded_and_no_secret() -> None:
     assert "abcdefgh" not in str(found)
     assert "geheim" not in str(found)
     assert found["NCCL_X"] == "ab c"
-    many = {f"NCCL_{number}": "v" * 5000 for number in range(5000)}
-    assert len(recorded_environment(many)) == MOST
-    assert max(map(len, recorded_environment(many).values())) <= 300
+
+
+@pytest.mark.parametrize("length", [5, 500, 5000])
+def test_a_huge_environment_is_a_bounded_record_that_is_known_to_be_a_part(length: int) -> None:
+    many = {f"NCCL_{number}": "v" * length for number in range(5000)}
+    found = recorded_environment(many)
+    assert 10 < len(found) <= MOST < len(explaining(many))
+    assert len(str(found)) < MOST_TOGETHER + 20 * MOST
+    assert max(map(len, found.values())) <= LONGEST
+    words = recorded_arguments(["v" * length] * 5000)
+    assert 10 < len(words) <= MOST_WORDS
+    assert sum(map(len, words)) <= MOST_TOGETHER
+
+
+def test_long_values_that_differ_at_their_end_are_not_the_same() -> None:
+    paths = ["/opt/a/lib:" * 400 + end for end in ("/opt/nccl-2.27", "/opt/nccl-2.28")]
+    first, second = (recorded_environment({"LD_LIBRARY_PATH": path}) for path in paths)
+    assert first != second
+    assert first == recorded_environment({"LD_LIBRARY_PATH": paths[0]})
+    assert first["LD_LIBRARY_PATH"].endswith(" characters, sha256 " + first["LD_LIBRARY_PATH"][-9:])
+    one, other = (recorded_arguments(("python", "train.py", f"--data={path}")) for path in paths)
+    assert one[:2] == other[:2]
+    assert one[2] != other[2]
+
+
+def test_a_cut_shows_no_part_of_a_secret() -> None:
+    for before in range(LONGEST - 60, LONGEST + 20):
+        value = "x" * before + " https://alice:geheim-geheim@proxy"
+        assert "geheim" not in str(recorded_environment({"OMP_PROXY": value}))
+        assert "geheim" not in str(recorded_arguments(("python", "train.py", f"--to={value}")))
+    words = ("python", "train.py", "--api-key", "abcdef", "--password=geheim", "--lr", "1")
+    assert recorded_arguments(words) == ("python", "train.py", "--api-key", "***", "--password=***", "--lr", "1")  # fmt: skip
+
+
+def test_what_mpirun_makes_up_for_its_ranks_is_not_recorded() -> None:
+    made_up = ("orte_hnp_uri", "ess_base_jobid", "orte_precondition_transports", "orte_jobfam_session_dir", "pmix_server_uri", "initial_wdir")  # fmt: skip
+    given = {f"OMPI_MCA_{name}": "1" for name in made_up}
+    assert recorded_environment(given | {"OMPI_MCA_btl": "tcp,self"}) == {"OMPI_MCA_btl": "tcp,self"}  # fmt: skip
 
 
 def test_packages_are_read_from_the_names_in_site_packages() -> None:

@@ -112,6 +112,34 @@ def test_its_end_is_recorded_and_outlives_the_agent() -> None:
     assert later.orders == []
 
 
+def test_a_run_that_ended_while_no_agent_was_there_is_over() -> None:
+    node = Node()
+    node.jobs["run1"] = a_job()
+    node.jobs["run2"] = a_job("run2")
+    for _ in range(4):
+        node.look()
+    seen = node.records()["run1"].last_at
+    later = Node(node.store)
+    later.now = node.now + 3_600.0
+    later.jobs["run2"] = a_job("run2")
+    for _ in range(60):
+        later.look()
+    found = later.records()
+    assert (found["run1"].is_over, found["run1"].outcome, found["run1"].last_at) == (True, "", seen)
+    assert not found["run2"].is_over
+    assert later.orders == []
+
+
+def test_a_record_without_room_for_its_tables_says_so() -> None:
+    node = Node()
+    node.monitor.worker._work = lambda order: StartedWith(run=order.job.id, packages={f"p{number}": "1" * 60 for number in range(4_000)})  # fmt: skip
+    node.jobs["run1"] = a_job()
+    node.look()
+    (found,) = node.records().values()
+    assert (found.packages, found.user) == ({}, "u1000")
+    assert "packages: more than there is room for" in found.gaps
+
+
 def test_how_most_ranks_ended_is_told() -> None:
     node = Node()
     node.jobs["run1"] = a_job()
@@ -211,6 +239,60 @@ def test_code_packages_and_environment_of_a_real_process(tmp_path: Path) -> None
     assert found.code["script"].startswith("sha256 ")
     assert found.directory == str(work)
     assert found.gaps == ()
+
+
+def test_the_whole_of_a_long_command_line_is_recorded(tmp_path: Path) -> None:
+    words = [word for number in range(200) for word in (f"--option-{number}", str(number))]
+    words += ["--data", "/data/" + "x" * 400 + "/end", "--api-key", "geheim"]
+    with started(sys.executable, "-c", SLEEPS, *words, cwd=tmp_path) as one:
+        found = read(one.pid, tmp_path, *([sys.executable, "-c", SLEEPS, *words][:64]))
+    assert found.arguments[3:] == (*words[:-1], "***")
+    assert found.partial == ()
+
+
+def test_a_process_that_has_given_itself_a_title_has_the_arguments_it_began_with(tmp_path: Path) -> None:  # fmt: skip
+    began = ("python", "train.py", "--lr", "1", "--seed", "2")
+    with started(sys.executable, "-c", SLEEPS, cwd=tmp_path) as one:
+        found = read(one.pid, tmp_path, *began)
+    assert (found.arguments, found.partial) == (began, ("arguments",))
+
+
+def test_packages_of_a_folder_that_is_listed_in_part_are_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldebug_agents.jobs.run_records.reader.MOST_ENTRIES", 20)
+    for number in range(30):
+        (tmp_path / f"package{number}-1.0.dist-info").mkdir()
+    with started(sys.executable, "-c", SLEEPS, cwd=tmp_path) as one:
+        found = read(one.pid, tmp_path, "python", torch=str(tmp_path / "torch"))
+    assert "packages" in found.partial
+
+
+def test_a_worktree_has_its_own_commit_not_that_of_the_repository_around_it(tmp_path: Path) -> None:
+    main = tmp_path / ".git"
+    (main / "worktrees/w").mkdir(parents=True)
+    (main / "refs/heads").mkdir(parents=True)
+    (main / "HEAD").write_text("ref: refs/heads/main\n")
+    (main / "refs/heads/main").write_text("a" * 40 + "\n")
+    (main / "refs/heads/try").write_text("b" * 40 + "\n")
+    (main / "worktrees/w/HEAD").write_text("ref: refs/heads/try\n")
+    (main / "worktrees/w/commondir").write_text("../..\n")
+    work = tmp_path / "w"
+    work.mkdir()
+    (work / ".git").write_text(f"gitdir: {main}/worktrees/w\n")
+    with started(sys.executable, "-c", SLEEPS, cwd=work) as one:
+        assert read(one.pid, work, "python").code == {"commit": "b" * 12}
+        (main / "worktrees/w/HEAD").unlink()
+        assert read(one.pid, work, "python").code == {}
+
+
+def test_a_large_file_of_references_is_read(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    others = "".join(f"{number:040x} refs/tags/{number}\n" for number in range(5000))
+    (tmp_path / ".git/packed-refs").write_text(f"{others}{'b' * 40} refs/heads/main\n")
+    with started(sys.executable, "-c", SLEEPS, cwd=tmp_path) as one:
+        assert read(one.pid, tmp_path, "python").code == {"commit": "b" * 12}
 
 
 @pytest.mark.parametrize("head", ["ref: refs/../../../../etc/shadow", "x" * 100_000, "", "ref: refs/heads/none"])  # fmt: skip

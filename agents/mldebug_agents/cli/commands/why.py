@@ -15,11 +15,12 @@ from mldebug.core.redact import clean
 from mldebug.core.text import rfc3339
 from mldebug.diagnosis.exits.model import words_of_status
 from mldebug.jobs.run_records.differences import Difference, RunComparison, compare_runs
-from mldebug.jobs.run_records.model import RunRecord, RunSummary
+from mldebug.jobs.run_records.model import RunRecord, RunSummary, without_numbers
 from mldebug_agents.web.client import ask_nearest, figures_of_run, record_of_run, recorded_runs
 
 SHOWN = 40  # differences of one subject
-WIDEST = 44  # characters of a value
+WIDEST = 44  # characters of both values, where they stand in one line
+LONGEST = 300  # characters of a value
 WELL = words_of_status(0)
 
 
@@ -76,12 +77,14 @@ def _chosen(runs: tuple[RunSummary, ...], wanted: str) -> RunSummary:
 
 def _before(runs: tuple[RunSummary, ...], after: RunSummary) -> RunSummary:
     """The last run of the same job that began before this one; one that ended well is preferred."""
-    same = [
+    earlier = [
         one
         for one in runs
-        if (one.name, one.user, one.script) == (after.name, after.user, after.script)
+        if (one.user, one.script) == (after.user, after.script)
+        and without_numbers(one.name) == without_numbers(after.name)
         and one.started_at < after.started_at
     ]
+    same = [one for one in earlier if one.name == after.name] or earlier
     if not same:
         raise UsageError(
             f"no run of {clean(after.name, 60)} before {clean(after.run, 40)} is recorded on this node",
@@ -134,13 +137,21 @@ def lines(found: RunComparison) -> Iterator[Text]:
 
 
 def _difference_lines(one: Difference) -> Iterator[Text]:
-    name, before, after = clean(one.name, 60), clean(one.before, 300), clean(one.after, 300)
+    name, (before, after) = clean(one.name, 60), _where_they_part(one.before, one.after)
     if len(name) <= 24 and len(before) + len(after) <= WIDEST:
         yield Text(f"    {name:<24} {before}  ->  {after}")
         return
     yield Text(f"    {name}")
     yield Text(f"      A  {before}")
     yield Text(f"      B  {after}")
+
+
+def _where_they_part(before: str, after: str) -> tuple[str, str]:
+    """Both values; of long ones the part from shortly before the place where they begin to differ."""
+    alike = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), LONGEST)  # fmt: skip
+    begin = max(0, alike - 40) if max(len(before), len(after)) > LONGEST else 0
+    dots = "…" if begin else ""
+    return clean(dots + before[begin:], LONGEST), clean(dots + after[begin:], LONGEST)
 
 
 def _gaps(which: str, record: RunRecord) -> Iterator[str]:

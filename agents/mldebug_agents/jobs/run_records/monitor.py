@@ -15,7 +15,7 @@ from mldebug.core.model import Job, shared_fields
 from mldebug.core.ranksets import fold_nodes
 from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.jobs.owners import in_turns
-from mldebug.jobs.run_records.model import RunRecord, StoredRecord
+from mldebug.jobs.run_records.model import RunRecord, StoredRecord, without_numbers
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.jobs.ranks.libraries import Libraries, Program
 from mldebug_agents.jobs.run_records.reader import RecordOrder, StartedWith, machine_facts
@@ -34,6 +34,7 @@ STEADY = (
 STORE_EVERY = 120.0  # seconds between two notes of when a run was seen last
 ENDED = 60.0  # seconds without the run
 LARGEST = 200_000  # bytes of one record
+TABLES = ("arguments", "environment", "packages")  # which may be so large
 
 
 class RunRecordMonitor:
@@ -111,7 +112,6 @@ class RunRecordMonitor:
                 nodes=job.node_list or fold_nodes(job.nodes or (self._node,)),
                 started_at=first.started_at or job.started_at,
                 last_at=wall,
-                arguments=first.argv,
             )
         )
         return True
@@ -161,7 +161,7 @@ class RunRecordMonitor:
     def _put(self, record: RunRecord) -> None:
         stored = StoredRecord.of(record)
         if len(stored.encoded) > LARGEST:
-            return
+            stored = StoredRecord.of(_without_tables(record))
         if stored != self._records.get(record.run):
             self._records[record.run] = stored
             self._store.remember(_memo(record.run), stored.encoded)
@@ -170,7 +170,7 @@ class RunRecordMonitor:
         """Forget what is old, and of too many records the oldest of whoever has most."""
         newest = sorted(self._records.values(), key=lambda one: -one.summary.last_at)
         young = [one for one in newest if wall - one.summary.last_at <= AGE]
-        by_job = in_turns(young, lambda one: (one.uid, one.summary.name, one.summary.script))
+        by_job = in_turns(young, _job_of)
         kept = {one.summary.run for one in in_turns(by_job, lambda one: one.uid)[:MOST]}
         for id in self._records.keys() - kept:
             del self._records[id]
@@ -184,9 +184,20 @@ class RunRecordMonitor:
             try:
                 record = msgspec.json.decode(self._store.memo(name), type=RunRecord)
                 self._records[record.run] = StoredRecord.of(record)
+                if not record.is_over:  # else it is, unless it is found again
+                    self._last[record.run] = self._steady(), record.last_at
             except msgspec.MsgspecError:
                 log.warning("a stored record of a run cannot be read, and is forgotten")
                 self._store.remember(name, b"")
+
+
+def _job_of(one: StoredRecord) -> tuple[int, str, str]:
+    return one.uid, without_numbers(one.summary.name), one.summary.script
+
+
+def _without_tables(record: RunRecord) -> RunRecord:
+    gaps = tuple(f"{table}: more than there is room for" for table in TABLES)
+    return msgspec.structs.replace(record, arguments=(), environment={}, packages={}, gaps=gaps)
 
 
 def _outcome(words: Mapping[int, str]) -> str:
