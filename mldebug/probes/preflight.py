@@ -16,6 +16,14 @@ from mldebug.probes.checks import NodeCheck
 SAME = ("python", "torch", "nccl", "driver", "GPUs")
 """What must be the same on all nodes of a job. Of the rest (other packages, variables, kernels) a difference is told and stops nothing."""
 
+_BY_LAUNCHERS = frozenset(
+    {
+        *("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
+        *("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONUNBUFFERED", "LD_PRELOAD"),
+    }
+)
+"""Variables that torchrun, srun, Accelerate or `mldebug run` set for ranks: where a check is started they are not set yet."""
+
 CLOCKS_APART = 1.0  # seconds beyond what the question itself took
 MOST_NOTES = 12
 SHM = "/dev/shm"  # noqa: S108 - its name: nothing is written there
@@ -100,10 +108,12 @@ def folder_checks(spaces: Sequence[FolderSpace], checkpoint: int, checkpoints: i
 
 def _too_small(one: FolderSpace, checkpoint: int, checkpoints: int) -> str:
     """Why checkpoints have no room there; "" where they have."""
+    if one.quota_left == 0:
+        return "has nothing left of a quota"
     room = f"{plural(checkpoints, 'checkpoint')} of {size_words(checkpoint)}"
     if one.available < checkpoint * checkpoints:
         return f"has {size_words(one.available)} left, too little for {room}"
-    if one.quota_left is not None and one.quota_left < max(1, checkpoint * checkpoints):
+    if one.quota_left is not None and one.quota_left < checkpoint * checkpoints:
         return f"has {size_words(one.quota_left)} left of a quota, too little for {room}"
     return ""
 
@@ -210,14 +220,42 @@ def _clocks(answers: Sequence[CheckedNode]) -> Iterator[PreflightFinding]:
 
 def _since(good: RunRecord, now: NodeFindings) -> Iterator[PreflightFinding]:
     """What is not as it was when this job last ended well, on the node that was asked first."""
-    notes = []
-    tables = ((good.packages, now.packages), (good.environment, now.environment), (good.machine, now.facts))  # fmt: skip
-    for before, after in tables:
-        for name in sorted((before.keys() & after.keys()) if after is now.facts else before.keys() | after.keys()):  # fmt: skip
-            was, is_ = before.get(name, NOT_SET), after.get(name, NOT_SET)
-            if before and after and was != is_:
-                notes.append(PreflightFinding(level="note", sentence=f"since the last good run {good.run}: {name} was {was}, is {is_}"))  # fmt: skip
-    yield from _few(notes)
+    tables = (
+        (good.machine, now.facts, good.machine.keys() & now.facts.keys()),
+        (good.packages, now.packages, _comparable_packages(good.packages, now.packages)),
+        (good.environment, now.environment, _comparable_variables(good, now)),
+    )
+    yield from _few(
+        [
+            PreflightFinding(level="note", sentence=f"since the last good run {good.run}: {name} was {was}, is {is_}")
+            for before, after, names in tables
+            for name in sorted(names)
+            if before and after
+            and not _is_same(name, was := before.get(name, NOT_SET), is_ := after.get(name, NOT_SET))
+        ]
+    )  # fmt: skip
+
+
+def _comparable_packages(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
+    """Those that both have, and those that are gone. Of the run only one folder was read: what it lacks may have been in another."""
+    gone = before.keys() - after.keys() - set(SAME) if "torch" in after else set()
+    return (before.keys() & after.keys()) | gone
+
+
+def _comparable_variables(good: RunRecord, now: NodeFindings) -> set[str]:
+    """Without those that only the ranks' launcher has set, and, of a record that is a part, those that it may have lacked."""
+    before, after = good.environment.keys(), now.environment.keys()
+    came = set() if "environment" in good.partial else after - before
+    return (before & after) | came | (before - after - _BY_LAUNCHERS)
+
+
+def _is_same(name: str, was: str, is_: str) -> bool:
+    """Of Python a run knows the first two numbers; PyTorch names its own build (`2.8.0+cu128`), its package on PyPI does not."""
+    if name == "python":
+        return f"{is_}.".startswith(f"{was}.")
+    if name == "torch" and ("+" not in was or "+" not in is_):
+        return was.partition("+")[0] == is_.partition("+")[0]
+    return was == is_
 
 
 def _few(notes: Sequence[PreflightFinding]) -> Iterator[PreflightFinding]:

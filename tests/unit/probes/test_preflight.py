@@ -3,12 +3,14 @@
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
-from mldebug.jobs.run_records.model import RunRecord
+from mldebug.config.schema import Config
+from mldebug.jobs.run_records.model import RunRecord, StoredRecord
 from mldebug.probes.checks import NodeCheck
 from mldebug.probes.preflight import (
     MOST_NOTES,
@@ -122,11 +124,46 @@ def test_what_has_changed_since_the_last_good_run() -> None:
     found = judge(NODES[:1], {}, good)
     assert found.go
     assert notes(found) == [
+        "since the last good run r1: driver was 560.1, is 570.1",
         "since the last good run r1: numpy was 2.0.0, is 2.1.0",
         "since the last good run r1: NCCL_OLD was 1, is not set",
-        "since the last good run r1: driver was 560.1, is 570.1",
     ]
     assert notes(judge(NODES[:1], {}, RunRecord(run="r1"))) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "was", "now"),
+    [
+        ("packages", {"python": "3.11"}, {"python": "3.11.2"}),
+        ("packages", {"torch": "2.8.0+cu128"}, {"torch": "2.8.0"}),
+        ("packages", {"torch": "2.8.0", "nccl": "2.27.3"}, {"torch": "2.8.0"}),
+        ("packages", {"torch": "2.8.0"}, {"torch": "2.8.0", "debian-thing": "1"}),
+        ("packages", {"torch": "2.8.0", "numpy": "2.0"}, {"pip": "25"}),
+        ("environment", {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1"}, {"NCCL_ALGO": "Ring"}),
+    ],
+)  # fmt: skip
+def test_what_a_run_and_a_check_read_in_two_ways_has_not_changed(
+    table: str, was: dict[str, str], now: dict[str, str]
+) -> None:
+    good = msgspec.structs.replace(RunRecord(run="r1"), **{table: was})
+    assert notes(judge((node("n1", **{table: now}),), {}, good)) == []
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "sentence"),
+    [
+        ({"python": "3.1"}, {"python": "3.11.2"}, "python was 3.1, is 3.11.2"),
+        ({"torch": "2.8.0+cu128"}, {"torch": "2.8.1"}, "torch was 2.8.0+cu128, is 2.8.1"),
+        ({"torch": "2.8.0+cu126"}, {"torch": "2.8.0+cu128"}, "torch was 2.8.0+cu126, is 2.8.0+cu128"),
+        ({"torch": "2.8.0", "numpy": "2.0"}, {"torch": "2.8.0"}, "numpy was 2.0, is not set"),
+    ],
+)  # fmt: skip
+def test_what_has_changed_in_packages_is_told(
+    was: dict[str, str], now: dict[str, str], sentence: str
+) -> None:
+    good = RunRecord(run="r1", packages=was)
+    found = notes(judge((node("n1", packages=now),), {}, good))
+    assert found == [f"since the last good run r1: {sentence}"]
 
 
 def test_hundreds_of_differences_are_a_few_lines() -> None:
@@ -151,6 +188,11 @@ def test_a_folder(space: FolderSpace, sentence: str) -> None:
     (check,) = folder_checks([space], GB, 2)
     assert check.sentence == sentence
     assert (check.state == "fine") == ("takes writes" in sentence)
+
+
+def test_a_used_up_quota_is_told_without_a_size() -> None:
+    (check,) = folder_checks([FolderSpace(path="/d", available=9 * GB, quota_left=0)], 0, 2)
+    assert (check.state, check.sentence) == ("failed", "/d has nothing left of a quota")
 
 
 def test_only_the_first_folder_needs_room_for_checkpoints() -> None:
@@ -194,6 +236,38 @@ def test_a_node_that_has_what_is_needed(tmp_path: Path) -> None:
     assert node.packages["python"].startswith("3.")
     assert code == (0 if found.go else 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_are_those_of_the_shell_that_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    _, found = run("--folder", "out", "--python", "bin/python")
+    (node,) = found.answers
+    stages = {one.stage: (one.state, one.sentence.split()[0]) for one in node.checks}
+    assert stages["folder"] == ("fine", str(tmp_path / "out"))
+    assert stages["python"][0] == "fine"
+
+
+@pytest.mark.parametrize("job", ["train.py 4712.0", "train.py", "train.py 4711.0"])
+def test_the_last_good_run_is_found_under_srun(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = RunRecord(run="r1", name="train.py 4711.0", script="train.py", outcome=preflight.WELL, is_over=True)  # fmt: skip
+    bad = RunRecord(run="r2", name="train.py 4711.0", script="train.py", outcome="exit code 1", started_at=9.0)  # fmt: skip
+    other = RunRecord(run="r3", name="eval.py 4712.0", script="eval.py", outcome=preflight.WELL, started_at=9.0)  # fmt: skip
+    records = {one.run: one for one in (good, bad, other)}
+    near = SimpleNamespace(answer=SimpleNamespace(snapshot=1), state_dir=Path("/none"))
+    monkeypatch.setattr(preflight, "ask_nearest", lambda _: near)
+    monkeypatch.setattr(preflight, "recorded_runs", lambda _: [StoredRecord.of(one).summary for one in records.values()])  # fmt: skip
+    monkeypatch.setattr(preflight, "record_of_run", lambda _, run: records[run])
+    assert preflight._last_good(Config(), job) == good
+
+
+def test_a_folder_whose_variable_is_not_set_is_a_wrong_call() -> None:
+    done = CliRunner().invoke(preflight.command, ["--folder", ""])
+    assert "--folder is empty" in str(done.exception)
 
 
 def test_a_node_that_lacks_something(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Say whether a job may start on these nodes."""
 
+import os
 import socket
 import sys
 import time
@@ -18,7 +19,7 @@ from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.units import parse_duration, parse_size
 from mldebug.diagnosis.exits.model import words_of_status
-from mldebug.jobs.run_records.model import RunRecord
+from mldebug.jobs.run_records.model import RunRecord, without_numbers
 from mldebug.probes.ports import check_wanted
 from mldebug.probes.preflight import CheckedNode, NodeFindings, Preflight, judge, words
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
@@ -32,6 +33,7 @@ from mldebug_agents.web.client import ask_nearest, record_of_run, recorded_runs
 
 WELL = words_of_status(0)
 MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
+WAIT, WAIT_LOADED = "90s", "3m"  # the load alone takes a minute, beside what each node needs anyway
 
 
 @click.command("preflight")
@@ -45,13 +47,13 @@ MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
 @click.option("--slurm-job", metavar="ID", help="On all nodes of this Slurm job, by srun.")
 @click.option("--hosts", metavar="NODES", help="On these nodes: node[1-40], or a hostfile; by ssh.")
 @click.option("--there", type=FILE, default="", help="The Python with mldebug on other nodes; default: this one's path.")  # fmt: skip
-@click.option("--wait", metavar="DURATION", default="90s", show_default=True, help="How long a node has to answer.")  # fmt: skip
+@click.option("--wait", metavar="DURATION", help="How long a node has to answer.  [default: 90s, with --load 3m]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print an object with all that was found.")
 @click.option("--send", is_flag=True, hidden=True)  # what the nodes are asked for
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def command(
     folders: tuple[str, ...], checkpoint: str | None, gpus: int | None, ports: str | None, python: str, load: bool, job: str | None,
-    slurm_job: str | None, hosts: str | None, there: str, wait: str, as_json: bool, send: bool, config: Path | None,
+    slurm_job: str | None, hosts: str | None, there: str, wait: str | None, as_json: bool, send: bool, config: Path | None,
 ) -> None:  # fmt: skip
     """Say whether a job may start here, or on all its nodes.
 
@@ -61,7 +63,10 @@ def command(
     Exit code 0: go; 1: something stands against it.
     """
     own = load_config(config)
-    wanted = PreflightRequest(folders=folders, checkpoint=_size(checkpoint), gpus=gpus, ports=_ports(ports), python=python, load=load)  # fmt: skip
+    wanted = PreflightRequest(
+        folders=tuple(map(_whole, folders)), checkpoint=_size(checkpoint), gpus=gpus, ports=_ports(ports),
+        python=_whole(python) if "/" in python else python, load=load,
+    )  # fmt: skip
     if slurm_job is not None and hosts is not None:
         raise UsageError("--slurm-job and --hosts are two ways", "choose one of them")
     if send:
@@ -70,7 +75,7 @@ def command(
     good = _last_good(own, job) if job is not None else None
     if slurm_job or hosts:
         request = FanoutRequest(
-            target=slurm_job or hosts or "", python=there or sys.executable, arguments=_arguments(wanted), timeout=_seconds(wait)
+            target=slurm_job or hosts or "", python=there or sys.executable, arguments=_arguments(wanted), timeout=_seconds(wait or (WAIT_LOADED if load else WAIT))
         )  # fmt: skip
         with Waiting(quiet=as_json) as progress:
             checked = check_nodes(own, "slurm" if slurm_job else "ssh", request, progress)
@@ -145,7 +150,12 @@ def _last_good(config: Config, job: str) -> RunRecord | None:
     if near.answer.snapshot is None:
         click.echo("mldebug: no agent runs here, so no earlier run is known to compare with", err=True)  # fmt: skip
         return None
-    runs = [one for one in recorded_runs(near.state_dir) if one.name == job and one.outcome == WELL]
+    well = [one for one in recorded_runs(near.state_dir) if one.outcome == WELL]
+    runs = [one for one in well if one.name == job] or [
+        one
+        for one in well
+        if job == one.script or without_numbers(job) == without_numbers(one.name)
+    ]
     if not runs:
         click.echo(
             f"mldebug: no run of {clean(job, 60)} that ended well is recorded here", err=True
@@ -173,6 +183,13 @@ def _show_checks(console: Console, node: NodeFindings) -> None:
         if check.state != "failed":
             sign = "✔" if check.state == "fine" else "-"
             print_line(console, Text(f"  {sign} {clean(check.sentence, 400)}"))
+
+
+def _whole(path: str) -> str:
+    """The path from the root: who opens it works in another folder."""
+    if not path:
+        raise UsageError("--folder is empty", "is the variable set that should name it?")
+    return os.path.abspath(path)
 
 
 def _size(words: str | None) -> int:
