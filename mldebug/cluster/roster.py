@@ -226,6 +226,10 @@ class PeerRoster:
         """The least seconds between two announcements of a node at the address that has most nodes: these announce most rarely."""
         return min(SLOWEST, EACH * self._shares.sources * self._shares.most())
 
+    def nodes_at(self, source: str) -> int:
+        """How many nodes have announced themselves from a source (see `source_of`), by way of others included. From any thread."""
+        return self._shares.count(source)
+
     def pace_of(self, address: str) -> float:
         """The least seconds between two announcements of a node at this address. They grow with the number of addresses, and with the
         number of nodes at this one.

@@ -26,7 +26,7 @@ from mldebug.cluster.messages import (
 )
 from mldebug.cluster.roster import PeerRoster
 from mldebug.cluster.run_identity import job_key, run_id
-from mldebug.cluster.source_shares import MAX_BYTES, RUN_BYTES
+from mldebug.cluster.source_shares import MAX_BYTES, RUN_BYTES, source_of
 from mldebug.cluster.wire import NodeReply
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Confidence, Diagnosis, Verdict
@@ -182,6 +182,42 @@ def test_a_pace_that_cannot_be_is_brought_within_bounds(pace: float, taken: floa
 
 
 # --- a share of processor time for each address ------------------------------------------------------
+
+
+def test_a_thousand_nodes_of_one_network_are_not_throttled_as_their_run_stalls() -> None:
+    """In IPv6 the nodes of a cluster often share a /64: their words on a stall came to 2.5 s of processor time at once."""
+    loop, now = Loop((Peer("n1", 1),)), 100.0
+    budget = loop.members.work
+    for number in range(1024):
+        address = f"2001:db8::{number:x}"
+        loop.members.leader.welcome(of_node(f"e{number}", named("k", ranks=f"{number}", world_size=1024)), address, 1.0)  # fmt: skip
+    refused = 0
+    for number in range(1024):
+        source = source_of(f"2001:db8::{number:x}")
+        now += 0.0025  # one thread reads them, one after the other
+        refused += not budget.allows(source, now)
+        budget.spend(source, 0.0025, now)
+    assert refused == 0
+    budget.spend(source, 2.0, now)
+    assert not budget.allows(source, now)
+    assert budget.allows(source_of(HONEST), now)
+
+
+def test_many_names_from_one_address_are_two_shares_at_most() -> None:
+    budget = WorkBudget(nodes=lambda source: 8_000 if source == EVIL else 3)
+    for source, most in ((EVIL, 2 * WORK), (HONEST, WORK)):
+        budget.spend(source, most, 10.0)
+        assert not budget.allows(source, 10.0)
+        budget.spend(source, most, 10.0)
+        assert not budget.allows(source, 10.0 + 0.9 * WORK / WORK_RATE)
+        assert budget.allows(source, 10.0 + 1.1 * WORK / WORK_RATE)
+
+
+def test_sources_that_owe_nothing_are_forgotten() -> None:
+    budget = WorkBudget()
+    for number in range(20_000):
+        budget.spend(f"10.0.{number >> 8}.{number & 255}", 0.001, float(number))
+    assert len(budget._used) <= 256
 
 
 def test_one_source_that_costs_too_much_waits_and_another_does_not() -> None:

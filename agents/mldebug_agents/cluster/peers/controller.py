@@ -103,7 +103,9 @@ class PeersController:
         self.coordinators: tuple[Peer, ...] = ()  # of all circles; read by the server's threads
         self._named: tuple[CoordinatedRun, ...] = ()  # read by the server's threads, too
         self.refusals = refusals or Refusals()
-        self.work = WorkBudget()  # also spent by the server's threads
+        self.work = WorkBudget(
+            nodes=lambda source: self.leader.nodes_at(source)
+        )  # the server's threads spend it, too
         self._node, self._port, self._interval = node, port, interval
         self._inbox, self._incidents = inbox, incidents
         self._groups = CoordinatorGroups(client, candidates, port, inbox, time.monotonic())

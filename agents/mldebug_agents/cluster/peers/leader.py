@@ -184,6 +184,10 @@ class Leader:
             return ()
         return self._coordinator.relayed(group.name, self._node, now)
 
+    def nodes_at(self, source: str) -> int:
+        """How many nodes announce themselves from a source (see `source_of`). From any thread."""
+        return self._coordinator.nodes_at(source)
+
     def view(self, now: float) -> ClusterView:
         """All nodes that announce themselves to this agent, with their runs. `now`: monotonic seconds."""
         return self._coordinator.view(self._node, _hosts(*self._groups), now)
