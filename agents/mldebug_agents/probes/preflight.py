@@ -95,20 +95,28 @@ def _folders(mounts: MountClient, folders: Sequence[str]) -> list[FolderSpace]:
     """What is seen of each folder when a small file is written there, and removed. A folder that hangs holds up no other."""
     if not folders:
         return []
-    name = f".mldebug-preflight-{os.uname().nodename}-{os.getpid()}"
+    name = f".mldebug-preflight-{os.uname().nodename}-{os.getpid()}-"
     owners = QuotaOwners(((0, os.getuid()), (1, os.getgid())))
     requests = [
         request
-        for folder in map(os.fsencode, folders)
+        for number, folder in enumerate(map(os.fsencode, folders))
         for request in (
-            MountRequest(0, folder, CanaryFile(name, TRIAL)),
+            MountRequest(0, folder, CanaryFile(f"{name}{number}", TRIAL)),
             MountRequest(0, folder),
             MountRequest(0, folder, owners=owners),
         )
     ]
-    answers = mounts.ask(requests, FOLDER_SECONDS)
+    answers = _asked(mounts, requests)
     found = zip(folders, answers[::3], answers[1::3], answers[2::3], strict=True)
     return [_folder_space(folder, *three) for folder, *three in found]
+
+
+def _asked(mounts: MountClient, requests: Sequence[MountRequest]) -> Sequence[MountAnswer]:
+    """The answers; the reason in each where the child that opens paths has itself ended or hangs."""
+    try:
+        return mounts.ask(requests, FOLDER_SECONDS)
+    except OSError as error:
+        return [MountAnswer(mount=0, reason=f"it could not be asked: {error}")] * len(requests)
 
 
 def _folder_space(
@@ -135,7 +143,7 @@ def _folder_space(
 
 
 def _shm(mounts: MountClient) -> NodeCheck:
-    (answer,) = mounts.ask([MountRequest(0, b"/dev/shm")], FOLDER_SECONDS)
+    (answer,) = _asked(mounts, [MountRequest(0, b"/dev/shm")])
     return shm_check(answer.space.size, answer.space.available) if answer.space else shm_check(0, 0)
 
 

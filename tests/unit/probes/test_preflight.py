@@ -25,6 +25,7 @@ from mldebug.probes.preflight import (
 )
 from mldebug_agents.cli.commands import preflight
 from mldebug_agents.cluster.node_findings import ArrivalTimes
+from mldebug_agents.storage.child.client import MountClient
 
 GB = 10**9
 
@@ -263,6 +264,23 @@ def test_the_last_good_run_is_found_under_srun(job: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(preflight, "recorded_runs", lambda _: [StoredRecord.of(one).summary for one in records.values()])  # fmt: skip
     monkeypatch.setattr(preflight, "record_of_run", lambda _, run: records[run])
     assert preflight._last_good(Config(), job) == good
+
+
+def test_a_folder_that_is_named_twice_is_tried_once(tmp_path: Path) -> None:
+    _, found = run(*(word for name in ("", "/", "/.") for word in ("--folder", f"{tmp_path}{name}")))  # fmt: skip
+    assert [one.state for one in found.answers[0].checks if one.stage == "folder"] == ["fine"]
+
+
+def test_a_child_that_ends_while_it_looks_at_folders_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> None:
+        raise ConnectionResetError("it has ended")
+
+    monkeypatch.setattr(MountClient, "ask", ended)
+    code, found = run("--folder", str(tmp_path))
+    assert code == 1
+    assert f"{tmp_path} cannot be written: it could not be asked: it has ended" in "\n".join(failed(found))  # fmt: skip
 
 
 def test_a_folder_whose_variable_is_not_set_is_a_wrong_call() -> None:

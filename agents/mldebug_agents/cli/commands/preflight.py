@@ -64,7 +64,7 @@ def command(
     """
     own = load_config(config)
     wanted = PreflightRequest(
-        folders=tuple(map(_whole, folders)), checkpoint=_size(checkpoint), gpus=gpus, ports=_ports(ports),
+        folders=tuple(dict.fromkeys(map(_whole, folders))), checkpoint=_size(checkpoint), gpus=gpus, ports=_ports(ports),
         python=_whole(python) if "/" in python else python, load=load,
     )  # fmt: skip
     if slurm_job is not None and hosts is not None:
