@@ -45,6 +45,33 @@ def test_a_long_line_keeps_its_beginning_and_its_end() -> None:
     assert line.endswith("x Last error: by peer 7")
 
 
+@pytest.mark.parametrize("words", [
+    "Last error: socketProgress: Connection closed by remote peer node7<41234>",
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600000 milliseconds",
+])  # fmt: skip
+@pytest.mark.parametrize("before", [2000, 3600, 6000, 60_000])
+def test_an_error_that_only_its_middle_blames_on_a_peer_is_not_its_speaker_s_own(words: str, before: int) -> None:  # fmt: skip
+    text = f"RuntimeError: {'x ' * (before // 2)}{words} {'y ' * 3000}"
+    lines = take_apart(["Traceback (most recent call last):", '  File "/a.py", line 3, in f', text], {}).every  # fmt: skip
+    assert len(lines[-1]) <= MAX_LINE
+    found = last_error(lines, "its log", rank=0)
+    assert found is not None
+    assert found.blames_peer
+    file = {"message": {"message": text, "extraInfo": {}}}
+    of_file = parse_error_file(json.dumps(file).encode())
+    assert of_file is not None
+    assert of_file.blames_peer
+
+
+def test_a_long_error_without_such_words_stays_its_speaker_s_own() -> None:
+    text = f"ValueError: bad label {'7, ' * 9000}"
+    lines = take_apart(["Traceback (most recent call last):", '  File "/a.py", line 3, in f', text], {}).every  # fmt: skip
+    found = last_error(lines, "its log", rank=0)
+    assert found is not None
+    assert not found.blames_peer
+
+
 def test_lines_that_are_short_stay_and_a_collector_s_are_cut_one_by_one() -> None:
     text = "\n".join(
         [

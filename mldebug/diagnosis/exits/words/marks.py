@@ -85,9 +85,38 @@ def _unwrapped(line: str) -> Sequence[str]:
     return [shortened(_BAR.sub("", one) if "%|" in one else one) for one in lines]
 
 
+_TELLING = (
+    *("peer", "remote", "timed out", "timeout", "connect", "barrier", "watchdog", "heartbeat", "abort", "unreachable"),
+    *("cuda error", "out of memory", "error:", "fault", "assert"),
+)  # fmt: skip
+AROUND = 80  # characters before such a word, and twice as many behind it
+
+
 def shortened(text: str, most: int = MAX_LINE) -> str:
-    """The text, of a long one its beginning and its end: what an error is stands in the one, why in the other."""
-    return text if len(text) <= most else f"{text[: most * 3 // 4]} … {text[-(most // 4 - 3) :]}"
+    """The text, of a long one its beginning, its end, and what of the middle may be about others or say what is wrong: an error
+    that only its middle blames on a peer is not its speaker's own.
+    """
+    if len(text) <= most:
+        return text
+    begin, end = most // 2, len(text) - most // 4
+    pieces = [text[:begin], *_telling(text, begin, end, most // 4 - 60), text[end:]]
+    return " … ".join(pieces)
+
+
+def _telling(text: str, begin: int, end: int, room: int) -> list[str]:
+    """Pieces of the text between two places, `room` characters together, around the first place of each telling word."""
+    begin, beyond = begin - 2 * AROUND, end + 2 * AROUND  # a sentence may be cut in two
+    folded = text.lower()  # in some languages of another length: a place is then near
+    found: list[tuple[int, int]] = []
+    for word in _TELLING:
+        at = folded.find(word, begin, end)
+        if at >= 0 and not any(low <= at < high for low, high in found):
+            low, high = max(begin, at - AROUND), min(beyond, at + 2 * AROUND)
+            room -= high - low + 3
+            if room < 0:
+                break
+            found.append((low, high))
+    return [text[low:high] for low, high in sorted(found)]
 
 
 def _labelled(lines: Sequence[str]) -> bool:
