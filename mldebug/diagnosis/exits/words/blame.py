@@ -41,7 +41,7 @@ _ARITHMETIC = ("FloatingPointError", "OverflowError", "ArithmeticError")
 _NOT_FINITE = re.compile(phrases.NOT_FINITE, re.IGNORECASE)
 _SHARED_NUMBERS = re.compile(phrases.SHARED_NUMBERS, re.IGNORECASE)
 _SHARED_SCALES = re.compile(phrases.SHARED_SCALES, re.IGNORECASE)
-_BEFORE_REDUCED = re.compile(phrases.BEFORE_REDUCED, re.IGNORECASE)
+_NOT_SHARED = re.compile(f"{phrases.BEFORE_REDUCED}|{phrases.OF_A_DATUM}", re.IGNORECASE)
 _OWN = _any(chain(*phrases.OWN.values()))
 _OTHERS = re.compile("|".join(phrases.OTHERS), re.IGNORECASE)
 # A file, a disk or a port that a library of a process group needs on this node
@@ -139,7 +139,8 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     kind = type_of(name)
     if kind is ErrorType.RELAY or _RELAYED.search(words):
         return Blame.PEER
-    if (kind is not ErrorType.LOCAL or name in _ARITHMETIC) and _is_of_all(words):
+    by_machine = any(one.search(words) for one in (_ERRNO, _DEVICE, _OWN))
+    if not by_machine and (kind is not ErrorType.LOCAL or name in _ARITHMETIC) and _is_of_all(words):  # fmt: skip
         return Blame.UNCLEAR
     in_vain = _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None
     bare = all(line.strip().rstrip(":") == name for line in words.split("\n") if line.strip())
@@ -178,7 +179,7 @@ def _is_of_all(words: str) -> bool:
     if _SHARED_SCALES.search(words):
         return True
     shared = _NOT_FINITE.search(words) and _SHARED_NUMBERS.search(words)
-    return shared is not None and _BEFORE_REDUCED.search(words) is None
+    return shared is not None and _NOT_SHARED.search(words) is None
 
 
 def _of_statement(words: str, *, unclear: bool) -> Blame:

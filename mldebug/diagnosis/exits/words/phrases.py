@@ -170,6 +170,8 @@ SHARED_NUMBERS = (
 SHARED_SCALES = r"loss[ _-]scale .{0,30}\bminimum\b|\bminimum loss[ _-]scale|invalid value \((?:nan|inf)\) encountered in"
 # But this one has looked at its own part, before that
 BEFORE_REDUCED = r"\b(?:local|this rank(?:'s)?|per[- ]rank|before (?:\S{1,20} ){0,2}(?:reduc\w{1,4}|communication|all-?reduce|sync\w{0,12}))\b"
+# Nor is it shared where one item of the data is called by its number or name: no two ranks read the same
+OF_A_DATUM = r"(?<!\bat )(?<!\bafter )\b(?:sample|image|row|column|record|document|item)\b (?:#|no\.? ?|index |id )?[\d'\"/]"
 
 # Printed by a kernel that waits for another GPU, before it traps
 DEVICE_WAIT = r"^(?=.{0,300}\b(?:rank|peer|flag|barrier|signal|recv|send|dispatch|combine|nvshmem|deepep)).{0,300}\btim(?:ed|e)[ -]?out\b"

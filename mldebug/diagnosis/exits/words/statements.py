@@ -75,11 +75,18 @@ _MADE = re.compile(
     r"\b(?:rollouts?|samplers?|(?:inference|generation|rollout) engines?|reward models?|verifiers?|replay buffers?|(?:vec(?:tor)? )?envs?|actors?|learners?)\b",
     re.IGNORECASE,
 )
+# Numbers that count nothing that was made: which one it is, a shape, an index, a size, a setting
+_NO_COUNT = re.compile(
+    r"\b(?:rollout|sampler|engine|model|verifier|env(?:ironment)?|actor|learner|worker)s? #?\d{1,9}\b(?! (?:of|samples|rollouts))|[(\[][\d, x]{1,60}[)\]]"
+    r"|\b(?:size|length|index|id|dim\w{0,8}|layer|head|seed|lr|temperature|width|height|action|port|divisible by)s?\b[ =:]{0,3}\d{1,20}"
+    r"|\b\d{1,9} (?:layers?|heads?|dim\w{0,8}|channels?|columns?|features?)\b",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"\d{1,20}")
 _AT = r"(?:step|iteration|version|epoch|round|generation|revision)s?"
 _VERSIONED = re.compile(
     rf"\b(?:weights?|param(?:eter)?s|policy|model|state|adapters?|ema)\b(?: \w{{1,12}}){{0,3}} {_AT}\b"
-    rf"|\bexpected (?:\w{{1,12}} ){{0,3}}{_AT}\b|\b{_AT}\b[ #:=]{{0,3}}\d{{1,12}},? (?:(?:is |was )?expected|instead|but (?:have|has|got|is|at)|!=|vs\b)|\b{_AT} (?:counter|number)s?\b",
+    rf"|\bexpected (?:\w{{1,12}} ){{0,3}}{_AT}\b|(?<!at )(?<!in )(?<!on )(?<!after )(?<!format )(?<!schema )\b{_AT}\b[ #:=]{{0,3}}\d{{1,12}},? (?:(?:is |was )?expected|instead|but (?:have|has|got|is|at)|!=|vs\b)|\b{_AT} (?:counter|number)s?\b",
     re.IGNORECASE,
 )
 # What flows from whoever fills it, and flows no more; not a file that ends
@@ -129,7 +136,7 @@ def is_of_itself(text: str, *, foreseen: bool = True) -> bool:
 
 def _is_of_a_maker(text: str) -> bool:
     """Whether it counts what another part of the job has made, compares two versions of it, or says that no more of it comes."""
-    numbers = len(_NUMBER.findall(text))
+    numbers = len(_NUMBER.findall(_NO_COUNT.sub(" ", text)))
     made, compared = _MADE.search(text), _VERSIONED.search(text)
     return bool((numbers and made) or (numbers > 1 and compared) or _DRY.search(text))
 
