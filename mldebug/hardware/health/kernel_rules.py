@@ -15,7 +15,7 @@ from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import PLAIN, RankEvent, sentence
 from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.model import KernelEventKind as Kind
-from mldebug.hardware.kernel_log.model import same_device
+from mldebug.hardware.kernel_log.model import other_port, same_device
 
 
 class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +148,9 @@ def _comes_again(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thres
 
 
 def _of_one_device(burst: Burst, end: Burst) -> bool:
-    """Old drivers do not say which GPU it was: then any that recovered ends it."""
+    """Old drivers do not say which GPU it was: then any that recovered ends it. A link that is up says nothing of another port."""
+    if end.last_kind is Kind.LINK_UP and other_port(burst.root, end.root):
+        return False
     return not burst.root.device or same_device(burst.root, end.root)
 
 

@@ -124,6 +124,12 @@ def same_device(one: KernelEvent, other: KernelEvent) -> bool:
     return not {one.device, one.alias}.isdisjoint({other.device, other.alias} - {""})
 
 
+def other_port(one: KernelEvent, other: KernelEvent) -> bool:
+    """Whether two events name two interfaces: ports that share one PCI address (cxgb4, mana), or what stands for a virtual function."""
+    mine, its = ({name for name in (e.device, e.alias) if name and ":" not in name} for e in (one, other))  # fmt: skip
+    return bool(mine and its) and mine.isdisjoint(its)
+
+
 def is_gpu(kind: KernelEventKind) -> bool:
     """Whether events of this kind come from a GPU or an NVSwitch."""
     return kind in (

@@ -76,6 +76,7 @@ def test_one_is_no_fault_and_more_than_the_limit_are(case: dict[str, Any]) -> No
         ("bnxt_en 0000:c1:00.0 eth0: Broadcom BCM57508 Ethernet found at mem 9d010000, node addr 84:16:0c:11:22:33", False),
         (UP.replace("c1:00.0", "c1:00.1").replace("f0np0", "f1np1"), False),
         (UP.replace("Up, 100000 Mbps full duplex", "Down"), False),
+        (UP.replace("ens3f0np0", "ens3f0np0v2"), False),  # another port at the same address
         ("ens3f0np0: link up, 100Gbps, full-duplex", True),
         ("bnxt_en 0000:c1:00.0 ens3f0np0: FEC autoneg off encoding: Reed Solomon", False),
     ],
@@ -98,6 +99,9 @@ def test_an_adapter_whose_link_comes_up_again_works(fault: str, line: str, over:
         ("TX timeout detected, starting reset task!", "degraded"),
         ("Failed to set up the queues: -22", ""),
         ("Failed to read the PTP clock: -110", ""),
+        ("Invalid message from VF 3, opcode 3, error: -110", ""),
+        ("Unable to read VPD: -110", ""),
+        ("hfi1_0: Transceiver read failed: -110", ""),
         ("Fake Tx hang detected on queue 3, timeout caused by PFC storm", ""),
         ("hwrm req_type 0x53 seq id 0x6fca error 0x2", ""),
         ("Firmware reset request successful.", ""),

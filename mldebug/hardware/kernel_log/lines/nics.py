@@ -47,8 +47,8 @@ _TIMEOUT = (
     r"|Wait for completion \(polling\) timeout|Reading [\w ]{1,40} timed out|Error \(timeout: \d{1,9}\) msg |cmdq\[\w{1,10}\]=\w{1,10} timedout"
     r"|HWC: (?:Request timed out|timeout)|FW heartbeat stalled|DEVCMD \S{1,48} \(\d{1,5}\) timeout after|DEV_CMD firmware wait \S{1,48} timed out"
     r"|Device reset timeout|Wait for reset timeout|Transaction timed-out|error cqp command 0x\w{1,8} timed out|AQTX: Writeback timeout"
-    # ETIMEDOUT of whatever the driver wanted, but for clocks, sensors, transceivers and neighbours of a port
-    r"|(?![^\n]{0,200}(?:PTP|PHC|[Tt]imestamp|DPLL|PLL|hwmon|thermal|SFP|[Mm]odule|EEPROM|LLDP|DCB))[^\n]{1,160}[ =:(]-110\b"
+    # ETIMEDOUT of whatever the driver wanted, but for clocks, sensors, transceivers, neighbours and low power of a port, and for virtual functions, which are others'
+    r"|(?![^\n]{0,200}(?:PTP|PTM|PHC|[Tt]imestamp|DPLL|PLL|ULP|hwmon|thermal|SFP|[Mm]odule|[Tt]ransceiver|EEPROM|VPD|LLDP|DCB|\bVFs?\b))[^\n]{1,160}[ =:(]-110\b"
 )
 _UNSENT = (
     r"TX timeout detected|tx_timeout(?: count)?: |Detected (?:Tx|Hardware) Unit Hang|transmit timeout: latency|Timeout on tx queue"
