@@ -64,6 +64,8 @@ NO_STEP = {
     "packages": "updates: STEP packages can be upgraded",
     "a cache": "update: STEP entries of the cache",
     "a saved iteration": "[INFO] Saving model and optimizer state at iteration STEP to ./logs/m/G_277000.pth",
+    "ranks in brackets": "[STEP/128] loss: LOSS",
+    "a day": "[STEP/11] train loss: LOSS",
     "epochs": "===> Epoch STEP Complete: Avg. Loss: LOSS time: 666.83",
 }  # fmt: skip
 

@@ -56,8 +56,8 @@ _COARSE = re.compile(  # `step:1.2k`: too coarse to be a step
     r"(?<![a-z0-9/._])(?:global[ _]?)?(?:step|iter|iteration)s?['\"]?[ :=]{1,3}(?P<count>\d{1,6}(?:\.\d{1,3})?[kmb])\b"
 )
 _NUMBER_FIRST = re.compile(
-    rf"^ {{0,12}}\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))?(?: {{0,4}}(?:[|\t]|,(?!\d{{3}}))|(?(total)\] |(?!)))"
-)  # a table: 107 | loss 6.5 | lr 3e-4, MONAI's 107/900, train_loss: 6.5, or [107/900] train loss: 6.5
+    rf"^ {{0,12}}\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))?(?: {{0,4}}(?:[|\t]|,(?!\d{{3}}))|(?(total)\] (?=.{{0,200}}train)|(?!)))"
+)  # a table: 107 | loss 6.5 | lr 3e-4, MONAI's 107/900, train_loss: 6.5, or [107/900] train loss: 6.5: without that word it may be a rank of all
 _WORDLESS = (  # no word stands before the count: step, and loss or total
     re.compile(  # Cosmos, behind a head of its logger's own
         rf"(?:\[[^\]]{{1,160}}\] )?(?P<step>{WHOLE}) : iter_speed {NUMBER} seconds per iteration"
@@ -293,7 +293,15 @@ def _count(line: str, loss: float | None) -> _Found:
             return None, None, None
         return found, step, total
     found = _NUMBER_FIRST.search(line) if loss is not None else None
-    return found, found["step"] if found else None, None
+    if found is None or _is_beyond(found):
+        return None, None, None
+    return found, found["step"], None
+
+
+def _is_beyond(found: re.Match[str]) -> bool:
+    """Whether a count is beyond its total: then it is a day of a month, or another fraction."""
+    step, total = whole(found["step"]), whole(found["total"] or "")
+    return step is not None and total is not None and step > total
 
 
 def _evaluation(line: str, epoch_text: str, step: str | None, total: str | None) -> LogRecord:
