@@ -106,12 +106,12 @@ def _folders(mounts: MountClient, folders: Sequence[str]) -> list[FolderSpace]:
             MountRequest(0, folder, owners=owners),
         )
     ]
-    answers = _asked(mounts, requests)
+    answers = _answers_of(mounts, requests)
     found = zip(folders, answers[::3], answers[1::3], answers[2::3], strict=True)
     return [_folder_space(folder, *three) for folder, *three in found]
 
 
-def _asked(mounts: MountClient, requests: Sequence[MountRequest]) -> Sequence[MountAnswer]:
+def _answers_of(mounts: MountClient, requests: Sequence[MountRequest]) -> Sequence[MountAnswer]:
     """The answers; the reason in each where the child that opens paths has itself ended or hangs."""
     try:
         return mounts.ask(requests, FOLDER_SECONDS)
@@ -143,7 +143,7 @@ def _folder_space(
 
 
 def _shm(mounts: MountClient) -> NodeCheck:
-    (answer,) = _asked(mounts, [MountRequest(0, b"/dev/shm")])
+    (answer,) = _answers_of(mounts, [MountRequest(0, b"/dev/shm")])
     return shm_check(answer.space.size, answer.space.available) if answer.space else shm_check(0, 0)
 
 

@@ -121,8 +121,8 @@ def test_what_a_node_announces_in_many_groups_counts_as_well() -> None:
     for node in range(8):
         for group in range(40):
             runs = (named(f"{group}-{one}", node_list="x" * 8000) for one in range(100))
-            news = msgspec.structs.replace(of_node(f"evil{node}", *runs), circle=f"g{group}")
-            roster.update(news, EVIL, 2.0)
+            message = msgspec.structs.replace(of_node(f"evil{node}", *runs), circle=f"g{group}")
+            roster.update(message, EVIL, 2.0)
     held = sum(part.size for peer in roster._peers.values() for part in peer.parts.values())
     assert 0 < held <= MAX_BYTES
 
@@ -301,15 +301,15 @@ def test_who_speaks_for_another_agent_than_is_there_is_refused() -> None:
     coordinator = Coordinator()
     coordinator.update(of_node("n1", whole("0-1", 4)), HONEST, 1.0)
     false = Relayed(node="n1", agent="other", port=9, address="10.0.0.2")
-    news = msgspec.structs.replace(of_node("liar"), relayed=(false,))
-    coordinator.update_relayed(news, 8.0, EVIL)
+    message = msgspec.structs.replace(of_node("liar"), relayed=(false,))
+    coordinator.update_relayed(message, 8.0, EVIL)
     assert nodes_of(coordinator) == ["n1"]
     assert "speaks for n1" in coordinator.refused[EVIL]
     right = msgspec.structs.replace(false, agent="n1", runs=(whole("0-1", 4, step=7),))
-    coordinator.update_relayed(msgspec.structs.replace(news, relayed=(right,)), 9.0, EVIL)
+    coordinator.update_relayed(msgspec.structs.replace(message, relayed=(right,)), 9.0, EVIL)
     (call,) = coordinator.named(run_id(KEY))
     assert call.news.step == 7
-    coordinator.update_relayed(news, 90.0, EVIL)  # nobody has heard of it for long
+    coordinator.update_relayed(message, 90.0, EVIL)  # nobody has heard of it for long
     assert nodes_of(coordinator) == []
 
 

@@ -118,14 +118,14 @@ def test_a_run_that_ended_while_no_agent_was_there_is_over() -> None:
     node.jobs["run2"] = a_job("run2")
     for _ in range(4):
         node.look()
-    seen = node.records()["run1"].last_at
+    last = node.records()["run1"].last_at
     later = Node(node.store)
     later.now = node.now + 3_600.0
     later.jobs["run2"] = a_job("run2")
     for _ in range(60):
         later.look()
     found = later.records()
-    assert (found["run1"].is_over, found["run1"].outcome, found["run1"].last_at) == (True, "", seen)
+    assert (found["run1"].is_over, found["run1"].outcome, found["run1"].last_at) == (True, "", last)
     assert not found["run2"].is_over
     assert later.orders == []
 
