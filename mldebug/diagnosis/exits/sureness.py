@@ -22,6 +22,7 @@ _OF_A_RANK = re.compile(r"'[^']{0,200}'|\"[^\"]{0,200}\"|\S*/\S*|[\w.:-]*\d[\w.:
 # What a rank writes because it was told to end, or its workers were
 _OF_AN_END = re.compile(
     r"killed by signal|exited unexpectedly|abruptly|KeyboardInterrupt|SystemExit|\bSIG(?:TERM|INT|HUP|USR[12])\b|[Tt]erminated|[Ss]hut(?:ting)? ?down|BrokenProcessPool"
+    r"|/pymp-|shared memory object .{0,80}No such file|handle is closed|on closed file|loop is closed|\[Errno 9\]"
 )
 AT_ONCE = 1.0  # seconds in which the order of two exits proves nothing
 HEAD_START = 0.5  # seconds of the first before the others, to own the only traceback

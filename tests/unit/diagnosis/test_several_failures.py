@@ -12,6 +12,12 @@ BAD_SHARD, NO_LABELS = RAISED + "ValueError: shard 7 has bad magic", RAISED + "K
 WORKER_ENDED = (
     RAISED + "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Terminated. "
 )
+TORN_DOWN = (  # what its workers held for it is gone
+    "FileNotFoundError: [Errno 2] No such file or directory: '/tmp/pymp-x8f/listener-3a'",
+    "RuntimeError: unable to open shared memory object </torch_12_3> in read-write mode: No such file or directory (2)",
+    "OSError: handle is closed",
+    "OSError: [Errno 9] Bad file descriptor",
+)
 QUIET: list[Any] = [STEPS, {"sleep": 60}]
 FIRST: list[Any] = [STEPS, BAD_SHARD, {"sleep": 8}, {"exit": 1}]
 
@@ -55,6 +61,11 @@ AS_BEFORE: dict[str, Plan] = {
 @pytest.mark.parametrize("kind", AS_BEFORE)
 def test_who_alone_began_it_is_named_as_surely_as_before(kind: str) -> None:
     assert judged(AS_BEFORE[kind]) == ([1], "high")
+
+
+@pytest.mark.parametrize("words", TORN_DOWN)
+def test_what_is_written_as_a_rank_is_torn_down_is_no_earlier_failure(words: str) -> None:
+    assert judged({"1": FIRST, "*": ended(RAISED + words)}) == ([1], "high")
 
 
 def test_a_crash_beside_an_error_that_no_rank_has_signed() -> None:
