@@ -174,10 +174,22 @@ def end_container(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _first_child(process: "subprocess.Popen[bytes]") -> int:
-    with suppress(OSError):
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        return int(children[0]) if children else 0
+    """The process that is the first one inside; 0 before it is there. nspawn makes it by way of one that ends soon."""
+    below = [process.pid]
+    while below:
+        pid = below.pop()
+        with suppress(OSError):
+            if _number_inside(pid) == 1:
+                return pid
+            below += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     return 0
+
+
+def _number_inside(pid: int) -> int:
+    """Its pid in a pid namespace below ours; 0 where it is in ours."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    numbers = next(line for line in lines if line.startswith("NSpid:")).split()[1:]
+    return int(numbers[-1]) if len(numbers) > 1 else 0
 
 
 def _control_groups() -> set[Path]:
