@@ -196,7 +196,10 @@ def _explain(error: Exception, debug: bool) -> int:
         )
         _say(error.format_message(), f"{path} --help")
         return int(ExitCode.USAGE)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EBADF):
+    if isinstance(error, OSError) and (
+        error.errno in (errno.ENOSPC, errno.EDQUOT)
+        or (error.errno == errno.EBADF and not _has_output())
+    ):
         _drop_stdout()
         _say(
             f"the output cannot be written: {error.strerror}",
@@ -205,6 +208,13 @@ def _explain(error: Exception, debug: bool) -> int:
         return int(ExitCode.FOUND)
     _say(f"internal error: {type(error).__name__}: {error}", REPORT_IT)
     return int(ExitCode.FOUND)
+
+
+def _has_output() -> bool:
+    """Whether stdout and stderr are open; a descriptor of ours that is gone is an error of ours."""
+    with contextlib.suppress(OSError):
+        return all(os.fstat(stream) for stream in (1, 2))
+    return False
 
 
 def _say(message: str, way_out: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from mldebug_agents.system import spawn
 from mldebug_agents.system.child.gpu_driver import MACHINE, inside_gpu_driver
+from mldebug_agents.system.child.pipes import ChildProcess
 from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
 from shared.system.hung import frozen_disk, hung_mount, missing, state, wait_until
 from shared.system.patience import PATIENCE
@@ -531,3 +532,30 @@ def test_no_struct_class_comes_later_but_options_of_plugins() -> None:
     argv = [sys.executable, "-c", LATE]
     done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() in (["Options"], [])
+
+
+def test_a_child_that_one_thread_lets_go_while_another_looks_at_it_is_no_error() -> None:
+    """The descriptor of its pipe is gone then, and perhaps something else has its number."""
+    errors: list[BaseException] = []
+    looked = threading.Event()
+
+    def look(child: ChildProcess) -> None:
+        try:
+            while not child.over:
+                child.update()
+                looked.set()
+        except OSError as error:
+            errors.append(error)
+
+    for number in range(300):
+        outlet, inlet = os.pipe()
+        os.set_blocking(outlet, False)
+        child = ChildProcess(number, outlet, ("x",))
+        thread = threading.Thread(target=look, args=(child,))
+        thread.start()
+        looked.wait(10)
+        looked.clear()
+        child.close()
+        thread.join(10)
+        os.close(inlet)
+    assert errors == []

@@ -5,6 +5,7 @@ All reads are non-blocking; who waits does so with poll and a deadline.
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 from typing import Self
 
@@ -30,6 +31,7 @@ class ChildProcess:
         self.over = False  # it ended, or nobody is left to say more
         self.start_ticks = 0
         self.owner = owner
+        self._lock = threading.Lock()  # the pipe is not closed while another thread reads it
 
     def describe(self, words: str) -> None:
         """Set the words under which this child is listed if it cannot be ended."""
@@ -46,17 +48,18 @@ class ChildProcess:
         return os.waitstatus_to_exitcode(self.wait_status)
 
     def update(self) -> None:
-        """Read what the child's status pipe holds now, without waiting."""
-        while not self.over:
-            try:
-                news = os.read(self.fd, NEWS.size * 8)
-            except BlockingIOError:
-                return
-            self.over = not news
-            for kind, value in NEWS.iter_unpack(
-                news
-            ):  # records are written whole: they are shorter than PIPE_BUF
-                self._note(kind, value)
+        """Read what the child's status pipe holds now, without waiting. Any thread may call."""
+        with self._lock:
+            while not self.over:
+                try:
+                    news = os.read(self.fd, NEWS.size * 8)
+                except BlockingIOError:
+                    return
+                self.over = not news
+                for kind, value in NEWS.iter_unpack(
+                    news
+                ):  # records are written whole: they are shorter than PIPE_BUF
+                    self._note(kind, value)
 
     def note_start(self) -> None:
         """Read the child's start time, which with its pid identifies it even after the pid is used again."""
@@ -65,11 +68,12 @@ class ChildProcess:
             self.start_ticks = stat.start_ticks if stat else 0
 
     def close(self) -> None:
-        """Close the child's status pipe."""
-        self.over = True
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        """Close the child's status pipe. Any thread may call."""
+        with self._lock:
+            self.over = True
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1
 
     def _note(self, kind: bytes, value: int) -> None:
         if kind == b"P":
