@@ -9,7 +9,7 @@ import gc
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import spec_from_loader
+from importlib.util import LazyLoader, spec_from_loader
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -28,46 +28,6 @@ def disable(fn=None, recursive=True, *, reason=None, wrapping=True):
         return fn(*args, **kwargs)
     return _fn
 """
-
-
-# What the import system and `inspect`, of which torchrun asks its callers' names, want to know of every module
-ASKED_OF_ALL = frozenset(
-    ("__class__", "__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__")
-)
-
-
-class Waiting(ModuleType):
-    """A module whose code has not run: the first question that is not asked of every module runs it."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ASKED_OF_ALL:
-            return super().__getattribute__(name)
-        self.__class__ = ModuleType  # type: ignore[assignment]
-        self.__loader__.run(self)  # type: ignore[union-attr]
-        return getattr(self, name)
-
-
-class Lazy:
-    """Loads a module as its own loader would, but runs its code later."""
-
-    def __init__(self, real: Any) -> None:
-        self.real = real
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the other."""
-        module: ModuleType | None = self.real.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Not yet."""
-        module.__class__ = Waiting
-
-    def run(self, module: ModuleType) -> None:
-        """Now."""
-        module.__loader__ = self.real
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.real
-        self.real.exec_module(module)
 
 
 class Later:
@@ -89,7 +49,7 @@ class Later:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = Lazy(spec.loader)  # type: ignore[assignment]
+            spec.loader = LazyLoader(spec.loader)
         if name == LAST:
             complete()
         return spec

@@ -45,9 +45,3 @@ def test_what_is_not_compiled_stands_in_stacks_as_with_the_compiler(tmp_path: Pa
     assert (light, whole) == ("False", "True")
     assert calls == right
     assert any(one.startswith("_fn ") for one in calls)
-
-
-def test_who_asks_all_modules_for_their_files_runs_none_of_them(tmp_path: Path) -> None:
-    """As torchrun does with `inspect`, for each event that it notes."""
-    code = "import inspect; inspect.getmodule(inspect.currentframe()); print('torch._refs' in sys.modules)"
-    assert output_of(code, environment_of_jobs(tmp_path)) == ["False", "False"]
