@@ -175,12 +175,12 @@ def test_a_storm_of_orders_leaves_the_stall_its_verdict(field: Field) -> None:
     run, number = field.run(), iter(range(1_000_000))
     assert run is not None
 
-    def order() -> None:
-        wanted = CaptureOrder(key=run.key, attempt=0, incident=f"storm-{next(number)}")
-        field.ask(wanted, CAPTURE)
+    def order(incident: str = "") -> None:
+        field.ask(CaptureOrder(key=run.key, attempt=0, incident=incident), CAPTURE)
 
-    with meanwhile(order, order):
+    with meanwhile(order, order, lambda: order(f"storm-{next(number)}")):
         wait_for("orders are refused", lambda: "has ordered 12 captures" in field.agent.log, 120)
+        assert "all ranks of it are here" in field.agent.log, "nobody else names its incident"
         assert field.named() == [1]
 
 
