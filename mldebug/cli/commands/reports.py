@@ -20,6 +20,7 @@ from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
 from mldebug.core.text import typed
 from mldebug.core.units import format_age, parse_duration
+from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report, report_lines
 from mldebug.incidents.report_dirs import find_report, report_stores_of
 from mldebug.incidents.report_entry import EVERY_REPORT, ReportEntry, ReportFilter
@@ -228,10 +229,6 @@ def exported(archive: ReportStore, report: Report, suffix: str) -> bytes:
     """The bytes of a report exported as `suffix` (.json, .html, .txt, or .tar.gz with all three and the evidence), rendered anew
     from the checked report.
     """
-    from mldebug.incidents.report.html import (
-        render_html,
-    )  # its templates cost 80 ms, which a list of reports does not need
-
     forms = {
         "report.json": msgspec.json.encode(report) + b"\n",
         "report.html": render_html(report).encode(errors="replace"),

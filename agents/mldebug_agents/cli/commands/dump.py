@@ -29,7 +29,7 @@ from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
-from mldebug_agents.cluster.fanout.messages import FanoutRequest
+from mldebug_agents.cluster.fanout.messages import FanoutRequest, answer_seconds
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_captures import capture_all, reply
 from mldebug_agents.cluster.peers.reach import run_elsewhere
@@ -45,8 +45,7 @@ from mldebug_agents.web.client import ask_nearest
 from mldebug_agents.web.control_requests import post_to_agent
 
 MAX_WATCH = 60.0
-DEFAULT_WAIT = 60.0
-MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
+DEFAULT_WAIT = "60s"
 
 
 @click.command("dump")
@@ -138,7 +137,7 @@ def dump(
             target=slurm_job or hosts or "",
             python=python or sys.executable,
             arguments=arguments,
-            timeout=_seconds(wait),
+            timeout=answer_seconds(DEFAULT_WAIT if wait is None else wait),
         )
         with Waiting(quiet=as_json) as progress:
             taken = capture_all(own, far, request, socket.gethostname(), progress)
@@ -253,16 +252,6 @@ def _arguments(native: bool | None, watch: str | None, job: str | None) -> tuple
     if job is not None:
         found += ["--job", job]
     return tuple(found)
-
-
-def _seconds(wait: str | None) -> float:
-    try:
-        seconds = parse_duration(wait) if wait is not None else DEFAULT_WAIT
-        if not MIN_WAIT <= seconds <= MAX_WAIT:
-            raise ValueError(f"it may be {MIN_WAIT:g}s to {MAX_WAIT / 60:g}m")
-    except ValueError as error:
-        raise UsageError(f"--wait {wait!r}: {error}", "write it like 60s or 2m") from error
-    return seconds
 
 
 def adjusted(config: Config, native: bool | None, watch: str | None) -> Config:

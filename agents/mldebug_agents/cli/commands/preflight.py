@@ -17,14 +17,14 @@ from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
-from mldebug.core.units import parse_duration, parse_size
+from mldebug.core.units import parse_size
 from mldebug.diagnosis.exits.model import words_of_status
 from mldebug.jobs.run_records.model import RunRecord, without_numbers
 from mldebug.probes.ports import check_wanted
 from mldebug.probes.preflight import CheckedNode, NodeFindings, Preflight, judge, words
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
-from mldebug_agents.cluster.fanout.messages import FanoutRequest
+from mldebug_agents.cluster.fanout.messages import FanoutRequest, answer_seconds
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_findings import NodesChecked, check_nodes
 from mldebug_agents.probes.preflight import PreflightRequest, look_at_node, measure_node
@@ -32,7 +32,6 @@ from mldebug_agents.probes.tools import ProbeTools
 from mldebug_agents.web.client import ask_nearest, record_of_run, recorded_runs
 
 WELL = words_of_status(0)
-MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
 WAIT, WAIT_LOADED = "90s", "3m"  # the load alone takes a minute, beside what each node needs anyway
 
 
@@ -75,7 +74,7 @@ def command(
     good = _last_good(own, job) if job is not None else None
     if slurm_job or hosts:
         request = FanoutRequest(
-            target=slurm_job or hosts or "", python=there or sys.executable, arguments=_arguments(wanted), timeout=_seconds(wait or (WAIT_LOADED if load else WAIT))
+            target=slurm_job or hosts or "", python=there or sys.executable, arguments=_arguments(wanted), timeout=answer_seconds(wait or (WAIT_LOADED if load else WAIT))
         )  # fmt: skip
         with Waiting(quiet=as_json) as progress:
             checked = check_nodes(own, "slurm" if slurm_job else "ssh", request, progress)
@@ -206,16 +205,6 @@ def _ports(words: str | None) -> str | None:
     except ValueError as error:
         raise UsageError(f"--ib {error}", "write it like 8 or 8x400") from None
     return words
-
-
-def _seconds(wait: str) -> float:
-    try:
-        seconds = parse_duration(wait)
-        if not MIN_WAIT <= seconds <= MAX_WAIT:
-            raise ValueError(f"it may be {MIN_WAIT:g}s to {MAX_WAIT / 60:g}m")
-    except ValueError as error:
-        raise UsageError(f"--wait {wait!r}: {error}", "write it like 60s or 2m") from error
-    return seconds
 
 
 def create(_: NoOptions) -> click.Command:
