@@ -5,6 +5,7 @@ folder's owner puts there.
 """
 
 import contextlib
+import math
 import os
 import re
 import secrets
@@ -164,16 +165,16 @@ class ReportStore:
         """Read the node captures that a report rests on (id, unambiguous prefix, or `latest`)."""
         return load_captures(self.path(wanted))
 
-    def prune(self) -> tuple[str, ...]:
+    def prune(self, *, by_age: bool = True) -> tuple[str, ...]:
         """Remove reports that are too old, too many or too large together, and return their ids. Ends after `PRUNE_SECONDS`;
         the next call goes on.
 
-        `mldebug.incidents.pruning` says which.
+        `mldebug.incidents.pruning` says which. `by_age`: False where the clock may be wrong; none is too old then.
         """
         until = time.monotonic() + PRUNE_SECONDS
         self._sweep_temporaries(until)
         removed = []
-        for name in self._excess():
+        for name in self._excess(by_age=by_age):
             if time.monotonic() > until:  # the next report is not to wait: the next pruning goes on
                 break
             remove_tree(self.folder / name)
@@ -246,14 +247,14 @@ class ReportStore:
     def _see_list(self) -> str:
         return f"see what there is with: {typed('reports list', self._config)}"
 
-    def _excess(self) -> tuple[str, ...]:
+    def _excess(self, *, by_age: bool) -> tuple[str, ...]:
         try:
             kept = [_kept(self.folder / name) for name in self._ids()]
         except AccessError:
             return ()
         return excess(
             kept,
-            oldest_allowed=self._clock() - self._max_age,
+            oldest_allowed=self._clock() - self._max_age if by_age else -math.inf,
             max_reports=self._max_reports,
             max_bytes=self._max_bytes,
         )

@@ -39,6 +39,7 @@ from mldebug_agents.state.messages import (
     StoreMemo,
     StoreRun,
 )
+from mldebug_agents.state.settled_clock import SettledClock
 from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.web.listeners import open_unix, reachable
 
@@ -94,7 +95,8 @@ def _failed(error: OSError) -> StateReply:
 class StateServer:
     """Serves one state dir in the child process. The first `OpenState` request names it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: SettledClock | None = None) -> None:
+        self._clock = clock or SettledClock()
         self._folder = Path()
         self._hold: FolderLock | None = None
         self._database = Database(Path())
@@ -196,7 +198,7 @@ class StateServer:
         )
 
     def _prune(self, order: PruneReports) -> None:
-        ReportStore(self._folder).prune()
+        ReportStore(self._folder).prune(by_age=self._clock.settled())
 
 
 class _Notes(logging.Handler):

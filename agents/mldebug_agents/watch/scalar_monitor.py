@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from math import isfinite
+from math import inf, isfinite
 
 import msgspec
 
@@ -27,6 +27,7 @@ from mldebug.jobs.logs.scalars import name_of
 from mldebug.jobs.owners import in_turns
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.state.settled_clock import SettledClock
 from mldebug_agents.watch.goodput_monitor import Catching
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -53,6 +54,7 @@ class ScalarMonitor:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._wall, self._steady = store, wall, steady
+        self._clock = SettledClock(wall, steady)
         self._histories: dict[str, StoredTraining] = {}  # of runs that live
         self._ended: dict[str, EndedTraining] = {}  # of runs that are over
         self._looked: dict[str, float] = {}  # run -> the look that was taken
@@ -191,7 +193,8 @@ class ScalarMonitor:
         """Forget what ended long ago, and of too many runs those of whoever has most: the newest that live, the oldest that are over."""
         living = sorted(self._histories.values(), key=lambda one: one.started_at)
         over = sorted(self._ended.values(), key=lambda one: -one.looked_at)
-        over = [one for one in over if now - one.looked_at <= age]
+        oldest = now - age if self._clock.settled() else -inf
+        over = [one for one in over if one.looked_at >= oldest]
         kept = {one.run for one in in_turns(living, lambda one: one.uid)[:MOST_LIVING]}
         kept |= {one.run for one in in_turns(over, lambda one: one.uid)[:MOST_OVER]}
         gone = (self._histories.keys() | self._ended.keys()) - kept

@@ -26,7 +26,7 @@ WAY_OUT = (
     "give the folder with one dump for each rank, whose names end in the rank: trace_0, trace_1 …"
 )
 _NAME = re.compile(
-    r"(?P<before>.*?)(?P<rank>\d+)(?:\.(?:pickle|pkl|pt|json|bin|dump|trace))?", re.DOTALL
+    r"(?P<before>(?:.*\D)?)(?P<rank>\d++)(?:\.(?:pickle|pkl|pt|json|bin|dump|trace))?", re.DOTALL
 )
 
 

@@ -125,7 +125,7 @@ TEXT = StackForm(
     process=re.compile(r"^\s*Process (?P<pid>\d{1,10})(?::\s?(?P<command>.*))?$"),
     thread=re.compile(
         r"^\s*Thread (?:(?P<number>0[xX][0-9A-Fa-f]+|[0-9A-Fa-f]+) )?\((?P<status>(?:active|idle)[a-z+ ]*)\)"
-        r"(?::? ?\"(?P<name>.*?)\"?)?\s*$"
+        r"(?::? ?\"(?P<name>(?:.*?\S)??)\s*+\"?)?\s*+$"
     ),
     head=_head,
     tells_activity=True,

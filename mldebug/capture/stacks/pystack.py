@@ -25,13 +25,13 @@ def _frame(match: re.Match[str]) -> Frame:
 PYSTACK = StackForm(
     name="pystack",
     thread=re.compile(
-        r"^\s*Traceback for thread (?P<number>\d{1,10})(?: \((?P<name>.*?)\))?(?: \[(?P<marks>.*?)\])?"
+        r"^\s*Traceback for thread (?P<number>\d{1,10})(?: \((?P<name>.{0,200}?)\))?(?: \[(?P<marks>.{0,200}?)\])?"
         r" \(most recent call last\):\s*$"
     ),
     head=_head,
     frame=re.compile(
         r'^\s*\((?P<kind>Python|C|Other|Shim)\) File "(?P<path>.{0,1000}?)", line (?P<line>\d{1,40}), in '
-        r"(?P<function>.{1,4000}?)(?: \((?P<library>/[^()]{1,1000})\))?\s*$"
+        r"(?P<function>.{0,4000}?\S)(?: \((?P<library>/[^()]{1,1000})\))?\s*+$"
     ),
     make=_frame,
     noise=re.compile(r"^ {6,}\S.*$|^\s*(?:Using|Core file|The process|Using core file).*$"),

@@ -18,7 +18,9 @@ SOON = (
 BUSY = (
     30.0  # the same, with the time that they need to write a traceback and to end on a busy machine
 )
-_OF_A_RANK = re.compile(r"'[^']{0,200}'|\"[^\"]{0,200}\"|\S*/\S*|[\w.:-]*\d[\w.:-]*")
+_OF_A_RANK = re.compile(
+    r"'[^']{0,200}'|\"[^\"]{0,200}\"|(?<![^\s'\"])[^\s/]*+/\S*+|(?<![\w.:-])(?:(?!\d)[\w.:-])*+\d[\w.:-]*+"
+)
 # What a rank writes because it was told to end, or its workers were
 _OF_AN_END = re.compile(
     r"killed by signal|exited unexpectedly|abruptly|KeyboardInterrupt|SystemExit|\bSIG(?:TERM|INT|HUP|USR[12])\b|[Tt]erminated|[Ss]hut(?:ting)? ?down|BrokenProcessPool"

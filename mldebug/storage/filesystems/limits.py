@@ -9,8 +9,8 @@ from mldebug.core.units import format_size, parse_size
 
 BYTES, SCRATCH = 0.85, 0.75
 USABLE = {"lustre": 0.8}  # "80 % is the new 100 %"; GPFS can be filled
-_RATIO = re.compile(r"[0-9]*\.?[0-9]+")
-_LEFT = re.compile(r"(.+?)\s*left")
+_RATIO = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
+_LEFT = re.compile(r"(.+?)(?<!\s)\s*+left")
 _SCRATCH = re.compile(r"(?:^|/)[^/]*scratch[^/]*(?:/|$)", re.IGNORECASE)
 
 

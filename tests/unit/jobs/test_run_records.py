@@ -42,13 +42,14 @@ class Node:
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         self.now = 100.0
+        self.set_by = 0.0  # seconds by which the wall clock was set
         self.store = store or MemoryStore()
         self.jobs: dict[str, Job] = {}
         self.words: dict[str, dict[int, str]] = {}
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.orders: list[str] = []
         worker = Worker(WORKER, self._read, self.inbox, 5.0)
-        self.monitor = RunRecordMonitor(worker, self.store, "n1", lambda: BEGAN + self.now, lambda: self.now)  # fmt: skip
+        self.monitor = RunRecordMonitor(worker, self.store, "n1", lambda: BEGAN + self.now + self.set_by, lambda: self.now)  # fmt: skip
 
     def _read(self, order: RecordOrder) -> StartedWith:
         self.orders.append(order.job.id)
@@ -181,6 +182,33 @@ def test_what_is_old_or_unreadable_is_forgotten() -> None:
     later.look(31 * DAY)
     assert later.records() == {}
     assert node.store.memos(MEMO) == ()
+
+
+@pytest.mark.parametrize("days", [40, 400, -400])
+def test_a_clock_that_is_set_wrong_forgets_nothing(days: int) -> None:
+    node = Node()
+    node.jobs["run1"] = a_job()
+    node.look()
+    node.jobs.clear()
+    node.set_by = days * DAY
+    node.look(150.0)
+    assert set(node.records()) == {"run1"}
+    later = Node(node.store)  # started anew while the clock is wrong
+    later.set_by = node.set_by
+    later.look()
+    later.look(0.9 * DAY)
+    assert set(later.records()) == {"run1"}
+
+
+def test_what_a_clock_has_said_for_a_day_counts() -> None:
+    node = Node()
+    node.jobs["run1"] = a_job()
+    node.look()
+    node.jobs.clear()
+    node.set_by = 40 * DAY
+    node.look(150.0)
+    node.look(DAY)
+    assert node.records() == {}
 
 
 def test_a_read_that_fails_leaves_a_record_that_says_so() -> None:

@@ -16,7 +16,7 @@ from mldebug.core.report_model import Report
 from mldebug.incidents.report.build import make_id
 from mldebug.incidents.report_store import ReportStore
 from mldebug.stall.progress_clock import StallMemory
-from mldebug_agents.state import server
+from mldebug_agents.state import server, settled_clock
 from mldebug_agents.state.messages import PruneReports
 from mldebug_agents.state.server import StateServer, answer
 from mldebug_agents.system.spawn import Spawner
@@ -28,8 +28,9 @@ DEEP = 1_500  # folders in each other: more than Python's frames, and than a pat
 
 
 @pytest.fixture(autouse=True)
-def starter() -> Iterator[None]:
-    """What forks the state servers of a test."""
+def starter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What forks the state servers of a test; they trust the clock at once."""
+    monkeypatch.setattr(settled_clock, "SETTLED", 0.0)
     with Spawner({"state": server.serve}) as one:
         SPAWNERS.append(one)
         yield

@@ -13,7 +13,7 @@ from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
 from mldebug.core.redact import clean
 from mldebug_agents.system.spawn import ProgramStarter
 
-_THREAD = re.compile(r"^Traceback for thread (\d+) \((.*?)\) \[(.*?)\]")
+_THREAD = re.compile(r"^Traceback for thread (\d+) \((.{0,200}?)\) \[(.{0,200}?)\]")
 _FRAME = re.compile(r'^ {4}\(Python\) File "(.+)", line (\d+), in (.+)$')
 
 

@@ -5,6 +5,7 @@ Belongs to the main loop's thread. Bounded: `MOST` records, those of each user a
 
 import hashlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from mldebug.status.snapshot import Snapshot
 from mldebug_agents.jobs.ranks.libraries import Libraries, Program
 from mldebug_agents.jobs.run_records.reader import RecordOrder, StartedWith, machine_facts
 from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.state.settled_clock import SettledClock
 from mldebug_agents.system.workers import Result, Worker
 
 log = logging.getLogger("mldebug")
@@ -51,6 +53,7 @@ class RunRecordMonitor:
         """`worker`: has a `RunRecordReader` look. `node`: this node's name, for runs of which nobody tells the nodes."""
         self.worker = worker
         self._store, self._node, self._wall, self._steady = store, node, wall, steady
+        self._clock = SettledClock(wall, steady)
         self._records: dict[str, StoredRecord] = {}
         self._met: dict[str, float] = {}  # run -> when it was found: steady seconds
         self._ordered: set[str] = set()
@@ -167,9 +170,10 @@ class RunRecordMonitor:
             self._store.remember(_memo(record.run), stored.encoded)
 
     def _tidy(self, wall: float) -> None:
-        """Forget what is old, and of too many records the oldest of whoever has most."""
+        """Forget what is old by a clock that has settled, and of too many records the oldest of whoever has most."""
         newest = sorted(self._records.values(), key=lambda one: -one.summary.last_at)
-        young = [one for one in newest if wall - one.summary.last_at <= AGE]
+        oldest = wall - AGE if self._clock.settled() else -math.inf
+        young = [one for one in newest if one.summary.last_at >= oldest]
         by_job = in_turns(young, _job_of)
         kept = {one.summary.run for one in in_turns(by_job, lambda one: one.uid)[:MOST]}
         for id in self._records.keys() - kept:

@@ -15,7 +15,7 @@ from mldebug.core.model import ClassifiedRank, Frame, Role
 from mldebug.core.ranksets import fold_ranks
 from mldebug.diagnosis.classify.awaited.file_locks import HELD
 
-_LOCK = re.compile(r"_*(?:\w+_)?(?:f?lockf?|locked|acquire|exclusive)(?:_\w+)?|\w*Lock")
+_LOCK = re.compile(r"(?=\w+\Z)(?:\w*_)?(?:f?lockf?|locked|acquire|exclusive)(?:_\w+)?|\w*Lock")
 """Functions that take a lock, by their names."""
 _BATON = re.compile(r"(?:.*/)?torch/utils/file_baton\.py")
 _BETWEEN_PROCESSES = re.compile(r"(?:.*/)?multiprocess(?:ing)?/synchronize\.py")

@@ -44,7 +44,7 @@ RANKS: tuple[Accuser, ...] = (
         "did not come to the monitored barrier",
     ),
     Accuser(
-        re.compile(r"caused the desync are:(?P<who>(?:\s*-?\s*\[[\d, ]{1,200}\][^\[\n]{0,160}){1,4})"),
+        re.compile(r"caused the desync are:(?P<who>(?:\s*+(?:-\s*+)?\[[\d, ]{1,200}\][^\[\n]{0,160}){1,4})"),
         re.compile(r"(?<=[\[ ])\d{1,7}(?=[\],])"),
         "is behind the others, by the watchdog's report",
     ),
@@ -137,7 +137,7 @@ _ADDRESSES = (
 _CALLS = (
     re.compile(
         r"Rank (?P<mine>\d{1,7}) is running collective: (?P<my>CollectiveFingerPrint\(.{1,1200}?), but Rank (?P<its>\d{1,7})"
-        r" is running collective: (?P<other>CollectiveFingerPrint\(.{1,1200}?)(?:\.?\s*Collectives differ|\.?\s*$)",
+        r" is running collective: (?P<other>CollectiveFingerPrint\(.{1,1200}?)(?<!\s)\.?\s*+(?:Collectives differ|$)",
         re.DOTALL,
     ),
     re.compile(

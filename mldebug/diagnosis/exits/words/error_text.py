@@ -21,11 +21,11 @@ _WARNED = "NCCL WARN "
 _NCCL_GOES_ON = re.compile(r"\s*(?:nccl\w{1,40}: |Last error:)")
 # Lines with which other libraries go on: c10d, gloo, Ray, JAX, accelerate, Horovod, gRPC, MPICH
 _GOES_ON = re.compile(
-    r"\s*(?:Original exception|\[\S{0,200}gloo/|/job:\w|The tasks? ha|# of tasks that reached|task at the barrier|[Tt]imed out task"
+    r"\s*+(?:Original exception|\[\S{0,200}gloo/|/job:\w|The tasks? ha|# of tasks that reached|task at the barrier|[Tt]imed out task"
     r"|class_name: |actor_id: |pid: |namespace: |name: |ip: |The actor is dead|- Process \d|Operation: |Input shapes|Missing ranks:"
     r"|\[ERROR\] \d{4}-\d\d-\d\d-|\[Error\]: |E[A-Z]\d{4}: |E(?:RR)?\d{5}\b|\[PID: \d|\w{3,80}\(E[A-Z]\d{4}\): |Solution:|Possible Cause|TraceBack \(|CUDA kernel errors might"
     r"|\d{1,7}!?: \[|- To our best|-? {0,4}\[[\d, ]{1,200}\] (?:joined|finished)|\[\S{1,80}:\d{1,10}\] \*\*\* |HNP daemon|Remote daemon|The following ranks have not|Collectives differ"
-    r"|status = StatusCode|details = \"|debug_error_string|Additional GRPC error|\w{3,60}\(\d{1,6}\)\.{0,40}: |\s*$)"
+    r"|status = StatusCode|details = \"|debug_error_string|Additional GRPC error|\w{3,60}\(\d{1,6}\)\.{0,40}: |$)"
 )
 
 
