@@ -27,7 +27,7 @@ STALL = "{timeout: 15s, interval: 1s}"
 HUNG = 20.0  # seconds from the incident to the end of the hung attempt
 START = 300.0  # seconds until a stretch begins at the latest
 GAP = 8.0  # seconds without a process
-AWAY, LOST = 4.0, 15.0  # seconds without an agent; those that a killed agent may lose
+AWAY = 4.0  # seconds without an agent, before another begins to start
 CLOSE, EXACT = 0.02, 0.005  # of the wall time: a bucket, and the sum of all
 
 
@@ -84,13 +84,12 @@ class Lives:
         return found
 
 
-def killed_and_begun_again(agent: RunningAgent, config: str) -> tuple[RunningAgent, float]:
-    """kill -9, and another agent some seconds later: it, and for how long there was none, which a busy machine decides."""
-    began = time.monotonic()
+def killed_and_begun_again(agent: RunningAgent, config: str) -> RunningAgent:
+    """kill -9, and another agent some seconds later."""
     agent.process.kill()
     agent.process.wait(10)
     time.sleep(AWAY)
-    return start(agent.folder, config), time.monotonic() - began
+    return start(agent.folder, config)
 
 
 def account(agent: RunningAgent) -> JobGoodput | None:
@@ -110,7 +109,7 @@ def test_every_second_of_a_scripted_life_is_in_its_bucket() -> None:
         try:
             with lives.launched():
                 lives.has_logged(40)
-                agent, away = killed_and_begun_again(agent, config)
+                agent = killed_and_begun_again(agent, config)
                 lives.reaches("stall")
                 wait_for("the incident", lambda: is_stalled(agent), START)
                 time.sleep(HUNG)
@@ -118,25 +117,22 @@ def test_every_second_of_a_scripted_life_is_in_its_bucket() -> None:
             time.sleep(GAP)
             with lives.launched():
                 lives.has_logged(146, times=2)
-                agent, again = killed_and_begun_again(agent, config)
+                agent = killed_and_begun_again(agent, config)
                 lives.reaches("end")
                 ended = lives.marks()[-1][0]
                 found = wait_for("its account", lambda: (one := account(agent)) and one.at > ended and one, 30)  # fmt: skip
         finally:
             stop(agent)
-        print(f"without an agent for {away:.1f} and {again:.1f} s")
-        late = max(0.0, away - LOST) + max(0.0, again - LOST)
-        compare(lives.truth(killed, found.at), found, late)
+        compare(lives.truth(killed, found.at), found)
     assert (found.restarts, found.attempts) == (1, 2)
     assert found.steps_again == pytest.approx(70, abs=7)
 
 
-def compare(truth: dict[str, float], found: JobGoodput, late: float) -> None:
-    """`late`: seconds for which there was no agent beyond those that one may lose: what the job did then is in its log only in part."""
+def compare(truth: dict[str, float], found: JobGoodput) -> None:
     wall = sum(truth.values())
     seconds = {use: round(one / RANKS, 2) for use, one in found.gpu_seconds.items()}
     table = {use: (round(truth.get(use, 0.0), 2), seconds.get(use, 0.0)) for use in {*truth, *seconds}}  # fmt: skip
     print(f"wall {wall:.1f} s, (script, agent) by use: {table}")
-    off = {use: both for use, both in table.items() if abs(both[0] - both[1]) > CLOSE * wall + late}
+    off = {use: both for use, both in table.items() if abs(both[0] - both[1]) > CLOSE * wall}
     assert not off, f"of {wall:.1f} s: {off}\n{table}"
     assert sum(seconds.values()) == pytest.approx(wall, rel=EXACT)

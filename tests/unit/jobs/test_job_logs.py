@@ -588,6 +588,57 @@ def test_new_processes_may_say_the_old_steps_again(watched: Watched, log: Log) -
     assert watched.progress.moved_at == watched.now
 
 
+# --- a log that another launch goes on with -------------------------------------------------------
+
+
+def launched_again(watched: Watched) -> tuple[float, float]:
+    """Another run finds the log that an earlier one has left: what its last record counts as written, and when it came; unix seconds."""
+    came = watched.host.clock()
+    watched.writers.keep(())
+    again = Watched(watched.reader, writers=watched.writers)
+    again.host.shown = watched.host.shown
+    again.look()
+    assert again.progress.moved_at is not None
+    return again.host.clock() - (again.now - again.progress.moved_at), came
+
+
+def read_and_waited(watched: Watched) -> None:
+    watched.look()
+    time.sleep(0.1)
+
+
+def test_a_record_of_the_launch_before_is_no_younger_for_what_was_printed_after_it(watched: Watched, log: Log) -> None:  # fmt: skip
+    log.write("step 209 loss 1\nstep 210 loss 1\n")
+    read_and_waited(watched)
+    log.write("[Gloo] Rank 0 is connected to 1 peer ranks.\n")
+    written, came = launched_again(watched)
+    assert written < came - 0.05
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_record_of_this_launch_is_as_young_as_the_file(
+    watched: Watched, log: Log, cut: bool
+) -> None:
+    log.write("step 209 loss 1\nstep 210 loss 1\n")
+    read_and_waited(watched)
+    if cut:  # and as long as before, with other records
+        os.ftruncate(log.fd, 0)
+        log.write("step 109 loss 1\nstep 110 loss 1\n")
+    else:
+        log.write("step 211 loss 1\n")
+    written, came = launched_again(watched)
+    assert written == pytest.approx(came, abs=0.05)
+
+
+def test_the_ends_of_the_last_logs_alone_are_remembered() -> None:
+    sharing = LogSharing()
+    for inode in range(1000):
+        sharing.note_end((1, inode), follower.KnownEnd(inode, 0.0, b""))
+    assert sharing.end_of((1, 0)) is None
+    assert sharing.end_of((1, 999)) == follower.KnownEnd(999, 0.0, b"")
+    assert len(sharing._ends) == job_logs.MAX_ENDS
+
+
 def test_a_log_without_one_record_is_named(watched: Watched, log: Log) -> None:
     log.write("all is well\n" * 60)
     watched.look()

@@ -7,7 +7,8 @@ report the true size.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,15 +45,30 @@ class LogUpdate(msgspec.Struct, frozen=True, kw_only=True):
     gap: Gap | None = None  # why there is no news
 
 
+class KnownEnd(NamedTuple):
+    """How long a log file was (bytes) when an earlier run's follower read it, when that was (unix seconds), and its last bytes then."""
+
+    size: int
+    at: float
+    seam: bytes
+
+
 class LogFollower:
     """Follows one log file and returns what is new at each poll. The file may be reached by another
     descriptor or process each time.
 
-    Counts `skipped` (bytes), `rotations` and `truncations`. `other_clock`: the file's times are not of our clock.
+    Counts `skipped` (bytes), `rotations` and `truncations`. `other_clock`: the file's times are not of our clock. `known_end`: what
+    is known of a file (device, inode) from before its first poll, see `_begin`.
     """
 
-    def __init__(self, reader: Reader, parser: FileParser) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        parser: FileParser,
+        known_end: Callable[[tuple[int, int]], KnownEnd | None] = lambda _: None,
+    ) -> None:
         self.parser = parser
+        self._known_end = known_end
         self.skipped = self.rotations = self.truncations = 0
         self.other_clock = False
         self._reader = reader
@@ -67,6 +83,10 @@ class LogFollower:
     def file(self) -> tuple[int, int] | None:
         """Device and inode of the file that is followed; None before the first poll."""
         return self._file
+
+    def end(self, at: float) -> KnownEnd:
+        """How far the file is read. `at`: the time after the last poll, unix seconds."""
+        return KnownEnd(self._offset, at, self._seam)
 
     @property
     def oddities(self) -> Iterator[str]:
@@ -118,18 +138,26 @@ class LogFollower:
         return msgspec.structs.replace(news, gap=failed.gap, stuck=failed.stuck)
 
     def _begin(self, place: LogFile, piece: FilePiece) -> LogUpdate:
+        """The records that stand in the file. It may go on where another launch has ended, and was written to since, without a record:
+        what was in it before was written by then, whatever time the file has now.
+        """
         before_us = MAX_NEWS if place.kind == "csv" else FIRST_LOOK  # a table begins with its names
         self._offset = max(0, piece.size - before_us) if place.parsed else piece.size
         self._file = (piece.device, piece.inode)
         if self._offset:
             self.parser.resync(self._offset)
-        records = self._read(place, place.path, piece.size)
-        before = records[-1] if records else None
+        known = self._known_end(self._file)
+        old = [] if known is None else self._read_to(place, place.path, min(known.size, piece.size))
+        is_same = known is not None and known.size == self._offset and known.seam == self._seam
+        new = self._read(place, place.path, piece.size)
+        records = [*old, *new]
         return LogUpdate(
-            before=before,
+            before=records[-1] if records else None,
             earlier=tuple(records[-1 - EARLIER : -1]),
             size=piece.size,
-            modified_at=piece.mtime,
+            modified_at=min(piece.mtime, known.at)
+            if known and is_same and not new
+            else piece.mtime,
         )
 
     def _rotated(self, place: LogFile, piece: FilePiece) -> LogUpdate:
@@ -185,13 +213,18 @@ class LogFollower:
         return skipped
 
     def _read(self, place: LogFile, path: str, size: int) -> list[LogRecord]:
-        """Parse from our offset to the end of the file, at most `MAX_NEWS` bytes, while the path leads to our file.
+        """Parse from our offset to the end of the file, at most `MAX_NEWS` bytes."""
+        left = MAX_NEWS if size > self._offset else 0
+        return self._read_to(place, path, self._offset + left) + self.parser.flush()
+
+    def _read_to(self, place: LogFile, path: str, end: int) -> list[LogRecord]:
+        """Parse from our offset to this one, while the path leads to our file.
 
         Between two reads another file may be put there: under a name by whoever may write the folder, at a descriptor
         by the job. What was read of it is dropped.
         """
         records: list[LogRecord] = []
-        left = MAX_NEWS if place.parsed and size > self._offset else 0
+        left = end - self._offset if place.parsed else 0
         while left > 0 and time.monotonic() < self._until:
             piece = self._reader.read_from(
                 path, self._offset, rights=place.rights, max_bytes=min(CHUNK, left)
@@ -205,7 +238,7 @@ class LogFollower:
             self._offset += len(piece.data)
             self._seam = (self._seam + piece.data)[-SEAM:]
             left -= len(piece.data)
-        return records + self.parser.flush()
+        return records
 
     def _restart(self) -> None:
         self._offset, self._seam = 0, b""

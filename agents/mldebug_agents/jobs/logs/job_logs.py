@@ -21,7 +21,7 @@ from mldebug.jobs.logs.parser import LogParser
 from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.log_progress import LogProgress
 from mldebug_agents.jobs.logs.event_files import find_event_files
-from mldebug_agents.jobs.logs.follower import LogFollower, LogUpdate
+from mldebug_agents.jobs.logs.follower import KnownEnd, LogFollower, LogUpdate
 from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
 from mldebug_agents.jobs.logs.nccl_files import NcclFiles
 from mldebug_agents.system.host import Host
@@ -29,6 +29,7 @@ from mldebug_agents.system.reader import Reader
 
 File = tuple[int, int]  # device, inode
 MAX_LOGS = 4  # followed per job
+MAX_ENDS = 256  # log files of runs, of those that are over too, whose length is remembered
 MAX_RANKS = 16  # ranks whose descriptors are looked through in one search
 BUDGET = 3.0  # seconds for the logs of one job in one look: one read that hangs, and the others
 SEARCH_EVERY, SEARCH_AGAIN = 60.0, 10.0  # seconds between two searches; where there was no log
@@ -47,10 +48,23 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 class LogSharing:
-    """Which log files belong to which run of this node. For one thread only."""
+    """Which log files belong to which run of this node, and how far each was when it was read last. For one thread only."""
 
     def __init__(self) -> None:
         self._runs: dict[object, _Run] = {}
+        self._ends: dict[File, KnownEnd] = {}
+
+    def note_end(self, file: File | None, end: KnownEnd) -> None:
+        """Note how far the file was read. The `MAX_ENDS` files that were read last are remembered."""
+        if file is not None:
+            self._ends.pop(file, None)
+            self._ends[file] = end
+            if len(self._ends) > MAX_ENDS:
+                del self._ends[next(iter(self._ends))]
+
+    def end_of(self, file: File) -> KnownEnd | None:
+        """How far the file was when a run of this node read it last."""
+        return self._ends.get(file)
 
     def keep(self, runs: Collection[object]) -> None:
         """Forget all runs but these."""
@@ -235,9 +249,12 @@ class JobLogs:
             before = files.get((place.inode, place.target), "")
             path = place.path if place.path in old or before in paths else before
             follower = old.pop(path, None)
-            yield place.path, follower or LogFollower(self._reader, self._parser_of(place))
+            yield place.path, follower or self._new_follower(place)
         for follower in old.values():
             self._left = _add(self._left, follower)
+
+    def _new_follower(self, place: LogFile) -> LogFollower:
+        return LogFollower(self._reader, self._parser_of(place), self._writers.end_of)
 
     def _parser_of(self, place: LogFile) -> FileParser:
         return PARSERS[place.kind]() if place.charts else self._parser()
@@ -282,7 +299,10 @@ class JobLogs:
             return _not_read(place, "not read this time: the other logs took too long")
         if self._hung.hold(place):
             return _not_read(place, f"{place.mount}, where it lies, does not answer")
-        news = self._followers[place.path].poll(place, until)
+        follower = self._followers[place.path]
+        news = follower.poll(place, until)
+        if news.gap is None:
+            self._writers.note_end(follower.file, follower.end(self._host.clock()))
         if news.stuck:
             self._hung.add(place)
         return news
