@@ -6,10 +6,13 @@ What to trace is passed to every Python below by one variable, `MLDEBUG_TRACE`, 
 """
 
 import fcntl
+import functools
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -23,6 +26,9 @@ VARIABLE = "MLDEBUG_TRACE"
 PROGRAM = "MLDEBUG_TRACE_PID"  # it keeps our pid
 MAGIC = b"mltrace"  # of a ring of any version
 SMALLEST, LARGEST = 256 * 1024, 1 << 36  # bytes
+OPTIONS = ("include", "exclude", "start", "stop", "what", "size")
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class TraceOptions(msgspec.Struct, frozen=True):
@@ -39,62 +45,96 @@ class TraceOptions(msgspec.Struct, frozen=True):
     size: str = "64MiB"
 
 
+def trace_options(prefix: str = "", size: str = "64MiB") -> Decorator:
+    """The options that say what of a job is traced, the same for `trace run` and `run --trace`. The decorated command gets them as
+    one argument, `traced`. `prefix`: stands before each name, as in `--trace-exclude`; then `--trace` is `--include`. `size`: the
+    default size of a ring.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            named = {name: given.pop(name) for name in OPTIONS}
+            command(traced=TraceOptions(**named), **given)
+
+        wrapped: Callable[..., None] = called
+        for option in reversed(_options(prefix, size)):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return decorate
+
+
+def _options(prefix: str, size: str) -> tuple[Decorator, ...]:
+    names = [f"--{prefix}include"] + ([f"--{prefix.rstrip('-')}"] if prefix else [])
+    return (
+        click.option(
+            *names,
+            "include",
+            multiple=True,
+            metavar="PACKAGE",
+            help="Follow this package, module, module:function or folder, or what is `uninstalled`; may be given several times.",
+        ),
+        click.option(
+            f"--{prefix}exclude",
+            "exclude",
+            multiple=True,
+            metavar="PACKAGE",
+            help="But not this one.",
+        ),
+        click.option(
+            f"--{prefix}start",
+            "start",
+            default="",
+            metavar="FUNCTION",
+            help="Begin when this function is called first: train_step, module:function; or at a step: step:118; or at a signal: signal:USR2.",
+        ),
+        click.option(
+            f"--{prefix}stop",
+            "stop",
+            default="",
+            metavar="FUNCTION",
+            help="Write nothing more from then on: a function, a step or a signal.",
+        ),
+        click.option(
+            f"--{prefix}what",
+            "what",
+            type=click.Choice(["calls", "lines", "both"]),
+            default="calls",
+            show_default=True,
+            help="What is written down.",
+        ),
+        click.option(
+            f"--{prefix}size",
+            "size",
+            default=size,
+            show_default=True,
+            help="Size of each process's ring, for ever.",
+        ),
+    )
+
+
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--ring",
     type=click.Path(path_type=Path),
     help="The file; a second process adds its pid to the name.",
 )
-@click.option("--size", default="64MiB", show_default=True, help="Size of each ring, for ever.")
-@click.option(
-    "--include",
-    multiple=True,
-    metavar="PACKAGE",
-    help="Follow this package, module, module:function or folder; without one: what is not installed.",
-)
-@click.option("--exclude", multiple=True, metavar="PACKAGE", help="But not this one.")
-@click.option(
-    "--start",
-    default="",
-    metavar="FUNCTION",
-    help="Begin when this function is called first: train_step, module:function; or at a step: step:118; or at a signal: signal:USR2.",
-)
-@click.option(
-    "--stop",
-    default="",
-    metavar="FUNCTION",
-    help="Write nothing more from then on: a function, step or signal.",
-)
-@click.option(
-    "--what",
-    type=click.Choice(["calls", "lines", "both"]),
-    default="calls",
-    show_default=True,
-    help="What is written down.",
-)
+@trace_options()
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND ...")
-def run(
-    ring: Path | None,
-    size: str,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    start: str,
-    stop: str,
-    what: str,
-    words: tuple[str, ...],
-) -> None:  # fmt: skip
+def run(ring: Path | None, traced: TraceOptions, words: tuple[str, ...]) -> None:
     """Keep what a program did last: mldebug trace run --ring last.ring --include mypkg -- python train.py
 
-    Each Python below has a ring of its own, made when it calls something that is followed. It survives the process, however
-    that ended; without --ring it lies in /dev/shm and goes when the process ends well.
+    Each Python below has a ring of its own, made when it calls something that is followed: without --include, what is not
+    installed. It survives the process, however that ended; without --ring it lies in /dev/shm and goes when the process ends well.
     """
     if not words or not words[0]:
         raise UsageError("no program was named", "mldebug trace run --ring FILE -- python train.py")
     environ = callers_environment(os.environ)
-    traced = variables(TraceOptions(include, exclude, start, stop, what, ring, size))
+    chosen = variables(msgspec.structs.replace(traced, ring=ring))
     folder = hook_folder()
     make_way(ring)
-    become(words, {**environ, **environment(environ, folder), **traced, PROGRAM: str(os.getpid())})
+    become(words, {**environ, **environment(environ, folder), **chosen, PROGRAM: str(os.getpid())})
 
 
 def variables(wanted: TraceOptions) -> dict[str, str]:

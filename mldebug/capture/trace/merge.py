@@ -1,8 +1,8 @@
 """Compares the call traces of several ranks: how far each got, and at which call they diverged.
 
-Steps are compared, not times: in each step the training thread of a rank makes a sequence of calls (lines, where no calls are traced),
-and in a healthy job these sequences are the same on all ranks. A step is compared from where every ring still holds it. A sequence that
-ends early means that its rank had not come further when its ring was read.
+Steps are compared, not times: in each step the training thread of a rank enters and leaves functions and runs lines, and in a healthy
+job the sequence of these is the same on all ranks. What not every rank has traced (lines, calls) is left out of it. A step is compared
+from where every ring still holds it. A sequence that ends early means that its rank had not come further when its ring was read.
 """
 
 from collections import defaultdict
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from mldebug.capture.trace.records import (
     ENTERS,
+    LEAVES,
     Ring,
     TracedFunction,
     TraceEvent,
@@ -19,10 +20,17 @@ from mldebug.capture.trace.records import (
 )
 from mldebug.core.model import Noun
 
-MAX_ROW = 200_000  # calls of one step that are compared
-CONTEXT = 3  # equal calls shown before a parting
+LINE = TraceEventKind.LINE
+MAX_ROW = 400_000  # events of one step that are compared
+CONTEXT = 3  # equal events shown before a parting
 
-Stop = tuple[TracedFunction, int]  # a call, with its line where only lines are traced
+
+class Stop(NamedTuple):
+    """What a rank did at one point of a step: entered or left a function, or ran a line of it. `line`: 0 unless it is a line."""
+
+    place: TracedFunction
+    kind: TraceEventKind
+    line: int = 0
 
 
 class RankProgress(Noun, frozen=True, kw_only=True):
@@ -40,24 +48,28 @@ class RankProgress(Noun, frozen=True, kw_only=True):
 
 
 class TraceBranch(NamedTuple):
-    """Ranks whose next call is the same, `stop`; None where their call traces have no further call."""
+    """Ranks that did the same next, `stop`; None where their call traces end here, and then `inside` is the innermost function
+    that they have not left (None: not known).
+    """
 
     ranks: tuple[int, ...]
     stop: Stop | None
+    inside: TracedFunction | None = None
 
 
 class Divergence(Noun, frozen=True, kw_only=True):
-    """The first call of a step that is not the same on all ranks, and which ranks made which call."""
+    """The first event of a step that is not the same on all ranks, and which ranks did what."""
 
     step: int | None
-    equal: int  # calls of the step before it, the same on all
+    equal: int  # events of the step before it, the same on all
     before: tuple[Stop, ...] = ()  # the last of them
     branches: tuple[TraceBranch, ...] = ()  # the largest first
 
 
 class MergedRings(Noun, frozen=True, kw_only=True):
     """The comparison of the call traces (ring files) of several ranks. `compared`: the training steps that every trace holds
-    whole; `parting`: where in the newest step that differs the ranks call something else.
+    whole; `parting`: where in the newest step that differs the ranks do something else. `by`: what was compared, in the words of
+    `trace run --what`: calls (with their returns), lines, or both.
     """
 
     standings: tuple[RankProgress, ...]
@@ -82,8 +94,8 @@ def _worth(ring: Ring) -> tuple[bool, int]:
 
 def merge(rings: Mapping[int, Ring]) -> MergedRings:
     """Compare the call traces (ring files) of several ranks, by rank. The clocks of different nodes are not corrected."""
-    by_calls = all(any(_counts(event, True) for event in ring.events) for ring in rings.values())
-    rows = {rank: _rows(ring, by_calls) for rank, ring in rings.items()}
+    by = _traced_by_all(rings.values())
+    rows = {rank: _rows(ring, by) for rank, ring in rings.items()}
     steps = _common(rows)
     partings = (
         _parting(step, {rank: some[step] for rank, some in rows.items()})
@@ -93,7 +105,7 @@ def merge(rings: Mapping[int, Ring]) -> MergedRings:
         standings=tuple(_standings(rings)),
         compared=steps,
         parting=next(filter(None, partings), None),
-        by="calls" if by_calls else "lines",
+        by=by,
     )
 
 
@@ -131,24 +143,33 @@ def _last_of(ring: Ring, thread: int | None) -> TraceEvent | None:
 # --- where they parted -----------------------------------------------------------------------------
 
 
-def _counts(event: TraceEvent, by_calls: bool) -> bool:
-    return event.kind in ENTERS if by_calls else event.kind is TraceEventKind.LINE
+def _traced_by_all(rings: Iterable[Ring]) -> str:
+    """calls, lines or both: what every ring has; calls where they have nothing in common."""
+    rings = list(rings)
+    calls, lines = (
+        all(any((event.kind is LINE) is wanted for event in ring.events) for ring in rings)
+        for wanted in (False, True)
+    )
+    return "both" if calls and lines else "lines" if lines else "calls"
 
 
-def _rows(ring: Ring, by_calls: bool) -> dict[int | None, list[Stop]]:
+def _rows(ring: Ring, by: str) -> dict[int | None, list[Stop]]:
     """Step -> what the training thread did in it, for the steps that the ring still has whole."""
     mine = training_thread(ring)
     info = ring.threads.get(mine) if mine is not None else None
     cut: int | None = -1
     rows: dict[int | None, list[Stop]] = defaultdict(list)
+    known: dict[Stop, Stop] = {}  # millions of events do few different things: each is kept once
     for event in ring.events:
         if event.thread != mine:
             continue
         if not rows and info and info.cut:
             cut = event.step
         row = rows[event.step]
-        if _counts(event, by_calls) and len(row) < MAX_ROW:
-            row.append((event.place, 0 if by_calls else event.line))
+        line = event.kind is LINE
+        if by in ("both", "lines" if line else "calls") and len(row) < MAX_ROW:
+            stop = Stop(event.place, event.kind, event.line if line else 0)
+            row.append(known.setdefault(stop, stop))
     if cut != -1 and len(rows) > 1:
         rows.pop(cut, None)
     return dict(rows)
@@ -163,7 +184,7 @@ def _common(rows: Mapping[int, Mapping[int | None, list[Stop]]]) -> tuple[int | 
 
 
 def _parting(step: int | None, rows: Mapping[int, Sequence[Stop]]) -> Divergence | None:
-    """Where ranks diverged in one step; None where all made the same calls and came equally far."""
+    """Where ranks diverged in one step; None where all did the same and came equally far."""
     equal = _equal(list(rows.values()))
     ways: dict[Stop | None, list[int]] = defaultdict(list)
     for rank, row in rows.items():
@@ -171,14 +192,31 @@ def _parting(step: int | None, rows: Mapping[int, Sequence[Stop]]) -> Divergence
     if len(ways) < 2:
         return None
     first = next(iter(rows.values()))
-    branches = [TraceBranch(tuple(ranks), stop) for stop, ranks in ways.items()]
+    inside = _open_at(first[:equal])
+    branches = [
+        TraceBranch(tuple(ranks), stop, inside if stop is None else None)
+        for stop, ranks in ways.items()
+    ]
     branches.sort(key=lambda one: (-len(one.ranks), one.ranks))
     before = tuple(first[max(0, equal - CONTEXT) : equal])
     return Divergence(step=step, equal=equal, before=before, branches=tuple(branches))
 
 
+def _open_at(row: Sequence[Stop]) -> TracedFunction | None:
+    """The innermost function that was entered in these events and not left; None where there is none."""
+    depth = 0
+    for stop in reversed(row):
+        if stop.kind in LEAVES:
+            depth += 1
+        elif stop.kind in ENTERS:
+            if depth == 0:
+                return stop.place
+            depth -= 1
+    return None
+
+
 def _equal(rows: Sequence[Sequence[Stop]]) -> int:
-    """How many calls all rows begin with."""
+    """How many events all rows begin with."""
     count = 0
     for some in zip(*rows, strict=False):
         if any(one != some[0] for one in some):

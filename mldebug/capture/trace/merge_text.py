@@ -5,16 +5,18 @@ from collections.abc import Iterator, Sequence
 from mldebug.capture.trace.export import process_name
 from mldebug.capture.trace.line_format import event_words, frame_words
 from mldebug.capture.trace.merge import Divergence, MergedRings, RankProgress, Stop, TraceBranch
-from mldebug.capture.trace.records import Ring, TraceEvent
+from mldebug.capture.trace.records import LEAVES, Ring, TraceEvent, TraceEventKind
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import safe_line
 
 MAX_RANKS = 64  # rows of the table
 MAX_BRANCHES = 8
+COMPARED = {"calls": "calls and returns", "lines": "lines", "both": "calls, returns and lines"}
+LEFT = {TraceEventKind.UNWIND: "by an exception", TraceEventKind.YIELD: "by a yield"}
 
 
 def merged_lines(merged: MergedRings) -> Iterator[str]:
-    """The comparison as lines for people: the ranks furthest behind first, then the first call that differs between ranks."""
+    """The comparison as lines for people: the ranks furthest behind first, then the first event that differs between ranks."""
     ordered = sorted(merged.standings, key=_behind)
     for one in ordered[:MAX_RANKS]:
         yield _standing_line(one)
@@ -24,7 +26,7 @@ def merged_lines(merged: MergedRings) -> Iterator[str]:
     if merged.parting:
         yield from _parting_lines(merged.parting, merged.by)
     elif merged.compared:
-        yield f"No rank parted: the {merged.by} of all {_steps(merged)} are the same."
+        yield f"No rank parted: the {COMPARED[merged.by]} of all {_steps(merged)} are the same."
     else:
         yield "Nothing can be compared: no step is in all of these rings. Larger rings (--size) reach further back."
 
@@ -49,7 +51,7 @@ def _standing_line(one: RankProgress) -> str:
 
 def _parting_lines(parting: Divergence, by: str) -> Iterator[str]:
     when = "before the first step" if parting.step is None else f"in step {parting.step:,}"
-    yield f"They parted {when}, after {parting.equal:,} {by} that are the same:"
+    yield f"They parted {when}, after {parting.equal:,} {COMPARED[by]} that are the same:"
     for stop in parting.before:
         yield f"    {stop_words(stop)}"
     for branch in parting.branches[:MAX_BRANCHES]:
@@ -59,17 +61,21 @@ def _parting_lines(parting: Divergence, by: str) -> Iterator[str]:
 
 
 def stop_words(stop: Stop) -> str:
-    """Where a rank stands, in words: in a call, or at a line of a function."""
-    place, line = stop
-    return f"line {line} of {frame_words(place)}" if line else frame_words(place)
+    """What a rank did, in words: the function that it entered, `return from` one, or a line of one."""
+    frame = frame_words(stop.place)
+    if stop.kind in LEAVES:
+        how = f" {LEFT[stop.kind]}" if stop.kind in LEFT else ""
+        return f"return from {frame}{how}"
+    return f"line {stop.line} of {frame}" if stop.line else frame
 
 
 def _branch_words(branch: TraceBranch) -> str:
-    who = f"rank{'s' if len(branch.ranks) > 1 else ''} {fold_ranks(branch.ranks)}"
     many = len(branch.ranks) > 1
-    if branch.stop is None:
-        return f"{who}: {'have' if many else 'has'} not come further"
-    return f"{who}: {'go' if many else 'goes'} on with {stop_words(branch.stop)}"
+    who = f"rank{'s' if many else ''} {fold_ranks(branch.ranks)}"
+    if branch.stop is not None:
+        return f"{who}: {'go' if many else 'goes'} on with {stop_words(branch.stop)}"
+    inside = f", inside {frame_words(branch.inside)}" if branch.inside else ""
+    return f"{who}: {'have' if many else 'has'} not come further{inside}"
 
 
 def left_out(rings: Sequence[Ring], merged: MergedRings) -> Iterator[str]:
@@ -107,7 +113,11 @@ def _parting_object(parting: Divergence) -> dict[str, object]:
         "step": parting.step,
         "equal": parting.equal,
         "branches": [
-            {"ranks": list(one.ranks), "next": stop_words(one.stop) if one.stop else None}
+            {
+                "ranks": list(one.ranks),
+                "next": stop_words(one.stop) if one.stop else None,
+                "inside": frame_words(one.inside) if one.inside else None,
+            }
             for one in parting.branches
         ],
     }

@@ -397,10 +397,55 @@ def test_merge_names_the_rank_that_went_another_way() -> None:
     odd = read(rings.ring(rings.steps(1, 5, stuck_in=1), rank=2))
     merged = merge(numbered([*some, odd]))
     assert merged.parting is not None
-    assert (merged.parting.step, merged.parting.equal) == (5, 2)
+    assert (merged.parting.step, merged.parting.equal) == (5, 3)
     text = "\n".join(merged_lines(merged))
-    assert "ranks 0-1,3: go on with comm:3 all_reduce" in text
-    assert "rank 2: has not come further" in text
+    assert "ranks 0-1,3: go on with return from data:7 load" in text
+    assert "rank 2: goes on with line 9 of data:7 load" in text
+
+
+def _one_step(records: list[Rec], rank: int) -> Ring:
+    return read(rings.ring([Chunk(1, 1, records, 7)], rank=rank))
+
+
+STEP, LOAD = function_id(0), function_id(1)
+ENTERED = [Rec(1, STEP, 40), Rec(2, LOAD, 7, 1)]
+LEFT_IT = Rec(3, LOAD, 9, 1, RETURN)
+
+
+def test_a_rank_that_never_left_a_function_parts_from_those_that_did() -> None:
+    """All have made the same calls: only their returns tell them apart."""
+    some = {rank: _one_step([*ENTERED, LEFT_IT], rank) for rank in (0, 1, 3)}
+    merged = merge({**some, 2: _one_step(ENTERED, 2)})
+    assert merged.parting is not None
+    assert (merged.parting.equal, merged.by) == (2, "calls")
+    text = "\n".join(merged_lines(merged))
+    assert "after 2 calls and returns that are the same" in text
+    assert "ranks 0-1,3: go on with return from data:7 load" in text
+    assert "rank 2: has not come further, inside data:7 load" in text
+    stuck = {rank: _one_step(ENTERED, rank) for rank in range(4)}
+    assert merge(stuck).parting is None
+
+
+def test_an_exception_is_another_way_out_than_a_return() -> None:
+    raised = LEFT_IT._replace(kind=rings.UNWIND)
+    merged = merge({0: _one_step([*ENTERED, LEFT_IT], 0), 1: _one_step([*ENTERED, raised], 1)})
+    text = "\n".join(merged_lines(merged))
+    assert "rank 1: goes on with return from data:7 load by an exception" in text
+
+
+def test_lines_are_compared_where_every_rank_has_traced_them() -> None:
+    lined = [Rec(3, LOAD, 8, 2, LINE), Rec(4, LOAD, 9, 2, LINE)]
+    ahead, behind = _one_step([*ENTERED, *lined], 0), _one_step([*ENTERED, lined[0]], 1)
+    merged = merge({0: ahead, 1: behind})
+    assert merged.by == "both"
+    text = "\n".join(merged_lines(merged))
+    assert "rank 0: goes on with line 9 of data:7 load" in text
+    assert "rank 1: has not come further, inside data:7 load" in text
+    calls_alone = _one_step(ENTERED, 1)
+    assert merge({0: ahead, 1: calls_alone}).parting is None
+    only_lines = merge({0: _one_step(lined, 0), 1: _one_step(lined[:1], 1)})
+    assert only_lines.by == "lines"
+    assert "rank 1: has not come further" in "\n".join(merged_lines(only_lines))
 
 
 def test_a_worker_and_an_earlier_attempt_are_no_ranks_of_their_own(

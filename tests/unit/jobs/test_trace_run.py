@@ -3,14 +3,18 @@
 import fcntl
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from mldebug.cli.main import main
 from mldebug.core.errors import UsageError
+from mldebug_agents.cli.commands import run as run_verb
+from mldebug_agents.jobs import trace_start
 from mldebug_agents.jobs.trace_start import TraceOptions, make_way, variables
 from mldebug_training.tracing import ring_file
 from shared.capture.ringwords import Words
@@ -243,6 +247,42 @@ def test_what_travels_is_checked_first(capsys: pytest.CaptureFixture[str]) -> No
     ):
         assert main(["trace", "run", *words, "--", "true"]) == 2
     assert main(["trace", "run"]) == 2
+    assert "way out" in capsys.readouterr().err
+
+
+def test_run_takes_the_options_of_trace_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """One definition: each option of `trace run` is there as --trace-…, and says the same to the ranks."""
+    assert main([
+        "run", "--trace", "mypkg", "--trace-include", "other", "--trace-exclude", "mypkg.noise", "--trace-start", "step:3",
+        "--trace-stop", "signal:USR2", "--trace-what", "both", "--trace-size", "1MiB", "--print-env",
+    ]) == 0  # fmt: skip
+    line = next(one for one in capsys.readouterr().out.splitlines() if "MLDEBUG_TRACE=" in one)
+    told = shlex.split(line.split(";")[0].partition(":-")[2].removesuffix("}"))[0]
+    assert json.loads(told) == {
+        "include": ["mypkg", "other"], "exclude": ["mypkg.noise"], "start": "step:3", "stop": "signal:USR2",
+        "calls": True, "lines": True, "ring": None, "size": 1 << 20,
+    }  # fmt: skip
+    given = {name.split("=")[0] for name in _options_of(trace_start.run) - {"--ring", "--help"}}
+    assert {f"--trace-{name.removeprefix('--')}" for name in given} <= _options_of(run_verb.command)
+
+
+def _options_of(command: click.Command) -> set[str]:
+    return {name for one in command.params for name in one.opts if name.startswith("--")}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--trace-exclude", "mypkg"],
+        ["--trace-what", "lines"],
+        ["--trace", "mypkg", "--trace-start", "step:x"],
+        ["--trace", " mypkg"],
+    ],
+)
+def test_run_refuses_what_cannot_be_traced(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *words, "--", "true"]) == 2
     assert "way out" in capsys.readouterr().err
 
 

@@ -21,24 +21,12 @@ RECORDED = "2000"  # calls; what PyTorch takes by itself since 2.11
     metavar="PREFIX",
     help="Have NCCL make the FIFO PREFIX<rank>.pipe for its Flight Recorder, too. The hook does not need it.",
 )
-@click.option(
-    "--trace",
-    multiple=True,
-    metavar="PACKAGE",
-    help="Keep the last calls of this package in a ring, or of what is `uninstalled`; may be given several times.",
-)
-@click.option(
-    "--trace-size",
-    default="16MiB",
-    show_default=True,
-    help="Size of each process's ring, in shared memory.",
-)
+@trace_start.trace_options("trace-", size="16MiB")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND ...")
 def command(
     print_env: bool,
     nccl_pipe: str | None,
-    trace: tuple[str, ...],
-    trace_size: str,
+    traced: trace_start.TraceOptions,
     words: tuple[str, ...],
 ) -> None:
     """Start a job whose ranks tell their steps: mldebug run -- torchrun train.py
@@ -47,18 +35,25 @@ def command(
     The job takes the place of this command: its exit code and its signals are its own.
     """
     folder = hook_folder()
-    traced = (
-        trace_start.variables(trace_start.TraceOptions(trace, size=trace_size)) if trace else {}
-    )
+    ring = _ring_settings(traced)
     if print_env:
         click.echo(f"export PYTHONPATH={shlex.quote(str(folder))}${{PYTHONPATH:+:$PYTHONPATH}}")
-        for name, value in {**pipe_settings(nccl_pipe), **traced}.items():
+        for name, value in {**pipe_settings(nccl_pipe), **ring}.items():
             click.echo(f"{name}=${{{name}:-{shlex.quote(value)}}}; export {name}")
         return
     if not words or not words[0]:
         raise UsageError("no job was named", "mldebug run -- torchrun train.py")
     environ = callers_environment(os.environ)
-    become(words, {**pipe_settings(nccl_pipe), **environ, **environment(environ, folder), **traced})
+    become(words, {**pipe_settings(nccl_pipe), **environ, **environment(environ, folder), **ring})
+
+
+def _ring_settings(traced: trace_start.TraceOptions) -> dict[str, str]:
+    """The variables that have each rank traced; none where no package was named. UsageError where it is only said how."""
+    if traced.include:
+        return trace_start.variables(traced)
+    if traced != trace_start.TraceOptions(size=traced.size):
+        raise UsageError("what is to be traced was not said", "add --trace uninstalled")
+    return {}
 
 
 def pipe_settings(prefix: str | None) -> dict[str, str]:
