@@ -118,7 +118,8 @@ def rates_check(
             wrong.append(f"{who} has {amount(figure, value)}, at least {amount(figure, limit[0])} are expected")  # fmt: skip
     words = figure.replace("_", " ")
     slowest = min(rates, key=lambda who: rates[who])
-    fine = f"{words}: {amount(figure, rates[slowest])} or more"
+    beside = baselines.comparison(models[slowest], published, rates[slowest])
+    fine = f"{words}: {amount(figure, rates[slowest])} or more" + (f", {beside}" if beside else "")
     return NodeCheck(
         stage=stage,
         state="failed" if wrong else "fine",

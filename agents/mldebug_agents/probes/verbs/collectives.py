@@ -13,6 +13,7 @@ from mldebug.cluster.hostfile import read_hosts
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
+from mldebug.probes.baselines import beside_others
 from mldebug.probes.collectives import OPS
 from mldebug_agents.probes.child import ChildExit, Event, events, failure_cause
 from mldebug_agents.probes.environment import checked_variables
@@ -114,6 +115,8 @@ def command(
     def keep() -> None:
         if not beside_jobs:  # else the figures are of two
             record(measurement, names, kept, state_dir, lambda line: click.echo(line, err=True))
+            if not names:
+                _say_elsewhere(measurement)
 
     try:
         return _live(measurement, names, through, frame, output, keep)
@@ -167,6 +170,12 @@ def _measured(
         raise MldebugError(f"nothing was measured: {why}", "smaller --sizes, or other --ops")
     wrong = any(result.correct is False for result in measurement.results)
     return int(ExitCode.FOUND if wrong else ExitCode.FINE)
+
+
+def _say_elsewhere(measurement: Measurement) -> None:
+    """On stderr, what the largest payload reached beside what was published for this hardware; nothing where none was."""
+    if line := beside_others(measurement.about.gpu, measurement.results):
+        click.echo(line, err=True)
 
 
 def _printed(
