@@ -257,8 +257,8 @@ def test_run_takes_the_options_of_trace_run(capsys: pytest.CaptureFixture[str]) 
         "--trace-stop", "signal:USR2", "--trace-what", "both", "--trace-size", "1MiB", "--print-env",
     ]) == 0  # fmt: skip
     line = next(one for one in capsys.readouterr().out.splitlines() if "MLDEBUG_TRACE=" in one)
-    told = shlex.split(line.split(";")[0].partition(":-")[2].removesuffix("}"))[0]
-    assert json.loads(told) == {
+    setting = shlex.split(line.split(";")[0].partition(":-")[2].removesuffix("}"))[0]
+    assert json.loads(setting) == {
         "include": ["mypkg", "other"], "exclude": ["mypkg.noise"], "start": "step:3", "stop": "signal:USR2",
         "calls": True, "lines": True, "ring": None, "size": 1 << 20,
     }  # fmt: skip
