@@ -22,12 +22,13 @@ from mldebug.core.plugins import create, load, names, summary
 from mldebug.core.redact import clean
 
 GROUPS = {
-    "Find the culprit": ("dump", "diagnose", "flight-recorder", "reports", "share"),
+    "Find the culprit": ("dump", "diagnose", "why", "flight-recorder", "reports", "share"),
     "Look at this node": (
         "up",
         "down",
         "agent",
         "status",
+        "top",
         "web",
         "gpus",
         "slow",
@@ -40,6 +41,7 @@ GROUPS = {
     ),
     "Try and set up": (
         "demo",
+        "preflight",
         "run",
         "trace",
         "logs",

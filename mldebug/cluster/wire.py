@@ -19,7 +19,7 @@ import msgspec
 
 from mldebug import __version__
 from mldebug.core.errors import EvidenceError
-from mldebug.core.model import Gap, NodeCapture
+from mldebug.core.model import Gap, NodeBrief, NodeCapture
 from mldebug.core.redact import clean
 from mldebug.probes.preflight import NodeFindings
 
@@ -52,6 +52,9 @@ class NodeReply(msgspec.Struct, frozen=True, kw_only=True):  # its schema is alw
     uid: int = 0  # as whom it looked
     age: float = 0.0  # seconds from the first of its captures to this reply, by its own clock
     findings: NodeFindings | None = None  # of `mldebug preflight`, which has nothing captured
+    view: NodeBrief | None = (
+        None  # of `mldebug status`, `gpus list` and `top`, which capture nothing either
+    )
 
 
 class _ReplyHead(msgspec.Struct):

@@ -7,9 +7,9 @@ from mldebug.cluster.run_identity import RunKey, run_id
 from mldebug.core.ranksets import fold_nodes, join_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.stall.sentences import seconds
+from mldebug.status.merged_runs import badness
 
 MAX_NAMES = 100  # characters
-STAGES = ("watching", "quiet", "suspect", "confirmed", "blamed")  # the worst last
 
 Shown = tuple[PeerView, RunNews]
 
@@ -51,7 +51,7 @@ def _runs(peers: Iterable[PeerView]) -> dict[tuple[RunKey, int], list[Shown]]:
 
 
 def _run_lines(shown: list[Shown]) -> Iterator[str]:
-    worst = max((run for _, run in shown), key=lambda run: _rank_of(run.stage))
+    worst = max((run for _, run in shown), key=lambda run: badness(run.stage))
     ranks = join_ranks(run.ranks for _, run in shown)
     steps = [run.step for _, run in shown if run.step is not None]
     step = f", step {max(steps)}" if steps else ""
@@ -59,10 +59,6 @@ def _run_lines(shown: list[Shown]) -> Iterator[str]:
     who = f"{clean(worst.name, 60)} ({run_id(worst.key)})"
     yield f"{who}: ranks {shorten_ranks(ranks)} of {worst.world_size} on {nodes}{step}"
     yield f"  {worst.stage}: {clean(worst.sentence, 300)}"
-
-
-def _rank_of(stage: str) -> int:
-    return STAGES.index(stage) if stage in STAGES else -1
 
 
 def _names(peers: Iterable[PeerView]) -> str:

@@ -95,7 +95,7 @@ def _row(gpu: GpuReading, watch: GpuWatch | None, overview: GpuOverview) -> Row:
         _of(gpu.memory_used_bytes, gpu.memory_total_bytes, GIB, "GiB"),
         _of(power, gpu.power_limit_watts, 1, "W"),
         "-" if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f} °C",
-        _user(gpu.uuid, gpu, overview),
+        user_words(gpu.uuid, gpu, overview),
         state_of_gpu(overview.health, gpu.uuid).value,
     )
 
@@ -117,7 +117,7 @@ def _gone(index: int, bus: str, uuid: str, overview: GpuOverview) -> Row:
     )
     lost = [(one.index, one.uuid) for one in _lost(overview) if overview.gone(one)]
     state = "missing" if (index, uuid) in (*missing_gpus, *lost) else "unknown"
-    return (str(index), bus_id(bus) or "-", *"----", _user(uuid, None, overview), state)
+    return (str(index), bus_id(bus) or "-", *"----", user_words(uuid, None, overview), state)
 
 
 def _of(value: float | None, limit: float | None, scale: int, unit: str) -> str:
@@ -127,7 +127,7 @@ def _of(value: float | None, limit: float | None, scale: int, unit: str) -> str:
     return f"{value / scale:.0f}{most} {unit}"
 
 
-def _user(uuid: str, gpu: GpuReading | None, overview: GpuOverview) -> str:
+def user_words(uuid: str, gpu: GpuReading | None, overview: GpuOverview) -> str:
     """The ranks on it, or else the processes that the driver lists."""
     ranks = {user.rank for user in overview.users if user.uuid == uuid}
     if ranks:

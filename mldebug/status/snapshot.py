@@ -190,3 +190,8 @@ def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:
         for rank, pid in sorted(run.ranks.items())
     )
     return Job(**shared_fields(run, Job), ranks=ranks)
+
+
+def is_run_of(run: RunState, job: Job) -> bool:
+    """Whether the agent's run is this job. The agent may know it by the id that it had before its launcher died."""
+    return run.id == job.id or any(run.ranks.get(rank.rank) == rank.pid for rank in job.ranks)

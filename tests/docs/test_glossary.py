@@ -25,7 +25,7 @@ PLAIN = {
     "xid_catalogue", "works", "step_age", "phase_age", "last_call", "last_call_age", "last_collective", "trace", "groups", "job", "event",
 }  # fmt: skip
 COMMANDS = {  # verbs that are English; the others are words of the glossary
-    "agent", "check_config", "completion", "diagnose", "dump", "gpus", "notify", "reports", "run", "share", "status", "trace", "up", "web", "doctor", "demo",
+    "agent", "check_config", "completion", "diagnose", "dump", "gpus", "notify", "reports", "run", "share", "status", "top", "trace", "up", "web", "doctor", "demo",
 }  # fmt: skip
 
 

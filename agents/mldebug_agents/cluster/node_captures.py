@@ -4,7 +4,9 @@ Nothing is installed or written on the other nodes: each runs `mldebug dump --se
 """
 
 import os
+import socket
 import time
+from importlib import import_module
 from pathlib import Path
 
 from mldebug.cluster.merge import MergedRuns, NodeReplies, merge
@@ -18,7 +20,6 @@ from mldebug.core.plugins import create
 from mldebug.core.ranksets import fold_nodes, shorten_ranks
 from mldebug.diagnosis.classify.nodes import by_reason
 from mldebug_agents.capture.tools import CaptureTools
-from mldebug_agents.cluster.fanout import child
 from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
 from mldebug_agents.cluster.fanout.collector import Progress, ask_all
 from mldebug_agents.cluster.fanout.messages import NAME, FanoutPlan, FanoutRequest, Transport
@@ -31,6 +32,14 @@ from mldebug_agents.system.spawn import Spawner
 
 MAX_ENVIRON = 1 << 20
 MAX_LISTED = 8
+
+
+def _serve(connection: socket.socket) -> None:
+    """The child that reaches nodes. ClusterShell is imported there alone, which `status` of this node does not need: 60 ms."""
+    import_module("mldebug_agents.cluster.fanout.child").serve(connection)
+
+
+FANOUT = {NAME: _serve}
 
 
 def reply(
@@ -91,10 +100,8 @@ def capture_all(
 ) -> list[Taken]:
     """Capture on all nodes and write one report for each run. Raises MldebugError where no node sent a capture."""
     detected = time.time()
-    with ended_by_signals(), Spawner({NAME: child.serve}) as spawner:
-        chosen = transport_of(config, transport)
-        plan = chosen.plan(wanted, spawner)
-        answers = ask_all(spawner, plan, chosen, progress)
+    with ended_by_signals(), Spawner(FANOUT) as spawner:
+        plan, answers = ask_nodes(spawner, config, transport, wanted, progress)
     merged = merge(answers, plan.listed_by)
     topology = config.cluster.topology
     if not merged.runs:
@@ -106,11 +113,16 @@ def capture_all(
     ]
 
 
-def transport_of(config: Config, name: str) -> Transport:
-    """The transport of this name, with its settings of the configuration."""
+def ask_nodes(
+    spawner: Spawner, config: Config, name: str, wanted: FanoutRequest, progress: Progress
+) -> tuple[FanoutPlan, NodeReplies]:
+    """Run one command on all nodes by the transport `name` and collect the replies, and how they were asked: the one way by which
+    commands reach other nodes. `spawner` knows the workers of `FANOUT`. Raises MldebugError where nobody can be asked at all.
+    """
     set_up = next((one for one in config.transports.values() if one.kind == name), None)
     transport: Transport = create("transports", name, set_up.options if set_up else None)
-    return transport
+    plan = transport.plan(wanted, spawner)
+    return plan, ask_all(spawner, plan, transport, progress)
 
 
 def _nothing(merged: MergedRuns, answers: NodeReplies, plan: FanoutPlan) -> MldebugError:

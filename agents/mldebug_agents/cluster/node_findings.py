@@ -6,11 +6,10 @@ import msgspec
 
 from mldebug.config.schema import Config
 from mldebug.probes.preflight import CheckedNode
-from mldebug_agents.cluster.fanout import child
 from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
-from mldebug_agents.cluster.fanout.collector import Progress, ask_all
-from mldebug_agents.cluster.fanout.messages import NAME, FanoutRequest
-from mldebug_agents.cluster.node_captures import transport_of
+from mldebug_agents.cluster.fanout.collector import Progress
+from mldebug_agents.cluster.fanout.messages import FanoutRequest
+from mldebug_agents.cluster.node_captures import FANOUT, ask_nodes
 from mldebug_agents.system.spawn import Spawner
 
 
@@ -42,10 +41,8 @@ def check_nodes(
 ) -> NodesChecked:
     """Have all nodes looked at, at the same time. Raises MldebugError where nobody can be asked at all."""
     times = ArrivalTimes(progress)
-    with ended_by_signals(), Spawner({NAME: child.serve}) as spawner:
-        chosen = transport_of(config, transport)
-        plan = chosen.plan(wanted, spawner)
-        replies = ask_all(spawner, plan, chosen, times)
+    with ended_by_signals(), Spawner(FANOUT) as spawner:
+        _, replies = ask_nodes(spawner, config, transport, wanted, times)
     answers = []
     silent = {one.name: one.reason or one.state for one in replies.failed}
     for name, reply in sorted(replies.replies.items()):

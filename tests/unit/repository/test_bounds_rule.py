@@ -38,6 +38,8 @@ BOUNDED: dict[str, str] = {
     "mldebug/incidents/report/rank_map.py": "rows and columns of ranks that are held",
     "mldebug/jobs/heartbeat.py": "MAX_SCALARS",
     "mldebug/jobs/known_issues/nccl_log.py": "three digits in the pattern",
+    "mldebug/status/top/columns.py": "the width of the terminal, and what a column may have at most",
+    "mldebug/status/top/screen.py": "BAR, and the height of the terminal",
     "mldebug/storage/checkpoints/safe_pickle.py": "one or two",
     "agents/mldebug_agents/cluster/peers/net/connect_pool.py": OURS,
     "agents/mldebug_agents/cluster/transports/slurm.py": "65,536 of each span of a scheduler's answer to a person",

@@ -22,7 +22,7 @@ FILES = [file for root in ROOTS.values() for file in sorted(root.rglob("*.py"))]
 MOST = 15  # entries of a folder
 # folders that may be longer: how many entries each has at most, and why a level more would make the way to a file longer
 LONG = {
-    ROOTS["agents"] / "cli/commands": (21, "`mldebug VERB` is commands/VERB.py: who knows what he types knows the file"),
+    ROOTS["agents"] / "cli/commands": (22, "`mldebug VERB` is commands/VERB.py: who knows what he types knows the file"),
     ROOTS["mldebug"]: (16, "one folder for each subject of docs/glossary.md, of the same name in each root"),
 }  # fmt: skip
 # words of an earlier dialect, as parts of the names of modules, classes and functions
@@ -100,7 +100,7 @@ PAGES = {
     "kernel-log": "hardware", "known-traps": "jobs", "metrics": "exporters", "nccl-ras": "capture", "notifications": "alerts",
     "ports": "hardware", "preflight": "probes", "probes": "probes", "run-records": "jobs", "scheduler": "jobs", "settings": "config", "storage": "storage", "storage-trees": "storage",
     "support-bundle": "support", "trace": "capture", "trace-reading": "capture", "training-helpers": "training",
-    "troubleshooting": "support", "verdicts": "diagnosis", "web": "web",
+    "top": "status", "troubleshooting": "support", "verdicts": "diagnosis", "web": "web",
 }  # fmt: skip
 OTHER_PAGES = {  # about the whole, or how to begin
     "benchmarks", "dependencies", "faq", "glossary", "gpu-validation", "grafana", "index", "kubernetes", "mcp", "peers", "plugins", "quick-start", "rights",
@@ -108,7 +108,7 @@ OTHER_PAGES = {  # about the whole, or how to begin
 }  # fmt: skip
 NO_PAGE = {
     "core": "is not met by users", "incidents": "verdicts.md says what is in a report, commands.md how to see one", "stall": "verdicts.md, and README: The agent",
-    "state": "settings.md: agent.state_dir", "status": "commands.md", "system": "rights.md", "watch": "README: The agent",
+    "state": "settings.md: agent.state_dir", "system": "rights.md", "watch": "README: The agent",
 }  # fmt: skip
 
 

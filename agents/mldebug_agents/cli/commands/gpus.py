@@ -19,7 +19,11 @@ from mldebug.core.units import format_duration, parse_duration
 from mldebug.hardware.health.sentences import complaints, headline
 from mldebug.status.gpu_table import missing, rows, table, users
 from mldebug.status.gpu_view import GpuOverview
+from mldebug.status.node_lines import gpus_of_nodes
+from mldebug_agents.agent.node_look import send_view
 from mldebug_agents.agent.node_tools import open_tools
+from mldebug_agents.cluster.fanout.progress_line import Waiting
+from mldebug_agents.cluster.node_views import FarNodes, far_nodes, node_options, view_nodes_once
 from mldebug_agents.hardware.gpu.controller import ACCEPT, LONGEST, RELEASE, Accepted, Released
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.web.client import ask_nearest
@@ -50,17 +54,41 @@ def group(context: click.Context) -> None:
 
 @group.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print an object with all that is known.")
+@node_options
 @_config
-def list_(as_json: bool, config: Path | None) -> None:
+def list_(
+    as_json: bool, slurm_job: str | None, hosts: str | None, there: str, wait: str | None, send: bool,
+    config: Path | None,
+) -> None:  # fmt: skip
     """Show each GPU: load, who works on it, its health.
 
-    As the agent of this node sees them, or read directly where none runs.
+    As the agent of this node sees them, or read directly where none runs. Of several nodes those whose GPUs are alike
+    share a line.
     """
-    overview = _look(load_config(config), here_only=config is not None)
+    settings = load_config(config)
+    if send:
+        send_view(settings, here_only=config is not None, gpus=True)
+        return
+    if far := far_nodes(("gpus", "list", "--send"), slurm_job, hosts, there, wait):
+        _show_far(settings, far, as_json)
+        return
+    overview = _look(settings, here_only=config is not None)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(overview), indent=2).decode())
         return
     show_list(overview, Console(), time.time())
+
+
+def _show_far(settings: Config, far: FarNodes, as_json: bool) -> None:
+    """Ask several nodes by ssh or srun."""
+    with Waiting(quiet=as_json) as progress:
+        nodes = view_nodes_once(settings, far, progress)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(nodes), indent=2).decode())
+        return
+    console = Console()
+    for line in gpus_of_nodes(nodes):
+        print_line(console, Text(line.text, style="red" if line.bad else ""), prose=True)
 
 
 def _look(config: Config, *, here_only: bool) -> GpuOverview:

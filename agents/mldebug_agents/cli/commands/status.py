@@ -14,7 +14,7 @@ from mldebug.alerts.status_lines import event_lines
 from mldebug.cli.console import Console, print_line
 from mldebug.cluster.messages import CLUSTER_PATH, MAX_VIEW, ClusterView
 from mldebug.config.schema import Config, load_config
-from mldebug.core.errors import ExitCode
+from mldebug.core.errors import ExitCode, UsageError
 from mldebug.core.model import Gap, Job, Remark
 from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_ranks
@@ -28,6 +28,7 @@ from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
 from mldebug.status.cluster_lines import cluster_lines, stalled
 from mldebug.status.gpu_lines import hardware_lines, rank_lines
+from mldebug.status.node_lines import status_of_nodes
 from mldebug.status.run_lines import (
     ailing_lines,
     goodput_words,
@@ -35,11 +36,14 @@ from mldebug.status.run_lines import (
     stale_words,
     state_words,
 )
-from mldebug.status.snapshot import RunState, Snapshot, job_of
+from mldebug.status.snapshot import RunState, Snapshot, is_run_of, job_of
 from mldebug.status.storage_lines import checkpoints_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.storage.filesystems.state import CollectorState, StorageState
+from mldebug_agents.agent.node_look import send_view
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
+from mldebug_agents.cluster.fanout.progress_line import Waiting
+from mldebug_agents.cluster.node_views import FarNodes, far_nodes, node_options, view_nodes_once
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
 from mldebug_agents.storage.collectors import storage_collectors
@@ -73,14 +77,25 @@ class NodeListing(msgspec.Struct, frozen=True, kw_only=True):
     is_flag=True,
     help="Filesystems, quotas and checkpoints: how full, for how long, and what is whole.",
 )
+@node_options
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
-def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None) -> None:
-    """Show the training jobs on this node and their ranks: who runs them, who is missing.
+def command(
+    as_json: bool, everywhere: bool, storage: bool, slurm_job: str | None, hosts: str | None, there: str, wait: str | None, send: bool,
+    config: Path | None,
+) -> None:  # fmt: skip
+    """Show the training jobs on this node, or on several, and their ranks: who runs them, who is missing.
 
     Where an agent runs: how far each job is, and why it is quiet or not. Nothing is attached to and nothing is
     stopped. Exit code 1: an incident is open, or a storage alarm is on.
     """
     settings = load_config(config)
+    if send:
+        send_view(settings, here_only=config is not None)
+        return
+    if far := far_nodes(("status", "--send"), slurm_job, hosts, there, wait):
+        if everywhere or storage:
+            raise UsageError("--cluster and --storage are of this node's agent", "leave one out")
+        sys.exit(_far(settings, far, as_json))
     if everywhere:
         sys.exit(_cluster(settings, as_json, here_only=config is not None))
     with open_tools(settings) as tools:
@@ -109,6 +124,20 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
             print_line(console, line)
     hanging = listing.agent is not None and any(run.incident for run in listing.agent.runs)
     sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
+
+
+def _far(settings: Config, far: FarNodes, as_json: bool) -> ExitCode:
+    """Ask several nodes by ssh or srun."""
+    with Waiting(quiet=as_json) as progress:
+        nodes = view_nodes_once(settings, far, progress)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(nodes), indent=2).decode())
+    else:
+        console = Console()
+        for line in status_of_nodes(nodes):
+            print_line(console, Text(line.text, style="red" if line.bad else ""))
+    incident = any(run.incident for node in nodes.answers for run in node.runs)
+    return ExitCode.FOUND if incident else ExitCode.FINE
 
 
 def _storage_now(tools: NodeTools, found: Discovery) -> StorageState:
@@ -193,13 +222,8 @@ def status_lines(listing: NodeListing, config: Path | None = None) -> Iterator[T
         yield Text(f"Only the first of them: {typed(one, config)}", no_wrap=True)
 
 
-def _is(run: RunState, job: Job) -> bool:
-    """The agent may know the run by the id that it had before its launcher died."""
-    return run.id == job.id or any(run.ranks.get(rank.rank) == rank.pid for rank in job.ranks)
-
-
 def _run_of(job: Job, agent: Snapshot | None) -> RunState | None:
-    return next((run for run in agent.runs if _is(run, job)), None) if agent else None
+    return next((run for run in agent.runs if is_run_of(run, job)), None) if agent else None
 
 
 def _traps(traps: Sequence[KnownIssue]) -> Iterator[Text]:

@@ -1,0 +1,70 @@
+"""The commands that keys of `mldebug top` start: each is `mldebug VERB …` as a person would type it, and its output is shown."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mldebug.core.plugins import names
+from mldebug.core.redact import clean
+from mldebug.status.merged_runs import RunOnNodes
+from mldebug.status.top.keys import Action, Pane
+from mldebug_agents.system.spawn import ProgramStarter
+
+TIMEOUT = 300.0  # seconds: a capture of many nodes, a few steps of a profile
+MAX_OUTPUT = 1 << 20
+MAX_LINES = 2000
+COLUMNS = 78
+
+
+class KeyCommands:
+    """Runs one command at a time in a thread of its own. `elsewhere`: the options that name other nodes, "" for this one alone."""
+
+    def __init__(
+        self,
+        starter: ProgramStarter,
+        config: Path | None,
+        elsewhere: Sequence[str],
+        tell: Callable[[], None],
+    ) -> None:
+        self._starter, self._tell = starter, tell
+        self._config = ("--config", str(config)) if config else ()
+        self._elsewhere = tuple(elsewhere)
+        self._pane: Pane | None = None
+        self.busy = ""  # the command that runs now
+
+    def words(self, action: Action, run: RunOnNodes) -> tuple[str, ...]:
+        """The words behind `mldebug` for a key and the chosen run; none where this mldebug has no such command."""
+        first = run.first
+        verb = {"dump": "dump", "profile": "profile", "report": "reports"}.get(action, "")
+        if verb not in names("commands"):
+            return ()
+        if action == "report":
+            return ("reports", "show", first.incident or "latest", *self._config)
+        ssh = ("--ssh",) if action == "dump" and "--hosts" in self._elsewhere else ()
+        far = (*self._elsewhere, *ssh) if action == "dump" else ()
+        job = first.name if far else first.id
+        return (verb, "--job", job, *far, *self._config)
+
+    def start(self, words: Sequence[str]) -> None:
+        """Run `mldebug WORDS…`; `taken` gives the output once it has ended."""
+        self.busy = f"mldebug {' '.join(words[:3])}"
+        threading.Thread(target=self._run, args=(tuple(words),), name="mldebug-top-command", daemon=True).start()  # fmt: skip
+
+    def taken(self) -> Pane | None:
+        """The output of a command that has ended, once."""
+        pane, self._pane = self._pane, None
+        return pane
+
+    def _run(self, words: tuple[str, ...]) -> None:
+        environ = os.environ | {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "TERM": "dumb"}
+        argv = (sys.executable, "-m", "mldebug", *words)
+        done = self._starter.run(argv, timeout=TIMEOUT, max_output=MAX_OUTPUT, env=environ)
+        text = (done.stdout + done.stderr).decode(errors="replace")
+        lines = [clean(line, 1000) for line in text.splitlines()][:MAX_LINES]
+        if done.error or done.timed_out:
+            lines.append(done.error or f"it was not done in {TIMEOUT:g} s, and was ended")
+        self._pane = Pane(f"mldebug {' '.join(words)}", tuple(lines) or ("(no output)",))
+        self.busy = ""
+        self._tell()

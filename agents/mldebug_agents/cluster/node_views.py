@@ -1,0 +1,97 @@
+"""Asks nodes what runs on them, for `mldebug status`, `gpus list` and `top`: each runs the same verb with --send, and nothing is installed there."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import click
+import msgspec
+
+from mldebug.cli.param_types import FILE
+from mldebug.cluster.wire import NodeReply, encode
+from mldebug.config.schema import Config
+from mldebug.core.errors import UsageError
+from mldebug.core.model import NodeBrief
+from mldebug.status.merged_runs import ViewedNodes
+from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
+from mldebug_agents.cluster.fanout.collector import Progress
+from mldebug_agents.cluster.fanout.messages import FanoutRequest, answer_seconds
+from mldebug_agents.cluster.node_captures import FANOUT, ask_nodes
+from mldebug_agents.system.spawn import Spawner
+
+WAIT = "30s"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class FarNodes(NamedTuple):
+    """Which other nodes are asked, and how."""
+
+    transport: str
+    request: FanoutRequest
+
+
+def node_options(command: _Command) -> _Command:
+    """The options of a command that looks at other nodes; `far_nodes` reads them."""
+    for option in reversed(
+        (
+            click.option("--slurm-job", metavar="ID", help="On all nodes of this Slurm job, by srun."),
+            click.option("--hosts", metavar="NODES", help="On these nodes: node[1-40], or a hostfile; by ssh."),
+            click.option("--there", type=FILE, default="", help="The Python with mldebug on other nodes; default: this one's path."),
+            click.option("--wait", metavar="DURATION", help="How long a node has to answer, 30s by default."),
+            click.option("--send", is_flag=True, hidden=True),  # what the nodes are asked for
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def far_nodes(
+    arguments: tuple[str, ...],
+    slurm_job: str | None,
+    hosts: str | None,
+    there: str,
+    wait: str | None,
+) -> FarNodes | None:
+    """The nodes that the options name; None where they name none. `arguments`: of `mldebug` there. Raises UsageError."""
+    if slurm_job is not None and hosts is not None:
+        raise UsageError("--slurm-job and --hosts are two ways", "choose one of them")
+    target = slurm_job if slurm_job is not None else hosts
+    if target is None:
+        return None
+    if not target:
+        raise UsageError("no nodes are named", "is the variable set that should name them?")
+    request = FanoutRequest(
+        target=target,
+        python=there or sys.executable,
+        arguments=arguments,
+        timeout=answer_seconds(WAIT if wait is None else wait),
+    )
+    return FarNodes("slurm" if slurm_job is not None else "ssh", request)
+
+
+def view_nodes(
+    spawner: Spawner, config: Config, nodes: FarNodes, progress: Progress = lambda *_: None
+) -> ViewedNodes:
+    """Have all nodes look at themselves, at the same time. Raises MldebugError where nobody can be asked at all."""
+    _, replies = ask_nodes(spawner, config, nodes.transport, nodes.request, progress)
+    answers = []
+    silent = {one.name: one.reason or one.state for one in replies.failed}
+    for name, reply in sorted(replies.replies.items()):
+        if reply.view is None:
+            silent[name] = f"mldebug {reply.version} there does not know the question"
+            continue
+        answers.append(msgspec.structs.replace(reply.view, node=name))
+    return ViewedNodes(answers=tuple(answers), silent=silent)
+
+
+def view_nodes_once(config: Config, nodes: FarNodes, progress: Progress) -> ViewedNodes:
+    """The same for a command that asks once."""
+    with ended_by_signals(), Spawner(FANOUT) as spawner:
+        return view_nodes(spawner, config, nodes, progress)
+
+
+def send(view: NodeBrief) -> None:
+    """Print what this node shows, for the mldebug that asked."""
+    for line in encode(NodeReply(node=view.node, view=view)):
+        sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
