@@ -232,7 +232,7 @@ def on_terminal(act: Callable[[int, int], object], **more: str) -> tuple[int, st
                 act(process.pid, master)
         while select.select([master], [], [], 0.1)[0]:
             shown += os.read(master, 65536)
-        return process.wait(1), shown.decode(errors="replace"), termios.tcgetattr(slave) == before
+        return process.wait(30), shown.decode(errors="replace"), termios.tcgetattr(slave) == before
     finally:
         process.kill()
         process.wait()
