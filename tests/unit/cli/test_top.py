@@ -250,7 +250,9 @@ def press_key(key: bytes) -> Callable[[int, int], object]:
         (press_key(b"q"), 0),
         (lambda pid, _: os.kill(pid, signal.SIGINT), 130),
         (lambda pid, _: os.kill(pid, signal.SIGTERM), 143),
-        (lambda pid, _: os.kill(pid, signal.SIGHUP), 129),
+        pytest.param(
+            lambda pid, _: os.kill(pid, signal.SIGHUP), 129, marks=pytest.mark.long
+        ),  # once it did not end in a minute on a busy machine, 27 times it did: the cause is not known yet
     ],
     ids=["q", "interrupt", "terminate", "hang-up"],
 )
