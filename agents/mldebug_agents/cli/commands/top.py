@@ -12,10 +12,9 @@ import msgspec
 from rich.text import Text
 
 from mldebug.cli.console import Console
+from mldebug.cli.durations import bounded_duration
 from mldebug.config.schema import Config, load_config
-from mldebug.core.errors import UsageError
 from mldebug.core.plugins import NoOptions
-from mldebug.core.units import parse_duration
 from mldebug.status.merged_runs import ViewedNodes, merge_runs
 from mldebug.status.top.keys import TopState, press
 from mldebug.status.top.rates import StepRates
@@ -58,7 +57,12 @@ def command(
         send_view(settings, here_only=config is not None, gpus=True, storage=True)
         return
     far = far_nodes(("top", "--send"), slurm_job, hosts, there, wait)
-    interval = _seconds(every, EVERY_FAR if far else EVERY)
+    usual = EVERY_FAR if far else EVERY
+    interval = (
+        bounded_duration("--every", every, OFTENEST, RAREST, "1s or 1m")
+        if every is not None
+        else usual
+    )
     if not once and not as_json:
         check_terminal(dict(os.environ))
     with ExitStack() as stack:
@@ -69,18 +73,6 @@ def command(
             return
         elsewhere = ("--slurm-job", slurm_job) if slurm_job else ("--hosts", hosts) if hosts else ()
         _Top(look, interval, starter, config, elsewhere).run()
-
-
-def _seconds(every: str | None, default: float) -> float:
-    if every is None:
-        return default
-    try:
-        seconds = parse_duration(every)
-        if not OFTENEST <= seconds <= RAREST:
-            raise ValueError(f"it may be {OFTENEST:g}s to {RAREST / 60:g}m")
-    except ValueError as error:
-        raise UsageError(f"--every {every!r}: {error}", "write it like 1s or 1m") from error
-    return seconds
 
 
 def _ways(

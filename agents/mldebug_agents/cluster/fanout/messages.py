@@ -5,9 +5,8 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.core.errors import UsageError
+from mldebug.cli.durations import bounded_duration
 from mldebug.core.model import QueriedNode
-from mldebug.core.units import parse_duration
 from mldebug_agents.system.spawn import ProgramStarter
 
 MIN_WAIT, MAX_WAIT = 1.0, 1_800.0  # seconds
@@ -81,10 +80,4 @@ def answer_seconds(wait: str) -> float:
     """The seconds that a node has to answer, from the text of `--wait`, such as 60s. Raises UsageError for a time that is none, or is
     not between 1 s and 30 minutes.
     """
-    try:
-        seconds = parse_duration(wait)
-        if not MIN_WAIT <= seconds <= MAX_WAIT:
-            raise ValueError(f"it may be {MIN_WAIT:g}s to {MAX_WAIT / 60:g}m")
-    except ValueError as error:
-        raise UsageError(f"--wait {wait!r}: {error}", "write it like 60s or 2m") from error
-    return seconds
+    return bounded_duration("--wait", wait, MIN_WAIT, MAX_WAIT, "60s or 2m")

@@ -1,0 +1,17 @@
+"""Reads an option that says for how long."""
+
+from mldebug.core.errors import UsageError
+from mldebug.core.units import parse_duration
+
+
+def bounded_duration(option: str, text: str, least: float, most: float, example: str) -> float:
+    """The seconds of an option's text, such as 60s. Raises UsageError for a time that is none, or is not between `least` and `most`
+    seconds. `example`: how it may be written.
+    """
+    try:
+        seconds = parse_duration(text)
+        if not least <= seconds <= most:
+            raise ValueError(f"it may be {least:g}s to {most / 60:g}m")
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r}: {error}", f"write it like {example}") from error
+    return seconds
