@@ -52,12 +52,15 @@ class Client:
 
 
 def is_foreign(link: socket.socket) -> bool:
-    """Has somebody connected who is none of ours? An agent of another test on this node asks whatever serves RAS, too."""
+    """Has somebody connected who is none of ours? An agent of another test on this node asks whatever serves RAS, too.
+
+    Who has hung up before this could look is nobody's, thus not ours either.
+    """
     peer = link.getpeername()[:2]
     holders = {
         one.pid for one in psutil.net_connections("tcp") if one.laddr and one.laddr[:2] == peer
     }
-    return any(pid is not None and pid not in _ours() for pid in holders)
+    return holders.isdisjoint(_ours())
 
 
 def _ours() -> set[int]:
