@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from processes.harness import JOBS, Plan, RunningJob, User, folder_for, wait_for
 from processes.incidents.watching import Report, RunningAgent, settings, watching
@@ -83,7 +84,16 @@ CASES = (
 )  # fmt: skip
 
 
+# Each has a near relation above that runs always: these run nightly
+NIGHTLY = frozenset(
+    ("lockf_circle", "lockf_stranger", "worker_lockf", "reads_pipe", "upload", "endless_program", "wait_for_json", "wait_for_flag", "join_throws")
+)  # fmt: skip
 FROZEN = Field("threads", "trains", ((2,),), "rank_stopped", ("frozen by its cgroup",), inert=True)
+
+
+def _case(field: Field) -> ParameterSet:
+    nightly = field.fault in NIGHTLY
+    return pytest.param(field, id=field.fault, marks=[pytest.mark.long] if nightly else [])
 
 
 class FieldJob(RunningJob):
@@ -120,7 +130,7 @@ def _report_of(field: Field, agent: RunningAgent) -> Report | str:
             job.end()
 
 
-@pytest.mark.parametrize("field", CASES, ids=lambda field: field.fault)
+@pytest.mark.parametrize("field", [_case(field) for field in CASES])
 def test_the_first_report_is_right(field: Field, outcomes: dict[str, Report | str]) -> None:
     report = outcomes[field.fault]
     assert not isinstance(report, str), report
