@@ -4,6 +4,7 @@ watch --NodeLook--> decide (StallWatch per run) --orders--> capture, write --res
 """
 
 import logging
+import operator
 import os
 import queue
 import time
@@ -45,6 +46,7 @@ SAMPLED_AT_ONCE = 2  # jobs whose ranks are sampled at the same time
 BEAT = 1.0  # seconds between two turns of the loop without a message
 SHOWN = 0.05  # of the main loop's CPU time goes to snapshots at most: with hundreds of runs each costs more than the message before it
 SHOWN_EVERY = 2.0  # seconds between two snapshots at most
+CALM = 0.4  # of the interval between two looks: so far apart are two snapshots while no run's judgement changes
 SOON, SOONEST = 1.0, 0.2  # seconds to the next look after a rank has failed, after any exit
 
 
@@ -78,7 +80,8 @@ class AgentLoop:
         self._due = time.monotonic()
         self._started = time.monotonic()
         self._looks = 0
-        self._next_snapshot = 0.0
+        self._next_snapshot = self._next_calm = 0.0
+        self._shown: list[object] = []  # what of the runs the last snapshot showed
         self._ready = self._asked_to_reload = False
 
     # --- the loop ----------------------------------------------------------------------------------
@@ -144,8 +147,12 @@ class AgentLoop:
         self.notifier.send("WATCHDOG=1")
         if not (self._ready or self._looks or time.monotonic() - self._started > LOOK_DEADLINE):
             return
-        if time.monotonic() < self._next_snapshot:
+        now, judged = time.monotonic(), self._judged()
+        news = len(judged) != len(self._shown) or any(map(operator.is_not, judged, self._shown))
+        if now < self._next_snapshot or (now < self._next_calm and not news):
             return
+        calm = min(SHOWN_EVERY, CALM * self.config.stall.interval)
+        self._shown, self._next_calm = judged, now + calm
         before = time.thread_time()
         snapshot = self.snapshot()
         self.monitors.notifier.look(
@@ -158,6 +165,14 @@ class AgentLoop:
         if not self._ready:
             self._ready = True
             self.notifier.send("READY=1")
+
+    def _judged(self) -> list[object]:
+        """What changes with each judgement of a run, and with nothing else."""
+        found: list[object] = []
+        for run in self._all.values():
+            stage = run.decision.stage if run.decision else None
+            found += [run, stage, run.incident, run.judgement]
+        return found
 
     def _handle(self, result: Result) -> None:
         if result.worker == "config":

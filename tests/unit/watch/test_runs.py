@@ -1,6 +1,7 @@
 """Whose work it is to idle: which jobs are judged when they are quiet; and what a run remembers of its looks."""
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,12 +113,12 @@ def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
     assert stood_still == [(40.0, True), (None, False)]
 
 
-def test_snapshots_take_a_small_part_of_the_main_loop_s_time() -> None:
-    """Beside a flood of one user's runs each message made a snapshot of them all: three quarters of the main loop's time."""
+def shown_by(seconds: float, judged: Callable[[], list[object]]) -> tuple[Any, list[Snapshot]]:
+    """A main loop whose snapshot takes so many seconds of CPU, of runs that are judged like that, and what it has shown."""
     shown: list[Snapshot] = []
 
     def snapshot() -> Snapshot:
-        until = time.thread_time() + 0.02
+        until = time.thread_time() + seconds
         while time.thread_time() < until:
             pass
         return Snapshot(node="n1", at=1.0, started_at=1.0, pid=1)
@@ -125,15 +126,25 @@ def test_snapshots_take_a_small_part_of_the_main_loop_s_time() -> None:
     silent = SimpleNamespace(send=lambda *_: None, status=lambda *_: None)
     node: Any = SimpleNamespace(
         notifier=silent,
+        config=Config(),
         _ready=True,
         _looks=1,
         _next_snapshot=0.0,
+        _next_calm=0.0,
+        _shown=[],
+        _judged=judged,
         snapshot=snapshot,
         monitors=SimpleNamespace(notifier=SimpleNamespace(look=lambda *_: None)),
         incidents=SimpleNamespace(remote=SimpleNamespace(cases={})),
         _parts=SimpleNamespace(store=SimpleNamespace(open_incidents=set)),
         publish=shown.append,
     )
+    return node, shown
+
+
+def test_snapshots_take_a_small_part_of_the_main_loop_s_time() -> None:
+    """Beside a flood of one user's runs each message made a snapshot of them all: three quarters of the main loop's time."""
+    node, shown = shown_by(0.02, lambda: [object()])
     before = time.thread_time()
     for _ in range(10_000):
         AgentLoop._publish(node)
@@ -143,3 +154,24 @@ def test_snapshots_take_a_small_part_of_the_main_loop_s_time() -> None:
     node._next_snapshot = time.monotonic()
     AgentLoop._publish(node)
     assert len(shown) == 2
+
+
+def test_while_no_judgement_changes_a_snapshot_is_made_at_most_every_two_seconds() -> None:
+    """One for each of the messages of a look took a third of an idle agent's time."""
+    judged: list[object] = [object()]
+    node, shown = shown_by(0.0, lambda: list(judged))
+    for _ in range(100):
+        AgentLoop._publish(node)
+    assert len(shown) == 1
+    assert 1.0 < node._next_calm - time.monotonic() <= 2.0
+    node._next_calm = node._next_snapshot = time.monotonic()
+    AgentLoop._publish(node)
+    assert len(shown) == 2
+    node._next_snapshot = time.monotonic()
+    judged[0] = object()  # another judgement is shown at once
+    AgentLoop._publish(node)
+    assert len(shown) == 3
+    node._next_snapshot = time.monotonic()
+    judged.clear()  # and so is a run that is over
+    AgentLoop._publish(node)
+    assert len(shown) == 4

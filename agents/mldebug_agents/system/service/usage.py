@@ -26,7 +26,6 @@ class Usage:
         self, host: Host, pid: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._host = host
-        self._self = psutil.Process()
         self._process = psutil.Process(pid)
         self._clock = clock
         self._children: Children | None = None
@@ -36,8 +35,7 @@ class Usage:
 
     def cpu_seconds(self) -> float:
         """CPU time of this process in seconds, user and system, whatever `pid` is."""
-        times = self._self.cpu_times()
-        return float(times.user + times.system)
+        return time.process_time()
 
     def rss_bytes(self) -> int:
         """Resident memory of the process `pid` in bytes; 0 where it cannot be read."""
