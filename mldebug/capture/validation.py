@@ -1,9 +1,11 @@
 """Checks a capture for impossible numbers: from a damaged file, or a node that sends false ones."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
 from mldebug.core.model import NodeCapture
 
@@ -31,15 +33,74 @@ def wrong_numbers(capture: NodeCapture) -> str:
     times = (capture.taken_at, *began, *(fault.at for fault in capture.faults))
     if wrong := next(filter(None, map(wrong_time, times)), ""):
         return wrong
-    if any(abs(one) > MAX_NUMBER for one in _floats(msgspec.to_builtins(capture))):
+    if any(abs(one) > MAX_NUMBER for one in floats_of(capture)):
         return "holds a number that cannot be"
     return ""
 
 
-def _floats(value: Any) -> Iterator[float]:
+def floats_of(value: Any) -> Iterator[float]:
+    """All numbers in a value that may have a fraction, however deep.
+
+    Of a struct only those fields are looked at whose types can lead to such a number: stacks, which are most of a capture, have none.
+    """
     if isinstance(value, float):
         yield value
+    elif isinstance(value, msgspec.Struct):
+        for name in _measuring_fields(type(value)):
+            yield from floats_of(getattr(value, name))
     elif isinstance(value, dict):
-        yield from (one for each in value.values() for one in _floats(each))
+        for each in value.values():
+            yield from floats_of(each)
     elif isinstance(value, list | tuple):
-        yield from (one for each in value for one in _floats(each))
+        for each in value:
+            yield from floats_of(each)
+
+
+@cache
+def _measuring_fields(struct: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Names of the fields whose type can lead to a float."""
+    found = inspect.type_info(struct)
+    fields = found.fields if isinstance(found, inspect.StructType) else ()
+    return tuple(field.name for field in fields if _measures(field.type))
+
+
+def _measures(kind: inspect.Type) -> bool:
+    """Whether a value of this type may be a float or hold one. What is not known to be without may hold one."""
+    left, seen = [kind], {id(kind)}
+    while left:
+        one = left.pop()
+        if not isinstance(one, (*_EXACT, inspect.Metadata, *_HOLDERS)):
+            return True
+        for part in _parts(one):
+            if id(part) not in seen:
+                seen.add(id(part))
+                left.append(part)
+    return False
+
+
+def _parts(kind: inspect.Type) -> Iterator[inspect.Type]:
+    match kind:
+        case inspect.Metadata(type=inner):
+            yield inner
+        case inspect.UnionType(types=several):
+            yield from several
+        case inspect.StructType(fields=fields):
+            yield from (field.type for field in fields)
+        case inspect.TupleType(item_types=several):
+            yield from several
+        case inspect.VarTupleType(item_type=inner) | inspect.ListType(item_type=inner):
+            yield inner
+        case inspect.SetType(item_type=inner) | inspect.FrozenSetType(item_type=inner):
+            yield inner
+        case inspect.DictType(key_type=_, value_type=inner):
+            yield inner
+
+
+_EXACT = (
+    *(inspect.StrType, inspect.IntType, inspect.BoolType, inspect.NoneType, inspect.BytesType),
+    *(inspect.EnumType, inspect.LiteralType),
+)
+_HOLDERS = (
+    *(inspect.UnionType, inspect.StructType, inspect.TupleType, inspect.VarTupleType),
+    *(inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.DictType),
+)

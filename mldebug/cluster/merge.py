@@ -13,6 +13,7 @@ import msgspec
 from mldebug.capture.validation import wrong_numbers, wrong_ranks
 from mldebug.cluster.run_identity import RunKey, run_id, run_key
 from mldebug.cluster.wire import NodeReply
+from mldebug.core.files import without_collector
 from mldebug.core.model import (
     CAPTURE_SCHEMA,
     Gap,
@@ -59,6 +60,7 @@ class _Claim(NamedTuple):
     capture: NodeCapture
 
 
+@without_collector()
 def merge(answers: NodeReplies, listed_by: str = "") -> MergedRuns:
     """Group the captures by run, the run with most ranks first.
 

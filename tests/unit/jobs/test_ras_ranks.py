@@ -1,5 +1,6 @@
 """Ranks that no environment tells: NCCL RAS knows them, and where it does not nobody is given a number."""
 
+import errno
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
 from mldebug_agents.jobs.ranks.ras_ranks import PAUSES
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader_answers import Unreadable
 from shared.capture.monitored import library
 from shared.capture.rasserver import (
     HOLDS,
@@ -124,7 +126,8 @@ class Node:
         self.world: RasWorld | None = None
         self.requests: list[tuple[int, ...]] = []
         host = Host(str(root), lambda: self.now)
-        self.finder = RankFinder(host, DirectPaths(), "n1", create_all("launchers"), self._ask)
+        self.paths = DirectPaths()
+        self.finder = RankFinder(host, self.paths, "n1", create_all("launchers"), self._ask)
 
     def _ask(self, some: Job) -> RasWorld | None:
         self.requests.append(tuple(one.pid for one in some.ranks))
@@ -181,6 +184,34 @@ def test_who_cannot_tell_yet_is_asked_again_and_not_for_ever(node: Node) -> None
     node.add(101)  # somebody new may know more
     node.world = RasWorld(key="0x1", size=2, ranks={100: 0, 101: 1})
     assert node.jobs() == [(BY_RAS, 2, {0: 100, 1: 101})]
+
+
+def test_a_process_that_could_not_be_read_for_one_look_is_not_asked_about_again(node: Node) -> None:
+    """On a busy machine a look may miss one; each time it came back it was new, and NCCL RAS was asked once more."""
+    node.add(100, environ={"HOME": "/home/bob"})
+    proc, late = node.root / "proc/100", Unreadable("not in time", errno=errno.EAGAIN)
+    node.paths.answers = {str(proc / "cmdline"): late}
+    assert node.jobs() == [("single", 1, {0: 100})]
+    assert node.requests == [(100,)]
+    node.paths.answers = {str(proc / "maps"): late}
+    node.jobs()  # read anew, and nobody sees in this look what it has loaded
+    node.paths.answers = {}
+    node.jobs()
+    node.jobs()
+    assert node.requests == [(100,)]
+
+
+def test_a_rank_that_could_not_be_read_for_one_look_stays_that_rank(node: Node) -> None:
+    node.add(100, environ={"HOME": "/home/bob"})
+    proc, late = node.root / "proc/100", Unreadable("not in time", errno=errno.EAGAIN)
+    node.paths.answers = {str(proc / "cmdline"): late}
+    node.world = RasWorld(key="0x1", size=4, ranks={100: 2})
+    assert node.jobs() == [(BY_RAS, 4, {2: 100})]
+    node.paths.answers = {str(proc / "cmdline"): late, str(proc / "environ"): late}
+    node.jobs()
+    node.paths.answers = {}
+    assert node.jobs() == [(BY_RAS, 4, {2: 100})]
+    assert node.requests == [(100,)]
 
 
 def test_workers_that_come_and_go_are_no_reason_to_ask_at_every_look(node: Node) -> None:

@@ -52,10 +52,13 @@ class RasRanks:
 
         May ask RAS about one group of processes, which takes up to two seconds.
         """
-        here = {process.key for process in processes.values()}
+        # of a process that could not be read in this look all is kept: on a busy machine it is read in the next one
+        here = {(pid, stat.start_ticks) for pid, stat in tree.stats.items()}
         self._claims = {key: claim for key, claim in self._claims.items() if key in here}
         groups = self._unknown(processes, tree)
-        self._questions = {group: one for group, one in self._questions.items() if group in groups}
+        self._questions = {
+            group: one for group, one in self._questions.items() if not here.isdisjoint(one.who)
+        }
         for group, members in groups.items():
             if self._ask_when_due(self._questions.setdefault(group, _RasQuestion()), members):
                 break  # the others in the next look: each may take two seconds
