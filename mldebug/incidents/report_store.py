@@ -165,11 +165,12 @@ class ReportStore:
         """Read the node captures that a report rests on (id, unambiguous prefix, or `latest`)."""
         return load_captures(self.path(wanted))
 
-    def prune(self, *, by_age: bool = True) -> tuple[str, ...]:
+    def prune(self, *, by_age: bool = False) -> tuple[str, ...]:
         """Remove reports that are too old, too many or too large together, and return their ids. Ends after `PRUNE_SECONDS`;
         the next call goes on.
 
-        `mldebug.incidents.pruning` says which. `by_age`: False where the clock may be wrong; none is too old then.
+        `mldebug.incidents.pruning` says which. `by_age`: whether the caller has seen the clock go on for a day without being set;
+        else it may be wrong, and none is too old.
         """
         until = time.monotonic() + PRUNE_SECONDS
         self._sweep_temporaries(until)

@@ -48,6 +48,16 @@ def test_two_dumps_of_one_second_are_two_reports(tools: CaptureTools, tmp_path: 
     assert later > max(ids)
 
 
+def test_a_dump_by_a_clock_that_is_years_ahead_removes_no_report(
+    tools: CaptureTools, tmp_path: Path
+) -> None:
+    """A command has not watched the clock: what it took for 90 days may be a step of it."""
+    before = [write_down(tools, CAPTURE, samples.TAKEN_AT - day * 86_400.0) for day in (900, 800)]
+    write_down(tools, CAPTURE, samples.TAKEN_AT)
+    left = {entry.id for entry in ReportStore(tmp_path).list()}
+    assert {one.report.id for one in before} < left
+
+
 def test_many_at_once_take_no_id_twice(tmp_path: Path) -> None:
     """Processes, in truth: each has a temporary name of its own."""
     archives = [ReportStore(tmp_path) for _ in range(8)]
