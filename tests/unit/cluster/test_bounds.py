@@ -134,6 +134,19 @@ def test_one_node_s_flood_of_questions_leaves_room_for_others() -> None:
     assert not loop.members.ask(None, "10.0.0.66").done()  # its first were answered
 
 
+def test_a_flood_from_all_addresses_of_a_network_of_ipv6_is_the_flood_of_one_node() -> None:
+    """With 32 of its addresses it had all 1,024 places, and nobody else was heard."""
+    loop = Loop()
+    answers = [loop.members.ask(None, f"2001:db8::{number:x}") for number in range(2000)]
+    assert sum(not one.done() for one in answers) == MAX_OF_ONE
+    assert not loop.members.ask(None, "2001:db8:0:1::1").done()
+    for _ in range(MAX_OF_ONE):
+        found = loop.inbox.get(timeout=60)
+        assert found is not None
+        loop.members.on_result(found)
+    assert not loop.members.ask(None, "2001:db8::1").done()  # its first were answered
+
+
 def test_an_error_of_ours_is_an_answer_and_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
 

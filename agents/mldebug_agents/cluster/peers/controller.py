@@ -120,7 +120,7 @@ class PeersController:
             slowness,
         )
         self._ordered = RemoteOrders(capture)
-        self._waiting: Counter[str] = Counter()  # questions by address, changed by several threads
+        self._waiting: Counter[str] = Counter()  # questions by source, changed by several threads
         self._counting = threading.Lock()
 
     @property
@@ -186,7 +186,7 @@ class PeersController:
         before = time.thread_time()
         try:
             with self._counting:
-                self._waiting[question.address] -= 1
+                self._waiting[source_of(question.address)] -= 1
                 self._waiting += Counter()  # without those that have none
             self._answer(question, now)
         except Exception as error:
@@ -199,11 +199,12 @@ class PeersController:
         MldebugError at once where too many requests wait, in all or from this address.
         """
         answer: Future[Any] = Future()
+        source = source_of(address)
         with self._counting:
-            if self._inbox.qsize() >= MAX_WAITING or self._waiting[address] >= MAX_OF_ONE:
+            if self._inbox.qsize() >= MAX_WAITING or self._waiting[source] >= MAX_OF_ONE:
                 answer.set_exception(MldebugError("too many others ask"))
                 return answer
-            self._waiting[address] += 1
+            self._waiting[source] += 1
         self._inbox.put(Result("question", None, PeerQuestion(what, address, answer), None))
         return answer
 
