@@ -1,7 +1,8 @@
 """Limits how many connections one user or address may hold, so that idle ones cannot lock others out.
 
 A listening socket keeps at most `EACH` connections of one client (a user at the Unix socket, an address over TCP) and `MOST` of
-all; where one more comes, the oldest of them is closed. root and the agent's own user are counted apart.
+all; where one more comes, the oldest of them is closed, and of those that are being answered none before the others: many users
+come from one address, through a proxy or the loopback. root and the agent's own user are counted apart.
 """
 
 import contextlib
@@ -33,6 +34,9 @@ class LimitedConnection(socket.socket):
 
     proved = False  # it has shown a certificate of the cluster
     since = 0.0  # when it was accepted; monotonic seconds
+    answering: Callable[[], bool] = staticmethod(
+        lambda: False
+    )  # whether its request has come whole, and its answer has not gone
     slow: Callable[[], None] = staticmethod(lambda: None)  # counts that it has taken too long
 
     def enter(self, inside: "dict[LimitedConnection, str]", who: str) -> None:
@@ -102,19 +106,17 @@ class ConnectionLimiter(socket.socket):
         return connection, address
 
     def _close_surplus(self, connection: LimitedConnection) -> None:
-        """Close the oldest connection of the same client where it has too many, else the oldest of all."""
+        """Close the oldest other connection of the same client where it has too many, else the oldest of all others."""
         who = self._inside[connection]
-        inside = list(self._inside.items())
         if self._admits is not None:
             self._close_unproved(connection.since)
-            inside.sort(key=lambda pair: pair[0].proved)  # stable: the longest of them first
-        same = [one for one, name in inside if name == who]
-        others = [one for one, name in inside if name not in ("", _OURS)]
-        limit = self._most if who == _OURS else self._each
-        if len(same) > limit:
-            same[0].shut_down()
-        elif who != _OURS and len(others) > self._most:
-            others[0].shut_down()
+        before = [(one, name) for one, name in self._inside.items() if one is not connection]
+        same = [one for one, name in before if name == who]
+        others = [one for one, name in before if name not in ("", _OURS)]
+        if len(same) >= (self._most if who == _OURS else self._each):
+            _least(same).shut_down()
+        elif who != _OURS and len(others) >= self._most:
+            _least(others).shut_down()
 
     def _close_unproved(self, now: float) -> None:
         for one, name in list(self._inside.items()):
@@ -128,6 +130,11 @@ class ConnectionLimiter(socket.socket):
             self._complained = time.monotonic()
             log.warning("nobody more can be let in to ask: %s", os.strerror(error.errno or 0))
         time.sleep(WAIT)
+
+
+def _least(connections: list[LimitedConnection]) -> LimitedConnection:
+    """The one that is missed least; of equals the oldest."""
+    return min(connections, key=lambda one: (one.proved, one.answering()))
 
 
 _OURS = "ours"

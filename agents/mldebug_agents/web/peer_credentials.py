@@ -65,8 +65,10 @@ class PeerProtocol(H11Protocol):
         except (OSError, AttributeError):
             peer = None
         certificate = transport.get_extra_info("peercert") or {}
-        if certificate:
-            _mark(link)
+        if (connection := _limited(link)) is not None:
+            connection.answering = self._answering
+            if certificate:
+                connection.prove()
         self.app_state = {**self.app_state, "peer": peer, "certificate": certificate}
         super().connection_made(transport)
         seconds = PROVED_WORDS if certificate else FIRST_WORDS
@@ -77,17 +79,16 @@ class PeerProtocol(H11Protocol):
         self._patience.cancel()
         super().connection_lost(exc)
 
+    def _answering(self) -> bool:
+        """Whether a request has come whole, and its answer has not gone."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.more_body and not cycle.response_complete
+
     def _hang_up(self, link: Any) -> None:
         if self.cycle is None:  # uvicorn's own timeout begins after the first answer
             if (connection := _limited(link)) is not None:
                 connection.slow()
             self.transport.abort()
-
-
-def _mark(link: Any) -> None:
-    """Note at the connection that it has shown a certificate."""
-    if (connection := _limited(link)) is not None:
-        connection.prove()
 
 
 def _limited(link: Any) -> Any:

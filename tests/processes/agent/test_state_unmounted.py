@@ -1,14 +1,19 @@
-"""The file system below the state dir of an agent that is not root stops, is unmounted, and comes back."""
+"""The file system below the state dir of an agent stops, is unmounted or read-only, and comes back."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from processes.agent.light import light_job
+from processes.agent.test_hard_times import STALL, knows, reports_of
+from processes.capture.flood import as_user
 from processes.harness import User, folder_for, wait_for
-from processes.incidents.watching import settings, start, stop
+from processes.incidents.watching import settings, start, stop, watching
 from shared.storage.disks import SIZES, disk
 
 pytestmark = [
@@ -61,3 +66,37 @@ def test_nothing_is_held_of_a_state_dir_that_was_unmounted_where_the_folder_belo
             agent.process.kill()
             agent.process.wait(20)
             subprocess.run(["umount", "-l", str(state)], check=False)
+
+
+@contextmanager
+def read_only(state: Path) -> Iterator[None]:
+    """The path of the state dir shows the same folder, where nothing can be written, until the end of the block."""
+    subprocess.run(["mount", "--bind", str(state), str(state)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(state)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=True)
+
+
+@pytest.mark.long  # of a full disk: test_agent_life.py; of errors: tests/unit/state/test_writer_thread.py
+@pytest.mark.parametrize("user", [User(), User("nobody")], ids=["root", "unit"])
+def test_a_state_dir_that_becomes_read_only_costs_reports_until_it_is_writable(
+    folder: Path, user: User
+) -> None:
+    folder.chmod(0o777)
+    with (
+        watching(folder, settings(folder, stall=STALL), user) as agent,
+        light_job(folder / "job", prefix=as_user(62_001)) as job,
+    ):
+        wait_for("it is known", lambda: knows(agent, job), 90)
+        with read_only(agent.state):
+            os.kill(job.ranks[1], signal.SIGSTOP)
+            job.hang()
+            wait_for("the trouble is told", lambda: "Read-only file system" in agent.log, 90)
+            assert agent.process.poll() is None
+            assert agent.snapshot() is not None, "it goes on answering"
+            assert reports_of(agent, job) == []
+        (report,) = wait_for("the report", lambda: reports_of(agent, job), 90)
+        assert "Traceback" not in agent.log
+    assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]

@@ -16,6 +16,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import UsageError
@@ -570,3 +575,62 @@ def test_users_see_the_records_of_their_own_runs_alone(folder: Path) -> None:
         ]
         everybody_s = history_as(folder, 0, route="records")["runs"]
         assert {run["run"] for run in everybody_s} == {"mine", "another"}  # type: ignore[attr-defined]
+
+
+# --- behind one address ------------------------------------------------------------------------------
+
+
+@contextmanager
+def slow_door() -> Iterator[tuple[int, threading.Semaphore, threading.Event]]:
+    """A server of one route that is slow: its port, who has come (a semaphore), and what lets all go on."""
+    came, goes_on = threading.Semaphore(0), threading.Event()
+
+    async def slow(request: Request) -> Response:
+        await request.body()
+        came.release()
+        await run_in_threadpool(goes_on.wait, 60)
+        return Response("done")
+
+    server = AgentServer(AgentConfig(listen=""))
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server._serve(Starlette(routes=[Route("/", slow, methods=["GET", "POST"])]), listener)
+    try:
+        yield port, came, goes_on
+    finally:
+        goes_on.set()
+        server.stop(5)
+
+
+def asking(port: int, words: bytes = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") -> socket.socket:
+    link = socket.create_connection(("127.0.0.1", port), 20)
+    link.sendall(words)
+    return link
+
+
+HALF = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+
+
+@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.1\r\nHost: ", HALF], ids=["idle", "head", "half"])  # fmt: skip
+def test_who_is_being_answered_keeps_his_place_whoever_comes_from_the_same_address(
+    words: bytes,
+) -> None:
+    """Many users come from one address: through a proxy, a NAT, the loopback."""
+    with slow_door() as (port, came, goes_on), ExitStack() as crowd:
+        mine = crowd.enter_context(asking(port))
+        assert came.acquire(timeout=20)
+        for _ in range(3 * MOST):
+            crowd.enter_context(asking(port, words))
+        goes_on.set()
+        assert mine.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_of_those_who_are_all_being_answered_the_first_goes() -> None:
+    with slow_door() as (port, came, goes_on), ExitStack() as crowd:
+        links = [crowd.enter_context(asking(port)) for _ in range(EACH)]
+        for _ in links:
+            assert came.acquire(timeout=20)
+        links.append(crowd.enter_context(asking(port)))
+        assert links[0].recv(100) == b""
+        goes_on.set()
+        assert links[-1].recv(100).startswith(b"HTTP/1.1 200")
