@@ -10,6 +10,10 @@ total or epoch) is taken for another thread's, until the job's processes are rep
 - continues the run's step: the same loop in other words;
 - has no word before its count, and the rhythm never had a loss: progress bars of a start-up.
 
+A thread may also have counted beside the loop from the start. Its lines are taken for the loop's while lines with a loss come between
+them as before; where they go on without these for longer than ever (`ALONE` times as many, at least `WEAK_RHYTHM`), the loop has
+stopped and they are another thread's, until the loop's come again. Lines that only began when those had ended are a new phase.
+
 Such a line of a new shape sets the run's step only where it continues it, or after `TAKES_OVER` of its kind in a row.
 
 **What is new.** A monitor thread repeats its own step, several ranks print the same one, a bar is redrawn: numbers that came before are
@@ -23,6 +27,7 @@ from mldebug.jobs.logs.records import LogRecord
 
 RHYTHM = 3  # records with a loss after which the loop is known
 WEAK_RHYTHM = 8  # records of one shape, without a loss
+ALONE = 3  # times as many lines with a bare count as ever came between two that have more
 TAKES_OVER = 8  # records in a row of a new shape, after which they tell the run's step
 NEAR = 8  # steps by which a count may be ahead and still go on from the run's
 MAX_SHAPES = 64
@@ -40,6 +45,7 @@ class MainLoopFilter:
         self._in_a_row: tuple[Shape, int] | None = None
         self._losses = 0
         self._stride = 1
+        self._companions = _Companions()
 
     def owns(self, record: LogRecord, step: int | None) -> bool:
         """Whether the training loop wrote this record, and not another thread; the answer for its shape of line is kept. `step`:
@@ -47,7 +53,7 @@ class MainLoopFilter:
         """
         shape = _shape_of(record)
         if shape in self._own:
-            return True
+            return not self._went_on_alone(shape)
         if shape in self._foreign or self._is_foreign(record, step):
             if len(self._foreign) < MAX_SHAPES:
                 self._foreign.add(shape)
@@ -62,6 +68,7 @@ class MainLoopFilter:
         if shape in self._own:
             self._own[shape] += 1
         self._losses += record.loss is not None
+        self._companions.add(shape, record)
 
     def leads(self, record: LogRecord, step: int | None, total: int | None = None) -> bool:
         """Whether the step of this record becomes the run's step; its shape of line then leads from now on. `record` must be the
@@ -83,6 +90,14 @@ class MainLoopFilter:
             self._leading.add(shape)
         return True
 
+    def step_without(self, record: LogRecord, step: int | None) -> int | None:
+        """The run's step, where `record` is not the loop's own: without the counts of a thread that went on alone."""
+        told = self._companions.step
+        return told if told is not None and self._went_on_alone(_shape_of(record)) else step
+
+    def _went_on_alone(self, shape: Shape) -> bool:
+        return self._losses >= RHYTHM and self._companions.is_left_alone(shape)
+
     @property
     def _has_rhythm(self) -> bool:
         return self._losses >= RHYTHM or max(self._own.values(), default=0) >= WEAK_RHYTHM
@@ -97,6 +112,32 @@ class MainLoopFilter:
         if step is None or record.step is None:
             return False
         return 0 <= record.step - step <= max(NEAR, self._stride)
+
+
+class _Companions:
+    """How many lines of each bare shape came since the last line that had more than a count, and at most between two of these."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None  # of the last line that had more than a count
+        self._since: dict[Shape, int] = {}
+        self._most: dict[Shape, int] = {}
+
+    def add(self, shape: Shape, record: LogRecord) -> None:
+        """Count one new record of the training loop."""
+        if record.bare:
+            if shape in self._since or len(self._since) < MAX_SHAPES:
+                self._since[shape] = self._since.get(shape, 0) + 1
+            return
+        self.step = record.step if record.step is not None else self.step
+        for one, times in self._since.items():
+            if one in self._most or len(self._most) < MAX_SHAPES:
+                self._most[one] = max(times, self._most.get(one, 0))
+        self._since = {}
+
+    def is_left_alone(self, shape: Shape) -> bool:
+        """Whether lines of this shape, which came between others, have gone on without these for longer than they ever did."""
+        most = self._most.get(shape, 0)
+        return most > 0 and self._since.get(shape, 0) >= max(WEAK_RHYTHM, ALONE * most)
 
 
 def _is_inside(record: LogRecord, step: int | None, total: int | None) -> bool:

@@ -98,6 +98,8 @@ class LogProgress:
                 if self._learn(record):
                     self._moves, newest = self._moves + 1, record
                     self._add_point(record, log, now)
+            else:
+                self.step = self._main_loop.step_without(record, self.step)
         if newest is not None:
             late = self._delay_of(log).take(newest.written_at, now)
             self._moved_at = max(now - late, self._moved_at or 0.0)

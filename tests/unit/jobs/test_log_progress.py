@@ -1,6 +1,7 @@
 """What counts as progress: whatever a log had not said before, and nothing that it says once more."""
 
 import math
+from collections.abc import Callable
 from itertools import cycle, islice
 
 import pytest
@@ -159,6 +160,59 @@ def test_another_thread_that_counts_beside_a_loop_which_tells_no_loss() -> None:
         log.say(f"it {step}/1000")
     assert log.longest(*COUNTERS["a queue"]) == 2 * MINUTE
     assert log.progress.step == 59
+
+
+BESIDE_FROM_THE_START = (
+    "tensorboard: flushed step {n}",
+    "profiler: captured step {n} of 900",
+    "lr monitor: step {n}",
+    "cpu 12% mem 40% iteration {n}",
+)
+
+
+@pytest.mark.parametrize("line", BESIDE_FROM_THE_START)
+def test_another_thread_that_counted_beside_the_loop_from_the_start_is_no_movement(line: str) -> None:  # fmt: skip
+    """Its count is the loop's own, as both began together; it goes on after the loop has stopped."""
+    log = FollowedLog()
+    for n in range(1, 40):
+        log.say(f"step {n} loss {60 / n:.4f}")
+        log.say(line.format(n=n))
+        assert log.clock.quiet == 0
+    assert log.longest(*(line.format(n=n) for n in range(40, 240))) >= 2 * MINUTE - 10
+    assert log.progress.step == 39
+    log.say("step 40 loss 0.5")
+    assert (log.clock.quiet, log.progress.step) == (0, 40)
+
+
+LOSS_SELDOM: dict[str, Callable[[int], bool]] = {
+    "every 50 steps": lambda n: n % 50 == 0,
+    "never": lambda n: False,
+    "for three steps at the start": lambda n: n < 3,
+    "more and more seldom": lambda n: n & (n - 1) == 0,
+}
+
+
+@pytest.mark.parametrize("has_loss", LOSS_SELDOM.values(), ids=LOSS_SELDOM)
+def test_a_loop_whose_only_line_is_mostly_a_bare_count_is_movement(has_loss: Callable[[int], bool]) -> None:  # fmt: skip
+    log = FollowedLog()
+    for n in range(1, 400):
+        log.say(f"trainer: step {n} tokens=512")
+        assert log.clock.quiet == 0
+        if has_loss(n):
+            log.say(f"step {n} loss {60 / n:.4f}")
+    assert log.progress.step == 399
+
+
+def test_a_loop_that_tells_its_loss_more_seldom_is_movement_from_the_second_time_on() -> None:
+    log = FollowedLog()
+    quiet = []
+    for n in range(1, 600):
+        log.say(f"trainer: step {n} tokens=512")
+        quiet.append(log.clock.quiet)
+        if n < 10 or n % 20 == 0:
+            log.say(f"step {n} loss {60 / n:.4f}")
+    assert max(quiet[:20]) <= 4
+    assert max(quiet[20:]) == 0
 
 
 def test_another_thread_that_counts_was_the_last_to_speak_before_us() -> None:
