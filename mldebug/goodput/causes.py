@@ -8,6 +8,7 @@
 | `memory` | its node was short of memory for half of the loss more than the others' nodes |
 | `cores` | it gets no CPU, and may run on fewer CPUs than any of the others; or it works longer, on 4 CPUs at most, and every other has twice as many |
 | `neighbour` | it gets no CPU, and another program runs on its CPUs |
+| `gpu_neighbour` | it takes longer for what the others do, too, and another program computes on its GPU, and on none of the others' |
 | `clock` | its GPU runs 5 % slower than every other's, for a reason that the GPU gives and the others do not have |
 | `power` | the same, and its power limit is lower than the others' |
 | `link` | it takes longer for what the others do, too, or waits for data, and a port of its node has errors that do not stop, flaps, or is slower than it was, while the nodes of most others have none |
@@ -28,7 +29,7 @@ FAULTS, MORE_FAULTS = 20.0, 10.0
 SHORT = 0.01  # of the time, from which on a node is short of memory
 FEW_CORES = 4  # on which Python, the threads of a library and the workers of a DataLoader are in each other's way
 SLOWER = 0.95  # of the slowest other GPU's clock
-LINK = "link"
+LINK, GPU_NEIGHBOUR = "link", "gpu_neighbour"
 FEW_LINKS = 0.5  # of the others, which may stand on the same node
 LARGER = 1.1  # of the largest other rank's memory on a GPU
 
@@ -89,6 +90,11 @@ class OtherRanks:
     def memory(self) -> list[int]:
         """The bytes that each has on its GPU; empty where one is not known."""
         return _of_each(one.gpu_memory for one in self._all)
+
+    @cached_property
+    def have_gpus_alone(self) -> bool:
+        """Whether no other program computes on any of their GPUs, as far as that is known of each."""
+        return all(one.gpu_neighbour == "" for one in self._all)
 
     @cached_property
     def limits(self) -> frozenset[str]:
@@ -260,6 +266,14 @@ RULES = (
         "move {pid}, or whoever runs beside it on {node}, to other CPUs: taskset -cp {pid}",
     ),
     Rule(
+        GPU_NEIGHBOUR,
+        lambda c: (
+            bool(c.own.gpu_neighbour) and c.others.have_gpus_alone and c.kind in ("same", "gpu")
+        ),
+        lambda c: f"shares its GPU with {c.own.gpu_neighbour}, which computes there",
+        "nvidia-smi  # on {node}: whose program computes on the GPU of {pid}; have it end, or move it",
+    ),
+    Rule(
         "power",
         lambda c: _slow_clock(c) and _low_power(c),
         _power_words,
@@ -285,5 +299,5 @@ RULES = (
     ),
 )
 
-OF_GPU = ("power", "clock")
+OF_GPU = ("power", "clock", GPU_NEIGHBOUR)
 STEPS = {rule.kind: rule.step for rule in RULES}

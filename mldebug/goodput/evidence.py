@@ -34,6 +34,10 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     gpu_limits: tuple[str, ...] = ()  # keys of `GPU_LIMITS` that hold now
     gpu_power_limit: float | None = None  # watts
     gpu_memory: int | None = None  # bytes that its process has on its GPU
+    gpu_neighbour: str | None = (
+        None  # another program that computes on its GPU: `python3 (pid 12)`; "": surely none does
+    )
+    gpu_neighbour_since: float = 0.0  # unix time when it was first found to compute there
 
 
 def mean_evidence(some: Sequence[RankEvidence]) -> RankEvidence:
@@ -52,7 +56,14 @@ def mean_evidence(some: Sequence[RankEvidence]) -> RankEvidence:
         worker=next((one.worker for one in reversed(some) if one.worker), 0),
         busy_workers=min(one.busy_workers for one in some),
         mount=next((one.mount for one in reversed(some) if one.mount), ""),
+        gpu_neighbour=_neighbour([one.gpu_neighbour for one in some]),
         gpu_limits=tuple(
             sorted(set(last.gpu_limits).intersection(*(one.gpu_limits for one in some)))
         ),
     )
+
+
+def _neighbour(found: Sequence[str | None]) -> str | None:
+    """The last program that computes on a GPU, where most readings found one (whoever begins is not found at once); None where some did."""
+    count = sum(map(bool, found))
+    return found[-1] if not count or (found[-1] and 2 * count > len(found)) else None

@@ -2,6 +2,8 @@
 compares two rows before a rank is called slow. Pure.
 """
 
+from mldebug.goodput.gpu_neighbours import needs_readings, with_gpu_neighbour
+from mldebug.goodput.speed_trend import SlowerSteps
 from mldebug.goodput.straggler import SampledStretch, Slowness, agreed, find_slow_ranks, needs_more
 
 
@@ -14,15 +16,20 @@ class SampleRows:
         self._row: list[SampledStretch] = []
         self._first: Slowness | None = None  # a row with a slow rank, to be confirmed by a second
 
-    def add(self, stretch: SampledStretch, *, known: bool) -> Slowness | None:
+    def add(
+        self, stretch: SampledStretch, *, known: bool, slower: SlowerSteps | None = None
+    ) -> Slowness | None:
         """Add the newest sampling period. Returns the comparison of the ranks, or None where more samples are wanted soon.
 
-        `known`: the run has been found slow before, so that a slow rank needs no second comparison.
+        `known`: the run has been found slow before, so that a slow rank needs no second comparison. `slower`: since when (unix time) its
+        steps take longer than they used to.
         """
         self._row.append(stretch)
-        if needs_more(self._row):
+        if needs_more(self._row) or (slower is not None and needs_readings(self._row)):
             return None
         found, self._row = find_slow_ranks(self._row), []
+        if slower is not None:
+            found = with_gpu_neighbour(found, slower, stretch.world_size)
         first, self._first = self._first, None
         if first is not None:
             return agreed(first, found)

@@ -25,6 +25,9 @@ def slow_words(found: Slowness, world_size: int) -> str:
     ranks = [one.rank for one in found.ranks]
     many = len(ranks) > 1
     who = f"rank{'s' if many else ''} {fold_ranks(ranks)} slow{'' if many else 's'} the run down"
+    if found.slower:
+        lost = f"a step takes {found.slower:.2g} times as long as it used to, {lost_words(found.loss, world_size)}"
+        return f"{who}: {lost}; {'each' if many else 'it'} {_common_words(found)}"
     waits = f"the others wait for {'them' if many else 'it'} {percent(found.loss)} of the time"
     cause = (
         f"{'each' if many else 'it'} {_common_words(found)}"
@@ -51,7 +54,7 @@ def why_words(one: SlowRank) -> str:
     """What a slow rank does more than the others, and the measured cause, as a phrase to follow "it "."""
     if not one.cause_words:
         return excess_words(one.excess)
-    if one.excess.kind in ("same", "cpu"):
+    if one.excess.kind in ("same", "cpu", "gpu"):
         return one.cause_words
     return f"{excess_words(one.excess)}; it {one.cause_words}"
 
@@ -70,6 +73,8 @@ def excess_words(excess: Excess) -> str:
         return f"is ready to run and gets no CPU {more}"
     if excess.kind == "sleep":
         return f"stands idle in {excess.place} {more}"
+    if excess.kind == "gpu":
+        return "waits for its GPU, as the others do for theirs"
     if excess.kind == "work":
         return f"is in {excess.place} {more}"
     return "does what the others do, and takes longer for all of it: its work is larger, or its node is slower"
@@ -77,4 +82,6 @@ def excess_words(excess: Excess) -> str:
 
 def rank_words(one: SlowRank) -> str:
     """How little a slow rank waits and what it does instead, as a phrase to follow "rank 3 "."""
+    if one.excess.kind == "gpu":
+        return why_words(one)
     return f"waits only {percent(one.waiting)} of the time, and {why_words(one)}"

@@ -22,7 +22,7 @@ MAX_PLACE = 160  # characters
 OTHERS = 8  # ranks that travel with a finding beside the slow ones
 MAX_SAMPLES = 100_000
 MOST_OF_ANYTHING = 1e15  # bytes, hertz, faults
-KINDS = ("data", "cpu", "sleep", "work", "same")
+KINDS = ("data", "cpu", "sleep", "work", "same", "gpu")
 
 
 class SampleCall(Noun, frozen=True, kw_only=True):
@@ -84,7 +84,8 @@ def believed_finding(finding: SharedFinding | None) -> SharedFinding | None:
     excess = (each for one in found.ranks for each in (one.excess.own, one.excess.others))
     sound = all(map(_is_share, (*numbers, *excess))) and all(map(_is_sound, shares))
     known = all(one.excess.kind in KINDS and one.rank >= 0 for one in found.ranks)
-    if not sound or not known or found.stretches < 0:
+    amounts = 0.0 <= found.slower < MOST_OF_ANYTHING and found.stretches >= 0
+    if not (sound and known and amounts):
         return None
     found = msgspec.structs.replace(
         found,
@@ -122,7 +123,7 @@ def _is_sound(shares: RankShares) -> bool:
     )
     evidence = shares.evidence
     amounts = (evidence.major_faults, evidence.swapped, evidence.cpus or 0, evidence.quota or 0,
-               evidence.worker, evidence.busy_workers,
+               evidence.worker, evidence.busy_workers, evidence.gpu_neighbour_since,
                evidence.gpu_clock or 0, evidence.gpu_power_limit or 0, evidence.gpu_memory or 0)  # fmt: skip
     bounded = all(0 <= amount < MOST_OF_ANYTHING for amount in (*amounts, *shares.lines.values()))
     return bounded and all(map(_is_share, numbers)) and 0 < shares.samples <= MAX_SAMPLES
@@ -157,6 +158,7 @@ def _clean_evidence(one: RankEvidence) -> RankEvidence:
         memory_pressure=round(one.memory_pressure, 4),
         file_waiting=round(one.file_waiting, 4),
         neighbour=clean(one.neighbour, 100),
+        gpu_neighbour=None if one.gpu_neighbour is None else clean(one.gpu_neighbour, 100),
         mount=clean(one.mount, MAX_PLACE),
         link=clean(one.link, MAX_PLACE),
         gpu_limits=tuple(limit for limit in one.gpu_limits[:8] if limit in GPU_LIMITS),

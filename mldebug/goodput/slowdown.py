@@ -96,12 +96,22 @@ def _culprit(rank: RankIdentity | None, slow: SlowRank) -> Culprit:
 
 def _evidence(found: Slowness, slow: dict[int, SlowRank]) -> list[str]:
     samples = sum(one.samples for one in found.shares)
-    first = f"{samples} stack samples in {found.stretches} stretches: each time the same ranks waited least"
+    by = (
+        "all hosts wait for their GPUs" if found.slower else "each time the same ranks waited least"
+    )
+    first = f"{samples} stack samples in {found.stretches} stretches: {by}"
     rows = sorted(found.shares, key=lambda one: (one.rank not in slow, one.rank))[:SHOWN]
     lines = [f"rank {one.rank} waits {percent(one.waiting)} of the time" for one in rows]
     alone = f"without the shares that {found.rests_on} has sent nobody would stand apart"
     beside = any(_beside_gpu(found, one) for one in found.ranks)
-    return [first, *lines, *([alone] if found.rests_on else ()), *([BESIDE] if beside else ())]
+    began = [f"its steps have taken {found.slower:.2g} times as long as before since that program began to compute: which GPU is slow is not measured"] if found.slower else []  # fmt: skip
+    return [
+        first,
+        *began,
+        *lines,
+        *([alone] if found.rests_on else ()),
+        *([BESIDE] if beside else ()),
+    ]
 
 
 def _beside_gpu(found: Slowness, slow: SlowRank) -> bool:

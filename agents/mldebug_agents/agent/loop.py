@@ -140,7 +140,8 @@ class AgentLoop:
 
     def _loop_state(self) -> LoopState:
         parts = (self.runs, self.found, self.config, bool(self._looks))
-        return LoopState(*parts, self._parts.exits.exits, self._defects.catching)
+        comparing = self._parts.slowness.is_comparing
+        return LoopState(*parts, self._parts.exits.exits, self._defects.catching, comparing)
 
     def _publish(self) -> None:
         """Whoever listens: systemd, and the server. Ready is who has looked once, or cannot after long trying."""

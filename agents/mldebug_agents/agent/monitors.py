@@ -40,7 +40,7 @@ class LoopState(NamedTuple):
     """What the main loop knows in one turn.
 
     `looked`: this agent has searched the node for jobs at least once. `exits`: how the ranks of a run have exited so far, in words.
-    `catching`: a context for work on one job: an error of the agent in it is logged, and the work on other jobs goes on.
+    `is_comparing`: ranks are sampled now because a run has become slower. `catching`: a context for work on one job: an error of the agent in it is logged, and the work on other jobs goes on.
     """
 
     runs: Mapping[str, Run]
@@ -49,6 +49,7 @@ class LoopState(NamedTuple):
     looked: bool
     exits: Callable[[str], Mapping[int, str]] = lambda _: {}
     catching: Catching = nullcontext
+    is_comparing: bool = False
 
     @property
     def jobs(self) -> dict[str, Job]:
@@ -89,9 +90,8 @@ class Monitors:
         suspected = any(
             run.decision is not None and run.decision.stage in STANDS for run in state.runs.values()
         )
-        self.hardware.tick(
-            state.runs, state.config.stall.interval, looked=state.looked, soon=suspected
-        )
+        soon = suspected or state.is_comparing
+        self.hardware.tick(state.runs, state.config.stall.interval, looked=state.looked, soon=soon)
         self.notifier.tick()
         self.actions.captures.show(state.jobs, state.found)
         self.actions.tick(state.jobs)

@@ -105,7 +105,7 @@ class HardwareMonitor:
     def tick(self, runs: Mapping[str, Run], interval: float, *, looked: bool, soon: bool = False) -> None:  # fmt: skip
         """Order the readings of GPUs and kernel log that are due, and carry out what users ordered. `interval`: seconds
         between two readings. `looked`: jobs have been searched for, so what is known of runs not in `runs` may be
-        forgotten. `soon`: a stall is suspected, so full readings of the GPUs come every `FULL_SOON` seconds: their
+        forgotten. `soon`: a stall is suspected, or a run is slower than usual, so full readings of the GPUs come every `FULL_SOON` seconds: their
         hardware counters show whether a GPU that spins moves anything.
         """
         now = time.monotonic()
@@ -258,8 +258,11 @@ class HardwareMonitor:
         read = {one.uuid: one for one in full.gpus}
         gpus = {rank: read[uuid] for rank, uuid in surely.items() if uuid in read}
         pids = {rank.rank: rank.pid for rank in job.ranks}
+        beside = self._gpus.neighbours(job.id)
         ranks = tuple(
-            with_gpu(one, gpus[one.rank], pids.get(one.rank, 0)) if one.rank in gpus else one
+            with_gpu(one, gpus[one.rank], pids.get(one.rank, 0), beside)
+            if one.rank in gpus
+            else one
             for one in stretch.ranks
         )
         return msgspec.structs.replace(stretch, ranks=ranks)

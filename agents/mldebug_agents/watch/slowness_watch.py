@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from mldebug.goodput.sample_rows import SampleRows
-from mldebug.goodput.speed_trend import SpeedTrend
+from mldebug.goodput.speed_trend import SlowerSteps, SpeedTrend
 from mldebug.goodput.straggler import SampledStretch, Slowness
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.runs import Run
@@ -100,7 +100,8 @@ class SlownessWatch:
         if not isinstance(result.value, SampledStretch) or not is_comparable(run):
             memory.rows.drop()
             return
-        found = memory.rows.add(result.value, known=is_slow(run))
+        slower = self._slower(memory, result.value.at)
+        found = memory.rows.add(result.value, known=is_slow(run), slower=slower)
         if found is None:
             memory.due = self._clock()
             return
@@ -110,6 +111,17 @@ class SlownessWatch:
         """Whether the steps of the run take a tenth longer than they used to."""
         memory = self._runs.get(run.job.id)
         return memory is not None and memory.trend.is_slower
+
+    @property
+    def is_comparing(self) -> bool:
+        """Whether ranks of a run are sampled now because its steps have become slower."""
+        some = self._runs.values()
+        return any(one.is_pending and one.trend.slower is not None for one in some)
+
+    def _slower(self, memory: _SlownessMemory, at: float) -> SlowerSteps | None:
+        """Since when the steps are slower, as unix time. `at`: unix time of this moment."""
+        slower = memory.trend.slower
+        return slower and slower._replace(since=at - (self._clock() - slower.since))
 
     def _take(self, run: Run, memory: _SlownessMemory, found: Slowness) -> None:
         """Keep what a row has shown, and what the row before it, where that had a slow rank, has shown as well."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpu import world
 from gpu.hanging import reports_of, run_of
+from mldebug.status.snapshot import Snapshot
 from processes.harness import wait_for
 
 JOB = world.ROOT / "tests" / "jobs" / "slow_gpu.py"
@@ -34,6 +35,24 @@ def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
         yield fault, table
 
 
+def follow(
+    snapshot: Snapshot | None,
+    uses: list[str],
+    looks: list[tuple[float, int]],
+    after: float,
+    step: int,
+) -> None:
+    """Note who uses the GPUs by each new full reading, and the step every ten seconds. `after`: seconds since the strike."""
+    if not looks or after >= looks[-1][0] + 10:
+        looks.append((round(after, 1), step))
+    for gpu in snapshot.gpus.gpus if snapshot and snapshot.gpus else ():
+        some = ", ".join(f"{one.pid} {one.active}" for one in gpu.processes or ())
+        line = f"GPU {gpu.index}: {some or 'nobody is listed'}"
+        last = next((one for one in reversed(uses) if f"GPU {gpu.index}:" in one), "")
+        if not last.endswith(line):
+            uses.append(f"{after:.0f} s: {line}")
+
+
 def slowed(folder: Path, fault: str, *options: str) -> dict[str, Any]:
     """Run it, strike it, and wait for the report."""
     with ExitStack() as stack:
@@ -45,14 +64,18 @@ def slowed(folder: Path, fault: str, *options: str) -> dict[str, Any]:
             gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
             stack.callback(world.end, world.neighbour(gpus[CULPRIT]))
         end = time.monotonic() + PATIENCE
+        uses: list[str] = []
+        looks: list[tuple[float, int]] = []
         while time.monotonic() < end and not reports_of(agent, job):
             job.alive()
+            follow(agent.snapshot(), uses, looks, world.now() - struck, job.step)
             time.sleep(0.5)
         took = world.now() - struck
         snapshot = agent.snapshot()
         state = run_of(snapshot, job) if snapshot else None
         facts: dict[str, Any] = {"seconds": round(took, 1), "steps_a_second": round((job.step - before) / took, 2)}  # fmt: skip
-        facts["slowness"] = repr(state.slowness)[:1500] if state else "no run"
+        facts["slowness"] = repr(state.slowness)[:3000] if state else "no run"
+        facts["use"], facts["step_looks"] = uses, looks
         found = reports_of(agent, job)
     if not found:
         return {"result": "right" if fault == "none" else "NOT NAMED", **facts, "log": agent.log[-800:]}  # fmt: skip

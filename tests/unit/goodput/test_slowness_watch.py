@@ -8,6 +8,7 @@ import pytest
 
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.report_model import Report
+from mldebug.goodput.evidence import RankEvidence
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.speed_trend import SpeedTrend
 from mldebug.goodput.straggler import MOST, STRETCHES, SampledStretch
@@ -71,6 +72,8 @@ class Node:
         self.run = Run(self.job, StallWatch(StallSettings()))
         self.run.decide(WATCHING)
         self.waiting: list[float] = [0.3] * ranks
+        self.on_gpu = 0.0  # the part of the waiting
+        self.evidence = [RankEvidence()] * ranks
         self.step, self.step_seconds = 0.0, 0.5
 
     def _put(self, order: SampleOrder) -> bool:
@@ -98,7 +101,12 @@ class Node:
         wobble = 0.01 * (len(self.requests) % 2)
         shares = tuple(
             RankShares(
-                rank=n, samples=100, waiting=wait + wobble * (n % 2), places={"f (t.py)": 0.6}
+                rank=n,
+                samples=100,
+                waiting=wait + wobble * (n % 2),
+                on_gpu=self.on_gpu * wait,
+                places={"f (t.py)": 0.6},
+                evidence=self.evidence[n],
             )
             for n, wait in enumerate(self.waiting)
         )
@@ -256,3 +264,37 @@ def test_one_slow_look_is_no_trend() -> None:
     for look in range(20):
         trend.add(400 + 10 * look, 205.0 + 5.0 * look + 5.0 * (look >= 5) + 5.0 * (look >= 8))
         assert not trend.is_slower
+
+
+def beside_others(slower: bool) -> Node:
+    """A run of four GPUs whose hosts wait for them; from second 140 on another program computes on that of rank 1."""
+    node = Node()
+    node.waiting, node.on_gpu = [0.97, 0.98, 0.97, 0.98], 1.0
+    node.evidence = [RankEvidence(gpu_neighbour="")] * 4
+    node.play(140)
+    began = node.now + 20
+    node.step_seconds *= 2.0 if slower else 1.0
+    node.play(20)
+    node.evidence[1] = RankEvidence(gpu_neighbour="x (pid 9)", gpu_neighbour_since=began)
+    return node
+
+
+def test_a_program_on_the_gpu_of_one_rank_is_reported_in_time() -> None:
+    node = beside_others(slower=True)
+    assert node.watch.is_comparing, "the GPUs are read more often meanwhile"
+    node.play(100)
+    (report,) = node.store.reports
+    assert [one.rank for one in report.diagnosis.culprits] == [1]
+    assert "it shares its GPU with x (pid 9)" in report.diagnosis.summary
+    node.evidence[1] = RankEvidence(gpu_neighbour="")
+    node.step_seconds = 0.5
+    node.play(3 * PACE)
+    assert node.store.reports[-1].state == "recovered"
+    assert not node.watch.is_comparing
+
+
+def test_a_program_on_a_gpu_of_a_run_that_is_no_slower_is_not_reported() -> None:
+    node = beside_others(slower=False)
+    assert not node.watch.is_comparing
+    node.play(3 * PACE)
+    assert node.store.reports == []

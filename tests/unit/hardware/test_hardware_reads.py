@@ -530,6 +530,8 @@ def test_only_processes_outside_of_the_job_s_family_are_strangers(holders: Holde
         )
         assert holders.strangers(listed, {2**22 + 1}) == set(), "a rank that is gone has no family"
         assert holders.strangers({here}, {rank}) == {here}
+        assert holders.program(rank).endswith(f" (pid {rank})")
+        assert holders.program(2**22 + 1) == f"pid {2**22 + 1}"
 
 
 def family(name: str, children: int) -> "subprocess.Popen[bytes]":

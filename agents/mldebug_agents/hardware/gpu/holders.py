@@ -7,6 +7,7 @@ hangs.
 from collections.abc import Collection, Iterable, Iterator
 
 from mldebug.core.model import RankIdentity
+from mldebug.core.redact import clean
 from mldebug.hardware.gpu.rank_join import RankProcess
 from mldebug.hardware.gpu.visible_devices import VARIABLES
 from mldebug_agents.system import procfs
@@ -15,6 +16,7 @@ from mldebug_agents.system.reader import Reader
 
 MAX_RANKS = 256
 MAX_ENVIRONMENT = 1 << 20
+MAX_NAME = 40  # characters of a program
 MAX_ANCESTORS = 64  # of a process that are looked at
 MPS = "nvidia-cuda-mps"  # the kernel keeps 15 characters of `nvidia-cuda-mps-server`
 
@@ -63,6 +65,12 @@ class Holders:
             return frozenset()
         family = set(ranks) | set(parents.values())
         return frozenset(pid for pid in listed if self._outside(pid, family, others))
+
+    def program(self, pid: int) -> str:
+        """A process in words: `python3 (pid 12)`; `pid 12` where it is gone. A program may call itself anything, so its name is cleaned."""
+        stat = self._host.brief(pid)
+        name = clean(stat.name, MAX_NAME) if stat is not None else ""
+        return f"{name} (pid {pid})" if name else f"pid {pid}"
 
     def _outside(self, pid: int, family: Collection[int], others: Collection[int]) -> bool:
         for one in self._line(pid):

@@ -4,7 +4,7 @@ Belongs to the main loop's thread. A value that could not be read is absent; an 
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -26,6 +26,7 @@ from mldebug.hardware.health.gpu_rules import gpu_health
 from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.health.new_errors import ErrorCount, NewErrors
 from mldebug.hardware.health.thresholds import Thresholds
+from mldebug_agents.hardware.gpu.neighbours import GpuNeighbour
 from mldebug_agents.hardware.gpu.reads import GpuNews
 from mldebug_agents.state.key_value_store import KeyValueStore
 
@@ -51,6 +52,7 @@ class GpuMonitor:
         self.samples: Samples = {}  # the newest looks at each GPU
         self._before: NodeGpus | None = None  # the last full read that went well
         self._joined: dict[str, RankGpuMap] = {}  # also of GPUs that are lost since
+        self._neighbours: dict[str, dict[str, GpuNeighbour | None]] = {}
         self._errors: dict[str, ErrorCount] = {}  # of memory, by uuid
         self._faults: dict[str, list[Fault]] = {}  # of memory, by job
 
@@ -62,7 +64,7 @@ class GpuMonitor:
             self.watch = news.watch
             self.samples = with_looks(self.samples, news.watch)
             return
-        self.full = news.full
+        self.full, self._neighbours = news.full, news.neighbours
         for job_id, joined in news.joined.items():
             before = self._joined.get(job_id)
             self._joined[job_id] = remembering(joined, before, {one.uuid for one in news.full.gpus})
@@ -82,6 +84,10 @@ class GpuMonitor:
     def joined(self, job_id: str) -> RankGpuMap:
         """Which rank of the job uses which GPU; empty where nothing is known."""
         return self._joined.get(job_id) or RankGpuMap()
+
+    def neighbours(self, job_id: str) -> Mapping[str, GpuNeighbour | None]:
+        """Who else computes on the GPUs of this job, by uuid of each GPU of which the last full reading tells it."""
+        return self._neighbours.get(job_id, {})
 
     def knows(self, job: Job) -> bool:
         """Whether a process of every rank of the job was found on its GPU; where not, GPUs are guessed by convention (local

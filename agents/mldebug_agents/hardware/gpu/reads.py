@@ -18,6 +18,7 @@ from mldebug.hardware.gpu.rank_join import RankGpuMap, join
 from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, NodeWatch
 from mldebug_agents.hardware.gpu.errors import NoGpuLibraryError
 from mldebug_agents.hardware.gpu.holders import Holders
+from mldebug_agents.hardware.gpu.neighbours import GpuNeighbour, UseOfGpus
 from mldebug_agents.system.host import Host
 
 VIEW = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")  # what narrows what the agent itself sees
@@ -52,6 +53,9 @@ class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
     watch: NodeWatch | None = None
     full: NodeGpus | None = None  # counters are monotone
     joined: dict[str, RankGpuMap] = {}  # by job id
+    neighbours: dict[
+        str, dict[str, GpuNeighbour | None]
+    ] = {}  # by job id, by uuid of a GPU of which it is known
     view: str = ""
 
 
@@ -66,6 +70,7 @@ class GpuReads:
         self._slots = slots
         self._holders = holders
         self._counters = Counters()
+        self._use = UseOfGpus()
 
     def __call__(self, order: GpuOrder) -> GpuNews:
         """Read what is wanted."""
@@ -86,18 +91,29 @@ class GpuReads:
         everybody = [one for job in ranks.values() for one in job]
         holders = {one.pid: one for one in self._holders.look(everybody)}
         gpus = with_lost(full)
+        self._use.update(gpus, full.at)
+        strangers = {one: self._strangers(gpus, here, everybody) for one, here in ranks.items()}
         joined = {
             job_id: named(
                 join(
                     [holders[one.pid] for one in here if one.pid in holders],
                     gpus,
-                    self._strangers(gpus, here, everybody),
+                    strangers[job_id],
                 )
             )
             for job_id, here in ranks.items()
         }
+        neighbours = {one: self._neighbours(gpus, some) for one, some in strangers.items()}
         view = "/".join(os.environ.get(name, "") for name in VIEW)
-        return GpuNews(full=full, joined=joined, view=view)
+        return GpuNews(full=full, joined=joined, neighbours=neighbours, view=view)
+
+    def _neighbours(
+        self, gpus: Iterable[GpuReading], strangers: frozenset[int]
+    ) -> dict[str, GpuNeighbour | None]:
+        return {
+            uuid: one and msgspec.structs.replace(one, name=self._holders.program(one.pid))
+            for uuid, one in self._use.neighbours(gpus, strangers).items()
+        }
 
     def _strangers(
         self,
