@@ -185,19 +185,27 @@ def _percent(share: float) -> str:
 
 
 def _advice(job: JobAccount) -> str:
-    attempts = [(one.ended - one.began) for one in job.over] + [
-        one.at - one.began for one in job.open
-    ]
-    gpus = max((one.gpus for one in job.open), default=1)
-    waited = job.seconds.get(GpuUse.CHECKPOINT, 0.0) / gpus
+    attempts = [(one.ended - one.began, one.seconds) for one in job.over]
+    attempts += [(one.at - one.began, one.seconds) for one in job.open]
+    ran = sum(lasted for lasted, _ in attempts)
+    used = sum(_in_attempts(seconds) for _, seconds in attempts)
+    if not ran or not used:
+        return ""
+    gpus, seconds = used / ran, job.seconds  # those of attempts that are not kept one by one, too
+    waited = seconds.get(GpuUse.CHECKPOINT, 0.0) / gpus
     found = best_interval(
         cost=waited / job.checkpoints if job.checkpoints else 0.0,
         checkpoints=job.checkpoints,
-        running=sum(attempts),
+        running=_in_attempts(seconds) / gpus,
         failures=job.restarts,
         present=job.checkpoint_period,
     )
     return interval_words(found) if found is not None else ""
+
+
+def _in_attempts(seconds: Mapping[str, float]) -> float:
+    """GPU seconds in which there were processes."""
+    return sum(seconds.values()) - seconds.get(GpuUse.RESTART_GAP, 0.0)
 
 
 def _attempts(job: JobAccount) -> tuple[AttemptGoodput, ...]:
