@@ -109,6 +109,63 @@ def test_a_spike_that_stays_is_a_divergence(seed: int) -> None:
     assert kinds == ["loss_spike", "loss_diverged"]
 
 
+def quiet_time(when: str, seed: int, at: int) -> list[Values]:
+    """A steady run of which `when` says what is so at record `at`: "" for nothing."""
+    draw = random.Random(seed)
+    values: list[Values] = [
+        {"loss": 2 + draw.gauss(0, 0.02), "learning_rate": 3e-4, "batch_size": 256.0}
+        for _ in range(LENGTH)
+    ]
+    for n, one in enumerate(values):
+        if when == "the learning rate rises":
+            one["learning_rate"] = 3e-4 * min(1.0, (n + 1) / (at + 100))
+        elif when == "the batch grows" and n >= at:
+            one["batch_size"] = 512.0
+        elif when == "the rate is spent":
+            one["learning_rate"] = 3e-4 if n < at - 50 else 3e-6
+    return values
+
+
+QUIET = {
+    "warm-up": 70,
+    "the learning rate rises": 400,
+    "the batch grows": 400,
+    "the rate is spent": 400,
+    "the last steps": LENGTH - 16,
+}
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("when", QUIET)
+def test_a_leap_of_the_loss_at_a_time_that_is_quiet_is_no_event(when: str, seed: int) -> None:
+    """Each time is quiet by itself: the same leap at another time of the same run, or without what makes it quiet, is found."""
+    at = QUIET[when]
+    assert found(points(changed(quiet_time(when, seed, at), at, 12, loss=6.0))) == []
+    elsewhere = 650 if when in ("warm-up", "the last steps", "the batch grows") else at
+    plain = quiet_time("" if elsewhere == at else when, seed, at)
+    assert found(points(changed(plain, elsewhere, 12, loss=6.0))) == ["loss_spike"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_lower_throughput_of_another_batch_size_is_no_drop(seed: int) -> None:
+    """A ramp of the batch, a step of it down, and the first records of another start: the same fall without these is one."""
+    draw = random.Random(seed)
+
+    def falling(**second: float) -> list[Values]:
+        return [
+            {"samples_per_second": draw.gauss(800 if n < 400 else 600, 8), "batch_size": 256.0}
+            | (second if n >= 400 else {})
+            for n in range(800)
+        ]
+
+    assert found(points(falling())) == ["throughput_drop"]
+    for size in (128.0, 512.0):
+        assert found(points(falling(batch_size=size))) == []
+    slow_start: list[Values] = [{"samples_per_second": draw.gauss(80 if n < 12 else 800, 8)} for n in range(200)]  # fmt: skip
+    steady: list[Values] = [{"samples_per_second": draw.gauss(800, 8)} for _ in range(400)]
+    assert found(points(steady), points(slow_start, first=401, attempt="run/1")) == []
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_harder_data_are_no_divergence(seed: int) -> None:
     """Another mixture, or longer texts: the loss leaps by a third and stays there, or falls again as the model learns."""
