@@ -46,7 +46,9 @@ LEFT_WELL = words_of_status(0)
 
 Exits = Callable[[str], Mapping[int, str]]
 Catching = Callable[[Job], AbstractContextManager[object]]
-AttemptStage = tuple[str, int, int | None, bool]  # run, attempt, first step, over
+AttemptStage = tuple[
+    str, int, int | None, int, bool
+]  # run, attempt, first step, 1 + log2 of the paces known, over
 
 
 class GoodputMonitor:
@@ -197,9 +199,14 @@ class GoodputMonitor:
         self._outcomes = {id: self._outcomes[id] for id in runs}
 
     def _stages(self) -> tuple[AttemptStage, ...]:
-        """How far each attempt is: an agent that is killed could not tell afterwards when it began, made its first step, or ended."""
+        """How far each attempt is: an agent that is killed could not tell afterwards when it began, made its first step, or ended, nor how long
+        its steps take: the more of them are known, the surer that is.
+        """
         attempts = (one for job in self.accounts.jobs.values() for one in job.open)
-        return tuple((one.run, one.attempt, one.first_step, one.over) for one in attempts)
+        return tuple(
+            (one.run, one.attempt, one.first_step, len(one.paces).bit_length(), one.over)
+            for one in attempts
+        )
 
     def _keep(self) -> None:
         for key in self.accounts.tidy(self._offset + self._steady()):

@@ -135,6 +135,22 @@ def test_an_evaluation_that_began_while_no_agent_was_there_is_one(node: Node) ->
     assert node.seconds["evaluation"] == pytest.approx(4 * 12, abs=4 * 1.5)
 
 
+@pytest.mark.parametrize("looks", [3, 5, 8])
+def test_an_agent_that_is_killed_soon_after_the_first_steps_has_told_how_long_they_take(node: Node, looks: int) -> None:  # fmt: skip
+    """Its account is stored every ten seconds: what was evaluated up to the next agent's first look once counted as steps."""
+    for look in range(looks):
+        node.look(1.0, step=5 * look + 1)
+    node.begin_agent()
+    step = 5 * looks + 51
+    node.look(
+        16.0, step=step, evaluations=10
+    )  # eleven seconds of steps, and five of the evaluation
+    for count in range(1, 8):
+        node.look(1.0, step=step, evaluations=10 + 2 * count)
+    node.look(1.0, step=step + 5, evaluations=24)
+    assert node.seconds["evaluation"] == pytest.approx(4 * 12, abs=4 * 1.5)
+
+
 def test_steps_that_were_made_while_no_agent_was_there_are_no_evaluation(node: Node) -> None:
     for step in range(1, 41):
         node.look(1.0, step=step)
