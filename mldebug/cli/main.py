@@ -34,6 +34,7 @@ GROUPS = {
         "slow",
         "goodput",
         "checkpoints",
+        "usage",
         "probe",
         "doctor",
         "support-bundle",

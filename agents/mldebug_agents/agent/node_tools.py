@@ -22,6 +22,8 @@ from mldebug_agents.storage.child import server as filesystem_server
 from mldebug_agents.storage.child.client import MountClient
 from mldebug_agents.storage.dir_sizes import entry as dir_sizes_child
 from mldebug_agents.storage.dir_sizes import messages as dir_sizes_messages
+from mldebug_agents.storage.usage import child as usage_child
+from mldebug_agents.storage.usage import messages as usage_messages
 from mldebug_agents.system.child.helper import Workers
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.context import Context, open_context
@@ -34,6 +36,7 @@ CHILDREN: Workers = {
     filesystem_client.NAME: filesystem_server.serve,
     identity.NAME: identity.serve,
     dir_sizes_messages.NAME: dir_sizes_child.serve,
+    usage_messages.NAME: usage_child.serve,
 }
 
 

@@ -98,7 +98,7 @@ PAGES = {
     "across-nodes": "cluster", "actions": "alerts", "checkpoints": "storage", "commands": "cli", "field-cases": "diagnosis",
     "flight-recorder": "capture", "flight-recorder-collection": "capture", "goodput": "goodput", "gpus": "hardware", "hook": "jobs", "host-memory": "hardware",
     "kernel-log": "hardware", "known-traps": "jobs", "metrics": "exporters", "nccl-ras": "capture", "notifications": "alerts",
-    "ports": "hardware", "preflight": "probes", "probes": "probes", "run-records": "jobs", "scheduler": "jobs", "settings": "config", "storage": "storage", "storage-trees": "storage",
+    "ports": "hardware", "preflight": "probes", "probes": "probes", "run-records": "jobs", "scheduler": "jobs", "settings": "config", "storage": "storage", "storage-trees": "storage", "storage-usage": "storage",
     "support-bundle": "support", "trace": "capture", "trace-reading": "capture", "training-helpers": "training",
     "top": "status", "troubleshooting": "support", "verdicts": "diagnosis", "web": "web",
 }  # fmt: skip

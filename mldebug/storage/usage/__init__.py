@@ -1,0 +1,1 @@
+"""Who uses what below a directory: by user and by folder of a run, which checkpoints could go, and the words for it."""
