@@ -130,6 +130,7 @@ FILES = {
     "storage/checkpoints/one_shot.py": "no job's: a folder that a person names",
     "storage/checkpoints/reader.py": "step_9/model.pt",
     "storage/checkpoints/series_reader.py": "step_9/model.safetensors",
+    "storage/usage/answer.py": "no job's: checkpoints below a folder that a person names",
     "system/child/reader_child.py": "carries out what the others ask",
     "watch/wait_sampler.py": "the script",
 }

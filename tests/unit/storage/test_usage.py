@@ -265,9 +265,9 @@ def test_what_any_process_has_on_its_command_line_stays(spawner: Spawner, tmp_pa
     for step in range(1, 4):
         tensors(tmp_path / f"step_{step}/model.safetensors", 10 - step)
     words = b"serve\0--model=" + os.fsencode(tmp_path) + b"/step_1/\0--port\x0080"
-    seen = processes(Host(), {os.getpid(): words})
+    run = processes(Host(), {os.getpid(): words})
     assert names(answer(spawner, tmp_path, keep=1)) == {"step_1", "step_2"}
-    assert names(answer(spawner, tmp_path, keep=1, runs=(seen,))) == {"step_2"}
+    assert names(answer(spawner, tmp_path, keep=1, runs=(run,))) == {"step_2"}
 
 
 def test_every_line_of_a_table_fits_into_80_columns(spawner: Spawner, tmp_path: Path) -> None:

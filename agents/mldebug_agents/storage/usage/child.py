@@ -24,7 +24,7 @@ from mldebug_agents.system.child.link import ChildLink
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 SPEAK = 0.25  # seconds between two messages
 TOGETHER = 2000  # folders of one message
-MAX_PARTS, MAX_LINKS, MAX_TOLD = 4096, 64, 16
+MAX_PARTS, MAX_LINKS, MAX_NAMED = 4096, 64, 16
 TIME, MANY = "there was no more time", "more inodes than are counted at once"
 
 
@@ -58,7 +58,7 @@ class UsageWalk:
         self._until = time.monotonic() + request.seconds
         self._spoken = 0.0
         self._folders: list[CountedFolder] = []
-        self._seen: set[tuple[int, int]] = set()  # files with several names
+        self._counted_links: set[tuple[int, int]] = set()  # files with several names
         self._mounts = _mount_points()
         self._inodes = 0  # of all directories
         self._clear()
@@ -82,10 +82,10 @@ class UsageWalk:
         facts = os.fstatvfs(top)
         self._device = os.fstat(top).st_dev
         left = self._walk(top, path)
-        unfinished = tuple(_text(one) for one in left[:MAX_TOLD])
+        unfinished = tuple(_text(one) for one in left[:MAX_NAMED])
         tree = CountedTree(
             path=_text(path), finished=not self._stopped_by, unfinished=unfinished,
-            stopped_by=self._stopped_by, other_filesystems=tuple(self._others[:MAX_TOLD]),
+            stopped_by=self._stopped_by, other_filesystems=tuple(self._others[:MAX_NAMED]),
             unreadable=self._unreadable, too_deep=self._too_deep, inodes=self._own_inodes,
             bytes=self._bytes, seconds=round(time.monotonic() - self._began, 3),
             size=facts.f_frsize * facts.f_blocks or None, left=facts.f_frsize * facts.f_bavail if facts.f_blocks else None,
@@ -183,10 +183,10 @@ class UsageWalk:
             size = facts.st_blocks * 512
             counts.parts.append(PartFile(name, size, size if alone else 0, 1, facts.st_mtime))
         key = facts.st_dev, facts.st_ino
-        if not alone and key in self._seen:
+        if not alone and key in self._counted_links:
             return
         if not alone:
-            self._seen.add(key)
+            self._counted_links.add(key)
         counts.add(facts, alone=alone)
 
     def _is_over(self) -> bool:
