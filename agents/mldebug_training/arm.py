@@ -30,6 +30,7 @@ FRAMEWORKS = (
     ),
 )
 TRACE = "MLDEBUG_TRACE"  # what is to be traced, as `mldebug trace run` tells it
+MEMORY = "MLDEBUG_MEMORY_HISTORY"  # set by `mldebug run --memory-history`
 
 _armed: list[bool] = []
 
@@ -90,3 +91,7 @@ def _start(torch: ModuleType) -> None:
 
     record_collectives(str(getattr(torch, "__version__", "")))
     own.start()
+    if os.environ.get(MEMORY):
+        from mldebug_training.hook.on_request.memory_history import arm as arm_memory
+
+        arm_memory(torch)

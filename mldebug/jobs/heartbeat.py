@@ -13,7 +13,7 @@ from mldebug.core.redact import clean
 
 SIZE = 4096
 MAGIC = b"mldebug\x01"
-PREFIX, STACKS, FLIGHT = "mldebug-", ".stacks", ".flight"
+PREFIX, STACKS, FLIGHT, OOM = "mldebug-", ".stacks", ".flight", ".oom"
 RECORD = "the hook's record"  # as gaps call it
 MAX_SCALARS = 16
 MAX_STEP = 2**53  # beyond it a metric could not hold it

@@ -16,7 +16,10 @@ from mldebug_training.common.signals import shielded
 
 FOLDER = "/dev/shm"  # noqa: S108 - created exclusively, never followed
 PREFIX = "mldebug-"
+OOM = ".oom"  # of a file that is read after its process has ended: who held the memory when it ran out
 MAX_STALE = 1024  # files of dead processes that are looked at
+KEPT = 3600.0  # seconds for which such a file stays
+MOST_KEPT = 32  # of them, the newest
 PAUSES = (0.001, 0.01, 0.1)  # seconds, for a neighbour that sweeps to be done
 
 
@@ -41,8 +44,23 @@ def sweep(folder: str = FOLDER) -> None:
     except OSError as error:
         pass_on(error)
         return
+    kept = _kept(folder, [name for name in names if name.endswith(OOM)])
     for name in names:
-        _sweep(os.path.join(folder, name))
+        if name not in kept:
+            _sweep(os.path.join(folder, name))
+
+
+def _kept(folder: str, names: list[str]) -> set[str]:
+    """Those that somebody may still want to read."""
+    ages = {}
+    for name in names:
+        try:
+            ages[name] = time.time() - os.lstat(os.path.join(folder, name)).st_mtime
+        except OSError as error:
+            pass_on(error)
+    return {
+        name for name in sorted(ages, key=lambda one: ages[one])[:MOST_KEPT] if ages[name] < KEPT
+    }
 
 
 def start_ticks() -> int:

@@ -44,6 +44,7 @@ from mldebug.core.model.judgement import (
     TreeNode,
     Verdict,
 )
+from mldebug.core.model.memory import HeldLine, MemoryFailure, MemoryHolders
 from mldebug.core.model.node_brief import GpuBrief, NodeBrief, RankBrief, RunBrief
 from mldebug.core.model.process import (
     MAIN_THREAD,
@@ -61,4 +62,4 @@ from mldebug.core.model.process import (
     ThreadState,
 )
 
-__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuBrief", "GpuSample", "Group", "GroupCount", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeBrief", "NodeCapture", "NodeWait", "Noun", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankBrief", "RankCapture", "RankDevice", "RankIdentity", "Remark", "Role", "RunBrief", "SourceExcerpt", "Spoken", "ThreadStack", "ThreadState", "TraceTail", "Transfer", "TreeNode", "Verdict", "shared_fields"]  # fmt: skip
+__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuBrief", "GpuSample", "Group", "GroupCount", "HeldLine", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "MemoryFailure", "MemoryHolders", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeBrief", "NodeCapture", "NodeWait", "Noun", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankBrief", "RankCapture", "RankDevice", "RankIdentity", "Remark", "Role", "RunBrief", "SourceExcerpt", "Spoken", "ThreadStack", "ThreadState", "TraceTail", "Transfer", "TreeNode", "Verdict", "shared_fields"]  # fmt: skip

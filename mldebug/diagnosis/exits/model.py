@@ -10,6 +10,7 @@ from mldebug.core.model import (
     HookState,
     Job,
     LogTail,
+    MemoryFailure,
     Noun,
     RankIdentity,
     TraceTail,
@@ -139,6 +140,7 @@ class AttemptExit(Noun, frozen=True, kw_only=True):
     hooks: dict[int, HookState] = msgspec.field(default_factory=dict, name="said")
     flights: dict[int, FlightRecord] = {}  # rank -> what PyTorch dumped when it timed out
     traces: dict[int, TraceTail] = {}  # rank -> what its tracer wrote last
+    memory: dict[int, MemoryFailure] = {}  # rank -> who held its GPU when that ran out
     launcher_gone: bool = False
     launcher_moment: int | None = None
     launcher_status: int | None = None

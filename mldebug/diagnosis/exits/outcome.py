@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.core.model import Confidence, Culprit, Finding, Verdict
+from mldebug.capture.memory.sentences import failure_facts, savings
+from mldebug.core.model import Confidence, Culprit, Finding, MemoryFailure, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.diagnosis.exits.memory_text import memory_steps
 from mldebug.diagnosis.exits.model import AttemptExit, RankError, exit_signal, words_of_status
@@ -15,6 +16,7 @@ from mldebug.diagnosis.exits.words.last_words import is_out_of_memory
 
 NOBODY = ", and nobody can be named"
 MAX_FACTS = 12  # about ranks that are not named
+ROUNDED = 0.01  # a message shows two decimals
 
 
 class ExitOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +145,7 @@ def _evidence(
     culprits: Sequence[ExplainedExit] = (),
 ) -> tuple[str, ...]:
     """Facts about the culprits one by one; about the others, equal facts together."""
-    facts = [fact for one in culprits for fact in _facts(one)]
+    facts = [fact for one in culprits for fact in (*_facts(one), *_held(one, attempt))]
     facts += _folded([one for one in exits if one not in culprits])
     if attempt is not None:
         if attempt.shared_error is not None:
@@ -164,6 +166,25 @@ def _facts(one: ExplainedExit) -> Iterator[str]:
         yield f"rank {one.exit.rank}: kernel log: {one.death.text}"
     if one.error is not None:
         yield f"rank {one.exit.rank}: {one.error.source}: {one.error.error}"
+
+
+def _held(one: ExplainedExit, attempt: AttemptExit | None) -> Iterator[str]:
+    """Who held its GPU's memory, where the failed allocation that the hook wrote down is the one of its error."""
+    failure = last_failure(one, attempt)
+    if failure is not None:
+        for fact in failure_facts(failure):
+            yield f"rank {one.exit.rank}: {fact}"
+
+
+def last_failure(one: ExplainedExit, attempt: AttemptExit | None) -> MemoryFailure | None:
+    """The failed allocation of a rank that its error tells of; None where the hook wrote down none, or an earlier one."""
+    failure = attempt.memory.get(one.exit.rank) if attempt else None
+    figures = one.error.memory if one.error else None
+    if failure is None or not one.out_of_memory:
+        return None
+    requested = figures.requested if figures else None
+    same = requested is None or abs(requested - failure.requested) <= ROUNDED * requested
+    return failure if same else None
 
 
 def _status_and_source(one: ExplainedExit) -> str:
@@ -213,7 +234,10 @@ def _next_steps(
     if verdict is Verdict.OUT_OF_MEMORY:
         error = first.error or (attempt.shared_error if attempt else None)
         if error is not None and error.memory is not None:
-            return memory_steps(error.memory)
+            failure = last_failure(first, attempt)
+            size = attempt.job.world_size if attempt else 1
+            saved = savings(failure, size) if failure else ()
+            return (*saved, *memory_steps(error.memory))
         return ("lower the batch or sequence length, or look what else is on that GPU: nvidia-smi",)
     if first.kind is ExitKind.KILLED or (
         first.kind is ExitKind.FAILED and exit_signal(first.exit.status)

@@ -105,7 +105,13 @@ FILLS = (b"\xff" * 8192, b"\x00" * 8192, bytes(range(256)) * 32)
 
 BESIDE = ("torch/version.py", "nccl/include/nccl.h", "events.out.tfevents.1.x", "metrics.jsonl", "metrics.csv", "run-x.wandb", "error.json", "fr_0", "fr_1", "step_9/__0_0.distcp", "step_9/__1_0.distcp", "step_9/.metadata", "step_9/model.safetensors", "step_9/model.pt")  # fmt: skip
 """Files in the job's own folder, with any of these headers."""
-SHARED = ("mldebug-{}", "mldebug-{}.stacks", "mldebug-{}.flight", "mldebug_trace-{}")
+SHARED = (
+    "mldebug-{}",
+    "mldebug-{}.stacks",
+    "mldebug-{}.flight",
+    "mldebug-{}.oom",
+    "mldebug_trace-{}",
+)
 """Files in /dev/shm, by pid and start of a rank."""
 
 FILES = {
@@ -117,6 +123,7 @@ FILES = {
     "capture/trace/ring_file.py": "mldebug_trace-{}",
     "incidents/exits/exit_evidence.py": "error.json",
     "jobs/hook/flight_recorder.py": "mldebug-{}.flight",
+    "jobs/hook/memory.py": "mldebug-{}.oom",
     "jobs/hook/records.py": "mldebug-{}",
     "jobs/hook/stacks.py": "mldebug-{}.stacks",
     "jobs/hook/switches.py": "mldebug-{}",

@@ -11,6 +11,7 @@ from mldebug_agents.jobs import trace_start
 from mldebug_agents.jobs.job_start import become, callers_environment, environment, hook_folder
 
 PIPE, CALLS = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+MEMORY = "MLDEBUG_MEMORY_HISTORY"  # read by the hook at its start
 RECORDED = "2000"  # calls; what PyTorch takes by itself since 2.11
 
 
@@ -22,11 +23,17 @@ RECORDED = "2000"  # calls; what PyTorch takes by itself since 2.11
     help="Have NCCL make the FIFO PREFIX<rank>.pipe for its Flight Recorder, too. The hook does not need it.",
 )
 @trace_start.trace_options("trace-", size="16MiB")
+@click.option(
+    "--memory-history",
+    is_flag=True,
+    help="Have PyTorch remember which line made each block of CUDA memory; told when memory runs out.",
+)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND ...")
 def command(
     print_env: bool,
     nccl_pipe: str | None,
     traced: trace_start.TraceOptions,
+    memory_history: bool,
     words: tuple[str, ...],
 ) -> None:
     """Start a job whose ranks tell their steps: mldebug run -- torchrun train.py
@@ -36,15 +43,16 @@ def command(
     """
     folder = hook_folder()
     ring = _ring_settings(traced)
+    settings = {**pipe_settings(nccl_pipe), **({MEMORY: "1"} if memory_history else {})}
     if print_env:
         click.echo(f"export PYTHONPATH={shlex.quote(str(folder))}${{PYTHONPATH:+:$PYTHONPATH}}")
-        for name, value in {**pipe_settings(nccl_pipe), **ring}.items():
+        for name, value in {**settings, **ring}.items():
             click.echo(f"{name}=${{{name}:-{shlex.quote(value)}}}; export {name}")
         return
     if not words or not words[0]:
         raise UsageError("no job was named", "mldebug run -- torchrun train.py")
     environ = callers_environment(os.environ)
-    become(words, {**pipe_settings(nccl_pipe), **environ, **environment(environ, folder), **ring})
+    become(words, {**settings, **environ, **environment(environ, folder), **ring})
 
 
 def _ring_settings(traced: trace_start.TraceOptions) -> dict[str, str]:

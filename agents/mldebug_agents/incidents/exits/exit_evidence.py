@@ -41,6 +41,7 @@ from mldebug_agents.incidents.exits.job_notes import (
     owner_of,
 )
 from mldebug_agents.incidents.exits.kernel_deaths import KernelDeathLog, log_doubt, oom_counter
+from mldebug_agents.jobs.hook.memory import MemoryFailures
 from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
 from mldebug_agents.jobs.logs.pipes import UnreadPipes
 from mldebug_agents.system import procfs
@@ -65,6 +66,7 @@ class ExitEvidence:
         self._kernel_pids = sees_kernel_pids(self._host)
         self._notes: dict[str, JobNotes] = {}
         self._unread = UnreadPipes()
+        self._memory = MemoryFailures(self._host, self._reader)
 
     def add_job(self, job: Job) -> None:
         """Search where this living job will leave evidence, and note it.
@@ -129,6 +131,7 @@ class ExitEvidence:
             shared_error=last_error(shared, SHARED, shared=True),
             flights=self._dumps(attempt),
             traces=self._tools.traces.left_behind(self._ended(attempt)),
+            memory=self._memory.left_behind(self._ended(attempt)),
             deaths=deaths,
             oom_kills=more_kills(notes),
             kernel_readable=not doubt,

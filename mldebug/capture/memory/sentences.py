@@ -1,0 +1,92 @@
+"""Who holds CUDA memory, in words: by line and phase, fragmented or full, and what a smaller setting would save."""
+
+from collections.abc import Iterator
+
+from mldebug.capture.memory.holders import FORWARD, OPTIMIZER
+from mldebug.core.model import HeldLine, MemoryFailure, MemoryHolders
+from mldebug.core.text import plural
+from mldebug.core.units import format_size
+
+SHOWN = 6  # lines
+LEAST = 0.01  # of what is held: smaller lines are not shown
+NO_PYTHON = "no Python line (a thread of autograd)"
+
+
+def failure_facts(failure: MemoryFailure) -> Iterator[str]:
+    """What a report says of an allocation that failed: who asked, who holds the memory, in pieces or not."""
+    holders = failure.holders
+    place = f", asked at {failure.asked_at}" if failure.asked_at else ""
+    step = f", in step {failure.step + 1}" if failure.step is not None else ""
+    yield (
+        f"{format_size(failure.requested)} could not be had on GPU {holders.device}{place}{step}: PyTorch held"
+        f" {format_size(holders.reserved)} of {format_size(failure.capacity)}, {format_size(failure.free)} were free"
+    )
+    for line in holder_lines(holders):
+        yield f"held by {line}"
+    if holders.phases:
+        yield f"held by phase: {phase_words(holders)}"
+    yield shape_words(failure)
+
+
+def holder_lines(holders: MemoryHolders, shown: int = SHOWN) -> Iterator[str]:
+    """The lines that hold most: `build (model.py:18): 40.00 GiB in 96 blocks (model)`."""
+    large = [one for one in holders.lines if one.memory_bytes >= LEAST * holders.allocated]
+    for one in large[:shown]:
+        yield line_words(one)
+    rest = holders.elsewhere + sum(
+        one.memory_bytes for one in holders.lines if one not in large[:shown]
+    )
+    if rest:
+        yield f"other lines: {format_size(rest)}"
+
+
+def line_words(one: HeldLine) -> str:
+    """One line and what it holds."""
+    blocks = plural(one.blocks, "block")
+    return f"{one.place or NO_PYTHON}: {format_size(one.memory_bytes)} in {blocks} ({one.phase})"
+
+
+def phase_words(holders: MemoryHolders) -> str:
+    """`optimizer 30.0 GiB, forward 12.0 GiB`."""
+    return ", ".join(f"{phase} {format_size(size)}" for phase, size in holders.phases.items())
+
+
+def unused_words(holders: MemoryHolders) -> str:
+    """`1.2 GiB lie unused in 212 pieces, the largest of 20.0 MiB`."""
+    if not holders.unused:
+        return "nothing lies unused in PyTorch's cache"
+    pieces, largest = plural(holders.pieces, "piece"), format_size(holders.largest_free)
+    return f"{format_size(holders.unused)} lie unused in {pieces}, the largest of {largest}"
+
+
+def shape_words(failure: MemoryFailure) -> str:
+    """Whether the memory was fragmented or full."""
+    unused = unused_words(failure.holders)
+    if failure.missing:
+        return f"truly full: {unused}, so {format_size(failure.missing)} were missing even in one piece"
+    return f"fragmented: {unused}; in one piece it would have been enough"
+
+
+def savings(failure: MemoryFailure, world_size: int) -> tuple[str, ...]:
+    """What a smaller setting would save, the most first; empty where nothing that a setting changes holds much."""
+    phases, least = failure.holders.phases, LEAST * failure.holders.allocated
+    activations, state = phases.get(FORWARD, 0), phases.get(OPTIMIZER, 0)
+    found = []
+    if activations > least:
+        enough = " (enough)" if activations // 2 >= failure.missing else " (not enough by itself)"
+        found.append(
+            (
+                activations // 2,
+                f"half the micro batch saves about {format_size(activations // 2)} of activations{enough}",
+            )
+        )
+    if state > least and world_size > 1:
+        saved = state * (world_size - 1) // world_size
+        enough = " (enough)" if saved >= failure.missing else " (not enough by itself)"
+        found.append(
+            (
+                saved,
+                f"optimizer state over {world_size} ranks (ZeRO, FSDP) saves about {format_size(saved)}{enough}",
+            )
+        )
+    return tuple(words for _, words in sorted(found, reverse=True))

@@ -1,0 +1,118 @@
+"""Who held CUDA memory when it ran out: from PyTorch's snapshot, through the hook's file, to the sentences of a report."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mldebug.capture.memory.hook_file import MAX_BYTES, parse_failure
+from mldebug.capture.memory.sentences import failure_facts, savings
+from mldebug_training.hook.on_request.memory_snapshot import condensed
+
+SITE = "/opt/lib/python3.12/site-packages/torch"
+MIB = 1 << 20
+
+
+def frame(file: str, line: int, name: str) -> dict[str, Any]:
+    """As PyTorch has it."""
+    return {"filename": file, "line": line, "name": name}
+
+
+TRAIN, HOARD = frame("/job/train.py", 42, "main"), frame("/job/cache.py", 7, "hoard")
+CALL, ADAM = (
+    frame(f"{SITE}/nn/modules/module.py", 9, "_call_impl"),
+    frame(f"{SITE}/optim/adam.py", 3, "step"),
+)
+BACKWARD = frame(f"{SITE}/autograd/graph.py", 5, "_engine_run_backward")
+
+
+def block(size: int, *frames: dict[str, Any], state: str = "active_allocated") -> dict[str, Any]:
+    """A block of so many MiB."""
+    return {"size": size * MIB, "requested_size": size * MIB, "state": state, "frames": [*frames]}
+
+
+def written(*blocks: dict[str, Any], requested: int = 100, **more: Any) -> bytes:
+    """The hook's file of one GPU with these blocks."""
+    used = sum(one["size"] for one in blocks if one["state"] != "inactive")
+    whole = sum(one["size"] for one in blocks)
+    segment = {"device": 0, "total_size": whole, "active_size": used, "requested_size": used, "blocks": [*blocks]}  # fmt: skip
+    file = {"layout": 1, "at": 1.0, "device": 0, "requested": requested * MIB, "capacity": 1000 * MIB, "free": 0, "step": 4}  # fmt: skip
+    return json.dumps({**file, "snapshot": condensed({"segments": [segment]}), **more}).encode()
+
+
+def test_the_line_that_holds_most_comes_first_with_all_its_blocks() -> None:
+    data = written(block(30, CALL, TRAIN), *[block(20, HOARD, TRAIN)] * 3, block(5, ADAM, TRAIN))
+    holders = parse_failure(data).holders
+    assert [
+        (one.place, one.phase, one.memory_bytes // MIB, one.blocks) for one in holders.lines
+    ] == [
+        ("hoard (cache.py:7)", "other", 60, 3),
+        ("main (train.py:42)", "forward", 30, 1),
+        ("main (train.py:42)", "optimizer", 5, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        ((), "backward"),
+        ((CALL, BACKWARD, TRAIN), "backward"),  # a checkpointed forward, computed again
+        ((CALL, TRAIN), "forward"),
+        ((ADAM, TRAIN), "optimizer"),
+        ((frame(f"{SITE}/nn/modules/module.py", 9, "_apply"), TRAIN), "model"),
+        ((frame("/job/torch_optim.py", 9, "step"), TRAIN), "other"),
+    ],
+)
+def test_the_phase_follows_from_the_functions_of_pytorch(
+    frames: tuple[dict[str, Any], ...], phase: str
+) -> None:
+    assert list(parse_failure(written(block(8, *frames))).holders.phases) == [phase]
+
+
+def test_pieces_that_would_have_been_enough_are_fragmentation_and_less_is_a_full_gpu() -> None:
+    pieces = [block(40, state="inactive")] * 3
+    fragmented, full = (
+        written(block(9, TRAIN), *pieces),
+        written(block(9, TRAIN), *pieces, requested=130),
+    )
+    assert (
+        "fragmented: 120MiB lie unused in 3 pieces, the largest of 40MiB"
+        in list(failure_facts(parse_failure(fragmented)))[-1]
+    )
+    assert "so 10MiB were missing even in one piece" in list(failure_facts(parse_failure(full)))[-1]
+
+
+def test_what_is_saved_is_what_a_setting_changes() -> None:
+    failure = parse_failure(written(block(300, CALL, TRAIN), block(400, ADAM, TRAIN)))
+    assert [one.rpartition(" saves ")[2] for one in savings(failure, 4)] == [
+        "about 300MiB (enough)", "about 150MiB of activations (enough)"
+    ]  # fmt: skip
+    assert savings(parse_failure(written(block(300, HOARD))), 4) == ()
+
+
+def test_a_snapshot_of_many_stacks_keeps_the_largest_and_adds_the_others_up() -> None:
+    blocks = [block(1 + one // 100, frame("/job/x.py", one, "f")) for one in range(2000)]
+    small = condensed({"segments": [{"device": 0, "blocks": blocks}]}, 10)
+    held = sum(one[3] for one in small["held"])
+    assert len(small["held"]) == 10
+    assert held + small["devices"][0]["left_out"] == sum(one["size"] for one in blocks)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"\x80\x04N.",
+        b" " * (MAX_BYTES + 1),
+        written(block(1, TRAIN), layout=2),
+        written(block(1, TRAIN), requested=-1),
+        written(block(1, TRAIN), snapshot={"stacks": [[5]], "held": [], "devices": []}),
+        written(block(1, TRAIN), snapshot={"held": [[0, 9, 1, 1, 1]]}),
+        written(block(1, TRAIN), snapshot={"frames": [["/x", 10**30, "f"]]}),
+        written(block(1, TRAIN), snapshot=[]),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_file_is_refused_with_a_reason(data: bytes) -> None:
+    with pytest.raises(ValueError, match="it "):
+        parse_failure(data)
