@@ -38,7 +38,7 @@ def gpu(*processes: tuple[int, bool | None], number: int = 1, **more: object) ->
 ALONE = gpu((RANK, None))
 COMPUTING = gpu((RANK, True), (OTHER, True))
 HOLDING = gpu((RANK, True), (OTHER, False))
-UNTOLD = gpu((RANK, None), (OTHER, None))
+NOT_KNOWN = gpu((RANK, None), (OTHER, None))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ UNTOLD = gpu((RANK, None), (OTHER, None))
         (ALONE, {RANK}),
         (COMPUTING, {RANK, OTHER}),
         (HOLDING, {RANK}),
-        (UNTOLD, None),
+        (NOT_KNOWN, None),
         (gpu(), set()),
         (GpuReading(uuid="GPU-1", index=1), None),
         (msgspec.structs.replace(COMPUTING, mig_mode=True), None),  # instances have parts of their own
@@ -63,12 +63,12 @@ def test_who_computes_on_a_gpu(reading: GpuReading, expected: set[int] | None) -
     [
         ((ALONE, COMPUTING, COMPUTING), 20.0),
         ((HOLDING, COMPUTING), 20.0),  # it had a context there, and rested
-        ((ALONE, UNTOLD, COMPUTING), 30.0),
+        ((ALONE, NOT_KNOWN, COMPUTING), 30.0),
         ((ALONE, COMPUTING, HOLDING, COMPUTING), 20.0),  # it rests for a while
-        ((ALONE, COMPUTING, UNTOLD, COMPUTING), 20.0),
+        ((ALONE, COMPUTING, NOT_KNOWN, COMPUTING), 20.0),
         ((ALONE, COMPUTING, ALONE, COMPUTING), 40.0),  # it has ended, and another has its number
         ((COMPUTING, COMPUTING), 0.0),  # it was there before us
-        ((UNTOLD, COMPUTING), 0.0),  # nobody knows whether it was
+        ((NOT_KNOWN, COMPUTING), 0.0),  # nobody knows whether it was
     ],
 )
 def test_since_when_another_program_computes(
@@ -87,7 +87,7 @@ def test_processes_of_the_job_and_those_that_rest_are_no_neighbours() -> None:
     for reading in (ALONE, with_worker, HOLDING):
         use.update([reading], 1.0)
         assert use.neighbours([reading], {OTHER}) == {"GPU-1": None}
-    assert use.neighbours([UNTOLD], {OTHER}) == {}
+    assert use.neighbours([NOT_KNOWN], {OTHER}) == {}
 
 
 def test_of_several_the_one_with_most_memory_is_named() -> None:
@@ -115,7 +115,7 @@ class Holding:
 
 def test_a_sample_of_a_rank_says_who_computes_on_its_gpu() -> None:
     first = gpu((100, None), number=0)
-    nodes = [NodeGpus(at=10.0 * n, gpus=(first, one)) for n, one in enumerate((ALONE, COMPUTING, UNTOLD), 1)]  # fmt: skip
+    nodes = [NodeGpus(at=10.0 * n, gpus=(first, one)) for n, one in enumerate((ALONE, COMPUTING, NOT_KNOWN), 1)]  # fmt: skip
     source = Mock(full=Mock(side_effect=nodes))
     reads = GpuReads(source, Holding())  # type: ignore[arg-type]
     memory = Mock(memo=Mock(return_value=b""))

@@ -38,18 +38,18 @@ class UseOfGpus:
 
     def update(self, gpus: Iterable[GpuReading], at: float) -> None:
         """Add a full reading, taken at unix time `at`. One that does not tell who computes changes nothing."""
-        news: dict[str, dict[int, float]] = {}
+        newest: dict[str, dict[int, float]] = {}
         for gpu in gpus:
             known, computing = self._since.get(gpu.uuid), users(gpu)
             listed = {one.pid for one in gpu.processes or ()}
             if computing is None:
                 if known is not None:
-                    news[gpu.uuid] = known
+                    newest[gpu.uuid] = known
                 continue
             first = at if known is not None else 0.0
             kept = {pid: since for pid, since in (known or {}).items() if pid in listed}
-            news[gpu.uuid] = dict.fromkeys(computing, first) | kept
-        self._since = news
+            newest[gpu.uuid] = dict.fromkeys(computing, first) | kept
+        self._since = newest
 
     def neighbours(
         self, gpus: Iterable[GpuReading], strangers: Collection[int]
