@@ -30,6 +30,7 @@ from mldebug_agents.watch.shared_slowness import (
 from mldebug_agents.watch.wait_sampler import SampleOrder
 
 WARM = 60.0  # seconds after a run was met, in which its speed says nothing
+NEWS = 300.0  # seconds for which slower steps are looked into beyond the stacks
 WARM_STEPS = 20.0  # seconds after its first steps, for one that reports them
 
 
@@ -45,6 +46,11 @@ class _SlownessMemory:
         self.is_pending = False
         self.calm = 0  # rows in turn without a slow rank
         self.woken_at = -math.inf
+
+    def slower_since(self, now: float, *, known: bool = False) -> SlowerSteps | None:
+        """Since when the steps are slower, where that is news or the run is `known` to be slow: a run may stay as it is then for days."""
+        slower = self.trend.slower
+        return slower if slower is not None and (known or now - slower.since <= NEWS) else None
 
 
 class SlownessWatch:
@@ -100,7 +106,8 @@ class SlownessWatch:
         if not isinstance(result.value, SampledStretch) or not is_comparable(run):
             memory.rows.drop()
             return
-        slower = self._slower(memory, result.value.at)
+        since = memory.slower_since(self._clock(), known=is_slow(run))
+        slower = since and since._replace(since=result.value.at - (self._clock() - since.since))
         found = memory.rows.add(result.value, known=is_slow(run), slower=slower)
         if found is None:
             memory.due = self._clock()
@@ -115,13 +122,8 @@ class SlownessWatch:
     @property
     def is_comparing(self) -> bool:
         """Whether ranks of a run are sampled now because its steps have become slower."""
-        some = self._runs.values()
-        return any(one.is_pending and one.trend.slower is not None for one in some)
-
-    def _slower(self, memory: _SlownessMemory, at: float) -> SlowerSteps | None:
-        """Since when the steps are slower, as unix time. `at`: unix time of this moment."""
-        slower = memory.trend.slower
-        return slower and slower._replace(since=at - (self._clock() - slower.since))
+        now, some = self._clock(), self._runs.values()
+        return any(one.is_pending and one.slower_since(now) is not None for one in some)
 
     def _take(self, run: Run, memory: _SlownessMemory, found: Slowness) -> None:
         """Keep what a row has shown, and what the row before it, where that had a slow rank, has shown as well."""

@@ -293,6 +293,15 @@ def test_a_program_on_the_gpu_of_one_rank_is_reported_in_time() -> None:
     assert not node.watch.is_comparing
 
 
+def test_a_run_that_stays_slower_for_no_known_reason_costs_no_more_than_others() -> None:
+    node = beside_others(slower=True)
+    node.evidence[1] = RankEvidence(gpu_neighbour="")
+    node.play(2 * PACE)
+    assert len(node.play(3 * PACE)) == 3
+    assert node.store.reports == []
+    assert not node.watch.is_comparing
+
+
 def test_a_program_on_a_gpu_of_a_run_that_is_no_slower_is_not_reported() -> None:
     node = beside_others(slower=False)
     assert not node.watch.is_comparing
