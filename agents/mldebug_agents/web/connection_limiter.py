@@ -74,7 +74,8 @@ class ConnectionLimiter(socket.socket):
         admits: Callable[[str], bool] | None = None,
         slow: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`admits`: may this address connect? Where it is given, connections without a certificate are closed first, and after 5 s.
+        """`admits`: may this address connect? Where it is given, connections without a certificate are closed after 5 s, and first,
+        where they have a quarter of the places.
 
         `slow` is called with the address of each connection that was closed because it took too long.
         """
@@ -113,10 +114,11 @@ class ConnectionLimiter(socket.socket):
         before = [(one, name) for one, name in self._inside.items() if one is not connection]
         same = [one for one, name in before if name == who]
         others = [one for one, name in before if name not in ("", _OURS)]
-        if len(same) >= (self._most if who == _OURS else self._each):
-            _least(same).shut_down()
+        limit = self._most if who == _OURS else self._each
+        if len(same) >= limit:
+            _least(same, limit).shut_down()
         elif who != _OURS and len(others) >= self._most:
-            _least(others).shut_down()
+            _least(others, self._most).shut_down()
 
     def _close_unproved(self, now: float) -> None:
         for one, name in list(self._inside.items()):
@@ -132,9 +134,14 @@ class ConnectionLimiter(socket.socket):
         time.sleep(WAIT)
 
 
-def _least(connections: list[LimitedConnection]) -> LimitedConnection:
-    """The one that is missed least; of equals the oldest."""
-    return min(connections, key=lambda one: (one.proved, one.answering()))
+def _least(connections: list[LimitedConnection], limit: int) -> LimitedConnection:
+    """The oldest that is not being answered: of those without a certificate where they have a quarter of the places, else of all,
+    so that neither strangers nor who has shown one keeps newcomers out.
+    """
+    strangers = [one for one in connections if not one.proved]
+    return min(
+        strangers if len(strangers) >= limit // 4 else connections, key=lambda one: one.answering()
+    )
 
 
 _OURS = "ours"

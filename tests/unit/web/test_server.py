@@ -33,7 +33,7 @@ from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import CollectorState, Measure, StorageState
 from mldebug_agents.web import peer_credentials
 from mldebug_agents.web.client import AgentAnswer, ask_agent, inquire
-from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter
+from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter, LimitedConnection
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp, open_unix
 from mldebug_agents.web.peer_credentials import PeerCredentials, group_number, view
 from mldebug_agents.web.server import AgentServer
@@ -634,3 +634,34 @@ def test_of_those_who_are_all_being_answered_the_first_goes() -> None:
         assert links[0].recv(100) == b""
         goes_on.set()
         assert links[-1].recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_who_has_filled_the_door_with_his_certificate_keeps_no_newcomer_out() -> None:
+    """Who came then was closed in his handshake: he alone had shown no certificate."""
+    with ExitStack() as crowd:
+        plain = socket.create_server(("127.0.0.1", 0), backlog=99)
+        door = crowd.enter_context(ConnectionLimiter(plain, 2, 16, lambda _: True))
+
+        def come(number: int) -> tuple[socket.socket, LimitedConnection]:
+            link = crowd.enter_context(socket.socket())
+            link.bind((f"127.0.1.{number}", 0))
+            link.connect(door.getsockname())
+            accepted, _ = door.accept()
+            assert isinstance(accepted, LimitedConnection)
+            crowd.enter_context(accepted)
+            link.settimeout(0.2)
+            return link, accepted
+
+        stalled = [come(number) for number in range(1, 17)]
+        for _, accepted in stalled:
+            accepted.prove()
+        honest, _ = come(100)
+        others = [come(number) for number in range(101, 104)]
+        with pytest.raises(TimeoutError):
+            honest.recv(1)
+        assert stalled[0][0].recv(1) == b""
+        for number in range(104, 125):  # strangers push out each other, and none that has proved it
+            others.append(come(number))
+        assert others[0][0].recv(1) == b""
+        with pytest.raises(TimeoutError):
+            stalled[-1][0].recv(1)
