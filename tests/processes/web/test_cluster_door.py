@@ -218,6 +218,39 @@ def test_half_questions_and_thousands_of_names_leave_the_door_open(field: Field)
         link.close()
 
 
+@pytest.mark.long  # of the limits: tests/unit/web/test_server.py
+def test_four_thousand_stalled_nodes_leave_the_door_open(field: Field) -> None:
+    """Each from an address of its own, with the key, in the middle of a question."""
+    held: deque[ssl.SSLSocket] = deque()
+    numbers = iter(range(256, 1_000_000))
+    late: list[float] = []
+
+    def stalled() -> None:
+        number = next(numbers)
+        held.append(link := field.connect(f"127.9.{number // 250 % 250}.{number % 250 + 1}"))
+        link.sendall(HEAD)
+        if len(held) > 4096:
+            held.popleft().close()
+
+    def many() -> None:
+        for _ in range(100):
+            with suppress(OSError):
+                stalled()
+
+    with meanwhile(many, many, many):
+        wait_for("a crowd is there", lambda: len(held) > 1200, 120)
+        for _ in range(5):
+            began = time.monotonic()
+            assert field.ask(Announcement(node="honest", agent="h", port=9), ANNOUNCE)
+            late.append(time.monotonic() - began)
+        assert field.named() == [1]
+        wait_for("all have been there", lambda: len(held) > 4000, 120)
+        assert field.ask(Announcement(node="honest", agent="h", port=9), ANNOUNCE)
+    print(f"answers after {late} s")
+    for link in held:
+        link.close()
+
+
 def heavy_messages() -> list[bytes]:
     """Messages that may be sent, and cost as much as a message can: one run hundreds of times, scattered ranks, 4,352 runs."""
 
