@@ -182,6 +182,6 @@ def test_what_changes_between_check_and_read_ends_nothing_and_tells_nothing(user
         assert agent.process.poll() is None
         assert "internal error" not in agent.log
         assert "Traceback" not in agent.log
-        told = [one for one in agent.state.rglob("*") if one.is_file() and SECRET.encode() in one.read_bytes()]  # fmt: skip
-        assert told == []
+        shown = [one for one in agent.state.rglob("*") if one.is_file() and SECRET.encode() in one.read_bytes()]  # fmt: skip
+        assert shown == []
     assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
