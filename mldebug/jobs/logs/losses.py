@@ -13,7 +13,7 @@ _LOSS = re.compile(
 _NO_NAME = re.compile(r"[^\w./-]+")
 MOST = 44  # characters of a name
 _WORD = re.compile(r"[a-z]+")
-_NOT_OF_TRAINING = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "min", "max", "prev", "previous", "last"])  # fmt: skip
+_NOT_OF_TRAINING = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "min", "max", "prev", "previous", "last", "init", "initial"])  # fmt: skip
 _PART = frozenset(
     [
         "value",

@@ -56,8 +56,10 @@ _COARSE = re.compile(  # `step:1.2k`: too coarse to be a step
     r"(?<![a-z0-9/._])(?:global[ _]?)?(?:step|iter|iteration)s?['\"]?[ :=]{1,3}(?P<count>\d{1,6}(?:\.\d{1,3})?[kmb])\b"
 )
 _NUMBER_FIRST = re.compile(
-    rf"^ {{0,12}}\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))?(?: {{0,4}}(?:[|\t]|,(?!\d{{3}}))|(?(total)\] (?=.{{0,200}}train)|(?!)))"
-)  # a table: 107 | loss 6.5 | lr 3e-4, MONAI's 107/900, train_loss: 6.5, or [107/900] train loss: 6.5: without that word it may be a rank of all
+    rf"^ {{0,12}}\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))?(?: {{0,4}}(?:[|\t]|,(?!\d{{3}}))|(?(total)(?:\] (?=.{{0,200}}train)|: )|(?!)))"
+)  # a table: 107 | loss 6.5 | lr 3e-4, MONAI's 107/900, train_loss: 6.5, or [107/90000] train loss: 6.5: without that word it may be a rank of all
+_MOST_EPOCHS = 10_000
+"""Up to so many, `[1/100] train loss` and `1/100: loss` count epochs, as far as anyone has posted; a step of so few is not told."""
 _WORDLESS = (  # no word stands before the count: step, and loss or total
     re.compile(  # Cosmos, behind a head of its logger's own
         rf"(?:\[[^\]]{{1,160}}\] )?(?P<step>{WHOLE}) : iter_speed {NUMBER} seconds per iteration"
@@ -66,8 +68,14 @@ _WORDLESS = (  # no word stands before the count: step, and loss or total
         rf"train(?:ing)? loss (?P<step>{WHOLE}) (?P<loss>{NUMBER}) grad norm "
     ),
     re.compile(  # `(12/800) loss: 0.5`; `acc: 5.6% (45/800) loss: 0.5` counts samples
-        rf"(?:[=> ]{{0,8}}epoche?:? ?\[?\d{{1,9}}\]? ?(?:\[train(?:ing)?\] ?)?|\d{{1,9}}/\d{{1,9}} )?"
-        rf"\((?P<step>{WHOLE}) ?/ ?(?P<total>{WHOLE})\)[ :,-]{{1,4}}(?:train(?:ing)?[ _])?loss\b"
+        rf"(?:[=>| ]{{0,8}}epoche?:? ?\[?\d{{1,9}}(?:/\d{{1,9}})?\]? ?(?:\[train(?:ing)?\] ?)?|\d{{1,9}}/\d{{1,9}} |(?:\[\d{{1,9}}\])?\[train(?:ing)?\] ?)?"
+        rf"\((?P<step>{WHOLE}) ?/ ?(?P<total>{WHOLE})\)[ :,|-]{{1,4}}(?:(?:train(?:ing)?|average)[ _])?loss\b"
+    ),
+    re.compile(  # faceswap: `[12:00:00] [#00107] Loss A: 0.03, Loss B: 0.04`
+        rf"(?:\[\d{{1,2}}:\d{{2}}:\d{{2}}\] ?)?\[#(?P<step>{WHOLE})\] {{1,4}}loss\b"
+    ),
+    re.compile(  # PixArt: the step of the run and its epoch, then those of the epoch
+        rf"(?:[^\[\]]{{1,80}} - )?step/epoch \[(?P<step>{WHOLE})/(?P<epoch>\d{{1,9}})\]\[\d{{1,9}}/\d{{1,9}}\]:"
     ),
     re.compile(  # DCGAN and what was made of it: `[0/25][100/1583] Loss_D: 0.3 Loss_G: 5.1`
         rf"\[(?P<epoch>\d{{1,9}})/\d{{1,9}}\] ?\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE})\](?:\[\d{{1,9}}\])?\s{{1,8}}(?![a-z_ ]{{0,24}}(?:val|test))(?:[a-z_]{{1,12}} ?)?loss[a-z0-9_]{{0,12}}: ?-?\d"
@@ -230,6 +238,8 @@ class PlainFormat:
         vouched = bool(epoch_text) or loss is not None or _METRIC.search(line) is not None
         if not vouched and place and _ABOUT.search(line, max(0, place - 24), place):
             return None
+        if found.re is _NUMBER_FIRST and step is None:
+            epoch_text = found["step"]
         shape = _shape(line, found, place)
         return LogRecord(
             step=whole(step) if step else None,
@@ -295,7 +305,13 @@ def _count(line: str, loss: float | None) -> _Found:
     found = _NUMBER_FIRST.search(line) if loss is not None else None
     if found is None or _is_beyond(found):
         return None, None, None
-    return found, found["step"], None
+    return found, None if _counts_epochs(found) else found["step"], None
+
+
+def _counts_epochs(found: re.Match[str]) -> bool:
+    """Whether a fraction without a word, in brackets or before a colon, has a total that epochs have."""
+    few = 0 < (whole(found["total"] or "") or 0) <= _MOST_EPOCHS
+    return few and found[0].endswith(("] ", ": "))
 
 
 def _is_beyond(found: re.Match[str]) -> bool:
