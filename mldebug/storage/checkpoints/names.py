@@ -37,6 +37,14 @@ _NUMBERED = re.compile(
     r"\d{1,12}"
 )  # nanotron, LeRobot: a folder `checkpoints` of folders that are numbers
 _OF_NUMBERED = re.compile(r"checkpoints?|ckpts?", re.IGNORECASE)
+_OF_PARALLEL = re.compile(
+    r"(?:model_weight|optimizer|lr_scheduler)_pp-(?:rank-)?\d{1,7}-of-\d{1,7}_.{1,200}"
+)
+_IN_NUMBERED = (
+    "model",
+    "optimizer",
+    "lr_scheduler",
+)  # nanotron's folders, whatever the one above is called
 _NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?")
 _BEFORE, _AFTER = re.compile(r"^\.?(?:tmp|temp)[-_.]|^\.(?=[^.])", re.IGNORECASE), re.compile(r"(?:\.(?:tmp|temp|partial|incomplete|part|writing)|[-_]tmp|~)$", re.IGNORECASE)  # fmt: skip
 _COUNTED = re.compile(r"(?:^|[^a-z])(?:global_?)?(?:steps?|iter(?:ation)?s?)[-_=. ]{0,2}(\d{1,12})", re.IGNORECASE)  # fmt: skip
@@ -75,7 +83,7 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
         if basename(above) == "checkpoint" and dirname(above).endswith(".ckpt"):
             outer = dirname(above)  # Lightning's, with what DeepSpeed writes inside
             return CheckpointPath(dirname(outer), basename(outer))
-        if above == folder and (numbered := _numbered_above(folder)):
+        if above == folder and (numbered := _numbered_above(folder, name)):
             return numbered
         if not _PER_RANK.fullmatch(basename(above)):
             break
@@ -85,15 +93,19 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
     return CheckpointPath(folder, name) if own or _CHECKPOINT_WORD.search(name) else None
 
 
-def _numbered_above(folder: str) -> CheckpointPath | None:
-    """The folder `checkpoints/1000` above a file, however deep the file lies in it."""
+def _numbered_above(folder: str, name: str) -> CheckpointPath | None:
+    """The folder `checkpoints/1000` above a file, however deep the file lies in it; or `1000` in any folder for the names that nanotron
+    gives its files: `1000/model/model/…/model_weight_pp-rank-0-of-2_tp-rank-0-of-1.safetensors`.
+    """
+    of_parallel, below = _OF_PARALLEL.fullmatch(name) is not None, ""
     for _ in range(MAX_UP_NUMBERED):
         above = dirname(folder)
         if above == folder:
             return None
-        if _NUMBERED.fullmatch(basename(folder)) and _OF_NUMBERED.fullmatch(basename(above)):
+        holds = _OF_NUMBERED.fullmatch(basename(above)) or (of_parallel and below in _IN_NUMBERED)
+        if holds and _NUMBERED.fullmatch(basename(folder)):
             return CheckpointPath(above, basename(folder))
-        folder = above
+        folder, below = above, basename(folder)
     return None
 
 

@@ -105,10 +105,29 @@ LAST = [one.replace("epoch=0-step=1000", "last") for one in LIGHTNING_DEEPSPEED[
 VERL = [f"/out/global_step_{step}/{part}/model_world_size_2_rank_{rank}.pt" for step in (10, 20) for part in ("actor", "critic") for rank in (0, 1)]  # fmt: skip
 
 
+NANOTRON = [
+    f"/scratch/run-7/{step}/{name}"
+    for step in (100, 200)
+    for name in (
+        "model/model/decoder/0/pp_block/attn/o_proj/model_weight_pp-rank-0-of-2_tp-rank-1-of-2.safetensors",
+        "optimizer/optimizer_pp-0-of-2_dp-0-of-1_tp-1-of-2.pt",
+    )
+]
+"""A run may keep them in a folder of any name, not in `checkpoints` alone."""
+OTHERS = ["/scratch/7/model/weights.pt", "/data/2024/optimizer/optimizer_state.pt", "/users/1000/model/model.safetensors"]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", OTHERS)
+def test_a_folder_that_is_a_number_is_no_checkpoint_for_files_of_any_name(file: str) -> None:
+    place = checkpoint_of(file)
+    assert place is None or place.folder == file.rpartition("/")[0]
+
+
 @pytest.mark.parametrize(
-    ("files", "steps"), [(LIGHTNING_DEEPSPEED, {1000, 2000}), (LAST, {None}), (VERL, {10, 20})]
+    ("files", "steps"),
+    [(NANOTRON, {100, 200}), (LIGHTNING_DEEPSPEED, {1000, 2000}), (LAST, {None}), (VERL, {10, 20})],
 )
-def test_what_ranks_of_lightning_with_deepspeed_and_of_verl_write_is_one_series(
+def test_what_ranks_of_nanotron_lightning_with_deepspeed_and_verl_write_is_one_series(
     files: list[str], steps: set[int | None]
 ) -> None:
     places = {place for one in files if (place := checkpoint_of(one))}
