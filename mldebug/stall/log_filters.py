@@ -92,8 +92,8 @@ class MainLoopFilter:
 
     def step_without(self, record: LogRecord, step: int | None) -> int | None:
         """The run's step, where `record` is not the loop's own: without the counts of a thread that went on alone."""
-        told = self._companions.step
-        return told if told is not None and self._went_on_alone(_shape_of(record)) else step
+        last = self._companions.step
+        return last if last is not None and self._went_on_alone(_shape_of(record)) else step
 
     def _went_on_alone(self, shape: Shape) -> bool:
         return self._losses >= RHYTHM and self._companions.is_left_alone(shape)
