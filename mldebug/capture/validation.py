@@ -66,14 +66,14 @@ def _measuring_fields(struct: type[msgspec.Struct]) -> tuple[str, ...]:
 
 def _measures(kind: inspect.Type) -> bool:
     """Whether a value of this type may be a float or hold one. What is not known to be without may hold one."""
-    left, seen = [kind], {id(kind)}
+    left, visited = [kind], {id(kind)}
     while left:
         one = left.pop()
         if not isinstance(one, (*_EXACT, inspect.Metadata, *_HOLDERS)):
             return True
         for part in _parts(one):
-            if id(part) not in seen:
-                seen.add(id(part))
+            if id(part) not in visited:
+                visited.add(id(part))
                 left.append(part)
     return False
 

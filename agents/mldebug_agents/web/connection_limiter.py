@@ -47,6 +47,10 @@ class LimitedConnection(socket.socket):
         self.since = time.monotonic()
         inside[self] = who
 
+    def serve(self, answering: Callable[[], bool]) -> None:
+        """From now on `answering` tells whether a request has come whole and its answer has not gone."""
+        self.answering = answering
+
     def prove(self) -> None:
         """Note that the other side has shown a valid certificate of the cluster."""
         self.proved = True

@@ -66,7 +66,7 @@ class PeerProtocol(H11Protocol):
             peer = None
         certificate = transport.get_extra_info("peercert") or {}
         if (connection := _limited(link)) is not None:
-            connection.answering = self._answering
+            connection.serve(self._answering)
             if certificate:
                 connection.prove()
         self.app_state = {**self.app_state, "peer": peer, "certificate": certificate}
