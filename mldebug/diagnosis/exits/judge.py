@@ -21,13 +21,21 @@ A rank that was asked to end, and one whose error only tells that a peer is gone
 import signal
 from collections.abc import Sequence
 
+import msgspec
+
 from mldebug.core.model import Confidence
 from mldebug.core.ranksets import fold_ranks
 from mldebug.diagnosis.exits.failed_network import with_network_fault
 from mldebug.diagnosis.exits.full_filesystem import with_full_filesystem
 from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal, words_of_status
 from mldebug.diagnosis.exits.other_evidence import with_flights, with_gpu_fault
-from mldebug.diagnosis.exits.outcome import ExitOutcome, abnormal, nobody, status_words
+from mldebug.diagnosis.exits.outcome import (
+    ExitOutcome,
+    abnormal,
+    nobody,
+    status_words,
+    tells_of_allocation,
+)
 from mldebug.diagnosis.exits.rank_exit import KILL, ExitKind, ExplainedExit, explain_exits, is_about
 from mldebug.diagnosis.exits.sureness import (
     alike,
@@ -47,9 +55,24 @@ def judge_exit(attempt: AttemptExit) -> ExitOutcome:
 
     A rank is named only where the order of exits, an error or its GPU singles it out; a network port where it failed before.
     """
+    attempt = with_recorded_error(attempt)
     outcome = with_full_filesystem(with_suspects(_judge(attempt), attempt), attempt)
     outcome = with_network_fault(with_gpu_fault(outcome, attempt), attempt)
     return with_flights(outcome, attempt)
+
+
+def with_recorded_error(attempt: AttemptExit) -> AttemptExit:
+    """The attempt, in which a lack of GPU memory that the job's log tells without a rank is the error of the one rank whose hook
+    wrote down that very allocation.
+    """
+    shared = attempt.shared_error
+    if shared is None or shared.caught:
+        return attempt
+    ranks = [one for one, failure in attempt.memory.items() if tells_of_allocation(shared.memory, failure)]  # fmt: skip
+    if len(ranks) != 1 or ranks[0] in attempt.errors:
+        return attempt
+    errors = {**attempt.errors, ranks[0]: msgspec.structs.replace(shared, unclear=False)}
+    return msgspec.structs.replace(attempt, errors=errors, shared_error=None)
 
 
 def _judge(attempt: AttemptExit) -> ExitOutcome:

@@ -9,14 +9,15 @@ import msgspec
 from mldebug.capture.memory.sentences import failure_facts, savings
 from mldebug.core.model import Confidence, Culprit, Finding, MemoryFailure, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.diagnosis.exits.cuda_memory import DeviceMemory
 from mldebug.diagnosis.exits.memory_text import memory_steps
 from mldebug.diagnosis.exits.model import AttemptExit, RankError, exit_signal, words_of_status
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
 from mldebug.diagnosis.exits.words.last_words import is_out_of_memory
 
+ROUNDED = 0.01  # of a size: a message shows two decimals
 NOBODY = ", and nobody can be named"
 MAX_FACTS = 12  # about ranks that are not named
-ROUNDED = 0.01  # a message shows two decimals
 
 
 class ExitOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,12 +180,18 @@ def _held(one: ExplainedExit, attempt: AttemptExit | None) -> Iterator[str]:
 def last_failure(one: ExplainedExit, attempt: AttemptExit | None) -> MemoryFailure | None:
     """The failed allocation of a rank that its error tells of; None where the hook wrote down none, or an earlier one."""
     failure = attempt.memory.get(one.exit.rank) if attempt else None
-    figures = one.error.memory if one.error else None
     if failure is None or not one.out_of_memory:
         return None
-    requested = figures.requested if figures else None
-    same = requested is None or abs(requested - failure.requested) <= ROUNDED * requested
-    return failure if same else None
+    figures = one.error.memory if one.error else None
+    unknown = figures is None or figures.requested is None
+    return failure if unknown or tells_of_allocation(figures, failure) else None
+
+
+def tells_of_allocation(figures: DeviceMemory | None, failure: MemoryFailure) -> bool:
+    """Whether the figures of a message are those of this failed allocation, by the size that was asked for."""
+    if figures is None or figures.requested is None:
+        return False
+    return abs(figures.requested - failure.requested) <= ROUNDED * figures.requested
 
 
 def _status_and_source(one: ExplainedExit) -> str:
