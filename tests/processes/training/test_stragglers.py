@@ -144,8 +144,7 @@ def test_the_agent_names_a_rank_that_becomes_slow_and_the_job_goes_on() -> None:
         assert (kind, diagnosis["verdict"], diagnosis["confidence"]) == ("slowdown", "straggler", "medium")  # fmt: skip
         assert [one["rank"] for one in diagnosis["culprits"]] == [1]
         assert "it stands idle in augment (uneven.py:" in diagnosis["summary"]
-        run = run_of(agent)
-        assert run is not None
+        run = wait_for("the incident", lambda: (one := run_of(agent)) and one.incident_kind and one, 30)  # fmt: skip
         assert (run.incident_kind, run.culprits, run.stage) == ("slowdown", (1,), "watching")
         steps = log.read_bytes().count(b"step ")
         wait_for("more steps", lambda: log.read_bytes().count(b"step ") > steps + 5, 60)
