@@ -16,7 +16,7 @@ HEAD = """# Commands
 
 | exit code | |
 |---|---|
-| 0 | fine |
+| 0 | fine, or there is nothing to look at |
 | 1 | a stall or a failed check was found |
 | 2 | wrong usage or config |
 | 3 | a permission or a tool is missing |

@@ -10,6 +10,7 @@ import msgspec
 
 from mldebug.core.errors import AccessError, MldebugError, NothingFoundError, UsageError
 from mldebug.core.model import Job, Judgement, NodeCapture, QueriedNodes
+from mldebug.core.redact import clean
 from mldebug.core.report_model import Report, Stall
 from mldebug.core.text import plural
 from mldebug.diagnosis.diagnose import diagnose
@@ -108,9 +109,10 @@ def _nothing_found(found: Discovery, pid: int | None, wanted: str | None) -> Mld
         return AccessError(
             f"no training job can be seen on this node: {hidden[0].reason}", hidden[0].way_out
         )
-    kind = NothingFoundError if pid is None and wanted is None else UsageError
+    named = wanted or (f"process {pid}" if pid is not None else "")
+    kind = UsageError if named else NothingFoundError
     return kind(
-        "no training job runs on this node",
+        f"no training job runs on this node{f', so {clean(named, 80)} is none' if named else ''}",
         "is it on another node, or in a container? `mldebug status` shows what is seen here",
     )
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
 from mldebug.cli.param_types import FILE
-from mldebug.core.errors import ExitCode, MldebugError
+from mldebug.core.errors import AccessError, ExitCode, UsageError
 from mldebug.core.plugins import NoOptions, create_all, load
 from mldebug.core.text import plural
 from mldebug.core.units import format_duration
@@ -113,7 +113,8 @@ def _chunks(file: str) -> Iterator[bytes]:
         with Path(file).open("rb") as opened:
             yield from iter(lambda: opened.read(CHUNK), b"")
     except OSError as error:
-        raise MldebugError(
+        kind = AccessError if isinstance(error, PermissionError) else UsageError
+        raise kind(
             f"cannot read {file}: {error.strerror}", "name a file that you may read, or - for stdin"
         ) from error
 

@@ -138,18 +138,19 @@ def test_only_a_few_of_many_jobs_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pid", "wanted", "code"),
+    ("pid", "wanted", "code", "words"),
     [
-        (None, None, ExitCode.FINE),
-        (7, None, ExitCode.USAGE),
-        (None, "train.py", ExitCode.USAGE),
+        (None, None, ExitCode.FINE, ""),
+        (7, None, ExitCode.USAGE, ", so process 7 is none"),
+        (None, "train.py", ExitCode.USAGE, ", so train.py is none"),
     ],
 )
 def test_an_empty_node_is_no_failure_unless_something_was_named(
-    pid: int | None, wanted: str | None, code: ExitCode
+    pid: int | None, wanted: str | None, code: ExitCode, words: str
 ) -> None:
     """So that `mldebug dump || page` pages nobody for a node without a job."""
-    with pytest.raises(MldebugError, match="no training job runs on this node") as error:
+    with pytest.raises(MldebugError) as error:
         choose(Discovery(), pid, wanted)
+    assert error.value.message == f"no training job runs on this node{words}"
     assert error.value.exit_code is code
     assert error.value.way_out

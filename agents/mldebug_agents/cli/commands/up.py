@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mldebug.config.schema import SYSTEM_STATE_DIR, Config, load_config
-from mldebug.core.errors import AccessError, MldebugError, UsageError
+from mldebug.core.errors import AccessError, MldebugError, NothingFoundError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.text import typed
@@ -30,8 +30,9 @@ SERVING = ("answered", "starting")
 
 
 @click.command("up")
+@click.option("--status", is_flag=True, help="Start nothing: say whether an agent serves you.")
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
-def command(config: Path | None) -> None:
+def command(status: bool, config: Path | None) -> None:
     """Start an agent for your jobs in the background, and say how to see its pages.
 
     Needs no root: it watches the jobs that you may see. Where an agent serves you already, nothing is started.
@@ -41,12 +42,16 @@ def command(config: Path | None) -> None:
     state_dir = settings.agent.state_dir
     nearest = ask_nearest(state_dir, here_only=config is not None)
     if nearest.answer.outcome in SERVING:
-        _show_present(nearest, config)
+        _show_present(nearest, config, "" if status else ": nothing was started")
         return
+    if status and nearest.answer.outcome == "none":
+        raise NothingFoundError("no agent runs here", f"start one: {typed('up', config)}")
     if nearest.answer.outcome == "denied" and nearest.state_dir == state_dir:
         raise AccessError(nearest.answer.trouble, "ask as root, or set another agent.state_dir")
     if nearest.answer.outcome == "silent" and nearest.state_dir == state_dir:
         raise MldebugError(nearest.answer.trouble, "see its log; `mldebug down` ends one of yours")
+    if status:
+        raise MldebugError(nearest.answer.trouble or "it cannot be asked", "mldebug doctor")
     agent, quiet = _start(settings, config)
     click.echo(f"An agent watches your jobs in the background (pid {agent.pid}).")
     if quiet:
@@ -113,15 +118,15 @@ def metrics_port_taken(listen: str) -> bool:
     return False
 
 
-def _show_present(nearest: NearestAgent, config: Path | None) -> None:
-    """An agent is here already: whose it is, and how to see it."""
-    mine = running(nearest.state_dir)
+def _show_present(nearest: NearestAgent, config: Path | None, more: str) -> None:
+    """An agent is here already: whose it is, and how to see it. `more`: what is said of it besides."""
+    mine, already = running(nearest.state_dir), " already" if more else ""
     if mine:
-        click.echo(f"Your agent runs already (pid {mine.pid}): nothing was started.")
+        click.echo(f"Your agent runs{already} (pid {mine.pid}){more}.")
     elif nearest.state_dir == SYSTEM_STATE_DIR and os.geteuid() != 0:
-        click.echo("The agent of this node watches your jobs already: nothing was started.")
+        click.echo(f"The agent of this node watches your jobs{already}{more}.")
     else:
-        click.echo("An agent runs here already: nothing was started.")
+        click.echo(f"An agent runs here{already}{more}.")
     _show_ways(nearest.state_dir, config, mine is not None)
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from mldebug.cli.console import Console, print_line
 from mldebug.cli.param_types import FOLDER
 from mldebug.config.schema import Config, load_config
-from mldebug.core.errors import AccessError, UsageError
+from mldebug.core.errors import AccessError, NothingFoundError
 from mldebug.core.plugins import NoOptions, create_all
 from mldebug.core.redact import clean
 from mldebug.storage.usage.lines import usage_lines
@@ -53,7 +53,7 @@ def command(
         runs = list(running(tools.context.host, tools.capture.finder.find().jobs, snapshot))
         paths = tuple(without_nested(map(os.path.abspath, directories or _known(own, runs))))
         if not paths:
-            raise UsageError("no run is seen here and the config names no directory", "mldebug usage DIRECTORY")  # fmt: skip
+            raise NothingFoundError("no run is seen here and the config names no directory", "mldebug usage DIRECTORY")  # fmt: skip
         tally = UsageTally()
         request = CountRequest(paths=tuple(map(os.fsencode, paths)), seconds=seconds, most=inodes)
         trees = count_trees(tools.context.spawner, request, tally, _Progress(as_json))
