@@ -56,11 +56,16 @@ def is_foreign(link: socket.socket) -> bool:
 
     Who has hung up before this could look is nobody's, thus not ours either.
     """
-    peer = link.getpeername()[:2]
+    peer = _plain(link.getpeername())
     holders = {
-        one.pid for one in psutil.net_connections("tcp") if one.laddr and one.laddr[:2] == peer
+        one.pid for one in psutil.net_connections("tcp") if one.laddr and _plain(one.laddr) == peer
     }
     return holders.isdisjoint(_ours())
+
+
+def _plain(address: tuple[Any, ...]) -> tuple[str, int]:
+    """Host and port; an IPv4 host is the same whether a socket of IPv6 has it or not."""
+    return str(address[0]).removeprefix("::ffff:"), int(address[1])
 
 
 def _ours() -> set[int]:

@@ -562,10 +562,13 @@ def test_a_log_on_a_hung_mount_costs_the_other_jobs_one_deadline(
             looks = Watch(tools.capture)
             began = time.monotonic()
             look = looks.look()
-            first = time.monotonic() - began
-            began = time.monotonic()
-            look = looks.look()
-            again = time.monotonic() - began
+            first = again = time.monotonic() - began
+            for _ in range(20):  # a busy machine may not read all processes in one look
+                began = time.monotonic()
+                look = looks.look()
+                again = time.monotonic() - began
+                if {rank.pid for one in look.jobs for rank in one.job.ranks} >= {*ranks}:
+                    break
             assert job_of(look, ranks[2]).step == 4
             hung = [job_of(look, pid) for pid in ranks[:2]]
             assert [job.step for job in hung] == [None, None]
