@@ -202,6 +202,18 @@ def who_fills(writers: Iterable[RankWriter], device: str, names: Mapping[str, st
     )
 
 
+def who_filled(writers: Iterable[tuple[RankWriter, str]], mount: str) -> str:
+    """Which job wrote most to the filesystem mounted at `mount` at the last readings. `writers`: each with the name of its job, "" where
+    it may not be named. "" where no file was seen to grow there.
+    """
+    rates: dict[tuple[str, str], float] = {}
+    for writer, name in writers:
+        key = writer.job, clean(name, 40) or "a job of another user"
+        rates[key] = rates.get(key, 0.0) + by_mount(writer).get(mount, 0.0)
+    (_, name), rate = max(rates.items(), key=lambda one: one[1], default=(("", ""), 0.0))
+    return f"most to it was written by {name}: {approximate(int(rate))}/s" if rate >= 1 else ""
+
+
 def _others(count: int) -> str:
     if not count:
         return ""

@@ -26,6 +26,7 @@ from mldebug_agents.agent.capture_queue import CaptureQueue, take
 from mldebug_agents.agent.loop import AgentLoop
 from mldebug_agents.agent.loop_parts import Inbox, LoopParts
 from mldebug_agents.agent.monitor_wiring import build_monitors
+from mldebug_agents.agent.monitors import Monitors
 from mldebug_agents.agent.node_tools import CurrentConfig, NodeTools
 from mldebug_agents.agent.recovery import Recovery
 from mldebug_agents.alerts.action_runner.alertmanager import AlertReceiver
@@ -46,6 +47,7 @@ from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
 from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.pidfds import ExitWatch
+from mldebug_agents.incidents.exits.space_evidence import SpaceEvidence
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.manual import write_case
 from mldebug_agents.state.store import StateStore
@@ -117,13 +119,14 @@ def build_loop(
     capture_queue = CaptureQueue(workers["capture"].order, incidents)
     failed_attempts = FailedAttempts(incidents, capture_queue.ask_now, store.forget, store)
     exit_watch = ExitWatch(context.host, lambda gone: inbox.put(Result("exit", None, gone, None)))
-    exits = ExitTracker(
-        *(ExitEvidence(tools.capture), exit_watch, workers["exits"].order),
-        *(failed_attempts, store.keep_ends),
-    )
     slowness = SlownessWatch(workers["slowness"].order, incidents)
     peers = _peers(config, context, inbox, incidents, capture_queue, joined, slowness)
     captures = _requested_captures(tools, inbox, _peer_verbs(peers, joined))
+    monitors = build_monitors(config, tools, store, inbox, notifier, captures, clock)
+    exits = ExitTracker(
+        *(_exit_evidence(tools, monitors), exit_watch, workers["exits"].order),
+        *(failed_attempts, store.keep_ends),
+    )
     recovery = Recovery(
         *(store, context, tools.leftovers, incidents, failed_attempts, exits),
         capture_queue.ask_now,
@@ -135,7 +138,7 @@ def build_loop(
         store=store,
         inbox=inbox,
         workers=workers,
-        monitors=build_monitors(config, tools, store, inbox, notifier, captures, clock),
+        monitors=monitors,
         incidents=incidents,
         capture_queue=capture_queue,
         failed_attempts=failed_attempts,
@@ -148,6 +151,12 @@ def build_loop(
         peers=peers,
     )
     return AgentLoop(config, parts, publish, current.replace, systemd, clock)
+
+
+def _exit_evidence(tools: NodeTools, monitors: Monitors) -> ExitEvidence:
+    known = monitors.checkpoints.known_series
+    space = SpaceEvidence(tools.context, tools.filesystem_probe, known)
+    return ExitEvidence(tools.capture, complete=space.complete)
 
 
 def _peer_verbs(peers: PeersController | None, joined: PeerSetup | None) -> dict[str, Verb]:

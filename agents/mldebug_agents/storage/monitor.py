@@ -26,7 +26,13 @@ from mldebug.storage.filesystems.state import (
 )
 from mldebug_agents.state.key_value_store import KeyValueStore as Store
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
-from mldebug_agents.storage.filesystems.evidence import RecentFills, stuck_devices, with_stuck
+from mldebug_agents.storage.filesystems.evidence import (
+    RecentFills,
+    joined_fills,
+    stuck_devices,
+    with_stuck,
+)
+from mldebug_agents.storage.write_rates.collector import WriteRateCollector
 from mldebug_agents.system.workers import Result, Worker
 
 log = logging.getLogger("mldebug")
@@ -164,9 +170,18 @@ class StorageMonitor:
         )
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
-        """The exit, with how full the filesystems were that its user may see."""
+        """The exit, with how full the filesystems were that its user may see, and who writes most to each. What was read of them after
+        its end stays.
+        """
         uids = {identity.uid for identity in attempt.identities}
         fills = self._fills.of_users(uids, time.time())
+        fills = joined_fills(fills, attempt.filesystems)
+        part = self._parts.get(WriteRateCollector.name)
+        if isinstance(part, WriteRateCollector):
+            fills = tuple(
+                msgspec.structs.replace(one, writer=part.who_filled(one.mount, uids))
+                for one in fills
+            )
         return msgspec.structs.replace(attempt, filesystems=fills)
 
     def _warn(self) -> None:

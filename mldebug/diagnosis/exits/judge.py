@@ -26,8 +26,8 @@ import msgspec
 from mldebug.core.model import Confidence
 from mldebug.core.ranksets import fold_ranks
 from mldebug.diagnosis.exits.failed_network import with_network_fault
-from mldebug.diagnosis.exits.full_filesystem import with_full_filesystem
 from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal, words_of_status
+from mldebug.diagnosis.exits.no_space.full_filesystem import with_full_filesystem
 from mldebug.diagnosis.exits.other_evidence import with_flights, with_gpu_fault
 from mldebug.diagnosis.exits.outcome import (
     ExitOutcome,

@@ -115,6 +115,22 @@ class FilesystemFill(Noun, frozen=True, kw_only=True):
     used_ratio: float = 0.0
     inodes_used_ratio: float = 0.0
     age: float = 0.0  # seconds between that look and the end's evidence
+    fstype: str = ""  # "tmpfs"
+    writer: str = ""  # who writes most to it, in words: "rank 0 of train.py writes 1.2 GiB/s to it"
+    left_after: float | None = None  # bytes, some seconds after the end; None: not known
+    inodes_left_after: int | None = None  # likewise
+
+
+class CheckpointsAtExit(Noun, frozen=True, kw_only=True):
+    """One series of a run's checkpoints as it lay on disk after the run's end. Sizes are in bytes."""
+
+    folder: str  # as the ranks see it
+    last: str = ""  # the newest whole one; "": there is none, or it is not known
+    last_bytes: int = 0
+    cut: str = ""  # a newer one that its writer did not finish; "": there is none
+    cut_bytes: int = 0
+    held: int = 0  # checkpoints that are there
+    held_bytes: int = 0
 
 
 class KnownExits(Noun, frozen=True, kw_only=True):
@@ -159,6 +175,7 @@ class AttemptExit(Noun, frozen=True, kw_only=True):
     )
     log_paths: dict[int, str] = {}  # rank -> the file that holds its own
     filesystems: tuple[FilesystemFill, ...] = ()  # that the job uses
+    checkpoints: tuple[CheckpointsAtExit, ...] = ()  # looked at where an error tells of no space
     told_to_stop: str = ""  # "caught SIGTERM, saving": written by a rank near its end
     faults: tuple[Fault, ...] = ()  # of its GPUs, and kills for memory
     gaps: tuple[str, ...] = ()

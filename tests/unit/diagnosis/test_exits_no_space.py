@@ -10,6 +10,7 @@ from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import (
     Accusation,
     AttemptExit,
+    CheckpointsAtExit,
     FilesystemFill,
     RankError,
     RankExit,
@@ -72,7 +73,6 @@ def test_all_that_fail_for_want_of_space_name_the_filesystem_and_no_rank() -> No
     ("error", "fills"),
     [
         ("OSError: [Errno 28] No space left on device: '/data/scratch/x'", (DATA, SCRATCH)),
-        ("OSError: [Errno 122] Disk quota exceeded: '/data/scratch/x'", (DATA, SCRATCH)),
     ],
 )
 def test_one_that_has_space_by_now_is_a_remark(
@@ -139,6 +139,138 @@ def test_two_full_ones_and_no_path_name_neither() -> None:
     finding = judge_exit(ended("OSError: [Errno 28] No space left on device", DATA, other)).finding
     assert finding is not None
     assert finding.verdict is Verdict.RANK_EXITED
+
+
+# --- quotas, shared memory, and limits that are no disk's ------------------------------------------------
+
+SHM = FilesystemFill(mount="/dev/shm", line="/dev/shm (shm): 100.0% used, 0 B left", used_ratio=1.0, fstype="tmpfs", age=3.0)  # fmt: skip
+NINETY_NINE = FilesystemFill(mount="/home", line="/home: 99.0% used, 9 GiB left", used_ratio=0.99, fstype="ext4")  # fmt: skip
+
+
+def test_a_used_up_quota_names_the_filesystem_that_has_room() -> None:
+    error = "OSError: [Errno 122] Disk quota exceeded: '/data/scratch/x'"
+    finding = judge_exit(ended(error, DATA, SCRATCH)).finding
+    assert finding is not None
+    assert (finding.verdict, finding.confidence) == (Verdict.STORAGE_FAULT, Confidence.HIGH)
+    assert finding.summary.startswith("a quota on /data/scratch is used up")
+    assert "GiB left, and" not in finding.summary  # the room is not the user's
+
+
+@pytest.mark.parametrize(
+    ("error", "lines", "step"),
+    [
+        ("OSError: [Errno 28] inotify watch limit reached", (), "sysctl fs.inotify"),
+        ("OSError: [Errno 28] No space left on device", ('File "inotify_c.py", line 412, in _raise_error',), "sysctl fs.inotify"),
+        ("Error: ENOSPC: System limit for number of file watchers reached, watch '/data/src'", (), "sysctl fs.inotify"),
+        ("RuntimeError: semget failed: No space left on device", (), "ipcs -u"),
+        ("OSError: [Errno 28] No space left on device: '/sys/fs/cgroup/job/cpuset.cpus'", (), "dmesg"),
+        ("RuntimeError: create session key: Disk quota exceeded", (), "cat /proc/key-users"),
+        ("RuntimeError: ibv_create_qp failed: No space left on device", (), "rdma"),
+    ],
+)  # fmt: skip
+def test_a_limit_that_is_no_disk_names_no_disk(error: str, lines: tuple[str, ...], step: str) -> None:  # fmt: skip
+    attempt = ended(error, DATA)
+    told = RankError(error=error, lines=lines, source="its own output")
+    attempt = msgspec.structs.replace(attempt, errors={1: told})
+    finding = judge_exit(attempt).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.RANK_EXITED
+    assert "/data" not in " ".join(one.kind for one in finding.culprits)
+    assert all(one.kind == "rank" for one in finding.culprits)
+    assert finding.next_steps[0].startswith(step)
+    assert sign(attempt) != NO_SPACE
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: unable to write to file </torch_4711_123_0>: No space left on device (28)",
+        "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: No space left on device (28)",
+    ],
+)  # fmt: skip
+def test_shared_memory_lies_in_dev_shm_and_not_on_the_full_disk(error: str) -> None:
+    finding = judge_exit(ended(error, DATA, SHM)).finding
+    assert finding is not None
+    assert (finding.verdict, finding.confidence) == (Verdict.STORAGE_FAULT, Confidence.HIGH)
+    assert finding.summary.startswith("/dev/shm is full")
+    roomy = msgspec.structs.replace(SHM, used_ratio=0.2)
+    other = judge_exit(ended(error, DATA, roomy)).finding
+    assert other is not None
+    assert other.verdict is Verdict.RANK_EXITED  # and /data, which is full, is not named
+
+
+def bus(*fills: FilesystemFill) -> AttemptExit:
+    one = ended("", *fills)
+    exits = tuple(
+        msgspec.structs.replace(it, status=int(signal.SIGBUS)) if it.rank == 1 else it
+        for it in one.exits
+    )
+    return msgspec.structs.replace(one, exits=exits, errors={})
+
+
+def test_a_silent_bus_error_beside_a_full_tmpfs_names_it() -> None:
+    finding = judge_exit(bus(ROOT, SHM, NINETY_NINE)).finding
+    assert finding is not None
+    assert (finding.verdict, finding.confidence) == (Verdict.STORAGE_FAULT, Confidence.MEDIUM)
+    assert finding.summary.startswith("/dev/shm is full")
+
+
+@pytest.mark.parametrize("fills", [(ROOT, NINETY_NINE), (msgspec.structs.replace(SHM, used_ratio=0.6),)])  # fmt: skip
+def test_a_bus_error_beside_a_disk_that_is_nearly_full_names_none(
+    fills: tuple[FilesystemFill, ...],
+) -> None:
+    finding = judge_exit(bus(*fills)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.RANK_EXITED
+
+
+def test_a_disk_at_99_percent_is_no_cause_of_another_end() -> None:
+    finding = judge_exit(ended("ValueError: shard has bad magic", NINETY_NINE, DATA)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.RANK_EXITED
+    assert "/home" not in finding.summary
+
+
+# --- what was cut, and what comes next -------------------------------------------------------------------
+
+GIB = 1 << 30
+ERROR = "OSError: [Errno 28] No space left on device: '/data/ckpt/step-4500.pt'"
+SERIES = CheckpointsAtExit(folder="/data/ckpt", last="step-4000.pt", last_bytes=14 * GIB, cut="step-4500.pt", cut_bytes=3 * GIB, held=9, held_bytes=115 * GIB)  # fmt: skip
+AFTER = msgspec.structs.replace(DATA, left_after=2.0 * GIB, inodes_left_after=900, writer="most to it was written by train.py: 1.2 GiB/s")  # fmt: skip
+
+
+def test_the_cut_checkpoint_and_what_the_next_attempt_meets_are_told() -> None:
+    finding = judge_exit(ended(ERROR, AFTER, checkpoints=(SERIES,))).finding
+    assert finding is not None
+    words = "; ".join(finding.evidence)
+    assert "checkpoint step-4500.pt was cut: 3 GiB of about 14 GiB" in finding.summary
+    assert "the next attempt will fail alike: /data has 2 GiB left, and a checkpoint needs about 14 GiB; last whole: step-4000.pt" in finding.summary  # fmt: skip
+    assert "written by train.py: 1.2 GiB/s" in words
+    assert "9 checkpoints of this run hold 115 GiB in /data/ckpt" in words
+    assert "free 12 GiB on /data before it is started again (the cut one holds 3 GiB)" in finding.next_steps  # fmt: skip
+
+
+def test_no_failure_is_foretold_where_the_next_checkpoint_fits() -> None:
+    freed = msgspec.structs.replace(AFTER, left_after=40.0 * GIB)
+    finding = judge_exit(ended(ERROR, freed, checkpoints=(SERIES,))).finding
+    assert finding is not None
+    assert "will fail alike" not in finding.summary
+    assert "/data has 40 GiB left, and a checkpoint needs about 14 GiB" in finding.summary
+    assert not any(one.startswith("free ") for one in finding.next_steps)
+
+
+def test_without_inodes_the_next_attempt_fails_whatever_room_there_is() -> None:
+    none = msgspec.structs.replace(INODES, left_after=40.0 * GIB, inodes_left_after=0)
+    finding = judge_exit(ended(ERROR, none, checkpoints=(SERIES,))).finding
+    assert finding is not None
+    assert "the next attempt will fail alike: /data has 0 inodes left" in finding.summary
+
+
+def test_checkpoints_on_another_filesystem_are_not_told_of() -> None:
+    elsewhere = msgspec.structs.replace(SERIES, folder="/data/scratch/ckpt")
+    finding = judge_exit(ended(ERROR, AFTER, SCRATCH, checkpoints=(elsewhere,))).finding
+    assert finding is not None
+    assert "step-4500.pt was cut" not in finding.summary
 
 
 # --- tasks of one job array ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ Used by one worker thread. Files that a job names are read through the reader ch
 pieces.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -60,7 +60,14 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 class ExitEvidence:
     """Notes for each living job where it will leave evidence, and collects that when the job ends."""
 
-    def __init__(self, tools: CaptureTools, kernel: KernelDeathLog | None = None) -> None:
+    def __init__(
+        self,
+        tools: CaptureTools,
+        kernel: KernelDeathLog | None = None,
+        complete: Callable[[AttemptExit], AttemptExit] = lambda attempt: attempt,
+    ) -> None:
+        """`complete`: adds to an exit, in the worker, what its errors give reason to look at."""
+        self._complete = complete
         self._tools, self._host, self._reader = tools, tools.context.host, tools.context.reader
         self._kernel = kernel or KernelDeathLog(f"{self._host.root}/dev/kmsg")
         self._kernel_pids = sees_kernel_pids(self._host)
@@ -124,7 +131,7 @@ class ExitEvidence:
         doubt = log_doubt(self._kernel, calm, kernel_pids=self._kernel_pids)
         if doubt:
             gaps.append(doubt)
-        return msgspec.structs.replace(
+        found = msgspec.structs.replace(
             attempt,
             words=launcher_words(lines),
             errors=own_errors(outputs) | self._error_files(notes),
@@ -143,6 +150,7 @@ class ExitEvidence:
             told_to_stop=next(filter(None, (stop_line(o.words.every) for o in outputs)), ""),
             gaps=tuple(gaps),
         )
+        return self._complete(found)
 
     def _ended(self, attempt: AttemptExit) -> list[RankIdentity]:
         gone = {one.rank for one in attempt.exits}

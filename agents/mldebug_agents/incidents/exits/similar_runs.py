@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.core.model import Job
-from mldebug.diagnosis.exits.full_filesystem import lacked_space
 from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.diagnosis.exits.no_space.full_filesystem import lacked_space
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 
 LATELY = 3600.0  # seconds for which a run counts since it was last seen

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +16,12 @@ from mldebug.config.storage import CheckpointsConfig
 from mldebug.core.model import NodeCapture
 from mldebug.core.units import format_duration
 from mldebug.status.snapshot import Snapshot
-from mldebug.storage.checkpoints.history import CheckpointSeries, SeriesMemory, printable
+from mldebug.storage.checkpoints.history import (
+    CheckpointSeries,
+    KnownCheckpoint,
+    SeriesMemory,
+    printable,
+)
 from mldebug.storage.checkpoints.state import SeriesState, lines_of, newest_of, series_state
 from mldebug_agents.jobs.job_folders import likely_folders
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -45,6 +51,15 @@ Key = tuple[str, str, str]  # run, folder, series
 
 
 Who = tuple[int, str]  # uid and name of a job
+
+
+class KnownSeries(NamedTuple):
+    """One series of a run's checkpoints as it was last seen, the oldest first."""
+
+    folder: str
+    series: str
+    complete: tuple[KnownCheckpoint, ...]  # also those that were deleted since
+    present: tuple[KnownCheckpoint, ...]
 
 
 class _StoredSeries(msgspec.Struct):
@@ -79,6 +94,7 @@ class CheckpointMonitor:
         self._burst: set[str] = set()
         self._orders: dict[str, bool] = {}  # runs that an order has named
         self._troubles: Counter[str] = Counter()
+        self._known: Mapping[str, tuple[KnownSeries, ...]] = {}  # never changed, only replaced
         self._due = self._store_due = 0.0
         self._read_store = False
 
@@ -162,6 +178,19 @@ class CheckpointMonitor:
             series.look(look.at, look.readings, whole=look.whole, step=self._steps.get(look.run), world_size=self._worlds.get(look.run))  # fmt: skip
             self._looks[key] = look
             self._troubles.update(trouble.code for trouble in look.troubles)
+        self._keep_known()
+
+    def known_series(self, run: str) -> tuple[KnownSeries, ...]:
+        """The series of a run as they were last seen; also for some time after it has ended. Safe from any thread."""
+        return self._known.get(run, ())
+
+    def _keep_known(self) -> None:
+        known: dict[str, tuple[KnownSeries, ...]] = {}
+        for (run, folder, kind), series in self._series.items():
+            one = KnownSeries(folder, kind, tuple(series.memory.complete), series.checkpoints)
+            known[run] = (*known.get(run, ()), one)
+        ended = {run: some for run, some in self._known.items() if run not in known}
+        self._known = dict([*ended.items(), *known.items()][-MAX_STORED:])
 
     def _forget_configured(self, news: CheckpointNews) -> None:
         """Drop series of the configuration whose folder it does not name any more, or that were deleted."""

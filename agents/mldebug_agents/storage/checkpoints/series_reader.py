@@ -138,9 +138,11 @@ class SeriesFiles:
 class SeriesReader:
     """Looks at one series again and again. A checkpoint that has not changed keeps its verdict and is not read again."""
 
-    def __init__(self, key: SeriesKey, layouts: Sequence[Layout]) -> None:
+    def __init__(self, key: SeriesKey, layouts: Sequence[Layout], most: int = MAX_KEPT) -> None:
+        """`most`: how many checkpoints are looked at, the newest."""
         self.folder, self.series = key
         self._layouts = layouts
+        self._most = most
         self._judged: dict[str, _Judged] = {}
 
     def look(self, run: str, reader: SeriesFiles, writing: frozenset[str], now: float) -> SeriesLook:  # fmt: skip
@@ -185,7 +187,7 @@ class SeriesReader:
         numbers: dict[str, int] = {}
         for name in dict.fromkeys(names):
             left -= sizes[name]
-            if len(numbers) < MAX_KEPT and (left >= 0 or not numbers):
+            if len(numbers) < self._most and (left >= 0 or not numbers):
                 numbers[name] = len(numbers)
         return [
             (one, numbers[name]) for one, name in zip(found, names, strict=True) if name in numbers

@@ -62,11 +62,30 @@ class RecentFills:
                 used_ratio=float(row["used_ratio"] or 0),
                 inodes_used_ratio=float(row.get("inodes_used_ratio") or 0),
                 age=now - at,
+                fstype=str(row.get("fstype") or ""),
             )
             for at, row in last
             if 0 <= now - at <= LATELY and (not row.get(UIDS) or uids & _uids(row))
         ]
         return tuple(found[-MOST:])
+
+
+def joined_fills(
+    before: Sequence[FilesystemFill], after: Sequence[FilesystemFill]
+) -> tuple[FilesystemFill, ...]:
+    """The filesystems as they were before an exit (`before`) and some seconds after it, each once: the fuller reading, with the room
+    that was left afterwards.
+    """
+    later = {one.mount: one for one in after}
+    joined = [_fuller(one, later.pop(one.mount, one)) for one in before]
+    return (*joined, *later.values())
+
+
+def _fuller(one: FilesystemFill, after: FilesystemFill) -> FilesystemFill:
+    fuller = max(one, after, key=lambda it: max(it.used_ratio, it.inodes_used_ratio))
+    return msgspec.structs.replace(
+        fuller, left_after=after.left_after, inodes_left_after=after.inodes_left_after
+    )
 
 
 class _Look(NamedTuple):

@@ -7,6 +7,8 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
@@ -20,6 +22,7 @@ from mldebug.storage.write_rates import (
     RankWrites,
     by_mount,
     compare,
+    who_filled,
     who_fills,
     writer_line,
 )
@@ -170,6 +173,19 @@ INTERVAL = 15.0  # seconds between two looks
 MAX_MOUNTS = 4  # of one rank that are shown in metrics: the fastest
 
 
+LATELY = 600.0  # seconds for which a rank counts as one that has filled a filesystem
+MAX_SEEN = 1024
+
+
+class _SeenWriter(NamedTuple):
+    """A rank that had a growing file at unix time `at`, with the name of its job and who may know it."""
+
+    at: float
+    writer: RankWriter
+    name: str
+    uids: tuple[int, ...]
+
+
 class WriteRateCollector:
     """How fast the ranks of this node write, from two successive readings of /proc/PID/io and of their open files."""
 
@@ -182,10 +198,11 @@ class WriteRateCollector:
         self._names: dict[str, str] = {}
         self._uids: dict[str, tuple[int, ...]] = {}
         self.writers: dict[tuple[str, int], RankWriter] = {}
+        self._lately: Mapping[tuple[str, int], _SeenWriter] = {}  # never changed, only replaced
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Read what all ranks of these jobs have written, and compare it with the last call. A rank has a rate from its
-        second reading on. `now` is not used.
+        second reading on. `now`: unix time.
         """
         read = {(one.job, one.rank): one for one in self._readings.read(jobs)}
         known = self.writers
@@ -197,10 +214,26 @@ class WriteRateCollector:
         self._before = read
         self._names = {job.id: job.name for job in jobs}
         self._uids = {job.id: tuple({job.uid, *(rank.uid for rank in job.ranks)}) for job in jobs}
+        seen = {
+            key: _SeenWriter(now, one, self._names.get(one.job, ""), self._uids.get(one.job, ()))
+            for key, one in self.writers.items()
+            if one.growing
+        }
+        kept = {key: one for key, one in self._lately.items() if 0 <= now - one.at <= LATELY}
+        self._lately = dict([*kept.items(), *seen.items()][-MAX_SEEN:])
 
     def who_fills(self, device: str) -> str:
         """Which rank writes most to the filesystem with this device number (`"major:minor"`), as the last words of an alert's sentence; "" where no rank writes there."""
         return who_fills(self.writers.values(), device, self._names)
+
+    def who_filled(self, mount: str, uids: AbstractSet[int]) -> str:
+        """Who wrote most to the filesystem mounted there when its writers were last seen alive, as users `uids` may read it; "" where
+        nobody was seen. Safe from any thread.
+        """
+        found = tuple(self._lately.values())
+        return who_filled(
+            [(one.writer, one.name if uids & set(one.uids) else "") for one in found], mount
+        )
 
     def samples(self) -> Sequence[Measure]:
         """Values for Prometheus: bytes that each rank has written, and by how many bytes/s its open files grow on each mount."""
