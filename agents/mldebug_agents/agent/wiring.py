@@ -154,8 +154,8 @@ def build_loop(
 
 
 def _exit_evidence(tools: NodeTools, monitors: Monitors) -> ExitEvidence:
-    known = monitors.checkpoints.known_series
-    space = SpaceEvidence(tools.context, tools.filesystem_probe, known)
+    known, mounts = monitors.checkpoints.known_series, monitors.storage.mounts_of
+    space = SpaceEvidence(tools.context, tools.filesystem_probe, known, mounts)
     return ExitEvidence(tools.capture, complete=space.complete)
 
 

@@ -9,6 +9,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -168,6 +169,10 @@ class StorageMonitor:
         return with_stuck(
             capture, stuck_devices(self._states.get(FilesystemCollector.name), time.time())
         )
+
+    def mounts_of(self, uids: AbstractSet[int]) -> tuple[str, ...]:
+        """Mount points of the filesystems that these users may see and that jobs used lately. Any thread may ask."""
+        return self._fills.mounts_of(uids)
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
         """The exit, with how full the filesystems were that its user may see, and who writes most to each. What was read of them after

@@ -58,9 +58,11 @@ def mldebug(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_one_command_starts_it_and_one_ends_it(config: Path, state_dir: Path) -> None:
-    asked = mldebug("up", "--status", "--config", str(config))
-    assert (asked.returncode, running(state_dir)) == (0, None)
-    assert f"no agent runs here\n  way out: start one: mldebug up --config {config}" in asked.stderr
+    answer = mldebug("up", "--status", "--config", str(config))
+    assert (answer.returncode, running(state_dir)) == (0, None)
+    assert (
+        f"no agent runs here\n  way out: start one: mldebug up --config {config}" in answer.stderr
+    )
     begun = mldebug("up", "--config", str(config))
     assert begun.returncode == 0, begun.stderr
     found = running(state_dir)
@@ -71,10 +73,10 @@ def test_one_command_starts_it_and_one_ends_it(config: Path, state_dir: Path) ->
     assert f"To end it: mldebug down --config {config}" in begun.stdout
     assert os.getsid(found.pid) != os.getsid(0)
 
-    asked = mldebug("up", "--status", "--config", str(config))
-    assert asked.returncode == 0
-    assert asked.stdout.startswith(f"Your agent runs (pid {found.pid}).\n")
-    assert "http://localhost:8080/" in asked.stdout
+    answer = mldebug("up", "--status", "--config", str(config))
+    assert answer.returncode == 0
+    assert answer.stdout.startswith(f"Your agent runs (pid {found.pid}).\n")
+    assert "http://localhost:8080/" in answer.stdout
     again = mldebug("up", "--config", str(config))
     assert again.returncode == 0
     assert f"Your agent runs already (pid {found.pid}): nothing was started." in again.stdout

@@ -47,6 +47,8 @@ def ended(error: str, *fills: FilesystemFill, others: str = "", **more: object) 
         # `write` tells no name: the only one that is full
         ("OSError: [Errno 28] No space left on device", (ROOT, DATA, SCRATCH), Confidence.MEDIUM),
         ("RuntimeError: PytorchStreamWriter failed writing file data/1: file write failed", (ROOT, DATA), Confidence.MEDIUM),
+        # the last words of torch.save (2.13) on a full ext4
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 768 vs 662", (ROOT, DATA), Confidence.MEDIUM),
     ],
 )  # fmt: skip
 def test_the_full_filesystem_is_named_with_its_fill(
@@ -67,6 +69,27 @@ def test_all_that_fail_for_want_of_space_name_the_filesystem_and_no_rank() -> No
     assert finding is not None
     assert finding.verdict is Verdict.STORAGE_FAULT
     assert [(one.kind, one.rank) for one in finding.culprits] == [("mount", None)]
+
+
+@pytest.mark.parametrize(
+    ("error", "fills"),
+    [
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 768 vs 662", (ROOT, SCRATCH)),
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 768 vs 662", (ROOT, msgspec.structs.replace(DATA, used_ratio=0.95))),
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 768 vs 662", (DATA, INODES)),
+        ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory", (ROOT, DATA)),
+    ],
+    ids=["nothing is full", "nearly full", "two are full", "another word of the same file"],
+)  # fmt: skip
+def test_a_file_that_could_not_be_written_on_names_only_the_one_full_filesystem(
+    error: str, fills: tuple[FilesystemFill, ...]
+) -> None:
+    """torch.save tells nothing of space; its words come of other causes as well (torchforge#568)."""
+    finding, plain = judge_exit(ended(error, *fills)).finding, judge_exit(ended(error)).finding
+    assert finding is not None
+    assert plain is not None
+    assert (finding.verdict, finding.confidence, finding.culprits) == (plain.verdict, plain.confidence, plain.culprits)  # fmt: skip
+    assert finding.verdict is Verdict.RANK_EXITED
 
 
 @pytest.mark.parametrize(
@@ -170,8 +193,8 @@ def test_a_used_up_quota_names_the_filesystem_that_has_room() -> None:
 )  # fmt: skip
 def test_a_limit_that_is_no_disk_names_no_disk(error: str, lines: tuple[str, ...], step: str) -> None:  # fmt: skip
     attempt = ended(error, DATA)
-    told = RankError(error=error, lines=lines, source="its own output")
-    attempt = msgspec.structs.replace(attempt, errors={1: told})
+    error_of_rank = RankError(error=error, lines=lines, source="its own output")
+    attempt = msgspec.structs.replace(attempt, errors={1: error_of_rank})
     finding = judge_exit(attempt).finding
     assert finding is not None
     assert finding.verdict is Verdict.RANK_EXITED

@@ -7,6 +7,7 @@ of the rank's user; a mount that does not answer is not listed.
 
 import os
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -35,20 +36,24 @@ from mldebug_agents.system import procfs
 from mldebug_agents.system.context import Context
 
 MAX_SERIES = 4
+MAX_MOUNTS = 32
 NEWEST = 3  # checkpoints of a series that are looked at
 UNTOUCHED = frozenset(("autofs",))  # to touch it would mount something
 
 
 class SpaceEvidence:
-    """Reads what is left of filesystems and checkpoints after an exit. `known`: by run, its series as they were last seen."""
+    """Reads what is left of filesystems and checkpoints after an exit. `known`: by run, its series as they were last seen;
+    `mounts`: the mount points that users' jobs had before.
+    """
 
     def __init__(
         self,
         context: Context,
         probe: MountClient,
         known: Callable[[str], tuple[KnownSeries, ...]],
+        mounts: Callable[[AbstractSet[int]], tuple[str, ...]],
     ) -> None:
-        self._context, self._probe, self._known = context, probe, known
+        self._context, self._probe, self._known, self._before = context, probe, known, mounts
         self._layouts = create_all("checkpoints")
 
     def complete(self, attempt: AttemptExit) -> AttemptExit:
@@ -60,7 +65,8 @@ class SpaceEvidence:
         if not root:
             return attempt  # nobody sees its files any more
         series = self._series(attempt)
-        paths = (*(one.folder for one in series), *named_paths(attempt), SHARED_MEMORY)
+        before = self._before({rank.uid})[:MAX_MOUNTS]  # an error may name no path
+        paths = (*(one.folder for one in series), *named_paths(attempt), SHARED_MEMORY, *before)
         mounts = self._mounts(root, paths)
         answers = self._ask(root, list(mounts.values()))
         fills = tuple(_fill(mounts_of, answer) for mounts_of, answer in answers if answer.space)
@@ -114,8 +120,8 @@ class SpaceEvidence:
         look = reader.look(attempt.job.id, files, frozenset(), now)
         series = CheckpointSeries(SeriesMemory(complete=list(one.complete)), settle=0.0)
         series.look(now, look.readings, whole=False, world_size=attempt.job.world_size)
-        seen = {it.name: it for it in (*one.present, *series.checkpoints)}
-        return at_exit(printable(one.folder), tuple(seen.values()), series.checkpoints)
+        present = {it.name: it for it in (*one.present, *series.checkpoints)}
+        return at_exit(printable(one.folder), tuple(present.values()), series.checkpoints)
 
 
 def at_exit(

@@ -50,6 +50,11 @@ class RecentFills:
             looks[:] = [*recent[-MOST:], _Look(state.at, row)]
         self._rows = {key: looks for key, looks in self._rows.items() if state.at - looks[-1].at <= LATELY}  # fmt: skip
 
+    def mounts_of(self, uids: AbstractSet[int]) -> tuple[str, ...]:
+        """The mount points of those that these users may see. Any thread may ask: nothing of it is longer than one step of Python."""
+        last = [looks[-1].row for looks in tuple(self._rows.values())]
+        return tuple(str(row["mount"]) for row in last if not row.get(UIDS) or uids & _uids(row))
+
     def of_users(self, uids: AbstractSet[int], now: float) -> tuple[FilesystemFill, ...]:
         """The filesystems that these users may see, each with the fullest reading of the last `AT_END` seconds, else the
         last one if it is at most `LATELY` seconds old. `now`: unix time.

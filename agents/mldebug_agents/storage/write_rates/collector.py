@@ -174,10 +174,10 @@ MAX_MOUNTS = 4  # of one rank that are shown in metrics: the fastest
 
 
 LATELY = 600.0  # seconds for which a rank counts as one that has filled a filesystem
-MAX_SEEN = 1024
+MAX_WRITERS = 1024
 
 
-class _SeenWriter(NamedTuple):
+class _RecentWriter(NamedTuple):
     """A rank that had a growing file at unix time `at`, with the name of its job and who may know it."""
 
     at: float
@@ -198,7 +198,7 @@ class WriteRateCollector:
         self._names: dict[str, str] = {}
         self._uids: dict[str, tuple[int, ...]] = {}
         self.writers: dict[tuple[str, int], RankWriter] = {}
-        self._lately: Mapping[tuple[str, int], _SeenWriter] = {}  # never changed, only replaced
+        self._lately: Mapping[tuple[str, int], _RecentWriter] = {}  # never changed, only replaced
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Read what all ranks of these jobs have written, and compare it with the last call. A rank has a rate from its
@@ -214,13 +214,13 @@ class WriteRateCollector:
         self._before = read
         self._names = {job.id: job.name for job in jobs}
         self._uids = {job.id: tuple({job.uid, *(rank.uid for rank in job.ranks)}) for job in jobs}
-        seen = {
-            key: _SeenWriter(now, one, self._names.get(one.job, ""), self._uids.get(one.job, ()))
+        recent = {
+            key: _RecentWriter(now, one, self._names.get(one.job, ""), self._uids.get(one.job, ()))
             for key, one in self.writers.items()
             if one.growing
         }
         kept = {key: one for key, one in self._lately.items() if 0 <= now - one.at <= LATELY}
-        self._lately = dict([*kept.items(), *seen.items()][-MAX_SEEN:])
+        self._lately = dict([*kept.items(), *recent.items()][-MAX_WRITERS:])
 
     def who_fills(self, device: str) -> str:
         """Which rank writes most to the filesystem with this device number (`"major:minor"`), as the last words of an alert's sentence; "" where no rank writes there."""

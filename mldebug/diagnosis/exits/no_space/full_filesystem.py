@@ -32,6 +32,8 @@ NEARLY = 0.9  # the same where an error tells of no space in it
 _NO_SPACE = re.compile(
     r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\bE(?:NOSPC|DQUOT)\b|PytorchStreamWriter failed writing file"
 )
+# What `torch.save` ends with where it cannot write on: no word of space, which only a full filesystem explains (read: PyTorch 2.13)
+_CUT_WRITE = re.compile(r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+")
 _QUOTA = re.compile(r"Disk quota exceeded|\bEDQUOT\b")
 _BUS = re.compile(r"\b[Bb]us error\b|\bSIGBUS\b")
 MAX_PATHS = 8
@@ -49,7 +51,7 @@ def with_full_filesystem(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutc
         return outcome
     error = _error(outcome, attempt)
     if error is None:
-        return _with_bus_error(outcome, finding, attempt)
+        return _with_wordless_error(outcome, finding, attempt)
     if (limit := other_limit(error)) is not None:
         return _with_evidence(outcome, finding, limit.words, limit.step)
     fill, sure = _filesystem(error, attempt.filesystems)
@@ -62,15 +64,26 @@ def with_full_filesystem(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutc
     return _named(outcome, _storage_fault(finding, fill, attempt, sure=sure, quota=quota))
 
 
-def _with_bus_error(outcome: ExitOutcome, finding: Finding, attempt: AttemptExit) -> ExitOutcome:
-    """The outcome with the tmpfs that was full where the rank that is named was ended by SIGBUS, or says so of its worker."""
+def _with_wordless_error(
+    outcome: ExitOutcome, finding: Finding, attempt: AttemptExit
+) -> ExitOutcome:
+    """The outcome with the only filesystem that was full, where the rank that is named ended as one does that lacks space without
+    a word of it: by SIGBUS on a tmpfs, its own or its worker's, or with a file that `torch.save` could not go on with.
+    """
     named = {one.rank for one in finding.culprits if one.rank is not None}
-    ended = any(
-        one.rank in named and exit_signal(one.status) == signal.SIGBUS for one in attempt.exits
+    errors = [attempt.errors[rank].error for rank in sorted(named) if rank in attempt.errors]
+    if attempt.shared_error is not None and not attempt.shared_error.caught:
+        errors.append(attempt.shared_error.error)
+    bus = any(
+        exit_signal(one.status) == signal.SIGBUS for one in attempt.exits if one.rank in named
     )
-    told = any(_BUS.search(attempt.errors[rank].error) for rank in named if rank in attempt.errors)
-    full = [one for one in attempt.filesystems if one.fstype == "tmpfs" and _is_full(one)]
-    if not (ended or told) or len(full) != 1 or attempt.faults:
+    bus = bus or any(_BUS.search(attempt.errors[rank].error) for rank in named if rank in attempt.errors)  # fmt: skip
+    full = [one for one in attempt.filesystems if _is_full(one)]
+    if bus:
+        full = [one for one in full if one.fstype == "tmpfs"]
+    elif not any(map(_CUT_WRITE.search, errors)):
+        return outcome
+    if len(full) != 1 or attempt.faults:
         return outcome
     return _named(outcome, _storage_fault(finding, full[0], attempt, sure=False, quota=False))
 
@@ -102,7 +115,9 @@ def lacked_space(outcome: ExitOutcome, attempt: AttemptExit) -> bool:
 def tells_of_space(attempt: AttemptExit) -> bool:
     """Whether any error of this attempt tells of no space on a filesystem, so that the filesystems and checkpoints are worth a look."""
     bus = any(exit_signal(one.status) == signal.SIGBUS for one in attempt.exits)
-    return bus or any(True for _ in _of_space(attempt))
+    errors = (*attempt.errors.values(), *filter(None, [attempt.shared_error]))
+    cut = any(_CUT_WRITE.search(one.error) for one in errors)
+    return bus or cut or any(True for _ in _of_space(attempt))
 
 
 def named_paths(attempt: AttemptExit) -> tuple[str, ...]:
@@ -181,7 +196,7 @@ def _storage_fault(
     state = f"{name} {'is' if full else 'was nearly'} full ({words})"
     if quota and not full:
         state = f"a quota on {name} is used up ({words})"
-    steps = (f"df -h {fill.mount}; df -i {fill.mount}", next_attempt.room_step(room, found))
+    steps = (f"df -h {fill.mount}; df -i {fill.mount}", next_attempt.freeing_step(room, found))
     return msgspec.structs.replace(
         finding,
         verdict=Verdict.STORAGE_FAULT,

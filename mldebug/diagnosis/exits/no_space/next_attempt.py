@@ -50,11 +50,11 @@ def next_words(fill: FilesystemFill, found: Sequence[CheckpointsAtExit]) -> str:
     whole = f"last whole: {safe_line(last.last, 100)}" if last else ""
     if not whole and any(one.cut for one in found):
         whole = "no checkpoint is whole"
-    room = _room(fill, last.last_bytes if last else 0)
-    return "; ".join(part for part in (room, whole) if part)
+    left = _left_words(fill, last.last_bytes if last else 0)
+    return "; ".join(part for part in (left, whole) if part)
 
 
-def room_step(fill: FilesystemFill, found: Sequence[CheckpointsAtExit]) -> str:
+def freeing_step(fill: FilesystemFill, found: Sequence[CheckpointsAtExit]) -> str:
     """What to free before the next attempt; "" where the next checkpoint fits, or nobody knows."""
     needed = max((one.last_bytes for one in found), default=0)
     if fill.left_after is None or not needed or fill.left_after >= needed:
@@ -65,7 +65,7 @@ def room_step(fill: FilesystemFill, found: Sequence[CheckpointsAtExit]) -> str:
     return f"free {missing} on {safe_line(fill.mount, 200)} before it is started again{gives}"
 
 
-def _room(fill: FilesystemFill, needed: int) -> str:
+def _left_words(fill: FilesystemFill, needed: int) -> str:
     mount = safe_line(fill.mount, 200)
     if fill.inodes_left_after is not None and fill.inodes_left_after < FEW_INODES:
         return f"the next attempt will fail alike: {mount} has {fill.inodes_left_after} inodes left, without which no file can be made"

@@ -1,0 +1,51 @@
+"""A data-parallel training on gloo whose rank 0 writes checkpoints, and keeps all of them, until no space is left: fills_disk.py EVENTS FOLDER MIB.
+
+Each checkpoint holds MIB MiB; with 0 it is many empty files, so that the inodes are used up first.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from events import put
+
+EVENTS, FOLDER, MIB = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+EVERY = 10  # steps
+FILES = 400
+
+
+def checkpoint(step: int) -> None:
+    """Write one, without a temporary name."""
+    if MIB:
+        torch.save({"model": torch.ones(MIB << 18), "step": step}, FOLDER / f"step-{step}.pt")
+        return
+    folder = FOLDER / f"checkpoint-{step}"
+    folder.mkdir()
+    for number in range(FILES):
+        (folder / f"part-{number}.bin").touch()
+
+
+def main() -> None:
+    """Train until it fails."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    FOLDER.mkdir(exist_ok=True)
+    metrics = (FOLDER / f"metrics-{rank}.jsonl").open(
+        "a"
+    )  # open all the while, as trainers have theirs
+    print("{}", file=metrics, flush=True)
+    put(EVENTS / f"started.{rank}", str(os.getpid()))
+    for step in range(1, 100_000):
+        dist.all_reduce(torch.ones(64))
+        if rank == 0:
+            print(f"step {step} loss 2.5", flush=True)
+            if step % EVERY == 0:
+                checkpoint(step)
+        time.sleep(0.15)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Real jobs that write checkpoints until their disk is full: the report names the mount, by bytes or inodes, and what is left."""
+
+from pathlib import Path
+
+import pytest
+
+from processes.harness import JOBS, SCRIPTS, Plan, RunningJob, folder_for, wait_for
+from processes.incidents.watching import Report, RunningAgent, settings, watching
+from processes.needs import need_torch
+from shared.storage.disks import disk
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
+need_torch("the jobs run under torchrun")
+
+CONFIG = "storage: {interval: 2s}\ncheckpoints: {interval: 2s, settle: 5s}\n"
+
+
+class FillingJob(RunningJob):
+    """Two ranks that fill a disk with checkpoints of so many MiB each."""
+
+    def __init__(self, folder: Path, target: Path, mib: int) -> None:
+        super().__init__(Plan(), folder)
+        self.script = [str(JOBS / "fills_disk.py"), str(self.events), str(target), str(mib)]
+
+    def start(self) -> None:
+        """Start it under torchrun."""
+        launcher = [str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node", "2"]
+        self._spawn([*launcher, *self.script], {})
+
+
+def ended(agent: RunningAgent, job: FillingJob) -> Report:
+    """The report of its end."""
+    job.wait_for_event("started", (0, 1))
+
+    def over() -> Report | None:
+        return next((one for one in agent.reports() if one["state"] == "ended"), None)
+
+    report: Report = wait_for("the report of its end", over, 150)
+    return report
+
+
+def run(agent: RunningAgent, folder: Path, target: Path, mib: int) -> Report:
+    """Let a job run until its end, and take the report."""
+    job = FillingJob(folder, target, mib)
+    try:
+        job.start()
+        return ended(agent, job)
+    finally:
+        job.end()
+
+
+def test_a_disk_that_checkpoints_fill_is_named_though_the_error_has_no_word_of_space(tmp_path: Path) -> None:  # fmt: skip
+    """`torch.save` ends with "unexpected pos": neither path nor cause."""
+    with (
+        folder_for(Plan().user) as folder,
+        disk(tmp_path, "ext4", size=40 << 20) as full,
+        watching(folder, settings(folder) + CONFIG) as agent,
+    ):
+        report = run(agent, folder, full / "ckpt", 8)
+    found = report["diagnosis"]
+    print(found)
+    assert found["verdict"] == "storage_fault", found
+    assert [(one["kind"], one["rank"]) for one in found["culprits"]] == [("mount", 0)]
+    assert f"{full} is full" in found["summary"]
+    assert "has 0 B left now" in found["summary"], found
+
+
+def test_a_disk_without_inodes_is_told_as_such(tmp_path: Path) -> None:
+    with (
+        folder_for(Plan().user) as folder,
+        disk(tmp_path, "ext4", size=16 << 20) as full,
+        watching(folder, settings(folder) + CONFIG) as agent,
+    ):
+        report = run(agent, folder, full / "ckpt", 0)
+    found = report["diagnosis"]
+    print(found)
+    assert found["verdict"] == "storage_fault", found
+    assert "inodes 100%" in found["summary"], found
+    assert "inodes left, without which no file can be made" in found["summary"], found
