@@ -10,7 +10,7 @@ import msgspec
 from mldebug.cli.param_types import FILE
 from mldebug.cluster.wire import NodeReply, encode
 from mldebug.config.schema import Config
-from mldebug.core.errors import UsageError
+from mldebug.core.errors import ExitCode, UsageError
 from mldebug.core.model import NodeBrief
 from mldebug.status.merged_runs import ViewedNodes
 from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
@@ -88,6 +88,13 @@ def view_nodes_once(config: Config, nodes: FarNodes, progress: Progress) -> View
     """The same for a command that asks once."""
     with ended_by_signals(), Spawner(FANOUT) as spawner:
         return view_nodes(spawner, config, nodes, progress)
+
+
+def exit_code(nodes: ViewedNodes, *, found: bool = False) -> ExitCode:
+    """FOUND where something is wrong, else MISSING where a node did not answer: nobody knows that it is fine there."""
+    if found:
+        return ExitCode.FOUND
+    return ExitCode.MISSING if nodes.silent else ExitCode.FINE
 
 
 def send(view: NodeBrief) -> None:

@@ -7,11 +7,14 @@ import msgspec
 import pytest
 
 from mldebug.cluster.wire import NodeReply, decode, encode, read_line
-from mldebug.core.errors import UsageError
+from mldebug.config.schema import Config
+from mldebug.core.errors import ExitCode, UsageError
 from mldebug.core.model import GpuBrief, NodeBrief, RankBrief, RunBrief
 from mldebug.status.merged_runs import ViewedNodes
 from mldebug.status.node_lines import gpus_of_nodes, status_of_nodes
-from mldebug_agents.cluster.node_views import far_nodes
+from mldebug_agents.cli.commands import gpus as gpus_module
+from mldebug_agents.cli.commands import status as status_module
+from mldebug_agents.cluster.node_views import FarNodes, far_nodes
 
 
 def node(number: int, **changes: Any) -> NodeBrief:
@@ -50,6 +53,30 @@ def test_who_does_not_answer_is_told_first(gpus: bool) -> None:
     shown = lines(ViewedNodes(answers=FORTY[:38], silent=silent), gpus)
     assert shown[0] == "✘ gpu[39-40]: no answer in 30 s"
     assert shown[1].startswith("38 of 40 nodes answered (gpu[01-38]): ")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize(
+    ("incident", "silent", "status", "gpus"),
+    [
+        ("", {}, ExitCode.FINE, ExitCode.FINE),
+        ("", {"gpu02": "no answer in 30 s"}, ExitCode.MISSING, ExitCode.MISSING),
+        ("20261127-1", {}, ExitCode.FOUND, ExitCode.FINE),
+        ("20261127-1", {"gpu02": "no answer in 30 s"}, ExitCode.FOUND, ExitCode.MISSING),
+    ],
+)
+def test_a_node_that_does_not_answer_is_not_fine(
+    monkeypatch: pytest.MonkeyPatch, as_json: bool, incident: str, silent: dict[str, str],
+    status: ExitCode, gpus: ExitCode,
+) -> None:  # fmt: skip
+    run = msgspec.structs.replace(FORTY[0].runs[0], incident=incident)
+    nodes = ViewedNodes(answers=(node(1, runs=(run,)),), silent=silent)
+    for module in (status_module, gpus_module):
+        monkeypatch.setattr(module, "view_nodes_once", lambda *_: nodes)
+    far = far_nodes(("status",), None, "gpu[01-02]", "", None)
+    assert isinstance(far, FarNodes)
+    assert status_module._far(Config(), far, as_json) is status
+    assert gpus_module._show_far(Config(), far, as_json) is gpus
 
 
 def test_a_node_with_a_bad_gpu_stands_apart() -> None:

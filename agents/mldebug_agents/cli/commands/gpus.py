@@ -1,5 +1,6 @@
 """List the GPUs here; have the agent let go of them."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
 from mldebug.config.schema import Config, load_config
-from mldebug.core.errors import MldebugError, ToolError, UsageError
+from mldebug.core.errors import ExitCode, MldebugError, ToolError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.text import typed
@@ -23,7 +24,13 @@ from mldebug.status.node_lines import gpus_of_nodes
 from mldebug_agents.agent.node_look import send_view
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.cluster.fanout.progress_line import Waiting
-from mldebug_agents.cluster.node_views import FarNodes, far_nodes, node_options, view_nodes_once
+from mldebug_agents.cluster.node_views import (
+    FarNodes,
+    exit_code,
+    far_nodes,
+    node_options,
+    view_nodes_once,
+)
 from mldebug_agents.hardware.gpu.controller import ACCEPT, LONGEST, RELEASE, Accepted, Released
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.web.client import ask_nearest
@@ -63,15 +70,14 @@ def list_(
     """Show each GPU: load, who works on it, its health.
 
     As the agent of this node sees them, or read directly where none runs. Of several nodes those whose GPUs are alike
-    share a line.
+    share a line. Exit code 3: a node did not answer.
     """
     settings = load_config(config)
     if send:
         send_view(settings, here_only=config is not None, gpus=True)
         return
     if far := far_nodes(("gpus", "list", "--send"), slurm_job, hosts, there, wait):
-        _show_far(settings, far, as_json)
-        return
+        sys.exit(_show_far(settings, far, as_json))
     overview = _look(settings, here_only=config is not None)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(overview), indent=2).decode())
@@ -79,16 +85,17 @@ def list_(
     show_list(overview, Console(), time.time())
 
 
-def _show_far(settings: Config, far: FarNodes, as_json: bool) -> None:
+def _show_far(settings: Config, far: FarNodes, as_json: bool) -> ExitCode:
     """Ask several nodes by ssh or srun."""
     with Waiting(quiet=as_json) as progress:
         nodes = view_nodes_once(settings, far, progress)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(nodes), indent=2).decode())
-        return
-    console = Console()
-    for line in gpus_of_nodes(nodes):
-        print_line(console, Text(line.text, style="red" if line.bad else ""), prose=True)
+    else:
+        console = Console()
+        for line in gpus_of_nodes(nodes):
+            print_line(console, Text(line.text, style="red" if line.bad else ""), prose=True)
+    return exit_code(nodes)
 
 
 def _look(config: Config, *, here_only: bool) -> GpuOverview:

@@ -43,7 +43,13 @@ from mldebug.storage.filesystems.state import CollectorState, StorageState
 from mldebug_agents.agent.node_look import send_view
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.cluster.fanout.progress_line import Waiting
-from mldebug_agents.cluster.node_views import FarNodes, far_nodes, node_options, view_nodes_once
+from mldebug_agents.cluster.node_views import (
+    FarNodes,
+    exit_code,
+    far_nodes,
+    node_options,
+    view_nodes_once,
+)
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
 from mldebug_agents.storage.collectors import storage_collectors
@@ -86,7 +92,7 @@ def command(
     """Show the training jobs on this node, or on several, and their ranks: who runs them, who is missing.
 
     Where an agent runs: how far each job is, and why it is quiet or not. Nothing is attached to and nothing is
-    stopped. Exit code 1: an incident is open, or a storage alarm is on.
+    stopped. Exit code 1: an incident is open, or a storage alarm is on; 3: a node did not answer.
     """
     settings = load_config(config)
     if send:
@@ -137,7 +143,7 @@ def _far(settings: Config, far: FarNodes, as_json: bool) -> ExitCode:
         for line in status_of_nodes(nodes):
             print_line(console, Text(line.text, style="red" if line.bad else ""))
     incident = any(run.incident for node in nodes.answers for run in node.runs)
-    return ExitCode.FOUND if incident else ExitCode.FINE
+    return exit_code(nodes, found=incident)
 
 
 def _storage_now(tools: NodeTools, found: Discovery) -> StorageState:
