@@ -138,7 +138,7 @@ class ExitEvidence:
             shared_error=last_error(shared, SHARED, shared=True),
             flights=self._dumps(attempt),
             traces=self._tools.traces.left_behind(self._ended(attempt)),
-            memory=self._memory.left_behind(self._ended(attempt)),
+            memory=self._memory.left_behind(self._ended(attempt), gaps),
             deaths=deaths,
             oom_kills=more_kills(notes),
             kernel_readable=not doubt,
