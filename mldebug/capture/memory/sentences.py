@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mldebug.capture.memory.holders import FORWARD, OPTIMIZER
 from mldebug.core.model import HeldLine, MemoryFailure, MemoryHolders
 from mldebug.core.text import plural
-from mldebug.core.units import format_size
+from mldebug.core.units import size_words
 
 SHOWN = 6  # lines
 LEAST = 0.01  # of what is held: smaller lines are not shown
@@ -18,8 +18,8 @@ def failure_facts(failure: MemoryFailure) -> Iterator[str]:
     place = f", asked at {failure.asked_at}" if failure.asked_at else ""
     step = f", in step {failure.step + 1}" if failure.step is not None else ""
     yield (
-        f"{format_size(failure.requested)} could not be had on GPU {holders.device}{place}{step}: PyTorch held"
-        f" {format_size(holders.reserved)} of {format_size(failure.capacity)}, {format_size(failure.free)} were free"
+        f"{size_words(failure.requested)} could not be had on GPU {holders.device}{place}{step}: PyTorch held"
+        f" {size_words(holders.reserved)} of {size_words(failure.capacity)}, {size_words(failure.free)} were free"
     )
     for line in holder_lines(holders):
         yield f"held by {line}"
@@ -37,33 +37,35 @@ def holder_lines(holders: MemoryHolders, shown: int = SHOWN) -> Iterator[str]:
         one.memory_bytes for one in holders.lines if one not in large[:shown]
     )
     if rest:
-        yield f"other lines: {format_size(rest)}"
+        yield f"other lines: {size_words(rest)}"
 
 
 def line_words(one: HeldLine) -> str:
     """One line and what it holds."""
     blocks = plural(one.blocks, "block")
-    return f"{one.place or NO_PYTHON}: {format_size(one.memory_bytes)} in {blocks} ({one.phase})"
+    return f"{one.place or NO_PYTHON}: {size_words(one.memory_bytes)} in {blocks} ({one.phase})"
 
 
 def phase_words(holders: MemoryHolders) -> str:
     """`optimizer 30.0 GiB, forward 12.0 GiB`."""
-    return ", ".join(f"{phase} {format_size(size)}" for phase, size in holders.phases.items())
+    return ", ".join(f"{phase} {size_words(size)}" for phase, size in holders.phases.items())
 
 
 def unused_words(holders: MemoryHolders) -> str:
     """`1.2 GiB lie unused in 212 pieces, the largest of 20.0 MiB`."""
     if not holders.unused:
         return "nothing lies unused in PyTorch's cache"
-    pieces, largest = plural(holders.pieces, "piece"), format_size(holders.largest_free)
-    return f"{format_size(holders.unused)} lie unused in {pieces}, the largest of {largest}"
+    pieces, largest = plural(holders.pieces, "piece"), size_words(holders.largest_free)
+    return f"{size_words(holders.unused)} lie unused in {pieces}, the largest of {largest}"
 
 
 def shape_words(failure: MemoryFailure) -> str:
     """Whether the memory was fragmented or full."""
     unused = unused_words(failure.holders)
     if failure.missing:
-        return f"truly full: {unused}, so {format_size(failure.missing)} were missing even in one piece"
+        return (
+            f"truly full: {unused}, so {size_words(failure.missing)} were missing even in one piece"
+        )
     return f"fragmented: {unused}; in one piece it would have been enough"
 
 
@@ -77,7 +79,7 @@ def savings(failure: MemoryFailure, world_size: int) -> tuple[str, ...]:
         found.append(
             (
                 activations // 2,
-                f"half the micro batch saves about {format_size(activations // 2)} of activations{enough}",
+                f"half the micro batch saves about {size_words(activations // 2)} of activations{enough}",
             )
         )
     if state > least and world_size > 1:
@@ -86,7 +88,7 @@ def savings(failure: MemoryFailure, world_size: int) -> tuple[str, ...]:
         found.append(
             (
                 saved,
-                f"optimizer state over {world_size} ranks (ZeRO, FSDP) saves about {format_size(saved)}{enough}",
+                f"optimizer state over {world_size} ranks (ZeRO, FSDP) saves about {size_words(saved)}{enough}",
             )
         )
     return tuple(words for _, words in sorted(found, reverse=True))

@@ -51,6 +51,10 @@ UNSEEN = 0.2
 """The same for what only follows from the figures, because the message lists no process."""
 
 
+ROUNDED = 0.01
+"""Of a size: a message shows two decimals, so "2.00 GiB asked, 2.00 GiB free" does not say that enough was free."""
+
+
 class MemoryCause(StrEnum):
     """Why an allocation of GPU memory failed."""
 
@@ -101,7 +105,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
             return MemoryCause.UNKNOWN
         if self.limit is not None and requested + (self.allocated or 0) > self.limit:
             return MemoryCause.LIMIT
-        if requested <= free:
+        if requested * (1 + ROUNDED) <= free:
             return MemoryCause.TRANSIENT
         if self.capacity and self.others_bytes >= max(requested - free, MUCH * self.capacity):
             return MemoryCause.OTHERS
@@ -130,7 +134,8 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
         if requested is None or free is None or self.unallocated is None:
             return None
         much = self.unallocated >= MUCH * (self.capacity or 0)
-        return much and free < requested <= free + self.unallocated
+        short = free < requested * (1 + ROUNDED)
+        return much and short and requested <= free + self.unallocated
 
 
 def device_memory(text: str) -> DeviceMemory | None:

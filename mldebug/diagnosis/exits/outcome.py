@@ -9,13 +9,12 @@ import msgspec
 from mldebug.capture.memory.sentences import failure_facts, savings
 from mldebug.core.model import Confidence, Culprit, Finding, MemoryFailure, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
-from mldebug.diagnosis.exits.cuda_memory import DeviceMemory
+from mldebug.diagnosis.exits.cuda_memory import ROUNDED, DeviceMemory
 from mldebug.diagnosis.exits.memory_text import memory_steps
 from mldebug.diagnosis.exits.model import AttemptExit, RankError, exit_signal, words_of_status
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
 from mldebug.diagnosis.exits.words.last_words import is_out_of_memory
 
-ROUNDED = 0.01  # of a size: a message shows two decimals
 NOBODY = ", and nobody can be named"
 MAX_FACTS = 12  # about ranks that are not named
 

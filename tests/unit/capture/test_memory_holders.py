@@ -76,16 +76,18 @@ def test_pieces_that_would_have_been_enough_are_fragmentation_and_less_is_a_full
         written(block(9, TRAIN), *pieces, requested=130),
     )
     assert (
-        "fragmented: 120MiB lie unused in 3 pieces, the largest of 40MiB"
+        "fragmented: 120 MiB lie unused in 3 pieces, the largest of 40 MiB"
         in list(failure_facts(parse_failure(fragmented)))[-1]
     )
-    assert "so 10MiB were missing even in one piece" in list(failure_facts(parse_failure(full)))[-1]
+    assert (
+        "so 10 MiB were missing even in one piece" in list(failure_facts(parse_failure(full)))[-1]
+    )
 
 
 def test_what_is_saved_is_what_a_setting_changes() -> None:
     failure = parse_failure(written(block(300, CALL, TRAIN), block(400, ADAM, TRAIN)))
     assert [one.rpartition(" saves ")[2] for one in savings(failure, 4)] == [
-        "about 300MiB (enough)", "about 150MiB of activations (enough)"
+        "about 300 MiB (enough)", "about 150 MiB of activations (enough)"
     ]  # fmt: skip
     assert savings(parse_failure(written(block(300, HOARD))), 4) == ()
 

@@ -153,7 +153,7 @@ def test_the_cause(text: str, cause: MemoryCause, fragmented: bool | None, words
     assert is_out_of_memory(text)
 
 
-@pytest.mark.parametrize(("free", "cause"), [(99, MemoryCause.DEMAND), (100, MemoryCause.FRAGMENTED), (199, MemoryCause.FRAGMENTED), (200, MemoryCause.TRANSIENT)])  # fmt: skip
+@pytest.mark.parametrize(("free", "cause"), [(99, MemoryCause.DEMAND), (100, MemoryCause.FRAGMENTED), (199, MemoryCause.FRAGMENTED), (200, MemoryCause.FRAGMENTED), (202, MemoryCause.TRANSIENT)])  # fmt: skip
 def test_the_borders_of_fragmentation(free: int, cause: MemoryCause) -> None:
     memory = DeviceMemory(
         requested=200, capacity=1000, free=free, allocated=700, unallocated=100, process=800

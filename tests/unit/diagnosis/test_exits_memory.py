@@ -51,7 +51,9 @@ def test_the_allocation_that_a_hook_wrote_down_is_the_rank_s_own_error() -> None
     assert [one.rank for one in outcome.finding.culprits] == [1]
     assert plain.finding.confidence != outcome.finding.confidence == "high"
     assert "no rank in particular" not in outcome.sentence
-    assert "rank 1: held by hoard (memory.py:25): 104" in evidence(outcome)
+    assert "rank 1: held by hoard (memory.py:25): 104 GiB in 418 blocks" in evidence(outcome)
+    assert "enough is free" not in outcome.sentence  # 2.00 GiB of 2.00 GiB: a message rounds
+    assert "the job needs more than there is" in outcome.sentence
     assert "hoard" not in evidence(plain)
 
 
