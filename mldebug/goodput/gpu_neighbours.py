@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mldebug.goodput.causes import GPU_NEIGHBOUR, Compared, OtherRanks, find_cause
+from mldebug.goodput.causes import GPU_NEIGHBOUR, OtherRanks
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.speed_trend import SlowerSteps
 from mldebug.goodput.straggler import (
@@ -24,7 +24,7 @@ from mldebug.goodput.straggler import (
     Excess,
     SampledStretch,
     Slowness,
-    SlowRank,
+    slow_rank,
 )
 
 NEAR = 60.0  # seconds: full readings of the GPUs are half as far apart, and a step may take as long
@@ -46,7 +46,7 @@ def with_gpu_neighbour(found: Slowness, slower: SlowerSteps, world_size: int) ->
     if not 0 < len(beside) <= max(1, len(shares) // FEW):
         return found
     loss = 1 - 1 / slower.times
-    ranks = tuple(_slow_rank(one, others, loss) for one in beside)
+    ranks = tuple(slow_rank(one, Excess(kind=ON_GPU, own=one.on_gpu), others, loss) for one in beside)  # fmt: skip
     began = all(abs(one.evidence.gpu_neighbour_since - slower.since) <= NEAR for one in beside)
     if not began or any(one.cause != GPU_NEIGHBOUR for one in ranks):
         return found
@@ -68,16 +68,3 @@ def needs_readings(row: Sequence[SampledStretch]) -> bool:
 
 def _wait_for_gpus(shares: Sequence[RankShares]) -> bool:
     return min((one.on_gpu for one in shares), default=0.0) >= ON_GPUS
-
-
-def _slow_rank(own: RankShares, others: OtherRanks, loss: float) -> SlowRank:
-    cause, words = find_cause(Compared(own.evidence, others, loss, ON_GPU))
-    excess = Excess(kind=ON_GPU, own=own.on_gpu)
-    return SlowRank(
-        rank=own.rank,
-        node=own.node,
-        waiting=own.waiting,
-        excess=excess,
-        cause=cause,
-        cause_words=words,
-    )

@@ -148,7 +148,7 @@ def _slow_ranks(shares: Sequence[RankShares], low: Sequence[int], loss: float) -
     rest = [one for one in shares if one.rank not in slow]
     usual, others = _UsualShares(rest), OtherRanks([one.evidence for one in rest])
     return tuple(
-        _slow_rank(one, _excess(one, usual, loss), others, loss)
+        slow_rank(one, _excess(one, usual, loss), others, loss)
         for one in shares
         if one.rank in slow
     )
@@ -167,7 +167,8 @@ def _differ_in_code(shares: Sequence[RankShares], slow: Sequence[SlowRank]) -> b
     return only_works and own.on_gpu < NEVER
 
 
-def _slow_rank(own: RankShares, excess: Excess, others: OtherRanks, loss: float) -> SlowRank:
+def slow_rank(own: RankShares, excess: Excess, others: OtherRanks, loss: float) -> SlowRank:
+    """The rank as slow, with the cause that its evidence shows against that of the `others`. `loss`: share of the run's time, 0 to 1."""
     cause, words = find_cause(Compared(own.evidence, others, loss, excess.kind))
     return SlowRank(
         rank=own.rank,

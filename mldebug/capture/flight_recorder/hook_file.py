@@ -10,9 +10,9 @@ from mldebug.capture.flight_recorder.entries import (
     short,
 )
 from mldebug.capture.flight_recorder.raw_calls import Name, Rank, RawCall, Whole
+from mldebug.capture.hook_json import decode_hook_file
 from mldebug.core.model import FlightRecord
 from mldebug.core.ranksets import fold_ranks
-from mldebug.core.redact import clean
 
 __all__ = ["MAX_BYTES", "MAX_CALLS", "MAX_GROUPS", "parse_file"]
 
@@ -43,14 +43,7 @@ class _File(msgspec.Struct, frozen=True):
 
 def parse_file(data: bytes) -> FlightRecord:
     """Parse the file into which a rank's hook writes its Flight Recorder. Raises ValueError with the reason."""
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"it has {len(data)} bytes, more than {MAX_BYTES}")
-    try:
-        file = msgspec.json.decode(data, type=_File)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(f"it is not what it should be ({clean(str(error))[:200]})") from None
-    if file.layout != 1:
-        raise ValueError(f"it has layout {file.layout} and not 1")
+    file = decode_hook_file(data, _File, MAX_BYTES)
     return _record(file.dumps, {name: group.info for name, group in file.groups.items()})
 
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from mldebug.capture.hook_json import decode_hook_file
 from mldebug.capture.memory.holders import (
     DeviceTotals,
     HeldStack,
@@ -73,7 +74,7 @@ class _MemoryFile(msgspec.Struct, frozen=True):
 
 def parse_failure(data: bytes) -> MemoryFailure:
     """Parse what the hook wrote when memory ran out. Raises ValueError with the reason."""
-    file = _parsed(data)
+    file = decode_hook_file(data, _MemoryFile, MAX_BYTES)
     mine = [one for one in file.snapshot.holders() if one.device == file.device]
     stack: tuple[Frame, ...] = tuple(frame_of(*one) for one in file.asked_by)
     return MemoryFailure(
@@ -87,15 +88,3 @@ def parse_failure(data: bytes) -> MemoryFailure:
         retries=file.stats.get("num_alloc_retries", 0),
         holders=mine[0] if mine else MemoryHolders(device=file.device or 0),
     )
-
-
-def _parsed(data: bytes) -> _MemoryFile:
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"it has {len(data)} bytes, more than {MAX_BYTES}")
-    try:
-        file = msgspec.json.decode(data, type=_MemoryFile)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(f"it is not what it should be ({clean(str(error))[:200]})") from None
-    if file.layout != 1:
-        raise ValueError(f"it has layout {file.layout} and not 1")
-    return file

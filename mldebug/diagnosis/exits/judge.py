@@ -62,13 +62,18 @@ def judge_exit(attempt: AttemptExit) -> ExitOutcome:
 
 
 def with_recorded_error(attempt: AttemptExit) -> AttemptExit:
-    """The attempt, in which a lack of GPU memory that the job's log tells without a rank is the error of the one rank whose hook
-    wrote down that very allocation.
+    """The attempt, in which a lack of GPU memory that the job's log tells without a rank is the error of the one rank that failed and whose
+    hook wrote down that very allocation.
     """
     shared = attempt.shared_error
     if shared is None or shared.caught:
         return attempt
-    ranks = [one for one, failure in attempt.memory.items() if tells_of_allocation(shared.memory, failure)]  # fmt: skip
+    failed = {one.rank for one in attempt.exits if exit_code(one.status)}
+    ranks = [
+        one
+        for one, failure in attempt.memory.items()
+        if one in failed and tells_of_allocation(shared.memory, failure)
+    ]
     if len(ranks) != 1 or ranks[0] in attempt.errors:
         return attempt
     errors = {**attempt.errors, ranks[0]: msgspec.structs.replace(shared, unclear=False)}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from mldebug.core.redact import clean
+from mldebug.core.text import plural
 from mldebug.core.units import format_age, format_duration
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import size_words
@@ -86,8 +87,7 @@ def _cut(path: str) -> str:
 
 def _more(count: int, what: str) -> Iterator[str]:
     if count > MOST:
-        rest = count - MOST
-        yield f"  and {rest} more {what}{'' if rest == 1 else 's'}: --json has all"
+        yield f"  and {plural(count - MOST, f'more {what}')}: --json has all"
 
 
 def _checkpoints(found: StorageUsage) -> Iterator[str]:
@@ -96,7 +96,7 @@ def _checkpoints(found: StorageUsage) -> Iterator[str]:
         return
     yield "If the newest N whole checkpoints of each series stay, the others free:"
     for one in found.retention:
-        many = f"{one.checkpoints:,} checkpoint{'' if one.checkpoints == 1 else 's'}"
+        many = plural(one.checkpoints, "checkpoint")
         yield f"  N = {one.keep:<4} {size_words(one.frees):>11}  {many}"
     old = found.could_go
     if old:
@@ -110,7 +110,8 @@ def _checkpoints(found: StorageUsage) -> Iterator[str]:
     for needed in found.needed[:MOST_TOLD]:
         yield f"Stays: {clean(needed.path, 200)}"
         yield f"  {clean(needed.why, 78)}"
-    yield from _more(len(found.needed) - MOST_TOLD + MOST, "that must stay")
+    if (rest := len(found.needed) - MOST_TOLD) > 0:
+        yield f"  and {rest} more that must stay: --json has all"
     for path in found.without_whole[:MOST_TOLD]:
         yield f"None is whole, so none could go: {clean(path, 200)}"
     yield "Nothing was deleted."

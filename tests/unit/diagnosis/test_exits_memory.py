@@ -83,3 +83,9 @@ def test_where_all_ran_out_at_once_nobody_is_named_at_more_than_low() -> None:
     outcome = judge_exit(both)
     assert outcome.finding is not None
     assert not outcome.finding.culprits or outcome.finding.confidence == "low"
+
+
+def test_a_rank_that_was_only_ended_takes_no_error_from_the_log() -> None:
+    """What it wrote down it had survived; the error stays the log's, of no rank in particular."""
+    outcome, plain = judge_exit(ended(0)), judge_exit(ended())
+    assert outcome.finding == plain.finding

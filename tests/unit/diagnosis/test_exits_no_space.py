@@ -317,3 +317,12 @@ def test_tasks_that_find_no_space_failed_alike() -> None:
     assert {sign(one) for one in tasks} == {NO_SPACE}
     assert sign(ended("ValueError: shard has bad magic", ROOT, DATA)) != NO_SPACE
     assert sign(ended("KeyError: 'lr-high'")) != sign(ended("KeyError: 'lr-low'"))
+
+
+def test_a_save_that_failed_and_was_caught_is_no_cause_of_a_later_end() -> None:
+    text = "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 768 vs 662"
+    attempt = ended(text, ROOT, DATA)
+    caught = {1: msgspec.structs.replace(attempt.errors[1], caught=True)}
+    finding = judge_exit(msgspec.structs.replace(attempt, errors=caught)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.RANK_EXITED

@@ -31,7 +31,7 @@ from mldebug_agents.storage.checkpoints.reader import series_key
 from mldebug_agents.storage.checkpoints.series_reader import SeriesFiles, SeriesReader
 from mldebug_agents.storage.child.client import MountClient
 from mldebug_agents.storage.child.messages import MountAnswer, MountRequest
-from mldebug_agents.storage.filesystems.mounts import mount_table, printable_path
+from mldebug_agents.storage.filesystems.mounts import IMAGES, mount_table, printable_path
 from mldebug_agents.system import procfs
 from mldebug_agents.system.context import Context
 
@@ -69,7 +69,7 @@ class SpaceEvidence:
         paths = (*(one.folder for one in series), *named_paths(attempt), SHARED_MEMORY, *before)
         mounts = self._mounts(root, paths)
         answers = self._ask(root, list(mounts.values()))
-        fills = tuple(_fill(mounts_of, answer) for mounts_of, answer in answers if answer.space)
+        fills = tuple(_fill(mount, answer) for mount, answer in answers if _may_fill(mount, answer))
         answering = {mount.id for mount, answer in answers if answer.space}
         found = tuple(
             self._checkpoints(one, root, rank, attempt)
@@ -143,6 +143,11 @@ def at_exit(
         held=len(every),
         held_bytes=sum(one.size for one in every),
     )
+
+
+def _may_fill(mount: procfs.Mount, answer: MountAnswer) -> bool:
+    """Whether anybody can write there: an image is always full, and no reason for anything."""
+    return answer.space is not None and not answer.space.read_only and mount.fstype not in IMAGES
 
 
 def _fill(mount: procfs.Mount, answer: MountAnswer) -> FilesystemFill:

@@ -71,17 +71,16 @@ def _with_wordless_error(
     a word of it: by SIGBUS on a tmpfs, its own or its worker's, or with a file that `torch.save` could not go on with.
     """
     named = {one.rank for one in finding.culprits if one.rank is not None}
-    errors = [attempt.errors[rank].error for rank in sorted(named) if rank in attempt.errors]
-    if attempt.shared_error is not None and not attempt.shared_error.caught:
-        errors.append(attempt.shared_error.error)
+    own = [attempt.errors[rank] for rank in sorted(named) if rank in attempt.errors]
+    last = [one for one in (*own, attempt.shared_error) if one is not None and not one.caught]
     bus = any(
         exit_signal(one.status) == signal.SIGBUS for one in attempt.exits if one.rank in named
     )
-    bus = bus or any(_BUS.search(attempt.errors[rank].error) for rank in named if rank in attempt.errors)  # fmt: skip
+    bus = bus or any(_BUS.search(one.error) for one in own)
     full = [one for one in attempt.filesystems if _is_full(one)]
     if bus:
         full = [one for one in full if one.fstype == "tmpfs"]
-    elif not any(map(_CUT_WRITE.search, errors)):
+    elif not any(_CUT_WRITE.search(one.error) for one in last):
         return outcome
     if len(full) != 1 or attempt.faults:
         return outcome
