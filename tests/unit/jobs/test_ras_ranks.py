@@ -344,9 +344,11 @@ def test_a_ras_that_is_of_no_use_gives_no_numbers_and_costs_one_question(
     )  # on a busy machine a few looks take longer than the first of them
     with serving(FAULTS[fault]) as server, two(tmp_path, server) as pids:
         found = [all_found(tools, pids)]
+        while not server.connections:  # one group a look: others of this machine may come first
+            found.append(all_found(tools, pids))
         connections = server.connections
         found += [all_found(tools, pids) for _ in range(2)]
-        assert server.connections == connections > 0
+        assert server.connections == connections
     for jobs in found:
         assert [(job.launcher, job.world_size) for job in jobs] == [("single", 1)] * 2
 
