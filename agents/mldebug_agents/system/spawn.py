@@ -43,6 +43,8 @@ __all__ = [
 MAX_ABANDONED = (
     16  # programs that are stuck at the processes of one owner, and as many that look at nobody's
 )
+MEMORY = 1 << 30
+"""Bytes of its own that a program which reads another process may have: what it reads there a job has written, its symbols, too."""
 GRACE = 0.5  # seconds in which a killed process should be dead
 HEARING = 0.2  # seconds at most between two calls of `on_output`
 WORKERS: Workers = {"reader": reader_child.serve}
@@ -116,7 +118,7 @@ class Spawner:
         `on_output` is called in this thread with the pid and new bytes of stdout, at least every
         0.2 s (then b""); if it returns False, the program is ended. A program that hangs already is
         not started again. `looks_at`: the process that it reads: where programs that read processes of its
-        owner are stuck, no more of them are started, and those of other owners are.
+        owner are stuck, no more of them are started, and those of other owners are. It may have `MEMORY` of its own.
         """
         started = time.monotonic()
         words = tuple(argv)
@@ -136,7 +138,8 @@ class Spawner:
                 OutputPipe(max_output) as err,
                 _file_of(stdin) as source,
             ):
-                request = _program(next(self._numbers), words, env)
+                memory = 0 if looks_at is None else MEMORY
+                request = _program(next(self._numbers), words, env, memory)
                 fds = (out.inlet, err.inlet, *source)
                 child = self._launch(request, fds, words, owner)
                 out.close_inlet()
@@ -322,11 +325,14 @@ class Spawner:
         return f"the helper process that starts programs (pid {self.helper_pid}) is gone; restart mldebug"
 
 
-def _program(number: int, words: tuple[str, ...], env: Mapping[str, str] | None) -> HelperRequest:
+def _program(
+    number: int, words: tuple[str, ...], env: Mapping[str, str] | None, memory: int
+) -> HelperRequest:
     if not words:
         raise ValueError("no program was named")
     encoded = None if env is None else {name: os.fsencode(value) for name, value in env.items()}
-    return HelperRequest(number, argv=[os.fsencode(word) for word in words], env=encoded)
+    argv = [os.fsencode(word) for word in words]
+    return HelperRequest(number, argv=argv, env=encoded, memory=memory)
 
 
 @contextlib.contextmanager

@@ -129,6 +129,13 @@ def test_arguments_that_are_too_long_are_an_error(spawner: Spawner) -> None:
 # --- programs that do not behave -----------------------------------------------------------------
 
 
+def test_who_reads_a_process_has_so_much_memory_and_leaves_no_core(spawner: Spawner) -> None:
+    limits = "ulimit -d; ulimit -c"
+    own = sh(spawner, limits).stdout.split()
+    assert sh(spawner, limits, looks_at=os.getpid()).stdout.split() == [b"1048576", b"0"]
+    assert sh(spawner, limits).stdout.split() == own != [b"1048576", b"0"]
+
+
 def test_deadline_kills_the_whole_group(spawner: Spawner) -> None:
     done = sh(spawner, "(sleep 1000 & echo $!; wait) & echo $!; wait", timeout=2.0)
     assert done.timed_out

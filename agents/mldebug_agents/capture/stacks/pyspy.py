@@ -19,8 +19,10 @@ from mldebug.capture.folded_stacks import CountedStack, parse_folded
 from mldebug.capture.stacks.pyspy import parse_pyspy_json
 from mldebug.core.errors import EvidenceError, ToolError
 from mldebug.core.model import ThreadStack
-from mldebug_agents.system.spawn import Completed, ProgramStarter
+from mldebug.core.units import size_words
+from mldebug_agents.system.spawn import MEMORY, Completed, ProgramStarter
 
+_NO_MEMORY = "memory allocation of"  # Rust's words, before it ends
 MAX_RECORD = 4 << 20  # bytes of one recording
 INSTALL = "pip install py-spy, or name it in the config: capture: {py_spy: /path/to/py-spy}"
 
@@ -195,6 +197,10 @@ def _why(done: Completed, timeout: float) -> str:
     if done.truncated:
         return "it wrote too much"
     text = done.stderr.decode(errors="replace")
+    if _NO_MEMORY in text:
+        return (
+            f"to read what this program is made of takes more than {size_words(MEMORY)} of memory"
+        )
     causes = re.findall(r"(?:Error:|^\s+\d+:|Reason:)\s*(.+)", text, re.MULTILINE)[:2]
     return (
         ": ".join(cause.strip() for cause in causes)

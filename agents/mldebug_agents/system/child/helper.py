@@ -11,6 +11,7 @@ import ctypes
 import errno
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -51,6 +52,9 @@ class HelperRequest(msgspec.Struct, omit_defaults=True):
     env: dict[str, bytes] | None = None  # None: the environment that the helper inherited
     worker: str = ""
     kill: bool = False
+    memory: int = (
+        0  # bytes of its own that the program may have at most; 0: as many as this process
+    )
 
 
 def fork_helper(control: socket.socket, workers: Workers) -> int:
@@ -217,6 +221,9 @@ def _execute(request: HelperRequest, status: int, fds: list[int]) -> None:
     # a child that waits in exec for ever must not keep the pipes of others open
     _keep_only({0, 1, 2, status})
     os.set_inheritable(status, False)  # recv_fds ignores MSG_CMSG_CLOEXEC in Python 3.11
+    if request.memory:
+        resource.setrlimit(resource.RLIMIT_DATA, (request.memory, request.memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if request.env is None:
         os.execvp(request.argv[0], request.argv)  # noqa: S606 - an argument list, no shell
     os.execvpe(request.argv[0], request.argv, request.env)  # noqa: S606
