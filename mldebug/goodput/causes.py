@@ -12,7 +12,7 @@
 | `clock` | its GPU runs 5 % slower than every other's, for a reason that the GPU gives and the others do not have |
 | `power` | the same, and its power limit is lower than the others' |
 | `link` | it takes longer for what the others do, too, or waits for data, and a port of its node has errors that do not stop, flaps, or is slower than it was, while the nodes of most others have none |
-| `uneven` | it works longer, with a tenth more memory on its GPU than any other at the same clock: its *work* is larger |
+| `uneven` | it works longer, with a tenth more memory on its GPU than any other at the same clock: its *work* is larger; where all hosts wait for their GPUs, the memory grew as the steps became slower |
 
 The first that holds is given; none, where none does. Pure.
 """
@@ -29,7 +29,7 @@ FAULTS, MORE_FAULTS = 20.0, 10.0
 SHORT = 0.01  # of the time, from which on a node is short of memory
 FEW_CORES = 4  # on which Python, the threads of a library and the workers of a DataLoader are in each other's way
 SLOWER = 0.95  # of the slowest other GPU's clock
-LINK, GPU_NEIGHBOUR = "link", "gpu_neighbour"
+LINK, GPU_NEIGHBOUR, UNEVEN = "link", "gpu_neighbour", "uneven"
 FEW_LINKS = 0.5  # of the others, which may stand on the same node
 LARGER = 1.1  # of the largest other rank's memory on a GPU
 
@@ -188,6 +188,9 @@ def _limits(c: Compared) -> list[str]:
 
 
 def _slow_clock(c: Compared) -> bool:
+    """Where all hosts wait for their GPUs, a lower clock tells no cause: of a GPU that computes more the power limit cuts it."""
+    if c.kind == "gpu":
+        return False
     own, others = c.own.gpu_clock, c.others.clocks
     return bool(own and others) and (own or 0.0) <= SLOWER * min(others)
 
@@ -217,7 +220,7 @@ def _has_link_errors(c: Compared) -> bool:
 def _has_more_work(c: Compared) -> bool:
     own, others = c.own.gpu_memory, c.others.memory
     larger = bool(own and others) and (own or 0) >= LARGER * max(others)
-    return larger and c.kind in ("work", "same") and not _slow_clock(c)
+    return larger and c.kind in ("work", "same", "gpu") and not _slow_clock(c)
 
 
 def _uneven_words(c: Compared) -> str:
@@ -292,7 +295,7 @@ RULES = (
         "mldebug status  # on {node}: its ports; then the cable, the transceiver and the switch's end of it",
     ),
     Rule(
-        "uneven",
+        UNEVEN,
         _has_more_work,
         _uneven_words,
         "compare what the ranks are given (batch, sequence lengths, stages): no rank is to blame",

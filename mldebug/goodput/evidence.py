@@ -34,6 +34,9 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     gpu_limits: tuple[str, ...] = ()  # keys of `GPU_LIMITS` that hold now
     gpu_power_limit: float | None = None  # watts
     gpu_memory: int | None = None  # bytes that its process has on its GPU
+    gpu_memory_since: float = (
+        0.0  # unix time when it was first found to have a tenth more than before; 0.0: it was not
+    )
     gpu_neighbour: str | None = (
         None  # another program that computes on its GPU: `python3 (pid 12)`; "": surely none does
     )

@@ -2,9 +2,9 @@
 compares two rows before a rank is called slow. Pure.
 """
 
-from mldebug.goodput.gpu_neighbours import needs_readings, with_gpu_neighbour
 from mldebug.goodput.speed_trend import SlowerSteps
 from mldebug.goodput.straggler import SampledStretch, Slowness, agreed, find_slow_ranks, needs_more
+from mldebug.goodput.waiting_hosts import needs_readings, with_gpu_cause
 
 
 class SampleRows:
@@ -29,7 +29,7 @@ class SampleRows:
             return None
         found, self._row = find_slow_ranks(self._row), []
         if slower is not None:
-            found = with_gpu_neighbour(found, slower, stretch.world_size)
+            found = with_gpu_cause(found, slower, stretch.world_size)
         first, self._first = self._first, None
         if first is not None:
             return agreed(first, found)

@@ -17,7 +17,6 @@ from mldebug.goodput import causes
 from mldebug.goodput.sentences import percent, rank_words, slow_words
 from mldebug.goodput.straggler import LEAST, Slowness, SlowRank
 
-UNEVEN = "uneven"  # mldebug.goodput.causes
 BESIDE = (
     "the ranks wait for their GPUs, which may be at work: what a host does meanwhile costs nothing"
 )
@@ -51,8 +50,8 @@ def judge_slowdown(job: Job, found: Slowness) -> Judgement:
 def _diagnosis(job: Job, found: Slowness, slow: dict[int, SlowRank]) -> Diagnosis:
     sentence = slow_words(found, job.world_size)
     here = {rank.rank: rank for rank in job.ranks}
-    uneven = bool(found.ranks) and all(one.cause == UNEVEN for one in found.ranks)
-    blamed = [one for one in found.ranks if one.cause != UNEVEN]
+    uneven = bool(found.ranks) and all(one.cause == causes.UNEVEN for one in found.ranks)
+    blamed = [one for one in found.ranks if one.cause != causes.UNEVEN]
     culprits = [_culprit(here.get(one.rank), one) for one in blamed]
     explained = all(_is_explained(one) for one in blamed) and not found.rests_on
     explained = explained and not any(_beside_gpu(found, one) for one in blamed)
@@ -104,7 +103,8 @@ def _evidence(found: Slowness, slow: dict[int, SlowRank]) -> list[str]:
     lines = [f"rank {one.rank} waits {percent(one.waiting)} of the time" for one in rows]
     alone = f"without the shares that {found.rests_on} has sent nobody would stand apart"
     beside = any(_beside_gpu(found, one) for one in found.ranks)
-    began = [f"its steps have taken {found.slower:.2g} times as long as before since that program began to compute: which GPU is slow is not measured"] if found.slower else []  # fmt: skip
+    what = "its memory there grew" if any(one.cause == causes.UNEVEN for one in found.ranks) else "that program began to compute"  # fmt: skip
+    began = [f"its steps have taken {found.slower:.2g} times as long as before since {what}: which GPU is slow is not measured"] if found.slower else []  # fmt: skip
     return [
         first,
         *began,

@@ -14,6 +14,7 @@ import msgspec
 from mldebug.config.schema import Config
 from mldebug.core.model import Fault, Gap, Job, NodeCapture, RankDevice
 from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.straggler import SampledStretch
 from mldebug.hardware.gpu.excluded import ExcludedGpu, wants_release
 from mldebug.hardware.gpu.excluded import gaps as gaps_of
@@ -259,13 +260,12 @@ class HardwareMonitor:
         gpus = {rank: read[uuid] for rank, uuid in surely.items() if uuid in read}
         pids = {rank.rank: rank.pid for rank in job.ranks}
         beside = self._gpus.neighbours(job.id)
-        ranks = tuple(
-            with_gpu(one, gpus[one.rank], pids.get(one.rank, 0), beside)
-            if one.rank in gpus
-            else one
-            for one in stretch.ranks
-        )
-        return msgspec.structs.replace(stretch, ranks=ranks)
+
+        def completed(one: RankShares) -> RankShares:
+            gpu, pid = gpus.get(one.rank), pids.get(one.rank, 0)
+            return with_gpu(one, gpu, pid, beside, self._gpus.grown(gpu.uuid, pid)) if gpu else one
+
+        return msgspec.structs.replace(stretch, ranks=tuple(map(completed, stretch.ranks)))
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
         """The exit with faults of its ranks' GPUs and of the node added."""

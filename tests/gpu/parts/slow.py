@@ -81,5 +81,10 @@ def slowed(folder: Path, fault: str, *options: str) -> dict[str, Any]:
         return {"result": "right" if fault == "none" else "NOT NAMED", **facts, "log": agent.log[-800:]}  # fmt: skip
     diagnosis = found[0]["diagnosis"]
     named = [one.get("rank") for one in diagnosis["culprits"] or ()]
-    right = fault != "none" and named in ([CULPRIT], []) and diagnosis["verdict"] == "straggler"
+    if fault == "batch":  # its work is larger, and it is not to blame
+        right = (
+            not named and f"uneven, and none is to blame: rank {CULPRIT} " in diagnosis["summary"]
+        )
+    else:
+        right = fault != "none" and named == [CULPRIT] and diagnosis["verdict"] == "straggler"
     return {"result": "right" if right else "WRONG", **facts, "verdict": diagnosis["verdict"], "named": named, "confidence": diagnosis["confidence"], "summary": diagnosis["summary"], "evidence": diagnosis["evidence"]}  # fmt: skip

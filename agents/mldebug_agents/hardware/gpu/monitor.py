@@ -26,6 +26,7 @@ from mldebug.hardware.health.gpu_rules import gpu_health
 from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.health.new_errors import ErrorCount, NewErrors
 from mldebug.hardware.health.thresholds import Thresholds
+from mldebug_agents.hardware.gpu.memory_growth import MemoryGrowth
 from mldebug_agents.hardware.gpu.neighbours import GpuNeighbour
 from mldebug_agents.hardware.gpu.reads import GpuNews
 from mldebug_agents.state.key_value_store import KeyValueStore
@@ -53,6 +54,7 @@ class GpuMonitor:
         self._before: NodeGpus | None = None  # the last full read that went well
         self._joined: dict[str, RankGpuMap] = {}  # also of GPUs that are lost since
         self._neighbours: dict[str, dict[str, GpuNeighbour | None]] = {}
+        self._growth = MemoryGrowth()
         self._errors: dict[str, ErrorCount] = {}  # of memory, by uuid
         self._faults: dict[str, list[Fault]] = {}  # of memory, by job
 
@@ -65,6 +67,7 @@ class GpuMonitor:
             self.samples = with_looks(self.samples, news.watch)
             return
         self.full, self._neighbours = news.full, news.neighbours
+        self._growth.update(news.full.gpus, news.full.at)
         for job_id, joined in news.joined.items():
             before = self._joined.get(job_id)
             self._joined[job_id] = remembering(joined, before, {one.uuid for one in news.full.gpus})
@@ -88,6 +91,10 @@ class GpuMonitor:
     def neighbours(self, job_id: str) -> Mapping[str, GpuNeighbour | None]:
         """Who else computes on the GPUs of this job, by uuid of each GPU of which the last full reading tells it."""
         return self._neighbours.get(job_id, {})
+
+    def grown(self, uuid: str, pid: int) -> float:
+        """Unix time when the memory of a process on this GPU was last found to have become larger by a tenth; 0.0: it was not."""
+        return self._growth.since(uuid, pid)
 
     def knows(self, job: Job) -> bool:
         """Whether a process of every rank of the job was found on its GPU; where not, GPUs are guessed by convention (local

@@ -16,9 +16,10 @@ def with_gpu(
     gpu: GpuReading,
     pid: int,
     neighbours: Mapping[str, GpuNeighbour | None] = MappingProxyType({}),
+    grown: float = 0.0,
 ) -> RankShares:
     """The shares with the readings of the GPU on which the process `pid` of the rank works. `neighbours`: by uuid of the GPUs of which this is
-    known, who else computes there.
+    known, who else computes there. `grown`: unix time when its memory there became larger; 0.0: it did not.
     """
     listed = any(one.pid == pid for one in gpu.processes or ())  # the driver counts as we do
     neighbour = neighbours.get(gpu.uuid)
@@ -29,6 +30,7 @@ def with_gpu(
         gpu_limits=tuple(sorted(set(gpu.clock_events or ()) & GPU_LIMITS.keys())),
         gpu_power_limit=gpu.power_limit_watts,
         gpu_memory=used[0] if used else None,
+        gpu_memory_since=grown if used else 0.0,
         gpu_neighbour=(neighbour.name if neighbour else "")
         if listed and gpu.uuid in neighbours
         else None,

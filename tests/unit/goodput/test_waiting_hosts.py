@@ -1,6 +1,8 @@
-"""A rank on whose GPU another program begins to compute, as the steps of a run become slower: named, and everybody else is not.
+"""A rank on whose GPU another program begins to compute, as the steps of a run become slower: named, and everybody else is not. One whose own
+process takes more memory there at that time has more work, and nobody is named.
 
-The shares are those of two H200s with a program of matrix products on the second: both hosts waited for their GPUs 97 to 100 % of the time.
+The shares are those of two H200s with a program of matrix products on the second, or twice the rows in the second's batch: both hosts waited for
+their GPUs 97 to 100 % of the time.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +25,14 @@ OTHER = "python3 (pid 900)"
 WAITS = (0.97, 0.99, 1.0, 0.98)
 ALONE = RankEvidence(gpu_neighbour="")
 BESIDE = RankEvidence(gpu_neighbour=OTHER, gpu_neighbour_since=BEGAN + 20)
+USUAL = RankEvidence(gpu_neighbour="", gpu_memory=14_856_224_768, gpu_clock=1.80e9)
+GROWN = RankEvidence(
+    gpu_neighbour="",
+    gpu_memory=21_030_240_256,
+    gpu_memory_since=BEGAN + 20,
+    gpu_clock=1.47e9,
+    gpu_limits=("sw_power_cap",),
+)
 
 
 def stretch(at: int, evidence: Sequence[RankEvidence], on_gpu: float = 1.0) -> SampledStretch:
@@ -69,6 +79,45 @@ def test_the_rank_whose_gpu_another_program_uses_is_named_with_the_cause(ranks: 
     assert not any("waited least" in line for line in diagnosis.evidence)
     assert "nvidia-smi" in diagnosis.next_steps[0]
     assert believed_finding(SharedFinding(row="1", found=found)) is not None
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_with_more_work_is_told_and_nobody_blamed(ranks: int) -> None:
+    found = judged([GROWN if n == 1 else USUAL for n in range(ranks)])
+    assert [(one.rank, one.cause) for one in found.ranks] == [(1, "uneven")]
+    identities = tuple(RankIdentity(rank=n, world_size=ranks, pid=100 + n, node="a1") for n in range(ranks))  # fmt: skip
+    job = Job(id="j", name="train.py", launcher="torchrun", world_size=ranks, ranks=identities)
+    diagnosis = judge_slowdown(job, found).diagnosis
+    assert (diagnosis.verdict, diagnosis.culprits) == (Verdict.UNKNOWN, ())
+    assert diagnosis.summary.startswith("The work of the ranks is uneven, and none is to blame: rank 1 slows the run down: a step takes 2.1 times")  # fmt: skip
+    assert diagnosis.summary.endswith("; it has more work than the others: 19.6 GiB on its GPU, the others 13.8 GiB")  # fmt: skip
+    assert any("since its memory there grew" in line for line in diagnosis.evidence)
+    assert believed_finding(SharedFinding(row="1", found=found)) is not None
+
+
+def grown(**other: float) -> RankEvidence:
+    return msgspec.structs.replace(GROWN, **other)
+
+
+MEMORY_CONTROLS: dict[str, Sequence[RankEvidence]] = {
+    "memory that grew on each GPU": [GROWN, GROWN],
+    "memory that grew long before": [USUAL, grown(gpu_memory_since=BEGAN - 600)],
+    "memory that grew long after": [USUAL, grown(gpu_memory_since=BEGAN + 300)],
+    "more memory since ever": [USUAL, grown(gpu_memory_since=0.0)],
+    "memory that grew to what others have": [GROWN, grown(gpu_memory=20_500_000_000, gpu_memory_since=BEGAN + 20)],
+    "others of which it is not known": [msgspec.structs.replace(USUAL, gpu_memory=None), GROWN],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEMORY_CONTROLS)
+def test_no_work_is_uneven_for(name: str) -> None:
+    assert judged(MEMORY_CONTROLS[name]).ranks == ()
+
+
+def test_a_program_beside_comes_before_more_work() -> None:
+    """Its own memory may grow as it shares its GPU: who is slow then, is not its work."""
+    both = msgspec.structs.replace(GROWN, gpu_neighbour=OTHER, gpu_neighbour_since=BEGAN + 20)
+    assert [one.cause for one in judged([USUAL, both]).ranks] == ["gpu_neighbour"]
 
 
 def since(seconds: float) -> RankEvidence:
