@@ -22,9 +22,11 @@ from mldebug.core.model import (
     Job,
     NodeCapture,
     ProcessCapture,
+    ProcessState,
     RankCapture,
     RankIdentity,
     Remark,
+    ThreadState,
 )
 from mldebug.core.redact import clean
 from mldebug.core.text import plural
@@ -125,7 +127,24 @@ def _joined_files(found: Iterable[_Found]) -> list[_Found]:
             kept[key] = before._replace(process=join(before.process, one.process))
         else:
             kept[key if key not in kept else index] = one
-    return list(kept.values())
+    return list(_with_kernel(list(kept.values())))
+
+
+def _with_kernel(found: list[_Found]) -> Iterator[_Found]:
+    """Kernel stacks that name no process, in files of their own, join the only process whose file has that number."""
+    alone = [one for one in found if one.process.kernel and not (one.process.stacks or one.process.pid)]  # fmt: skip
+    others = [one for one in found if one not in alone]
+    owners = Counter(_numbered_file(one) for one in others)
+    kernel = {_numbered_file(one): one for one in alone if owners[_numbered_file(one)] == 1}
+    for one in others:
+        mine = kernel.get(_numbered_file(one))
+        yield one._replace(process=join(mine.process, one.process)) if mine else one
+    yield from (one for one in alone if one not in kernel.values())
+
+
+def _numbered_file(found: _Found) -> tuple[str, int, str]:
+    place = found.place
+    return found.file.name.rpartition("/")[0], place.number, place.says if place.number >= 0 else place.name  # fmt: skip
 
 
 def _nothing(files: Sequence[DumpFile], found: Sequence[_Found]) -> tuple[NodeCapture, ...]:
@@ -296,4 +315,8 @@ def _rank(
 
 
 def _process(process: ProcessText, kind: str = "rank") -> ProcessCapture:
-    return ProcessCapture(pid=process.pid, kind=kind, stacks=process.stacks, native=process.native)
+    state = None
+    if process.kernel:
+        main = ThreadState(tid=process.pid, wchan=process.kernel[0], kernel_stack=process.kernel)
+        state = ProcessState(pid=process.pid, threads=(main,))
+    return ProcessCapture(pid=process.pid, kind=kind, state=state, stacks=process.stacks, native=process.native)  # fmt: skip

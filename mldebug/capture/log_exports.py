@@ -7,13 +7,18 @@
 | Google Cloud Logging | a JSON list of `{"textPayload":…,"timestamp":…,"resource":{"labels":{"pod_name":…}}}`, the newest first |
 | Datadog | CSV with `Date,Host,Service,Message`; API: `{"data":[{"attributes":{"host":…,"message":…,"timestamp":…}}]}` |
 | Elasticsearch, Kibana | `{"hits":{"hits":[{"_source":{"message":…,"@timestamp":…}}]}}`, CSV |
-| Docker, Fluent Bit, journald | JSON lines |
+| Splunk | `{"result":{"_raw":…,"_time":…,"host":…}}` in lines, `{"results":[{"_raw":…}]}`, CSV |
+| Azure Monitor | CSV with `TimeGenerated [UTC],PodName,LogMessage`; API: `{"tables":[{"columns":[{"name":…}],"rows":[[…]]}]}` |
+| OpenTelemetry | `{"resourceLogs":[…]}` of its file exporter, `{"body":…,"resource":{…}}` in lines |
+| Graylog, Sumo Logic | CSV with `timestamp,source,message`, `_messagetime,_sourceHost,_raw` |
+| Docker, Fluent Bit, Vector, New Relic, journald | JSON lines |
 """
 
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,19 +27,35 @@ import msgspec
 from mldebug.core.text import message_text
 
 MAX_RECORDS = 1_000_000
-_TEXTS = ("textPayload", "line", "log", "message", "@message", "MESSAGE", "msg", "Message", "Content", "content")  # fmt: skip
-_TIMES = ("timestamp", "@timestamp", "time", "ts", "Date", "date", "Timestamp", "Time", "eventTime", "__REALTIME_TIMESTAMP")  # fmt: skip
+# Names are compared as `_plain` makes them, for collectors write `pod_name`, `podName`, `Pod Name`, `k8s.pod.name`
+_TEXTS = ("textpayload", "line", "log", "message", "msg", "content", "raw", "body", "logmessage", "logentry")  # fmt: skip
+_TIMES = (
+    "timestamp", "time", "ts", "date", "eventtime", "realtimetimestamp", "timegenerated", "timegeneratedutc", "timegeneratedlocaltime", "messagetime",
+    "timeunixnano", "observedtimeunixnano",
+)  # fmt: skip
 # Who wrote it, the nearest first. One of them need not tell writers apart: pods share a node, containers of a name stand on each node
 _WRITERS = (
-    "pod", "pod_name", "podName", "Pod Name", "k8s_pod_name", "k8s.pod.name", "kubernetes_pod_name", "kubernetes.pod_name", "kubernetes.pod.name",
-    "logStreamName", "@logStream", "container_name", "container.name", "host", "Host", "hostname", "host.name", "node_name", "kubernetes.node.name", "instance", "instance_id",
-    "CONTAINER_NAME", "_HOSTNAME", "filename", "_PID",
+    "pod", "podname", "k8spodname", "kubernetespodname", "logstreamname", "logstream", "containername", "host", "hostname", "sourcehost", "nodename",
+    "kubernetesnodename", "computer", "instance", "instanceid", "filename", "source", "pid",
 )  # fmt: skip
-_WITHIN = ("attributes", "_source", "jsonPayload", "kubernetes", "labels", "resource", "stream")
+_WITHIN = (
+    "result",
+    "attributes",
+    "_source",
+    "jsonPayload",
+    "kubernetes",
+    "labels",
+    "resource",
+    "stream",
+)
+_CODE = re.compile(r".*\.py(?::\d+)?")  # a logger's `source` is a line of code
 _OF_A_LINE = re.compile(r"(?:^|[._-])(?:level|severity|stream|trace|span|thread|logger|request|offset|time|line)(?:$|[._-])")  # fmt: skip
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _NUMBER = re.compile(r"\d{9,20}(?:\.\d{1,9})?")
-_KIBANA = "%b %d, %Y @ %H:%M:%S.%f"
+_FORMS_OF_TIME = {
+    "@": "%b %d, %Y @ %H:%M:%S.%f",
+    "/": "%m/%d/%Y, %I:%M:%S.%f %p",
+}  # Kibana, Azure; by a mark of theirs
 
 _Writer = tuple[str, ...]  # all that a record says of who wrote it, the nearest first
 
@@ -120,10 +141,13 @@ def _of_lines(text: str) -> list[_Record]:
     found: list[_Record] = []
     for number, line in enumerate(lines, 1):
         row = _decoded(line) if line.lstrip()[:1] == "{" else None
-        record = _record(row) if isinstance(row, dict) else None
-        if record is None:
+        if not isinstance(row, dict):
             return found if number == len(lines) and row is None else []
-        found.append(record)
+        record = _record(row)
+        some = [record] if record else _of_rows(_rows_of(row))
+        if not some:
+            return []
+        found += some
     return found
 
 
@@ -139,7 +163,11 @@ def _rows_of(whole: Any) -> Iterable[Any]:
     if isinstance(hits, dict) and isinstance(hits.get("hits"), list):
         return list(hits["hits"])
     if isinstance(results, list):
-        return [_row_of_fields(row) for row in results if isinstance(row, list)]
+        return [_row_of_fields(row) if isinstance(row, list) else row for row in results]
+    if isinstance(whole.get("resourceLogs"), list):
+        return _rows_of_opentelemetry(whole["resourceLogs"])
+    if isinstance(whole.get("tables"), list):
+        return _rows_of_tables(whole["tables"])
     rows = next((one for one in (whole.get("events"), data, whole.get("entries")) if isinstance(one, list)), None)  # fmt: skip
     return rows if rows is not None else (whole,)
 
@@ -150,6 +178,36 @@ def _rows_of_loki(streams: list[Any]) -> Iterator[Any]:
             for value in one["values"]:
                 if isinstance(value, list) and len(value) > 1:
                     yield {"timestamp": value[0], "line": value[1], "labels": one.get("stream")}
+
+
+def _rows_of_opentelemetry(batches: list[Any]) -> Iterator[Any]:
+    for batch in _dicts(batches):
+        resource = batch.get("resource")
+        writer = _pairs(resource.get("attributes")) if isinstance(resource, dict) else {}
+        for scope in _dicts(batch.get("scopeLogs")):
+            for one in _dicts(scope.get("logRecords")):
+                yield {**one, "attributes": _pairs(one.get("attributes")), "resource": writer, "body": _value(one.get("body"))}  # fmt: skip
+
+
+def _rows_of_tables(tables: list[Any]) -> Iterator[Any]:
+    for table in _dicts(tables):
+        names = [str(one.get("name")) for one in _dicts(table.get("columns"))]
+        rows = table.get("rows")
+        for row in rows if isinstance(rows, list) else ():
+            yield dict(zip(names, row, strict=False)) if isinstance(row, list) else row
+
+
+def _dicts(some: Any) -> Iterator[dict[str, Any]]:
+    return (one for one in (some if isinstance(some, list) else ()) if isinstance(one, dict))
+
+
+def _pairs(attributes: Any) -> dict[str, Any]:
+    """`[{"key": …, "value": {"stringValue": …}}]` as a mapping."""
+    return {str(one.get("key")): _value(one.get("value")) for one in _dicts(attributes)}
+
+
+def _value(typed: Any) -> Any:
+    return typed.get("stringValue") if isinstance(typed, dict) else typed
 
 
 def _row_of_fields(fields: list[Any]) -> dict[str, Any]:
@@ -191,12 +249,12 @@ def _writer(parts: list[Mapping[str, Any]]) -> _Writer:
 def _name(value: Any) -> str:
     """As text, or as Beats write it: `{"name": …}`."""
     value = value.get("name") if isinstance(value, dict) else value
-    return value if isinstance(value, str) else ""
+    return value if isinstance(value, str) and not _CODE.fullmatch(value) else ""
 
 
 def _parts(row: Mapping[str, Any], depth: int = 2) -> Iterator[Mapping[str, Any]]:
-    """The row and what stands inside it, the outer first; the tags of Datadog, `["pod_name:x"]`, too."""
-    yield row
+    """The row and what stands inside it, the outer first, names as `_plain` makes them; the tags of Datadog, `["pod_name:x"]`, too."""
+    yield {_plain(name): value for name, value in row.items()}
     for name in _WITHIN:
         inner = row.get(name)
         if isinstance(inner, dict) and depth:
@@ -204,7 +262,13 @@ def _parts(row: Mapping[str, Any], depth: int = 2) -> Iterator[Mapping[str, Any]
     tags = row.get("tags")
     if isinstance(tags, list):
         pairs = (one.partition(":") for one in tags if isinstance(one, str))
-        yield {name: value for name, _, value in pairs}
+        yield {_plain(name): value for name, _, value in pairs}
+
+
+@lru_cache(maxsize=1024)
+def _plain(name: str) -> str:
+    """A field's name without case, blanks and punctuation."""
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def _time(when: str | float) -> float | None:
@@ -212,7 +276,8 @@ def _time(when: str | float) -> float | None:
     try:
         if isinstance(when, str) and not _NUMBER.fullmatch(when):
             when = when.strip()
-            one = datetime.strptime(when, _KIBANA) if "@" in when else datetime.fromisoformat(when)
+            form = next((one for mark, one in _FORMS_OF_TIME.items() if mark in when), "")
+            one = datetime.strptime(when, form) if form else datetime.fromisoformat(when)
             return one.timestamp()
         number = float(when)
     except (ValueError, OverflowError, OSError):
@@ -225,7 +290,8 @@ def _time(when: str | float) -> float | None:
 def _of_csv(text: str) -> list[_Record]:
     head, _, _ = text.lstrip("\ufeff").partition("\n")
     names = [one.strip().strip('"') for one in head.split(",")]
-    if not (set(names) & set(_TEXTS) and set(names) & set(_TIMES)):
+    plain = set(map(_plain, names))
+    if not (plain & set(_TEXTS) and plain & set(_TIMES)):
         return []
     found = [_record({str(k).strip(): v for k, v in row.items()}) for row in _rows_of_csv(text)]
     return [one for one in found if one is not None][:MAX_RECORDS]

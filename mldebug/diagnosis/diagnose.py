@@ -292,4 +292,5 @@ def no_dump(case: Case, guess: bool) -> str:
 
 
 def _has_stack(process: ProcessCapture) -> bool:
-    return bool(process.stacks or process.native)
+    kernel = process.state.main if process.state else None
+    return bool(process.stacks or process.native or (kernel and kernel.kernel_stack))

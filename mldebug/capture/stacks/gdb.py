@@ -1,4 +1,4 @@
-"""What debuggers of native code print: gdb's `bt` and `py-bt` of all threads, pstack, eu-stack, lldb's `bt all`."""
+"""What stands below Python: gdb's `bt` and `py-bt` of all threads, pstack, eu-stack, lldb's `bt all`, and the kernel's `/proc/PID/stack`."""
 
 import re
 
@@ -97,3 +97,43 @@ LLDB = StackForm(
     ),
     make=_lldb_frame,
 )
+
+
+# --- the kernel: `cat /proc/PID/stack`, alone or beside a dump of the same process. Source: Linux fs/proc/base.c ---
+
+_ENTRY = re.compile(r"entry_SYSCALL\w*|ret_from_fork\w*|do_syscall_64|(?:do_)?el0t?_[\w.]+|invoke_syscall|system_call\w*")  # fmt: skip
+_SCHEDULER = re.compile(r"(?:io_)?schedule\w*|__schedule|__switch_to\w*")
+
+
+def _kernel_head(match: re.Match[str]) -> ThreadHead:
+    return ThreadHead(number=line_number(match["tid"] or match["pid"]), own=True, main=match["tid"] in (None, match["pid"]))  # fmt: skip
+
+
+def _kernel_frame(match: re.Match[str]) -> Frame:
+    return native_frame(match["function"])
+
+
+KERNEL = StackForm(
+    name="kernel",
+    thread=re.compile(
+        r"^\s*(?:==> |[-=#*]{1,10} |(?:\S{0,200}[$#%] |\+{1,4} )?(?:sudo )?(?:cat )?)"
+        r"/proc/(?P<pid>\d{1,10})/(?:task/(?P<tid>\d{1,10})/)?stack(?: <==|:| [-=#*]{1,10})?\s*$"
+    ),
+    head=_kernel_head,
+    frame=re.compile(
+        r"^\s*\[<[0-9a-fx]{1,18}>\] (?:\? )?(?P<function>[A-Za-z_][\w.]{0,200})\+0x[0-9a-f]{1,8}/0x[0-9a-f]{1,8}(?: \[[\w-]{1,64}\])?\s*$"
+    ),
+    make=_kernel_frame,
+    noise=re.compile(r"^\s*(?:\[<[0-9a-fx]{1,18}>\] )?0xf{8,16}\s*$"),
+)
+
+
+def enters_kernel(function: str) -> bool:
+    """Whether a program enters the kernel by this function: those are the outermost of a kernel stack."""
+    return _ENTRY.fullmatch(function) is not None
+
+
+def kernel_functions(frames: list[Frame]) -> tuple[str, ...]:
+    """The functions of a kernel stack, innermost first, without those of the scheduler itself and the entry: what the thread waits in."""
+    named = [one.function for one in frames if not enters_kernel(one.function)]
+    return tuple(one for one in named if not _SCHEDULER.fullmatch(one)) or tuple(named)

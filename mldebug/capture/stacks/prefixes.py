@@ -29,6 +29,7 @@ PREFIXES: tuple[re.Pattern[str], ...] = tuple(
         # mpirun --tag-output, PRRTE, mpiexec -prepend-rank
         r"\[[\w.-]{1,253}@\d{1,9},(?P<rank>\d{1,6})\]<std(?:out|err)>: ?",
         r"\[\d{1,9},(?P<rank>\d{1,6})\]<std(?:out|err)>:",
+        r"\[\d{1,9},mpirank:(?P<rank>\d{1,6}),[\w.-]{1,100}\]<std(?:out|err)>: ?",  # SageMaker
         r"\[(?:[\w.-]{1,253}@)?\d{1,9},(?P<rank>\d{1,6})\]:?\s",
         r"\[(?P<rank>\d{1,6})\]:?\s",
         # torchrun, DeepSpeed, torchx
@@ -37,14 +38,19 @@ PREFIXES: tuple[re.Pattern[str], ...] = tuple(
         r"(?P<host>[a-z][\w-]{0,60}/\d{1,6}) (?:\[(?P<local>\d{1,6})\]:)?",
         # srun --label
         r"\s{0,5}(?P<task>\d{1,6}): ?",
-        # docker compose, kubectl logs --prefix, Ray, syslog
-        rf"{_HOST}\s{{1,30}}\|\s?",
+        # docker compose, docker service logs, kubectl logs --prefix, Ray, syslog
+        r"(?P<host>[A-Za-z0-9][\w.@-]{0,252})\s{1,30}\|\s?",
         r"\[pod/(?P<host>[\w.-]{1,253})(?:/[\w.-]{1,253})?\]\s",
         r"\([\w.:-]{1,100} pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,253}))?\)\s",
         rf"{_HOST} [\w./-]{{1,100}}(?:\[\d{{1,10}}\])?:\s",
         # pdsh, clush, dsh, and what people write themselves
         rf"(?!(?:[Ee]rror|[Ww]arning|Thread|Process|Python|Traceback|File)\b){_HOST}: ?",
         rf"\[{_HOST}\]:?\s",
+        # kubetail, stern (pod and container), logcli (the labels that differ), aws logs tail (the stream)
+        r"\[(?P<host>[a-z\d][\w.-]{0,252}) [a-z\d][a-z\d-]{0,62}\]\s",
+        r"(?P<host>[a-z\d][a-z\d.]{0,200}-[a-z\d.-]{0,252}) [a-z\d][a-z\d-]{0,62} ",
+        r"\{(?:[^{}]{0,1000}, )?(?:pod|pod_name|instance|host|node_name|filename|task)=\"(?P<host>[^\"]{1,253})\"[^{}]{0,1000}\}\s",
+        r"(?P<host>[A-Za-z\d][\w.-]{0,200}(?:/[\w.$\[\]-]{1,200}){1,4}) ",
         # a debugger's prompt, and quotes in a mail or an issue
         r"\(gdb\) ",
         r"(?:> ?)",

@@ -10,6 +10,7 @@ import msgspec
 from mldebug.capture.frames import python_frames
 from mldebug.capture.stacks.faulthandler import FAULTHANDLER
 from mldebug.capture.stacks.form import MAX_FRAMES, StackForm, ThreadHead
+from mldebug.capture.stacks.gdb import KERNEL, kernel_functions
 from mldebug.capture.stacks.prefixes import Label
 from mldebug.capture.stacks.pyspy import MAX_THREADS
 from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
@@ -28,6 +29,9 @@ class ProcessText(msgspec.Struct, kw_only=True):
     command: str = ""
     stacks: tuple[ThreadStack, ...] = ()
     native: tuple[ThreadStack, ...] = ()
+    kernel: tuple[
+        str, ...
+    ] = ()  # functions of the kernel in which its main thread waits, innermost first
     label: Label = Label()
     file: str = ""  # that a heading names inside the text
     rank: int = -1  # that a heading names
@@ -76,8 +80,20 @@ class ThreadBlock(msgspec.Struct):
 
 def split(block: ThreadBlock) -> Iterator[ProcessText]:
     """The processes of a block. Where no heading names them, each main thread begins or ends a process, as its form of stacks has
-    it.
+    it. A kernel stack belongs to the only process of its block, or is all that is known of one.
     """
+    kernel = [one for one in block.threads if one.form is KERNEL and one.frames]
+    block.threads = [one for one in block.threads if one.form is not KERNEL]
+    found = list(_of_programs(block))
+    main = next((one for one in kernel if one.head.main), None)
+    if main and not found:
+        found = [msgspec.structs.replace(block.process, number=main.number, form=KERNEL.name)]
+    if main and len(found) == 1:
+        found[0].kernel = kernel_functions(main.frames)
+    yield from found
+
+
+def _of_programs(block: ThreadBlock) -> Iterator[ProcessText]:
     if block.json:
         named = _main_named([(one, False) for one in block.json], last=False)
         yield _process(block.process, named)
@@ -183,7 +199,7 @@ def joined(found: Iterable[ProcessText]) -> list[ProcessText]:
     kept: list[ProcessText] = []
     turns: dict[object, int] = {}
     for one in found:
-        if not one.stacks:
+        if not one.stacks and not one.kernel:
             continue
         last = kept[-1] if kept else None
         if last is not None and (
@@ -222,8 +238,8 @@ def _key(process: ProcessText) -> tuple[object, ...]:
 
 def join(before: ProcessText, after: ProcessText) -> ProcessText:
     """Two dumps of one process as one. The later one is preferred; native and Python frames complete each other."""
-    kinds = {bool(before.native), bool(after.native)}
-    plain_one = before if not before.native and after.native else after
+    kinds = {_way(before), _way(after)}
+    plain_one = before if (not before.native and after.native) or not after.stacks else after
     return msgspec.structs.replace(
         after,
         pid=after.pid or before.pid,
@@ -234,9 +250,16 @@ def join(before: ProcessText, after: ProcessText) -> ProcessText:
         environment=before.environment | after.environment,
         stacks=plain_one.stacks,
         native=after.native or before.native,
+        kernel=after.kernel or before.kernel,
+        form=plain_one.form,
         times=before.times + (len(kinds) == 1),
         number=before.number,
     )
+
+
+def _way(process: ProcessText) -> tuple[bool, bool]:
+    """In which way it was dumped: native, Python's frames alone, or the kernel's alone."""
+    return bool(process.native), bool(process.stacks)
 
 
 # --- numbers that it tells ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import msgspec
 from mldebug.capture.stacks.austin import AUSTIN
 from mldebug.capture.stacks.faulthandler import FAULTHANDLER
 from mldebug.capture.stacks.form import StackForm, ThreadHead
-from mldebug.capture.stacks.gdb import GDB, LLDB
+from mldebug.capture.stacks.gdb import GDB, KERNEL, LLDB, enters_kernel
 from mldebug.capture.stacks.json_form import is_json, take_json
 from mldebug.capture.stacks.prefixes import (
     SHELL_LINES,
@@ -22,7 +22,16 @@ from mldebug.capture.stacks.pystack import PYSTACK
 from mldebug.capture.stacks.tracebacks import TRACEBACKS
 from mldebug.core.redact import clean, safe_line
 
-FORMS: tuple[StackForm, ...] = (PY_SPY, FAULTHANDLER, PYSTACK, TRACEBACKS, AUSTIN, GDB, LLDB)
+FORMS: tuple[StackForm, ...] = (
+    PY_SPY,
+    FAULTHANDLER,
+    PYSTACK,
+    TRACEBACKS,
+    AUSTIN,
+    GDB,
+    LLDB,
+    KERNEL,
+)
 MAX_PROCESSES = 100_000
 MAX_BROKEN = 20
 
@@ -132,6 +141,8 @@ class _Stream:
             return 1
         if _FIRST_FRAME.match(text):
             self._first_frame(line)
+        elif match := KERNEL.frame.match(text):
+            self._kernel_frame(line, match["function"])
         if not text.strip() or self._frame(text) or _FENCE.match(text):
             return 1
         if is_json(text) and (taken := self._take_json(index)):
@@ -239,6 +250,17 @@ class _Stream:
         self._form = GDB
         head = ThreadHead(main=True)
         self._blocks[-1].threads.append(ThreadText(head, GDB, line.number, []))
+
+    def _kernel_frame(self, line: LabelledLine, function: str) -> None:
+        """A frame of the kernel: of the process before it, or of one without any heading."""
+        last = self._last_thread()
+        over = last is not None and bool(last.frames) and enters_kernel(last.frames[-1].function) and not enters_kernel(function)  # fmt: skip
+        if last is not None and last.form is KERNEL and not over:
+            return
+        if not self._blocks or over:
+            self._begin(line.number, self._heading.pid, "")
+        self._form = KERNEL
+        self._blocks[-1].threads.append(ThreadText(ThreadHead(main=True), KERNEL, line.number, []))
 
     def _beside(self, text: str) -> bool:
         """Variables, headings and rules."""

@@ -271,9 +271,9 @@ def _by_activity(process: ProcessFacts) -> Classification:
     if process.computes and _released_gil(process):
         return _loosely(process, "native_code", Role.UNCLEAR, "is in native code in")
     if not process.frames:
-        return Classification(
-            name="unclear", role=Role.UNCLEAR, doing="cannot be seen", why=activity(process)
-        )
+        where = process.thread.kernel_stack[:1]
+        doing = f"waits in the kernel ({where[0]}), and its stack was not read" if where else "cannot be seen"  # fmt: skip
+        return Classification(name="unclear", role=Role.UNCLEAR, doing=doing, why=activity(process))
     state = process.capture.state
     if state is not None and held_by_profiler(state):
         return _loosely(process, "profiled", Role.UNCLEAR, f"is held by {tracer_words(state)} in")

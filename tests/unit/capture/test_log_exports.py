@@ -103,8 +103,98 @@ def compose(found: list[Message]) -> str:
     return "\n".join(f"{one.pod}  | {one.text}" for one in found)
 
 
+def splunk(found: list[Message]) -> str:
+    return "\n".join(json.dumps({"preview": False, "offset": n, "result": {"_raw": one.text, "_time": iso(one.at), "host": "gpu-0", "kubernetes.pod_name": one.pod, "linecount": "1"}}) for n, one in enumerate(found))  # fmt: skip
+
+
+def splunk_web(found: list[Message]) -> str:
+    rows = [{"_raw": one.text, "_time": iso(one.at), "host": one.pod, "source": "/var/log/x.log", "_indextime": "1"} for one in reversed(found)]  # fmt: skip
+    return json.dumps({"preview": False, "init_offset": 0, "results": rows})
+
+
+def splunk_csv(found: list[Message]) -> str:
+    return _csv(("_serial", "_time", "host", "sourcetype", "_raw"), [(str(n), iso(one.at), one.pod, "kube", one.text) for n, one in enumerate(found)])  # fmt: skip
+
+
+def azure_csv(found: list[Message]) -> str:
+    when = "%-m/%-d/%Y, %-I:%M:%S.%f %p"
+    rows = [(datetime.fromtimestamp(one.at, UTC).strftime(when), one.pod, "trainer", one.text) for one in reversed(found)]  # fmt: skip
+    return _csv(("TimeGenerated [UTC]", "PodName", "ContainerName", "LogMessage"), rows)
+
+
+def azure_api(found: list[Message]) -> str:
+    columns = [{"name": name, "type": "string"} for name in ("TimeGenerated", "Computer", "PodName", "LogEntry")]  # fmt: skip
+    rows = [[iso(one.at), "aks-gpu-0", one.pod, one.text] for one in found]
+    return json.dumps({"tables": [{"name": "PrimaryResult", "columns": columns, "rows": rows}]})
+
+
+def opentelemetry(found: list[Message]) -> str:
+    return "\n".join(json.dumps({"timestamp": iso(one.at), "body": one.text, "severityText": "INFO", "attributes": {"log.iostream": "stderr"}, "resource": {"k8s.pod.name": one.pod, "k8s.node.name": "gpu-0"}}) for one in found)  # fmt: skip
+
+
+def otlp(found: list[Message]) -> str:
+    """As the collector's file exporter writes it: one batch a line."""
+
+    def batch(pod: str) -> str:
+        records = [{"timeUnixNano": str(int(one.at * 1e9)), "body": {"stringValue": one.text}, "attributes": [{"key": "log.iostream", "value": {"stringValue": "stderr"}}]} for one in found if one.pod == pod]  # fmt: skip
+        resource = {"attributes": [{"key": "k8s.pod.name", "value": {"stringValue": pod}}]}
+        return json.dumps({"resourceLogs": [{"resource": resource, "scopeLogs": [{"scope": {}, "logRecords": records}]}]})  # fmt: skip
+
+    return "\n".join(batch(pod) for pod in sorted({one.pod for one in found}))
+
+
+def graylog_csv(found: list[Message]) -> str:
+    return _csv(("timestamp", "source", "message"), [(iso(one.at), one.pod, one.text) for one in found])  # fmt: skip
+
+
+def sumo_logic_csv(found: list[Message]) -> str:
+    return _csv(("_messagetime", "_sourceHost", "_raw"), [(str(int(one.at * 1000)), one.pod, one.text) for one in found])  # fmt: skip
+
+
+def new_relic(found: list[Message]) -> str:
+    return json.dumps([{"timestamp": int(one.at * 1000), "message": one.text, "pod_name": one.pod, "plugin.source": "kubernetes"} for one in found])  # fmt: skip
+
+
+def vector(found: list[Message]) -> str:
+    return "\n".join(json.dumps({"file": f"/var/log/pods/{one.pod}.log", "kubernetes": {"pod_name": one.pod, "pod_node_name": "n"}, "message": one.text, "source_type": "kubernetes_logs", "stream": "stderr", "timestamp": iso(one.at)}) for one in found)  # fmt: skip
+
+
+def _csv(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow(names)
+    table.writerows(rows)
+    return text.getvalue()
+
+
+def stern(found: list[Message]) -> str:
+    return "\n".join(f"{one.pod} pytorch {one.text}" for one in found)
+
+
+def kubetail(found: list[Message]) -> str:
+    return "\n".join(f"[{one.pod} pytorch] {one.text}" for one in found)
+
+
+def logcli_plain(found: list[Message]) -> str:
+    return "\n".join(f'{iso(one.at)} {{container="pytorch", pod="{one.pod}"}} {one.text}' for one in found)  # fmt: skip
+
+
+def aws_logs_tail(found: list[Message]) -> str:
+    return "\n".join(f"{iso(one.at)} llm/default/{one.pod} {one.text}" for one in found)
+
+
+def swarm(found: list[Message]) -> str:
+    return "\n".join(f"{one.pod}.1.x7f2ab@gpu-0    | {one.text}" for one in found)
+
+
+def sagemaker(found: list[Message]) -> str:
+    return "\n".join(f"[1,mpirank:{one.pod[-1]},algo-1]<stderr>:{one.text}" for one in found)
+
+
 FORMS: tuple[Callable[[list[Message]], str], ...] = (
     logcli, loki_api, cloudwatch, insights, google, google_json_payload, datadog_csv, datadog_api, elastic, insights_csv, kubectl_prefix, compose,
+    splunk, splunk_web, splunk_csv, azure_csv, azure_api, opentelemetry, otlp, graylog_csv, sumo_logic_csv, new_relic, vector,
+    stern, kubetail, logcli_plain, aws_logs_tail, swarm, sagemaker,
 )  # fmt: skip
 
 

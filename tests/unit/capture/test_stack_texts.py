@@ -470,3 +470,62 @@ def test_that_a_rank_does_nothing_is_said_where_its_tool_says_so(
     found = judge(read_evidence(tmp_path)).report.diagnosis
 
     assert found.summary.startswith(f"Rank 2 {words} slow (train.py:9)")
+
+
+# --- stacks of the kernel ----------------------------------------------------------------------------
+
+NFS = ("rpc_wait_bit_killable+0x11/0x60 [sunrpc]", "__rpc_execute+0x10f/0x2e0 [sunrpc]", "nfs4_proc_getattr+0x69/0x100 [nfsv4]", "vfs_statx+0xaa/0x190", "do_syscall_64+0x5b/0x80", "entry_SYSCALL_64_after_hwframe+0x72/0xdc")  # fmt: skip
+FUTEX = ("futex_wait_queue+0x68/0x90", "futex_wait+0x177/0x270", "do_futex+0x125/0x190", "do_syscall_64+0x5b/0x80", "entry_SYSCALL_64_after_hwframe+0x72/0xdc")  # fmt: skip
+
+
+def kernel_text(functions: tuple[str, ...]) -> str:
+    return "".join(f"[<0>] {one}\n" for one in functions)
+
+
+def verdict_of(root: Path) -> tuple[str, list[int], str]:
+    found = judge(read_evidence(root)).report.diagnosis
+    return str(found.verdict), [one.rank for one in found.culprits], found.summary
+
+
+@pytest.mark.parametrize("heading", ["", "==> /proc/{}/stack <==", "$ sudo cat /proc/{}/stack", "/proc/{}/task/{}/stack:"])  # fmt: skip
+def test_stacks_of_the_kernel_alone_name_who_waits_for_a_filesystem(
+    heading: str, tmp_path: Path
+) -> None:
+    """`cat /proc/PID/stack` of four ranks: one waits for NFS."""
+    for rank in range(4):
+        text = heading.format(4000 + rank, 4000 + rank) + "\n" + kernel_text(NFS if rank == 2 else FUTEX)  # fmt: skip
+        (tmp_path / f"rank{rank}.stack").write_text(text)
+    verdict, named, summary = verdict_of(tmp_path)
+    assert (verdict, named) == ("rank_blocked_io", [2])
+    assert "no dump" not in summary
+
+
+def test_stacks_of_the_kernel_in_one_text_without_headings_are_one_a_process() -> None:
+    arm = ("futex_wait_queue+0x68/0x90", "__arm64_sys_futex+0x12f/0x190", "invoke_syscall+0x74/0x100", "el0_svc_common.constprop.0+0xd0/0x1f0", "do_el0_svc+0x28/0x40", "el0_svc+0x34/0x110", "el0t_64_sync_handler+0x120/0x130", "el0t_64_sync+0x190/0x198")  # fmt: skip
+    found = read_text("\n".join(kernel_text(some) for some in (FUTEX, NFS, arm, FUTEX)))
+    assert [one.kernel[0] for one in found.processes] == ["futex_wait_queue", "rpc_wait_bit_killable", "futex_wait_queue", "futex_wait_queue"]  # fmt: skip
+    assert found.unread == 0
+
+
+@pytest.mark.parametrize("below", [True, False], ids=["below its dump", "a file beside"])
+def test_a_stack_of_the_kernel_completes_the_dump_of_its_process(
+    below: bool, tmp_path: Path
+) -> None:
+    """py-spy shows `open`, the kernel that it is NFS which does not answer."""
+    for rank in range(4):
+        reads = ("open_shard (data.py:7)", "step (train.py:80)", "<module> (train.py:120)")
+        text = dump(4000 + rank, reads if rank == 1 else ALL_REDUCE)
+        kernel = kernel_text(NFS if rank == 1 else FUTEX)
+        (tmp_path / f"rank{rank}.txt").write_text(text + kernel * below)
+        if not below:
+            (tmp_path / f"rank{rank}.stack").write_text(kernel)
+    verdict, named, summary = verdict_of(tmp_path)
+    assert (verdict, named) == ("rank_blocked_io", [1]), summary
+    assert "open_shard" in summary
+    assert "ranks 0,2-3 wait in all_reduce" in summary
+
+
+def test_stacks_of_the_kernel_that_are_all_alike_name_nobody(tmp_path: Path) -> None:
+    for rank in range(4):
+        (tmp_path / f"rank{rank}.stack").write_text(kernel_text(FUTEX))
+    assert verdict_of(tmp_path)[:2] == ("unknown", [])

@@ -61,6 +61,25 @@ def test_a_line_that_holds_the_gil_does_not_block() -> None:
     assert (found.name, found.role) == ("busy", "busy")
 
 
+@pytest.mark.parametrize(
+    "caller",
+    [
+        "barrier (ray/train/v2/_internal/execution/collective_impl.py:22)",
+        "broadcast_from_rank_zero (ray/train/v2/_internal/execution/collective_impl.py:55)",
+        "_sync_checkpoint_dir_name_across_ranks (ray/train/v2/_internal/execution/context.py:254)",
+        "barrier (ray/train/collective/collectives.py:80)",
+    ],
+)
+def test_a_wait_for_an_actor_that_waits_for_all_ranks_is_a_wait_for_them(caller: str) -> None:
+    """Ray Train keeps its ranks in step by an actor, so each of them waits in `ray.get`."""
+    get = ("get_objects (ray/_private/worker.py:960)", "get (ray/_private/worker.py:2900)")
+    found = class_of(process(*get, caller, *OWN, wchan="futex_wait_queue", move=still()))
+    other = class_of(process(*get, "fetch (job.py:4)", *OWN, wchan="futex_wait_queue", move=still()))  # fmt: skip
+
+    assert (found.name, found.role) == ("collective", "waiting")
+    assert (other.name, other.role) == ("future", "inert")
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_framework_is_known_by_every_form_of_its_path(name: str) -> None:
     file = f"{name}/deep/inside.py"

@@ -108,7 +108,8 @@ PACKAGE_WAITS: tuple[PackageWait, ...] = (
     PackageWait("torchtitan", "0.3.0", "torchtitan/distributed/utils.py", ("_dist_reduce", "set_determinism", "clip_grad_norm_", "_clip_grad_norm_with_ep"), "device"),
     PackageWait("torchtitan", "0.3.0", "torchtitan/models/common/token_dispatcher.py", ("_sync_token_count_exchange",), "device"),
     # Ray, verl, vLLM
-    PackageWait("ray", "2.60.0", "ray/_private/worker.py", ("get_objects", "get", "wait"), "future", top=False),
+    PackageWait("ray", "2.60.0", "ray/train/v2/_internal/execution/collective_impl.py", ("barrier", "broadcast_from_rank_zero"), "collective", top=False),
+    PackageWait("ray", "2.60.0", "ray/train/v2/_internal/execution/context.py", ("_sync_checkpoint_dir_name_across_ranks",), "collective", "ray.train.report", top=False),
     PackageWait("ray", "2.60.0", "ray/train/collective/collectives.py", ("broadcast_from_rank_zero", "barrier"), "collective", top=False),
     PackageWait("ray", "2.60.0", "ray/util/collective/collective_group/nccl_collective_group.py", ("barrier",), "collective"),
     PackageWait("verl", "0.9.1", "verl/utils/seqlen_balancing.py", ("rearrange_micro_batches",), "device"),
@@ -244,6 +245,8 @@ PACKAGE_WAITS: tuple[PackageWait, ...] = (
     PackageWait("torch", _PT, "torch/distributed/tensor/_tp_conv.py", ("_ring_send_recv_construct", "_ring_send_recv_aggregate"), "transfer"),
     PackageWait("torch", _PT, "torch/nn/parallel/distributed.py", ("_check_global_requires_backward_grad_sync", "_match_all_reduce_for_bwd_pass", "_match_unused_params_allreduce"), "handle", "all_reduce"),
     PackageWait("torch", _PT, "torch/nn/parallel/distributed.py", ("_find_common_rank",), "device"),
+    # Last, for whoever calls it says more: a wait for an answer of any actor
+    PackageWait("ray", "2.60.0", "ray/_private/worker.py", ("get_objects", "get", "wait"), "future", top=False),
 )  # fmt: skip
 
 
