@@ -54,7 +54,7 @@ _HEADINGS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         r"^==> (?P<file>.{1,1000}) <==$",
-        rf"^{_MARKS}(?:global[ _-]?)?rank[ _:=#-]{{0,3}}(?P<rank>\d{{1,6}})\b(?:.{{0,40}}?\bpid[ _:=#]{{0,3}}(?P<pid>\d{{1,10}}))?[^()\"]{{0,80}}$",
+        rf"^{_MARKS}(?:global[ _-]?)?rank[ _:=#-]{{0,3}}(?P<rank>\d{{1,6}})\b(?:.{{0,40}}?\bpid[ _:=#]{{0,3}}(?P<pid>\d{{1,10}}))?(?:[^()\"]|\([^()\":/]{{0,80}}\)){{0,80}}$",
         rf"^{_MARKS}(?:py-spy dump )?(?:--)?(?:pid|process)[ _:=#-]{{0,3}}(?P<pid>\d{{1,10}})\b[-=#*:\s\]]{{0,80}}$",
         rf"^{_MARKS}(?:node|host|hostname|pod|container)[ _:=#]{{1,3}}(?P<host>[\w.-]{{1,253}})[-=#*:\s\]]{{0,80}}$",
         r"^(?P<host>[\w.-]{1,253}) \| (?:CHANGED|SUCCESS|FAILED)\b.{0,80}>>$",

@@ -36,6 +36,12 @@ _MODEL_PARALLEL = re.compile(
     r"fairscale/nn/model_parallel|vllm/distributed|sglang/srt/distributed|nanotron/parallel)/"
 )
 
+_JOINED = (
+    (re.compile(r"(?:.*/)?horovod/(?:torch|tensorflow)/mpi_ops\.py"), "join"),
+    (re.compile(r"(?:.*/)?torch/distributed/algorithms/join\.py"), "__exit__"),
+)
+"""Calls of a rank whose data has ended: it takes part in what the others still call, and holds up nobody."""
+
 PARTIAL_MAJORITY = 0.75
 """Share of the captured ranks that must agree where not all ranks of the job were captured."""
 
@@ -67,6 +73,8 @@ class CollectiveMismatch:
             return _nobody(case, f"the job has {case.process_groups} process groups")
         if any(map(_in_parts, {_key(rank): rank for rank in voters}.values())):
             return _nobody(case, "the job has process groups for parts of its model")
+        if any(map(_has_joined, voters)):
+            return _nobody(case, "who has joined takes part in what the others call")
         (winner, count), *_ = votes.most_common()
         needed = 0.5 if case.complete else PARTIAL_MAJORITY - 1e-9
         if count <= needed * len(voters) or (case.unseen and count <= case.job.world_size / 2):
@@ -153,6 +161,11 @@ def _may_vote(rank: ClassifiedRank) -> bool:
 def _in_parts(rank: ClassifiedRank) -> bool:
     """Does it wait below code that divides a layer among ranks? Such a job has groups of fewer ranks, that stand in different calls."""
     return any(_MODEL_PARALLEL.match(frame.file) for frame in _frames(rank))
+
+
+def _has_joined(rank: ClassifiedRank) -> bool:
+    """Is its data at an end, while others go on? Horovod's and PyTorch's ways for uneven inputs."""
+    return any(file.fullmatch(frame.file) and bare(frame) == name for frame in _frames(rank) for file, name in _JOINED)  # fmt: skip
 
 
 def _comparable(ranks: tuple[ClassifiedRank, ...]) -> bool:

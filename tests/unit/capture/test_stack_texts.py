@@ -119,6 +119,20 @@ def test_ranks_with_one_pid_each_below_its_own_heading_are_no_dumps_of_one(tmp_p
     assert [one.rank for one in found.diagnosis.culprits] == [2]
 
 
+@pytest.mark.parametrize(
+    "heading",
+    ["===== rank {} (host gpu-1) =====", "### Rank {} (local 3, pid 17) ###", "[rank {}] gpu-1", "--- RANK: {} ---", "rank={} (node=gpu-1)"],
+)  # fmt: skip
+def test_a_heading_may_say_more_than_the_rank(heading: str, tmp_path: Path) -> None:
+    """Every host has the same pids: without the headings the dumps of one pid would be those of one process."""
+    texts = [f"{heading.format(rank)}\n{dump(17 + rank % 2, BARRIER if rank == 2 else ALL_REDUCE)}" for rank in range(4)]  # fmt: skip
+    found = judge(read_evidence(folder(tmp_path, all="\n".join(texts)))).report
+
+    assert [one.rank for one in found.ranks] == [0, 1, 2, 3]
+    assert [one.rank for one in found.diagnosis.culprits] == [2]
+    assert found.gaps == ()
+
+
 def test_eu_stack_begins_with_the_main_thread(tmp_path: Path) -> None:
     def text(pid: int, *frames: str) -> str:
         lines = [f"#{n}  0x00007f12a3b4c{n:03d} {one}" for n, one in enumerate(frames)]
