@@ -158,9 +158,11 @@ def as_json(one: Dump) -> bytes:
     ]
     status = {
         name: {key: str(value) for key, value in counts.items()}
-        for name, counts in one["pg_status"].items()
+        for name, counts in one.get("pg_status", {}).items()
     }
-    return json.dumps(one | {"entries": entries, "pg_status": status}).encode()
+    return json.dumps(
+        one | {"entries": entries} | ({"pg_status": status} if status else {})
+    ).encode()
 
 
 def late(rank: int = 2, world: int = 4, count: int = 4) -> dict[int, Dump]:

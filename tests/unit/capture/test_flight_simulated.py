@@ -90,7 +90,7 @@ class Played(NamedTuple):
     done: list[set[int]]
 
 
-def play(fault: Fault, ahead: int) -> Played:
+def play(faults: tuple[Fault, ...], ahead: int) -> Played:
     """Until nothing moves any more. `ahead`: calls that a host makes beyond what its GPU has done."""
     called, done = [0] * len(WORLD), [set[int]() for _ in WORLD]
     ended: set[tuple[object, ...]] = set()  # calls that all have come to
@@ -98,7 +98,7 @@ def play(fault: Fault, ahead: int) -> Played:
     while moved:
         moved = False
         for rank, ops in enumerate(PROGRAMS):
-            last = fault.at if rank == fault.rank and not fault.on_gpu else len(ops)
+            last = min((f.at for f in faults if rank == f.rank and not f.on_gpu), default=len(ops))
             room = min(last, len(ops), len(done[rank]) + 1 + ahead)
             moved |= room > called[rank]
             called[rank] = max(called[rank], room)
@@ -109,7 +109,7 @@ def play(fault: Fault, ahead: int) -> Played:
                     _is_there(peer, op.key, called, done) for peer in op.members
                 ):
                     ended.add(op.key)
-                stays = fault.on_gpu and rank == fault.rank and index >= fault.at
+                stays = any(f.on_gpu and rank == f.rank and index >= f.at for f in faults)
                 if op.key in ended and not stays:
                     done[rank].add(index)
                     moved = True
@@ -165,8 +165,8 @@ def _entry(rank: int, op: Op, index: int, done: bool) -> Dump:
     return made(f"{op.kind} {own}{arrow}{1 - own}", 0, group=op.group, state=state, at=1 + index, **more)  # fmt: skip
 
 
-def judged(fault: Fault, ahead: int, *, only_active: bool, lost: frozenset[int] = frozenset()) -> Conclusion:  # fmt: skip
-    found = dumps_of(play(fault, ahead), only_active=only_active)
+def judged(*faults: Fault, ahead: int, only_active: bool, lost: frozenset[int] = frozenset()) -> Conclusion:  # fmt: skip
+    found = dumps_of(play(faults, ahead), only_active=only_active)
     records = {rank: parse_dump(pickle.dumps(one, 2)) for rank, one in found.items() if rank not in lost}  # fmt: skip
     return analyse(records)
 
@@ -177,7 +177,7 @@ FAULTS = st.builds(Fault, st.sampled_from(WORLD), st.integers(1, LENGTH - 2), st
 @settings(max_examples=250, deadline=None)
 @given(fault=FAULTS, ahead=st.integers(0, 12), only_active=st.booleans())
 def test_nobody_else_is_named(fault: Fault, ahead: int, only_active: bool) -> None:
-    found = judged(fault, ahead, only_active=only_active)
+    found = judged(fault, ahead=ahead, only_active=only_active)
     assert set(found.culprits) <= {fault.rank}, found
 
 
@@ -191,7 +191,7 @@ def test_nobody_else_is_named(fault: Fault, ahead: int, only_active: bool) -> No
 def test_dumps_that_are_missing_name_nobody_else(
     fault: Fault, ahead: int, only_active: bool, lost: frozenset[int]
 ) -> None:
-    found = judged(fault, ahead, only_active=only_active, lost=lost)
+    found = judged(fault, ahead=ahead, only_active=only_active, lost=lost)
     allowed = lost if found.kind == "no_dump" else {fault.rank}
     assert set(found.culprits) <= allowed, found
 
@@ -203,6 +203,42 @@ def test_most_are_named(only_active: bool) -> None:
     stopped = stuck = 0
     for _ in range(60):
         rank, at, ahead = chance.choice(WORLD), chance.randrange(1, LENGTH - 2), chance.randrange(8)
-        stopped += judged(Fault(rank, at, on_gpu=False), ahead, only_active=only_active).culprits == (rank,)  # fmt: skip
-        stuck += judged(Fault(rank, at, on_gpu=True), ahead, only_active=only_active).culprits == (rank,)  # fmt: skip
+        stopped += judged(Fault(rank, at, on_gpu=False), ahead=ahead, only_active=only_active).culprits == (rank,)  # fmt: skip
+        stuck += judged(Fault(rank, at, on_gpu=True), ahead=ahead, only_active=only_active).culprits == (rank,)  # fmt: skip
     assert (stopped, stuck) == (60, 60)
+
+
+# --- two at once, as NVIDIA/nvidia-resiliency-ext injects them (tests/attribution/unit/fr_traces) ----
+
+
+@settings(max_examples=250, deadline=None)
+@given(first=FAULTS, second=FAULTS, ahead=st.integers(0, 12), only_active=st.booleans())
+def test_of_two_at_once_nobody_else_is_named(
+    first: Fault, second: Fault, ahead: int, only_active: bool
+) -> None:
+    found = judged(first, second, ahead=ahead, only_active=only_active)
+    assert set(found.culprits) <= {first.rank, second.rank}, found
+
+
+@pytest.mark.parametrize("only_active", [False, True])
+@pytest.mark.parametrize(
+    ("ranks", "on_gpu", "kind"),
+    [
+        ((4, 6), True, "stream_behind"),  # in two tensor groups of the last stage
+        ((0, 3), True, "stream_behind"),  # in two tensor groups of the first
+        ((4, 6), False, "missing_rank"),  # their recorders are empty of pending calls
+        ((5, 6), False, "missing_rank"),
+    ],
+    ids=[
+        "GPUs, last stage",
+        "GPUs, first stage",
+        "hosts, one data group",
+        "hosts, two data groups",
+    ],
+)
+def test_two_that_fail_in_one_moment_are_both_named(
+    ranks: tuple[int, int], on_gpu: bool, kind: str, only_active: bool
+) -> None:
+    at = next(n for n, op in enumerate(PROGRAMS[ranks[0]]) if op.group.startswith("tp") and n > 8)
+    found = judged(*(Fault(rank, at, on_gpu) for rank in ranks), ahead=6, only_active=only_active)
+    assert (found.kind, found.culprits) == (kind, ranks), found
