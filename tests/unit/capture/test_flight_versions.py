@@ -15,24 +15,23 @@ WORLD = range(4)
 
 
 class Release(NamedTuple):
-    """What a version of the dump lacks beside today's, in its calls and beside them."""
+    """What a version of the dump lacks beside today's, in its calls and beside them, as its headers have it (TraceUtils.h, FlightRecorder.hpp)."""
 
     version: str
     calls: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
-    named: str = "pair"  # how the group of a call is written: name and description, name alone, or only its number
     library: str = "nccl_version"
 
 
 _THREAD = ("thread_id", "thread_name")
+_FIRST = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "input_dtypes", "output_dtypes")  # fmt: skip
 RELEASES = {
-    "2.3": Release("1.5", (*_THREAD, "timeout_ms", "op_id", "is_p2p", "p2p_seq_id", "collective_seq_id"), ("pg_status", "comm_lib_version"), "number"),
-    "2.4": Release("2.1", (*_THREAD, "timeout_ms"), ("pg_status", "comm_lib_version"), "name"),
+    "2.3": Release("1.4", (*_THREAD, "timeout_ms", *_FIRST), ("pg_status", "comm_lib_version")),
+    "2.4": Release("2.1", (*_THREAD, "timeout_ms"), ("pg_status", "comm_lib_version")),
     "2.5": Release("2.4", _THREAD, ("comm_lib_version",)),
-    "2.7": Release("2.5", _THREAD),
     "2.8": Release("2.9"),
     "2.13": Release("2.10", library="comm_lib_version"),
-}  # fmt: skip
+}
 
 
 def as_written_by(release: Release, today: Dump) -> Dump:
@@ -49,10 +48,6 @@ def _call(release: Release, call: Dump) -> Dump:
     found = {name: value for name, value in call.items() if name not in release.calls}
     if "collective_seq_id" in release.calls:
         found["seq_id"] = call["collective_seq_id"]
-    if release.named != "pair":
-        del found["process_group"]
-    if release.named == "name":
-        found["process_group"] = call["process_group"][0]
     return found
 
 
