@@ -20,11 +20,13 @@ from mldebug.diagnosis.classify.awaited.possible_holders import behind_locks
 from mldebug.diagnosis.classify.awaited.threads import on_thread, training_thread
 from mldebug.diagnosis.classify.case import Case
 from mldebug.diagnosis.classify.rank_class import classify
+from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
 
 MIN_INFERRED = 3
 """Fewest ranks in one unexplained position that count as waiting in native code."""
 ON_ONE_LINE = "on the same line as most ranks, outside Python, without the GIL: taken as a wait"
 INSIDE = "inside a framework or PyTorch, where a call waits for others, while another rank stands elsewhere: taken as a wait"
+BACKWARD_OF_MOST = "inside backward, where DDP waits for the gradients of ranks that are in a collective elsewhere: taken as a wait"
 OPEN = ("native_code", "idle", "backward", "compile")
 """Classes that one look at a Python stack cannot tell from a wait."""
 
@@ -125,7 +127,7 @@ def position(rank: ClassifiedRank) -> Position:
 
 def inferred_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     """The ranks, some of them newly classified as waiting, because what other ranks do leaves no other explanation."""
-    return _inside_frameworks(_on_one_line(behind_locks(ranks)))
+    return _inside_frameworks(_inside_backward(_on_one_line(behind_locks(ranks))))
 
 
 def _on_one_line(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
@@ -171,6 +173,38 @@ def _inside_frameworks(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     ):
         return ranks
     return [_as_wait(rank, INSIDE) if rank.rank in inside else rank for rank in ranks]
+
+
+def _inside_backward(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
+    """Half of the ranks or more stand in backward, all others wait in a collective: they wait for each other.
+
+    Backward waits for the gradients of a rank that has left the common path. A rank that waits for its GPU has come out of it, and does not count.
+    """
+    inside = {rank.rank for rank in ranks if _is_inside(rank) and _in_backward(rank)}
+    others = [rank for rank in ranks if rank.rank not in inside]
+    if (
+        not others
+        or 2 * len(inside) < len(ranks)
+        or any(one.is_.name != "collective" for one in others)
+    ):
+        return ranks
+    return [_as_backward(rank) if rank.rank in inside else rank for rank in ranks]
+
+
+def _as_backward(rank: ClassifiedRank) -> ClassifiedRank:
+    found = msgspec.structs.replace(
+        _as_wait(rank, BACKWARD_OF_MOST).is_,
+        doing=f"waits in backward at {rank.is_.site}",
+        operation="backward",
+    )
+    return msgspec.structs.replace(rank, is_=found)
+
+
+def _in_backward(rank: ClassifiedRank) -> bool:
+    process = rank.capture.process if rank.capture else None
+    stack = principal(process.stacks, process.pid) if process else None
+    frame = python_frames(stack.frames)[0] if stack else None
+    return frame is not None and BACKWARD.file.fullmatch(frame.file) is not None and BACKWARD.function.fullmatch(frame.function) is not None  # fmt: skip
 
 
 def _is_inside(rank: ClassifiedRank) -> bool:

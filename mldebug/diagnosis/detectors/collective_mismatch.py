@@ -16,6 +16,7 @@ from mldebug.diagnosis.classify.awaited.file_locks import HELD
 from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
 from mldebug.diagnosis.classify.evidence import blame, show_source
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
+from mldebug.diagnosis.classify.rank_states import BACKWARD_OF_MOST
 from mldebug.diagnosis.detectors import Detector
 
 Key = tuple[str, str]
@@ -169,8 +170,10 @@ def _has_joined(rank: ClassifiedRank) -> bool:
 
 
 def _comparable(ranks: tuple[ClassifiedRank, ...]) -> bool:
-    """None waits for its GPU: such a rank may have launched what the others wait in, and stand at any later line."""
-    return all(rank.is_.name != "device_sync" for rank in ranks)
+    """None waits for its GPU, for such a rank may have launched what the others wait in and stand at any later line; none is only taken for waiting in backward."""
+    return all(
+        rank.is_.name != "device_sync" and BACKWARD_OF_MOST not in rank.is_.why for rank in ranks
+    )
 
 
 def _left_behind(odd: tuple[ClassifiedRank, ...], voters: tuple[ClassifiedRank, ...]) -> bool:

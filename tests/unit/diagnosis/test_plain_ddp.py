@@ -1,0 +1,98 @@
+"""Folders of plain `py-spy dump` (no native frames) of DDP are judged as a person would: who stands in backward waits for the peer that is elsewhere."""
+
+from pathlib import Path
+
+import pytest
+
+from mldebug.cli.commands.diagnose import judge, read_evidence
+from mldebug.core.model import Confidence, Diagnosis
+
+STEP = ("train (train.py:210)", "<module> (train.py:351)")
+BACKWARDS = {
+    "torch 2": ("_engine_run_backward (torch/autograd/graph.py:840)", "backward (torch/autograd/__init__.py:353)", "backward (torch/_tensor.py:625)"),
+    "torch 1.13": ("backward (torch/autograd/__init__.py:197)", "backward (torch/_tensor.py:487)"),
+}  # fmt: skip
+ELSEWHERE = {
+    "its DataLoader": ("_try_get_data (torch/utils/data/dataloader.py:1275)", "_get_data (torch/utils/data/dataloader.py:1444)", "__next__ (torch/utils/data/dataloader.py:732)", *STEP),
+    "a line of its own": ("retry (net.py:9)", *STEP),
+    "its exit": ("_shutdown (threading.py:1600)",),
+    "its forward": ("attention (model.py:5)", "forward (torch/nn/parallel/distributed.py:1690)", *STEP),
+}  # fmt: skip
+COLLECTIVES = {
+    "a barrier": ("barrier (torch/distributed/distributed_c10d.py:4800)", "wrapper (torch/distributed/c10d_logger.py:81)", "save (train.py:230)", *STEP),
+    "an all_reduce": ("all_reduce (torch/distributed/distributed_c10d.py:2924)", "wrapper (torch/distributed/c10d_logger.py:81)", "log (train.py:250)", *STEP),
+    "a gather": ("all_gather_object (torch/distributed/distributed_c10d.py:3200)", "evaluate (train.py:260)", *STEP),
+}  # fmt: skip
+DEVICE = ("synchronize (torch/cuda/__init__.py:1040)", "log (train.py:250)", *STEP)
+
+
+def judged(
+    root: Path,
+    backward: tuple[str, ...],
+    other: tuple[str, ...],
+    *,
+    ranks: int,
+    active: bool = True,
+    odd: tuple[int, ...] = (1,),
+    lost: int = -1,
+) -> Diagnosis:
+    """The verdict on the dumps of that many ranks, those of `odd` elsewhere. `active`: py-spy says that the others are on a CPU."""
+    for rank in range(ranks):
+        stands, status = (other, "idle") if rank in odd else ((*backward, *STEP), "active" if active else "idle")  # fmt: skip
+        head = (f"Process {2000 + rank}: python train.py --world_size={ranks}", "Python v3.11.9 (/usr/bin/python3.11)", "", f'Thread {2000 + rank} ({status}): "MainThread"')  # fmt: skip
+        if rank != lost:
+            (root / f"rank{rank}.txt").write_text("\n".join((*head, *(f"    {one}" for one in stands), "")))  # fmt: skip
+    return judge(read_evidence(root)).report.diagnosis
+
+
+def named(found: Diagnosis) -> list[int]:
+    return [one.rank for one in found.culprits]
+
+
+@pytest.mark.parametrize("backward", BACKWARDS.values(), ids=BACKWARDS)
+@pytest.mark.parametrize("active", [True, False], ids=["active", "idle"])
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+@pytest.mark.parametrize("other", [*ELSEWHERE.values(), *COLLECTIVES.values()], ids=[*ELSEWHERE, *COLLECTIVES])  # fmt: skip
+def test_who_is_elsewhere_is_named_at_low(
+    backward: tuple[str, ...], active: bool, ranks: int, other: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = judged(tmp_path, backward, other, ranks=ranks, active=active)
+    assert (named(found), found.confidence) == ([1], Confidence.LOW), found.summary
+
+
+@pytest.mark.parametrize("active", [True, False], ids=["active", "idle"])
+@pytest.mark.parametrize("other", [*ELSEWHERE.values(), *COLLECTIVES.values()], ids=[*ELSEWHERE, *COLLECTIVES])  # fmt: skip
+def test_of_two_ranks_who_stands_in_backward_is_not_the_culprit(
+    active: bool, other: tuple[str, ...], tmp_path: Path
+) -> None:
+    """It may wait for the gradients of the other, which has left the common path."""
+    found = judged(tmp_path, BACKWARDS["torch 2"], other, ranks=2, active=active)
+    assert named(found) in ([], [1]), found.summary
+    assert found.confidence is Confidence.LOW
+
+
+@pytest.mark.parametrize("active", [True, False], ids=["active", "idle"])
+def test_two_and_two_are_a_split(active: bool, tmp_path: Path) -> None:
+    found = judged(tmp_path, BACKWARDS["torch 2"], COLLECTIVES["a barrier"], ranks=4, active=active, odd=(1, 2))  # fmt: skip
+    assert named(found) == [], found.summary
+
+
+def test_the_one_that_is_left_in_backward_is_still_named(tmp_path: Path) -> None:
+    """Control: the others have passed it, and it computes, or has a batch more than they."""
+    found = judged(tmp_path, BACKWARDS["torch 2"], COLLECTIVES["a barrier"], ranks=4, odd=(0, 2, 3))
+    assert named(found) == [1], found.summary
+
+
+def test_who_waits_for_its_gpu_has_come_out_of_backward_and_is_not_named(tmp_path: Path) -> None:
+    """Control: its collectives are enqueued, the others still launch theirs."""
+    found = judged(tmp_path, BACKWARDS["torch 2"], DEVICE, ranks=4)
+    assert named(found) == [] or found.confidence is Confidence.LOW, found.summary
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_a_rank_without_a_dump_is_told_first(lost: int, tmp_path: Path) -> None:
+    other = ELSEWHERE["a line of its own"]
+    found = judged(tmp_path, BACKWARDS["torch 2"], other, ranks=4, lost=lost)
+    assert found.summary.startswith(f"Rank {lost} has no dump: look at it first; ")
+    assert found.confidence is Confidence.LOW
+    assert set(named(found)) <= {1}
