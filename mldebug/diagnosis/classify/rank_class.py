@@ -4,6 +4,8 @@ Signs are tried from the most direct to the least: the kernel's process state, w
 explain away, the Python frames, the native frames, the remaining wait channels, the source line, and last CPU time.
 """
 
+import re
+
 import msgspec
 
 from mldebug.capture.frames import bare, inner, is_user, python_frames, site
@@ -54,6 +56,10 @@ from mldebug.diagnosis.classify.tables.source_lines import (
 
 LOOKS_AFTER_THREADS = ("poll", "thread_join", "future", "idle")
 """What a main thread does that has handed the training to another thread."""
+LAUNCHES = re.compile(
+    r"(?:.*/)?torch/(?:(?:optim|nn|autograd|amp)/.*|_tensor\.py|_ops\.py|functional\.py)"
+)
+"""Files of PyTorch whose functions give a GPU work."""
 OF_ITS_OWN = frozenset(
     ("sleep", "fifo", "terminal", "flock", "file_lock", "child_wait", "debugger", "pipe_write")
 )
@@ -285,12 +291,20 @@ def _by_activity(process: ProcessFacts) -> Classification:
         return gil(process, "another thread of it owns the GIL")
     if process.on_futex and is_user(process.frames[0]):
         return _loosely(process, "futex", Role.UNCLEAR, "waits for a lock, or for other ranks, in")
+    if _launches(process):
+        return _loosely(process, "native_code", Role.UNCLEAR, "is in native code in")
     if row := match_idle(process.region):
         return _loosely(process, row.name, row.role, row.phrase)
     polls = POLL_WAITS.fullmatch(wait_channel(process.thread))
     unknown = process.movement is None and state is None and process.stack is not None and process.stack.activity_unknown  # fmt: skip
     words = "waits for a descriptor (a socket, a pipe) in" if polls else "stands in" if unknown else "does nothing in"  # fmt: skip
     return _loosely(process, "idle", Role.INERT, words)
+
+
+def _launches(process: ProcessFacts) -> bool:
+    """Seen once, in a call of PyTorch that gives its GPU work: it waits where the GPU's queue is full, or a tensor is taken off it."""
+    seen_once = process.movement is None and process.capture.state is None
+    return seen_once and LAUNCHES.fullmatch(process.frames[0].file) is not None
 
 
 def _loosely(process: ProcessFacts, name: str, role: Role, words: str) -> Classification:

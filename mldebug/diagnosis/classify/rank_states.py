@@ -27,6 +27,8 @@ MIN_INFERRED = 3
 ON_ONE_LINE = "on the same line as most ranks, outside Python, without the GIL: taken as a wait"
 INSIDE = "inside a framework or PyTorch, where a call waits for others, while another rank stands elsewhere: taken as a wait"
 BACKWARD_OF_MOST = "inside backward, where DDP waits for the gradients of ranks that are in a collective elsewhere: taken as a wait"
+AWAY = ("collective", "init", "store", "destroy")
+"""Waits of the host for all others, outside of backward."""
 OPEN = ("native_code", "idle", "backward", "compile")
 """Classes that one look at a Python stack cannot tell from a wait."""
 
@@ -127,7 +129,7 @@ def position(rank: ClassifiedRank) -> Position:
 
 def inferred_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     """The ranks, some of them newly classified as waiting, because what other ranks do leaves no other explanation."""
-    return _inside_frameworks(_inside_backward(_on_one_line(behind_locks(ranks))))
+    return _inside_frameworks(_on_one_line(_inside_backward(behind_locks(ranks))))
 
 
 def _on_one_line(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
@@ -176,7 +178,7 @@ def _inside_frameworks(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
 
 
 def _inside_backward(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
-    """Half of the ranks or more stand in backward, all others wait in a collective: they wait for each other.
+    """Half of the ranks or more stand in backward, all others wait in calls of all ranks: they wait for each other.
 
     Backward waits for the gradients of a rank that has left the common path. A rank that waits for its GPU has come out of it, and does not count.
     """
@@ -185,7 +187,7 @@ def _inside_backward(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     if (
         not others
         or 2 * len(inside) < len(ranks)
-        or any(one.is_.name != "collective" for one in others)
+        or any(one.is_.name not in AWAY for one in others)
     ):
         return ranks
     return [_as_backward(rank) if rank.rank in inside else rank for rank in ranks]

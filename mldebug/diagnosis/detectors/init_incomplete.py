@@ -21,11 +21,11 @@ class InitIncomplete:
             return _nowhere(case)
         absent = case.suspects
         missing = [rank.rank for rank in absent if rank.is_.role is Role.MISSING]
-        confidence = (
-            Confidence.MEDIUM
-            if not missing and any(r.is_.role is Role.BUSY for r in absent)
-            else None
-        )
+        confidence = None
+        if any(rank.is_.role is Role.UNCLEAR for rank in absent):
+            confidence = Confidence.LOW  # it may wait in native code for those that are here
+        elif not missing and any(rank.is_.role is Role.BUSY for rank in absent):
+            confidence = Confidence.MEDIUM
         return blame(
             case, Verdict.INIT_INCOMPLETE, absent, _steps(absent, missing), confidence=confidence
         )

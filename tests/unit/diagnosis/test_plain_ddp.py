@@ -96,3 +96,34 @@ def test_a_rank_without_a_dump_is_told_first(lost: int, tmp_path: Path) -> None:
     assert found.summary.startswith(f"Rank {lost} has no dump: look at it first; ")
     assert found.confidence is Confidence.LOW
     assert set(named(found)) <= {1}
+
+
+LAUNCHES = {
+    "the optimizer": ("_multi_tensor_adamw (torch/optim/adamw.py:600)", "step (torch/optim/adamw.py:220)", *STEP),
+    "a layer": ("forward (torch/nn/modules/linear.py:130)", "_call_impl (torch/nn/modules/module.py:1790)", *STEP),
+}  # fmt: skip
+ENDS = {
+    "the end": ("destroy_process_group (torch/distributed/distributed_c10d.py:2100)", "main (train.py:345)"),
+    "a new group": ("new_group (torch/distributed/distributed_c10d.py:5000)", "mesh (train.py:30)", *STEP),
+    "a store": ("_store_based_barrier (torch/distributed/distributed_c10d.py:900)", "mesh (train.py:30)", *STEP),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stands", [*LAUNCHES.values(), BACKWARDS["torch 2"]], ids=[*LAUNCHES, "backward"])  # fmt: skip
+@pytest.mark.parametrize("other", [*COLLECTIVES.values(), *ENDS.values()], ids=[*COLLECTIVES, *ENDS])  # fmt: skip
+@pytest.mark.parametrize("active", [True, False], ids=["active", "idle"])
+def test_of_two_ranks_who_gives_its_gpu_work_is_never_named_surely(
+    stands: tuple[str, ...], other: tuple[str, ...], active: bool, tmp_path: Path
+) -> None:
+    """Where the GPU's queue is full any call of PyTorch waits, and that GPU may wait for the other rank."""
+    found = judged(tmp_path, stands, other, ranks=2, active=active)
+    assert found.confidence is Confidence.LOW, found.summary
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_line_of_its_own_in_which_it_sleeps_is_named_at_medium(
+    ranks: int, tmp_path: Path
+) -> None:
+    """Control: it is in no call of PyTorch."""
+    found = judged(tmp_path, COLLECTIVES["a barrier"][:1], ELSEWHERE["a line of its own"], ranks=ranks, active=False)  # fmt: skip
+    assert (named(found), found.confidence) == ([1], Confidence.MEDIUM), found.summary
