@@ -132,7 +132,7 @@ def _joined_files(found: Iterable[_Found]) -> list[_Found]:
 
 def _with_kernel(found: list[_Found]) -> Iterator[_Found]:
     """Kernel stacks that name no process, in files of their own, join the only process whose file has that number."""
-    alone = [one for one in found if one.process.kernel and not (one.process.stacks or one.process.pid)]  # fmt: skip
+    alone = [one for one in found if not (one.process.stacks or one.process.pid)]
     others = [one for one in found if one not in alone]
     owners = Counter(_numbered_file(one) for one in others)
     kernel = {_numbered_file(one): one for one in alone if owners[_numbered_file(one)] == 1}
@@ -316,7 +316,8 @@ def _rank(
 
 def _process(process: ProcessText, kind: str = "rank") -> ProcessCapture:
     state = None
-    if process.kernel:
-        main = ThreadState(tid=process.pid, wchan=process.kernel[0], kernel_stack=process.kernel)
-        state = ProcessState(pid=process.pid, threads=(main,))
+    if process.kernel or process.state:
+        wchan = process.kernel[0] if process.kernel else ""
+        main = ThreadState(tid=process.pid, state=process.state, wchan=wchan, kernel_stack=process.kernel)  # fmt: skip
+        state = ProcessState(pid=process.pid, state=process.state, threads=(main,))
     return ProcessCapture(pid=process.pid, kind=kind, state=state, stacks=process.stacks, native=process.native)  # fmt: skip

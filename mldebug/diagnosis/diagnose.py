@@ -293,4 +293,7 @@ def no_dump(case: Case, guess: bool) -> str:
 
 def _has_stack(process: ProcessCapture) -> bool:
     kernel = process.state.main if process.state else None
-    return bool(process.stacks or process.native or (kernel and kernel.kernel_stack))
+    by_kernel = kernel is not None and (
+        bool(kernel.kernel_stack) or kernel.state in ("T", "t", "D", "Z")
+    )
+    return bool(process.stacks or process.native or by_kernel)

@@ -32,6 +32,7 @@ class ProcessText(msgspec.Struct, kw_only=True):
     kernel: tuple[
         str, ...
     ] = ()  # functions of the kernel in which its main thread waits, innermost first
+    state: str = ""  # the kernel's letter for it: R, S, D, T …
     label: Label = Label()
     file: str = ""  # that a heading names inside the text
     rank: int = -1  # that a heading names
@@ -73,6 +74,10 @@ class ThreadBlock(msgspec.Struct):
         """Set the pid of the parent of this block's process."""
         self.process.parent = pid
 
+    def set_state(self, letter: str) -> None:
+        """Set the kernel's letter for the state of this block's process."""
+        self.process.state = letter
+
     def add_variables(self, variables: Mapping[str, str]) -> None:
         """Add environment variables to those known of the block's process."""
         self.process.environment = {**self.process.environment, **variables}
@@ -86,8 +91,9 @@ def split(block: ThreadBlock) -> Iterator[ProcessText]:
     block.threads = [one for one in block.threads if one.form is not KERNEL]
     found = list(_of_programs(block))
     main = next((one for one in kernel if one.head.main), None)
-    if main and not found:
-        found = [msgspec.structs.replace(block.process, number=main.number, form=KERNEL.name)]
+    if not found and (main or block.process.state):
+        number = main.number if main else block.process.number
+        found = [msgspec.structs.replace(block.process, number=number, form=KERNEL.name)]
     if main and len(found) == 1:
         found[0].kernel = kernel_functions(main.frames)
     yield from found
@@ -199,7 +205,7 @@ def joined(found: Iterable[ProcessText]) -> list[ProcessText]:
     kept: list[ProcessText] = []
     turns: dict[object, int] = {}
     for one in found:
-        if not one.stacks and not one.kernel:
+        if not (one.stacks or one.kernel or one.state):
             continue
         last = kept[-1] if kept else None
         if last is not None and (
@@ -251,6 +257,7 @@ def join(before: ProcessText, after: ProcessText) -> ProcessText:
         stacks=plain_one.stacks,
         native=after.native or before.native,
         kernel=after.kernel or before.kernel,
+        state=after.state or before.state,
         form=plain_one.form,
         times=before.times + (len(kinds) == 1),
         number=before.number,

@@ -49,6 +49,9 @@ _ENVIRONMENT = re.compile(
     r"|OMPI_COMM_WORLD_(?:LOCAL_)?(?:RANK|SIZE)|PMI_(?:RANK|SIZE)|JAX_PROCESS_ID|HOSTNAME|SLURMD_NODENAME)=\"?(?P<value>[\w.-]{1,253})\"?$"
 )
 _OTHER_VARIABLE = re.compile(r"^[A-Z_][A-Z0-9_]{1,60}=\S*$")
+_STATE = re.compile(
+    r"^\s*State:\s+(?P<letter>[RSDTtZXI])\b(?: \([\w ]{1,30}\))?$"
+)  # of /proc/PID/status
 _MARKS = r"[-=#*>\s\[\]]{0,80}"
 _HEADINGS = tuple(
     re.compile(pattern, re.IGNORECASE)
@@ -263,9 +266,12 @@ class _Stream:
         self._blocks[-1].threads.append(ThreadText(ThreadHead(main=True), KERNEL, line.number, []))
 
     def _beside(self, text: str) -> bool:
-        """Variables, headings and rules."""
+        """Variables, the state of a process, headings and rules."""
         if match := _ENVIRONMENT.match(text):
             self._variable(match["name"], match["value"])
+            return True
+        if self._blocks and (match := _STATE.match(text)):
+            self._blocks[-1].set_state(match["letter"])
             return True
         if _OTHER_VARIABLE.match(text) or _RULE.match(text.strip()):
             return True
@@ -301,7 +307,7 @@ class _Stream:
         """A process begins."""
         block = self._blocks[-1] if self._blocks else None
         empty = block is not None and not block.threads and not block.json
-        if empty and block is not None and not block.process.command:
+        if empty and block is not None and not (block.process.command or block.process.state):
             self._blocks.pop()
         self._blocks.append(ThreadBlock(self._of_heading(number, pid, command), []))
         if self._variables_first:
