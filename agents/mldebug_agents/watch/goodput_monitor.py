@@ -28,6 +28,7 @@ from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.system.service.clock import JUMP
+from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
@@ -147,7 +148,7 @@ class GoodputMonitor:
         checkpoints = self._series.get(run.job.id, ())
         since = _stalled_since(run)
         return AccountLook(
-            at=self._offset + look.look.at,
+            at=self._offset + _read_at(look),
             gpus=len(run.job.ranks) + len(run.job.lost),
             started=look.look.started,
             step=look.step,
@@ -248,6 +249,13 @@ def identity(run: Run) -> JobIdentity:
 
 def _memo(key: JobKey) -> str:
     return MEMO + hashlib.sha256(repr(key).encode(errors="replace")).hexdigest()[:24]
+
+
+def _read_at(look: JobLook) -> float:
+    """When the step was read. A look begins before it has read the log: steps made up to then would be dated too early, at each look by
+    as much as that one was busy.
+    """
+    return look.look.at if look.step_read_at is None else look.step_read_at
 
 
 def _outcome(words: Mapping[int, str], run: Run | None = None) -> ExitOutcomeName:

@@ -7,7 +7,7 @@ one deadline for all ranks.
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -57,6 +57,9 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float | None = None
     scalars: dict[str, float] = {}  # other figures of its log or hook by name
     points: tuple[LogRecord, ...] = ()  # with figures, new since the look before
+    step_read_at: float | None = (
+        None  # monotonic: by when its log was read, or its hooks where these tell the step
+    )
     earlier_steps: tuple[int, ...] = ()  # first look only: of the records that stood in its log
     step_times: StepTimes | None = None
     log: str = ""  # the file that is followed, or why there is none
@@ -94,8 +97,9 @@ class JobWatch:
         hung: HungMounts,
         writers: LogSharing,
         heartbeats: HeartbeatReader,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tools, self._host = tools, tools.context.host
+        self._tools, self._host, self._clock = tools, tools.context.host, clock
         self._reader = tools.context.reader
         self._heartbeats = heartbeats
         self._beats = HeartbeatProgress()
@@ -135,10 +139,12 @@ class JobWatch:
         self._sampled_at = now if sample else self._sampled_at
         files = {pid: program.nccl_file for pid, program in programs.items() if program.nccl_file}
         self.logs.look(job, finder, now, files)
+        read_at = self._clock()
         self._forget(job.ranks)
         captures, gaps = self._sample(job.ranks, now, sample) if sample else ({}, ())
         classes = {rank: classify(capture) for rank, capture in captures.items()}
         beats = self._heartbeats.read(job.ranks)
+        read_at = read_at if self.progress.step is not None else self._clock()
         self.progress.take_heartbeats(beats, now)
         ranks = tuple(
             _in_phase(self._rank(rank, children, captures, classes, now), beats.get(rank.rank))
@@ -149,7 +155,11 @@ class JobWatch:
         }
         found = self._job_look(job, self._run_look(job, ranks, beats, now), beats)
         return msgspec.structs.replace(
-            found, classes=classes, frames=frames, gaps=(*self.logs.gaps, *gaps)
+            found,
+            step_read_at=read_at,
+            classes=classes,
+            frames=frames,
+            gaps=(*self.logs.gaps, *gaps),
         )
 
     def _run_look(

@@ -155,7 +155,7 @@ class Watch:
             return ()
 
     def _new_job(self) -> JobWatch:
-        return JobWatch(self.tools, self._hung, self._writers, self._heartbeats)
+        return JobWatch(self.tools, self._hung, self._writers, self._heartbeats, self.clock)
 
     def _look(self, job: Job, found: Discovery, finder: LogFinder, *, sample: float) -> JobLook:
         """One job; an error in our own code that only this job brings out must not hide the others."""

@@ -90,6 +90,22 @@ def test_what_ranks_report_decides_what_a_pause_was(node: Node) -> None:
     assert "evaluation" not in node.seconds
 
 
+def test_a_step_counts_from_when_the_log_was_read_and_not_from_when_the_look_began(
+    node: Node,
+) -> None:
+    """On a busy node a look takes long, and the steps made meanwhile stand in the log that it reads."""
+    for step in range(1, 41):
+        node.look(step=step, step_read_at=node.now + 5.0)
+    began = node.now
+    node.look(
+        step=43, step_read_at=began + 8.0
+    )  # began 5 s after the look before, and took 3 s to read
+    read = BEGAN + began + 8.0
+    (found,) = node.shown.goodput
+    assert found.at == pytest.approx(read)
+    assert sum(found.gpu_seconds.values()) == pytest.approx(4 * (began + 8.0 - 90))
+
+
 def test_the_first_step_is_stored_at_once(node: Node) -> None:
     """An agent that is killed right behind it once took all the time since the last store for the start-up."""
     node.look()

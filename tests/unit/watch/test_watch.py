@@ -158,6 +158,15 @@ def test_a_made_up_job_is_seen_whole(tmp_path: Path, reader: Reader) -> None:
     assert (job.step, job.log, job.gaps) == (7, str(node.log), ())
 
 
+def test_a_look_tells_by_when_it_had_read_the_step(tmp_path: Path, reader: Reader) -> None:
+    """The log is read some time after the look begins; here the clock goes on by a second each time it is asked."""
+    ticks = iter(range(10, 10_000))
+    (job,) = watch(FakeTools(Node(tmp_path).host(), reader), lambda: float(next(ticks))).look().jobs
+    assert job.step == 7
+    assert job.step_read_at is not None
+    assert job.step_read_at > job.look.at
+
+
 @pytest.mark.parametrize("name", ["trainer: step 12", "pt_main_thread", ") R 1 2 3", "a\nb", ""])
 def test_a_rank_that_renames_itself_is_the_same_rank(
     tmp_path: Path, reader: Reader, name: str
