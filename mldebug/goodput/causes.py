@@ -239,7 +239,7 @@ RULES = (
         "mount",
         lambda c: c.more(c.own.file_waiting, c.others.file_waiting),
         _mount_words,
-        "mldebug storage  # on {node}: how fast its mounts answer",
+        "mldebug status --storage  # on {node}: how fast its mounts answer",
     ),
     Rule(
         "swap",

@@ -27,6 +27,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     memory_pressure: float = 0.0  # some task of its node waited for memory
     file_waiting: float = 0.0  # it, or a process of its own, waited in the kernel for a file
     mount: str = ""  # of that file: `/data (nfs4)`
+    mount_device: str = ""  # of that mount, on its node: `0:52`
+    mount_slow: str = ""  # what has become slow there: `reads of /data (nfs01:/data) take 48 ms instead of 3 ms …`
     worker: int = 0  # pid of the child that waited for files most often; 0: none did
     busy_workers: int = 0  # children that were on a CPU nearly all the time
     link: str = ""  # a network port of its node that is not well: `port mlx5_3/1 has 12 symbol errors a second, for ten minutes`
@@ -48,6 +50,7 @@ def mean_evidence(some: Sequence[RankEvidence]) -> RankEvidence:
     not change the newest known value.
     """
     last = some[-1]
+    mounted = next((one for one in reversed(some) if one.mount), last)
     return msgspec.structs.replace(
         last,
         throttled=fmean(one.throttled for one in some),
@@ -58,7 +61,9 @@ def mean_evidence(some: Sequence[RankEvidence]) -> RankEvidence:
         link=next((one.link for one in reversed(some) if one.link), ""),
         worker=next((one.worker for one in reversed(some) if one.worker), 0),
         busy_workers=min(one.busy_workers for one in some),
-        mount=next((one.mount for one in reversed(some) if one.mount), ""),
+        mount=mounted.mount,
+        mount_device=mounted.mount_device,
+        mount_slow=mounted.mount_slow,
         gpu_neighbour=_neighbour([one.gpu_neighbour for one in some]),
         gpu_limits=tuple(
             sorted(set(last.gpu_limits).intersection(*(one.gpu_limits for one in some)))

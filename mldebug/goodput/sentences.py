@@ -1,13 +1,18 @@
 """What is found about slow ranks, in words. Pure."""
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from statistics import fmean
 
 import msgspec
 
 from mldebug.core.ranksets import fold_ranks
+from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.straggler import Excess, Slowness, SlowRank
 
+WAITS_FOR_DATA = 0.1  # share of the time from which on waiting for data is told
+SLOW_WORKER = 0.5  # of that time, from which on waiting for files explains it
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -85,3 +90,28 @@ def rank_words(one: SlowRank) -> str:
     if one.excess.kind == "gpu":
         return why_words(one)
     return f"waits only {percent(one.waiting)} of the time, and {why_words(one)}"
+
+
+def slow_mount_words(shares: Sequence[RankShares]) -> str:
+    """The mount that has become slow and for which ranks wait: `reads of /data (nfs01:/data) take 48 ms instead of 3 ms since 14:02
+    UTC; 7 of 8 ranks wait for data`. Of several mounts the one that holds up most ranks; "" for none.
+
+    A rank counts where it, or its worker, was found in the kernel waiting for a file of that mount: a slow mount beside it, and data
+    that are computed too slowly, are no such case.
+    """
+    held = [one for one in shares if one.evidence.mount_slow and _waits_for_files(one)]
+    if not held:
+        return ""
+    mount, count = Counter(one.evidence.mount for one in held).most_common(1)[0]
+    first = next(one for one in held if one.evidence.mount == mount)
+    by_loader = all(one.loading >= WAITS_FOR_DATA for one in held if one.evidence.mount == mount)
+    who = f"{count} of {len(shares)} ranks wait" if len(shares) > 1 else "its rank waits"
+    return f"{first.evidence.mount_slow}; {who} for {'data' if by_loader else 'files there'}"
+
+
+def _waits_for_files(one: RankShares) -> bool:
+    """Whether files explain that a rank waits for its DataLoader, or it reads files itself for a good part of the time."""
+    waited = one.evidence.file_waiting
+    if one.loading >= WAITS_FOR_DATA:
+        return waited >= SLOW_WORKER * one.loading
+    return not one.evidence.worker and waited >= WAITS_FOR_DATA

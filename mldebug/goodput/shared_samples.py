@@ -160,6 +160,8 @@ def _clean_evidence(one: RankEvidence) -> RankEvidence:
         neighbour=clean(one.neighbour, 100),
         gpu_neighbour=None if one.gpu_neighbour is None else clean(one.gpu_neighbour, 100),
         mount=clean(one.mount, MAX_PLACE),
+        mount_device=clean(one.mount_device, 24),
+        mount_slow=clean(one.mount_slow, 300),
         link=clean(one.link, MAX_PLACE),
         gpu_limits=tuple(limit for limit in one.gpu_limits[:8] if limit in GPU_LIMITS),
     )

@@ -14,7 +14,7 @@ from mldebug.core.model import (
 )
 from mldebug.diagnosis.classify.rank_states import make_group
 from mldebug.goodput import causes
-from mldebug.goodput.sentences import percent, rank_words, slow_words
+from mldebug.goodput.sentences import percent, rank_words, slow_mount_words, slow_words
 from mldebug.goodput.straggler import LEAST, Slowness, SlowRank
 
 BESIDE = (
@@ -102,12 +102,14 @@ def _evidence(found: Slowness, slow: dict[int, SlowRank]) -> list[str]:
     rows = sorted(found.shares, key=lambda one: (one.rank not in slow, one.rank))[:SHOWN]
     lines = [f"rank {one.rank} waits {percent(one.waiting)} of the time" for one in rows]
     alone = f"without the shares that {found.rests_on} has sent nobody would stand apart"
+    mount = slow_mount_words(found.shares)
     beside = any(_beside_gpu(found, one) for one in found.ranks)
     what = "its memory there grew" if any(one.cause == causes.UNEVEN for one in found.ranks) else "that program began to compute"  # fmt: skip
     began = [f"its steps have taken {found.slower:.2g} times as long as before since {what}: which GPU is slow is not measured"] if found.slower else []  # fmt: skip
     return [
         first,
         *began,
+        *([mount] if mount else ()),
         *lines,
         *([alone] if found.rests_on else ()),
         *([BESIDE] if beside else ()),

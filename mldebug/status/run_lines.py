@@ -6,13 +6,11 @@ from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.units import format_duration
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.segments import GpuUse
-from mldebug.goodput.sentences import percent
+from mldebug.goodput.sentences import SLOW_WORKER, WAITS_FOR_DATA, percent, slow_mount_words
 from mldebug.jobs.heartbeat import phase_words
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
 from mldebug.status.snapshot import RunState, Snapshot
 
-WAITS_FOR_DATA = 0.1  # share of the time from which on waiting for data is told
-SLOW_WORKER = 0.5  # of that time, from which on waiting for files explains it
 STEP_USES = (GpuUse.PRODUCTIVE, GpuUse.STRAGGLER, GpuUse.LOST_WORK)
 STALE = 90.0  # seconds: the longest `stall.interval` is 60
 
@@ -41,10 +39,12 @@ def goodput_words(run: RunState) -> Iterator[str]:
 
 
 def data_words(run: RunState) -> str:
-    """How long the ranks wait for data, with who waits most and what its workers do: by samples of their stacks, else of the time of
-    their steps; "" below 10 %.
+    """How long the ranks wait for data, with who waits most and what its workers do, or which mount has become slow: by samples of
+    their stacks, else of the time of their steps; "" below 10 %.
     """
     shares = run.slowness.shares if run.slowness else ()
+    if slow := slow_mount_words(shares):
+        return slow
     if shares:
         mean = sum(one.loading for one in shares) / len(shares)
         most = max(shares, key=lambda one: one.loading)

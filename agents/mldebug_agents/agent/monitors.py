@@ -139,10 +139,11 @@ class Monitors:
         return self.storage.capture(self.checkpoints.capture(capture))
 
     def complete_samples(self, result: Result) -> Result:
-        """The stack samples of a job's ranks, with what is known of their GPUs and of the node's network ports added."""
+        """The stack samples of a job's ranks, with what is known of their GPUs, of the node's network ports and of slow mounts added."""
         if not isinstance(result.value, SampledStretch):
             return result
         stretch = self.hardware.complete_samples(result.order.job, result.value)
+        stretch = self.storage.complete_samples(stretch)
         return result._replace(value=self.ports.complete_samples(stretch))
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:

@@ -17,7 +17,8 @@ import msgspec
 from mldebug.core.model import Gap, Job, NodeCapture
 from mldebug.core.redact import clean
 from mldebug.diagnosis.exits.model import AttemptExit
-from mldebug.status.snapshot import Snapshot
+from mldebug.goodput.straggler import SampledStretch
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.storage.filesystems.state import (
     CollectorState,
     Measure,
@@ -33,6 +34,7 @@ from mldebug_agents.storage.filesystems.evidence import (
     stuck_devices,
     with_stuck,
 )
+from mldebug_agents.storage.slow_mounts import slow_by_device, with_slow_mounts
 from mldebug_agents.storage.write_rates.collector import WriteRateCollector
 from mldebug_agents.system.workers import Result, Worker
 
@@ -160,9 +162,27 @@ class StorageMonitor:
             return snapshot
         return msgspec.structs.replace(
             snapshot,
+            runs=tuple(self._joined(run, snapshot.node) for run in snapshot.runs),
             storage=StorageState(parts=tuple(self._states.values())),
             sources=(*snapshot.sources, *(worker.state() for worker in self._workers.values())),
         )
+
+    def complete_samples(self, stretch: SampledStretch) -> SampledStretch:
+        """The samples of a run's ranks, with what has become slow on the mounts for which they wait."""
+        ranks = with_slow_mounts(stretch.ranks, self._slow())
+        return msgspec.structs.replace(stretch, ranks=ranks)
+
+    def _joined(self, run: RunState, node: str) -> RunState:
+        """The run with what is slow now: a mount is found to be slow some time after the ranks are seen to wait for it."""
+        if run.slowness is None:
+            return run
+        shares = with_slow_mounts(run.slowness.shares, self._slow(), node)
+        slowness = msgspec.structs.replace(run.slowness, shares=shares)
+        return msgspec.structs.replace(run, slowness=slowness)
+
+    def _slow(self) -> Mapping[str, str]:
+        alarms = [one for part in self._states.values() for one in part.alarms]
+        return slow_by_device(alarms)
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
         """The capture, with the seconds for which filesystems that its ranks wait on have not answered the agent."""

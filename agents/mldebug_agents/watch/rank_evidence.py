@@ -35,7 +35,7 @@ class KernelCounters(NamedTuple):
 
 class FileWaits(NamedTuple):
     """How often a rank was found waiting for a file: `waited` times in `looks` looks. `mount`: the mount of the file for
-    which it was most often found waiting. `worker`: pid of who was found so most often where that is a child, else 0; `busy`: how
+    which it was most often found waiting, and `device` its device number. `worker`: pid of who was found so most often where that is a child, else 0; `busy`: how
     many of its children were on a CPU nearly all the time.
     """
 
@@ -44,6 +44,17 @@ class FileWaits(NamedTuple):
     mount: str
     worker: int = 0
     busy: int = 0
+    device: str = ""
+
+
+class _WaitedFor(NamedTuple):
+    """A mount for which a process waits: `/data (nfs4)`, and its device number, `0:52`."""
+
+    name: str = ""
+    device: str = ""
+
+
+NO_MOUNT = _WaitedFor()
 
 
 class EvidenceReader:
@@ -69,7 +80,7 @@ class EvidenceReader:
         """
         begun, looks = time.monotonic(), 0
         until, waited = begun + seconds, 0
-        mounts, waiting = Counter[str](), Counter[int]()
+        mounts, waiting = Counter[_WaitedFor](), Counter[int]()
         pids = pids[: 1 + MAX_CHILDREN]
         used = {pid: self._cpu_seconds(pid) for pid in pids[1:]}
         while time.monotonic() < until:
@@ -80,12 +91,12 @@ class EvidenceReader:
                 mounts[self._mount(stuck)] += 1
                 waiting[stuck] += 1
             time.sleep(1 / LOOKS)
-        named = [(name, count) for name, count in mounts.most_common() if name]
+        named = next((one for one, _ in mounts.most_common() if one.name), NO_MOUNT)
         most = next((pid for pid, _ in waiting.most_common(1)), 0)
         worker = 0 if most in pids[:1] else most
         enough = BUSY * (time.monotonic() - begun)
         busy = sum(0 < enough <= self._cpu_seconds(pid) - used[pid] for pid in used)
-        return FileWaits(waited, looks, named[0][0] if named else "", worker, busy)
+        return FileWaits(waited, looks, named.name, worker, busy, named.device)
 
     def evidence(
         self, pid: int, before: KernelCounters, files: FileWaits, ours: Collection[int]
@@ -110,6 +121,7 @@ class EvidenceReader:
             memory_pressure=min(1.0, max(0.0, (now.stalled - before.stalled) / seconds)),
             file_waiting=files.waited / files.looks if files.looks else 0.0,
             mount=files.mount,
+            mount_device=files.device,
             worker=files.worker,
             busy_workers=files.busy,
         )
@@ -148,16 +160,14 @@ class EvidenceReader:
         stat = procfs.parse_stat(self._host.text(pid, "stat"))
         return stat.cpu_seconds if stat is not None else 0.0
 
-    def _mount(self, pid: int) -> str:
-        """The mount of the file that the call is about, in which the process stands: `/data (nfs4)`; "" where it is about none."""
+    def _mount(self, pid: int) -> "_WaitedFor":
+        """The mount of the file that the call is about, in which the process stands; `NO_MOUNT` where it is about none."""
         call = procfs.parse_syscall(self._host.text(pid, "syscall"))
         if call is None or not call[1]:
-            return ""
+            return NO_MOUNT
         path = self._host.link(pid, f"fd/{call[1][0]}")
-        if not procfs.is_stored(path):
-            return ""
-        point, fstype = self._host.mount_of(pid, path)
-        return f"{point} ({fstype})" if point else ""
+        found = self._host.mount_at(pid, path) if procfs.is_stored(path) else None
+        return _WaitedFor(f"{found.point} ({found.fstype})", found.device) if found else NO_MOUNT
 
     def _neighbour(self, cpus: Collection[int], ours: Collection[int]) -> str:
         """The program of another job that has used most CPU time of those running on these CPUs now; "" for none. What this agent

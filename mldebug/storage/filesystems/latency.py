@@ -10,11 +10,11 @@ slowness has lasted for an hour, which then is what is usual.
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from statistics import median
 from typing import NamedTuple
 
 from mldebug.core.units import size_words
-from mldebug.storage.filesystems.fullness import duration_words
 from mldebug.storage.filesystems.operation_counters import Counts, OperationCount
 from mldebug.storage.filesystems.state import StorageAlert
 
@@ -55,12 +55,12 @@ class SlowOperations(NamedTuple):
     usual_load: float
     since: float  # seconds of the clock of the looks
 
-    def sentence(self, title: str, at: float) -> str:
-        """The slow operations in words, as of unix time `at`: `reads of /data (nfs01:/data) take 48 ms instead of 3 ms, for
-        5m (12 MiB/s instead of 30 MiB/s)`. `title`: the name of the filesystem.
+    def sentence(self, title: str) -> str:
+        """The slow operations in words: `reads of /data (nfs01:/data) take 48 ms instead of 3 ms since 14:02 UTC (12 MiB/s
+        instead of 30 MiB/s)`. `title`: the name of the filesystem.
         """
         words = f"{_PLURALS[self.kind]} of {title} take {_milliseconds(self.now.seconds_each)} instead of {_milliseconds(self.usual_seconds)}"
-        words += f", for {duration_words(at - self.since)}"
+        words += f" since {datetime.fromtimestamp(self.since, UTC).strftime('%H:%M UTC')}"
         if not self.now.bytes_per_second:
             return words
         return f"{words} ({size_words(self.now.bytes_per_second)}/s instead of {size_words(self.usual_load)}/s)"
@@ -178,7 +178,9 @@ def _window(
 def latency_alerts(title: str, latency: FilesystemLatency, at: float) -> Iterator[StorageAlert]:
     """Yield an alert for each kind of operations that is slow on the filesystem `title` at unix time `at`."""
     for found in latency.slow(at):
-        yield StorageAlert(kind="slow", subject=title, sentence=found.sentence(title, at))
+        yield StorageAlert(
+            kind="slow", subject=title, sentence=found.sentence(title), operation=found.kind
+        )
 
 
 def latency_line(title: str, totals: Mapping[str, OperationCount]) -> str:

@@ -23,6 +23,8 @@ class StorageAlert(Noun, frozen=True, kw_only=True):
     sentence: str
     aside: str = ""  # who causes it: not shown to everyone
     uids: tuple[int, ...] = ()  # who may see it; empty: everyone
+    device: str = ""  # of a filesystem that is slow: `0:52`
+    operation: str = ""  # which is slow there: read, write, open, metadata
 
     @property
     def whole(self) -> str:

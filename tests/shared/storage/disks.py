@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,3 +57,52 @@ def frozen(target: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["fsfreeze", "-u", str(target)], check=True)
+
+
+@contextmanager
+def slow_disk(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
+    """An ext4 on a loop device whose image lies on a FUSE mount: to stop its daemon delays the disk."""
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts disks")
+    if not shutil.which("bindfs") or not shutil.which("mkfs.ext4"):
+        missing("needs bindfs and mkfs.ext4")
+    source, between, disk = (folder / name for name in ("source", "between", "disk"))
+    for one in (source, between, disk):
+        one.mkdir()
+    with (source / "image").open("wb") as file:
+        file.truncate(32 << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(source / "image")], check=True)
+    daemon = subprocess.Popen(["bindfs", "-f", "-o", "direct_io", str(source), str(between)])
+    try:
+        while not between.is_mount():
+            assert daemon.poll() is None
+        subprocess.run(["mount", "-o", "loop", str(between / "image"), str(disk)], check=True)
+        yield disk, daemon
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+        subprocess.run(["umount", "-l", str(between)], check=False)
+        daemon.terminate()
+        daemon.wait()
+
+
+@contextmanager
+def delayed(daemon: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Delay whatever the daemon of a FUSE mount serves: it runs for 6 ms in every 60 ms."""
+    over = threading.Event()
+
+    def delay() -> None:
+        while not over.is_set():
+            daemon.send_signal(signal.SIGSTOP)
+            over.wait(0.054)
+            daemon.send_signal(signal.SIGCONT)
+            over.wait(0.006)
+
+    thread = threading.Thread(target=delay)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        daemon.send_signal(signal.SIGCONT)

@@ -52,6 +52,52 @@ def test_the_worker_or_mount_that_is_slow_is_told(evidence: RankEvidence, words:
     assert data_words(one) == f"waits for data 30 % of the time: rank 1 60 %, rank 0 0 %{words}"
 
 
+SLOW = "reads of /data (nfs01:/data) take 48 ms instead of 3 ms since 14:02 UTC"
+
+
+def reading(rank: int, loading: float, **evidence: object) -> RankShares:
+    """A rank whose worker waits for files of /data, which has become slow."""
+    found = {"file_waiting": 0.9 * loading, "worker": 70, "mount": "/data (nfs4)", "mount_slow": SLOW} | evidence  # fmt: skip
+    return RankShares(rank=rank, samples=100, waiting=0.1, loading=loading, evidence=RankEvidence(**found))  # type: ignore[arg-type]  # fmt: skip
+
+
+def waiting_words(*shares: RankShares) -> str:
+    return data_words(RunState(id="r", name="train.py", launcher="torchrun", slowness=Slowness(shares=shares)))  # fmt: skip
+
+
+def test_ranks_that_wait_for_data_of_a_mount_that_has_become_slow_are_told_with_it() -> None:
+    ranks = [reading(rank, 0.6) for rank in range(7)]
+    healthy = RankShares(rank=7, samples=100, waiting=0.6)
+    assert waiting_words(*ranks, healthy) == f"{SLOW}; 7 of 8 ranks wait for data"
+    assert waiting_words(reading(0, 0.6)) == f"{SLOW}; its rank waits for data"
+    itself = [reading(rank, 0.0, worker=0, file_waiting=0.4) for rank in range(2)]
+    assert waiting_words(*itself, healthy) == f"{SLOW}; 2 of 3 ranks wait for files there"
+
+
+def test_of_two_slow_mounts_the_one_that_holds_up_most_ranks_is_told() -> None:
+    other = "opens of /more (nfs02:/more) take 1,200 ms instead of 2 ms since 14:03 UTC"
+    more = [reading(rank, 0.5, mount="/more (nfs4)", mount_slow=other) for rank in (1, 2)]
+    assert waiting_words(reading(0, 0.6), *more) == f"{other}; 2 of 3 ranks wait for data"
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (reading(0, 0.6, mount_slow=""), "waits for files on /data (nfs4)"),  # the mount is as usual
+        (reading(0, 0.6, file_waiting=0.02, busy_workers=1), "1 worker computes all the time"),
+        (reading(0, 0.05), ""),  # it does not wait for data
+        (reading(0, 0.0, worker=0, file_waiting=0.05), ""),
+    ],
+)  # fmt: skip
+def test_data_that_a_slow_mount_does_not_hold_up_are_not_told_with_it(
+    share: RankShares, words: str
+) -> None:
+    found = waiting_words(share, reading(1, 0.0, file_waiting=0.0))
+    assert SLOW not in found
+    assert words in found
+    assert bool(found) == bool(words)
+
+
 def test_without_samples_the_phases_of_the_hook_count() -> None:
     steps = {"productive": 60.0, "data_wait": 20.0, "startup": 500.0}
     assert data_words(run(gpu_seconds=steps)) == "waits for data 25 % of the time of its steps"

@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import os
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from mldebug_agents.storage.monitor import look_once
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Mount, mount_of, parse_mountinfo
 from shared.storage.nodetools import with_config
+from shared.system.hung import wait_until
 
 MIB = 1 << 20
 libc = ctypes.CDLL(None, use_errno=True)
@@ -169,6 +172,27 @@ def test_where_a_job_saves_is_watched_though_nothing_is_open_there(
         assert str(folder) not in {row["mount"] for row in desk.status()["filesystems"]}
         desk.follow({job().id: (f"{folder}/run/ckpt",)})
         desk.look(2.0, [job()])
+        assert row(desk, folder)["ranks"] == 1
+
+
+def test_a_mount_that_only_a_worker_of_a_rank_has_open_is_found_and_stays(
+    tools: NodeTools, tmp_path: Path
+) -> None:
+    desk = part(tools)
+    with mounted(tmp_path / "data", "size=8m") as folder, contextlib.ExitStack() as workers:
+        (folder / "shard").write_bytes(b"x")
+        rank = workers.enter_context(
+            subprocess.Popen(
+                ["sh", "-c", 'sleep 60 & sleep 60 < "$0" & sleep 60 & wait', folder / "shard"],
+                start_new_session=True,
+            )
+        )
+        workers.callback(os.killpg, rank.pid, signal.SIGKILL)
+        wait_until(lambda: len(tools.context.host.children().get(rank.pid, ())) == 3)
+        for look in range(3):
+            desk.look(float(look), [job(rank.pid)])
+        assert row(desk, folder)["ranks"] == 1
+        desk.look(4.0, [job(rank.pid)])
         assert row(desk, folder)["ranks"] == 1
 
 
@@ -346,7 +370,7 @@ def test_two_folders_of_one_filesystem_at_one_name_are_one_series(
     found = {("0:52", one.root): UsedMount(mount=one, path=b"/data") for one in mounts}
     spaces = [Space(size=100, free=left, available=left) for left in (10, 60)]
     answers = [MountAnswer(mount=1, space=one) for one in spaces]
-    monkeypatch.setattr(filesystems, "used_mounts", lambda *_: found)
+    monkeypatch.setattr(filesystems, "used_mounts", lambda *_, **__: found)
     monkeypatch.setattr(tools.filesystem_probe, "ask", lambda places: answers if places else [])
     desk = part(tools)
     desk.look(1.0, [])

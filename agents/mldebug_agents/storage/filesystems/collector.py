@@ -44,6 +44,7 @@ from mldebug_agents.storage.filesystems.state import (
 )
 from mldebug_agents.system.context import Context
 
+RECENT = 10.0  # seconds; a child that came since then is seen the next time
 DENIED = "this user may not see which files they have open"
 ALLOW = "run the agent as root or as their user, or give it CAP_SYS_PTRACE"
 _GLOB = re.compile(r"[*?\[{]")
@@ -72,6 +73,7 @@ class FilesystemCollector:
         self._before: dict[int, set[Key]] = {}  # what each rank used at the last look
         self._where: dict[str, int] = {}  # mount ids of what is configured
         self._places: Mapping[str, Sequence[str]] = {}
+        self._turn = 0
 
     @property
     def interval(self) -> float:
@@ -84,7 +86,8 @@ class FilesystemCollector:
         paths = self._configured()
         self._find(paths)
         found = used_mounts(
-            self._context.host, jobs, paths, self._before, self._where, self._places
+            *(self._context.host, jobs, paths, self._before, self._where, self._places),
+            workers=self._next_workers(jobs),
         )
         self._before = used_by(found)
         self._note_denied(jobs)
@@ -95,6 +98,13 @@ class FilesystemCollector:
             self._judge(now, one, answer)
             for one, answer in zip(found.values(), answers, strict=True)
         ]
+
+    def _next_workers(self, jobs: Sequence[Job]) -> dict[int, int]:
+        """Of each rank with children the next one in turn: to look at all of them each time would cost too much."""
+        self._turn += 1
+        children = self._context.host.children(RECENT)
+        pids = (rank.pid for job in jobs for rank in job.ranks)
+        return {pid: own[self._turn % len(own)] for pid in pids if (own := children.get(pid))}
 
     @property
     def used(self) -> tuple[UsedMount, ...]:

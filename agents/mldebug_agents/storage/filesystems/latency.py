@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import msgspec
+
 from mldebug.core.model import Gap, Job
 from mldebug.storage.filesystems.latency import FilesystemLatency, latency_alerts, latency_line
 from mldebug.storage.filesystems.operation_counters import (
@@ -29,7 +31,6 @@ class LatencyCollector:
     """
 
     name = "latency"
-    interval = INTERVAL
 
     def __init__(self, context: Context, mounts: Callable[[], Sequence[UsedMount]]) -> None:
         """`mounts`: the filesystems that jobs use, as they were found last."""
@@ -37,6 +38,11 @@ class LatencyCollector:
         self._kept: dict[Key, FilesystemLatency] = {}
         self._used: dict[Key, UsedMount] = {}
         self._at = 0.0
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two readings of the counters: `INTERVAL`, or less where `storage.interval` is less."""
+        return min(INTERVAL, self._context.config.storage.interval)
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Read the counters of all filesystems that jobs use. `now`: unix time."""
@@ -83,9 +89,7 @@ class LatencyCollector:
         """An alert for each kind of operations that takes much longer than usual."""
         for key, one in self._used.items():
             for alert in latency_alerts(one.title, self._kept[key], self._at):
-                yield StorageAlert(
-                    kind=alert.kind, subject=alert.subject, sentence=alert.sentence, uids=one.uids
-                )
+                yield msgspec.structs.replace(alert, uids=one.uids, device=one.mount.device)
 
     def gaps(self) -> Sequence[Gap]:
         """Always empty: most filesystems have no such counters, and a missing figure is no fault."""

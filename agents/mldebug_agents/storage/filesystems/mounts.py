@@ -16,6 +16,7 @@ from mldebug_agents.system.host import Host
 NEEDED = ("/", "/tmp", "/dev/shm")  # of every rank  # noqa: S108 - it is looked at, not written
 Key = tuple[str, str]  # of `Used`: device and folder
 MOST = 400  # mounts of one look
+MAX_FILES = 1024  # descriptors of one process
 _NO_SPACE = frozenset(
     [
         "autofs",
@@ -90,12 +91,14 @@ def used_mounts(
     before: Mapping[int, Collection[Key]] = {},
     where: Mapping[str, int] = {},
     places: Mapping[str, Sequence[str]] = {},
+    workers: Mapping[int, int] = {},
 ) -> dict[Key, UsedMount]:
     """The mounts that these jobs, and the paths in `paths`, use, each filesystem and folder once. Reads only /proc, never the filesystems.
 
     `before`: what each pid was found to use earlier; it stays in use while it is mounted, as a checkpoint is open for seconds only.
     `where`: mount ids of `paths` where they are known; others are found by name.
     `places`: by job, the folders of its checkpoints and its log, as its ranks see them.
+    `workers`: by pid of a rank the process of its own whose open files count as well: data are read by the workers of a DataLoader.
     """
     found: dict[Key, UsedMount] = {}
     tables: dict[str, tuple[procfs.Mount, ...]] = {}
@@ -105,7 +108,8 @@ def used_mounts(
             if space not in tables:
                 tables[space] = mount_table(host, str(rank.pid))
             named = places.get(job.id, ())
-            for mount in _of_rank(host, rank.pid, tables[space], before.get(rank.pid, ()), named):
+            pids = [pid for pid in (rank.pid, workers.get(rank.pid)) if pid]
+            for mount in _of_rank(host, pids, tables[space], before.get(rank.pid, ()), named):
                 _note(found, mount, host.root_of(rank.pid), rank)
     own = mount_table(host, "self")
     by_id = {mount.id: mount for mount in own}
@@ -153,17 +157,17 @@ def _denied(folder: str) -> bool:
 
 def _of_rank(
     host: Host,
-    pid: int,
+    pids: Sequence[int],
     table: tuple[procfs.Mount, ...],
     before: Collection[Key],
     named: Sequence[str],
 ) -> Iterator[procfs.Mount]:
     yield from (mount for mount in table if (mount.device, mount.root) in before)
     by_id = {mount.id: mount for mount in table}
-    for path in (*NEEDED, host.link(pid, "cwd"), *named):
+    for path in (*NEEDED, host.link(pids[0], "cwd"), *named):
         if path.startswith("/") and (mount := procfs.mount_of(table, path)):
             yield mount
-    for number in _open_on(host, pid):
+    for number in {number for pid in pids for number in _open_on(host, pid)}:
         if number in by_id:
             yield by_id[number]
 
@@ -173,7 +177,7 @@ def _open_on(host: Host, pid: int) -> set[int]:
     folder = f"{host.proc}/{pid}/fdinfo"
     numbers: list[str] = []
     with contextlib.suppress(OSError):  # the process has ended, or is not this user's
-        numbers = os.listdir(folder)
+        numbers = os.listdir(folder)[:MAX_FILES]
     return {procfs.parse_fdinfo(host.text(pid, f"fdinfo/{fd}"))[1] for fd in numbers}
 
 
