@@ -26,6 +26,8 @@ class DirSizesConfig(Section, frozen=True, kw_only=True):
 
     # absolute: [/scratch/me, /data/checkpoints]
     paths: tuple[str, ...] = ()
+    # also watch, within bounds, the directories on local filesystems to which runs write
+    learn: bool = True
     # between two counts where nothing tells of changes (network filesystems, no watches left)
     rescan: Annotated[Duration, msgspec.Meta(ge=1)] = 600.0
     # between two counts where events tell

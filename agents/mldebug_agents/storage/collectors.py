@@ -20,6 +20,6 @@ def storage_collectors(context: Context, probe: MountClient) -> list[StorageColl
         LatencyCollector(context, lambda: filesystems.used),
         QuotaCollector(context),
         KernelQuotaCollector(context, probe),
-        DirSizeCollector(context),
+        DirSizeCollector(context, writers.folders),
         writers,
     ]

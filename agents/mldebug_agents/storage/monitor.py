@@ -27,6 +27,7 @@ from mldebug.storage.filesystems.state import (
     StorageState,
 )
 from mldebug_agents.state.key_value_store import KeyValueStore as Store
+from mldebug_agents.storage.dir_sizes.collector import DirSizeCollector
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.storage.filesystems.evidence import (
     RecentFills,
@@ -115,11 +116,11 @@ class StorageMonitor:
         return tuple(worker.name for worker in self._workers.values())
 
     def tick(self, jobs: Sequence[Job], places: Mapping[str, Sequence[str]] = {}) -> None:
-        """Order the looks that are due; does not wait for them. `places`: by job, the folders of its checkpoints and its log, as its ranks see them."""
+        """Order the looks that are due; does not wait for them. `places`: by job, the folders of its checkpoints and of its log, as its ranks see them."""
         self._recall()
-        part = self._parts.get(FilesystemCollector.name)
-        if isinstance(part, FilesystemCollector) and not self._workers[part.name].busy:
-            part.follow(places)
+        for part in self._parts.values():
+            if isinstance(part, FilesystemCollector | DirSizeCollector) and not self._workers[part.name].busy:  # fmt: skip
+                part.follow(places)
         now = time.monotonic()
         for name, worker in self._workers.items():
             if now >= self._due[name] and not worker.busy:

@@ -91,7 +91,7 @@ class _SampleTable:
         name, cleaned = sample.family.name, self._clean
         labels = tuple([cleaned.get(text) or self._cleaned(text) for text in sample.labels])
         if self._pseudonyms is not None:
-            labels = self._pseudonyms.hidden(sample.family, labels)
+            labels = self._pseudonyms.hidden(sample.family, labels, owned=sample.owned)
         values = self.values[name]
         if labels in values:
             self.twice[name] = self.twice.get(name, 0) + series(sample)

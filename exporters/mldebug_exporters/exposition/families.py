@@ -114,6 +114,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     labels: tuple[str, ...] = ()  # values, in the order of family.labels
     value: float | Histogram = 1.0
     exemplar: tuple[str, str] | None = None
+    owned: bool = False  # it is of a user's jobs alone, not of the node
 
 
 class MetricGroup(msgspec.Struct, frozen=True):
@@ -138,4 +139,5 @@ def storage_measures(families: Iterable[Family], snapshot: Snapshot) -> Iterator
     by_name = {family.name: family for family in families}
     for measure in snapshot.storage.measures if snapshot.storage else ():
         if measure.metric in by_name:
-            yield Sample(by_name[measure.metric], measure.labels, measure.value)
+            family = by_name[measure.metric]
+            yield Sample(family, measure.labels, measure.value, owned=bool(measure.uids))

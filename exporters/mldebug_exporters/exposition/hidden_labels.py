@@ -12,6 +12,8 @@ from mldebug_exporters.exposition.families import Family
 
 PRIVATE = frozenset(("user", "folder", "series", "cgroup", "id"))
 """Labels of any family."""
+OWNED = PRIVATE | {"path"}
+"""Labels of samples that are of a user's jobs: a path of the configuration is nobody's secret."""
 PRIVATE_OF = {"mldebug_run": frozenset(("name",))}
 """Labels of one family, by its name."""
 
@@ -21,14 +23,18 @@ class HiddenLabels:
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._positions: dict[str, tuple[int, ...]] = {}
+        self._positions: dict[tuple[str, bool], tuple[int, ...]] = {}
 
-    def hidden(self, family: Family, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """The label values of a sample, with private ones replaced by pseudonyms; empty values stay empty."""
-        if (positions := self._positions.get(family.name)) is None:
-            private = PRIVATE | PRIVATE_OF.get(family.name, frozenset())
+    def hidden(
+        self, family: Family, labels: tuple[str, ...], *, owned: bool = False
+    ) -> tuple[str, ...]:
+        """The label values of a sample, with private ones replaced by pseudonyms; empty values stay empty. `owned`: it is of a
+        user's jobs alone.
+        """
+        if (positions := self._positions.get((family.name, owned))) is None:
+            private = (OWNED if owned else PRIVATE) | PRIVATE_OF.get(family.name, frozenset())
             positions = tuple(at for at, name in enumerate(family.labels) if name in private)
-            self._positions[family.name] = positions
+            self._positions[family.name, owned] = positions
         if not positions:
             return labels
         values = list(labels)

@@ -274,6 +274,35 @@ def test_no_more_inodes_than_allowed(root: Path) -> None:
     keeper.close()
 
 
+def test_no_more_files_of_one_folder_than_allowed(root: Path) -> None:
+    for name in range(50):
+        (root / f"{name}").touch()
+    keeper = DirSizeUpdater(DirSizeRequest(path=str(root), max_inodes=10))
+    state = counted(keeper)
+    assert state.inodes == 10
+    assert (state.lower_bound, "more than 10 inodes" in state.why) == (True, True)
+    (root / "new").touch()
+    (root / "0").unlink()
+    state = turn_until(keeper, lambda state: state.inodes is not None)
+    assert (state.inodes or 0) <= 10
+    keeper.close()
+
+
+def test_no_more_folders_and_levels_than_allowed(root: Path) -> None:
+    (root / "a/b/c/d").mkdir(parents=True)
+    deep = DirSizeUpdater(DirSizeRequest(path=str(root), max_depth=2))
+    state = counted(deep)
+    assert (state.inodes, state.folders) == (3, 3)
+    assert "more than 2 levels of folders" in state.why
+    deep.close()
+    for name in range(5):
+        (root / f"{name}").mkdir()
+    wide = DirSizeUpdater(DirSizeRequest(path=str(root), max_folders=4))
+    state = counted(wide)
+    assert (state.folders, "more than 4 folders" in state.why) == (4, True)
+    wide.close()
+
+
 def test_a_root_that_is_replaced_is_counted_from_the_start(
     root: Path, updater_of: DirSizeUpdater, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,7 +421,7 @@ def test_a_tree_that_does_not_answer_is_left_alone_and_the_others_go_on(
     hangs, turn = threading.Event(), DirSizeUpdater.tick
 
     def hanging(self: DirSizeUpdater, seconds: float) -> None:
-        if self._order.path.endswith("bad") and not hangs.wait(60):
+        if self.order.path.endswith("bad") and not hangs.wait(60):
             return
         turn(self, seconds)
 
@@ -438,6 +467,25 @@ def test_a_file_system_whose_server_stops_is_named_and_the_other_trees_go_on(tmp
         client_until(desk, lambda states: states[0].inodes == 3)
         assert not spawner.leftovers
         desk.close()
+
+
+def test_a_directory_more_leaves_what_is_counted_already_as_it_is(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    hands = Hands()
+    orders = [DirSizeRequest(path=str(tmp_path / name)) for name in ("one", "two")]
+    desk = DirSizeClient(hands, orders[:1])
+    (first,) = client_until(desk, lambda states: states[0].inodes == 1)
+    desk.count_only(orders)
+    assert desk.states[0] == first
+    found = client_until(desk, lambda states: states[1].inodes == 1)
+    assert (found[0].rescans, found[0].count_seconds) == (0, first.count_seconds)
+    desk.count_only(orders[1:])
+    (tmp_path / "two" / "new").touch()
+    assert len(client_until(desk, lambda states: states[0].inodes == 2)) == 1
+    assert len(hands.started) == 1
+    desk.close()
+    hands.join()
 
 
 def test_the_child_of_an_earlier_agent_is_remembered(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
+from posixpath import dirname
 from typing import NamedTuple
 
 import msgspec
@@ -209,11 +210,11 @@ class CheckpointMonitor:
         return look.trouble
 
     def places(self, runs: Mapping[str, Run]) -> dict[str, tuple[str, ...]]:
-        """For each run the folders of its checkpoints and its log, as paths that its ranks see."""
+        """For each run the folders of its checkpoints and of its log, as paths that its ranks see."""
         logs = {id: run.last_look.log for id, run in runs.items() if run.last_look}
         return {
             id: tuple({folder: None for of, folder, _ in self._series if of == id})
-            + tuple(one for one in [logs.get(id, "")] if one.startswith("/"))
+            + tuple(dirname(one) for one in [logs.get(id, "")] if one.startswith("/"))
             for id in runs
         }
 

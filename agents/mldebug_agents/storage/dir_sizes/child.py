@@ -26,22 +26,36 @@ def serve(connection: socket.socket) -> None:
     updaters: list[DirSizeUpdater] = []
     link = ChildLink(connection, msgspec.msgpack.Decoder(DirSizeRequests), max_body=MAX_BODY)
     with contextlib.suppress(OSError):  # the agent is gone
-        updaters += [DirSizeUpdater(order) for order in link.receive().orders]
+        updaters = _ordered(link.receive(), updaters)
         while True:
-            for number in _wait(connection, updaters):
-                _work(link, number, updaters[number])
+            ready = _wait(connection, updaters)
+            if ready is None:
+                updaters = _ordered(link.receive(), updaters)
+            for number in ready or ():
+                _work(link, updaters[number])
     for updater in updaters:
         updater.close()
 
 
-def _work(link: ChildLink[DirSizeRequests], number: int, updater: DirSizeUpdater) -> None:
-    link.send(DirSizeUpdate(number=number))
+def _ordered(message: DirSizeRequests, before: list[DirSizeUpdater]) -> list[DirSizeUpdater]:
+    """Those that are wanted from now on; what is counted already goes on, and the others are closed."""
+    known = {one.order: one for one in before}
+    wanted = [known[order] if order in known else DirSizeUpdater(order) for order in message.orders]
+    for order in message.orders:
+        known.pop(order, None)
+    for updater in known.values():
+        updater.close()
+    return wanted
+
+
+def _work(link: ChildLink[DirSizeRequests], updater: DirSizeUpdater) -> None:
+    link.send(DirSizeUpdate(path=updater.order.path))
     updater.tick(SLICE)
-    link.send(DirSizeUpdate(number=number, state=updater.state()))
+    link.send(DirSizeUpdate(path=updater.order.path, state=updater.state()))
 
 
-def _wait(connection: socket.socket, updaters: list[DirSizeUpdater]) -> list[int]:
-    """Sleep until one of them has something to do; their numbers. Raises ConnectionError when nobody listens."""
+def _wait(connection: socket.socket, updaters: list[DirSizeUpdater]) -> list[int] | None:
+    """Sleep until one of them has something to do; their numbers. None where the agent has sent something, or is gone."""
     now = time.monotonic()
     dues = [updater.due(now) for updater in updaters]
     poll = select.poll()
@@ -49,9 +63,14 @@ def _wait(connection: socket.socket, updaters: list[DirSizeUpdater]) -> list[int
     fds = {updater.fd: number for number, updater in enumerate(updaters) if updater.fd is not None}
     for fd in fds:
         poll.register(fd, select.POLLIN)
-    ready = [fd for fd, _ in poll.poll(1000 * min([LONGEST, *dues]) + 1 if min(dues) else 0)]
+    ready = [
+        fd
+        for fd, _ in poll.poll(
+            1000 * min([LONGEST, *dues]) + 1 if min(dues, default=LONGEST) else 0
+        )
+    ]
     if connection.fileno() in ready:
-        raise ConnectionError("it hung up")
+        return None
     readable = {fds[fd] for fd in ready}
     if readable:
         time.sleep(GATHER)

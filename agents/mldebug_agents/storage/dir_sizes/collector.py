@@ -8,7 +8,7 @@ over. All other trees go on in a new child.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -16,6 +16,12 @@ import msgspec
 from mldebug.core.model import Gap, Job
 from mldebug.storage.dir_sizes import HOWS, STUCK, DirSize, dir_size_lines
 from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
+from mldebug.storage.filesystems.visibility import UIDS, uids_cell
+from mldebug_agents.storage.dir_sizes.learned import (
+    LearnedFolder,
+    learned_folders,
+    request_for,
+)
 from mldebug_agents.storage.dir_sizes.messages import (
     MAX_BODY,
     NAME,
@@ -65,10 +71,9 @@ class DirSizeClient:
         self._patience = patience
         self._worker: ForkedWorker | None = None
         self._link: ChildLink[DirSizeUpdate] | None = None
-        self._kept: list[DirSizeRequest] = []  # by the worker, in its order
         self._states: dict[str, DirSize] = {}
         self._stuck: dict[str, float] = {}  # path -> unix time
-        self._working: tuple[int, float] | None = None  # tree, and since when
+        self._working: tuple[str, float] | None = None  # tree, and since when
         self._not_before = 0.0
 
     @property
@@ -78,9 +83,17 @@ class DirSizeClient:
 
     def count_only(self, orders: Sequence[DirSizeRequest]) -> None:
         """Count these directories from now on, and stop counting all others."""
-        if tuple(orders) != self._orders:
-            self._orders = tuple(orders)
-            self._states = {}
+        if tuple(orders) == self._orders:
+            return
+        self._orders = tuple(orders)
+        paths = {order.path for order in orders}
+        self._states = {path: one for path, one in self._states.items() if path in paths}
+        if not orders or self._link is None:
+            self.close()
+            return
+        try:
+            self._send(self._link)
+        except OSError:  # it is gone, or works on a tree that hangs and reads nothing
             self.close()
 
     def close(self) -> None:
@@ -97,24 +110,28 @@ class DirSizeClient:
         if self._worker is not None:
             self._take_updates()
         if self._working and self._clock() - self._working[1] > self._patience:
-            self._let_go(self._kept[self._working[0]].path)
+            self._let_go(self._working[0])
+
+    def _send(self, link: ChildLink[DirSizeUpdate]) -> None:
+        wanted = tuple(order for order in self._orders if order.path not in self._stuck)
+        link.send(DirSizeRequests(orders=wanted))
 
     def _start(self) -> None:
-        self._kept = [order for order in self._orders if order.path not in self._stuck]
-        if not self._kept or self._clock() < self._not_before:
+        kept = [order for order in self._orders if order.path not in self._stuck]
+        if not kept or self._clock() < self._not_before:
             return
         self._not_before = self._clock() + AGAIN
         try:
             worker = self._worker = self._starter.fork_worker(NAME)
             decoder = msgspec.msgpack.Decoder(DirSizeUpdate)
             self._link = ChildLink(worker.socket, decoder, max_body=MAX_BODY)
-            self._link.send(DirSizeRequests(orders=tuple(self._kept)))
+            self._send(self._link)
             worker.socket.setblocking(False)
         except OSError as error:
             log.warning("trees: nobody counts them: %s", error)
             self.close()
             return
-        self._working = (0, self._clock())
+        self._working = (kept[0].path, self._clock())
 
     def _take_updates(self) -> None:
         try:
@@ -129,10 +146,11 @@ class DirSizeClient:
 
     def _on_message(self, update: DirSizeUpdate) -> None:
         if update.state is None:
-            self._working = (update.number, self._clock())
+            self._working = (update.path, self._clock())
         else:
             self._working = None
-            self._states[update.state.path] = update.state
+            if any(order.path == update.path for order in self._orders):
+                self._states[update.path] = update.state
 
     def _let_go(self, path: str) -> None:
         log.warning("trees: %s does not answer: it is left alone until it does", path)
@@ -167,62 +185,117 @@ def _words(path: str) -> str:
 
 
 INTERVAL = 2.0  # seconds between two looks at what the child has told
+LEARN_EVERY = 30.0  # seconds between two looks at where jobs write
+REMEMBERED = 16  # folders of one job
+
+Writes = Mapping[str, Sequence[str]]
+"""By job the folders to which it writes, as its ranks see them."""
 
 
 class DirSizeCollector:
-    """The sizes of the directories in the section `trees`, as metrics, rows and alerts."""
+    """The sizes of the directories in the section `trees`, and of those to which jobs write, as metrics, rows and alerts."""
 
     name = "trees"
     interval = INTERVAL
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, growing: Callable[[], Writes] = dict) -> None:
+        """`growing`: the folders in which files of jobs grow now."""
         self._context = context
         self._client = DirSizeClient(context.spawner, ())
+        self._growing = growing
+        self._writes: Writes = {}
+        self._grown: dict[str, tuple[str, ...]] = {}
+        self._learned: dict[str, LearnedFolder] = {}  # by path
+        self._learn_at = 0.0
+
+    def follow(self, writes: Writes) -> None:
+        """Also watch these folders, those of checkpoints and logs. Not to be called while `look` runs."""
+        self._writes = writes
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Read the newest sizes from the child process that counts directories. `now`: unix time."""
-        trees = self._context.config.trees
-        self._client.count_only(
-            [
-                DirSizeRequest(
-                    path=path,
-                    root=self._context.host.root,
-                    rescan=trees.rescan,
-                    verify=trees.verify,
-                    max_inodes=trees.max_inodes,
-                )
-                for path in dict.fromkeys(trees.paths)
-            ]
-        )
+        trees, root = self._context.config.trees, self._context.host.root
+        if not trees.learn or not jobs:
+            self._learned, self._learn_at = {}, 0.0
+        elif now >= self._learn_at:
+            self._learn_at = now + LEARN_EVERY
+            self._learn(jobs)
+        configured = [
+            DirSizeRequest(
+                path=path,
+                root=root,
+                rescan=trees.rescan,
+                verify=trees.verify,
+                max_inodes=trees.max_inodes,
+            )
+            for path in dict.fromkeys(trees.paths)
+        ]
+        learned = [request_for(one, root, trees.rescan, trees.verify) for one in self._learned.values() if not one.why]  # fmt: skip
+        self._client.count_only([*configured, *learned])
         self._client.tick()
+
+    def _learn(self, jobs: Sequence[Job]) -> None:
+        """Find where the jobs write. A folder in which files have grown counts while its job lives."""
+        growing = self._growing()
+        self._grown = {
+            job.id: tuple(dict.fromkeys((*self._grown.get(job.id, ()), *growing.get(job.id, ()))))[
+                :REMEMBERED
+            ]
+            for job in jobs
+        }
+        writes = {id: (*self._writes.get(id, ()), *grown) for id, grown in self._grown.items()}
+        known = self._context.config.trees.paths
+        found = learned_folders(self._context.host, jobs, writes, known)
+        self._learned = {one.path: one for one in found}
+
+    def _uids(self, path: str) -> tuple[int, ...]:
+        """Who may see the size of a directory; empty: everyone, as for those that are configured."""
+        return self._learned[path].uids if path in self._learned else ()
 
     def samples(self) -> Sequence[Measure]:
         """Bytes and inodes of each directory, and how up to date they are (watched, counted again from time to time, and so on)."""
-        return [one for state in self._client.states for one in _measures(state)]
+        return [
+            msgspec.structs.replace(one, uids=self._uids(state.path))
+            for state in self._client.states
+            for one in _measures(state)
+        ]
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """The table "trees" of `mldebug status --storage`: one row for each directory."""
         states = self._client.states
         lines = dir_size_lines(states, time.time())
-        rows = tuple(_row(one, line) for one, (line, _) in zip(states, lines, strict=True))
+        rows = tuple(
+            _row(one, line) | self._owner(one.path)
+            for one, (line, _) in zip(states, lines, strict=True)
+        )
         return {"trees": rows} if rows else {}
+
+    def _owner(self, path: str) -> Row:
+        """Whose directory it is, where a job's writing tells of it."""
+        found = self._learned.get(path)
+        return {"job": found.job, UIDS: uids_cell(found.uids)} if found else {}
 
     def alarms(self) -> Sequence[StorageAlert]:
         """An alert for each directory that does not answer."""
         stuck = tuple(state for state in self._client.states if state.how == STUCK)
         lines = dir_size_lines(stuck, time.time())
         return [
-            StorageAlert(kind="stuck", subject=one.path, sentence=line)
+            StorageAlert(kind="stuck", subject=one.path, sentence=line, uids=self._uids(one.path))
             for one, (line, _) in zip(stuck, lines, strict=True)
         ]
 
     def gaps(self) -> Sequence[Gap]:
-        """Directories that could be counted only in part, or not at all."""
-        return [
-            Gap(what=f"the size of {state.path}", reason=_reason(state))
+        """Directories that could be counted only in part, or not at all, and those to which jobs write that are not watched."""
+        counted = [
+            Gap(
+                what=f"the size of {state.path}",
+                reason=_reason(state),
+                pid=self._learned[state.path].pid if state.path in self._learned else None,
+            )
             for state in self._client.states
             if state.lower_bound or state.how == STUCK or (state.inodes is None and state.why)
         ]
+        return [*counted, *(one.gap for one in self._learned.values() if one.why)]
 
 
 def _reason(one: DirSize) -> str:

@@ -64,6 +64,14 @@ class TreeFolder:
         if len(self.dirty) > MANY:
             self.soil_all()
 
+    @property
+    def depth(self) -> int:
+        """How many levels it lies below the root."""
+        depth, folder = 0, self
+        while folder.parent is not None:
+            depth, folder = depth + 1, folder.parent
+        return depth
+
     def below(self) -> "Iterator[TreeFolder]":
         """The folder itself and all folders below it."""
         left = [self]
@@ -95,7 +103,7 @@ class FolderIndex:
         ] = {}  # seen to be gone from a place, and not yet elsewhere
         self._skipped: set[tuple[int, str]] = set()
         self.unread = 0
-        self.over = False  # there are more inodes than may be counted
+        self.over = ""  # of what there is more than may be counted: `50000 inodes`
         self.no_watch = ""  # why some folders have none
         self._not_before = 0.0
 
@@ -109,9 +117,9 @@ class FolderIndex:
         """How many folders have no watch, so that nothing reports their changes."""
         return len(self.by_inode) - len(self.by_watch)
 
-    def overflow(self) -> None:
-        """Note that the tree has more inodes than may be counted."""
-        self.over = True
+    def overflow(self, limit: str) -> None:
+        """Note that the tree has more than may be counted. `limit`: of what, `50000 inodes`."""
+        self.over = limit
 
     def resize(self, folder: TreeFolder, blocks: int) -> None:
         """Set how many blocks (of 512 bytes) the folder itself takes, files not counted."""

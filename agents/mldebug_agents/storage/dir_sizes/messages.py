@@ -16,16 +16,18 @@ class DirSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     rescan: float = 600.0
     verify: float = 6 * 3600.0
     max_inodes: int = 20_000_000
+    max_folders: int = 20_000_000
+    max_depth: int = 4096  # levels below the directory
 
 
 class DirSizeRequests(msgspec.Struct, frozen=True, kw_only=True):
-    """The directories to count: the first and only message to the child."""
+    """The directories to count from now on: what is known of those that were counted already stays."""
 
     orders: tuple[DirSizeRequest, ...]
 
 
 class DirSizeUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """A message about the directory with this number: its new size; None when the child begins to work on it."""
+    """A message about this directory: its new size; None when the child begins to work on it."""
 
-    number: int
+    path: str
     state: DirSize | None = None

@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from mldebug_agents.storage.dir_sizes.counts import FolderEntries
 from mldebug_agents.storage.dir_sizes.folders import FolderIndex, TreeFolder
@@ -21,18 +22,26 @@ SETTLES_AFTER = 45.0  # seconds after which a file that was written has its bloc
 LATE = 20_000  # such files remembered; of the others, their folders
 
 
+class TreeLimits(NamedTuple):
+    """How much of a tree is counted at most."""
+
+    inodes: int
+    folders: int
+    depth: int  # levels below the root
+
+
 class DirTree:
     """Reads a directory tree and notes which parts of it have to be read again. For one thread."""
 
-    def __init__(self, index: FolderIndex, *, late: bool, most: int) -> None:
-        """`late`: blocks are given some time after a write. `most`: inodes that are counted at most."""
+    def __init__(self, index: FolderIndex, *, late: bool, limits: TreeLimits) -> None:
+        """`late`: blocks are given some time after a write."""
         self.index = index
         self.top = index.top
         self.counts = index.counts
         self._late: dict[tuple[TreeFolder, str], float] | None = (
             {} if late else None
         )  # the oldest first
-        self._most = most
+        self._limits = limits
         self._dirty: dict[TreeFolder, None] = {self.top: None}
         self._found: list[TreeFolder] = []  # to be listed in the same round
         self.doubts = False  # something may have escaped
@@ -151,11 +160,16 @@ class DirTree:
         fresh, missed, fresher, children = FolderEntries(), 0, False, set()
         recent = time.time() - SETTLES_AFTER if self._late is not None else math.inf
         add, append = self.counts.add, fresh.append
+        room = self._limits.inodes - (self.counts.inodes - len(folder.entries.inodes))
+        cut = False
         try:
             with os.scandir(fd) as found:
                 for number, entry in enumerate(found):
                     if number % PIECE == PIECE - 1:
                         yield
+                    if cut := len(fresh.inodes) >= max(0, room):
+                        self.index.overflow(f"{self._limits.inodes} inodes")
+                        break
                     try:
                         facts = entry.stat(follow_symlinks=False)
                     except OSError as error:
@@ -181,7 +195,7 @@ class DirTree:
         self.index.blame(folder, missed)
         if fresher:
             self._remember(folder, "")
-        for name in folder.children.keys() - children:
+        for name in () if cut else folder.children.keys() - children:
             self.index.detach(folder.children[name])
 
     def _look_at(self, folder: TreeFolder, fd: int, names: set[str]) -> Iterator[None]:
@@ -213,7 +227,10 @@ class DirTree:
             at = places.get(key)
             if at is not None:
                 old = (entries.inodes[at], entries.blocks[at], entries.sizes[at])
-            if facts is not None:
+            full = at is None and self.counts.inodes >= self._limits.inodes
+            if facts is not None and full:
+                self.index.overflow(f"{self._limits.inodes} inodes")
+            elif facts is not None:
                 size = _length(facts)
                 blocks = self.counts.add(facts.st_ino, facts.st_nlink, facts.st_blocks, size)
                 if at is None:
@@ -245,12 +262,21 @@ class DirTree:
             return
         if known is not None:
             self.index.detach(known)
-        if self.counts.inodes >= self._most:
-            self.index.overflow()
+        if limit := self._reached(folder):
+            self.index.overflow(limit)
             return
         found = self.index.attach(folder, name, facts)
         if found is not None:
             self._found.append(found)
+
+    def _reached(self, folder: TreeFolder) -> str:
+        """The limit that a folder more in this one would break, in words; "" for none."""
+        limits = self._limits
+        if self.counts.inodes >= limits.inodes:
+            return f"{limits.inodes} inodes"
+        if len(self.index.by_inode) >= limits.folders:
+            return f"{limits.folders} folders"
+        return f"{limits.depth} levels of folders" if folder.depth >= limits.depth else ""
 
     def _remember(self, folder: TreeFolder, name: str) -> None:
         """Its blocks may be given later: it is looked at once more then."""

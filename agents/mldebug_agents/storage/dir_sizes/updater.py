@@ -17,7 +17,7 @@ from mldebug_agents.storage.dir_sizes.mounts import (
     open_folder,
     real_path,
 )
-from mldebug_agents.storage.dir_sizes.tree import DirTree
+from mldebug_agents.storage.dir_sizes.tree import DirTree, TreeLimits
 
 PAUSE = 1.0  # seconds between two looks at what events told of, or
 SHARE = 0.05  # so much of one core at most
@@ -35,7 +35,7 @@ class DirSizeUpdater:
     """Keeps the size of one directory tree up to date. For one thread only; `tick` may block for ever where the filesystem hangs."""
 
     def __init__(self, order: DirSizeRequest) -> None:
-        self._order = order
+        self.order = order
         self._tree: DirTree | None = None
         self._inotify: InotifyQueue | None = None
         self._retry_at = 0.0  # monotonic, as all that ends in `_at` or `_until`
@@ -72,10 +72,10 @@ class DirSizeUpdater:
         """The tree's size as last counted, and how exact that is; only the path and the reason while nothing has been counted."""
         tree = self._tree
         if tree is None or not self._counted:
-            return DirSize(path=self._order.path, why=self._problem)
+            return DirSize(path=self.order.path, why=self._problem)
         index, counts = tree.index, tree.counts
         return DirSize(
-            path=self._order.path,
+            path=self.order.path,
             how=self._how(index),
             why=self._explain(index),
             inodes=counts.inodes,
@@ -83,7 +83,7 @@ class DirSizeUpdater:
             apparent_bytes=counts.size,
             folders=len(index.by_inode),
             at=self._as_of(tree),
-            unread=index.unread + index.over,
+            unread=index.unread + bool(index.over),
             mounts=index.mounts,
             overflows=self._overflows,
             rescans=self._rescans,
@@ -98,12 +98,10 @@ class DirSizeUpdater:
         return PARTLY if index.by_watch else RESCANNED
 
     def _explain(self, index: FolderIndex) -> str:
-        every = format_duration(self._order.rescan)
+        every = format_duration(self.order.rescan)
         reasons = []
         if index.over:
-            reasons.append(
-                f"it has more than {self._order.max_inodes} inodes, which are counted at most"
-            )
+            reasons.append(f"it has more than {index.over}, which are counted at most")
         if index.unwatched and index.by_watch:
             some = f"{index.unwatched} of its {len(index.by_inode)} folders"
             reasons.append(f"{index.no_watch}: {some} are counted anew every {every}")
@@ -138,9 +136,9 @@ class DirSizeUpdater:
     def _open(self) -> DirTree | None:
         self._clear()
         try:
-            fd = open_folder(self._order.root, self._order.path)
+            fd = open_folder(self.order.root, self.order.path)
             try:
-                root = real_path(fd, self._order.root, self._order.path)
+                root = real_path(fd, self.order.root, self.order.path)
                 kind, facts = filesystem(fd), os.fstat(fd)
             finally:
                 os.close(fd)
@@ -149,7 +147,9 @@ class DirSizeUpdater:
             return None
         self._inotify = self._listen(kind)
         index = FolderIndex(root, facts, self._inotify)
-        return DirTree(index, late=kind not in AT_ONCE, most=self._order.max_inodes)
+        order = self.order
+        limits = TreeLimits(order.max_inodes, order.max_folders, order.max_depth)
+        return DirTree(index, late=kind not in AT_ONCE, limits=limits)
 
     def _listen(self, kind: str) -> InotifyQueue | None:
         if is_shared(kind):
@@ -194,7 +194,7 @@ class DirSizeUpdater:
             return
         self._check_at = now + ROOT_CHECK
         try:
-            fd = open_folder(self._order.root, self._order.path)
+            fd = open_folder(self.order.root, self.order.path)
             try:
                 facts = os.fstat(fd)
             finally:
@@ -246,9 +246,9 @@ class DirSizeUpdater:
         self._fresh_round, self._seconds = self._requested, self._spent
         self._mending = False
         self._calm_at = now + STORM * self._spent
-        self._round_at = now + max(self._order.rescan, STORM * self._spent)
+        self._round_at = now + max(self.order.rescan, STORM * self._spent)
         if not self._counted or now >= self._verify_at:
-            self._verify_at = now + self._order.verify
+            self._verify_at = now + self.order.verify
         self._counted = True
 
     def _next(self) -> float:

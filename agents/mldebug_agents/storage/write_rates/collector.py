@@ -235,6 +235,14 @@ class WriteRateCollector:
             [(one.writer, one.name if uids & set(one.uids) else "") for one in found], mount
         )
 
+    def folders(self) -> dict[str, tuple[str, ...]]:
+        """By job the folders in which its files grow. Safe from any thread."""
+        found: dict[str, dict[str, None]] = {}
+        for one in tuple(self.writers.values()):
+            paths = (os.path.dirname(file.path) for file in one.growing)
+            found.setdefault(one.job, {}).update(dict.fromkeys(paths))
+        return {job: tuple(paths) for job, paths in found.items()}
+
     def samples(self) -> Sequence[Measure]:
         """Values for Prometheus: bytes that each rank has written, and by how many bytes/s its open files grow on each mount."""
         return [

@@ -1,0 +1,100 @@
+"""Which directories are watched though nobody configured them: those that runs of this node write to, within bounds.
+
+Read from /proc alone: no path is touched here. Watched is only what lies on a local filesystem, and what the agent sees at the same
+place as the ranks do; of the others it is said why they are not.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mldebug.core.model import Gap, Job
+from mldebug.storage.usage.tally import is_below, without_nested
+from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
+from mldebug_agents.storage.filesystems.mounts import mount_table
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.procfs import Mount, mount_of
+
+MOST = 8  # directories of the node
+OF_RUN = 3
+INODES, FOLDERS, DEPTH = 100_000, 2_000, 16
+LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "zfs", "bcachefs", "tmpfs", "overlay"))  # fmt: skip
+WAY_OUT = "trees.paths has it counted all the same"
+_SHARED = (
+    "",
+    "tmp",
+    "dev",
+    "var",
+    "root",
+    "run",
+    "home",
+    "users",
+)  # a name below these is more than one run's
+
+
+class LearnedFolder(NamedTuple):
+    """A directory that a run writes to. `uids`: who may see its size; `why`: the reason for which it is not watched, "" for none."""
+
+    path: str
+    job: str
+    uids: tuple[int, ...]
+    pid: int  # of a rank that writes there
+    why: str = ""
+
+    @property
+    def gap(self) -> Gap:
+        """Why it is not watched, for the run's owner."""
+        return Gap(what=f"the size of {self.path}", reason=self.why, way_out=WAY_OUT, pid=self.pid)
+
+
+def learned_folders(
+    host: Host, jobs: Sequence[Job], writes: Mapping[str, Sequence[str]], known: Sequence[str]
+) -> list[LearnedFolder]:
+    """The directories to which these jobs write, each once; `MOST` of them without a reason against it.
+
+    `writes`: by job, the folders to which it writes, as its ranks see them. `known`: directories that are configured.
+    """
+    own = mount_table(host, "self")
+    found: list[LearnedFolder] = []
+    for job in jobs:
+        folders = [one for one in writes.get(job.id, ()) if not _covered(one, known, found)]
+        for path in list(without_nested(folders))[:OF_RUN] if job.ranks else ():
+            found.append(_judged(host, own, job, path, found))
+    return found
+
+
+def request_for(one: LearnedFolder, root: str, rescan: float, verify: float) -> DirSizeRequest:
+    """The request to watch a learned directory within the bounds. `root`: of the host; the others as configured."""
+    return DirSizeRequest(
+        path=one.path, root=root, rescan=rescan, verify=verify, max_inodes=INODES,
+        max_folders=FOLDERS, max_depth=DEPTH,
+    )  # fmt: skip
+
+
+def _covered(path: str, known: Sequence[str], found: Sequence[LearnedFolder]) -> bool:
+    return any(is_below(path, one) for one in (*known, *(one.path for one in found)))
+
+
+def _judged(
+    host: Host, own: Sequence[Mount], job: Job, path: str, found: Sequence[LearnedFolder]
+) -> LearnedFolder:
+    pid = job.ranks[0].pid
+    uids = tuple(sorted({job.uid, *(rank.uid for rank in job.ranks)}))
+    theirs = mount_of(mount_table(host, str(pid)), path)
+    ours = mount_of(own, f"{host.root}{path}")
+    why = ""
+    if path.strip("/").rpartition("/")[0] in _SHARED:
+        why = "more than this run lies there"
+    elif theirs is None or ours is None or not _is_same(theirs, ours, path, host.root):
+        why = "the agent does not see it where the ranks do"
+    elif ours.fstype not in LOCAL:
+        why = f"it lies on {ours.fstype}: only local filesystems are watched without configuration"
+    elif sum(not one.why for one in found) >= MOST:
+        why = f"{MOST} directories are watched without configuration at most"
+    return LearnedFolder(path, job.id, uids, pid, why)
+
+
+def _is_same(theirs: Mount, ours: Mount, path: str, root: str) -> bool:
+    """Whether a path means the same folder to the ranks and, below `root`, to the agent."""
+    inner = theirs.root.rstrip("/") + path.removeprefix(theirs.point.rstrip("/"))
+    outer = ours.root.rstrip("/") + f"{root}{path}".removeprefix(ours.point.rstrip("/"))
+    return theirs.device == ours.device and inner == outer
