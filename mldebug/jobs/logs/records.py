@@ -15,7 +15,10 @@ GROUPED = r"(?:\d{1,15}(?!\d|[,_]\d{3}(?!\d))|\d{1,3}(?:[,_]\d{3}){1,4}(?!\d))"
 """A count as `f"{step:,}"` prints it, or a plain one; read it with `whole`."""
 
 _PER_SECOND = {"ms": 1_000, "us": 1_000_000}
-_EPOCH = re.compile(r"epoch['\"]?[ :=]{0,4}['\"]?\[?(\d{1,9}(?:\.\d{1,20})?)", re.IGNORECASE)
+_EPOCH = re.compile(
+    r"epoch['\"]?[ :=]{0,4}['\"]?(?:\[?(\d{1,9}(?:\.\d{1,20})?)|\[ {1,12}(\d{1,9}) ?/ ?\d{1,9}\](?=[ ,]{0,4}\[ {0,12}\d))",
+    re.IGNORECASE,
+)
 _SEPARATED = re.compile(r"(\d)[,_](?=\d{3})")
 
 
@@ -91,7 +94,7 @@ def whole(text: str | None) -> int | None:
 def epoch(text: str) -> str:
     """The epoch that a line names, as text; "" where it names none."""
     found = _EPOCH.search(text) if "poch" in text else None
-    return found[1] if found else ""
+    return found[1] or found[2] if found else ""
 
 
 def duration(text: str | None, unit: str | None = "s") -> float | None:

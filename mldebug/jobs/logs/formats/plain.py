@@ -45,6 +45,9 @@ _STEP = re.compile(
 _WHOLE_RUN = re.compile(
     r"(?<![a-z0-9._])(?P<word>global[ _]?(?:step|iter(?:ation)?)|total_train_updates)" + _COUNT
 )  # beside the count of an epoch
+_OF_ALL = re.compile(  # `Epoch 2/10 Step 5/100 Train step 105/1000`
+    rf"(?<![a-z0-9._])(?P<word>(?:total|overall|train(?:ing)?)[ _]?(?:step|iter(?:ation)?))[ :=]{{1,3}}(?P<step>{WHOLE})/(?P<total>{WHOLE})"
+)
 _OPTIMIZER = re.compile(  # right behind a count of micro-steps: `iter 28 | step 7: loss`
     rf"[ |,;:-]{{1,4}}(?P<word>(?:optim\w{{0,6}}[ _])?step)(?P<sign> ?[=:]|) {{0,12}}(?P<step>{GROUPED})(?P<total>)(?![\w.]*[a-z])(?!\.\d|%)"
 )
@@ -71,6 +74,9 @@ _WORDLESS = (  # no word stands before the count: step, and loss or total
         rf"(?:[=>| ]{{0,8}}epoche?:? ?\[?\d{{1,9}}(?:/\d{{1,9}})?\]? ?(?:\[train(?:ing)?\] ?)?|\d{{1,9}}/\d{{1,9}} |(?:\[\d{{1,9}}\])?\[train(?:ing)?\] ?)?"
         rf"\((?P<step>{WHOLE}) ?/ ?(?P<total>{WHOLE})\)[ :,|-]{{1,4}}(?:(?:train(?:ing)?|average)[ _])?loss\b"
     ),
+    re.compile(  # Deeplearning4j, behind the name of its listener
+        rf"(?:.{{1,120}} - )?score at iteration (?P<step>{WHOLE}) is (?P<loss>{NUMBER})"
+    ),
     re.compile(  # faceswap: `[12:00:00] [#00107] Loss A: 0.03, Loss B: 0.04`
         rf"(?:\[\d{{1,2}}:\d{{2}}:\d{{2}}\] ?)?\[#(?P<step>{WHOLE})\] {{1,4}}loss\b"
     ),
@@ -85,7 +91,7 @@ _LOSS_ALONE = re.compile(
     rf"train(?:ing)?[_ ]loss ?[:=]? {{0,4}}{NUMBER}$"
 )  # nnU-Net, whose epoch stands in another line
 _EPOCH = re.compile(
-    rf"\b(?:(?<!per )epoch\b(?:\(train\))?|train:(?= {{1,4}}\d{{1,9}}(?:/\d{{1,9}} \( {{0,2}}\d{{1,3}}%\))? \[)|train(?:ing)?:?(?= {{1,4}}\[))['\"]?[ :=]{{0,4}}(?:\[?\d{{1,9}}(?:/\d{{1,9}}(?: \( {{0,2}}\d{{1,3}}%\))?)?\]?|(?=\[))[ :,|-]{{0,12}}"
+    rf"\b(?:(?<!per )epoch\b(?:\(train\))?|train:(?= {{1,4}}\d{{1,9}}(?:/\d{{1,9}} \( {{0,2}}\d{{1,3}}%\))? \[)|train(?:ing)?:?(?= {{1,4}}\[))['\"]?[ :=]{{0,4}}(?:\[ {{1,12}}\d{{1,9}} ?/ ?\d{{1,9}}\](?=[ ,]{{0,4}}\[ {{0,12}}\d)|\[?\d{{1,9}}(?:/\d{{1,9}}(?: \( {{0,2}}\d{{1,3}}%\))?)?\]?|(?=\[))[ :,|-]{{0,12}}"
     rf"(?:\[ {{0,12}}(?P<step>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total>{GROUPED})(?=[\] (])"
     rf"|(?P<step2>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total2>{GROUPED})"
     rf"|(?<=\d\])\[ {{0,12}}(?P<step4>{WHOLE})\](?=\s))?"  # SwAV: `Epoch: [0][120]`
@@ -220,7 +226,7 @@ class PlainFormat:
             found = _EVALUATION_LINE.match(strip_logger(text).lower())
         if found is not None:
             return _evaluation(line, epoch_text, _first(found, "step"), _first(found, "total"))
-        if "loss" in line and (named := _wordless(line)) is not None:
+        if ("loss" in line or "score at" in line) and (named := _wordless(line)) is not None:
             return named
         loss = training_loss(line)
         found, step, total = _count(line, loss)
@@ -295,6 +301,8 @@ def _count(line: str, loss: float | None) -> _Found:
         whole_run = _WHOLE_RUN.search(line) if "global" in line or "total_train" in line else None
         if whole_run is None and found["word"] in _MICRO:
             whole_run = _OPTIMIZER.match(line, found.end())
+        if whole_run is None and found["total"]:
+            whole_run = _larger(_OF_ALL.search(line, found.end()), found["total"])
         counted = whole_run or found
         return found, counted["step"], counted["total"]
     if found := _EPOCH.search(line):
@@ -306,6 +314,11 @@ def _count(line: str, loss: float | None) -> _Found:
     if found is None or _is_beyond(found):
         return None, None, None
     return found, None if _counts_epochs(found) else found["step"], None
+
+
+def _larger(found: re.Match[str] | None, total: str) -> re.Match[str] | None:
+    """A count behind another one, where it has a larger total than that: of the whole run."""
+    return found if found and (whole(found["total"]) or 0) > (whole(total) or 0) else None
 
 
 def _counts_epochs(found: re.Match[str]) -> bool:
