@@ -112,3 +112,41 @@ def test_nothing_is_learned_where_that_is_switched_off(tools: NodeTools, tmp_pat
     part.follow({"j": (str(tmp_path),)})
     part.look(time.time(), [job()])
     assert (part.status(), list(part.gaps())) == ({}, [])
+
+
+def test_a_folder_that_becomes_a_link_tells_nothing_of_where_it_leads(
+    tools: NodeTools, tmp_path: Path
+) -> None:
+    """Who may rename it could have any directory of the node counted for him."""
+    secret, folder = tmp_path / "secret", tmp_path / "run" / "ckpt"
+    secret.mkdir()
+    (secret / "file").write_bytes(bytes(4096))
+    folder.parent.mkdir()
+    folder.symlink_to(secret)
+    part = collector(tools)
+    part.follow({"j": (str(folder),)})
+
+    def rows() -> tuple[dict[str, object], ...]:
+        part.look(time.time(), [job()])
+        return tuple(dict(one) for one in part.status().get("trees", ()))
+
+    wait_until(lambda: any(one["why"] for one in rows()))
+    (row,) = rows()
+    assert (row["why"], row["bytes"]) == ("a link stands in its path", None)
+    part.look(time.time() + 60, [])  # nobody writes there any more
+
+
+def test_links_in_the_path_of_a_configured_one_are_followed(
+    tools: NodeTools, tmp_path: Path
+) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    part = collector(tools, paths=(str(link),), learn=False)
+    wait_until(
+        lambda: (
+            part.look(time.time(), [])
+            or any(one["bytes"] for one in part.status().get("trees", ()))
+        )
+    )
+    part._client.close()

@@ -66,7 +66,7 @@ def request_for(one: LearnedFolder, root: str, rescan: float, verify: float) -> 
     """The request to watch a learned directory within the bounds. `root`: of the host; the others as configured."""
     return DirSizeRequest(
         path=one.path, root=root, rescan=rescan, verify=verify, max_inodes=INODES,
-        max_folders=FOLDERS, max_depth=DEPTH,
+        max_folders=FOLDERS, max_depth=DEPTH, links=False,
     )  # fmt: skip
 
 

@@ -39,10 +39,19 @@ SHARED = frozenset(
 AT_ONCE = ("tmpfs", "ramfs")  # a file has its blocks when it is written, not some time later
 
 
-def open_folder(root: str, path: str) -> int:
-    """Open a folder and return its descriptor. Links are resolved below `root`, the host's root directory. Raises OSError."""
-    if not root:
-        return os.open(path, _FOLDER)
+def open_folder(root: str, path: str, *, links: bool = True) -> int:
+    """Open a folder and return its descriptor. Links are resolved below `root`, the host's root directory; without `links` one is an error.
+
+    Raises OSError.
+    """
+    fd = _open_below(root, path) if root else os.open(path, _FOLDER)
+    if links or os.readlink(f"/proc/self/fd/{fd}") == os.path.normpath(f"{root}{path}"):
+        return fd
+    os.close(fd)
+    raise OSError(errno.ELOOP, "a link stands in its path")
+
+
+def _open_below(root: str, path: str) -> int:
     top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         found = open_inside(top, os.fsencode(path.lstrip("/")), os.O_PATH | os.O_CLOEXEC)

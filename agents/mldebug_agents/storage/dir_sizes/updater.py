@@ -136,7 +136,7 @@ class DirSizeUpdater:
     def _open(self) -> DirTree | None:
         self._clear()
         try:
-            fd = open_folder(self.order.root, self.order.path)
+            fd = open_folder(self.order.root, self.order.path, links=self.order.links)
             try:
                 root = real_path(fd, self.order.root, self.order.path)
                 kind, facts = filesystem(fd), os.fstat(fd)
@@ -194,7 +194,7 @@ class DirSizeUpdater:
             return
         self._check_at = now + ROOT_CHECK
         try:
-            fd = open_folder(self.order.root, self.order.path)
+            fd = open_folder(self.order.root, self.order.path, links=self.order.links)
             try:
                 facts = os.fstat(fd)
             finally:
