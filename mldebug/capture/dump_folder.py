@@ -13,7 +13,14 @@ from mldebug.capture.stacks.files import (
     unread_words,
 )
 from mldebug.capture.stacks.form import IN_ORDER, RECORDED
-from mldebug.capture.stacks.numbering import Numbered, Place, PlacedProcess, number_ranks, place_of
+from mldebug.capture.stacks.numbering import (
+    Numbered,
+    Place,
+    PlacedProcess,
+    host_in,
+    number_ranks,
+    place_of,
+)
 from mldebug.capture.stacks.process_kinds import ProcessKind, node_parts, sort_processes
 from mldebug.capture.stacks.process_text import ProcessText, join
 from mldebug.core.errors import EvidenceError
@@ -121,7 +128,8 @@ def _joined_files(found: Iterable[_Found]) -> list[_Found]:
         who = one.process.pid or (main.tid if main else 0)
         folder = one.file.name.rpartition("/")[0]
         numbered = one.place.number >= 0 and one.place.says != "node" and who
-        key = (folder, one.place.number, one.place.says, who) if numbered else index
+        host = host_in(one.file.name.rpartition("/")[2])
+        key = (folder, host, one.place.number, one.place.says, who) if numbered else index
         if key in kept and kept[key].file is not one.file:
             before = kept[key]
             kept[key] = before._replace(process=join(before.process, one.process))

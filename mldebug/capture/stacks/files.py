@@ -1,14 +1,17 @@
 """The files of a folder of stacks: which are read, what they hold, and what of them was not read."""
 
+import codecs
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mldebug.capture.json_texts import texts_inside
 from mldebug.capture.log_exports import unexported
 from mldebug.capture.stacks.numbering import place_of
-from mldebug.capture.stacks.reader import StackText, read_text
+from mldebug.capture.stacks.reader import StackText, is_stack_line, read_text
 from mldebug.core.files import unreadable
 from mldebug.core.redact import clean
 from mldebug.core.text import plural
@@ -16,7 +19,8 @@ from mldebug.core.text import plural
 MAX_FILES = 100_000
 MAX_BYTES = 32 << 20
 MAX_LINES = 1_000_000  # of one file: each costs some 240 bytes, also an empty one
-MAX_DEPTH = 2  # folders below the one that is given
+MAX_DEPTH = 4  # folders below the one that is given: torchrun's logs have run, attempt and rank, for each node
+_HTML = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&#34;": '"', "&#x27;": "'", "&#39;": "'", "&amp;": "&"}  # fmt: skip
 
 
 class DumpFile(NamedTuple):
@@ -62,12 +66,21 @@ def read_file(path: Path, where: Path) -> DumpFile:
             return DumpFile(
                 name, status.st_mtime, StackText(), f"larger than {MAX_BYTES >> 20} MiB"
             )
-        text = unexported(path.read_bytes().decode(errors="replace"))
+        text = texts_inside(unexported(_decoded(path.read_bytes())), is_stack_line)
         if text.count("\n") + text.count("\0") > MAX_LINES:
             return DumpFile(name, status.st_mtime, StackText(), f"longer than {MAX_LINES:,} lines")
         return DumpFile(name, status.st_mtime, read_text(text))
     except OSError as error:
         return DumpFile(name, 0.0, StackText(), unreadable(path, error).message)
+
+
+def _decoded(data: bytes) -> str:
+    """Its text: UTF-8, or UTF-16 as PowerShell writes it; HTML's signs as what they stand for."""
+    wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    text = data.decode("utf-16" if wide else "utf-8", errors="replace")
+    if "&lt;module&gt;" not in text and "&quot;MainThread&quot;" not in text:
+        return text
+    return re.sub("|".join(_HTML), lambda sign: _HTML[sign[0]], text)
 
 
 def unread_words(file: DumpFile) -> str:

@@ -59,6 +59,8 @@ def place_of(name: str) -> Place:
         name,
         flags=re.IGNORECASE,
     )
+    if match := _LOCAL.search(stem):
+        return Place(name, int(match[1]))
     if match := re.search(
         r"(?<![a-z])(?:global_?)?rank[ _.=-]?(\d{1,7})(?!\d)", stem, re.IGNORECASE
     ):
@@ -69,6 +71,16 @@ def place_of(name: str) -> Place:
         return Place(name, int(match[1]), "node")
     match = re.search(r"(?<!\d)(\d{1,7})$", stem)
     return Place(name, int(match[1]) if match else -1)
+
+
+_LOCAL = re.compile(r"(?<![a-z])(?:lr|local[ _.-]?rank)[ _.=-]?(\d{1,4})(?!\d)", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:\d{1,3}[-._]){3}\d{1,3}|(?<![a-z])(?:ip|nodes?|hosts?|gpu-?node|pod|worker)[ _.=-]?[\da-f]{1,12}(?![a-z\d])", re.IGNORECASE)  # fmt: skip
+
+
+def host_in(name: str) -> str:
+    """The part of a file's name that names a host: `10-0-0-3`, `node7`; "" where none does."""
+    match = _ADDRESS.search(name)
+    return match[0] if match else ""
 
 
 def number_ranks(found: Sequence[PlacedProcess], launchers: Iterable[ProcessText]) -> Numbered:

@@ -17,15 +17,23 @@ MAX_LEARNED = 20_000  # lines from which the prefixes of a file are learned
 _CODES = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[@-_]|[\r\ufeff]"
 )
+_QUOTES = str.maketrans("\u201c\u201d\u201e", '"""')  # of word processors and chats
+_LEVEL = r"(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)"
 _HOST = r"(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]{0,252})"
 
 PREFIXES: tuple[re.Pattern[str], ...] = tuple(
     re.compile(pattern)
     for pattern in (
         # a clock: docker -t, kubectl --timestamps, ts, journalctl; with the stream of a container runtime
-        r"\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:?\s(?:std(?:out|err) [FP] )?",
+        r"\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?:\s|(?=\[))(?:std(?:out|err) [FP] )?",
         r"\[?[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s",
         r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s",
+        # loggers, behind their clock: loguru, hydra, Python's logging
+        rf"\| {_LEVEL} {{0,8}}\| [\w.<>:-]{{1,200}} - ",
+        rf"(?:\[[\w./-]{{1,200}}\]){{0,3}}\[{_LEVEL}\](?: -)?\s",
+        rf"(?:- )?[\w.]{{1,200}} - {_LEVEL} - ",
+        rf"{_LEVEL}:[\w.]{{1,200}}:",
+        r"\[[Rr]ank[ _:=]?(?P<rank>\d{1,6})\]:?\s",
         # mpirun --tag-output, PRRTE, mpiexec -prepend-rank
         r"\[[\w.-]{1,253}@\d{1,9},(?P<rank>\d{1,6})\]<std(?:out|err)>: ?",
         r"\[\d{1,9},(?P<rank>\d{1,6})\]<std(?:out|err)>:",
@@ -106,7 +114,8 @@ Sequence = tuple[int, ...]
 
 def plain(text: str) -> list[str]:
     """The lines of a text without colours and control codes; NUL, which separates variables in /proc, ends a line."""
-    return _CODES.sub("", text.replace("\0", "\n")).expandtabs(8).split("\n")
+    text = text.replace("\0", "\n").translate(_QUOTES)
+    return _CODES.sub("", text).expandtabs(8).split("\n")
 
 
 def unprefixed(lines: list[str], known: Callable[[str], bool]) -> Iterable[LabelledLine]:

@@ -1,4 +1,6 @@
-"""Threads as tracebacks, outermost frame first with its source line: `python -m profiling.sampling dump` (3.15) and pytest-timeout."""
+"""Threads as tracebacks, outermost frame first with its source line: `python -m profiling.sampling dump` (3.15), pytest-timeout, and what
+people print of `sys._current_frames()`.
+"""
 
 import re
 
@@ -6,12 +8,14 @@ from mldebug.capture.stacks.form import StackForm, ThreadHead, named_frame, numb
 from mldebug.core.model import Frame
 from mldebug.core.redact import clean
 
+_NUMBERS = ("number", "ident", "id", "bare", "lone")  # groups of a heading
+
 
 def _head(match: re.Match[str]) -> ThreadHead:
     marks = match["marks"] or ""
     return ThreadHead(
-        number=number(match["number"] or match["ident"]),
-        name=clean(match["name"] or "", 64),
+        number=number(next(filter(None, (match[one] for one in _NUMBERS)), None)),
+        name=clean(match["name"] or match["called"] or "", 64),
         active="on CPU" in marks,
         owns_gil="has GIL" in marks,
         main="main thread" in marks,
@@ -26,15 +30,16 @@ TRACEBACKS = StackForm(
     name="tracebacks",
     thread=re.compile(
         r"^\s*(?:Stack dump(?: for PID (?P<pid>\d{1,10}))?(?:, thread (?P<number>\d{1,18}))? \((?:(?P<marks>[^()]{1,200}); )?most recent call last\):"
-        r"|~{3,} ?Stack of (?P<name>.{1,200}?) \((?P<ident>\d{1,18})\) ?~{3,})\s*$"
+        r"|~{3,} ?Stack of (?P<name>.{1,200}?) \((?P<ident>\d{1,18})\) ?~{3,}"
+        r"|(?:# )?Thread:? (?P<called>[\w .()-]{1,100}?) ?\((?P<id>\d{6,18})\):?|# ThreadID: (?P<bare>\d{1,18})|Stack (?:for|of) thread \(?(?P<lone>\d{6,18})\)?:?)\s*$"
     ),
     head=_head,
     frame=re.compile(
-        r'^\s*File "(?P<path>.{1,1000}?)", line (?P<line>\d{1,40}), in (?P<function>.{1,300}?)(?:  opcode=.*)?\s*$'
+        r'^\s*File:? "(?P<path>.{1,1000}?)", line (?P<line>\d{1,40}), in (?P<function>.{1,300}?)(?:  opcode=.*)?\s*$'
     ),
     make=_frame,
     noise=re.compile(
-        r"^ {4}\s*\S.*$|^No Python (?:frames|stacks found.*)$|^~{3,}$|^\+{3,} Timeout \+{3,}$"
+        r"^ {2}\s*\S.*$|^Traceback \(most recent call last\):$|^\*{3} STACKTRACE - (?:START|END) \*{3}$|^No Python (?:frames|stacks found.*)$|^~{3,}$|^\+{3,} Timeout \+{3,}$"
     ),
     outermost_first=True,
 )

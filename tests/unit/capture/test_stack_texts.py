@@ -1,7 +1,10 @@
 """Stacks as people have them: forms, prefixes, numbers of ranks, kinds of processes; no text is ever an error."""
 
+import html
 import json
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mldebug.capture.dump_folder import captures_from_dumps
+from mldebug.capture.json_texts import texts_inside
 from mldebug.capture.stacks.numbering import place_of
 from mldebug.capture.stacks.process_kinds import ProcessKind, kind_of
 from mldebug.capture.stacks.process_text import ProcessText
@@ -58,6 +62,10 @@ PREFIXES = {
     "container runtime": "[pod/llama-{0}/p] 2026-11-26T04:45:42.1Z stdout F ",
     "syslog": "Nov 26 04:45:42 gpu{0} stacks[12]: ",
     "colour": "\x1b[36mgpu{0}:\x1b[0m ",
+    "loguru": "2024-05-01 10:00:00.123 | ERROR    | trainer.hang:dump:88 - [rank {0}] ",
+    "hydra": "[rank{0}]: [2024-05-01 10:00:00,123][trainer.hang][ERROR] - ",
+    "logging": "gpu{0}: 2024-05-01 10:00:00,123 - trainer.hang - ERROR - ",
+    "basic logging": "[{0}] ERROR:trainer.hang:",
 }
 
 
@@ -543,3 +551,118 @@ def test_stacks_of_the_kernel_that_are_all_alike_name_nobody(tmp_path: Path) -> 
     for rank in range(4):
         (tmp_path / f"rank{rank}.stack").write_text(kernel_text(FUTEX))
     assert verdict_of(tmp_path)[:2] == ("unknown", [])
+
+
+# --- as other tools and tables have it ---------------------------------------------------------------
+
+
+def faults(frames: tuple[str, ...], form: str = '  File "/job/{0}", line {1}, in {2}') -> list[str]:
+    """The frames as faulthandler and tracebacks write them, in this order."""
+    parts = [re.fullmatch(r"(\S+) \((.+):(\d+)\)", one) for one in frames]
+    return [form.format(one[2], one[3], one[1]) for one in parts if one]
+
+
+def stands(rank: int) -> tuple[str, ...]:
+    return BARRIER if rank == 2 else ALL_REDUCE
+
+
+def as_stacktracer(rank: int) -> str:
+    frames = [line for one in faults(stands(rank)[::-1], 'File: "/job/{0}", line {1}, in {2}') for line in (one, "  step()")]  # fmt: skip
+    return "\n".join(("*** STACKTRACE - START ***", "", "# ThreadID: 140735268770816", *frames, "", "*** STACKTRACE - END ***", ""))  # fmt: skip
+
+
+def below(head: tuple[str, ...]) -> Callable[[int], str]:
+    def written(rank: int) -> str:
+        frames = [line for one in faults(stands(rank)[::-1]) for line in (one, "    step()")]
+        return "\n".join((*head, *frames, ""))
+
+    return written
+
+
+THREADS: dict[str, Callable[[int], str]] = {
+    "stacktracer": as_stacktracer,
+    "a name and an id": below(("Thread MainThread (140735268770816):",)),
+    "# Thread": below(("# Thread: MainThread(140735268770816)",)),
+    "a traceback each": below(("Stack for thread 140735268770816", "Traceback (most recent call last):")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", THREADS.values(), ids=THREADS)
+def test_what_people_print_of_current_frames_is_read(
+    form: Callable[[int], str], tmp_path: Path
+) -> None:
+    """Recipes around `sys._current_frames()`, the outermost frame first."""
+    folder(tmp_path, **{f"rank{rank}": form(rank) for rank in range(4)})
+    assert verdict_of(tmp_path)[:2] == ("collective_mismatch", [2])
+
+
+def test_a_traceback_of_an_exception_is_no_stack() -> None:
+    """Control: it says where something was raised, not where the rank stands."""
+    text = "\n".join(("Traceback (most recent call last):", *faults(ALL_REDUCE[::-1]), "RuntimeError: no"))  # fmt: skip
+    assert read_text(text).processes == ()
+
+
+TABLES: dict[str, Callable[[list[tuple[int, str]]], str]] = {
+    "a list": lambda some: json.dumps([{"rank": rank, "host": "a", "stack": text} for rank, text in some]),
+    "lines": lambda some: "\n".join(json.dumps({"rank": str(rank), "pid": 17, "stacktrace": text}) for rank, text in some),
+    "by rank": lambda some: json.dumps({f"rank_{rank}": text for rank, text in some}, indent=1),
+    "by number, deeper": lambda some: json.dumps({"job": "x", "dumps": {str(rank): {"pyspy": text} for rank, text in some}}),
+    "by host": lambda some: json.dumps({"nodes": [{"hostname": f"gpu-{rank}", "processes": [{"pid": 17, "dump": text}]} for rank, text in some]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_texts_of_stacks_inside_json_are_those_of_their_ranks(
+    table: Callable[[list[tuple[int, str]]], str], tmp_path: Path
+) -> None:
+    """As tools of clusters keep them: every container has its rank in pid 17."""
+    (tmp_path / "stacks.json").write_text(table([(rank, dump(17, stands(rank))) for rank in range(4)]))  # fmt: skip
+    assert len(captures_from_dumps(tmp_path)[0].ranks) in (1, 4)
+    assert verdict_of(tmp_path)[:2] == ("collective_mismatch", [2])
+
+
+def test_pids_as_keys_are_no_ranks(tmp_path: Path) -> None:
+    table = {str(4711 + rank): dump(4711 + rank, stands(rank)) for rank in range(4)}
+    (tmp_path / "stacks.json").write_text(json.dumps(table))
+    assert list(numbers(tmp_path).values()) == [4711, 4712, 4713, 4714]
+    assert list(numbers(tmp_path)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("text", ["{", "[[[", '{"a": "x\\ny\\nz"}', '[1, null, "a"]', '{"rank": "x", "stack": 3}', "[" * 5000])  # fmt: skip
+def test_json_without_stacks_stays_what_it_is(text: str) -> None:
+    assert texts_inside(text, is_stack_line) == text
+
+
+ENCODINGS: dict[str, Callable[[str], bytes]] = {
+    "PowerShell": lambda text: text.replace("\n", "\r\n").encode("utf-16"),
+    "big endian": lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
+    "HTML": lambda text: html.escape(text).encode(),
+    "a word processor": lambda text: text.replace('"MainThread"', "\u201cMainThread\u201d").encode(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("written", ENCODINGS.values(), ids=ENCODINGS)
+def test_other_encodings_are_read(written: Callable[[str], bytes], tmp_path: Path) -> None:
+    for rank in range(4):
+        (tmp_path / f"rank{rank}.txt").write_bytes(written(dump(17, stands(rank))))
+    assert verdict_of(tmp_path)[:2] == ("collective_mismatch", [2])
+
+
+@pytest.mark.parametrize("path", ["none_8f2x/attempt_0/{0}/stderr.log", "node{1}/none_8f2x/attempt_0/{2}/stderr.log", "10-0-0-{1}_lr{2}.txt", "gpu-node-{1}_local_rank_{2}.txt"])  # fmt: skip
+def test_ranks_of_several_nodes_are_told_apart_by_their_files(path: str, tmp_path: Path) -> None:
+    """torchrun's folder of logs, and local ranks beside hosts: the same pids on each node."""
+    for rank in range(4):
+        file = tmp_path / path.format(rank, 3 + rank // 2, rank % 2)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dump(17 + rank % 2, stands(rank)))
+    assert verdict_of(tmp_path)[:2] == ("collective_mismatch", [2])
+    assert sum(len(one.ranks) for one in captures_from_dumps(tmp_path)) == 4
+
+
+def test_a_native_dump_beside_a_plain_one_is_of_one_rank(tmp_path: Path) -> None:
+    """Control: two files of one rank on one host."""
+    for rank in range(4):
+        text = dump(17 + rank, stands(rank))
+        (tmp_path / f"node0_rank{rank}.txt").write_text(text)
+        (tmp_path / f"node0_rank{rank}_again.txt").write_text(text)
+    assert sum(len(one.ranks) for one in captures_from_dumps(tmp_path)) == 4
