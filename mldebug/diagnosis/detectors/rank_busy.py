@@ -1,6 +1,6 @@
 """A rank computes something of its own while the others wait for it."""
 
-from mldebug.core.model import Confidence, Finding, Role, Verdict
+from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdict
 from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.case import Case
 from mldebug.diagnosis.classify.evidence import blame
@@ -22,7 +22,7 @@ class RankBusy:
         )
         if not busy or not case.stuck or not case.waiting:
             return None
-        unclear = any(rank.is_.role is Role.UNCLEAR for rank in busy)
+        unclear = any(rank.is_.role is Role.UNCLEAR or _may_wait(rank) for rank in busy)
         pid = busy[0].pid
         return blame(
             case,
@@ -34,6 +34,13 @@ class RankBusy:
             ),
             confidence=Confidence.LOW if unclear else Confidence.MEDIUM,
         )
+
+
+def _may_wait(rank: ClassifiedRank) -> bool:
+    """Seen once in backward, by a dump alone: with a batch more than the others it waits there for gradients that nobody sends."""
+    process = rank.capture.process if rank.capture else None
+    seen_once = process is not None and process.movement is None and process.state is None
+    return rank.is_.name == "backward" and seen_once
 
 
 def create(options: NoOptions) -> Detector:

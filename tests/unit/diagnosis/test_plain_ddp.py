@@ -127,3 +127,16 @@ def test_a_line_of_its_own_in_which_it_sleeps_is_named_at_medium(
     """Control: it is in no call of PyTorch."""
     found = judged(tmp_path, COLLECTIVES["a barrier"][:1], ELSEWHERE["a line of its own"], ranks=ranks, active=False)  # fmt: skip
     assert (named(found), found.confidence) == ([1], Confidence.MEDIUM), found.summary
+
+
+@pytest.mark.parametrize("active", [True, False], ids=["active", "idle"])
+@pytest.mark.parametrize("stragglers", [(3,), (0, 5, 7, 9)])
+@pytest.mark.parametrize("other", ["a barrier", "an all_reduce"])
+def test_ranks_with_a_batch_more_than_the_others_are_not_named_surely(
+    other: str, stragglers: tuple[int, ...], active: bool, tmp_path: Path
+) -> None:
+    """Posted: 12 ranks of Lightning with DDP, a sampler that gave some of them one batch more. These wait in backward for gradients that nobody sends."""
+    away = tuple(rank for rank in range(12) if rank not in stragglers)
+    found = judged(tmp_path, BACKWARDS["torch 2"], COLLECTIVES[other], ranks=12, active=active, odd=away)  # fmt: skip
+    assert found.confidence is Confidence.LOW, found.summary
+    assert named(found) in ([], list(stragglers)), found.summary
