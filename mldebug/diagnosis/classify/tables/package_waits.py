@@ -245,6 +245,15 @@ PACKAGE_WAITS: tuple[PackageWait, ...] = (
     PackageWait("torch", _PT, "torch/distributed/tensor/_tp_conv.py", ("_ring_send_recv_construct", "_ring_send_recv_aggregate"), "transfer"),
     PackageWait("torch", _PT, "torch/nn/parallel/distributed.py", ("_check_global_requires_backward_grad_sync", "_match_all_reduce_for_bwd_pass", "_match_unused_params_allreduce"), "handle", "all_reduce"),
     PackageWait("torch", _PT, "torch/nn/parallel/distributed.py", ("_find_common_rank",), "device"),
+    # Accelerators beside NVIDIA's, sequence and expert parallelism
+    PackageWait("torch-npu", "2.14.0", "torch_npu/npu/utils.py", ("synchronize",), "device"),
+    PackageWait("torch-npu", "2.14.0", "torch_npu/npu/streams.py", ("synchronize",), "device"),
+    PackageWait("torch-xla", "2.9.0", "torch_xla/core/xla_model.py", ("rendezvous",), "collective", top=False),
+    PackageWait("torch-xla", "2.9.0", "torch_xla/core/xla_model.py", ("wait_device_ops",), "device"),
+    PackageWait("ring-flash-attn", "0.1.8", "ring_flash_attn/utils.py", ("wait",), "transfer", "recv or send"),
+    PackageWait("yunchang", "0.6.4", "yunchang/ring/utils.py", ("wait",), "transfer", "recv or send"),
+    PackageWait("deep-ep", "567632dd5981", "deep_ep/buffer.py", ("dispatch", "combine", "internode_dispatch", "internode_combine"), "collective"),
+    PackageWait("deep-ep", "dd758caf4518", "deep_ep/buffers/legacy.py", ("dispatch", "combine", "internode_dispatch", "internode_combine"), "collective"),
     # Last, for whoever calls it says more: a wait for an answer of any actor
     PackageWait("ray", "2.60.0", "ray/_private/worker.py", ("get_objects", "get", "wait"), "future", top=False),
 )  # fmt: skip
