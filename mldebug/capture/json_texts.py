@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
+from mldebug.capture.log_exports import decoded
 
 MAX_DEPTH = 6
 MAX_TEXTS = 100_000
@@ -33,8 +33,8 @@ def texts_inside(text: str, known: Callable[[str], bool]) -> str:
     """
     if text.lstrip("\ufeff \t\r\n")[:1] not in ("{", "["):
         return text
-    whole = _decoded(text)
-    values = [whole] if whole is not None else [_decoded(line) for line in text.split("\n")]
+    whole = decoded(text)
+    values = [whole] if whole is not None else [decoded(line) for line in text.split("\n")]
     found: list[str] = []
     for value in values:
         for whose, inner in _texts(value, _Whose(), 0):
@@ -47,13 +47,6 @@ def _below_headings(whose: _Whose, text: str) -> str:
     host = f"== host {whose.host} ==\n" if whose.host else ""
     rank = f"== rank {whose.rank} ==\n" if whose.rank else ""
     return f"{host}{rank}{text}\n"
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text.strip("\ufeff \t\r\n"))
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
 
 
 def _texts(value: Any, whose: _Whose, depth: int) -> Iterator[tuple[_Whose, str]]:

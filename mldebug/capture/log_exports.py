@@ -123,12 +123,13 @@ def _records(text: str) -> list[_Record]:
     start = text.lstrip("\ufeff \t\r\n")[:1]
     if start not in ("{", "["):
         return _of_csv(text)
-    whole = _decoded(text)
+    whole = decoded(text)
     found = _of_rows(_rows_of(whole)) if whole is not None else _of_lines(text)
     return found[:MAX_RECORDS]
 
 
-def _decoded(text: str) -> Any:
+def decoded(text: str) -> Any:
+    """The value of a text of JSON; None where it is none."""
     try:
         return msgspec.json.decode(text.strip("\ufeff \t\r\n"))
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -140,7 +141,7 @@ def _of_lines(text: str) -> list[_Record]:
     lines = [line for line in text.split("\n") if line.strip()]
     found: list[_Record] = []
     for number, line in enumerate(lines, 1):
-        row = _decoded(line) if line.lstrip()[:1] == "{" else None
+        row = decoded(line) if line.lstrip()[:1] == "{" else None
         if not isinstance(row, dict):
             return found if number == len(lines) and row is None else []
         record = _record(row)
