@@ -110,6 +110,8 @@ class GoodputConfig(Section, frozen=True, kw_only=True):
     stragglers: bool = True
     # between two samples of a steady run; one that becomes slower is sampled at once
     interval: Annotated[Duration, msgspec.Meta(ge=5, le=86400)] = 300.0
+    # send each channel a summary of every run that ends: where its GPU time went, and which ranks were waited for
+    summary: bool = False
     # keep the history of each run's loss, step time and other figures, and find events in it: NaN, spikes, a lower throughput
     history: bool = True
     # after the end of a run for which its history is kept

@@ -174,6 +174,22 @@ class GapView(Spoken, frozen=True, kw_only=True):
     way_out: str
 
 
+class GoodputView(Spoken, frozen=True, kw_only=True):
+    """Where the GPU time of the attempt that ended went, and that of its whole job on this node. Seconds are those of GPUs, by use."""
+
+    attempt: int
+    outcome: str  # failed, well, unknown; "": it had processes when the report was written
+    gpu_seconds: dict[str, float]
+    productive_ratio: float
+    sentence: str
+    stragglers: tuple[str, ...]  # ranks that the others waited for
+    job_attempts: int
+    job_restarts: int
+    job_gpu_seconds: dict[str, float]
+    job_sentence: str
+    advice: str  # on the interval of checkpoints; "" for none
+
+
 class Report(Spoken, frozen=True, kw_only=True):
     """An incident as it is written to report.json. Times are RFC 3339 in UTC."""
 
@@ -203,4 +219,6 @@ class Report(Spoken, frozen=True, kw_only=True):
     # version of the catalogue that says what the Xids above mean; "" without any, and in reports of earlier versions
     xid_catalogue: str = ""
     gpus: tuple[GpuView, ...] = ()  # by rank; reports of earlier versions lack it
+    # of the end of an attempt; null for other reports, where nobody accounted for it, and in reports of earlier versions
+    goodput: GoodputView | None = None
     comparison: Comparison | None = None  # null: there was one capture, or none

@@ -9,7 +9,7 @@ import msgspec
 
 from mldebug.cluster.messages import AnnouncedExit, Whole
 from mldebug.core.model import Diagnosis, Gap, Job, NodeCapture, Noun, QueriedNodes
-from mldebug.core.report_model import Comparison, TimelineEvent
+from mldebug.core.report_model import Comparison, GoodputView, TimelineEvent
 from mldebug.core.text import rfc3339
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.goodput.straggler import Slowness
@@ -58,6 +58,7 @@ class Incident(Noun, frozen=True, kw_only=True):
     shared: bool = False  # several nodes have it under this id: it is counted where their report is
     whole: Whole | None = None  # the diagnosis from all nodes, as the coordinator sent it
     counted: bool = False  # among the incidents of this node
+    goodput: GoodputView | None = None  # of one with which an attempt ended
     cause: Diagnosis | None = None  # of ranks that ended badly on another node before
 
 

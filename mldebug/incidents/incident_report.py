@@ -51,6 +51,7 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
         queried=incident.queried,
         node=incident.queried.by or None if incident.queried else None,
     )
+    report = msgspec.structs.replace(report, goodput=incident.goodput)
     if incident.node_captures and not incident.captures:
         return report
     views = _views(incident, judgement)

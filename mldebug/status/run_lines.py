@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.units import format_duration
+from mldebug.goodput.account.segments import GpuUse
 from mldebug.goodput.rank_shares import RankShares
-from mldebug.goodput.segments import GpuUse
 from mldebug.goodput.sentences import SLOW_WORKER, WAITS_FOR_DATA, percent, slow_mount_words
 from mldebug.jobs.heartbeat import phase_words
 from mldebug.stall.sentences import STAGE_WORDS, stage_words

@@ -19,7 +19,7 @@ from mldebug.core.model import (
     Role,
     shared_fields,
 )
-from mldebug.goodput.job_goodput import JobGoodput
+from mldebug.goodput.account.job_goodput import JobGoodput
 from mldebug.goodput.scalars.history import RunHistory
 from mldebug.goodput.scalars.model import TrainingEvent
 from mldebug.goodput.straggler import Slowness

@@ -43,6 +43,7 @@ def build_monitors(
     inbox: Inbox,
     notifier: AlertNotifier,
     captures: CaptureRequests,
+    goodput: GoodputMonitor,
     clock: Clock,
 ) -> Monitors:
     """Make all monitors of an agent, its notifier and its action runner. Results of all their workers go to `inbox`.
@@ -73,7 +74,7 @@ def build_monitors(
         probes=probes.ProbeHistoryMonitor(
             Worker(probes.WORKER, history.look, inbox, probes.DEADLINE)
         ),
-        goodput=GoodputMonitor(store, clock.now, clock.steady),
+        goodput=goodput,
         scalars=ScalarMonitor(store, clock.now, clock.steady),
         records=records.RunRecordMonitor(
             Worker(

@@ -55,6 +55,7 @@ from mldebug_agents.system.context import Context
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.system.service.sd_notify import SystemdNotifier
 from mldebug_agents.system.workers import Result, Worker
+from mldebug_agents.watch.goodput_monitor import GoodputMonitor
 from mldebug_agents.watch.launcher_watch import LauncherWatch
 from mldebug_agents.watch.ras_watch import RasWatch
 from mldebug_agents.watch.slowness_watch import SlownessWatch
@@ -102,18 +103,18 @@ def build_loop(
 ) -> AgentLoop:
     """Build the main loop with all parts of an agent.
 
-    `publish` gets each new snapshot; `read_config` reads the config file again; `joined`: the link
-    to other agents, None without them.
+    `publish` gets each new snapshot; `read_config` reads the config file again; `joined`: the link to other agents, None without them.
     """
     config, context = current.read(), tools.context
     inbox, clock = Inbox(), Clock()
+    goodput = GoodputMonitor(store, clock.now, clock.steady)
     workers = _workers(tools, inbox, read_config or current.read)
     notifier = AlertNotifier(config, context.node, store, inbox)
     incidents = IncidentManager(
-        store,
-        clock,
+        *(store, clock),
         written=notifier.incident,
         renamed=notifier.renamed,
+        goodput=goodput.view,
         keep_failures=joined is not None,
     )
     capture_queue = CaptureQueue(workers["capture"].order, incidents)
@@ -122,7 +123,7 @@ def build_loop(
     slowness = SlownessWatch(workers["slowness"].order, incidents)
     peers = _peers(config, context, inbox, incidents, capture_queue, joined, slowness)
     captures = _requested_captures(tools, inbox, _peer_verbs(peers, joined))
-    monitors = build_monitors(config, tools, store, inbox, notifier, captures, clock)
+    monitors = build_monitors(config, tools, store, inbox, notifier, captures, goodput, clock)
     exits = ExitTracker(
         *(_exit_evidence(tools, monitors), exit_watch, workers["exits"].order),
         *(failed_attempts, store.keep_ends),

@@ -29,6 +29,7 @@ from mldebug.alerts.view import ChannelState, EventsView, EventView
 from mldebug.config.schema import Config
 from mldebug.core.model import Culprit, Job, Judgement, shared_fields
 from mldebug.core.plugin_options import Plugin
+from mldebug.goodput.account.run_summary import summary_alerts
 from mldebug.goodput.scalars.alerts import training_alerts
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.incidents.incident import Incident
@@ -107,7 +108,7 @@ class AlertNotifier:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.registry = EventRegistry(config.events.pending)
-        self._link = config.events.link
+        self._link, self._summaries = config.events.link, config.goodput.summary
         self._node = node
         self._state_store = store
         self._inbox = inbox
@@ -123,7 +124,7 @@ class AlertNotifier:
     def reload(self, config: Config) -> None:
         """Use this configuration from now on. Events that were not delivered yet wait for the remaining and the new channels."""
         self.registry.set_pending(config.events.pending)
-        self._link = config.events.link
+        self._link, self._summaries = config.events.link, config.goodput.summary
         self._configure(config.channels)
 
     # --- what monitors raise -----------------------------------------------------------------------
@@ -158,7 +159,7 @@ class AlertNotifier:
         now = time.monotonic()
         gpus = snapshot.gpus.gpus if snapshot.gpus else ()
         names = {one.uuid: GpuName(one.index, one.bus_id) for one in gpus}
-        word = together(_subject_alerts(snapshot))
+        word = together(_subject_alerts(snapshot, summaries=self._summaries))
         raised = {one.key for one in word.alerts}
         for alert in (*health_alerts(snapshot.health, names), *word.alerts):
             self.raise_alert(alert)
@@ -270,7 +271,7 @@ class AlertNotifier:
         self._lines = lines
 
 
-def _subject_alerts(snapshot: Snapshot) -> Iterator[SubjectAlerts]:
+def _subject_alerts(snapshot: Snapshot, *, summaries: bool) -> Iterator[SubjectAlerts]:
     if snapshot.storage is not None:
         yield from of_storage(snapshot.storage.parts)
     yield from of_memory(snapshot.memory)
@@ -279,6 +280,7 @@ def _subject_alerts(snapshot: Snapshot) -> Iterator[SubjectAlerts]:
     yield from of_probes(snapshot.probes)
     yield from of_checkpoints("", -1, snapshot.checkpoint_series)
     yield from training_alerts(snapshot.histories, [run.id for run in snapshot.runs], snapshot.at)
+    yield from summary_alerts(snapshot.goodput if summaries else (), snapshot.at)
     for run in snapshot.runs:
         yield from of_checkpoints(run.id, run.uid, run.checkpoint_series)
 

@@ -29,7 +29,7 @@ from mldebug.stall.signals import StallDecision
 from mldebug_agents.incidents.exits.similar_runs import AlikeRuns
 from mldebug_agents.incidents.recent_failures import RecentFailures
 from mldebug_agents.incidents.remote import RemoteIncidents
-from mldebug_agents.incidents.report_writer import IncidentWriter, owner
+from mldebug_agents.incidents.report_writer import GoodputOf, IncidentWriter, owner
 from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.context import versions
@@ -57,10 +57,11 @@ class IncidentManager:
         *,
         written: Callable[[Incident, Judgement, int], None] = lambda *_: None,
         renamed: Callable[[str], None] = lambda _: None,
+        goodput: GoodputOf = lambda _: None,
         keep_failures: bool = False,
     ) -> None:
-        """`written`, `renamed`: see `IncidentWriter`. `keep_failures`: other nodes may ask for captures of bad ends here."""
-        self._writer = IncidentWriter(store, clock or Clock(), written, renamed)
+        """`written`, `renamed`, `goodput`: see `IncidentWriter`. `keep_failures`: other nodes may ask for captures of bad ends here."""
+        self._writer = IncidentWriter(store, clock or Clock(), written, renamed, goodput)
         self.failures = RecentFailures(self._writer.clock, wanted=keep_failures)
         self.remote = RemoteIncidents(self._writer, self.failures)
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from mldebug.cluster.run_identity import RunKey, job_key, run_key
-from mldebug.core.model import Judgement, NodeCapture
+from mldebug.core.model import Job, Judgement, NodeCapture
+from mldebug.core.report_model import GoodputView
 from mldebug.incidents.incident import Incident, close_incident, has_evidence
 from mldebug.incidents.incident_report import write_report
 from mldebug.incidents.pruning import is_by_hand
@@ -21,6 +22,7 @@ from mldebug_agents.watch.judging import judge
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
+GoodputOf = Callable[[Job], GoodputView | None]
 MAX_KNOWN = 4096  # ids: more than the reports that are kept
 LATEST_IDS = 256  # more than the incidents that are opened in a few seconds
 
@@ -37,12 +39,15 @@ class IncidentWriter:
         clock: Clock,
         written: Callable[[Incident, Judgement, int], None],
         renamed: Callable[[str], None],
+        goodput: GoodputOf,
     ) -> None:
-        """`written` gets each incident that is written, its judgement and its owner's uid; `renamed` each id that is given up."""
+        """`written` gets each incident that is written, its judgement and its owner's uid; `renamed` each id that is given up. `goodput`: where
+        the GPU time of an attempt went; None where nobody has accounted for it.
+        """
         self.store, self.clock, self.renamed = store, clock, renamed
         self.counts: Counter[str] = Counter()  # by "kind/verdict"
         self.last_report: dict[str, str] = {}  # by the same, the newest report's id
-        self._written = written
+        self._written, self._goodput = written, goodput
         self._latest_ids: deque[str] = deque(maxlen=LATEST_IDS)
         self.ids = IncidentIds(platform.node(), lambda: self.store.earlier_reports)
 
@@ -91,8 +96,17 @@ class IncidentWriter:
 
     def write(self, incident: Incident, judgement: Judgement, uid: int) -> None:
         self.ids.note(incident)
+        incident = self._with_goodput(incident)
         write_files(self.store, incident, judgement, self.now(incident), uid)
         self._written(incident, judgement, uid)
+
+    def _with_goodput(self, incident: Incident) -> Incident:
+        """An incident with which an attempt has ended, with where its GPU time went."""
+        job = incident.exit.job if incident.exit is not None else incident.job
+        if job is None or not (incident.exit is not None or incident.state == "ended"):
+            return incident
+        found = self._goodput(job)
+        return incident if found is None else msgspec.structs.replace(incident, goodput=found)
 
 
 def write_files(

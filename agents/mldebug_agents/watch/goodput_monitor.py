@@ -11,18 +11,21 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
-from mldebug.core.model import Job
+from mldebug.core.model import Job, RankIdentity
+from mldebug.core.report_model import GoodputView
 from mldebug.diagnosis.exits.model import words_of_status
-from mldebug.goodput.gpu_time import AccountLook, ExitOutcomeName
-from mldebug.goodput.job_account import (
+from mldebug.goodput.account.gpu_time import AccountLook, ExitOutcomeName
+from mldebug.goodput.account.job_account import (
     JobAccount,
     JobAccounts,
     JobIdentity,
     JobKey,
     command_of,
 )
-from mldebug.goodput.job_goodput import JobGoodput, job_goodput
-from mldebug.goodput.segments import GpuUse
+from mldebug.goodput.account.job_goodput import JobGoodput, job_goodput
+from mldebug.goodput.account.run_summary import goodput_view
+from mldebug.goodput.account.segments import GpuUse
+from mldebug.goodput.sentences import rank_words
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
@@ -118,6 +121,18 @@ class GoodputMonitor:
             goodput=shown,
         )
 
+    def view(self, job: Job) -> GoodputView | None:
+        """Where the GPU time of this attempt of a run went, and that of its whole job; None where it was not accounted for."""
+        mine = {_process(rank) for rank in job.ranks}
+        for account in self.accounts.jobs.values():
+            known = next((one for one in account.open if mine & set(one.processes)), None)
+            wanted = (known.run, known.attempt) if known is not None else (job.id, job.attempt)
+            shown = self._job(account)
+            found = [one for one in shown.newest if (one.run, one.attempt) == wanted]
+            if found:
+                return goodput_view(found[-1], shown)
+        return None
+
     # --- inside ------------------------------------------------------------------------------------
 
     def _job(self, job: JobAccount) -> JobGoodput:
@@ -160,6 +175,7 @@ class GoodputMonitor:
             phase=self._phase(run),
             data=data,
             straggler=loss,
+            slow=_slow(run),
             stalled_since=None if since is None else since - self._set_by,
             checkpoints=tuple(_times(checkpoints)),
             checkpoint_period=next((one.period for one in checkpoints if one.period), None),
@@ -241,14 +257,23 @@ def identity(run: Run) -> JobIdentity:
         user=job.user,
         uid=job.uid,
         script=first.script if first else "",
-        processes=tuple(f"{rank.pid}/{rank.start_ticks}" for rank in job.ranks),
+        processes=tuple(map(_process, job.ranks)),
         command=command_of(first.argv if first else ()),
         started_at=min((rank.started_at for rank in job.ranks), default=job.started_at),
     )
 
 
+def _process(rank: RankIdentity) -> str:
+    return f"{rank.pid}/{rank.start_ticks}"
+
+
 def _memo(key: JobKey) -> str:
     return MEMO + hashlib.sha256(repr(key).encode(errors="replace")).hexdigest()[:24]
+
+
+def _slow(run: Run) -> tuple[tuple[int, str], ...]:
+    found = run.slowness
+    return tuple((one.rank, rank_words(one)) for one in found.ranks) if found else ()
 
 
 def _read_at(look: JobLook) -> float:

@@ -22,6 +22,7 @@ from mldebug.core import text
 from mldebug.core.model import Culprit, Group
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import GapView, RankView, Report
+from mldebug.goodput.account.run_summary import view_lines
 from mldebug.incidents import course, decide
 from mldebug.incidents.report import (
     changes,
@@ -183,6 +184,7 @@ def _view(report: Report) -> dict[str, Any]:
         "moved": changes.change_lines(report.comparison) if report.comparison else (),
         "moved_title": changes.later_words(report.comparison) if report.comparison else "",
         "gpus": hardware.gpu_lines(report.gpus),
+        "goodput": view_lines(report.goodput),
         "gaps": _gap_rows(report.gaps),
         "nodes": report.nodes[:TABLE_ROWS],
         "data": embed(rank_columns(report.ranks, legend)),

@@ -11,6 +11,7 @@ from mldebug.core.model import Diagnosis, Group, Role
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import Report
 from mldebug.core.text import plural
+from mldebug.goodput.account.run_summary import view_lines
 from mldebug.incidents.decide import acquittals, decisions, numbered, source_of
 from mldebug.incidents.report.changes import change_lines, later_words
 from mldebug.incidents.report.exit_story import (
@@ -89,6 +90,7 @@ def _lines(report: Report, width: int) -> Iterator[TextLine]:
     yield from _listed("GPUs and kernel", "- ", report.hardware, width)
     if report.xid_catalogue:
         yield from _wrap(f"What the Xids mean: catalogue {report.xid_catalogue}", width, "  ")
+    yield from _listed("Where the GPU time went", "- ", view_lines(report.goodput), width)
     yield from _next(report, width)
     yield from _listed("Why not another rank?", "- ", _acquitted(report), width)
     yield from _listed("Odd", "- ", report.remarks, width)

@@ -1,8 +1,6 @@
 """A real stall is told by every channel, once, and so is its end."""
 
 import contextlib
-import http.server
-import json
 import os
 import signal
 import socket
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from processes.alerts.sink import sink
 from processes.harness import PACE, Plan, User, folder_for, running, wait_for
 from processes.incidents.watching import settings, start, watching
 from processes.needs import need_torch
@@ -25,30 +24,6 @@ if not os.environ.get("CI"):
     pytest.importorskip("aiosmtpd", reason="the mail server of the tests")
 
 QUICK = "{timeout: 6s, interval: 1s}"
-
-
-@contextlib.contextmanager
-def sink(gate: threading.Event | None = None) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Its address, and what it has got; nothing is acknowledged while the `gate` is shut."""
-    got: list[tuple[str, Any]] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            got.append((self.path, json.loads(body)))
-            if gate is not None:
-                gate.wait(60)
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", got
-        server.shutdown()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mldebug.goodput.job_goodput import JobGoodput
+from mldebug.goodput.account.job_goodput import JobGoodput
 from processes.harness import User, environment_of_jobs, folder_for, wait_for
 from processes.incidents.watching import RunningAgent, settings, start, stop
 from processes.needs import need_torch

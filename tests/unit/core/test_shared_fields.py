@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, ProcessState, RankIdentity, shared_fields
-from mldebug.goodput.job_account import JobAccount
-from mldebug.goodput.job_goodput import JobGoodput
+from mldebug.goodput.account.job_account import JobAccount
+from mldebug.goodput.account.job_goodput import JobGoodput
 from mldebug.goodput.scalars.history import RunHistory
 from mldebug.goodput.scalars.stored_training import StoredTraining
 from mldebug.status.snapshot import RunState

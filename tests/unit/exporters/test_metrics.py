@@ -18,7 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
 from mldebug.core.model import Verdict
-from mldebug.goodput.segments import GpuUse
+from mldebug.goodput.account.segments import GpuUse
 from mldebug.jobs.logs.records import STEP_BOUNDS, StepTimes
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_exporters.exposition.collect import collect

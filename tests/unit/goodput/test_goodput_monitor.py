@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, LostRank, RankIdentity
-from mldebug.goodput.segments import GpuUse
+from mldebug.goodput.account.segments import GpuUse
 from mldebug.goodput.straggler import Excess, Slowness, SlowRank
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.heartbeat import Heartbeat
@@ -13,7 +13,7 @@ from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.agent.job_defects import JobDefects
-from mldebug_agents.watch.goodput_monitor import GoodputMonitor
+from mldebug_agents.watch.goodput_monitor import LEFT_WELL, GoodputMonitor
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 from shared.goodput.memory_store import MemoryStore
@@ -307,3 +307,55 @@ def test_a_clock_that_is_set_makes_and_hides_no_time(node: Node, seconds: float)
     found = next(one.gpu_seconds for one in node.shown.goodput if one.name == "other.py")
     assert sum(found.values()) == pytest.approx(4 * (node.now - began))
     assert found["stall"] == pytest.approx(4 * 100)
+
+
+# --- the end of an attempt -----------------------------------------------------------------------
+
+
+def test_the_end_of_an_attempt_is_remembered_with_the_ranks_that_were_waited_for(
+    node: Node,
+) -> None:
+    slow = SlowRank(rank=2, waiting=0.01, excess=Excess(kind="data", own=0.3))
+    node.run.set_slowness(Slowness(loss=0.5, ranks=(slow,)))
+    for step in range(1, 41):
+        node.look(step=step)
+    node.run.set_slowness(Slowness(why_nobody="no rank stands apart from the others"))
+    node.look(step=41)
+    (living,) = node.shown.goodput[0].newest
+    assert (living.outcome, living.ended) == ("", None)
+    node.exits = {0: "exited with code 1"}
+    node.monitor.tick({}, lambda _: node.exits)
+    node.begin_agent()  # it is stored at once
+    node.monitor.tick({}, lambda _: {})
+    (over,) = node.shown.goodput[0].newest
+    assert (over.outcome, over.ended) == ("failed", pytest.approx(BEGAN + node.now))
+    (words,) = over.stragglers
+    assert words.startswith("rank 2 waits only 1 % of the time, and waits for its DataLoader 30 %")
+    assert "waiting for slow ranks" in over.sentence
+
+
+def test_nobody_is_remembered_as_slow_where_nobody_was_named(node: Node) -> None:
+    node.run.set_slowness(Slowness(loss=0.5, why_nobody="no rank is waited for all the time"))
+    for step in range(1, 41):
+        node.look(step=step)
+    node.exits = dict.fromkeys(range(4), LEFT_WELL)
+    node.monitor.tick({}, lambda _: node.exits)
+    (over,) = node.shown.goodput[0].newest
+    assert (over.outcome, over.stragglers) == ("well", ())
+
+
+def test_a_report_gets_the_time_of_its_own_attempt(node: Node) -> None:
+    for step in range(1, 41):
+        node.look(step=step)
+    first = node.run.job
+    again = tuple(msgspec.structs.replace(one, pid=one.pid + 100) for one in first.ranks)
+    node.run.set_job(job(attempt=1, ranks=again))
+    node.look(step=1)
+    view = node.monitor.view(first)
+    assert view is not None
+    assert (view.attempt, view.job_attempts, view.job_restarts) == (0, 2, 1)
+    assert sum(view.gpu_seconds.values()) < sum(view.job_gpu_seconds.values())
+    assert node.monitor.view(job(id="another", ranks=())) is None
+    renamed = node.monitor.view(job(id="another", ranks=again))  # its launcher has died
+    assert renamed is not None
+    assert renamed.attempt == 1

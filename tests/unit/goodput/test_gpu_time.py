@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from mldebug.goodput.gpu_time import AccountLook, AttemptAccount
-from mldebug.goodput.job_account import (
+from mldebug.goodput.account.gpu_time import AccountLook, AttemptAccount
+from mldebug.goodput.account.job_account import (
     MAX_JOBS,
     RESTART,
     JobAccount,
@@ -16,8 +16,8 @@ from mldebug.goodput.job_account import (
     JobIdentity,
     command_of,
 )
-from mldebug.goodput.job_goodput import job_goodput
-from mldebug.goodput.segments import BINS, GpuUse, TimeSegment, UseHistory
+from mldebug.goodput.account.job_goodput import job_goodput
+from mldebug.goodput.account.segments import BINS, GpuUse, TimeSegment, UseHistory
 
 GPUS = 8
 Part = tuple[GpuUse | None, float]  # None: no process

@@ -13,7 +13,7 @@ import pytest
 from mldebug.config.schema import AgentConfig, Config, StallConfig
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import NodeCapture, Verdict
-from mldebug.core.report_model import Report
+from mldebug.core.report_model import GoodputView, Report
 from mldebug.incidents.incident import Incident
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
@@ -75,6 +75,21 @@ class Books:
         """Nothing is too old."""
 
 
+USED = GoodputView(
+    attempt=0,
+    outcome="",
+    gpu_seconds={"productive": 5400.0, "stall": 1800.0},
+    productive_ratio=0.75,
+    sentence="75 % productive; 25 % stalls",
+    stragglers=(),
+    job_attempts=2,
+    job_restarts=1,
+    job_gpu_seconds={"productive": 5400.0},
+    job_sentence="70 % productive",
+    advice="",
+)
+
+
 def watch() -> StallWatch:
     return StallWatch(StallSettings())
 
@@ -91,6 +106,21 @@ def opened() -> tuple[Books, IncidentManager, Run]:
     incidents.open(run, BLAMED)
     assert run.incident is not None
     return books, incidents, run
+
+
+@pytest.mark.parametrize("state", ["ended", "recovered"])
+def test_the_report_of_an_end_says_where_the_gpu_time_went(state: Any) -> None:
+    """A stall that the job survives is no end."""
+    books = Books()
+    incidents = IncidentManager(books, goodput=lambda job: USED if job.id == run.job.id else None)  # type: ignore[arg-type]
+    run = Run(evidence().job, watch())
+    incidents.open(run, BLAMED)
+    incidents.close(run, state, "all ranks are gone")
+    report = books.reports[-1]
+    assert report.goodput == (USED if state == "ended" else None)
+    words = "2.00 GPU hours of attempt 0: 75 % productive; 25 % stalls"
+    assert (words in "\n".join(report_lines(report))) == (state == "ended")
+    assert (words in render_html(report)) == (state == "ended")
 
 
 @pytest.mark.parametrize("state", ["ended", "recovered"])

@@ -32,7 +32,7 @@ BOUNDED: dict[str, str] = {
     "mldebug/diagnosis/classify/case.py": RANKS,
     "mldebug/diagnosis/classify/nodes.py": "MAX_MISSING",
     "mldebug/diagnosis/exits/words/raised_in.py": "lines of a text that is held",
-    "mldebug/goodput/segments.py": "BINS, beyond which the stretches become longer",
+    "mldebug/goodput/account/segments.py": "BINS, beyond which the stretches become longer",
     "mldebug/hardware/host_memory/trend.py": "pairs of some kept readings",
     "mldebug/incidents/incident.py": "MAX_ATTEMPTS, and failures that a text lists",
     "mldebug/incidents/report/rank_map.py": "rows and columns of ranks that are held",

@@ -14,11 +14,13 @@ from mldebug.core.errors import AccessError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.text import rfc3339
-from mldebug.goodput.job_goodput import USE_WORDS, JobGoodput
-from mldebug.goodput.segments import GpuUse
+from mldebug.goodput.account.job_goodput import USE_WORDS, JobGoodput
+from mldebug.goodput.account.run_summary import end_words
+from mldebug.goodput.account.segments import GpuUse
 from mldebug_agents.web.client import ask_nearest
 
 WIDTH = 30  # characters of a bar
+SHOWN_ENDS = 3  # attempts that are over
 
 
 @click.command("goodput")
@@ -82,9 +84,20 @@ def lines(job: JobGoodput) -> Iterator[Text]:
                 f"  {seconds / 3600:>10.2f} {100 * share:>4.1f} %  {USE_WORDS[use]:<24} {bar}".rstrip(),
                 no_wrap=True,
             )
+    yield from _ends(job)
     many = f"{job.attempts} attempt{'' if job.attempts == 1 else 's'}"
     yield Text(f"  {whole / 3600:>10.2f}         in all, of {many}")
     yield Text("")
+
+
+def _ends(job: JobGoodput) -> Iterator[Text]:
+    """How the last attempts ended, where their time went, and which ranks the others waited for."""
+    for one in [one for one in job.newest if one.ended is not None][-SHOWN_ENDS:]:
+        yield Text(
+            f"  run {clean(one.run, 40)}, attempt {one.attempt}: {clean(end_words(one), 400)}."
+        )
+        for line in one.stragglers:
+            yield Text(f"    {clean(line, 400)}.")
 
 
 def create(_: NoOptions) -> click.Command:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.goodput.segments import (
+from mldebug.goodput.account.segments import (
     GpuUse,
     TimeSegment,
     UseHistory,
@@ -32,6 +32,7 @@ OPEN_HOLD = 1800.0  # seconds without a step that a stall may still take
 PACES = 32  # stretches whose mean time of a step is kept
 PROVEN, LONG = 3, 30.0  # stretches, or seconds of a single one, that show how long a step takes
 PAUSE = 1.0  # seconds beyond the usual that make a pause
+MOST_SLOW = 16  # ranks that were waited for and are remembered
 MOST = 400  # segments that are not summed up yet
 PHASES = (GpuUse.EVALUATION, GpuUse.CHECKPOINT)
 RESUMED = 2  # strides: a count that falls no further than to these begins anew, as each epoch does
@@ -51,6 +52,7 @@ class AccountLook(msgspec.Struct, frozen=True, kw_only=True):
     phase: GpuUse | None = None  # what it is found to do beside steps
     data: float = 0.0  # share of its ranks that wait for data, 0 to 1
     straggler: float = 0.0  # share of all ranks' time that is waited for slow ones
+    slow: tuple[tuple[int, str], ...] = ()  # these ranks, with a phrase to follow "rank 3 "
     stalled_since: float | None = None  # of the open incident
     checkpoints: tuple[tuple[float, float], ...] = ()  # when each began and was complete
     checkpoint_period: float | None = None  # seconds between two
@@ -80,6 +82,8 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
     finished: bool = False
     over: bool = False  # it has no process any more
     failed: bool = False  # and is known to have failed
+    outcome: ExitOutcomeName = "unknown"  # of one that is over
+    slow: dict[int, str] = {}  # ranks that were waited for, the newest words of each
     processes: tuple[str, ...] = ()  # pid and start of its ranks
     after: tuple[str, int] | None = (
         None  # (run, attempt) that it may continue: its first step shows it
@@ -113,6 +117,7 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
         self.gpus = max(self.gpus, look.gpus)
         self.finished = look.finished
         self.straggler = look.straggler
+        self._note_slow(look.slow)
         self.recent.append(
             TimeSegment(
                 start=self.at, end=end, use=_tentative(look), gpus=self.gpus, data=look.data
@@ -134,7 +139,7 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
 
     def end(self, how: ExitOutcomeName) -> None:
         """Note that the attempt has no process any more, and how that came."""
-        self.over = True
+        self.over, self.outcome = True, how
         self.finished = self.finished or how == "well"
         self.failed = how == "failed"
 
@@ -170,6 +175,11 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
         self.recent, self.pauses = [], []
 
     # --- inside ------------------------------------------------------------------------------------
+
+    def _note_slow(self, slow: Iterable[tuple[int, str]]) -> None:
+        for rank, words in slow:
+            if rank in self.slow or len(self.slow) < MOST_SLOW:
+                self.slow[rank] = words
 
     def _advance(self, step: int, records: tuple[int, ...]) -> None:
         """A new step: everything since the last one is closed."""

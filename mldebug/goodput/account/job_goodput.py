@@ -5,15 +5,17 @@ Daly 2006).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 import msgspec
 
 from mldebug.core.model import Noun, shared_fields
+from mldebug.core.ranksets import fold_ranks
 from mldebug.core.units import format_duration
-from mldebug.goodput.job_account import JobAccount
-from mldebug.goodput.segments import GpuUse
+from mldebug.goodput.account.gpu_time import AttemptAccount
+from mldebug.goodput.account.job_account import AttemptTotal, JobAccount
+from mldebug.goodput.account.segments import GpuUse
 
 WORTH = 0.01  # share of the time that must be won before anything is advised
 LEAST_MEASURED = 3  # checkpoints whose cost was measured
@@ -103,6 +105,9 @@ class AttemptGoodput(Noun, frozen=True, kw_only=True):
     began: float
     ended: float | None = None  # None: it has processes
     gpu_seconds: dict[str, float] = {}
+    sentence: str = ""  # where its time went
+    outcome: str = ""  # how it ended: well, failed, unknown; "": it has processes
+    stragglers: tuple[str, ...] = ()  # ranks that the others waited for, in sentences
 
 
 class JobGoodput(Noun, frozen=True, kw_only=True):
@@ -209,20 +214,39 @@ def _in_attempts(seconds: Mapping[str, float]) -> float:
 
 
 def _attempts(job: JobAccount) -> tuple[AttemptGoodput, ...]:
-    done = [
-        AttemptGoodput(
-            run=one.run, attempt=one.attempt, began=one.began, ended=one.ended, gpu_seconds=_rounded(one.seconds)
-        )
-        for one in job.over
-    ]  # fmt: skip
-    living = [
-        AttemptGoodput(
-            run=one.run, attempt=one.attempt, began=one.began, ended=one.at if one.over else None,
-            gpu_seconds=_rounded(one.seconds),
-        )
-        for one in job.open
-    ]  # fmt: skip
-    return tuple(sorted((*done, *living), key=lambda one: one.began))
+    some = [*map(_ended_attempt, job.over), *map(_open_attempt, job.open)]
+    return tuple(sorted(some, key=lambda one: one.began))
+
+
+def _ended_attempt(one: AttemptTotal) -> AttemptGoodput:
+    return AttemptGoodput(
+        **shared_fields(one, AttemptGoodput),
+        ended=one.ended,
+        outcome=one.outcome,
+        gpu_seconds=_rounded(one.seconds),
+        sentence=sentence(one.seconds, 0),
+        stragglers=tuple(straggler_words(one.slow)),
+    )
+
+
+def _open_attempt(one: AttemptAccount) -> AttemptGoodput:
+    return AttemptGoodput(
+        **shared_fields(one, AttemptGoodput),
+        ended=one.at if one.over else None,
+        outcome=one.outcome if one.over else "",
+        gpu_seconds=_rounded(one.seconds),
+        sentence=sentence(one.seconds, 0),
+        stragglers=tuple(straggler_words(one.slow)),
+    )
+
+
+def straggler_words(slow: Mapping[int, str]) -> Iterator[str]:
+    """The ranks that were waited for during an attempt, ranks of the same words together. `slow`: by rank, a phrase to follow "rank 3 "."""
+    by_words: dict[str, list[int]] = {}
+    for rank, words in sorted(slow.items()):
+        by_words.setdefault(words, []).append(rank)
+    for words, ranks in by_words.items():
+        yield f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)} {words}"
 
 
 def _bar(job: JobAccount) -> list[dict[str, float]]:

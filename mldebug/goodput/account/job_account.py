@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from mldebug.goodput.gpu_time import AccountLook, AttemptAccount, ExitOutcomeName
-from mldebug.goodput.segments import UseHistory, add_all
+from mldebug.goodput.account.gpu_time import AccountLook, AttemptAccount, ExitOutcomeName
+from mldebug.goodput.account.segments import UseHistory, add_all
 
 RESTART = 3600.0  # seconds after the end of a run within which the same command is its restart
 LATE = 120.0  # seconds for which a run may have lived before the agent came and be counted from its start
@@ -53,6 +53,8 @@ class AttemptTotal(msgspec.Struct, frozen=True, kw_only=True):
     ended: float
     seconds: dict[str, float]
     again: int = 0  # steps that were done again
+    outcome: ExitOutcomeName = "unknown"
+    slow: dict[int, str] = {}  # ranks that were waited for, with a phrase to follow "rank 3 "
 
 
 class JobAccount(msgspec.Struct, kw_only=True):
@@ -200,6 +202,8 @@ class JobAccount(msgspec.Struct, kw_only=True):
                 ended=one.at,
                 seconds=one.settled,
                 again=one.again,
+                outcome=one.outcome,
+                slow=one.slow,
             )
         )
         if len(self.over) > MAX_ATTEMPTS:
