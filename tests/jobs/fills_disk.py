@@ -1,6 +1,7 @@
-"""A data-parallel training on gloo whose rank 0 writes checkpoints, and keeps all of them, until no space is left: fills_disk.py EVENTS FOLDER MIB.
+"""A data-parallel training on gloo whose rank 0 writes checkpoints, and keeps all of them, until no space is left: fills_disk.py EVENTS [--save] FOLDER MIB [KIND].
 
-Each checkpoint holds MIB MiB; with 0 it is many empty files, so that the inodes are used up first.
+Each checkpoint holds MIB MiB, as one file or, with the KIND `folder`, as a folder with a model and an optimizer; with 0 it is many empty
+files, so that the inodes are used up first.
 """
 
 import os
@@ -12,13 +13,21 @@ import torch
 import torch.distributed as dist
 from events import put
 
-EVENTS, FOLDER, MIB = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-EVERY = 10  # steps
+WORDS = [one for one in sys.argv[1:] if one != "--save"]
+EVENTS, FOLDER, MIB = Path(WORDS[0]), Path(WORDS[1]), int(WORDS[2])
+KIND = WORDS[3] if len(WORDS) > 3 else "file"
+EVERY = 40 if KIND == "folder" else 10  # steps
 FILES = 400
 
 
 def checkpoint(step: int) -> None:
     """Write one, without a temporary name."""
+    if KIND == "folder":
+        folder = FOLDER / f"checkpoint-{step}"
+        folder.mkdir()
+        for name in ("model", "optimizer"):
+            torch.save({name: torch.ones(MIB << 17), "step": step}, folder / f"{name}.pt")
+        return
     if MIB:
         torch.save({"model": torch.ones(MIB << 18), "step": step}, FOLDER / f"step-{step}.pt")
         return

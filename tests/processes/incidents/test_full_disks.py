@@ -18,9 +18,11 @@ CONFIG = "storage: {interval: 2s}\ncheckpoints: {interval: 2s, settle: 5s}\n"
 class FillingJob(RunningJob):
     """Two ranks that fill a disk with checkpoints of so many MiB each."""
 
-    def __init__(self, folder: Path, target: Path, mib: int) -> None:
+    def __init__(self, folder: Path, target: Path, mib: int, kind: str) -> None:
         super().__init__(Plan(), folder)
-        self.script = [str(JOBS / "fills_disk.py"), str(self.events), str(target), str(mib)]
+        named = ["--save"] if kind == "folder" else []
+        words = [str(self.events), *named, str(target), str(mib), kind]
+        self.script = [str(JOBS / "fills_disk.py"), *words]
 
     def start(self) -> None:
         """Start it under torchrun."""
@@ -39,9 +41,9 @@ def ended(agent: RunningAgent, job: FillingJob) -> Report:
     return report
 
 
-def run(agent: RunningAgent, folder: Path, target: Path, mib: int) -> Report:
+def run(agent: RunningAgent, folder: Path, target: Path, mib: int, kind: str = "file") -> Report:
     """Let a job run until its end, and take the report."""
-    job = FillingJob(folder, target, mib)
+    job = FillingJob(folder, target, mib, kind)
     try:
         job.start()
         return ended(agent, job)
@@ -63,6 +65,25 @@ def test_a_disk_that_checkpoints_fill_is_named_though_the_error_has_no_word_of_s
     assert [(one["kind"], one["rank"]) for one in found["culprits"]] == [("mount", 0)]
     assert f"{full} is full" in found["summary"]
     assert "has 0 B left now" in found["summary"], found
+
+
+def test_the_checkpoint_that_a_full_disk_has_cut_is_told_with_the_last_whole_one(tmp_path: Path) -> None:  # fmt: skip
+    """Folders with two files of 4 MiB each: the last one is cut in the middle."""
+    with (
+        folder_for(Plan().user) as folder,
+        disk(tmp_path, "ext4", size=40 << 20) as full,
+        watching(folder, settings(folder) + CONFIG) as agent,
+    ):
+        report = run(agent, folder, full / "ckpt", 8, "folder")
+        steps = sorted(int(one.name.rpartition("-")[2]) for one in (full / "ckpt").iterdir() if one.is_dir())  # fmt: skip
+    found = report["diagnosis"]
+    print(found)
+    assert found["verdict"] == "storage_fault", found
+    words = " ".join([found["summary"], *found["evidence"]])
+    assert f"checkpoint checkpoint-{steps[-1]} was cut: " in words, found
+    assert " of about 8 MiB" in words, found
+    assert f"last whole: checkpoint-{steps[-2]}" in words, found
+    assert "the next attempt will fail alike: " in words, found
 
 
 def test_a_disk_without_inodes_is_told_as_such(tmp_path: Path) -> None:
