@@ -21,6 +21,7 @@ from mldebug.core.model import Verdict
 from mldebug.goodput.account.segments import GpuUse
 from mldebug.jobs.logs.records import STEP_BOUNDS, StepTimes
 from mldebug.status.snapshot import RunState, Snapshot
+from mldebug.storage.filesystems.state import CollectorState, Measure, StorageState
 from mldebug_exporters.exposition.collect import collect
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 from mldebug_exporters.exposition.hidden_labels import PRIVATE, PRIVATE_OF, HiddenLabels
@@ -365,6 +366,21 @@ def test_pseudonyms_stand_for_what_is_private_and_join_as_before() -> None:
     assert private > 4
     other = collect(groups(), snap, HiddenLabels())
     assert write(other, False) != write(hidden, False)  # another agent has another key
+
+
+def test_the_path_of_a_users_directory_is_hidden_and_that_of_the_configuration_is_not() -> None:
+    measures = (
+        Measure(metric="mldebug_tree_bytes", labels=("/home/ada/run",), value=1.0, uids=(1001,)),
+        Measure(metric="mldebug_tree_bytes", labels=("/scratch",), value=2.0),
+    )
+    storage = StorageState(parts=(CollectorState(name="trees", at=0.0, measures=measures),))
+    text = write(
+        collect(groups(), msgspec.structs.replace(snapshot(), storage=storage), HiddenLabels()),
+        False,
+    )
+    assert b'path="/scratch"' in text
+    assert b"home/ada" not in text
+    assert re.search(rb'mldebug_tree_bytes\{path="~[0-9a-f]{8}"\} 1', text)
 
 
 def test_every_private_label_is_one() -> None:

@@ -39,6 +39,12 @@ def test_the_folders_that_a_run_writes_to_are_learned_each_once(tmp_path: Path) 
     assert reasons() == {}
 
 
+def test_a_log_in_a_shared_folder_does_not_keep_the_checkpoints_below_it_from_being_watched() -> (
+    None
+):
+    assert reasons("/home/ada", "/home/ada/ckpt") == {"/home/ada/ckpt": "", "/home/ada": "more than this run lies there"}  # fmt: skip
+
+
 @pytest.mark.parametrize("path", ["/", "/tmp", "/home/ada", "/dev/shm", "/scratch", "/var/log"])
 def test_what_is_not_one_runs_own_is_not_watched(path: str) -> None:
     assert reasons(path) == {path: "more than this run lies there"}

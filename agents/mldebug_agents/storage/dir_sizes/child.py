@@ -17,6 +17,7 @@ from mldebug_agents.system.child.link import ChildLink
 
 SLICE = 0.25  # seconds of work on one tree
 GATHER = 0.1  # seconds in which events gather before they are read
+CALM = 1.0  # the same where few came the last time, and nobody else has anything to do: each wake costs
 LONGEST = 5.0  # seconds without a word: what is told of an idle tree is no older
 
 
@@ -73,7 +74,8 @@ def _wait(connection: socket.socket, updaters: list[DirSizeUpdater]) -> list[int
         return None
     readable = {fds[fd] for fd in ready}
     if readable:
-        time.sleep(GATHER)
+        calm = min(dues) > 0 and not any(updaters[number].is_busy for number in readable)
+        time.sleep(CALM if calm else GATHER)
     now = time.monotonic()
     late = {number for number, updater in enumerate(updaters) if not updater.due(now)}
     if not readable | late:  # a sign of life, and what is idle is fresh

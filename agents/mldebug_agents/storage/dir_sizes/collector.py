@@ -185,6 +185,7 @@ def _words(path: str) -> str:
 
 
 INTERVAL = 2.0  # seconds between two looks at what the child has told
+LEARNED_INTERVAL = 10.0
 LEARN_EVERY = 30.0  # seconds between two looks at where jobs write
 REMEMBERED = 16  # folders of one job
 
@@ -196,7 +197,6 @@ class DirSizeCollector:
     """The sizes of the directories in the section `trees`, and of those to which jobs write, as metrics, rows and alerts."""
 
     name = "trees"
-    interval = INTERVAL
 
     def __init__(self, context: Context, growing: Callable[[], Writes] = dict) -> None:
         """`growing`: the folders in which files of jobs grow now."""
@@ -207,6 +207,11 @@ class DirSizeCollector:
         self._grown: dict[str, tuple[str, ...]] = {}
         self._learned: dict[str, LearnedFolder] = {}  # by path
         self._learn_at = 0.0
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks: those that nobody configured are looked at less often."""
+        return INTERVAL if self._context.config.trees.paths else LEARNED_INTERVAL
 
     def follow(self, writes: Writes) -> None:
         """Also watch these folders, those of checkpoints and logs. Not to be called while `look` runs."""

@@ -18,17 +18,16 @@ MOST = 8  # directories of the node
 OF_RUN = 3
 INODES, FOLDERS, DEPTH = 100_000, 2_000, 16
 LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "zfs", "bcachefs", "tmpfs", "overlay"))  # fmt: skip
+TOO_MANY = f"{MOST} directories are watched without configuration at most"
 WAY_OUT = "trees.paths has it counted all the same"
 _SHARED = (
     "",
-    "tmp",
-    "dev",
     "var",
-    "root",
+    "dev",
     "run",
     "home",
     "users",
-)  # a name below these is more than one run's
+)  # a name directly below these is more than one run's
 
 
 class LearnedFolder(NamedTuple):
@@ -56,10 +55,21 @@ def learned_folders(
     own = mount_table(host, "self")
     found: list[LearnedFolder] = []
     for job in jobs:
-        folders = [one for one in writes.get(job.id, ()) if not _covered(one, known, found)]
-        for path in list(without_nested(folders))[:OF_RUN] if job.ranks else ():
-            found.append(_judged(host, own, job, path, found))
+        for one in _of_job(host, own, job, writes.get(job.id, ())) if job.ranks else ():
+            if any(is_below(one.path, other) for other in known) or _is_covered(one, found):
+                continue
+            full = not one.why and sum(not other.why for other in found) >= MOST
+            found.append(one._replace(why=TOO_MANY) if full else one)
     return found
+
+
+def _of_job(
+    host: Host, own: Sequence[Mount], job: Job, paths: Sequence[str]
+) -> list[LearnedFolder]:
+    """Its directories, at most `OF_RUN`: those that can be watched before the others, none within another one."""
+    judged = [_judged(host, own, job, path) for path in dict.fromkeys(paths)]
+    outer = set(without_nested(one.path for one in judged if not one.why))
+    return sorted((one for one in judged if one.why or one.path in outer), key=lambda one: bool(one.why))[:OF_RUN]  # fmt: skip
 
 
 def request_for(one: LearnedFolder, root: str, rescan: float, verify: float) -> DirSizeRequest:
@@ -70,13 +80,11 @@ def request_for(one: LearnedFolder, root: str, rescan: float, verify: float) -> 
     )  # fmt: skip
 
 
-def _covered(path: str, known: Sequence[str], found: Sequence[LearnedFolder]) -> bool:
-    return any(is_below(path, one) for one in (*known, *(one.path for one in found)))
+def _is_covered(one: LearnedFolder, found: Sequence[LearnedFolder]) -> bool:
+    return any(is_below(one.path, other.path) for other in found if one.why or not other.why)
 
 
-def _judged(
-    host: Host, own: Sequence[Mount], job: Job, path: str, found: Sequence[LearnedFolder]
-) -> LearnedFolder:
+def _judged(host: Host, own: Sequence[Mount], job: Job, path: str) -> LearnedFolder:
     pid = job.ranks[0].pid
     uids = tuple(sorted({job.uid, *(rank.uid for rank in job.ranks)}))
     theirs = mount_of(mount_table(host, str(pid)), path)
@@ -88,8 +96,6 @@ def _judged(
         why = "the agent does not see it where the ranks do"
     elif ours.fstype not in LOCAL:
         why = f"it lies on {ours.fstype}: only local filesystems are watched without configuration"
-    elif sum(not one.why for one in found) >= MOST:
-        why = f"{MOST} directories are watched without configuration at most"
     return LearnedFolder(path, job.id, uids, pid, why)
 
 

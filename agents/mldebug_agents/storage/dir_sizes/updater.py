@@ -20,6 +20,7 @@ from mldebug_agents.storage.dir_sizes.mounts import (
 from mldebug_agents.storage.dir_sizes.tree import DirTree, TreeLimits
 
 PAUSE = 1.0  # seconds between two looks at what events told of, or
+BUSY = 200  # events of one read, from which on the kernel's queue might run over
 SHARE = 0.05  # so much of one core at most
 RESCAN_SHARE = 0.25  # of one core, while everything is counted anew
 RETRY = 10.0  # seconds after which a root that failed is tried again
@@ -48,6 +49,7 @@ class DirSizeUpdater:
         self._began = self._spent = 0.0  # of the job
         self._requested = self._fresh = self._fresh_round = 0.0  # unix
         self._counted = self._lost = self._mending = False
+        self.is_busy = False  # many events came the last time
         self._seconds = 0.0
         self._overflows = self._rescans = 0
         self._resume_at = self._flush_at = self._round_at = self._calm_at = self._check_at = 0.0
@@ -171,7 +173,9 @@ class DirSizeUpdater:
     def _take_events(self, tree: DirTree) -> None:
         """Take in what has happened."""
         by_watch, top = tree.index.by_watch, tree.top
+        taken = 0
         for watch, mask, name in self._inotify.read() if self._inotify else ():
+            taken += 1
             folder = by_watch.get(watch)
             if mask & OVERFLOW:
                 self._overflows += 1
@@ -187,6 +191,7 @@ class DirSizeUpdater:
                 tree.fail("it is not there any more")
             elif folder.unread:
                 tree.soil(folder)
+        self.is_busy = taken >= BUSY
 
     def _check(self, tree: DirTree, now: float) -> None:
         """Renamed somewhere above, the root is the same directory, but no longer the one of that name."""
