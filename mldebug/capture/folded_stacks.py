@@ -1,6 +1,7 @@
 """What `py-spy record --threads --format raw` prints: one line per stack, with how many samples found it. Source: py-spy src/flamegraph.rs."""
 
 import re
+from collections.abc import Iterable
 
 from mldebug.capture.stacks.form import MAX_FRAMES, MAX_NAME, line_number, number, short_path
 from mldebug.core.model import Frame, Noun, ThreadStack
@@ -51,3 +52,14 @@ def _frame(text: str) -> Frame:
         path=clean(file, 512) if whole else "",
         native=native,
     )
+
+
+def folded_text(stacks: Iterable[CountedStack]) -> str:
+    """The same form again, which speedscope opens: one line per stack, the outermost frame first."""
+    return "".join(f"{_folded(one)}\n" for one in stacks)
+
+
+def _folded(one: CountedStack) -> str:
+    name = f": {one.stack.name}" if one.stack.name else ""
+    labels = [frame.label.replace(";", ",") for frame in reversed(one.stack.frames)]
+    return f"thread ({one.stack.tid}){name};{';'.join(labels)} {one.count}"

@@ -32,6 +32,7 @@ GROUPS = {
         "web",
         "gpus",
         "slow",
+        "profile",
         "goodput",
         "checkpoints",
         "usage",

@@ -14,7 +14,7 @@ from mldebug_agents.cluster.peers.net import identity
 from mldebug_agents.hardware.gpu.child import messages as gpu_messages
 from mldebug_agents.hardware.gpu.child import server as gpu_server
 from mldebug_agents.hardware.gpu.node_reader import NodeReader, node_reader
-from mldebug_agents.jobs.hook import switches
+from mldebug_agents.jobs.hook import request_child, switches
 from mldebug_agents.state import client as state_client
 from mldebug_agents.state import server as state_server
 from mldebug_agents.storage.child import client as filesystem_client
@@ -32,6 +32,7 @@ CHILDREN: Workers = {
     state_client.NAME: state_server.serve,
     gpu_messages.NAME: gpu_server.serve,
     switches.NAME: switches.serve,
+    request_child.NAME: request_child.serve,
     ras_child.NAME: ras_child.serve,
     filesystem_client.NAME: filesystem_server.serve,
     identity.NAME: identity.serve,

@@ -12,6 +12,7 @@ from mldebug_agents.capture.nccl_ras.client import GLANCE, RasClient
 from mldebug_agents.capture.stacks.pyspy import PySpy
 from mldebug_agents.capture.trace.collector import TraceCollector
 from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecorder
+from mldebug_agents.jobs.hook.requests import HookRequests
 from mldebug_agents.jobs.hook.signals import HookSignals
 from mldebug_agents.jobs.hook.stacks import HookStacks
 from mldebug_agents.jobs.ranks.discovery import RankFinder
@@ -45,6 +46,7 @@ class CaptureTools:
         signals = HookSignals(host, reader)
         self._hook_stacks = HookStacks(signals, reader)
         self._hook_flight = HookFlightRecorder(signals, reader, self.failure_counts)
+        self.requests = HookRequests(signals, host, reader, context.spawner)
         self._pyspy: dict[str, PySpy] = {}  # by the path that the config names
         self._log_formats = create_all("logs")
         self._own_formats = {

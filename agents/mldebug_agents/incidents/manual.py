@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -196,12 +196,13 @@ def write_case(
     queried: QueriedNodes | None = None,
     node: str | None = None,
     trigger: Trigger = "manual",
+    more: Mapping[str, bytes] | None = None,
 ) -> Taken:
     """Judge captures of one job, build the report and store it. A state dir that hangs or cannot be
     written costs the file, never the answer.
 
     `queried`: all nodes that were asked for a capture; `node`: who asked, where that is not the
-    node of the first capture; `detected`: unix time.
+    node of the first capture; `detected`: unix time; `more`: further evidence files, by name.
     """
     judgement = diagnose(captures, queried)
     first = captures[0]
@@ -222,7 +223,7 @@ def write_case(
 
     def save() -> Path:
         archive = ReportStore(state_dir)
-        stored.append(store(archive, report, captures, queried))
+        stored.append(store(archive, report, captures, queried, more or {}))
         archive.prune()
         return archive.folder / stored[0].report.id / "report.html"
 
@@ -243,12 +244,13 @@ def store(
     report: Report,
     captures: tuple[NodeCapture, ...],
     queried: QueriedNodes | None = None,
+    more: Mapping[str, bytes] | None = None,
 ) -> Named:
     """Store the report under an id that no other has: further reports of the same second get a number.
 
     Raises MldebugError where that many are there.
     """
-    files, owner = evidence(captures, queried), owner_of(captures)
+    files, owner = {**evidence(captures, queried), **(more or {})}, owner_of(captures)
     for turn in range(1, MAX_TURNS):
         report_id = report.id if turn == 1 else f"{report.id}-{turn:02d}"
         named = msgspec.structs.replace(report, id=report_id)

@@ -17,6 +17,9 @@ from mldebug_training.common.signals import shielded
 FOLDER = "/dev/shm"  # noqa: S108 - created exclusively, never followed
 PREFIX = "mldebug-"
 OOM = ".oom"  # of a file that is read after its process has ended: who held the memory when it ran out
+REQUEST = (
+    ".request"  # of a file in which somebody asks for something; see `hook.on_request.requests`
+)
 MAX_STALE = 1024  # files of dead processes that are looked at
 KEPT = 3600.0  # seconds for which such a file stays
 MOST_KEPT = 32  # of them, the newest

@@ -12,7 +12,7 @@ import time
 from mldebug_training.common.interrupted import pass_on
 from mldebug_training.common.natives import get_ident
 from mldebug_training.common.own_file import OwnFile
-from mldebug_training.common.shared_files import FOLDER, remove, sweep
+from mldebug_training.common.shared_files import FOLDER, REQUEST, remove, sweep
 from mldebug_training.hook import ranks, stacks
 from mldebug_training.hook.flight_recorder import FlightFile, collective_timeout
 from mldebug_training.hook.record import HookRecord, short
@@ -20,7 +20,7 @@ from mldebug_training.hook.record import HookRecord, short
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Tuple
+    from typing import Any, Tuple
 
     Phase = Tuple[bytes, int]  # its name, and when it began: CLOCK_MONOTONIC, ns
 _NONE = (b"", 0)
@@ -44,7 +44,9 @@ class OwnProcess:
         self._thread = 0  # that steps; 0: not known yet
         self.explicit = False  # the job tells its steps itself
         self.after_beat: Callable[[int], None] | None = None  # the tracer's
-        os.register_at_fork(after_in_child=self._forget)
+        self.task: Any = None  # a StepTask: what somebody has asked for; set by the hook's thread
+        self._take: Callable[[OwnProcess, HookRecord], None] | None = None
+        os.register_at_fork(before=self._before_fork, after_in_child=self._forget)
         atexit.register(self.close)
 
     @property
@@ -67,6 +69,18 @@ class OwnProcess:
         """Have `then(step)` called after each step that is reported. It replaces an earlier one."""
         self.after_beat = then
 
+    def answer_requests(self, take: Callable[[OwnProcess, HookRecord], None]) -> None:
+        """Have requests that lie beside the record taken by this function, in the hook's thread."""
+        self._take = take
+
+    def begin_task(self, task: Any) -> None:
+        """Have this StepTask carried out by the thread that steps, in place of an earlier one."""
+        self.task = task
+
+    def end_task(self) -> None:
+        """Forget the task, which is over."""
+        self.task = None
+
     def reached(self) -> tuple[int, int]:
         """The last reported step (-1: none) and when it was reported, CLOCK_MONOTONIC in ns. Makes no record."""
         return (self._record.step, self._record.stepped_ns) if self._record else (-1, 0)
@@ -81,6 +95,8 @@ class OwnProcess:
             record.beat(step)
             if self.after_beat is not None:
                 self.after_beat(step)
+            if self.task is not None:
+                self.task.step(step)
             if record.beats % LOOK_EVERY == 1:
                 self._look(record)
 
@@ -119,6 +135,9 @@ class OwnProcess:
     def enter(self, phase: str) -> Phase:
         """Report that the process is in this phase from now on. Returns what `leave` needs to end it."""
         now = (_name(phase), time.monotonic_ns())
+        task = self.task
+        if task is not None:
+            _quietly(task.phase, phase)
         if self.record is not None:
             try:
                 self._phases.append(now)
@@ -154,7 +173,10 @@ class OwnProcess:
         """Remove the hook's files and report nothing any more. What the agent has read is kept there."""
         record, self._record = self._record, None
         flight, self._flight = self._flight, None
+        task, self.task = self.task, None
         self._tried = True
+        if task is not None:
+            _quietly(task.close)
         if record is not None:
             _quietly(stacks.disarm, record, self._ask)
             _quietly(remove, record.path + stacks.SUFFIX)
@@ -177,11 +199,22 @@ class OwnProcess:
         """Say who it is, and how it can be asked. Where that fails it cannot be asked, and tells its steps."""
         record.identify(*ranks.rank_and_size())
         self._flight = flight = FlightFile(record)
-        record.set_stack_signal(*stacks.arm(record.path, flight.answer))
+        record.set_stack_signal(*stacks.arm(record.path, flight.answer, self._look_for_request))
         self._stacks, self._ask = OwnFile(record.stacks_fd), record.signal
         flight.armed(record.signal)
 
+    def _look_for_request(self) -> None:
+        """Called by the hook's thread after it has written the stacks: somebody may ask for more. May raise."""
+        record = self._record
+        if record is not None and self._take and os.path.lexists(record.path + REQUEST):
+            self._take(self, record)
+
+    def _before_fork(self) -> None:
+        if self.task is not None:
+            _quietly(self.task.before_fork)
+
     def _forget(self) -> None:
+        self.task = None
         record, self._record, self._tried = self._record, None, False
         flight, self._flight = self._flight, None
         stacks_file, self._stacks, self._ask = self._stacks, OwnFile(-1), 0

@@ -53,9 +53,11 @@ READY = 1.0  # seconds at most until our thread listens
 MAX_FRAMES = 150  # of one thread, from the inside
 
 
-def arm(path: str, answer_flight: Callable[[], None]) -> tuple[int, int]:
+def arm(
+    path: str, answer_flight: Callable[[], None], after_stacks: Callable[[], None] = lambda: None
+) -> tuple[int, int]:
     """Set handlers for the hook's three signals: two write the stacks to `path`.stacks, one calls `answer_flight` for the
-    Flight Recorder.
+    Flight Recorder. `after_stacks` is called after the stacks were written: who asked may want more.
 
     Returns the signal that requests stacks and the descriptor of their file; 0 and -1 where that fails, or where a thread that
     C code started earlier does not block the signals, since the kernel could deliver them to it.
@@ -67,7 +69,7 @@ def arm(path: str, answer_flight: Callable[[], None]) -> tuple[int, int]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, family(ask))
     try:
         if all_closed(ask):
-            return ask, _listening(ask, path, answer_flight)
+            return ask, _listening(ask, path, (answer_flight, after_stacks))
     except Exception as error:  # no thread, no room, a faulthandler without its half
         _open_again(before)
         pass_on(error)
@@ -81,14 +83,14 @@ def _open_again(before: set[int]) -> None:
     reopen(0)
 
 
-def _listening(ask: int, path: str, answer_flight: Callable[[], None]) -> int:
+def _listening(ask: int, path: str, answers: tuple[Callable[[], None], ...]) -> int:
     """The file that a thread of ours writes from now on. It is none of `threading`'s: a job may wait for all of those."""
     fd = reserve(path + SUFFIX, ROOM)
     try:
         _catch(ask, fd)
         ready = natives.allocate_lock()
         ready.acquire()
-        closed(natives.start_new_thread, _listen, (ask, OwnFile(fd), answer_flight, ready))
+        closed(natives.start_new_thread, _listen, (ask, OwnFile(fd), answers, ready))
     except Exception:
         remove(path + SUFFIX)
         os.close(fd)
@@ -132,10 +134,11 @@ def _ignore(number: int) -> None:
         pass_on(error)
 
 
-def _listen(ask: int, file: OwnFile, answer_flight: Callable[[], None], ready: LockType) -> None:
+def _listen(ask: int, file: OwnFile, more: tuple[Callable[[], None], ...], ready: LockType) -> None:
     """Be the one thread that the signals reach."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (ask - 1,))
     ready.release()
+    answer_flight, after_stacks = more
     answers = 0
     while True:
         number = signal.sigwait((ask, ask - 2))
@@ -145,6 +148,7 @@ def _listen(ask: int, file: OwnFile, answer_flight: Callable[[], None], ready: L
             elif number == ask:
                 answers += 1
                 _answer(file, _all_stacks().encode("utf-8", "replace"), answers)
+                after_stacks()
             else:
                 answer_flight()
         except Exception:

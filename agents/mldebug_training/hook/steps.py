@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType, ModuleType
     from typing import Any
 
+    from mldebug_training.hook.record import HookRecord
+
 OWN_AND_OPTIMIZERS = 2  # classes that define a step where none calls that of another
 NEAR = 8  # frames between a step and the one of its base class that it calls
 
@@ -89,11 +91,18 @@ steps = Steps(own)
 os.register_at_fork(after_in_child=steps.forget)
 
 
+def _take(process: OwnProcess, record: HookRecord) -> None:
+    from mldebug_training.hook.on_request.requests import take  # nobody asks most processes
+
+    take(process, record)
+
+
 def count_steps(module: ModuleType) -> None:
     """Count steps of optimizers from now on; called when `torch.optim.optimizer` was imported. torch.compile is told not to
     compile the hook.
     """
     steps.code = _code(module)
+    own.answer_requests(_take)
     handle = module.register_optimizer_step_post_hook(steps)
 
     def shield(dynamo: ModuleType) -> None:

@@ -110,6 +110,7 @@ SHARED = (
     "mldebug-{}.stacks",
     "mldebug-{}.flight",
     "mldebug-{}.oom",
+    "mldebug-{}.answer",
     "mldebug_trace-{}",
 )
 """Files in /dev/shm, by pid and start of a rank."""
@@ -125,6 +126,7 @@ FILES = {
     "jobs/hook/flight_recorder.py": "mldebug-{}.flight",
     "jobs/hook/memory.py": "mldebug-{}.oom",
     "jobs/hook/records.py": "mldebug-{}",
+    "jobs/hook/requests.py": "mldebug-{}.answer",
     "jobs/hook/stacks.py": "mldebug-{}.stacks",
     "jobs/hook/switches.py": "mldebug-{}",
     "jobs/run_records/reader.py": "the script",

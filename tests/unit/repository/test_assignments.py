@@ -42,6 +42,7 @@ EXCEPTIONS = {
     "agents/mldebug_training/tracing/ring_file.py: call": "ctypes",
     "agents/mldebug_training/tracing/engines.py: threading": "the interpreter's hook for new threads",
     "agents/mldebug_training/hook/frameworks.py: owner": "a function of a framework is wrapped",
+    "agents/mldebug_training/hook/on_request/step_profile.py: module": "PyTorch's profiler is to find ours stopped",
     "agents/mldebug_training/hook/phases.py: owner": "a function of a framework is wrapped",
     "agents/mldebug_training/hook/phases.py: OwnProcess": "torch.compile leaves these methods alone",
     "agents/mldebug_training/helpers/overflow/modules.py: ModuleHook": "torch.compile leaves it alone",

@@ -69,6 +69,7 @@ ALLOWED: dict[str, str] = {
     "hardware/ports/reader.py": KERNEL,
     "incidents/exits/kernel_deaths.py": KERNEL,
     "agent/loop.py": OWN,
+    "jobs/hook/request_child.py": "a child that has become the job's user",
     "jobs/hook/signals.py": KERNEL,
     "jobs/hook/switches.py": "a child that has become the job's user, and a folder that a person names",
     "jobs/job_start.py": OPERATOR,

@@ -22,7 +22,7 @@ FILES = [file for root in ROOTS.values() for file in sorted(root.rglob("*.py"))]
 MOST = 15  # entries of a folder
 # folders that may be longer: how many entries each has at most, and why a level more would make the way to a file longer
 LONG = {
-    ROOTS["agents"] / "cli/commands": (23, "`mldebug VERB` is commands/VERB.py: who knows what he types knows the file"),
+    ROOTS["agents"] / "cli/commands": (24, "`mldebug VERB` is commands/VERB.py: who knows what he types knows the file"),
     ROOTS["mldebug"]: (16, "one folder for each subject of docs/glossary.md, of the same name in each root"),
 }  # fmt: skip
 # words of an earlier dialect, as parts of the names of modules, classes and functions
@@ -98,7 +98,7 @@ PAGES = {
     "across-nodes": "cluster", "actions": "alerts", "checkpoints": "storage", "commands": "cli", "field-cases": "diagnosis",
     "flight-recorder": "capture", "flight-recorder-collection": "capture", "goodput": "goodput", "gpus": "hardware", "hook": "jobs", "host-memory": "hardware",
     "kernel-log": "hardware", "known-traps": "jobs", "metrics": "exporters", "nccl-ras": "capture", "notifications": "alerts",
-    "ports": "hardware", "preflight": "probes", "probes": "probes", "run-records": "jobs", "scheduler": "jobs", "settings": "config", "storage": "storage", "storage-trees": "storage", "storage-usage": "storage",
+    "ports": "hardware", "preflight": "probes", "profile": "capture", "probes": "probes", "run-records": "jobs", "scheduler": "jobs", "settings": "config", "storage": "storage", "storage-trees": "storage", "storage-usage": "storage",
     "support-bundle": "support", "trace": "capture", "trace-reading": "capture", "training-helpers": "training",
     "top": "status", "troubleshooting": "support", "verdicts": "diagnosis", "web": "web",
 }  # fmt: skip

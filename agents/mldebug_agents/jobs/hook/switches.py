@@ -140,16 +140,16 @@ def _enter(order: SwitchRequest) -> int:
     if order.owner is None:  # the folder that a person has named
         handle = os.open(order.folder, _ROOT)
         found = os.fstat(handle)
-        _become(Rights(found.st_uid, found.st_gid))
+        become(Rights(found.st_uid, found.st_gid))
         return handle
     path = os.fsencode(f"/proc/{order.pid}/root{order.folder}" if order.pid else order.folder)
     with held(path, order.owner, place=len(path)) as (found_, _):
         handle = os.dup(found_)
-    _become(order.owner)
+    become(order.owner)
     return handle
 
 
-def _become(owner: Rights) -> None:
+def become(owner: Rights) -> None:
     """Only root can, and only root has to; there is no way back."""
     if os.geteuid() == 0 and owner.uid != 0:
         os.setgroups(owner.groups)

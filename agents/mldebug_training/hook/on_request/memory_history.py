@@ -16,19 +16,18 @@ frame first (none in a thread of autograd), `capacity` what the device has (or w
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
 from mldebug_training.common.interrupted import pass_on
-from mldebug_training.common.own_file import OwnFile
-from mldebug_training.common.shared_files import OOM, remove, reserve
+from mldebug_training.common.shared_files import OOM
 from mldebug_training.hook.on_request.memory_snapshot import (
     MAX_FRAMES,
     MAX_STACKS,
     SHORTEST,
     condensed,
 )
+from mldebug_training.hook.on_request.step_task import write_whole
 from mldebug_training.hook.process import own
 
 TYPE_CHECKING = False
@@ -90,6 +89,18 @@ class MemoryHistory:
         except Exception as error:  # a full /dev/shm, no memory of the host either
             pass_on(error)
 
+    def look(self) -> bytes:
+        """Who holds the memory of the current device now: the file's content, with nothing requested. Raises what PyTorch raises,
+        and ValueError where it cannot be made small enough, or this process has no record.
+        """
+        if own.record is None:
+            raise ValueError("the hook has no record here")
+        cuda = self._torch.cuda
+        device = int(cuda.current_device())
+        free, capacity = cuda.mem_get_info(device)
+        more = {"device": device, "requested": 0, "capacity": int(capacity), "free": int(free)}
+        return self._content(own.record, **more, asked_by=[])
+
     def _content(self, record: HookRecord, **more: Any) -> bytes:
         """The file's content. Raises what PyTorch raises, and ValueError where it cannot be made small enough."""
         import json
@@ -133,21 +144,6 @@ def stack_of(frame: FrameType | None) -> list[list[Any]]:
     return found
 
 
-def write_whole(path: str, data: bytes) -> None:
-    """Put a file with this content in place of whatever has its name, at once. Raises OSError."""
-    new = path + ".new"
-    remove(new)
-    file = OwnFile(reserve(new, len(data)))
-    try:
-        file.write(data)
-        os.rename(new, path)
-    except OSError:
-        remove(new)
-        raise
-    finally:
-        file.close()
-
-
 _known: list[MemoryHistory] = []
 
 
@@ -156,3 +152,8 @@ def arm(torch: ModuleType) -> None:
     if not _known:
         _known.append(MemoryHistory(torch))
         _known[0].arm()
+
+
+def history() -> MemoryHistory | None:
+    """What this process remembers of its memory; None where it was not armed."""
+    return _known[0] if _known else None

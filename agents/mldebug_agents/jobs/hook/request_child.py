@@ -1,0 +1,98 @@
+"""Writes a request beside the record of a rank's hook, in a child process with the rights of the rank's user.
+
+So that the hook finds a file of its own user, and no link that the job has made misleads root. The file lies below the rank's root in /dev/shm.
+"""
+
+import os
+import socket
+from typing import Literal
+
+import msgspec
+
+from mldebug.core.errors import AccessError, MldebugError
+from mldebug_agents.jobs.hook.records import FOLDER
+from mldebug_agents.jobs.hook.switches import become
+from mldebug_agents.system.child.job_paths import Rights, held
+from mldebug_agents.system.child.link import ChildLink, ask_once
+from mldebug_agents.system.child.refusals import Refused
+from mldebug_agents.system.spawn import Spawner
+
+NAME = "hook-requests"
+TIMEOUT = 5.0
+MAX_REQUEST = 4096  # bytes
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class HookRequestFile(msgspec.Struct, frozen=True, kw_only=True):
+    """An order to the child: write `data` to a new file `name` in the /dev/shm of process `pid`, or remove it.
+
+    `root`: the path of that process's root; `owner`: the user of the rank.
+    """
+
+    verb: Literal["write", "remove"]
+    root: str
+    name: str
+    owner: Rights
+    data: bytes = b""
+
+
+class HookRequestReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Why it could not be done; "" where it was. `denied`: the right to it is missing; `exists`: another request lies there."""
+
+    error: str = ""
+    denied: bool = False
+    exists: bool = False
+
+
+def place(spawner: Spawner, order: HookRequestFile) -> bool:
+    """Carry the order out, in `TIMEOUT` seconds at most. False where another request lies there already.
+
+    Raises AccessError where a right is missing, MldebugError for any other reason.
+    """
+    worker = spawner.fork_worker(NAME)
+    try:
+        reply = ask_once(worker, order, msgspec.msgpack.Decoder(HookRequestReply), TIMEOUT)
+    except OSError as error:
+        raise MldebugError(f"the rank's /dev/shm does not answer: {error}") from error
+    if reply.denied:
+        raise AccessError(reply.error, "ask as the job's user, or as root")
+    if reply.error:
+        raise MldebugError(reply.error)
+    return not reply.exists
+
+
+def serve(connection: socket.socket) -> None:
+    """The main function of the child: carries out one order and ends."""
+    link = ChildLink(connection, msgspec.msgpack.Decoder(HookRequestFile))
+    link.send(carry_out(link.receive()))
+
+
+def carry_out(order: HookRequestFile) -> HookRequestReply:
+    """Carry out an order with the rights of the rank's user. Never raises: errors become the reply."""
+    folder = os.fsencode(f"{order.root}{FOLDER}")
+    try:
+        with held(folder, order.owner) as (found, _):
+            handle = os.dup(found)
+        become(order.owner)
+        if order.verb == "remove":
+            os.unlink(order.name, dir_fd=handle)
+        else:
+            _write(handle, order)
+    except FileExistsError:
+        return HookRequestReply(exists=True)
+    except FileNotFoundError as error:
+        gone = order.verb == "remove"
+        return HookRequestReply(error="" if gone else f"{FOLDER}: {error.strerror}")
+    except (PermissionError, Refused) as error:
+        return HookRequestReply(error=f"{FOLDER} of the rank: {error}", denied=True)
+    except OSError as error:
+        return HookRequestReply(error=f"{FOLDER} of the rank: {error.strerror or error}")
+    return HookRequestReply()
+
+
+def _write(handle: int, order: HookRequestFile) -> None:
+    file = os.open(order.name, _NEW, 0o600, dir_fd=handle)
+    try:
+        os.write(file, order.data[:MAX_REQUEST])
+    finally:
+        os.close(file)

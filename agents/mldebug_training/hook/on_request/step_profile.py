@@ -1,0 +1,163 @@
+"""A trace of some steps by `torch.profiler`, begun and ended by the thread that steps, between two of them.
+
+PyTorch's profiler belongs to a thread and to the whole process at once, so this one gives way: it is not begun while the job profiles
+itself, and is thrown away before the job begins to, before it forks (a child would record on for ever), and when a checkpoint or an
+evaluation begins. A trace of more than `MAX_EVENTS` is not written.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import os
+import sys
+import time
+
+from mldebug_training.common.interrupted import pass_on
+from mldebug_training.common.natives import get_ident
+from mldebug_training.common.own_file import OwnFile
+from mldebug_training.common.shared_files import FOLDER, PREFIX, remove
+from mldebug_training.common.signals import shielded
+from mldebug_training.hook.on_request.step_task import DeclinedError, StepTask, free_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from mldebug_training.hook.process import OwnProcess
+    from mldebug_training.hook.record import HookRecord
+
+MAX_EVENTS = 200_000  # some 60 MB of JSON
+EVENT = 400  # bytes of one in the file, generously
+SPARE = 4  # times the file's size that has to be free in shared memory: the job may need it, too
+LONGEST = 120.0  # seconds of a profile: what takes longer is thrown away at the next step or phase
+STEPLESS = ("evaluate", "checkpoint_save", "checkpoint_load")
+_STARTS = ("_prepare_profiler", "_enable_profiler")  # of torch.autograd.profiler: whoever profiles
+
+
+class StepProfile(StepTask):
+    """Profiles this process for some steps."""
+
+    def __init__(self, process: OwnProcess, record: HookRecord, request: dict[str, Any]) -> None:
+        super().__init__(process, record, request)
+        self._profile: Any = None
+        self._thread = 0
+        self._left = self._first = 0
+        self._starting = self._before = 0.0  # seconds
+        self._replaced: dict[str, Any] = {}
+
+    def at_step(self, step: int) -> None:
+        """Begin with the first step that ends, and end so many steps later."""
+        if self._profile is None:
+            self._begin(step)
+            return
+        self._left -= 1
+        if self._left <= 0:
+            self._end(step)
+
+    def phase(self, name: str) -> None:
+        """Throw it away where what follows is no step, or takes too long."""
+        if self._profile is None or self._thread != get_ident():
+            return
+        if name in STEPLESS:
+            self._fail(DeclinedError(f"{name} began meanwhile"))
+        elif time.monotonic() > self._until:
+            self._fail(DeclinedError(f"no step has ended for {LONGEST:g} s"))
+
+    def before_fork(self) -> None:
+        """Throw it away: the child would inherit a profiler that nobody ends."""
+        if self._profile is not None and self._thread == get_ident():
+            self._fail(DeclinedError("the job forked a process meanwhile"))
+
+    def stop(self) -> None:
+        """Stop without a trace."""
+        profile, self._profile = self._profile, None
+        self._give_back()
+        if profile is not None:
+            profile.stop()
+
+    def close(self) -> None:
+        """Stop, where it still goes on, and let go of the trace."""
+        if self._profile is not None and self._thread == get_ident():
+            self._fail(DeclinedError("the process ended meanwhile"))
+        super().close()
+
+    def _begin(self, step: int) -> None:
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            raise DeclinedError("it has not imported PyTorch")
+        if torch.autograd._profiler_enabled():
+            raise DeclinedError("the job profiles itself")
+        began = time.monotonic()
+        profiler = torch.profiler
+        kinds = [profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_initialized():
+            kinds.append(profiler.ProfilerActivity.CUDA)
+        profile = profiler.profile(activities=kinds)
+        profile.start()
+        self._profile, self._thread = profile, get_ident()
+        self._give_way()
+        self._first, self._left = step + 1, self._steps
+        self._before = time.monotonic()
+        self._starting = self._before - began
+        self._until = self._before + LONGEST
+
+    def _end(self, step: int) -> None:
+        ended = time.monotonic()
+        profile, self._profile = self._profile, None
+        self._give_back()
+        profile.stop()
+        events = len(profile.profiler.kineto_results.events())
+        if events > MAX_EVENTS:
+            raise DeclinedError(f"{events} events are too many: ask for fewer steps")
+        if free_bytes() < SPARE * EVENT * events:
+            raise DeclinedError("shared memory (/dev/shm) has too little room for the trace")
+        file = _exported(profile)
+        self.hand_over(
+            file,
+            first=self._first,
+            last=step,
+            profiled=ended - self._before,
+            starting=self._starting,
+            writing=time.monotonic() - ended,
+        )
+
+    def _give_way(self) -> None:
+        """Have the job's own profiler, should it begin, find none that is running."""
+        module: Any = sys.modules.get("torch.autograd.profiler")
+        for name in _STARTS:
+            start = getattr(module, name, None)
+            if start is not None:
+                self._replaced[name] = start
+                setattr(module, name, self._instead(start))
+
+    def _instead(self, start: Any) -> Any:
+        def begins(*args: Any, **more: Any) -> Any:
+            if self._profile is not None:
+                self._fail(DeclinedError("the job began to profile itself"))
+            return start(*args, **more)
+
+        return begins
+
+    def _give_back(self) -> None:
+        module: Any = sys.modules.get("torch.autograd.profiler")
+        for name, start in self._replaced.items():
+            setattr(module, name, start)
+        self._replaced = {}
+
+
+def _exported(profile: Any) -> OwnFile:
+    """The trace in a file whose name is gone. PyTorch writes it in a folder that only this user may enter. Raises OSError."""
+    folder = os.path.join(FOLDER, f"{PREFIX}{os.getpid()}-trace-{os.urandom(8).hex()}")
+    os.mkdir(folder, 0o700)
+    path = os.path.join(folder, "trace.json")
+    try:
+        shielded(_signal.SIGXFSZ, profile.export_chrome_trace, path)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        os.fchmod(fd, 0o600)
+        return OwnFile(fd)
+    finally:
+        remove(path)
+        try:
+            os.rmdir(folder)
+        except OSError as error:
+            pass_on(error)

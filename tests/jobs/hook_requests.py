@@ -1,0 +1,223 @@
+"""One process with the hook and the real torch.profiler that is asked for profiles in every way; prints what came of each as JSON."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from mldebug_training import heartbeat, phase
+from mldebug_training.hook.on_request import memory_history, requests, step_profile
+from mldebug_training.hook.process import own
+
+MODEL = torch.nn.Linear(8, 8)
+SNAPSHOT = json.loads(Path(sys.argv[1]).read_text())
+step = 0
+number = 0
+
+
+def work(count: int = 1) -> None:
+    """So many steps."""
+    global step
+    for _ in range(count):
+        MODEL(torch.randn(2, 8)).sum().backward()
+        step += 1
+        heartbeat(step)
+
+
+def ask(what: str = "profile", mode: int = 0o600, **more: Any) -> None:
+    """As the agent does, without its signal."""
+    global number
+    number += 1
+    path = Path(own.record.path + ".request")
+    path.unlink(missing_ok=True)
+    path.write_text(json.dumps({"layout": 1, "number": number, "what": what, **more}))
+    path.chmod(mode)
+    own._look_for_request()
+
+
+def answer() -> dict[str, Any]:
+    """What stands beside the record, and that PyTorch is as it was."""
+    path = Path(own.record.path + ".answer")
+    found = json.loads(path.read_text()) if path.exists() else {}
+    profiler = torch.autograd.profiler
+    found["clean"] = not torch.autograd._profiler_enabled() and profiler._enable_profiler is REAL
+    return found
+
+
+def result(found: dict[str, Any]) -> Any:
+    """The JSON in the file that is held open."""
+    return json.loads(os.pread(found["fd"], found["bytes"] + 1, 0))
+
+
+def own_profiler() -> Any:
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+
+
+def traced() -> dict[str, Any]:
+    ask(steps=2)
+    work(4)
+    found = answer()
+    names = [one["name"] for one in result(found)["traceEvents"]]
+    return {**found, "steps": names.count("aten::linear")}
+
+
+def profiles_itself() -> dict[str, Any]:
+    mine = own_profiler()
+    mine.start()
+    ask(steps=1)
+    work(3)
+    mine.stop()
+    return {**answer(), "mine": len(mine.events())}
+
+
+def begins_to_profile_itself() -> dict[str, Any]:
+    ask(steps=5)
+    work(2)
+    with own_profiler() as mine:
+        work(2)
+    return {**answer(), "mine": len(mine.events())}
+
+
+def forks() -> dict[str, Any]:
+    ask(steps=5)
+    work(2)
+    child = os.fork()
+    if not child:
+        os._exit(torch.autograd._profiler_enabled())
+    return {**answer(), "child": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+
+
+def evaluates() -> dict[str, Any]:
+    ask(steps=5)
+    work(2)
+    with phase("evaluate"):
+        pass
+    return answer()
+
+
+def loads_data() -> dict[str, Any]:
+    ask(steps=1)
+    work(1)
+    with phase("data_wait"):
+        pass
+    work(1)
+    return answer()
+
+
+def asked_twice() -> dict[str, Any]:
+    ask(steps=2)
+    work(1)
+    ask(steps=1)
+    second = answer()
+    work(3)
+    return {**answer(), "second": second["why"]}
+
+
+def others_may_write() -> dict[str, Any]:
+    ask(mode=0o666)
+    work(2)
+    os.unlink(own.record.path + ".request")
+    return answer()
+
+
+def a_link() -> dict[str, Any]:
+    path = Path(own.record.path + ".request")
+    target = path.with_suffix(".target")
+    target.write_text(json.dumps({"layout": 1, "number": 999, "what": "profile"}))
+    path.symlink_to(target)
+    own._look_for_request()
+    path.unlink()
+    target.unlink()
+    work(2)
+    return answer()
+
+
+def too_many() -> dict[str, Any]:
+    return changed(step_profile, "MAX_EVENTS", 1)
+
+
+def no_room() -> dict[str, Any]:
+    return changed(step_profile, "free_bytes", lambda: 5)
+
+
+def changed(module: Any, name: str, value: Any) -> dict[str, Any]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        ask(steps=1)
+        work(3)
+        return answer()
+    finally:
+        setattr(module, name, before)
+
+
+def too_late() -> dict[str, Any]:
+    ask(steps=1, seconds=1)
+    own.task._until = 0.0
+    work(2)
+    return answer()
+
+
+def let_go() -> dict[str, Any]:
+    """What is held is let go of with a later step."""
+    ask(steps=1)
+    work(2)
+    held = answer()["fd"]
+    own.task._until = 0.0
+    work(1)
+    gone = os.path.exists(f"/proc/self/fd/{held}")
+    return {**answer(), "still_open": gone, "task": own.task is not None}
+
+
+def memory_unarmed() -> dict[str, Any]:
+    ask("memory")
+    work(1)
+    return answer()
+
+
+def memory_armed() -> dict[str, Any]:
+    cuda = SimpleNamespace(
+        current_device=lambda: 0,
+        mem_get_info=lambda device: (1 << 30, 80 << 30),
+        memory_stats=lambda device: {"num_alloc_retries": 2},
+        memory=SimpleNamespace(_snapshot=lambda: SNAPSHOT),
+    )
+    known = memory_history.MemoryHistory(SimpleNamespace(cuda=cuda))
+    memory_history._known[:] = [known]
+    ask("memory")
+    work(1)
+    early = answer()["why"]
+    known.why = ""
+    ask("memory")
+    work(1)
+    found = answer()
+    return {**found, "early": early, "file": result(found)}
+
+
+def unknown() -> dict[str, Any]:
+    ask("format-disk")
+    work(2)
+    return answer()
+
+
+CASES: tuple[Callable[[], dict[str, Any]], ...] = (
+    unknown, traced, profiles_itself, begins_to_profile_itself, forks, evaluates, loads_data, asked_twice, others_may_write,
+    a_link, too_many, no_room, too_late, memory_unarmed, memory_armed, let_go,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    REAL = torch.autograd.profiler._enable_profiler
+    own.answer_requests(requests.take)
+    own.start()
+    work(2)
+    with own_profiler():  # what PyTorch opens once
+        work(1)
+    before = len(os.listdir("/proc/self/fd"))
+    found = {case.__name__: case() for case in CASES}
+    found["descriptors"] = {"more": len(os.listdir("/proc/self/fd")) - before}
+    print(json.dumps(found))
