@@ -33,6 +33,7 @@ GROUPS = {
         "gpus",
         "slow",
         "profile",
+        "memory",
         "goodput",
         "checkpoints",
         "usage",

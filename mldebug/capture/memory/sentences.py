@@ -28,6 +28,21 @@ def failure_facts(failure: MemoryFailure) -> Iterator[str]:
     yield shape_words(failure)
 
 
+def live_facts(found: MemoryFailure) -> Iterator[str]:
+    """Who holds the memory of a GPU on which nothing has failed: by line, by phase, and what lies unused."""
+    holders = found.holders
+    step = f" after step {found.step}" if found.step is not None else ""
+    yield (
+        f"GPU {holders.device}{step}: {size_words(holders.allocated)} in use, PyTorch holds {size_words(holders.reserved)}"
+        f" of {size_words(found.capacity)}, {size_words(found.free)} are free"
+    )
+    for line in holder_lines(holders):
+        yield f"held by {line}"
+    if holders.phases:
+        yield f"held by phase: {phase_words(holders)}"
+    yield unused_words(holders)
+
+
 def holder_lines(holders: MemoryHolders, shown: int = SHOWN) -> Iterator[str]:
     """The lines that hold most: `build (model.py:18): 40.00 GiB in 96 blocks (model)`."""
     large = [one for one in holders.lines if one.memory_bytes >= LEAST * holders.allocated]

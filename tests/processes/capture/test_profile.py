@@ -85,3 +85,23 @@ def test_a_rank_that_makes_no_step_is_left_alone() -> None:
         assert json.loads(answer.stdout)["profiles"][0]["failure"] == "no step has ended in 2 s"
         assert left(job) == []
         assert descriptors(job) == before
+
+
+@pytest.mark.parametrize(
+    ("hook", "why"),
+    [
+        (True, "the job was not started with `mldebug run --memory-history`"),
+        (False, "it was not started with `mldebug run --memory-history`"),
+    ],
+)
+def test_memory_of_a_job_that_was_not_armed_is_refused_and_the_job_goes_on(
+    hook: bool, why: str
+) -> None:
+    with running(Plan(world_size=2, hook=hook, options=PACE)) as job:
+        job.wait_for_step(5)
+        answer = mldebug(job, "memory", "--job", job_id(job))
+        assert answer.code == 1, answer.stdout + answer.stderr
+        assert why in answer.stdout
+        now = max(map(job.step, job.ranks))
+        wait_for("more steps", lambda: min(map(job.step, job.ranks)) > now + 5)
+        assert left(job) == []
