@@ -26,6 +26,7 @@ from mldebug_agents.incidents.step_orders import (
 )
 
 TEXT = "memory.txt"
+PATHS = "stored in "  # what such a line says stays in one piece
 
 
 class JobMemory(Noun, frozen=True, kw_only=True):
@@ -74,7 +75,7 @@ def command(
     else:
         console = Console()
         for line in (*text.splitlines(), f"stored in {folder}" if folder else ""):
-            print_line(console, Text(line, no_wrap=True))
+            print_line(console, Text(line, no_wrap=line.lstrip().startswith(PATHS)))
     if trouble:
         click.echo(f"mldebug: {trouble}", err=True)
     sys.exit(ExitCode.FOUND if any(one.failure for one in taken.ranks) else ExitCode.FINE)

@@ -27,6 +27,7 @@ from mldebug_agents.incidents.step_orders import (
 
 MOST_STEPS, MOST_SECONDS = 20, 60
 TEXT, TABLE = "profile.txt", "profile.json"
+PATHS = "file: "  # what such a line says stays in one piece
 
 
 class JobProfile(Noun, frozen=True, kw_only=True):
@@ -87,7 +88,7 @@ def command(
     else:
         console = Console()
         for line in lines(answer):
-            print_line(console, Text(line, no_wrap=True))
+            print_line(console, Text(line, no_wrap=line.lstrip().startswith(PATHS)))
     if trouble:
         click.echo(f"mldebug: {trouble}", err=True)
     if not taken.files and not as_json:
