@@ -55,8 +55,8 @@ SYNC = event("cuda_runtime", "cudaStreamSynchronize", 100, 900)
     ("events", "limit"),
     [
         ([HOST, event("kernel", "gemm", 50, 900)], "device"),
-        ([HOST, event("kernel", "gemm", 50, 300)], "host"),
-        ([HOST, SYNC, event("kernel", "gemm", 50, 300)], "unclear"),  # the host waits, too
+        ([HOST, event("kernel", "gemm", 5, 300)], "host"),
+        ([HOST, SYNC, event("kernel", "gemm", 5, 300)], "unclear"),  # the host waits, too
         ([HOST, event("kernel", "ncclDevKernel_AllReduce", 50, 900)], "communication"),
         ([HOST, event("kernel", "ncclDevKernel_AllReduce", 50, 900), event("kernel", "gemm", 50, 900, 8)], "device"),
         ([HOST], "cpu only"),
@@ -71,6 +71,13 @@ def test_collectives_that_run_beside_kernels_cost_nothing() -> None:
     talk, work = event("kernel", "ncclKernel", 0, 600), event("kernel", "gemm", 400, 600, 8)
     found = of(talk, work)
     assert (found.communication, found.exposed, found.device_busy) == (600, 400, 1000)
+
+
+def test_the_start_of_the_profiler_before_the_first_kernel_is_no_gap() -> None:
+    late = [event("kernel", "gemm", 500 + at, 90) for at in range(0, 500, 100)]
+    found = of(HOST, event("cuda_runtime", "cudaStreamSynchronize", 100, 600), *late)
+    assert (found.span, found.limit, found.gap, found.gap_after) == (500, "device", 10, "gemm")
+    assert (found.host_busy, found.host_waits) == (500, 200)
 
 
 def test_sentences_say_shares_and_gaps() -> None:
