@@ -49,6 +49,7 @@ def strip_labels(line: str) -> str:
         if label is None:
             break
         line = line[label.end() :]
+        line = line[1:] if line[:1] == " " else line  # what follows it may be indented
     return line
 
 

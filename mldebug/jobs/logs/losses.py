@@ -8,7 +8,7 @@ import re
 from mldebug.jobs.logs.records import NUMBER, number
 
 _LOSS = re.compile(
-    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|)(?: is| total| \((?:batch|step|train)\)| train(?:ing)?(?: \(curr\))?)?['\"]?(?:[ :=\t]{{1,8}}| \| {{1,3}})['\"]?(?:tensor\(|\[(?={NUMBER}\]))?(?P<value>{NUMBER})"
+    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|_(?:step|epoch|train(?:ing)?)(?![a-z_])|)(?: is| total| \((?:batch|step|train)\)| train(?:ing)?(?: \(curr\))?)?['\"]?(?:[ :=\t]{{1,8}}| {{0,8}}\| {{1,12}}(?=-?\d{{1,40}}\.\d))['\"]?(?:tensor\(|\[(?={NUMBER}\]))?(?P<value>{NUMBER})"
 )
 _NO_NAME = re.compile(r"[^\w./-]+")
 MOST = 44  # characters of a name
@@ -29,7 +29,7 @@ _PART = frozenset(
         "vb",
     ]
 )
-_BEFORE = re.compile(r"(?:[a-z0-9]{1,20}[ _]{1,2}){1,4}[a-z0-9]{0,20}$")  # the words right before
+_BEFORE = re.compile(r"(?:[a-z0-9]{1,20}[ _]{1,3}){1,4}[a-z0-9]{0,20}$")  # the words right before
 _WHOLE = frozenset(["train", "training", "total", "tot", "lm", "avg", "avr", "mean", "running", "tr", "step", "reduced", "smoothed"])  # fmt: skip
 
 

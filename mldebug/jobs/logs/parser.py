@@ -165,7 +165,8 @@ class LogParser:
     def _match(self, line: str) -> LogRecord | None:
         if self._signs and self._block is None and not self._may_count(line):
             return None
-        record = self._read(strip_labels(line))
+        line = strip_labels(line)
+        record = self._read(line)
         if record is not None and record.step is not None:
             self._block = None if record.loss is not None else _Block(record)
         elif self._block is not None:
@@ -218,7 +219,7 @@ class _Block:
         before this line.
         """
         self._left -= 1
-        self.over = line[:1] not in (" ", "\t") or not self._left
+        self.over = line[:1] not in ("", " ", "\t") or not self._left
         loss = None if self.over else training_loss(line.lower())
         return None if loss is None else msgspec.structs.replace(self._record, loss=loss)
 

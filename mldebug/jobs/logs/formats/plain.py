@@ -27,6 +27,7 @@ from mldebug.jobs.logs.records import (
     number,
     whole,
 )
+from mldebug.jobs.logs.wordless import wordless_count
 
 MAX_CHARACTERS = 2000
 
@@ -35,11 +36,11 @@ _ANY = re.compile(
     r"step|iter|it\b|epoch|updates?\b|batch|train(?:ing)?:? |\[(?:train|val): |test: |inference done|task/s, |loss|(?:eval|valid)\w{0,6}:? "
 )
 _COUNT = (
-    rf"(?:\(train\))?['\"]?(?P<sign> ?[=:|]|\.(?= \d{{1,15}}/\d)|-(?=\d{{1,15}}:)|)[ \t]{{0,12}}['\"]?[#\[(]? {{0,12}}(?:(?<=: \[)\d{{1,9}}, )?(?P<step>{GROUPED})(?![\w.]*[a-z])(?!\.\d|%)"
+    rf"(?:\(train\))?['\"]?(?P<sign> ?[=:|]|\.(?= \d{{1,15}}/\d)|-(?=\d{{1,15}}:)|)[ \t]{{0,12}}['\"]?[#\[(]? {{0,12}}(?:(?<=: \[)\d{{1,9}}, |(?<=\[)\d{{1,9}}, {{1,8}}(?=\d{{1,15}}/\d))?(?P<step>{GROUPED})(?![\w.]*[a-z])(?!\.\d|%)"
     rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{GROUPED}))?"
 )
 _STEP = re.compile(
-    r"(?<!per )(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter(?:ation)?)|(?<!fps )steps?(?:_i)?|iteration|iters?|it|num_updates|nupdates|steps_completed|updates?|batch)"
+    r"(?<!per )(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter(?:ation)?)|(?<!fps )steps?(?:_i)?|iteration|iters?|it|num_updates|nupdates|steps_completed|updates?|(?:mini-?)?batch)"
     + _COUNT
 )
 _WHOLE_RUN = re.compile(
@@ -59,39 +60,19 @@ _COARSE = re.compile(  # `step:1.2k`: too coarse to be a step
     r"(?<![a-z0-9/._])(?:global[ _]?)?(?:step|iter|iteration)s?['\"]?[ :=]{1,3}(?P<count>\d{1,6}(?:\.\d{1,3})?[kmb])\b"
 )
 _NUMBER_FIRST = re.compile(
-    rf"^ {{0,12}}\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))?(?: {{0,4}}(?:[|\t]|,(?!\d{{3}}))|(?(total)(?:\] (?=.{{0,200}}train)|: )|(?!)))"
+    rf"^ {{0,12}}(?!\[\d{{1,15}},)\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))?(?: {{0,4}}(?:[|\t]|,(?!\d{{3}}))|(?(total)(?:\] (?=.{{0,200}}train)|: )|(?!)))"
 )  # a table: 107 | loss 6.5 | lr 3e-4, MONAI's 107/900, train_loss: 6.5, or [107/90000] train loss: 6.5: without that word it may be a rank of all
 _MOST_EPOCHS = 10_000
 """Up to so many, `[1/100] train loss` and `1/100: loss` count epochs, as far as anyone has posted; a step of so few is not told."""
-_WORDLESS = (  # no word stands before the count: step, and loss or total
-    re.compile(  # Cosmos, behind a head of its logger's own
-        rf"(?:\[[^\]]{{1,160}}\] )?(?P<step>{WHOLE}) : iter_speed {NUMBER} seconds per iteration"
-    ),
-    re.compile(  # Tacotron 2: `train loss 1200 0.51 grad norm 0.3 1.24s/it`
-        rf"train(?:ing)? loss (?P<step>{WHOLE}) (?P<loss>{NUMBER}) grad norm "
-    ),
-    re.compile(  # `(12/800) loss: 0.5`; `acc: 5.6% (45/800) loss: 0.5` counts samples
-        rf"(?:[=>| ]{{0,8}}epoche?:? ?\[?\d{{1,9}}(?:/\d{{1,9}})?\]? ?(?:\[train(?:ing)?\] ?)?|\d{{1,9}}/\d{{1,9}} |(?:\[\d{{1,9}}\])?\[train(?:ing)?\] ?)?"
-        rf"\((?P<step>{WHOLE}) ?/ ?(?P<total>{WHOLE})\)[ :,|-]{{1,4}}(?:(?:train(?:ing)?|average)[ _])?loss\b"
-    ),
-    re.compile(  # Deeplearning4j, behind the name of its listener
-        rf"(?:.{{1,120}} - )?score at iteration (?P<step>{WHOLE}) is (?P<loss>{NUMBER})"
-    ),
-    re.compile(  # faceswap: `[12:00:00] [#00107] Loss A: 0.03, Loss B: 0.04`
-        rf"(?:\[\d{{1,2}}:\d{{2}}:\d{{2}}\] ?)?\[#(?P<step>{WHOLE})\] {{1,4}}loss\b"
-    ),
-    re.compile(  # PixArt: the step of the run and its epoch, then those of the epoch
-        rf"(?:[^\[\]]{{1,80}} - )?step/epoch \[(?P<step>{WHOLE})/(?P<epoch>\d{{1,9}})\]\[\d{{1,9}}/\d{{1,9}}\]:"
-    ),
-    re.compile(  # DCGAN and what was made of it: `[0/25][100/1583] Loss_D: 0.3 Loss_G: 5.1`
-        rf"\[(?P<epoch>\d{{1,9}})/\d{{1,9}}\] ?\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE})\](?:\[\d{{1,9}}\])?\s{{1,8}}(?![a-z_ ]{{0,24}}(?:val|test))(?:[a-z_]{{1,12}} ?)?loss[a-z0-9_]{{0,12}}: ?-?\d"
-    ),
-)
 _LOSS_ALONE = re.compile(
     rf"train(?:ing)?[_ ]loss ?[:=]? {{0,4}}{NUMBER}$"
 )  # nnU-Net, whose epoch stands in another line
+_OF_A_STEP = re.compile(
+    r"(?<![a-z])(?:lr(?:_\d)?|learning[_ ]rate|g(?:rad)?[_ ]?norm)['\"]?(?: {0,2}[:=]| ) {0,8}\d"
+)  # no evaluation has them: beside a loss they vouch for a line of training without a count
+_EPISODE = re.compile(rf"(?<![a-z])episode:? {{0,4}}\[?(?P<step>{WHOLE})/(?P<total>{WHOLE})")
 _EPOCH = re.compile(
-    rf"\b(?:(?<!per )epoch\b(?:\(train\))?|train:(?= {{1,4}}\d{{1,9}}(?:/\d{{1,9}} \( {{0,2}}\d{{1,3}}%\))? \[)|train(?:ing)?:?(?= {{1,4}}\[))['\"]?[ :=]{{0,4}}(?:\[ {{1,12}}\d{{1,9}} ?/ ?\d{{1,9}}\](?=[ ,]{{0,4}}\[ {{0,12}}\d)|\[?\d{{1,9}}(?:/\d{{1,9}}(?: \( {{0,2}}\d{{1,3}}%\))?)?\]?|(?=\[))[ :,|-]{{0,12}}"
+    rf"\b(?:(?P<named>(?<!per )epoch\b(?:\(train\))?)|train:(?= {{1,4}}\d{{1,9}}(?:/\d{{1,9}} \( {{0,2}}\d{{1,3}}%\))? \[)|train(?:ing)?:?(?= {{1,4}}\[))['\"]?[ :=]{{0,4}}(?:\[?(?(named) {{0,8}})\d{{1,9}}(?:/\d{{1,9}}(?: \( {{0,2}}\d{{1,3}}%\))?)?\]?|(?(named)(?!)|(?=\[)))[ :,|-]{{0,12}}"
     rf"(?:\[ {{0,12}}(?P<step>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total>{GROUPED})(?=[\] (])"
     rf"|(?P<step2>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total2>{GROUPED})"
     rf"|(?<=\d\])\[ {{0,12}}(?P<step4>{WHOLE})\](?=\s))?"  # SwAV: `Epoch: [0][120]`
@@ -152,7 +133,7 @@ _EVALUATION = re.compile(  # what may stand before the word step; a launcher's l
     r"(?<![a-z-])(?:(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?)[\s_:\])}]{1,4}|(?:test(?:ing)?|dev)[ _])$"
 )
 _EVALUATES = re.compile(
-    r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-])|(?<![\w/.-])(?:valid|val|test) ?\|"
+    r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-])|(?<![\w/.-])(?:valid|val|test) ?\||(?:^|[ :-])\[(?:val(?:id(?:ation)?)?|eval(?:uation)?)\][ :]"
     r"|(?:^|- |\] )(?:valid|val|test|dev|eval), [a-z_]{2,12}: ?\d"  # FunASR
 )
 _EVALUATION_COUNT = re.compile(
@@ -168,7 +149,9 @@ _METRIC = re.compile(
     r"(?:loss|(?<![a-z])(?:lr|learning[_ ]rate|grad[_ ]?norm|acc(?:uracy)?(?:@?\d)?|ppl|perplexity|rewards?|score|bleu|f1|bp[bc]|nll|elbo|ms?e|mae|psnr|[wc]er))"
     r"['\"]?(?: ?[:=]| ) {0,8}['\"\[]?[-+]?(?:\d|\.\d|nan|inf)"
 )
-_OBJECTIVE = re.compile(r"[, ][^=]{0,60}\bobjf: [-\d.]|\s{1,8}(?:fps|env-time): \d")
+_OBJECTIVE = re.compile(
+    r"[, ][^=]{0,60}\bobjf: [-\d.]|\s{1,8}(?:fps|env-time): \d|, [a-z ]{1,24} \d{1,15}, fps \d"
+)
 """Behind a batch or an update, what vouches for it beside a loss: Snowfall's objective, Habitat's speed."""
 _COUNTERS = frozenset(
     [
@@ -226,7 +209,10 @@ class PlainFormat:
             found = _EVALUATION_LINE.match(strip_logger(text).lower())
         if found is not None:
             return _evaluation(line, epoch_text, _first(found, "step"), _first(found, "total"))
-        if ("loss" in line or "score at" in line) and (named := _wordless(line)) is not None:
+        counts = (
+            "loss" in line or "minibatch[" in line or " at iter" in line or "between steps" in line
+        )
+        if counts and (named := _wordless(line)) is not None:
             return named
         loss = training_loss(line)
         found, step, total = _count(line, loss)
@@ -265,8 +251,7 @@ def _first(found: re.Match[str], name: str) -> str | None:
 
 
 def _wordless(line: str) -> LogRecord | None:
-    texts = (line.strip(), strip_logger(line))
-    found = next((found for text in texts for one in _WORDLESS if (found := one.match(text))), None)
+    found = wordless_count(line)
     if found is None:
         return None
     named = found.groupdict()
@@ -288,7 +273,11 @@ def _without_step(line: str, loss: float | None) -> LogRecord | None:
     coarse = _COARSE.search(line)
     if coarse:
         return LogRecord(loss=loss, mark=zlib.crc32(line.encode()), format="plain")
-    return LogRecord(loss=loss, format="plain") if _LOSS_ALONE.fullmatch(strip_logger(line).lstrip(": ")) else None  # fmt: skip
+    if _LOSS_ALONE.fullmatch(strip_logger(line).lstrip(": ")):
+        return LogRecord(loss=loss, format="plain")
+    if _OF_A_STEP.search(line) and not _EVALUATES.search(line):
+        return LogRecord(loss=loss, mark=zlib.crc32(line.encode()), format="plain")
+    return None
 
 
 _Found = tuple[re.Match[str] | None, str | None, str | None]  # where the count stands, step, total
@@ -310,6 +299,8 @@ def _count(line: str, loss: float | None) -> _Found:
         if step is None and loss is None and not _END.match(line, found.end()):
             return None, None, None
         return found, step, total
+    if loss is not None and (found := _EPISODE.search(line)):
+        return found, found["step"], found["total"]
     found = _NUMBER_FIRST.search(line) if loss is not None else None
     if found is None or _is_beyond(found):
         return None, None, None
@@ -354,7 +345,7 @@ def _is_record(line: str, found: re.Match[str], loss: float | None) -> bool:
     """Say whether the rest of the line is that of a log record, not of a sentence."""
     if found["total"]:
         return True
-    if found["word"] in ("batch", "it", "update", "updates"):
+    if found["word"].endswith("batch") or found["word"] in ("it", "update", "updates"):
         of_loop = loss is not None or _OF_LOOP.search(line, 0, found.start()) is not None
         return of_loop or _OBJECTIVE.match(line, found.end()) is not None
     end = found.end()

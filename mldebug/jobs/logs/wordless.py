@@ -1,0 +1,51 @@
+"""Counts of training that no word like `step` stands before: `[1,  2000] loss: 2.17`, `(12/800) loss: 0.5`, `loss at iteration 12: 6.5`.
+
+Each form is the whole beginning of a line, as one program or tutorial prints it: a number between brackets alone may be a rank, a box or a day.
+"""
+
+import re
+
+from mldebug.jobs.logs.labels import strip_logger
+from mldebug.jobs.logs.records import NUMBER, WHOLE
+
+_FORMS = (  # groups: step, and what else stands there of loss, total and epoch
+    re.compile(  # Cosmos, behind a head of its logger's own
+        rf"(?:\[[^\]]{{1,160}}\] )?(?P<step>{WHOLE}) : iter_speed {NUMBER} seconds per iteration"
+    ),
+    re.compile(  # Tacotron 2: `train loss 1200 0.51 grad norm 0.3 1.24s/it`
+        rf"train(?:ing)? loss (?P<step>{WHOLE}) (?P<loss>{NUMBER}) grad norm "
+    ),
+    re.compile(  # `(12/800) loss: 0.5`; `acc: 5.6% (45/800) loss: 0.5` counts samples
+        rf"(?:[=>| ]{{0,8}}epoche?:? ?\[?\d{{1,9}}(?:/\d{{1,9}})?\]? ?(?:\[train(?:ing)?\] ?)?|\d{{1,9}}/\d{{1,9}} |(?:\[\d{{1,9}}\])?\[train(?:ing)?\] ?)?"
+        rf"\((?P<step>{WHOLE}) ?/ ?(?P<total>{WHOLE})\)[ :,|-]{{1,4}}(?:(?:train(?:ing)?|average)[ _])?loss\b"
+    ),
+    re.compile(  # CNTK: `Epoch[ 1 of 8]-Minibatch[ 107- 112, 0.19%]: ce = 4.8 * 67`, up to the last of these
+        rf"(?:epoch\[ {{0,8}}\d{{1,9}} of \d{{1,9}}\]-)?minibatch\[ {{0,8}}-?\d{{1,15}}- {{0,8}}(?P<step>{WHOLE})(?:, [\d.]{{1,9}}%)?\]: "
+    ),
+    re.compile(  # PyTorch's tutorial: `[1,  2000] loss: 2.173`, an epoch and a step
+        rf"\[(?P<epoch>\d{{1,9}}), {{0,12}}(?P<step>{WHOLE})\]:? (?:train(?:ing)?[ _])?loss\b"
+    ),
+    re.compile(  # CornerNet, Deeplearning4j: `training loss at iteration 12: 6.5`, `… - Score at iteration 12 is 6.5`
+        rf"(?:[^\n]{{0,80}}?(?:: | - |, ))?(?:(?:train(?:ing)?|average|total) )?(?:loss|score)(?: \([a-z ]{{1,24}}\))? at (?:iteration|iter|step) (?P<step>{WHOLE})(?: is|:| =) {{1,4}}(?P<loss>{NUMBER})(?:$|,)"
+    ),
+    re.compile(  # Keras' models of TensorFlow: `TimeHistory: 12.3 seconds, 2345.1 examples/second between steps 100 and 200`
+        rf"(?:.{{0,80}}\] )?timehistory: {NUMBER} seconds, {NUMBER} examples/second between steps \d{{1,15}} and (?P<step>{WHOLE})$"
+    ),
+    re.compile(  # faceswap: `[12:00:00] [#00107] Loss A: 0.03, Loss B: 0.04`
+        rf"(?:\[\d{{1,2}}:\d{{2}}:\d{{2}}\] ?)?\[#(?P<step>{WHOLE})\] {{1,4}}loss\b"
+    ),
+    re.compile(  # PixArt: the step of the run and its epoch, then those of the epoch
+        rf"(?:[^\[\]]{{1,80}} - )?step/epoch \[(?P<step>{WHOLE})/(?P<epoch>\d{{1,9}})\]\[\d{{1,9}}/\d{{1,9}}\]:"
+    ),
+    re.compile(  # DCGAN and what was made of it: `[0/25][100/1583] Loss_D: 0.3 Loss_G: 5.1`
+        rf"\[(?P<epoch>\d{{1,9}})/\d{{1,9}}\] ?\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE})\](?:\[\d{{1,9}}\])?\s{{1,8}}(?![a-z_ ]{{0,24}}(?:val|test))(?:[a-z_]{{1,12}} ?)?loss[a-z0-9_]{{0,12}}: ?-?\d"
+    ),
+)
+
+
+def wordless_count(line: str) -> re.Match[str] | None:
+    """The match of a line in lower case, a logger's head may stand before it; its group `step` is the count, `loss`, `total` and
+    `epoch` where the form has them.
+    """
+    texts = (line.strip(), strip_logger(line))
+    return next((found for text in texts for one in _FORMS if (found := one.match(text))), None)
