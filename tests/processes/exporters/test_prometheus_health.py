@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mldebug.hardware.health.model import ComponentHealth, HealthState
+from mldebug.hardware.health.model import COMPONENTS, ComponentHealth, HealthState
 from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.health.port_rules import port_health
 from mldebug.hardware.health.thresholds import Thresholds
@@ -139,6 +139,43 @@ def test_alerts_begin_with_the_first_line_and_end_with_the_last(tmp_path: Path) 
 
         now = exposed((*BEGIN, *END), began, window + 60.0)
         wait_for("all that ended is over", lambda: firing(port) == {STAYS}, 90)
+
+
+def of_all(state: HealthState) -> bytes:
+    """What an agent exposes of which each component is in this state; those of GPUs are of one GPU."""
+    health = tuple(
+        ComponentHealth(component=one, state=state, reason="x", reason_code="x", uuid="GPU-1" if one.startswith("gpu_") else "")
+        for one in COMPONENTS
+    )  # fmt: skip
+    return Prometheus().render(snapshot(moving(), health=health), "text/plain")[0]
+
+
+def test_each_component_fires_an_alert_in_each_bad_state_and_none_when_it_is_well(tmp_path: Path) -> None:  # fmt: skip
+    now = of_all(HealthState.HEALTHY)
+    with web(lambda: now) as (agent, _), prometheus(tmp_path, agent, agent) as port:
+
+        def fired(critical: bool) -> set[str]:
+            """The components of the alerts that fire: those that wake somebody, or the others."""
+            alerts = ask(port, "/api/v1/alerts")["data"]["alerts"]
+            labels = [one["labels"] for one in alerts if one["state"] == "firing"]
+            return {one["component"] for one in labels if "component" in one and (one["severity"] == "critical") is critical}  # fmt: skip
+
+        def seen() -> bool:
+            answer = ask(port, "/api/v1/query?query=mldebug_component_health")
+            return len(answer["data"]["result"]) >= len(COMPONENTS)
+
+        wait_for("the first scrape", seen, 90)
+        assert fired(True) | fired(False) == set()
+
+        now = of_all(HealthState.DEGRADED)
+        wait_for("a warning of each", lambda: (fired(True), fired(False)) == (set(), set(COMPONENTS)), 90)  # fmt: skip
+
+        now = of_all(HealthState.UNHEALTHY)
+        clocks = {"gpu_clocks"}  # these wake somebody where a job suffers: MldebugGpuThrottled
+        wait_for("a call of each", lambda: (fired(True), fired(False)) == (set(COMPONENTS) - clocks, clocks), 90)  # fmt: skip
+
+        now = of_all(HealthState.HEALTHY)
+        wait_for("all is over", lambda: fired(True) | fired(False) == set(), 90)
 
 
 def _alert(component: str, state: HealthState) -> str:
