@@ -45,6 +45,7 @@ class KernelEventKind(StrEnum):
     CEPH_LOST = "ceph_lost"  # no monitor, or a metadata server that hangs
     CEPH_OK = "ceph_ok"
     CEPH_ERROR = "ceph_error"  # a connection of libceph, CephFS or rbd had an error
+    WEKA_LOST = "weka_lost"  # the frontends of Weka on this node do not run
     BEEGFS_ERROR = "beegfs_error"  # a server of BeeGFS could not be reached
     SMB_ERROR = "smb_error"  # a server of SMB (CIFS) did not answer
     FILESYSTEM_ERROR = "filesystem_error"
@@ -72,6 +73,7 @@ class KernelEventKind(StrEnum):
     GPU_RESET = "gpu_reset"  # amdgpu resets a GPU
     GPU_RESET_OK = "gpu_reset_ok"
     GPU_RESET_FAILED = "gpu_reset_failed"
+    GPU_START_FAILED = "gpu_start_failed"  # amdgpu cannot start a GPU
     GPU_FIRMWARE_SILENT = "gpu_firmware_silent"  # amdgpu: its firmware (SMU) does not answer
     GPU_RING_TIMEOUT = "gpu_ring_timeout"  # amdgpu: a GPU did not do its work in time
     GPU_PAGE_FAULT = "gpu_page_fault"  # amdgpu: a program used an address that is not its own

@@ -215,6 +215,16 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     205: (K.DISK_GONE, {"device": "0000:5e:00.0"}),
     206: (K.DISK_GONE, {"device": "0000:5e:00.0"}),
     207: (K.NIC_FATAL, {"device": "eno1"}),
+    208: (K.WEKA_LOST, {}),
+    209: (K.PCIE_FATAL, {"device": ""}),
+    210: (K.DISK_OK, {"device": "md127"}),
+    211: (K.DISK_GONE, {"device": "0000:01:00.0"}),
+    212: (K.DISK_GONE, {"device": "nvme2n1"}),
+    213: (K.GPU_START_FAILED, {"device": "0000:5f:00.0"}),
+    214: (K.FILESYSTEM_READ_ONLY, {"device": "nvme0n1"}),
+    215: (K.CEPH_ERROR, {"device": "osd2"}),
+    216: (K.DISK_GONE, {"device": "nvme1n1", "alias": "md127"}),
+    217: (K.LOCKUP, {"device": "CPU 42"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

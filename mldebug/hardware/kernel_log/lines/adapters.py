@@ -24,11 +24,11 @@ _MLX_LINE = re.compile(
     r"|health recovery (?:failed|flow aborted)|Fatal error (?![34] )\d{1,4} detected|Internal error detected"
     r"|mlx5_pci_err_detected Device state = \d{1,3} [^\n]{0,60}pci channel state = [23]\b)"
     r"|(?:Health issue observed, |synd 0x0{0,7}[1-9a-f][0-9a-f]{0,7}: )(?P<heat>[Hh]igh temperature)?(?P<issue>)"
-    r"|(?P<timeout>(?:cmd\[\d{1,3}\]: )?[A-Z][A-Z0-9_]{1,48}\(0x[0-9a-f]{1,6}\) (?:timeout\b|No done completion|canceled on out of queue timeout)"
+    r"|(?P<timeout>(?:cmd\[\d{1,3}\]: )?[A-Z0-9][A-Z0-9_]{1,48}\(0x[0-9a-f]{1,6}\) (?:timeout\b|No done completion|canceled on out of queue timeout)"
     r"|command 0x[0-9a-f]{1,6} timed out)"
     r"|(?P<cqe>Error cqe on cqn |ERR CQE on SQ: )"
     r"|(?P<sent>TX timeout (?:detected|on queue))"
-    r"|(?P<refused>[A-Z][A-Z0-9_]{1,48}\(0x[0-9a-f]{1,6}\) (?:op_mod\(0x[0-9a-f]{1,6}\) )?(?:uid\(\d{1,9}\) )?failed, status )"
+    r"|(?P<refused>[A-Z0-9][A-Z0-9_]{1,48}\(0x[0-9a-f]{1,6}\) (?:op_mod\(0x[0-9a-f]{1,6}\) )?(?:uid\(\d{1,9}\) )?failed, status )"
     r"|(?P<ok>health recovery succeeded|mlx5_pci_resume Device state = \d{1,3} [^\n]{0,60}Exit, err = 0\b|Rate limit: \d{1,6} rates are supported))"  # the second: its driver has started it
 )  # fmt: skip
 # RDMA devices may have other names than mlx5_0: "infiniband rocep33s0f0: mlx5_poll_one:527:(pid 0): Responder error cqe on cqn 0x406:",

@@ -20,16 +20,21 @@ _HEAD = re.compile(
     rf"(?:amdgpu (?P<bus>{ADDRESS}): (?:amdgpu: )?{_DRM}?|amdgpu: |{_DRM})(?:\*ERROR\* ?)?(?P<words>[^\n]{{1,400}})"
 )
 _WORDS = (
-    (KernelEventKind.GPU_FIRMWARE_SILENT, re.compile(r"SMU: I'm not done with your previous command|SMU: response:0x\w{1,16} for index|Failed to export SMU metrics table|MES might be in unrecoverable state|The cp might be in an unrecoverable state")),
-    (KernelEventKind.GPU_RING_TIMEOUT, re.compile(r"ring [\w.]{1,32} timeout\b|Queue preemption (?:failed|time out)|Failed to (?:evict (?:process )?queues?|quiesce KFD)|MES(?:\(\d{1,2}\))? failed to respon(?:d|se)|Ring [\w.]{1,32} reset failed|fence wait loop timeout expired")),
+    (KernelEventKind.GPU_FIRMWARE_SILENT, re.compile(r"SMU: I'm not done with your previous command|SMU: response:0x\w{1,16} for index|Failed to export SMU metrics table|Failed to send message 0x\w{1,8}, response 0x0\b|MES might be in unrecoverable state|The cp might be in an unrecoverable state")),
+    (KernelEventKind.GPU_RING_TIMEOUT, re.compile(r"ring [\w.]{1,32} (?:timeout\b|test failed \(-)|Queue preemption (?:failed|time out)|Failed to (?:evict (?:process )?queues?|quiesce KFD)|MES(?:\(\d{1,2}\))? failed to respon(?:d|se)|Ring [\w.]{1,32} reset failed|fence wait loop timeout expired")),
     (KernelEventKind.GPU_RESET_OK, re.compile(r"GPU reset(?:\(\d{1,9}\))? succeeded|Ring [\w.]{1,32} reset succeeded", re.IGNORECASE)),
     (KernelEventKind.GPU_RESET_FAILED, re.compile(r"GPU reset(?:\(\d{1,9}\))? failed|GPU reset end with ret = -\d|GPU Recovery Failed|ASIC reset failed|device lost from bus", re.IGNORECASE)),
+    (KernelEventKind.GPU_START_FAILED, re.compile(r"Fatal error during GPU init|[^\n]{0,100}\bfirmware load failed at boot time|(?:early_init|sw_init|hw_init|resume) of IP block <\w{1,32}> failed -\d")),
     (KernelEventKind.GPU_RESET, re.compile(r"GPU reset begin")),
     (KernelEventKind.GPU_PAGE_FAULT, re.compile(r"\[\w{1,16}\] (?:no-)?retry page fault|\[\w{1,16}\] page fault")),
 )  # fmt: skip
+# Not one that is tried again: EAGAIN, EPROBE_DEFER
+_NOT_STARTED = re.compile(
+    rf"(?:amdgpu (?P<new>{ADDRESS}): probe with driver amdgpu|amdgpu: probe of (?P<old>{ADDRESS})) failed with error -(?!(?:11|517)\b)\d"
+)
 _RAS = re.compile(
     r"(?P<number>(?<![\d.])[1-9]\d{0,8}) (?:new )?(?:(?P<un>un)?correctable|deferred) hardware errors detected\b"
-    r"|(?P<fatal>uncorrectable hardware error\(ERREVENT|Fatal error during GPU init|RAS poison)",
+    r"|(?P<fatal>uncorrectable hardware error\(ERREVENT|RAS poison)",
 )
 # Since MI300: "amdgpu 0000:42:00.0: {1}[Hardware Error]: aca entry[00].STATUS=0x98000800003e0000", one line of several for each error
 _ACA = re.compile(r"(?:\{\d{1,9}\})?\[Hardware Error\]: aca entry\[\d{1,4}\]\.STATUS=0x(?P<status>[0-9a-f]{16})\b", re.IGNORECASE)  # fmt: skip
@@ -54,6 +59,15 @@ def _amdgpu(line: KernelText) -> KernelEvent | None:
     return event(line, kind, device=device, number=int(ras["number"] or 1))
 
 
+def _not_started(line: KernelText) -> KernelEvent | None:
+    match = _NOT_STARTED.match(line.text)
+    if match is None:
+        return None
+    return event(
+        line, KernelEventKind.GPU_START_FAILED, device=bus_id(match["new"] or match["old"])
+    )
+
+
 def _of_register(line: KernelText, device: str, status: int) -> KernelEvent | None:
     if not status & _VALID:
         return None
@@ -63,4 +77,8 @@ def _of_register(line: KernelText, device: str, status: int) -> KernelEvent | No
     return event(line, kind, device=device)
 
 
-SIGNS = (LineReader("amdgpu", _amdgpu), LineReader("GPU reset", _amdgpu))
+SIGNS = (
+    LineReader(" failed with error ", _not_started),
+    LineReader("amdgpu", _amdgpu),
+    LineReader("GPU reset", _amdgpu),
+)

@@ -6,15 +6,19 @@ from mldebug.hardware.kernel_log.lines.reader import ADDRESS, KernelText, LineRe
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 _DISK = re.compile(
-    r"(?:blk_update_request: |Buffer )?(?:[\w ]{1,30} )?(?:I/O error|critical (?:medium|target|nexus|space allocation) error)(?:,| on) dev(?:ice)? (?P<dev>[\w!./-]{1,64}), (?:sector|logical block) "
+    r"(?:blk_update_request: |print_req_error: |end_request: |Buffer )?(?:[\w ]{1,30} )?(?:I/O error|critical (?:medium|target|nexus|space allocation) error)(?:,| on) dev(?:ice)? (?P<dev>[\w!./-]{1,64}), (?:sector|logical block) "
     r"|nvme (?P<nvme>nvme[\w]{1,16}): (?:I/O (?:tag )?\d+ [^\n]{0,60}timeout|controller is down)"
 )
+_AN_ARRAY = "md"  # where the kernel does not say of which array it left a disk out: the next one that is whole again may be it
 _NO_DISK = re.compile(r"(?:fd|sr|loop|nbd|ram|zram)\d")  # empty drives at boot, files
 _GONE = re.compile(
     r"nvme (?P<nvme>nvme\w{1,16}): (?:Device not ready; aborting|Removing after probe failure|Remov(?:ing|e) (?:after|dead)"
-    r"|Disabling device after reset failure|Controller not ready at resume|(?:Failed to )?[Rr]eset failed|failed to reset controller)"
-    r"|nvme (?P<fabric>nvme\w{1,16}): (?:Reconnecting in \d{1,6} seconds|starting error recovery|Failed reconnect attempt)"  # over a network
+    r"|Disabling device after reset failure|Controller not ready at resume|Identify Controller failed \(-|(?:Failed to )?[Rr]eset failed|failed to reset controller)"
+    r"|nvme (?P<fabric>nvme\w{1,16}): (?:Reconnecting in \d{1,6} seconds|starting error recovery|Failed reconnect attempt|failed nvme_keep_alive_end_io error=)"  # over a network
     rf"|nvme (?P<bus>{ADDRESS}): Unable to change power state from \w{{1,12}} to D0, device inaccessible"
+    # its driver could not start it; not one that is tried again: EAGAIN, EPROBE_DEFER
+    rf"|nvme (?P<new>{ADDRESS}): probe with driver nvme failed with error -(?!(?:11|517)\b)\d"
+    rf"|nvme: probe of (?P<old>{ADDRESS}) failed with error -(?!(?:11|517)\b)\d"
     r"|block (?P<block>nvme[\w-]{1,16}): no available path - failing I/O"
     # the adapter that the disks are behind: its firmware stopped
     r"|(?P<sas>mpt\dsas_cm\d{1,3}): (?:fault_state\(0x|SAS host is non-operational|diag reset: FAILED)"
@@ -25,6 +29,7 @@ _GONE = re.compile(
     r"|sd (?P<scsi>[\d:]{5,40}): (?:\[(?P<sd>\w{1,16})\] )?(?:rejecting I/O to (?:offline|dead) device|Device offlined)"
     r"|(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): disabled?(?: device)?\s*$"
     r"|md/raid\d{0,2}:(?P<md>md\w{1,16}): (?:Disk failure on (?P<member>[\w-]{1,32})|Cannot continue operation)"
+    r"|md: kicking non-fresh (?P<kicked>[\w-]{1,32}) from array"
 )
 # "ata1.00: exception Emask 0x0 SAct 0x1 SErr 0x0 action 0x6 frozen", which lines about each command follow
 _TROUBLE = re.compile(
@@ -37,6 +42,7 @@ _TROUBLE = re.compile(
 _BACK = re.compile(
     r"nvme (?P<nvme>nvme\w{1,16}): (?:\d{1,5}/\d{1,5}/\d{1,5} default/read/poll queues|Successfully reconnected|pci function (?P<function>[0-9a-f:.]{5,16}))"
     r"|(?P<sas>mpt\dsas_cm\d{1,3}): (?:diag reset: SUCCESS|host reset: SUCCESS|port enable: SUCCESS)"
+    r"|md: (?P<md>md\w{1,16}): recovery done\."  # the array is whole again
     rf"|qla2xxx \[(?P<qla>{ADDRESS})\]-[0-9a-f]{{4}}:\d{{1,5}}: LOOP UP detected"
     rf"|aacraid (?P<aac>{ADDRESS}): IOP reset succeeded"
     rf"|megaraid_sas (?P<raid>{ADDRESS}): (?:FW now in Ready state|Adapter is OPERATIONAL|Reset successful)"
@@ -62,7 +68,8 @@ def _gone(line: KernelText) -> KernelEvent | None:
     if match is None:
         return None
     device = _device(match)
-    return event(line, KernelEventKind.DISK_GONE, device=bus_id(device) or device)
+    array = match["md"] if match["member"] else _AN_ARRAY if match["kicked"] else ""
+    return event(line, KernelEventKind.DISK_GONE, device=bus_id(device) or device, alias=array)
 
 
 def _trouble(line: KernelText) -> KernelEvent | None:
@@ -79,12 +86,15 @@ def _back(line: KernelText) -> KernelEvent | None:
     if match["nvme"]:
         function = bus_id(match["function"] or "")
         return event(line, KernelEventKind.DISK_OK, device=match["nvme"], alias=function)
+    if match["md"]:
+        return event(line, KernelEventKind.DISK_OK, device=match["md"], alias=_AN_ARRAY)
     device = match["sas"] or bus_id(match["raid"] or match["qla"] or match["aac"])
     return event(line, KernelEventKind.DISK_OK, device=device)
 
 
 SIGNS = (
     LineReader("nvme ", _back),
+    LineReader(" recovery done", _back),
     LineReader("sas", _back),
     LineReader("sas", _gone),
     LineReader("ontroller ", _gone),
@@ -93,6 +103,8 @@ SIGNS = (
     LineReader("aacraid ", _back),
     LineReader("aacraid ", _gone),
     LineReader("nvme ", _gone),
+    LineReader("nvme: probe of ", _gone),
+    LineReader("kicking non-fresh", _gone),
     LineReader("no available path", _gone),
     LineReader("sd ", _gone),
     LineReader("disable", _gone),

@@ -7,10 +7,10 @@ from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 _NAME = r"[^)\n]{1,64}"
 _EXT = re.compile(
-    rf"EXT[234]-fs (?:(?P<error>error) \(device (?P<device>{_NAME})\)|\((?P<mounted>{_NAME})\): (?P<what>[^\n]{{0,120}}))"
+    rf"EXT[234]-fs (?:(?P<error>error|warning(?= \(device {_NAME}\): [^\n]{{1,120}}?: (?:I/O error |error -5\b))) \(device (?P<device>{_NAME})\)|\((?P<mounted>{_NAME})\): (?P<what>[^\n]{{0,120}}))"
 )
 _EXT_LOST = re.compile(
-    r"(?:previous|Failed to|failed to convert|[Dd]elayed block allocation failed|This should not happen|I/O error)"
+    r"(?:previous|Failed to|failed to convert|[Dd]elayed block allocation failed|This should not happen|I/O error|error count since last fsck: )"
 )
 _JOURNAL = re.compile(
     rf"(?:Aborting journal on device (?P<aborted>{_NAME}?)\.?$"
@@ -22,16 +22,20 @@ _XFS = re.compile(
     rf"XFS(?: \((?P<device>{_NAME})\): |: (?=Internal error ))(?P<what>[^\n]{{0,200}})"
 )
 _SHUTDOWN = re.compile(r"shut(?:ting)? ?down", re.IGNORECASE)
-_XFS_ERROR = re.compile(r"[Cc]orrupt|I/O error|Internal error")
+_XFS_ERROR = re.compile(r"[Cc]orrupt|I/O error|Internal error|Failing async write on buffer")
 _BTRFS = re.compile(
-    r"BTRFS:? (?P<level>info|error|critical) \(device (?P<device>[^) \n:]{1,64})(?:[: ]{1,2}state \w{1,8})?\)(?P<what>[^\n]{0,200})"
+    r"BTRFS:? (?P<level>info|warning|error|critical) \(device (?P<device>[^) \n:]{1,64})(?:[: ]{1,2}state \w{1,8})?\)(?P<what>[^\n]{0,200})"
+)
+# Most warnings are about one copy of several, or about settings
+_BTRFS_WARNING = re.compile(
+    r": (?:devid \d{1,9} uuid [0-9a-f-]{36} is missing|lost page write|Skipping commit of aborted transaction)"
 )
 _OTHERS = re.compile(
     rf"(?:[A-Z0-9]{{2,8}}-fs|F2FS-fs|FAT-fs|NILFS|bcachefs) \((?P<device>{_NAME})\): [^\n]{{0,80}}?"
-    r"(?:[Rr]emounting filesystem read-only|Filesystem has been set read-only)"
+    r"(?:[Rr]emounting filesystem read-only|Filesystem has been set read-only|emergency read[ -]only\b)"
     r"|WARNING: Pool '(?P<pool>[^'\n]{1,64})' has encountered an uncorrectable I/O failure and has been suspended"
 )
-_AGAIN = re.compile(r"(?:re-?mounted|mounted filesystem|unmounting filesystem|Ending (?:clean mount|recovery)|Unmounting Filesystem)")  # fmt: skip
+_AGAIN = re.compile(r"(?:re-?mounted|mounted filesystem|unmounting filesystem|Ending (?:clean mount|recovery)|Unmounting Filesystem|(?:first mount|last unmount) of filesystem)")  # fmt: skip
 _READ_ONLY_AGAIN = re.compile(r" ro(?:\b|\.)")
 
 
@@ -85,6 +89,8 @@ def _btrfs(line: KernelText) -> KernelEvent | None:
     if "forced readonly" in match["what"]:
         return event(line, KernelEventKind.FILESYSTEM_READ_ONLY, device=match["device"])
     if match["level"] == "info":
+        return _mounted(line, match["what"].removeprefix(": "), match["device"])
+    if match["level"] == "warning" and not _BTRFS_WARNING.match(match["what"]):
         return None
     return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
 
@@ -106,5 +112,6 @@ SIGNS = (
     LineReader("XFS: Internal error ", _xfs),
     LineReader("BTRFS", _btrfs),
     LineReader("read-only", _other),
+    LineReader("emergency read only", _other),
     LineReader("has been suspended", _other),
 )

@@ -26,8 +26,8 @@ _CHECK = re.compile(
 )
 # "… CPU 1: Machine Check: 0 Bank 11: 8c00004f000800c2": the register says whether it was corrected
 _BANK = re.compile(
-    r"(?:mce: \[Hardware Error\]: |EDAC [\w#]{2,16} MC\d{1,3}: )CPU \d{1,5}: Machine Check(?: Event| Exception)?: [0-9a-f]{1,16} "
-    r"Bank \d{1,3}: (?P<status>[0-9a-f]{16})"
+    r"(?:mce: \[Hardware Error\]: |EDAC [\w#]{2,16} MC\d{1,3}: )CPU \d{1,5}: Machine Check(?: Event| Exception)?: (?:0x)?[0-9a-f]{1,16} "
+    r"Bank \d{1,3}: (?:0x)?(?P<status>[0-9a-f]{16})"
 )
 _VALID, _UNCORRECTED = 1 << 63, 1 << 61  # bits of an x86 machine check status register
 # A page whose memory is broken was taken out of use: "Memory failure: 0x30a6a90: recovery action for dirty LRU page: Recovered". Not one that was
@@ -69,6 +69,10 @@ _AER = re.compile(
     r"(?:(?P<corrected>Correct)|Uncorrect[a-z]{1,8} \((?P<nonfatal>Non-)?Fatal\))"
 )
 
+# The chipset itself: an error on its bus that nobody corrected, without a word of the device
+_SERR = re.compile(
+    r"NMI: (?:PCI system error \(SERR\)|IOCK error \([^)\n]{1,24}\)) for reason [0-9a-f]{2} on CPU \d"
+)
 _CONTAINED = re.compile(rf"(?:pcieport|pci) (?P<bus>{ADDRESS}): DPC: containment event, status:")
 
 
@@ -131,6 +135,10 @@ def _contained(line: KernelText) -> KernelEvent | None:
     )
 
 
+def _serr(line: KernelText) -> KernelEvent | None:
+    return event(line, KernelEventKind.PCIE_FATAL) if _SERR.match(line.text) else None
+
+
 def _page(line: KernelText) -> KernelEvent | None:
     return event(line, KernelEventKind.MEMORY_UNCORRECTED) if _PAGE.match(line.text) else None
 
@@ -190,5 +198,6 @@ SIGNS = (
     LineReader("Uncorrected hardware", _check),
     LineReader("SError Interrupt ", _check),
     LineReader("PCIe Bus Error: ", _aer),
+    LineReader("NMI: ", _serr),
     LineReader("DPC: ", _contained),
 )

@@ -10,7 +10,10 @@ _LOCKUP = re.compile(
     r"(?: \[(?P<name>[^\n]{1,64}):(?P<pid>\d{1,10})\])?"
     r"|(?:CPU ?\d{1,5}: )?(?:Watchdog detected )?hard LOCKUP on cpu (?P<hard>\d{1,5})"
     r"|CPU (?P<self>\d{1,5}) self-detected hard LOCKUP"
-    r"|CPU \d{1,5} detected hard LOCKUP on other CPUs (?P<other>\d{1,5}))"
+    r"|CPU \d{1,5} detected hard LOCKUP on other CPUs (?P<other>\d{1,5})"
+    r"|CPU (?P<power>\d{1,5}) Hard LOCKUP)"
+    # of POWER before 5.0
+    r"|Watchdog CPU:(?:(?P<old>\d{1,5}) Hard LOCKUP|\d{1,5} detected Hard LOCKUP other CPUS:(?P<others>\d{1,5}))"
 )
 _RCU = re.compile(
     r"(?:rcu: )?(?:INFO: )?(?P<flavour>rcu\w{1,24}|srcu\w{0,24})(?: kthread (?:starved|timer wakeup didn't happen) for \d{1,12} jiffies"
@@ -35,10 +38,11 @@ def _lockup(line: KernelText) -> KernelEvent | None:
     match = _LOCKUP.match(line.text)
     if match is None:
         return None
+    cpu = next(filter(None, match.group("cpu", "hard", "self", "other", "power", "old", "others")))
     return event(
         line,
         KernelEventKind.LOCKUP,
-        device=f"CPU {match['cpu'] or match['hard'] or match['self'] or match['other']}",
+        device=f"CPU {cpu}",
         pid=int(match["pid"]) if match["pid"] else None,
         process=(match["name"] or "")[:MAX_NAME],
         seconds=int(match["seconds"]) if match["seconds"] else None,

@@ -32,26 +32,28 @@ _FATAL = (
     r"PCIe link lost|Adapter removed|encountered fatal error, adapter stopped|[^\n]{0,60}!!! DISABLING ALL QUEUES !!!"
     r"|(?:The )?[Nn]etwork adapter (?:was|has been) stopped because it (?:has )?over ?heated"
     # its firmware is dead, or says so
-    r"|Firmware not responding|(?:Detected )?[Ff]irmware fatal (?:error|condition)|FW fatal error|Firmware recovery mode detected"
+    r"|Firmware not responding|(?:FW|[Ff]irmware) (?:isn't|is not) respons(?:ive|ding)|(?:Detected )?[Ff]irmware fatal (?:error|condition)|FW fatal error|Firmware recovery mode detected"
     r"|Entering recovery mode due to repeated FW resets|FW Down: Stopping LIFs|Starting a recovery process|Critical temperature reached|critical PE Error|HMC Error\b|PE Push Error"
     r"|[^\n]{0,60}(?:2bit ECC error|ecc_mbit_err(?:_\w{1,20})? found|MULTI_BIT_ERR)"
     # its driver could not bring it back
     r"|Firmware reset aborted|bnxt_open\(\) failed during FW reset|RESET_DONE not set|FW Up: LIFs restart failed"
     r"|Admin queue is closed|Device isn't ready|(?:Failed to|Can ?not|Can't) (?:reset|initialize) (?:the )?device"
     r"|(?:EFA |ENA )?[Dd]evice init failed|Reset attempt failed|Reset never finished|Recovery handling has failed|Reset indication didn't turn o"
-    r"|Reset fail!|Rebuild failed|Error during VSI rebuild|rebuild VSI failed"
-    r"|(?![^\n]{0,40}(?:VF|PTP|PHC))(?:[\w ]{1,30} )?[Rr]eset failed\b|MC assert!|(?:Unr|[^\n]{0,80}\b(?:unr|non-r))ecoverable (?:state|(?:device|HW) error)|[^\n]{0,60} failed, device is unrecoverable"
+    r"|[Dd]evice has not reached the reset state|Couldn't (?:open|start) port\b|Reset fail!|Rebuild failed|Error during VSI rebuild|rebuild VSI failed"
+    r"|(?![^\n]{0,40}(?:VF|PTP|PHC))(?:[\w ]{1,30} )?[Rr]eset failed\b|MC assert!|(?:Unr|[^\n]{0,80}\b(?:unr|non-r))ecoverable (?:state|(?:[\w/]{1,16} ){0,4}error\b)|[^\n]{0,60} failed, device is unrecoverable"
+    r"|(?![^\n]{0,160}\bmay need)[^\n]{1,120}(?:[Pp]lease reload|unload and reload) (?:the )?driver"
 )
 _TIMEOUT = (
     r"The (?:ib ?dev(?:ice)?|device) (?:didn't send any completion|sent a completion but)|Keep alive watchdog timeout|Admin queue timeout"
-    r"|Wait for completion \(polling\) timeout|Reading [\w ]{1,40} timed out|Error \(timeout: \d{1,9}\) msg |cmdq\[\w{1,10}\]=\w{1,10} timedout"
+    r"|Wait for completion \(polling\) timeout|Reading [\w ]{1,40} (?:timed out|failed for timeout)|Error \(timeout: \d{1,9}\) msg |cmdq\[\w{1,10}\]=\w{1,10} timedout"
     r"|HWC: (?:Request timed out|timeout)|FW heartbeat stalled|DEVCMD \S{1,48} \(\d{1,5}\) timeout after|DEV_CMD firmware wait \S{1,48} timed out"
     r"|Device reset timeout|Wait for reset timeout|Transaction timed-out|error cqp command 0x\w{1,8} timed out|AQTX: Writeback timeout"
-    # ETIMEDOUT of whatever the driver wanted, but for clocks, sensors, transceivers, neighbours and low power of a port, and for virtual functions, which are others'
-    r"|(?![^\n]{0,200}(?:PTP|PTM|PHC|[Tt]imestamp|DPLL|PLL|ULP|hwmon|thermal|SFP|[Mm]odule|[Tt]ransceiver|EEPROM|VPD|LLDP|DCB|\bVFs?\b))[^\n]{1,160}[ =:(]-110\b"
+    r"|[^\n]{0,40}\bunhealthy state"
+    # ETIMEDOUT of whatever the driver wanted, but for clocks, sensors, transceivers, neighbours, memory that is written and low power of a port, and for virtual functions, which are others'
+    r"|(?![^\n]{0,200}(?:PTP|PTM|PHC|[Tt]imestamp|DPLL|PLL|ULP|hwmon|thermal|SFP|[Mm]odule|[Tt]ransceiver|EEPROM|VPD|LLDP|DCB|Shadow RAM|flash|erase|NVM|(?:[Aa]uto-?neg|[Ll]ink )[^\n]{0,60}timed out|\bVFs?\b))[^\n]{1,160}(?:[ =:(]-110\b|\btimed out\b|\btimeout occurred\b)"
 )
 _UNSENT = (
-    r"TX timeout detected|tx_timeout(?: count)?: |Detected (?:Tx|Hardware) Unit Hang|transmit timeout: latency|Timeout on tx queue"
+    r"TX timeout detected|tx_timeout(?: count)?: |Detected (?:Tx|Hardware) Unit Hang|transmit timeout: latency|(?:Timeout on tx|T[Xx] timeout on) queue"
     r"|Tx Timeout triggered|TX stuck with |transmit timed out, resetting|Detected Tx timeout|initiating reset due to (?:lost link with pending Tx work|tx timeout)"
     r"|(?:\[\d/\d\] )?Lost TX completions are above (?:the )?threshold"
 )

@@ -1,4 +1,4 @@
-"""What the kernel says of servers that store files: NFS, Lustre and its LNet, Ceph (CephFS and rbd), BeeGFS, SMB that are silent, lost or came back."""
+"""What the kernel says of servers that store files: NFS, Lustre and its LNet, Ceph (CephFS and rbd), BeeGFS, Weka, SMB that are silent, lost or came back."""
 
 import re
 
@@ -13,7 +13,7 @@ _LUSTRE = re.compile(
 )
 # "LustreError: 11-0: …", "LustreError: 4711:0:(client.c:1234:…) …": the number is no name's
 _LUSTRE_ERROR = re.compile(
-    r"LustreError: (?:[0-9a-fA-F]{1,4}-[0-9a-fA-F]{1,4}: |\d{1,10}:\d{1,5}:\()"
+    r"(?:Lustre|LNet)Error: (?:[0-9a-fA-F]{1,4}-[0-9a-fA-F]{1,4}: |\d{1,10}:\d{1,5}:\()"
 )
 # Reclaiming is what NFS 4 does after its server has restarted: what fails there was locked or open, and is lost
 _RECLAIM = re.compile(
@@ -29,9 +29,11 @@ _LNET = re.compile(
 # "beegfs: python3(4711): writefile (communication): SocketError. ErrCode: -70": the name is a program's, the words are BeeGFS's
 _BEEGFS = re.compile(
     r"beegfs: (?=[\s\S]{1,15}\(\d{1,10}\): )[^\n]{1,200}?\(\d{1,10}\): [^\n]{0,120}?"
-    r"(?:SocketError|Communication error|[Rr]eceive (?:timed out|failed)|Failed to send message|[Uu]nable to connect|Connect failed|Remote I/O error|Unreachable)"
+    r"(?:SocketError|Communication error|[Rr]eceive (?:timed out|failed)|Failed to send message|[Uu]nable to connect|Couldn't find any usable NIC|Connect failed|Remote I/O error|Unreachable)"
 )
 # "CIFS: VFS: \\server has not responded in 30 seconds. Reconnecting...", of old kernels "CIFS VFS: Server server has not responded …"
+# The processes through which a node reaches Weka's servers ("frontends") do not run
+_WEKA = re.compile(r"wekafs(?:io|gw): [^\n]{0,200}?\b(?:ALL FEs down|FE was down)\b")
 _SMB = re.compile(
     r"CIFS:? VFS: (?:\\{1,2}(?P<new>[^\s\\]{1,255})[^\n]{0,120}? |Server (?P<old>\S{1,255}) )?(?:has not responded in |Error connecting to socket)"
 )
@@ -44,7 +46,7 @@ _MDS = re.compile(
     r"|(?P<back>came back|recovery completed|reconnect success|caps renewed))"
 )
 _CEPH_ERROR = re.compile(
-    r"libceph: (?P<peer>(?:mon|osd|mds)\d{1,6})(?: [^\n]{1,120}?)? (?:down$|socket closed|socket error on (?:read|write)|connection reset"
+    r"libceph(?: \([0-9a-f-]{1,40} e\d{1,10}\))?: (?P<peer>(?:mon|osd|mds)\d{1,6})(?: [^\n]{1,120}?)? (?:down$|socket closed|socket error on (?:read|write)|connection reset"
     r"|connect error|protocol error|wrong peer|bad (?:crc|magic|tag))"
     r"|libceph: connect [^\n]{1,80} error -\d"
     r"|rbd: (?P<rbd>rbd\d{1,6}): [^\n]{0,120}?(?:result -\d|expired after|timed out|failed|blocklisted|error)"
@@ -73,7 +75,8 @@ def _lustre(line: KernelText) -> KernelEvent | None:
 
 
 def _lnet(line: KernelText) -> KernelEvent | None:
-    return event(line, KernelEventKind.LUSTRE_ERROR) if _LNET.match(line.text) else None
+    found = _LNET.match(line.text) or _LUSTRE_ERROR.match(line.text)
+    return event(line, KernelEventKind.LUSTRE_ERROR) if found else None
 
 
 def _smb(line: KernelText) -> KernelEvent | None:
@@ -85,6 +88,10 @@ def _smb(line: KernelText) -> KernelEvent | None:
 
 def _beegfs(line: KernelText) -> KernelEvent | None:
     return event(line, KernelEventKind.BEEGFS_ERROR) if _BEEGFS.match(line.text) else None
+
+
+def _weka(line: KernelText) -> KernelEvent | None:
+    return event(line, KernelEventKind.WEKA_LOST) if _WEKA.match(line.text) else None
 
 
 def _reclaim(line: KernelText) -> KernelEvent | None:
@@ -119,7 +126,9 @@ SIGNS = (
     LineReader("LNet", _lnet),
     LineReader("Request sent has ", _lnet),
     LineReader("beegfs: ", _beegfs),
+    LineReader("wekafs", _weka),
     LineReader("CIFS", _smb),
     LineReader("ceph: ", _ceph),
+    LineReader("libceph (", _ceph),
     LineReader("rbd: ", _ceph),
 )
