@@ -6,7 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from mldebug.cli.main import cli
+from mldebug.core.errors import ExitCode
 from mldebug.probes import dcgm
 from mldebug.probes.baselines import shipped
 from mldebug.probes.checks import NodeCheck
@@ -161,3 +164,31 @@ def test_a_level_that_loads_the_gpus_waits_for_an_idle_node() -> None:
     probe = NodeProbe(NodeRequirements(stages=("dcgm",), dcgm=3), shipped(), lambda _: looked.append(1))  # fmt: skip
     probe.look(SimpleNamespace(context=SimpleNamespace(node="n")))  # type: ignore[arg-type]
     assert looked == []
+
+
+# --- the verb ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "state"),
+    [("Pass", ExitCode.FINE, "fine"), ("Fail", ExitCode.FOUND, "failed")],
+)
+def test_the_verb_judges_the_node_by_what_dcgmi_prints(
+    status: str, code: ExitCode, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = (BROKEN,) if status == "Fail" else ()
+    report = fourth({"name": "memory", "results": [of_gpu(3, status, *broken)]})
+    (tmp_path / "report.json").write_bytes(report)
+    (tmp_path / "dcgmi").write_text(f"#!/bin/sh\ncat {tmp_path}/report.json\n")
+    (tmp_path / "dcgmi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    result = CliRunner().invoke(
+        cli, ["probe", "node", "--stages", "dcgm", "--json"], standalone_mode=False
+    )
+
+    found = json.loads(result.stdout)
+    (check,) = found["checks"]
+    assert (result.return_value, found["fit"]) == (code, code is ExitCode.FINE)
+    assert (check["stage"], check["state"]) == ("dcgm", state)
+    assert ("memory of GPU 3" in check["sentence"]) is (status == "Fail")
+    assert bool(found["drain_reason"]) is (status == "Fail")
