@@ -77,6 +77,9 @@ class RankShares(msgspec.Struct, frozen=True, kw_only=True):
     loading: float = 0.0
     exchanging: float = 0.0  # the part of `waiting` in sends and receives between two ranks
     idle_waiting: float = 0.0  # the part of `waiting` in which its thread was on no CPU
+    recorded: float | None = (
+        None  # share in which its GPU waited for others, by its Flight Recorder; None: not timed
+    )
     on_gpu: float = 0.0  # the part of `waiting` for its own GPU, which may be at work
     places: dict[
         str, float

@@ -2,6 +2,7 @@
 compares two rows before a rank is called slow. Pure.
 """
 
+from mldebug.goodput.recorded_waits import find_late_ranks, needs_more_records
 from mldebug.goodput.speed_trend import SlowerSteps
 from mldebug.goodput.straggler import SampledStretch, Slowness, agreed, find_slow_ranks, needs_more
 from mldebug.goodput.waiting_hosts import needs_readings, with_gpu_cause
@@ -25,11 +26,17 @@ class SampleRows:
         steps take longer than they used to.
         """
         self._row.append(stretch)
-        if needs_more(self._row) or (slower is not None and needs_readings(self._row)):
+        if (
+            needs_more(self._row)
+            or needs_more_records(self._row)
+            or (slower is not None and needs_readings(self._row))
+        ):
             return None
-        found, self._row = find_slow_ranks(self._row), []
+        row, self._row = self._row, []
+        found = find_slow_ranks(row)
         if slower is not None:
             found = with_gpu_cause(found, slower, stretch.world_size)
+        found = find_late_ranks(found, row)
         first, self._first = self._first, None
         if first is not None:
             return agreed(first, found)

@@ -80,6 +80,8 @@ def excess_words(excess: Excess) -> str:
         return f"stands idle in {excess.place} {more}"
     if excess.kind == "gpu":
         return "waits for its GPU, as the others do for theirs"
+    if excess.kind == "late":
+        return f"comes last to collectives: its GPU waits in them {more}, by their Flight Recorders"
     if excess.kind == "work":
         return f"is in {excess.place} {more}"
     return "does what the others do, and takes longer for all of it: its work is larger, or its node is slower"
@@ -87,7 +89,7 @@ def excess_words(excess: Excess) -> str:
 
 def rank_words(one: SlowRank) -> str:
     """How little a slow rank waits and what it does instead, as a phrase to follow "rank 3 "."""
-    if one.excess.kind == "gpu":
+    if one.excess.kind in ("gpu", "late"):
         return why_words(one)
     return f"waits only {percent(one.waiting)} of the time, and {why_words(one)}"
 

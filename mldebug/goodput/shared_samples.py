@@ -22,7 +22,7 @@ MAX_PLACE = 160  # characters
 OTHERS = 8  # ranks that travel with a finding beside the slow ones
 MAX_SAMPLES = 100_000
 MOST_OF_ANYTHING = 1e15  # bytes, hertz, faults
-KINDS = ("data", "cpu", "sleep", "work", "same", "gpu")
+KINDS = ("data", "cpu", "sleep", "work", "same", "gpu", "late")
 
 
 class SampleCall(Noun, frozen=True, kw_only=True):
@@ -138,6 +138,7 @@ def _rounded(shares: RankShares, names: Mapping[str, str]) -> RankShares:
     return msgspec.structs.replace(
         shares,
         node=clean(shares.node, 100),
+        recorded=None,  # compared on one node alone
         waiting=round(shares.waiting, 4),
         loading=round(shares.loading, 4),
         exchanging=round(shares.exchanging, 4),

@@ -26,6 +26,7 @@ STEPS = {
     "cpu": "find who takes its CPUs: `top` on {node}; the limits of its cgroup, and its affinity (`taskset -p {pid}`)",
     "sleep": "open {place}: it stands there, off the CPU, while the others are done",
     "work": "open {place}: it works there longer than the others; compare what it is given (batch, sequence lengths)",
+    "late": "its GPU is slower than the others' or has more to do: compare clocks, temperature and throttling of the GPUs, and its share of the work (batch, sequence lengths)",
     "same": "compare its node with the others (clocks, temperature, neighbours) and its share of the work (batch, sequence lengths)",
 }
 
@@ -99,6 +100,8 @@ def _evidence(found: Slowness, slow: dict[int, SlowRank]) -> list[str]:
         "all hosts wait for their GPUs" if found.slower else "each time the same ranks waited least"
     )
     first = f"{samples} stack samples in {found.stretches} stretches: {by}"
+    if found.recorded:
+        first = f"durations of collectives in the ranks' Flight Recorders, {found.stretches} times: each time the same ranks waited least on their GPUs"
     rows = sorted(found.shares, key=lambda one: (one.rank not in slow, one.rank))[:SHOWN]
     lines = [f"rank {one.rank} waits {percent(one.waiting)} of the time" for one in rows]
     alone = f"without the shares that {found.rests_on} has sent nobody would stand apart"
@@ -123,7 +126,7 @@ def _beside_gpu(found: Slowness, slow: SlowRank) -> bool:
     shares = {one.rank: one for one in found.shares}
     named = {one.rank for one in found.ranks}
     others = [one for rank, one in shares.items() if rank not in named]
-    if slow.cause in causes.OF_GPU or slow.rank not in shares or not others:
+    if found.recorded or slow.cause in causes.OF_GPU or slow.rank not in shares or not others:
         return False
     on_gpu = sum(one.on_gpu for one in others) > 0.5 * sum(one.waiting for one in others)
     return on_gpu and shares[slow.rank].on_gpu >= LEAST

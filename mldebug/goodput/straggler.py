@@ -66,7 +66,7 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
     median share of the other ranks.
     """
 
-    kind: str  # data, cpu, sleep, work; same: the same as the others, only slower; gpu: all hosts wait for their GPUs
+    kind: str  # data, cpu, sleep, work; same: the same as the others, only slower; gpu: all hosts wait for their GPUs; late: comes last to collectives
     place: str = ""  # `fetch (train.py:7)`
     own: float = 0.0
     others: float = 0.0
@@ -91,6 +91,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     others_wait: float = 0.0  # share of the others' time
     since: float = 0.0  # unix time of the first of these stretches
     slower: float = 0.0  # how many times as long a step takes as it used to, where that and not the waiting tells who is slow
+    recorded: bool = False  # by the durations of Flight Recorders, not by the stacks
     stretches: int = 0
     shares: tuple[RankShares, ...] = ()  # of each rank, the mean of all stretches, sorted by rank
     why_nobody: str = ""  # in words

@@ -42,7 +42,7 @@ def with_gpu_cause(found: Slowness, slower: SlowerSteps, world_size: int) -> Slo
     shares = found.shares
     if found.ranks or found.stretches < STRETCHES or not 2 <= len(shares) >= world_size:
         return found
-    if not _wait_for_gpus(shares):
+    if not wait_for_gpus(shares):
         return found
     most = max((one.evidence.gpu_memory or 0 for one in shares), default=0)
     beside = _struck(shares, slower, GPU_NEIGHBOUR, lambda one: bool(one.gpu_neighbour), lambda one: one.gpu_neighbour_since)  # fmt: skip
@@ -83,12 +83,13 @@ def needs_readings(row: Sequence[SampledStretch]) -> bool:
     """Whether a run whose steps have become slower is sampled once more, because its hosts tell nothing, and the GPUs have hardly been read
     since: a program that has begun to compute is not yet found in most of these stretches.
     """
-    if len(row) >= MOST or not _wait_for_gpus(row[-1].ranks):
+    if len(row) >= MOST or not wait_for_gpus(row[-1].ranks):
         return False
     newest = {one.rank for one in row[-1].ranks if one.evidence.gpu_neighbour}
     known = sum(bool(one.evidence.gpu_neighbour) for each in row for one in each.ranks)
     return len(row) < STRETCHES or (bool(newest) and 2 * known <= len(row) * len(newest))
 
 
-def _wait_for_gpus(shares: Sequence[RankShares]) -> bool:
+def wait_for_gpus(shares: Sequence[RankShares]) -> bool:
+    """Whether all hosts wait for their GPUs at least half of the time, so that their stacks do not tell which is slow."""
     return min((one.on_gpu for one in shares), default=0.0) >= ON_GPUS

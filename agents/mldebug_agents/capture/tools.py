@@ -1,9 +1,10 @@
 """Everything that is needed to look at ranks and capture them, built once for an agent or a command."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 from mldebug.capture.nccl_ras.process_map import RasWorld
-from mldebug.core.model import Job
+from mldebug.core.model import FlightRecord, Job, RankIdentity
 from mldebug.core.plugins import create, create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug_agents.capture.capture import Capturer, CaptureSettings
@@ -19,6 +20,8 @@ from mldebug_agents.jobs.ranks.discovery import RankFinder
 from mldebug_agents.jobs.ranks.known_issues import KnownIssueFinder
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.failure_counts import FailureCounts
+
+TIMED_CALLS = 2.0  # seconds in which ranks have to write their Flight Recorders for a comparison
 
 
 class CaptureTools:
@@ -95,6 +98,10 @@ class CaptureTools:
             else None,
             traces=self.traces.add,
         )
+
+    def timed_calls(self, ranks: Sequence[RankIdentity]) -> Mapping[int, FlightRecord]:
+        """The Flight Recorders of those of these ranks that have the hook, by rank; asked for within `TIMED_CALLS` seconds."""
+        return self._hook_flight.ask(ranks, TIMED_CALLS).flights
 
     def _ask_world(self, job: Job) -> RasWorld | None:
         """Which of the processes of a job is which rank, as NCCL RAS reports; None where it is not asked."""

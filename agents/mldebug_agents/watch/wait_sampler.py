@@ -13,7 +13,9 @@ from mldebug.capture.folded_stacks import CountedStack
 from mldebug.capture.trace.line_format import is_source
 from mldebug.core.model import Job, RankIdentity
 from mldebug.goodput.rank_shares import CodeLine, RankShares, is_fetch, rank_shares, usual_lines
+from mldebug.goodput.recorded_waits import recorded_waits, with_recorded
 from mldebug.goodput.straggler import SampledStretch
+from mldebug.goodput.waiting_hosts import wait_for_gpus
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
 from mldebug_agents.system import procfs
@@ -24,6 +26,7 @@ RATE = 20  # samples a second
 SECONDS = 5
 AT_ONCE = 16  # ranks sampled at the same time, two processes each: more of them take turns, and are compared with no other node
 MAX_RANKS = 64  # of one job on this node
+MOST_UNTIMED = 256  # runs of which is known that they time no collectives
 
 
 class SampleOrder(NamedTuple):
@@ -43,6 +46,7 @@ class WaitSampler:
         self._tools, self._clock = tools, clock
         self._host = tools.context.host
         self._evidence = EvidenceReader(self._host)
+        self._untimed: set[tuple[str, int]] = set()  # run and attempt
 
     def take(self, order: SampleOrder) -> SampledStretch:
         """Sample the first `MAX_RANKS` ranks of the job on this node, `AT_ONCE` at a time, and
@@ -56,12 +60,27 @@ class WaitSampler:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             shares = list(pool.map(lambda rank: self._shares(rank, order.seconds, own), ranks))
         found = tuple(one for one in shares if one is not None)
-        return SampledStretch(
+        stretch = SampledStretch(
             at=self._clock(),
             seconds=float(order.seconds),
             ranks=found,
             world_size=order.job.world_size,
         )
+        return with_recorded(stretch, self._recorded(order, found))
+
+    def _recorded(self, order: SampleOrder, found: Sequence[RankShares]) -> Mapping[int, float]:
+        """What the ranks' Flight Recorders show of the same seconds, where the stacks show nothing: all hosts wait for their GPUs. To write one
+        takes a rank up to 0.1 s, so ranks whose recorders have once timed nothing are not asked again.
+        """
+        job = order.job
+        if order.call or (job.id, job.attempt) in self._untimed or len(found) != job.world_size:
+            return {}
+        if not wait_for_gpus(found):
+            return {}
+        waits = recorded_waits(self._tools.timed_calls(job.ranks), job.world_size)
+        if not waits:
+            self._untimed = {*list(self._untimed)[-MOST_UNTIMED:], (job.id, job.attempt)}
+        return waits
 
     def _shares(
         self, rank: RankIdentity, seconds: int, own: Mapping[int, tuple[int, ...]]

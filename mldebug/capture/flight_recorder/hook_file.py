@@ -1,5 +1,7 @@
 """One rank's Flight Recorder, read from the file that its hook writes (layout: `mldebug_training.hook.flight_recorder`)."""
 
+from typing import Annotated
+
 import msgspec
 
 from mldebug.capture.flight_recorder.entries import (
@@ -11,12 +13,15 @@ from mldebug.capture.flight_recorder.entries import (
 )
 from mldebug.capture.flight_recorder.raw_calls import Name, Rank, RawCall, Whole
 from mldebug.capture.hook_json import decode_hook_file
-from mldebug.core.model import FlightRecord
+from mldebug.core.model import FlightRecord, TimedCall, TimedCalls
 from mldebug.core.ranksets import fold_ranks
 
 __all__ = ["MAX_BYTES", "MAX_CALLS", "MAX_GROUPS", "parse_file"]
 
 MAX_BYTES = 1 << 20
+MAX_TIMED = 64  # calls of one group
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=86_400_000)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class _HookDump(msgspec.Struct, frozen=True):
@@ -35,16 +40,41 @@ class _Group(msgspec.Struct, frozen=True):
         return GroupInfo(self.desc, fold_ranks(self.ranks), self.calls, self.backend)
 
 
+TimedEntry = tuple[Whole, Milliseconds, Nanoseconds]  # number of the call, duration, created (unix)
+
+
+class _TimedGroup(msgspec.Struct, frozen=True):
+    group: Name = ""
+    backend: Name = ""
+    calls: Annotated[tuple[TimedEntry, ...], msgspec.Meta(max_length=MAX_TIMED)] = ()
+
+
 class _File(msgspec.Struct, frozen=True):
     layout: int
     groups: dict[Name, _Group] = {}
     dumps: tuple[_HookDump, ...] = ()
+    timed: Annotated[tuple[_TimedGroup, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
 
 
 def parse_file(data: bytes) -> FlightRecord:
     """Parse the file into which a rank's hook writes its Flight Recorder. Raises ValueError with the reason."""
     file = decode_hook_file(data, _File, MAX_BYTES)
-    return _record(file.dumps, {name: group.info for name, group in file.groups.items()})
+    infos = {name: group.info for name, group in file.groups.items()}
+    timed = tuple(_timed(one, infos) for one in file.timed)
+    return msgspec.structs.replace(_record(file.dumps, infos), timed=timed)
+
+
+def _timed(one: _TimedGroup, infos: dict[str, GroupInfo]) -> TimedCalls:
+    members = infos[one.group].members if one.group in infos else ""
+    return TimedCalls(
+        group=short(one.group),
+        backend=short(one.backend),
+        members=members,
+        calls=tuple(
+            TimedCall(sequence=number, seconds=took / 1e3, created_at=created / 1e9)
+            for number, took, created in one.calls
+        ),
+    )
 
 
 def _record(dumps: tuple[_HookDump, ...], infos: dict[str, GroupInfo]) -> FlightRecord:

@@ -61,6 +61,23 @@ class PairCount(Noun, frozen=True, kw_only=True):
     done: int  # number of the last that is done
 
 
+class TimedCall(Noun, frozen=True, kw_only=True):
+    """How long one collective took on one rank's GPU, from when this rank came to it. `created_at`: unix, by this rank's clock."""
+
+    sequence: int
+    seconds: float
+    created_at: float
+
+
+class TimedCalls(Noun, frozen=True, kw_only=True):
+    """The newest calls of one process group that were timed on one rank."""
+
+    group: str  # name
+    backend: str = ""
+    members: str = ""  # global ranks, folded
+    calls: tuple[TimedCall, ...] = ()
+
+
 class FlightRecord(Noun, frozen=True, kw_only=True):
     """The content of one rank's Flight Recorder at one moment: its process groups with their calls."""
 
@@ -74,6 +91,7 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     unplaced: int = (
         0  # calls without a group, a number or a state: what this rank has called is not known
     )
+    timed: tuple[TimedCalls, ...] = ()  # where the job has its timing on
     way: str = (
         ""  # how it was had, a `mldebug.capture.flight_recorder.access.AccessKind`; "": by the hook
     )

@@ -533,3 +533,55 @@ def test_recording_is_switched_on_where_it_is_off_and_never_against_the_user(
     environ = dict(before)
     record_collectives(version, environ)
     assert environ == after
+
+
+# --- how long calls took -------------------------------------------------------------------------
+
+
+def timed_file(*entries: dict[str, Any]) -> bytes:
+    about = {"0": {"desc": "default_pg", "ranks": [0, 1]}}
+    file = {
+        "layout": 1,
+        "rank": 0,
+        "groups": about,
+        "dumps": [],
+        "timed": written.timings(gloo(*entries)),
+    }
+    return json.dumps(file).encode()
+
+
+def test_durations_of_the_newest_calls_arrive() -> None:
+    some = [entry(n, profiling_name="nccl:all_reduce", duration_ms=0.5 * n) for n in range(1, 101)]
+    (timed,) = parse_file(timed_file(*some)).timed
+    assert (timed.group, timed.backend, timed.members) == ("0", "nccl", "0-1")
+    assert [call.sequence for call in timed.calls] == list(range(37, 101))
+    assert timed.calls[-1].seconds == pytest.approx(0.05)
+    assert timed.calls[-1].created_at == pytest.approx(1_700_000_010.0)
+
+
+def test_without_timing_there_are_none() -> None:
+    """As gloo, and NCCL without TORCH_NCCL_ENABLE_TIMING, write them."""
+    assert parse_file(timed_file(*map(entry, range(1, 20)))).timed == ()
+    assert parse_file(file_of(gloo(entry(1)), _0=[0, 1])).timed == ()
+
+
+def test_what_is_not_done_or_a_transfer_is_not_timed() -> None:
+    pending = entry(1, retired=False, state="started", duration_ms=3.0)
+    assert written.timings(gloo(pending, entry(2, is_p2p=True, duration_ms=3.0))) == []
+
+
+@pytest.mark.parametrize(
+    "timed",
+    [
+        [{"group": "0", "calls": [[1, -5.0, 0]]}],
+        [{"group": "0", "calls": [[1, 1e300, 0]]}],
+        [{"group": "0", "calls": [[1, 1.0, 0]] * 65}],
+        [{"group": "0", "calls": [["1", 1.0, 0]]}],
+        [{"group": "0"}] * 65,
+        {"group": "0"},
+    ],
+)
+def test_hostile_durations_are_not_believed(timed: object) -> None:
+    file = {"layout": 1, "rank": 0, "groups": {}, "dumps": [], "timed": timed}
+    with pytest.raises(ValueError, match="not what it should be"):
+        parse_file(json.dumps(file).encode())

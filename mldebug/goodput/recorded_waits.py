@@ -1,0 +1,135 @@
+"""Which rank arrives last at collectives, by the durations that PyTorch's Flight Recorder has measured on the GPUs.
+
+With `TORCH_NCCL_ENABLE_TIMING=1` each entry has `duration_ms`: from when this rank's stream came to the collective until it was done. All
+members are done at the same moment, so whoever came last has the shortest one, and by how much another's is longer it has waited. That is what
+GPUs wait for each other; the stacks of hosts that only wait for their GPUs do not show it.
+
+The waits in all groups of a rank count, each over the time that its recorded calls cover: who comes late to one because it has waited in another
+is not to blame. Ranks are compared only where every rank has timed every group that it uses: of one whose timing is off nothing is known. The
+judgement is that of the samples (`straggler`), with these waits in place of theirs. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from mldebug.core.model import FlightRecord, TimedCall, TimedCalls
+from mldebug.core.ranksets import unfold
+from mldebug.goodput.straggler import Excess, SampledStretch, Slowness, find_slow_ranks, needs_more
+
+LEAST_CALLS = 8  # that all ranks have recorded
+LATE = "late"  # kind of `Excess`
+
+
+def recorded_waits(records: Mapping[int, FlightRecord], world_size: int) -> dict[int, float]:
+    """The share of the time that each rank has waited for others in collectives, 0 to 1, by rank. Empty where that is not known of every rank:
+    one has recorded no durations of a group that it uses, there is no group of all ranks, too few calls are common to its members, or ranks
+    send each other something (stages of a pipeline have work of their own).
+    """
+    everybody = set(range(world_size))
+    if world_size < 2 or set(records) != everybody or not all(map(_is_timed, records.values())):
+        return {}
+    waits = dict.fromkeys(records, 0.0)
+    has_all = False
+    for (_, _, members), some in _by_group(records).items():
+        shares = _waits_of_group({rank: one.calls for rank, one in some.items()})
+        if shares is None or set(some) != set(unfold(members)):
+            return {}
+        for rank, share in shares.items():
+            waits[rank] += share
+        has_all = has_all or set(some) == everybody
+    return {rank: min(1.0, wait) for rank, wait in waits.items()} if has_all else {}
+
+
+def with_recorded(stretch: SampledStretch, waits: Mapping[int, float]) -> SampledStretch:
+    """The stretch with what the Flight Recorders of its ranks show of the same seconds."""
+    ranks = tuple(
+        msgspec.structs.replace(one, recorded=waits.get(one.rank)) for one in stretch.ranks
+    )
+    return msgspec.structs.replace(stretch, ranks=ranks)
+
+
+def find_late_ranks(found: Slowness, row: Sequence[SampledStretch]) -> Slowness:
+    """The comparison of all ranks by their stacks (`found`), in which nobody stands apart, or else that by what was recorded of the same row."""
+    timed = _by_records(row)
+    if found.ranks or not timed:
+        return found
+    late = find_slow_ranks(timed)
+    if not late.ranks:
+        return found
+    named = {one.rank for one in late.ranks}
+    others = median(one.waiting for one in late.shares if one.rank not in named)
+    ranks = tuple(
+        one
+        if one.cause
+        else msgspec.structs.replace(one, excess=Excess(kind=LATE, own=one.waiting, others=others))
+        for one in late.ranks
+    )
+    return msgspec.structs.replace(late, ranks=ranks, recorded=True)
+
+
+def needs_more_records(row: Sequence[SampledStretch]) -> bool:
+    """Whether to sample once more, because a rank waits clearly less than all others by what was recorded, and this is not certain yet."""
+    timed = _by_records(row)
+    return bool(timed) and needs_more(timed)
+
+
+def _by_records(row: Sequence[SampledStretch]) -> list[SampledStretch]:
+    """The row with the recorded waits in place of those of the stacks; empty where one rank has none in one stretch."""
+    if any(one.recorded is None for stretch in row for one in stretch.ranks):
+        return []
+    return [
+        msgspec.structs.replace(
+            stretch,
+            ranks=tuple(
+                msgspec.structs.replace(
+                    one, waiting=one.recorded or 0.0, idle_waiting=0.0, on_gpu=0.0, loading=0.0
+                )
+                for one in stretch.ranks
+            ),
+        )
+        for stretch in row
+    ]  # fmt: skip
+
+
+Group = tuple[
+    str, str, str
+]  # name, backend and members: names of groups of a few come again on other ranks
+
+
+def _is_timed(record: FlightRecord) -> bool:
+    """Whether the durations of all collectives are known that this rank has made with others, and it makes no transfers."""
+    timed = {(one.group, one.backend) for one in record.timed}
+    used = {
+        (one.name, one.backend)
+        for one in record.groups
+        if one.completed and not one.members.isdigit()
+    }
+    return used <= timed and not (record.pairs or record.transfers or record.sends)
+
+
+def _by_group(records: Mapping[int, FlightRecord]) -> dict[Group, dict[int, TimedCalls]]:
+    found: dict[Group, dict[int, TimedCalls]] = {}
+    for rank, record in records.items():
+        for one in record.timed:
+            found.setdefault((one.group, one.backend, one.members), {})[rank] = one
+    return found
+
+
+def _waits_of_group(calls: Mapping[int, Sequence[TimedCall]]) -> dict[int, float] | None:
+    """The share of the time of each member; None where too few calls are common to all of them."""
+    tables = {rank: {call.sequence: call for call in own} for rank, own in calls.items()}
+    common = sorted(set.intersection(*(set(one) for one in tables.values())))
+    if len(common) < LEAST_CALLS:
+        return None
+    first, last = common[0], common[-1]
+    span = median(own[last].created_at - own[first].created_at for own in tables.values())
+    if span <= 0.0:
+        return None
+    waits = dict.fromkeys(tables, 0.0)
+    for number in common[1:]:  # the first only begins the span
+        least = min(own[number].seconds for own in tables.values())
+        for rank, own in tables.items():
+            waits[rank] += own[number].seconds - least
+    return {rank: wait / span for rank, wait in waits.items()}
