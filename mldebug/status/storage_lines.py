@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration
+from mldebug.core.units import format_duration, size_words
 from mldebug.status.gpu_lines import StatusLine
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.history import KnownCheckpoint
-from mldebug.storage.checkpoints.state import SeriesState, size_words
+from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import CollectorState, Row, StorageState
 
 WIDEST = 300

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from mldebug.core.model import Noun
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration, format_size
+from mldebug.core.units import format_duration, size_words
 
 COUNTING, WATCHED, PARTLY, RESCANNED, LOST, STUCK = (
     "counting",
@@ -60,7 +60,7 @@ def _words(tree: DirSize, now: float) -> str:
             f"not counted: {clean(tree.why, 200)}" if tree.why else "is counted for the first time"
         )
     least = "at least " if tree.lower_bound else ""
-    words = f"{least}{approximate(tree.bytes)} in {tree.inodes} inodes, {_how(tree, now)}"
+    words = f"{least}{size_words(tree.bytes)} in {tree.inodes} inodes, {_how(tree, now)}"
     unread = f"; {tree.unread} of its entries could not be looked at" if tree.lower_bound else ""
     return f"{words}{unread}{f' ({clean(tree.why, 200)})' if tree.why else ''}"
 
@@ -74,15 +74,3 @@ def _how(tree: DirSize, now: float) -> str:
         LOST: "events were lost and it is being counted anew",
     }
     return f"{words.get(tree.how, tree.how)}, {ago}"
-
-
-def approximate(size: int) -> str:
-    """A size in bytes with three digits and a binary unit: `1.27 GiB`."""
-    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor:
-            return (
-                f"{size / factor:.3g} {unit}"
-                if size < 1000 * factor
-                else f"{size // factor} {unit}"
-            )
-    return format_size(size)

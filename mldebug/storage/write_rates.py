@@ -14,7 +14,7 @@ import msgspec
 
 from mldebug.core.model import Noun
 from mldebug.core.redact import clean
-from mldebug.storage.dir_sizes import approximate
+from mldebug.core.units import size_words
 
 TOP = 5  # growing files that are named for each rank
 
@@ -197,7 +197,7 @@ def who_fills(writers: Iterable[RankWriter], device: str, names: Mapping[str, st
     name = clean(names.get(writer.job, writer.job), 40)
     others = _others(len(found) - 1)
     return (
-        f"rank {writer.rank} of {name} writes {approximate(int(rate))}/s to it,"
+        f"rank {writer.rank} of {name} writes {size_words(rate)}/s to it,"
         f" most to {clean(fastest.path, 120)}{others}"
     )
 
@@ -211,7 +211,7 @@ def who_filled(writers: Iterable[tuple[RankWriter, str]], mount: str) -> str:
         key = writer.job, clean(name, 40) or "a job of another user"
         rates[key] = rates.get(key, 0.0) + by_mount(writer).get(mount, 0.0)
     (_, name), rate = max(rates.items(), key=lambda one: one[1], default=(("", ""), 0.0))
-    return f"most to it was written by {name}: {approximate(int(rate))}/s" if rate >= 1 else ""
+    return f"most to it was written by {name}: {size_words(rate)}/s" if rate >= 1 else ""
 
 
 def _others(count: int) -> str:
@@ -222,8 +222,8 @@ def _others(count: int) -> str:
 
 def writer_line(writer: RankWriter, name: str) -> str:
     """How much a rank writes, in one sentence."""
-    words = f"rank {writer.rank} of {clean(name, 40)} writes {approximate(int(writer.rate))}/s"
+    words = f"rank {writer.rank} of {clean(name, 40)} writes {size_words(writer.rate)}/s"
     if writer.growing:
         one = writer.growing[0]
-        return f"{words}; {clean(one.path, 120)} on {clean(one.mount, 80)} grows by {approximate(int(one.rate))}/s"
+        return f"{words}; {clean(one.path, 120)} on {clean(one.mount, 80)} grows by {size_words(one.rate)}/s"
     return f"{words}, to no file that stays open" if writer.rate >= 1 else words

@@ -5,9 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from mldebug.core.model import Gap, Noun
-from mldebug.core.units import format_duration
+from mldebug.core.units import format_duration, size_words
 from mldebug.hardware.host_memory.parse import Level, RankMemory
-from mldebug.storage.checkpoints.state import size_words
 
 FULL = 0.95  # of a limit
 FLAT = 1024.0  # bytes a second that are no growth

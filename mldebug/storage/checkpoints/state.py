@@ -6,7 +6,7 @@ import msgspec
 
 from mldebug.core.model import Gap, Noun
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration
+from mldebug.core.units import format_duration, size_words
 from mldebug.storage.checkpoints.history import (
     CLOSE,
     SKEW,
@@ -15,9 +15,11 @@ from mldebug.storage.checkpoints.history import (
     size_change,
 )
 from mldebug.storage.checkpoints.model import Completeness
+from mldebug.storage.checkpoints.retention import could_go
 
 LISTED = 8  # checkpoints of a series that are shown one by one
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+COUNTS = (1, 2, 3, 5)  # of kept checkpoints for which it is told what the others would free
+KEPT = 3
 
 
 class SeriesState(Noun, frozen=True, kw_only=True):
@@ -31,6 +33,13 @@ class SeriesState(Noun, frozen=True, kw_only=True):
     listed: tuple[KnownCheckpoint, ...] = ()  # the newest first, at most `LISTED`
     counts: dict[str, int] = {}  # state -> checkpoints that are there
     left_bytes: int = 0  # size of incomplete checkpoints
+    bytes: int = 0  # of all that are there
+    would_free: dict[
+        int, int
+    ] = {}  # bytes of those that could go if the newest 1, 2, 3, 5 whole ones stay
+    could_go: tuple[
+        KnownCheckpoint, ...
+    ] = ()  # if the newest `KEPT` stay: the oldest first, at most `LISTED`
     size_change: float | None = None  # of the last complete one against those before it, a ratio
     period: float | None = None  # seconds between two checkpoints
     lost_seconds: float | None = None  # since the last complete one was begun
@@ -61,6 +70,9 @@ def series_state(series: CheckpointSeries, name: tuple[str, str, str], now: floa
         newest=newest,
         listed=checkpoints[::-1][:LISTED],
         counts=counts,
+        bytes=sum(one.size for one in checkpoints),
+        would_free={keep: sum(one.size for one in could_go(checkpoints, keep)) for keep in COUNTS},
+        could_go=could_go(checkpoints, KEPT)[:LISTED],
         left_bytes=sum(one.size for one in series.of(Completeness.INCOMPLETE)),
         size_change=size_change(last, series.memory.complete) if last else None,
         period=series.period,
@@ -136,15 +148,6 @@ def _ago(seconds: float) -> str:
 
 def _duration(seconds: float) -> str:
     return format_duration(float(round(max(0.0, seconds))))
-
-
-def size_words(size: float) -> str:
-    """A size in bytes with a binary unit: `4.2 GiB`."""
-    for unit in UNITS:
-        if size < 1024 or unit == UNITS[-1]:
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def lines_of(states: Iterable[SeriesState], run: str) -> list[str]:

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 from mldebug.core.redact import clean
 from mldebug.core.text import plural
-from mldebug.core.units import format_age, format_duration
+from mldebug.core.units import format_age, format_duration, size_words
 from mldebug.storage.checkpoints.model import Completeness
-from mldebug.storage.checkpoints.state import size_words
 from mldebug.storage.usage.model import CountedTree, OldCheckpoint, StorageUsage
 
 MOST = 10  # rows of one table

@@ -8,6 +8,7 @@ import msgspec
 from mldebug.core.model import Gap
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
+from mldebug.core.units import size_words
 from mldebug.hardware.host_memory.parse import RankMemory
 from mldebug.hardware.host_memory.state import (
     LevelState,
@@ -20,7 +21,7 @@ from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
 from mldebug.status.storage_lines import NOTHING, checkpoint_words
 from mldebug.storage.checkpoints.model import Completeness
-from mldebug.storage.checkpoints.state import SeriesState, lost_words, size_words
+from mldebug.storage.checkpoints.state import SeriesState, lost_words
 from mldebug.web.page import PageRequest, WebPage
 from mldebug.web.storage_lists import MOST, WIDEST, ItemGroup, ListItem, groups, share
 

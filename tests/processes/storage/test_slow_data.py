@@ -83,7 +83,7 @@ def test_the_wait_for_data_is_told_with_the_disk_that_became_slow() -> None:
             wait_for("the samples", lambda: (run := run_of(agent)) and run.slowness, 120)
             usual = words_for(agent, LEARNS)
             assert not any("instead of" in one for one in usual), usual
-            with delayed(daemon):
+            with delayed(daemon.pid):
                 slow = wait_for(
                     "the sentence",
                     lambda: next((one for one in [words_of(agent)] if "instead of" in one), ""),

@@ -87,15 +87,15 @@ def slow_disk(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
 
 
 @contextmanager
-def delayed(daemon: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Delay whatever the daemon of a FUSE mount serves: it runs for 6 ms in every 60 ms."""
+def delayed(daemon: int) -> Iterator[None]:
+    """Delay whatever the daemon of a FUSE mount serves (`daemon`: its pid): it runs for 6 ms in every 60 ms."""
     over = threading.Event()
 
     def delay() -> None:
         while not over.is_set():
-            daemon.send_signal(signal.SIGSTOP)
+            os.kill(daemon, signal.SIGSTOP)
             over.wait(0.054)
-            daemon.send_signal(signal.SIGCONT)
+            os.kill(daemon, signal.SIGCONT)
             over.wait(0.006)
 
     thread = threading.Thread(target=delay)
@@ -105,4 +105,4 @@ def delayed(daemon: "subprocess.Popen[bytes]") -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        daemon.send_signal(signal.SIGCONT)
+        os.kill(daemon, signal.SIGCONT)

@@ -116,8 +116,8 @@ def saved(run: str = JOB, **changes: object) -> SeriesState:
     made = SeriesState(
         run=run, folder="/scratch/ada/ckpt", series="step_#", last=listed[1], newest=newest, listed=listed,
         lost_seconds=815.0, lost_steps=104, period=1680.0,
-        sentence="last complete checkpoint step_1200 12m ago (412.0 GiB in 1m35s, 4.3 GiB/s); if it dies now 13m35s of work and"
-                 " 104 steps are lost; step_1300 is being written, 118.4 GiB so far",
+        sentence="last complete checkpoint step_1200 12m ago (412 GiB in 1m35s, 4.3 GiB/s); if it dies now 13m35s of work and"
+                 " 104 steps are lost; step_1300 is being written, 118 GiB so far",
     )  # fmt: skip
     return replace(made, **changes)
 

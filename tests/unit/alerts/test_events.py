@@ -573,7 +573,7 @@ def test_memory_that_runs_out_is_an_event() -> None:
     (word,) = of_memory(NodeMemory(levels=(LevelState(level=level, alarm=True),)))
     (alert,) = word.alerts
     assert (alert.kind, alert.severity) == ("memory_full", "critical")
-    assert alert.sentence.startswith("host memory: 97.0 GiB of 100.0 GiB in use")
+    assert alert.sentence.startswith("host memory: 97 GiB of 100 GiB in use")
     assert word.is_over("memory/cgroup/x")
 
 

@@ -212,8 +212,8 @@ def test_an_alarm_names_the_limit_the_pace_and_who_grows() -> None:
     )
     assert list(alarms(memory)) == [
         (
-            "memory of cgroup /job: 3.0 GiB of 4.0 GiB in use, 240.0 MiB more a minute: out of memory in 4m16s;"
-            " rank 3 grows most, 234.0 MiB a minute"
+            "memory of cgroup /job: 3 GiB of 4 GiB in use, 240 MiB more a minute: out of memory in 4m16s;"
+            " rank 3 grows most, 234 MiB a minute"
         )
     ]
 

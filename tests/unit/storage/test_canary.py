@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from mldebug.config.storage import StorageConfig
 from mldebug.storage.filesystems.canary import CanaryResult, CanaryWrite, sentence
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.collectors import storage_collectors
-from mldebug_agents.storage.filesystems.canary import CanaryCollector
+from mldebug_agents.storage.filesystems.canary import SECONDS, CanaryCollector
+from shared.storage.disks import delayed
 from shared.storage.nodetools import with_config
+from shared.system.hung import hung_mount, wait_until
 from unit.storage.test_filesystems import mount, mounted
 
 
@@ -94,6 +97,29 @@ def test_what_an_earlier_run_left_goes_and_nothing_else_does(
     os.link(tmp_path / "precious", tmp_path / name())
     assert [kind for kind, _ in alerts_of(look(tools, tmp_path))] == ["canary_failed"]
     assert (tmp_path / name()).exists()
+
+
+def test_a_fuse_mount_that_is_slow_shows_in_seconds_and_one_that_hangs_is_stuck_until_it_answers(
+    tools: NodeTools, tmp_path: Path
+) -> None:
+    with hung_mount(tmp_path) as mount:
+        part = look(tools, mount.target)
+
+        def seconds() -> float:
+            part.look(1.0, [])
+            return next(one.value for one in part.samples() if one.metric.endswith("_seconds"))
+
+        usual = min(seconds() for _ in range(3))
+        with delayed(mount.server):
+            assert max(seconds() for _ in range(3)) > usual + 0.04
+        mount.hang()
+        began = time.monotonic()
+        part.look(2.0, [])
+        assert time.monotonic() - began < 3 * SECONDS
+        assert [kind for kind, _ in alerts_of(part)] == ["canary_stuck"]
+        mount.recover()
+        wait_until(lambda: part.look(3.0, []) or not alerts_of(part))
+        assert list(mount.source.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_is_a_gap(tools: NodeTools, tmp_path: Path) -> None:

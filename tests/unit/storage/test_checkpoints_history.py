@@ -47,7 +47,7 @@ def test_the_last_complete_save_and_what_would_be_lost() -> None:
     assert (state.last.name, state.last.size, state.last.seconds) == ("step_200", GIB, 20.0)
     assert (state.lost_seconds, state.lost_steps) == (320.0, 88)
     assert state.sentence == (
-        "last complete checkpoint step_200 5m ago (1.0 GiB in 20s, 51.2 MiB/s);"
+        "last complete checkpoint step_200 5m ago (1 GiB in 20s, 51.2 MiB/s);"
         " if it dies now 5m20s of work and 88 steps are lost"
     )
 

@@ -91,7 +91,7 @@ def test_memory_that_is_nearly_used_up_is_an_alarm_with_the_rank_that_grows() ->
     shown = built(quiet(memory=memory()))
     assert [one.mood for one in shown.levels] == ["good", "bad"]
     assert "out of memory in 8m40s; rank 3 grows most" in shown.alarms[0]
-    assert shown.ranks[0].own == "64.0 GiB"  # who holds most
+    assert shown.ranks[0].own == "64 GiB"  # who holds most
 
 
 # --- what is missing -----------------------------------------------------------------------------

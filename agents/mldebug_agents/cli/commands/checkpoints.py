@@ -14,10 +14,10 @@ from mldebug.cli.param_types import FOLDER
 from mldebug.core.errors import EvidenceError, ExitCode
 from mldebug.core.plugins import NoOptions, create_all
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration
+from mldebug.core.units import format_duration, size_words
 from mldebug.storage.checkpoints.history import KnownCheckpoint
 from mldebug.storage.checkpoints.model import Completeness
-from mldebug.storage.checkpoints.state import SeriesState, size_words
+from mldebug.storage.checkpoints.state import SeriesState
 from mldebug_agents.storage.checkpoints.one_shot import read_checkpoints
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
