@@ -211,6 +211,25 @@ class ActionsConfig(Section, frozen=True, kw_only=True):
                 yield "chains", f"{kind} names a step twice"
 
 
+class ProbesConfig(Section, frozen=True, kw_only=True):
+    """The section `probes`: short measurements that the agent starts by itself, only while no job is on the node."""
+
+    # between two; a job that comes ends one that runs
+    every: Literal["never"] | Annotated[Duration, msgspec.Meta(ge=600, le=30 * 86400)] = "never"
+    # for so long no job must have been here
+    idle: Annotated[Duration, msgspec.Meta(ge=1, le=86400)] = 600.0
+    # a Python with PyTorch. It runs as the agent's user: let only root be able to change it. auto: mldebug's own
+    python: Literal["auto"] | Path = "auto"
+    # auto: GPUs where there are any
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    # which collectives
+    ops: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+    # payloads of each collective: 1KiB, or 1KiB-1GiB for each doubling
+    sizes: tuple[str, ...] = ("1MiB", "256MiB")
+    # of one measurement
+    duration: Annotated[Duration, msgspec.Meta(ge=5, le=600)] = 60.0
+
+
 class ExpectedJob(Section, frozen=True, kw_only=True):
     """A job that must be running or queued; * matches anything, and a field that is left out matches all."""
 
@@ -275,6 +294,7 @@ class Config(Section, frozen=True, kw_only=True):
     memory: MemoryConfig = MemoryConfig()
     metrics: MetricsConfig = MetricsConfig()
     health: HealthConfig = HealthConfig()
+    probes: ProbesConfig = ProbesConfig()
     trees: DirSizesConfig = DirSizesConfig()
     storage: StorageConfig = StorageConfig()
 

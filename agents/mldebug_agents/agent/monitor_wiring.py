@@ -22,6 +22,7 @@ from mldebug_agents.jobs.run_records import monitor as records
 from mldebug_agents.jobs.run_records.reader import RunRecordReader
 from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
 from mldebug_agents.probes.history import monitor as probes
+from mldebug_agents.probes.history import scheduled
 from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.storage.checkpoints import monitor as checkpoints
@@ -55,6 +56,7 @@ def build_monitors(
     memory = MemoryWatch(context.host, context.reader)
     port_reader = PortReader(context.host, context.reader)
     history = probes.ProbeHistoryReader(config.agent.state_dir, context.reader)
+    starter = scheduled.ProbeStarter(context.spawner, config.agent.state_dir)
     return Monitors(
         hardware=hardware_monitor(context, store, inbox, tools.gpus),
         notifier=notifier,
@@ -73,6 +75,10 @@ def build_monitors(
         schedulers=SchedulerMonitor(config, context, inbox),
         probes=probes.ProbeHistoryMonitor(
             Worker(probes.WORKER, history.look, inbox, probes.DEADLINE)
+        ),
+        scheduled_probes=scheduled.ScheduledProbes(
+            Worker(scheduled.WORKER, starter.run, inbox, scheduled.DEADLINE),
+            *(store, clock.now, clock.steady),
         ),
         goodput=goodput,
         scalars=ScalarMonitor(store, clock.now, clock.steady),

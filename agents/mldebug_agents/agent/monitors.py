@@ -25,6 +25,7 @@ from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.run_records.monitor import RunRecordMonitor
 from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
 from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
+from mldebug_agents.probes.history.scheduled import ScheduledProbes
 from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
 from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.workers import Result
@@ -70,6 +71,7 @@ class Monitors:
     ports: PortMonitor
     schedulers: SchedulerMonitor
     probes: ProbeHistoryMonitor
+    scheduled_probes: ScheduledProbes
     goodput: GoodputMonitor
     scalars: ScalarMonitor
     records: RunRecordMonitor
@@ -103,6 +105,8 @@ class Monitors:
         self.schedulers.tick()
         self.probes.tick()
         if state.looked:
+            is_idle = not (state.runs or state.found.all)
+            self.scheduled_probes.tick(state.config.probes, is_idle=is_idle)
             self.goodput.tick(state.runs, state.exits, state.catching)
             losses = state.config.goodput
             self.scalars.tick(
@@ -126,7 +130,8 @@ class Monitors:
             self.ports.on_result(result)
         else:
             others = (self.notifier, self.actions, self.schedulers, self.probes, self.records)
-            return any(other.on_result(result) for other in others)
+            more = (*others, self.scheduled_probes)
+            return any(other.on_result(result) for other in more)
         return True
 
     def complete(self, look: JobLook) -> JobLook:
@@ -163,6 +168,7 @@ class Monitors:
             self.storage,
             self.schedulers,
             self.probes,
+            self.scheduled_probes,
             self.goodput,
             self.scalars,
             self.records,

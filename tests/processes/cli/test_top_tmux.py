@@ -28,7 +28,7 @@ class Tmux:
 
     def __init__(self, folder: Path) -> None:
         self._name, self._folder = f"mldebug-{uuid.uuid4().hex[:12]}", folder
-        self.seen: list[str] = []  # every screen, to be shown where something fails
+        self.screens: list[str] = []  # every screen, to be shown where something fails
 
     def do(self, *words: str) -> str:
         """Run one tmux command; its output."""
@@ -41,8 +41,8 @@ class Tmux:
 
     def screen(self) -> str:
         """What is on the screen."""
-        self.seen.append(self.do("capture-pane", "-p", "-t", "0"))
-        return self.seen[-1]
+        self.screens.append(self.do("capture-pane", "-p", "-t", "0"))
+        return self.screens[-1]
 
     def until(self, pattern: str) -> str:
         """The first screen with this pattern."""
@@ -54,7 +54,7 @@ class Tmux:
         try:
             return str(wait_for(f"{pattern!r} on the screen", found, 90))
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.seen[-1]}") from None
+            raise AssertionError(f"{error}\n{self.screens[-1]}") from None
 
     def press(self, *keys: str) -> None:
         """Press keys, as tmux names them."""
@@ -106,7 +106,7 @@ def test_top_beside_an_agent_in_80_columns_and_its_keys(tmp_path: Path) -> None:
             left = tmux.until(r"(?m)^[$#] *$")  # the shell's screen, as it was
             assert "mldebug top --config" in left.replace("\n", "")
             assert "q quit" not in left
-            assert all(len(line) <= COLUMNS for one in tmux.seen for line in one.splitlines())
+            assert all(len(line) <= COLUMNS for one in tmux.screens for line in one.splitlines())
         now = max(map(job.step, job.ranks))
         wait_for("more steps", lambda: min(map(job.step, job.ranks)) > now + 5)
-        assert not any("Traceback" in one for one in tmux.seen)
+        assert not any("Traceback" in one for one in tmux.screens)

@@ -93,7 +93,7 @@ captur: 3
         "c.yaml:8: capture.native: 'no' is not 'auto' or 'never' or 'always'",
         "c.yaml:9: capture.workers: stands here twice, first in line 7",
         "c.yaml:10: capture.py_spy: has no value; remove the line to get the default",
-        "c.yaml:11: captur: there is no such key; did you mean 'capture'? legal here: agent, capture, stall, goodput, logs, transports, channels, schedulers, gpus, jobs, events, actions, cluster, checkpoints, memory, metrics, health, trees, storage",
+        "c.yaml:11: captur: there is no such key; did you mean 'capture'? legal here: agent, capture, stall, goodput, logs, transports, channels, schedulers, gpus, jobs, events, actions, cluster, checkpoints, memory, metrics, health, probes, trees, storage",
     ]
 
 

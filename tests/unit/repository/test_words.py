@@ -77,7 +77,7 @@ OTHER_TESTS = {"exporters", "repository", "training"}
 # config sections by subject, where the section has another name; each name is older than the folders and stays as users know it
 SECTIONS = {
     "agent": "agent", "capture": "capture", "stall": "stall", "goodput": "goodput", "cluster": "cluster", "metrics": "exporters", "checkpoints": "storage",
-    "storage": "storage", "memory": "hardware", "health": "hardware", "gpus": "hardware", "events": "alerts", "channels": "alerts",
+    "storage": "storage", "memory": "hardware", "probes": "probes", "health": "hardware", "gpus": "hardware", "events": "alerts", "channels": "alerts",
     "actions": "alerts", "schedulers": "jobs", "jobs": "jobs", "logs": "jobs", "transports": "cluster", "trees": "storage",
 }  # fmt: skip
 

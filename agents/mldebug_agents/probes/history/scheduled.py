@@ -1,0 +1,118 @@
+"""Starts `mldebug probe collectives` now and then where the configuration wants it, while nobody trains on this node.
+
+The agent starts none before no job has been here for a while; the command itself looks at GPUs and jobs again before it begins and each moment while it measures, and
+ends by itself when one comes (`probes.guard`). Its figures go into the history that the agent shows.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from mldebug.config.schema import ProbesConfig
+from mldebug.core.errors import MldebugError
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration
+from mldebug.status.snapshot import Snapshot
+from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.system.spawn import ProgramStarter
+from mldebug_agents.system.workers import Result, Worker
+
+log = logging.getLogger("mldebug")
+
+WORKER, MEMO = "scheduled-probes", "scheduled-probes"
+LONGER = 120.0  # seconds more than the measurement: to start and to end
+DEADLINE = 900.0
+MAX_OUTPUT = 1 << 20
+
+
+class ProbeStarter:
+    """Runs one probe to its end. For one worker thread."""
+
+    def __init__(self, starter: ProgramStarter, state_dir: Path) -> None:
+        self._starter, self._state_dir = starter, state_dir
+
+    def run(self, wanted: ProbesConfig) -> str:
+        """Run it; returns the last line that it wrote to stderr. Raises MldebugError where it failed; a busy node is no failure."""
+        argv = (
+            sys.executable,
+            "-m",
+            "mldebug",
+            *words(wanted),
+            "--state-dir",
+            str(self._state_dir),
+        )
+        done = self._starter.run(
+            argv, timeout=wanted.duration + LONGER, max_output=MAX_OUTPUT, env=dict(os.environ)
+        )
+        last_lines = done.stderr.decode(errors="replace").strip().splitlines() or [""]
+        if done.error or done.timed_out or done.returncode != 0:
+            why = done.error or ("it did not end in time" if done.timed_out else last_lines[0])
+            raise MldebugError(f"the scheduled probe failed: {clean(why, 300)}")
+        return clean(last_lines[-1], 300)
+
+
+def words(wanted: ProbesConfig) -> tuple[str, ...]:
+    """The words behind `mldebug` that start such a probe."""
+    python = () if wanted.python == "auto" else ("--python", str(wanted.python))
+    return (
+        *("probe", "collectives", "--if-idle", "--device", wanted.device),
+        *("--duration", format_duration(wanted.duration), "--ops", ",".join(wanted.ops)),
+        *("--sizes", ",".join(wanted.sizes), *python),
+    )
+
+
+class ScheduledProbes:
+    """When the next probe is due. Belongs to the main loop's thread.
+
+    `worker`: has a `ProbeStarter` run; `unix`, `steady`: the clocks, in seconds.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        store: KeyValueStore,
+        unix: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.worker, self._store = worker, store
+        self._unix, self._steady = unix, steady
+        self._idle_since: float | None = None
+
+    def tick(self, wanted: ProbesConfig, *, is_idle: bool) -> None:
+        """Order a probe, if one is due and nobody has trained here for long enough. `is_idle`: no job is here now."""
+        now = self._steady()
+        if not is_idle:
+            self._idle_since = None
+            return
+        if self._idle_since is None:
+            self._idle_since = now
+        if wanted.every == "never" or self.worker.busy or not self._store.opened:
+            return
+        if now - self._idle_since >= wanted.idle and self._is_due(wanted.every):
+            self._store.remember(MEMO, msgspec.json.encode(self._unix()))
+            self.worker.order(wanted)
+
+    def _is_due(self, every: float) -> bool:
+        """The first one at once; a clock that was set back makes none wait longer than `every`."""
+        try:
+            last = msgspec.json.decode(self._store.memo(MEMO) or b"0", type=float)
+        except msgspec.MsgspecError:
+            last = 0.0
+        return abs(self._unix() - last) >= every
+
+    def on_result(self, result: Result) -> bool:
+        """Log how a probe went. False where the result comes from another worker."""
+        if result.worker == WORKER and result.error is not None:
+            log.warning("%s", result.error)
+        elif result.worker == WORKER and result.value:
+            log.info("scheduled probe: %s", result.value)
+        return result.worker == WORKER
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the state of the worker added."""
+        return msgspec.structs.replace(snapshot, sources=(*snapshot.sources, self.worker.state()))
