@@ -83,7 +83,7 @@ def summarize(trace: ProfileTrace) -> ProfileSummary:
     )
 
 
-def _within(some: Sequence[Interval], window: Interval) -> Sequence[Interval]:
+def _within(some: list[Interval], window: Interval) -> list[Interval]:
     return without(some, without(some, [window]))
 
 

@@ -36,6 +36,7 @@ def test_the_demo_names_the_rank_it_struck(fault: str, user: User) -> None:
         assert re.search(r"^step \d+ loss \d", done.stdout, re.MULTILINE), done.stdout
         assert re.search(rf"\nRank(s .*)? {STRUCK}\b.*\n(.*\n)*.*\nCulprit\n> rank {STRUCK} ", done.stdout), done.stdout  # fmt: skip
         assert str(html) in done.stdout
+        assert re.search(rf"^The fault struck rank {STRUCK}. The agent named rank {STRUCK}, \d+ s later\.$", done.stdout, re.MULTILINE)  # fmt: skip
         assert "<html" in html.read_text()
         assert left == []
         assert [path.name for path in Path(folder).glob("mldebug-demo-*")] == []

@@ -1,4 +1,4 @@
-"""README's map and CONTRIBUTING's list of what a plugin needs are true."""
+"""CONTRIBUTING's map of the folders and list of what a plugin needs are true."""
 
 import re
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_a_verdict_has_all_that_is_listed() -> None:
 @pytest.mark.parametrize("root", ROOTS)
 def test_every_folder_stands_on_the_map(root: str) -> None:
     """Of each root, and the roots themselves."""
-    plan = README.partition("## Where things are")[2].split("```")[1]
+    plan = CONTRIBUTING.partition("## Where things are")[2].split("```")[1]
     assert f"{root}/ " in plan
     folders = [one.name for one in (ROOT / root).iterdir() if one.is_dir() and one.name != "__pycache__"]  # fmt: skip
     assert len(folders) > 2
@@ -73,7 +73,7 @@ def test_every_folder_stands_on_the_map(root: str) -> None:
 
 
 def test_every_folder_on_the_map_is_there() -> None:
-    plan = README.partition("## Where things are")[2].split("```")[1]
+    plan = CONTRIBUTING.partition("## Where things are")[2].split("```")[1]
     there = {str(one.relative_to(ROOT / root)) for root in ROOTS for one in (ROOT / root).rglob("*")}  # fmt: skip
     difference = {one.rstrip("/") for one in re.findall(r"(?<![\w/])[\w/]+/(?![\w])", plan)} - set(
         ROOTS

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+import time
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,14 +56,22 @@ def demo(fault: str, ranks: int, html: Path | None) -> None:
         say = partial(console.print, highlight=False, soft_wrap=True)
         say(f"A training job of {ranks} ranks starts (torchrun, gloo, CPU); an agent watches.")
         show_progress(job, console)
-        say(f"\nRank {plan.struck} {FAULTS[fault]}. From here on the agent is alone:\n")
+        struck_at = time.monotonic()
+        say(
+            f"\nRank {plan.struck} {FAULTS[fault]}. Nobody tells the agent; it finds out by itself:\n"
+        )
         report = agent.follow(job.pid_of(0), console)
+        took = time.monotonic() - struck_at
         page = write_html(agent.html(report), html)
     console.print()
     print_report(report, console)
     say("")
     say(f"Full report: {page}")
-    sys.exit(verdict_on(report, plan))
+    code = verdict_on(report, plan)
+    say(
+        f"The fault struck rank {plan.struck}. The agent named rank {plan.struck}, {took:.0f} s later."
+    )
+    sys.exit(code)
 
 
 def verdict_on(report: Report, plan: DemoPlan) -> ExitCode:
