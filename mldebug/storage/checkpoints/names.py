@@ -20,9 +20,7 @@ _INDEX = (".metadata", ".metadata.tmp")
 _SUFFIX = re.compile(
     r".{1,200}\.(?:pt|pth|ckpt|safetensors)(?:\.tar)?|(?:pytorch_model|adapter_model|optimizer|scheduler|model)[\w.-]{0,100}\.bin"
 )
-_WORD = (
-    r"checkpoints?|ckpts?|chkpt|steps?|global_?steps?|iter(?:ation)?s?|epochs?|snapshot|saves?|it"
-)
+_WORD = r"checkpoints?|ckpts?|chkpt|steps?|global_?steps?|iter(?:ation)?s?|epochs?|snapshot|saves?|it|ep\d{1,9}-ba"
 _STEP = re.compile(rf"(?:^|[^a-z])(?:{_WORD})[-_=. ]{{0,2}}(\d{{1,12}})", re.IGNORECASE)
 _CHECKPOINT_WORD = re.compile(
     rf"{_WORD}|model|weights?|state|last|latest|best|final|optim\w{{0,8}}|mp_rank|zero_pp|rng|adapter|consolidated",
@@ -39,6 +37,7 @@ _NUMBERED = re.compile(
 _OF_NUMBERED = re.compile(r"checkpoints?|ckpts?", re.IGNORECASE)
 _OF_PARALLEL = re.compile(
     r"(?:model_weight|optimizer|lr_scheduler)_pp-(?:rank-)?\d{1,7}-of-\d{1,7}_.{1,200}"
+    r"|(?:model|optimizer)_[tw]p\d{1,7}_pp\d{1,7}(?:_.{1,100})?\.pt"  # InternLM, right in the numbered folder
 )
 _IN_NUMBERED = (
     "model",
@@ -47,7 +46,7 @@ _IN_NUMBERED = (
 )  # nanotron's folders, whatever the one above is called
 _NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?")
 _BEFORE, _AFTER = re.compile(r"^\.?(?:tmp|temp)[-_.]|^\.(?=[^.])", re.IGNORECASE), re.compile(r"(?:\.(?:tmp|temp|partial|incomplete|part|writing)|[-_]tmp|~)$", re.IGNORECASE)  # fmt: skip
-_COUNTED = re.compile(r"(?:^|[^a-z])(?:global_?)?(?:steps?|iter(?:ation)?s?)[-_=. ]{0,2}(\d{1,12})", re.IGNORECASE)  # fmt: skip
+_COUNTED = re.compile(r"(?:^|[^a-z])(?:(?:global_?)?(?:steps?|iter(?:ation)?s?)|ep\d{1,9}-ba)[-_=. ]{0,2}(\d{1,12})", re.IGNORECASE)  # fmt: skip
 # Names of frameworks that count steps and do not say so: the Trainer, diffusers, ms-swift; fairseq's have epoch and updates
 _UNSAID = re.compile(
     r"(?:tmp-)?checkpoint-(\d{1,12})|checkpoint_\d{1,9}_(\d{1,12})(?:-shard.{1,9}|-rank.{1,9})?(?:\.pt)?"
@@ -102,7 +101,9 @@ def _numbered_above(folder: str, name: str) -> CheckpointPath | None:
         above = dirname(folder)
         if above == folder:
             return None
-        holds = _OF_NUMBERED.fullmatch(basename(above)) or (of_parallel and below in _IN_NUMBERED)
+        holds = _OF_NUMBERED.fullmatch(basename(above)) or (
+            of_parallel and below in ("", *_IN_NUMBERED)
+        )
         if holds and _NUMBERED.fullmatch(basename(folder)):
             return CheckpointPath(above, basename(folder))
         folder, below = above, basename(folder)

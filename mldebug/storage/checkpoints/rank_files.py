@@ -19,10 +19,10 @@ Ranks = Mapping[str, str]
 MAX_FAMILIES = 32
 MAX_KINDS = 64
 MOST_EARLIER = 3  # checkpoints that one is compared with
-_STATE = re.compile(r"(?:^|/)(?!.*(?:best|ema|final))[^/]*(?:optim|sched|model|state|rng|common|data|metadata)[^/]*\.(?:pt|pth|bin|pkl|ckpt|safetensors|json)$", re.IGNORECASE)  # fmt: skip
+_STATE = re.compile(r"(?:^|/)(?!.*(?:best|ema|final))[^/]*(?:optim|sched|model|state|rng|common|data|metadata)[^/]*\.(?:pt|pth|bin|pkl|ckpt|safetensors|json)$|(?:^|/)[^/]*(?:optim|model)[^/]*/__\d{1,7}_\d{1,7}\.distcp$", re.IGNORECASE)  # fmt: skip
 _NUMBER = re.compile(r"\d+")
 MAX_TEXT = 2000  # characters of one that are kept
-_RANK = re.compile(r"((?:^|[^a-z])(?:rank|shard|rng_state|random_states|worker|proc|process|gpu)[-_.=]?)(\d{1,6})(?!\d)", re.IGNORECASE)  # fmt: skip
+_RANK = re.compile(r"((?:^|[^a-z])(?:rank|shard|rng_state|random_states|worker|proc|process|gpu|tp|wp|train_state(?=_\d{5}\.json$))[-_.=]?)(\d{1,6})(?!\d)", re.IGNORECASE)  # fmt: skip
 
 
 def rank_family(path: str) -> tuple[str, int] | None:
