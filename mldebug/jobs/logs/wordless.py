@@ -19,17 +19,8 @@ _FORMS = (  # groups: step, and what else stands there of loss, total and epoch
         rf"(?:[=>| ]{{0,8}}epoche?:? ?\[?\d{{1,9}}(?:/\d{{1,9}})?\]? ?(?:\[train(?:ing)?\] ?)?|\d{{1,9}}/\d{{1,9}} |(?:\[\d{{1,9}}\])?\[train(?:ing)?\] ?)?"
         rf"\((?P<step>{WHOLE}) ?/ ?(?P<total>{WHOLE})\)[ :,|-]{{1,4}}(?:(?:train(?:ing)?|average)[ _])?loss\b"
     ),
-    re.compile(  # CNTK: `Epoch[ 1 of 8]-Minibatch[ 107- 112, 0.19%]: ce = 4.8 * 67`, up to the last of these
-        rf"(?:epoch\[ {{0,8}}\d{{1,9}} of \d{{1,9}}\]-)?minibatch\[ {{0,8}}-?\d{{1,15}}- {{0,8}}(?P<step>{WHOLE})(?:, [\d.]{{1,9}}%)?\]: "
-    ),
     re.compile(  # PyTorch's tutorial: `[1,  2000] loss: 2.173`, an epoch and a step
         rf"\[(?P<epoch>\d{{1,9}}), {{0,12}}(?P<step>{WHOLE})\]:? (?:train(?:ing)?[ _])?loss\b"
-    ),
-    re.compile(  # CornerNet, Deeplearning4j: `training loss at iteration 12: 6.5`, `… - Score at iteration 12 is 6.5`
-        rf"(?:[^\n]{{0,80}}?(?:: | - |, ))?(?:(?:train(?:ing)?|average|total) )?(?:loss|score)(?: \([a-z ]{{1,24}}\))? at (?:iteration|iter|step) (?P<step>{WHOLE})(?: is|:| =) {{1,4}}(?P<loss>{NUMBER})(?:$|,)"
-    ),
-    re.compile(  # Keras' models of TensorFlow: `TimeHistory: 12.3 seconds, 2345.1 examples/second between steps 100 and 200`
-        rf"(?:.{{0,80}}\] )?timehistory: {NUMBER} seconds, {NUMBER} examples/second between steps \d{{1,15}} and (?P<step>{WHOLE})$"
     ),
     re.compile(  # faceswap: `[12:00:00] [#00107] Loss A: 0.03, Loss B: 0.04`
         rf"(?:\[\d{{1,2}}:\d{{2}}:\d{{2}}\] ?)?\[#(?P<step>{WHOLE})\] {{1,4}}loss\b"
@@ -41,11 +32,32 @@ _FORMS = (  # groups: step, and what else stands there of loss, total and epoch
         rf"\[(?P<epoch>\d{{1,9}})/\d{{1,9}}\] ?\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE})\](?:\[\d{{1,9}}\])?\s{{1,8}}(?![a-z_ ]{{0,24}}(?:val|test))(?:[a-z_]{{1,12}} ?)?loss[a-z0-9_]{{0,12}}: ?-?\d"
     ),
 )
+_RARE = (  # with what a line must have, since they are slow to search
+    (
+        "minibatch[",
+        re.compile(  # CNTK: `Epoch[ 1 of 8]-Minibatch[ 107- 112, 0.19%]: ce = 4.8 * 67`, up to the last of these
+            rf"(?:epoch\[ {{0,8}}\d{{1,9}} of \d{{1,9}}\]-)?minibatch\[ {{0,8}}-?\d{{1,15}}- {{0,8}}(?P<step>{WHOLE})(?:, [\d.]{{1,9}}%)?\]: "
+        ),
+    ),
+    (
+        " at ",
+        re.compile(  # CornerNet, Deeplearning4j: `training loss at iteration 12: 6.5`, `… - Score at iteration 12 is 6.5`
+            rf"(?:[^\n]{{0,80}}?(?:: | - |, ))?(?:(?:train(?:ing)?|average|total) )?(?:loss|score)(?: \([a-z ]{{1,24}}\))? at (?:iteration|iter|step) (?P<step>{WHOLE})(?: is|:| =) {{1,4}}(?P<loss>{NUMBER})(?:$|,)"
+        ),
+    ),
+    (
+        "between steps",
+        re.compile(  # Keras' models of TensorFlow: `TimeHistory: 12.3 seconds, 2345.1 examples/second between steps 100 and 200`
+            rf"(?:.{{0,80}}\] )?timehistory: {NUMBER} seconds, {NUMBER} examples/second between steps \d{{1,15}} and (?P<step>{WHOLE})$"
+        ),
+    ),
+)
 
 
 def wordless_count(line: str) -> re.Match[str] | None:
     """The match of a line in lower case, a logger's head may stand before it; its group `step` is the count, `loss`, `total` and
     `epoch` where the form has them.
     """
-    texts = (line.strip(), strip_logger(line))
-    return next((found for text in texts for one in _FORMS if (found := one.match(text))), None)
+    forms = (*_FORMS, *(form for sign, form in _RARE if sign in line))
+    texts = dict.fromkeys((line.strip(), strip_logger(line)))
+    return next((found for text in texts for one in forms if (found := one.match(text))), None)
