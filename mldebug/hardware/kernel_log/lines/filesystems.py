@@ -22,7 +22,9 @@ _XFS = re.compile(
     rf"XFS(?: \((?P<device>{_NAME})\): |: (?=Internal error ))(?P<what>[^\n]{{0,200}})"
 )
 _SHUTDOWN = re.compile(r"shut(?:ting)? ?down", re.IGNORECASE)
-_XFS_ERROR = re.compile(r"[Cc]orrupt|I/O error|Internal error|Failing async write on buffer")
+_XFS_ERROR = re.compile(
+    r"[Cc]orrupt|I/O error|Internal error|Failing async write on buffer|writeback error on inode"
+)
 _BTRFS = re.compile(
     r"BTRFS:? (?P<level>info|warning|error|critical) \(device (?P<device>[^) \n:]{1,64})(?:[: ]{1,2}state \w{1,8})?\)(?P<what>[^\n]{0,200})"
 )
