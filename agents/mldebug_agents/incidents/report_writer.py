@@ -39,7 +39,7 @@ class IncidentWriter:
         clock: Clock,
         written: Callable[[Incident, Judgement, int], None],
         renamed: Callable[[str], None],
-        goodput: GoodputOf,
+        goodput: GoodputOf = lambda _: None,
     ) -> None:
         """`written` gets each incident that is written, its judgement and its owner's uid; `renamed` each id that is given up. `goodput`: where
         the GPU time of an attempt went; None where nobody has accounted for it.
