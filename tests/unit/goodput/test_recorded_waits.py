@@ -194,14 +194,14 @@ class Sampler(WaitSampler):
     """A sampler that counts how often ranks were asked for their Flight Recorders."""
 
     def __init__(self, answer: dict[int, FlightRecord]) -> None:
-        self.asked = 0
+        self.requests = 0
         self.answer = answer
         tools = Mock()
         tools.timed_calls = self._ask
         super().__init__(tools)
 
     def _ask(self, ranks: Sequence[RankIdentity]) -> dict[int, FlightRecord]:
-        self.asked += 1
+        self.requests += 1
         return self.answer
 
     def waits(self, shares: tuple[RankShares, ...], call: str = "") -> Mapping[int, float]:
@@ -213,13 +213,13 @@ def test_ranks_are_asked_only_where_the_stacks_of_all_show_nothing() -> None:
     assert sampler.waits(alike)[1] == pytest.approx(0.0, abs=0.001)
     works = (msgspec.structs.replace(alike[0], on_gpu=0.1), *alike[1:])
     assert (sampler.waits(works), sampler.waits(alike[:3]), sampler.waits(alike, call="other nodes, too")) == ({}, {}, {})  # fmt: skip
-    assert sampler.asked == 1
+    assert sampler.requests == 1
 
 
 def test_ranks_that_have_timed_nothing_are_not_asked_again() -> None:
     sampler = Sampler({rank: FlightRecord() for rank in range(4)})
     assert [sampler.waits(on_gpus().ranks) for _ in range(3)] == [{}, {}, {}]
-    assert sampler.asked == 1
+    assert sampler.requests == 1
 
 
 def test_the_rows_ask_for_more_and_for_a_second_row_before_anybody_is_named() -> None:
