@@ -13,6 +13,7 @@ from mldebug.goodput.straggler import Excess, Slowness, SlowRank
 
 WAITS_FOR_DATA = 0.1  # share of the time from which on waiting for data is told
 SLOW_WORKER = 0.5  # of that time, from which on waiting for files explains it
+HELD_UP = 0.25  # of it, where the mount of these files is known to have become slow
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -115,5 +116,5 @@ def _waits_for_files(one: RankShares) -> bool:
     """Whether files explain that a rank waits for its DataLoader, or it reads files itself for a good part of the time."""
     waited = one.evidence.file_waiting
     if one.loading >= WAITS_FOR_DATA:
-        return waited >= SLOW_WORKER * one.loading
+        return waited >= HELD_UP * one.loading
     return not one.evidence.worker and waited >= WAITS_FOR_DATA

@@ -55,6 +55,15 @@ def words_for(agent: RunningAgent, seconds: float) -> set[str]:
     return found
 
 
+def status(folder: Path) -> str:
+    """What `mldebug status` prints, in one line."""
+    command = [*MLDEBUG, "status", "--config", str(folder / "mldebug.yaml")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=clean_environment(folder), timeout=60, check=False
+    )  # fmt: skip
+    return " ".join(done.stdout.split())
+
+
 @contextmanager
 def reading(folder: Path, shard: Path) -> Iterator[None]:
     """A job of two ranks whose workers read the file for each sample."""
@@ -89,9 +98,7 @@ def test_the_wait_for_data_is_told_with_the_disk_that_became_slow() -> None:
                     lambda: next((one for one in [words_of(agent)] if "instead of" in one), ""),
                     120,
                 )
-                command = [*MLDEBUG, "status", "--config", str(folder / "mldebug.yaml")]
-                status = subprocess.run(
-                    command, capture_output=True, text=True, env=clean_environment(folder), timeout=60, check=False,
-                ).stdout  # fmt: skip
+                wait_for(
+                    "the same in words", lambda: "of 2 ranks wait for data" in status(folder), 60
+                )
             assert re.fullmatch(rf"reads of {disk} \(/dev/loop\d+\) {SLOW}", slow), slow
-            assert "of 2 ranks wait for data" in " ".join(status.split()), status

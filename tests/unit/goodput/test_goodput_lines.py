@@ -84,7 +84,7 @@ def test_of_two_slow_mounts_the_one_that_holds_up_most_ranks_is_told() -> None:
     ("share", "words"),
     [
         (reading(0, 0.6, mount_slow=""), "waits for files on /data (nfs4)"),  # the mount is as usual
-        (reading(0, 0.6, file_waiting=0.02, busy_workers=1), "1 worker computes all the time"),
+        (reading(0, 0.6, file_waiting=0.12, busy_workers=1), "1 worker computes all the time"),
         (reading(0, 0.05), ""),  # it does not wait for data
         (reading(0, 0.0, worker=0, file_waiting=0.05), ""),
     ],
