@@ -1,4 +1,4 @@
-"""Reads an option that says for how long."""
+"""Reads options that say for how long, or since when."""
 
 from mldebug.core.errors import UsageError
 from mldebug.core.units import parse_duration
@@ -15,3 +15,11 @@ def bounded_duration(option: str, text: str, least: float, most: float, example:
     except ValueError as error:
         raise UsageError(f"{option} {text!r}: {error}", f"write it like {example}") from error
     return seconds
+
+
+def since_seconds(text: str) -> float:
+    """The seconds of `--since`, such as 2h. Raises UsageError for a time that is none."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--since: {error}", "write it like 2h, 30m or 7d") from None

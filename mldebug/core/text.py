@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,3 +47,12 @@ def moment(time: str) -> str:
 def typed(command: str, config: Path | None = None) -> str:
     """The command line `mldebug COMMAND`, with `--config FILE` where a config file was given."""
     return f"mldebug {command}" + (f" --config {shlex.quote(str(config))}" if config else "")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines, each column as wide as its longest cell; the first row may be the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

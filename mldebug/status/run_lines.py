@@ -1,8 +1,10 @@
 """One run, its hooks and the agent itself, in the words that `status` and the web pages share. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
+from mldebug.core.model import Gap
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.core.redact import clean
 from mldebug.core.units import format_duration
 from mldebug.goodput.account.segments import GpuUse
 from mldebug.goodput.rank_shares import RankShares
@@ -153,3 +155,24 @@ def _phases(run: RunState) -> Iterator[str]:
 
 def _ranks(ranks: list[int]) -> str:
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {shorten_ranks(fold_ranks(ranks), 40)}"
+
+
+def gap_lines(gaps: Sequence[Gap]) -> list[str]:
+    """What could not be read: one line for each reason, however many processes it hit."""
+    counted: dict[tuple[str, str, str], int] = {}
+    for gap in gaps:
+        key = (gap.what, gap.reason, gap.way_out)
+        counted[key] = counted.get(key, 0) + 1
+    return [_gap_line(key, count) for key, count in _most_first(counted)]
+
+
+def _gap_line(key: tuple[str, str, str], count: int) -> str:
+    what, reason, way_out = key
+    times = f" ({count} times)" if count > 1 else ""
+    return clean(f"{what}{times}: {reason}", 300) + (f" → {clean(way_out, 200)}" if way_out else "")
+
+
+def _most_first(
+    counted: Mapping[tuple[str, str, str], int],
+) -> list[tuple[tuple[str, str, str], int]]:
+    return sorted(counted.items(), key=lambda item: -item[1])

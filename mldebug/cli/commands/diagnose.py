@@ -9,6 +9,7 @@ import msgspec
 
 from mldebug.capture.dump_folder import captures_from_dumps
 from mldebug.cli.console import Console
+from mldebug.cli.progress import progress_line
 from mldebug.core.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.core.files import unreadable
 from mldebug.core.model import Judgement, NodeCapture, QueriedNodes
@@ -57,7 +58,8 @@ def command(directory: Path, as_json: bool, html: Path | None) -> None:
     by RANK, --local_rank, a prefix or the file's name (rank0.txt), else numbered in order. A tar, a zip or a .gz of any
     of these will do.
     """
-    judged = judge(read_evidence(directory))
+    with progress_line("reading the evidence"):
+        judged = judge(read_evidence(directory))
     if html:
         _write(html, render_html(judged.report))
     if as_json:

@@ -12,14 +12,16 @@ import msgspec
 from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
+from mldebug.cli.durations import since_seconds
 from mldebug.cli.param_types import REPORT
+from mldebug.cli.repeat import looks
 from mldebug.core.errors import AccessError, EvidenceError, UsageError
 from mldebug.core.output_file import write_file
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
-from mldebug.core.text import typed
-from mldebug.core.units import format_age, parse_duration
+from mldebug.core.text import aligned, typed
+from mldebug.core.units import format_age
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report, report_lines
 from mldebug.incidents.report_dirs import find_report, report_stores_of
@@ -31,6 +33,7 @@ SUFFIXES = (".tar.gz", ".html", ".json", ".txt")
 FORMS = ("table", "wide", "name", "json")
 HEADER = ("ID", "AGE", "JOB", "VERDICT", "STATE")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_Lists = tuple[list[tuple[ReportStore, tuple[ReportEntry, ...]]], list[AccessError]]
 
 
 def config_option(command: _Command) -> _Command:
@@ -70,6 +73,7 @@ def group(context: click.Context, config: Path | None) -> None:
     help="table: a line each; wide: with the sentence (the default); name: ids alone; json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
+@click.option("--watch", is_flag=True, help="Again every 2 s, until Ctrl-C.")
 @config_option
 @click.pass_obj
 def list_reports(
@@ -80,24 +84,39 @@ def list_reports(
     verdict: str | None,
     output: str,
     as_json: bool,
+    watch: bool,
 ) -> None:
     """List reports, newest first."""
     config = config or given
-    wanted = ReportFilter(None if since is None else time.time() - _seconds(since), job, verdict)
-    listed, closed = _list(report_stores_of(config), wanted)
-    entries = tuple(entry for _, some in listed for entry in some)
+    period = None if since is None else since_seconds(since)
+    console = Console()
+
+    def look() -> tuple[ReportFilter, _Lists]:
+        wanted = ReportFilter(None if period is None else time.time() - period, job, verdict)
+        return wanted, _list(report_stores_of(config), wanted)
+
+    for wanted, lists in looks(look, watch, console):
+        _show_list(lists, "json" if as_json else output, console, config, wanted)
+
+
+def _show_list(
+    lists: _Lists, form: str, console: Console, config: Path | None, wanted: ReportFilter
+) -> None:
+    """Print the reports in one of FORMS."""
+    listed, closed = lists
     if not listed:
         raise closed[0]
-    if as_json or output == "json":
-        click.echo(_pretty(sorted(entries, key=lambda entry: entry.id, reverse=True)))
+    found = (entry for _, some in listed for entry in some)
+    entries = sorted(found, key=lambda entry: entry.id, reverse=True)
+    if form == "json":
+        click.echo(_pretty(entries))
         return
-    if output == "name":
-        for entry in sorted(entries, key=lambda entry: entry.id, reverse=True):
+    if form == "name":
+        for entry in entries:
             click.echo(entry.id)
         return
-    console = Console()
     for archive, some in listed:
-        for line in entry_lines(some, archive.folder, config, wanted, wide=output == "wide"):
+        for line in entry_lines(some, archive.folder, config, wanted, wide=form == "wide"):
             print_line(console, line)
     for error in closed:
         print_line(console, Text(f"{error.message}: {error.way_out}"))
@@ -150,9 +169,7 @@ def export(
 # --- where reports are -----------------------------------------------------------------------------
 
 
-def _list(
-    archives: Sequence[ReportStore], wanted: ReportFilter
-) -> tuple[list[tuple[ReportStore, tuple[ReportEntry, ...]]], list[AccessError]]:
+def _list(archives: Sequence[ReportStore], wanted: ReportFilter) -> _Lists:
     """What each holds, and why some may not be listed; the service's only where it has something."""
     listed: list[tuple[ReportStore, tuple[ReportEntry, ...]]] = []
     closed: list[AccessError] = []
@@ -191,15 +208,15 @@ def entry_lines(
         )
         return
     rows = [_row(entry, time.time()) for entry in entries]
-    widths = [max(map(len, column)) for column in zip(HEADER, *rows, strict=True)]
-    yield Text(_joined(HEADER, widths), style="dim", no_wrap=not wide)
-    for entry, row in zip(entries, rows, strict=True):
-        line = Text(_joined(row, widths), no_wrap=not wide)
-        line.stylize("bold", 0, widths[0])
+    header, *cells = aligned([HEADER, *rows])
+    yield Text(header, style="dim", no_wrap=not wide)
+    for entry, words in zip(entries, cells, strict=True):
+        line = Text(words, no_wrap=not wide)
+        line.stylize("bold", 0, len(entry.id))
         yield line
         if wide or entry.broken:
-            words = f"cannot be read: {entry.broken}" if entry.broken else entry.sentence
-            yield Text(f"    {clean(words, 300)}", style="dim" if entry.broken else "")
+            sentence = f"cannot be read: {entry.broken}" if entry.broken else entry.sentence
+            yield Text(f"    {clean(sentence, 300)}", style="dim" if entry.broken else "")
     yield Text(f"\nThey are in {place}. Read the newest:")
     yield Text(f"  {typed('reports show', config)}", no_wrap=True)
 
@@ -212,17 +229,6 @@ def _row(entry: ReportEntry, now: float) -> tuple[str, ...]:
     state = "asked for" if entry.kind == "manual" else clean(entry.state, 20)
     verdict = f"{clean(entry.verdict, 40)} ({clean(entry.confidence, 10)})"
     return (entry.id, age, clean(entry.job, 40), verdict, state)
-
-
-def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-def _seconds(words: str) -> float:
-    try:
-        return parse_duration(words)
-    except ValueError as error:
-        raise UsageError(f"--since: {error}", "write it like 2h, 30m or 7d") from None
 
 
 def exported(archive: ReportStore, report: Report, suffix: str) -> bytes:

@@ -50,7 +50,7 @@ def test_a_job_says_who_what_where_and_since_when() -> None:
     text = printed(job())
     assert "1 training job on n1" in text
     assert "train.py  id 1a2b3c" in text
-    assert "torchrun, user ada, started 1h2m5s ago, launcher pid 99" in text
+    assert "torchrun, user ada, started 1 h 2 m 5 s ago, launcher pid 99" in text
     assert "ranks 0-3 of 8; pids 100 101 102 103" in text
     assert "expected here" not in text
     assert text.endswith("One of them hangs? mldebug dump\n")
@@ -144,7 +144,7 @@ def test_an_agent_that_may_not_be_asked_is_no_absent_one() -> None:
 
 def test_a_quiet_run_says_why_it_is_quiet() -> None:
     text = beside(watched())
-    assert "an agent watches them for 1h: no incident open" in text
+    assert "an agent watches them for 1 h: no incident open" in text
     assert "step 1200, loss 2.5, log /logs/train.log" in text
     flat = " ".join(text.split())
     assert "watching: last step 0.4 s ago (usual gap 0.6 s); a stall after 30s (5 x 0.6 s" in flat
@@ -174,7 +174,7 @@ def test_a_stalled_run_says_who_and_where_to_read_on() -> None:
     text = beside(
         watched(stage="blamed", incident="20261121T055041Z-1a2b3c", report="Rank 3 sleeps in x")
     )
-    assert "an agent watches them for 1h: 1 incident open" in text
+    assert "an agent watches them for 1 h: 1 incident open" in text
     assert "Rank 3 sleeps in x" in text
     assert "mldebug reports show 20261121T055041Z-1a2b3c" in text
 

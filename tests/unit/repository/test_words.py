@@ -104,7 +104,7 @@ PAGES = {
 }  # fmt: skip
 OTHER_PAGES = {  # about the whole, or how to begin
     "benchmarks", "dependencies", "faq", "glossary", "gpu-validation", "grafana", "index", "kubernetes", "mcp", "peers", "plugins", "quick-start", "rights",
-    "security", "seeds", "sizing",
+    "security", "seeds", "sizing", "slurm-quick-start",
 }  # fmt: skip
 NO_PAGE = {
     "core": "is not met by users", "incidents": "verdicts.md says what is in a report, commands.md how to see one", "stall": "verdicts.md, and README: The agent",

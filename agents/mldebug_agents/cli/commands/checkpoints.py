@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
 from mldebug.cli.param_types import FOLDER
+from mldebug.cli.progress import progress_line
 from mldebug.core.errors import EvidenceError, ExitCode
 from mldebug.core.plugins import NoOptions, create_all
 from mldebug.core.redact import clean
@@ -42,7 +43,8 @@ def command(directory: str, as_json: bool) -> None:
     Exit code 0: at least one is whole; 1: none is; 2: there is no checkpoint.
     """
     folder = Path(directory).expanduser().resolve()
-    with Spawner() as spawner, Reader(spawner) as reader:
+    reading = progress_line("reading the checkpoints")
+    with reading, Spawner() as spawner, Reader(spawner) as reader:
         states, trouble = read_checkpoints(
             reader, str(folder), create_all("checkpoints"), time.time()
         )

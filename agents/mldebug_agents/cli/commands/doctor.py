@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
+from mldebug.cli.progress import progress_line
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode
 from mldebug.core.plugins import NoOptions
@@ -70,7 +71,8 @@ def command(gpus: bool, as_json: bool, config: Path | None) -> None:
     if gpus:
         sys.exit(check_gpus(settings, as_json, here_only=config is not None))
     chosen = str(settings.capture.py_spy)
-    with Spawner() as spawner, Reader(spawner) as reader:
+    trying = progress_line("trying what works here")
+    with trying, Spawner() as spawner, Reader(spawner) as reader:
         world = CheckEnvironment(
             reader=reader,
             starter=spawner,
@@ -92,7 +94,7 @@ def check_gpus(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
     `here_only`: ask only the agent of the configured state dir, not the node's service.
     """
     state_dir = settings.agent.state_dir
-    with open_tools(settings) as tools:
+    with progress_line("reading the GPUs"), open_tools(settings) as tools:
         ask = partial(ask_nearest, state_dir, here_only=here_only)
         look = OneShotReader(
             tools.context,

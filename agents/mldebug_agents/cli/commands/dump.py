@@ -10,6 +10,7 @@ import msgspec
 
 from mldebug.cli.console import Console
 from mldebug.cli.param_types import FILE, JOB
+from mldebug.cli.progress import progress_line
 from mldebug.cluster.messages import (
     CLUSTER_PATH,
     DUMP_DEADLINE,
@@ -142,7 +143,8 @@ def dump(
         with Waiting(quiet=as_json) as progress:
             taken = capture_all(own, far, request, socket.gethostname(), progress)
     else:
-        taken = _here(own, pid, job, html, here_only=config is not None)
+        with progress_line("looking at all ranks on this node"):
+            taken = _here(own, pid, job, html, here_only=config is not None)
     if html and len(taken) > 1:
         raise UsageError(f"--html takes one job, {len(taken)} were found", "add --job NAME")
     for one in taken:

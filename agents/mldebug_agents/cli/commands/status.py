@@ -4,6 +4,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from mldebug.alerts.status_lines import event_lines
 from mldebug.cli.console import Console, print_line
+from mldebug.cli.repeat import looks
 from mldebug.cluster.messages import CLUSTER_PATH, MAX_VIEW, ClusterView
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode, UsageError
@@ -20,7 +22,7 @@ from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import clean
 from mldebug.core.text import typed
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.diagnosis.node_wait import wait_words
 from mldebug.hardware.host_memory.state import alarms
 from mldebug.hardware.kernel_log.attribution import RankEvent
@@ -28,9 +30,11 @@ from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
 from mldebug.status.cluster_lines import cluster_lines, stalled
 from mldebug.status.gpu_lines import hardware_lines, rank_lines
+from mldebug.status.job_table import JobFilter, JobRow
 from mldebug.status.node_lines import status_of_nodes
 from mldebug.status.run_lines import (
     ailing_lines,
+    gap_lines,
     goodput_words,
     pace_words,
     stale_words,
@@ -42,6 +46,7 @@ from mldebug.storage.checkpoints.state import lines_of
 from mldebug.storage.filesystems.state import CollectorState, StorageState
 from mldebug_agents.agent.node_look import send_view
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
+from mldebug_agents.cli.job_list import JobListOptions, job_list_options, show_jobs
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_views import (
     FarNodes,
@@ -83,21 +88,27 @@ class NodeListing(msgspec.Struct, frozen=True, kw_only=True):
     is_flag=True,
     help="Filesystems, quotas and checkpoints: how full, for how long, and what is whole.",
 )
+@job_list_options
 @node_options
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def command(
-    as_json: bool, everywhere: bool, storage: bool, slurm_job: str | None, hosts: str | None, there: str, wait: str | None, send: bool,
-    config: Path | None,
+    as_json: bool, everywhere: bool, storage: bool, since: str | None, job: str | None, verdict: str | None, output: str, watch: bool,
+    slurm_job: str | None, hosts: str | None, there: str, wait: str | None, send: bool, config: Path | None,
 ) -> None:  # fmt: skip
     """Show the training jobs on this node, or on several, and their ranks: who runs them, who is missing.
 
     Where an agent runs: how far each job is, and why it is quiet or not. Nothing is attached to and nothing is
     stopped. Exit code 1: an incident is open, or a storage alarm is on; 3: a node did not answer.
     """
+    options = JobListOptions(form="json" if as_json else output, since=since, job=job, verdict=verdict, watch=watch)  # fmt: skip
+    as_json = options.form == "json"
     settings = load_config(config)
     if send:
         send_view(settings, here_only=config is not None)
         return
+    options.wanted()  # a wrong --since is told before anything is looked at
+    if everywhere or storage or slurm_job or hosts:
+        options.refuse("--cluster, --storage, --slurm-job and --hosts")
     if far := far_nodes(("status", "--send"), slurm_job, hosts, there, wait):
         if everywhere or storage:
             raise UsageError("--cluster and --storage are of this node's agent", "leave one out")
@@ -105,31 +116,55 @@ def command(
     if everywhere:
         sys.exit(_cluster(settings, as_json, here_only=config is not None))
     with open_tools(settings) as tools:
-        found = tools.capture.finder.find()
-        answer = ask_nearest(settings.agent.state_dir, here_only=config is not None).answer
         if storage:
+            found = tools.capture.finder.find()
+            answer = ask_nearest(settings.agent.state_dir, here_only=config is not None).answer
             storage_state = answer.snapshot.storage if answer.snapshot else None
             storage_state = storage_state or _storage_now(tools, found)
             parts = (checkpoints_part(answer.snapshot),) if answer.snapshot else ()
             sys.exit(_storage(StorageState(parts=(*storage_state.parts, *parts)), as_json))
-        listing = NodeListing(
-            node=tools.context.node,
-            now=time.time(),
-            jobs=jobs_shown(found.all, answer.snapshot),
-            remarks=tuple(found.remarks),
-            gaps=tuple(found.gaps),
-            traps=traps_shown(tools, found, answer.snapshot),
-            agent=answer.snapshot,
-            agent_trouble=answer.trouble,
-        )
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(listing), indent=2).decode())
-    else:
         console = Console()
+        look = partial(_list, tools, settings, options, here_only=config is not None)
+        for listing in looks(look, watch, console):
+            code = _show(listing, options, console, config)
+    sys.exit(code)
+
+
+def _list(
+    tools: NodeTools, settings: Config, options: JobListOptions, *, here_only: bool
+) -> NodeListing:
+    """Look at this node, and ask its agent; only the jobs that are wanted."""
+    found = tools.capture.finder.find()
+    answer = ask_nearest(settings.agent.state_dir, here_only=here_only).answer
+    wanted, agent = options.wanted(), answer.snapshot
+    jobs = jobs_shown(found.all, agent)
+    return NodeListing(
+        node=tools.context.node,
+        now=time.time(),
+        jobs=tuple(one for one in jobs if wanted.matches(JobRow(job=one, run=_run_of(one, agent)))),
+        remarks=tuple(found.remarks),
+        gaps=tuple(found.gaps),
+        traps=traps_shown(tools, found, agent),
+        agent=agent,
+        agent_trouble=answer.trouble,
+    )
+
+
+def _show(
+    listing: NodeListing, options: JobListOptions, console: Console, config: Path | None
+) -> ExitCode:
+    """Print it in the form that is wanted; FOUND where one of the jobs has an open incident."""
+    rows = [JobRow(job=one, run=_run_of(one, listing.agent)) for one in listing.jobs]
+    if options.form == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(listing), indent=2).decode())
+    elif options.form == "wide":
         for line in status_lines(listing, config):
             print_line(console, line)
-    hanging = listing.agent is not None and any(run.incident for run in listing.agent.runs)
-    sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
+    else:
+        show_jobs(rows, options.form, clean(listing.node, 64), listing.now, console)
+    runs = listing.agent.runs if listing.agent and options.wanted() == JobFilter() else ()
+    shown = (*runs, *(row.run for row in rows if row.run is not None))
+    return ExitCode.FOUND if any(run.incident for run in shown) else ExitCode.FINE
 
 
 def _far(settings: Config, far: FarNodes, as_json: bool) -> ExitCode:
@@ -218,7 +253,7 @@ def status_lines(listing: NodeListing, config: Path | None = None) -> Iterator[T
         yield from _traps(listing.traps.get(job.id, ()))
     yield from _listed("Odd", [clean(remark.message, 300) for remark in listing.remarks])
     memory = listing.agent.memory if listing.agent else None
-    yield from _listed("Not seen", _gaps((*listing.gaps, *(memory.gaps if memory else ()))))
+    yield from _listed("Not seen", gap_lines((*listing.gaps, *(memory.gaps if memory else ()))))
     if listing.agent is not None and listing.agent.replay:
         return
     if listing.jobs:
@@ -252,7 +287,7 @@ def _agent(listing: NodeListing, config: Path | None) -> Iterator[Text]:
             f"a replay of {clean(agent.replay, 100)}: nothing of it is here or now", style="yellow"
         )
         return
-    since = format_duration(float(max(0, int(listing.now - agent.started_at))))
+    since = duration_words(max(0, int(listing.now - agent.started_at)))
     stalled = sum(bool(run.incident) for run in agent.runs)
     state = (
         f"{stalled} {'incident' if stalled == 1 else 'incidents'} open"
@@ -320,7 +355,7 @@ def _facts(job: Job, now: float) -> Iterator[str]:
     yield clean(job.launcher, 40)
     yield f"user {clean(job.user, 40) or job.uid}"
     if job.started_at:
-        yield f"started {format_duration(float(max(0, int(now - job.started_at))))} ago"
+        yield f"started {duration_words(max(0, int(now - job.started_at)))} ago"
     if job.attempt:
         yield f"attempt {job.attempt}"
     if job.launcher_pid:
@@ -345,27 +380,6 @@ def _ranks(job: Job, exits: Mapping[int, str]) -> Iterator[Text]:
         how = exits.get(lost.rank) or lost.reason
         how = "nobody saw how it ended" if how == UNSEEN else how
         yield Text(f"  rank {lost.rank} is gone: {clean(how, 200)}", style="red")
-
-
-def _gaps(gaps: Sequence[Gap]) -> list[str]:
-    """One line for each reason, however many processes it hit."""
-    counted: dict[tuple[str, str, str], int] = {}
-    for gap in gaps:
-        key = (gap.what, gap.reason, gap.way_out)
-        counted[key] = counted.get(key, 0) + 1
-    return [_gap(key, count) for key, count in _most_first(counted)]
-
-
-def _gap(key: tuple[str, str, str], count: int) -> str:
-    what, reason, way_out = key
-    times = f" ({count} times)" if count > 1 else ""
-    return clean(f"{what}{times}: {reason}", 300) + (f" → {clean(way_out, 200)}" if way_out else "")
-
-
-def _most_first(
-    counted: Mapping[tuple[str, str, str], int],
-) -> list[tuple[tuple[str, str, str], int]]:
-    return sorted(counted.items(), key=lambda item: -item[1])
 
 
 def _listed(heading: str, lines: Sequence[str]) -> Iterator[Text]:

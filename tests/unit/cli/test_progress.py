@@ -1,0 +1,60 @@
+"""The line that says that a command is still at work."""
+
+import io
+import signal
+import time
+
+import pytest
+
+from mldebug.cli import progress
+from mldebug.cli.progress import ERASE, progress_line
+
+
+class Terminal(io.StringIO):
+    """What a terminal was sent."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+def until_shown(stream: Terminal, words: str) -> None:
+    """Wait for words; a signal interrupts no sleep, so look often."""
+    deadline = time.monotonic() + 20
+    while words not in stream.getvalue():
+        assert time.monotonic() < deadline, stream.getvalue()
+        time.sleep(0.01)
+
+
+def test_a_long_command_says_what_it_does_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "LATE", 0.05)
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    stream = Terminal()
+    with progress_line("looking at all ranks", stream=stream):
+        until_shown(stream, "looking at all ranks … 0 s")
+    assert stream.getvalue().endswith(ERASE)
+
+
+def test_a_short_command_shows_nothing() -> None:
+    stream = Terminal()
+    with progress_line("looking", stream=stream):
+        pass
+    assert stream.getvalue() == ""
+
+
+def test_a_file_or_pipe_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LATE", 0.01)
+    stream = io.StringIO()
+    with progress_line("looking", stream=stream):
+        time.sleep(0.1)
+    assert stream.getvalue() == ""
+
+
+def test_the_timer_and_the_signal_are_as_before_also_after_an_error() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(ValueError, match="bad"), progress_line("looking", stream=Terminal()):
+        raise ValueError("bad")
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
