@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from system.quick_start import REPOSITORY, copy_checkout, parts
 from system.slurm import PROGRAMS, Slurm, slurm
 
 PAGE = REPOSITORY / "docs/slurm-quick-start.md"
+REPORTS = Path("/var/lib/mldebug/reports")  # of root
 GPUS = "#SBATCH --gpus-per-node=8\n"
 
 
@@ -67,6 +69,8 @@ def test_it_names_the_rank_that_hangs(cluster: Slurm, tmp_path: Path) -> None:
         )  # fmt: skip
     finally:
         cluster.free()
+    for report in re.findall(r"\b\d{8}T\d{6}Z-[0-9a-f]{8}-manual\b", done.stdout):
+        shutil.rmtree(REPORTS / report, ignore_errors=True)
     log = "".join(file.read_text() for file in (home / "mldebug-example").glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + log
     expected = re.escape(shown()).replace(r"\(on\ a2\)", r"\(on a[12]\)")  # torchrun decides which

@@ -54,14 +54,17 @@ def job_list_options(command: _Command) -> _Command:
     return command
 
 
-def show_jobs(rows: Sequence[JobRow], form: str, node: str, now: float, console: Console) -> None:
+def show_jobs(
+    rows: Sequence[JobRow], options: JobListOptions, node: str, now: float, console: Console
+) -> None:
     """Print the jobs as a table, or their ids alone. `now`: unix time."""
-    if form == "name":
+    if options.form == "name":
         for row in rows:
             click.echo(row.job.id)
         return
     if not rows:
-        console.print(f"No training job on {node} is like that", highlight=False, markup=False)
+        which = "" if options.wanted() == JobFilter() else " is like that"
+        console.print(f"No training job on {node}{which}", highlight=False, markup=False)
         return
     for line in table_lines(rows, now):
         print_line(console, line)

@@ -13,6 +13,7 @@ from mldebug.cli.repeat import EVERY, looks
 from mldebug.core.model import Job, RankIdentity
 from mldebug.status.job_table import JobFilter, JobRow, table_lines
 from mldebug.status.snapshot import RunState
+from mldebug_agents.cli.job_list import JobListOptions, show_jobs
 
 NOW = 1_795_240_000.0
 JOB = Job(
@@ -115,3 +116,16 @@ def test_watch_looks_again_and_clears_only_a_terminal() -> None:
         assert pauses == [EVERY] * 3
         assert ("\x1b[2J" in buffer.getvalue()) is terminal
     assert list(looks(lambda: 7, False, console, pause)) == [7]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (JobListOptions(form="table"), "No training job on n1\n"),
+        (JobListOptions(form="table", job="x"), "No training job on n1 is like that\n"),
+    ],
+)
+def test_a_list_without_a_job_says_so(options: JobListOptions, line: str) -> None:
+    buffer = io.StringIO()
+    show_jobs((), options, "n1", NOW, rich.console.Console(file=buffer))
+    assert buffer.getvalue() == line

@@ -161,7 +161,7 @@ def _show(
         for line in status_lines(listing, config):
             print_line(console, line)
     else:
-        show_jobs(rows, options.form, clean(listing.node, 64), listing.now, console)
+        show_jobs(rows, options, clean(listing.node, 64), listing.now, console)
     runs = listing.agent.runs if listing.agent and options.wanted() == JobFilter() else ()
     shown = (*runs, *(row.run for row in rows if row.run is not None))
     return ExitCode.FOUND if any(run.incident for run in shown) else ExitCode.FINE
