@@ -27,8 +27,12 @@ def recorded_waits(records: Mapping[int, FlightRecord], world_size: int) -> dict
     one has recorded no durations of a group that it uses, there is no group of all ranks, too few calls are common to its members, or ranks
     send each other something (stages of a pipeline have work of their own).
     """
-    everybody = set(range(world_size))
-    if world_size < 2 or set(records) != everybody or not all(map(_is_timed, records.values())):
+    if world_size < 2 or len(records) != world_size:
+        return {}
+    everybody = set(records)
+    if not (0 <= min(everybody) <= max(everybody) < world_size) or not all(
+        map(_is_timed, records.values())
+    ):
         return {}
     waits = dict.fromkeys(records, 0.0)
     has_all = False

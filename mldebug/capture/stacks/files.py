@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mldebug.capture.json_texts import texts_inside
-from mldebug.capture.log_exports import unexported
+from mldebug.capture.exports.json_texts import texts_inside
+from mldebug.capture.exports.log_exports import unexported
 from mldebug.capture.stacks.numbering import place_of
 from mldebug.capture.stacks.reader import StackText, is_stack_line, read_text
 from mldebug.core.files import unreadable

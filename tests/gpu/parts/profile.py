@@ -22,11 +22,14 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
     with training(folder, *world.MLDEBUG, "run", "--memory-history", "--") as job:
         job.wait_for_step(60, 120.0)
         yield "steps_a_second_before", pace(job)
-        yield "memory", asked(folder, "memory")
+        yield "memory", answer_to(folder, "memory")
         yield "steps_a_second_after_memory", pace(job)
         for number in range(3):
             began, step = time.monotonic(), job.step
-            yield f"profile_{number}", asked(folder, "profile", "--ranks", "0,1", "--steps", "3")
+            yield (
+                f"profile_{number}",
+                answer_to(folder, "profile", "--ranks", "0,1", "--steps", "3"),
+            )
             taken = time.monotonic() - began
             yield f"profile_{number}_seconds", round(taken, 1)
             yield f"profile_{number}_steps_a_second", round((job.step - step) / taken, 2)
@@ -35,7 +38,7 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
     with training(folder) as job:
         job.wait_for_step(60, 120.0)
         yield "untouched_before", pace(job)
-        yield "untouched", asked(folder, "profile", "--seconds", "5")
+        yield "untouched", answer_to(folder, "profile", "--seconds", "5")
         yield "untouched_after", pace(job)
 
 
@@ -67,7 +70,7 @@ def pace(job: world.Job) -> float:
     return round(statistics.median(found), 2)
 
 
-def asked(folder: Path, *words: str) -> dict[str, Any]:
+def answer_to(folder: Path, *words: str) -> dict[str, Any]:
     """What the command says."""
     done = subprocess.run(
         [*world.MLDEBUG, *words, "--json"], env=world.environment(folder),

@@ -160,11 +160,11 @@ def test_each_component_fires_an_alert_in_each_bad_state_and_none_when_it_is_wel
             labels = [one["labels"] for one in alerts if one["state"] == "firing"]
             return {one["component"] for one in labels if "component" in one and (one["severity"] == "critical") is critical}  # fmt: skip
 
-        def seen() -> bool:
+        def firing() -> bool:
             answer = ask(port, "/api/v1/query?query=mldebug_component_health")
             return len(answer["data"]["result"]) >= len(COMPONENTS)
 
-        wait_for("the first scrape", seen, 90)
+        wait_for("the first scrape", firing, 90)
         assert fired(True) | fired(False) == set()
 
         now = of_all(HealthState.DEGRADED)

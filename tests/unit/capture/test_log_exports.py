@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from mldebug.capture.dump_folder import captures_from_dumps
-from mldebug.capture.log_exports import unexported
+from mldebug.capture.exports.log_exports import unexported
 from mldebug.cli.commands.diagnose import judge, read_evidence
 
 STEP = ("all_reduce (torch/distributed/distributed_c10d.py:2924)", "step (train.py:88)", "<module> (train.py:120)")  # fmt: skip

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mldebug.capture.dump_folder import captures_from_dumps
-from mldebug.capture.json_texts import texts_inside
+from mldebug.capture.exports.json_texts import texts_inside
 from mldebug.capture.stacks.numbering import place_of
 from mldebug.capture.stacks.process_kinds import ProcessKind, kind_of
 from mldebug.capture.stacks.process_text import ProcessText

@@ -38,7 +38,7 @@ def internlm(folder: Path, step: int, age: float) -> Path:
     return folder / str(step) / "model_tp1_pp0.pt"
 
 
-def told(folder: Path) -> dict[int, str]:
+def state_words(folder: Path) -> dict[int, str]:
     result = CliRunner().invoke(cli, ["checkpoints", str(folder), "--json"])
     found: dict[str, Any] = json.loads(result.output)
     rows = [one for series in found["series"] for one in series["listed"]]
@@ -50,9 +50,9 @@ def told(folder: Path) -> dict[int, str]:
 def test_the_files_of_a_step_are_one_checkpoint_and_a_lost_one_is_seen(lay_out: Callable[[Path, int, float], Path], tmp_path: Path) -> None:  # fmt: skip
     lay_out(tmp_path, 500, 2 * HOUR)
     one_of_newest = lay_out(tmp_path, 1000, HOUR)
-    assert told(tmp_path) == {500: "complete", 1000: "complete"}
+    assert state_words(tmp_path) == {500: "complete", 1000: "complete"}
     one_of_newest.unlink()
-    assert told(tmp_path) == {500: "complete", 1000: "unknown"}
+    assert state_words(tmp_path) == {500: "complete", 1000: "unknown"}
 
 
 def test_names_tell_steps_and_ranks_and_others_are_left_alone() -> None:

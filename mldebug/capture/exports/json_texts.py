@@ -1,13 +1,13 @@
 """Texts of stacks inside JSON, as tools of clusters keep them: `[{"rank": 3, "stack": "Process 17: …\\n…"}]`, `{"rank_3": "…"}`. Pure.
 
-Unlike an export of a collector (`mldebug.capture.log_exports`) a value is a whole dump, and not a line.
+Unlike an export of a collector (`mldebug.capture.exports.log_exports`) a value is a whole dump, and not a line.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from mldebug.capture.log_exports import decoded
+from mldebug.capture.exports.log_exports import decoded
 
 MAX_DEPTH = 6
 MAX_TEXTS = 100_000

@@ -1,0 +1,1 @@
+"""Reads what collectors of logs export, and JSON that holds whole texts, such as dumps of stacks."""
