@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 slow_gpu.py --events FOLDER --fault sleep [--after 60] [--rank 1] [--cpu]
 
 A step takes about 0.2 s of matrix products. `--after` seconds from its first step the struck rank sleeps 0.1 s in each step (`sleep`),
-trains on twice the rows (`batch`), or nothing changes in it (`neighbour`: somebody else begins to use its GPU; `none`). EVENTS/strike.RANK is made then.
+trains on twice the rows (`batch`), launches more kernels (`kernels`), or nothing changes in it (`neighbour`: somebody else begins to use its GPU; `none`). EVENTS/strike.RANK is made then.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, LAYERS, ROWS = 4096, 24, 16384
+PRODUCTS = 150  # 0.03 to 0.06 s of an H200 or H100
 
 
 def augment(seconds: float) -> None:
@@ -22,11 +23,19 @@ def augment(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def multiply(weight: torch.Tensor, products: int) -> None:
+    """What a rank has its GPU do before its step; the host does not wait for it."""
+    for _ in range(products):
+        torch.mm(weight, weight)
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--events", type=Path, required=True)
-    parser.add_argument("--fault", choices=("none", "sleep", "batch", "neighbour"), default="none")
+    parser.add_argument(
+        "--fault", choices=("none", "sleep", "batch", "kernels", "neighbour"), default="none"
+    )
     parser.add_argument("--after", type=float, default=60.0)
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--cpu", action="store_true")
@@ -40,6 +49,7 @@ def main() -> None:
     layers = [torch.nn.Linear(width, width) for _ in range(LAYERS)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    weight = torch.randn(width, width, device=device, dtype=torch.bfloat16)
     began, struck, step = time.monotonic(), False, 0
     while True:
         step += 1
@@ -50,6 +60,8 @@ def main() -> None:
         own = struck and rank == options.rank
         if own and options.fault == "sleep":
             augment(0.1)
+        if own and options.fault == "kernels":
+            multiply(weight, PRODUCTS)
         more = 2 if own and options.fault == "batch" else 1
         with torch.autocast(device.type, torch.bfloat16):
             loss = model(torch.randn(rows * more, width, device=device)).pow(2).mean()

@@ -1,6 +1,7 @@
 """One rank of two becomes slower on its GPU: after how many seconds it is named, and with which cause; settings as shipped.
 
-`MLDEBUG_GPU_SLOW=sleep,batch,neighbour,none` says which; each takes up to six minutes.
+`MLDEBUG_GPU_SLOW=sleep,batch,neighbour,none,kernels` says which; each takes up to six minutes. `kernels` has the hook, and NCCL times its
+collectives: only that shows which GPU is late.
 """
 
 import os
@@ -20,7 +21,9 @@ WANTED = "MLDEBUG_GPU_SLOW"
 CULPRIT = 1
 AFTER = 140.0  # seconds of even steps
 PATIENCE = 180.0  # seconds in which it is to be named
-FAULTS = ("sleep", "neighbour", "batch", "none")
+FAULTS = ("sleep", "neighbour", "batch", "none", "kernels")
+TIMED = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+EVEN = "MLDEBUG_GPU_EVEN"  # seconds of even steps, instead of `AFTER`
 
 
 def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
@@ -57,8 +60,11 @@ def slowed(folder: Path, fault: str, *options: str) -> dict[str, Any]:
     """Run it, strike it, and wait for the report."""
     with ExitStack() as stack:
         agent = stack.enter_context(world.agent(folder))
-        job = stack.enter_context(world.job(folder, "--fault", fault, "--after", str(AFTER), *options, script=JOB))  # fmt: skip
-        wait_for(f"the strike: {job.tail()}", lambda: job.alive() and job.struck_at(), 120.0 + AFTER)  # fmt: skip
+        after, timed = float(os.environ.get(EVEN, AFTER)), fault == "kernels"
+        job = stack.enter_context(world.job(
+            folder, "--fault", fault, "--after", str(after), *options, script=JOB, hook=timed, more=TIMED if timed else {},
+        ))  # fmt: skip
+        wait_for(f"the strike: {job.tail()}", lambda: job.alive() and job.struck_at(), 120.0 + after)  # fmt: skip
         struck, before = job.struck_at() or world.now(), job.step
         if fault == "neighbour":
             gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
