@@ -16,6 +16,7 @@ import msgspec
 
 from mldebug.core.model import FlightRecord, TimedCall, TimedCalls
 from mldebug.core.ranksets import unfold
+from mldebug.goodput.speed_trend import SlowerSteps
 from mldebug.goodput.straggler import Excess, SampledStretch, Slowness, find_slow_ranks, needs_more
 
 LEAST_CALLS = 8  # that all ranks have recorded
@@ -54,8 +55,14 @@ def with_recorded(stretch: SampledStretch, waits: Mapping[int, float]) -> Sample
     return msgspec.structs.replace(stretch, ranks=ranks)
 
 
-def find_late_ranks(found: Slowness, row: Sequence[SampledStretch]) -> Slowness:
-    """The comparison of all ranks by their stacks (`found`), in which nobody stands apart, or else that by what was recorded of the same row."""
+def find_late_ranks(
+    found: Slowness, row: Sequence[SampledStretch], slower: SlowerSteps | None = None
+) -> Slowness:
+    """The comparison of all ranks by their stacks (`found`), in which nobody stands apart, or else that by what was recorded of the same row.
+
+    A GPU may compute while it waits in a collective, so that these waits do not say what the run loses: only steps that take longer than they
+    used to (`slower`) do.
+    """
     timed = _by_records(row)
     if found.ranks or not timed:
         return found
@@ -70,7 +77,8 @@ def find_late_ranks(found: Slowness, row: Sequence[SampledStretch]) -> Slowness:
         else msgspec.structs.replace(one, excess=Excess(kind=LATE, own=one.waiting, others=others))
         for one in late.ranks
     )
-    return msgspec.structs.replace(late, ranks=ranks, recorded=True)
+    loss = 1 - 1 / slower.times if slower else 0.0
+    return msgspec.structs.replace(late, ranks=ranks, recorded=True, loss=loss)
 
 
 def needs_more_records(row: Sequence[SampledStretch]) -> bool:

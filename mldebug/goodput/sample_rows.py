@@ -36,7 +36,7 @@ class SampleRows:
         found = find_slow_ranks(row)
         if slower is not None:
             found = with_gpu_cause(found, slower, stretch.world_size)
-        found = find_late_ranks(found, row)
+        found = find_late_ranks(found, row, slower)
         first, self._first = self._first, None
         if first is not None:
             return agreed(first, found)

@@ -34,6 +34,9 @@ def slow_words(found: Slowness, world_size: int) -> str:
     if found.slower:
         lost = f"a step takes {found.slower:.2g} times as long as it used to, {lost_words(found.loss, world_size)}"
         return f"{who}: {lost}; {'each' if many else 'it'} {_common_words(found)}"
+    if found.recorded:
+        times = f"a step takes {1 / (1 - found.loss):.2g} times as long as it used to, {lost_words(found.loss, world_size)}; " if found.loss else ""  # fmt: skip
+        return f"{who}: {times}{'each' if many else 'it'} {_common_words(found)}"
     waits = f"the others wait for {'them' if many else 'it'} {percent(found.loss)} of the time"
     cause = (
         f"{'each' if many else 'it'} {_common_words(found)}"
