@@ -69,10 +69,10 @@ def _diagnosis(job: Job, found: Slowness, slow: dict[int, SlowRank]) -> Diagnosi
 
 
 def _is_explained(one: SlowRank) -> bool:
-    """Whether a measurement or a line says why it is slow. A port with errors says little of a rank that takes longer for everything:
+    """Whether a measurement or a line says why it is slow: who comes last to collectives may have more to do. A port with errors says little of a rank that takes longer for everything:
     ranks wait in a collective alike for a slow link, and the work of this one may be larger.
     """
-    return one.excess.kind != "same" or one.cause not in ("", causes.LINK)
+    return one.excess.kind not in ("same", "late") or one.cause not in ("", causes.LINK)
 
 
 def _classified(
