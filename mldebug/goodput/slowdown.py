@@ -69,8 +69,8 @@ def _diagnosis(job: Job, found: Slowness, slow: dict[int, SlowRank]) -> Diagnosi
 
 
 def _is_explained(one: SlowRank) -> bool:
-    """Whether a measurement or a line says why it is slow: who comes last to collectives may have more to do. A port with errors says little of a rank that takes longer for everything:
-    ranks wait in a collective alike for a slow link, and the work of this one may be larger.
+    """Whether a measurement or a line says why it is slow. Who comes last to collectives may have more to do. A port with errors says
+    little of a rank that takes longer for everything: ranks wait in a collective alike for a slow link, and its work may be larger.
     """
     return one.excess.kind not in ("same", "late") or one.cause not in ("", causes.LINK)
 
