@@ -174,6 +174,29 @@ def let_go() -> dict[str, Any]:
     return {**answer(), "still_open": gone, "task": own.task is not None}
 
 
+def records_a_graph() -> dict[str, Any]:
+    """It neither begins nor ends while the job records a CUDA graph, not even where the time is up."""
+    real = torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing
+    torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = lambda: True, lambda: True
+    try:
+        ask(steps=1)
+        work(2)
+        begun = torch.autograd._profiler_enabled()
+        torch.cuda.is_initialized = real[0]
+        work(1)
+        torch.cuda.is_initialized = lambda: True
+        own.task._until = 0.0
+        work(2)
+        with phase("evaluate"):
+            pass
+        still = torch.autograd._profiler_enabled()
+    finally:
+        torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = real
+    own.task._until = float("inf")
+    work(1)
+    return {**answer(), "begun": begun, "still": still}
+
+
 def memory_unarmed() -> dict[str, Any]:
     ask("memory")
     work(1)
@@ -207,7 +230,7 @@ def unknown() -> dict[str, Any]:
 
 CASES: tuple[Callable[[], dict[str, Any]], ...] = (
     unknown, traced, profiles_itself, begins_to_profile_itself, forks, evaluates, loads_data, asked_twice, others_may_write,
-    a_link, too_many, no_room, too_late, memory_unarmed, memory_armed, let_go,
+    a_link, too_many, no_room, too_late, records_a_graph, memory_unarmed, memory_armed, let_go,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -86,6 +86,11 @@ def test_waiting_for_data_belongs_to_a_step(found: dict[str, dict[str, Any]]) ->
     assert found["loads_data"]["state"] == "done"
 
 
+def test_a_cuda_graph_that_is_recorded_is_left_alone(found: dict[str, dict[str, Any]]) -> None:
+    one = found["records_a_graph"]
+    assert (one["begun"], one["still"], one["state"], one["clean"]) == (False, True, "done", True)
+
+
 def test_one_request_at_a_time(found: dict[str, dict[str, Any]]) -> None:
     assert found["asked_twice"]["second"] == "it works on another request"
 

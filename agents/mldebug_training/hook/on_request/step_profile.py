@@ -17,7 +17,12 @@ from mldebug_training.common.natives import get_ident
 from mldebug_training.common.own_file import OwnFile
 from mldebug_training.common.shared_files import FOLDER, PREFIX, remove
 from mldebug_training.common.signals import shielded
-from mldebug_training.hook.on_request.step_task import DeclinedError, StepTask, free_bytes
+from mldebug_training.hook.on_request.step_task import (
+    DeclinedError,
+    StepTask,
+    captures_graph,
+    free_bytes,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +61,7 @@ class StepProfile(StepTask):
 
     def phase(self, name: str) -> None:
         """Throw it away where what follows is no step, or takes too long."""
-        if self._profile is None or self._thread != get_ident():
+        if self._profile is None or self._thread != get_ident() or captures_graph():
             return
         if name in STEPLESS:
             self._fail(DeclinedError(f"{name} began meanwhile"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 
 from mldebug_training.common.interrupted import pass_on
@@ -50,6 +51,8 @@ class StepTask:
                 self._process.end_task()
             return
         try:
+            if captures_graph():
+                return
             if time.monotonic() > self._until:
                 raise DeclinedError("no step has ended in time")
             self.at_step(step)
@@ -103,6 +106,14 @@ class StepTask:
             write_whole(self._path, json.dumps(found).encode())
         except OSError as error:  # a full /dev/shm: who asked sees that no answer comes
             pass_on(error)
+
+
+def captures_graph() -> bool:
+    """Whether the thread that steps records a CUDA graph now: whoever waits for the GPU meanwhile, as a profiler does at its end, spoils it."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def write_whole(path: str, data: bytes) -> None:
