@@ -20,6 +20,7 @@ HEAD = """# Commands
 | 1 | a stall or a failed check was found |
 | 2 | wrong usage or config |
 | 3 | a permission or a tool is missing |
+| 70 | mldebug itself failed: an error of its own, or its output cannot be written |
 
 `mldebug run` returns the job's own.
 """

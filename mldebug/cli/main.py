@@ -61,6 +61,7 @@ Exit codes:
   1  a stall or a failed check was found
   2  wrong usage or config
   3  a permission or a tool is missing
+  70 mldebug itself failed: an error of its own, or its output cannot be written
 """
 VERB_WIDTH = 15
 INTERRUPTED = 130
@@ -210,9 +211,9 @@ def _explain(error: Exception, debug: bool) -> int:
             f"the output cannot be written: {error.strerror}",
             "free space, or redirect it elsewhere",
         )
-        return int(ExitCode.FOUND)
+        return int(ExitCode.BROKEN)
     _say(f"internal error: {type(error).__name__}: {error}", REPORT_IT)
-    return int(ExitCode.FOUND)
+    return int(ExitCode.BROKEN)
 
 
 def _has_output() -> bool:

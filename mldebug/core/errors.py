@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     FOUND = 1
     USAGE = 2
     MISSING = 3
+    BROKEN = 70
 
 
 class MldebugError(Exception):

@@ -226,7 +226,7 @@ def test_payloads_that_are_the_same_in_whole_elements_are_measured_once(tmp_path
 
 def test_a_table_that_nobody_can_take_is_no_fault_of_the_probe(tmp_path: Path) -> None:
     for place, code, value in (
-        ("/dev/full", 1, "the output cannot be written"),
+        ("/dev/full", 70, "the output cannot be written"),
         ("closed", 141, ""),
     ):
         sink = "| true" if place == "closed" else f"> {place}"

@@ -139,12 +139,12 @@ def test_a_bug_is_one_sentence_and_a_traceback_only_on_request(
     verb: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verb(raiser(ValueError("oh\x1b[31m no")))
-    assert cli.main(["try-me"]) == 1
+    assert cli.main(["try-me"]) == 70
     assert capsys.readouterr().err.splitlines()[0] == "mldebug: internal error: ValueError: oh no"
-    assert cli.main(["--debug", "try-me"]) == 1
+    assert cli.main(["--debug", "try-me"]) == 70
     assert "Traceback (most recent call last)" in capsys.readouterr().err
     monkeypatch.setenv("MLDEBUG_DEBUG", "1")
-    assert cli.main(["try-me"]) == 1
+    assert cli.main(["try-me"]) == 70
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 

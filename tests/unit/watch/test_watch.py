@@ -404,7 +404,7 @@ def test_a_pattern_of_the_config_reads_a_strange_log(
         first = _step(looks, rank.pid)
         assert first is not None
         wait_until(lambda: (_step(looks, rank.pid) or 0) > first)
-        job = job_of(looks.look(), rank.pid)
+        job = until_job(looks, rank.pid)
         assert job.loss is not None
         assert job.step == job.loss * 2
     with open_tools(
@@ -482,7 +482,7 @@ def test_a_real_checkpoint_is_seen_to_grow_and_a_log_is_not(
     with open_tools(Config(agent=AgentConfig(state_dir=tmp_path))) as tools:
         looks = Watch(tools.capture)
         for now in range(1, 4):
-            ranks.update(job_of(looks.look(), rank.pid).look, now)
+            ranks.update(until_job(looks, rank.pid).look, now)
             time.sleep(1.0)
     assert (ranks.checkpoint_moved_at(3, 10) > 0) == saves
     assert [rank.checkpoint_bytes > 0 for rank in ranks.checkpoint_writers] == [True] * saves
