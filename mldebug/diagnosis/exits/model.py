@@ -22,6 +22,20 @@ STOP_SIGNALS = frozenset(
 )
 """Signals that ask a process to end."""
 
+FAULTS = frozenset(
+    {
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGXCPU,
+        signal.SIGXFSZ,
+    }
+)
+"""Signals that the kernel gives a process for what it does itself; all others somebody sends it."""  # fmt: skip
+
 _SIGNALS = {one.value: one.name for one in signal.Signals}
 
 
@@ -195,6 +209,17 @@ def was_asked(status: int | None) -> bool:
     """Whether the process ended because a signal asked it to (such as SIGTERM), or with the exit code that stands for such a signal (128 + number)."""
     code, number = exit_code(status), exit_signal(status)
     return number in STOP_SIGNALS or (code is not None and code - 128 in STOP_SIGNALS)
+
+
+def was_sent(status: int | None) -> bool:
+    """Whether the process ended by a signal that is no fault of its own (SIGQUIT of a parent, SIGPIPE, a timer), or by SIGABRT, which watchdogs raise; or with the
+    exit code that stands for such a signal. False for SIGKILL and for signals that ask.
+    """
+    code = exit_code(status)
+    number = exit_signal(status) or (code - 128 if code is not None and code > 128 else None)
+    if number is None or number not in range(1, 65):
+        return False
+    return number not in FAULTS | STOP_SIGNALS | {signal.SIGKILL}
 
 
 def words_of_status(status: int | None) -> str:

@@ -6,6 +6,7 @@ import msgspec
 
 from mldebug.diagnosis.exits.memory_text import memory_sentence
 from mldebug.diagnosis.exits.model import (
+    FAULTS,
     AttemptExit,
     KernelDeath,
     LauncherFailure,
@@ -57,10 +58,9 @@ class ExplainedExit(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the failure is the rank's own: its last error blames no other rank, it crashed, or the kernel reports its end.
 
         SIGABRT without an error does not show that, as the watchdog of a collective ends every victim
-        so.
+        so; nor does a signal that somebody else sends.
         """
-        number = exit_signal(self.exit.status)
-        crashed = number is not None and number not in (KILL, ABORT)
+        crashed = exit_signal(self.exit.status) in FAULTS
         failed = self.error is not None and not (
             self.error.blames_peer or self.error.unclear or self.error.caught
         )

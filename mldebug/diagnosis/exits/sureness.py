@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 
 from mldebug.core.model import Confidence
-from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal
+from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal, was_sent
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
 from mldebug.diagnosis.exits.words.last_words import tells_of_closed
 
@@ -146,7 +146,7 @@ def is_one_sign(
     """Whether only the order of exits points to `first`: its words do not say whose failure it is, and a victim may end first.
 
     An exit code without an error is more than that where the rank's output was read, as PyTorch
-    makes every victim write an error. SIGABRT is less, as a watchdog's message may be nowhere.
+    makes every victim write an error. A signal that is no fault is less: a watchdog's message may be nowhere, or somebody sent it.
     """
     if first.error is not None:
         return first.error.unclear
@@ -160,8 +160,7 @@ def is_one_sign(
     if attempt.shared_error is not None:
         return attempt.shared_error.unclear
     was_read = attempt.output_read or attempt.log or attempt.logs
-    aborted = exit_signal(first.exit.status) == signal.SIGABRT
-    return aborted or not was_read or len(silent) > 1
+    return was_sent(first.exit.status) or not was_read or len(silent) > 1
 
 
 def may_hang(gone: ExplainedExit, first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:

@@ -151,7 +151,8 @@ def test_an_error_file_quotes_as_well() -> None:
         ("ImportError: cannot import name 'RendezvousTimeoutError' from 'torch.distributed'", Blame.OWN),
         ("FloatingPointError: loss is nan, other ranks are fine", Blame.OWN),
         ("torch.OutOfMemoryError: CUDA out of memory. Process 4711 has 3 GiB. Another process has 70 GiB memory in use.", Blame.OWN),
-        ("sqlite3.OperationalError: database is locked by another process", Blame.OWN),
+        ("sqlite3.OperationalError: no such table: other_processes", Blame.OWN),
+        ("sqlite3.OperationalError: database is locked by another process", Blame.UNCLEAR),
         ("FloatingPointError: gradients are inconsistent between workers", Blame.UNCLEAR),
         ("TypeError: dtype of the router must be the same on all ranks", Blame.UNCLEAR),
         # a statement about the job
@@ -166,7 +167,7 @@ def test_an_error_file_quotes_as_well() -> None:
         ("ValueError: number of batches differs between the ranks of this group", Blame.UNCLEAR),
         # the operating system's
         ("OSError: [Errno 98] Address already in use: another process listens on port 8080", Blame.OWN),
-        ("BlockingIOError: [Errno 11] /data/x.h5 is in use by another process", Blame.OWN),
+        ("BlockingIOError: [Errno 11] /data/x.h5 is in use by another process", Blame.UNCLEAR),
         ("ConnectionResetError: [Errno 104] Connection reset by peer: s3://bucket/shard-7", Blame.OWN),
         ("BrokenPipeError: [Errno 32] Broken pipe: '/tmp/feeder.fifo'", Blame.OWN),
         ("ConnectionRefusedError: [Errno 111] Connection refused", Blame.UNCLEAR),

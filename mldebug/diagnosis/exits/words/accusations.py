@@ -104,6 +104,11 @@ RANKS: tuple[Accuser, ...] = (
         "did not come",
     ),
     Accuser(
+        re.compile(r"Mismatched collective detected, please check your collective calls at and around rank (?P<who>\d{1,7})"),
+        _NUMBER,
+        "called something else, or its neighbours did, says NCCL",
+    ),
+    Accuser(
         re.compile(r"\bfrom remote rank ?\[?(?P<who>\d{1,7})"),
         _NUMBER,
         "did not notify the others",

@@ -37,6 +37,7 @@ _PEER = _any(chain(*phrases.PEER.values()))
 _LAUNCHER = _any(chain(*phrases.LAUNCHERS.values()))
 _EITHER = _any(phrases.UNCLEAR)
 _RELAYED = _any(phrases.RELAYED)
+_CONTESTED = _any(phrases.CONTESTED)
 _ARITHMETIC = ("FloatingPointError", "OverflowError", "ArithmeticError")
 _NOT_FINITE = re.compile(phrases.NOT_FINITE, re.IGNORECASE)
 _SHARED_NUMBERS = re.compile(phrases.SHARED_NUMBERS, re.IGNORECASE)
@@ -116,6 +117,14 @@ _OF_ITS_DATA = re.compile(
     r"|config\w{0,10}|argument)\b",
     re.IGNORECASE,
 )
+# A piece of memory that another process has shared, and that may be gone with it
+_OF_A_HANDLE = re.compile(
+    r"^FileNotFoundError\b|invalid (?:resource handle|argument|device context)|mapping of buffer|operation not (?:supported|permitted)|CUDA_ERROR_(?:INVALID_(?:HANDLE|VALUE|CONTEXT)|NOT_(?:SUPPORTED|PERMITTED)|MAP_FAILED)"
+)
+# C++ checks of Paddle, which come as whatever type of Python's: `OSError: (External) NCCL error(2), …`
+_ENFORCED = re.compile(
+    r"\w{1,40}: \((?:External|Unavailable|PreconditionNotMet|InvalidArgument|ExecutionTimeout|Fatal|Unimplemented|OutOfRange|NotFound|PermissionDenied)\) "
+)
 # The status codes of gRPC with which errors of JAX and of accelerators' runtimes begin: what the program asked for is its own, all else any process of the job may have caused
 _STATUS = re.compile(
     r"[\w.]{1,120}: (?:Bad StatusOr access: |.{0,60}failed: )?"
@@ -137,10 +146,14 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     """
     name = name_of_type(words)
     kind = type_of(name)
+    if kind in (ErrorType.STATED, ErrorType.SYSTEM) and _ENFORCED.match(words):
+        kind = ErrorType.GENERAL
     if kind is ErrorType.RELAY or _RELAYED.search(words):
         return Blame.PEER
     by_machine = any(one.search(words) for one in (_ERRNO, _DEVICE, _OWN))
     if not by_machine and (kind is not ErrorType.LOCAL or name in _ARITHMETIC) and _is_of_all(words):  # fmt: skip
+        return Blame.UNCLEAR
+    if _CONTESTED.search(words) or (place.opened and _OF_A_HANDLE.search(words)):
         return Blame.UNCLEAR
     in_vain = _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None
     bare = all(line.strip().rstrip(":") == name for line in words.split("\n") if line.strip())

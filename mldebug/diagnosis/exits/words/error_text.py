@@ -14,7 +14,8 @@ MAX_LINES = 30  # of an error that are kept
 GOES_ON = 64  # lines at most
 MAX_ERROR = 8 << 10  # characters of one error
 _UNHANDLED = re.compile(
-    r"unhandled (?:cuda|hip|system) error|internal error|remote process exited", re.IGNORECASE
+    r"unhandled (?:cuda|hip|system) error|internal error|invalid usage|remote process exited",
+    re.IGNORECASE,
 )
 _FAILURE = re.compile(r"\b(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'[^'\n]{1,100}'")
 _WARNED = "NCCL WARN "
@@ -25,7 +26,7 @@ _GOES_ON = re.compile(
     r"|class_name: |actor_id: |pid: |namespace: |name: |ip: |The actor is dead|- Process \d|Operation: |Input shapes|Missing ranks:"
     r"|\[ERROR\] \d{4}-\d\d-\d\d-|\[Error\]: |E[A-Z]\d{4}: |E(?:RR)?\d{5}\b|\[PID: \d|\w{3,80}\(E[A-Z]\d{4}\): |Solution:|Possible Cause|TraceBack \(|CUDA kernel errors might"
     r"|\d{1,7}!?: \[|- To our best|-? {0,4}\[[\d, ]{1,200}\] (?:joined|finished)|\[\S{1,80}:\d{1,10}\] \*\*\* |HNP daemon|Remote daemon|The following ranks have not|Collectives differ"
-    r"|status = StatusCode|details = \"|debug_error_string|Additional GRPC error|\w{3,60}\(\d{1,6}\)\.{0,40}: |$)"
+    r"|- \[[\w.]{1,80}:\d{1,6}\||\[Hint: |status = StatusCode|details = \"|debug_error_string|Additional GRPC error|\w{3,60}\(\d{1,6}\)\.{0,40}: |$)"
 )
 
 

@@ -53,7 +53,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"(?:ncclOs|nccl)?[sS]ocket(?:StartConnect|PollConnect|Progress|ProgressOpt|FinalizeConnect|Connect|Accept)\w{0,12}(?::| to )",
         r"[Cc]onnect to \S{1,80} (?:failed|returned)|Net ?work is unreachable|No route to host",
         r"Got completion from peer|net_ib.{0,80}\b(?:timeout|error)\b|\[Service thread\] Error encountered progressing",
-        r"NCCL communicator was aborted|Comm 0x\w+ is in abort state|ncclTimeout\b",
+        r"NCCL communicator was aborted|Comm 0x\w+ is in abort state|ncclTimeout\b|Mismatched collective detected",
     ),
     "watchdog": (
         # ProcessGroupNCCL.cpp, from torch 1.8 on; TraceUtils.h
@@ -96,7 +96,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
     "Horovod": (
         r"HorovodInternalError|Horovod has been shut down|tensors were submitted to be reduced, gathered or broadcasted by subset of ranks",
         r"Mismatched (?:\w+ ){1,4}(?:types|shapes|operations?|ranks|factors|placement)\w{0,12}: ?One rank|One or more rank .{0,40}is stalled",
-        r"HostsUpdatedInterrupt|Stalled ranks|WorkersAvailableException",
+        r"HostsUpdatedInterrupt|Stalled ranks|WorkersAvailableException|Timed out waiting for at least \d{1,7} available slots",
     ),
     "MPI": (
         r"has lost communication with|MPI_ABORT was invoked|MPI_ERR_(?:PROC_FAILED|REVOKED|TRUNCATE)\w{0,12}",
@@ -113,6 +113,19 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"ActorUnschedulableError|The actor is not schedulable|TrainingFailedError|Training(?:Worker)?Error: A worker in the worker group",
         r"ray\.exceptions\.(?:GetTimeout|ObjectLost|ObjectFetchTimedOut|OwnerDied|NodeDied|LocalRayletDied|RpcError)\w{0,12}|EngineDeadError",
     ),
+    # phi/core/distributed/store/tcp_utils.cc
+    "Paddle": (r"\bTCP (?:connect|accept) (?:to |from )?\S{1,80} timeout",),
+    "NVSHMEM": (
+        r"nvshmemi?_(?:connect_eps|setup_connections|bootstrap\w{0,20}):\d{1,6}: non-zero status",
+    ),
+    # src/manager.rs passes on what gRPC's deadlines say of the quorum
+    "torchft": (
+        r"status: (?:Cancelled|DeadlineExceeded|Unavailable|Aborted), message: |\bdeadline has elapsed",
+    ),
+    # dmlc/xgboost src/collective, microsoft/LightGBM src/network
+    "boosting": (
+        r"Failed to bootstrap the communication group|\bSocket (?:send|recv|accept|connect) error,",
+    ),
     "vLLM": (r"RPC call to \w{1,80} timed out|Engine core proc \S{1,80} died unexpectedly",),
     "JAX": (
         # tsl/distributed_runtime/coordination, jax/_src/distributed.py
@@ -120,7 +133,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"coordination (?:agent|service).{0,120}(?:error|unavailable|heartbeat)|tasks? (?:are|is) unhealthy|heartbeat timeout",
         r"DEADLINE_EXCEEDED: .{0,40}Barrier|Barrier (?:timed out|failed because)|[Ss]hutdown barrier has failed|Failed to connect to (?:distributed|coordination) (?:JAX )?(?:controller|service)",
         r"Failed to send RPC to coordination service|UNAVAILABLE: (?:Socket closed|failed to connect to all addresses)|failed to connect to all addresses; last error",
-        r"DEADLINE_EXCEEDED: (?:GetKeyValue|Gloo|Failed to)|Gloo (?:all|context)\w{0,20}.{0,40}failed: .{0,80}(?:peer|[Tt]imed out)",
+        r"threads to join the rendezvous, but|DEADLINE_EXCEEDED: (?:GetKeyValue|Gloo|Failed to)|Gloo (?:all|context)\w{0,20}.{0,40}failed: .{0,80}(?:peer|[Tt]imed out)",
     ),
     "HCCL": (
         # Ascend's collectives: the error codes of a wait and of a socket that time out
@@ -159,6 +172,16 @@ UNCLEAR: tuple[str, ...] = (
     r"Fatal Python error: Aborted|without an active exception",
     r"Could not acquire GIL within \d+ ms on exit",
     r"Invalid access of peer GPU memory|external entity outside of CUDA|error external to the process|driver shutting down|context is destroyed",
+)
+
+# A lock, a name or a device that another process holds or was quicker to take, and what the processes of a node build once for all: of
+# those that come at one time another run might name another
+CONTESTED: tuple[str, ...] = (
+    r"^FileExistsError\b|^(?:\w{1,40}\.){0,4}(?:Already)?Lock\w{0,20}(?::|\s*$)|\[Errno (?:17|26|39)\]|\[Errno 2\] .{0,300}' -> '|\[Errno 16\].{0,300}\.nfs\d",
+    r"\bunable to lock file|\bdatabase (?:table )?is locked|\block\b.{0,200}\bcould not be acquired|\b(?:could not|failed to|unable to|cannot) (?:acquire|obtain|get|take) .{0,60}\block\b",
+    r"\b(?:is|already) (?:in use|locked|held|opened) by (?:another|some other|a different|other|PID|process)\b",
+    r"\bdevices?(?:\(s\))? (?:are|is|is/are) busy or unavailable|\balready in use by another (?:client|process)",
+    r"(?:torch_extensions|torchinductor_\w{1,40}|\.triton|triton_cache|\.cache)/.{0,300}\.so[.\d]{0,12}: (?:cannot open shared object|file too short|invalid ELF|failed to map)",
 )
 
 # Numbers of which all ranks hold the same, for they have been reduced or were updated together: who says first that one is not finite is chance

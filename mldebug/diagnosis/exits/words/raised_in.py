@@ -29,6 +29,10 @@ _COMPUTES = (
     "boto3", "botocore", "google", "azure", "requests", "urllib3", "decord", "av", "librosa", "soundfile", "causal_conv1d", "mamba_ssm", "fla", "flashinfer", "cutlass", "nvidia",
 )  # fmt: skip
 _OF_UNKNOWN = re.compile(rf"/(?:site|dist)-packages/(?!(?:{'|'.join(_COMPUTES)})(?:/|\.py))")
+# Memory of another process is opened here: of the device (CUDA IPC), or shared by its name
+_OPENED = re.compile(
+    r"torch/multiprocessing/reductions|multiprocessing/(?:shared_memory|resource_sharer)|custom_all_?reduce|symm_?mem\w{0,20}|_symmetric_memory|cuda_ipc|ipc_(?:handle|tensor|mem)"
+)
 _CALL = re.compile(
     r"\b(?:all_?reduce|all_?gather\w{0,12}|reduce_?scatter\w{0,12}|all_?to_?all\w{0,8}|broadcast(?:_object_list)?|barrier|monitored_barrier|sync_global\w{0,12}|process_allgather"
     r"|init_process_group|wait_at_barrier|isend|irecv|TCPStore|ray\.get|blocking_key_value_get)\(",
@@ -48,6 +52,7 @@ class RaisedIn(NamedTuple):
     `group`: in code through which ranks communicate, or in a call of it. `unknown`: in an installed
     package of which nothing is known. `own_raise`: by a `raise` in the job's own code. `stated`: by
     a `raise` or `assert` anywhere, so that a person has written its words. `source`: that line.
+    `opened`: where memory that another process has shared is opened.
     """
 
     group: bool = False
@@ -55,6 +60,7 @@ class RaisedIn(NamedTuple):
     own_raise: bool = False
     stated: bool = False
     source: str = ""
+    opened: bool = False
 
 
 NOWHERE = RaisedIn()
@@ -78,4 +84,5 @@ def raised_in(lines: Sequence[str], start: int, end: int) -> RaisedIn:
         own_raise=raised and not installed,
         stated=raised,
         source=source.strip() if raised else "",
+        opened=_OPENED.search(f"{lines[at]}\n{source}") is not None,
     )

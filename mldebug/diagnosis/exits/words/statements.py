@@ -26,6 +26,7 @@ _OF_OTHERS = re.compile(
     r"|mixed|did(?:n't| not)|does(?:n't| not) (?:answer|respond|reply|come)|has(?:n't| not)|have not|never|fail(?:ed|s|ure|ures)?|died|dead|alive|crash\w{0,3}|lost|gone|missing|left|exit(?:ed|s)?|killed|stopped"
     r"|shut ?down|unreachable|unavailable|un?healthy|respon[ds]\w{0,4}|answer(?:s|ed)?|repl(?:y|ied|ies)|voted|receiv(?:ed?|es|ing)|joined|arriv\w{1,4}|(?:dis)?connected|closed|abort\w{0,3}|hang(?:s|ing)?|hung|stuck|stall\w{0,3}"
     r"|finish(?:ed)?|complet(?:e|ed)|publish\w{0,4}|late|slow|timed out|times out|wait(?:s|ed|ing)?|write|wrote|see logs|check the logs?)\b"
+    r"|\bconnect(?:ing|ion)?(?: to)? \S{1,80}:\d{2,5}\b"
     r"|\b(?:some|any|one of the|at least one) (?:\w{1,20} )?(?:ranks?|workers?|process(?:es)?|hosts?|nodes?|replicas?|peers?|actors?)\b"
     r"|\b(?:across|among|between)\b.{0,24}\b(?:ranks|workers|processes|hosts|nodes|replicas|TP|DP|PP|EP|CP)\b"
     r"|\b\d{1,7}(?: ?(?:of|/) ?\d{1,7})? (?:\w{1,20} )?(?:ranks?|workers?|replicas?|nodes?|hosts?|peers?|processes|members?|participants?)\b",
