@@ -4,7 +4,7 @@ import pytest
 
 from mldebug.diagnosis.exits.words.blame import Blame, blame_of
 from mldebug.diagnosis.exits.words.last_words import last_error
-from mldebug.diagnosis.exits.words.raised_in import raised_in
+from mldebug.diagnosis.exits.words.raised_in import NOWHERE, raised_in
 
 SITE = "/opt/venv/lib/python3.11/site-packages/"
 
@@ -76,6 +76,28 @@ def test_a_check_of_cpp_code_is_no_error_of_the_system_for_its_type(
 ) -> None:
     """Paddle raises what fails outside of it as OSError, and names its own file."""
     assert blame_of(words) is blame
+
+
+@pytest.mark.parametrize(
+    ("words", "blame"),
+    [
+        ("TimeoutError: timed out waiting for all 4 members to join", Blame.PEER),
+        ("TimeoutError: Timeout waiting for rollout servers to be ready. Expected 4 servers, found 3.", Blame.PEER),
+        ("TimeoutError: Waiting for main node timeout!", Blame.PEER),
+        ("ConnectionError: Timed out connecting to master", Blame.PEER),
+        ("TimeoutError: file_barrier arena_barrier: 3/4 ranks after 300s", Blame.PEER),
+        ("distributed.scheduler.KilledWorker: Attempted to run task 'a' on 4 different workers", Blame.PEER),
+        # controls: a setting, a count, and a wait for nobody of the job
+        ("ValueError: timeout of connecting to the master must be positive", Blame.OWN),
+        ("ValueError: 3 of 4 heads", Blame.OWN),
+        ("TimeoutError: no answer within 600 s", Blame.UNCLEAR),
+    ],
+)  # fmt: skip
+def test_who_waited_for_others_in_vain_is_a_victim(words: str, blame: Blame) -> None:
+    lines = ["Traceback (most recent call last):", '  File "/job/a.py", line 1, in f', "    raise x", words]  # fmt: skip
+    place = raised_in(lines, 0, 3) if blame is not Blame.OWN else NOWHERE
+
+    assert blame_of(words, place) is blame
 
 
 HANDLES = [

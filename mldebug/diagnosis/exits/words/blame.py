@@ -61,6 +61,13 @@ _SECOND_HAND = re.compile(
     r"|\b(?:another|other|some|remote) (?:rank|worker|process|peer)|\bfailed rank|\bon (?:an)?other rank",
     re.IGNORECASE,
 )
+_OTHER = r"(?:ranks?|workers?|members?|peers?|process(?:es)?|hosts?|nodes?|servers?|trainers?|learners?|replicas?|followers?|leader|master|coordinator|stages?|quorum|barriers?)"
+# A wait that was in vain, and for whom
+_WAITED_FOR_OTHERS = re.compile(
+    rf"(?!.{{0,400}}\b(?:must|should|has to|needs to) be\b).{{0,300}}?(?:\btim(?:ed|e)[- ]?out\b.{{0,24}}\b(?:wait\w{{0,4}}|connecting to|trying to (?:connect|reach))\b.{{0,60}}\b{_OTHER}\b"
+    rf"|\bwait(?:ed|ing)\b.{{0,12}}\b(?:for|on)\b.{{0,40}}\b{_OTHER}\b.{{0,40}}\btim(?:ed|e)[- ]?out\b|\b\d{{1,6}} ?(?:/|of) ?\d{{1,6}} {_OTHER}\b.{{0,20}}\bafter \d)",
+    re.IGNORECASE,
+)
 # The same where it cannot be meant of data: an exception of the job's own may be about ranks
 _SAID_OF_OTHERS = re.compile(
     r"\b(?:another|other|some|a remote|one of the|an?) (?:rank|worker|process|peer|host|node)s?\b.{0,12}\b(?:failed|died|crashed|exited|is gone|are gone|was killed|was lost"
@@ -200,6 +207,7 @@ def _of_statement(words: str, *, unclear: bool) -> Blame:
     if (
         is_elsewhere(words)
         or _SAID_OF_OTHERS.search(words)
+        or _WAITED_FOR_OTHERS.match(words)
         or (_QUOTED.search(words) and _PEER.search(words))
     ):
         return Blame.PEER

@@ -126,6 +126,9 @@ PEER: Mapping[str, tuple[str, ...]] = {
     "boosting": (
         r"Failed to bootstrap the communication group|\bSocket (?:send|recv|accept|connect) error,",
     ),
+    "Dask, Spark": (
+        r"\bCommClosedError\b|\bKilledWorker\b|[Cc]oordinator cannot get all barrier sync requests",
+    ),
     "vLLM": (r"RPC call to \w{1,80} timed out|Engine core proc \S{1,80} died unexpectedly",),
     "JAX": (
         # tsl/distributed_runtime/coordination, jax/_src/distributed.py
