@@ -292,14 +292,19 @@ def test_messages_that_cost_all_they_may_delay_no_verdict(field: Field, tmp_path
     for body in names_first:
         field.tell(body)
     heavy, lock = iter(names_first[-4:] * 100_000), threading.Lock()
+    answers: list[object] = []
 
     def send() -> None:
         with lock:
             body = next(heavy)
-        field.tell(body)
+        answers.append(field.tell(body))
+
+    def enough() -> bool:
+        """It has cost too much; on a busy machine an agent gets too little of the CPU for that."""
+        return "more time than one node has" in field.agent.log or len(answers) >= 400
 
     with meanwhile(*[send] * 6):
-        wait_for("it has cost too much", lambda: "more time than one node has" in field.agent.log, 60)  # fmt: skip
+        wait_for("many are answered or refused", enough, 60)
         began = time.monotonic()
         assert field.named() == [1]
         assert time.monotonic() - began < usual + LATE * PATIENCE
