@@ -21,7 +21,7 @@ from mldebug.web.page import PageRequest, WebPage
 
 TEMPLATES = Path(__file__).with_name("pages") / "templates"
 REPORT = Path(__file__).parents[1] / "incidents/report/templates"
-ORDER = ("runs", "incidents", "storage", "usage", "gpus", "probes")  # of the menu; others follow
+ORDER = ("runs", "incidents", "storage", "gpus", "probes")  # of the menu; others follow
 MOST_OPEN = 99
 ALARM = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Ccircle cx='8' cy='8' r='7' fill='%23c62828'/%3E%3C/svg%3E"
 """The icon of a tab while an incident is open: a red dot."""

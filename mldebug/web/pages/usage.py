@@ -74,7 +74,7 @@ class UsagePage:
     """`mldebug usage` as a page, of what the agent has counted anyway: who sees it sees their own runs."""
 
     title = "Usage"
-    key = "w"
+    key = ""  # the page "Storage" leads here: one more would not fit into the menu of a phone
     reports = False
 
     def build(self, request: PageRequest) -> UsagePageData:

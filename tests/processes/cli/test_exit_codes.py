@@ -12,7 +12,7 @@ from mldebug.cli.main import GROUPS
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
 
 # Verbs by what they find: nothing to look at; nothing of what was named, or nothing named; nobody and no tool that could tell
-NOTHING = ("status", "status --json", "dump", "slow", "reports", "reports list", "usage", "doctor", "down", "up --status", "top --once", "preflight")  # fmt: skip
+NOTHING = ("status", "status --json", "dump", "slow", "reports", "reports list", "usage", "doctor", "down", "up --status", "top --once", "preflight", "profile", "memory")  # fmt: skip
 WRONG = (
     *("dump nosuch", "checkpoints", "checkpoints .", "diagnose", "diagnose .", "flight-recorder .", "share nosuch", "reports show nosuch"),
     *("logs try nosuch", "check-config nosuch", "probe", "switch", "notify", "trace", "completion", "run", "nosuch"),
