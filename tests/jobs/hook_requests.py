@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -222,6 +224,93 @@ def memory_armed() -> dict[str, Any]:
     return {**found, "early": early, "file": result(found)}
 
 
+def left_behind() -> dict[str, Any]:
+    """Its asker was killed before it sent the signal, and somebody asks for the stacks much later."""
+    path = Path(own.record.path + ".request")
+    path.write_text(json.dumps({"layout": 1, "number": 998, "what": "profile"}))
+    path.chmod(0o600)
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    own._look_for_request()
+    work(2)
+    return {**answer(), "lies_there": path.exists()}
+
+
+def elsewhere(does: Callable[[], Any]) -> None:
+    """Do it in another thread."""
+    thread = threading.Thread(target=does)
+    thread.start()
+    thread.join()
+
+
+def two_threads_step() -> dict[str, Any]:
+    """A thread's profiler is ended by nobody else."""
+    ask(steps=1)
+    work(1)
+    elsewhere(work)
+    amid = torch.autograd._profiler_enabled()
+    work(1)
+    return {**answer(), "amid": amid}
+
+
+def another_thread_is_too_late() -> dict[str, Any]:
+    ask(steps=1)
+    work(1)
+    own.task._until = 0.0
+    elsewhere(work)
+    work(1)
+    return answer()
+
+
+def another_thread_profiles() -> dict[str, Any]:
+    """It waits until the thread whose profiler it is has thrown that away with its next step."""
+    ask(steps=9)
+    work(1)
+    mine = own_profiler()
+
+    def profile() -> None:
+        with mine:
+            MODEL(torch.randn(2, 8))
+
+    thread = threading.Thread(target=profile)
+    thread.start()
+    while not own.task._why:
+        time.sleep(0.01)
+    work(1)
+    thread.join()
+    return {**answer(), "mine": len(mine.events())}
+
+
+def another_thread_does_not_wait_for_ever() -> dict[str, Any]:
+    ask(steps=9)
+    work(1)
+    before, step_profile.PATIENCE = step_profile.PATIENCE, 0.1
+    elsewhere(lambda: own_profiler().start())
+    step_profile.PATIENCE = before
+    work(1)
+    return answer()
+
+
+def another_thread_profiled_before() -> dict[str, Any]:
+    """PyTorch would end the process by a segmentation fault."""
+    begun, done = threading.Event(), threading.Event()
+    mine = own_profiler()
+
+    def profile() -> None:
+        with mine:
+            MODEL(torch.randn(2, 8))
+            begun.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=profile)
+    thread.start()
+    begun.wait(60)
+    ask(steps=1)
+    work(2)
+    done.set()
+    thread.join()
+    return {**answer(), "mine": len(mine.events())}
+
+
 def unknown() -> dict[str, Any]:
     ask("format-disk")
     work(2)
@@ -230,7 +319,9 @@ def unknown() -> dict[str, Any]:
 
 CASES: tuple[Callable[[], dict[str, Any]], ...] = (
     unknown, traced, profiles_itself, begins_to_profile_itself, forks, evaluates, loads_data, asked_twice, others_may_write,
-    a_link, too_many, no_room, too_late, records_a_graph, memory_unarmed, memory_armed, let_go,
+    a_link, too_many, no_room, too_late, records_a_graph, memory_unarmed, memory_armed, left_behind,
+    two_threads_step, another_thread_is_too_late, another_thread_profiles,
+    another_thread_profiled_before, let_go, another_thread_does_not_wait_for_ever,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -102,6 +102,32 @@ def test_a_request_that_another_may_have_written_is_not_obeyed(
     assert found[case]["number"] == found["asked_twice"]["number"]  # the one before
 
 
+def test_a_request_that_was_left_behind_is_taken_away_and_not_obeyed(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    assert (found["left_behind"]["lies_there"], found["left_behind"]["number"] == 998) == (False, False)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "state", "why"),
+    [
+        ("two_threads_step", "done", ""),
+        ("another_thread_is_too_late", "declined", "no step has ended in time"),
+        ("another_thread_profiles", "declined", "the job began to profile itself"),
+        ("another_thread_does_not_wait_for_ever", "declined", "the job began to profile itself"),
+        ("another_thread_profiled_before", "declined", "the job profiles itself"),
+    ],
+)
+def test_only_the_thread_that_began_the_profiler_ends_it(
+    found: dict[str, dict[str, Any]], case: str, state: str, why: str
+) -> None:
+    one = found[case]
+    assert (one["state"], one.get("why", ""), one["clean"]) == (state, why, True)
+    assert found["two_threads_step"]["amid"]
+    assert found["another_thread_profiles"]["mine"] > 5
+    assert found["another_thread_profiled_before"]["mine"] > 5
+
+
 def test_an_unknown_request_is_not_obeyed(found: dict[str, dict[str, Any]]) -> None:
     assert found["unknown"].keys() == {"clean"}
 

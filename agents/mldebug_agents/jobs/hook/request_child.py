@@ -5,6 +5,7 @@ So that the hook finds a file of its own user, and no link that the job has made
 
 import os
 import socket
+import time
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from mldebug_agents.system.spawn import Spawner
 NAME = "hook-requests"
 TIMEOUT = 5.0
 MAX_REQUEST = 4096  # bytes
+STALE = 60.0  # seconds after which no hook believes a request, so another may take its place
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -91,8 +93,22 @@ def carry_out(order: HookRequestFile) -> HookRequestReply:
 
 
 def _write(handle: int, order: HookRequestFile) -> None:
+    if _is_stale(handle, order.name):
+        os.unlink(order.name, dir_fd=handle)
     file = os.open(order.name, _NEW, 0o600, dir_fd=handle)
     try:
         os.write(file, order.data[:MAX_REQUEST])
+    except OSError:  # a full /dev/shm: an empty request would keep out all others
+        os.unlink(order.name, dir_fd=handle)
+        raise
     finally:
         os.close(file)
+
+
+def _is_stale(handle: int, name: str) -> bool:
+    """Whether a request of this user lies there that its asker left behind."""
+    try:
+        found = os.stat(name, dir_fd=handle, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return found.st_uid == os.geteuid() and abs(time.time() - found.st_mtime) > STALE

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 
 from mldebug_training.common.interrupted import pass_on
 from mldebug_training.common.shared_files import REQUEST, remove
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from mldebug_training.hook.record import HookRecord
 
 MOST = 4096  # bytes of a request
+FRESH = 60.0  # seconds for which a request is believed: of an older one nobody waits for the answer
 
 
 def take(process: OwnProcess, record: HookRecord) -> None:
@@ -63,7 +65,9 @@ def _task(process: OwnProcess, record: HookRecord, request: dict[str, Any]) -> S
 
 
 def _taken(path: str) -> dict[str, Any] | None:
-    """The request in a file of this user that nobody else may write; the file is gone afterwards."""
+    """The request in a file of this user that nobody else may write; the file is gone afterwards. None for one that lies there
+    for longer than `FRESH`, as who was killed before the signal leaves it: the next look at stacks would begin a profile.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -78,5 +82,7 @@ def _taken(path: str) -> dict[str, Any] | None:
     finally:
         os.close(fd)
     remove(path)
+    if abs(time.time() - found.st_mtime) > FRESH:
+        return None
     request = json.loads(data)
     return request if isinstance(request, dict) else None

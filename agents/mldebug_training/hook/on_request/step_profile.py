@@ -1,7 +1,8 @@
 """A trace of some steps by `torch.profiler`, begun and ended by the thread that steps, between two of them.
 
-PyTorch's profiler belongs to a thread and to the whole process at once, so this one gives way: it is not begun while the job profiles
-itself, and is thrown away before the job begins to, before it forks (a child would record on for ever), and when a checkpoint or an
+PyTorch's profiler belongs to a thread and to the whole process at once: two in two threads end the process by a segmentation fault, and
+none can end that of another thread. So only the thread that began this one ends it, another thread of the job that begins to profile
+waits for that (or has an empty profile), and this one gives way: it is not begun while the job profiles itself, and is thrown away before the job begins to, before it forks (a child would record on for ever), and when a checkpoint or an
 evaluation begins. A trace of more than `MAX_EVENTS` is not written.
 """
 
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 MAX_EVENTS = 200_000  # some 60 MB of JSON
 EVENT = 400  # bytes of one in the file, generously
 SPARE = 4  # times the file's size that has to be free in shared memory: the job may need it, too
+PATIENCE = 10.0  # seconds for which another thread that wants to profile waits for this one
 LONGEST = 120.0  # seconds of a profile: what takes longer is thrown away at the next step or phase
+BEGAN = "the job began to profile itself"
 STEPLESS = ("evaluate", "checkpoint_save", "checkpoint_load")
 _STARTS = ("_prepare_profiler", "_enable_profiler")  # of torch.autograd.profiler: whoever profiles
 
@@ -49,48 +52,62 @@ class StepProfile(StepTask):
         self._left = self._first = 0
         self._starting = self._before = 0.0  # seconds
         self._replaced: dict[str, Any] = {}
+        self._runs = False
+        self._why = ""  # it is to be thrown away by its own thread
+
+    def step(self, step: int) -> None:
+        """Called after each step; those of another thread than the one that is profiled are left out."""
+        if self._profile is None or self._is_mine():
+            super().step(step)
 
     def at_step(self, step: int) -> None:
         """Begin with the first step that ends, and end so many steps later."""
         if self._profile is None:
             self._begin(step)
             return
+        if self._why:
+            raise DeclinedError(self._why)
         self._left -= 1
         if self._left <= 0:
             self._end(step)
 
     def phase(self, name: str) -> None:
         """Throw it away where what follows is no step, or takes too long."""
-        if self._profile is None or self._thread != get_ident() or captures_graph():
+        if self._profile is None or not self._is_mine() or captures_graph():
             return
-        if name in STEPLESS:
+        if self._why:
+            self._fail(DeclinedError(self._why))
+        elif name in STEPLESS:
             self._fail(DeclinedError(f"{name} began meanwhile"))
         elif time.monotonic() > self._until:
             self._fail(DeclinedError(f"no step has ended for {LONGEST:g} s"))
 
     def before_fork(self) -> None:
         """Throw it away: the child would inherit a profiler that nobody ends."""
-        if self._profile is not None and self._thread == get_ident():
+        if self._profile is not None and self._is_mine():
             self._fail(DeclinedError("the job forked a process meanwhile"))
 
     def stop(self) -> None:
         """Stop without a trace."""
         profile, self._profile = self._profile, None
-        self._give_back()
         if profile is not None:
-            profile.stop()
+            self._halt(profile)
 
     def close(self) -> None:
         """Stop, where it still goes on, and let go of the trace."""
-        if self._profile is not None and self._thread == get_ident():
+        if self._profile is not None and self._is_mine():
             self._fail(DeclinedError("the process ended meanwhile"))
         super().close()
+
+    def _is_mine(self) -> bool:
+        """Whether the calling thread is the one that began the profiler."""
+        return self._thread == get_ident()
 
     def _begin(self, step: int) -> None:
         torch: Any = sys.modules.get("torch")
         if torch is None:
             raise DeclinedError("it has not imported PyTorch")
-        if torch.autograd._profiler_enabled():
+        if profiled(torch):
             raise DeclinedError("the job profiles itself")
         began = time.monotonic()
         profiler = torch.profiler
@@ -98,9 +115,14 @@ class StepProfile(StepTask):
         if torch.cuda.is_initialized():
             kinds.append(profiler.ProfilerActivity.CUDA)
         profile = profiler.profile(activities=kinds)
-        profile.start()
-        self._profile, self._thread = profile, get_ident()
+        self._thread, self._runs = get_ident(), True
         self._give_way()
+        try:
+            profile.start()
+        except Exception:
+            self._give_back()
+            raise
+        self._profile = profile
         self._first, self._left = step + 1, self._steps
         self._before = time.monotonic()
         self._starting = self._before - began
@@ -109,8 +131,7 @@ class StepProfile(StepTask):
     def _end(self, step: int) -> None:
         ended = time.monotonic()
         profile, self._profile = self._profile, None
-        self._give_back()
-        profile.stop()
+        self._halt(profile)
         events = len(profile.profiler.kineto_results.events())
         if events > MAX_EVENTS:
             raise DeclinedError(f"{events} events are too many: ask for fewer steps")
@@ -137,17 +158,42 @@ class StepProfile(StepTask):
 
     def _instead(self, start: Any) -> Any:
         def begins(*args: Any, **more: Any) -> Any:
-            if self._profile is not None:
-                self._fail(DeclinedError("the job began to profile itself"))
+            if self._runs and self._is_mine():
+                if self._profile is not None:  # else it is this one that begins or ends
+                    self._fail(DeclinedError(BEGAN))
+            elif self._runs:
+                self._why = BEGAN
+                if not self._waited():
+                    return None
             return start(*args, **more)
 
         return begins
+
+    def _waited(self) -> bool:
+        """Wait in another thread until this profiler is gone. False where it is not."""
+        until = time.monotonic() + PATIENCE
+        while self._runs and time.monotonic() < until:
+            time.sleep(0.01)
+        return not self._runs
+
+    def _halt(self, profile: Any) -> None:
+        """End the profiler, by the thread that began it."""
+        try:
+            profile.stop()
+        finally:
+            self._give_back()
 
     def _give_back(self) -> None:
         module: Any = sys.modules.get("torch.autograd.profiler")
         for name, start in self._replaced.items():
             setattr(module, name, start)
-        self._replaced = {}
+        self._replaced, self._runs = {}, False
+
+
+def profiled(torch: Any) -> bool:
+    """Whether the job profiles itself: in this thread, or in any other, of which only PyTorch's Python code knows."""
+    anywhere = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
+    return bool(torch.autograd._profiler_enabled() or anywhere)
 
 
 def _exported(profile: Any) -> OwnFile:
