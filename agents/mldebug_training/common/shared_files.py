@@ -20,6 +20,10 @@ OOM = ".oom"  # of a file that is read after its process has ended: who held the
 REQUEST = (
     ".request"  # of a file in which somebody asks for something; see `hook.on_request.requests`
 )
+TRACE, TRACE_FILE = (
+    ".trace-",
+    "trace.json",
+)  # in the name of a folder for one file, which PyTorch writes
 MAX_STALE = 1024  # files of dead processes that are looked at
 KEPT = 3600.0  # seconds for which such a file stays
 MOST_KEPT = 32  # of them, the newest
@@ -50,7 +54,8 @@ def sweep(folder: str = FOLDER) -> None:
     kept = _kept(folder, [name for name in names if name.endswith(OOM)])
     for name in names:
         if name not in kept:
-            _sweep(os.path.join(folder, name))
+            does = _sweep_trace if TRACE in name else _sweep
+            does(os.path.join(folder, name))
 
 
 def _kept(folder: str, names: list[str]) -> set[str]:
@@ -112,6 +117,27 @@ def _sweep(path: str) -> None:
         found = os.fstat(fd)
         if found.st_uid == os.getuid() and found.st_nlink:  # without a name it is swept already
             remove(path)
+    except OSError as error:  # it lives, where /proc does not show it
+        pass_on(error)
+    finally:
+        os.close(fd)
+
+
+def _sweep_trace(path: str) -> None:
+    """The folder of a process that was killed while PyTorch wrote a trace of it, which may take all of shared memory."""
+    if _lives(os.path.basename(path)):
+        return
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:  # another user's, or no folder
+        pass_on(error)
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_uid == os.getuid():
+            if TRACE_FILE in os.listdir(fd):
+                os.unlink(TRACE_FILE, dir_fd=fd)
+            os.rmdir(path)
     except OSError as error:  # it lives, where /proc does not show it
         pass_on(error)
     finally:

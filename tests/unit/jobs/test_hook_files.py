@@ -92,6 +92,37 @@ def test_an_earlier_process_of_this_pid_is_swept(tmp_path: Path, suffix: str) ->
     assert not left.exists()
 
 
+def trace_of(folder: Path, pid: int, start: int) -> Path:
+    """As the hook's process leaves it where it is killed while PyTorch writes."""
+    left = folder / f"{shared_files.PREFIX}{pid}-{start}.trace-5f"
+    left.mkdir(0o700)
+    (left / "trace.json").write_text("[")
+    return left
+
+
+def test_a_trace_that_a_killed_process_was_writing_is_swept(tmp_path: Path) -> None:
+    left = trace_of(tmp_path, 2**22, 5)
+    elsewhere = tmp_path / "of the job"
+    elsewhere.mkdir()
+    (elsewhere / "trace.json").touch()
+    (tmp_path / f"{shared_files.PREFIX}{2**22}-6.trace-5f").symlink_to(elsewhere)
+    shared_files.sweep(str(tmp_path))
+    assert not left.exists()
+    assert (elsewhere / "trace.json").exists()
+
+
+def test_a_trace_that_is_being_written_stays(tmp_path: Path) -> None:
+    stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+    living = trace_of(tmp_path, os.getppid(), int(stat.rpartition(")")[2].split()[19]))
+    hidden = trace_of(tmp_path, 2**22, 5)  # of another pid namespace
+    lock = os.open(hidden, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    shared_files.sweep(str(tmp_path))
+    assert (living / "trace.json").exists()
+    assert (hidden / "trace.json").exists()
+    os.close(lock)
+
+
 def before_the_lock(monkeypatch: pytest.MonkeyPatch, does: Callable[[], None]) -> None:
     """Let a neighbour do something between the first file that is made and its lock."""
     real, once = fcntl.flock, [does]

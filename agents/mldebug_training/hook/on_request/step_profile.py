@@ -9,6 +9,7 @@ evaluation begins. A trace of more than `MAX_EVENTS` is not written.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import fcntl
 import os
 import sys
 import time
@@ -16,7 +17,14 @@ import time
 from mldebug_training.common.interrupted import pass_on
 from mldebug_training.common.natives import get_ident
 from mldebug_training.common.own_file import OwnFile
-from mldebug_training.common.shared_files import FOLDER, PREFIX, remove
+from mldebug_training.common.shared_files import (
+    FOLDER,
+    PREFIX,
+    TRACE,
+    TRACE_FILE,
+    remove,
+    start_ticks,
+)
 from mldebug_training.common.signals import shielded
 from mldebug_training.hook.on_request.step_task import (
     DeclinedError,
@@ -198,15 +206,19 @@ def profiled(torch: Any) -> bool:
 
 def _exported(profile: Any) -> OwnFile:
     """The trace in a file whose name is gone. PyTorch writes it in a folder that only this user may enter. Raises OSError."""
-    folder = os.path.join(FOLDER, f"{PREFIX}{os.getpid()}-trace-{os.urandom(8).hex()}")
+    own = f"{PREFIX}{os.getpid()}-{start_ticks()}{TRACE}{os.urandom(8).hex()}"
+    folder = os.path.join(FOLDER, own)
     os.mkdir(folder, 0o700)
-    path = os.path.join(folder, "trace.json")
+    path, lock = os.path.join(folder, TRACE_FILE), OwnFile(-1)
     try:
+        lock = OwnFile(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shielded(_signal.SIGXFSZ, profile.export_chrome_trace, path)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         os.fchmod(fd, 0o600)
         return OwnFile(fd)
     finally:
+        lock.close()
         remove(path)
         try:
             os.rmdir(folder)
