@@ -20,7 +20,7 @@ from mldebug.capture.profile.hook_answer import (
     HookAnswer,
     parse_answer,
 )
-from mldebug.core.errors import MldebugError
+from mldebug.core.errors import AccessError, MldebugError
 from mldebug.core.model import RankIdentity
 from mldebug_agents.jobs.hook import request_child
 from mldebug_agents.jobs.hook.records import check_owner
@@ -108,9 +108,13 @@ class HookRequests:
             if self._signals.ask(target, target.beat.signal or 0):
                 return ""
             why = NO_HOOK
+        except AccessError:
+            raise
+        except MldebugError as error:  # a full /dev/shm: the other ranks are asked all the same
+            return error.message
         except OSError as error:
             why = f"it cannot be signalled: {error.strerror or error}"
-        self._place("remove", target)
+        self._withdraw(target)
         return why
 
     def _place(self, verb: str, target: SignalTarget, data: bytes = b"") -> bool:
@@ -129,11 +133,14 @@ class HookRequests:
         """The last answer of each rank, or why there is none."""
         began = self._clock()
         found: dict[int, HookAnswer | str] = {}
+        taken: dict[int, HookAnswer] = {}  # what others are told afterwards has the same name
         while len(found) < len(waiting):
             for rank, target in waiting.items():
                 if rank not in found:
                     answer = self._answer(target)
-                    mine = answer if answer and answer.number == number else None
+                    if answer is not None and answer.number == number:
+                        taken[rank] = answer
+                    mine = taken.get(rank)
                     state = self._state(target, mine, self._clock() - began, order)
                     if state is not None:
                         found[rank] = state
