@@ -95,9 +95,10 @@ def test_they_are_watched_without_configuration_and_only_their_owner_sees_them(
     folder.mkdir(parents=True)
     part = collector(tools)
     part.follow({"j": (str(folder),)})
+    mine = os.getuid()
 
     def rows() -> tuple[dict[str, object], ...]:
-        part.look(time.time(), [job()])
+        part.look(time.time(), [job(uid=mine)])
         return tuple(dict(one) for one in part.status().get("trees", ()))
 
     wait_until(lambda: any(one["how"] == WATCHED for one in rows()))
@@ -106,8 +107,8 @@ def test_they_are_watched_without_configuration_and_only_their_owner_sees_them(
     rows_by_heading = part.status()
     measures = tuple(part.samples())
     state = StorageState(parts=(CollectorState(name="trees", at=0.0, rows=rows_by_heading, measures=measures),))  # fmt: skip
-    assert of_user(state, 1002, {"j"}).rows["trees"][0]["path"] == str(folder)
-    other = of_user(state, 1003, {"k"})
+    assert of_user(state, mine, {"j"}).rows["trees"][0]["path"] == str(folder)
+    other = of_user(state, mine + 1, {"k"})
     assert (other.rows, other.measures) == ({}, ())
     part.look(time.time() + 60, [])
     assert part.status() == {}
@@ -140,6 +141,24 @@ def test_a_folder_that_becomes_a_link_tells_nothing_of_where_it_leads(
     (row,) = rows()
     assert (row["why"], row["bytes"]) == ("a link stands in its path", None)
     part.look(time.time() + 60, [])  # nobody writes there any more
+
+
+def test_a_folder_of_another_user_is_not_counted_for_who_may_write_there(
+    tools: NodeTools, tmp_path: Path
+) -> None:
+    """Such as /mnt/scratch: below it lie private folders of others, which the agent can count and its owner cannot."""
+    (tmp_path / "scratch" / "private").mkdir(parents=True)
+    part = collector(tools)
+    part.follow({"j": (str(tmp_path / "scratch"),)})
+
+    def rows() -> tuple[dict[str, object], ...]:
+        part.look(time.time(), [job(uid=os.getuid() + 1)])
+        return tuple(dict(one) for one in part.status().get("trees", ()))
+
+    wait_until(lambda: any(one["why"] or one["inodes"] for one in rows()))
+    (row,) = rows()
+    assert (row["why"], row["inodes"]) == ("it belongs to another user", None)
+    part.look(time.time() + 60, [])
 
 
 def test_links_in_the_path_of_a_configured_one_are_followed(

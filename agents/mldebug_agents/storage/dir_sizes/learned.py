@@ -1,7 +1,7 @@
 """Which directories are watched though nobody configured them: those that runs of this node write to, within bounds.
 
-Read from /proc alone: no path is touched here. Watched is only what lies on a local filesystem, and what the agent sees at the same
-place as the ranks do; of the others it is said why they are not.
+Read from /proc alone: no path is touched here. Watched is only what lies on a local filesystem, belongs to a user of the run, and what the
+agent sees at the same place as the ranks do; of the others it is said why they are not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ def request_for(one: LearnedFolder, root: str, rescan: float, verify: float) -> 
     """The request to watch a learned directory within the bounds. `root`: of the host; the others as configured."""
     return DirSizeRequest(
         path=one.path, root=root, rescan=rescan, verify=verify, max_inodes=INODES,
-        max_folders=FOLDERS, max_depth=DEPTH, links=False,
+        max_folders=FOLDERS, max_depth=DEPTH, links=False, owners=one.uids,
     )  # fmt: skip
 
 

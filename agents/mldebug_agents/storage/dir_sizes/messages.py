@@ -18,6 +18,7 @@ class DirSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_inodes: int = 20_000_000
     max_folders: int = 20_000_000
     max_depth: int = 4096  # levels below the directory
+    owners: tuple[int, ...] = ()  # users to one of whom it has to belong; empty: to anybody
     links: bool = True  # whether a link may stand in its path; a job's own may lead to what the job must not learn of
 
 

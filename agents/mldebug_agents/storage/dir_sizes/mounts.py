@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 
+from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
 from mldebug_agents.system.child.job_paths import open_inside
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -37,6 +38,15 @@ SHARED = frozenset(
     ]
 )  # others may write to it unseen
 AT_ONCE = ("tmpfs", "ramfs")  # a file has its blocks when it is written, not some time later
+
+
+def open_ordered(order: DirSizeRequest) -> int:
+    """Open the folder that is to be counted. Raises OSError, also where it belongs to none of those who may learn its size."""
+    fd = open_folder(order.root, order.path, links=order.links)
+    if not order.owners or os.fstat(fd).st_uid in order.owners:
+        return fd
+    os.close(fd)
+    raise OSError(errno.EACCES, "it belongs to another user")
 
 
 def open_folder(root: str, path: str, *, links: bool = True) -> int:

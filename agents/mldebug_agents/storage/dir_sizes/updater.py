@@ -14,7 +14,7 @@ from mldebug_agents.storage.dir_sizes.mounts import (
     AT_ONCE,
     filesystem,
     is_shared,
-    open_folder,
+    open_ordered,
     real_path,
 )
 from mldebug_agents.storage.dir_sizes.tree import DirTree, TreeLimits
@@ -138,7 +138,7 @@ class DirSizeUpdater:
     def _open(self) -> DirTree | None:
         self._clear()
         try:
-            fd = open_folder(self.order.root, self.order.path, links=self.order.links)
+            fd = open_ordered(self.order)
             try:
                 root = real_path(fd, self.order.root, self.order.path)
                 kind, facts = filesystem(fd), os.fstat(fd)
@@ -199,7 +199,7 @@ class DirSizeUpdater:
             return
         self._check_at = now + ROOT_CHECK
         try:
-            fd = open_folder(self.order.root, self.order.path, links=self.order.links)
+            fd = open_ordered(self.order)
             try:
                 facts = os.fstat(fd)
             finally:
