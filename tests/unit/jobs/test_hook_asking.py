@@ -61,7 +61,7 @@ def test_where_there_is_no_room_no_empty_request_is_left(
     assert write(root) == HookRequestReply()
 
 
-class Asked:
+class RankReader:
     """Two ranks with the hook, which answer what the test says; the clock goes on by a second with each look."""
 
     def __init__(self, answers: list[dict[str, Any]]) -> None:
@@ -80,7 +80,7 @@ class Asked:
         return FilePiece(data=data, size=len(data), mtime=0.0, inode=1, device=1, uid=os.getuid())
 
 
-def hook_requests(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> HookRequests:
+def hook_requests(reader: RankReader, monkeypatch: pytest.MonkeyPatch) -> HookRequests:
     beat = SimpleNamespace(signal=60, step=3)
     signals = SimpleNamespace(
         hold=lambda pid: nullcontext(
@@ -97,8 +97,8 @@ def hook_requests(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> HookRequests
     host = SimpleNamespace(root_of=lambda pid: "", brief=lambda pid: brief, proc="/proc")
     monkeypatch.setattr(requests, "PAUSE", 0.0)
     monkeypatch.setattr(requests.secrets, "randbelow", lambda most: 5)
-    parts: Any = (signals, host, asked, None)
-    return HookRequests(*parts, clock=asked.clock)
+    parts: Any = (signals, host, reader, None)
+    return HookRequests(*parts, clock=reader.clock)
 
 
 def rank(pid: int) -> RankIdentity:
@@ -110,16 +110,16 @@ def test_who_was_heard_waits_on_when_another_one_is_declined(
 ) -> None:
     other = {"number": 99, "state": "declined", "why": "it works on another request"}
     done = {"state": "done", "fd": 3, "bytes": 5, "first": 1, "last": 1}
-    asked = Asked([{"state": "accepted"}, *([other] * 15), done])
+    reader = RankReader([{"state": "accepted"}, *([other] * 15), done])
     monkeypatch.setattr(request_child, "place", lambda spawner, order: True)
-    found = hook_requests(asked, monkeypatch).ask([rank(1)], StepOrder(what="profile"))
+    found = hook_requests(reader, monkeypatch).ask([rank(1)], StepOrder(what="profile"))
     assert (found[1].data, found[1].failure) == (b"trace", "")
 
 
 def test_who_was_not_heard_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked([{"number": 99, "state": "declined"}])
+    reader = RankReader([{"number": 99, "state": "declined"}])
     monkeypatch.setattr(request_child, "place", lambda spawner, order: True)
-    found = hook_requests(asked, monkeypatch).ask([rank(1)], StepOrder(what="profile"))
+    found = hook_requests(reader, monkeypatch).ask([rank(1)], StepOrder(what="profile"))
     assert found[1].failure == requests.DEAF
 
 
@@ -132,8 +132,8 @@ def test_one_rank_without_room_does_not_cost_the_others(monkeypatch: pytest.Monk
         return True
 
     monkeypatch.setattr(request_child, "place", place)
-    asked = Asked([{"state": "done", "fd": 3, "bytes": 5, "first": 1, "last": 1}])
-    found = hook_requests(asked, monkeypatch).ask([rank(1), rank(2)], StepOrder(what="profile"))
+    reader = RankReader([{"state": "done", "fd": 3, "bytes": 5, "first": 1, "last": 1}])
+    found = hook_requests(reader, monkeypatch).ask([rank(1), rank(2)], StepOrder(what="profile"))
     assert "No space left" in found[1].failure
     assert found[2].data == b"trace"
 
@@ -144,4 +144,4 @@ def test_a_missing_right_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(request_child, "place", place)
     with pytest.raises(AccessError):
-        hook_requests(Asked([{}]), monkeypatch).ask([rank(1)], StepOrder(what="profile"))
+        hook_requests(RankReader([{}]), monkeypatch).ask([rank(1)], StepOrder(what="profile"))
