@@ -92,7 +92,7 @@ class StepProfile(StepTask):
 
     def before_fork(self) -> None:
         """Throw it away: the child would inherit a profiler that nobody ends."""
-        if self._profile is not None and self._is_mine():
+        if self._profile is not None and self._is_mine() and not captures_graph():
             self._fail(DeclinedError("the job forked a process meanwhile"))
 
     def stop(self) -> None:

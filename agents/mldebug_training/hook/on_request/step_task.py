@@ -109,7 +109,7 @@ class StepTask:
 
 
 def captures_graph() -> bool:
-    """Whether the thread that steps records a CUDA graph now: whoever waits for the GPU meanwhile, as a profiler does at its end, spoils it."""
+    """Whether the thread that steps records a CUDA graph now. A profiler that ends meanwhile waits for the GPU, which spoils the graph."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
