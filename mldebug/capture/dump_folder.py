@@ -122,20 +122,35 @@ def _found_in(file: DumpFile) -> Iterator[_Found]:
 
 def _joined_files(found: Iterable[_Found]) -> list[_Found]:
     """One rank in several files of one number, as a native dump beside a plain one, or an older one: the last counts."""
+    found = list(found)
+    hosts: dict[object, set[str]] = {}
+    for one in found:
+        hosts.setdefault(_named(one), set()).add(_host(one))
     kept: dict[object, _Found] = {}
     for index, one in enumerate(found):
-        main = one.process.main
-        who = one.process.pid or (main.tid if main else 0)
-        folder = one.file.name.rpartition("/")[0]
-        numbered = one.place.number >= 0 and one.place.says != "node" and who
-        host = host_in(one.file.name.rpartition("/")[2])
-        key = (folder, host, one.place.number, one.place.says, who) if numbered else index
+        whose = _named(one)
+        on = hosts[whose] - {""}  # a file that names no host joins the one of the only host
+        key = (whose, _host(one) if len(on) > 1 else "") if whose else index
         if key in kept and kept[key].file is not one.file:
             before = kept[key]
             kept[key] = before._replace(process=join(before.process, one.process))
         else:
             kept[key if key not in kept else index] = one
     return list(_with_kernel(list(kept.values())))
+
+
+def _named(found: _Found) -> tuple[object, ...]:
+    """Folder, number and process that a file names; () where it names none of a rank."""
+    main = found.process.main
+    who = found.process.pid or (main.tid if main else 0)
+    place = found.place
+    if place.number < 0 or place.says == "node" or not who:
+        return ()
+    return (found.file.name.rpartition("/")[0], place.number, place.says, who)
+
+
+def _host(found: _Found) -> str:
+    return host_in(found.file.name.rpartition("/")[2])
 
 
 def _with_kernel(found: list[_Found]) -> Iterator[_Found]:

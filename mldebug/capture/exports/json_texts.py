@@ -13,9 +13,14 @@ MAX_DEPTH = 6
 MAX_TEXTS = 100_000
 MIN_LINES = 2  # of stacks in a text
 
-_RANK_KEYS = ("rank", "global_rank", "globalrank", "process_index", "process_id")
+_RANK_KEYS = ("rank", "global_rank", "globalrank", "process_index")
 _HOST_KEYS = ("host", "hostname", "node", "node_name", "pod", "pod_name")
 _OF_RANK = re.compile(r"(?:global_?)?rank[ _:=-]?(\d{1,7})|(\d{1,7})", re.IGNORECASE)
+# A name of a host as a key, and no `second`, `attempt_2`, `12:05`: other looks at the same ranks
+_HOST_NAME = re.compile(
+    r"(?:[a-z\d-]{0,40}[-_])?(?:node|host|gpu|pod|worker|server|ip|dgx|hgx|compute|trainer)[\w.-]{0,200}\d[\w.-]{0,50}|\d{1,3}(?:[.-]\d{1,3}){3}|[a-z][\w-]{0,62}(?:\.[\w-]{1,62}){2,8}",
+    re.IGNORECASE,
+)
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -58,18 +63,39 @@ def _texts(value: Any, whose: _Whose, depth: int) -> Iterator[tuple[_Whose, str]
             yield from _texts(one, whose, depth + 1)
     elif depth < MAX_DEPTH and isinstance(value, dict):
         here = _Whose(_number(value) or whose.rank, _host(value) or whose.host)
-        ranks = _ranks_by_key(value)
+        ranks = _ranks_by_key(value, bare=not here.rank)
+        by_host = _is_by_host(value)
         for name, one in value.items():
-            own = here._replace(rank=ranks[name]) if name in ranks else here
+            own = here._replace(rank=ranks.get(name, here.rank))
+            own = own._replace(host=_NO_NAME.sub("-", name)) if by_host else own
             yield from _texts(one, own, depth + 1)
 
 
-def _ranks_by_key(value: Mapping[str, Any]) -> dict[str, str]:
-    """Keys that are ranks: `rank_3`, or bare numbers that are no pids, since they are about as many as the largest says."""
-    bare = [int(name) for name in value if name.isascii() and name.isdigit() and len(name) < 8]
-    dense = len(bare) == len(value) and max(bare, default=0) < 2 * len(bare) + 8
-    found = {name: _OF_RANK.fullmatch(name) for name in value}
-    return {name: match[1] or match[2] for name, match in found.items() if match and (match[1] or dense)}  # fmt: skip
+def _ranks_by_key(value: Mapping[str, Any], bare: bool) -> dict[str, str]:
+    """Keys that are ranks: `rank_3`; with `bare` also numbers alone that are no pids, since they are about as many as the largest
+    says, and no text below them calls them that.
+    """
+    found = {name: match for name in value if (match := _OF_RANK.fullmatch(name))}
+    numbers = [int(match[2]) for match in found.values() if match[2]]
+    dense = bare and len(numbers) == len(value) and max(numbers, default=0) < 2 * len(numbers) + 8
+    dense = dense and not any(_has_pid(one, name) for name, one in value.items())
+    return {name: match[1] or match[2] for name, match in found.items() if match[1] or dense}
+
+
+def _is_by_host(value: Mapping[str, Any]) -> bool:
+    """Whether the keys are hosts: they have such names, and below two of them stand the same local ranks."""
+    if not all(map(_HOST_NAME.fullmatch, value)):
+        return False
+    below = [_ranks_by_key(one, bare=True) for one in value.values() if isinstance(one, dict)]
+    every = [rank for ranks in below for rank in ranks.values()]
+    return len(below) == len(value) and len(set(every)) < len(every)
+
+
+def _has_pid(value: Any, pid: str) -> bool:
+    """Whether a text right here, or one in a mapping, begins with this number of a process."""
+    texts = value.values() if isinstance(value, dict) else (value,)
+    words = re.compile(rf"(?:process|pid)[ :=#]{{1,3}}{pid}\b", re.IGNORECASE)
+    return any(isinstance(one, str) and words.search(one, 0, 200) is not None for one in texts)
 
 
 def _number(value: Mapping[str, Any]) -> str:

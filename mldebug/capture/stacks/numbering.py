@@ -59,12 +59,12 @@ def place_of(name: str) -> Place:
         name,
         flags=re.IGNORECASE,
     )
-    if match := _LOCAL.search(stem):
-        return Place(name, int(match[1]))
     if match := re.search(
-        r"(?<![a-z])(?:global_?)?rank[ _.=-]?(\d{1,7})(?!\d)", stem, re.IGNORECASE
+        r"(?<![a-z])(?<!local[ _.-])(?:global_?)?rank[ _.=-]?(\d{1,7})(?!\d)", stem, re.IGNORECASE
     ):
         return Place(name, int(match[1]), "rank")
+    if match := _LOCAL.search(stem) or (_LR.search(stem) if host_in(stem) else None):
+        return Place(name, int(match[1]))
     if match := re.search(
         r"(?<![a-z])(?:nodes?|hosts?|gpu-?node|pod)[ _.=-]?(\d{1,7})(?!\d)", stem, re.IGNORECASE
     ):
@@ -73,7 +73,9 @@ def place_of(name: str) -> Place:
     return Place(name, int(match[1]) if match else -1)
 
 
-_LOCAL = re.compile(r"(?<![a-z])(?:lr|local[ _.-]?rank)[ _.=-]?(\d{1,4})(?!\d)", re.IGNORECASE)
+_LOCAL = re.compile(r"(?<![a-z])local[ _.-]?rank[ _.=-]?(\d{1,4})(?!\d)", re.IGNORECASE)
+# A local rank beside its host, and no learning rate: `lr0.001`, `lr_3e-4`
+_LR = re.compile(r"(?<![a-z])lr[ _.=-]?(\d{1,4})(?!\d|\.\d|e-?\d)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:\d{1,3}[-._]){3}\d{1,3}|(?<![a-z])(?:ip|nodes?|hosts?|gpu-?node|pod|worker)[ _.=-]?[\da-f]{1,12}(?![a-z\d])", re.IGNORECASE)  # fmt: skip
 
 

@@ -277,6 +277,14 @@ def test_lines_of_a_log_are_no_stacks(line: str) -> None:
         ("trace-3.out", 3, ""),
         ("dump.txt", -1, ""),
         ("crankshaft3", 3, ""),
+        ("rank9_local_rank1.txt", 9, "rank"),
+        ("local_rank1_of_rank9.txt", 9, "rank"),
+        ("gpu-node-2_local_rank_1.txt", 1, ""),
+        ("10-0-0-3_lr1.txt", 1, ""),
+        ("lr_3e-4_rank7.txt", 7, "rank"),
+        ("run-lr0.001_7.txt", 7, ""),
+        ("lr1_7.txt", 7, ""),
+        ("node3_lr3e-4.txt", 3, "node"),
     ],
 )
 def test_the_number_in_a_name(name: str, number: int, says: str) -> None:
@@ -628,6 +636,29 @@ def test_pids_as_keys_are_no_ranks(tmp_path: Path) -> None:
     assert list(numbers(tmp_path)) == [0, 1, 2, 3]
 
 
+BESIDE: dict[str, Callable[[list[tuple[int, str]]], object]] = {
+    "JAX calls its rank that, all others a pid": lambda some: [{"process_id": 4711 + rank, "rank": rank, "stack": text} for rank, text in some],
+    "a pid alone": lambda some: [{"process_id": 4711 + rank, "stack": text.replace("17", str(4711 + rank))} for rank, text in some],
+    "small pids of a container": lambda some: {str(7 + rank): text.replace("17", str(7 + rank)) for rank, text in some},
+    "by host, then by local rank": lambda some: {f"gpu-node-{one}": {str(rank % 2): text for rank, text in some if rank // 2 == one} for one in range(2)},
+    "by host, then by a local rank that is called one": lambda some: {f"10.0.0.{one}": {f"rank_{rank % 2}": text for rank, text in some if rank // 2 == one} for one in range(2)},
+    "several dumps of each": lambda some: [{"rank": rank, "dumps": {"1": dump(17, BARRIER), "2": text}} for rank, text in some],
+    "two looks": lambda some: {look: {f"rank_{rank}": text for rank, text in some} for look in ("first", "second")},
+    "two numbered looks": lambda some: {f"attempt_{look}": {str(rank): text for rank, text in some} for look in range(2)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", BESIDE.values(), ids=BESIDE)
+def test_other_numbers_in_json_are_no_ranks(
+    table: Callable[[list[tuple[int, str]]], object], tmp_path: Path
+) -> None:
+    """Pids, local ranks and numbers of dumps; the same keys of several looks are no hosts."""
+    some = [(rank, dump(17, stands(rank))) for rank in range(4)]
+    (tmp_path / "stacks.json").write_text(json.dumps(table(some)))
+    assert sorted(numbers(tmp_path)) == [0, 1, 2, 3]
+    assert verdict_of(tmp_path)[:2] == ("collective_mismatch", [2])
+
+
 @pytest.mark.parametrize("text", ["{", "[[[", '{"a": "x\\ny\\nz"}', '[1, null, "a"]', '{"rank": "x", "stack": 3}', "[" * 5000])  # fmt: skip
 def test_json_without_stacks_stays_what_it_is(text: str) -> None:
     assert texts_inside(text, is_stack_line) == text
@@ -657,6 +688,24 @@ def test_ranks_of_several_nodes_are_told_apart_by_their_files(path: str, tmp_pat
         file.write_text(dump(17 + rank % 2, stands(rank)))
     assert verdict_of(tmp_path)[:2] == ("collective_mismatch", [2])
     assert sum(len(one.ranks) for one in captures_from_dumps(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("name", ["lr_3e-4_rank{0}.txt", "lr1_{0}.txt", "lr1_run_{1}.txt"])
+def test_a_learning_rate_in_the_names_is_no_local_rank(name: str, tmp_path: Path) -> None:
+    """In containers all have one pid: they were read as one rank."""
+    for rank in range(4):
+        (tmp_path / name.format(rank, "abcd"[rank])).write_text(dump(17, stands(rank)))
+    assert sorted(numbers(tmp_path)) == [0, 1, 2, 3]
+    assert verdict_of(tmp_path)[:2] == ("collective_mismatch", [2])
+
+
+def test_only_one_of_two_files_of_a_rank_names_its_host(tmp_path: Path) -> None:
+    for rank in range(4):
+        text = dump(17, stands(rank))
+        (tmp_path / f"rank{rank}_node{rank // 2}.txt").write_text(text)
+        (tmp_path / f"rank{rank}_native.txt").write_text(text)
+    assert sorted(numbers(tmp_path)) == [0, 1, 2, 3]
+    assert verdict_of(tmp_path)[:2] == ("collective_mismatch", [2])
 
 
 def test_a_native_dump_beside_a_plain_one_is_of_one_rank(tmp_path: Path) -> None:
