@@ -42,7 +42,7 @@ _RARE = (  # with what a line must have, since they are slow to search
     (
         " at ",
         re.compile(  # CornerNet, Deeplearning4j: `training loss at iteration 12: 6.5`, `… - Score at iteration 12 is 6.5`
-            rf"(?:[^\n]{{0,80}}?(?:: | - |, ))?(?:(?:train(?:ing)?|average|total) )?(?:loss|score)(?: \([a-z ]{{1,24}}\))? at (?:iteration|iter|step) (?P<step>{WHOLE})(?: is|:| =) {{1,4}}(?P<loss>{NUMBER})(?:$|,)"
+            rf"(?![^\n]{{0,80}}?\b(?:val(?:id\w{{0,6}})?|eval\w{{0,6}}|test|best|resum\w{{0,4}}|checkpoint|restor\w{{0,4}})\b[^\n]{{0,80}} at )(?:[^\n]{{0,80}}?(?:: | - |, ))?(?:(?:train(?:ing)?|average|total) )?(?:loss|score)(?: \([a-z ]{{1,24}}\))? at (?:iteration|iter|step) (?P<step>{WHOLE})(?: is|:| =) {{1,4}}(?P<loss>{NUMBER})(?:$|,)"
         ),
     ),
     (

@@ -41,16 +41,16 @@ _FATAL = (
     r"|(?:EFA |ENA )?[Dd]evice init failed|Reset attempt failed|Reset never finished|Recovery handling has failed|Reset indication didn't turn o"
     r"|[Dd]evice has not reached the reset state|Couldn't (?:open|start) port\b|Reset fail!|Rebuild failed|Error during VSI rebuild|rebuild VSI failed"
     r"|(?![^\n]{0,40}(?:VF|PTP|PHC))(?:[\w ]{1,30} )?[Rr]eset failed\b|MC assert!|(?:Unr|[^\n]{0,80}\b(?:unr|non-r))ecoverable (?:state|(?:[\w/]{1,16} ){0,4}error\b)|[^\n]{0,60} failed, device is unrecoverable"
-    r"|(?![^\n]{0,160}\bmay need)[^\n]{1,120}(?:[Pp]lease reload|unload and reload) (?:the )?driver"
+    r"|(?![^\n]{0,160}\b(?:may need|updated|[Cc]onfiguration changed|new (?:firmware|settings)))[^\n]{1,120}(?:[Pp]lease reload|unload and reload) (?:the )?driver"
 )
 _TIMEOUT = (
     r"The (?:ib ?dev(?:ice)?|device) (?:didn't send any completion|sent a completion but)|Keep alive watchdog timeout|Admin queue timeout"
     r"|Wait for completion \(polling\) timeout|Reading [\w ]{1,40} (?:timed out|failed for timeout)|Error \(timeout: \d{1,9}\) msg |cmdq\[\w{1,10}\]=\w{1,10} timedout"
     r"|HWC: (?:Request timed out|timeout)|FW heartbeat stalled|DEVCMD \S{1,48} \(\d{1,5}\) timeout after|DEV_CMD firmware wait \S{1,48} timed out"
     r"|Device reset timeout|Wait for reset timeout|Transaction timed-out|error cqp command 0x\w{1,8} timed out|AQTX: Writeback timeout"
-    r"|[^\n]{0,40}\bunhealthy state"
+    r"|(?![^\n]{0,40}\b(?:recover|return|no longer|left|out of))[^\n]{0,40}\bunhealthy state"
     # ETIMEDOUT of whatever the driver wanted, but for clocks, sensors, transceivers, neighbours, memory that is written and low power of a port, and for virtual functions, which are others'
-    r"|(?![^\n]{0,200}(?:PTP|PTM|PHC|[Tt]imestamp|DPLL|PLL|ULP|hwmon|thermal|SFP|[Mm]odule|[Tt]ransceiver|EEPROM|VPD|LLDP|DCB|Shadow RAM|flash|erase|NVM|(?:[Aa]uto-?neg|[Ll]ink )[^\n]{0,60}timed out|\bVFs?\b))[^\n]{1,160}(?:[ =:(]-110\b|\btimed out\b|\btimeout occurred\b)"
+    r"|(?![^\n]{0,200}(?:PTP|PTM|PHC|[Tt]imestamp|DPLL|PLL|ULP|hwmon|thermal|SFP|[Mm]odule|[Tt]ransceiver|EEPROM|VPD|LLDP|lldp|DCB|[Ss]elf[- ]?test|[Ll]oopback|[Cc]ore ?dump|\bARP\b|\bCM REQ\b|Shadow RAM|flash|erase|NVM|(?:[Aa]uto-?neg|[Ll]ink )[^\n]{0,60}timed out|\bVFs?\b))[^\n]{1,160}(?:[ =:(]-110\b|\btimed out\b|\btimeout occurred\b)"
 )
 _UNSENT = (
     r"TX timeout detected|tx_timeout(?: count)?: |Detected (?:Tx|Hardware) Unit Hang|transmit timeout: latency|(?:Timeout on tx|T[Xx] timeout on) queue"

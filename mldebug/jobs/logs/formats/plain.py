@@ -133,7 +133,7 @@ _EVALUATION = re.compile(  # what may stand before the word step; a launcher's l
     r"(?<![a-z-])(?:(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?)[\s_:\])}]{1,4}|(?:test(?:ing)?|dev)[ _])$"
 )
 _EVALUATES = re.compile(
-    r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-])|(?<![\w/.-])(?:valid|val|test) ?\||(?:^|[ :-])\[(?:val(?:id(?:ation)?)?|eval(?:uation)?)\][ :]"
+    r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-])|(?<![\w/.-])(?:valid|val|test) ?\||(?:^|[ :-])\[(?:val(?:id(?:ation)?)?|eval(?:uation)?)\][ :]|^val(?:id)?: "
     r"|(?:^|- |\] )(?:valid|val|test|dev|eval), [a-z_]{2,12}: ?\d"  # FunASR
 )
 _EVALUATION_COUNT = re.compile(
