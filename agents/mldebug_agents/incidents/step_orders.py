@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job, RankIdentity
@@ -16,6 +17,27 @@ from mldebug_agents.web.client import ask_nearest
 
 MAX_RANKS = 16
 MAX_WAIT = 600.0
+
+
+class StepTarget(NamedTuple):
+    """Whom an order is for: the job, those of its ranks that are meant, and the look at this node that has found them."""
+
+    found: Discovery
+    job: Job
+    ranks: tuple[RankIdentity, ...]
+
+
+def step_target(
+    tools: CaptureTools, state_dir: Path, name: str | None, ranks: str | None, *, here_only: bool
+) -> StepTarget:
+    """Look at this node and choose the job of this name and its ranks.
+
+    Raises UsageError where they are not one job and ranks of it here, MldebugError while it is stalled or works on an earlier request.
+    """
+    found = tools.finder.find()
+    job = one_job(found, name)
+    refuse_if_stalled(state_dir, job, here_only=here_only)
+    return StepTarget(found, job, chosen_ranks(job, ranks, tools.requests))
 
 
 def one_job(found: Discovery, wanted: str | None) -> Job:

@@ -17,13 +17,7 @@ from mldebug.core.model import Noun
 from mldebug.core.plugins import NoOptions
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.profile import RankProfile, take_profiles
-from mldebug_agents.incidents.step_orders import (
-    chosen_ranks,
-    one_job,
-    refuse_if_stalled,
-    seconds_of,
-    stored,
-)
+from mldebug_agents.incidents.step_orders import seconds_of, step_target, stored
 
 MOST_STEPS, MOST_SECONDS = 20, 60
 TEXT, TABLE = "profile.txt", "profile.json"
@@ -74,10 +68,9 @@ def command(
     """
     own, patience = load_config(config), seconds_of(wait)
     with open_tools(own) as tools:
-        found = tools.capture.finder.find()
-        wanted = one_job(found, name or job)
-        refuse_if_stalled(own.agent.state_dir, wanted, here_only=config is not None)
-        chosen = chosen_ranks(wanted, ranks, tools.capture.requests)
+        found, wanted, chosen = step_target(
+            tools.capture, own.agent.state_dir, name or job, ranks, here_only=config is not None
+        )
         taken = take_profiles(tools.capture, chosen, steps, seconds, patience)
         text = "\n".join(line for one in taken.profiles for line in (*rank_lines(one), ""))
         files = {**taken.files, TEXT: text.encode(), TABLE: msgspec.json.encode(taken.profiles)}

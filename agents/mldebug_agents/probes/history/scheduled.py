@@ -98,7 +98,7 @@ class ScheduledProbes:
             self.worker.order(wanted)
 
     def _is_due(self, every: float) -> bool:
-        """The first one at once; a clock that was set back makes none wait longer than `every`."""
+        """The first one at once; after a clock was set back by less than `every`, the next waits up to twice as long."""
         try:
             last = msgspec.json.decode(self._store.memo(MEMO) or b"0", type=float)
         except msgspec.MsgspecError:
