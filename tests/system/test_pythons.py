@@ -48,6 +48,10 @@ def test_the_tracer_holds_in_a_newer_python(pythons: str) -> None:
     repeat(pythons, ["tracer"], "3.14-python")
 
 
+def test_a_newer_python_is_traced_while_it_runs(pythons: str) -> None:
+    repeat(pythons, ["trace_attach"], "3.14 or 3.15")
+
+
 def repeat(pythons: str, names: list[str], chosen: str) -> None:
     """Run these tests by the newer Pythons, and none of them may be skipped."""
     files = [str(TESTS / f"test_{name}.py") for name in names]

@@ -139,8 +139,13 @@ def run(ring: Path | None, traced: TraceOptions, words: tuple[str, ...]) -> None
 
 def variables(wanted: TraceOptions) -> dict[str, str]:
     """The environment variables that the hook reads. Raises UsageError for an option that cannot be used."""
+    return {VARIABLE: json.dumps(arguments(wanted))}
+
+
+def arguments(wanted: TraceOptions) -> dict[str, Any]:
+    """The arguments of `mldebug_training.tracing.trace.trace`. Raises UsageError for an option that cannot be used."""
     _check(wanted)
-    settings = {
+    return {
         "include": wanted.include,
         "exclude": wanted.exclude,
         "start": wanted.start,
@@ -150,7 +155,6 @@ def variables(wanted: TraceOptions) -> dict[str, str]:
         "ring": str(wanted.ring.absolute()) if wanted.ring else None,
         "size": _bytes(wanted.size),
     }
-    return {VARIABLE: json.dumps(settings)}
 
 
 def make_way(ring: Path | None) -> None:

@@ -292,6 +292,11 @@ class trace:  # noqa: N801 - it is used as a function
 _running: list[trace] = []
 
 
+def running() -> trace | None:
+    """The trace of this process that has begun and not ended; None without one."""
+    return _running[0] if _running else None
+
+
 def stepped(number: int) -> None:
     """Write that a step was reached into the ring of the running trace, if there is one."""
     for one in _running:

@@ -129,6 +129,7 @@ FILES = {
     "jobs/hook/requests.py": "mldebug-{}.answer",
     "jobs/hook/stacks.py": "mldebug-{}.stacks",
     "jobs/hook/switches.py": "mldebug-{}",
+    "jobs/hook/trace_attach.py": "mldebug-{}.answer",
     "jobs/run_records/reader.py": "the script",
     "jobs/logs/event_files.py": "events.out.tfevents.1.x",
     "jobs/logs/follower.py": "the log",

@@ -44,6 +44,7 @@ RUN = {
     "mldebug_agents.support.demo.training": "by the launcher of the demo",
     "mldebug_agents.system.fake_reader": "by tests, those of a site's own plugins too",
     "mldebug_training.startup.sitecustomize": "by Python at its start",
+    "mldebug_training.tracing.attach": "in a process that is traced while it runs, by the file that Python runs there",
     "mldebug_training.trace": "by `python -m mldebug_training.trace`",
 }
 
