@@ -55,7 +55,7 @@ def _frame(text: str) -> Frame:
 
 
 def folded_text(stacks: Iterable[CountedStack]) -> str:
-    """The same form again, which speedscope opens: one line per stack, the outermost frame first."""
+    """Stacks in the folded form that speedscope and flame graphs read: one line per stack, the outermost frame first."""
     return "".join(f"{_folded(one)}\n" for one in stacks)
 
 

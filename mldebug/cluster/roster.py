@@ -138,8 +138,8 @@ class PeerRoster:
     def update_relayed(self, announcement: Announcement, now: float, via: str = "") -> None:
         """Store the announcements of other nodes that one node (at the address `via`) relays.
 
-        Those of nodes that announced themselves directly a short time ago are ignored, and those of another agent than was heard
-        there lately are refused. `now`: monotonic seconds.
+        Left out are nodes that announced themselves directly a short time ago. Refused is an announcement that names another
+        agent for a node than the one that announced itself there lately. `now`: monotonic seconds.
         """
         for one in announcement.relayed:
             known = self._peers.get(one.node)

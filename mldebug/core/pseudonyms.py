@@ -167,8 +167,8 @@ class Pseudonyms:
     # --- replacing ---------------------------------------------------------------------------------
 
     def value(self, value: Any, key: str = "") -> Any:
-        """The same decoded JSON with learned names, ids, addresses and secrets replaced in its texts. `key`: that of `value`
-        itself.
+        """Decoded JSON with the learned names, ids, addresses and secrets in its texts replaced. `key`: the key under which
+        `value` stands.
         """
         if isinstance(value, dict):
             return {self._key(str(name)): self.value(item, str(name)) for name, item in value.items()}  # fmt: skip

@@ -78,7 +78,7 @@ def rank_intervals(text: str) -> Intervals:
 
 
 def joined(intervals: Iterable[tuple[int, int]]) -> Intervals:
-    """The same ranks as sorted intervals, with those that overlap or touch joined into one."""
+    """Join intervals of ranks that overlap or touch. Returns them sorted."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(intervals):
         if found and first <= found[-1][1] + 1:

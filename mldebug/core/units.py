@@ -118,3 +118,8 @@ def size_words(count: float) -> str:
     while abs(count) >= 1000 and unit < len(_LARGER) - 1:
         count, unit = count / 1024, unit + 1
     return f"{count:.3g} {_LARGER[unit]}"
+
+
+def percent(share: float) -> str:
+    """A share from 0 to 1 as a whole percentage: `7 %`."""
+    return f"{100 * share:.0f} %"

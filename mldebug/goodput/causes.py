@@ -22,6 +22,7 @@ from functools import cached_property
 from statistics import median
 from typing import NamedTuple, TypeVar
 
+from mldebug.core.units import percent
 from mldebug.goodput.evidence import GPU_LIMITS, RankEvidence
 
 CAUSE = 0.5  # of the loss: what explains so much of it is given as the cause
@@ -134,19 +135,17 @@ class Rule(NamedTuple):
 
 
 def find_cause(compared: Compared) -> tuple[str, str]:
-    """(kind, words) of the first rule that holds; two empty texts where none does, or there is nobody to compare with."""
+    """Why a rank is slower than the others, as the kind of the cause and a phrase: those of the first of `RULES` that holds.
+    Two empty texts where none does, or there is no other rank.
+    """
     if not len(compared.others):
         return "", ""
     found = next((rule for rule in RULES if rule.holds(compared)), None)
     return (found.kind, found.words(compared)) if found is not None else ("", "")
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
 def _shares(own: float, others: float) -> str:
-    return f"{_percent(own)} of the time, the others {_percent(others)}"
+    return f"{percent(own)} of the time, the others {percent(others)}"
 
 
 def _quota_words(c: Compared) -> str:

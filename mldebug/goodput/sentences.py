@@ -8,6 +8,7 @@ from statistics import fmean
 import msgspec
 
 from mldebug.core.ranksets import fold_ranks
+from mldebug.core.units import percent
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.straggler import Excess, Slowness, SlowRank
 
@@ -15,11 +16,6 @@ WAITS_FOR_DATA = 0.1  # share of the time from which on waiting for data is told
 SLOW_WORKER = 0.5  # of that time, from which on waiting for files explains it
 HELD_UP = 0.25  # of it, where the mount of these files is known to have become slow
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-
-
-def percent(share: float) -> str:
-    """A share from 0 to 1 as a whole percentage: `7 %`."""
-    return f"{100 * share:.0f} %"
 
 
 def slow_words(found: Slowness, world_size: int) -> str:

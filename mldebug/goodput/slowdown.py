@@ -12,9 +12,10 @@ from mldebug.core.model import (
     Role,
     Verdict,
 )
+from mldebug.core.units import percent
 from mldebug.diagnosis.classify.rank_states import make_group
 from mldebug.goodput import causes
-from mldebug.goodput.sentences import percent, rank_words, slow_mount_words, slow_words
+from mldebug.goodput.sentences import rank_words, slow_mount_words, slow_words
 from mldebug.goodput.straggler import LEAST, Slowness, SlowRank
 
 BESIDE = (

@@ -84,7 +84,7 @@ class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
     )  # bad ones that no other work explains, in two tries or more
 
     def of(self, node: str, pairs: frozenset[Pair]) -> list[Pair]:
-        """Those of `pairs` that contain this member (node or GPU), sorted."""
+        """The pairs among `pairs` that contain this node or GPU, sorted."""
         return sorted((pair for pair in pairs if node in pair), key=sorted)
 
 

@@ -248,8 +248,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def own_place(self) -> str:
-        """Its Python frames at the last stack sample, where they stand in a wait that the job's own code has begun; "" where it
-        may wait for other ranks, for storage (as may a child, a worker of its DataLoader), or nobody knows for what.
+        """The rank's Python frames at the last stack sample, where it waits for something that the job's own code has begun to wait
+        for; "" where it may wait for other ranks or for storage (so may its children, such as DataLoader workers), or for
+        something unknown.
         """
         known = self.classified
         own = known is not None and self.role is Role.INERT and known.class_name in OF_ITS_CODE

@@ -164,8 +164,8 @@ def is_overdue(rule: StallRule, quiet: float, standing: StillnessSummary) -> boo
 
 
 def is_spared(rule: StallRule, quiet: float) -> bool:
-    """Whether the run would be blamed by now, were it not for pauses of all ranks together that are usual in it, or for one that
-    it has survived in this place. `quiet`: seconds of quiet as `counted_quiet` gives them.
+    """Whether the timeout is over, but no incident is opened yet because this run often pauses for as long in all ranks at once,
+    or has come out of such a pause at this place of its code before. `quiet`: seconds as `counted_quiet` gives them.
     """
     return rule.pause > STEP_PAUSE and rule.timeout.seconds <= quiet < rule.pause
 

@@ -184,8 +184,8 @@ class RunActivity:
         """How many ranks there are, where all of them stood still for `window` seconds in the same frames of their own, in which
         nobody waits for another rank; else 0.
 
-        So does a program that pauses in all its ranks: for a server, a child, a download. Ranks that storage blocks, that are
-        stopped, or whose wait is not known (it may be for each other) are no such ranks.
+        A program that pauses in all ranks, for a server, a child or a download, looks like that. The result is 0 also where a
+        rank is blocked by storage, stopped, or waits for something unknown, which may be another rank.
         """
         standing = self.stillness(now, window)
         if len(standing.inert) < len(self._by_rank) or standing.gone or standing.missing:

@@ -82,8 +82,8 @@ class StallWatch:
         self._ranks.prove(found)
 
     def pass_over(self, at: float) -> bool:
-        """Note that at this time (`at`: monotonic seconds) the node's runs were read, and that there was no time left for this one. Its quiet
-        time goes on, so that its stall is reported no later for it. Returns whether its stacks are to be sampled the next time.
+        """Note that there was no time to read this run when the node's runs were read at `at` (monotonic seconds). Its quiet time
+        goes on, so that a stall is not reported later because of it. Returns whether to sample its stacks at the next reading.
         """
         self._clock.pass_over(at)
         suspect = self._clock.quiet >= self._limit / 2

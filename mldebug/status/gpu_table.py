@@ -92,8 +92,8 @@ def _row(gpu: GpuReading, watch: GpuWatch | None, overview: GpuOverview) -> Row:
         str(gpu.index),
         bus_id(gpu.bus_id) or "-",
         "-" if busy is None else f"{busy * 100:.0f} %",
-        _of(gpu.memory_used_bytes, gpu.memory_total_bytes, GIB, "GiB"),
-        _of(power, gpu.power_limit_watts, 1, "W"),
+        out_of(gpu.memory_used_bytes, gpu.memory_total_bytes, GIB, "GiB"),
+        out_of(power, gpu.power_limit_watts, 1, "W"),
         "-" if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f} °C",
         user_words(gpu.uuid, gpu, overview),
         state_of_gpu(overview.health, gpu.uuid).value,
@@ -120,7 +120,8 @@ def _gone(index: int, bus: str, uuid: str, overview: GpuOverview) -> Row:
     return (str(index), bus_id(bus) or "-", *"----", user_words(uuid, None, overview), state)
 
 
-def _of(value: float | None, limit: float | None, scale: int, unit: str) -> str:
+def out_of(value: float | None, limit: float | None, scale: int, unit: str) -> str:
+    """A figure and its limit in units of `scale`: `90/141 GiB`; "-" where the figure is not known."""
     if value is None:
         return "-"
     most = f"/{limit / scale:.0f}" if limit is not None else ""

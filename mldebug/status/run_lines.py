@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from mldebug.core.model import Gap
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration
+from mldebug.core.units import format_duration, percent
 from mldebug.goodput.account.segments import GpuUse
 from mldebug.goodput.rank_shares import RankShares
-from mldebug.goodput.sentences import SLOW_WORKER, WAITS_FOR_DATA, percent, slow_mount_words
+from mldebug.goodput.sentences import SLOW_WORKER, WAITS_FOR_DATA, slow_mount_words
 from mldebug.jobs.heartbeat import phase_words
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
 from mldebug.status.snapshot import RunState, Snapshot

@@ -116,8 +116,10 @@ def capture_all(
 def ask_nodes(
     spawner: Spawner, config: Config, name: str, wanted: FanoutRequest, progress: Progress
 ) -> tuple[FanoutPlan, NodeReplies]:
-    """Run one command on all nodes by the transport `name` and collect the replies, and how they were asked: the one way by which
-    commands reach other nodes. `spawner` knows the workers of `FANOUT`. Raises MldebugError where nobody can be asked at all.
+    """Run one command on all nodes by the transport `name`. Returns how the nodes were to be reached, and their replies.
+
+    This is the only way by which commands reach other nodes. `spawner`: one made with the workers in `FANOUT`, in which the
+    transport runs. Raises MldebugError where not a single node can be asked.
     """
     set_up = next((one for one in config.transports.values() if one.kind == name), None)
     transport: Transport = create("transports", name, set_up.options if set_up else None)

@@ -85,7 +85,7 @@ def view_nodes(
 
 
 def view_nodes_once(config: Config, nodes: FarNodes, progress: Progress) -> ViewedNodes:
-    """The same for a command that asks once."""
+    """`view_nodes` for a command that asks only once: with a process starter of its own, which ends afterwards."""
     with ended_by_signals(), Spawner(FANOUT) as spawner:
         return view_nodes(spawner, config, nodes, progress)
 

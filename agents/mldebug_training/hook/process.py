@@ -82,7 +82,7 @@ class OwnProcess:
         self.task = None
 
     def reached(self) -> tuple[int, int]:
-        """The last reported step (-1: none) and when it was reported, CLOCK_MONOTONIC in ns. Makes no record."""
+        """The last reported step (-1: none) and when it was reported (CLOCK_MONOTONIC, ns). Creates no record file where there is none."""
         return (self._record.step, self._record.stepped_ns) if self._record else (-1, 0)
 
     def beat(self, step: int) -> None:

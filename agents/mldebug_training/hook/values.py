@@ -23,7 +23,7 @@ def of_step(value: Any) -> int:
 
 
 def of_scalars(values: dict[str, Any]) -> dict[str, float]:
-    """Those values that are numbers, as floats; numbers too large for a float are left out."""
+    """The values that are numbers, as floats; numbers too large for a float are left out."""
     found = {}
     for name, value in values.items():
         try:

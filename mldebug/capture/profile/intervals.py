@@ -6,7 +6,7 @@ Interval = tuple[float, float]
 
 
 def join(found: Iterable[Interval]) -> list[Interval]:
-    """The same time as sorted stretches that do not touch."""
+    """Join intervals that overlap or touch. Returns them sorted."""
     joined: list[Interval] = []
     for begin, end in sorted(found):
         if joined and begin <= joined[-1][1]:

@@ -47,7 +47,7 @@ def profile_lines(found: ProfileSummary) -> Iterator[str]:
 
 
 def sampled_lines(found: SampledProfile) -> Iterator[str]:
-    """The same of samples of an untouched job."""
+    """The lines that show a profile made of py-spy's samples, of a job without the hook."""
     if not found.samples:
         yield "no sample: py-spy may not read this process, or it has ended"
         return

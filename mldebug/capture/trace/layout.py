@@ -88,7 +88,7 @@ def parse_header(data: bytes) -> RingHeader:
         )
     size, names_at, names_size, chunks_at, chunk_size, chunks = _division(data)
     pid, start, boot, rank, world, _, child = _WHO.unpack_from(data, 56)
-    wall, now, step, step_at, lost, state, traced, changed, _ = _FACTS.unpack_from(data, 128)
+    wall, now, step, step_at, lost, state, traced, _, _ = _FACTS.unpack_from(data, 128)
     texts = {name: _text(data, *where) for name, where in _TEXTS.items()}
     long = {name: safe_line(_raw(data, *where), 1024) for name, where in _LONG.items()}
     return RingHeader(
@@ -110,7 +110,6 @@ def parse_header(data: bytes) -> RingHeader:
         step_at=min(step_at, MAX_NS),
         dropped=lost,
         state=STATES.get(state, ""),
-        changed_at=min(changed, MAX_NS),
         traced=TRACED.get(traced, ""),
         **texts,
         **long,

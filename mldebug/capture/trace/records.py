@@ -76,7 +76,6 @@ class RingHeader(Noun, frozen=True, kw_only=True):
     step_at: int = 0
     dropped: int = 0  # events that found no room
     state: str = ""  # tracing, not begun, stepped aside, ended
-    changed_at: int = 0  # when it became so
     traced: str = ""  # calls, lines, calls and lines
     engine: str = ""
     python: str = ""

@@ -158,7 +158,7 @@ class RasRankNames(msgspec.Struct, frozen=True):
         return bool(world_places(one, self.world_size, self.known))
 
     def call(self, one: NcclCommunicator, rows: Sequence[NcclRank | NcclAbsent]) -> str:
-        """These processes as text: `ranks 1,3`, or `process 986 on 192.0.2.2` where their ranks are not known."""
+        """Processes as text: `ranks 1,3`, or `process 986 on 192.0.2.2` where their ranks are not known."""
         numbers = {self._number(one, row) for row in rows}
         if rows and None not in numbers:
             text = fold_ranks(sorted(number for number in numbers if number is not None))

@@ -37,7 +37,6 @@ _ALLOCATED = re.compile(
 )
 _CACHED = re.compile(rf"{_SIZE} cached|{_SIZE} is reserved by PyTorch but unallocated")
 _RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch")
-_POOLS = re.compile(rf"with {_SIZE} allocated in private pools")
 _LIMIT = re.compile(rf"{_SIZE} allowed")
 _OWN = re.compile(rf"this process has {_SIZE} memory in use")
 _PROCESS = re.compile(rf"\bProcess (\d{{1,10}}) has {_SIZE} memory in use")
@@ -86,7 +85,6 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
     free: int | None = None
     allocated: int | None = None  # by torch, in tensors
     unallocated: int | None = None  # held by torch and used by no tensor
-    pools: int | None = None  # of `allocated`, in private pools (CUDA graphs)
     limit: int | None = None
     process: int | None = None  # all that this process holds
     others: tuple[MemoryHolder, ...] = ()  # the largest first
@@ -169,7 +167,6 @@ def device_memory(text: str) -> DeviceMemory | None:
         free=_first(_FREE, text),
         allocated=allocated,
         unallocated=unallocated,
-        pools=_first(_POOLS, text),
         limit=_first(_LIMIT, text),
         process=own,
         others=tuple(sorted(holders, key=lambda one: -one.memory_bytes)),

@@ -153,7 +153,7 @@ class AttemptAccount(msgspec.Struct, kw_only=True):
 
     def await_step(self, before: "AttemptAccount | None") -> None:
         """Remember that this attempt may continue the attempt `before`; its first step will show whether it does (see
-        `JobAccount.decide`). None: there is nothing left to find out.
+        `JobAccount.decide`). None: forget that, since it is decided.
         """
         self.after = (before.run, before.attempt) if before is not None else None
 

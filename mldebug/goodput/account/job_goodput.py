@@ -12,7 +12,7 @@ import msgspec
 
 from mldebug.core.model import Noun, shared_fields
 from mldebug.core.ranksets import fold_ranks
-from mldebug.core.units import format_duration
+from mldebug.core.units import format_duration, percent
 from mldebug.goodput.account.gpu_time import AttemptAccount
 from mldebug.goodput.account.job_account import AttemptTotal, JobAccount
 from mldebug.goodput.account.segments import GpuUse
@@ -158,14 +158,14 @@ def sentence(seconds: Mapping[str, float], restarts: int) -> str:
     whole = sum(seconds.values())
     if whole <= 0:
         return "nothing is accounted for yet"
-    parts = [f"{_percent(seconds.get(GpuUse.PRODUCTIVE, 0.0) / whole)} productive"]
+    parts = [f"{percent(seconds.get(GpuUse.PRODUCTIVE, 0.0) / whole)} productive"]
     losses = [(seconds.get(use, 0.0), text) for use, text in _losses()]
     by_restarts = sum(seconds.get(use, 0.0) for use in _BY_RESTARTS)
     if restarts:
         losses.append((by_restarts, _restart_words(seconds, restarts)))
     losses.sort(key=lambda one: -one[0])
     named = (one for one in losses if one[0] / whole >= LEAST)
-    parts += [text.format(_percent(lost / whole)) for lost, text in islice(named, SHOWN)]
+    parts += [text.format(percent(lost / whole)) for lost, text in islice(named, SHOWN)]
     return "; ".join(parts)
 
 
@@ -183,10 +183,6 @@ def _restart_words(seconds: Mapping[str, float], restarts: int) -> str:
         else "waiting for the next attempt"
     )
     return f"{{}} lost to {restarts} {many}, most of it {most}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _advice(job: JobAccount) -> str:

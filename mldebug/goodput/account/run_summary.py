@@ -33,7 +33,9 @@ def summary_lines(one: AttemptGoodput, job: JobGoodput) -> tuple[str, ...]:
 
 
 def goodput_view(one: AttemptGoodput, job: JobGoodput) -> GoodputView:
-    """The same for a report, with the figures that it was made from. An attempt that has processes yet is shown up to now."""
+    """Where the GPU time of an attempt went, as a report shows it, with that of its whole job. An attempt that still has processes
+    is shown up to now.
+    """
     whole = sum(one.gpu_seconds.values())
     productive = one.gpu_seconds.get(GpuUse.PRODUCTIVE, 0.0)
     return GoodputView(

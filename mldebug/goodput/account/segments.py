@@ -128,7 +128,7 @@ class UseHistory(msgspec.Struct, kw_only=True):
     bins: list[dict[str, float]] = []
 
     def copied(self) -> "UseHistory":
-        """The same stretches, which may be added to without changing these."""
+        """A copy that shares nothing with this history: adding a segment to one does not change the other."""
         bins = [dict(one) for one in self.bins]
         return UseHistory(start=self.start, width=self.width, bins=bins)
 

@@ -119,7 +119,9 @@ class SpikeRule(msgspec.Struct, kw_only=True):
     blocks: list[float] = []
 
     def add(self, point: TrainingPoint) -> list[Found]:
-        """Judge the loss of one point, if it has one and it is a number."""
+        """Take in one point of a training. Returns the spikes and divergences that begin or end with it; none where it has no
+        finite loss.
+        """
         self._learn_schedule(point)
         loss = point.number(LOSS)
         if loss is None:

@@ -18,7 +18,7 @@ RESETS = frozenset({"reset", "drain_and_reset", "bus_reset"})
 
 
 class ExcludedGpu(Noun, frozen=True, kw_only=True):
-    """A GPU that must not be touched, by its PCI address (the only name that the kernel has for it), and for how many seconds."""
+    """A GPU that must not be touched for the next `seconds`, by its PCI address: the only name that the kernel's log has for it."""
 
     bus_id: str  # PCI address, 0000:3b:00.0
     xid: int

@@ -19,6 +19,7 @@ from mldebug.hardware.gpu.visible_devices import (
     VisibleDevices,
     in_pci_order,
     sights,
+    whole_gpu,
 )
 
 
@@ -154,7 +155,7 @@ def _by_driver(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_GpuCla
     held.sort(key=lambda item: -item[0])
     return [
         _GpuClaim(
-            device=_device(gpu),
+            device=whole_gpu(gpu),
             evidence=JoinEvidence.COMPUTE_PROCESS,
             words=f"compute process {process.pid}"
             + (f", {memory / 2**30:.1f} GiB" if memory else ""),
@@ -170,7 +171,7 @@ def _by_device(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_GpuCla
     (minor,) = minors
     return [
         _GpuClaim(
-            device=_device(gpu),
+            device=whole_gpu(gpu),
             evidence=JoinEvidence.OPEN_DEVICE,
             words=f"/dev/nvidia{minor} is the only one open",
         )
@@ -252,10 +253,6 @@ def _choose(
         ),
         conflicts=conflicts,
     )
-
-
-def _device(gpu: GpuReading) -> VisibleDevice:
-    return VisibleDevice(uuid=gpu.uuid, index=gpu.index)
 
 
 # --- what is odd -----------------------------------------------------------------------------------

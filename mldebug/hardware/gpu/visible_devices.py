@@ -135,7 +135,7 @@ def _in_container(
     None: said in a way that cannot be followed. `void` leaves it to others who gets which (CDI), and the numbers of a list
     mean nothing to an agent that sees other GPUs than the runtime did.
     """
-    everything = tuple(_whole(gpu) for gpu in gpus)
+    everything = tuple(whole_gpu(gpu) for gpu in gpus)
     if text is None or text.strip() == "all":
         return everything, ""
     words = [word.strip() for word in text.split(",")][:MAX_WORDS]
@@ -155,7 +155,7 @@ def _named(
         return base[number] if base is not None and number < len(base) else None
     if word.startswith("MIG-"):
         return _slice(word, gpus)
-    some = base if base is not None else [_whole(gpu) for gpu in gpus]
+    some = base if base is not None else [whole_gpu(gpu) for gpu in gpus]
     fitting = [one for one in some if word.startswith("GPU-") and one.uuid.startswith(word)]
     return fitting[0] if len(fitting) == 1 else None
 
@@ -181,7 +181,8 @@ def in_pci_order(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> 
     return environment.get(ORDER) == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2
 
 
-def _whole(gpu: GpuReading) -> VisibleDevice:
+def whole_gpu(gpu: GpuReading) -> VisibleDevice:
+    """A GPU that a process sees as a whole, and not as one of its MIG instances."""
     return VisibleDevice(uuid=gpu.uuid, index=gpu.index)
 
 

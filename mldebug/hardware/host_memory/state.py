@@ -55,7 +55,7 @@ def level_sentence(one: LevelState, ranks: Sequence[RankMemory]) -> str:
 
 
 def of_runs(memory: NodeMemory, runs: Collection[str]) -> NodeMemory:
-    """The same memory state, with only the ranks of these runs (ids)."""
+    """The memory state reduced to the ranks of these runs (ids)."""
     mine = tuple(rank for rank in memory.ranks if rank.run in runs)
     return msgspec.structs.replace(memory, ranks=mine)
 

@@ -31,7 +31,6 @@ class KernelRecord(Noun, frozen=True, kw_only=True):
     sequence: int = -1  # -1: a printed line, which has none
     level: int = 6  # 0 emergency … 7 debug
     facility: int = KERNEL_FACILITY
-    fragment: bool = False  # goes on with the record before it
     device: str = ""  # "+pci:0000:3b:00.0", "n2": DEVICE= of the record
 
     def unix(self, boot_time: float) -> float:
@@ -58,7 +57,6 @@ def parse_record(data: bytes | str) -> KernelRecord | None:
         sequence=sequence,
         level=priority & 7,
         facility=priority >> 3,
-        fragment=fields[3] == "c",
         device=_device(more) if more else "",
     )
 

@@ -82,14 +82,14 @@ class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, record: RunRecord) -> "StoredRecord":
-        """The record, packed."""
+        """A record in the form in which it is kept in memory."""
         summary = RunSummary(
             **{name: getattr(record, name) for name in RunSummary.__struct_fields__}
         )
         return cls(summary=summary, uid=record.uid, encoded=msgspec.json.encode(record))
 
     def record(self) -> RunRecord:
-        """The record itself."""
+        """The whole record, decoded."""
         return msgspec.json.decode(self.encoded, type=RunRecord)
 
 

@@ -44,7 +44,7 @@ def orphan_words(one: Orphan) -> str:
 
 
 def orphan_line(one: Orphan, now: float) -> str:
-    """The same line about an orphan process, with how long the process has been running. `now`: unix time."""
+    """The line about an orphan process (see `orphan_words`), with how long it has been running. `now`: unix time."""
     return f"{orphan_words(one)}; it runs for {format_duration(float(max(0, int(now - one.started_at))))}"
 
 

@@ -10,6 +10,8 @@ from mldebug.core.model import GpuBrief, NodeBrief, RankBrief
 from mldebug.core.ranksets import fold_nodes, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.core.text import plural
+from mldebug.core.units import percent
+from mldebug.status.gpu_table import out_of
 from mldebug.status.merged_runs import RunOnNodes, ViewedNodes, merge_runs
 from mldebug.status.top.columns import Column, fit, table
 from mldebug.status.top.keys import TopState
@@ -237,7 +239,7 @@ def _rank_row(node: str, rank: RankBrief) -> tuple[str, ...]:
         clean(node, 60),
         f"{state} <<" if rank.culprit else state,
         "-" if rank.step is None else f"{rank.step:,}",
-        "-" if rank.waits is None else f"{100 * rank.waits:.0f} %",
+        "-" if rank.waits is None else percent(rank.waits),
         "-" if rank.gpu is None else str(rank.gpu),
         clean(rank.doing, 100),
     )
@@ -261,8 +263,8 @@ def _gpu_row(node: str, gpu: GpuBrief, plain: bool) -> tuple[str, ...]:
         clean(node, 60),
         str(gpu.index),
         bar(gpu.busy, plain),
-        _of(gpu.memory_used, gpu.memory_total, GIB, "GiB"),
-        _of(gpu.watts, gpu.limit_watts, 1, "W"),
+        out_of(gpu.memory_used, gpu.memory_total, GIB, "GiB"),
+        out_of(gpu.watts, gpu.limit_watts, 1, "W"),
         "-" if gpu.celsius is None else f"{gpu.celsius:.0f} °C",
         clean(gpu.user, 20) or "-",
         clean(gpu.state, 12),
@@ -276,13 +278,6 @@ def bar(ratio: float | None, plain: bool) -> str:
     full, empty = ("#", ".") if plain else ("█", "░")
     filled = max(0, min(BAR, round(BAR * ratio)))
     return f"{full * filled}{empty * (BAR - filled)} {100 * ratio:3.0f} %"
-
-
-def _of(value: float | None, limit: float | None, scale: int, unit: str) -> str:
-    if value is None:
-        return "-"
-    most = f"/{limit / scale:.0f}" if limit is not None else ""
-    return f"{value / scale:.0f}{most} {unit}"
 
 
 def _storage(nodes: Sequence[NodeBrief], width: int) -> _Section:

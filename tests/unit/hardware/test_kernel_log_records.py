@@ -28,13 +28,6 @@ def test_a_kernel_line_is_told_from_what_a_program_wrote() -> None:
     assert [one.facility for one in (parse_record("30,1,1,-;x"),) if one] == [3]
 
 
-def test_a_fragment_says_so() -> None:
-    record = parse_record("4,339,5140900,c;NET: Registered protocol family 10")
-
-    assert record is not None
-    assert record.fragment
-
-
 @pytest.mark.parametrize(
     ("escaped", "text"),
     [

@@ -300,6 +300,27 @@ def test_a_pronoun_is_found() -> None:
     assert not PRONOUNS.search("The others, theirs and everyone.")
 
 
+# how a sentence begins that goes on with another one, which its reader may not have: a docstring is read alone
+GOES_ON = re.compile(r"^(?:The same|Those|These|It|Its|They|Their|Them|Also|Throw it)\b")
+
+
+def test_a_sentence_that_goes_on_with_another_is_found() -> None:
+    begun = ("The same for a report.", "Those of the pids that ended.", "It wakes.", "Throw it away.")  # fmt: skip
+    assert all(map(GOES_ON.search, begun))
+    assert not any(map(GOES_ON.search, ("The pids that have ended.", "Items of the list.")))
+
+
+def test_docstrings_are_understood_alone() -> None:
+    files = [file for file in FILES if file.parent.name != "commands"]
+    found = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        for name, text in public(ast.parse(file.read_text()).body)
+        if GOES_ON.search(text)
+    }
+    assert sorted(found) == []
+
+
 def test_docstrings_say_who_is_meant() -> None:
     # the docstrings of commands are help texts, which users know
     files = [file for file in FILES if file.parent.name != "commands"]

@@ -30,7 +30,7 @@ class ActionChain(Noun, frozen=True, kw_only=True):
 
     @property
     def step(self) -> str:
-        """The name of the next step."""
+        """The name of the action that the chain takes next."""
         return self.steps[self.at]
 
     def begin(self) -> "ActionChain":

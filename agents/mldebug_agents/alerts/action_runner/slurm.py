@@ -38,7 +38,7 @@ def raw_of(job: Job, host: Host, starter: ProgramStarter) -> str:
 
 
 def holding(raw: str, jobs: Iterable[Job], host: Host, starter: ProgramStarter) -> Iterator[Job]:
-    """Those of these jobs that belong to the Slurm job with id `raw`. Left out are jobs that have ended or are in no Slurm job.
+    """The jobs among `jobs` that belong to the Slurm job with id `raw`. Left out are jobs that have ended or are in no Slurm job.
     Raises ProgramError where a program of Slurm does not run at all.
     """
     for job in jobs:

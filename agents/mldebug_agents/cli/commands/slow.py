@@ -15,8 +15,9 @@ from mldebug.core.errors import AccessError, ExitCode
 from mldebug.core.model import Job, Noun
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
+from mldebug.core.units import percent
 from mldebug.goodput.rank_shares import RankShares
-from mldebug.goodput.sentences import percent, slow_words
+from mldebug.goodput.sentences import slow_words
 from mldebug.goodput.straggler import STRETCHES, Slowness, agreed, find_slow_ranks, needs_more
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.incidents.manual import choose

@@ -53,7 +53,7 @@ class KeyCommands:
         threading.Thread(target=self._run, args=(tuple(words),), name="mldebug-top-command", daemon=True).start()  # fmt: skip
 
     def taken(self) -> Pane | None:
-        """The output of a command that has ended, once."""
+        """Return the output of the command that has ended since the last call, and forget it; None where none has."""
         pane, self._pane = self._pane, None
         return pane
 

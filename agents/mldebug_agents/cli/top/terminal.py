@@ -48,7 +48,6 @@ class FullScreen:
         self._size = (0, 0)
         self._before: list[Any] = []
         self._handlers: dict[int, Any] = {}
-        self._typed = ""
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:

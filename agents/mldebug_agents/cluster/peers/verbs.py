@@ -31,8 +31,8 @@ Verb = Callable[[Mapping[str, str], int | None], object]
 
 
 def peer_verbs(peers: PeersController | None, client: PeerClient | None) -> dict[str, Verb]:
-    """By path, the functions that users may call. Each gets the parameters and the user id whose runs are wanted (None: all).
-    They raise MldebugError where no agent coordinates.
+    """The functions behind the HTTP paths by which users ask all agents together, by path. Each takes the parameters of the
+    request and the id of the user whose runs are wanted (None: all users), and raises MldebugError where no agent coordinates.
     """
 
     def coordinators() -> tuple[PeerClient, tuple[Peer, ...]]:

@@ -52,7 +52,7 @@ class Holders:
     def strangers(
         self, listed: Iterable[int], ranks: Collection[int], others: Collection[int] = ()
     ) -> frozenset[int]:
-        """Those of the listed pids that surely are none of a job's: neither a rank nor below one, nor below the parent of one
+        """The listed pids that surely do not belong to a job: neither a rank nor below one, nor below the parent of one
         (its launcher, or the shell that started it). A process of which an ancestor cannot be read is not among them, nor the server of
         NVIDIA MPS.
 

@@ -118,7 +118,7 @@ class GpuMonitor:
         return as_sure((*self._faults.get(job_id, ()), *missing), self.joined(job_id).guessed())
 
     def concerning(self, job_id: str, faults: Iterable[Fault]) -> tuple[Fault, ...]:
-        """Those of these faults that may concern the job. Left out are faults of a GPU that none of its ranks uses, but
+        """The faults among `faults` that may concern the job. Left out are faults of a GPU that none of its ranks uses, but
         only where the GPUs of all ranks are known.
         """
         joined = self.joined(job_id)

@@ -85,7 +85,7 @@ class SimilarRuns:
         return tuple(mine[-MAX_STORED:])
 
     def add_earlier(self, job: Job, runs: Iterable[EarlierRun], now: float) -> None:
-        """Also count these runs of the job's script, which an earlier agent noted.
+        """Count runs of the job's script that an earlier agent noted, too.
 
         Their `seconds_ago` is counted back from `now`.
         """

@@ -39,7 +39,9 @@ class HookRequestFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookRequestReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Why it could not be done; "" where it was. `denied`: the right to it is missing; `exists`: another request lies there."""
+    """The child's answer to a `HookRequestFile`. `error`: why it was not carried out, "" where it was; `denied`: because a right is
+    missing; `exists`: another request of that name lies there.
+    """
 
     error: str = ""
     denied: bool = False

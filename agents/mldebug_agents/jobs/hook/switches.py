@@ -95,7 +95,7 @@ def ask(spawner: Spawner, order: SwitchRequest, timeout: float = TIMEOUT) -> Swi
 
 
 def serve(connection: socket.socket) -> None:
-    """The main function of the child: carries out one request and ends."""
+    """The main function of the child process that reads and sets switches: carry out one `SwitchRequest` and end."""
     link = ChildLink(connection, msgspec.msgpack.Decoder(SwitchRequest))
     link.send(carry_out(link.receive()))
 

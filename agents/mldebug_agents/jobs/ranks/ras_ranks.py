@@ -48,7 +48,7 @@ class RasRanks:
     def complete(
         self, processes: Mapping[int, ProcessInfo], tree: ProcessTree
     ) -> dict[int, ProcessInfo]:
-        """The same processes, with the rank that NCCL RAS has named for them.
+        """Return the processes (by pid) with the rank added that NCCL RAS names for them.
 
         May ask RAS about one group of processes, which takes up to two seconds.
         """

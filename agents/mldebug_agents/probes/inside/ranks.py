@@ -184,7 +184,7 @@ def watch(pids: dict[int, int], deadline: float, others: Strangers | None = None
 
 
 def reap(pids: dict[int, int]) -> list[tuple[int, int]]:
-    """Those of the pids that have ended, with their exit codes (negative: a signal)."""
+    """Reap the child processes that have ended. Returns the pid and exit code of each (negative: a signal)."""
     found = []
     for pid in pids:
         reaped, status = os.waitpid(pid, os.WNOHANG)

@@ -101,7 +101,7 @@ def ranks_here() -> List[int]:
 
 
 def strangers(computing: List[int]) -> Iterator[int]:
-    """Those of these pids that exist in /proc and belong to no process of the probe. Pids of another PID namespace are left out
+    """The pids among `computing` that exist in /proc and belong to no process of the probe. Pids of another PID namespace are left out
     where they do not exist here.
     """
     return (pid for pid in computing if os.path.exists("/proc/{}".format(pid)) and not _ours(pid))

@@ -214,7 +214,7 @@ class DirSizeCollector:
         return INTERVAL if self._context.config.trees.paths else LEARNED_INTERVAL
 
     def follow(self, writes: Writes) -> None:
-        """Also watch these folders, those of checkpoints and logs. Not to be called while `look` runs."""
+        """Watch the folders of checkpoints and logs, too, in place of those given before. Not to be called while `look` runs."""
         self._writes = writes
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:

@@ -112,9 +112,7 @@ class FilesystemCollector:
         return tuple(one.used for one in self._readings)
 
     def follow(self, places: Mapping[str, Sequence[str]]) -> None:
-        """Also look at the mounts of these folders: by job, those of its checkpoints and logs. Not to be called while
-        `look` runs.
-        """
+        """Look at the mounts of these folders, too: those of checkpoints and logs, by job. Not to be called while `look` runs."""
         self._places = places
 
     def memory(self) -> bytes:

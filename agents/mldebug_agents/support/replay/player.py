@@ -71,7 +71,7 @@ class RecordedKernelLog(KernelLogSource):
         self._recorded = clock
 
     def drain(self, news: KernelNews) -> KernelNews:
-        """Read on until the log is at its end, after a round whose result `news` stopped before it."""
+        """Read the log to its end and return the last result. `news`: the result of the read before, which may have stopped early."""
         while news.behind:
             news = self.read()
         return news

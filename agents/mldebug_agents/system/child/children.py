@@ -78,9 +78,7 @@ class ChildRegistry:
         return tuple(one for one in self._inherited if one.lives())
 
     def named(self, children: Sequence[Leftover]) -> list[Leftover]:
-        """The same children, described by the command lines that started them, as far as known; the
-        kernel keeps only a short name.
-        """
+        """Describe children by the command lines that started them, as far as known: the kernel keeps only a short name."""
         words = {child.pid: command_words(child.argv) for child in self.recent()}
         return [
             Leftover(one.pid, one.start_ticks, words.get(one.pid, one.words)) for one in children

@@ -80,7 +80,9 @@ class StepProfile(StepTask):
             self._end(step)
 
     def phase(self, name: str) -> None:
-        """Throw it away where what follows is no step, or takes too long."""
+        """Called when a phase `name` of the job begins: give the profile up where that is no part of a step (`STEPLESS`), or where the
+        profile has gone on for too long.
+        """
         if self._profile is None or not self._is_mine() or captures_graph():
             return
         if self._why:
@@ -91,7 +93,7 @@ class StepProfile(StepTask):
             self._fail(DeclinedError(f"no step has ended for {LONGEST:g} s"))
 
     def before_fork(self) -> None:
-        """Throw it away: the child would inherit a profiler that nobody ends."""
+        """Called before the job forks: give the profile up, since the child would inherit a profiler that nobody ends."""
         if self._profile is not None and self._is_mine() and not captures_graph():
             self._fail(DeclinedError("the job forked a process meanwhile"))
 

@@ -12,7 +12,9 @@ FEW_INODES = 16  # a checkpoint needs one for each of its files
 def on_filesystem(
     fill: FilesystemFill, fills: Sequence[FilesystemFill], found: Sequence[CheckpointsAtExit]
 ) -> tuple[CheckpointsAtExit, ...]:
-    """Those of the run's series of checkpoints that lie on this filesystem, and on none of `fills` that is mounted below it."""
+    """The series of checkpoints (of `found`) that lie on the filesystem `fill`, and not on another one of `fills` that is mounted
+    below it.
+    """
     return tuple(one for one in found if nearest_mount(one.folder, fills) == fill)
 
 

@@ -90,9 +90,9 @@ def quoted_lines(text: str) -> Quote | None:
 
 
 def quotes_in(lines: Sequence[str], found: Sequence[Traceback], rank: int | None) -> list[Quote]:
-    """Those tracebacks among `found` that are only quoted, in order.
+    """The tracebacks among `found` that a log only quotes from other ranks, in order.
 
-    `rank`: who wrote the log; what it quotes of itself is left out.
+    `rank`: the rank that wrote the log; what it quotes of itself is left out.
     """
     quotes = [quote for one in found[-MOST:] if (quote := quote_of(lines, one)) is not None]
     return [one for one in quotes if rank is None or one.ranks != (rank,)]

@@ -80,7 +80,7 @@ def still_there(worker: ForkedWorker) -> GpuBlockedError:
 
 
 def as_leftovers(host: Host, workers: Iterable[ForkedWorker]) -> tuple[Leftover, ...]:
-    """Those of these children that still exist, as records for the agent that runs after this one."""
+    """The GPU reader children that still exist, as records for the agent that runs after this one."""
     found = [host.brief(worker.pid) for worker in workers if worker.pid]
     return tuple(Leftover(one.pid, one.start_ticks, f"{NAME}: {one.name}") for one in found if one)
 

@@ -39,7 +39,7 @@ ERRORS = "_err_count"
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where /sys is."""
+    """Settings of the AMD vendor: where the kernel's /sys is found."""
 
     # the folder that is /sys
     sysfs: str = "/sys"
