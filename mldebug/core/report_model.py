@@ -8,6 +8,9 @@ import msgspec
 from mldebug.core.model import Diagnosis, Group, Role, Spoken, TreeNode
 
 REPORT_SCHEMA = "mldebug.report/1"
+ReportKind = Literal["stall", "abnormal_end", "slowdown", "manual"]
+ReportTrigger = Literal["stall", "exit", "slowdown", "manual", "api", "alert"]
+IncidentState = Literal["open", "recovered", "ended"]
 
 
 class ThreadView(Spoken, frozen=True, kw_only=True):
@@ -198,9 +201,9 @@ class Report(Spoken, frozen=True, kw_only=True):
     node: str
     versions: dict[str, str]
     job: JobView
-    kind: Literal["stall", "abnormal_end", "slowdown", "manual"]
-    trigger: Literal["stall", "exit", "slowdown", "manual", "api", "alert"]
-    state: Literal["open", "recovered", "ended"]
+    kind: ReportKind
+    trigger: ReportTrigger
+    state: IncidentState
     stalled_since: str | None
     detected_at: str
     reported_at: str

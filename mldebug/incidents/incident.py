@@ -9,11 +9,10 @@ import msgspec
 
 from mldebug.cluster.messages import AnnouncedExit, Whole
 from mldebug.core.model import Diagnosis, Gap, Job, NodeCapture, Noun, QueriedNodes
-from mldebug.core.report_model import Comparison, GoodputView, TimelineEvent
+from mldebug.core.report_model import Comparison, GoodputView, IncidentState, TimelineEvent
 from mldebug.core.text import rfc3339
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.goodput.straggler import Slowness
-from mldebug.incidents.report.build import State
 from mldebug.incidents.report.changes import comparison, later_words
 
 MAX_ATTEMPTS = 1000
@@ -38,7 +37,7 @@ class Incident(Noun, frozen=True, kw_only=True):
     why: str = ""
     collective_timeout: float | None = None  # seconds, as the hook reports it
     sentence: str = ""
-    state: State = "open"
+    state: IncidentState = "open"
     over_at: float | None = None  # when it recovered or ended
     timeline: tuple[TimelineEvent, ...] = ()
     captures: tuple[NodeCapture, ...] = ()
@@ -103,7 +102,7 @@ def is_unreported(incident: Incident) -> bool:
     return incident.kind == "stall" and not reported and not incident.node_captures
 
 
-def close_incident(incident: Incident, state: State, at: float, what: str) -> Incident:
+def close_incident(incident: Incident, state: IncidentState, at: float, what: str) -> Incident:
     """Close the incident as `recovered` or `ended` at unix time `at`. `what`: a sentence for its timeline."""
     return add_timeline(msgspec.structs.replace(incident, state=state, over_at=at), at, what)
 

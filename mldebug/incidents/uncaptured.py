@@ -14,12 +14,12 @@ from mldebug.core.model import (
     Role,
     Verdict,
 )
+from mldebug.core.report_model import IncidentState
 from mldebug.diagnosis.classify.rank_states import make_group
 from mldebug.incidents.incident import Incident, watched_job
-from mldebug.incidents.report.build import State
 
 WHAT = "a capture of all ranks"
-BEFORE: dict[State, str] = {
+BEFORE: dict[IncidentState, str] = {
     "open": "the capture has not come back yet",
     "recovered": "the capture did not come back before the job moved again",
     "ended": "the capture did not come back before the job ended",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from mldebug.core.model import Gap, Judgement, NodeCapture
+from mldebug.core.report_model import IncidentState
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.goodput.sentences import slow_words
@@ -24,7 +25,6 @@ from mldebug.incidents.incident import (
     has_evidence,
     is_unreported,
 )
-from mldebug.incidents.report.build import State
 from mldebug.stall.signals import StallDecision
 from mldebug_agents.incidents.exits.similar_runs import AlikeRuns
 from mldebug_agents.incidents.recent_failures import RecentFailures
@@ -168,7 +168,7 @@ class IncidentManager:
             self._writer.keep(run)
         self._writer.write(run.incident, judgement, run.job.uid)
 
-    def close(self, run: Run, state: State, why: str) -> None:
+    def close(self, run: Run, state: IncidentState, why: str) -> None:
         """Close the run's incident as recovered or ended, and write its report, even without a capture.
 
         `why`: a sentence for the timeline.
@@ -315,7 +315,7 @@ class IncidentManager:
         self._writer.keep(run)
         self._writer.write(run.incident or incident, judgement, run.job.uid)
 
-    def no_longer_slow(self, run: Run, state: State, why: str) -> None:
+    def no_longer_slow(self, run: Run, state: IncidentState, why: str) -> None:
         """Close the run's slowdown incident, if it has one, and write its report."""
         if run.incident is not None and run.incident.kind == "slowdown":
             self._writer.end(run.incident, state, why, run.job.uid, run.judgement)
@@ -363,7 +363,7 @@ class IncidentManager:
         self._writer.write(incident, judgement, run.job.uid)
         self.failures.note(run, attempt, incident, judgement)
 
-    def close_story(self, run: Run, incident: Incident, state: State, why: str) -> Incident:
+    def close_story(self, run: Run, incident: Incident, state: IncidentState, why: str) -> Incident:
         """End an incident, whether or not its run still exists, and write its report. Returns the closed incident."""
         known = run.incident or self.remote.cases.get(incident.id) or incident
         closed = close_incident(known, state, self._writer.now(incident), why)

@@ -11,11 +11,11 @@ import msgspec
 from mldebug.core.errors import AccessError, MldebugError, NothingFoundError, UsageError
 from mldebug.core.model import Job, Judgement, NodeCapture, QueriedNodes
 from mldebug.core.redact import clean
-from mldebug.core.report_model import Report, Stall
+from mldebug.core.report_model import Report, ReportTrigger, Stall
 from mldebug.core.text import plural
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.pruning import BY_HAND
-from mldebug.incidents.report.build import Trigger, build_report, make_id
+from mldebug.incidents.report.build import build_report, make_id
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report_store import ReportStore
 from mldebug.incidents.stored_evidence import QUERIED_FILE
@@ -195,7 +195,7 @@ def write_case(
     detected: float,
     queried: QueriedNodes | None = None,
     node: str | None = None,
-    trigger: Trigger = "manual",
+    trigger: ReportTrigger = "manual",
     more: Mapping[str, bytes] | None = None,
 ) -> Taken:
     """Judge captures of one job, build the report and store it. A state dir that hangs or cannot be

@@ -12,6 +12,7 @@ import msgspec
 from mldebug.cluster.messages import AnnouncedExit, Whole
 from mldebug.cluster.run_identity import RunKey, job_key
 from mldebug.core.model import NodeCapture, QueriedNodes
+from mldebug.core.report_model import IncidentState
 from mldebug.incidents.incident import (
     Incident,
     add_cause,
@@ -20,7 +21,6 @@ from mldebug.incidents.incident import (
     add_whole,
     is_unreported,
 )
-from mldebug.incidents.report.build import State
 from mldebug_agents.incidents.recent_failures import RecentFailures
 from mldebug_agents.incidents.report_writer import IncidentWriter, owner_of
 from mldebug_agents.state.store import StateStore
@@ -181,7 +181,7 @@ class RemoteIncidents:
         self._writer.renamed(known)
         self._writer.store.drop(known)
 
-    def close_case(self, incident_id: str, state: State, why: str) -> None:
+    def close_case(self, incident_id: str, state: IncidentState, why: str) -> None:
         """Close the stall of a run without a rank on this node, and write its report."""
         if (incident := self.cases.pop(incident_id)) is not None:
             self._writer.end(

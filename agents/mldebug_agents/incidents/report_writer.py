@@ -9,11 +9,10 @@ import msgspec
 
 from mldebug.cluster.run_identity import RunKey, job_key, run_key
 from mldebug.core.model import Job, Judgement, NodeCapture
-from mldebug.core.report_model import GoodputView
+from mldebug.core.report_model import GoodputView, IncidentState
 from mldebug.incidents.incident import Incident, close_incident, has_evidence
-from mldebug.incidents.incident_report import write_report
 from mldebug.incidents.pruning import is_by_hand
-from mldebug.incidents.report.build import State, make_id
+from mldebug.incidents.report.build import make_id, write_report
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.stored_evidence import QUERIED_FILE
 from mldebug_agents.state.store import StateStore
@@ -83,7 +82,12 @@ class IncidentWriter:
         self.last_report[kind] = incident.id
 
     def end(
-        self, incident: Incident, state: State, why: str, uid: int, known: Judgement | None = None
+        self,
+        incident: Incident,
+        state: IncidentState,
+        why: str,
+        uid: int,
+        known: Judgement | None = None,
     ) -> None:
         """Close an incident and write its last report. An incident without any evidence is judged now, and counted if it
         was not counted before. `known`: its judgement, if there is one; `uid`: the user who owns the job.

@@ -13,8 +13,8 @@ from typing import Protocol
 import msgspec
 
 from mldebug.core.model import Job, NodeCapture
+from mldebug.core.report_model import IncidentState
 from mldebug.diagnosis.node_wait import in_exit_barrier, wait_words
-from mldebug.incidents.report.build import State
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
 from mldebug_agents.watch.runs import Run
@@ -32,7 +32,7 @@ class IncidentOpener(Protocol):
     def captured(self, run: Run, capture: NodeCapture) -> None:
         """Add a capture to the run's open incident."""
 
-    def close(self, run: Run, state: State, why: str) -> None:
+    def close(self, run: Run, state: IncidentState, why: str) -> None:
         """Close the run's incident, where one is open. `why`: a sentence for its timeline."""
 
 

@@ -20,9 +20,8 @@ from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.evidence_archive import is_archive, unpacked
 from mldebug.incidents.incident import Incident
-from mldebug.incidents.incident_report import write_report
 from mldebug.incidents.judge import judge as judge_incident
-from mldebug.incidents.report.build import build_report, make_id
+from mldebug.incidents.report.build import build_report, make_id, write_report
 from mldebug.incidents.report.changes import comparison
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report

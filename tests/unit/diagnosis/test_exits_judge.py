@@ -26,8 +26,8 @@ from mldebug.diagnosis.exits.model import (
     RankExit,
 )
 from mldebug.incidents.incident import Incident, add_capture, add_exit, close_incident
-from mldebug.incidents.incident_report import write_report
 from mldebug.incidents.judge import judge
+from mldebug.incidents.report.build import write_report
 from shared.capture.flights import call, group
 from shared.diagnosis.builders import WAITER, capture, process, rank, still
 

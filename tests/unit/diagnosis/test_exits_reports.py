@@ -29,8 +29,8 @@ from mldebug.diagnosis.exits.model import (
 )
 from mldebug.diagnosis.exits.timeline import MAX_SINGLE, UNKNOWN, exit_events
 from mldebug.incidents.incident import Incident, add_exit, add_timeline, close_incident
-from mldebug.incidents.incident_report import write_report
 from mldebug.incidents.judge import judge as judge_incident
+from mldebug.incidents.report.build import write_report
 from mldebug.incidents.report.exit_story import last_words, story
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.sanitize import tidy

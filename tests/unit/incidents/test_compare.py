@@ -10,8 +10,8 @@ from mldebug.core.model import Io, NodeCapture, ProcessCapture, RankCapture, Rem
 from mldebug.core.report_model import Change, Report
 from mldebug.incidents.compare import RankChange, compare
 from mldebug.incidents.incident import Incident, add_capture, add_timeline
-from mldebug.incidents.incident_report import write_report
 from mldebug.incidents.judge import judge
+from mldebug.incidents.report.build import write_report
 from mldebug.incidents.report.changes import MAX_MOVES, comparison
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines

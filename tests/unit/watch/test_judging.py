@@ -16,8 +16,8 @@ from mldebug.cluster.messages import Whole
 from mldebug.core.model import Job, Judgement, NodeCapture, RankIdentity, Verdict
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.incident import Incident, add_capture
-from mldebug.incidents.incident_report import write_report
 from mldebug.incidents.judge import judge
+from mldebug.incidents.report.build import write_report
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch import judging

@@ -15,9 +15,9 @@ from mldebug.core.model import (
     ThreadStack,
     Verdict,
 )
+from mldebug.core.report_model import IncidentState
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.node_wait import missing_nodes, wait_words
-from mldebug.incidents.report.build import State
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
@@ -147,7 +147,7 @@ class Stand:
     def captured(self, run: Run, capture: NodeCapture) -> None:
         self.reported.append("captured")
 
-    def close(self, run: Run, state: State, why: str) -> None:
+    def close(self, run: Run, state: IncidentState, why: str) -> None:
         self.reported.append(state)
 
 

@@ -17,7 +17,7 @@ from mldebug.cluster.topology import Topology, placed
 from mldebug.cluster.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Gap, QueriedNode
-from mldebug.incidents.report.build import Trigger
+from mldebug.core.report_model import ReportTrigger
 from mldebug_agents.cluster.peers.net.broadcast import NodeAnswer, broadcast
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.errors import SilentError
@@ -65,7 +65,7 @@ class ClusterCapture(NamedTuple):
     run: MergedRun | None
     spread: float  # seconds from the begin of the first capture to that of the last, as the clock here tells it
     sent: float = 0.0  # seconds from the first order to the last: no node can tell that otherwise
-    trigger: Trigger = "manual"  # who has asked
+    trigger: ReportTrigger = "manual"  # who has asked
 
 
 class _CaptureAnswer(NamedTuple):

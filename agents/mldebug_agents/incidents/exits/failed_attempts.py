@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable
 import msgspec
 
 from mldebug.core.model import Job
+from mldebug.core.report_model import IncidentState
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.incidents.incident import Incident
-from mldebug.incidents.report.build import State
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.exits.array_stories import ArrayStories, ArrayStory
@@ -251,7 +251,7 @@ class FailedAttempts:
         self._close(failure, "ended", why)
         self._forget(failure.run.job.id)
 
-    def _close(self, failure: FailedAttempt, state: State, why: str) -> None:
+    def _close(self, failure: FailedAttempt, state: IncidentState, why: str) -> None:
         """Close the incident with its report. The failure is still remembered: the next attempt may fail in the same way."""
         if not failure.closed:
             failure.closed = True
