@@ -179,14 +179,13 @@ def _serve_peers(
     """Serve what other agents may ask of this one, where other agents are configured."""
     if node.peers is None:
         return
-    refusals, proof = node.peers.refusals, joined.identity
+    refusals, proof = joined.refusals, joined.identity
     judge = partial(_judged, config, node.node)
     peer_app = app(
         *(node.peers.ask, node.node, judge, lambda: store.waiting, proof, refusals, machine()),
         *(lambda: node.found.gaps, node.peers.work),
     )
     identity.count_failures(proof, partial(_turned_away, refusals))
-    joined.client.on_turned_away(refusals.count)
     slow = partial(refusals.count, "slow", why="it takes too long to say what it wants")
     server.serve_peers(
         peer_app, joined.door, proof.server, partial(_admits, joined.client, refusals), slow
@@ -257,7 +256,7 @@ def _peers(
         return None
     return PeersController(
         *(context.node, joined.port, joined.client, joined.candidates, joined.interval),
-        *(inbox, incidents, capture_queue.ask_now),
+        *(inbox, incidents, capture_queue.ask_now, joined.refusals),
         topology=config.cluster.topology,
         slowness=slowness,
         goodput=lambda: context.config.goodput,

@@ -23,21 +23,18 @@ Answer = Callable[[bytes], tuple[int, bytes]]
 
 
 class AlertmanagerRoute:
-    """Takes POSTs of alerts. `answer` handles a body in a thread and returns status and JSON; it is None until `serve` is
-    called.
+    """Takes POSTs of alerts. `handler` returns what handles a body, in a thread, and returns status and JSON; None where the agent
+    is not ready for that yet.
     """
 
-    def __init__(self, token_file: Path | None, sessions: Sessions) -> None:
-        self._token_file, self._sessions = token_file, sessions
-        self.answer: Answer | None = None
-
-    def serve(self, answer: Answer) -> None:
-        """Have the bodies of POSTs handled by `answer` from now on."""
-        self.answer = answer
+    def __init__(
+        self, token_file: Path | None, sessions: Sessions, handler: Callable[[], Answer | None]
+    ) -> None:
+        self._token_file, self._sessions, self._handler = token_file, sessions, handler
 
     async def post(self, request: Request) -> Response:
         """Answer one POST. 401, 403 or 429: token missing, wrong or tried too often; 408, 413: body late or too large; 503:
-        token unreadable or agent not ready; else the result of `answer`.
+        token unreadable or agent not ready; else what the handler answers.
         """
         address = request.client.host if request.client else ""
         shown = request.headers.get("authorization", "")
@@ -50,9 +47,9 @@ class AlertmanagerRoute:
             return _error(408, "it was not complete in time")
         if body is None:
             return _error(413, f"it is larger than {MAX_BODY >> 20} MiB", "set max_alerts there")
-        if self.answer is None:
+        if (handle := self._handler()) is None:
             return _error(503, "the agent does not look yet", "ask again in a moment")
-        status, answer = await run_in_threadpool(self.answer, body)
+        status, answer = await run_in_threadpool(handle, body)
         return Response(answer, status_code=status, media_type="application/json")
 
     def _refusal(self, shown: str, address: str) -> Response | None:

@@ -92,13 +92,14 @@ class AgentServer:
         self.snapshot: Snapshot | None = None
         self.verbs: dict[str, Verb] = {}  # by path: what a POST does, for who may see all
         self.own_verbs: dict[str, OwnVerb] = {}  # the same, for everybody
+        self.take_alerts: Answer | None = None  # until there are verbs
         (self._prometheus,) = create_all("expositions")
         self._servers: list[tuple[SlowPollServer, threading.Thread]] = []
         self._private_server: SlowPollServer | None = None
         self._stopped = False
         self._node = platform.node()
         sessions = Sessions()
-        self.alerts = AlertmanagerRoute(settings.token_file, sessions)
+        self.alerts = AlertmanagerRoute(settings.token_file, sessions, lambda: self.take_alerts)
         self.published_at = time.monotonic()
         self.pages = PageRoutes(
             settings.state_dir,
@@ -114,7 +115,7 @@ class AgentServer:
     ) -> None:
         """Answer POSTs by path: `verbs` for users who may see all, `own_verbs` for everybody, `alerts` for Alertmanager."""
         self.verbs, self.own_verbs = dict(verbs), dict(own_verbs)
-        self.alerts.serve(alerts)
+        self.take_alerts = alerts
 
     def publish(self, snapshot: Snapshot) -> None:
         """Serve this snapshot from now on; called by the main loop."""

@@ -76,7 +76,7 @@ class Stand:
             AgentConfig(state_dir=folder, listen=f"127.0.0.1:{self.port}", token_file=path)
         )
         self.server.publish(snapshot())
-        self.server.alerts.answer = AlertReceiver(self.captures, "node1.example", elsewhere).answer
+        self.server.take_alerts = AlertReceiver(self.captures, "node1.example", elsewhere).answer
         self.server.start()
 
     def post(self, body: bytes, token: str = TOKEN) -> tuple[int, Any]:

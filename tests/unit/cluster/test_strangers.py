@@ -212,8 +212,7 @@ def secrets_in(results: list[bytes], key: str) -> list[bytes]:
 def test_a_stranger_is_counted_and_hears_no_secret(
     ours: Identity, refusals: Refusals, caplog: pytest.LogCaptureFixture, first: bytes
 ) -> None:
-    talk = PeerClient(ours)
-    talk.on_turned_away(refusals.count)
+    talk = PeerClient(ours, turned_away=refusals.count)
     with answering(first) as (stranger, opened):
         for _ in range(2):
             with pytest.raises(StrangerError):
@@ -238,8 +237,7 @@ def test_who_has_another_key_is_counted_and_hears_no_secret(
 
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
-    talk = PeerClient(ours)
-    talk.on_turned_away(refusals.count)
+    talk = PeerClient(ours, turned_away=refusals.count)
     with closing(door), pytest.raises(StrangerError, match="does not have the same key"):
         talk.ask(
             Peer("127.0.0.1", door.getsockname()[1]), ANNOUNCE, ANNOUNCED, timeout=20.0, most=9
@@ -252,8 +250,7 @@ def test_who_has_another_key_is_counted_and_hears_no_secret(
 def test_an_address_out_of_our_networks_is_counted_and_never_asked(
     ours: Identity, refusals: Refusals
 ) -> None:
-    talk = PeerClient(ours, [ipaddress.ip_network("10.1.0.0/16")])
-    talk.on_turned_away(refusals.count)
+    talk = PeerClient(ours, [ipaddress.ip_network("10.1.0.0/16")], turned_away=refusals.count)
     with answering(b"") as (elsewhere, opened), pytest.raises(RefusedError, match="no network"):
         talk.ask(elsewhere, ANNOUNCE, ANNOUNCED, timeout=20.0, most=9)
     assert refusals.counts["network"] == 1

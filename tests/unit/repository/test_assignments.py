@@ -4,6 +4,7 @@ A module may fill in what it has just made, and the small records whose classes 
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,54 @@ def foreign(source: str) -> Iterator[tuple[str, int]]:
             continue
         if not (isinstance(node.value, ast.Name) and node.value.id in fresh.get(node, ())):
             yield ast.unparse(node.value), node.lineno
+
+
+# methods that keep a function which they get, though their object was made before: why that one could not be given to it
+LATER = {
+    "LimitedConnection.serve": "socket.accept makes the connection, and nobody else",
+    "OwnProcess.call_after_beat": "a helper that a job imports, perhaps never",
+    "OwnProcess.answer_requests": "a module that a job loads only when it is asked",
+}
+
+
+def keepers(source: str) -> Iterator[str]:
+    """`Class.method` of what does nothing but keep a function for its object: a part that is connected after it was made."""
+    tree = ast.parse(source)
+    functions = {"Callable"} | {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign) and "Callable[" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for method in (node for node in cls.body if isinstance(node, ast.FunctionDef)):
+            given = {
+                one.arg
+                for one in (*method.args.args, *method.args.kwonlyargs)
+                if one.annotation
+                and functions & set(re.findall(r"\w+", ast.unparse(one.annotation)))
+            }
+            body = method.body[ast.get_docstring(method) is not None :]
+            kept = [
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in given
+                for node in body
+            ]
+            if kept and all(kept) and method.name != "__init__":
+                yield f"{cls.name}.{method.name}"
+
+
+def test_no_part_gets_its_functions_after_it_was_made() -> None:
+    found = {name for file in FILES for name in keepers(file.read_text())}
+    assert found == set(LATER)
+
+
+def test_a_keeper_is_found() -> None:
+    methods = "def __init__(self, f: Callable): self.f = f\n def g(self, f: Then): self.f = f\n def h(self, f: int): self.f = f"
+    assert list(keepers(f"Then = Callable[[], None]\nclass A:\n {methods}")) == ["A.g"]
 
 
 def test_no_attribute_of_another_object_is_assigned() -> None:

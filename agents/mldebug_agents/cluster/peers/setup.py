@@ -17,13 +17,16 @@ from mldebug.core.model import QueriedNodes
 from mldebug.core.ranksets import unfold_nodes
 from mldebug_agents.cluster.peers.net.client import Network, Peer, PeerClient, peer
 from mldebug_agents.cluster.peers.net.identity import Identity, KeyPair, RenewedIdentity, identity
+from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.web.listeners import open_tcp
 
 HOW = "cluster: {key_file: FILE, networks: [10.1.0.0/16]}, see docs/across-nodes.md"
 
 
 class PeerSetup(NamedTuple):
-    """What an agent needs to work with others: listening socket, identity, client, candidates for the coordinator."""
+    """What an agent needs to work with others: listening socket, identity, client, candidates for the coordinator, and the counts
+    of those that were refused.
+    """
 
     door: socket.socket
     identity: Identity
@@ -31,6 +34,7 @@ class PeerSetup(NamedTuple):
     candidates: tuple[Peer, ...]
     port: int
     interval: float
+    refusals: Refusals
 
 
 def join(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> PeerSetup | None:
@@ -49,14 +53,15 @@ def join(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> PeerSetup
     proof = newest()
     door = open_tcp(settings.listen)
     more_descriptors()
-    port = door.getsockname()[1]
+    port, refusals = door.getsockname()[1], Refusals()
     return PeerSetup(
         door=door,
         identity=proof,
-        client=PeerClient(proof, networks, newest),
+        client=PeerClient(proof, networks, newest, refusals.count),
         candidates=tuple(one for text in settings.peers for one in _peers(text, port)),
         port=port,
         interval=settings.interval,
+        refusals=refusals,
     )
 
 

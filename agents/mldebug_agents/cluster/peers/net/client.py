@@ -63,9 +63,14 @@ class PeerClient:
         proof: Identity,
         networks: Sequence[Network] = (),
         newest: Callable[[], Identity] | None = None,
+        turned_away: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
-        """`proof`: the certificate with which this agent identifies itself. `newest`: returns the current certificate, where it is renewed."""
-        self._turned_away: Callable[[str, str, str], None] = lambda *_: None
+        """`proof`: the certificate with which this agent identifies itself. `newest`: returns the current certificate, where it is renewed.
+
+        `turned_away` is called, from any thread, for a host that no request was sent to, as `(reason, host, sentence)`; the reason is
+        `"stranger"` (wrong certificate) or `"network"` (address not allowed).
+        """
+        self._turned_away = turned_away
         self._newest = newest or (lambda: proof)
         self._networks = tuple(networks)
 
@@ -123,12 +128,6 @@ class PeerClient:
             sock.close()
             raise
         return PeerConnection(sock, to.host, proof, until)
-
-    def on_turned_away(self, turned_away: Callable[[str, str, str], None]) -> None:
-        """Set a callback for hosts that no request was sent to: `(reason, host, sentence)`, with the reason `"stranger"`
-        (wrong certificate) or `"network"` (address not allowed). It is called from any thread.
-        """
-        self._turned_away = turned_away
 
     def _addresses(self, to: Peer) -> tuple[str, ...]:
         """Those of its addresses that are allowed, in the order of the resolver."""
