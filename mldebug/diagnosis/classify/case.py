@@ -169,7 +169,7 @@ class Case:
         who = all_of(len(self.ranks))
         if len(phrases) > 1:
             return f"{who} ranks wait: {self.victims()}"
-        return f"{who} ranks {plural(self.waiting[0].is_.doing)}"
+        return f"{who} ranks {_of_several(self.waiting[0].is_.doing)}"
 
 
 def _goes_on(move: Movement | None) -> bool:
@@ -211,7 +211,8 @@ def _wait_phrases(ranks: Iterable[ClassifiedRank]) -> list[str]:
         by_doing.setdefault(rank.is_.doing, []).append(rank.rank)
     ordered = sorted(by_doing.items(), key=lambda item: -len(item[1]))
     return [
-        f"{ranks_text(who)} {plural(doing) if len(who) > 1 else doing}" for doing, who in ordered
+        f"{ranks_text(who)} {_of_several(doing) if len(who) > 1 else doing}"
+        for doing, who in ordered
     ]
 
 
@@ -224,7 +225,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 _PLURALS = {"is": "are", "does": "do", "has": "have", "was": "were"}
 
 
-def plural(doing: str) -> str:
+def _of_several(doing: str) -> str:
     """A phrase about one rank put into the plural: "sleeps in its loader" becomes "sleep in their loader"."""
     first, _, rest = doing.partition(" ")
     verb = _PLURALS.get(first, first.removesuffix("s"))
