@@ -91,7 +91,9 @@ class MainLoopFilter:
         return True
 
     def step_without(self, record: LogRecord, step: int | None) -> int | None:
-        """The run's step, where `record` is not the loop's own: without the counts of a thread that went on alone."""
+        """The run's step after a record that is not of the main loop: `step`, or an earlier one where `step` was counted by a
+        background thread that wrote on while the main loop stood.
+        """
         last = self._companions.step
         return last if last is not None and self._went_on_alone(_shape_of(record)) else step
 

@@ -24,8 +24,10 @@ GPUS_EVERY, STORAGE_EVERY = 5.0, 60.0  # seconds between two readings of our own
 
 
 class NodeViewer:
-    """Looks at this node again and again. `jobs`: find the jobs also where an agent knows them, for what only their processes tell, such
-    as the key that a run has on all its nodes; `gpus`, `storage`: read them where no agent has.
+    """Takes views of this node for a command, from its agent where one runs.
+
+    `jobs`: search for the jobs even if an agent knows them, because some facts are in their processes alone, such as the key that a
+    run has on all its nodes. `gpus`, `storage`: where no agent runs, read the GPUs and the filesystems here.
     """
 
     def __init__(

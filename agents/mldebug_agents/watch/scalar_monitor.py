@@ -45,7 +45,10 @@ LastRow = tuple[int | None, str]  # step, and loss as text: NaN is NaN
 
 
 class ScalarMonitor:
-    """The histories of this node's runs. `wall`, `steady`: unix time and monotonic seconds."""
+    """Keeps for each run of this node the history of its figures (loss, gradient norm, pace and so on), and finds events in it.
+
+    `wall` returns unix time, `steady` monotonic seconds.
+    """
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
     @property
     def interval(self) -> Interval:
-        """When it ran."""
+        """The time from the begin of the operation to its end."""
         return self.begin, self.end
 
 
