@@ -13,9 +13,9 @@ from statistics import fmean, stdev
 from bench.table import Row, show
 from mldebug.core.model import Job, RankIdentity
 from mldebug.jobs.logs.records import LogRecord
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
-from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run

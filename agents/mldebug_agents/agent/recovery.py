@@ -13,9 +13,9 @@ import msgspec
 
 from mldebug.core.model import Job
 from mldebug.diagnosis.exits.model import AttemptExit, KnownExits
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
 from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.known_exits import launcher_lives

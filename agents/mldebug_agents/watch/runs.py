@@ -21,9 +21,9 @@ from mldebug.core.model import (
 from mldebug.goodput.straggler import Slowness
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.heartbeat import hook_summary
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.sentences import signal_words
 from mldebug.stall.signals import RunLook, Stage, StallDecision
-from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import RunState
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.judging import judge

@@ -23,9 +23,9 @@ import msgspec
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
 from mldebug.incidents.report_store import ReportStore
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.state import server
 from mldebug_agents.state.store import StateStore

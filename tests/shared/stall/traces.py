@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mldebug.core.model import Role
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import (
@@ -17,7 +18,6 @@ from mldebug.stall.signals import (
     Stage,
     StallDecision,
 )
-from mldebug.stall.watch import StallWatch
 
 
 class Does(NamedTuple):

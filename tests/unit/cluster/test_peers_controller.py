@@ -46,9 +46,9 @@ from mldebug.core.model import (
 )
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.incident import Incident
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Progress, ProgressKind, RunLook, Stage, StallDecision
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.cluster.peers.coordinated_capture import (
     CaptureRound,

@@ -10,6 +10,7 @@ import pytest
 from mldebug.cluster.coordinator import Coordinator
 from mldebug.cluster.messages import Announcement, RunNews, Signal
 from mldebug.core.model import Job, Role
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import (
     Progress,
@@ -19,7 +20,6 @@ from mldebug.stall.signals import (
     Stage,
     StallDecision,
 )
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.cluster.peers.own_runs import RemoteProgress
 from mldebug_agents.watch.job_watch import JobLook
 

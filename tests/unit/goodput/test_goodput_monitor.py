@@ -8,9 +8,9 @@ from mldebug.goodput.account.segments import GpuUse
 from mldebug.goodput.straggler import Excess, Slowness, SlowRank
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.heartbeat import Heartbeat
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
-from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.agent.job_defects import JobDefects
 from mldebug_agents.watch.goodput_monitor import LEFT_WELL, GoodputMonitor

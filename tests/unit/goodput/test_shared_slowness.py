@@ -9,9 +9,9 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.shared_samples import SampleCall, SharedFinding
 from mldebug.goodput.straggler import Excess, SampledStretch, Slowness, SlowRank
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.runs import Run
 from mldebug_agents.watch.shared_slowness import MAX_CALLS, SharedSlowness

@@ -14,9 +14,9 @@ from mldebug.goodput.speed_trend import SpeedTrend
 from mldebug.goodput.straggler import MOST, STRETCHES, SampledStretch
 from mldebug.incidents.incident import Incident
 from mldebug.incidents.judge import judge
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook, Stage, StallDecision
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook

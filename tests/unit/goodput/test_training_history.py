@@ -16,10 +16,10 @@ from mldebug.goodput.scalars.stored_training import FUTURE
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.figure_sources import OTHER_LOG
 from mldebug.jobs.logs.records import LogRecord
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
-from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import RunState, Snapshot, encode
 from mldebug_agents.agent.job_defects import JobDefects
 from mldebug_agents.watch import scalar_monitor

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from mldebug.core.report_model import Report
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Progress, ProgressKind, RankLook, Role, RunLook, Stage
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.report_writer import IncidentWriter
 from mldebug_agents.system.service.clock import Clock

@@ -17,9 +17,9 @@ from mldebug.core.report_model import GoodputView, Report
 from mldebug.incidents.incident import Incident
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.agent import wiring
 from mldebug_agents.agent.capture_queue import CaptureQueue, QueuedCapture
 from mldebug_agents.agent.node_tools import CurrentConfig, open_tools

@@ -19,9 +19,9 @@ from mldebug.diagnosis.exits.model import (
     RankExit,
 )
 from mldebug.incidents.incident import Incident
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.agent.recovery import Recovery
 from mldebug_agents.incidents.exits.array_stories import (
     MAX_STORED,

@@ -13,9 +13,9 @@ from mldebug.core.model import Confidence, QueriedNodes, Verdict
 from mldebug.core.report_model import Report
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.remote import RemoteCases
 from mldebug_agents.state.store import StateStore

@@ -11,10 +11,10 @@ from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 from mldebug.jobs.heartbeat import RECORD, Heartbeat, hook_summary
 from mldebug.jobs.logs.records import LogRecord
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run, run_state
 from shared.incidents import samples

@@ -18,8 +18,8 @@ FILES = [
 ]
 # of these, a value says why: all but two are objects of others, whose interface is an attribute
 EXCEPTIONS = {
-    "mldebug/stall/watch.py: self._memory": "what is stored of a watch; nobody else has it",
-    "mldebug/stall/watch.py: memory": "the same, under a shorter name",
+    "mldebug/stall/decision.py: self._memory": "what is stored of a watch; nobody else has it",
+    "mldebug/stall/decision.py: memory": "the same, under a shorter name",
     "agents/mldebug_training/tracing/engines.py: own": "once per call of the traced job: a method would be felt",
     "agents/mldebug_training/tracing/ring_writer.py: self._local": "a value for each thread",
     "mldebug/cli/main.py: command": "click",

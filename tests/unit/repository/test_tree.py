@@ -109,7 +109,7 @@ def test_no_function_is_long() -> None:
     ("path", "words"),
     [
         ("mldebug/jobs/logs/formats/huggingface.py", "def parse("),
-        ("mldebug/stall/watch.py", "-> StallDecision"),
+        ("mldebug/stall/decision.py", "-> StallDecision"),
         ("agents/mldebug_agents/hardware/gpu/nvml/library.py", "nvml.nvmlLib = library"),
         ("exporters/mldebug_exporters/channels/email.py", "smtplib"),
         ("mldebug/storage/checkpoints/completeness.py", "Completeness."),

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import ProgressKind, RunLook
-from mldebug.stall.watch import StallWatch
 from shared.stall.traces import SLEEPS, SPINS, TRAINS, Run
 
 LOOKS = 5.0

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mldebug.core.model import Role
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Progress, ProgressKind, RankLook, RunLook
-from mldebug.stall.watch import StallWatch
 from shared.stall.traces import (
     SLEEPS,
     WAITS,

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage
-from mldebug.stall.watch import StallWatch
 from shared.stall.plots import trained, unlogged
 from shared.stall.traces import (
     BLIND,

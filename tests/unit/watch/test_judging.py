@@ -18,8 +18,8 @@ from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.incident import Incident, add_capture
 from mldebug.incidents.judge import judge
 from mldebug.incidents.report.build import write_report
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch import judging
 from mldebug_agents.watch.judging import JudgingShares
 from mldebug_agents.watch.runs import Run

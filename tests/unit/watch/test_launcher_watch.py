@@ -18,9 +18,9 @@ from mldebug.core.model import (
 from mldebug.core.report_model import IncidentState
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.node_wait import missing_nodes, wait_words
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch.launcher_watch import LauncherWatch
 from mldebug_agents.watch.runs import Run
 

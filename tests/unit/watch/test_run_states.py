@@ -8,10 +8,10 @@ import pytest
 from mldebug.core.model import Job, RankIdentity
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.logs.records import LogRecord
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook, Stage, StallDecision
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run, run_state
 

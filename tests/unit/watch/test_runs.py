@@ -12,9 +12,9 @@ from mldebug.config.schema import Config
 from mldebug.core.model import Classification, Job, NodeCapture, RankIdentity, Role
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.records import LogCounts
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RankLook, RunLook, Stage, StallDecision
-from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent.capture_queue import QueuedCapture, take
 from mldebug_agents.agent.loop import AgentLoop

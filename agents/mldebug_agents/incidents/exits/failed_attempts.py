@@ -16,8 +16,8 @@ from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.incidents.incident import Incident
+from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.exits.array_stories import ArrayStories, ArrayStory
 from mldebug_agents.incidents.exits.exit_tracker import ELASTIC
 from mldebug_agents.incidents.exits.similar_runs import LATELY, SimilarRuns, sign_of

@@ -1,4 +1,4 @@
-"""The watch of one run: from one reading to the next it decides between well, suspect, stalled, and over.
+"""Decides from one reading of a run to the next whether it is well, suspect, stalled, or over.
 
 `mldebug.stall.rules` says which timeout holds and who is to blame when; this file follows a stall from its beginning to its end.
 At the timeout a capture is taken and kept, whatever the ranks do; blame is separate and opens the incident then or later. Pure:
