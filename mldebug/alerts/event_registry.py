@@ -95,7 +95,7 @@ class EventRegistry:
         return sorted(waiting, key=lambda one: one.ended or one.fired or 0.0)
 
     def firing(self) -> list[AlertEvent]:
-        """The events that fire now."""
+        """The events whose alert is raised at present, and not pending or resolved."""
         return [one for one in self._events.values() if one.state is EventState.FIRING]
 
     def keys(self, beginning: str) -> list[str]:

@@ -8,7 +8,7 @@ from mldebug.core.redact import clean
 
 
 class HookFile(Protocol):
-    """What each such file has."""
+    """A JSON file that the hook in a training process writes for the agent."""
 
     @property
     def layout(self) -> int:

@@ -158,7 +158,7 @@ def judge(
 
 
 def words(one: PreflightFinding) -> str:
-    """A finding as one line."""
+    """A finding of the checks before a job, as one line that begins with whom it is about."""
     return f"{_who(one)}{one.sentence}"
 
 

@@ -54,7 +54,7 @@ class LoopState(NamedTuple):
 
     @property
     def jobs(self) -> dict[str, Job]:
-        """The jobs by their ids."""
+        """The jobs that run on this node, by their ids."""
         return {id: run.job for id, run in self.runs.items()}
 
 

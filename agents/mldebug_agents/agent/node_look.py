@@ -47,7 +47,7 @@ class NodeViewer:
         self._gpus_at = self._storage_at = -float("inf")  # monotonic seconds
 
     def look(self) -> NodeBrief:
-        """The node as it is now."""
+        """Take one view of the node as it is now."""
         answer = ask_nearest(self._config.agent.state_dir, here_only=self._here_only).answer
         agent = answer.snapshot
         if agent is not None and not self._jobs:

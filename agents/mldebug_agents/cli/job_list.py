@@ -19,7 +19,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class JobListOptions(Noun, frozen=True, kw_only=True):
-    """What the options say."""
+    """The options of a command that lists jobs: its form, and which jobs."""
 
     form: str = WIDE
     since: str | None = None

@@ -17,7 +17,7 @@ class Login(Protocol):
 
     @property
     def url(self) -> str:
-        """The address to send to."""
+        """The URL to which messages are sent."""
 
     @property
     def token_file(self) -> Path | None:

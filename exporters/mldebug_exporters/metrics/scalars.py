@@ -56,5 +56,5 @@ def _figures(run: RunState) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the group of metrics `scalars`."""
     return MetricGroup((*TABLE.families, *EVENTS.families), samples)

@@ -47,7 +47,7 @@ class ProfileSummary(Noun, frozen=True, kw_only=True):
 
 
 def summarize(trace: ProfileTrace) -> ProfileSummary:
-    """Add up one trace."""
+    """Add up where the time of one trace went: operators, kernels, collectives, gaps."""
     begin, end = trace.window
     on_device = bool(trace.device)
     if (

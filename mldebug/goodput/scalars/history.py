@@ -138,7 +138,7 @@ class HistoryTable(msgspec.Struct, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How many values it holds."""
+        """The number of values in the table, times and steps included."""
         return len(self.times) * (2 + len(self.columns))
 
     def problem(self) -> str:

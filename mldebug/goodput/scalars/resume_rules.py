@@ -29,7 +29,7 @@ NEAR = (-3, -2, -1, 1, 2, 3)
 
 
 class StepLoss(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The loss of one step."""
+    """The loss that a run reported for one step."""
 
     step: int
     loss: float

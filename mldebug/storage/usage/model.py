@@ -51,7 +51,7 @@ class CountedTree(Noun, frozen=True, kw_only=True):
 
 
 class UserUsage(Noun, frozen=True, kw_only=True):
-    """What belongs to one user."""
+    """The bytes and inodes on a filesystem that belong to one user."""
 
     user: str
     uid: int

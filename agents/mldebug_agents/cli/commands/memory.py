@@ -75,7 +75,7 @@ def command(
 
 
 def rank_lines(one: RankHolders) -> Iterator[str]:
-    """One rank's part."""
+    """The lines that show which code holds the CUDA memory of one rank."""
     if one.found is None:
         yield f"rank {one.rank} (pid {one.pid}): not known: {one.failure}"
         return

@@ -101,7 +101,7 @@ def lines(answer: JobProfile) -> Iterator[str]:
 
 
 def rank_lines(one: RankProfile) -> Iterator[str]:
-    """One rank's part."""
+    """The lines that show the profile of one rank."""
     if one.failure:
         yield f"rank {one.rank} (pid {one.pid}): not profiled: {one.failure}"
     elif one.trace is not None:

@@ -95,7 +95,7 @@ class FullScreen:
             os.write(self._wake_out, b"w")
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines."""
+        """The size of the terminal in columns and lines."""
         try:
             columns, lines = os.get_terminal_size(self._out)
         except OSError:

@@ -32,7 +32,7 @@ _ENDED = re.compile(
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How srun is called."""
+    """Settings of the transport `slurm`: how srun is called."""
 
     # of every step; --gres=gpu:0, or it would wait for the GPUs that the job holds
     srun: tuple[str, ...] = ("srun", "--overlap", "--gres=gpu:0")

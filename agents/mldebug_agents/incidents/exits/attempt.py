@@ -46,7 +46,7 @@ class WatchedAttempt:
         self.run, self.job = run, run.job
 
     def add_rank(self, rank: RankIdentity) -> None:
-        """Watch one more rank."""
+        """Add a rank to those whose exit is watched for."""
         self.identities[rank.rank] = rank
 
     def follow_launcher(self, gone: ProcessExit | None) -> None:

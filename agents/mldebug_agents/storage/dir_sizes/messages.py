@@ -29,7 +29,9 @@ class DirSizeRequests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirSizeUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """A message about this directory: its new size; None when the child begins to work on it."""
+    """A message of the child that counts directories. `state`: the new size of the directory `path`; None: it begins to count that
+    directory.
+    """
 
     path: str
     state: DirSize | None = None

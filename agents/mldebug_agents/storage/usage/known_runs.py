@@ -70,7 +70,10 @@ def _of_record(record: RunRecord) -> KnownRun:
 
 
 def processes(host: Host, contents: Mapping[int, bytes]) -> KnownRun:
-    """What all command lines of this node name (`contents`: pid -> /proc/PID/cmdline): an evaluation or a server may have a checkpoint loaded."""
+    """The paths in the command lines of all processes of this node, since an evaluation or a server may have a checkpoint loaded.
+
+    `contents`: by pid, the content of /proc/PID/cmdline.
+    """
     named: list[str] = []
     for pid, data in contents.items():
         words = [os.fsdecode(one) for one in data.split(b"\0")]

@@ -31,7 +31,7 @@ class Clock:
         return self._steady() + self._offset
 
     def steady(self) -> float:
-        """Monotonic seconds."""
+        """Seconds of a clock that never goes back; only differences have a meaning."""
         return self._steady()
 
     def unix(self, steady: float) -> float:

@@ -98,7 +98,7 @@ class StepProfile(StepTask):
             self._fail(DeclinedError("the job forked a process meanwhile"))
 
     def stop(self) -> None:
-        """Stop without a trace."""
+        """Stop the profiler, and write no trace file."""
         profile, self._profile = self._profile, None
         if profile is not None:
             self._halt(profile)

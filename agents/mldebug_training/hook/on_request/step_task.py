@@ -78,17 +78,17 @@ class StepTask:
         self._answer("accepted")
 
     def decline(self, why: str) -> None:
-        """End it without a result."""
+        """End the task without a result, and answer why."""
         self.over, self._until = True, time.monotonic() + HELD
         self._answer("declined", why=why[:300])
 
     def hand_over(self, file: OwnFile, **more: Any) -> None:
-        """End it: this file has the result, and stays open for a minute."""
+        """End the task: `file` has its result, and stays open for a minute."""
         self.over, self._until, self._file = True, time.monotonic() + HELD, file
         self._answer("done", fd=file.fd, bytes=file.size(), **more)
 
     def close(self) -> None:
-        """Let go of the result."""
+        """Close the file with the result, and remove the answer."""
         self._file.close()
         remove(self._path)
 

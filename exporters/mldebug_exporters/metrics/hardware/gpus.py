@@ -274,5 +274,5 @@ ROWS: tuple[tuple[Family, Callable[[GpuReading], Value]], ...] = (
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the group."""
+    """Build the group of metrics `gpus`."""
     return MetricGroup((*TABLE.families, *PER_GPU.families), samples)

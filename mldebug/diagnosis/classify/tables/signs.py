@@ -20,7 +20,7 @@ class LatePattern:
         return re.compile(self.text)
 
     def fullmatch(self, name: str) -> re.Match[str] | None:
-        """As that of `re.Pattern`."""
+        """The match where the whole name fits the pattern, else None, as `re.Pattern.fullmatch` does."""
         return self._compiled.fullmatch(name)
 
 
