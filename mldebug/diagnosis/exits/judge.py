@@ -41,6 +41,7 @@ from mldebug.diagnosis.exits.sureness import (
     alike,
     earlier,
     has_the_only_traceback,
+    is_ended_by_others,
     may_hang,
     not_later,
     sureness,
@@ -229,6 +230,9 @@ def _begun_by(
         return nobody(
             attempt, exits, f"{words}, and no log tells whether one follows from the other"
         )
+    if is_ended_by_others(first, exits) and not first.out_of_memory and all(one.kind is ExitKind.KILLED for one in failing):  # fmt: skip
+        words = f"rank {first.exit.rank} ({status_words(first)}) was killed after others had ended"
+        return nobody(attempt, exits, words)
     own = first.own or first.kind is ExitKind.KILLED
     explained = own or has_the_only_traceback(attempt, first, failing)
     if not explained and attempt.living:

@@ -222,6 +222,11 @@ def was_sent(status: int | None) -> bool:
     return number not in FAULTS | STOP_SIGNALS | {signal.SIGKILL}
 
 
+def lost_its_reader(status: int | None) -> bool:
+    """Whether the process ended by SIGPIPE, which it gets for writing to what its far end has closed, or with the exit code that stands for it."""
+    return signal.SIGPIPE in (exit_signal(status), (exit_code(status) or 0) - 128)
+
+
 def words_of_status(status: int | None) -> str:
     """A wait(2) status in words: `exit status 1`, `killed by SIGKILL`, `exit unknown`."""
     if status is None:

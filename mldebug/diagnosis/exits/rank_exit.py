@@ -15,6 +15,7 @@ from mldebug.diagnosis.exits.model import (
     RankExit,
     exit_code,
     exit_signal,
+    lost_its_reader,
     merged,
     was_asked,
     words_of_status,
@@ -151,7 +152,7 @@ def _kind(
         return ExitKind.KILLED
     if exit_code(one.status) == 0:
         return ExitKind.LEFT
-    if error is not None and error.blames_peer:
+    if (error is not None and error.blames_peer) or (error is None and lost_its_reader(one.status)):
         return ExitKind.PEER
     if was_asked(one.status) or (one.status is None and ended):
         return ExitKind.ASKED

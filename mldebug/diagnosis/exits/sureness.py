@@ -45,7 +45,7 @@ def sureness(
     """
     if _is_one_of_many(first, failing) or _another_was_failing(attempt, first, exits):
         return Confidence.LOW  # another run might as well name another of them
-    if _is_close(first, failing) or _is_ended_by_others(first, exits):
+    if _is_close(first, failing) or is_ended_by_others(first, exits):
         return Confidence.LOW
     if _is_later(first, failing) or _may_be_of_another(attempt, first, failing):
         return Confidence.LOW
@@ -128,14 +128,26 @@ def _may_be_of_another(
     return exited and exit_signal(first.exit.status) is not None
 
 
-def _is_ended_by_others(first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
-    """Whether it was killed well after another one had failed: launchers and schedulers kill what does not end when it is asked to."""
+def is_ended_by_others(first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
+    """Whether it was killed well after another one had failed, or soon after it and together with others: launchers, schedulers and parents
+    kill what is left, some of them after a while in which it may end when it is asked to.
+    """
     if first.kind is not ExitKind.KILLED or first.death is not None:
         return False
     if exit_signal(first.exit.status) != signal.SIGKILL:
         return False
+    before = [one for one in exits if one.exit.status and earlier(one, first)]
+    return (bool(before) and _is_killed_with_others(first, exits)) or any(
+        first.exit.at - one.exit.at >= AT_ONCE for one in before
+    )
+
+
+def _is_killed_with_others(first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
+    """Whether SIGKILL ended other ranks at nearly the same time."""
     return any(
-        one.exit.status and earlier(one, first) and first.exit.at - one.exit.at >= AT_ONCE
+        one is not first
+        and exit_signal(one.exit.status) == signal.SIGKILL
+        and abs(one.exit.at - first.exit.at) < AT_ONCE
         for one in exits
     )
 

@@ -37,6 +37,54 @@ def test_sigkill_is_as_sure_as_it_was() -> None:
     assert ended_by({"signal": signal.SIGKILL}) is Confidence.HIGH
 
 
+OWN = (
+    "Traceback (most recent call last):\n"
+    '  File "/job/train.py", line 88, in train_step\n'
+    "    loss = model(batch)\n"
+    "KeyError: 'labels'"
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        ({"signal": signal.SIGPIPE}, Confidence.HIGH),
+        ({"exit": 128 + signal.SIGPIPE}, Confidence.HIGH),
+        # controls: these two may have been first
+        ({"signal": signal.SIGSEGV}, Confidence.LOW),
+        ({"signal": signal.SIGABRT}, Confidence.LOW),
+    ],
+)
+def test_who_wrote_to_a_closed_end_before_is_no_earlier_failure(end: dict[str, int], found: Confidence) -> None:  # fmt: skip
+    """Rank 2 fails by itself, and closes its connections some seconds before it is gone."""
+    plan: Plan = {
+        "0": ["step 8", {"sleep": 7}, end],
+        "2": ["step 8", OWN, {"sleep": 9}, {"exit": 1}],
+        "*": ["step 8"],
+    }
+    finding = outcome_of(plan, file_each=True).finding
+    assert finding is not None
+    assert ([one.rank for one in finding.culprits], finding.confidence) == ([2], found)
+
+
+def killed(times: dict[int, float], first: dict[str, int]) -> Confidence | None:
+    """How surely somebody is named where rank 1 ends at 8 s, and others are killed at these times."""
+    plan: Plan = {str(rank): ["step 8", {"sleep": at}, {"signal": 9}] for rank, at in times.items()}
+    plan = {**plan, "1": ["step 8", {"sleep": 8}, first], "*": ["step 8"]}
+    found = outcome_of(plan, file_each=True, launcher="environment").finding
+    return found.confidence if found and found.culprits else None
+
+
+def test_whom_their_parent_kills_together_are_not_first() -> None:
+    """Of SGLang, MPICH or a pod's end: one rank ends, all that are left are killed at once, or when their time to end is over."""
+    lost = {"signal": int(signal.SIGPIPE)}
+    assert killed({0: 8.3, 2: 8.3, 3: 8.3}, lost) is None
+    assert killed({0: 38, 2: 38, 3: 38}, {"signal": int(signal.SIGTERM)}) is None
+    # controls: one that is killed first, and one alone
+    assert killed({0: 7, 2: 8.3, 3: 8.3}, lost) is Confidence.HIGH
+    assert killed({0: 8.3}, lost) is Confidence.HIGH
+
+
 @pytest.mark.parametrize(
     ("status", "sent"),
     [

@@ -26,9 +26,10 @@ _OWN_JSON = re.compile(r"(?:Error|Exception)\b|\[rank\d{1,7}\]:")
 _BAR = re.compile(
     r"\r?[^|\r\n]{0,120}?\d{1,3}%\|[^|\r\n]{0,300}\| ?[^\s\[]{1,40} \[[^\]\r\n]{0,200}\](?=.*\S)"
 )
-# The watchdog names its rank in the text, also where nothing marks the line (PyTorch 2.1 and older)
+# The watchdog names its rank in the text, also where nothing marks the line (PyTorch 2.1 and older). It is the number in its process
+# group: the job's own one only in the default group, whose unique name is 0
 _WATCHDOG = re.compile(
-    r"(?:ProcessGroupNCCL\.cpp:\d{1,5}\]|what\(\): ) ?\[(?:PG [^\]]{0,120}?)?Rank (?P<number>\d{1,7})\]"
+    r"(?:ProcessGroupNCCL\.cpp:\d{1,5}\]|what\(\): ) ?\[(?:PG (?:ID \d{1,7} PG GUID )?0 ?(?:\(default_pg\) ?)?)?Rank (?P<number>\d{1,7})\]"
 )
 # Fluent Bit's output to a terminal: `[0] kube.train: [[1767225600.123, {}], {"log"=>"…", "stream"=>"stderr"}]`
 _FLUENT_BIT = re.compile(

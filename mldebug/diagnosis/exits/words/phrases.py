@@ -40,6 +40,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
 # What only passes on that others failed: the reason stands above, elsewhere, or in the quote that follows
 RELAYED: tuple[str, ...] = (
     r"Worker failed with error|stack trace (?:\(?above\)? )?for the root cause|See root cause above|Engine core initialization failed",  # vLLM
+    r"there are other ranks that (?:didn't|did not) finish",  # SGLang
     r"\bOn WorkerInfo\(id=\d|A remote actor call has failed|ray::[\w.<>]{1,200}\(\) ?\(pid=|inspect the previous error messages for a cause",
     r"\bprocess \d{1,7} terminated with (?:the following error|exit code|signal)|-- Process \d{1,7} terminated",
 )
@@ -60,7 +61,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"Watchdog caught collective operation timeout|watchdog thread terminated with exception",
         r"caught collective operation timeout|ran for \d{1,9} milliseconds before timing out",
         r"Some NCCL operations have failed or timed out|caused the desync are",
-        r"Received a (?:dump signal|global timeout) (?:due to a collective timeout )?from",
+        r"Received a (?:dump signal|global timeout) (?:due to a collective timeout )?from|ProcessGroupNCCL preparing to dump debug info",
         r"Timeout at NCCL work|failure detected by watchdog at work|WorkNCCL\(.{0,400}timed out in call to wait",
     ),
     "heartbeat monitor": (
