@@ -22,6 +22,7 @@ class StoredEvidence(msgspec.Struct, frozen=True):
     captures: tuple[NodeCapture, ...] = ()  # in order of name, which is that of time on one node
     exit: AttemptExit | None = None
     queried: QueriedNodes | None = None
+    at: float = 0.0  # unix time of an end whose exits nobody saw: of the newest log's last change
 
 
 def load_evidence(directory: Path) -> StoredEvidence:

@@ -66,7 +66,7 @@ def read_file(path: Path, where: Path) -> DumpFile:
             return DumpFile(
                 name, status.st_mtime, StackText(), f"larger than {MAX_BYTES >> 20} MiB"
             )
-        text = texts_inside(unexported(_decoded(path.read_bytes())), is_stack_line)
+        text = texts_inside(unexported(decoded_text(path.read_bytes())), is_stack_line)
         if text.count("\n") + text.count("\0") > MAX_LINES:
             return DumpFile(name, status.st_mtime, StackText(), f"longer than {MAX_LINES:,} lines")
         return DumpFile(name, status.st_mtime, read_text(text))
@@ -74,7 +74,7 @@ def read_file(path: Path, where: Path) -> DumpFile:
         return DumpFile(name, 0.0, StackText(), unreadable(path, error).message)
 
 
-def _decoded(data: bytes) -> str:
+def decoded_text(data: bytes) -> str:
     """Its text: UTF-8, or UTF-16 as PowerShell writes it; HTML's signs as what they stand for."""
     wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     text = data.decode("utf-16" if wide else "utf-8", errors="replace")

@@ -21,6 +21,7 @@ from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.evidence_archive import is_archive, unpacked
 from mldebug.incidents.incident import Incident
 from mldebug.incidents.judge import judge as judge_incident
+from mldebug.incidents.recorded_end import end_recorded
 from mldebug.incidents.report.build import build_report, make_id, write_report
 from mldebug.incidents.report.changes import comparison
 from mldebug.incidents.report.html import render_html
@@ -30,7 +31,7 @@ from mldebug.incidents.stored_evidence import StoredEvidence, load_evidence
 LIST = f"give the folder of a report; this says where they are: {typed('reports list')}"
 OURS = ("report.json", "report.html")
 WHY = "recorded evidence, judged again"
-KINDS = "capture-*.json, ending-*.json, or stacks (of py-spy, faulthandler, gdb, pystack)"
+KINDS = "capture-*.json, ending-*.json, or stacks (of py-spy, faulthandler, gdb, pystack), nor a log that tells of a failure"
 
 
 class RejudgedReport(NamedTuple):
@@ -54,8 +55,8 @@ def command(directory: Path, as_json: bool, html: Path | None) -> None:
     DIRECTORY is the folder of a report (of a stall, of an abnormal end or taken by hand), its evidence folder, or
     stacks of all ranks: a file or a folder of what py-spy dump (text, JSON), faulthandler, gdb or pystack printed, one
     file a rank, a node or for all, also behind the prefixes of pdsh, srun, mpirun, docker or kubectl. Ranks are known
-    by RANK, --local_rank, a prefix or the file's name (rank0.txt), else numbered in order. A tar, a zip or a .gz of any
-    of these will do.
+    by RANK, --local_rank, a prefix or the file's name (rank0.txt), else numbered in order. Logs of a job that ended will do,
+    too: whom its last words show to have failed first. A tar, a zip or a .gz of any of these will do.
     """
     with progress_line("reading the evidence"):
         judged = judge(read_evidence(directory))
@@ -93,13 +94,26 @@ def read_evidence(directory: Path) -> StoredEvidence:
 def _read(directory: Path, given: Path, *, is_file: bool) -> StoredEvidence:
     recorded = StoredEvidence() if is_file else load_evidence(directory)
     if not recorded.captures and recorded.exit is None:
-        recorded = StoredEvidence(captures=captures_from_dumps(directory))
+        recorded = _recorded_by_others(directory)
     if not recorded.captures and recorded.exit is None:
         raise EvidenceError(
             f"{given} holds nothing to judge: no {KINDS}",
             LIST,
         )
     return recorded
+
+
+def _recorded_by_others(directory: Path) -> StoredEvidence:
+    """Stacks that other tools printed; where there are none, the end that logs of a job tell of."""
+    refusal = None
+    try:
+        captures = captures_from_dumps(directory)
+    except EvidenceError as error:
+        captures, refusal = (), error
+    end = None if captures else end_recorded(directory)
+    if refusal is not None and end is None:
+        raise refusal
+    return StoredEvidence(captures=captures, exit=end, at=directory.stat().st_mtime)
 
 
 def _check_folder(directory: Path) -> bool:
@@ -127,7 +141,7 @@ def _check_folder(directory: Path) -> bool:
 def judge(recorded: StoredEvidence) -> RejudgedReport:
     """Judge stored evidence in the way an incident is judged. All times in the report are those of the evidence."""
     if recorded.exit is not None:
-        return _judge_end(recorded.exit, recorded.captures)
+        return _judge_end(recorded.exit, recorded)
     captures = recorded.captures
     judgement, moment = _judge_stall(captures, recorded.queried)
     taken = min(capture.taken_at for capture in captures)
@@ -168,10 +182,11 @@ def _judge_stall(
     return (later, last) if later.diagnosis.culprits else (judgement, first)
 
 
-def _judge_end(attempt_exit: AttemptExit, captures: tuple[NodeCapture, ...]) -> RejudgedReport:
+def _judge_end(attempt_exit: AttemptExit, recorded: StoredEvidence) -> RejudgedReport:
     """An end, with the capture of the ranks that lived on where there is one."""
+    captures = recorded.captures
     times = [one.at for one in attempt_exit.exits] + [capture.taken_at for capture in captures]
-    at = max(times)
+    at = max(times, default=0.0) or recorded.at
     incident = Incident(
         id=make_id(at, attempt_exit.job.id),
         key=attempt_exit.job.id,

@@ -147,10 +147,13 @@ def _without_failure(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> Ex
         names = words_of_status(stopped[0].exit.status)
         return ExitOutcome(kind="outside", sentence=f"ended by a signal from outside ({names})")
     error = attempt.shared_error
-    if ways <= {ExitKind.UNKNOWN} and ways and error is not None and _launcher_failed(attempt):
+    unseen = ways <= {ExitKind.UNKNOWN} and (ways or not attempt.identities)
+    if unseen and error is not None and _launcher_failed(attempt):
         return nobody(
             attempt, exits, f"the job's log ends with {error.error}, and no rank's exit is known"
         )
+    if unseen and attempt.words.cited and _launcher_failed(attempt):
+        return nobody(attempt, exits, f"its launcher wrote {attempt.words.cited[0]}, and no rank's exit is known")  # fmt: skip
     unknown = sum(one.kind is ExitKind.UNKNOWN for one in exits)
     why = f"{unknown} of {len(exits)} exits unknown" if unknown else "all ranks left with exit 0"
     return ExitOutcome(kind="normal", sentence=f"ended: {why}")

@@ -142,24 +142,26 @@ def test_marks_of_torchruns_tee_are_local_ranks() -> None:
     assert words.by_rank == {9: ("Traceback",), 5: ("x",)}
 
 
-SAID = "Process group watchdog thread terminated with exception: CUDA error: misaligned address"
+WATCHDOG_WORDS = (
+    "Process group watchdog thread terminated with exception: CUDA error: misaligned address"
+)
 
 
 @pytest.mark.parametrize(
     ("line", "rank"),
     [
-        (f"  what():  [Rank 2] {SAID}", 2),
-        (f"  what():  [PG 0 Rank 2] {SAID}", 2),
-        (f"  what():  [PG 0 (default_pg) Rank 2] {SAID}", 2),
-        (f"  what():  [PG ID 0 PG GUID 0(default_pg) Rank 2] {SAID}", 2),
-        (f"  what():  [PG ID 0 PG GUID 0 Rank 2] {SAID}", 2),
+        (f"  what():  [Rank 2] {WATCHDOG_WORDS}", 2),
+        (f"  what():  [PG 0 Rank 2] {WATCHDOG_WORDS}", 2),
+        (f"  what():  [PG 0 (default_pg) Rank 2] {WATCHDOG_WORDS}", 2),
+        (f"  what():  [PG ID 0 PG GUID 0(default_pg) Rank 2] {WATCHDOG_WORDS}", 2),
+        (f"  what():  [PG ID 0 PG GUID 0 Rank 2] {WATCHDOG_WORDS}", 2),
         # of two groups of four, and of pipeline stages: rank 2 of the group is another rank of the job
-        (f"  what():  [PG 3 Rank 2] {SAID}", None),
-        (f"  what():  [PG ID 3 PG GUID 7 Rank 2] {SAID}", None),
-        (f"  what():  [PG ID 1 PG GUID 10(mesh_tp) Rank 2] {SAID}", None),
-        (f"[E ProcessGroupNCCL.cpp:1414] [PG 3 Rank 2] {SAID}", None),
+        (f"  what():  [PG 3 Rank 2] {WATCHDOG_WORDS}", None),
+        (f"  what():  [PG ID 3 PG GUID 7 Rank 2] {WATCHDOG_WORDS}", None),
+        (f"  what():  [PG ID 1 PG GUID 10(mesh_tp) Rank 2] {WATCHDOG_WORDS}", None),
+        (f"[E ProcessGroupNCCL.cpp:1414] [PG 3 Rank 2] {WATCHDOG_WORDS}", None),
         # torch's own mark is always the job's number
-        (f"[rank6]:[E904 1 ProcessGroupNCCL.cpp:1414] [PG 3 Rank 2] {SAID}", 6),
+        (f"[rank6]:[E904 1 ProcessGroupNCCL.cpp:1414] [PG 3 Rank 2] {WATCHDOG_WORDS}", 6),
     ],
 )
 def test_a_number_in_a_process_group_is_no_rank_of_the_job(line: str, rank: int | None) -> None:

@@ -52,6 +52,8 @@ from mldebug.diagnosis.exits.words.tracebacks import (
 _FATAL = re.compile(
     r"(?:^|[\s\]>|])(?P<text>Fatal Python error: .*|terminate called after throwing an instance of .*|what\(\): +.*)$"
     r"|^.{0,300}: Assertion [`'].{1,300}' failed\.$"
+    # UCX and Open MPI of a signal that the kernel gives: SIGILL, SIGBUS, SIGFPE, SIGSEGV
+    r"|^\[[\w.-]{1,80}:[\d: ]{1,40}\] +(?P<signal>Caught signal (?:4|7|8|11) \(.*|Signal: .{1,60} \((?:4|7|8|11)\).*)$"
     # of glog and Abseil, severity F: the process ends itself
     r"|^(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{1,9}: F |F\d{4,8} \d\d:\d\d:\d{2,10}\.\d{1,9} +\d{1,10} )(?P<logged>[\w/.-]{1,200}:\d{1,6}\] .*)$"
 )
@@ -243,7 +245,7 @@ def _with_type(lines: Sequence[str], at: int) -> str:
     line = _SAYS.search(lines[at])
     if thrown is None or line is None or _KNOWS_ITS_RANK.match(line["text"]):
         found = _FATAL.search(lines[at])
-        text = (found["text"] or found["logged"] or lines[at]) if found else lines[at]
+        text = (found["text"] or found["signal"] or found["logged"] or lines[at]) if found else lines[at]  # fmt: skip
         return f"{text}{_stood_in(lines, at)}" if text.startswith(FAULT) else text
     return f"{thrown['type']}: {line['text']}"
 

@@ -5,7 +5,7 @@ A job can write such lines itself, so they only add to exit statuses and kernel 
 | launcher | what it writes | what it is worth |
 |---|---|---|
 | torchrun | `failed (exitcode: …) local_rank: … (pid: …)` | the first failing rank of each attempt |
-| Open MPI | `rank 1 … exited on signal 9`, `The first process to do so was: … Exit code: 3` | the first failing rank |
+| Open MPI, Horovod | `rank 1 … exited on signal 9`, `The first process to do so was: … Exit code: 3` | the first failing rank |
 | srun | `task 1: Killed`, one line for each task | the first is the failing one; after `Terminating` all others follow, after `Job step aborted` all |
 | deepspeed | `[…] exits with return code = -9` | cited only: the code of the first, which is not named |
 | nvidia-resiliency-ext | `Did not get subsequent heartbeat` | it kills a rank that hangs or waits: such a SIGKILL names nobody |
@@ -44,7 +44,10 @@ _MPIRUN = re.compile(
     r"(?:mpirun|mpiexec|orterun|prterun)\S{0,20} noticed that process rank (?P<rank>\d{1,7}) with PID \d{1,10} on node \S{1,80}"
     r" exited on signal (?P<signal>\d{1,2})"
 )
-_FIRST = re.compile(r"^ *Process name: \[(?:\[\d+,\d+\]|[^\],]{1,80}),(?P<rank>\d{1,7})\]")
+# Open MPI, PRRTE; Horovod's own launcher
+_FIRST = re.compile(
+    r"^ *Process name: (?:\[(?:\[\d+,\d+\]|[^\],]{1,80}),(?P<rank>\d{1,7})\]|(?P<number>\d{1,7})\s*$)"
+)
 _CODE = re.compile(r"^ *Exit code: +(?P<code>\d{1,3})\s*$")
 _STOPPING = re.compile(
     r"srun: .{0,60}Terminating StepId=|srun: Force Terminated|srun: forcing job termination|srun: Job step aborted"
@@ -59,6 +62,7 @@ _FORWARDED = re.compile(
 _BANNER = re.compile(
     r"^= +BAD TERMINATION OF|^YOUR APPLICATION TERMINATED WITH THE EXIT STRING"
     r"|\[launch\.py:\d+:\w+\] .{0,2000} exits with return code = -?\d+"
+    r"|^subprocess\.CalledProcessError: Command '.{0,3000}' (?:returned non-zero exit status|died with) "
 )
 _SLURM_SIGNALS = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6}
 # nvidia-resiliency-ext, which then kills the rank: every rank of a job that hangs sends no more heartbeats
@@ -130,9 +134,9 @@ class _LauncherReader:
         return failure
 
     def _of_two_lines(self, line: str) -> LauncherFailure | None:
-        """Open MPI names the first rank that left with a code, and the code below."""
+        """Open MPI and Horovod name the first rank that left with a code, and the code below."""
         if first := _FIRST.search(line):
-            self._first = int(first["rank"])
+            self._first = int(first["rank"] or first["number"])
             return None
         code, rank = _CODE.search(line), self._first
         if code is None or rank is None:

@@ -34,7 +34,10 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "memory": (
         r"DefaultCPUAllocator: (?:can't|not enough memory)|RESOURCE_EXHAUSTED: (?:Out of memory|.{0,80}allocat)|(?:CUDA|HIP|XPU) out of memory",
     ),
-    "faults": (r"Fatal Python error: (?!Aborted)",),
+    "faults": (
+        r"Fatal Python error: (?!Aborted)",
+        r"\bCaught signal (?:4|7|8|11) \(|\bSignal: .{1,60} \((?:4|7|8|11)\)",
+    ),
 }
 
 # What only passes on that others failed: the reason stands above, elsewhere, or in the quote that follows

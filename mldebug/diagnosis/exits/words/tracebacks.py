@@ -15,6 +15,10 @@ _HANDLING, _CAUSED = (
 )
 _GROUP = "+ Exception Group "
 _NOT_OURS = ("ChildFailedError", "SignalException", "SystemExit", "KeyboardInterrupt")
+# A launcher's own traceback, below that of the rank whose end it tells: torch.distributed.launch, deepspeed, accelerate
+_OF_LAUNCHER = re.compile(
+    r'File "[^"]{0,200}(?:torch/distributed/(?:launch|run)|deepspeed/launcher/\w{1,40}|accelerate/commands/launch|horovod/runner/\w{1,40})\.py"'
+)
 _WENT_ON = re.compile(
     r"\W{0,3}(?:\d{4}-\d\d-\d\d[ T]|\d\d:\d\d:\d\d|(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b"
     r"|(?:step|iter(?:ation)?|epoch)\W{1,3}\d)",
@@ -123,7 +127,12 @@ class _Ends:
         text = without(self._lines[at], prefix).rstrip()
         match = _ERROR.match(text)
         ours = match and match["name"].rpartition(".")[2] not in _NOT_OURS
-        return Traceback(start, at, text) if ours else None
+        return Traceback(start, at, text) if ours and not self._of_launcher(start, at) else None
+
+    def _of_launcher(self, start: int, end: int) -> bool:
+        """Whether its innermost frame is one of a launcher's code, and the reason none that it could have of its own."""
+        frames = [line for line in self._lines[start:end] if 'File "' in line]
+        return bool(frames) and _OF_LAUNCHER.search(frames[-1]) is not None
 
     def _end_of(self, start: int, prefix: str) -> int | None:
         shape = _shape(prefix)

@@ -1,0 +1,191 @@
+"""The end of a job that no agent has watched, from its logs alone. Pure.
+
+Which ranks there were and which of them failed is what the marks of ranks, names of files and launchers say. Nobody has seen the exits: their order is
+not known, and a status only where torchrun's table has it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.model import Job, LogTail, RankIdentity
+from mldebug.core.ranksets import MAX_RANK
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.exits.model import (
+    AttemptExit,
+    LauncherWords,
+    RankError,
+    RankExit,
+    status_of_code,
+)
+from mldebug.diagnosis.exits.words.last_words import last_error
+from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
+from mldebug.diagnosis.exits.words.marks import take_apart
+from mldebug.diagnosis.exits.words.output import (
+    SHARED,
+    TASKED,
+    LogOutput,
+    own_errors,
+    shared_lines,
+)
+
+RECORDED = "recorded"
+LAST_LINES = 40
+MOST_RANKS = 4096  # of one log: each has a row in the report
+MOST_LOCAL = 64  # ranks of a node
+FAILED = 1 << 8  # a wait(2) status: what a launcher leaves with whose rank has failed
+_LAUNCHERS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("torchrun", re.compile(r"torch[./]distributed[./](?:elastic|run|launch)|\[default\d{1,3}\]:|^\s{0,8}rank {1,8}: \d{1,7} \(local_rank:")),
+    ("deepspeed", re.compile(r"\[launch\.py:\d{1,5}:\w{1,40}\]")),
+    ("slurm", re.compile(r"^(?:srun|slurmstepd\S{0,80}): ")),
+    ("openmpi", re.compile(r"^(?:mpirun|mpiexec|prterun|orterun)\S{0,40}[ :]|\[\d{1,10},\d{1,7}\]<std(?:out|err)>")),
+)  # fmt: skip
+_WORLD = re.compile(
+    r"\bnranks (\d{1,7})\b|\b(?:WORLD_SIZE|[Ww]orld[_ ][Ss]ize|num_processes)\b['\"]?\]?[ =:]{1,3}(\d{1,7})\b|\bMEMBER: \d{1,7}/(\d{1,7})\b"
+)
+_TWO_MARKS = re.compile(r"\[default(?P<local>\d{1,3})\]: ?\[rank(?P<rank>\d{1,7})\]")
+_LOCAL = re.compile(r"\[default(\d{1,3})\]:|\blocal_rank: (\d{1,3})\b")
+# torchrun's table: `  rank      : 5 (local_rank: 1)` and, below it, `  exitcode  : 1 (pid: 4711)`
+_OF_TABLE = re.compile(r"^\s{0,8}rank {1,8}: (?P<rank>\d{1,7}) \(local_rank: (?P<local>\d{1,3})\)")
+_CODE = re.compile(r"^\s{0,8}exitcode {1,8}: (?P<code>-?\d{1,9}) \(pid: (?P<pid>\d{1,10})\)")
+_LOG_FOLDER = re.compile(r"(?:^|/)attempt_\d{1,5}/(?P<local>\d{1,3})/std(?:out|err)\.log$")
+
+
+class RecordedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """One log. `rank`: the only one that writes to it, None where that is not known."""
+
+    name: str
+    lines: Sequence[str]
+    rank: int | None = None
+
+
+class _FailureRow(NamedTuple):
+    """One row of torchrun's table of failures."""
+
+    rank: int
+    pid: int
+    status: int
+
+
+def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
+    """How the job that wrote these logs ended; None where no line tells of a failure or of an end from outside."""
+    lines = [line for one in logs for line in one.lines]
+    table = {one.rank: one for one in _table(lines)}
+    locals_ = _ranks_of_local(lines)
+    launcher = _launcher(lines)
+    outputs = _outputs(logs, locals_, launcher)
+    words = _with_ranks(launcher_words(lines), table, locals_)
+    errors = {rank: one for rank, one in own_errors(outputs).items() if rank < MOST_RANKS}
+    shared = last_error(shared_lines(outputs), SHARED, shared=True)
+    failed = {*errors, *words.errors, *table, *(one.rank for one in words.failures if one.rank is not None)}  # fmt: skip
+    ended = bool(failed or words.cited) or _is_last(shared)
+    if not ended and not words.outside:
+        return None
+    marked = {rank for one in outputs for rank in one.words.by_rank if rank < MOST_RANKS}
+    known = sorted({*failed, *marked})
+    world = max((_world(lines), *(rank + 1 for rank in known)))
+    identities = tuple(
+        RankIdentity(rank=rank, world_size=world, pid=table[rank].pid if rank in table else 0)
+        for rank in known
+    )
+    return AttemptExit(
+        job=Job(
+            id=RECORDED, name=logs[0].name, launcher=launcher, world_size=world, ranks=identities
+        ),
+        identities=identities,
+        exits=tuple(_exit(rank, table.get(rank)) for rank in sorted(failed)),
+        launcher_gone=True,
+        launcher_status=FAILED if ended else None,
+        words=words,
+        errors=errors,
+        shared_error=shared,
+        log=_tail(logs[-1]),
+        log_path=logs[-1].name,
+        output_read=True,
+    )
+
+
+def _is_last(shared: RankError | None) -> bool:
+    return shared is not None and not shared.caught
+
+
+def _exit(rank: int, row: _FailureRow | None) -> RankExit:
+    if row is None:
+        return RankExit(rank=rank, pid=0)
+    return RankExit(rank=rank, pid=row.pid, status=row.status, source="torchrun's table")
+
+
+def _launcher(lines: Sequence[str]) -> str:
+    """The first launcher of `_LAUNCHERS` whose words stand in the log: a task of srun may start torchrun."""
+    return next((name for name, sign in _LAUNCHERS if any(map(sign.search, lines))), "environment")
+
+
+def _outputs(
+    logs: Sequence[RecordedLog], locals_: Mapping[int, int], launcher: str
+) -> list[LogOutput]:
+    tasks = range(MAX_RANK) if launcher in (*TASKED, "environment") else ()
+    return [
+        LogOutput(
+            path=one.name,
+            owner=_owner(one, locals_),
+            words=take_apart(one.lines, locals_, tasks),
+        )
+        for one in logs
+    ]
+
+
+def _owner(log: RecordedLog, locals_: Mapping[int, int]) -> int | None:
+    folder = _LOG_FOLDER.search(log.name)
+    return locals_.get(int(folder["local"])) if log.rank is None and folder else log.rank
+
+
+def _table(lines: Iterable[str]) -> Iterable[_FailureRow]:
+    rank: int | None = None
+    for line in lines:
+        if row := _OF_TABLE.match(line):
+            rank = int(row["rank"])
+        elif rank is not None and (code := _CODE.match(line)):
+            yield _FailureRow(rank, int(code["pid"]), status_of_code(int(code["code"])))
+            rank = None
+
+
+def _ranks_of_local(lines: Sequence[str]) -> dict[int, int]:
+    """The rank of each local rank: as torchrun's table or two marks before a line say; the same number where all ranks are surely on one node."""
+    found: dict[int, set[int]] = {}
+    most = -1
+    for line in lines:
+        if one := _TWO_MARKS.search(line) or _OF_TABLE.match(line):
+            found.setdefault(int(one["local"]), set()).add(int(one["rank"]))
+        if "rank" in line or "[default" in line:
+            most = max((most, *(int(a or b) for a, b in _LOCAL.findall(line))))
+    if not found and most + 1 == _world(lines):
+        return {local: local for local in range(min(most + 1, MOST_LOCAL))}
+    return {local: min(ranks) for local, ranks in found.items() if len(ranks) == 1}
+
+
+def _world(lines: Iterable[str]) -> int:
+    """The job's number of ranks as its log says; 1 where it does not."""
+    sizes = (int(size) for line in lines for one in _WORLD.findall(line) for size in one if size)
+    return max((size for size in sizes if size <= MAX_RANK), default=1)
+
+
+def _with_ranks(
+    words: LauncherWords, table: Mapping[int, _FailureRow], locals_: Mapping[int, int]
+) -> LauncherWords:
+    """The launcher's words, with the rank of each failure where its pid or its local rank tells it."""
+    by_pid = {row.pid: rank for rank, row in table.items()}
+    failures = []
+    for one in words.failures:
+        rank = by_pid.get(one.pid or 0, one.rank)
+        if rank is None and one.local_rank is not None:
+            rank = locals_.get(one.local_rank)
+        pid = one.pid if one.pid in by_pid else None
+        failures.append(msgspec.structs.replace(one, rank=rank, pid=pid))
+    return msgspec.structs.replace(words, failures=tuple(failures))
+
+
+def _tail(log: RecordedLog) -> LogTail:
+    last = [line for line in log.lines if line.strip()][-LAST_LINES:]
+    return LogTail(path=log.name, lines=tuple(safe_line(line, 400) for line in last))
