@@ -23,6 +23,7 @@ from mldebug.capture.stacks.numbering import (
 )
 from mldebug.capture.stacks.process_kinds import ProcessKind, node_parts, sort_processes
 from mldebug.capture.stacks.process_text import ProcessText, join
+from mldebug.capture.stacks.tracebacks import TRACEBACKS
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import (
     Gap,
@@ -115,7 +116,8 @@ def _found_in(file: DumpFile) -> Iterator[_Found]:
             whose = place
             if max(parts):
                 whose = place._replace(name=f"{place.name} (part {part + 1})", number=-1)
-            key = (part, one.rank, one.pid, -1 if one.pid else index)
+            again = bool(one.pid) or (place.says == "rank" and one.form == TRACEBACKS.name)
+            key = (part, one.rank, one.pid, -1 if again else index)
             kept[key] = _Found(join(kept[key].process, one) if key in kept else one, file, whose)
         yield from kept.values()
 

@@ -22,7 +22,7 @@ FRAMEWORKS = (
     *("liger_kernel", "megatron/core", "megatron/bridge", "megatron_fsdp", "nemo", "nemo_rl", "openrlhf", "peft"),
     *("ray", "sentence_transformers", "torchao", "torchft", "torchtitan", "torchtune", "transformer_engine"),
     *("transformers", "trl", "unsloth", "unsloth_zoo", "verl", "vllm", "sglang", "xformers", "torch_xla", "torch_npu"),
-    *("deep_ep", "ring_flash_attn", "yunchang"),
+    *("deep_ep", "ring_flash_attn", "yunchang", "tensorflow", "keras", "tf_keras"),
     *("diffusers", "numpy", "pandas", "pyarrow", "PIL", "tqdm", "wandb", "mlflow"),
     *("tensorboard", "huggingface_hub", "fsspec", "hydra", "click", "typer", "absl"),
     *("ipykernel", "IPython", "tornado", "zmq", "traitlets", "joblib", "requests", "urllib3", "opentelemetry"),
@@ -53,6 +53,8 @@ BELOW: dict[str, str] = {
     "ray": r"_private|_raylet|actor|air/_internal|dag|dashboard|data/_internal|experimental|remote_function|rllib|serve/_private|"
     r"train/(?:_internal|base_trainer|collective|data_parallel_trainer|huggingface|lightning|torch|v2)|tune/(?:execution|trainable)|util",
     "sglang": r"lang|multimodal_gen|srt",
+    "tensorflow": r"_api|compiler|core|python",
+    "keras": r"api|src|engine|callbacks|layers|models|optimizers|utils/(?:traceback_utils|data_utils)",
     "torch_xla": r"_internal|core|distributed|experimental|runtime",
     "torchtitan": r"components|config|distributed|experiments|hf_datasets|models|protocols|tools|train|trainer",
     "torchtune": r"config|data|datasets|models|modules|rlhf|training|utils",
@@ -106,7 +108,7 @@ class Owner(enum.IntEnum):
 def owner(path: str, file: str) -> Owner:
     """Whose code a file is. `path`: its full name, "" where unknown; `file`: the short name that tools print."""
     short = not path.startswith("/") and _STDLIB_SHORT.match(file)  # /job/queue.py is the job's
-    if _STDLIB.search(path) or short or file.startswith("<frozen"):
+    if _STDLIB.search(path) or short or file.startswith("<frozen") or file == "<string>":
         return Owner.LIBRARY
     inside = INSTALLED.split(path)[-1] if path else file
     shown = (package_path(path) or inside, file) if inside.startswith("/") else (inside,)

@@ -135,9 +135,11 @@ def node_parts(processes: Sequence[ProcessText]) -> list[int]:
 
 
 def _by_local_ranks(processes: Sequence[ProcessText]) -> list[int]:
+    """A child has the command line of its parent, and with it its local rank: it begins no node."""
     part, here, parts = 0, dict[int, int](), list[int]()
+    pids = {one.pid for one in processes if one.pid}
     for one in processes:
-        rank = local_rank(one)
+        rank = -1 if one.parent in pids else local_rank(one)
         if rank >= 0 and here.get(rank, one.pid) != one.pid:
             part, here = part + 1, {}
         if rank >= 0:

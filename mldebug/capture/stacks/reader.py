@@ -6,8 +6,10 @@ import msgspec
 
 from mldebug.capture.stacks.austin import AUSTIN
 from mldebug.capture.stacks.faulthandler import FAULTHANDLER
+from mldebug.capture.stacks.folded import is_folded, take_folded
 from mldebug.capture.stacks.form import StackForm, ThreadHead
 from mldebug.capture.stacks.gdb import GDB, KERNEL, LLDB, enters_kernel
+from mldebug.capture.stacks.headless import headless_lines
 from mldebug.capture.stacks.json_form import is_json, take_json
 from mldebug.capture.stacks.prefixes import (
     SHELL_LINES,
@@ -34,6 +36,7 @@ FORMS: tuple[StackForm, ...] = (
 )
 MAX_PROCESSES = 100_000
 MAX_BROKEN = 20
+MAX_HEADLESS = 600  # lines of a stack without heading: frames and their source
 
 _WORTH_A_LOOK = re.compile(
     r"[(\"#\[\]{}`:!]|detached|PID|TID|stopped|process"
@@ -60,6 +63,8 @@ _HEADINGS = tuple(
         rf"^{_MARKS}(?:global[ _-]?)?rank[ _:=#-]{{0,3}}(?P<rank>\d{{1,6}})\b(?:.{{0,40}}?\bpid[ _:=#]{{0,3}}(?P<pid>\d{{1,10}}))?(?:[^()\"]|\([^()\":/]{{0,80}}\)){{0,80}}$",
         rf"^{_MARKS}(?:py-spy dump )?(?:--)?(?:pid|process)[ _:=#-]{{0,3}}(?P<pid>\d{{1,10}})\b[-=#*:\s\]]{{0,80}}$",
         rf"^{_MARKS}(?:node|host|hostname|pod|container)[ _:=#]{{1,3}}(?P<host>[\w.-]{{1,253}})[-=#*:\s\]]{{0,80}}$",
+        r"^(?:[A-Z]{4,8}:\w{1,60}:)?Process (?P<rank>\d{1,6}) timed out with traceback:\s*$",  # torch/testing
+        r"^(?:={2,}|#{2,}|-{2,}|\*{2,}|>{2,}) ?(?P<host>(?=[^\s]*[a-z])[a-z\d][\w.-]{0,251}\d) ?(?:={2,}|#{2,}|-{2,}|\*{2,}|<{2,}|:)?$",
         r"^(?P<host>[\w.-]{1,253}) \| (?:CHANGED|SUCCESS|FAILED)\b.{0,80}>>$",
         *SHELL_LINES,
         r"^\[\d{1,6}\] \d\d:\d\d:\d\d \[(?:SUCCESS|FAILURE)\] (?P<host>[\w.-]{1,253}).{0,200}$",
@@ -104,6 +109,7 @@ def is_stack_line(line: str) -> bool:
     return bool(
         any(form.frame.match(line) for form in FORMS)
         or is_json(line)
+        or is_folded(line)
         or _PARENT.match(line)
         or any(form.thread.match(line) for form in FORMS)
         or any(form.process is not None and form.process.match(line) for form in FORMS)
@@ -150,6 +156,8 @@ class _Stream:
             return 1
         if is_json(text) and (taken := self._take_json(index)):
             return taken
+        if taken := self._take_folded(index) or self._take_headless(index):
+            return taken
         if taken := self._host_between_rules(index):
             return taken
         if not (
@@ -168,6 +176,31 @@ class _Stream:
             self._begin(self.lines[index].number, one.pid, one.command)
             self._blocks[-1].set_json(one.stacks)
         self._form = None
+        return found.lines
+
+    def _take_headless(self, index: int) -> int:
+        """A stack that no heading begins; 0 where the line is none of one."""
+        if not TRACEBACKS.frame.match(self.lines[index].text):
+            return 0
+        before = self.lines[index - 1].text if index else ""
+        some = [one.text for one in self.lines[index : index + MAX_HEADLESS]]
+        count = headless_lines(before, some)
+        found = [match for line in some[:count] if (match := TRACEBACKS.frame.match(line))]
+        if found:
+            self._begin(self.lines[index].number, self._heading.pid, "")
+            frames = [frame for match in found if (frame := TRACEBACKS.make(match))]
+            head = ThreadHead(main=True)
+            self._blocks[-1].threads.append(ThreadText(head, TRACEBACKS, self.lines[index].number, frames))  # fmt: skip
+            self._form = None
+        return count
+
+    def _take_folded(self, index: int) -> int:
+        """The folded stacks of one process that begin here; 0 where the line is none."""
+        found = take_folded(self.lines[at].text for at in range(index, len(self.lines)))
+        if found.lines:
+            self._begin(self.lines[index].number, found.pid or self._heading.pid, found.command)
+            self._blocks[-1].set_json(found.stacks)
+            self._form = None
         return found.lines
 
     def _host_between_rules(self, index: int) -> int:

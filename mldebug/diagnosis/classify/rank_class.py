@@ -57,9 +57,11 @@ from mldebug.diagnosis.classify.tables.source_lines import (
 LOOKS_AFTER_THREADS = ("poll", "thread_join", "future", "idle")
 """What a main thread does that has handed the training to another thread."""
 LAUNCHES = re.compile(
-    r"(?:.*/)?torch/(?:(?:optim|nn|autograd|amp)/.*|_tensor\.py|_ops\.py|functional\.py)"
+    r"(?:.*/)?torch/(?:(?:optim|nn|autograd|amp)/.*|_tensor\.py|_ops\.py|functional\.py|cuda/graphs\.py|_inductor/(?:cudagraph_\w+|runtime/\w+)\.py)|"
+    r"(?:.*/)?(?:triton|flash_attn\w*|flashinfer|transformer_engine|apex|xformers|bitsandbytes|sgl_kernel|deep_gemm|causal_conv1d|mamba_ssm|liger_kernel|"
+    r"deepspeed/ops|vllm/_custom_ops\.py|tensorflow/python/(?:eager|client))(?:/.*|\.py|\Z)|<string>"
 )
-"""Files of PyTorch whose functions give a GPU work."""
+"""Files of PyTorch, Triton, packages of GPU code and TensorFlow whose functions give a GPU work, or run a graph; what they generate has no file (`<string>`)."""
 OF_ITS_OWN = frozenset(
     ("sleep", "fifo", "terminal", "flock", "file_lock", "child_wait", "debugger", "pipe_write")
 )
@@ -218,7 +220,7 @@ def _backward(process: ProcessFacts) -> Classification | None:
         return None
     if (native := by_native(process)) is not None:
         return native
-    if gil_holder(process.capture) and not process.computes and process.still:
+    if _lacks_gil(process) and not process.computes and process.still:
         return gil(process, "another thread of it owns the GIL")
     facts = activity(process)
     if process.computes or not (process.still or process.rests):
@@ -240,6 +242,13 @@ def _backward(process: ProcessFacts) -> Classification | None:
         site=process.at,
         why=facts,
     )
+
+
+def _lacks_gil(process: ProcessFacts) -> bool:
+    """Whether another thread keeps the GIL: in one look at Python's frames alone it may have it for a moment, and backward needs it for hooks only."""
+    holder = gil_holder(process.capture)
+    seen_once = process.movement is None and process.capture.state is None
+    return holder is not None and not (seen_once and holder.frames and not holder.frames[0].native)
 
 
 def _busy_child(process: ProcessFacts) -> Classification:
@@ -287,7 +296,7 @@ def _by_activity(process: ProcessFacts) -> Classification:
         return gil(process, "another thread of it owns the GIL")
     if process.computes or not process.still:
         return _loosely(process, "busy", Role.BUSY, "runs")
-    if holder is not None and holder is not process.stack:
+    if holder is not None and holder is not process.stack and (_lacks_gil(process) or not _launches(process)):  # fmt: skip
         return gil(process, "another thread of it owns the GIL")
     if process.on_futex and is_user(process.frames[0]):
         return _loosely(process, "futex", Role.UNCLEAR, "waits for a lock, or for other ranks, in")

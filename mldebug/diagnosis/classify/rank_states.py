@@ -4,10 +4,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.capture.frames import is_own, labels, principal, python_frames
+from mldebug.capture.frames import is_own, labels, owner_of, principal, python_frames
+from mldebug.capture.packages import Owner
 from mldebug.core.model import (
     Classification,
     ClassifiedRank,
+    Frame,
     Group,
     LostRank,
     NodeCapture,
@@ -210,7 +212,7 @@ def _in_backward(rank: ClassifiedRank) -> bool:
 
 
 def _is_inside(rank: ClassifiedRank) -> bool:
-    """Seen once, by its Python stack alone, in a call that is no line of the job and does not hold the interpreter's lock."""
+    """Seen once, by its Python stack alone, in a call of a framework or PyTorch (not of Python's own library: a file, a server), without the interpreter's lock."""
     if rank.capture is None or rank.is_.direct or rank.is_.name not in OPEN:
         return False
     process = rank.capture.process
@@ -218,7 +220,11 @@ def _is_inside(rank: ClassifiedRank) -> bool:
         return False
     stack = principal(process.stacks, process.pid)
     frames = python_frames(stack.frames) if stack and not stack.owns_gil else ()
-    return bool(frames) and not is_own(frames[0]) and any(map(is_own, frames))
+    return bool(frames) and _is_of_framework(frames[0]) and any(map(is_own, frames))
+
+
+def _is_of_framework(frame: Frame) -> bool:
+    return owner_of(frame) in (Owner.INSTALLED, Owner.FRAMEWORK) or frame.file.startswith(("torch", "triton", "<string>"))  # fmt: skip
 
 
 def _as_wait(rank: ClassifiedRank, reason: str) -> ClassifiedRank:

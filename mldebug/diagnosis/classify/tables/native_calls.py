@@ -64,14 +64,14 @@ NATIVE: tuple[NameSign, ...] = (
         "collective",
         W,
         "waits in {op} in {site}",
-        r"P?MPI_(?:All(?!oc)\w+|Barrier|Bcast|Reduce(?!_local)\w*|Gatherv?|Scatterv?|Scan|Exscan|Win_fence|File_\w+_all)|p?mpi_(?:all(?!oc)\w+|barrier|bcast|reduce\w*|gatherv?|scatterv?)_{1,2}",
+        r"P?MPI_(?:All(?!oc)\w+|Barrier|(?:Bcast|Gatherv?|Scatterv?|Scan|Exscan)(?:_c)?|Reduce(?!_local)\w*|Win_fence|File_\w+_all(?:_c)?)|p?mpi_(?:all(?!oc)\w+|barrier|bcast|reduce\w*|gatherv?|scatterv?)_{1,2}",
         BY_NAME,
     ),
     sign(
         "point_to_point",
         W,
         "waits in a transfer of MPI in {site}",
-        r"P?MPI_(?:[SBR]?[Ss]end|M?[Rr]ecv|Sendrecv\w*|M?[Pp]robe|Wait\w*)|p?mpi_(?:[sbr]?send|recv|sendrecv|probe|wait\w*)_{1,2}",
+        r"P?MPI_(?:(?:[SBR]?[Ss]end|M?[Rr]ecv)(?:_c)?|Sendrecv\w*|M?[Pp]robe|Wait\w*)|p?mpi_(?:[sbr]?send|recv|sendrecv|probe|wait\w*)_{1,2}",
     ),
     sign(
         "init",
@@ -146,7 +146,7 @@ OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
         )
     ),
     *(
-        (name, re.compile(rf"P?MPI_{mpi}|p?mpi_{mpi}_{{1,2}}", re.IGNORECASE))
+        (name, re.compile(rf"P?MPI_{mpi}(?:_c)?|p?mpi_{mpi}_{{1,2}}", re.IGNORECASE))
         for name, mpi in _OF_MPI
     ),
 )

@@ -140,9 +140,16 @@ OTHER_CALLS: tuple[FrameSign, ...] = (
         "compile",
         B,
         "compiles in {site}",
-        r"torch/_inductor/(?!output_code\.py|utils\.py).*|torch/_dynamo/(?!eval_frame\.py|external_utils\.py).*|"
-        r"triton/(compiler|runtime|backends)/.*|torch/utils/cpp_extension\.py",
+        r"torch/_inductor/(?!output_code\.py|utils\.py|cudagraph_\w+\.py|runtime/(?:triton_heuristics|\w*launcher\w*)\.py).*|"
+        r"torch/_dynamo/(?!eval_frame\.py|external_utils\.py).*|torch/utils/cpp_extension\.py",
         r".*",
+    ),
+    calls(
+        "compile",
+        B,
+        "compiles in {site}",
+        r"triton/(?:compiler|runtime|backends)/.*|torch/_inductor/runtime/triton_heuristics\.py",
+        r"(?!__call__|__getitem__|__getattribute__|_init_handles|run|runner|<lambda>|launcher|launch\w*|wrapper|inner).*",
     ),
     calls(
         "checkpoint",
