@@ -20,7 +20,9 @@ class DataloaderStalled:
         pid = ranks[0].is_.worker_pid or ranks[0].pid
         steps = (f"ls -l /proc/{pid}/fd  # the files that it has open",)
         finding = blame(case, Verdict.DATALOADER_STALLED, ranks, steps)
-        return msgspec.structs.replace(finding, culprits=tuple(_culprit(rank) for rank in ranks))
+        workers = {rank.rank: _culprit(rank) for rank in ranks}
+        named = tuple(workers.get(one.rank, one) if one.rank is not None else one for one in finding.culprits)  # fmt: skip
+        return msgspec.structs.replace(finding, culprits=named)
 
 
 def _culprit(rank: ClassifiedRank) -> Culprit:

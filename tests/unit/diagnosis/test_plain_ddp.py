@@ -140,3 +140,35 @@ def test_ranks_with_a_batch_more_than_the_others_are_not_named_surely(
     found = judged(tmp_path, BACKWARDS["torch 2"], COLLECTIVES[other], ranks=12, active=active, odd=away)  # fmt: skip
     assert found.confidence is Confidence.LOW, found.summary
     assert named(found) in ([], list(stragglers)), found.summary
+
+
+STEP_REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:2924)", *STEP)
+
+
+def dumped(root: Path, *stacks: tuple[str, ...], world: int) -> Diagnosis:
+    """The verdict on plain dumps of ranks 0, 1, … of a job of that many."""
+    for rank, frames in enumerate(stacks):
+        body = "".join(f"    {frame}\n" for frame in frames)
+        head = f"Process {500 + rank}: python train.py --world-size {world}\n"
+        (root / f"rank{rank}.txt").write_text(f'{head}Thread {500 + rank} (idle): "MainThread"\n{body}')  # fmt: skip
+    return judge(read_evidence(root)).report.diagnosis
+
+
+def test_who_loads_is_not_named_alone_beside_another_suspect(tmp_path: Path) -> None:
+    """The detector of loaders named its own ranks where nobody could tell who waits for whom."""
+    loads, own = ELSEWHERE["its DataLoader"], ELSEWHERE["a line of its own"]
+    found = dumped(tmp_path, STEP_REDUCE, loads, own, STEP_REDUCE, STEP_REDUCE, world=5)
+    assert [one.rank for one in found.culprits] in ([], [1, 2])
+    assert found.confidence is Confidence.LOW
+
+
+def test_who_loads_is_not_named_while_a_rank_was_not_seen(tmp_path: Path) -> None:
+    found = dumped(tmp_path, STEP_REDUCE, ELSEWHERE["its DataLoader"], STEP_REDUCE, world=4)
+    assert found.culprits == ()
+    assert found.summary.startswith("Rank 3 has no dump")
+
+
+def test_who_loads_is_named_beside_waiting_ranks(tmp_path: Path) -> None:
+    found = dumped(tmp_path, STEP_REDUCE, ELSEWHERE["its DataLoader"], STEP_REDUCE, world=3)
+    assert [one.rank for one in found.culprits] == [1]
+    assert found.confidence is Confidence.MEDIUM
