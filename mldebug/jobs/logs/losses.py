@@ -23,6 +23,9 @@ _PART = frozenset(
         "aux",
         "auxiliary",
         "balancing",
+        "balance",
+        "lb",
+        "z",
         "router",
         "critic",
         "mtp",
@@ -48,6 +51,7 @@ def _rank(text: str, found: re.Match[str]) -> int | None:
     if not (path or name or found["tail"]):
         return 0
     words = {*_WORD.findall(name), *_WORD.findall(found["tail"])}
+    words -= {"entropy"} if "cross" in words else set()  # that is no bonus of a policy
     phrase = _BEFORE.search(before)
     around = _WORD.findall(phrase[0]) if phrase else ()
     if not _NOT_OF_TRAINING.isdisjoint({*words, *around, *_WORD.findall(path)}):

@@ -35,8 +35,26 @@ _FORMS = (  # groups: step, and what else stands there of loss, total and epoch
 _RARE = (  # with what a line must have, since they are slow to search
     (
         "minibatch[",
-        re.compile(  # CNTK: `Epoch[ 1 of 8]-Minibatch[ 107- 112, 0.19%]: ce = 4.8 * 67`, up to the last of these
-            rf"(?:epoch\[ {{0,8}}\d{{1,9}} of \d{{1,9}}\]-)?minibatch\[ {{0,8}}-?\d{{1,15}}- {{0,8}}(?P<step>{WHOLE})(?:, [\d.]{{1,9}}%)?\]: "
+        re.compile(  # CNTK: `Epoch[ 1 of 8]-Minibatch[ 107- 112, 0.19%]: ce = 4.8 * 67`, up to the last of these; an evaluation has no epoch and no loss
+            rf"(?:epoch\[ {{0,8}}\d{{1,9}} of \d{{1,9}}\]-minibatch|minibatch(?=[^\]]{{1,60}}\]: loss = ))\[ {{0,8}}-?\d{{1,15}}- {{0,8}}(?P<step>{WHOLE})(?:, [\d.]{{1,9}}%)?\]: "
+        ),
+    ),
+    (
+        "objf",
+        re.compile(  # PyTorch in Kaldi: `Process 100/3161(3.16%) global average objf: -0.68`
+            rf"process (?P<step>{WHOLE})/(?P<total>{WHOLE})\([\d.]{{1,12}}%\) global average objf: "
+        ),
+    ),
+    (
+        " iter, ",
+        re.compile(  # Chainer's bar: `91300 iter, 7 epoch / 20 epochs`
+            rf"(?P<step>{WHOLE}) iter, (?P<epoch>\d{{1,9}}) epoch / \d{{1,9}} epochs$"
+        ),
+    ),
+    (
+        "on iteration",
+        re.compile(  # Kaldi: `On iteration 219, learning rate is 0.0017`
+            rf"(?:\[[^\]]{{1,120}}\] )?on iteration (?P<step>{WHOLE}), learning rate is {NUMBER}"
         ),
     ),
     (
@@ -54,10 +72,10 @@ _RARE = (  # with what a line must have, since they are slow to search
 )
 
 
-def wordless_count(line: str) -> re.Match[str] | None:
+def wordless_count(text: str) -> re.Match[str] | None:
     """The match of a line in lower case, a logger's head may stand before it; its group `step` is the count, `loss`, `total` and
-    `epoch` where the form has them.
+    `epoch` where the form has them. `text`: the line as it stands in the log.
     """
-    forms = (*_FORMS, *(form for sign, form in _RARE if sign in line))
-    texts = dict.fromkeys((line.strip(), strip_logger(line)))
-    return next((found for text in texts for one in forms if (found := one.match(text))), None)
+    bodies = dict.fromkeys((text.strip().lower(), strip_logger(text).lower()))
+    forms = (*_FORMS, *(form for sign, form in _RARE if any(sign in body for body in bodies)))
+    return next((found for body in bodies for one in forms if (found := one.match(body))), None)

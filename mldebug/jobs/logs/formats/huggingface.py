@@ -26,6 +26,7 @@ from mldebug.jobs.logs.records import (
     number,
     whole,
 )
+from mldebug.jobs.logs.settings_lines import lists_settings
 
 _DICT = re.compile(
     r"\{'[^{}]{0,4000}'(?:epoch|iteration|(?:global_)?step(?:/max_steps)?)': ?['\d][^{}]{0,4000}\}"
@@ -67,6 +68,8 @@ class HuggingfaceFormat:
     def parse(self, line: str) -> LogRecord | None:
         """The progress in this line of a log, or None where it is not a line of this format."""
         if "{'" in line and (found := _DICT.search(line)):
+            if lists_settings(line.lower()):
+                return None
             record = _of_dict(found[0])
             bar = _BAR.search(line[: found.start()]) if "<" in line[: found.start()] else None
             return _joined(_of_bar(bar, bar[0]), record) if bar and record else record

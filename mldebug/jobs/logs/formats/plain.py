@@ -14,6 +14,7 @@ import re
 import zlib
 
 from mldebug.core.plugins import NoOptions
+from mldebug.jobs.logs.evaluation_words import evaluation_count, tells_of_evaluation
 from mldebug.jobs.logs.labels import strip_logger
 from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import (
@@ -27,6 +28,7 @@ from mldebug.jobs.logs.records import (
     number,
     whole,
 )
+from mldebug.jobs.logs.settings_lines import lists_settings
 from mldebug.jobs.logs.wordless import wordless_count
 
 MAX_CHARACTERS = 2000
@@ -53,6 +55,15 @@ _OPTIMIZER = re.compile(  # right behind a count of micro-steps: `iter 28 | step
     rf"[ |,;:-]{{1,4}}(?P<word>(?:optim\w{{0,6}}[ _])?step)(?P<sign> ?[=:]|) {{0,12}}(?P<step>{GROUPED})(?P<total>)(?![\w.]*[a-z])(?!\.\d|%)"
 )
 _MICRO = frozenset(["iter", "iters", "iteration", "it", "batch"])
+_OF_WORDLESS = (
+    "loss",
+    "minibatch[",
+    " at iter",
+    "between steps",
+    "objf",
+    " iter, ",
+    "on iteration",
+)
 _OF_LOOP = re.compile(
     r"(?:epoch ?\[?\d{1,9}\]?[ ,]{0,2}\[?|deepmd info {1,8})$"
 )  # before a batch: MXNet, DeePMD
@@ -121,7 +132,9 @@ _RATE = re.compile(
     rf"(?<!eval_)(?<!eval )\b(?:train_)?(?:steps?|it)(?:/|_per_)s(?:ec(?:ond)?)?['\"]?[ :=]{{1,6}}(?P<speed>{NUMBER})"
 )
 _NAMED = re.compile(r"[a-z_)] ?[=:] {0,8}[-+\d.]")
-_END = re.compile(r"[\])}.,;:!]{0,3}\s*$|[,: ]{1,3}(?:done|finished|completed?|took)\b")
+_END = re.compile(
+    r"[\])}.,;:!]{0,3}\s*$|\s\([\d.]{1,12} ?s(?:ec)?\)$|[,: ]{1,3}(?:done|finished|completed?|took)\b"
+)
 _CHATTER = re.compile(
     r"\bworkers?\b(?!-)|data_?loader|data loader|prefetch|download|upload|heartbeat|watchdog|background|alive\b|tokeniz|\bpoller\b|\bmonitor\b(?!\s*[=:/])|\bnvml\b"
     r"|retry|attempt|(?:load|mapp|sav|writ|cach|pack|shard|collat|index|filter|shuffl|fetch|scann|enqueu|buffer|produc|build|extract|convert|compil)(?:ed|ing)\b|\bimbalance="
@@ -129,22 +142,6 @@ _CHATTER = re.compile(
 _ABOUT = re.compile(
     r"\b(?:at|from|until|till|after|before|every|by|since|for|warm-?up|max(?:imum)?|total|number of|num|decay|accumulation|skipped|remaining) $"
 )  # a sentence about a step, which another may be, or a setting
-_EVALUATION = re.compile(  # what may stand before the word step; a launcher's label may be "test:"
-    r"(?<![a-z-])(?:(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?)[\s_:\])}]{1,4}|(?:test(?:ing)?|dev)[ _])$"
-)
-_EVALUATES = re.compile(
-    r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-])|(?<![\w/.-])(?:valid|val|test) ?\||(?:^|[ :-])\[(?:val(?:id(?:ation)?)?|eval(?:uation)?)\][ :]|^val(?:id)?: "
-    r"|(?:^|- |\] )(?:valid|val|test|dev|eval), [a-z_]{2,12}: ?\d"  # FunASR
-)
-_EVALUATION_COUNT = re.compile(
-    rf"(?:(?<![\w/.-])(?:test|val(?:id(?:ation)?)?|eval(?:uation)?)\b ?:?|epoch\((?:val|test)\)) {{0,4}}(?:\[\d{{1,9}}\])?\[ {{0,12}}(?P<step>{GROUPED}) {{0,4}}/ {{0,12}}(?P<total>{GROUPED})\]"
-    rf"|\binference done (?P<step2>{GROUPED})/(?P<total2>{GROUPED})"
-    rf"|^\[val: \d{{1,9}}, (?P<step3>{WHOLE}) / (?P<total3>{WHOLE})\]"
-    rf"|^\[[> ]{{4,120}}\] (?P<step4>{WHOLE})/(?P<total4>{WHOLE}), [\d.]{{1,9}} task/s, elapsed: "  # MMCV
-)
-_EVALUATION_LINE = re.compile(  # `Evaluating: 3/12`, `Validation [3/12]`, `eval 3 of 12`; a logger's words may stand before it
-    rf"(?:[\w.]{{1,40}} - [a-z]{{4,8}} - )?(?:val(?:id(?:at(?:ion|ing))?)?|eval(?:uat(?:ion|ing))?)(?:(?::| ) {{0,4}}|(?=[\[(]))[\[(]?(?P<step>{WHOLE})(?:/| of )(?P<total>{WHOLE})(?![\w/]|\.\d)"
-)
 _METRIC = re.compile(
     r"(?:loss|(?<![a-z])(?:lr|learning[_ ]rate|grad[_ ]?norm|acc(?:uracy)?(?:@?\d)?|ppl|perplexity|rewards?|score|bleu|f1|bp[bc]|nll|elbo|ms?e|mae|psnr|[wc]er))"
     r"['\"]?(?: ?[:=]| ) {0,8}['\"\[]?[-+]?(?:\d|\.\d|nan|inf)"
@@ -200,19 +197,14 @@ class PlainFormat:
         """Return the record, None for any other line; looks at the first 2,000 characters."""
         text = line[:MAX_CHARACTERS]
         line = text.lower()
-        if not _ANY.search(line):
+        if not _ANY.search(line) or lists_settings(line):
             return None
         epoch_text = epoch(line) if "epoch" in line else ""
-        counts = "[" in line or "inference" in line
-        found = _EVALUATION_COUNT.search(line) if counts else None
-        if found is None and ("eval" in line or "valid" in line or line.startswith("val ")):
-            found = _EVALUATION_LINE.match(strip_logger(text).lower())
+        found = evaluation_count(text, line)
         if found is not None:
             return _evaluation(line, epoch_text, _first(found, "step"), _first(found, "total"))
-        counts = (
-            "loss" in line or "minibatch[" in line or " at iter" in line or "between steps" in line
-        )
-        if counts and (named := _wordless(line)) is not None:
+        counts = any(sign in line for sign in _OF_WORDLESS)
+        if counts and (named := _wordless(text, line)) is not None:
             return named
         loss = training_loss(line)
         found, step, total = _count(line, loss)
@@ -221,11 +213,8 @@ class PlainFormat:
         place = found.start()
         if _CHATTER.search(line, 0, len(line) if loss is None else place):
             return None
-        evaluates = place and (
-            _EVALUATES.search(line, 0, place)
-            or (step and _EVALUATION.search(line, max(0, place - 24), place))
-        )
-        if evaluates:
+        at = place if step or loss is None else line.find("loss")
+        if tells_of_evaluation(line, at, has_step=bool(step)):
             return _evaluation(line, epoch_text, step, total)
         vouched = bool(epoch_text) or loss is not None or _METRIC.search(line) is not None
         if not vouched and place and _ABOUT.search(line, max(0, place - 24), place):
@@ -250,8 +239,8 @@ def _first(found: re.Match[str], name: str) -> str | None:
     return next((text for key, text in found.groupdict().items() if text and key.startswith(name)), None)  # fmt: skip
 
 
-def _wordless(line: str) -> LogRecord | None:
-    found = wordless_count(line)
+def _wordless(text: str, line: str) -> LogRecord | None:
+    found = wordless_count(text)
     if found is None:
         return None
     named = found.groupdict()
@@ -275,7 +264,7 @@ def _without_step(line: str, loss: float | None) -> LogRecord | None:
         return LogRecord(loss=loss, mark=zlib.crc32(line.encode()), format="plain")
     if _LOSS_ALONE.fullmatch(strip_logger(line).lstrip(": ")):
         return LogRecord(loss=loss, format="plain")
-    if _OF_A_STEP.search(line) and not _EVALUATES.search(line):
+    if _OF_A_STEP.search(line) and not tells_of_evaluation(line, len(line), has_step=False):
         return LogRecord(loss=loss, mark=zlib.crc32(line.encode()), format="plain")
     return None
 

@@ -1,0 +1,25 @@
+"""Which lines of a log are a program's settings, not its progress: `Namespace(lr=0.1, loss=1.0)`, `args: {'step': 30, 'seed': 1}`.
+
+They have figures by the names that progress has. Their names tell them: what stands before the list, or keys that only settings have.
+"""
+
+import re
+
+_OWNER = r"(?:namespace|[a-z_.]{0,40}(?:args|arguments|config(?:uration)?|cfg|options|params|settings)|hyper-?parameters)"
+_LIST = re.compile(rf"(?<![a-z_.]){_OWNER}(?:\(|[ :=]{{0,4}}\{{)|(?:^|[\]:>|-] ){_OWNER}[:=] ")
+_KEY = re.compile(
+    r"(?<![a-z])(seed|(?:num_|max_|n_)?epochs|(?:num_)?workers|weight_decay|momentum|dropout|optimi[sz]er|scheduler|gamma|warmup\w{0,8}"
+    r"|(?:output|data|log|save)_(?:dir|path)|resume|hidden\w{0,8}|(?:num_|n_)?layers|(?:train_)?batch_size)['\"]?[:=]"
+)
+_SIGNS = ("args", "arguments", "config", "cfg", "options", "params", "settings", "parameters", "namespace")  # fmt: skip
+_RARE_KEYS = ("seed", "epochs", "workers", "optimi", "_dir", "_path", "dropout", "layers", "hidden")
+ENOUGH = 3  # such keys in one line: a line of training may have one or two beside its figures
+
+
+def lists_settings(line: str) -> bool:
+    """Whether this line, in lower case, lists settings."""
+    if any(sign in line for sign in _SIGNS) and _LIST.search(line):
+        return True
+    if not any(key in line for key in _RARE_KEYS):
+        return False
+    return len(set(_KEY.findall(line))) >= ENOUGH

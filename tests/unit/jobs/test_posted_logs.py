@@ -1,0 +1,85 @@
+"""Lines as programs print them in logs that people posted: the step and the loss that stand there, what tells of an evaluation, and settings that only look like progress."""
+
+import pytest
+
+from unit.jobs.test_field_logs import counted, progress_of
+
+DAY = "2026-03-04 05:06:07"
+STACKS: dict[str, tuple[str, str, int | None, float | None]] = {  # line, what follows, step, loss
+    "BERT of DLL": (f"DLL {DAY}.614486 - Training Epoch: 1 Training Iteration: STEP  step_loss : LOSS  learning_rate : 1.58e-05 ", "", 112, 6.47),
+    "steps below samples": ("Train Epoch: 4 [49920/141886 (35%)]     Loss: LOSS\ngrad_norm: 4.0 iteration: STEP", "", 112, 6.47),
+    "MLX, micro-steps beside": ("[DBG] it=67 micro=7/10 loss=3.2 toks=108 grad_l2=1.2e+01\nIter STEP: Train loss LOSS, Learning Rate 1.0e-05, It/sec 17.5, Peak mem 1.4 GB", "", 112, 6.47),
+    "fairseq 0.6": ("| epoch 010  STEP / 8223 loss=LOSS (6.5), wps=961, wpb=905, bsz=32, lr=0.001, gnorm=2.1", "| epoch 010 | valid on 'valid' subset  100 / 1311 loss=1.60\n| epoch 010 | valid on 'valid' subset | valid loss 1.94 | valid ppl 3.83", 112, 6.47),
+    "fairseq 0.8": ("| epoch 001:    450 / 1891 loss=LOSS, nll_loss=1.8, ppl=188.05, ups=0.5, num_updates=STEP, lr=8.9e-05", "| epoch 001 | valid on 'valid' subset | valid_loss 8.1 | valid_nll_loss 6.8 | valid_ppl 118.06 | num_updates 200", 112, 6.47),
+    "BigDL": ("[Epoch 1 28160000/28857522][Iteration STEP][Wall Clock 71.6s] Train 512000 in 1.3seconds. Throughput is 414236.66 records/second. Loss is LOSS.", "Loss is (Loss: 134.79276, count: 128, Average Loss: 1.05) ", 112, 6.47),
+    "BioNeMo, NCCL's words behind the bar": ("Epoch 0:   6%|█   | STEP/500150 [6:28:43<94:39:17,  1.37it/s, loss=LOSS, v_num=95nc, global_step=3.2e+4][E ProcessGroupNCCL.cpp:458] [Rank 0] Watchdog caught: WorkNCCL(SeqNum=96120)", "", 112, 6.47),
+    "parts with hyphens": (f"{DAY} | INFO | step 00000STEP/00000950 | step-time 28.8 sec | cross-entropy-loss LOSS | load-balance-loss 0.0018 | learning-rate 1.0e-06", "", 112, 6.47),
+    "parts of a mixture of experts": ("step STEP | lb_loss 0.2 | z_loss 2.6 | ce_loss LOSS", "", 112, 6.47),
+    "a policy's entropy": ("step STEP | pg_loss LOSS | entropy_loss 2.6", "", 112, 6.47),
+    "SlowFast": ('[03/04 05:06:07][INFO] logging.py:  99: json_stats: {"_type": "train_iter", "epoch": "10/50", "eta": "8:54:59", "iter": "STEP/159", "loss": LOSS}', '[03/04 05:06:07][INFO] logging.py:  99: json_stats: {"_type": "val_iter", "epoch": "10/50", "eta": "0:35:44", "iter": "10/40"}', 112, 6.47),
+    "SlowFast of before": ('[INFO: logging.py:   67]: json_stats: {"_type": "train_iter", "cur_epoch": "1", "cur_iter": "STEP", "eta": "1 day, 8:26:06", "loss": LOSS, "mode": "train"}', "", 112, 6.47),
+    "fastText": ('{"progress":62.8,"loss":LOSS,"lr":0.018593,"words":1995STEP,"eta":"0h0m","eta_msec":0}', "", None, 6.47),
+    "NiftyNet": (f"INFO:niftynet:{DAY},000: Training iter STEP, loss=LOSS (107.969888s)", "", 112, 6.47),
+    "Kaldi, iterations": (f"{DAY},237 [steps/libs/acoustic_model.py:301 - train_one_iteration - INFO ] On iteration STEP, learning rate is 0.00171.", "", 112, None),
+    "Kaldi and PyTorch": (f"{DAY},479 INFO [train.py:102] Process STEP/3161(6.327112%) global average objf: -0.5 over 1138432.0 frames, current batch average objf: -0.3 over 6400 frames, epoch 0", "", 112, None),
+    "Chainer": ("     total [######....................] 35.54%\nthis epoch [###......] 10.84%\n     STEP iter, 7 epoch / 20 epochs\n   0.71428 iters/sec. Estimated time to finish: 2 days, 16:23:34.6.", "", 112, None),
+    "an iteration and its seconds": ("ITERATION STEP (165.40s)\n\t- Objective:          28.35%", "", 112, None),
+    "CNTK": (" Epoch[ 1 of 8]-Minibatch[ STEP- NEXT, 0.19%]: ce = 4.8 * 67; errs = 93% * 67; time = 1.2s", "Minibatch[1-900]: errs = 20.1% * 1000; ce = 0.84 * 1000", 113, None),
+    "CNTK for Python": (" Minibatch[ STEP- NEXT]: loss = LOSS * 160, metric = 93.75% * 160;", " Minibatch[ 1- 500]: metric = 0.84% * 32000;", 113, 6.47),
+    "packing estimates between bars": (" 32%|███▋  | STEP/873 [25:36<52:46,  5.35s/it]", f"[{DAY},123] [INFO] [axolotl.utils.dataloader._len_est:264] [PID:11100] [RANK:0] packing_efficiency_estimate: 0.77 total_num_tokens per device: 26275", 112, None),
+    "figures behind a table of names": ("train/loss_step,global_step,epoch,created_at\n0.25,49.0,0,2026-03-04 05:06:07", "", None, None),
+    "a step and its evaluation": ("Step STEP/200 | train | total step 1STEP/2000 | loss LOSS", "Step 5/100 | eval | total step 1205/2000 | loss 3.0", 1112, 6.47),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_step_and_loss_are_those_that_stand_there(name: str) -> None:
+    line, after, step, loss = STACKS[name]
+    progress, _ = progress_of(f"{counted(line)}\n{after}")
+    assert progress.step == step
+    assert progress.loss == (None if loss is None else pytest.approx(loss))
+
+
+TRAINED = "\n".join(f"step {step} loss {7 - step / 100:.4f} lr 1e-4" for step in range(1, 54))
+NOT_OF_TRAINING = {
+    "CNTK evaluates": "Minibatch[1-100]: errs = 20.1% * 1000; ce = 0.84 * 1000\nMinibatch[101-200]: errs = 20.1% * 1000",
+    "CNTK's results": "Final Results: Minibatch[1-200]: errs = 20% * 2000",
+    "arguments": "Namespace(batch_size=32, steps=500, lr=0.001, momentum=0.9, loss_weight=0.5, loss=2)",
+    "arguments behind a logger": f"{DAY} - INFO - args: {{'lr': 0.001, 'loss': 1.0, 'step': 7, 'seed': 1}}",
+    "arguments behind a colon": f"[{DAY}] [INFO] args: lr=0.1 loss=0.3 step=12",
+    "a configuration": "TrainConfig(lr=0.001, step=200, loss=0.5, seed=3)",
+    "hyperparameters": "hparams: lr=0.1 loss=0.3 step=12 seed=1",
+    "settings by their keys": '{"lr": 0.001, "loss": 1.0, "step": 30, "seed": 1, "num_workers": 4, "optimizer": "adam"}',
+    "settings of the Trainer's names": "{'loss': 1.0, 'step': 30, 'seed': 1, 'num_workers': 4, 'optimizer': 'adam'}",
+    "a column of an evaluation": "Step 70/100 | validation | total step 170/1000 | loss 3.0",
+    "the mode is an evaluation": '{"mode": "val", "epoch": 1, "iter": 78, "loss": 3.0}',
+    "the split is an evaluation's": "step=78 split=test loss=3.0",
+    "an epoch's validation": "Epoch 3 validation: loss 0.4",
+    "an epoch's column of a validation": "epoch 3 | valid | loss 0.4",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_OF_TRAINING)
+def test_an_evaluation_or_a_setting_changes_neither_step_nor_loss(name: str) -> None:
+    progress, _ = progress_of(f"{TRAINED}\n{NOT_OF_TRAINING[name]}")
+    assert progress.step == 53
+    assert progress.loss == pytest.approx(6.47)
+    assert progress_of(NOT_OF_TRAINING[name])[0].step is None
+
+
+OF_TRAINING = {
+    "a column before": ("epoch 3 | step STEP | train | loss LOSS | valid | loss 0.6", 112),
+    "the mode is training": ('{"mode": "train", "epoch": 1, "iter": STEP, "loss": LOSS}', 112),
+    "a file of settings that logs": ("[config.py:12] step STEP loss LOSS", 112),
+    "a seed beside the figures": ('{"seed": 1, "batch_size": 32, "step": STEP, "loss": LOSS}', 112),
+    "a schedule's figures": ("step STEP lr: 0.1 momentum: 0.9 weight_decay: 0.05 loss: LOSS", 112),
+    "figures in brackets": ("Metrics(step=STEP, loss=LOSS, lr=0.001)", 112),
+}
+
+
+@pytest.mark.parametrize("name", OF_TRAINING)
+def test_words_of_settings_and_evaluations_do_not_take_a_step_from_training(name: str) -> None:
+    line, step = OF_TRAINING[name]
+    progress, _ = progress_of(counted(line))
+    assert progress.step == step
+    assert progress.loss == pytest.approx(6.47)
