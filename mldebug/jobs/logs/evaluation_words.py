@@ -47,6 +47,8 @@ def tells_of_evaluation(line: str, place: int, *, has_step: bool) -> bool:
     """Whether a count or loss at `place` is an evaluation's: by the words before it, or by those of the line. `has_step`: the count
     is one of steps, right before which `test` and `dev` say the same.
     """
+    if not ("val" in line or "test" in line or "dev" in line or "infer" in line):
+        return False
     if _KEY.search(line) or (place and _WORDS.search(line, 0, place)):
         return True
     column = _COLUMN.search(line) if "|" in line else None

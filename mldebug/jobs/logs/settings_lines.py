@@ -18,8 +18,13 @@ ENOUGH = 3  # such keys in one line: a line of training may have one or two besi
 
 def lists_settings(line: str) -> bool:
     """Whether this line, in lower case, lists settings."""
-    if any(sign in line for sign in _SIGNS) and _LIST.search(line):
+    if _has(line, _SIGNS) and _LIST.search(line):
         return True
-    if not any(key in line for key in _RARE_KEYS):
-        return False
-    return len(set(_KEY.findall(line))) >= ENOUGH
+    return _has(line, _RARE_KEYS) and len(set(_KEY.findall(line))) >= ENOUGH
+
+
+def _has(line: str, parts: tuple[str, ...]) -> bool:
+    for part in parts:  # noqa: SIM110  # half the time of any()
+        if part in line:
+            return True
+    return False

@@ -46,6 +46,12 @@ _RARE = (  # with what a line must have, since they are slow to search
         ),
     ),
     (
+        "mean rms",
+        re.compile(  # Tesseract: `At iteration 6914/8100/8140, Mean rms=7.015%`, of which the second counts those trained on
+            rf"at iteration \d{{1,15}}/(?P<step>{WHOLE})/\d{{1,15}}, mean rms="
+        ),
+    ),
+    (
         " iter, ",
         re.compile(  # Chainer's bar: `91300 iter, 7 epoch / 20 epochs`
             rf"(?P<step>{WHOLE}) iter, (?P<epoch>\d{{1,9}}) epoch / \d{{1,9}} epochs$"

@@ -54,6 +54,9 @@ _OF_ALL = re.compile(  # `Epoch 2/10 Step 5/100 Train step 105/1000`
 _OPTIMIZER = re.compile(  # right behind a count of micro-steps: `iter 28 | step 7: loss`
     rf"[ |,;:-]{{1,4}}(?P<word>(?:optim\w{{0,6}}[ _])?step)(?P<sign> ?[=:]|) {{0,12}}(?P<step>{GROUPED})(?P<total>)(?![\w.]*[a-z])(?!\.\d|%)"
 )
+_ITERATION = re.compile(  # right behind a batch of the epoch: `batch: 8280/13617, ite: 1825`
+    rf"[ |,;]{{1,4}}(?P<word>ite(?:r(?:ation)?)?)(?P<sign> ?[=:]|) {{0,12}}(?P<step>{GROUPED})(?P<total>)(?![\w.]*[a-z])(?!\.\d|[%/])"
+)
 _MICRO = frozenset(["iter", "iters", "iteration", "it", "batch"])
 _OF_WORDLESS = (
     "loss",
@@ -63,6 +66,7 @@ _OF_WORDLESS = (
     "objf",
     " iter, ",
     "on iteration",
+    "mean rms",
 )
 _OF_LOOP = re.compile(
     r"(?:epoch ?\[?\d{1,9}\]?[ ,]{0,2}\[?|deepmd info {1,8})$"
@@ -279,6 +283,8 @@ def _count(line: str, loss: float | None) -> _Found:
         whole_run = _WHOLE_RUN.search(line) if "global" in line or "total_train" in line else None
         if whole_run is None and found["word"] in _MICRO:
             whole_run = _OPTIMIZER.match(line, found.end())
+        if whole_run is None and found["word"] == "batch":
+            whole_run = _ITERATION.match(line, found.end())
         if whole_run is None and found["total"]:
             whole_run = _larger(_OF_ALL.search(line, found.end()), found["total"])
         counted = whole_run or found
