@@ -92,6 +92,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.FILESYSTEM_READ_ONLY: _bad("storage", _A.CHECK_HARDWARE, lasting=True, ended_by=(Kind.FILESYSTEM_OK,)),
     Kind.FILESYSTEM_SHUTDOWN: _bad("storage", _A.CHECK_HARDWARE, lasting=True, ended_by=(Kind.FILESYSTEM_OK,)),
     Kind.FILESYSTEM_OK: _plain("storage"),
+    Kind.POOL_FULL: _bad("storage", _A.CHECK_JOB, lasting=True, ended_by=(Kind.FILESYSTEM_OK,)),
     Kind.DISK_ERROR: _poor("storage", _A.CHECK_HARDWARE, limit="disk_errors", per_device=True),
     Kind.DISK_GONE: _bad("storage", _A.CHECK_HARDWARE, lasting=True, ended_by=(Kind.DISK_OK,)),
     Kind.DISK_OK: _plain("storage"),
@@ -105,16 +106,20 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.CEPH_LOST: _poor("storage", _A.WATCH, ended_by=(Kind.CEPH_OK,)),
     Kind.CEPH_OK: _plain("storage"),
     Kind.CEPH_ERROR: _plain("storage"),
-    Kind.WEKA_LOST: _poor("storage", _A.WATCH),
+    Kind.WEKA_LOST: _poor("storage", _A.WATCH, ended_by=(Kind.WEKA_OK,)),
+    Kind.WEKA_OK: _plain("storage"),
     Kind.BEEGFS_ERROR: _plain("storage"),
     Kind.SMB_ERROR: _plain("storage"),
-    # GPUs of AMD
+    # GPUs, where the line has no Xid: those of AMD, and what NVIDIA's driver says of itself
     Kind.GPU_RESET: _poor("gpu_errors", _A.WATCH, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_RESET_OK: _plain("gpu_errors"),
     Kind.GPU_RESET_FAILED: _bad("gpu_errors", _A.REBOOT, lasting=True, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_START_FAILED: _bad("gpu_errors", _A.CHECK_HARDWARE, lasting=True, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_FIRMWARE_SILENT: _poor("gpu_errors", _A.RESET_WHEN_IDLE, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_RING_TIMEOUT: _poor("gpu_errors", _A.RESET_WHEN_IDLE, ended_by=(Kind.GPU_RESET_OK,)),
+    Kind.GPU_RESET_REQUIRED: _bad("gpu_errors", _A.RESET, ended_by=(Kind.GPU_RESET_OK,)),
+    Kind.GPU_UNREACHABLE: _bad("gpu_errors", _A.REBOOT, ended_by=(Kind.GPU_RESET_OK,)),
+    Kind.GPU_DRIVER_FAILED: _bad("gpu_errors", _A.REBOOT, lasting=True, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_PAGE_FAULT: _plain("gpu_errors"),
     Kind.GPU_RAS_CORRECTED: _poor("gpu_errors", _A.WATCH, limit="gpu_ras_corrected", per_device=True),
     Kind.GPU_RAS_UNCORRECTED: _bad("gpu_errors", _A.RESET, ended_by=(Kind.GPU_RESET_OK,)),
@@ -132,7 +137,7 @@ def still_counts(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thres
     if not rule.ended_by:
         return True
     bursts = tuple(bursts)
-    ends = (one for one in bursts if one.last_kind in rule.ended_by and _of_one_device(burst, one))
+    ends = (one for one in bursts if _ends(burst, one, rule))
     if not any(one.last_at >= burst.last_at for one in ends):
         return True
     return _comes_again(burst, bursts, at, limits)
@@ -147,6 +152,12 @@ def _comes_again(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thres
     kinds = {kind for kind, one in KERNEL_RULES.items() if one.again == rule.again}
     alike = (one for one in bursts if one.root.kind in kinds and same_device(one.root, burst.root))
     return sum(one.count for one in alike if at - one.last_at <= limits.event_window) > limit
+
+
+def _ends(burst: Burst, one: Burst, rule: KernelRule) -> bool:
+    """What NVIDIA's driver said of a GPU without its name is over as well where it takes back what it had asked for (Xid 154: None)."""
+    reset = one.over and not burst.root.device and Kind.GPU_RESET_OK in rule.ended_by
+    return reset or (one.last_kind in rule.ended_by and _of_one_device(burst, one))
 
 
 def _of_one_device(burst: Burst, end: Burst) -> bool:

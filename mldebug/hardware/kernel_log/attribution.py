@@ -56,6 +56,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.LUSTRE_RESTORED: "the connection to a Lustre target is back",
     KernelEventKind.LUSTRE_EVICTED: "a Lustre target evicted this node",
     KernelEventKind.WEKA_LOST: "Weka does not run on this node",
+    KernelEventKind.WEKA_OK: "Weka runs on this node again",
     KernelEventKind.LUSTRE_ERROR: "Lustre reports an error",
     KernelEventKind.NFS_STATE_LOST: "locks or open files of NFS were lost",
     KernelEventKind.CEPH_LOST: "Ceph does not answer",
@@ -67,6 +68,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.FILESYSTEM_READ_ONLY: "a filesystem became read-only",
     KernelEventKind.FILESYSTEM_SHUTDOWN: "a filesystem was shut down",
     KernelEventKind.FILESYSTEM_OK: "a filesystem was mounted anew or unmounted",
+    KernelEventKind.POOL_FULL: "a pool of disks has no space left (dm-thin)",
     KernelEventKind.DISK_ERROR: "a disk has I/O errors",
     KernelEventKind.DISK_GONE: "a disk is gone",
     KernelEventKind.DISK_OK: "a disk answers again",
@@ -87,8 +89,11 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.GPU_RESET_OK: "a GPU was reset (amdgpu)",
     KernelEventKind.GPU_START_FAILED: "a GPU could not be started (amdgpu)",
     KernelEventKind.GPU_RESET_FAILED: "a GPU could not be reset (amdgpu)",
-    KernelEventKind.GPU_FIRMWARE_SILENT: "the firmware of a GPU does not answer its driver (amdgpu)",
-    KernelEventKind.GPU_RING_TIMEOUT: "a GPU did not end its work in time (amdgpu)",
+    KernelEventKind.GPU_FIRMWARE_SILENT: "the firmware of a GPU does not answer its driver",
+    KernelEventKind.GPU_RING_TIMEOUT: "a GPU did not end its work in time",
+    KernelEventKind.GPU_RESET_REQUIRED: "the driver does not use a GPU before it is reset",
+    KernelEventKind.GPU_UNREACHABLE: "the driver does not reach a GPU any more",
+    KernelEventKind.GPU_DRIVER_FAILED: "the driver's memory manager failed for all GPUs (UVM)",
     KernelEventKind.GPU_PAGE_FAULT: "a program used a wrong address on a GPU (amdgpu)",
     KernelEventKind.GPU_RAS_CORRECTED: "corrected or deferred errors of a GPU (amdgpu)",
     KernelEventKind.GPU_RAS_UNCORRECTED: "uncorrected errors of a GPU (amdgpu)",
@@ -102,6 +107,7 @@ _OVER = {
     KernelEventKind.CEPH_OK: "answers again",
     KernelEventKind.NIC_OK: "has recovered",
     KernelEventKind.GPU_RESET_OK: "was reset",
+    KernelEventKind.WEKA_OK: "runs again",
 }
 
 

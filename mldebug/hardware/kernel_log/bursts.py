@@ -55,11 +55,29 @@ _ENDS = {
         KernelEventKind.FILESYSTEM_ERROR,
         KernelEventKind.FILESYSTEM_READ_ONLY,
         KernelEventKind.FILESYSTEM_SHUTDOWN,
+        KernelEventKind.POOL_FULL,
     ),
     KernelEventKind.DISK_OK: (KernelEventKind.DISK_GONE,),
     KernelEventKind.CEPH_OK: (KernelEventKind.CEPH_LOST,),
+    KernelEventKind.WEKA_OK: (KernelEventKind.WEKA_LOST,),
 }
 """Kinds that say something only where one of these came before from the same device: each boot has plenty of them."""
+
+AGAIN = {
+    KernelEventKind.LOCKUP: 60.0,  # of one CPU: every 20 to 35 s while it lasts
+    KernelEventKind.WORKQUEUE_STALL: 60.0,
+    KernelEventKind.NIC_TX_TIMEOUT: 60.0,
+    KernelEventKind.NIC_TIMEOUT: 150.0,  # a command of mlx5 waits for 60 s, one that is tried again for 120
+    KernelEventKind.DISK_GONE: 90.0,  # NVMe: 25 to 60 s for each try to bring it back
+    KernelEventKind.RCU_STALL: 240.0,  # after 21, 84 and then every 63 s; of SUSE and RHEL three times as long
+    KernelEventKind.HUNG_TASK: 240.0,  # of one process: every 120 s
+    KernelEventKind.GPU_FIRMWARE_SILENT: 60.0,
+    KernelEventKind.GPU_RING_TIMEOUT: 60.0,
+    KernelEventKind.GPU_RESET_REQUIRED: 600.0,  # whenever a program wants the GPU
+    KernelEventKind.GPU_UNREACHABLE: 600.0,
+    KernelEventKind.GPU_DRIVER_FAILED: 600.0,
+}
+"""Faults of which the kernel tells again while they last: seconds between two lines about one and the same."""
 
 _OF_PROCESSES = frozenset(
     {KernelEventKind.OOM_KILL, KernelEventKind.CRASH, KernelEventKind.HUNG_TASK}
@@ -134,7 +152,7 @@ class _OpenBurst:
         """Whether the event belongs to this burst, by its time."""
         if self.over or event.at - self.first_at > LONGEST:
             return False
-        window = REPEAT if self._repeats(event) else WINDOW
+        window = REPEAT if self._repeats(event) else AGAIN.get(event.kind, WINDOW)
         return self.first_at - WINDOW <= event.at <= self.last_at + window
 
     def _repeats(self, event: KernelEvent) -> bool:

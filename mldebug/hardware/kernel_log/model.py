@@ -46,12 +46,14 @@ class KernelEventKind(StrEnum):
     CEPH_OK = "ceph_ok"
     CEPH_ERROR = "ceph_error"  # a connection of libceph, CephFS or rbd had an error
     WEKA_LOST = "weka_lost"  # the frontends of Weka on this node do not run
+    WEKA_OK = "weka_ok"
     BEEGFS_ERROR = "beegfs_error"  # a server of BeeGFS could not be reached
     SMB_ERROR = "smb_error"  # a server of SMB (CIFS) did not answer
     FILESYSTEM_ERROR = "filesystem_error"
     FILESYSTEM_READ_ONLY = "filesystem_read_only"
     FILESYSTEM_SHUTDOWN = "filesystem_shutdown"
-    FILESYSTEM_OK = "filesystem_ok"  # mounted anew, or unmounted
+    FILESYSTEM_OK = "filesystem_ok"  # mounted anew, or unmounted; a pool that takes writes again
+    POOL_FULL = "pool_full"  # a thin pool of the device mapper has no space left
     DISK_ERROR = "disk_error"
     DISK_GONE = "disk_gone"  # a disk does not answer any more, or the kernel gave it up
     DISK_OK = "disk_ok"
@@ -74,8 +76,17 @@ class KernelEventKind(StrEnum):
     GPU_RESET_OK = "gpu_reset_ok"
     GPU_RESET_FAILED = "gpu_reset_failed"
     GPU_START_FAILED = "gpu_start_failed"  # amdgpu cannot start a GPU
-    GPU_FIRMWARE_SILENT = "gpu_firmware_silent"  # amdgpu: its firmware (SMU) does not answer
-    GPU_RING_TIMEOUT = "gpu_ring_timeout"  # amdgpu: a GPU did not do its work in time
+    GPU_FIRMWARE_SILENT = "gpu_firmware_silent"  # its firmware (SMU; GSP of NVIDIA) does not answer
+    GPU_RING_TIMEOUT = "gpu_ring_timeout"  # a GPU did not do its work in time
+    GPU_RESET_REQUIRED = (
+        "gpu_reset_required"  # NVIDIA's driver refuses to use a GPU before it is reset
+    )
+    GPU_UNREACHABLE = (
+        "gpu_unreachable"  # NVIDIA's driver: a GPU has left the bus, which one it does not say
+    )
+    GPU_DRIVER_FAILED = (
+        "gpu_driver_failed"  # NVIDIA's driver: its memory manager (UVM) has failed for all GPUs
+    )
     GPU_PAGE_FAULT = "gpu_page_fault"  # amdgpu: a program used an address that is not its own
     GPU_RAS_CORRECTED = "gpu_ras_corrected"  # amdgpu: memory or logic errors, corrected or deferred
     GPU_RAS_UNCORRECTED = "gpu_ras_uncorrected"

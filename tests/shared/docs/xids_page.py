@@ -22,7 +22,9 @@ The agent reads `/dev/kmsg`: the last hours of it when it starts, then what come
 what both tell counts once.
 
 What one GPU, process, server or link says within {window:.0f} seconds of its last line is one event with a count. The first
-one is its root, but for those that only follow from another (marked *follows*). NVML may tell up to {late:.0f} s late.
+one is its root, but for those that only follow from another (marked *follows*). NVML may tell up to {late:.0f} s late. Faults of which
+the kernel tells again while they last are one event as long as it does: a locked-up CPU, a hung process, an RCU stall, a queue that sends
+nothing, a disk that does not come back, a GPU that its driver may not use before a reset.
 
 An event concerns the rank whose process, or whose child, its lines name; else the ranks on that GPU; else the node.
 Where only the environment says on which GPU a rank works (local rank 3 of `CUDA_VISIBLE_DEVICES`) it is "probably rank 3".
@@ -35,9 +37,10 @@ Where the kernel overwrites lines before the agent has read them, a gap with the
 
 KINDS_HEAD = """\
 Each belongs to a component of the node's health. Where nothing else is said, it counts for `event_window` (2 h) after its last line; what is
-told only of what went wrong before (`nic_ok`, `filesystem_ok`, `disk_ok`, `ceph_ok`) is no event otherwise. Limits are set under
+told only of what went wrong before (`nic_ok`, `filesystem_ok`, `disk_ok`, `ceph_ok`, `weka_ok`) is no event otherwise. Limits are set under
 `health: {thresholds: …}`. A row without a state is shown, and no fault of the node by itself. The lines of `amdgpu` are from its source
-and from public logs, not tried on a card.
+and from public logs, not tried on a card. Checks of NVIDIA's driver that fail (`gpu_reset_required`, `gpu_unreachable`, `gpu_driver_failed`)
+name no GPU: they count for the node, until the driver takes back what it had asked for (Xid 154), or GPUs were reset.
 """
 
 DRIVER_HEAD = """\

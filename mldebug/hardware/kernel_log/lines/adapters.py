@@ -15,7 +15,7 @@ from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 # "mlx5_core 0000:41:00.0: poll_health:852:(pid 0): …", of old drivers "mlx5_core 0000:41:00.0: poll_health:825: …" or
 # "mlx5_core: INFO: …", since 5.0 with the interface: "mlx5_core 0000:41:00.0 eth2: …"
 _MLX = (
-    rf"mlx[45]_core(?:\.sf)?(?: (?P<bus>{ADDRESS})| (?P<part>mlx5_core\.sf\.\d{{1,6}}))?(?: (?P<name>[\w.@-]{{1,32}}))?: (?:INFO: )?(?:E-Switch: )?"
+    rf"mlx[45]_core(?:\.sf)?(?: (?P<bus>{ADDRESS})| (?P<part>mlx5_core\.sf\.\d{{1,6}}))?(?: (?P<name>[\w.@-]{{1,32}}))?: (?:INFO: )?(?:E-Switch: )?(?:{ADDRESS}:)?"
     r"(?:\w{1,64}:\d{1,6}:(?:\(pid \d{1,10}\):)? ?)?"
 )
 # Fatal errors 3 and 4 are no fault: somebody has switched the adapter (a virtual function) off, or resets it

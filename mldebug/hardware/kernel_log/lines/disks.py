@@ -9,7 +9,10 @@ _DISK = re.compile(
     r"(?:blk_update_request: |print_req_error: |end_request: |Buffer )?(?:[\w ]{1,30} )?(?:I/O error|critical (?:medium|target|nexus|space allocation) error)(?:,| on) dev(?:ice)? (?P<dev>[\w!./-]{1,64}), (?:sector|logical block) "
     r"|nvme (?P<nvme>nvme[\w]{1,16}): (?:I/O (?:tag )?\d+ [^\n]{0,60}timeout|controller is down)"
 )
-_AN_ARRAY = "md"  # where the kernel does not say of which array it left a disk out: the next one that is whole again may be it
+# "md/raid1:md126: active with 1 out of 2 mirrors", "md/raid:md5: raid level 5 active with 3 out of 4 devices, algorithm 2"
+_ARRAY = re.compile(
+    r"md/raid\d{0,2}:(?P<md>md\w{1,16}): (?:raid level \d{1,2} )?active with (?P<there>\d{1,4}) out of (?P<all>\d{1,4}) (?:mirrors|devices)\b"
+)
 _NO_DISK = re.compile(r"(?:fd|sr|loop|nbd|ram|zram)\d")  # empty drives at boot, files
 _GONE = re.compile(
     r"nvme (?P<nvme>nvme\w{1,16}): (?:Device not ready; aborting|Removing after probe failure|Remov(?:ing|e) (?:after|dead)"
@@ -28,13 +31,13 @@ _GONE = re.compile(
     rf"|qla2xxx \[(?P<qla>{ADDRESS})\]-[0-9a-f]{{4}}:\d{{1,5}}: ISP System Error"
     r"|sd (?P<scsi>[\d:]{5,40}): (?:\[(?P<sd>\w{1,16})\] )?(?:rejecting I/O to (?:offline|dead) device|Device offlined)"
     r"|(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): disabled?(?: device)?\s*$"
-    r"|md/raid\d{0,2}:(?P<md>md\w{1,16}): (?:Disk failure on (?P<member>[\w-]{1,32})|Cannot continue operation)"
-    r"|md: kicking non-fresh (?P<kicked>[\w-]{1,32}) from array"
+    r"|md/raid\d{0,2}:(?P<md>md\w{1,16}): (?:Disk failure on (?P<member>[\w-]{1,32})|Cannot continue operation|not enough operational (?:mirrors|devices)\b)"
 )
 # "ata1.00: exception Emask 0x0 SAct 0x1 SErr 0x0 action 0x6 frozen", which lines about each command follow
 _TROUBLE = re.compile(
     r"(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): exception Emask 0x[0-9a-f]{1,8} "
     r"|(?P<host>aacraid): Host (?:bus|target|adapter|device) (?:reset|abort) request\."
+    r"|md: kicking non-fresh (?P<kicked>[\w-]{1,32}) from array"  # which array lacks it, that array says itself
     r"|device-mapper: multipath: (?P<paths>\d{1,4}:\d{1,7}): Failing path "
     r"|block (?P<path>nvme[\w-]{1,16}): no usable path - requeuing I/O"
     r"|md/raid\d{0,2}:md\w{1,16}: [^\n]{0,40}read error not correctable \(sector \d{1,20} on (?P<member>[\w-]{1,32})\)"
@@ -68,8 +71,16 @@ def _gone(line: KernelText) -> KernelEvent | None:
     if match is None:
         return None
     device = _device(match)
-    array = match["md"] if match["member"] else _AN_ARRAY if match["kicked"] else ""
+    array = match["md"] if match["member"] else ""
     return event(line, KernelEventKind.DISK_GONE, device=bus_id(device) or device, alias=array)
+
+
+def _array(line: KernelText) -> KernelEvent | None:
+    """An array of disks that starts with some of them missing."""
+    match = _ARRAY.match(line.text)
+    if match is None or int(match["there"]) >= int(match["all"]):
+        return None
+    return event(line, KernelEventKind.DISK_GONE, device=match["md"])
 
 
 def _trouble(line: KernelText) -> KernelEvent | None:
@@ -87,7 +98,7 @@ def _back(line: KernelText) -> KernelEvent | None:
         function = bus_id(match["function"] or "")
         return event(line, KernelEventKind.DISK_OK, device=match["nvme"], alias=function)
     if match["md"]:
-        return event(line, KernelEventKind.DISK_OK, device=match["md"], alias=_AN_ARRAY)
+        return event(line, KernelEventKind.DISK_OK, device=match["md"])
     device = match["sas"] or bus_id(match["raid"] or match["qla"] or match["aac"])
     return event(line, KernelEventKind.DISK_OK, device=device)
 
@@ -104,12 +115,14 @@ SIGNS = (
     LineReader("aacraid ", _gone),
     LineReader("nvme ", _gone),
     LineReader("nvme: probe of ", _gone),
-    LineReader("kicking non-fresh", _gone),
+    LineReader("kicking non-fresh", _trouble),
+    LineReader(" out of ", _array),
     LineReader("no available path", _gone),
     LineReader("sd ", _gone),
     LineReader("disable", _gone),
     LineReader("Disk failure", _gone),
     LineReader("Cannot continue operation", _gone),
+    LineReader("not enough operational ", _gone),
     LineReader(": exception Emask ", _trouble),
     LineReader("read error not correctable", _trouble),
     LineReader("no usable path", _trouble),

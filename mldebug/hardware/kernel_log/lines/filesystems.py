@@ -7,14 +7,15 @@ from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 _NAME = r"[^)\n]{1,64}"
 _EXT = re.compile(
-    rf"EXT[234]-fs (?:(?P<error>error|warning(?= \(device {_NAME}\): [^\n]{{1,120}}?: (?:I/O error |error -5\b))) \(device (?P<device>{_NAME})\)|\((?P<mounted>{_NAME})\): (?P<what>[^\n]{{0,120}}))"
+    rf"EXT[234]-fs (?:(?P<error>error|abort|warning(?= \(device {_NAME}\): [^\n]{{1,120}}?: (?:I/O error |error -5\b))) \(device (?P<device>{_NAME})\)|\((?P<mounted>{_NAME})\): (?P<what>[^\n]{{0,120}}))"
 )
 _EXT_LOST = re.compile(
-    r"(?:previous|Failed to|failed to convert|[Dd]elayed block allocation failed|This should not happen|I/O error|error count since last fsck: )"
+    r"(?:previous|Failed to|failed to convert|[Dd]elayed block allocation failed|This should not happen|I/O error)"
 )
 _JOURNAL = re.compile(
     rf"(?:Aborting journal on device (?P<aborted>{_NAME}?)\.?$"
     r"|JBD2: (?:Error -\d{1,5} detected|Detected IO errors|I/O error when updating)[^\n]{0,60} (?:for|on) (?P<errors>[\w-]{1,40})\.?$"
+    r"|JBD: (?:Detected IO errors while flushing file data on (?P<flushed>[\w-]{1,40})|recovery failed)|journal commit I/O error$"
     r"|JBD2: (?:Error while async write back metadata|Invalid checksum recovering|recovery failed|journal checksum error|Failed to read block))"
 )
 # Before 3.0 some lines had no device: "XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file …"
@@ -35,7 +36,13 @@ _BTRFS_WARNING = re.compile(
 _OTHERS = re.compile(
     rf"(?:[A-Z0-9]{{2,8}}-fs|F2FS-fs|FAT-fs|NILFS|bcachefs) \((?P<device>{_NAME})\): [^\n]{{0,80}}?"
     r"(?:[Rr]emounting filesystem read-only|Filesystem has been set read-only|emergency read[ -]only\b)"
-    r"|WARNING: Pool '(?P<pool>[^'\n]{1,64})' has encountered an uncorrectable I/O failure and has been suspended"
+    r"|(?:SPLError: \d{1,10}:\d{1,5}:\([^()\n]{1,100}\(\)\) )?WARNING: Pool '(?P<pool>[^'\n]{1,64})' has encountered an uncorrectable I/O failure and has been suspended"
+    r"|(?P<ocfs2>OCFS2): File system is now read-only\b"
+)
+_OCFS2 = re.compile(rf"OCFS2: ERROR \(device (?P<device>{_NAME})\): ")
+# "device-mapper: thin: 253:48: switching pool to out-of-data-space (error IO) mode"
+_THIN = re.compile(
+    r"device-mapper: thin: (?P<device>\d{1,4}:\d{1,7}): switching pool to (?:(?P<full>out-of-data-space|out-of-metadata-space)|(?P<bad>read-only|failure)|(?P<ok>write))\b"
 )
 _AGAIN = re.compile(r"(?:re-?mounted|mounted filesystem|unmounting filesystem|Ending (?:clean mount|recovery)|Unmounting Filesystem|(?:first mount|last unmount) of filesystem)")  # fmt: skip
 _READ_ONLY_AGAIN = re.compile(r" ro(?:\b|\.)")
@@ -48,7 +55,7 @@ def _ext(line: KernelText) -> KernelEvent | None:
     if match["error"]:
         return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
     what, device = match["what"], match["mounted"]
-    if what.startswith("Remounting filesystem read-only"):
+    if what.removeprefix("error: ").lower().startswith("remounting filesystem read-only"):
         return event(line, KernelEventKind.FILESYSTEM_READ_ONLY, device=device)
     if _SHUTDOWN.match(what):
         return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=device)
@@ -68,7 +75,9 @@ def _journal(line: KernelText) -> KernelEvent | None:
     match = _JOURNAL.match(line.text)
     if match is None:
         return None
-    name = re.sub(r"-\d{1,3}$", "", match["aborted"] or match["errors"] or "")
+    name = re.sub(
+        r"(?<!\bdm)-\d{1,3}$", "", match["aborted"] or match["errors"] or match["flushed"] or ""
+    )
     return event(line, KernelEventKind.FILESYSTEM_ERROR, device=name)
 
 
@@ -103,17 +112,39 @@ def _other(line: KernelText) -> KernelEvent | None:
         return None
     if match["pool"]:
         return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=match["pool"])
-    return event(line, KernelEventKind.FILESYSTEM_READ_ONLY, device=match["device"])
+    return event(
+        line, KernelEventKind.FILESYSTEM_READ_ONLY, device=match["device"] or match["ocfs2"]
+    )
+
+
+def _ocfs2(line: KernelText) -> KernelEvent | None:
+    match = _OCFS2.match(line.text)
+    return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"]) if match else None
+
+
+def _thin(line: KernelText) -> KernelEvent | None:
+    """A thin pool of the device mapper, by its number, which `lsblk` has too."""
+    match = _THIN.match(line.text)
+    if match is None:
+        return None
+    kind = KernelEventKind.FILESYSTEM_READ_ONLY if match["bad"] else KernelEventKind.FILESYSTEM_OK
+    if match["full"]:
+        kind = KernelEventKind.POOL_FULL
+    return event(line, kind, device=match["device"])
 
 
 SIGNS = (
     LineReader("EXT", _ext),
     LineReader("Aborting journal", _journal),
     LineReader("JBD2: ", _journal),
+    LineReader("JBD: ", _journal),
+    LineReader("journal commit I/O error", _journal),
     LineReader("XFS (", _xfs),
     LineReader("XFS: Internal error ", _xfs),
     LineReader("BTRFS", _btrfs),
     LineReader("read-only", _other),
     LineReader("emergency read only", _other),
     LineReader("has been suspended", _other),
+    LineReader("OCFS2: ERROR ", _ocfs2),
+    LineReader("switching pool to ", _thin),
 )

@@ -54,11 +54,15 @@ _UNNAMED = re.compile(
 )
 # "iommu ivhd0: AMD-Vi: Event logged [IOTLB_INV_TIMEOUT device=01:00.0 address=0x216d8e620]": the sender is a device, or the IOMMU
 _IOMMU = re.compile(
-    r"DMAR: \[[^\]\n]{1,40}\] Request device \[(?P<dmar>[0-9a-f:.]{5,16})\]"
+    r"DMAR: \[[^\]\n]{1,40}\] Request device \[(?P<dmar>[0-9a-fx:.]{5,20})\]"
     r"|DMAR: VT-d detected Invalidation (?:Time-out|Completion|Queue) Error"
     rf"|(?:[\w-]{{1,32}} (?:(?P<bus>{ADDRESS})|ivhd\d{{1,3}}): )?AMD-Vi: (?:Completion-Wait loop timed out|Event logged "
     r"\[(?:IO_PAGE_FAULT|(?:IOTLB_INV|ILLEGAL|INVALID|DEV_TAB|PAGE_TAB|COMMAND|RMP)_[A-Z_]{4,32})(?: (?:vmg_tag=\w{1,16}, )?device=(?P<amd>[0-9a-f:.]{5,16}))?)"
     r"|arm-smmu(?:-v3)? [\w.:-]{1,64}: (?:event 0x[0-9a-f]{1,4} received|event: [CF]_[A-Z_]{3,24}\b(?: client: (?P<client>[0-9a-f:.]{5,16}))?|CMD_SYNC timeout|(?:Unhandled|Unexpected) (?:context|global) fault)"
+)
+# The kernel leaves out what would flood its log: "dmar_fault: 893 callbacks suppressed"
+_LEFT_OUT = re.compile(
+    r"(?:dmar_fault|amd_iommu_report_(?:page|rmp)_fault|arm_smmu_\w{1,40}): (?P<number>\d{1,9}) callbacks suppressed"
 )
 _IOMMU_FAILED = re.compile(
     r"arm-smmu-v3 [\w.:-]{1,64}: device has entered Service Failure Mode"
@@ -69,7 +73,7 @@ _AER = re.compile(
     r"(?:(?P<corrected>Correct)|Uncorrect[a-z]{1,8} \((?P<nonfatal>Non-)?Fatal\))"
 )
 
-# The chipset itself: an error on its bus that nobody corrected, without a word of the device
+# The chipset itself, without a word of the device: an error on its bus, or somebody has pressed the button for a dump (ipmitool power diag)
 _SERR = re.compile(
     r"NMI: (?:PCI system error \(SERR\)|IOCK error \([^)\n]{1,24}\)) for reason [0-9a-f]{2} on CPU \d"
 )
@@ -136,7 +140,7 @@ def _contained(line: KernelText) -> KernelEvent | None:
 
 
 def _serr(line: KernelText) -> KernelEvent | None:
-    return event(line, KernelEventKind.PCIE_FATAL) if _SERR.match(line.text) else None
+    return event(line, KernelEventKind.PCIE_NONFATAL) if _SERR.match(line.text) else None
 
 
 def _page(line: KernelText) -> KernelEvent | None:
@@ -173,10 +177,13 @@ def _inaccessible(line: KernelText) -> KernelEvent | None:
 def _iommu(line: KernelText) -> KernelEvent | None:
     if _IOMMU_FAILED.match(line.text):
         return event(line, KernelEventKind.IOMMU_FAILED)
+    if many := _LEFT_OUT.match(line.text):
+        return event(line, KernelEventKind.IOMMU_FAULT, number=int(many["number"]) or 1)
     match = _IOMMU.match(line.text)
     if match is None:
         return None
-    device = bus_id(match["dmar"] or match["bus"] or match["amd"] or match["client"] or "")
+    dmar = (match["dmar"] or "").replace("0x", "")  # of 5.13: "[0x00:0x02.0]"
+    device = bus_id(dmar or match["bus"] or match["amd"] or match["client"] or "")
     return event(line, KernelEventKind.IOMMU_FAULT, device=device)
 
 
@@ -191,6 +198,7 @@ SIGNS = (
     LineReader("; giving up", _inaccessible),
     LineReader("Request device ", _iommu),
     LineReader("VT-d detected ", _iommu),
+    LineReader(" callbacks suppressed", _iommu),
     LineReader("AMD-Vi: ", _iommu),
     LineReader("arm-smmu", _iommu),
     LineReader("EDAC ", _edac),

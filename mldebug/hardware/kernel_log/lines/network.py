@@ -33,7 +33,10 @@ _PORT = re.compile(
     rf"mlx[45]_core (?P<bus>{ADDRESS})(?: [^:\n]{{0,40}})?: (?:[^\n]{{0,60}}?Port module event(?P<error>\[error\])?:"
     r" module (?P<module>\d{1,3}), (?P<what>[^\n]{0,120})|[^\n]{0,80}?(?P<power>insufficient power)|[^\n]{0,80}?(?P<heat>[Hh]igh temperature))"
 )
-_SLOT = re.compile(rf"pcieport (?P<bus>{ADDRESS}): pciehp: Slot\([^)\n]{{1,20}}\): Link Down")
+# before 4.19 "pciehp 0000:02:05.0:pcie24: Slot(6): Link Down"
+_SLOT = re.compile(
+    rf"(?:pcieport (?P<bus>{ADDRESS}): pciehp: |pciehp (?P<old>{ADDRESS})(?::pcie\w{{1,8}})?: )[Ss]lot\([^)\n]{{1,20}}\): Link Down"
+)
 
 
 def _link(line: KernelText) -> KernelEvent | None:
@@ -80,12 +83,14 @@ def _port(line: KernelText) -> KernelEvent | None:
 def _slot(line: KernelText) -> KernelEvent | None:
     match = _SLOT.match(line.text)
     return (
-        event(line, KernelEventKind.PCIE_LINK_DOWN, device=bus_id(match["bus"])) if match else None
+        event(line, KernelEventKind.PCIE_LINK_DOWN, device=bus_id(match["bus"] or match["old"]))
+        if match
+        else None
     )
 
 
 SIGNS = (
-    LineReader("pciehp: ", _slot),
+    LineReader("pciehp", _slot),
     LineReader("link status definitely ", _bond),
     LineReader("without any active interface", _alone),
     LineReader("link becomes ready", _ready),

@@ -52,6 +52,8 @@ _TIMEOUT = (
     # ETIMEDOUT of whatever the driver wanted, but for clocks, sensors, transceivers, neighbours, memory that is written and low power of a port, and for virtual functions, which are others'
     r"|(?![^\n]{0,200}(?:PTP|PTM|PHC|[Tt]imestamp|DPLL|PLL|ULP|hwmon|thermal|SFP|[Mm]odule|[Tt]ransceiver|EEPROM|VPD|LLDP|lldp|DCB|[Ss]elf[- ]?test|[Ll]oopback|[Cc]ore ?dump|\bARP\b|\bCM REQ\b|Shadow RAM|flash|erase|NVM|(?:[Aa]uto-?neg|[Ll]ink )[^\n]{0,60}timed out|\bVFs?\b))[^\n]{1,160}(?:[ =:(]-110\b|\btimed out\b|\btimeout occurred\b)"
 )
+# A driver that asked for its statistics in vain, or tested itself, serves all the same
+_OF_NO_ACCOUNT = r"[^\n]{0,160}(?:\b[Ss]tats?\b|[Ss]tatistics|[Ss]elf[- ]?test)"
 _UNSENT = (
     r"TX timeout detected|tx_timeout(?: count)?: |Detected (?:Tx|Hardware) Unit Hang|transmit timeout: latency|(?:Timeout on tx|T[Xx] timeout on) queue"
     r"|Tx Timeout triggered|TX stuck with |transmit timed out, resetting|Detected Tx timeout|initiating reset due to (?:lost link with pending Tx work|tx timeout)"
@@ -70,7 +72,7 @@ _KINDS = {
     "started": KernelEventKind.NIC_OK,
 }
 _WORDS = re.compile(
-    rf"(?P<fatal>{_FATAL})|(?P<unsent>{_UNSENT})|(?P<refused>Failed to process command )|(?P<started>{_STARTED})|(?P<timeout>{_TIMEOUT})"
+    rf"(?P<fatal>{_FATAL})|(?P<unsent>{_UNSENT})|(?P<refused>Failed to process command )|(?P<started>{_STARTED})|(?P<timeout>(?!{_OF_NO_ACCOUNT})(?:{_TIMEOUT}))"
 )
 # Of the kernel itself where a driver could not start a device: "mlx5_core: probe of 0000:01:00.0 failed with error -22", since 6.8
 # "mlx5_core 0000:01:00.0: probe with driver mlx5_core failed with error -22". Not of one that it tries again: EAGAIN, EPROBE_DEFER

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says: Xids in every spelling since 2012, GPUs that are lost or do not start, and the errors of NVSwitches (SXid)."""
+"""What the NVIDIA driver says: Xids in every spelling since 2012, GPUs that are lost or do not start, errors of NVSwitches (SXid), and checks of its own that fail."""
 
 import re
 
@@ -46,6 +46,18 @@ _UNIT = re.compile(
     re.IGNORECASE,
 )
 _NAMELESS = ("", "<unknown>")
+# "NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned from …": the number is
+# the driver's own, not nvidia-smi's, and old ones leave it out. The driver has no words for the GPU here: an Xid, if any, came before
+_DRIVER = r"NVRM: (?:GPU\d{1,3} )?\w{1,64}: "
+_FAILED = rf"{_DRIVER}(?:Assertion|Check) failed: [^\n]{{0,160}}?"
+_UNUSABLE = (
+    (KernelEventKind.GPU_RESET_REQUIRED, re.compile(rf"{_FAILED}(?:\[NV_ERR_RESET_REQUIRED\]|GPU marked for reset\b)|{_DRIVER}Gpu marked for reset\b")),
+    (KernelEventKind.GPU_UNREACHABLE, re.compile(rf"{_FAILED}\[NV_ERR_GPU_IS_LOST\]")),
+    (KernelEventKind.GPU_DRIVER_FAILED, re.compile(rf"(?:{_DRIVER}uvm encountered global fatal error 0x|nvidia-uvm: [^\n]{{0,160}}?Encountered a global fatal error: )")),
+    # one whose heartbeat is 0 never began to count, as on some notebooks: it works
+    (KernelEventKind.GPU_FIRMWARE_SILENT, re.compile(rf"{_DRIVER}Heartbeat timed out, currentTimeMs \d{{1,10}} heartbeat (?!0 )\d{{1,10}} ")),
+    (KernelEventKind.GPU_RING_TIMEOUT, re.compile(rf"{_DRIVER}RC watchdog: GPU is probably locked!")),
+)  # fmt: skip
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -133,6 +145,12 @@ def _sxid(line: KernelText) -> KernelEvent | None:
     )
 
 
+def _unusable(line: KernelText) -> KernelEvent | None:
+    """The driver says that it can not, or may not, work with a GPU; which one it does not say."""
+    found = (kind for kind, pattern in _UNUSABLE if pattern.match(line.text))
+    return next((event(line, kind) for kind in found), None)
+
+
 def gpu_named(text: str) -> tuple[str, str] | None:
     """The PCI address and the UUID, from the line that the driver prints before the first Xid of a GPU; None for other lines."""
     match = _NAMED.match(text)
@@ -144,4 +162,9 @@ SIGNS = (
     LineReader("fallen off the bus", _lost),
     LineReader("RmInitAdapter failed", _not_started),
     LineReader("SXid", _sxid),
+    LineReader(" failed: ", _unusable),
+    LineReader("marked for reset", _unusable),
+    LineReader("fatal error", _unusable),
+    LineReader("Heartbeat timed out", _unusable),
+    LineReader("RC watchdog: ", _unusable),
 )

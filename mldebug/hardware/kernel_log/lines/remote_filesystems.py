@@ -33,7 +33,9 @@ _BEEGFS = re.compile(
 )
 # "CIFS: VFS: \\server has not responded in 30 seconds. Reconnecting...", of old kernels "CIFS VFS: Server server has not responded …"
 # The processes through which a node reaches Weka's servers ("frontends") do not run
-_WEKA = re.compile(r"wekafs(?:io|gw): [^\n]{0,200}?\b(?:ALL FEs down|FE was down)\b")
+_WEKA = re.compile(
+    r"wekafs(?:io|gw): [^\n]{0,200}?\b(?:ALL FEs down|FE was down)\b(?P<up>[^\n]{0,40}?\bnow up\b)?"
+)
 _SMB = re.compile(
     r"CIFS:? VFS: (?:\\{1,2}(?P<new>[^\s\\]{1,255})[^\n]{0,120}? |Server (?P<old>\S{1,255}) )?(?:has not responded in |Error connecting to socket)"
 )
@@ -91,7 +93,11 @@ def _beegfs(line: KernelText) -> KernelEvent | None:
 
 
 def _weka(line: KernelText) -> KernelEvent | None:
-    return event(line, KernelEventKind.WEKA_LOST) if _WEKA.match(line.text) else None
+    match = _WEKA.match(line.text)
+    if match is None:
+        return None
+    kind = KernelEventKind.WEKA_OK if match["up"] else KernelEventKind.WEKA_LOST
+    return event(line, kind, device="weka")
 
 
 def _reclaim(line: KernelText) -> KernelEvent | None:

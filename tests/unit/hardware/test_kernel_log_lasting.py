@@ -1,0 +1,126 @@
+"""A fault of which the kernel tells again and again while it lasts is one fault; what NVIDIA's driver says without an Xid, and what ends that."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from mldebug.hardware.health.model import BAD, instructions
+from mldebug.hardware.health.node_rules import node_health
+from mldebug.hardware.health.thresholds import Thresholds
+from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.hardware.kernel_log.bursts import Burst
+from shared.hardware.kernellines import fold, parse_line
+
+SOFT = "watchdog: BUG: soft lockup - CPU#{0} stuck for {1}s! [python3:4711]"
+HUNG = "INFO: task {0}:{1} blocked for more than 120 seconds."
+QUEUE = "mlx5_core 0000:41:00.0 {0}: NETDEV WATCHDOG: CPU: 3: transmit queue {1} timed out 5010 ms"
+NVME = "nvme nvme{0}: Device not ready; aborting reset, CSTS=0x{1}"
+STALL = "rcu: INFO: rcu_sched self-detected stall on CPU"
+RESET = (
+    "NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]"
+    " (0x00000062) returned from status @ kernel_channel.c:100"
+)
+LOST = RESET.replace(
+    "Reset required [NV_ERR_RESET_REQUIRED]", "GPU lost from the bus [NV_ERR_GPU_IS_LOST]"
+)
+UVM = "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover."
+GPU = "NVRM: Xid (PCI:0000:3b:00): "
+ASKED = GPU + "154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+TAKEN_BACK = GPU + "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+
+
+def read(lines: Sequence[str], every: float) -> tuple[Burst, ...]:
+    found = [
+        parse_line(f"3,{number},{int((1000 + every * number) * 1e6)},-;{line}")
+        for number, line in enumerate(lines)
+    ]
+    return fold([one for one in found if one is not None])
+
+
+def state(lines: Sequence[str], every: float = 1.0) -> tuple[set[str], str]:
+    """The components with a fault soon after the last line, and what to do first."""
+    events = [RankEvent(burst=burst) for burst in read(lines, every)]
+    found = node_health(events, 1003.0 + every * len(lines), Thresholds(), kernel_readable=True)
+    todo = instructions(found)
+    return {one.component for one in found if one.state in BAD}, todo[
+        0
+    ].action.value if todo else ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "every"),
+    [
+        ([SOFT.format(7, 22 + 26 * n) for n in range(6)], 28.0),
+        ([HUNG.format("python3", 4711)] * 4, 121.0),
+        ([QUEUE.format("eth2", n) for n in range(6)], 5.1),
+        ([NVME.format(2, 1)] * 3, 61.0),
+        ([STALL] * 4, 63.0),
+        ([RESET] * 3, 290.0),
+        ([LOST] * 3, 40.0),
+        ([UVM] * 3, 40.0),
+    ],
+)
+def test_a_fault_that_lasts_is_one(lines: list[str], every: float) -> None:
+    (burst,) = read(lines, every)
+
+    assert (burst.count, burst.first_at) == (len(lines), 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "every", "faults"),
+    [
+        ([SOFT.format(cpu, 22) for cpu in (1, 2, 3)], 1.0, 3),  # three CPUs
+        ([SOFT.format(1, 22)] * 2, 400.0, 2),  # it came free between
+        ([HUNG.format("python3", pid) for pid in (10, 11)], 1.0, 2),
+        ([NVME.format(disk, 1) for disk in (0, 1)], 1.0, 2),
+        ([QUEUE.format(name, 0) for name in ("eth2", "eth3")], 1.0, 2),
+        ([RESET, RESET], 700.0, 2),
+        (["EXT4-fs error (device sda1): ext4_lookup:1785: inode #2: comm ls: deleted inode"] * 2, 30.0, 2),
+    ],
+)  # fmt: skip
+def test_what_is_another_fault_stays_one(lines: list[str], every: float, faults: int) -> None:
+    assert len(read(lines, every)) == faults
+
+
+def test_a_queue_that_hangs_again_after_its_link_came_up_is_no_end() -> None:
+    up = "mlx5_core 0000:41:00.0 eth2: Link up"
+    lines = [QUEUE.format("eth2", 1), up, QUEUE.format("eth2", 1)]
+
+    assert state(lines, 8.0)[0] == {"network"}
+    assert state([*lines, up], 8.0)[0] == set()
+
+
+# --- what NVIDIA's driver says without naming a GPU --------------------------------------------------
+
+
+@pytest.mark.parametrize(("line", "action"), [(RESET, "reset"), (LOST, "reboot"), (UVM, "reboot")])
+def test_a_driver_that_cannot_use_a_gpu(line: str, action: str) -> None:
+    assert state([line]) == ({"gpu_errors"}, action)
+    assert state([line.replace("NVRM: ", "x NVRM: ")]) == (set(), "")
+
+
+@pytest.mark.parametrize("line", [RESET, LOST, UVM])
+def test_what_the_driver_takes_back_ends_it(line: str) -> None:
+    assert state([line, ASKED])[0] == {"gpu_errors", "gpu_xid"}
+    assert state([line, ASKED, TAKEN_BACK]) == (set(), "")
+    assert state([ASKED, TAKEN_BACK, line])[0] == {"gpu_errors"}
+
+
+@pytest.mark.parametrize(("left_out", "bad"), [(893, True), (3, False)])
+def test_what_the_kernel_left_out_of_its_log_counts(left_out: int, bad: bool) -> None:
+    fault = "DMAR: [DMA Read NO_PASID] Request device [0x3b:0x00.0] fault addr 0x9c000000 [fault reason 0x06] PTE Read access is not set"
+    found, action = state([f"dmar_fault: {left_out} callbacks suppressed", fault])
+
+    assert (found, action) == (({"kernel"}, "check_settings") if bad else (set(), ""))
+    assert read([fault], 1.0)[0].root.device == "0000:3b:00.0"
+    assert state([f"net_ratelimit: {left_out} callbacks suppressed", fault])[0] == set()
+
+
+def test_an_array_that_is_whole_again_is_not_another() -> None:
+    gone = [
+        "md: kicking non-fresh sdb1 from array!",
+        "md/raid1:md0: active with 1 out of 2 mirrors",
+    ]
+
+    assert state([*gone, "md: md1: recovery done."]) == ({"storage"}, "check_hardware")
+    assert state([*gone, "md: md0: recovery done."]) == (set(), "")
