@@ -55,7 +55,7 @@ _TIMEOUT = (
 # A driver that asked for its statistics in vain, or tested itself, serves all the same
 _OF_NO_ACCOUNT = r"[^\n]{0,160}(?:\b[Ss]tats?\b|[Ss]tatistics|[Ss]elf[- ]?test)"
 _UNSENT = (
-    r"TX timeout detected|tx_timeout(?: count)?: |Detected (?:Tx|Hardware) Unit Hang|transmit timeout: latency|(?:Timeout on tx|T[Xx] timeout on) queue"
+    r"TX timeout detected|tx hang \d{1,6} detected on queue|tx_timeout(?: count)?: |Detected (?:Tx|Hardware) Unit Hang|transmit timeout: latency|(?:Timeout on tx|T[Xx] timeout on) queue"
     r"|Tx Timeout triggered|TX stuck with |transmit timed out, resetting|Detected Tx timeout|initiating reset due to (?:lost link with pending Tx work|tx timeout)"
     r"|(?:\[\d/\d\] )?Lost TX completions are above (?:the )?threshold"
 )
