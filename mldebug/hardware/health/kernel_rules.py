@@ -22,7 +22,8 @@ class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
     """What one kind of kernel event means for the health of a component.
 
     Without `state` the event is no fault. `limit`: the name of a threshold; only more events than
-    that within the event window are a fault. `per_device`: counted for each device.
+    that within the event window are a fault. `per_device`: counted for each device. `bursts`: not lines are counted but
+    how often they came, as each processor of a socket tells of one and the same.
     """
 
     component: str
@@ -30,6 +31,7 @@ class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
     action: SuggestedAction = SuggestedAction.NONE
     limit: str = ""
     per_device: bool = False
+    bursts: bool = False
     lasting: bool = False  # it stands until it is told to be over, or the node is started anew; else for the event window
     ended_by: tuple[Kind, ...] = ()  # of the same device
     again: str = ""  # the name of a threshold; more events of one device than that within the event window are not ended
@@ -70,7 +72,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.PCIE_ACS: _poor("kernel", _A.CHECK_SETTINGS),
     Kind.IOMMU_FAULT: _poor("kernel", _A.CHECK_SETTINGS, limit="iommu_faults"),
     Kind.IOMMU_FAILED: _bad("kernel", _A.REBOOT, lasting=True),
-    Kind.CPU_THROTTLED: _poor("kernel", _A.CHECK_COOLING, limit="cpu_throttled"),
+    Kind.CPU_THROTTLED: KernelRule(component="kernel", state=HealthState.DEGRADED, action=_A.CHECK_COOLING, limit="cpu_throttled", bursts=True),
     Kind.PIDS_LIMIT: _poor("kernel", _A.CHECK_JOB),
     Kind.FILE_LIMIT: _poor("kernel", _A.CHECK_JOB),
     Kind.CRASH: _plain("kernel"),
@@ -184,7 +186,7 @@ def _in_numbers(component: str, recent: Sequence[Burst], limits: Thresholds) -> 
         rule = KERNEL_RULES.get(burst.root.kind)
         if rule is not None and rule.component == component and rule.limit:
             key = (burst.root.kind, burst.root.device if rule.per_device else "")
-            counts[key] = counts.get(key, 0) + burst.count
+            counts[key] = counts.get(key, 0) + (1 if rule.bursts else burst.count)
     for (kind, device), count in counts.items():
         rule = KERNEL_RULES[kind]
         limit = getattr(limits, rule.limit)

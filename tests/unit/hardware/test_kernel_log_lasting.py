@@ -124,3 +124,32 @@ def test_an_array_that_is_whole_again_is_not_another() -> None:
 
     assert state([*gone, "md: md1: recovery done."]) == ({"storage"}, "check_hardware")
     assert state([*gone, "md: md0: recovery done."]) == (set(), "")
+
+
+# --- processors that are too hot ---------------------------------------------------------------------
+
+HOT = "mce: CPU{0}: Package temperature is above threshold, cpu clock is throttled (total events = {1})"
+
+
+def heat(times: int, processors: int = 128) -> set[str]:
+    """The components with a fault after all processors of a node have told so many times of heat, five minutes apart."""
+    found = [
+        parse_line(f"2,{number},{int((1000 + 300 * time) * 1e6)},-;{HOT.format(cpu, time)}")
+        for number, (time, cpu) in enumerate(
+            (t, c) for t in range(times) for c in range(processors)
+        )
+    ]
+    events = [RankEvent(burst=burst) for burst in fold([one for one in found if one is not None])]
+    now = 1000.0 + 300.0 * times
+    health = node_health(events, now, Thresholds(), kernel_readable=True)
+    late = node_health(events, now + 7500.0, Thresholds(), kernel_readable=True)
+
+    assert not [one for one in late if one.state in BAD]  # it ends with the event window
+    assert all(one.action.value == "check_cooling" for one in health if one.state in BAD)
+    return {one.component for one in health if one.state in BAD}
+
+
+@pytest.mark.parametrize(("times", "bad"), [(1, False), (5, False), (11, True), (20, True)])
+@pytest.mark.parametrize("processors", [1, 128])
+def test_heat_that_comes_again_is_a_fault_of_the_node_whatever_its_number_of_processors(times: int, processors: int, bad: bool) -> None:  # fmt: skip
+    assert heat(times, processors) == ({"kernel"} if bad else set())
