@@ -162,7 +162,7 @@ def _xid(burst: Burst) -> RuleFinding:
 def _other_gpus(
     recent: Sequence[Burst], uuids: Mapping[str, tuple[str, int]], limits: Thresholds
 ) -> Iterator[ComponentHealth]:
-    """One for each GPU of another vendor that the kernel's log tells of."""
+    """One for each GPU that the kernel's log tells of without an Xid, and one for those whose name its line does not have."""
     by_gpu: dict[str, list[Burst]] = {}
     for burst in recent:
         rule = kernel_rules.KERNEL_RULES.get(burst.root.kind)

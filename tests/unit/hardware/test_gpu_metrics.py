@@ -309,6 +309,32 @@ def test_what_cannot_be_read_is_absent(machine: Machine) -> None:
     assert value(machine.scrape(), "temperature_celsius", "core") is None
 
 
+@pytest.mark.parametrize("code", [3, 999])
+def test_a_card_without_gpm_has_no_samples_of_it_and_none_is_guessed(
+    machine: Machine, code: int
+) -> None:
+    """Before Hopper: that a kernel ran says nothing of how many multiprocessors worked."""
+    machine.read()
+    found = machine.scrape()
+    of_gpm = {
+        name for name, _ in found if name.endswith("_active_ratio") or name == "sm_occupancy_ratio"
+    }
+    assert {
+        "graphics_active_ratio",
+        "sm_active_ratio",
+        "sm_occupancy_ratio",
+        "dram_active_ratio",
+        "tensor_active_ratio",
+    } <= of_gpm
+
+    machine.fake.fail(code, "nvmlGpmQueryDeviceSupport")
+    machine.reader = nvidia.Nvidia(Library(machine.fake.library), lambda: machine.now)
+    machine.read()
+    without = machine.scrape()
+    assert [name for name in of_gpm if value(without, name) is not None] == []
+    assert value(without, "utilization_ratio") == value(found, "utilization_ratio")
+
+
 def test_a_lost_gpu_has_no_samples_but_that_it_is_down(machine: Machine) -> None:
     machine.read()
     machine.fake.lose(0)
