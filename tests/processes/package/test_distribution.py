@@ -33,8 +33,8 @@ REPOSITORY = Path(__file__).parents[3]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 ROOTS = {"mldebug": "", "mldebug_agents": "agents/", "mldebug_training": "agents/", "mldebug_exporters": "exporters/"}  # fmt: skip
 BUILT = {
-    f"mldebug-{mldebug.__version__}.tar.gz",
-    f"mldebug-{mldebug.__version__}-py3-none-any.whl",
+    f"mldebug_agent-{mldebug.__version__}.tar.gz",
+    f"mldebug_agent-{mldebug.__version__}-py3-none-any.whl",
     f"mldebug_training-{mldebug.__version__}-py3-none-any.whl",
     f"mldebug_training_native-1.0.0-cp3{sys.version_info[1]}-cp3{sys.version_info[1]}-linux_{os.uname().machine}.whl",
 }
@@ -100,7 +100,7 @@ def release(work: Path) -> dict[str, Path]:
 
 
 def one(release: dict[str, Path], end: str) -> Path:
-    return next(path for name, path in release.items() if name.startswith("mldebug-") and name.endswith(end))  # fmt: skip
+    return next(path for name, path in release.items() if name.startswith("mldebug_agent-") and name.endswith(end))  # fmt: skip
 
 
 def test_a_release_is_four_files_and_the_same_bytes_again(
@@ -139,12 +139,12 @@ def test_the_wheel_holds_all_data_of_the_packages(release: dict[str, Path]) -> N
 
 def test_the_wheel_says_what_pip_and_people_need(release: dict[str, Path]) -> None:
     with zipfile.ZipFile(one(release, ".whl")) as archive:
-        folder = f"mldebug-{mldebug.__version__}.dist-info"
+        folder = f"mldebug_agent-{mldebug.__version__}.dist-info"
         content = archive.read(f"{folder}/METADATA")
         scripts = archive.read(f"{folder}/entry_points.txt").decode()
         licence = archive.read(f"{folder}/licenses/LICENSE")
     data = Metadata.from_email(content, validate=True)  # as strictly as an index does
-    assert (data.name, str(data.version)) == ("mldebug", mldebug.__version__)
+    assert (data.name, str(data.version)) == (mldebug.DISTRIBUTION, mldebug.__version__)
     assert str(data.requires_python) == PROJECT["requires-python"]
     assert (data.license_expression, data.license_files) == ("Apache-2.0", ["LICENSE"])
     assert licence == (REPOSITORY / "LICENSE").read_bytes()

@@ -1,13 +1,15 @@
 """One version, told by several files; and the changelog has it."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from mldebug import __version__
+from mldebug import DISTRIBUTION, __version__
 
 ROOT = Path(__file__).parents[3]
+INSTALLS_OTHER = re.compile(r"(?<!Not `)pip install (?:-\S+ )*['\"]?mldebug(?![\w.-])")
 VERSIONS = {
     "deploy/README.md": r"mldebug_(\S+?)_amd64\.deb",
     "deploy/kubernetes/Dockerfile": r"mldebug:(\S+)",
@@ -29,6 +31,26 @@ def sections() -> dict[str, str]:
 
 def released() -> list[str]:
     return [name for name in sections() if name != "Unreleased"]
+
+
+def test_the_package_is_not_called_what_pypi_calls_another_program() -> None:
+    """The files that install a wheel take the new name, too."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == DISTRIBUTION != "mldebug"
+    assert project["scripts"] == {"mldebug": "mldebug.cli.main:main"}
+    wheel = f"{DISTRIBUTION.replace('-', '_')}-*.whl"
+    for file in ("README.md", "deploy/debian/build-deb"):
+        assert wheel in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_no_page_says_to_install_that_other_program() -> None:
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+    found = {
+        str(file.relative_to(ROOT))
+        for file in files
+        if INSTALLS_OTHER.search(file.read_text(encoding="utf-8"))
+    }
+    assert not found
 
 
 def test_a_version_has_its_section_and_one_in_development_has_none_yet() -> None:

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from mldebug import __version__
 from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.cli.commands.doctor import FOR_MORE, Examination, show, sum_up
 from mldebug_agents.support.doctor import checks, rights, rows, trials
@@ -84,6 +86,20 @@ def test_the_owner_is_the_effective_uid() -> None:
     assert rights.owner("") is None
 
 
+@pytest.mark.parametrize(
+    ("installed", "found"), [(None, ""), (__version__, ""), ("0.9.0", "0.9.0")]
+)
+def test_another_program_of_the_same_name_is_seen(installed: str | None, found: str) -> None:
+    """This program under its earlier name is none."""
+
+    def version(name: str) -> str:
+        if name != "mldebug" or installed is None:
+            raise PackageNotFoundError(name)
+        return installed
+
+    assert checks.namesake_version(version) == found
+
+
 # --- rows ----------------------------------------------------------------------------------------
 
 PTRACE = frozenset({"CAP_SYS_PTRACE"})
@@ -93,6 +109,7 @@ NOTHING: frozenset[str] = frozenset()
 @pytest.mark.parametrize(
     ("check", "state", "text"),
     [
+        (rows.namesake("0.9.0"), "limited", "pip uninstall mldebug mldebug-agent"),
         (rows.yama(0, NOTHING), "ok", "same user"),
         (rows.yama(1, NOTHING), "missing", "sysctl kernel.yama.ptrace_scope=0"),
         (rows.yama(1, PTRACE), "ok", "CAP_SYS_PTRACE is held"),

@@ -6,10 +6,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
+from mldebug import __version__
 from mldebug.core.errors import MldebugError
 from mldebug.core.units import format_size
 from mldebug_agents.support.doctor import rights, rows, trials
@@ -44,6 +46,8 @@ def examine(world: CheckEnvironment) -> Iterator[DoctorCheck]:
     """All checks of `mldebug doctor`, the most important first. A check never raises: its error becomes its result."""
     status = _text(world, "self/status") or ""
     held = rights.held_capabilities(status)
+    if other := namesake_version():
+        yield rows.namesake(other)
     yield py_spy(world)
     yield own_dump(world)
     yield native_stacks(world)
@@ -60,6 +64,18 @@ def examine(world: CheckEnvironment) -> Iterator[DoctorCheck]:
     yield pystack(world)
     yield rows.clock(world.clock(), world.kernel_clock())
     yield state_dir(world)
+
+
+def namesake_version(version: Callable[[str], str] = metadata.version) -> str:
+    """The version of another program called mldebug in this environment; "" where there is none.
+
+    An installation of this program from before it was called mldebug-agent has its own version, and is none.
+    """
+    try:
+        found = version("mldebug")
+    except metadata.PackageNotFoundError:
+        return ""
+    return "" if found == __version__ else found
 
 
 def py_spy(world: CheckEnvironment) -> DoctorCheck:

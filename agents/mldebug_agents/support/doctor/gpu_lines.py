@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.hardware.health.model import (
     ACTION_WORDS,
     ComponentHealth,
@@ -85,7 +85,7 @@ def _xids(events: Sequence[RankEvent], now: float) -> Iterator[Text]:
     for event in events[-MAX_XIDS:]:
         at = event.burst.last_at
         moment = datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
-        ago = format_duration(float(max(0, int(now - at))))
+        ago = duration_words(int(now - at))
         yield Text(clean(f"  {moment} ({ago} ago): {sentence(event)}", 500))
 
 

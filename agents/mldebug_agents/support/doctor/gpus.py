@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.core.errors import ExitCode
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.hardware.health.model import ComponentHealth, HealthState
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.model import is_gpu
@@ -90,7 +90,7 @@ def _library(overview: GpuOverview) -> DoctorCheck:
 def _answering(overview: GpuOverview) -> DoctorCheck:
     name = "GPUs"
     if overview.released_until is not None:
-        left = format_duration(float(max(0, int(overview.released_until - time.time()))))
+        left = duration_words(int(overview.released_until - time.time()))
         snapshot = f"the agent has let go of them for another {left}: they are not read"
         return DoctorCheck(
             name=name, state="limited", meaning=snapshot, way_out="mldebug gpus release --end"

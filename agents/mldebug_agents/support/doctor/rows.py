@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from mldebug import DISTRIBUTION
 from mldebug.core.model import Spoken
 from mldebug_agents.support.doctor.clock import ClockState
 from mldebug_agents.support.doctor.rights import INITIAL_PID_NAMESPACE, USES
@@ -18,6 +19,16 @@ class DoctorCheck(Spoken, frozen=True, kw_only=True):
     state: State
     meaning: str
     way_out: str = ""
+
+
+def namesake(version: str) -> DoctorCheck:
+    """The check that speaks where PyPI's other program called mldebug shares this environment. `version`: that program's."""
+    return DoctorCheck(
+        name="installation",
+        state="limited",
+        meaning=f"another program called mldebug ({version}) is in this environment, and may have replaced files of this one",
+        way_out=f"pip uninstall mldebug {DISTRIBUTION}, then install {DISTRIBUTION} again",
+    )
 
 
 def yama(scope: int, held: frozenset[str]) -> DoctorCheck:
