@@ -1,7 +1,7 @@
 """Reads options that say for how long, or since when."""
 
 from mldebug.core.errors import UsageError
-from mldebug.core.units import parse_duration
+from mldebug.core.units import duration_words, parse_duration
 
 
 def bounded_duration(option: str, text: str, least: float, most: float, example: str) -> float:
@@ -11,7 +11,7 @@ def bounded_duration(option: str, text: str, least: float, most: float, example:
     try:
         seconds = parse_duration(text)
         if not least <= seconds <= most:
-            raise ValueError(f"it may be {least:g}s to {most / 60:g}m")
+            raise ValueError(f"it may be {duration_words(least)} to {duration_words(most)}")
     except ValueError as error:
         raise UsageError(f"{option} {text!r}: {error}", f"write it like {example}") from error
     return seconds

@@ -1,4 +1,4 @@
-"""Reads and prints durations and sizes as people write them: `15s`, `1h30m`, `250ms`, `20GiB`."""
+"""Reads durations and sizes as settings have them, `15s`, `1h30m`, `20GiB`, and prints them for people, `1 h 30 min`, `20 GiB`."""
 
 import re
 from typing import Annotated
@@ -19,9 +19,9 @@ Size = Annotated[int, SIZE]
 
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _DURATION = re.compile(
-    r"[0-9]{1,9}(?:\.[0-9]{1,3})? ?(?:ms|[smhd])(?: ?[0-9]{1,9}(?:\.[0-9]{1,3})? ?(?:ms|[smhd])){0,4}"
+    r"[0-9]{1,9}(?:\.[0-9]{1,3})? ?(?:ms|min|[smhd])(?: ?[0-9]{1,9}(?:\.[0-9]{1,3})? ?(?:ms|min|[smhd])){0,4}"
 )
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|[smhd])")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|min|[smhd])")
 _BYTES = {
     "B": 1,
     "kB": 1000,
@@ -41,7 +41,7 @@ _LARGER = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def parse_duration(text: str) -> float:
-    """The seconds in a text such as `90s`, `1m30s` or `1 m 30 s`. Raises ValueError that says what is wrong, also for a number
+    """The seconds in a text such as `90s`, `1m30s` or `1 min 30 s`. Raises ValueError that says what is wrong, also for a number
     without a unit.
     """
     if _NUMBER.fullmatch(text):
@@ -50,7 +50,8 @@ def parse_duration(text: str) -> float:
         )
     if not _DURATION.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is not a duration such as 15s, 4m or 1h30m")
-    parts = _DURATION_PART.findall(text)
+    found = _DURATION_PART.findall(text)
+    parts = [(number, "m" if unit == "min" else unit) for number, unit in found]
     units = [list(_MILLISECONDS).index(unit) for _, unit in parts]
     if units != sorted(set(units)):
         raise ValueError(
@@ -60,7 +61,9 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as text, `1h30m`, rounded to milliseconds; `parse_duration` reads it back."""
+    """A duration as settings and options are written, `1h30m`, rounded to milliseconds; `parse_duration` reads it back. What people
+    are told is `duration_words`.
+    """
     left = round(seconds * 1000)
     parts = []
     for unit, size in _MILLISECONDS.items():
@@ -71,21 +74,21 @@ def format_duration(seconds: float) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """A duration for people, with blanks: `1 h 30 m`, rounded to seconds."""
-    return re.sub(r"(?<=[0-9])(?=[a-z])|(?<=[a-z])(?=[0-9])", " ", format_duration(round(seconds)))
-
-
-def format_age(seconds: float) -> str:
-    """A time span in one or two units, as `kubectl` prints ages: `12s`, `5m`, `3h20m`, `2d`."""
-    whole = max(0, int(seconds))
-    if whole < 120:
-        return f"{whole}s"
-    if whole < 7200:
-        return f"{whole // 60}m"
-    if whole < 48 * 3600:
-        hours, minutes = divmod(whole // 60, 60)
-        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
-    return f"{whole // 86_400}d"
+    """A duration for people, rounded to its two largest units: `4 min 10 s`, `3 d 8 h`; below a minute with a fraction: `1.2 s`,
+    `250 ms`. Less than nothing is `0 s`.
+    """
+    if 0 < seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms"
+    if 0 < seconds < 59.95:
+        return f"{seconds:.3g} s"
+    smallest = 1 if seconds < 3600 else 60 if seconds < 86_400 else 3600
+    left = max(0, round(seconds / smallest) * smallest)
+    parts = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts) or "0 s"
 
 
 def parse_size(text: str) -> int:

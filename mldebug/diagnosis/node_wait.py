@@ -25,7 +25,7 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.core.ranksets import fold_nodes, unfold_nodes
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 
 MAX_LISTED = 4096  # nodes in a scheduler's list
 SHOWN = 8  # frames of the launcher
@@ -41,13 +41,13 @@ ELASTIC = "distributed/"
 
 
 def wait_words(job: Job, now: float) -> str:
-    """What the job's launcher waits for: `waits for nodes, 1 of 2 present since 4m`, with the nodes' names where agents
+    """What the job's launcher waits for: `waits for nodes, 1 of 2 present since 4 min`, with the nodes' names where agents
     count them; "" for other jobs. `now`: unix seconds.
     """
     wait = job.waits
     if wait is None:
         return ""
-    since = format_duration(float(max(0, int(now - job.started_at))))
+    since = duration_words(int(now - job.started_at))
     names = f" ({_folded(wait.present)})" if wait.present else ""
     words = f"waits for nodes, {_count(job)} of {wait.nodes} present{names} since {since}"
     if missing := missing_nodes(job):
@@ -115,7 +115,7 @@ def _summary(
         return f"{who} has ended its ranks and waits for those of other nodes to end"
     if meets or launcher is None or not _frames(launcher):
         return f"{who} {wait_words(job, capture.taken_at)}"
-    since = format_duration(float(max(0, int(capture.taken_at - job.started_at))))
+    since = duration_words(int(capture.taken_at - job.started_at))
     place = next(iter(labels(python_frames(_frames(launcher)))), "native code")
     return f"{who} has started no rank for {since}: it stands in {place}"
 

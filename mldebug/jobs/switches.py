@@ -12,7 +12,7 @@ import msgspec
 
 from mldebug.core.model import Spoken
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 
 KILL, SAVE, POLLED = "kill", "save", "polled"
 VARIABLE = "MLDEBUG_SWITCH_DIR"
@@ -136,12 +136,12 @@ def _switch_words(switch: Switch | None, now: float) -> str:
     if switch.until is None:
         return text
     if switch.until <= now:
-        return f"{text}, and over since {format_duration(float(int(now - switch.until)))}"
-    return f"{text}, for another {format_duration(float(math.ceil(switch.until - now)))}"
+        return f"{text}, and over since {duration_words(int(now - switch.until))}"
+    return f"{text}, for another {duration_words(math.ceil(switch.until - now))}"
 
 
 def _ago(at: float, now: float) -> str:
-    return f"{format_duration(float(max(0, int(now - at))))} ago"
+    return f"{duration_words(int(now - at))} ago"
 
 
 def _object(data: bytes) -> dict[str, object]:

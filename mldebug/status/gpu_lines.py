@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.hardware.health.sentences import MAX_LINES, GpuName, complaints, headline
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug.hardware.kernel_log.lines.reader import bus_id
@@ -80,4 +80,4 @@ def _event_words(one: RankEvent, run: RunState) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return format_duration(float(max(0, int(seconds))))
+    return duration_words(int(seconds))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mldebug.core.model import Gap
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration, percent
+from mldebug.core.units import duration_words, percent
 from mldebug.goodput.account.segments import GpuUse
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.sentences import SLOW_WORKER, WAITS_FOR_DATA, slow_mount_words
@@ -27,7 +27,7 @@ def pace_words(run: RunState) -> Iterator[str]:
 
 
 def state_words(run: RunState) -> str:
-    """The state of a run in words: `watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30s (5 times the usual)`."""
+    """The state of a run in words: `watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30 s (5 times the usual)`."""
     sentence = f"{_sentence(run)}{_limit(run)}"
     return f"{stage_words(run.stage)}: {sentence}" if sentence else stage_words(run.stage)
 
@@ -94,14 +94,14 @@ def _limit(run: RunState) -> str:
     """How much silence counts as a stall, and where that comes from."""
     if run.incident or not run.timeout_seconds or run.stage in STAGE_WORDS:  # it is past that
         return ""
-    return f"; a stall after {format_duration(round(run.timeout_seconds, 1))} ({run.why_timeout})"
+    return f"; a stall after {duration_words(round(run.timeout_seconds, 1))} ({run.why_timeout})"
 
 
 def stale_words(age: float) -> str:
     """A sentence that the agent has updated nothing for `age` seconds (rounded down to minutes); "" while that is not long."""
     if age <= STALE:
         return ""
-    minutes = format_duration(60.0 * (age // 60))
+    minutes = duration_words(60 * (age // 60))
     return f"the agent has not looked for {minutes}: what it says is old; see its log"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration, size_words
+from mldebug.core.units import duration_words, size_words
 from mldebug.status.gpu_lines import StatusLine
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.history import KnownCheckpoint
@@ -79,8 +79,8 @@ def _facts(one: KnownCheckpoint) -> Row:
 
 
 def checkpoint_words(one: KnownCheckpoint, now: float) -> str:
-    """A checkpoint in words: `complete, 4.2 GiB, 4 shards by 4 ranks, 12m old`. `now`: unix time."""
-    age = format_duration(float(round(max(0.0, now - one.ended))))
+    """A checkpoint in words: `complete, 4.2 GiB, 4 shards by 4 ranks, 12 min old`. `now`: unix time."""
+    age = duration_words(round(now - one.ended))
     shards = f", {one.shards} {'shard' if one.shards == 1 else 'shards'}" if one.shards else ""
     ranks = f" by {one.world_size} ranks" if one.shards and one.world_size else ""
     why = f": {one.why}" if one.why else ""

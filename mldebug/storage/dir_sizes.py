@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from mldebug.core.model import Noun
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration, size_words
+from mldebug.core.units import duration_words, size_words
 
 COUNTING, WATCHED, PARTLY, RESCANNED, LOST, STUCK = (
     "counting",
@@ -53,7 +53,7 @@ def dir_size_lines(trees: tuple[DirSize, ...], now: float) -> Iterator[tuple[str
 
 def _words(tree: DirSize, now: float) -> str:
     if tree.how == STUCK:
-        waited = format_duration(float(max(0, int(now - (tree.since or now)))))
+        waited = duration_words(int(now - (tree.since or now)))
         return f"does not answer for {waited}: its size is not known"
     if tree.bytes is None:
         return (
@@ -66,7 +66,7 @@ def _words(tree: DirSize, now: float) -> str:
 
 
 def _how(tree: DirSize, now: float) -> str:
-    ago = f"as of {format_duration(float(max(0, int(now - tree.at))))} ago"
+    ago = f"as of {duration_words(int(now - tree.at))} ago"
     words = {
         WATCHED: "kept fresh by events",
         PARTLY: "partly kept fresh by events, partly counted anew",

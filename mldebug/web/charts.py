@@ -6,7 +6,7 @@ from itertools import groupby
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.goodput.scalars.alerts import SEVERITY
 from mldebug.goodput.scalars.history import RunHistory
 from mldebug.goodput.scalars.model import LOSS, SERIES, STEP_SECONDS
@@ -71,7 +71,7 @@ def sparklines(history: RunHistory) -> tuple[Chart, ...]:
 def span_words(history: RunHistory) -> str:
     """How long the charts reach back, in words; "" for one moment."""
     seconds = history.times[-1] - history.times[0] if history.times else 0.0
-    return f"of {format_duration(float(round(seconds)))}" if seconds >= 1 else ""
+    return f"of {duration_words(round(seconds))}" if seconds >= 1 else ""
 
 
 def event_lines(history: RunHistory) -> tuple[EventLine, ...]:
@@ -102,7 +102,7 @@ def _chart(history: RunHistory, name: str, most: int) -> Chart | None:
     label, last = LABELS.get(name, name), points[-1][1]
     marks = [_x(one.at, begin, end) for one in history.events] if name == LOSS else []
     shown = _figure(last) if last is not None else "not a number"
-    span = format_duration(float(round(end - begin)))
+    span = duration_words(round(end - begin))
     return Chart(
         label=label,
         last=shown,

@@ -15,7 +15,7 @@ from jinja2 import Environment
 
 from mldebug.core.plugins import create, names
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration, format_size
+from mldebug.core.units import duration_words, format_size
 from mldebug.incidents.report.html import templates
 from mldebug.web.page import PageRequest, WebPage
 
@@ -103,7 +103,7 @@ def render(name: str, request: PageRequest, *, leave: bool = False, stale: str =
         places=_places(),
         node=clean(snapshot.node, 64),
         at=datetime.fromtimestamp(snapshot.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        since=format_duration(float(max(0, int(snapshot.at - snapshot.started_at)))),
+        since=duration_words(int(snapshot.at - snapshot.started_at)),
         replay=clean(snapshot.replay, 100),
         hidden_runs=snapshot.hidden_runs,
         stale=stale,
@@ -140,7 +140,7 @@ def _environment() -> Environment:
         TEMPLATES,
         {
             "size": format_size,
-            "duration": lambda seconds: format_duration(float(max(0, int(seconds)))),
+            "duration": lambda seconds: duration_words(int(seconds)),
             "clean": clean,
         },
     )

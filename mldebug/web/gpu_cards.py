@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.hardware.gpu.readings import ErrorType, GpuReading, GpuWatch, ecc_count
 from mldebug.hardware.health.heat_rules import HOT_EVENTS
 from mldebug.hardware.health.model import (
@@ -78,7 +78,7 @@ def _away(overview: GpuOverview) -> dict[tuple[str, str], str]:
     newest = overview.watch or overview.gpus
     found = {_key(one.index, one.bus_id): clean(one.reason, 200) for one in (newest.lost if newest else ())}  # fmt: skip
     for one in (*overview.count.missing, *overview.count.silent) if overview.count else ():
-        ago = format_duration(float(max(0, int(overview.at - one.since))))
+        ago = duration_words(int(overview.at - one.since))
         found[_key(one.gpu.index, one.gpu.bus_id)] = clean(f"{one.reason}, for {ago}", 200)
     return found
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.ranksets import fold_ranks, unfold
-from mldebug.core.units import parse_duration
+from mldebug.core.units import duration_words, parse_duration
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.incidents.manual import choose, look, write_case
 from mldebug_agents.jobs.hook.requests import HookRequests
@@ -86,7 +86,7 @@ def seconds_of(wait: str) -> float:
     try:
         seconds = parse_duration(wait)
         if not 1 <= seconds <= MAX_WAIT:
-            raise ValueError(f"it may be 1s to {MAX_WAIT:g}s")
+            raise ValueError(f"it may be 1 s to {duration_words(MAX_WAIT)}")
     except ValueError as error:
         raise UsageError(f"--wait {wait!r}: {error}", "write it like 60s") from error
     return seconds

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from mldebug.core.errors import MldebugError
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.probes.collectives import CollectiveResult, collective_result
 from mldebug_agents.probes.child import ChildExit, Event, ProbeChild
@@ -103,7 +104,9 @@ class Measurement:
         orders = self._orders(nodes.hosts, facts, device, until - time.monotonic())
         for _, order in orders.values():
             order["alone"] = not wanted.beside_jobs
-        return first_cause(nodes.run(run, orders, dict.fromkeys(nodes.hosts, self.on_event)))
+        with progress_line("measuring") as line:
+            listener = line.before(self.on_event)
+            return first_cause(nodes.run(run, orders, dict.fromkeys(nodes.hosts, listener)))
 
     def _orders(
         self, hosts: tuple[str, ...], facts: dict[str, ProbeNodeFacts], device: str, seconds: float

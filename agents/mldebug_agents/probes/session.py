@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from mldebug.core.errors import MldebugError, ToolError
+from mldebug.core.progress import progress_line
 from mldebug_agents.probes.child import ChildExit, Event, ProbeChild, inside
 from mldebug_agents.probes.environment import (
     ProbeEnvironment,
@@ -109,9 +110,11 @@ class Session:
         """Run any program that prints events as the scripts do; otherwise as `run`. `on_event`: called with each event."""
         variables = {**self.environment.variables, **(env or {})}
         watch = (lambda _: "") if self.wanted.beside_jobs else self._guard.look
-        return ProbeChild(self.spawner, watch).run(
-            argv, variables, seconds + SPARE, on_event, shown_limit=self.wanted.duration
-        )
+        child, limit = ProbeChild(self.spawner, watch), self.wanted.duration
+        with progress_line("measuring") as line:
+            return child.run(
+                argv, variables, seconds + SPARE, line.before(on_event), shown_limit=limit
+            )
 
     def _ask_facts(self) -> TorchFacts:
         found: list[Event] = []

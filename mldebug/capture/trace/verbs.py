@@ -31,6 +31,7 @@ from mldebug.capture.trace.spans import CallEdge, edges
 from mldebug.core.errors import EvidenceError, UsageError
 from mldebug.core.files import without_collector
 from mldebug.core.output_file import write_file
+from mldebug.core.progress import progress_line
 
 MAX_SHOWN = 2_000  # lines of a tree
 MAX_INDENT = 40
@@ -132,18 +133,24 @@ def show(file: Path, tail: int | None, tree: bool, no_source: bool, as_json: boo
 
     FILE is its ring. It may be read while it is written, and after its process has died.
     """
-    with without_collector(), loaded([file], tail) as (ring,):
+    reading = progress_line("reading the ring")
+    with reading as line, without_collector(), loaded([file], tail) as (ring,):
+        show_block = line.before(_echo)
         if as_json:
-            _print(ring_json(ring), "")
+            _print(ring_json(ring), show_block, "")
             return
         body = tree_lines(ring) if tree else _text(ring, no_source)
-        _print(chain(heading(ring), body))
+        _print(chain(heading(ring), body), show_block)
 
 
-def _print(some: Iterator[str], end: str = "\n") -> None:
+def _print(some: Iterator[str], show_block: Callable[[str], None], end: str = "\n") -> None:
     """Many lines at once: there may be millions."""
     while block := list(islice(some, 1000)):
-        click.echo(end.join(block), nl=bool(end))
+        show_block(end.join(block) + end)
+
+
+def _echo(block: str) -> None:
+    click.echo(block, nl=False)
 
 
 def _text(ring: Ring, without: bool) -> Iterator[str]:
@@ -168,7 +175,8 @@ def export(
     the form of a file that ends in .speedscope.json. FILES are rings, or folders of rings.
     """
     chosen = form or ("speedscope" if ".speedscope." in output.name else "chrome")
-    with without_collector(), loaded(ring_files(files), tail) as rings:
+    writing = progress_line("reading the rings")
+    with writing, without_collector(), loaded(ring_files(files), tail) as rings:
         _write(output, _FORMATS[chosen](rings), force)
 
 
@@ -180,13 +188,14 @@ def merge(files: tuple[Path, ...], as_json: bool) -> None:
 
     FILES are rings, or folders of rings: copy those of other nodes here.
     """
-    with without_collector(), loaded(ring_files(files), None) as rings:
+    reading = progress_line("reading the rings")
+    with reading, without_collector(), loaded(ring_files(files), None) as rings:
         merged = merge_rings(numbered(rings))
         left = list(left_out(rings, merged))
     if as_json:
         click.echo(msgspec.json.encode({**merged_object(merged), "left_out": left}).decode())
         return
-    _print(chain(merged_lines(merged), left))
+    _print(chain(merged_lines(merged), left), _echo)
 
 
 @contextmanager

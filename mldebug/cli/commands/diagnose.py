@@ -9,11 +9,11 @@ import msgspec
 
 from mldebug.capture.dump_folder import captures_from_dumps
 from mldebug.cli.console import Console
-from mldebug.cli.progress import progress_line
 from mldebug.core.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.core.files import unreadable
 from mldebug.core.model import Judgement, NodeCapture, QueriedNodes
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.report_model import Report, Stall
 from mldebug.core.text import typed
 from mldebug.diagnosis.diagnose import diagnose

@@ -14,6 +14,7 @@ from mldebug.cli.console import Console, print_line
 from mldebug.core.errors import EvidenceError, ExitCode
 from mldebug.core.files import unreadable, without_collector
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 
 MAX_PROBLEMS = 10
@@ -31,9 +32,10 @@ def command(directory: Path, as_json: bool) -> None:
 
     Exit code 0: nobody waits; 1: somebody does; 2: there is no dump that can be read.
     """
-    with without_collector():
-        folder = read_folder(_checked(directory))
-    answer = analyse(folder.records, folder.unreadable)
+    with progress_line("reading the dumps"):
+        with without_collector():
+            folder = read_folder(_checked(directory))
+        answer = analyse(folder.records, folder.unreadable)
     if as_json:
         click.echo(msgspec.json.encode(_object(folder, answer)).decode())
     else:

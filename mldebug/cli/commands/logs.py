@@ -12,8 +12,9 @@ from mldebug.cli.console import Console, print_line
 from mldebug.cli.param_types import FILE
 from mldebug.core.errors import AccessError, ExitCode, UsageError
 from mldebug.core.plugins import NoOptions, create_all, load
+from mldebug.core.progress import progress_line
 from mldebug.core.text import plural
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.jobs.logs.records import LogFormat, LogRecord
 from mldebug.jobs.logs.trial import FormatTrial, LogTrial, try_log
@@ -46,7 +47,8 @@ def try_file(file: str, patterns: tuple[str, ...], as_json: bool) -> None:
 
     Exit code 0: at least one line tells a step; 1: none does.
     """
-    trial = try_log(_chunks(file), LogParser(create_all("logs"), _own(patterns)))
+    with progress_line("reading the log"):
+        trial = try_log(_chunks(file), LogParser(create_all("logs"), _own(patterns)))
     has_step = any(one.last_step is not None for one in trial.formats)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(trial), indent=2).decode())
@@ -93,7 +95,7 @@ def _record(record: LogRecord) -> str:
         "" if record.step is None else f"step {record.step}",
         "" if record.total is None else f"of {record.total}",
         "" if record.loss is None else f"loss {record.loss:g}",
-        "" if record.step_seconds is None else f"{format_duration(record.step_seconds)} a step",
+        "" if record.step_seconds is None else f"{duration_words(record.step_seconds)} a step",
         f"at {record.place}" if record.place else "",
         *(f"{name} {value:g}" for name, value in record.scalars.items()),
     ]

@@ -20,6 +20,7 @@ from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.plugins import create as create_plugin
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import safe_line
 
 
@@ -43,7 +44,8 @@ def command(config: Path, name: str) -> None:
     for event in _events(time.time()):
         message = message_of(event, platform.node(), settings.events.link, __version__)
         try:
-            channel.send(message)
+            with progress_line(f"sending to {safe_line(name, 60)}"):
+                channel.send(message)
         except (OSError, MessageRefusedError) as error:
             reason = safe_line(str(error), 300)
             raise MldebugError(f"channel {name}: {reason}", "mend it and try again") from error

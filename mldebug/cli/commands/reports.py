@@ -18,10 +18,11 @@ from mldebug.cli.repeat import looks
 from mldebug.core.errors import AccessError, EvidenceError, UsageError
 from mldebug.core.output_file import write_file
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
 from mldebug.core.text import aligned, typed
-from mldebug.core.units import format_age
+from mldebug.core.units import duration_words
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report, report_lines
 from mldebug.incidents.report_dirs import find_report, report_stores_of
@@ -93,7 +94,8 @@ def list_reports(
 
     def look() -> tuple[ReportFilter, _Lists]:
         wanted = ReportFilter(None if period is None else time.time() - period, job, verdict)
-        return wanted, _list(report_stores_of(config), wanted)
+        with progress_line("reading the reports"):
+            return wanted, _list(report_stores_of(config), wanted)
 
     for wanted, lists in looks(look, watch, console):
         _show_list(lists, "json" if as_json else output, console, config, wanted)
@@ -159,8 +161,9 @@ def export(
     suffix = next((known for known in SUFFIXES if file.name.endswith(known)), "")
     if not suffix:
         raise UsageError(f"{file} has no known ending", f"end it in one of {', '.join(SUFFIXES)}")
-    archive, report = find_report(report_stores_of(config or given), report_id)
-    content = exported(archive, report, suffix)
+    with progress_line("packing the report"):
+        archive, report = find_report(report_stores_of(config or given), report_id)
+        content = exported(archive, report, suffix)
     write_file(file, (content,), force)
     written = {"id": report.id, "file": str(file), "bytes": len(content)}
     click.echo(_pretty(written) if as_json else f"{clean(str(file), 400)}: {len(content):,} bytes")
@@ -222,7 +225,7 @@ def entry_lines(
 
 
 def _row(entry: ReportEntry, now: float) -> tuple[str, ...]:
-    age = "-" if entry.at is None else format_age(now - entry.at)
+    age = "-" if entry.at is None else duration_words(int(now - entry.at))
     if entry.broken:
         return (entry.id, age, "-", "-", "broken")
     # One that somebody asked for is closed by nobody: "open" would be said of it for ever.

@@ -12,7 +12,7 @@ import msgspec
 
 from mldebug.core.model import Noun, shared_fields
 from mldebug.core.ranksets import fold_ranks
-from mldebug.core.units import format_duration, percent
+from mldebug.core.units import duration_words, percent
 from mldebug.goodput.account.gpu_time import AttemptAccount
 from mldebug.goodput.account.job_account import AttemptTotal, JobAccount
 from mldebug.goodput.account.segments import GpuUse
@@ -76,7 +76,7 @@ def interval_words(found: CheckpointInterval) -> str:
 
 def _time(seconds: float) -> str:
     step = 1.0 if seconds < 120 else 60.0
-    return format_duration(max(1.0, round(seconds / step) * step))
+    return duration_words(max(1.0, round(seconds / step) * step))
 
 
 SHOWN = 3  # losses that the sentence names

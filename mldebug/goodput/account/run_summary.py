@@ -10,7 +10,7 @@ from mldebug.alerts.node_events import SubjectAlerts
 from mldebug.core.redact import safe_line
 from mldebug.core.report_model import GoodputView
 from mldebug.core.text import plural
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.goodput.account.job_goodput import AttemptGoodput, JobGoodput
 from mldebug.goodput.account.segments import GpuUse
 
@@ -20,9 +20,9 @@ ENDS = {"well": "ended well", "failed": "failed", "unknown": "ended"}
 
 
 def end_words(one: AttemptGoodput) -> str:
-    """How an attempt that is over ended, and where its GPU time went: `failed after 1h2m: 71 % productive; 9 % stalls`."""
+    """How an attempt that is over ended, and where its GPU time went: `failed after 1 h 2 min: 71 % productive; 9 % stalls`."""
     lasted = max(0.0, (one.ended or one.began) - one.began)
-    return f"{ENDS.get(one.outcome, ENDS['unknown'])} after {format_duration(round(lasted))}: {one.sentence}"
+    return f"{ENDS.get(one.outcome, ENDS['unknown'])} after {duration_words(round(lasted))}: {one.sentence}"
 
 
 def summary_lines(one: AttemptGoodput, job: JobGoodput) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from mldebug.core.model import Gap, Noun
-from mldebug.core.units import format_duration, size_words
+from mldebug.core.units import duration_words, size_words
 from mldebug.hardware.host_memory.parse import Level, RankMemory
 
 FULL = 0.95  # of a limit
@@ -70,9 +70,8 @@ def _level(one: LevelState) -> str:
 
 
 def left_words(seconds: float) -> str:
-    """Seconds in words, rounded as a forecast deserves: `8m40s`, `3h20m`, `15d8h`."""
-    unit = 1 if seconds < 3600 else 60 if seconds < 86_400 else 3600
-    return format_duration(float(round(seconds / unit) * unit))
+    """Seconds in words, rounded as a forecast deserves: `8 min 40 s`, `3 h 20 min`, `15 d 8 h`."""
+    return duration_words(round(seconds))
 
 
 def level_name(level: Level) -> str:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from mldebug.core.redact import safe_line
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.jobs.schedulers.model import PRESENT, JobStanding, Queue, QueueJob, WatchedState
 from mldebug.jobs.schedulers.slurm_states import blocked
 
@@ -64,7 +64,7 @@ def watched_state(
 
 
 def job_words(job: QueueJob, now: float) -> str:
-    """A job in words: `17 (my-training): pending for 2h (Resources), to start in about 3h`. `now`: unix time."""
+    """A job in words: `17 (my-training): pending for 2 h (Resources), to start in about 3 h`. `now`: unix time."""
     return f"{safe_line(job.id, 60)} ({safe_line(job.name, 60)}): {', '.join(_facts(job, now))}"
 
 
@@ -120,8 +120,7 @@ def _order(job: QueueJob) -> tuple[int, float]:
 
 
 def _span(seconds: float) -> str:
-    whole = max(0, int(seconds))
-    return format_duration(float(whole - whole % 60 if whole > 600 else whole))
+    return duration_words(int(seconds - seconds % 60 if seconds > 600 else seconds))
 
 
 def _fits(pattern: str, text: str) -> bool:

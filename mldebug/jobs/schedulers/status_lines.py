@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from mldebug.core.redact import safe_line
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.jobs.schedulers.model import Orphan, SchedulerState
 
 MOST = 8
@@ -45,7 +45,7 @@ def orphan_words(one: Orphan) -> str:
 
 def orphan_line(one: Orphan, now: float) -> str:
     """The line about an orphan process (see `orphan_words`), with how long it has been running. `now`: unix time."""
-    return f"{orphan_words(one)}; it runs for {format_duration(float(max(0, int(now - one.started_at))))}"
+    return f"{orphan_words(one)}; it runs for {duration_words(max(0, int(now - one.started_at)))}"
 
 
 def _nodes(state: SchedulerState) -> str:
@@ -61,7 +61,7 @@ def _nodes(state: SchedulerState) -> str:
 def _old(state: SchedulerState, now: float) -> str:
     if state.success_at is None:
         return ""
-    return f"; it last did {format_duration(float(max(0, int(now - state.success_at))))} ago"
+    return f"; it last did {duration_words(int(now - state.success_at))} ago"
 
 
 def _count(number: int, word: str) -> str:

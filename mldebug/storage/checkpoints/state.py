@@ -6,7 +6,7 @@ import msgspec
 
 from mldebug.core.model import Gap, Noun
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration, size_words
+from mldebug.core.units import duration_words, size_words
 from mldebug.storage.checkpoints.history import (
     CLOSE,
     SKEW,
@@ -114,7 +114,7 @@ def _sentences(state: SeriesState, now: float) -> Iterator[str]:
 
 
 def lost_words(state: SeriesState) -> str:
-    """What would be lost now: `at most 12m of work and 1,200 steps`; "" where that is not known."""
+    """What would be lost now: `at most 12 min of work and 1,200 steps`; "" where that is not known."""
     if state.lost_seconds is None:
         return ""
     steps = f" and {state.lost_steps:,} steps" if state.lost_steps is not None else ""
@@ -147,7 +147,7 @@ def _ago(seconds: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return format_duration(float(round(max(0.0, seconds))))
+    return duration_words(round(seconds))
 
 
 def lines_of(states: Iterable[SeriesState], run: str) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mldebug.core.model import Noun
-from mldebug.core.units import format_duration, size_words
+from mldebug.core.units import duration_words, size_words
 from mldebug.storage.filesystems.forecast import Forecast
 from mldebug.storage.filesystems.limits import UsageLimit
 from mldebug.storage.filesystems.state import StorageAlert
@@ -73,7 +73,7 @@ def fullness_alerts(
             kind="full_soon", subject=title, sentence=f"{title}: {forecast_words(ahead[0])}"
         )
     if now.inodes and is_soon(ahead[1], early):
-        sentence = f"{title}: no inode will be left in {duration_words(ahead[1].seconds_left or 0.0)}, and no file can be made"
+        sentence = f"{title}: no inode will be left in {about(ahead[1].seconds_left or 0.0)}, and no file can be made"
         yield StorageAlert(kind="inodes_soon", subject=title, sentence=sentence)
 
 
@@ -90,18 +90,18 @@ def is_soon(ahead: Forecast, early: tuple[float, int]) -> bool:
 
 
 def forecast_words(ahead: Forecast) -> str:
-    """The forecast in words: `412 GiB every 28m: full in 3 saves, 1h24m`; "" where there is none."""
+    """The forecast in words: `412 GiB every 28 min: full in 3 saves, 1 h 24 min`; "" where there is none."""
     if ahead.seconds_left is None:
         return ""
-    left = duration_words(ahead.seconds_left)
+    left = about(ahead.seconds_left)
     if ahead.saves_left is None or ahead.checkpoint_bytes is None or ahead.period is None:
         return f"{size_words(ahead.per_second)}/s: full in {left}"
-    checkpoint = f"{size_words(ahead.checkpoint_bytes)} every {duration_words(ahead.period)}"
+    checkpoint = f"{size_words(ahead.checkpoint_bytes)} every {about(ahead.period)}"
     if ahead.saves_left == 1:
         return f"{checkpoint}: the next save, due in {left}, will not fit"
     return f"{checkpoint}: full in {ahead.saves_left} saves, {left}"
 
 
-def duration_words(seconds: float) -> str:
-    """Seconds in words, rounded to seconds below a minute, else to minutes: `1h24m`."""
-    return format_duration(float(round(seconds) if seconds < 60 else round(seconds / 60) * 60))
+def about(seconds: float) -> str:
+    """A duration in words, rounded to seconds below a minute, else to minutes: `1 h 24 min`."""
+    return duration_words(round(seconds) if seconds < 60 else round(seconds / 60) * 60)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mldebug.core.redact import clean
 from mldebug.core.text import plural
-from mldebug.core.units import format_age, format_duration, size_words
+from mldebug.core.units import duration_words, size_words
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.usage.model import CountedTree, OldCheckpoint, StorageUsage
 
@@ -71,7 +71,7 @@ def _filesystem(tree: CountedTree) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return format_duration(round(seconds, 1) or 0.1)
+    return duration_words(round(seconds, 1) or 0.1)
 
 
 def _row(name: str, size: int, inodes: int) -> str:
@@ -117,6 +117,6 @@ def _checkpoints(found: StorageUsage) -> Iterator[str]:
 
 
 def _old(one: OldCheckpoint, now: float) -> str:
-    age = format_age(max(0.0, now - one.checkpoint.ended))
+    age = duration_words(int(now - one.checkpoint.ended))
     least = "" if one.frees == one.bytes else f" of {size_words(one.bytes)}"
-    return f"{_cut(one.path):<{PATH}} {size_words(one.frees):>11} {age:>6} {_STATES[one.checkpoint.state]}{least}"
+    return f"{_cut(one.path):<{PATH}} {size_words(one.frees):>11} {age:>10} {_STATES[one.checkpoint.state]}{least}"

@@ -8,7 +8,7 @@ import msgspec
 from mldebug.core.model import Gap
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.hardware.gpu.fingerprint import GpuState
 from mldebug.hardware.gpu.sentences import state_words
 from mldebug.hardware.health.sentences import complaints, headline
@@ -142,7 +142,7 @@ def _event(one: RankEvent, now: float) -> GpuEventRow:
     row = xid_row(root.xid) if root.xid is not None and root.kind.value == "xid" else None
     return GpuEventRow(
         moment=f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC",
-        ago=format_duration(float(max(0, int(now - at)))),
+        ago=duration_words(int(now - at)),
         sentence=clean(sentence(one), 400),
         advice=clean(row.advice or XID_WORDS[row.action], 300) if row else "",
         mood="bad" if one.burst.tier.value == "fatal" else "quiet",

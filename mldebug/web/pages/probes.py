@@ -8,7 +8,7 @@ import msgspec
 
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration, format_size
+from mldebug.core.units import duration_words, format_size
 from mldebug.probes.history import SHARE, JudgedSeries, SeriesTrend, change_words, figures
 from mldebug.status.probe_lines import common, dated, moment, verdict
 from mldebug.status.run_lines import ailing_lines
@@ -115,7 +115,7 @@ def _ago(one: JudgedSeries, now: float) -> str:
     if seconds >= 86_400:
         days = seconds // 86_400
         return f"{days} {'day' if days == 1 else 'days'} ago"
-    return f"{format_duration(float(seconds // 60 * 60 or seconds))} ago"
+    return f"{duration_words(seconds // 60 * 60 or seconds)} ago"
 
 
 def _notes(snapshot: Snapshot) -> Iterator[str]:

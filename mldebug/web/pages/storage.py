@@ -45,7 +45,7 @@ class CheckpointSeriesRow(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     job: str
     mood: str
-    lost: str  # "12m of work and 1,200 steps"; "": not known
+    lost: str  # "12 min of work and 1,200 steps"; "": not known
     sentence: str
     listed: tuple[ListItem, ...]
 

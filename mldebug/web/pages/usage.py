@@ -8,7 +8,7 @@ import msgspec
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.text import typed
-from mldebug.core.units import format_age, size_words
+from mldebug.core.units import duration_words, size_words
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.storage.checkpoints.state import COUNTS, KEPT, SeriesState
 from mldebug.storage.filesystems.state import Row
@@ -169,7 +169,7 @@ def _series_row(one: SeriesState, runs: dict[str, RunState], now: float) -> Rete
         size=size_words(one.bytes),
         frees=tuple(size_words(one.would_free.get(keep, 0)) for keep in COUNTS),
         could_go=tuple(
-            f"{clean(each.name, 80)}, {size_words(each.size)}, {format_age(max(0.0, now - each.ended))} old"
+            f"{clean(each.name, 80)}, {size_words(each.size)}, {duration_words(int(now - each.ended))} old"
             for each in one.could_go
         ),
     )

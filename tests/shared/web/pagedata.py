@@ -116,7 +116,7 @@ def saved(run: str = JOB, **changes: object) -> SeriesState:
     made = SeriesState(
         run=run, folder="/scratch/ada/ckpt", series="step_#", last=listed[1], newest=newest, listed=listed,
         lost_seconds=815.0, lost_steps=104, period=1680.0,
-        sentence="last complete checkpoint step_1200 12m ago (412 GiB in 1m35s, 4.3 GiB/s); if it dies now 13m35s of work and"
+        sentence="last complete checkpoint step_1200 12 min ago (412 GiB in 1 min 35 s, 4.3 GiB/s); if it dies now 13 min 35 s of work and"
                  " 104 steps are lost; step_1300 is being written, 118 GiB so far",
     )  # fmt: skip
     return replace(made, **changes)
@@ -148,8 +148,8 @@ def storage(*, ranks: int = 8, writers: int = 4) -> Snapshot:
     )
     quota: Row = {"quota": "work", "used_ratio": 0.914, "line": "work: 91.4% used, 18.3 TiB of 20 TiB"}  # fmt: skip
     alarm = StorageAlert(kind="quota", subject="work", sentence=f"quota {quota['line']}")
-    tree: Row = {"path": "/scratch/ada/ckpt", "line": "/scratch/ada/ckpt: 3.62 TiB in 4214 inodes, kept fresh by events, as of 2s ago"}  # fmt: skip
-    part_trees: Row = {"path": "/data/cache", "lower_bound": True, "line": "/data/cache: at least 1.1 TiB in 918 inodes, counted anew from time to time, as of 9m ago; 12 of its entries could not be looked at"}  # fmt: skip
+    tree: Row = {"path": "/scratch/ada/ckpt", "line": "/scratch/ada/ckpt: 3.62 TiB in 4214 inodes, kept fresh by events, as of 2 s ago"}  # fmt: skip
+    part_trees: Row = {"path": "/data/cache", "lower_bound": True, "line": "/data/cache: at least 1.1 TiB in 918 inodes, counted anew from time to time, as of 9 min ago; 12 of its entries could not be looked at"}  # fmt: skip
     wrote = tuple[Row, ...](
         {"job": JOB, "rank": one, "line": f"rank {one} of llama-7b writes {1200 - one} MiB/s; /scratch/ada/ckpt/step_1300/{one}.distcp on /scratch grows by {1200 - one} MiB/s"}
         for one in range(writers)

@@ -183,7 +183,11 @@ def test_the_exit_code_is_the_command_s(
         (["dump", "--hosts", "a[1-", "--ssh"], "is not a list of nodes", "node[1-40,42]"),
         (["dump", "--hosts", "-oProxyCommand=x", "--ssh"], "no name of a host", "node[1-40,42]"),
         (["dump", "--slurm-job", "7; reboot"], "is no job id of Slurm", "squeue --me"),
-        (["dump", "--slurm-job", "7", "--wait", "0s"], "it may be 1s to 30m", "write it like 60s"),
+        (
+            ["dump", "--slurm-job", "7", "--wait", "0s"],
+            "it may be 1 s to 30 min",
+            "write it like 60s",
+        ),
     ],
 )
 def test_wrong_usage_says_what_is_right(

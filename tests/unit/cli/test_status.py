@@ -147,7 +147,7 @@ def test_a_quiet_run_says_why_it_is_quiet() -> None:
     assert "an agent watches them for 1 h: no incident open" in text
     assert "step 1200, loss 2.5, log /logs/train.log" in text
     flat = " ".join(text.split())
-    assert "watching: last step 0.4 s ago (usual gap 0.6 s); a stall after 30s (5 x 0.6 s" in flat
+    assert "watching: last step 0.4 s ago (usual gap 0.6 s); a stall after 30 s (5 x 0.6 s" in flat
 
 
 def test_what_ranks_say_of_themselves_stands_beside_the_step() -> None:
@@ -182,7 +182,7 @@ def test_a_stalled_run_says_who_and_where_to_read_on() -> None:
 @pytest.mark.parametrize(("age", "known"), [(0.0, False), (89.0, False), (200.0, True), (-50.0, False)])  # fmt: skip
 def test_an_agent_that_no_longer_looks_is_told(age: float, known: bool) -> None:
     text = beside(watched(), at=NOW - age)
-    assert ("the agent has not looked for 3m: what it says is old" in text) == known
+    assert ("the agent has not looked for 3 min: what it says is old" in text) == known
 
 
 def test_what_ails_the_agent_is_told() -> None:
@@ -265,7 +265,7 @@ def test_a_stall_is_past_its_limit(stage: str) -> None:
     text = " ".join(beside(watched(stage=stage, sentence=sentence)).split())
     assert f"{sentence} " in text
     assert "a stall after" not in text
-    assert "a stall after 30s" in " ".join(beside(watched(stage="suspect")).split())
+    assert "a stall after 30 s" in " ".join(beside(watched(stage="suspect")).split())
 
 
 def test_where_a_limit_comes_from_is_said_once_and_plainly() -> None:
@@ -273,6 +273,7 @@ def test_where_a_limit_comes_from_is_said_once_and_plainly() -> None:
     run = watched(sentence=f"no rank stands still; this job tells no step ({why})", why_timeout=why)
     text = " ".join(beside(run).split())
     assert (
-        f"watching: no rank stands still; this job tells no step; a stall after 30s ({why})" in text
+        f"watching: no rank stands still; this job tells no step; a stall after 30 s ({why})"
+        in text
     )
     assert text.count(why) == 1

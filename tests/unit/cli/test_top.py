@@ -37,7 +37,7 @@ def run(number: int = 1, **changes: Any) -> RunBrief:
     made = RunBrief(
         key=("torchrun", str(number)), id=f"1a2b{number}", name="train.py", launcher="torchrun", user="ada", world_size=8,
         age=3725.0, ranks=ranks, watched=True, step=1200, step_seconds=0.5, loss=2.25, stage="watching",
-        sentence="watching: last step 0.4 s ago (usual gap 0.5 s); a stall after 30s (5 times the usual)",
+        sentence="watching: last step 0.4 s ago (usual gap 0.5 s); a stall after 30 s (5 times the usual)",
     )  # fmt: skip
     return msgspec.structs.replace(made, **changes)
 

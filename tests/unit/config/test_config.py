@@ -23,7 +23,6 @@ from mldebug.core.errors import ConfigError, ExitCode
 from mldebug.core.units import (
     Duration,
     Size,
-    format_age,
     format_duration,
     format_size,
     parse_duration,
@@ -220,14 +219,6 @@ def test_the_effective_config_reads_back_as_itself(config: Config) -> None:
 @given(durations)
 def test_durations_round_trip(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-3, "0s"), (119.9, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (12_060, "3h21m"), (48 * 3600, "2d")],
-)  # fmt: skip
-def test_ages_are_short(seconds: float, text: str) -> None:
-    assert format_age(seconds) == text
 
 
 @given(st.integers(0, 10**14))

@@ -139,7 +139,7 @@ def saving(*, attempts: int, living: int = 0, gpus: int = 8, period: float | Non
     )
 
 
-ADVICE = "advice: a checkpoint every 31m in place of 2h would lose 9 % less of the time: one costs 1m20s, and a failure comes every 6h (Young/Daly)"
+ADVICE = "advice: a checkpoint every 31 min in place of 2 h would lose 9 % less of the time: one costs 1 min 20 s, and a failure comes every 6 h (Young/Daly)"
 
 
 @pytest.mark.parametrize(
@@ -174,5 +174,7 @@ def test_the_interval_is_that_of_young() -> None:
     assert (found.best, found.between_failures) == (1000.0, 10_000.0)
     assert found.best_loss == pytest.approx(0.05 + 0.05)
     assert found.present_loss == pytest.approx(0.0125 + 0.2)
-    assert interval_words(found).startswith("advice: a checkpoint every 17m in place of 1h7m ")
+    assert interval_words(found).startswith(
+        "advice: a checkpoint every 17 min in place of 1 h 7 min "
+    )
     assert best_interval(cost=50.0, checkpoints=2, running=40_000.0, failures=4, present=1.0) is None  # fmt: skip

@@ -41,7 +41,7 @@ def job(*attempts: AttemptGoodput, **fields: object) -> JobGoodput:
 
 def test_it_says_how_it_ended_who_was_slow_and_what_the_whole_job_used() -> None:
     assert summary_lines(attempt(), job()) == (
-        "failed after 1h2m: 80 % productive; 20 % stalls",
+        "failed after 1 h 2 min: 80 % productive; 20 % stalls",
         SLOW,
         "the job so far, of 2 attempts: 60 % productive",
         "advice: oftener",
@@ -50,7 +50,7 @@ def test_it_says_how_it_ended_who_was_slow_and_what_the_whole_job_used() -> None
 
 def test_of_a_single_attempt_the_job_is_not_told_again() -> None:
     words = summary_lines(attempt(stragglers=()), job(attempts=1, advice=""))
-    assert words == ("failed after 1h2m: 80 % productive; 20 % stalls",)
+    assert words == ("failed after 1 h 2 min: 80 % productive; 20 % stalls",)
 
 
 @pytest.mark.parametrize(("outcome", "words"), [("well", "ended well"), ("unknown", "ended after"), ("", "ended after")])  # fmt: skip
@@ -76,7 +76,7 @@ def test_it_is_an_alert_for_ten_minutes_after_the_end() -> None:
     some = [job(attempt(), attempt(attempt=2, ended=None, outcome=""))]
     (one,) = together(summary_alerts(some, ENDED + 5)).alerts
     assert (one.kind, one.severity, one.uid) == ("run_summary", "info", 7)
-    assert one.sentence == "train.py failed after 1h2m: 80 % productive; 20 % stalls"
+    assert one.sentence == "train.py failed after 1 h 2 min: 80 % productive; 20 % stalls"
     assert SLOW in one.next_steps
     assert not together(summary_alerts(some, ENDED + SHOWN + 1)).alerts
     assert not together(summary_alerts(some, ENDED - 1)).alerts

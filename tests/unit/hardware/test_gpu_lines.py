@@ -217,7 +217,7 @@ def test_status_counts_what_is_missing() -> None:
 def test_status_says_that_the_gpus_are_released_and_why() -> None:
     snap = snapshot(gpus=None, health=(), gpus_released_until=NOW + 61, gpus_released_why="somebody asked for it")  # fmt: skip
     assert [one.text for one in hardware_lines(snap, NOW)] == [
-        "it has let go of the GPUs for another 1m1s: somebody asked for it",
+        "it has let go of the GPUs for another 1 min 1 s: somebody asked for it",
         "  take them up again: mldebug gpus release --end",
     ]
 
@@ -228,7 +228,7 @@ RUN = RunState(id="1a2b3c", name="train.py", launcher="torchrun")
 def test_only_events_of_ranks_of_this_run_are_told() -> None:
     other, node = event(run="0ther"), event(rank=None, run="")
     (line,) = rank_lines([event(), other, node], RUN, NOW)
-    assert line.startswith("12m34s ago: Xid 79 (")
+    assert line.startswith("12 min 34 s ago: Xid 79 (")
     assert "rank 3" in line
     many = [event() for _ in range(11)]
     assert next(rank_lines(many, RUN, NOW)) == "… 3 kernel events before"

@@ -197,7 +197,8 @@ def test_nothing_is_foretold_of_what_was_just_met() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(519.6, "8m40s"), (12_034, "3h21m"), (1_327_145, "15d9h"), (0, "0s")]
+    ("seconds", "words"),
+    [(519.6, "8 min 40 s"), (12_034, "3 h 21 min"), (1_327_145, "15 d 9 h"), (0, "0 s")],
 )
 def test_a_forecast_is_told_no_more_exactly_than_it_is_known(seconds: float, words: str) -> None:
     assert left_words(seconds) == words
@@ -212,7 +213,7 @@ def test_an_alarm_names_the_limit_the_pace_and_who_grows() -> None:
     )
     assert list(alarms(memory)) == [
         (
-            "memory of cgroup /job: 3 GiB of 4 GiB in use, 240 MiB more a minute: out of memory in 4m16s;"
+            "memory of cgroup /job: 3 GiB of 4 GiB in use, 240 MiB more a minute: out of memory in 4 min 16 s;"
             " rank 3 grows most, 234 MiB a minute"
         )
     ]

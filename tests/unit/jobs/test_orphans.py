@@ -49,7 +49,7 @@ def test_a_process_that_outlived_its_job_is_told_after_the_grace_and_not_ended(
     (found,) = [one for one in watch.look(order) if JOB in one.job]
     assert (found.pid, found.rank, found.uid, found.job) == (left, "3", os.getuid(), f"Slurm job {JOB}")  # fmt: skip
     assert "holds 1 GPU (3.0 GiB): squeue knows no such job that runs" in orphan_words(found)
-    assert "runs for 1m" in orphan_line(found, found.started_at + 60)
+    assert "runs for 1 min" in orphan_line(found, found.started_at + 60)
     (word,) = of_orphans([found])
     assert [(one.kind, one.uid, one.labels["pid"]) for one in word.alerts] == [("orphan_process", os.getuid(), str(left))]  # fmt: skip
     os.kill(left, 0)

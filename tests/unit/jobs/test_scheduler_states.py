@@ -136,7 +136,7 @@ def test_a_watch_tells_missing_blocked_and_near() -> None:
     (first,) = [one for one in queue.jobs if one.id == "1"]
     near = watched_state("w", JobPattern(name="my *"), queue, (first.ends or 0) - 600, 900)
     assert (near.missing, [one.id for one in near.near]) == (False, ["1"])
-    assert "its time limit ends it in 10m" in near.sentence
+    assert "its time limit ends it in 10 min" in near.sentence
     assert watched_state("w", JobPattern(name="my *"), queue, NOW, 900).near == ()
     array = watched_state("w", JobPattern(id="2"), queue, NOW, 900)
     assert array.counts == {"running": 1, "queued": 1}

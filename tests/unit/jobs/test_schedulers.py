@@ -340,7 +340,7 @@ def test_status_and_metrics_tell_the_same() -> None:
     state = clocked.tell(Queue(jobs=(runs, waits), nodes=nodes))
     lines = list(scheduler_lines([state], now))
     assert [bad for _, bad in lines] == [False, True, False]
-    assert lines[0][0].startswith("pretrain: 7 (my-1): running for 2h, its time limit ends it in ")
+    assert lines[0][0].startswith("pretrain: 7 (my-1): running for 2 h, its time limit ends it in ")
     assert lines[1][0] == "evals: no job named eval is running or queued"
     assert lines[2][0].startswith("main: n2 is drained (bad")
     assert "\x1b" not in lines[2][0]

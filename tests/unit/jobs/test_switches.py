@@ -1045,7 +1045,7 @@ def test_the_command_line(
     code, out, _ = run(capsys, "status")
     assert (code, "kill    not set" in out, "by nobody" in out) == (0, True, True)
     code, out, _ = run(capsys, "kill")
-    assert (code, "It holds for 1d" in out, "Nobody asks" in out) == (0, True, True)
+    assert (code, "It holds for 1 d" in out, "Nobody asks" in out) == (0, True, True)
     code, out, _ = run(capsys, "status")
     assert (code, "for another " in out) == (1, True)
     assert max(map(len, out.replace(str(place), "").splitlines())) <= 80  # but for a long path
@@ -1083,5 +1083,5 @@ def test_a_late_word_says_that_a_hung_rank_never_asks_again(place: Path) -> None
     found = carry_out(SwitchRequest(verb="look", folder=str(place))).found
     assert found is not None
     lines = list(state_lines(found, NOW))
-    assert lines[3].startswith("asked   10m ago by rank 0 of 8 (pid 7 on n1)")
+    assert lines[3].startswith("asked   10 min ago by rank 0 of 8 (pid 7 on n1)")
     assert "mldebug dump" in lines[3]

@@ -34,8 +34,8 @@ def test_each_series_is_told_with_its_newest_saves() -> None:
     lines = [one.text for one in storage_lines(storage_state)]
     assert lines[0] == "Checkpoints:"
     assert lines[1].startswith("  /ckpt/name/step_#: last complete checkpoint step_10 ")
-    assert lines[2] == "    step_11  incomplete, 1 GiB, 3 shards by 4 ranks, 1h49m old: cut"
-    assert lines[3] == "    step_10  complete, 1 GiB, 4 shards by 4 ranks, 1h49m50s old"
+    assert lines[2] == "    step_11  incomplete, 1 GiB, 3 shards by 4 ranks, 1 h 49 min old: cut"
+    assert lines[3] == "    step_10  complete, 1 GiB, 4 shards by 4 ranks, 1 h 50 min old"
     assert len(lines) == 2 + LISTED
     assert all(one.isprintable() for one in lines)
     rows = msgspec.json.decode(storage_json(storage_state))["checkpoints"]

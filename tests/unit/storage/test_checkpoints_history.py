@@ -47,8 +47,8 @@ def test_the_last_complete_save_and_what_would_be_lost() -> None:
     assert (state.last.name, state.last.size, state.last.seconds) == ("step_200", GIB, 20.0)
     assert (state.lost_seconds, state.lost_steps) == (320.0, 88)
     assert state.sentence == (
-        "last complete checkpoint step_200 5m ago (1 GiB in 20s, 51.2 MiB/s);"
-        " if it dies now 5m20s of work and 88 steps are lost"
+        "last complete checkpoint step_200 5 min ago (1 GiB in 20 s, 51.2 MiB/s);"
+        " if it dies now 5 min 20 s of work and 88 steps are lost"
     )
 
 
@@ -264,5 +264,5 @@ def test_what_is_lost_is_at_most_that_where_the_newest_is_not_known() -> None:
     closed = CheckpointVerdict(state=Completeness.UNKNOWN, why="permission denied")
     looked(series, START, look_at(100, START - 900), look_at(200, START - 300, closed))
     sentence = series_state(series, NAME, START).sentence
-    assert "if it dies now at most 15m20s of work are lost" in sentence
+    assert "if it dies now at most 15 min 20 s of work are lost" in sentence
     assert "step_200: nobody can say whether it is complete: permission denied" in sentence

@@ -210,7 +210,7 @@ def test_what_was_not_looked_at_for_long_is_not_told_as_if_it_were_there(
     assert setting.state.trouble == ""
     later = time.time() + 300.0
     monkeypatch.setattr("mldebug_agents.storage.checkpoints.monitor.time.time", lambda: later)
-    assert setting.state.trouble == "not looked at for 5m"
+    assert setting.state.trouble == "not looked at for 5 min"
     assert setting.state.lost_seconds is None
 
 

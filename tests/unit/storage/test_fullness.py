@@ -151,8 +151,8 @@ def test_alarms_are_sentences_that_say_what_happens_then() -> None:
     assert [one.sentence for one in result] == [
         "/data (nfs01:/data) is 91.0% full, 9 GiB left; the alarm is set to 85%",
         "/data (nfs01:/data) has used 90.0% of its inodes, 100 left: without them no file can be made, whatever space there is",
-        "/data (nfs01:/data): 20 GiB every 28m: the next save, due in 12m, will not fit",
-        "/data (nfs01:/data): no inode will be left in 2h, and no file can be made",
+        "/data (nfs01:/data): 20 GiB every 28 min: the next save, due in 12 min, will not fit",
+        "/data (nfs01:/data): no inode will be left in 2 h, and no file can be made",
     ]
     (rest,) = fullness_alerts(
         "/d", now, (UsageLimit(left=40 << 30), 1.0), (Forecast(), Forecast()), (1.0, 1)

@@ -53,14 +53,17 @@ def captured(what: Job, *functions: str) -> NodeCapture:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        (job(), "waits for nodes, 1 of 2 present since 4m"),
-        (job(64), "waits for nodes, 1 of 64 present since 4m; nobody counts those of other nodes"),
-        (job(4, "n1", "n2"), "waits for nodes, 2 of 4 present (n[1-2]) since 4m"),
+        (job(), "waits for nodes, 1 of 2 present since 4 min"),
+        (
+            job(64),
+            "waits for nodes, 1 of 64 present since 4 min; nobody counts those of other nodes",
+        ),
+        (job(4, "n1", "n2"), "waits for nodes, 2 of 4 present (n[1-2]) since 4 min"),
         (
             job(4, "n1", "n2", listed="n[1-4]"),
-            "waits for nodes, 2 of 4 present (n[1-2]) since 4m; missing: n[3-4]",
+            "waits for nodes, 2 of 4 present (n[1-2]) since 4 min; missing: n[3-4]",
         ),
-        (job(2, listed="n[1-2]"), "waits for nodes, 1 of 2 present since 4m; missing: n2"),
+        (job(2, listed="n[1-2]"), "waits for nodes, 1 of 2 present since 4 min; missing: n2"),
     ],
 )
 def test_how_many_are_there_and_who_is_missing(what: Job, words: str) -> None:
@@ -100,7 +103,7 @@ def test_of_two_missing_nodes_none_is_blamed() -> None:
 def test_a_launcher_that_stands_elsewhere_waits_for_no_node() -> None:
     found = diagnose((captured(job(2, listed="n[1-2]"), *IMPORTS),)).diagnosis
     assert found.culprits == ()
-    assert "has started no rank for 4m: it stands in get_data" in found.summary
+    assert "has started no rank for 4 min: it stands in get_data" in found.summary
 
 
 def test_the_barrier_at_the_exit_is_no_stall() -> None:

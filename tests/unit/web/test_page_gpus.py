@@ -51,7 +51,7 @@ def test_what_is_not_well_comes_first_and_says_what_to_do() -> None:
     assert [one.index for one in shown.boards] == ["5", "1", "4", "0", "2", "3", "6", "7"]
     assert [one.mood for one in shown.boards[:4]] == ["bad", "bad", "quiet", "good"]
     assert shown.lead == "7 GPUs: 1 unhealthy, 1 degraded, 5 healthy; 1 missing"
-    assert shown.boards[0].complaints == ("GPU is lost, for 12m34s",)
+    assert shown.boards[0].complaints == ("GPU is lost, for 12 min 34 s",)
     assert shown.boards[1].complaints[0].endswith("→ drain the node and reset the GPU")
     facts = [(one.text, one.bad) for one in shown.boards[2].facts]
     assert ("clocks kept low: hw thermal slowdown", True) in facts
@@ -78,7 +78,7 @@ def test_what_could_not_be_read_is_a_dash_and_never_zero() -> None:
 def test_xids_have_their_meaning_and_what_to_do_the_newest_first() -> None:
     first, second = built(gpus()).events
     assert first.sentence == "Xid 79 (GPU has fallen off the bus) on GPU 0000:6b:00.0, rank 5"
-    assert (first.ago, first.mood, first.advice) == ("12m34s", "bad", xid_row(79).advice)
+    assert (first.ago, first.mood, first.advice) == ("12 min 34 s", "bad", xid_row(79).advice)
     assert (second.mood, second.advice) == ("quiet", xid_row(31).advice)
 
 
@@ -143,7 +143,7 @@ def test_why_there_is_no_gpu_is_one_sentence(changes: dict[str, object], why: st
 def test_let_go_of_says_until_when_and_each_line_once() -> None:
     changed = replace(gpus(), gpus=None, gpu_watch=None, gpus_released_until=AT + 60, gpus_released_why="a reset")  # fmt: skip
     lines = [one.text for one in built(changed).notes]
-    assert lines[0] == "it has let go of the GPUs for another 1m: a reset"
+    assert lines[0] == "it has let go of the GPUs for another 1 min: a reset"
     assert len(lines) == len(set(lines))
 
 

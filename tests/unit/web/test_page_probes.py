@@ -63,7 +63,7 @@ def test_what_has_shifted_comes_first_with_its_verdict() -> None:
 
 def test_when_the_last_one_ran_and_what_to_type() -> None:
     shown = built(probes())
-    assert shown.last == "the last probe ran 3h ago (2026-11-21 02:46Z)"
+    assert shown.last == "the last probe ran 3 h ago (2026-11-21 02:46Z)"
     assert shown.commands[0] == "mldebug probe isolate"
     steady = built(quiet(probes=judge_all([measured([1.0] * 12)])))
     assert steady.commands[0] == "mldebug probe collectives"

@@ -218,7 +218,7 @@ def test_before_the_first_look_a_sentence_comes(folder: Path) -> None:
 
 def test_an_agent_that_no_longer_looks_is_told_on_every_page(folder: Path) -> None:
     """Its doors answer from threads of their own, also while its main loop hangs."""
-    words = "The agent has not looked for 3m: what it says is old"
+    words = "The agent has not looked for 3 min: what it says is old"
     with pages(folder, shown(hanging())) as server:
         paths = [*(f"/{name}" for name in frame.pages() if name != "run"), "/run?id=7f3a"]
         fresh = [at_socket(folder, path) for path in paths]

@@ -53,12 +53,12 @@ def test_every_word_of_the_terminal_stands_in_the_page() -> None:
 
 def test_what_hangs_is_the_first_alarm_and_the_first_row_and_red() -> None:
     shown = built(storage())
-    assert shown.alarms[0] == "/data (nfs01:/data) has not answered for 3m: 8 ranks use it"
+    assert shown.alarms[0] == "/data (nfs01:/data) has not answered for 3 min: 8 ranks use it"
     (group,) = (one for one in shown.groups if one.name == "filesystems")
     assert [one.mood for one in group.items] == ["bad", "bad", "good", "good"]
     assert group.items[0].title == "/data (nfs01:/data)"
     assert group.items[0].ratio is None
-    assert group.items[1].ahead == "412 GiB every 28m: full in 3 saves, 1h24m"
+    assert group.items[1].ahead == "412 GiB every 28 min: full in 3 saves, 1 h 24 min"
     assert page(storage()).index("nfs01:/data") < page(storage()).index("nvme0n1p2")
 
 
@@ -84,13 +84,13 @@ def test_whoever_would_lose_most_comes_first_and_before_him_whom_nobody_knows() 
     again = built(quiet(checkpoint_series=states[::-1])).checkpoint_series
     assert {one.place: one.id for one in again} == {one.place: one.id for one in found}
     assert len({one.id for one in found}) == 3
-    assert [one.lost for one in found] == ["", "15m of work and 104 steps", "5s of work and 104 steps"]  # fmt: skip
+    assert [one.lost for one in found] == ["", "15 min of work and 104 steps", "5 s of work and 104 steps"]  # fmt: skip
 
 
 def test_memory_that_is_nearly_used_up_is_an_alarm_with_the_rank_that_grows() -> None:
     shown = built(quiet(memory=memory()))
     assert [one.mood for one in shown.levels] == ["good", "bad"]
-    assert "out of memory in 8m40s; rank 3 grows most" in shown.alarms[0]
+    assert "out of memory in 8 min 40 s; rank 3 grows most" in shown.alarms[0]
     assert shown.ranks[0].own == "64 GiB"  # who holds most
 
 

@@ -110,7 +110,7 @@ def test_the_run_with_an_incident_comes_first_and_says_what_status_says() -> Non
     assert text.index("pretrain.py") < text.index("llama-7b")
     assert "1 incident open" in text
     assert "stalled: no step for 75 s (usual gap 0.4 s); 7 ranks wait in all_reduce" in text
-    assert "watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30s (5 times" in text
+    assert "watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30 s (5 times" in text
     assert "0.4 s per step" in text
 
 

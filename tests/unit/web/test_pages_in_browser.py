@@ -110,7 +110,7 @@ def test_what_is_old_is_told_without_a_reload_until_it_is_new(browser: Browser, 
         page.open(link)
         expect(page.page.locator("#stale")).to_have_count(0)
         server.published_at -= 200
-        expect(page.page.get_by_role("alert")).to_contain_text("has not looked for 3m")
+        expect(page.page.get_by_role("alert")).to_contain_text("has not looked for 3 min")
         expect(page.page.locator("#runs")).to_have_css("filter", "grayscale(1)")
         server.publish(shown(training(), at=LATER))
         expect(page.page.locator("#stale")).to_have_count(0)

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
 from mldebug.cli.param_types import FOLDER
-from mldebug.cli.progress import progress_line
 from mldebug.core.errors import EvidenceError, ExitCode
 from mldebug.core.plugins import NoOptions, create_all
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration, size_words
+from mldebug.core.units import duration_words, size_words
 from mldebug.storage.checkpoints.history import KnownCheckpoint
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
@@ -92,7 +92,7 @@ def _checkpoint(one: KnownCheckpoint, width: int, now: float) -> Iterator[Text]:
         one.state, "yellow"
     )
     step = f", step {one.step:,}" if one.step is not None else ""
-    age = format_duration(float(round(max(0.0, now - one.ended))))
+    age = duration_words(round(now - one.ended))
     line = Text(f"  {clean(one.name, 60):{width}}  ")
     line.append(f"{WORDS[one.state]:13}", style=style)
     yield line.append(f"  {age} old{step}, {size_words(one.size)}")

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
-from mldebug.cli.progress import progress_line
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.stacks.pyspy import find_binary

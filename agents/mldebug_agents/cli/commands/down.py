@@ -7,6 +7,7 @@ import click
 from mldebug.config.schema import load_config
 from mldebug.core.errors import MldebugError, NothingFoundError
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.text import typed
 from mldebug_agents.system.service.background import LOG_FILE, running, stop
 from mldebug_agents.web.client import ask_nearest
@@ -25,7 +26,9 @@ def command(config: Path | None) -> None:
     agent = running(state_dir)
     if agent is None:
         raise _nothing(state_dir, config)
-    if not stop(agent, STOP_SECONDS):
+    with progress_line("waiting for the agent to end"):
+        ended = stop(agent, STOP_SECONDS)
+    if not ended:
         raise MldebugError(
             f"the agent (pid {agent.pid}) has not ended in {STOP_SECONDS:g} s",
             f"see {state_dir / LOG_FILE}",

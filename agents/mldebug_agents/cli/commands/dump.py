@@ -10,7 +10,6 @@ import msgspec
 
 from mldebug.cli.console import Console
 from mldebug.cli.param_types import FILE, JOB
-from mldebug.cli.progress import progress_line
 from mldebug.cluster.messages import (
     CLUSTER_PATH,
     DUMP_DEADLINE,
@@ -24,8 +23,9 @@ from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.model import Verdict
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.report_model import Report
-from mldebug.core.units import parse_duration
+from mldebug.core.units import duration_words, parse_duration
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report
 from mldebug_agents.agent.node_tools import open_tools
@@ -268,7 +268,7 @@ def adjusted(config: Config, native: bool | None, watch: str | None) -> Config:
         try:
             seconds = parse_duration(watch)
             if not 0 <= seconds <= MAX_WATCH:
-                raise ValueError(f"it may be 0s to {MAX_WATCH:g}s")
+                raise ValueError(f"it may be 0 s to {duration_words(MAX_WATCH)}")
             deadline = max(capture.deadline, seconds + 30.0)
             capture = msgspec.structs.replace(capture, watch=seconds, deadline=deadline)
         except ValueError as error:

@@ -14,9 +14,10 @@ from mldebug.cli.console import Console, print_line
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode, MldebugError, ToolError, UsageError
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.core.text import typed
-from mldebug.core.units import format_duration, parse_duration
+from mldebug.core.units import duration_words, parse_duration
 from mldebug.hardware.health.sentences import complaints, headline
 from mldebug.status.gpu_table import missing, rows, table, users
 from mldebug.status.gpu_view import GpuOverview
@@ -100,7 +101,7 @@ def _show_far(settings: Config, far: FarNodes, as_json: bool) -> ExitCode:
 
 def _look(config: Config, *, here_only: bool) -> GpuOverview:
     """Return the agent's view of the GPUs, or read them directly; ToolError where there is no NVIDIA library."""
-    with open_tools(config) as tools:
+    with progress_line("reading the GPUs"), open_tools(config) as tools:
         state_dir = config.agent.state_dir
         found = tools.capture.finder.find()
         look = OneShotReader(
@@ -127,7 +128,7 @@ def list_lines(overview: GpuOverview, now: float) -> Iterator[Text]:
     found = rows(overview)
     yield Text(clean(f"{overview.node}: {_title(overview, now)}", 300), style="bold")
     if overview.released_until:
-        left = format_duration(float(max(0, int(overview.released_until - now))))
+        left = duration_words(int(overview.released_until - now))
         yield Text(f"the agent has let go of the GPUs for another {left}: nobody reads them")
     if found:
         for line in table(found):
@@ -191,7 +192,7 @@ def _seconds(duration: str | None, *, end: bool) -> float:
     except ValueError as error:
         raise UsageError(f"--for {duration!r}: {error}", "write it like 10m") from error
     if not 0 < seconds <= LONGEST:
-        most = format_duration(LONGEST)
+        most = duration_words(LONGEST)
         raise UsageError(f"--for {duration}: it may be up to {most}", "write it like 10m")
     return seconds
 

@@ -15,6 +15,7 @@ from mldebug.config.schema import load_config
 from mldebug.core.errors import ExitCode
 from mldebug.core.model import Noun
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.memory import RankHolders, take_memory
 from mldebug_agents.incidents.step_orders import seconds_of, step_target, stored
@@ -54,7 +55,10 @@ def command(
     Exit code 0: all ranks have answered; 1: one has not, with the reason; 3: a right is missing.
     """
     own, patience = load_config(config), seconds_of(wait)
-    with open_tools(own) as tools:
+    with (
+        progress_line("waiting for the ranks to answer at their next step"),
+        open_tools(own) as tools,
+    ):
         found, wanted, chosen = step_target(
             tools.capture, own.agent.state_dir, name or job, ranks, here_only=config is not None
         )

@@ -16,6 +16,7 @@ from mldebug.cluster.wire import NodeReply, encode
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.core.units import parse_size
 from mldebug.diagnosis.exits.model import words_of_status
@@ -90,9 +91,11 @@ def command(
 
 def _here(config: Config, wanted: PreflightRequest) -> NodesChecked:
     sent = time.time()
-    with open_tools(config) as tools:
-        findings = _look(tools, wanted)
-    findings = _measured(findings, wanted)
+    with progress_line("checking this node") as line:
+        with open_tools(config) as tools:
+            findings = _look(tools, wanted)
+        line.doing = "measuring the GPUs under load" if wanted.load else line.doing
+        findings = _measured(findings, wanted)
     answer = CheckedNode(findings=findings, sent=sent, came=time.time())
     return NodesChecked(answers=(answer,), silent={})
 

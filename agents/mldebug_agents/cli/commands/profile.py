@@ -15,6 +15,7 @@ from mldebug.config.schema import load_config
 from mldebug.core.errors import AccessError, ExitCode
 from mldebug.core.model import Noun
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.profile import RankProfile, take_profiles
 from mldebug_agents.incidents.step_orders import seconds_of, step_target, stored
@@ -67,7 +68,7 @@ def command(
     Exit code 0: all ranks were profiled; 1: one could not be, or the job is stalled; 3: a right or a tool is missing.
     """
     own, patience = load_config(config), seconds_of(wait)
-    with open_tools(own) as tools:
+    with progress_line("profiling the next steps of the ranks"), open_tools(own) as tools:
         found, wanted, chosen = step_target(
             tools.capture, own.agent.state_dir, name or job, ranks, here_only=config is not None
         )

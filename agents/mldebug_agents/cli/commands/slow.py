@@ -14,6 +14,7 @@ from mldebug.config.schema import load_config
 from mldebug.core.errors import AccessError, ExitCode
 from mldebug.core.model import Job, Noun
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.core.units import percent
 from mldebug.goodput.rank_shares import RankShares
@@ -50,7 +51,7 @@ def command(name: str | None, job: str | None, as_json: bool, config: Path | Non
 
     Exit code 0: nobody slows the others down; 1: somebody does; 3: a right or a tool is missing to look.
     """
-    with open_tools(load_config(config)) as tools:
+    with progress_line("sampling the ranks"), open_tools(load_config(config)) as tools:
         jobs = choose(tools.capture.finder.find(), None, name or job)
         sampler = WaitSampler(tools.capture)
         answers = [_judged(one, sampler) for one in jobs]

@@ -287,7 +287,7 @@ def _agent(listing: NodeListing, config: Path | None) -> Iterator[Text]:
             f"a replay of {clean(agent.replay, 100)}: nothing of it is here or now", style="yellow"
         )
         return
-    since = duration_words(max(0, int(listing.now - agent.started_at)))
+    since = duration_words(int(listing.now - agent.started_at))
     stalled = sum(bool(run.incident) for run in agent.runs)
     state = (
         f"{stalled} {'incident' if stalled == 1 else 'incidents'} open"
@@ -355,7 +355,7 @@ def _facts(job: Job, now: float) -> Iterator[str]:
     yield clean(job.launcher, 40)
     yield f"user {clean(job.user, 40) or job.uid}"
     if job.started_at:
-        yield f"started {duration_words(max(0, int(now - job.started_at)))} ago"
+        yield f"started {duration_words(int(now - job.started_at))} ago"
     if job.attempt:
         yield f"attempt {job.attempt}"
     if job.launcher_pid:

@@ -14,6 +14,7 @@ import msgspec
 from mldebug.config.schema import SYSTEM_STATE_DIR, Config, load_config
 from mldebug.core.errors import UsageError
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.units import parse_duration
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.support.bundle import facts, packing
@@ -51,7 +52,7 @@ def command(out: Path | None, duration: str, log: Path | None, config: Path | No
     path = out or Path(f"mldebug-bundle-{stamp}.tar.gz")
     packing.check(path)
     click.echo(f"mldebug: recording for {duration}; Ctrl-C ends it sooner", err=True)
-    with open_tools(settings) as tools, interrupted() as enough:
+    with progress_line("recording"), open_tools(settings) as tools, interrupted() as enough:
         recorder = Recorder(tools, seconds, enough)
         manifest = recorder.record()
     folder = recorder.folder
@@ -110,7 +111,7 @@ def _seconds(duration: str) -> float:
     except ValueError as error:
         raise UsageError(f"--for {duration!r}: {error}", "write it like 30s or 2m") from error
     if not 0 <= seconds <= MAX_SECONDS:
-        raise UsageError(f"--for {duration!r}: it may be 0s to 10m", "write it like 30s or 2m")
+        raise UsageError(f"--for {duration!r}: it may be 0 s to 10 min", "write it like 30s or 2m")
     return seconds
 
 

@@ -19,7 +19,7 @@ from mldebug.core.errors import ExitCode, UsageError
 from mldebug.core.model import Job
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
-from mldebug.core.units import format_duration, parse_duration
+from mldebug.core.units import duration_words, parse_duration
 from mldebug.jobs.switches import (
     KILL,
     SAVE,
@@ -155,7 +155,7 @@ def _turn(
     if not clear:
         lines.append(effect_words(name, found.polled, now))
     if name == KILL and seconds and not clear:
-        held = format_duration(seconds)
+        held = duration_words(seconds)
         lines.append(
             f"It holds for {held}; whatever starts with this folder until then stops at once."
         )

@@ -1,7 +1,6 @@
 """Say who uses what on a full disk, and which checkpoints could go."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from mldebug.cli.param_types import FOLDER
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import AccessError, NothingFoundError
 from mldebug.core.plugins import NoOptions, create_all
+from mldebug.core.progress import ProgressLine, progress_line
 from mldebug.core.redact import clean
 from mldebug.storage.usage.lines import usage_lines
 from mldebug.storage.usage.tally import UsageTally, without_nested
@@ -47,7 +47,7 @@ def command(
     The newest whole checkpoint never counts as one that could go, nor one that a run named or may have resumed from.
     """
     own = load_config(config)
-    with open_tools(own) as tools:
+    with progress_line("counting") as shown, open_tools(own) as tools:
         nearest = ask_nearest(own.agent.state_dir, here_only=config is not None)
         snapshot = nearest.answer.snapshot
         runs = list(running(tools.context.host, tools.capture.finder.find().jobs, snapshot))
@@ -56,7 +56,7 @@ def command(
             raise NothingFoundError("no run is seen here and the config names no directory", "mldebug usage DIRECTORY")  # fmt: skip
         tally = UsageTally()
         request = CountRequest(paths=tuple(map(os.fsencode, paths)), seconds=seconds, most=inodes)
-        trees = count_trees(tools.context.spawner, request, tally, _Progress(as_json))
+        trees = count_trees(tools.context.spawner, request, tally, lambda at: _at(shown, at))
         past, trouble = recorded(nearest.state_dir) if snapshot else ((), "no agent runs here")
         runs += [*past, _processes(tools)]
         answerer = UsageAnswerer(tools.context.reader, create_all("checkpoints"), tally, runs, tools.context.host.user)  # fmt: skip
@@ -88,15 +88,8 @@ def _processes(tools: NodeTools) -> KnownRun:
     return processes(host, {paths[path]: data for path, data in contents.items() if isinstance(data, bytes)})  # fmt: skip
 
 
-class _Progress:
-    """Says on a terminal at which folder the count is."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._on = not quiet and sys.stderr.isatty()
-
-    def __call__(self, at: str) -> None:
-        if self._on:
-            click.echo(f"\r\x1b[Kcounting {clean(at, 60)}", nl=False, err=True)
+def _at(line: ProgressLine, place: str) -> None:
+    line.doing = f"counting {clean(place, 60)}"
 
 
 def create(options: NoOptions) -> click.Command:

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 
 LONGEST = 4 * 3600.0  # seconds that the GPUs may be left unwatched by one request
 FOR_RESET = 300.0  # seconds for which the agent lets go by itself, and then looks again
@@ -91,7 +91,7 @@ class GpuController:
         if not 0 <= seconds <= LONGEST:  # so NaN is none
             raise UsageError(
                 "the GPUs cannot be released for so long",
-                f"at most {format_duration(LONGEST)} at a time",
+                f"at most {duration_words(LONGEST)} at a time",
             )
         if self._gpus is None:
             return Released(seconds=seconds, closed=True)

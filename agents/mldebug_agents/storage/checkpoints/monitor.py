@@ -15,7 +15,7 @@ import msgspec
 
 from mldebug.config.storage import CheckpointsConfig
 from mldebug.core.model import NodeCapture
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.history import (
     CheckpointSeries,
@@ -206,7 +206,7 @@ class CheckpointMonitor:
             return "not looked at since the agent started"
         quiet = now - look.at
         if quiet > OLD + 2 * self._settings.interval:
-            return look.trouble or f"not looked at for {format_duration(float(round(quiet)))}"
+            return look.trouble or f"not looked at for {duration_words(round(quiet))}"
         return look.trouble
 
     def places(self, runs: Mapping[str, Run]) -> dict[str, tuple[str, ...]]:

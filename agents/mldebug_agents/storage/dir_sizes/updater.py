@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from mldebug.core.units import format_duration
+from mldebug.core.units import duration_words
 from mldebug.storage.dir_sizes import LOST, PARTLY, RESCANNED, WATCHED, DirSize
 from mldebug_agents.storage.dir_sizes.folders import FolderIndex
 from mldebug_agents.storage.dir_sizes.inotify import IGNORED, OVERFLOW, ROOT_GONE, InotifyQueue
@@ -100,7 +100,7 @@ class DirSizeUpdater:
         return PARTLY if index.by_watch else RESCANNED
 
     def _explain(self, index: FolderIndex) -> str:
-        every = format_duration(self.order.rescan)
+        every = duration_words(self.order.rescan)
         reasons = []
         if index.over:
             reasons.append(f"it has more than {index.over}, which are counted at most")

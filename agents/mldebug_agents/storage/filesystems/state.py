@@ -28,7 +28,7 @@ def stuck_alert(reading: FilesystemReading) -> StorageAlert:
     """The alert for a mount that does not answer."""
     ranks = len(reading.used.ranks)
     users = f": {ranks} {'rank uses' if ranks == 1 else 'ranks use'} it" if ranks else ""
-    title, since = reading.used.title, fullness.duration_words(reading.answer.stuck)
+    title, since = reading.used.title, fullness.about(reading.answer.stuck)
     words = f"{title} has not answered for {since}{users}"
     return StorageAlert(kind="stuck", subject=title, sentence=words)
 
