@@ -22,10 +22,11 @@ _PYTHON_IN_NATIVE = (
 
 def _head(match: re.Match[str]) -> ThreadHead:
     return ThreadHead(
-        number=number(match["lwp"] or match["tid"]),
+        number=number(match["lwp"] or match["tid"] or match["turned"]),
         name=clean(match["name"] or "", 64),
         own=True,
-        main=line_number(match["index"]) == 1 or bool(match["start"] or match["alone"]),
+        main=1 in (line_number(match["index"]), line_number(match["turn"]))
+        or bool(match["start"] or match["alone"]),
     )
 
 
@@ -54,6 +55,7 @@ GDB = StackForm(
         r"(?:\"(?P<name>[^\"]*)\".*)?\)?:?"
         r"|TID (?P<tid>\d{1,10}):"
         r"|(?P<start>Traceback) \(most recent call first\):"
+        r"|\[Switching to thread (?P<turn>\d{1,6}) \(Thread 0x[0-9a-f]+ \(LWP (?P<turned>\d{1,10})\)\)\]"
         r"|(?P<alone>\((?:cuda-)?gdb\) (?:bt|backtrace|where)(?: full)?))\s*$"
     ),
     head=_head,
@@ -65,7 +67,8 @@ GDB = StackForm(
     noise=re.compile(
         r"^\s*<built-in method .*$|^\s*\(.*\)$|^\[(?:New (?:LWP|Thread)|Thread debugging|Switching|Current thread).*$|^Using host libthread_db.*$"
         r"|^\s*Unable to (?:locate|read).*$|^0x[0-9a-f]+ in .*$|^\d+\s+(?:\.\.?/|in ).*$|^ {4,}\S.*$|^(?:GNU gdb|Copyright|License|Reading symbols|warning:).*$"
-        r"|^\s*(?:at|from) \S.*$|^--Type <RET>.*$|^---Type <return>.*$"
+        r"|^\s*(?:at|from) \S.*$|^--Type <RET>.*$|^---Type <return>.*$|^(?:\((?:cuda-)?gdb\) )?(?:thread|thr|t|info|py-(?:bt|up|down|list)|set|frame)\b.*$"
+        r"|^\s*\*?\s*(?:Id\s+Target Id\b|\d+\s+Thread 0x).*$|^\(unable to read python frame information\)$"
     ),
     main_last=True,
 )

@@ -57,6 +57,7 @@ class ThreadText(msgspec.Struct):
     form: StackForm
     number: int
     frames: list[Frame] = []
+    turned: bool = False  # a debugger has turned to it, and its backtrace is still to come
 
 
 class ThreadBlock(msgspec.Struct):

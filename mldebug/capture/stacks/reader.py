@@ -242,9 +242,13 @@ class _Stream:
             if match is None:
                 continue
             last = self._last_thread()
-            if "start" in match.groupdict() and match["start"] and last and not last.frames:
+            groups = match.groupdict()
+            if groups.get("start") and last and not last.frames:
                 return True  # the heading of py-bt below that of its thread
-            pid = int(match.groupdict().get("pid") or 0)
+            if groups.get("alone") and last and last.form is form and last.turned:
+                last.frames.clear()  # the one frame that gdb shows as it turns to a thread
+                return True
+            pid = int(groups.get("pid") or 0)
             if not self._blocks or pid not in (0, self._blocks[-1].process.pid):
                 self._begin(line.number, pid or self._heading.pid, "")
             self._form = form
@@ -252,7 +256,8 @@ class _Stream:
             if self._blocks[-1].json:
                 self._begin(line.number, self._heading.pid, "")
                 threads = self._blocks[-1].threads
-            threads.append(ThreadText(form.head(match), form, line.number, []))
+            turned = bool(groups.get("turn"))
+            threads.append(ThreadText(form.head(match), form, line.number, [], turned))
             return True
         return False
 

@@ -25,6 +25,7 @@ from mldebug.diagnosis.classify.tables.native_calls import (
     SLEEPS,
     STREAM_CALLS,
     STREAMS,
+    SYSTEM_CALLS,
     TRANSFERS,
 )
 from mldebug.diagnosis.classify.tables.signs import NameSign
@@ -112,6 +113,18 @@ def transfer_wait(process: ProcessFacts) -> Classification | None:
             f"native stack: {native_words(process.native.frames, found.function)}",
             *activity(process),
         ),
+    )
+
+
+def unknown_words(process: ProcessFacts) -> str:
+    """`stands in native code (TFE_Execute, libtensorflow.so)`: its innermost function that is not of the C library; "" where no native stack shows one."""
+    frames = process.native.frames if process.native else ()
+    named = (one for one in frames if one.native and not _tells_nothing(one) and re.match(r"[A-Za-z_~]", one.function) and not SYSTEM_CALLS.fullmatch(one.function))  # fmt: skip
+    found = next(named, None)
+    return (
+        f"stands in native code ({', '.join(filter(None, (found.function, found.file)))})"
+        if found
+        else ""
     )
 
 

@@ -41,6 +41,7 @@ from mldebug.diagnosis.classify.native_stack import (
     native_sign,
     own_wait,
     transfer_wait,
+    unknown_words,
 )
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 from mldebug.diagnosis.classify.tables.kernel_waits import POLL_WAITS
@@ -287,7 +288,7 @@ def _by_activity(process: ProcessFacts) -> Classification:
         return _loosely(process, "native_code", Role.UNCLEAR, "is in native code in")
     if not process.frames:
         where = process.thread.kernel_stack[:1]
-        doing = f"waits in the kernel ({where[0]}), and its stack was not read" if where else "cannot be seen"  # fmt: skip
+        doing = f"waits in the kernel ({where[0]}), and its stack was not read" if where else unknown_words(process) or "cannot be seen"  # fmt: skip
         return Classification(name="unclear", role=Role.UNCLEAR, doing=doing, why=activity(process))
     state = process.capture.state
     if state is not None and held_by_profiler(state):

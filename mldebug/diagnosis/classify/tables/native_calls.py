@@ -47,6 +47,13 @@ NATIVE: tuple[NameSign, ...] = (
         r"c10d::ProcessGroup(?:NCCL|Gloo|Wrapper|MPI|UCC)::(?:_?all\w+|_?broadcast\w*|_?reduce\w*|barrier|gather|scatter)",
         BY_NAME,
     ),
+    sign(
+        "collective",
+        W,
+        "waits in a collective of XGBoost in {site}",
+        r"rabit::engine::\w+::Try(?:Allreduce|Broadcast|Reduce)\w*|xgboost::collective::\w*(?:Allreduce|Allgather|Broadcast)\w*",
+        "all_reduce",
+    ),
     # MPI, in C and in Fortran: what progresses below (libopen-pal, UCX, libfabric) has no row
     sign(
         "init",
@@ -182,6 +189,9 @@ STREAMS = re.compile(
     r"|_io_FileIO_\w+|_Py_(?:read|write)(?:_\w+)?"
 )
 """What reads and writes files: below it a read is none of a socket."""
+
+SYSTEM_CALLS = re.compile(r"(?:_{1,2}|__GI_+)?(?:libc_)?(?:syscall|read\w*|write\w*|e?p?poll\w*|select|recv\w*|send\w*|accept\d?|ioctl|sched_yield|wait\w*|futex\w*)")  # fmt: skip
+"""What calls the kernel, and says nothing of what for."""
 
 INTERPRETER = re.compile(
     r"(?:_?Py[A-Z_]\w*|cfunction_\w+|method_vectorcall\w*|vectorcall_\w+|os_\w+|time_\w+|builtin_\w+|_io_\w+|fileio_\w+|_bufferedreader_\w+|object_vacall|slot_\w+|type_call|partial_call\w*"
