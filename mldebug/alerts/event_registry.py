@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from mldebug.alerts.model import Alert, AlertEvent, EventState
+from mldebug.jobs.owners import Owner
 
 MOST = 2000  # events that are remembered, those included of which a channel has not heard
 KEPT = 600.0  # seconds for which a resolved event is shown
@@ -141,7 +142,7 @@ class EventRegistry:
         if (
             alert.key not in self._events
             and len(self._events) >= MOST
-            and not self._make_room(alert.uid)
+            and not self._make_room(alert.share)
         ):
             self.dropped += 1
             return
@@ -162,17 +163,17 @@ class EventRegistry:
         if not 0 <= now - event.fired < event.alert.stands:
             self._set(msgspec.structs.replace(event, state=EventState.RESOLVED))
 
-    def _make_room(self, uid: int) -> bool:
-        """Forget what is over, else the newest event of whoever has most, unless that is the user who wants one more."""
+    def _make_room(self, owner: Owner) -> bool:
+        """Forget what is over, else the newest event of whoever has most, unless that is the owner who wants one more."""
         over = [one for one in self._events.values() if one.state is EventState.RESOLVED]
         if not over:
-            held = Counter(one.alert.uid for one in self._events.values())
+            held = Counter(one.alert.share for one in self._events.values())
             heaviest = max(held, key=lambda one: (held[one], one))
-            if held[heaviest] <= held[uid] + 1:
+            if held[heaviest] <= held[owner] + 1:
                 return False
             self.dropped += 1
             newest = next(
-                k for k, one in reversed(self._events.items()) if one.alert.uid == heaviest
+                k for k, one in reversed(self._events.items()) if one.alert.share == heaviest
             )
             self._drop(newest)
             return True

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from mldebug.core.model import Culprit, Noun
+from mldebug.jobs.owners import Owner
 
 
 class Severity(StrEnum):
@@ -46,9 +47,15 @@ class Alert(Noun, frozen=True, kw_only=True):
     confidence: str = ""  # high, medium, low; "": nobody has judged
     report: str = ""  # id of the report, where there is one
     uid: int = -1  # whose job it concerns; -1: the node's
+    owner: Owner | None = None  # the same with the container, where a run is concerned
     since: float | None = None  # unix seconds, where whoever raised it knows
     # seconds for which it fires at least: what begins and ends in one moment would reach nobody
     stands: float = 0.0
+
+    @property
+    def share(self) -> Owner:
+        """Whose share of the events and of the actions of an hour it uses up."""
+        return self.owner or (self.uid, "")
 
 
 class AlertEvent(Noun, frozen=True, kw_only=True):

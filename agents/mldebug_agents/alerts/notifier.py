@@ -33,7 +33,7 @@ from mldebug.goodput.account.run_summary import summary_alerts
 from mldebug.goodput.scalars.alerts import training_alerts
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.incidents.incident import Incident
-from mldebug.jobs.owners import in_turns
+from mldebug.jobs.owners import in_turns, owner_of
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.delivery import WORKER, ChannelDelivery
 from mldebug_agents.state.store import StateStore
@@ -62,6 +62,7 @@ def alert_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
         confidence=diagnosis.confidence,
         report=incident.id,
         uid=uid,
+        owner=owner_of(job) if job is not None else None,
         since=incident.stalled_since or incident.detected_at,
         stands=STANDS if incident.kind == "abnormal_end" else 0.0,
     )
@@ -287,7 +288,7 @@ def _subject_alerts(snapshot: Snapshot, *, summaries: bool) -> Iterator[SubjectA
 
 def _newest(events: list[AlertEvent]) -> list[AlertEvent]:
     """As many as are shown, the newest of each user, in their order: nobody's many push out another's."""
-    shown = in_turns(reversed(events), lambda one: one.alert.uid)[:SHOWN]
+    shown = in_turns(reversed(events), lambda one: one.alert.share)[:SHOWN]
     return sorted(shown, key=lambda one: one.started)
 
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from mldebug.core.model import ProcessState
 from mldebug_agents.system import procfs
+from mldebug_agents.system.process.containers import outer_namespace
 from mldebug_agents.system.process.details import MAX_FILES, read_process
 from mldebug_agents.system.process.held_reads import HeldReads
 from mldebug_agents.system.process.proc_files import numbers_in, read_link, read_short, read_text
@@ -251,6 +252,13 @@ class Host:
         if not its or not ours or its == ours:
             return None
         return self._reads.one(pid, lambda: namespace_owner(f"{self.proc}/{pid}/ns/user"), None)
+
+    def pid_namespace(self, pid: int) -> str:
+        """The outermost process namespace below our own in which a process is; "" for our own, or where it cannot be read."""
+        its, ours = self.link(pid, "ns/pid"), self.link(os.getpid(), "ns/pid")
+        if not its or not ours or its == ours:
+            return ""
+        return self._reads.one(pid, lambda: outer_namespace(f"{self.proc}/{pid}/ns/pid"), its)
 
     def root_of(self, pid: int) -> str:
         """The folder that is `/` for this process (/proc/PID/root).

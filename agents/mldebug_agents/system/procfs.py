@@ -18,10 +18,6 @@ TICKS = 100  # USER_HZ: the unit of /proc times, on every machine we know
 _OF_STAT = (1, 2, 3, 6, 11, 12, 17, 19, 23, 25, 47, 49)
 """parent to system time, threads, start, start of code, stack and environment, exit status: all that is wanted."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
-_POD = re.compile(
-    r"/kubepods[^\n]*[-/]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
-)
-_CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _TORCH = re.compile(
     rb"/libtorch(?:_cpu|_cuda|_python|_hip|_xpu)?\.so|/jaxlib/(?:libjax_common|_jax|xla_extension)[\w.-]*\.so"
 )
@@ -283,20 +279,6 @@ def is_python(program: str) -> bool:
 def maps_torch(maps: bytes) -> bool:
     """Whether the libraries of PyTorch or JAX are in this content of /proc/PID/maps."""
     return _TORCH.search(maps) is not None
-
-
-def container_id(cgroup: str) -> str:
-    """The first 12 characters of the container id in /proc/PID/cgroup (the innermost container's);
-    "" outside of containers.
-    """
-    found = _CONTAINER.findall(cgroup)
-    return found[-1][:12] if found else ""
-
-
-def pod_id(cgroup: str) -> str:
-    """The id of the Kubernetes pod in /proc/PID/cgroup; "" outside of pods. A pod may have several containers."""
-    found = _POD.search(cgroup)
-    return found[1].replace("_", "-") if found else ""
 
 
 def exit_reason(status: int | None) -> str:

@@ -32,6 +32,7 @@ from mldebug.core.model import Culprit, Job, RankIdentity
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import create, names
 from mldebug.core.yaml_reader import parse
+from mldebug.jobs.owners import Owner
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner import audit
 from mldebug_agents.alerts.action_runner import runner as desk
@@ -373,17 +374,18 @@ def test_a_step_has_a_cool_down_for_each_run_and_a_limit_in_the_hour() -> None:
     assert limits.refusal("stop", "r4", NOW + 3601, 600, 3) == ""
 
 
-def test_what_one_user_s_jobs_used_up_is_not_missing_to_another() -> None:
-    """Twelve stalls of B: A's `page` was refused, since it ran ten times in the last hour."""
+@pytest.mark.parametrize(("a", "b"), [((2001, ""), (2002, "")), ((0, "ab"), (0, "cd"))])
+def test_what_one_user_s_jobs_used_up_is_not_missing_to_another(a: Owner, b: Owner) -> None:
+    """Twelve stalls of B: A's `page` was refused, since it ran ten times in the last hour. Roots of two containers are two, too."""
     limits = ActionRateLimits()
     for number in range(10):
-        assert limits.refusal("page", f"b{number}", NOW, 600, 10, uid=2002) == ""
-        limits.note("page", f"b{number}", NOW, 600, uid=2002)
-    assert "10 times" in limits.refusal("page", "b10", NOW, 600, 10, uid=2002)
+        assert limits.refusal("page", f"b{number}", NOW, 600, 10, owner=b) == ""
+        limits.note("page", f"b{number}", NOW, 600, owner=b)
+    assert "10 times" in limits.refusal("page", "b10", NOW, 600, 10, owner=b)
     for number in range(5):  # his half
-        assert limits.refusal("page", f"a{number}", NOW, 600, 10, uid=2001) == ""
-        limits.note("page", f"a{number}", NOW, 600, uid=2001)
-    assert "15 times" in limits.refusal("page", "a5", NOW, 600, 10, uid=2001)
+        assert limits.refusal("page", f"a{number}", NOW, 600, 10, owner=a) == ""
+        limits.note("page", f"a{number}", NOW, 600, owner=a)
+    assert "15 times" in limits.refusal("page", "a5", NOW, 600, 10, owner=a)
     assert limits.refusal("page", "node", NOW, 600, 10) == ""  # what concerns the node itself
 
 

@@ -24,7 +24,7 @@ from mldebug.alerts.node_events import of_checkpoints, of_memory, of_storage, to
 from mldebug.alerts.status_lines import event_lines
 from mldebug.alerts.view import EventsView, EventView
 from mldebug.config.schema import Config
-from mldebug.core.model import Gap
+from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug.core.plugin_options import Plugin
 from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
 from mldebug.hardware.health.sentences import GpuName
@@ -143,29 +143,42 @@ def test_ten_thousand_alarms_are_bounded_and_the_rest_is_counted() -> None:
 # --- words ---------------------------------------------------------------------------------------
 
 
-def test_one_user_s_thousands_of_alerts_leave_room_for_another_s() -> None:
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [({"uid": 2001}, {"uid": 2002}), *((a, {"uid": 0, "owner": (0, "cd")}) for a in ({"uid": 0}, {"uid": 0, "owner": (0, "ab")}))],
+)  # fmt: skip
+def test_one_user_s_thousands_of_alerts_leave_room_for_another_s(a: Any, b: Any) -> None:
     book = EventRegistry()
     for number in range(MOST + 50):
-        book.raise_(alarm(f"b{number}", uid=2002), NOW, at_once=True)
-    book.raise_(alarm("a", uid=2001), NOW + 1, at_once=True)
+        book.raise_(alarm(f"b{number}", **b), NOW, at_once=True)
+    book.raise_(alarm("a", **a), NOW + 1, at_once=True)
     book.raise_(alarm("node"), NOW + 1, at_once=True)
     for number in range(50):  # he raises them again at each turn
-        book.raise_(alarm(f"b{MOST + number}", uid=2002), NOW + 2, at_once=True)
+        book.raise_(alarm(f"b{MOST + number}", **b), NOW + 2, at_once=True)
     assert book.get("a") is not None
     assert book.get("node") is not None
     assert len(book.all()) == MOST
     assert book.get("b0") is not None  # his own first ones stay
 
 
-def test_the_events_that_are_shown_are_some_of_each_user() -> None:
+@pytest.mark.parametrize("b", [{"uid": 2002}, {"uid": 2001, "owner": (2001, "cd")}])
+def test_the_events_that_are_shown_are_some_of_each_user(b: Any) -> None:
     events = [
-        AlertEvent(alert=alarm(f"b{n}", uid=2002), state=EventState.FIRING, started=NOW + n)
+        AlertEvent(alert=alarm(f"b{n}", **b), state=EventState.FIRING, started=NOW + n)
         for n in range(500)
     ]
     mine = AlertEvent(alert=alarm("a", uid=2001), state=EventState.FIRING, started=NOW - 9)
     shown = notifier._newest([mine, *events])
     assert len(shown) == notifier.SHOWN
     assert [one.key for one in shown[:2]] == ["a", "b401"]
+
+
+def test_the_alert_of_a_run_in_a_container_takes_the_share_of_its_root() -> None:
+    rank = RankIdentity(rank=0, world_size=1, pid=7, uid=0, container="ab")
+    run = Job(id="r", name="j", launcher="torchrun", world_size=1, ranks=(rank,))
+    stall = Incident(id="i", key="k", job_id="r", job=run, detected_at=NOW)
+    made = notifier.alert_of(stall, judge(stall), 0)
+    assert (made.uid, made.share) == (0, (0, "ab"))
 
 
 def test_a_hostile_name_neither_breaks_the_subject_nor_leaks_a_secret() -> None:

@@ -197,6 +197,19 @@ def test_containerd_writes_the_log_of_the_pod(tmp_path: Path) -> None:
     assert (place.kind, place.target) == ("container", f"/var/log/pods/ml_train_{POD}/main/0.log")
 
 
+@pytest.mark.parametrize(("namespace", "kinds"), [("", ["container"]), ("pid:[9]", [])])
+def test_root_of_a_container_that_calls_itself_a_runtime_writes_no_log_of_another_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str, kinds: list[str]
+) -> None:
+    """In a container without a name (systemd-nspawn, unshare) it was believed: what it wrote were the last words of another's rank."""
+    shim = process(5, 1, "containerd-shim", (8, "pipe:[7]", "pipe", "r"))
+    liar = process(6, 1, "containerd", (3, f"/tmp/{POD}.log", "file", "w"))
+    node = Node(tmp_path, liar, shim, RANK, cgroup=CGROUP)
+    (tmp_path / "proc/6/cgroup").write_text("0::/\n")
+    monkeypatch.setattr(Node, "pid_namespace", lambda _, pid: namespace if pid == 6 else "")
+    assert [place.kind for place in LogFinder(node).find(RANK).places] == kinds
+
+
 def test_container_marks() -> None:
     assert container_marks(CGROUP) == (POD, "ab" * 6)
     assert container_marks("0::/user.slice\n") == ()

@@ -46,9 +46,12 @@ class Node:
         self.tree = Tree(root)
         self.paths = paths or DirectPaths()
         self.now = NOW
-        self.finder = RankFinder(
-            Host(str(root), lambda: self.now), self.paths, "n1", create_all("launchers")
-        )
+        self.finder = self.anew()
+
+    def anew(self) -> RankFinder:
+        """A finder that knows nothing yet."""
+        host = Host(str(self.tree.root), lambda: self.now)
+        return RankFinder(host, self.paths, "n1", create_all("launchers"))
 
     def find(self) -> Discovery:
         """Look once."""
@@ -337,6 +340,7 @@ def test_ranks_in_containers_of_one_run_are_one_job(node: Node) -> None:
 
 
 POD = "0::/kubepods.slice/kubepods-pod{}.slice/cri-containerd-{}.scope\n"
+A, B = (f"{n * 8}_1111_2222_3333_444444444444" for n in "ab")
 
 
 @pytest.mark.parametrize(
@@ -345,6 +349,12 @@ POD = "0::/kubepods.slice/kubepods-pod{}.slice/cri-containerd-{}.scope\n"
         [f"0::/system.slice/docker-{'ab' * 32}.scope\n", f"0::/system.slice/docker-{'cd' * 32}.scope\n"],
         [POD.format(f"{n * 8}_1111_2222_3333_444444444444", "ab" * 32) for n in ("a", "b")],
         ["0::/user.slice\n", f"0::/machine.slice/libpod-{'cd' * 32}.scope\n"],
+        ["0::/system.slice/slurmd.service\n", "0::/machine.slice/machine-evil.scope/payload\n"],
+        ["0::/lxc.payload.train\n", "0::/lxc.payload.evil\n"],
+        # what root of a container calls the groups below its own is nobody's name
+        [f"0::/docker/{'ab' * 32}\n", f"0::/docker/{'cd' * 32}/{'ab' * 32}\n"],
+        [POD.format(A, "ab" * 32), POD.format(B, "cd" * 32).strip() + f"/pod{A.replace('_', '-')}/{'ab' * 32}\n"],
+        ["0::/user.slice/user-0.slice/session-1.scope\n", f"0::/docker/{'cd' * 32}/user.slice/x\n"],
     ],
 )  # fmt: skip
 def test_root_of_another_container_joins_nobody_s_run(node: Node, groups: list[str]) -> None:
@@ -360,6 +370,51 @@ def test_root_of_another_container_joins_nobody_s_run(node: Node, groups: list[s
     node.tree.end(20)
     node.tree.end(21)
     assert node.job().lost == ()
+
+
+def test_root_of_another_process_namespace_joins_nobody_s_run(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made by unshare or a runtime that makes no control group: the node's root shares its number, and nothing else."""
+    monkeypatch.setattr(Host, "pid_namespace", lambda _, pid: "" if pid < 20 else f"pid:[{pid // 10}]")  # fmt: skip
+    for pid in (10, 11, 20, 21, 30, 31):
+        node.tree.add(pid, 1, environ=plain(pid % 10, 2, MASTER_ADDR="job-master-0"), cgroup="0::/\n")  # fmt: skip
+    jobs = node.find().jobs
+    assert sorted(map(pids, jobs)) == [[10, 11], [20, 21], [30, 31]]
+    assert len({owner_of(job) for job in jobs}) == 3
+
+
+def test_a_user_s_process_namespaces_split_no_run_of_his(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Apptainer's --containall makes one for each task."""
+    monkeypatch.setattr(Host, "pid_namespace", lambda _, pid: f"pid:[{pid}]")
+    for rank in (0, 1):
+        node.tree.add(10 + rank, 1, environ=plain(rank, 2), uid=1002)
+    assert pids(node.job()) == [10, 11]
+
+
+def test_an_agent_in_a_container_tells_those_inside_it_apart(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has above itself names nobody; the pod of a sidecar still does."""
+    outer = f"/docker/{'ee' * 32}"
+    monkeypatch.setattr(Host, "self_text", lambda _, name: f"0::{outer}/init.scope\n")
+    for number, inner in enumerate(("ab" * 32, "cd" * 32)):
+        for rank in (0, 1):
+            pid = 10 + 10 * number + rank
+            node.tree.add(pid, 1, environ=plain(rank, 2), cgroup=f"0::{outer}/docker/{inner}\n")
+    assert sorted(map(pids, node.anew().find().jobs)) == [[10, 11], [20, 21]]
+
+
+def test_a_sidecar_unites_the_containers_of_its_pod(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Host, "self_text", lambda _, name: POD.format(A, "ef" * 32))
+    for rank, container in enumerate(("ab" * 32, "cd" * 32)):
+        node.tree.add(10 + rank, 1, environ=plain(rank, 2), cgroup=POD.format(A, container))
+    (job,) = node.anew().find().jobs
+    assert pids(job) == [10, 11]
 
 
 def test_a_user_names_no_containers_of_his_own(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

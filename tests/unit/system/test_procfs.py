@@ -182,19 +182,6 @@ def test_libraries_tell_what_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "expected"),
-    [
-        ("0::/user.slice\n", ""),
-        ("0::/system.slice/docker-" + "ab" * 32 + ".scope\n", "abababababab"),
-        ("12:cpu:/kubepods/burstable/pod1-2/" + "0f" * 32 + "\n1:name=systemd:/\n", "0f0f0f0f0f0f"),
-        ("0::/kubepods.slice/cri-containerd-" + "12" * 32 + ".scope/init\n", "121212121212"),
-    ],
-)
-def test_container_ids(cgroup: str, expected: str) -> None:
-    assert procfs.container_id(cgroup) == expected
-
-
-@pytest.mark.parametrize(
     ("status", "words"),
     [
         (None, "exit unknown"), (9, "killed by signal 9 (SIGKILL)"), (256, "exit code 1"), (0, "exit code 0"),
@@ -218,4 +205,3 @@ def test_no_text_breaks_a_parser(text: str, data: bytes) -> None:
     procfs.fd_kind(text)
     procfs.parse_environ(data)
     procfs.parse_cmdline(data)
-    procfs.container_id(text)

@@ -24,13 +24,13 @@ from mldebug.alerts.action_model import (
 )
 from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.model import AlertEvent
-from mldebug.alerts.rate_limits import ActionRateLimits, PastAction
+from mldebug.alerts.rate_limits import NODE, ActionRateLimits, PastAction
 from mldebug.config.schema import Config
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.redact import safe_line
-from mldebug.jobs.owners import in_turns
+from mldebug.jobs.owners import Owner, in_turns
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner.action_counts import ActionCounts
 from mldebug_agents.alerts.action_runner.audit import AuditLog
@@ -68,7 +68,7 @@ class ActionStep(NamedTuple):
     against: str = ""
     dry: bool = False
     since: Callable[[], str] = str  # what is against it by now; "": nothing
-    uid: int = -1  # whose job it concerns
+    owner: Owner = NODE  # of the job that it concerns
 
 
 class StepResult(NamedTuple):
@@ -98,7 +98,7 @@ class ActionRunner:
         self.captures = captures
         self._audit = AuditLog(config.agent.state_dir, inbox)
         self._worker = Worker(
-            WORKER, carry_out, inbox, DEADLINE, HANDS, owner_key=lambda step: step.uid
+            WORKER, carry_out, inbox, DEADLINE, HANDS, owner_key=lambda step: step.owner
         )
         self._limits = ActionRateLimits()
         self._tally = ActionCounts()
@@ -128,7 +128,7 @@ class ActionRunner:
             known = self._chains.get(event.key)
             if not is_over(event) and (known is None or known.started != event.started):
                 self._begin(event)
-        for key, chain in in_turns(self._chains.items(), lambda one: self._user(one[0])):
+        for key, chain in in_turns(self._chains.items(), lambda one: self._owner(one[0])):
             known_event = self._registry.get(key)
             if len(self._under_way) >= AT_ONCE:
                 return
@@ -181,8 +181,8 @@ class ActionRunner:
         job, harms = jobs.get(facts.labels.get("run", "")), action_of(plugin).harms
         others = tuple(one for one in jobs.values() if one is not job)
         work = self._work(facts, as_it_was(job, event) if harms else job, others)
-        uid = event.alert.uid
-        order = ActionStep(chain, plugin, work, since=lambda: self._since(chain), uid=uid)
+        owner = event.alert.share
+        order = ActionStep(chain, plugin, work, since=lambda: self._since(chain), owner=owner)
         against = (
             (refusal(chain, event, self._settings) or several_owners(work.job)) if harms else ""
         )
@@ -190,11 +190,11 @@ class ActionRunner:
             self._order(order._replace(against=against, dry=self._settings.dry_run))
         elif chain.begun:
             self._go(order, facts, harms=harms)
-        elif why := self._limited(chain.step, facts, uid):
+        elif why := self._limited(chain.step, facts, owner):
             self._decide(chain, plugin, StepResult(ActionOutcome.REFUSED, why), facts)
         else:
             now, rules = self._now(), self._settings
-            self._limits.note(chain.step, subject_of(facts), now, rules.cooldown, uid)
+            self._limits.note(chain.step, subject_of(facts), now, rules.cooldown, owner)
             self._state_store.remember(LIMITS, msgspec.json.encode(self._limits.past))
             self._waiting[chain.key] = time.monotonic()
             self._keep(chain.begin())
@@ -222,14 +222,14 @@ class ActionRunner:
         against = refusal(chain, self._registry.get(chain.key), settings)
         return against or ("actions.dry_run is on by now" if settings.dry_run else "")
 
-    def _user(self, key: str) -> int:
+    def _owner(self, key: str) -> Owner:
         event = self._registry.get(key)
-        return event.alert.uid if event is not None else -1
+        return event.alert.share if event is not None else NODE
 
-    def _limited(self, step: str, facts: ActionFacts, uid: int) -> str:
+    def _limited(self, step: str, facts: ActionFacts, owner: Owner) -> str:
         rules = self._settings
         return self._limits.refusal(
-            step, subject_of(facts), self._now(), rules.cooldown, rules.hourly, uid
+            step, subject_of(facts), self._now(), rules.cooldown, rules.hourly, owner
         )
 
     def _work(self, facts: ActionFacts, job: Job | None, others: tuple[Job, ...]) -> ActionInput:

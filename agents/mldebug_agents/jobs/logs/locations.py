@@ -212,7 +212,7 @@ class LogFinder:
         trusted = (rank.uid,) if "/user.slice/" in cgroup else (0, rank.uid)
         for runtime in _RUNTIMES:
             for state in self._processes.named(runtime, None):
-                marks = container_marks(cgroup, self._host.text(state.pid, "cgroup"))
+                marks = self._marks(cgroup, state.pid)
                 for file in _written(state) if state.uid in trusted else ():
                     if file.target.endswith(".log") and any(mark in file.target for mark in marks):
                         place = self._place(state, file, "container", via)
@@ -220,6 +220,13 @@ class LogFinder:
                             named = Rights(-1, name=file.target)
                             place = msgspec.structs.replace(place, rights=named)
                         yield place
+
+    def _marks(self, cgroup: str, runtime: int) -> tuple[str, ...]:
+        """As `container_marks`, of the runtime with this pid. One in a container without a name may be anybody's: its root is root."""
+        above = self._host.text(runtime, "cgroup")
+        if not _names(above) and self._host.pid_namespace(runtime):
+            return ()
+        return container_marks(cgroup, above)
 
     def _place(self, state: ProcessState, file: OpenFile, kind: str, via: str = "") -> LogFile:
         inode = _INODE.search(self._host.text(state.pid, f"fdinfo/{file.fd}"))

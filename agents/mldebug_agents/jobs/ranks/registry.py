@@ -26,6 +26,7 @@ from mldebug_agents.jobs.ranks.libraries import (
 from mldebug_agents.jobs.ranks.ras_address import setting
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Failure, Host, Paths
+from mldebug_agents.system.process.containers import ContainerName, container_of, names_above
 from mldebug_agents.system.procfs import Stat
 
 MAX_BYTES = 8 << 20  # maps of a CUDA process: about 1 MB; environments: at most 6 MB
@@ -71,7 +72,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     namespace_pid: int | None = None
     nccl_ras: str = ""  # of `RankIdentity`
     array: str = ""  # of `RankIdentity`
-    container: str = ""
+    container: str = ""  # of root without one: its process namespace, where that is not the agent's
     pod: str = ""
     checked_at: float = 0.0
     settings: dict[str, str] = {}  # of `Program`
@@ -147,6 +148,7 @@ class Registry:
         self._reader = reader
         self._launchers = launchers
         self._probes = probes
+        self._above = names_above(host.self_text("cgroup"))
         self._cache: dict[int, ProcessInfo] = {}
         self._waiting: dict[
             _Program, RankClaim | None
@@ -272,8 +274,9 @@ class Registry:
         python = named_python(stat.name) or (bool(argv) and procfs.is_python(argv[0]))
         python = python or procfs.is_python(self._host.link(stat.pid, "exe"))
         status = self._host.status(stat.pid) if python else procfs.ProcessStatus()
-        cgroup = self._host.text(stat.pid, "cgroup")
-        named = "/user.slice/" in cgroup  # there each user names his groups as he likes
+        within = container_of(self._host.text(stat.pid, "cgroup"), self._above)
+        if python and not status.uid and within == ContainerName():
+            within = ContainerName(container=self._host.pid_namespace(stat.pid))
         return ProcessInfo(
             stat=stat,
             python=python,
@@ -299,8 +302,8 @@ class Registry:
             network=self._host.link(stat.pid, "ns/net"),
             namespace=self._host.link(stat.pid, "ns/pid"),
             namespace_pid=status.pids[-1] if len(status.pids) > 1 else None,
-            container="" if named else procfs.container_id(cgroup),
-            pod="" if named else procfs.pod_id(cgroup),
+            container=within.container,
+            pod=within.pod,
         )
 
     def _launches(self, name: str, argv: tuple[str, ...]) -> bool:

@@ -11,9 +11,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Generic, TypeVar
 
-from mldebug_agents.system import procfs
+from mldebug_agents.system.process.containers import container_of, names_above, outer_namespace
 
 PAUSE = 0.05  # seconds between two looks whether the thread sleeps in the kernel
 LOOKS = 4  # in a row at which it does, after which it is left behind
@@ -205,8 +206,16 @@ def process_owner(folder: str) -> Owner | None:
             cgroup = file.read(1 << 16)
     except OSError:
         return None
-    named = "/user.slice/" in cgroup  # there each user names his groups as he likes
-    return uid, "" if named else procfs.pod_id(cgroup) or procfs.container_id(cgroup)
+    within = container_of(cgroup, _above())
+    return uid, within.pod or within.container or (
+        "" if uid else outer_namespace(f"{folder}/ns/pid")
+    )
+
+
+@cache
+def _above() -> frozenset[str]:
+    with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+        return names_above(file.read(1 << 16))
 
 
 def _sleeps(thread: int) -> bool:
