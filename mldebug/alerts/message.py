@@ -4,6 +4,7 @@ Names come from jobs, so texts are cut to a length and cleaned of control charac
 """
 
 import hashlib
+import re
 from datetime import UTC, datetime
 
 import msgspec
@@ -14,6 +15,8 @@ from mldebug.core.redact import safe_line
 
 MOST_STEPS, MOST_CULPRITS = 5, 8
 SUBJECT = 200  # characters
+_MENTION = re.compile(r"(?<!\w)@(?=[\w&!])")
+_LINK = re.compile(r"\]\(")
 
 
 def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") -> EventMessage:
@@ -83,6 +86,14 @@ def plain_text(message: EventMessage) -> str:
     lines += [f"node: {message.node}", f"since: {message.started}"]
     lines += [f"over: {message.ended} ({message.outcome})"] if message.ended else []
     return "\n".join(lines) + "\n"
+
+
+def for_chat(text: str) -> str:
+    """The text with a zero-width space where a chat would call somebody (`@all`), or show other words than its address for a link.
+
+    Of Slack, Mattermost, Rocket.Chat, Discord, Matrix and others each reads some of these in plain text.
+    """
+    return _LINK.sub("]\u200b(", _MENTION.sub("@\u200b", text))
 
 
 def _id(event: AlertEvent, node: str) -> str:

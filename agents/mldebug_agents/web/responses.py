@@ -2,8 +2,10 @@
 
 from typing import NamedTuple
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mldebug.web import frame
 from mldebug.web.incident_list import IncidentRow
@@ -18,6 +20,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-cache, private",
 }
+NOBODY_ELSE = ("X-Content-Type-Options", "Cross-Origin-Resource-Policy")  # on metrics and JSON, too
 LINKS = {"/runs": "All runs", "/incidents": "All incidents"}
 
 
@@ -26,6 +29,22 @@ class Viewer(NamedTuple):
 
     uid: int | None
     leave: bool = False  # he has logged in, and may log out
+
+
+def for_nobody_else(app: ASGIApp) -> ASGIApp:
+    """The app, of whose answers a browser embeds none in another site's page, nor takes it for what it does not say it is."""
+
+    async def closed(scope: Scope, receive: Receive, send: Send) -> None:
+        async def add(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name in NOBODY_ELSE:
+                    headers.setdefault(name, HEADERS[name])
+            await send(message)
+
+        await app(scope, receive, add)
+
+    return closed
 
 
 def html(text: str, policy: str = frame.POLICY, tag: str = "", status: int = 200) -> Response:

@@ -6,14 +6,14 @@ that leads here is DNS rebinding. Programs that are no browsers send none of the
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOOPBACK = ("localhost", "localhost.localdomain", "ip6-localhost")
-_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 
 
 class SameOriginOnly:
@@ -34,15 +34,15 @@ class SameOriginOnly:
         await answer(scope, receive, send)
 
 
-def misled(headers: Mapping[str, str], *, local: bool, node: str = "") -> str:
+def misled(headers: Mapping[str, str], *, local: bool, names: Collection[str] = ()) -> str:
     """Return why a request to the web server is refused, or "" where it is accepted.
 
     It is refused where its Host header is a foreign name (DNS rebinding), or where the script of another site's page has
     sent it. A link on another site may lead here. With `local` the only accepted hosts are the names and addresses of
-    loopback; otherwise also the host name `node`, alone or with a domain, and any IP address, because DNS cannot rebind that.
+    loopback; otherwise also `names` of this node, and any IP address, because DNS cannot rebind that.
     """
     host = headers.get("host", "")
-    if host and not _ours(hostname(host), local=local, node=node):
+    if host and not _ours(hostname(host), local=local, names=names):
         return "this address leads here under a name that is not this node's"
     site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "navigate")
     if site not in ("same-origin", "none") and mode != "navigate":
@@ -50,13 +50,13 @@ def misled(headers: Mapping[str, str], *, local: bool, node: str = "") -> str:
     return ""
 
 
-def rebound(headers: Mapping[str, str], node: str) -> str:
+def rebound(headers: Mapping[str, str], names: Collection[str]) -> str:
     """Why this request gets no public data; "" where it gets them. A browser must use a host name of this node,
 
     since a foreign page may have pointed its own name at this address. Programs may use any name, as Prometheus does.
     """
     is_browser = headers.get("user-agent", "").startswith("Mozilla/") or from_browser(headers)
-    return misled(headers, local=False, node=node) if is_browser else ""
+    return misled(headers, local=False, names=names) if is_browser else ""
 
 
 def forged(headers: Mapping[str, str]) -> bool:
@@ -94,7 +94,34 @@ def is_loopback(host: str) -> bool:
         return host in LOOPBACK or host.endswith(".localhost")
 
 
-def _ours(name: str, *, local: bool, node: str) -> bool:
+def own_names(node: str, etc: Path = Path("/etc")) -> set[str]:
+    """The names under which a browser may reach this node: its host name, alone and below each domain that the node itself is in, by
+    the files `resolv.conf` and `hosts` in the folder `etc`.
+
+    Not below any domain: its owner may call a machine in it as this node is called, and point that name here.
+    """
+    node = node.lower().rstrip(".")
+    first = node.partition(".")[0]
+    names = {node, first}
+    for line in _lines(etc / "resolv.conf"):
+        if line[0] in ("search", "domain"):
+            names |= {f"{first}.{domain.strip('.')}" for domain in line[1:]}
+    for line in _lines(etc / "hosts"):
+        names |= {name for name in line[1:] if name.startswith(f"{first}.")}
+    return names if first else set()
+
+
+def _lines(file: Path) -> list[list[str]]:
+    """The words of each line that has some, in small letters."""
+    try:
+        text = file.read_text(errors="replace")
+    except OSError:
+        return []
+    words = (re.split(r"[#;]", line)[0].lower().split() for line in text.splitlines())
+    return [one for one in words if one]
+
+
+def _ours(name: str, *, local: bool, names: Collection[str]) -> bool:
     if is_loopback(name):
         return True
     if local:
@@ -102,7 +129,5 @@ def _ours(name: str, *, local: bool, node: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        first = node.lower().partition(".")[0]
-        named = _NAME.fullmatch(name) is not None and bool(first)
-        return named and name.partition(".")[0] == first
+        return name in names
     return True

@@ -40,8 +40,8 @@ from mldebug_agents.web.peer_credentials import (
     may_see_all,
     view,
 )
-from mldebug_agents.web.responses import peer_at
-from mldebug_agents.web.same_origin import SameOriginOnly, rebound
+from mldebug_agents.web.responses import for_nobody_else, peer_at
+from mldebug_agents.web.same_origin import SameOriginOnly, own_names, rebound
 from mldebug_agents.web.sessions import Sessions
 
 log = logging.getLogger("mldebug")
@@ -97,7 +97,6 @@ class AgentServer:
         self._servers: list[tuple[SlowPollServer, threading.Thread]] = []
         self._private_server: SlowPollServer | None = None
         self._stopped = False
-        self._node = platform.node()
         sessions = Sessions()
         self.alerts = AlertmanagerRoute(settings.token_file, sessions, lambda: self.take_alerts)
         self.published_at = time.monotonic()
@@ -179,7 +178,7 @@ class AgentServer:
     ) -> SlowPollServer:
         # asyncio's own loop: another one would not ask our `ConnectionLimiter` to accept. uvicorn warns of each request that is none, and
         # whoever reaches the port could fill our log with that.
-        config = uvicorn.Config(_without_hang_ups(app), log_level="error", log_config=None, access_log=False, lifespan="off", loop="asyncio",
+        config = uvicorn.Config(_without_hang_ups(for_nobody_else(app)), log_level="error", log_config=None, access_log=False, lifespan="off", loop="asyncio",
                                 timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none", proxy_headers=False,
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
         config.load()
@@ -242,7 +241,7 @@ class AgentServer:
 
     def _metrics(self, request: Request) -> Response:
         peer, accept = peer_at(request), request.headers.get("accept", "")
-        if peer is None and (why := rebound(request.headers, self._node)):
+        if peer is None and (why := rebound(request.headers, own_names(platform.node()))):
             return PlainTextResponse(f"Not answered: {why}.\n", status_code=421)
         if self.snapshot is None:
             return PlainTextResponse("not ready\n", status_code=503)

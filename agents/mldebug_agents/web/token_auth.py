@@ -15,7 +15,13 @@ from mldebug.core.errors import MldebugError
 from mldebug.web import frame
 from mldebug_agents.web.alertmanager_route import token_of
 from mldebug_agents.web.responses import HEADERS, Viewer, html, message_page
-from mldebug_agents.web.same_origin import cookie_name, forged, is_loopback, misled
+from mldebug_agents.web.same_origin import (
+    cookie_name,
+    forged,
+    is_loopback,
+    misled,
+    own_names,
+)
 from mldebug_agents.web.sessions import LIFE, Sessions
 
 MAX_FORM = 16_384  # bytes
@@ -70,7 +76,7 @@ class TokenAuth:
         """Read anew each time: who changes the file ends all sessions."""
         if self._token_file is None:
             return PlainTextResponse(f"{NO_PAGES}\n", 403, HEADERS)
-        if why := misled(request.headers, local=False, node=platform.node()):
+        if why := misled(request.headers, local=False, names=own_names(platform.node())):
             return message_page(
                 421, f"Not answered: {why}.", "Open it by this node's name or address."
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.alerts.message import plain_text
+from mldebug.alerts.message import for_chat, plain_text
 from mldebug.alerts.model import Channel, EventMessage
 
 MOST = 64 * 1024  # bytes of the file of addresses
@@ -40,7 +40,7 @@ class Apprise:
         """Send the message to all addresses. Raises OSError where one of them failed."""
         receivers = _receivers(_addresses(self._options.urls_file))
         if not receivers.notify(
-            body=plain_text(message), title=message.subject, body_format="text"
+            body=for_chat(plain_text(message)), title=for_chat(message.subject), body_format="text"
         ):
             raise OSError("Apprise could not deliver it to at least one address")
 

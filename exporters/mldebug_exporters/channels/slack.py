@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from mldebug.alerts.message import plain_text
+from mldebug.alerts.message import for_chat, plain_text
 from mldebug.alerts.model import Channel, EventMessage
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
@@ -39,7 +39,8 @@ class Slack:
 
     def send(self, message: EventMessage) -> None:
         """Post the message. Raises where it was not accepted (see `_http.request`)."""
-        text = f"*{escape(message.subject)}*\n{escape(plain_text(message))[:MOST]}"
+        subject, rest = map(escape, map(for_chat, (message.subject, plain_text(message))))
+        text = f"*{subject}*\n{rest[:MOST]}"
         body = msgspec.json.encode({"text": text})
         headers = {"Content-Type": "application/json", "User-Agent": "mldebug"}
         url = secret(self._options.url_file)
@@ -49,7 +50,7 @@ class Slack:
 def escape(text: str) -> str:
     """Replace `&`, `<` and `>` as Slack demands.
 
-    Without `<` a text can neither mention anybody nor become a link.
+    Without `<` a text can neither mention anybody nor become a link in Slack; `for_chat` does the same for others.
     """
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -336,6 +337,37 @@ def test_a_mail_is_readable_text() -> None:
     assert isinstance(mail, EmailMessage)
     assert mail["Subject"] == "[resolved] node1: rank 3 waits for a lock"
     assert "over: 2023-11-14T22:13:25.000Z (recovered)" in mail.get_content()
+
+
+NAMES = [
+    "@channel",
+    "(@all",
+    "<@U123>",
+    "<@&9>",
+    "@everyone.py",
+    "[the report](https://evil.example)",
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Apprise's own, of Python 3.11
+@pytest.mark.parametrize("kind", ["slack", "apprise"])
+def test_a_name_that_a_job_chose_mentions_nobody_and_hides_no_address(
+    sink: str, tmp_path: Path, kind: str
+) -> None:
+    """Mattermost, Rocket.Chat, Discord and Matrix call people by `@`, and most have links whose text is not their address."""
+    file = tmp_path / "urls"
+    file.write_text(f"{sink if kind == 'slack' else sink.replace('http', 'json')}/hook\n")
+    alarming = message(sentence=f"job {' '.join(NAMES)} of bob@example.org hangs at a[1](x)")
+    if kind == "slack":
+        slack.create(slack.Options(url_file=file)).send(alarming)
+    else:
+        apprise.create(apprise.Options(urls_file=file)).send(alarming)
+    ((_, _, body),) = Sink.got
+    answer = json.loads(body)
+    text = "".join(answer[field] for field in ("text", "title", "message") if field in answer)
+    assert not re.search(r"(?<!\w)@[\w&]|\]\(", text)
+    assert "bob@example.org" in text
+    assert "report: https://reports/R1" in text
 
 
 # --- apprise and ping ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from mldebug.web import frame
 from mldebug_agents.web import report_cache
 from mldebug_agents.web.listeners import open_unix
 from mldebug_agents.web.report_cache import ReportCache
-from mldebug_agents.web.same_origin import hostname, misled
+from mldebug_agents.web.same_origin import hostname, misled, own_names
 from mldebug_agents.web.sessions import ALL_TRIES, LIFE, MOST, TRIES, Sessions
 from mldebug_agents.web.unix_http import UnixConnection
 from shared.incidents import samples
@@ -141,6 +142,10 @@ def test_every_answer_has_the_headers_that_keep_others_out(folder: Path) -> None
             assert headers["x-content-type-options"] == "nosniff"
             assert headers["referrer-policy"] == "same-origin"
             assert headers["x-frame-options"] == "DENY"
+        for path in ("/healthz", "/readyz", "/metrics", "/api/v1/status", "/no"):
+            headers = at_socket(folder, path)[1]
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["cross-origin-resource-policy"] == "same-origin"
         policy = at_socket(folder, "/runs")[1]["content-security-policy"]
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
@@ -409,6 +414,7 @@ def test_a_site_may_show_the_names(folder: Path) -> None:
     ("agent", "host", "status"),
     [
         ("Mozilla/5.0 (X11)", "evil.example", 421),
+        ("Mozilla/5.0 (X11)", f"{platform.node()}.evil.example", 421),
         ("Mozilla/5.0 (X11)", "127.0.0.1", 200),
         ("Prometheus/3.0", "mldebug-agents.monitoring.svc", 200),
         ("", "evil.example", 200),
@@ -519,8 +525,24 @@ def test_the_name_in_a_host_header(host: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("host", "fine"),
-    [("n1", True), ("n1.cluster.example:9753", True), ("10.2.3.4:9753", True), ("[fd00::1]:1", True),
-     ("n2", False), ("evil.example", False), ("n1@evil", False), ("n1 .x", False), ("", True)],
+    [("n1", True), ("n1.cluster.example:9753", True), ("N1.Internal.", True), ("10.2.3.4:9753", True), ("[fd00::1]:1", True),
+     ("n1.rack.example", True), ("n2", False), ("evil.example", False), ("n1.evil.example", False),
+     ("n1.cluster.example.evil.example", False), ("n1@evil", False), ("n1 .x", False), ("", True)],
 )  # fmt: skip
-def test_by_tcp_this_nodes_names_and_any_address_will_do(host: str, fine: bool) -> None:
-    assert (misled({"host": host}, local=False, node="n1.internal") == "") == fine
+def test_by_tcp_this_nodes_names_and_any_address_will_do(
+    host: str, fine: bool, tmp_path: Path
+) -> None:
+    """Of its names only those below a domain that this node is in: anybody can call a machine of his own n1.evil.example, and point
+    that here when the page is open.
+    """
+    (tmp_path / "resolv.conf").write_text(
+        "nameserver 10.0.0.1\nsearch cluster.example. corp.example\n"
+    )
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.2.3.4\tn1.rack.example n1 # n1.evil.example\n")  # fmt: skip
+    names = own_names("n1.internal", tmp_path)
+    assert (misled({"host": host}, local=False, names=names) == "") == fine
+
+
+def test_a_node_without_a_domain_has_its_name_alone(tmp_path: Path) -> None:
+    assert own_names("n1", tmp_path) == {"n1"}
+    assert own_names("", tmp_path) == set()
