@@ -39,7 +39,7 @@ from mldebug.diagnosis.classify.nccl_ras import (
     ras_evidence,
     ras_statements,
 )
-from mldebug.diagnosis.classify.nodes import missing_ranks, node_evidence, where_to_type
+from mldebug.diagnosis.classify.nodes import missing_ranks, next_steps, node_evidence
 from mldebug.diagnosis.classify.rank_states import classified, grouped, position
 from mldebug.diagnosis.classify.unknown import not_stuck, unknown
 from mldebug.diagnosis.node_wait import judge_node_wait
@@ -211,7 +211,7 @@ def conclude(
         confidence=best.confidence,
         summary=best.summary[:1].upper() + best.summary[1:],
         evidence=(*best.evidence, *FlightRecorders(case).evidence(), *beside),
-        next_steps=(*where_to_type(case, best), *best.next_steps),
+        next_steps=next_steps(case, best),
         works=case.works and best.verdict is Verdict.UNKNOWN,
     )
 
@@ -271,7 +271,10 @@ def with_missing_dumps(
     if not first:
         return msgspec.structs.replace(diagnosis, confidence=confidence)
     summary = diagnosis.summary[:1].lower() + diagnosis.summary[1:]
-    return msgspec.structs.replace(diagnosis, confidence=confidence, summary=f"{first}; {summary}")
+    step = "py-spy dump --nonblocking --pid PID > rankN.txt  # of whom there is no dump; then `mldebug diagnose` again"
+    return msgspec.structs.replace(
+        diagnosis, confidence=confidence, summary=f"{first}; {summary}", next_steps=(step, *diagnosis.next_steps),
+    )  # fmt: skip
 
 
 def no_dump(case: Case, guess: bool) -> str:

@@ -25,6 +25,7 @@ class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
     user: str = ""  # whose job it is
     ranks: int = 0  # of the whole job
+    works: bool = False  # the job was found to go on
     broken: str = ""
 
     @property
@@ -70,6 +71,7 @@ class _DiagnosisHead(msgspec.Struct):
     verdict: str
     confidence: str
     summary: str
+    works: bool = False
 
 
 class _ReportHead(msgspec.Struct):

@@ -74,6 +74,14 @@ def group(context: click.Context, config: Path | None) -> None:
     help="table: a line each; wide: with the sentence (the default); name: ids alone; json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="How many a table shows; 0: all.",
+)
 @click.option("--watch", is_flag=True, help="Again every 2 s, until Ctrl-C.")
 @config_option
 @click.pass_obj
@@ -85,6 +93,7 @@ def list_reports(
     verdict: str | None,
     output: str,
     as_json: bool,
+    limit: int,
     watch: bool,
 ) -> None:
     """List reports, newest first."""
@@ -98,13 +107,18 @@ def list_reports(
             return wanted, _list(report_stores_of(config), wanted)
 
     for wanted, lists in looks(look, watch, console):
-        _show_list(lists, "json" if as_json else output, console, config, wanted)
+        _show_list(lists, "json" if as_json else output, console, config, wanted, limit)
 
 
 def _show_list(
-    lists: _Lists, form: str, console: Console, config: Path | None, wanted: ReportFilter
+    lists: _Lists,
+    form: str,
+    console: Console,
+    config: Path | None,
+    wanted: ReportFilter,
+    limit: int,
 ) -> None:
-    """Print the reports in one of FORMS."""
+    """Print the reports in one of FORMS, in a table at most `limit` of each place (0: all)."""
     listed, closed = lists
     if not listed:
         raise closed[0]
@@ -118,7 +132,9 @@ def _show_list(
             click.echo(entry.id)
         return
     for archive, some in listed:
-        for line in entry_lines(some, archive.folder, config, wanted, wide=form == "wide"):
+        for line in entry_lines(
+            some, archive.folder, config, wanted, wide=form == "wide", limit=limit
+        ):
             print_line(console, line)
     for error in closed:
         print_line(console, Text(f"{error.message}: {error.way_out}"))
@@ -197,9 +213,10 @@ def entry_lines(
     wanted: ReportFilter = EVERY_REPORT,
     *,
     wide: bool = True,
+    limit: int = 0,
 ) -> Iterator[Text]:
     """The list of reports for people: a table (with `wide` also each report's sentence), then the folder they are in. `wanted`:
-    the filter that was applied.
+    the filter that was applied. `limit`: the most that are shown; 0: all.
     """
     place = clean(str(folder), 400)
     if not entries and wanted != EVERY_REPORT:
@@ -210,16 +227,19 @@ def entry_lines(
             f"There is no report in {place}. Take one with: {typed('dump', config)}", no_wrap=True
         )
         return
-    rows = [_row(entry, time.time()) for entry in entries]
+    shown = entries[:limit] if limit else entries
+    rows = [_row(entry, time.time()) for entry in shown]
     header, *cells = aligned([HEADER, *rows])
     yield Text(header, style="dim", no_wrap=not wide)
-    for entry, words in zip(entries, cells, strict=True):
+    for entry, words in zip(shown, cells, strict=True):
         line = Text(words, no_wrap=not wide)
         line.stylize("bold", 0, len(entry.id))
         yield line
         if wide or entry.broken:
             sentence = f"cannot be read: {entry.broken}" if entry.broken else entry.sentence
             yield Text(f"    {clean(sentence, 300)}", style="dim" if entry.broken else "")
+    if older := len(entries) - len(shown):
+        yield Text(f"… and {older:,} older: --limit 0 lists all", style="dim")
     yield Text(f"\nThey are in {place}. Read the newest:")
     yield Text(f"  {typed('reports show', config)}", no_wrap=True)
 
@@ -230,7 +250,8 @@ def _row(entry: ReportEntry, now: float) -> tuple[str, ...]:
         return (entry.id, age, "-", "-", "broken")
     # One that somebody asked for is closed by nobody: "open" would be said of it for ever.
     state = "asked for" if entry.kind == "manual" else clean(entry.state, 20)
-    verdict = f"{clean(entry.verdict, 40)} ({clean(entry.confidence, 10)})"
+    verdict = "not stuck" if entry.works else clean(entry.verdict, 40)
+    verdict = f"{verdict} ({clean(entry.confidence, 10)})"
     return (entry.id, age, clean(entry.job, 40), verdict, state)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from mldebug.core.model import (
     Classification,
     ClassifiedRank,
+    Confidence,
     Finding,
     NodeCapture,
     QueriedNode,
@@ -18,6 +19,12 @@ from mldebug.diagnosis.classify.case import Case, ranks_text
 
 MAX_MISSING = 65_536  # ranks that are shown one by one
 MAX_LINES = 6
+OF_A_PROCESS = (
+    "/proc/",
+    "py-spy ",
+    "mldebug dump",
+)  # words of commands that are about a process here
+DUMP_THERE = "mldebug dump  # on a node of the job: also tells the files, locks and sockets that ranks wait for"
 
 
 def missing_ranks(
@@ -106,6 +113,22 @@ def _place(queried: QueriedNodes | None, nodes: Collection[str]) -> str:
 
 def _nodes_at(queried: QueriedNodes | None, place: str) -> set[str]:
     return {one.name for one in queried.nodes if one.place == place} if queried else set()
+
+
+def next_steps(case: Case, finding: Finding) -> tuple[str, ...]:
+    """What to type to look closer. The processes of dumps that somebody brought are on another machine, or over: there it is said
+    which dump would tell more.
+    """
+    if not case.recorded:
+        return (*where_to_type(case, finding), *finding.next_steps)
+    kept = (step for step in finding.next_steps if not any(word in step for word in OF_A_PROCESS))
+    return (*kept, *_dumps_to_take(case, finding), DUMP_THERE)
+
+
+def _dumps_to_take(case: Case, finding: Finding) -> Iterator[str]:
+    native = any(rank.capture is not None and rank.capture.process.native for rank in case.ranks)
+    if not native and finding.confidence is Confidence.LOW:
+        yield "py-spy dump --native --pid PID > rankN.txt  # of each rank: what its native code waits for; pauses it for a moment"
 
 
 def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:

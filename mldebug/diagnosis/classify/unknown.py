@@ -55,7 +55,7 @@ def not_stuck(case: Case) -> Finding:
         confidence=confidence,
         summary=f"not stuck: {why}",
         evidence=(sentence(case.ranks),),
-        next_steps=("mldebug dump --watch 30s  # again, watching longer",),
+        next_steps=(),
     )
 
 

@@ -149,7 +149,7 @@ def _view(report: Report) -> dict[str, Any]:
         "style": Markup(style),  # noqa: S704 - our own file
         "script": Markup(script),  # noqa: S704 - our own file
         "policy": policy(style, script),
-        "sentence": _sentence(report.diagnosis.summary, report.diagnosis.culprits),
+        "sentence": _sentence(wording.sentence(report.diagnosis), report.diagnosis.culprits),
         "long": len(report.diagnosis.summary) > LONG_SENTENCE,
         "legend": legend,
         "tints": {(kind.role, kind.name): kind.css for kind in legend},

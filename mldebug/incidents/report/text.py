@@ -33,7 +33,14 @@ from mldebug.incidents.report.hook_lines import (
     traced_culprit,
 )
 from mldebug.incidents.report.sanitize import tidy
-from mldebug.incidents.report.wording import ROLES, culprit_name, culprit_place, end_words, headline
+from mldebug.incidents.report.wording import (
+    ROLES,
+    culprit_name,
+    culprit_place,
+    end_words,
+    headline,
+    sentence,
+)
 
 MAX_CULPRITS = 8
 MAX_GROUPS = 8
@@ -102,7 +109,7 @@ def _verdict(report: Report, width: int) -> Iterator[TextLine]:
     words = (headline(diagnosis), f"confidence {diagnosis.confidence}", end_words(report))
     line = " · ".join(word for word in words if word)
     yield from _wrap(line, width, "", "", _headline_style(diagnosis))
-    yield from _wrap(diagnosis.summary, width, style="bold")
+    yield from _wrap(sentence(diagnosis), width, style="bold")
     job = report.job
     where = plural(len(job.nodes), "node")
     yield from _wrap(
@@ -120,7 +127,7 @@ def _verdict(report: Report, width: int) -> Iterator[TextLine]:
 
 
 def _headline_style(diagnosis: Diagnosis) -> str:
-    return "bold red" if diagnosis.culprits else "bold yellow"
+    return "bold red" if diagnosis.culprits else "bold green" if diagnosis.works else "bold yellow"
 
 
 def _culprits(report: Report, width: int) -> Iterator[TextLine]:

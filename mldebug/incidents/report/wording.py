@@ -59,6 +59,12 @@ def headline(diagnosis: Diagnosis) -> str:
     return NOT_STUCK if diagnosis.works else title(diagnosis.verdict)
 
 
+def sentence(diagnosis: Diagnosis) -> str:
+    """The summary without the words that already stand above it as the headline."""
+    above, _, rest = diagnosis.summary.partition(": ")
+    return rest[:1].upper() + rest[1:] if above == headline(diagnosis) else diagnosis.summary
+
+
 def title(verdict: Verdict) -> str:
     """The title of a verdict: `GPU fault` for `gpu_fault`."""
     return _TITLES.get(verdict) or verdict.value.replace("_", " ").capitalize()

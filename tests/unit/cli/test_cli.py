@@ -27,6 +27,7 @@ from mldebug.core.errors import (
     ToolError,
     UsageError,
 )
+from mldebug.core.model import Verdict
 from mldebug.core.plugins import names
 from mldebug.core.report_model import GapView
 from mldebug.incidents import report_dirs
@@ -451,6 +452,53 @@ def test_a_list_shows_what_is_asked_for_in_each_form(
             row.index("rank_waiting"),
         ]
         assert (report.diagnosis.summary[:30] in printed) is (form == "wide")
+
+
+@pytest.mark.parametrize(
+    ("limit", "rows", "older"),
+    [
+        ((), 20, "… and 5 older"),
+        (("--limit", "3"), 3, "… and 22 older"),
+        (("--limit", "0"), 25, ""),
+    ],
+)
+def test_a_table_shows_the_newest(
+    limit: tuple[str, ...],
+    rows: int,
+    older: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = ReportStore(tmp_path / "state")
+    for number in range(25):
+        one = msgspec.structs.replace(
+            samples.report(samples.sleeping()), id=f"20260101T0000{number:02}Z-abc"
+        )
+        store.save(one, "<html>", {})
+    file = tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}/state}}")
+    assert reports(file, "list", "-o", "table", *limit) == 0
+    printed = capsys.readouterr().out
+    ids = [line.split()[0] for line in printed.splitlines() if line.startswith("2026")]
+    assert ids == [f"20260101T0000{number:02}Z-abc" for number in range(24, 24 - rows, -1)]
+    assert ("older" in printed) == bool(older)
+    assert older in printed
+    assert reports(file, "list", "-o", "name", *limit) == 0
+    assert len(capsys.readouterr().out.split()) == 25
+
+
+def test_a_job_that_went_on_is_listed_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = samples.report(samples.sleeping())
+    went_on = msgspec.structs.replace(made.diagnosis, works=True, verdict=Verdict.UNKNOWN)
+    ReportStore(tmp_path / "state").save(
+        msgspec.structs.replace(made, diagnosis=went_on), "<html>", {}
+    )
+    file = tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}/state}}")
+    assert reports(file, "list") == 0
+    assert "not stuck (" in capsys.readouterr().out
 
 
 def test_a_wrong_filter_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

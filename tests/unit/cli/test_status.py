@@ -50,7 +50,7 @@ def test_a_job_says_who_what_where_and_since_when() -> None:
     text = printed(job())
     assert "1 training job on n1" in text
     assert "train.py  id 1a2b3c" in text
-    assert "torchrun, user ada, started 1 h 2 m 5 s ago, launcher pid 99" in text
+    assert "torchrun, user ada, started 1 h 2 min ago, launcher pid 99" in text
     assert "ranks 0-3 of 8; pids 100 101 102 103" in text
     assert "expected here" not in text
     assert text.endswith("One of them hangs? mldebug dump\n")
@@ -240,8 +240,10 @@ def test_what_to_type_next_names_the_config_that_was_given() -> None:
         f"mldebug dump{given}",
         f"mldebug dump --job 1a2b3c{given}",
     ]
+    looked_at = suggested(job(), config=config, agent=agent)
+    assert looked_at == [f"mldebug reports show 20261121T055041Z-1a2b3c{given}"]
     assert suggested(config=Path("/x.yaml")) == ["mldebug up --config /x.yaml"]
-    assert suggested(job(), config=None, agent=agent)[-1] == "mldebug dump"
+    assert suggested(job(), config=None)[-1] == "mldebug dump"
 
 
 def test_how_a_rank_ended_is_told_where_the_agent_saw_it() -> None:

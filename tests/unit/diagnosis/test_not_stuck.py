@@ -5,7 +5,7 @@ import pytest
 
 from mldebug.core.model import Movement, NodeCapture, ProcessCapture
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.incidents.report.wording import headline
+from mldebug.incidents.report.wording import headline, sentence
 from shared.diagnosis.builders import WAITER, capture, process, rank, still
 
 HERE = ("load (train.py:7)", "<module> (train.py:50)")
@@ -27,6 +27,10 @@ def test_steps_that_were_made_say_so(second: ProcessCapture) -> None:
     assert judged.diagnosis.summary == "Not stuck: step 512 → 534 while watched"
     assert (judged.diagnosis.works, judged.diagnosis.culprits, judged.stalled) == (True, (), False)
     assert headline(judged.diagnosis) == "Not stuck"
+    assert (
+        sentence(judged.diagnosis) == "Step 512 → 534 while watched"
+    )  # it stands below the headline
+    assert judged.diagnosis.next_steps == ()
 
 
 def test_without_steps_all_ranks_must_have_changed() -> None:

@@ -94,8 +94,17 @@ def test_a_rank_without_a_dump_is_told_first(lost: int, tmp_path: Path) -> None:
     other = ELSEWHERE["a line of its own"]
     found = judged(tmp_path, BACKWARDS["torch 2"], other, ranks=4, lost=lost)
     assert found.summary.startswith(f"Rank {lost} has no dump: look at it first; ")
+    assert found.next_steps[0].startswith("py-spy dump --nonblocking --pid PID > rankN.txt  #")
     assert found.confidence is Confidence.LOW
     assert set(named(found)) <= {1}
+
+
+def test_whoever_brings_dumps_is_told_which_others_would_say_more(tmp_path: Path) -> None:
+    """Their processes are on another machine, or over: nothing is to be typed about a process here."""
+    found = judged(tmp_path, BACKWARDS["torch 2"], ELSEWHERE["a line of its own"], ranks=4)
+    assert found.next_steps[-1].startswith("mldebug dump  # on a node of the job")
+    assert any(step.startswith("py-spy dump --native ") for step in found.next_steps)
+    assert not any("/proc/" in step or "--watch" in step for step in found.next_steps)
 
 
 LAUNCHES = {

@@ -87,7 +87,7 @@ def test_nothing_is_to_do_where_the_job_goes_on() -> None:
 def test_it_says_until_when_to_wait_only_where_the_hook_has_said_it() -> None:
     made = with_timeout(600.0)
     assert "It is safe to wait until 2026-11-21 05:59:41 UTC" in titles(made)
-    assert "of all ranks after 10 m, so not before then, unless a group of fewer has a shorter timeout" in next(one.words for one in decisions(made) if "wait" in one.title)  # fmt: skip
+    assert "of all ranks after 10 min, so not before then, unless a group of fewer has a shorter timeout" in next(one.words for one in decisions(made) if "wait" in one.title)  # fmt: skip
     for silent in (with_timeout(None), with_timeout(600.0, state="ended"), with_timeout(600.0, kind="slowdown")):  # fmt: skip
         assert ends_at(silent) is None
         assert not [one for one in titles(silent) if "wait" in one]
