@@ -131,6 +131,17 @@ def test_the_culprit_is_in_the_first_screen() -> None:
     assert "high confidence" in head
 
 
+@pytest.mark.parametrize("repeated", [True, False])
+def test_what_the_sentence_says_of_a_culprit_is_not_said_again(repeated: bool) -> None:
+    report = samples.report(samples.sleeping())
+    reason = report.diagnosis.culprits[0].reason
+    summary = f"rank 3 {reason}; the others wait" if repeated else "rank 3 is to blame"
+    shown = replace(report, diagnosis=replace(report.diagnosis, summary=summary))
+    text = render_html(shown)
+    head = text[text.index("<main") : text.index('id="map"')]
+    assert (f"<p>{reason}</p>" in head) is not repeated
+
+
 def test_several_culprits_are_named_together() -> None:
     assert "<em>ranks 6-7</em>" in render_html(samples.report(samples.mismatch()))
 

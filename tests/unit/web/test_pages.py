@@ -114,6 +114,23 @@ def test_the_run_with_an_incident_comes_first_and_says_what_status_says() -> Non
     assert "0.4 s per step" in text
 
 
+def test_what_is_said_of_the_node_stands_below_an_open_incident_and_else_above() -> None:
+    with_incident = text_of(page("runs", shown(hanging(), cluster="2 of 3 answer")))
+    assert with_incident.index("pretrain.py") < with_incident.index("other nodes: 2 of 3 answer")
+    without = text_of(page("runs", shown(training(), cluster="2 of 3 answer")))
+    assert without.index("other nodes: 2 of 3 answer") < without.index("llama-7b")
+
+
+def test_the_sentence_is_said_once_on_the_page_of_a_run() -> None:
+    said = "Rank 3 sleeps in load (train.py:7)"
+    older = replace(ENTRY, id="20261122T000000Z-7f3a", sentence="An older sentence")
+    html = page(
+        "run", shown(replace(hanging(), report=said)), "7f3a", replace(ENTRY, sentence=said), older
+    )
+    assert html.count(said) == 1
+    assert "An older sentence" in html
+
+
 def test_a_report_is_linked_only_once_it_is_there() -> None:
     state = shown(hanging())
     link = f'href="/report?id={REPORT}"'
