@@ -15,6 +15,7 @@ from mldebug.core.redact import clean
 from mldebug.probes.collectives import CollectiveResult, collective_result
 from mldebug_agents.probes.child import ChildExit, Event, ProbeChild
 from mldebug_agents.probes.environment import INSIDE
+from mldebug_agents.probes.guard import BusyError
 from mldebug_agents.probes.multi_node import (
     Nodes,
     ProbeNodeFacts,
@@ -189,6 +190,30 @@ class Measurement:
             found = collective_result(cell.op, cell.bytes, cell.times, cell.wrong)
             self.results.append(found)
             self._telling.result(found)
+
+
+def check_ended(ended: ChildExit, measurement: Measurement, kept: Mapping[str, str]) -> None:
+    """Raise MldebugError where a measurement did not run to its end, or has measured nothing. `kept`: variables that change results."""
+    if ended.outcome == "cancelled":
+        raise BusyError(f"the probe was ended: {ended.reason}", "measure when the node is idle")
+    if ended.outcome != "done":
+        raise MldebugError(_sentence(ended), _way_out(ended, kept))
+    if not measurement.results:
+        why = measurement.skipped[0] if measurement.skipped else "no rank said anything"
+        raise MldebugError(f"nothing was measured: {why}", "smaller --sizes, or other --ops")
+
+
+def _sentence(ended: ChildExit) -> str:
+    if ended.outcome == "late":
+        return f"the probe took too long: {ended.reason}"
+    return f"the probe failed: {ended.reason}"
+
+
+def _way_out(ended: ChildExit, kept: Mapping[str, str]) -> str:
+    if ended.outcome == "late":
+        return "fewer --ops, smaller --sizes, or a longer --duration"
+    variables = ", ".join(f"{name}={value}" for name, value in kept.items())
+    return f"is it one of these variables? {variables}" if variables else ""
 
 
 def free_port() -> int:

@@ -9,7 +9,10 @@ import click
 from mldebug.cli.param_types import FILE
 from mldebug.core.errors import UsageError
 from mldebug.core.units import parse_duration, parse_size
+from mldebug.probes.collectives import OPS
 from mldebug_agents.probes.session import ProbeSettings
+
+LARGEST = 16 << 30  # bytes of a payload
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -78,3 +81,38 @@ def size(text: str, option: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise UsageError(f"{option} {text!r}: {error}", "write it like 16MiB") from None
+
+
+def chosen_ops(text: str) -> tuple[str, ...]:
+    """The ops in a comma-separated list, each once; raises UsageError for unknown ones."""
+    chosen = tuple(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
+    unknown = [one for one in chosen if one not in OPS]
+    if unknown or not chosen:
+        legal = f"choose from: {', '.join(OPS)}"
+        raise UsageError(f"--ops {text}: there is no {', '.join(unknown) or 'op'}", legal)
+    return chosen
+
+
+def payloads(text: str) -> tuple[int, ...]:
+    """The sizes in bytes of a list such as `1KiB,1MiB-8MiB` (a range doubles each time); UsageError for what is no size, or too
+    large.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        found.append(_payload(low))
+        if dash and _payload(high) < found[-1]:
+            raise UsageError(
+                f"--sizes {part.strip()}: the smaller one comes first",
+                f"--sizes {high}-{low.strip()}",
+            )
+        while dash and found[-1] * 2 <= _payload(high):
+            found.append(found[-1] * 2)
+    return tuple(dict.fromkeys(found))
+
+
+def _payload(text: str) -> int:
+    found = size(text, "--sizes")
+    if not 1 <= found <= LARGEST:
+        raise UsageError(f"--sizes {text}: a payload is 1B to 16GiB", "write it like 16MiB")
+    return found

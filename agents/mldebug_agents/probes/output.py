@@ -4,7 +4,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +18,12 @@ from mldebug.core.redact import clean
 from mldebug.core.units import format_size
 from mldebug.probes.collective_formats import HEADER, UNITS, as_csv, as_textfile, row
 from mldebug.probes.collectives import CollectiveResult
+from mldebug.probes.curve import CurvePoint, largest
 from mldebug_agents.probes.measurement import Callbacks, Measurement
 from mldebug_agents.probes.rank_events import MeasuredRanks
+
+Put = Callable[[Path], object]
+"""Writes a file at a path."""
 
 
 class OutputFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +63,17 @@ def write(measurement: Measurement, output: OutputFiles) -> None:
     results = measurement.results
     if output.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
-    failed = [why for path, put in _files(measurement, output) if (why := _failure(path, put))]
-    if failed:  # one that cannot be written does not keep the others from it
+    write_files(_files(measurement, output))
+
+
+def write_files(files: Iterable[tuple[Path, Put]]) -> None:
+    """Write each file by its function. Raises MldebugError for the first that cannot be written, once the others are."""
+    failed = [why for path, put in files if (why := _failure(path, put))]
+    if failed:
         raise MldebugError(failed[0], "name another place")
 
 
-def _files(
-    measurement: Measurement, output: OutputFiles
-) -> Iterator[tuple[Path, Callable[[Path], object]]]:
+def _files(measurement: Measurement, output: OutputFiles) -> Iterator[tuple[Path, Put]]:
     """Paths of files to write, each with the function that writes it; none where nothing was measured, so that old files stay."""
     results = measurement.results
     if not results:
@@ -129,7 +136,7 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _failure(path: Path, put: Callable[[Path], object]) -> str:
+def _failure(path: Path, put: Put) -> str:
     try:
         put(path)
     except (OSError, ValueError) as error:  # matplotlib has its own of what is wrong
@@ -171,6 +178,28 @@ def plot(results: Sequence[CollectiveResult], path: Path, title: str) -> None:
     axes.grid(visible=True, alpha=0.3)
     if axes.lines:
         _name_payloads(axes, sorted({one.bytes for one in results if one.bytes}))
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    figure.savefig(path)
+
+
+def plot_curve(points: Sequence[CurvePoint], path: Path, title: str) -> None:
+    """Draw bus bandwidth over the number of nodes, one line for each op with its largest payload; the suffix selects the format."""
+    figures = import_module("matplotlib.figure")
+    figure = figures.Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for op in dict.fromkeys(op for point in points for op in largest(point)):
+        found = [(one.nodes, largest(one)[op]) for one in points if op in largest(one)]
+        speeds = [one.busbw_bytes_per_second / 1e9 for _, one in found]
+        label = f"{op}, {format_size(found[0][1].bytes)}"
+        axes.plot([nodes for nodes, _ in found], speeds, "o-", label=label)
+    axes.set(xlabel="nodes", ylabel="bus bandwidth, GB/s", title=f"up to {title}")
+    axes.grid(visible=True, alpha=0.3)
+    axes.set_xscale("log", base=2)
+    numbers = [one.nodes for one in points]
+    axes.set_xticks(numbers, [str(one) for one in numbers])
+    axes.set_xticks([], minor=True)
+    if axes.lines:
         axes.set_ylim(bottom=0)
         axes.legend()
     figure.savefig(path)

@@ -67,9 +67,11 @@ def alone(test: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 class Probe:
-    """`mldebug probe collectives`, marked so that each of its processes is known."""
+    """`mldebug probe collectives` or `curve`, marked so that each of its processes is known."""
 
-    def __init__(self, folder: Path, *words: str, more: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, folder: Path, *words: str, more: Mapping[str, str] = {}, verb: str = "collectives"
+    ) -> None:
         if not {"--python", "--read"} & set(words):
             words = (*words, "--python", str(light_python(folder)))
         beside = () if ALONE in os.environ else ("--beside-jobs",)
@@ -82,7 +84,7 @@ class Probe:
                 "-m",
                 "mldebug",
                 "probe",
-                "collectives",
+                verb,
                 "--device",
                 "cpu",
                 *beside,
@@ -404,6 +406,26 @@ def test_two_nodes_meet_at_the_first(tmp_path: Path) -> None:
     assert code == 0, err
     (found,) = json.loads(out)
     assert (found["ranks"], found["correct"]) == (4, True)
+
+
+def test_a_curve_is_measured_over_more_and_more_nodes(tmp_path: Path) -> None:
+    csv = tmp_path / "curve.csv"
+    words = ("--hosts", "n[1-3]", "--nproc", "1", "--interface", "lo", "--sizes", "1KiB", "--json")
+    more = with_ssh(tmp_path)
+    code, out, err = Probe(tmp_path, *words, "--csv", str(csv), more=more, verb="curve").end()
+    assert code == 0, err
+    found = json.loads(out)
+    assert [(one["nodes"], one["results"][0]["ranks"]) for one in found] == [(2, 2), (3, 3)]
+    assert all(one["results"][0]["correct"] for one in found)
+    assert len(csv.read_text().splitlines()) == 3
+
+
+def test_a_curve_shows_what_came_before_a_node_failed(tmp_path: Path) -> None:
+    words = ("--hosts", "a1,a2,gone", "--nproc", "1", "--interface", "lo", "--sizes", "1KiB")
+    code, out, err = Probe(tmp_path, *words, more=with_ssh(tmp_path), verb="curve").end()
+    assert code == 3
+    assert "node gone cannot measure" in err
+    assert out.splitlines()[-1].split()[:2] == ["2", "2"]
 
 
 def test_a_node_that_cannot_be_reached_is_named(tmp_path: Path) -> None:

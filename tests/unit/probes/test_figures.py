@@ -27,8 +27,8 @@ from mldebug.probes.collectives import (
 )
 from mldebug.probes.nccl_settings import invalid_settings
 from mldebug_agents.probes.inside.values import BLOCK, Stretch, Values
+from mldebug_agents.probes.options import payloads
 from mldebug_agents.probes.output import plot
-from mldebug_agents.probes.verbs.collectives import payloads
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ import msgspec
 
 from mldebug.cli.param_types import INTERFACE, WordListParam
 from mldebug.cluster.hostfile import read_hosts
-from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.errors import ExitCode, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.probes.baselines import beside_others
@@ -19,9 +19,17 @@ from mldebug_agents.probes.child import ChildExit, Event, events, failure_cause
 from mldebug_agents.probes.environment import checked_variables
 from mldebug_agents.probes.guard import BusyError, only_probe
 from mldebug_agents.probes.history.recording import record
-from mldebug_agents.probes.measurement import CollectivesRequest, Measurement
+from mldebug_agents.probes.measurement import CollectivesRequest, Measurement, check_ended
 from mldebug_agents.probes.multi_node import WAYS, Nodes
-from mldebug_agents.probes.options import Number, adding, probe_options, probe_settings, size
+from mldebug_agents.probes.options import (
+    Number,
+    adding,
+    chosen_ops,
+    payloads,
+    probe_options,
+    probe_settings,
+    size,
+)
 from mldebug_agents.probes.output import (
     OutputFiles,
     callbacks,
@@ -35,7 +43,6 @@ from mldebug_agents.probes.tools import open_probe_tools
 
 PORT = 29431  # of printed lines: nobody can ask there which one is free
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int8", "uint8")
-LARGEST = 16 << 30
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
     click.option("--nproc", type=click.IntRange(1, 64), help="Ranks on each node. Default: one for each GPU, 2 on CPUs."),
@@ -161,13 +168,7 @@ def _measured(
             keep()
     finally:
         write(measurement, output)
-    if ended.outcome == "cancelled":
-        raise BusyError(f"the probe was ended: {ended.reason}", "measure when the node is idle")
-    if ended.outcome != "done":
-        raise MldebugError(_sentence(ended), _way_out(ended, kept))
-    if not measurement.results:
-        why = measurement.skipped[0] if measurement.skipped else "no rank said anything"
-        raise MldebugError(f"nothing was measured: {why}", "smaller --sizes, or other --ops")
+    check_ended(ended, measurement, kept)
     wrong = any(result.correct is False for result in measurement.results)
     return int(ExitCode.FOUND if wrong else ExitCode.FINE)
 
@@ -209,54 +210,6 @@ def _read(measurement: Measurement, stored: TextIO) -> ChildExit:
     return ChildExit(outcome="failed" if why else "done", reason=why)
 
 
-def _sentence(ended: ChildExit) -> str:
-    if ended.outcome == "late":
-        return f"the probe took too long: {ended.reason}"
-    return f"the probe failed: {ended.reason}"
-
-
-def _way_out(ended: ChildExit, kept: Mapping[str, str]) -> str:
-    if ended.outcome == "late":
-        return "fewer --ops, smaller --sizes, or a longer --duration"
-    variables = ", ".join(f"{name}={value}" for name, value in kept.items())
-    return f"is it one of these variables? {variables}" if variables else ""
-
-
 def create(options: NoOptions) -> click.Command:
     """Build the command `mldebug probe collectives`: time collectives, NCCL on GPUs and gloo on CPUs, and check their values."""
     return command
-
-
-def chosen_ops(text: str) -> tuple[str, ...]:
-    """The ops in a comma-separated list, each once; raises UsageError for unknown ones."""
-    chosen = tuple(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
-    unknown = [one for one in chosen if one not in OPS]
-    if unknown or not chosen:
-        legal = f"choose from: {', '.join(OPS)}"
-        raise UsageError(f"--ops {text}: there is no {', '.join(unknown) or 'op'}", legal)
-    return chosen
-
-
-def payloads(text: str) -> tuple[int, ...]:
-    """The sizes in bytes of a list such as `1KiB,1MiB-8MiB` (a range doubles each time); UsageError for what is no size, or too
-    large.
-    """
-    found: list[int] = []
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        found.append(_payload(low))
-        if dash and _payload(high) < found[-1]:
-            raise UsageError(
-                f"--sizes {part.strip()}: the smaller one comes first",
-                f"--sizes {high}-{low.strip()}",
-            )
-        while dash and found[-1] * 2 <= _payload(high):
-            found.append(found[-1] * 2)
-    return tuple(dict.fromkeys(found))
-
-
-def _payload(text: str) -> int:
-    found = size(text, "--sizes")
-    if not 1 <= found <= LARGEST:
-        raise UsageError(f"--sizes {text}: a payload is 1B to 16GiB", "write it like 16MiB")
-    return found

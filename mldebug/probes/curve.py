@@ -1,0 +1,74 @@
+"""The bandwidth of collectives over more and more nodes: which numbers of nodes are measured, and the table of the figures."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from mldebug.core.units import format_size
+from mldebug.probes.collectives import CollectiveResult
+
+HEADER = "bus bandwidth of the largest payload, GB/s (in brackets: beside the fewest)"
+COLUMNS = ("nodes", "ranks", "op", "bytes", "median_seconds", "algbw_bytes_per_second", "busbw_bytes_per_second")  # fmt: skip
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured over so many `nodes`: the first ones of those that were named."""
+
+    nodes: int
+    results: tuple[CollectiveResult, ...]
+
+
+def counts(nodes: int) -> tuple[int, ...]:
+    """The numbers of nodes to measure over, where there are `nodes`: 2, 4, 8 and so on, and all of them last."""
+    doubled = [1 << power for power in range(1, nodes.bit_length()) if 1 << power <= nodes]
+    return tuple(dict.fromkeys((*doubled, nodes)))
+
+
+def largest(point: CurvePoint) -> dict[str, CollectiveResult]:
+    """The result with the largest payload of each op, by op; not of those in which nothing travels."""
+    found: dict[str, CollectiveResult] = {}
+    for one in point.results:
+        if one.busbw_bytes_per_second and (one.op not in found or one.bytes > found[one.op].bytes):
+            found[one.op] = one
+    return found
+
+
+def table(points: Sequence[CurvePoint]) -> Iterator[str]:
+    """The figures as lines of text: a row for each number of nodes, a column for each op."""
+    ops = list(dict.fromkeys(op for point in points for op in largest(point)))
+    if not ops:
+        return
+    first = {op: next(largest(one)[op] for one in points if op in largest(one)) for op in ops}
+    yield HEADER
+    names = " ".join(f"{f'{op} {format_size(first[op].bytes)}':>23}" for op in ops)
+    yield f"{'nodes':>5} {'ranks':>5} {names}"
+    for point in points:
+        found = largest(point)
+        cells = " ".join(f"{_cell(found.get(op), first[op]):>23}" for op in ops)
+        ranks = next((one.ranks for one in point.results), 0)
+        yield f"{point.nodes:>5} {ranks:>5} {cells}"
+
+
+def as_csv(points: Iterable[CurvePoint]) -> str:
+    """All results as CSV with a header, of each number of nodes."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for point in points:
+        for one in point.results:
+            speeds = (one.algbw_bytes_per_second, one.busbw_bytes_per_second)
+            median = one.time_seconds.median
+            writer.writerow([point.nodes, one.ranks, one.op, one.bytes, median, *speeds])
+    return text.getvalue()
+
+
+def _cell(one: CollectiveResult | None, first: CollectiveResult) -> str:
+    if one is None:
+        return "-"
+    speed = f"{one.busbw_bytes_per_second / 1e9:.2f}"
+    if one is first:
+        return speed
+    change = one.busbw_bytes_per_second / first.busbw_bytes_per_second - 1
+    return f"{speed} ({change:+.0%})"
