@@ -1,5 +1,7 @@
 """Probes that the agent starts by itself: never beside a job, not before the node was idle long enough, and not more often than wanted."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from mldebug_agents.probes.history.scheduled import (
     WORKER,
     ProbeStarter,
     ScheduledProbes,
+    changeable,
     words,
 )
 from mldebug_agents.system.child.programs import FakeSpawner
@@ -149,3 +152,41 @@ def test_the_section_of_the_config() -> None:
     assert (config.probes.every, config.probes.sizes) == (6 * 3600.0, ("1KiB",))
     with pytest.raises(ConfigError):
         parse("probes: {every: 10s}", "f", Config)
+
+
+def test_a_python_that_others_can_change_is_not_started(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("")
+    starter = FakeSpawner(lambda argv: Completed(argv=argv, returncode=0))
+    python.chmod(0o757)
+    with pytest.raises(MldebugError, match=f"everybody can change {python}"):
+        ProbeStarter(starter, tmp_path).run(msgspec.structs.replace(WANTED, python=python))
+    assert starter.calls == []
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_a_python_of_this_user_or_root_is_started(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "environment"
+    folder.mkdir()
+    link = folder / "python"
+    link.symlink_to(sys.executable)
+    folder.chmod(mode)
+    alone = changeable(sys.executable)
+    assert changeable(str(link)) == alone  # what stands in the way there is not ours to mend
+
+
+def test_who_can_put_another_folder_in_its_place_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "environment"
+    folder.mkdir()
+    (folder / "python").write_text("")
+    folder.chmod(0o777)
+    assert str(folder) in changeable(str(folder / "python"))
+    folder.chmod(0o755)
+    assert changeable(str(folder / "python")) == ""
+    if os.geteuid() == 0:
+        os.chown(folder, 65534, 65534)
+        assert changeable(str(folder / "python")) == f"user 65534 can change {folder}"
+
+
+def test_a_python_that_is_not_there_is_told(tmp_path: Path) -> None:
+    assert "no such file" in changeable(str(tmp_path / "none"))

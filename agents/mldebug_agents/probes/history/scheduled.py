@@ -6,6 +6,7 @@ ends by itself when one comes (`probes.guard`). Its figures go into the history 
 
 import logging
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -37,7 +38,11 @@ class ProbeStarter:
         self._starter, self._state_dir = starter, state_dir
 
     def run(self, wanted: ProbesConfig) -> str:
-        """Run it; returns the last line that it wrote to stderr. Raises MldebugError where it failed; a busy node is no failure."""
+        """Run it; returns the last line that it wrote to stderr. Raises MldebugError where it failed, or where its Python is not to be
+        trusted; a busy node is no failure.
+        """
+        if wanted.python != "auto" and (why := changeable(str(wanted.python))):
+            raise MldebugError(f"no scheduled probe is started: {why}", "chown root, chmod go-w")
         argv = (
             sys.executable,
             "-m",
@@ -64,6 +69,23 @@ def words(wanted: ProbesConfig) -> tuple[str, ...]:
         *("--duration", format_duration(wanted.duration), "--ops", ",".join(wanted.ops)),
         *("--sizes", ",".join(wanted.sizes), *python),
     )
+
+
+def changeable(program: str) -> str:
+    """Why somebody else than this user and root can put another program in the place of this one; "" where nobody can."""
+    places = (os.path.abspath(program), os.path.realpath(program))
+    chain = [one for place in places for one in (Path(place), *Path(place).parents)]
+    for one in dict.fromkeys(chain):
+        try:
+            found = os.lstat(one)
+        except OSError as error:
+            return f"{clean(str(one), 200)}: {(error.strerror or str(error)).lower()}"
+        shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (0, os.geteuid()):
+            return f"user {found.st_uid} can change {clean(str(one), 200)}"
+        if found.st_mode & 0o022 and not shared and not stat.S_ISLNK(found.st_mode):
+            return f"its group or everybody can change {clean(str(one), 200)}"
+    return ""
 
 
 class ScheduledProbes:
