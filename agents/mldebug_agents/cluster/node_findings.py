@@ -21,7 +21,7 @@ class NodesChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArrivalTimes:
-    """Notes when each node had answered, from what a `Progress` is told, and hands that on."""
+    """A `Progress` that notes when each node had answered (`came`: unix time by node), and passes each call on to `progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -42,7 +42,9 @@ def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
 
 
 def ras_apart(captures: Sequence[NodeCapture]) -> str:
-    """A sentence about ranks that launched calls which no common program could launch together; "" where there are none, or an answer shows none."""
+    """A sentence about ranks that launched other collectives than the rest, or the same in another order, by NCCL RAS; "" where one of
+    the nodes' answers shows no such difference.
+    """
     parts = [_apart(ras, names) for _, ras, names in _fullest(captures)]
     return parts[0] if parts and all(parts) else ""
 
