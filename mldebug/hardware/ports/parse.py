@@ -106,7 +106,7 @@ def _rdma(place: PortPlace, texts: Mapping[str, str]) -> PortReading | None:
     rate = _RATE.match(own["rate"])
     return PortReading(
         name=place.name,
-        link=_link(place, own["link_layer"].strip()),
+        link=_link(own["link_layer"].strip()),
         up=state == "ACTIVE",
         physical=physical in ("LinkUp", "LinkErrorRecovery", "ACTIVE") if physical else None,
         off=physical == "Disabled",
@@ -124,7 +124,7 @@ def _rdma(place: PortPlace, texts: Mapping[str, str]) -> PortReading | None:
     )
 
 
-def _link(place: PortPlace, layer: str) -> str:
+def _link(layer: str) -> str:
     if layer == "InfiniBand":
         return "infiniband"
     return "roce" if layer == "Ethernet" else "efa"

@@ -83,7 +83,7 @@ class GpusPage:
             more=max(0, len(found) - MOST),
             events=tuple(_event(one, snapshot.at) for one in events[::-1][:MOST_EVENTS]),
             more_events=max(0, len(events) - MOST_EVENTS),
-            gaps=tuple(_gaps(snapshot, overview)),
+            gaps=tuple(_gaps(overview)),
         )
 
 
@@ -159,7 +159,7 @@ def _doing(snapshot: Snapshot) -> dict[str, str]:
     return {uuid: ", ".join(dict.fromkeys(words)) for uuid, words in found.items()}
 
 
-def _gaps(snapshot: Snapshot, overview: GpuOverview) -> Iterator[Gap]:
+def _gaps(overview: GpuOverview) -> Iterator[Gap]:
     every = (overview.gpu_gap, overview.kernel_gap, *(overview.gpus.gaps if overview.gpus else ()))
     for one in dict.fromkeys(every):
         if one is not None:

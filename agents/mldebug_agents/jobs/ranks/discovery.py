@@ -119,7 +119,7 @@ class RankFinder:
         losses = LostRankFinder(self._host, self._registry, tree, claimed)
         jobs, gaps = [], list(unreadable(processes, self._host))
         for rank_group in alive:
-            job, more = self._job(rank_group, losses, tree)
+            job, more = self._job(rank_group, losses)
             jobs.append(job)
             gaps += more
         odd = (*impossible_environments(processes, tree), *oddities(rank_groups))
@@ -186,9 +186,7 @@ class RankFinder:
                 for child in children.get(claimant.pid, ()):
                     memory.children[child.pid, tree.stats[child.pid].start_ticks] = rank
 
-    def _job(
-        self, rank_group: RankGroup, losses: LostRankFinder, tree: ProcessTree
-    ) -> tuple[Job, list[Gap]]:
+    def _job(self, rank_group: RankGroup, losses: LostRankFinder) -> tuple[Job, list[Gap]]:
         memory = self._memory[_place(rank_group)]
         lost, gaps = losses.of(rank_group, memory.ranks, memory.children)
         gone_astray = {

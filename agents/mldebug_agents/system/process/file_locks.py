@@ -75,7 +75,7 @@ class FileLocks:
             return None
         fd = thread.syscall_args[0] if thread.syscall_args else -1
         path = next((file.target for file in state.files if file.fd == fd), "")
-        row = self._wanted(state, thread, fd)
+        row = self._wanted(state, fd)
         if row is None:
             return FileLock(
                 tid=thread.tid, kind="flock" if thread.syscall == "flock" else "lockf", path=path
@@ -89,8 +89,8 @@ class FileLocks:
             self._rows = parse_locks(self._host.node_text("locks"))
         return self._rows
 
-    def _wanted(self, state: ProcessState, thread: ThreadState, fd: int) -> KernelLock | None:
-        """The line of what this thread wants. The kernel names the process, not the thread, so the file decides between two."""
+    def _wanted(self, state: ProcessState, fd: int) -> KernelLock | None:
+        """The line of what a thread of this process wants. The kernel names the process, not the thread, so the file decides between two."""
         inode = procfs.parse_inode(self._host.text(state.pid, f"fdinfo/{fd}")) if fd >= 0 else 0
         found = [
             row for row in self._all() if row.blocked and (row.pid == state.pid or row.kind == "ofd")
