@@ -152,8 +152,9 @@ def _without_failure(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> Ex
         return nobody(
             attempt, exits, f"the job's log ends with {error.error}, and no rank's exit is known"
         )
-    if unseen and attempt.words.cited and _launcher_failed(attempt):
-        return nobody(attempt, exits, f"its launcher wrote {attempt.words.cited[0]}, and no rank's exit is known")  # fmt: skip
+    if unseen and (attempt.words.cited or attempt.words.failures) and _launcher_failed(attempt):
+        wrote = attempt.words.cited[0] if attempt.words.cited else "that a process had failed"
+        return nobody(attempt, exits, f"its launcher wrote {wrote}, and no rank's exit is known")
     unknown = sum(one.kind is ExitKind.UNKNOWN for one in exits)
     why = f"{unknown} of {len(exits)} exits unknown" if unknown else "all ranks left with exit 0"
     return ExitOutcome(kind="normal", sentence=f"ended: {why}")

@@ -50,7 +50,7 @@ def abnormal(
     verdict = Verdict.OUT_OF_MEMORY if _memory(first, shared) else Verdict.RANK_EXITED
     if verdict is Verdict.OUT_OF_MEMORY and _guessed(first, shared):
         confidence = Confidence.MEDIUM if confidence is Confidence.HIGH else Confidence.LOW
-    others = _consequence(one for one in exits if one not in culprits)
+    others = _consequence([one for one in exits if one not in culprits], first)
     log = f"{shared_words(shared)}, of no rank in particular" if shared else ""
     culprit = f"rank {first.exit.rank} {blamed[0].reason}"
     alive = _living(attempt.living) if attempt else ""
@@ -88,7 +88,11 @@ def shared_words(error: RankError) -> str:
 
 def _culprit(one: ExplainedExit) -> Culprit:
     return Culprit(
-        kind="rank", rank=one.exit.rank, node=one.node, pid=one.exit.pid, reason=one.phrase()
+        kind="rank",
+        rank=one.exit.rank,
+        node=one.node,
+        pid=one.exit.pid or None,
+        reason=one.phrase(),
     )
 
 
@@ -115,15 +119,16 @@ def nobody(attempt: AttemptExit, exits: Sequence[ExplainedExit], why: str) -> Ex
     )
 
 
-def _consequence(others: Iterable[ExplainedExit]) -> str:
-    """`ranks 0-2,4 ended after it (killed by SIGTERM)`."""
+def _consequence(others: Iterable[ExplainedExit], first: ExplainedExit) -> str:
+    """`ranks 0-2,4 ended after it (killed by SIGTERM)`; `ended, too`, where nobody has seen the order."""
     ranks = [one for one in others if one.kind is not ExitKind.LEFT]
     if not ranks:
         return ""
     who = shorten_ranks(fold_ranks(one.exit.rank for one in ranks))
     ways = sorted({status_words(one) for one in ranks})
     many = "ranks" if len(ranks) > 1 else "rank"
-    return f"{many} {who} ended after it ({', '.join(ways[:3])})"
+    when = "ended after it" if first.exit.moment is not None else "ended, too"
+    return f"{many} {who} {when} ({', '.join(ways[:3])})"
 
 
 def _living(ranks: Sequence[int]) -> str:

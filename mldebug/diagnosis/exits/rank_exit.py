@@ -18,6 +18,7 @@ from mldebug.diagnosis.exits.model import (
     lost_its_reader,
     merged,
     was_asked,
+    was_sent,
     words_of_status,
 )
 from mldebug.diagnosis.exits.words.last_words import FAULT, is_out_of_memory, lost_worker
@@ -102,7 +103,8 @@ def _explain(one: RankExit, attempt: AttemptExit, node: str) -> ExplainedExit:
     one = merged(one, _launcher_failure(one, attempt))
     error = attempt.words.errors.get(one.rank) or attempt.errors.get(one.rank)
     if exit_signal(one.status) not in (None, ABORT) and not _tells_of(error, one):
-        error = None  # an older one that was caught: what ended it is a signal
+        # an older one that was caught: what ended it is a signal; but who lost a peer is killed by its parent, or kills itself
+        error = error if error is not None and error.blames_peer and was_sent(one.status) else None
     deaths = {death.pid: death for death in attempt.deaths}
     worker = lost_worker(error.error) if error else None
     death, worker = deaths.get(one.pid), worker if worker in deaths else None

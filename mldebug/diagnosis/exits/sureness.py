@@ -27,6 +27,7 @@ _OF_AN_END = re.compile(
     r"|/pymp-|shared memory object .{0,80}No such file|handle is closed|on closed file|loop is closed|\[Errno 9\]"
 )
 AT_ONCE = 1.0  # seconds in which the order of two exits proves nothing
+TEARDOWN = 0.1  # seconds by which one that is killed may be gone later than the first that noticed: its memory goes first, then its connections
 HEAD_START = 0.5  # seconds of the first before the others, to own the only traceback
 
 
@@ -129,16 +130,16 @@ def _may_be_of_another(
 
 
 def is_ended_by_others(first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
-    """Whether it was killed well after another one had failed, or soon after it and together with others: launchers, schedulers and parents
-    kill what is left, some of them after a while in which it may end when it is asked to.
+    """Whether it was killed after another one had failed or been asked to end: launchers, schedulers and parents kill what is left, some of them
+    after a while in which it may end when it is asked to.
     """
     if first.kind is not ExitKind.KILLED or first.death is not None:
         return False
     if exit_signal(first.exit.status) != signal.SIGKILL:
         return False
     before = [one for one in exits if one.exit.status and earlier(one, first)]
-    return (bool(before) and _is_killed_with_others(first, exits)) or any(
-        first.exit.at - one.exit.at >= AT_ONCE for one in before
+    return any(first.exit.at - one.exit.at >= TEARDOWN for one in before) or (
+        bool(before) and _is_killed_with_others(first, exits)
     )
 
 

@@ -72,7 +72,8 @@ def with_suspects(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
 
 
 def _proved(one: ExplainedExit) -> bool:
-    return one.own or one.kind is ExitKind.KILLED
+    """Whether its own words, or a sign of a lack of memory, show its failure: who sent a SIGKILL, nothing shows."""
+    return one.own or (one.kind is ExitKind.KILLED and one.out_of_memory)
 
 
 def _sentence(suspects: Suspects) -> str:

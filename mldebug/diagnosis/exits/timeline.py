@@ -68,7 +68,7 @@ def _in_order(exits: Iterable[RankExit], noticed: float) -> Iterator[float]:
 def _event(at: float, one: RankExit, *, together: bool) -> TimelineEvent:
     when = "" if one.at else ", noticed afterwards"
     when = ", at the same moment" if together else when
-    words = f"rank {one.rank} (pid {one.pid}): {full_words(one.status)}{when}"
+    words = f"rank {one.rank}{_pid(one)}: {full_words(one.status)}{when}"
     return TimelineEvent(at=rfc3339(at), what=words, source=_source(one))
 
 
@@ -91,7 +91,12 @@ def _folded(rest: Sequence[tuple[float, RankExit]]) -> Iterator[TimelineEvent]:
 def _many(words: str, some: Sequence[tuple[float, RankExit]]) -> str:
     ranks = shorten_ranks(fold_ranks(one.rank for _, one in some), 60)
     if len(some) == 1:
-        return f"rank {ranks} (pid {some[0][1].pid}): {words}"
+        return f"rank {ranks}{_pid(some[0][1])}: {words}"
     span = some[-1][0] - some[0][0]
     within = f", within {span:.1f} s" if span >= 0.1 else ""
     return f"ranks {ranks} ({len(some):,} ranks): {words}{within}"
+
+
+def _pid(one: RankExit) -> str:
+    """Its pid in brackets; "" where it is not known (0), as of a log alone."""
+    return f" (pid {one.pid})" if one.pid else ""

@@ -89,7 +89,7 @@ def story(report: Report) -> ExitStory:
     An event that only repeats the summary is replaced by the time of the judgement.
     """
     exits = tuple(
-        f"rank {one.rank} (pid {one.pid}):"
+        f"rank {one.rank} (pid {one.pid}):" if one.pid else f"rank {one.rank}:"
         for one in report.diagnosis.culprits
         if one.rank is not None
     )

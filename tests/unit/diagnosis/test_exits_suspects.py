@@ -7,7 +7,13 @@ import pytest
 
 from mldebug.core.model import Confidence, Job, RankIdentity, Verdict
 from mldebug.diagnosis.exits.judge import judge_exit
-from mldebug.diagnosis.exits.model import Accusation, AttemptExit, RankError, RankExit
+from mldebug.diagnosis.exits.model import (
+    Accusation,
+    AttemptExit,
+    KernelDeath,
+    RankError,
+    RankExit,
+)
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 
 ONE, TERM = 1 << 8, int(signal.SIGTERM)
@@ -132,3 +138,16 @@ def test_an_error_of_its_own_stands_against_all_words() -> None:
     own = RankError(error="ValueError: bad shard 7", source="its own output")
     errors = {0: victim(ranks=(2,), did=MISSED), 3: own}
     assert named(judge_exit(attempt(errors))) == (Verdict.RANK_EXITED, [3], Confidence.HIGH)
+
+
+def test_a_kill_proves_nothing_against_whom_others_accuse() -> None:
+    """Who sent SIGKILL is not known: where a victim accuses another rank, it is no more than one sign; a line of the kernel is."""
+    accused = attempt({0: victim(ranks=(2,), speaker=0, did=MISSED)})
+    killed = RankExit(rank=1, pid=101, at=999.0, moment=-1, status=int(signal.SIGKILL))
+    exits = (killed, *(one for one in accused.exits if one.rank != 1))
+    found = judge_exit(msgspec.structs.replace(accused, exits=exits))
+    assert named(found) == (Verdict.RANK_EXITED, [1], Confidence.LOW)
+    assert f"but by the words of rank 0, rank 2 {MISSED}" in found.sentence
+    death = KernelDeath(pid=101, kind="out_of_memory", text="Out of memory: Killed process 101")
+    sure = msgspec.structs.replace(accused, exits=exits, deaths=(death,), kernel_readable=True)
+    assert named(judge_exit(sure)) == (Verdict.OUT_OF_MEMORY, [1], Confidence.HIGH)

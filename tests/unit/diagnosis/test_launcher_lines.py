@@ -227,3 +227,16 @@ def test_what_follows_a_cut_traceback_is_no_error() -> None:
     lines = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "all is well"]
 
     assert last_error([*lines, "ValueError: of another text"], "log") is None
+
+
+def test_srun_folds_tasks_that_end_alike() -> None:
+    """A line that names several tasks is of each of them: the one task of a later line was not alone, and not first."""
+    folded = "srun: error: n1: tasks 2-4,7: Exited with exit code 1"
+    alone = "srun: error: n2: task 5: Exited with exit code 1"
+    words = launcher_words([folded, alone])
+    assert [one.rank for one in words.failures] == [2, 3, 4, 7, 5]
+    assert {one.status for one in words.failures} == {1 << 8}
+    following = launcher_words([alone, "srun: Terminating StepId=7.0", folded])
+    assert ([one.rank for one in following.failures], len(following.followers)) == ([5], 4)
+    assert not launcher_words(["srun: error: n1: tasks 7-2: Exited with exit code 1"]).failures
+    assert len(launcher_words(["srun: error: n1: tasks 0-999999: Terminated"]).failures) == 4096

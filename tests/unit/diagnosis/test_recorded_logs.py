@@ -83,6 +83,8 @@ def test_torchruns_table_tells_which_rank_a_pid_is(tmp_path: Path) -> None:
     report = judged(tmp_path, *lines)
     assert named(report)[0] == [5]
     assert report.diagnosis.culprits[0].pid == 4005
+    labelled = [f"n2: {line}" for line in lines]
+    assert named(judged(tmp_path, *labelled))[0] == [5]
     victims = judged(tmp_path, *marked(4, VICTIM), *marked(5, VICTIM), *table((4, 0, 1), (5, 1, 1)))
     assert named(victims)[0] == NOBODY
 

@@ -80,9 +80,11 @@ def test_whom_their_parent_kills_together_are_not_first() -> None:
     lost = {"signal": int(signal.SIGPIPE)}
     assert killed({0: 8.3, 2: 8.3, 3: 8.3}, lost) is None
     assert killed({0: 38, 2: 38, 3: 38}, {"signal": int(signal.SIGTERM)}) is None
-    # controls: one that is killed first, and one alone
+    assert killed({0: 8.3}, lost) is None
+    assert killed({0: 8.3}, {"signal": int(signal.SIGQUIT)}) in (None, Confidence.LOW)
+    # controls: one that is killed first, or is gone a moment after who noticed it
     assert killed({0: 7, 2: 8.3, 3: 8.3}, lost) is Confidence.HIGH
-    assert killed({0: 8.3}, lost) is Confidence.HIGH
+    assert killed({0: 8.05}, lost) is Confidence.HIGH
 
 
 @pytest.mark.parametrize(

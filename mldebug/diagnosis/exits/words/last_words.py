@@ -74,7 +74,7 @@ _LIBRARY_ENDS = re.compile(
     r"|Terminating process because the JAX distributed service|has been set to ERROR in coordination service"
     r"|MPI_ABORT was invoked on rank|application called MPI_Abort\(|\*\*\* An error occurred in MPI_|Fatal error in (?:internal_|P?MPI_)"
     r"|has lost communication with a remote daemon|Memory access fault by GPU node-\d|HW Exception by GPU node-\d"
-    r"|Horovod has been shut down|Transport retry count exceeded on"
+    r"|Horovod has been shut down|Transport retry count exceeded on|Test NCCL failure \S{1,80} '"
 )
 # Logged by a handler when the signal comes, and not where it is installed
 _STOPPED = re.compile(
@@ -86,6 +86,10 @@ _STOPPED = re.compile(
 # srun and its like write into the middle of a traceback
 _LAUNCHER = re.compile(
     r"(?:srun|slurmstepd\S{0,80}|(?:mpi|prte?)(?:run|exec)\S{0,20}): |\[mpiexec@"
+)
+_GROUP_ERROR = re.compile(
+    r"\s{0,8}(?:RuntimeError|torch\.\w[\w.]{0,80}Error): .{0,40}\b(?:NCCL|gloo|c10d)\b",
+    re.IGNORECASE,
 )
 _STEP = re.compile(r"\b(?:step|iter(?:ation)?)\W{1,3}\d", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(
@@ -259,18 +263,24 @@ def _stood_in(lines: Sequence[str], at: int) -> str:
 
 
 def _torn(lines: Sequence[str], source: str, *, shared: bool) -> RankError | None:
-    """Tracebacks that tore each other apart, or that a bar tore: the last line in which a library accuses somebody else.
+    """Tracebacks that tore each other apart, that a bar tore or whose head is lost: the last line in which a library accuses somebody else, or
+    an exception does not say whose failure it is.
 
     Of a rank's own lines only where it did not go on after it.
     """
     lines = before_launcher(lines)[-MAX_AFTER:]
     for at in range(len(lines) - 1, -1, -1):
-        if accuses_others(lines[at]):
+        if accuses_others(lines[at]) or _is_unclear(lines[at]):
             text = safe_line(lines[at].strip(), 300)
             return error_of(lines[at], text, (text,), source, lines[:at])
         if not shared and _STEP.search(lines[at]):
             return None
     return None
+
+
+def _is_unclear(line: str) -> bool:
+    """Whether the line is what an exception of a library of process groups ends with, and does not say whose failure it is."""
+    return _GROUP_ERROR.match(line) is not None and blame_of(line) is Blame.UNCLEAR
 
 
 def error_of(
@@ -290,6 +300,10 @@ def error_of(
     if quote is not None:
         return error_of_quote(quote, words, error, lines, source)
     blame = blame_of(words, place)
+    if blame is Blame.UNCLEAR and any(
+        map(accuses_others, warnings_before(words, before, len(before)))
+    ):
+        blame = Blame.PEER
     return RankError(
         error=error,
         lines=lines,

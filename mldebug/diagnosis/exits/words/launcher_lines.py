@@ -6,7 +6,7 @@ A job can write such lines itself, so they only add to exit statuses and kernel 
 |---|---|---|
 | torchrun | `failed (exitcode: …) local_rank: … (pid: …)` | the first failing rank of each attempt |
 | Open MPI, Horovod | `rank 1 … exited on signal 9`, `The first process to do so was: … Exit code: 3` | the first failing rank |
-| srun | `task 1: Killed`, one line for each task | the first is the failing one; after `Terminating` all others follow, after `Job step aborted` all |
+| srun | `task 1: Killed`, `tasks 2-7: Exited with exit code 1` | the first is the failing one, where it is one; after `Terminating` all others follow, after `Job step aborted` all |
 | deepspeed | `[…] exits with return code = -9` | cited only: the code of the first, which is not named |
 | nvidia-resiliency-ext | `Did not get subsequent heartbeat` | it kills a rank that hangs or waits: such a SIGKILL names nobody |
 | hydra | `BAD TERMINATION … PID … EXIT CODE …` | cited only: it names the lowest rank with any status, its own victims included, and mixes the bits of all statuses |
@@ -14,7 +14,9 @@ A job can write such lines itself, so they only add to exit statuses and kernel 
 
 import re
 from collections.abc import Sequence
+from itertools import chain, islice
 
+from mldebug.core.ranksets import join_intervals
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.model import (
     LauncherFailure,
@@ -38,7 +40,7 @@ _OOM = re.compile(
     r"slurmstepd\S{0,80}: error: Detected \d+ oom[_-]kill events?|srun: error: .{1,80}: Out Of Memory"
 )
 _TASK = re.compile(
-    r"srun: error: \S{1,80}: task (?P<rank>\d{1,7}): (?:Exited with exit code (?P<code>\d{1,3})|(?P<how>[A-Z][A-Za-z ]{2,30}))"
+    r"srun: error: \S{1,80}: tasks? (?P<ranks>\d[\d,-]{0,2000}): (?:Exited with exit code (?P<code>\d{1,3})|(?P<how>[A-Z][A-Za-z ]{2,30}))"
 )
 _MPIRUN = re.compile(
     r"(?:mpirun|mpiexec|orterun|prterun)\S{0,20} noticed that process rank (?P<rank>\d{1,7}) with PID \d{1,10} on node \S{1,80}"
@@ -70,6 +72,7 @@ _MONITOR = re.compile(
     r"Did not get (?:initial|subsequent) heartbeat\. Waited \d|\bFT timeout elapsed|Section '[^'\n]{1,80}' has been open for [\d.]{1,20} seconds\. Timeout is"
 )
 MAX_CITED = 4
+MOST_TASKS = 4096  # of one line
 _ENTRY = re.compile(r"  (?P<key>time|host|rank|exitcode|error_file|traceback) *: ?(?P<value>.*)")
 _RANK = re.compile(r"(?P<rank>\d{1,7}) \(local_rank: ")
 
@@ -108,8 +111,8 @@ class _LauncherReader:
         """Read the next line of the launcher's output."""
         if failed := _of_torchrun(line):
             self.failures.append(failed)
-        elif failure := self._plain(line) or self._of_two_lines(line):
-            (self.followers if self._stopping else self.failures).append(failure)
+        elif found := self._plain(line) or self._of_two_lines(line):
+            (self.followers if self._stopping else self.failures).extend(found)
         elif closing := _CLOSING.search(line):
             self.ended.append(int(closing["pid"]))
         elif not self.failures:
@@ -122,28 +125,28 @@ class _LauncherReader:
         if _BANNER.search(line):
             self.cited.append(safe_line(line.lstrip("= ").strip(), 200))
 
-    def _plain(self, line: str) -> LauncherFailure | None:
+    def _plain(self, line: str) -> Sequence[LauncherFailure]:
         if forwarded := _FORWARDED.search(line):
             self._forwarded.add(int(forwarded["signal"]))
-        failure = _of_mpirun(line) or _of_srun(line)
-        if failure is not None and failure.status in self._forwarded:
-            self.outside = self.outside or f"mpirun passed on signal {failure.status}"
-            return None
-        if failure is not None:
+        found = _of_mpirun(line) or _of_srun(line)
+        if found and found[0].status in self._forwarded:
+            self.outside = self.outside or f"mpirun passed on signal {found[0].status}"
+            return ()
+        if found:
             self.cited.append(safe_line(line.strip(), 200))
-        return failure
+        return found
 
-    def _of_two_lines(self, line: str) -> LauncherFailure | None:
+    def _of_two_lines(self, line: str) -> Sequence[LauncherFailure]:
         """Open MPI and Horovod name the first rank that left with a code, and the code below."""
         if first := _FIRST.search(line):
             self._first = int(first["rank"] or first["number"])
-            return None
+            return ()
         code, rank = _CODE.search(line), self._first
         if code is None or rank is None:
-            return None
+            return ()
         self._first = None
         self.cited.append(f"the first process with a non-zero status: rank {rank}, {line.strip()}")
-        return LauncherFailure(rank=rank, status=status_of_code(int(code["code"])))
+        return (LauncherFailure(rank=rank, status=status_of_code(int(code["code"]))),)
 
     def _note_outside(self, line: str) -> None:
         cancelled = _CANCELLED.search(line)
@@ -166,20 +169,23 @@ def _of_torchrun(line: str) -> LauncherFailure | None:
     )
 
 
-def _of_mpirun(line: str) -> LauncherFailure | None:
+def _of_mpirun(line: str) -> Sequence[LauncherFailure]:
     noticed = _MPIRUN.search(line)
     if noticed is None:
-        return None
-    return LauncherFailure(rank=int(noticed["rank"]), status=int(noticed["signal"]))
+        return ()
+    return (LauncherFailure(rank=int(noticed["rank"]), status=int(noticed["signal"])),)
 
 
-def _of_srun(line: str) -> LauncherFailure | None:
-    task = _TASK.search(line)
-    if task is None:
-        return None
-    number = _SLURM_SIGNALS.get((task["how"] or "").strip())
-    status = status_of_code(int(task["code"])) if task["code"] else number
-    return LauncherFailure(rank=int(task["rank"]), status=status)
+def _of_srun(line: str) -> Sequence[LauncherFailure]:
+    """One for each task that the line names: `task 1`, `tasks 2-7,9`."""
+    tasks = _TASK.search(line)
+    if tasks is None:
+        return ()
+    number = _SLURM_SIGNALS.get((tasks["how"] or "").strip())
+    status = status_of_code(int(tasks["code"])) if tasks["code"] else number
+    spans = (range(first, min(last, first + MOST_TASKS) + 1) for first, last in join_intervals([tasks["ranks"]]))  # fmt: skip
+    ranks = islice(chain.from_iterable(spans), MOST_TASKS)
+    return tuple(LauncherFailure(rank=rank, status=status) for rank in ranks)
 
 
 def _outside(line: str) -> str:

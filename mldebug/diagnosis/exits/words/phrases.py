@@ -57,7 +57,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"(?:ncclOs|nccl)?[sS]ocket(?:StartConnect|PollConnect|Progress|ProgressOpt|FinalizeConnect|Connect|Accept)\w{0,12}(?::| to )",
         r"[Cc]onnect to \S{1,80} (?:failed|returned)|Net ?work is unreachable|No route to host",
         r"Got completion from peer|net_ib.{0,80}\b(?:timeout|error)\b|\[Service thread\] Error encountered progressing",
-        r"NCCL communicator was aborted|Comm 0x\w+ is in abort state|ncclTimeout\b|Mismatched collective detected",
+        r"Socket recv failed while polling for opId|NCCL communicator was aborted|Comm 0x\w+ is in abort state|ncclTimeout\b|Mismatched collective detected",
     ),
     "watchdog": (
         # ProcessGroupNCCL.cpp, from torch 1.8 on; TraceUtils.h

@@ -47,9 +47,13 @@ _WORLD = re.compile(
 )
 _TWO_MARKS = re.compile(r"\[default(?P<local>\d{1,3})\]: ?\[rank(?P<rank>\d{1,7})\]")
 _LOCAL = re.compile(r"\[default(\d{1,3})\]:|\blocal_rank: (\d{1,3})\b")
-# torchrun's table: `  rank      : 5 (local_rank: 1)` and, below it, `  exitcode  : 1 (pid: 4711)`
-_OF_TABLE = re.compile(r"^\s{0,8}rank {1,8}: (?P<rank>\d{1,7}) \(local_rank: (?P<local>\d{1,3})\)")
-_CODE = re.compile(r"^\s{0,8}exitcode {1,8}: (?P<code>-?\d{1,9}) \(pid: (?P<pid>\d{1,10})\)")
+# torchrun's table: `  rank      : 5 (local_rank: 1)` and, below it, `  exitcode  : 1 (pid: 4711)`; behind a label of srun or pdsh, too
+_OF_TABLE = re.compile(
+    r"^(?:[\w.-]{1,64}:)?\s{0,8}rank {1,8}: (?P<rank>\d{1,7}) \(local_rank: (?P<local>\d{1,3})\)"
+)
+_CODE = re.compile(
+    r"^(?:[\w.-]{1,64}:)?\s{0,8}exitcode {1,8}: (?P<code>-?\d{1,9}) \(pid: (?P<pid>\d{1,10})\)"
+)
 _LOG_FOLDER = re.compile(r"(?:^|/)attempt_\d{1,5}/(?P<local>\d{1,3})/std(?:out|err)\.log$")
 
 
@@ -80,7 +84,7 @@ def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
     errors = {rank: one for rank, one in own_errors(outputs).items() if rank < MOST_RANKS}
     shared = last_error(shared_lines(outputs), SHARED, shared=True)
     failed = {*errors, *words.errors, *table, *(one.rank for one in words.failures if one.rank is not None)}  # fmt: skip
-    ended = bool(failed or words.cited) or _is_last(shared)
+    ended = bool(failed or words.failures or words.cited) or _is_last(shared)
     if not ended and not words.outside:
         return None
     marked = {rank for one in outputs for rank in one.words.by_rank if rank < MOST_RANKS}
