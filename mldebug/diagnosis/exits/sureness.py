@@ -8,9 +8,15 @@ import signal
 from collections.abc import Sequence
 
 from mldebug.core.model import Confidence
-from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal, was_sent
+from mldebug.diagnosis.exits.model import (
+    FAULTS,
+    AttemptExit,
+    exit_code,
+    exit_signal,
+    was_sent,
+)
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
-from mldebug.diagnosis.exits.words.last_words import tells_of_closed
+from mldebug.diagnosis.exits.words.last_words import tells_of_closed, tells_of_fault
 
 SOON = (
     5.0  # seconds in which the peers of a rank that left notice it, where nothing is in their way
@@ -125,6 +131,8 @@ def _may_be_of_another(
     shared = attempt.shared_error
     if shared is None or shared.blames_peer or first.death is not None or first.error is not None:
         return False
+    if tells_of_fault(shared) and exit_signal(first.exit.status) in FAULTS:
+        return False  # of that very signal
     exited = any(one is not first and exit_code(one.exit.status) for one in failing)
     return exited and exit_signal(first.exit.status) is not None
 

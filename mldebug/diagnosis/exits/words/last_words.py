@@ -58,6 +58,7 @@ _FATAL = re.compile(
     r"|^(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{1,9}: F |F\d{4,8} \d\d:\d\d:\d{2,10}\.\d{1,9} +\d{1,10} )(?P<logged>[\w/.-]{1,200}:\d{1,6}\] .*)$"
 )
 FAULT = "Fatal Python error: "
+_OF_FAULT = re.compile(r"Fatal Python error: (?!Aborted)|Caught signal \d|Signal: ")
 _DUMPED = re.compile(
     r'File "(?P<file>[^"]{1,300})", line (?P<line>\d{1,7}) in (?P<function>\S{1,120})'
 )
@@ -326,6 +327,11 @@ def stop_line(lines: Sequence[str]) -> str:
 def tells_of_closed(error: RankError) -> bool:
     """Whether an error says that the other end of a connection was closed, and not only that it does not answer."""
     return _CLOSED.search(error.error) is not None
+
+
+def tells_of_fault(error: RankError) -> bool:
+    """Whether Python, UCX or Open MPI wrote it about a signal that the kernel gives for a fault, and that ends whoever wrote it."""
+    return _OF_FAULT.match(error.error) is not None
 
 
 def blames_peer(error: str) -> bool:
