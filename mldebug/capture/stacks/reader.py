@@ -4,12 +4,11 @@ import re
 
 import msgspec
 
+from mldebug.capture.folded_stacks import is_folded, take_folded
 from mldebug.capture.stacks.austin import AUSTIN
 from mldebug.capture.stacks.faulthandler import FAULTHANDLER
-from mldebug.capture.stacks.folded import is_folded, take_folded
 from mldebug.capture.stacks.form import StackForm, ThreadHead
 from mldebug.capture.stacks.gdb import GDB, KERNEL, LLDB, enters_kernel
-from mldebug.capture.stacks.headless import headless_lines
 from mldebug.capture.stacks.json_form import is_json, take_json
 from mldebug.capture.stacks.prefixes import (
     SHELL_LINES,
@@ -21,7 +20,7 @@ from mldebug.capture.stacks.prefixes import (
 from mldebug.capture.stacks.process_text import ProcessText, ThreadBlock, ThreadText, joined, split
 from mldebug.capture.stacks.pyspy import TEXT as PY_SPY
 from mldebug.capture.stacks.pystack import PYSTACK
-from mldebug.capture.stacks.tracebacks import TRACEBACKS
+from mldebug.capture.stacks.tracebacks import TRACEBACKS, headless_lines
 from mldebug.core.redact import clean, safe_line
 
 FORMS: tuple[StackForm, ...] = (
@@ -183,9 +182,10 @@ class _Stream:
         if not TRACEBACKS.frame.match(self.lines[index].text):
             return 0
         before = self.lines[index - 1].text if index else ""
-        some = [one.text for one in self.lines[index : index + MAX_HEADLESS]]
-        count = headless_lines(before, some)
-        found = [match for line in some[:count] if (match := TRACEBACKS.frame.match(line))]
+        end = min(index + MAX_HEADLESS, len(self.lines))
+        count = headless_lines(before, (self.lines[at].text for at in range(index, end)))
+        texts = [one.text for one in self.lines[index : index + count]]
+        found = [match for text in texts if (match := TRACEBACKS.frame.match(text))]
         if found:
             self._begin(self.lines[index].number, self._heading.pid, "")
             frames = [frame for match in found if (frame := TRACEBACKS.make(match))]

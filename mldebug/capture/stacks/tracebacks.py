@@ -1,8 +1,9 @@
 """Threads as tracebacks, outermost frame first with its source line: `python -m profiling.sampling dump` (3.15), pytest-timeout, and what
-people print of `sys._current_frames()`.
+people print of `sys._current_frames()`; without any heading what `traceback.print_stack()` writes, and Ctrl-C leaves.
 """
 
 import re
+from collections.abc import Iterable
 
 from mldebug.capture.stacks.form import StackForm, ThreadHead, named_frame, number
 from mldebug.core.model import Frame
@@ -43,3 +44,32 @@ TRACEBACKS = StackForm(
     ),
     outermost_first=True,
 )
+
+# --- without a heading -------------------------------------------------------------------------------
+
+_RAISED = re.compile(r"(?:\^C)?.{0,40}Traceback \(most recent call last\):\s*$")
+_INTERRUPTED = re.compile(r"\s*KeyboardInterrupt\b.*$")
+_EXCEPTION = re.compile(r"\s*[\w.]{1,200}(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|Iteration)\b.*$")  # fmt: skip
+_SOURCE = re.compile(r" {4,}\S.*$|\s*\[Previous line repeated \d{1,9} more times?\]$")
+MIN_FRAMES = 2  # a single line is as likely the place of a warning
+
+
+def headless_lines(before: str, lines: Iterable[str]) -> int:
+    """How many of these lines are a stack that no heading begins; 0 where they are none.
+
+    `before`: the line before them. A traceback tells where an exception was raised, not where its process stands, unless that is
+    the interrupt of whoever looked at a program that hung.
+    """
+    if TRACEBACKS.frame.match(before) or _SOURCE.match(before):
+        return 0  # the rest of what was refused
+    count = frames = 0
+    after = ""
+    for line in lines:
+        is_frame = TRACEBACKS.frame.match(line) is not None
+        if not is_frame and not (count and _SOURCE.match(line)):
+            after = line
+            break
+        frames += is_frame
+        count += 1
+    ends = _INTERRUPTED.match(after) if _RAISED.match(before) else not _EXCEPTION.match(after)
+    return count if frames >= MIN_FRAMES and ends else 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.capture.dump_folder import captures_from_dumps
-from mldebug.capture.stacks.folded import is_folded, take_folded
+from mldebug.capture.folded_stacks import is_folded, take_folded
 from mldebug.capture.stacks.reader import StackText, read_text
 from mldebug.core.model import MAIN_THREAD
 
