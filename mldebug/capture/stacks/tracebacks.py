@@ -57,8 +57,8 @@ MIN_FRAMES = 2  # a single line is as likely the place of a warning
 def headless_lines(before: str, lines: Iterable[str]) -> int:
     """How many of these lines are a stack that no heading begins; 0 where they are none.
 
-    `before`: the line before them. A traceback tells where an exception was raised, not where its process stands, unless that is
-    the interrupt of whoever looked at a program that hung.
+    `before`: the line before them. A traceback tells where an exception was raised, not where its process stands, unless it is that
+    of an interrupt (Ctrl-C), by which a program that hung was ended.
     """
     if TRACEBACKS.frame.match(before) or _SOURCE.match(before):
         return 0  # the rest of what was refused

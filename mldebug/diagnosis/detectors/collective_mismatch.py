@@ -170,9 +170,10 @@ def _has_joined(rank: ClassifiedRank) -> bool:
 
 
 def _comparable(ranks: tuple[ClassifiedRank, ...]) -> bool:
-    """None waits for its GPU, for such a rank may have launched what the others wait in and stand at any later line; none is only taken for waiting in backward."""
+    """None waits for its GPU, for such a rank may have launched what the others wait in and stand at any later line; none is only taken for waiting."""
     return all(
-        rank.is_.name != "device_sync" and BACKWARD_OF_MOST not in rank.is_.why for rank in ranks
+        rank.is_.name not in ("device_sync", NATIVE_WAIT) and BACKWARD_OF_MOST not in rank.is_.why
+        for rank in ranks
     )
 
 

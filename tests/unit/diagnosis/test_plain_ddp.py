@@ -181,3 +181,19 @@ def test_who_loads_is_named_beside_waiting_ranks(tmp_path: Path) -> None:
     found = dumped(tmp_path, STEP_REDUCE, ELSEWHERE["its DataLoader"], STEP_REDUCE, world=3)
     assert [one.rank for one in found.culprits] == [1]
     assert found.confidence is Confidence.MEDIUM
+
+
+@pytest.mark.parametrize("call", ["barrier", "all_reduce"])
+def test_one_ahead_of_three_in_native_code_is_named_at_low_at_most(
+    tmp_path: Path, call: str
+) -> None:
+    """Three may still sort their shards, and the one that has done so may wait for them: that they wait is inferred."""
+    waits = (f"{call} (torch/distributed/distributed_c10d.py:2924)", "load (data.py:44)", *STEP)
+    for rank in range(4):
+        frames = waits if rank == 3 else ("load (data.py:40)", *STEP)
+        body = "".join(f"    {frame}\n" for frame in frames)
+        text = f'Process {500 + rank}: python train.py\nThread {500 + rank} (active): "MainThread"\n{body}'
+        (tmp_path / f"rank{rank}.txt").write_text(text)
+    found = judge(read_evidence(tmp_path)).report.diagnosis
+    assert [one.rank for one in found.culprits] in ([], [3])
+    assert found.confidence is Confidence.LOW
