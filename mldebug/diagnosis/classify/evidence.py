@@ -47,8 +47,10 @@ FOR_OTHERS = frozenset(
     ]
 )
 """Soft classes that may be a wait for another rank: none is named for one while there are ranks that nobody saw."""
-MAY_BE_FED = frozenset(("idle", "poll", "socket", "pipe_read", "future", "native_lock"))
-"""What ranks do that wait for another one in code of their own: where most of them do, the few may be to blame as well."""
+MAY_BE_FED = frozenset(
+    ("idle", "poll", "socket", "pipe_read", "future", "native_lock", "lock", "thread_exit")
+)
+"""What ranks do that wait for another one in code of their own (a queue, a barrier of multiprocessing), or that have ended before the others: where most of them do, the few may be to blame as well."""
 NEVER_PROVED = frozenset(("native_lock",))
 """Direct, and no proof however long it lasts: the thread of an extension that would end the wait may itself wait for another rank."""
 LONG = 10.0

@@ -197,3 +197,37 @@ def test_one_ahead_of_three_in_native_code_is_named_at_low_at_most(
     found = judge(read_evidence(tmp_path)).report.diagnosis
     assert [one.rank for one in found.culprits] in ([], [3])
     assert found.confidence is Confidence.LOW
+
+
+FED = {
+    "a barrier of multiprocessing": ("wait (threading.py:355)", "_wait (threading.py:716)", "wait (threading.py:675)", "meet (train.py:30)"),
+    "a queue between processes": ("wait (multiprocessing/connection.py:1136)", "_poll (multiprocessing/connection.py:447)", "get (multiprocessing/queues.py:117)", "batch (train.py:33)"),
+    "a queue": ("wait (threading.py:355)", "get (queue.py:171)", "batch (train.py:33)"),
+    "the answer of a server": ("readinto (socket.py:705)", "_read_status (http/client.py:292)", "ask (train.py:25)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FED)
+@pytest.mark.parametrize("many", [2, 3])
+def test_half_that_may_wait_for_the_others_is_not_named(
+    tmp_path: Path, what: str, many: int
+) -> None:
+    """Who feeds the queue of most ranks may be the one that waits in a collective."""
+    stacks = (STEP_REDUCE,) * (4 - many) + ((*FED[what], *STEP),) * many
+    found = dumped(tmp_path, *stacks, world=4)
+    assert found.culprits == ()
+    assert found.confidence is Confidence.LOW
+
+
+@pytest.mark.parametrize("what", FED)
+def test_one_that_waits_so_is_named(tmp_path: Path, what: str) -> None:
+    stacks = (*(STEP_REDUCE,) * 3, (*FED[what], *STEP))
+    found = dumped(tmp_path, *stacks, world=4)
+    assert [one.rank for one in found.culprits] == [3]
+    assert found.confidence is Confidence.MEDIUM
+
+
+def test_those_that_have_ended_before_one_are_not_named(tmp_path: Path) -> None:
+    """The one has a batch more, or the others have one less."""
+    ended = ("_shutdown (threading.py:1624)",)
+    assert dumped(tmp_path, ended, ended, ended, STEP_REDUCE, world=4).culprits == ()
