@@ -60,9 +60,10 @@ LOOKS_AFTER_THREADS = ("poll", "thread_join", "future", "idle")
 LAUNCHES = re.compile(
     r"(?:.*/)?torch/(?:(?:optim|nn|autograd|amp)/.*|_tensor\.py|_ops\.py|functional\.py|cuda/graphs\.py|_inductor/(?:cudagraph_\w+|runtime/\w+)\.py)|"
     r"(?:.*/)?(?:triton|flash_attn\w*|flashinfer|transformer_engine|apex|xformers|bitsandbytes|sgl_kernel|deep_gemm|causal_conv1d|mamba_ssm|liger_kernel|"
-    r"deepspeed/ops|vllm/_custom_ops\.py|tensorflow/python/(?:eager|client))(?:/.*|\.py|\Z)|<string>"
+    r"deepspeed/ops|vllm/(?:_custom_ops\.py|model_executor)|tensorflow/python/(?:eager|client)|fla|torchvision/ops|diffusers/models|peft/tuners|timm/(?:layers|models)|"
+    r"transformers/(?:models|generation|integrations)|megatron/core/(?:transformer|models|fusions|optimizer|extensions)|sglang/srt/(?:layers|models))(?:/.*|\.py|\Z)|<string>"
 )
-"""Files of PyTorch, Triton, packages of GPU code and TensorFlow whose functions give a GPU work, or run a graph; what they generate has no file (`<string>`)."""
+"""Files of PyTorch, Triton, packages of GPU code, models and TensorFlow whose functions give a GPU work, or run a graph; what they generate has no file (`<string>`)."""
 OF_ITS_OWN = frozenset(
     ("sleep", "fifo", "terminal", "flock", "file_lock", "child_wait", "debugger", "pipe_write")
 )

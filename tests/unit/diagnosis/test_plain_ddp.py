@@ -231,3 +231,25 @@ def test_those_that_have_ended_before_one_are_not_named(tmp_path: Path) -> None:
     """The one has a batch more, or the others have one less."""
     ended = ("_shutdown (threading.py:1624)",)
     assert dumped(tmp_path, ended, ended, ended, STEP_REDUCE, world=4).culprits == ()
+
+
+GIVES_WORK = ("run (triton/runtime/jit.py:419)", "replay (torch/cuda/graphs.py:88)", "forward (fla/ops/gla/chunk.py:90)",
+              "_sample (transformers/generation/utils.py:3200)", "general_gemm (transformer_engine/pytorch/cpp_extensions/gemm.py:110)",
+              "_bench_of (torch/nn/modules/linear.py:125)", "launcher (<string>:6)")  # fmt: skip
+WORKS_ITSELF = ("compile (triton/compiler/compiler.py:322)", "read (pandas/io/parsers/c_parser_wrapper.py:230)",
+                "autotune_to_one_config (torch/_inductor/runtime/triton_heuristics.py:940)", "open (pathlib.py:1119)")  # fmt: skip
+
+
+@pytest.mark.parametrize("frame", GIVES_WORK)
+def test_who_gives_its_gpu_work_may_wait_for_it(tmp_path: Path, frame: str) -> None:
+    found = dumped(tmp_path, *(STEP_REDUCE,) * 3, (frame, *STEP), world=4)
+    assert found.confidence is Confidence.LOW
+    assert "compiles" not in found.summary
+    assert "<string>" not in found.summary
+
+
+@pytest.mark.parametrize("frame", WORKS_ITSELF)
+def test_who_works_by_itself_is_named(tmp_path: Path, frame: str) -> None:
+    found = dumped(tmp_path, *(STEP_REDUCE,) * 3, (frame, *STEP), world=4)
+    assert [one.rank for one in found.culprits] == [3]
+    assert found.confidence is Confidence.MEDIUM
