@@ -56,7 +56,7 @@ GDB = StackForm(
         r"|TID (?P<tid>\d{1,10}):"
         r"|(?P<start>Traceback) \(most recent call first\):"
         r"|\[Switching to thread (?P<turn>\d{1,6}) \(Thread 0x[0-9a-f]+ \(LWP (?P<turned>\d{1,10})\)\)\]"
-        r"|(?P<alone>\((?:cuda-)?gdb\) (?:bt|backtrace|where)(?: full)?))\s*$"
+        r"|(?P<alone>\((?:cuda-)?gdb\) (?:bt|backtrace|where|py-up)(?: full)?))\s*$"
     ),
     head=_head,
     frame=re.compile(

@@ -245,6 +245,8 @@ class _Stream:
             groups = match.groupdict()
             if groups.get("start") and last and not last.frames:
                 return True  # the heading of py-bt below that of its thread
+            if "py-up" in (groups.get("alone") or "") and last and last.form is form:
+                return True  # the next frame outwards
             if groups.get("alone") and last and last.form is form and last.turned:
                 last.frames.clear()  # the one frame that gdb shows as it turns to a thread
                 return True

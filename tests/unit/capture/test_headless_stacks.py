@@ -106,3 +106,46 @@ def test_two_processes_of_one_profile_stay_apart(tmp_path: Path) -> None:
     found: StackText = read_text(text)
     assert [one.pid for one in found.processes] == [41, 42]
     assert found.unread == 0
+
+
+STEPPED = """(gdb) py-bt
+(unable to read python frame information)
+(gdb) py-up
+#8 Frame 0xc7b448, for file /usr/lib/python3.6/multiprocessing/synchronize.py, line 96, in __enter__ (self=<Lock at remote 0x7ff>)
+    return self._semlock.__enter__()
+(gdb) py-up
+#16 Frame 0x7ffb4e78, for file /w/pool.py, line 44, in worker (inqueue=<SimpleQueue>)
+    task = get()
+"""
+TURNED = """(gdb) info threads
+  Id   Target Id                                 Frame
+* 1    Thread 0x7f1 (LWP 50) "python3"    0x00007f11 in ?? () from /lib/libc.so.6
+  2    Thread 0x7f2 (LWP 51) "ucx-vfs"    0x00007f12 in read () from /lib/libc.so.6
+(gdb) thr 2
+[Switching to thread 2 (Thread 0x7f2 (LWP 51))]
+#0  0x00007f12 in read () from /lib/libc.so.6
+(gdb) bt
+#0  0x00007f12 in read () from /lib/libc.so.6
+#1  0x00007f13 in ucs_vfs_fuse_thread_func (arg=<optimized out>) at vfs_fuse.c:372
+(gdb) thr 1
+[Switching to thread 1 (Thread 0x7f1 (LWP 50))]
+#0  0x00007f11 in ?? () from /lib/libc.so.6
+(gdb) bt
+#0  0x00007f11 in ?? () from /lib/libc.so.6
+#1  0x00007f14 in pthread_cond_wait () from /lib/libc.so.6
+"""
+
+
+def test_frames_to_which_gdb_steps_are_one_stack() -> None:
+    (process,) = read_text(STEPPED).processes
+    (stack,) = process.stacks
+    assert [frame.function for frame in stack.frames] == ["__enter__", "worker"]
+
+
+def test_threads_to_which_gdb_turns_are_of_one_process() -> None:
+    found = read_text(TURNED)
+    (process,) = found.processes
+    assert [(stack.tid, len(stack.frames)) for stack in process.stacks] == [(51, 2), (50, 2)]
+    assert process.main is not None
+    assert process.main.tid == 50
+    assert found.unread == 0
