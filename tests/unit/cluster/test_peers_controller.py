@@ -670,8 +670,8 @@ def circles_of(loop: Loop) -> dict[int, int]:
     """How many circles each user has."""
     loop.members.tick(loop.runs)
     found = loop.members._groups
-    assert {one.uid for one in found} <= {run.job.uid for run in loop.runs.values()}
-    return dict(Counter(one.uid for one in found))
+    assert {one.owner[0] for one in found} <= {run.job.uid for run in loop.runs.values()}
+    return dict(Counter(one.owner[0] for one in found))
 
 
 def test_one_user_s_many_jobs_keep_nobody_else_s_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -691,6 +691,20 @@ def test_one_user_s_many_jobs_keep_nobody_else_s_out(caplog: pytest.LogCaptureFi
     assert set(loop.members._groups) == kept  # nothing moves by itself
     loop.runs = {job_id: run for job_id, run in loop.runs.items() if run.job.uid == 1000}
     assert circles_of(loop) == {1000: 64}
+
+
+def contained(job: Job, container: str) -> Job:
+    ranks = (msgspec.structs.replace(rank, container=container) for rank in job.ranks)
+    return msgspec.structs.replace(job, ranks=tuple(ranks))
+
+
+def test_one_container_s_many_jobs_keep_nobody_else_s_out() -> None:
+    """Both are root's: by user alone the younger had no coordinator, and its stall was judged without its other nodes."""
+    many = [contained(job, "evil") for job in jobs_of(0, 80)]
+    loop = Loop((), (*many, contained(of_nodes("j", "m[1-2]"), "mine")))
+    loop.members.tick(loop.runs)
+    assert len(list(loop.members._groups)) == 64
+    assert loop.members._groups.of(loop.runs["j"]) is not None
 
 
 def test_two_users_on_the_same_nodes_have_a_circle_each() -> None:

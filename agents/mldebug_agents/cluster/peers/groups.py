@@ -13,7 +13,7 @@ from mldebug.cluster.roster import SLOWEST
 from mldebug.cluster.run_identity import job_key, run_id
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
-from mldebug.jobs.owners import in_turns
+from mldebug.jobs.owners import Owner, in_turns, owner_of
 from mldebug_agents.cluster.peers.coordinator_search import (
     CoordinatorSearch,
     FoundCoordinator,
@@ -28,7 +28,8 @@ log = logging.getLogger("mldebug")
 ALONE = 10.0  # seconds without a coordinator, after which a node is alone
 ANNOUNCE_DEADLINE = 60.0
 AT_ONCE = 4  # circles that are told at the same time
-MOST = 64  # circles of one node: where there are more, each user has as many as any other who wants them
+MOST = 64  # circles of one node: where there are more, each owner has as many as any other who wants them
+ROOT: Owner = (0, "")
 ALL = ""  # the circle of all configured peers
 
 
@@ -49,12 +50,17 @@ class CoordinatedRun(NamedTuple):
 
 
 class CoordinatorGroup:
-    """Nodes with one coordinator among them. `peers`: candidates for it. `uid`: the user whose run it is; 0 for the group of all configured peers. Times are monotonic seconds."""
+    """Nodes with one coordinator among them. `peers`: candidates for it. `owner`: of its runs; root for the group of all configured peers. Times are monotonic seconds."""
 
     def __init__(
-        self, name: str, peers: tuple[Peer, ...], client: PeerClient, now: float, uid: int = 0
+        self,
+        name: str,
+        peers: tuple[Peer, ...],
+        client: PeerClient,
+        now: float,
+        owner: Owner = ROOT,
     ) -> None:
-        self.name, self.candidates, self.uid = name, peers, uid
+        self.name, self.candidates, self.owner = name, peers, owner
         self.seeker = CoordinatorSearch(client, peers)
         self.found: FoundCoordinator | None = None  # who coordinates; None: nobody answers
         self.trouble = ""
@@ -138,7 +144,7 @@ class CoordinatorGroups:
         ] = {}  # job -> what it has said of its nodes, and the circle of that
         self._alone = 0  # runs without a circle
         self.worker = Worker(
-            "members", self._announce, inbox, ANNOUNCE_DEADLINE, AT_ONCE, owner_key=self._user
+            "members", self._announce, inbox, ANNOUNCE_DEADLINE, AT_ONCE, owner_key=self._owner
         )
 
     def __iter__(self) -> Iterator[CoordinatorGroup]:
@@ -174,10 +180,12 @@ class CoordinatorGroups:
         self._known = {job.id: self._name(job, fresh) for job in jobs}
         of = {name: job for job in jobs if (name := self._known[job.id][1])}
         here = sorted(of, key=lambda name: name not in self._groups)
-        kept = in_turns(here, lambda name: of[name].uid)[:MOST]
+        kept = in_turns(here, lambda name: owner_of(of[name]))[:MOST]
         for name in (one for one in kept if one not in self._groups):
             peers = fresh.get(name) or candidates(of[name], self._port)
-            self._groups[name] = CoordinatorGroup(name, peers, self._client, now, of[name].uid)
+            self._groups[name] = CoordinatorGroup(
+                name, peers, self._client, now, owner_of(of[name])
+            )
         self._groups = {name: self._groups[name] for name in kept}
         self._of = {job_id: name for job_id, (_, name) in self._known.items() if name in kept}
         alone = sum(bool(name) for _, name in self._known.values()) - len(self._of)
@@ -209,9 +217,9 @@ class CoordinatorGroups:
         """Send an announcement to the group's coordinator from a worker thread; the answer comes into the main loop's inbox."""
         group.busy = self.worker.order(announcement)
 
-    def _user(self, announcement: Announcement) -> int:
+    def _owner(self, announcement: Announcement) -> Owner:
         group = self._groups.get(announcement.circle)
-        return group.uid if group is not None else 0
+        return group.owner if group is not None else ROOT
 
     def _announce(self, announcement: Announcement) -> FoundCoordinator:
         """In the worker."""

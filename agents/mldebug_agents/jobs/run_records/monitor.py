@@ -15,7 +15,7 @@ import msgspec
 from mldebug.core.model import Job, shared_fields
 from mldebug.core.ranksets import fold_nodes
 from mldebug.hardware.gpu.readings import NodeGpus
-from mldebug.jobs.owners import in_turns
+from mldebug.jobs.owners import in_turns, owner_of
 from mldebug.jobs.run_records.model import RunRecord, StoredRecord, without_numbers
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.jobs.ranks.libraries import Libraries, Program
@@ -136,7 +136,7 @@ class RunRecordMonitor:
     ) -> None:
         if self.worker.busy:
             return
-        for id in in_turns([*jobs], lambda id: jobs[id].uid):
+        for id in in_turns([*jobs], lambda id: owner_of(jobs[id])):
             job = jobs[id]
             if id in self._records or id in self._ordered or not job.ranks:
                 continue
