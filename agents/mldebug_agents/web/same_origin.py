@@ -50,13 +50,13 @@ def misled(headers: Mapping[str, str], *, local: bool, names: Collection[str] = 
     return ""
 
 
-def rebound(headers: Mapping[str, str], names: Collection[str]) -> str:
+def rebound(headers: Mapping[str, str], node: str) -> str:
     """Why this request gets no public data; "" where it gets them. A browser must use a host name of this node,
 
     since a foreign page may have pointed its own name at this address. Programs may use any name, as Prometheus does.
     """
     is_browser = headers.get("user-agent", "").startswith("Mozilla/") or from_browser(headers)
-    return misled(headers, local=False, names=names) if is_browser else ""
+    return misled(headers, local=False, names=own_names(node)) if is_browser else ""
 
 
 def forged(headers: Mapping[str, str]) -> bool:

@@ -41,7 +41,7 @@ from mldebug_agents.web.peer_credentials import (
     view,
 )
 from mldebug_agents.web.responses import for_nobody_else, peer_at
-from mldebug_agents.web.same_origin import SameOriginOnly, own_names, rebound
+from mldebug_agents.web.same_origin import SameOriginOnly, rebound
 from mldebug_agents.web.sessions import Sessions
 
 log = logging.getLogger("mldebug")
@@ -97,6 +97,7 @@ class AgentServer:
         self._servers: list[tuple[SlowPollServer, threading.Thread]] = []
         self._private_server: SlowPollServer | None = None
         self._stopped = False
+        self._node = platform.node()
         sessions = Sessions()
         self.alerts = AlertmanagerRoute(settings.token_file, sessions, lambda: self.take_alerts)
         self.published_at = time.monotonic()
@@ -241,7 +242,7 @@ class AgentServer:
 
     def _metrics(self, request: Request) -> Response:
         peer, accept = peer_at(request), request.headers.get("accept", "")
-        if peer is None and (why := rebound(request.headers, own_names(platform.node()))):
+        if peer is None and (why := rebound(request.headers, self._node)):
             return PlainTextResponse(f"Not answered: {why}.\n", status_code=421)
         if self.snapshot is None:
             return PlainTextResponse("not ready\n", status_code=503)
