@@ -75,7 +75,13 @@ def container(group: str, prepare: str = "") -> Iterator[list[str]]:
 def _gone(group: Path) -> bool:
     with suppress(OSError):
         group.rmdir()
-    return not group.exists()
+    if group.exists():
+        return False
+    with suppress(OSError):  # those above it, unless somebody else is in them
+        for above in list(group.parents)[: -len(HIERARCHIES[-1].parts)]:
+            if above not in HIERARCHIES:
+                above.rmdir()
+    return True
 
 
 def _child(pid: int) -> int:
