@@ -23,9 +23,10 @@ pytestmark = [
 ]
 
 OURS, THEIRS = "ab" * 32, "cd" * 32
+NAMED_ALIKE = "a group of its own that is called as the victim's"
 GROUPS = {
     "docker": f"docker/{THEIRS}",
-    "a group of its own that is called as the victim's": f"docker/{THEIRS}/{OURS}",
+    NAMED_ALIKE: f"docker/{THEIRS}/{OURS}",
     "a group of its own that is called user.slice": f"docker/{THEIRS}/user.slice/x",
     "nspawn": "machine.slice/machine-evil.scope",
     "none": "",
@@ -120,10 +121,10 @@ def steps(agent: RunningAgent, pids: dict[int, int]) -> bool:
     )
 
 
+OTHERS = [*((name, User()) for name in GROUPS if name != NAMED_ALIKE), ("none", User("nobody")), ("nspawn", User("nobody"))]  # fmt: skip
 CASES = [
-    *((group, User()) for group in GROUPS),
-    ("none", User("nobody")),
-    ("nspawn", User("nobody")),
+    (NAMED_ALIKE, User()),
+    *(pytest.param(*one, marks=pytest.mark.long) for one in OTHERS),  # in short: test_ranks.py
 ]
 
 
