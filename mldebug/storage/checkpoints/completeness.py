@@ -1,5 +1,6 @@
 """Whether a checkpoint is complete: its layout says which files must be there, their formats show whether one was cut off."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -18,7 +19,7 @@ from mldebug.storage.checkpoints.model import (
     Layout,
 )
 from mldebug.storage.checkpoints.names import is_temporary, step_of
-from mldebug.storage.checkpoints.rank_files import kinds_of, ranks_of
+from mldebug.storage.checkpoints.rank_files import kinds_of, lost_of_parallel, ranks_of
 
 MOST_FILES = (
     512  # of one checkpoint that are looked into; of more, the first, the last and some between
@@ -31,6 +32,9 @@ _TRACKERS = (
 )  # each names the newest whole one
 BESIDE = _TRACKERS
 """Names of small files beside a checkpoint that are always read: some layouts need them."""
+UNFINISHED = ("-unfinished", ".unfinished")
+"""Ends of the names of empty files that NeMo puts beside a checkpoint, by its name, and deletes when that is whole."""
+_STEM = re.compile(r"(?:-EMA)?(?:\.ckpt|\.nemo)?$")
 
 
 def fitting_layouts(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
@@ -69,10 +73,10 @@ def judge(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdic
     """Return the verdict on a checkpoint, by file names, index and file ends.
 
     It is complete only if its whole folder was listed, all that its layouts promise is there, no checked file is broken,
-    and no tracker file beside it (such as `latest`) names an earlier step.
+    and no tracker file beside it (such as `latest`) names an earlier step or marks it as unfinished.
     """
     verdict = _judged(checkpoint, layouts)
-    behind = _tracker_behind(checkpoint)
+    behind = _tracker_behind(checkpoint) or _marked(checkpoint)
     if behind and verdict.state is Completeness.COMPLETE:
         verdict = _as(verdict, Completeness.INCOMPLETE, behind)
     return msgspec.structs.replace(verdict, ranks=ranks_of(checkpoint), kinds=kinds_of(checkpoint))
@@ -89,6 +93,13 @@ def _tracker_behind(checkpoint: Checkpoint) -> str:
     return ""
 
 
+def _marked(checkpoint: Checkpoint) -> str:
+    """Why a mark beside a checkpoint speaks against it; "" where there is none."""
+    names = dict.fromkeys((checkpoint.name, _STEM.sub("", checkpoint.name)))
+    marks = (f"{name}{end}" for name in names for end in UNFINISHED)
+    return next((f"{clean(mark, 120)} lies beside it" for mark in marks if mark in checkpoint.beside), "")  # fmt: skip
+
+
 def _judged(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
     fitting = fitting_layouts(checkpoint, layouts)
     if not fitting:
@@ -102,6 +113,9 @@ def _judged(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerd
     for one, (what, why) in checks:
         if what == BROKEN:
             return _as(verdict, Completeness.INCOMPLETE, f"{one.path or checkpoint.name} {why}")
+    lost = "" if checkpoint.cut else lost_of_parallel(one.path for one in checkpoint.files)
+    if lost:
+        return _as(verdict, Completeness.INCOMPLETE, lost)
     if is_temporary(checkpoint.name):
         return _as(verdict, Completeness.INCOMPLETE, "it still has its temporary name")
     if checkpoint.cut:

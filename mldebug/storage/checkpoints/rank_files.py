@@ -19,16 +19,33 @@ Ranks = Mapping[str, str]
 MAX_FAMILIES = 32
 MAX_KINDS = 64
 MOST_EARLIER = 3  # checkpoints that one is compared with
-_STATE = re.compile(r"(?:^|/)(?!.*(?:best|ema|final))[^/]*(?:optim|sched|model|state|rng|common|data|metadata)[^/]*\.(?:pt|pth|bin|pkl|ckpt|safetensors|json)$|(?:^|/)[^/]*(?:optim|model)[^/]*/__\d{1,7}_\d{1,7}\.distcp$", re.IGNORECASE)  # fmt: skip
+_STATE = re.compile(r"(?:^|/)(?!.*(?:best|ema|final))[^/]*(?:optim|sched|model|state|rng|common|data|metadata|training_step|rank[-_.]?\d)[^/]*\.(?:pt|pth|bin|pkl|ckpt|safetensors|json)$|(?:^|/)[^/]*(?:optim|model)[^/]*/__\d{1,7}_\d{1,7}\.distcp$|(?:^|/)latest$", re.IGNORECASE)  # fmt: skip
 _NUMBER = re.compile(r"\d+")
 MAX_TEXT = 2000  # characters of one that are kept
 _RANK = re.compile(r"((?:^|[^a-z])(?:rank|shard|rng_state|random_states|worker|proc|process|gpu|tp|wp|train_state(?=_\d{5}\.json$))[-_.=]?)(\d{1,6})(?!\d)", re.IGNORECASE)  # fmt: skip
+
+_OF_ALL = re.compile(r"(?:^|[^a-z])tp-(?:rank-)?(?P<rank>\d{1,6})-of-(?P<size>\d{1,6})(?!\d)")
 
 
 def rank_family(path: str) -> tuple[str, int] | None:
     """The name with # in the place of the rank, and the rank; None where the name has none."""
     found = _RANK.search(path)
     return (f"{path[: found.start(2)]}#{path[found.end(2) :]}", int(found[2])) if found else None
+
+
+def lost_of_parallel(paths: Iterable[str]) -> str:
+    """In words, a file of a tensor-parallel rank that is missing by the names of the others, which say of how many they are
+    (nanotron's `tp-rank-0-of-2`); "" where none is.
+    """
+    found: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for path in paths:
+        if one := _OF_ALL.search(path):
+            found[path[: one.start("rank")], path[one.end("rank") :], one["size"]].add(int(one["rank"]))  # fmt: skip
+    for (before, after, size), ranks in sorted(found.items()):
+        if len(ranks) < int(size):
+            lost = next(number for number in range(len(ranks) + 1) if number not in ranks)
+            return f"{before}{lost}{after} is missing"
+    return ""
 
 
 def ranks_of(checkpoint: Checkpoint) -> dict[str, str]:

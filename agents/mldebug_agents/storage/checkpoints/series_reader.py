@@ -14,7 +14,13 @@ import msgspec
 
 from mldebug.core.model import Gap
 from mldebug.core.redact import clean
-from mldebug.storage.checkpoints.completeness import BESIDE, judge, unread_files, wants
+from mldebug.storage.checkpoints.completeness import (
+    BESIDE,
+    UNFINISHED,
+    judge,
+    unread_files,
+    wants,
+)
 from mldebug.storage.checkpoints.grouping import group_of, join_ranks
 from mldebug.storage.checkpoints.history import CheckpointReading, printable
 from mldebug.storage.checkpoints.model import (
@@ -32,7 +38,7 @@ from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 
 MOST_CHECKPOINTS = 4096  # entries of the folder of a series
 MOST_FILES = 20_000  # files of one checkpoint
-DEEP = 4  # levels
+DEEP = 10  # levels: nanotron has eight
 NEWEST = 4  # checkpoints that are looked at each time; older ones seldom
 OLD_EVERY = 600.0  # seconds
 UNREAD_EVERY = 120.0  # seconds after which a file that could not be read is tried again
@@ -41,6 +47,7 @@ MOST_SINGLE = 512  # files of single ranks that are looked at beside each other
 ROUNDS = 3
 MAX_READ = 16 << 20  # bytes of one checkpoint
 BESIDE_BYTES = 512
+MAX_MARKS = 256  # names of unfinished checkpoints in one folder
 LONGEST = 4.0  # seconds for one checkpoint
 
 SeriesKey = tuple[str, str]  # folder and series
@@ -255,7 +262,8 @@ class SeriesReader:
         return checkpoint
 
     def _beside(self, reader: SeriesFiles, listed: FolderListing) -> Mapping[str, bytes]:
-        found = {}
+        marks = [it.path for it in listed.entries if it.kind == "file" and it.path.endswith(UNFINISHED)]  # fmt: skip
+        found = dict.fromkeys(marks[:MAX_MARKS], b"")
         for entry in listed.entries:
             if entry.path in BESIDE and entry.kind == "file":
                 got = reader.read_from(f"{self.folder}/{entry.path}", 0, max_bytes=BESIDE_BYTES)

@@ -26,6 +26,7 @@ _WEIGHTS = re.compile(
     r"(?:(?:model|adapter_model|diffusion_pytorch_model)[\w.-]{0,60}\.safetensors|(?:pytorch_model|adapter_model)[\w.-]{0,60}\.bin)"
 )
 _PART = re.compile(r".{1,100}-(\d{1,6})-of-(\d{1,6})\.(?:safetensors|bin)")
+_OF_ACCELERATE = ("optimizer.bin", "scheduler.bin")  # the Trainer's end in .pt
 _TRAINER = re.compile(r"(?:tmp-)?checkpoint-\d{1,12}")
 
 
@@ -115,7 +116,10 @@ def _by_others(checkpoint: Checkpoint) -> bool:
     names = [file.path for file in checkpoint.files]
     if "training_args.bin" in names:
         return False
-    return any(name.startswith("random_states_") or name.endswith("/.metadata") for name in names)
+    return any(
+        name.startswith("random_states_") or name in _OF_ACCELERATE or name.endswith("/.metadata")
+        for name in names
+    )
 
 
 def _other_weights(checkpoint: Checkpoint) -> bool:
