@@ -6,6 +6,7 @@
 | `/out/step_100/model.pt`, `/out/iter_0000100/mp_rank_00/model_optim_rng.pt` | the folder that has the step | `step_#`, `iter_#` |
 | `/out/last/__0_0.distcp` | the folder of the shards | `last` |
 | `/out/step=100.ckpt/checkpoint/mp_rank_00_model_states.pt` | the folder `.ckpt` | `step=#.ckpt` |
+| `/out/1000/_CHECKPOINT_METADATA`, `/out/checkpoints/1000/items/manifest.ocdbt` | the folder of the step, as Orbax makes it | `#` |
 | `/out/data.pt` | none: neither step nor a word of checkpoints | |
 
 A wrong checkpoint is worse than none: other programs write `.pt` and `.bin` files as well.
@@ -17,6 +18,9 @@ from typing import NamedTuple
 
 _SHARD = re.compile(r"__\d{1,7}_\d{1,7}\.distcp")
 _INDEX = (".metadata", ".metadata.tmp")
+OF_ORBAX = ("_CHECKPOINT_METADATA", "orbax.checkpoint")
+"""Names of files that Orbax writes right into the folder of a checkpoint, whatever that is called."""
+MANIFEST = "manifest.ocdbt"  # in each item of such a checkpoint
 _SUFFIX = re.compile(
     r".{1,200}\.(?:pt|pth|ckpt|safetensors)(?:\.tar)?|(?:pytorch_model|adapter_model|optimizer|scheduler|model)[\w.-]{0,100}\.bin"
 )
@@ -45,7 +49,7 @@ _IN_NUMBERED = (
     "lr_scheduler",
 )  # nanotron's folders, whatever the one above is called
 _NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?")
-_BEFORE, _AFTER = re.compile(r"^\.?(?:tmp|temp)[-_.]|^\.(?=[^.])", re.IGNORECASE), re.compile(r"(?:\.(?:tmp|temp|partial|incomplete|part|writing)|[-_]tmp|~)$", re.IGNORECASE)  # fmt: skip
+_BEFORE, _AFTER = re.compile(r"^\.?(?:tmp|temp)[-_.]|^\.(?=[^.])", re.IGNORECASE), re.compile(r"(?:\.(?:tmp|temp|partial|incomplete|part|writing|orbax-checkpoint-tmp(?:-\d{1,20})?)|[-_]tmp|~)$", re.IGNORECASE)  # fmt: skip
 _COUNTED = re.compile(r"(?:^|[^a-z])(?:(?:global_?)?(?:steps?|iter(?:ation)?s?)|ep\d{1,9}-ba)[-_=. ]{0,2}(\d{1,12})", re.IGNORECASE)  # fmt: skip
 # Names of frameworks that count steps and do not say so: the Trainer, diffusers, ms-swift; fairseq's have epoch and updates
 _UNSAID = re.compile(
@@ -65,6 +69,8 @@ class CheckpointPath(NamedTuple):
 def is_part(name: str) -> bool:
     """Whether a file of that name belongs to a checkpoint, judged by the name alone."""
     name = final_name(name)
+    if name == MANIFEST or name in OF_ORBAX:
+        return True
     return bool(_SHARD.fullmatch(name) or f".{name}" in _INDEX or name in _INDEX or _SUFFIX.fullmatch(name))  # fmt: skip
 
 
@@ -73,6 +79,8 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
     name, folder = basename(path), dirname(path)
     if not is_part(name) or not folder or folder == "/":
         return None
+    if name in OF_ORBAX:
+        return CheckpointPath(dirname(folder), basename(folder))
     own = _STEP.search(name) is not None
     above = folder
     for up in range(MAX_UP):
@@ -104,7 +112,7 @@ def _numbered_above(folder: str, name: str) -> CheckpointPath | None:
         holds = _OF_NUMBERED.fullmatch(basename(above)) or (
             of_parallel and below in ("", *_IN_NUMBERED)
         )
-        if holds and _NUMBERED.fullmatch(basename(folder)):
+        if holds and _NUMBERED.fullmatch(final_name(basename(folder))):
             return CheckpointPath(above, basename(folder))
         folder, below = above, basename(folder)
     return None
@@ -144,7 +152,7 @@ def step_of(name: str) -> int | None:
 
     The number in `checkpoint-3.pt` may count anything, and an epoch is no step.
     """
-    name = basename(name)[:255]
+    name = final_name(basename(name)[:255])
     if found := _COUNTED.findall(name):
         return int(found[-1])
     if unsaid := _UNSAID.fullmatch(name):

@@ -58,6 +58,16 @@ EXAMPLES: dict[str, tuple[Checkpoint, str]] = {
         ),
         "mp_rank_00/model_optim_rng.pt",
     ),
+    "orbax": (
+        folder(
+            "10",
+            "_CHECKPOINT_METADATA",
+            "items/_METADATA",
+            "items/manifest.ocdbt",
+            "items/ocdbt.process_0/manifest.ocdbt",
+        ),
+        "items/manifest.ocdbt",
+    ),
     "safetensors": (file("model-10.safetensors"), ""),
     "torch_save": (file("model-10.pt"), ""),
 }

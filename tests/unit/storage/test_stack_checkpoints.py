@@ -38,6 +38,7 @@ class Stack(NamedTuple):
 
 TRAINER = ("rng_state_0.pth", "rng_state_1.pth", "scheduler.pt", "trainer_state.json", "training_args.bin")  # fmt: skip
 ZERO = tuple(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in RANKS) + tuple(f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in RANKS)  # fmt: skip
+ORBAX = ("_METADATA", "_sharding", "manifest.ocdbt", "d/0cfc70b3", "ocdbt.process_0/d/107f870f", "ocdbt.process_0/manifest.ocdbt", "array_metadatas/process_0")  # fmt: skip
 NANOTRON_WEIGHT = "model/model/decoder/0/pp_block/attn/qkv_proj/model_weight_pp-rank-0-of-1_tp-rank-{}-of-2.safetensors"  # fmt: skip
 STACKS: dict[str, Stack] = {
     "Megatron-Bridge, without common.pt": Stack(
@@ -98,6 +99,15 @@ STACKS: dict[str, Stack] = {
         "stepSTEP", ("model_and_optim/*", "train/rank0.pt", "train/rank1.pt", "config.json", ".metadata.json"),
         ("model_and_optim/__1_0.distcp", "model_and_optim/.metadata", "train/rank1.pt", ".metadata.json"), (".metadata.json",),
     ),
+    "Orbax as MaxText has it": Stack(
+        "checkpoints/STEP", ("_CHECKPOINT_METADATA", *(f"items/{one}" for one in ORBAX), "iter/process_0-of-1.json"),
+        ("items/manifest.ocdbt", "items/_METADATA"), ("items/manifest.ocdbt",),
+    ),
+    "Orbax as openpi has it": Stack(
+        "exp/STEP", ("_CHECKPOINT_METADATA", *(f"{item}/{one}" for item in ("params", "train_state") for one in ORBAX), "assets/norm_stats.json"),
+        ("train_state/manifest.ocdbt", "params/_METADATA"), ("train_state/manifest.ocdbt",),
+    ),
+    "Orbax as Flax has it": Stack("checkpoint_STEP", ORBAX, ("manifest.ocdbt", "_METADATA"), ("manifest.ocdbt", "_METADATA")),
     "adapters of PEFT and unsloth": Stack(
         "checkpoint-STEP", ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin"),
         ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json"), ("rng_state.pth", "trainer_state.json"),
@@ -208,3 +218,24 @@ def test_a_mark_beside_it_speaks_against_it_alone(
     assert found["why"] == f"{beside.name} lies beside it"
     beside.unlink()
     assert read(tmp_path)[1]["state"] == "complete"
+
+
+@pytest.mark.parametrize("name", [one for one in STACKS if one.startswith("Orbax")])
+def test_orbax_gives_the_name_when_all_is_there(name: str, tmp_path: Path) -> None:
+    newest = lay_out(name, tmp_path)
+    newest.rename(newest.parent / f"{newest.name}.orbax-checkpoint-tmp-17")
+    code, found, before = read(tmp_path)
+    assert (code, found["state"], before["state"]) == (0, "incomplete", "complete")
+    assert found["why"] == "it still has its temporary name"
+
+
+def test_an_item_of_orbax_with_a_temporary_name_is_told(tmp_path: Path) -> None:
+    newest = lay_out("Orbax as MaxText has it", tmp_path)
+    (newest / "items").rename(newest / "items.orbax-checkpoint-tmp-17")
+    assert read(tmp_path)[1]["why"] == "items.orbax-checkpoint-tmp-17 still has its temporary name"
+
+
+def test_a_folder_of_zarr_without_marks_of_orbax_is_no_checkpoint(tmp_path: Path) -> None:
+    put(tmp_path / "2024/images/.zarray", HOUR)
+    put(tmp_path / "2024/final/manifest.ocdbt", HOUR)
+    assert CliRunner().invoke(cli, ["checkpoints", str(tmp_path), "--json"]).exit_code != 0

@@ -1,0 +1,69 @@
+"""Orbax (MaxText, Flax, T5X): a folder for each step with items inside, which has a temporary name until all of it is there.
+
+An item whose arrays are in OCDBT has `_METADATA` and, made at the end of what all processes wrote into `ocdbt.process_N`, `manifest.ocdbt`.
+"""
+
+from collections.abc import Iterator
+from posixpath import basename, dirname
+
+from mldebug.core.plugins import NoOptions
+from mldebug.storage.checkpoints.layouts import (
+    ByteRange,
+    Checkpoint,
+    CheckpointVerdict,
+    Layout,
+    complete,
+    incomplete,
+)
+from mldebug.storage.checkpoints.names import MANIFEST, OF_ORBAX
+
+NAME = "orbax"
+INDEX = "_METADATA"
+_OF_PROCESS = "ocdbt.process_"
+TEMPORARY = ".orbax-checkpoint-tmp"
+
+
+class Orbax:
+    """Orbax's layout: complete when no name is temporary and each item with arrays of processes has its manifest and its index."""
+
+    order = 35
+
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        """Whether the folder has one of the small files that Orbax writes."""
+        names = {basename(file.path) for file in checkpoint.files}
+        return checkpoint.folder and not names.isdisjoint((MANIFEST, *OF_ORBAX))
+
+    def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
+        """Asks for nothing: names tell what is there."""
+        yield from ()
+
+    def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
+        """Complete where every item is; the name of the folder itself is judged for all layouts alike."""
+        sizes = {file.path: file.size for file in checkpoint.files}
+        items = sorted({item for path in sizes if (item := _item_of(path)) is not None})
+        for path in sorted(sizes):
+            if TEMPORARY in path:
+                return incomplete(NAME, len(items), f"{path.split('/')[0]} still has its temporary name")  # fmt: skip
+        for needed in (_inside(item, name) for item in items for name in (MANIFEST, INDEX)):
+            if not sizes.get(needed):
+                why = f"{needed} is empty" if needed in sizes else f"there is no {needed}"
+                return incomplete(NAME, len(items), why)
+        return complete(NAME, len(items))
+
+
+def _item_of(path: str) -> str | None:
+    """The folder of the item that this file is a part of: the one above its process's folder, or that of the manifest."""
+    parts = path.split("/")
+    for place, part in enumerate(parts[:-1]):
+        if part.startswith(_OF_PROCESS):
+            return "/".join(parts[:place])
+    return dirname(path) if parts[-1] == MANIFEST else None
+
+
+def _inside(item: str, name: str) -> str:
+    return f"{item}/{name}" if item else name
+
+
+def create(options: NoOptions) -> Layout:
+    """Build the checkpoint layout `orbax`: Orbax (MaxText, Flax, T5X): a folder for each step with items inside, which has a temporary name until all of it is there."""
+    return Orbax()
