@@ -49,7 +49,7 @@ def test_step_and_loss_are_those_that_stand_there(name: str) -> None:
 
 
 TRAINED = "\n".join(f"step {step} loss {7 - step / 100:.4f} lr 1e-4" for step in range(1, 54))
-NOT_OF_TRAINING = {
+NOT_OF_TRAINING: dict[str, tuple[str, int | None]] = {
     "CNTK evaluates": "Minibatch[1-100]: errs = 20.1% * 1000; ce = 0.84 * 1000\nMinibatch[101-200]: errs = 20.1% * 1000",
     "CNTK's results": "Final Results: Minibatch[1-200]: errs = 20% * 2000",
     "arguments": "Namespace(batch_size=32, steps=500, lr=0.001, momentum=0.9, loss_weight=0.5, loss=2)",
@@ -75,8 +75,9 @@ def test_an_evaluation_or_a_setting_changes_neither_step_nor_loss(name: str) -> 
     assert progress_of(NOT_OF_TRAINING[name])[0].step is None
 
 
-OF_TRAINING = {
+OF_TRAINING: dict[str, tuple[str, int | None]] = {
     "a column before": ("epoch 3 | step STEP | train | loss LOSS | valid | loss 0.6", 112),
+    "an epoch whose evaluation took time": ("Epoch 3, eval took 12 s, train loss: LOSS", None),
     "the mode is training": ('{"mode": "train", "epoch": 1, "iter": STEP, "loss": LOSS}', 112),
     "a file of settings that logs": ("[config.py:12] step STEP loss LOSS", 112),
     "a seed beside the figures": ('{"seed": 1, "batch_size": 32, "step": STEP, "loss": LOSS}', 112),

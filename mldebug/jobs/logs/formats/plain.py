@@ -217,7 +217,7 @@ class PlainFormat:
         place = found.start()
         if _CHATTER.search(line, 0, len(line) if loss is None else place):
             return None
-        at = place if step or loss is None else line.find("loss")
+        at = place if step or loss is None else _before_loss(line, place)
         if tells_of_evaluation(line, at, has_step=bool(step)):
             return _evaluation(line, epoch_text, step, total)
         vouched = bool(epoch_text) or loss is not None or _METRIC.search(line) is not None
@@ -236,6 +236,12 @@ class PlainFormat:
             shape=shape,
             bare=bool(step) and not vouched and not (total and _COUNTERS.issuperset(shape.split())),
         )
+
+
+def _before_loss(line: str, place: int) -> int:
+    """Where the loss of an epoch stands, before which an evaluation may be named; `place`, that of the epoch, where it is called training's."""
+    at = line.find("loss")
+    return place if "train" in line[max(0, at - 12) : at] else at
 
 
 def _first(found: re.Match[str], name: str) -> str | None:
