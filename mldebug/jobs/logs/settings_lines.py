@@ -7,6 +7,9 @@ import re
 
 _OWNER = r"(?:namespace|[a-z_.]{0,40}(?:args|arguments|config(?:uration)?|cfg|options|params|settings)|hyper-?parameters)"
 _LIST = re.compile(rf"(?<![a-z_.]){_OWNER}(?:\(|[ :=]{{0,4}}\{{)|(?:^|[\]:>|-] ){_OWNER}[:=] ")
+_ENTRY = re.compile(  # of a list over several lines: `    "train steps": 25,`, of which a record would have one step
+    r"\s{1,40}['\"][a-z_ -]{0,40}(?:steps|iterations|updates|batches)['\"]: {0,4}\d{1,15},?\s{0,8}$"
+)
 _KEY = re.compile(
     r"(?<![a-z])(seed|(?:num_|max_|n_)?epochs|(?:num_)?workers|weight_decay|momentum|dropout|optimi[sz]er|scheduler|gamma|warmup\w{0,8}"
     r"|(?:output|data|log|save)_(?:dir|path)|resume|hidden\w{0,8}|(?:num_|n_)?layers|(?:train_)?batch_size)['\"]?[:=]"
@@ -18,7 +21,7 @@ ENOUGH = 3  # such keys in one line: a line of training may have one or two besi
 
 def lists_settings(line: str) -> bool:
     """Whether this line, in lower case, lists settings."""
-    if _has(line, _SIGNS) and _LIST.search(line):
+    if (_has(line, _SIGNS) and _LIST.search(line)) or _ENTRY.match(line):
         return True
     return _has(line, _RARE_KEYS) and len(set(_KEY.findall(line))) >= ENOUGH
 
