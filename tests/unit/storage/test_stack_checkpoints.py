@@ -229,6 +229,27 @@ def test_orbax_gives_the_name_when_all_is_there(name: str, tmp_path: Path) -> No
     assert found["why"] == "it still has its temporary name"
 
 
+@pytest.mark.parametrize(
+    ("metadata", "committed", "state"),
+    [
+        ('{"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": null}', False, "incomplete"),
+        ('{"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": null}', True, "complete"),
+        ('{"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 2}', False, "complete"),
+        ('{"item_handlers": null}', False, "complete"),
+        ("{", False, "complete"),
+    ],
+)
+def test_orbax_says_itself_that_it_has_committed(metadata: str, committed: bool, state: str, tmp_path: Path) -> None:  # fmt: skip
+    """On some storage a checkpoint has its final name from the start, and a mark at the end."""
+    newest = lay_out("Orbax as MaxText has it", tmp_path)
+    (newest / "_CHECKPOINT_METADATA").write_text(metadata)
+    if committed:
+        (newest / "commit_success.txt").touch()
+    for file in newest.iterdir():
+        os.utime(file, (time.time() - 2 * HOUR, time.time() - 2 * HOUR))
+    assert read(tmp_path)[1]["state"] == state
+
+
 def test_an_item_of_orbax_with_a_temporary_name_is_told(tmp_path: Path) -> None:
     newest = lay_out("Orbax as MaxText has it", tmp_path)
     (newest / "items").rename(newest / "items.orbax-checkpoint-tmp-17")

@@ -6,6 +6,8 @@ An item whose arrays are in OCDBT has `_METADATA` and, made at the end of what a
 from collections.abc import Iterator
 from posixpath import basename, dirname
 
+import msgspec
+
 from mldebug.core.plugins import NoOptions
 from mldebug.storage.checkpoints.layouts import (
     ByteRange,
@@ -21,6 +23,12 @@ NAME = "orbax"
 INDEX = "_METADATA"
 _OF_PROCESS = "ocdbt.process_"
 TEMPORARY = ".orbax-checkpoint-tmp"
+METADATA, MAX_METADATA = "_CHECKPOINT_METADATA", 1 << 20  # bytes
+COMMITTED = "commit_success.txt"
+
+
+class _CommitTimes(msgspec.Struct):
+    commit_timestamp_nsecs: int | msgspec.UnsetType | None = msgspec.UNSET  # not in all versions
 
 
 class Orbax:
@@ -34,8 +42,9 @@ class Orbax:
         return checkpoint.folder and not names.isdisjoint((MANIFEST, *OF_ORBAX))
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
-        """Asks for nothing: names tell what is there."""
-        yield from ()
+        """Asks for `_CHECKPOINT_METADATA`, which says when all was committed."""
+        if (one := _wanted(checkpoint)) is not None:
+            yield one
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
         """Complete where every item is; the name of the folder itself is judged for all layouts alike."""
@@ -48,7 +57,26 @@ class Orbax:
             if not sizes.get(needed):
                 why = f"{needed} is empty" if needed in sizes else f"there is no {needed}"
                 return incomplete(NAME, len(items), why)
+        if _is_uncommitted(checkpoint):
+            return incomplete(NAME, len(items), f"{METADATA} has no time of a commit")
         return complete(NAME, len(items))
+
+
+def _wanted(checkpoint: Checkpoint) -> ByteRange | None:
+    file = checkpoint.entry(METADATA)
+    return ByteRange(METADATA, 0, file.size) if file and 0 < file.size <= MAX_METADATA else None
+
+
+def _is_uncommitted(checkpoint: Checkpoint) -> bool:
+    """Whether Orbax has begun this checkpoint and not ended it: on some storage it has its final name from the start."""
+    one = _wanted(checkpoint)
+    if one is None or checkpoint.entry(COMMITTED) is not None:
+        return False
+    try:
+        found = msgspec.json.decode(checkpoint.parts.get(one, b""), type=_CommitTimes)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return False
+    return found.commit_timestamp_nsecs is None
 
 
 def _item_of(path: str) -> str | None:
