@@ -20,13 +20,13 @@ RESET = (
     "NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]"
     " (0x00000062) returned from status @ kernel_channel.c:100"
 )
-LOST = RESET.replace(
+UNREACHABLE = RESET.replace(
     "Reset required [NV_ERR_RESET_REQUIRED]", "GPU lost from the bus [NV_ERR_GPU_IS_LOST]"
 )
 UVM = "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover."
 GPU = "NVRM: Xid (PCI:0000:3b:00): "
-ASKED = GPU + "154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
-TAKEN_BACK = GPU + "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+REQUEST = GPU + "154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+WITHDRAWAL = GPU + "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 
 
 def read(lines: Sequence[str], every: float) -> tuple[Burst, ...]:
@@ -56,7 +56,7 @@ def state(lines: Sequence[str], every: float = 1.0) -> tuple[set[str], str]:
         ([NVME.format(2, 1)] * 3, 61.0),
         ([STALL] * 4, 63.0),
         ([RESET] * 3, 290.0),
-        ([LOST] * 3, 40.0),
+        ([UNREACHABLE] * 3, 40.0),
         ([UVM] * 3, 40.0),
     ],
 )
@@ -93,17 +93,19 @@ def test_a_queue_that_hangs_again_after_its_link_came_up_is_no_end() -> None:
 # --- what NVIDIA's driver says without naming a GPU --------------------------------------------------
 
 
-@pytest.mark.parametrize(("line", "action"), [(RESET, "reset"), (LOST, "reboot"), (UVM, "reboot")])
+@pytest.mark.parametrize(
+    ("line", "action"), [(RESET, "reset"), (UNREACHABLE, "reboot"), (UVM, "reboot")]
+)
 def test_a_driver_that_cannot_use_a_gpu(line: str, action: str) -> None:
     assert state([line]) == ({"gpu_errors"}, action)
     assert state([line.replace("NVRM: ", "x NVRM: ")]) == (set(), "")
 
 
-@pytest.mark.parametrize("line", [RESET, LOST, UVM])
+@pytest.mark.parametrize("line", [RESET, UNREACHABLE, UVM])
 def test_what_the_driver_takes_back_ends_it(line: str) -> None:
-    assert state([line, ASKED])[0] == {"gpu_errors", "gpu_xid"}
-    assert state([line, ASKED, TAKEN_BACK]) == (set(), "")
-    assert state([ASKED, TAKEN_BACK, line])[0] == {"gpu_errors"}
+    assert state([line, REQUEST])[0] == {"gpu_errors", "gpu_xid"}
+    assert state([line, REQUEST, WITHDRAWAL]) == (set(), "")
+    assert state([REQUEST, WITHDRAWAL, line])[0] == {"gpu_errors"}
 
 
 @pytest.mark.parametrize(("left_out", "bad"), [(893, True), (3, False)])
