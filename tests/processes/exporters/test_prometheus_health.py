@@ -30,10 +30,13 @@ LIMITS = Thresholds()
 BEGIN = (
     "NVRM: Xid (PCI:0000:3b:00): 119, pid=7, name=python3, Timeout after 6s of waiting for RPC response from GPU0 GSP!",
     "NVRM: Xid (PCI:0000:3b:00): 154, pid=7, name=python3, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+    "NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned from status @ kernel_channel.c:100",
+    "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x62, requiring os reboot to recover.",
     "amdgpu 0000:83:00.0: amdgpu: GPU reset(1) failed",
     "mlx5_core 0000:41:00.0: poll_health:852:(pid 0): device's health compromised - reached miss count",
     "EXT4-fs (sda1): Remounting filesystem read-only",
     "nvme nvme2: Device not ready; aborting reset, CSTS=0x1",
+    "device-mapper: thin: 253:4: switching pool to out-of-data-space (queue IO) mode",
     "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0x1)",
     "Memory cgroup out of memory: Killed process 7 (python3) total-vm:753508kB, anon-rss:58776kB, file-rss:1kB, shmem-rss:0kB, UID:0 pgtables:288kB oom_score_adj:0",
     "mlx5_core 0000:41:00.0 ens1f0np0: Link down",
@@ -44,6 +47,7 @@ END = (
     "mlx5_core 0000:41:00.0: mlx5_health_try_recover:335:(pid 91): health recovery succeeded",
     "EXT4-fs (sda1): mounted filesystem with ordered data mode. Quota mode: none.",
     "nvme nvme2: 32/0/0 default/read/poll queues",
+    "device-mapper: thin: 253:4: switching pool to write mode",
     "mlx5_core 0000:41:00.0 ens1f0np0: Link up",
 )
 LASTING = {"gpu_xid", "gpu_errors", "network", "storage"}
