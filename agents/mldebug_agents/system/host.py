@@ -13,7 +13,7 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mldebug.core.model import ProcessState
 from mldebug_agents.system import procfs
@@ -30,6 +30,9 @@ _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
 _NEVER_HELD = frozenset(
     ["status", "cgroup", "mountinfo"]
 )  # files of a process that it cannot hold up
+
+
+T = TypeVar("T")
 
 
 class Failure(Protocol):
@@ -169,6 +172,16 @@ class Host:
 
     # --- one process -------------------------------------------------------------------------------
 
+    def at_once(self, pid: int, read: Callable[[], T]) -> T:
+        """What `read` returns, which may ask this host several times for one process: its reads are handed to another thread
+        together, which is most of what each of them costs.
+
+        `read` changes nothing. Where the process holds one of its reads up, it is called again, and gets at once what stands for
+        what cannot be read.
+        """
+        found = self._reads.many((pid,), lambda _: read())
+        return found[pid] if pid in found else read()
+
     def text(self, pid: int, name: str) -> str:
         """The text of /proc/PID/NAME; "" where the process is gone, holds it up, or it may not be read."""
         path = f"{self.proc}/{pid}/{name}"
@@ -200,6 +213,8 @@ class Host:
 
     def link(self, pid: int, name: str) -> str:
         """The target of the link /proc/PID/NAME (exe, ns/net); "" where the process is gone, holds it up, or it may not be read."""
+        if pid == os.getpid():  # which holds up nothing of its own
+            return read_link(f"{self.proc}/{pid}/{name}")
         return self._reads.one(pid, lambda: read_link(f"{self.proc}/{pid}/{name}"), "")
 
     def writes_to(self, pid: int, fd: int | str) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 from mldebug.core.model import Io
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.procfs import Stat
 
 COMPILER = re.compile(
     r"(?:ptxas|cicc|nvcc|nvlink|fatbinary|cudafe\+\+|ninja|cc1\w*|lto1|collect2|as"
@@ -42,6 +43,10 @@ def read_activity(host: Host, pid: int, start_ticks: int, tid: int) -> Activity 
     The process is identified by pid and start time (clock ticks since boot); None where it is gone
     or another process has its pid.
     """
+    return host.at_once(pid, lambda: _read(host, pid, start_ticks, tid))
+
+
+def _read(host: Host, pid: int, start_ticks: int, tid: int) -> Activity | None:
     thread = procfs.parse_stat(host.text(pid, f"task/{tid}/stat"))
     switches = _SWITCHES.search(host.text(pid, f"task/{tid}/status"))
     io = procfs.parse_io(host.text(pid, "io"))
@@ -96,12 +101,16 @@ class ChildWork:
         self._before = {rank: work for rank, work in self._before.items() if rank in ranks}
 
     def _read(self, pids: Iterable[int]) -> dict[Key, Work]:
-        found = ((self._host.brief(pid), _io_bytes(self._host, pid)) for pid in pids)
+        found = (self._of_child(pid) for pid in pids)
         return {
             (stat.pid, stat.start_ticks): Work(stat.cpu_seconds, moved, stat.state == "D")
             for stat, moved in found
             if stat is not None
         }
+
+    def _of_child(self, pid: int) -> tuple[Stat | None, int]:
+        host = self._host
+        return host.at_once(pid, lambda: (host.brief(pid), _io_bytes(host, pid)))
 
 
 def work_between(before: Mapping[Key, Work], after: Mapping[Key, Work]) -> Work:

@@ -116,3 +116,49 @@ def test_a_process_that_holds_its_stat_up_is_what_it_was(
     assert known.brief(HANGING) == before[HANGING]
     assert fresh.brief(HANGING) is None
     assert fresh.process_state(HANGING) is None
+
+
+def test_reads_of_one_process_together_are_one_hand_over_and_say_what_each_alone_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Tree(tmp_path)
+    tree.add(OTHER, 1)
+    host, handed, many = Host(str(tmp_path)), [], HeldReads.many
+
+    def counted(
+        reads: HeldReads, pids: tuple[int, ...], read: Callable[[int], int]
+    ) -> dict[int, int]:
+        if threading.current_thread() is threading.main_thread():
+            handed.append(pids)
+        return many(reads, pids, read)
+
+    monkeypatch.setattr(HeldReads, "many", counted)
+    alone = host.brief(OTHER), host.text(OTHER, "stat"), host.link(OTHER, "exe")
+    assert alone[0] is not None
+    assert len(handed) == 3
+    assert host.at_once(OTHER, lambda: (host.brief(OTHER), host.text(OTHER, "stat"), host.link(OTHER, "exe"))) == alone  # fmt: skip
+    assert len(handed) == 4
+
+
+def test_together_with_a_read_that_hangs_the_others_are_given_up_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    """What was known before stands for it, as where each is read alone; the hanging file is not opened a second time."""
+    tree = Tree(tmp_path)
+    tree.add(HANGING, 1)
+    monkeypatch.setattr("mldebug_agents.system.process.held_reads._sleeps", asleep)
+    host = Host(str(tmp_path))
+    before, opened, plain = host.briefs(), [], os.open
+
+    def hung(path: str, *more: int) -> int:
+        if str(path).endswith("/io"):
+            opened.append(path)
+            gate.wait(60)
+        return plain(path, *more)
+
+    monkeypatch.setattr("os.open", hung)
+    began = time.monotonic()
+    both = host.at_once(HANGING, lambda: (host.text(HANGING, "io"), host.brief(HANGING)))
+    assert both == ("", before[HANGING])
+    assert len(opened) == 1
+    assert time.monotonic() - began < 10 * PATIENCE  # and not a minute

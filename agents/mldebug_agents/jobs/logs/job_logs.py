@@ -172,9 +172,7 @@ class JobLogs:
         """
         self._note_ranks(job)
         sampled = _to_ask(job.ranks)
-        outputs = [
-            (rank.pid, *(self._host.link(rank.pid, name) for name in _OUTPUTS)) for rank in sampled
-        ]
+        outputs = [(rank.pid, *self._outputs(rank.pid)) for rank in sampled]
         every = SEARCH_EVERY if any(place.parsed for place in self._places) else SEARCH_AGAIN
         if self._wants_charts(now):
             self._charts_searched = now
@@ -190,6 +188,10 @@ class JobLogs:
         self._poll(now, lone=job.launcher == "single")
         for line in self._nccl_files.lines(job, nccl_files, finder, time.monotonic() + BUDGET):
             self.nccl.add_line(line, self._ours)
+
+    def _outputs(self, pid: int) -> tuple[str, ...]:
+        """What its standard output and error are."""
+        return self._host.at_once(pid, lambda: tuple(self._host.link(pid, name) for name in _OUTPUTS))  # fmt: skip
 
     def _note_ranks(self, job: Job) -> None:
         """Where all processes are new the job may have resumed from a checkpoint: steps that were read before count again."""
