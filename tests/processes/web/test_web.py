@@ -71,6 +71,9 @@ def test_a_person_follows_a_hang_from_the_first_page_to_the_report() -> None:
         page.get_by_text("The whole report").click(timeout=30_000)
         page.wait_for_url(f"{base}/report?id=*")
         expect(page.locator("h1 em")).to_contain_text("ank 2")
+        if images:
+            page.emulate_media(color_scheme="light")
+            page.screenshot(path=f"{images}/report.png", clip={"x": 0, "y": 0, "width": 1280, "height": 1100})
         wait_for("a second link", lambda: (folder / "web.out").read_text().count("?key=") == 2, 30)
         second = (folder / "web.out").read_text().split()[-1]
         phone.open(second.removeprefix(base))
