@@ -305,7 +305,7 @@ def test_the_reasons_for_unknown_are_those_of_the_code() -> None:
         "diagnosis/diagnose.py",
     )
     code = "".join((ROOT / "mldebug" / file).read_text() for file in files)
-    rows = PAGE.split("| it says | because |")[1].split("\n\n")[0].splitlines()[2:]
+    rows = PAGE.split("| the report says | because |")[1].split("\n\n")[0].splitlines()[2:]
     reasons = [row.split("|")[1].strip() for row in rows]
 
     assert len(reasons) == 12
