@@ -58,6 +58,16 @@ def numbered(source: SourceView) -> Iterator[tuple[str, str, bool]]:
         yield str(number).rjust(width), text, number == source.line
 
 
+def to_look_closer(report: Report) -> tuple[str, ...]:
+    """The commands that show more than the report does: those that print the source lines it has already are left out."""
+    found = source_of(report)
+    steps = report.diagnosis.next_steps
+    if found is None:
+        return steps
+    place = f" {shlex.quote(found[1].path)}  # rank {found[0].rank} stands at line {found[1].line}"
+    return tuple(one for one in steps if not (one.startswith("sed -n ") and one.endswith(place)))
+
+
 def acquittals(report: Report) -> tuple[Acquittal, ...]:
     """Return the reasons why the ranks that the report does not name are not to blame: ranks with the same reason in one entry,
     the largest entry first, at most `MAX_REASONS`. Empty where the report names no rank.

@@ -171,6 +171,7 @@ def _view(report: Report) -> dict[str, Any]:
         "failed_rank": culprit,
         "strip": course.strip(report),
         "decisions": decide.decisions(report),
+        "steps_to_type": decide.to_look_closer(report),
         "acquittals": decide.acquittals(report),
         "source": tuple(decide.numbered(found[1])) if found else (),
         "source_path": found[1].path if found else "",

@@ -12,7 +12,7 @@ from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import Report
 from mldebug.core.text import plural
 from mldebug.goodput.account.run_summary import view_lines
-from mldebug.incidents.decide import acquittals, decisions, numbered, source_of
+from mldebug.incidents.decide import acquittals, decisions, numbered, source_of, to_look_closer
 from mldebug.incidents.report.changes import change_lines, later_words
 from mldebug.incidents.report.exit_story import (
     ExitEvent,
@@ -240,7 +240,7 @@ def _next(report: Report, width: int) -> Iterator[TextLine]:
     A message to be sent would only repeat the sentence above: the page has it.
     """
     todo = [one for one in decisions(report) if not one.message]
-    steps = report.diagnosis.next_steps
+    steps = to_look_closer(report)
     if todo or steps:
         yield TextLine("")
         yield TextLine("Next", "underline")

@@ -5,7 +5,14 @@ from msgspec.structs import replace
 from mldebug.core.model import Confidence, Role, Verdict
 from mldebug.core.report_model import Report, SourceView
 from mldebug.incidents.course import strip
-from mldebug.incidents.decide import acquittals, decisions, ends_at, numbered, source_of
+from mldebug.incidents.decide import (
+    acquittals,
+    decisions,
+    ends_at,
+    numbered,
+    source_of,
+    to_look_closer,
+)
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 from mldebug.incidents.report.wording import title
@@ -112,6 +119,19 @@ def test_five_source_lines_stand_with_the_culprit() -> None:
     assert '<span class="here"> 7 &gt;     time.sleep(9)</span>' in html
     assert "</pre><script>" not in html
     assert "     7 >     time.sleep(9)" in list(report_lines(made))
+
+
+def test_no_command_prints_the_source_lines_that_stand_there_already() -> None:
+    shown, other = (
+        f"sed -n '1,9p' /home/ada/train.py  # rank 3 stands at line {line}" for line in (7, 70)
+    )
+    made = sleeping()
+    made = replace(made, diagnosis=replace(made.diagnosis, next_steps=(shown, other)))
+    assert to_look_closer(made) == (other,)
+    assert shown not in render_html(made)
+    assert f"  {shown}" not in list(report_lines(made))
+    bare = replace(made, ranks=tuple(replace(one, source=None) for one in made.ranks))
+    assert to_look_closer(bare) == (shown, other)
 
 
 def test_every_rank_has_a_reason_why_it_is_not_named() -> None:
