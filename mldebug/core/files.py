@@ -27,6 +27,8 @@ MAX_SECONDS = 3.0
 MAX_COUNTED = 20_000  # files and folders of one report; one of 1,024 nodes has 2,050
 HUGE = 1 << 50  # bytes: what is too much to be counted
 OLD = ".old"  # ends the name of a report that is being replaced where that takes two steps
+NOT_THERE = "is the path right, and is it on this machine?"
+BAD_DISK = "look at the disk or file server that it is on"
 NOT_WHOLE = "it was cut off or changed after it was written: copy it again, or take another report"
 NOT_OURS = "mldebug did not write it like this: remove it, or look at another report"
 
@@ -74,7 +76,10 @@ def unreadable(path: Path, error: OSError) -> EvidenceError | AccessError:
         return EvidenceError(
             f"cannot read {path}: it is a symbolic link", "put the file itself in its place"
         )
-    return EvidenceError(f"cannot read {path}: {error.strerror or error}", NOT_WHOLE)
+    away = error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return EvidenceError(
+        f"cannot read {path}: {error.strerror or error}", NOT_THERE if away else BAD_DISK
+    )
 
 
 def _read_bounded(handle: int, file: Path) -> bytes:

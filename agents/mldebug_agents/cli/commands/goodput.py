@@ -40,7 +40,7 @@ def command(job: str | None, as_json: bool, config: Path | None) -> None:
         raise AccessError(
             answer.trouble
             or "no agent runs on this node, so nobody has accounted for its GPU hours",
-            "mldebug agent  # start it, and ask again",
+            "mldebug up  # starts one; then ask again",
         )
     jobs = _wanted(answer.snapshot.goodput, job)
     if as_json:

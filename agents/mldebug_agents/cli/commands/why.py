@@ -59,7 +59,7 @@ def _recorded(state_dir: Path) -> tuple[Path, tuple[RunSummary, ...]]:
     if answer.snapshot is None:
         raise AccessError(
             answer.trouble or "no agent runs on this node, so no run has been recorded",
-            "mldebug agent  # start it before the runs that you want to compare",
+            "mldebug up  # starts one: before the runs that you want to compare",
         )
     return found, recorded_runs(found)
 
