@@ -169,7 +169,7 @@ def test_the_wheel_holds_the_packages_their_data_and_nothing_else(tmp_path: Path
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *flags, "--wheel-dir", str(tmp_path), str(ROOT)],
         check=True, timeout=170,
     )  # fmt: skip
-    (wheel,) = tmp_path.glob("mldebug-*.whl")
+    (wheel,) = tmp_path.glob("mldebug_agent-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
     expected = {

@@ -103,7 +103,7 @@ PAGES = {
     "top": "status", "troubleshooting": "support", "verdicts": "diagnosis", "web": "web",
 }  # fmt: skip
 OTHER_PAGES = {  # about the whole, or how to begin
-    "benchmarks", "dependencies", "faq", "glossary", "gpu-validation", "grafana", "index", "kubernetes", "mcp", "peers", "plugins", "quick-start", "rights",
+    "architecture", "benchmarks", "dependencies", "drop-zone", "faq", "glossary", "gpu-validation", "grafana", "index", "kubernetes", "mcp", "peers", "plugins", "quick-start", "rights",
     "security", "seeds", "sizing", "slurm-quick-start",
 }  # fmt: skip
 NO_PAGE = {

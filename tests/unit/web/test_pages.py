@@ -122,12 +122,16 @@ def test_what_is_said_of_the_node_stands_below_an_open_incident_and_else_above()
 
 
 def test_the_sentence_is_said_once_on_the_page_of_a_run() -> None:
-    said = "Rank 3 sleeps in load (train.py:7)"
+    sentence = "Rank 3 sleeps in load (train.py:7)"
     older = replace(ENTRY, id="20261122T000000Z-7f3a", sentence="An older sentence")
     html = page(
-        "run", shown(replace(hanging(), report=said)), "7f3a", replace(ENTRY, sentence=said), older
+        "run",
+        shown(replace(hanging(), report=sentence)),
+        "7f3a",
+        replace(ENTRY, sentence=sentence),
+        older,
     )
-    assert html.count(said) == 1
+    assert html.count(sentence) == 1
     assert "An older sentence" in html
 
 

@@ -256,11 +256,12 @@ def status_lines(listing: NodeListing, config: Path | None = None) -> Iterator[T
     yield from _listed("Not seen", gap_lines((*listing.gaps, *(memory.gaps if memory else ()))))
     if listing.agent is not None and listing.agent.replay:
         return
-    if listing.jobs and not _told(listing):
+    runs = [_run_of(job, listing.agent) for job in listing.jobs]
+    if not all(run and run.incident for run in runs):  # else a report of each stands above
         yield Text(f"\nOne of them hangs? {typed('dump', config)}", no_wrap=True)
-    if len(listing.jobs) > 1 and not _told(listing):
-        one = f"dump --job {shlex.quote(clean(listing.jobs[0].id, 40))}"
-        yield Text(f"Only the first of them: {typed(one, config)}", no_wrap=True)
+        if len(listing.jobs) > 1:
+            one = f"dump --job {shlex.quote(clean(listing.jobs[0].id, 40))}"
+            yield Text(f"Only the first of them: {typed(one, config)}", no_wrap=True)
 
 
 def _run_of(job: Job, agent: Snapshot | None) -> RunState | None:
@@ -323,12 +324,6 @@ def _job(job: Job, run: RunState | None, now: float) -> Iterator[Text]:
     yield title
     yield Text(f"  {', '.join(_facts(job, now))}")
     yield from _ranks(job, run.exits if run else {})
-
-
-def _told(listing: NodeListing) -> bool:
-    """Whether the agent has looked at every job already, and wrote a report that stands above."""
-    stalled = {run.id for run in listing.agent.runs if run.incident} if listing.agent else set()
-    return all(job.id in stalled for job in listing.jobs)
 
 
 def _watched(

@@ -1,0 +1,53 @@
+import { loadPyodide } from "./pyodide.mjs";
+
+const at = id => document.getElementById(id);
+const bytesOf = async name => {
+  const answer = await fetch(name);
+  if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
+  return answer.arrayBuffer();
+};
+
+async function start() {
+  const python = await loadPyodide({ indexURL: new URL(".", document.baseURI).href });
+  const place = { extractDir: "/lib/python3.14/site-packages" };
+  for (const name of ["packages.zip", "msgspec.zip"]) python.unpackArchive(await bytesOf(name), "zip", place);
+  return python;
+}
+
+const began = performance.now();
+const ready = start();
+ready.then(
+  () => { at("state").textContent = `Ready: loaded in ${((performance.now() - began) / 1000).toFixed(1)} s.`; },
+  error => { at("state").textContent = `Python could not be loaded: ${error.message}. The page has to come from a web server, not from disk.`; },
+);
+
+let turn = 0;
+async function judge(files) {
+  at("answer").hidden = true;
+  const python = await ready;
+  at("state").textContent = `${files.length} ${files.length === 1 ? "file is" : "files are"} being judged …`;
+  await new Promise(shown => setTimeout(shown, 50));
+  const folder = `/drop-${++turn}`, asked = performance.now();
+  python.FS.mkdir(folder);
+  for (const file of files) {
+    python.FS.writeFile(`${folder}/${file.name.replaceAll("/", "_")}`, new Uint8Array(await file.arrayBuffer()));
+  }
+  python.globals.set("folder", folder);
+  const answer = JSON.parse(python.runPython("from pathlib import Path\nfrom judge import judge\njudge(Path(folder))"));
+  at("state").textContent = `Judged in ${((performance.now() - asked) / 1000).toFixed(1)} s. Nothing has left this page.`;
+  at("command").textContent = answer.command || "Nothing here is understood";
+  at("text").textContent = answer.text;
+  for (const id of ["report", "save"]) at(id).hidden = !answer.html;
+  if (answer.html) {
+    at("report").srcdoc = answer.html;
+    at("save").href = URL.createObjectURL(new Blob([answer.html], { type: "text/html" }));
+  }
+  at("answer").hidden = false;
+}
+
+const asked = files => files.length && judge([...files]).catch(error => { at("state").textContent = `It went wrong: ${error.message}`; });
+at("files").addEventListener("change", event => asked(event.target.files));
+const zone = at("zone");
+for (const name of ["dragenter", "dragover"]) zone.addEventListener(name, event => { event.preventDefault(); zone.classList.add("over"); });
+zone.addEventListener("dragleave", () => zone.classList.remove("over"));
+zone.addEventListener("drop", event => { event.preventDefault(); zone.classList.remove("over"); asked(event.dataTransfer.files); });
