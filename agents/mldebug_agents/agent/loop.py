@@ -45,8 +45,8 @@ AT_ONCE = 4  # jobs captured at the same time
 SAMPLED_AT_ONCE = 2  # jobs whose ranks are sampled at the same time
 BEAT = 1.0  # seconds between two turns of the loop without a message
 SHOWN = 0.05  # of the main loop's CPU time goes to snapshots at most: with hundreds of runs each costs more than the message before it
-SHOWN_EVERY = 2.0  # seconds between two snapshots at most
-CALM = 0.4  # of the interval between two looks: so far apart are two snapshots while no run's judgement changes
+SHOWN_EVERY = 2.0  # seconds between two snapshots at most, once there is news
+CALM = 5.0  # seconds between two snapshots while there is none, or the interval between two looks where it is less
 SOON, SOONEST = 1.0, 0.2  # seconds to the next look after a rank has failed, after any exit
 
 
@@ -152,8 +152,7 @@ class AgentLoop:
         news = len(judged) != len(self._shown) or any(map(operator.is_not, judged, self._shown))
         if now < self._next_snapshot or (now < self._next_calm and not news):
             return
-        calm = min(SHOWN_EVERY, CALM * self.config.stall.interval)
-        self._shown, self._next_calm = judged, now + calm
+        self._shown, self._next_calm = judged, now + min(CALM, self.config.stall.interval)
         before = time.thread_time()
         snapshot = self.snapshot()
         self.monitors.notifier.look(
@@ -168,8 +167,8 @@ class AgentLoop:
             self.notifier.send("READY=1")
 
     def _judged(self) -> list[object]:
-        """What changes with each judgement of a run, and with nothing else."""
-        found: list[object] = []
+        """What changes with each look and each judgement of a run, and with nothing else."""
+        found: list[object] = [self._looks]
         for run in self._all.values():
             stage = run.decision.stage if run.decision else None
             found += [run, stage, run.incident, run.judgement]

@@ -156,14 +156,14 @@ def test_snapshots_take_a_small_part_of_the_main_loop_s_time() -> None:
     assert len(shown) == 2
 
 
-def test_while_no_judgement_changes_a_snapshot_is_made_at_most_every_two_seconds() -> None:
-    """One for each of the messages of a look took a third of an idle agent's time."""
+def test_while_there_is_no_news_a_snapshot_is_made_at_most_every_five_seconds() -> None:
+    """One for each of the messages of a look took a third of an idle agent's time, one every two seconds a twentieth."""
     judged: list[object] = [object()]
     node, shown = shown_by(0.0, lambda: list(judged))
     for _ in range(100):
         AgentLoop._publish(node)
     assert len(shown) == 1
-    assert 1.0 < node._next_calm - time.monotonic() <= 2.0
+    assert 4.0 < node._next_calm - time.monotonic() <= 5.0
     node._next_calm = node._next_snapshot = time.monotonic()
     AgentLoop._publish(node)
     assert len(shown) == 2
@@ -175,3 +175,15 @@ def test_while_no_judgement_changes_a_snapshot_is_made_at_most_every_two_seconds
     judged.clear()  # and so is a run that is over
     AgentLoop._publish(node)
     assert len(shown) == 4
+
+
+def test_each_look_is_shown() -> None:
+    """Also where no run is judged anew by it: its steps and rates are news."""
+    loop: Any = SimpleNamespace(_all={}, _looks=1_000)
+    node, shown = shown_by(0.0, lambda: AgentLoop._judged(loop))
+    for new in (0, 0, 1, 0, 1):
+        if new:
+            loop._looks += 1
+        node._next_snapshot = time.monotonic()
+        AgentLoop._publish(node)
+    assert len(shown) == 3
