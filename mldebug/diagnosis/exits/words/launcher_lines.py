@@ -183,7 +183,8 @@ def _of_srun(line: str) -> Sequence[LauncherFailure]:
         return ()
     number = _SLURM_SIGNALS.get((tasks["how"] or "").strip())
     status = status_of_code(int(tasks["code"])) if tasks["code"] else number
-    spans = (range(first, min(last, first + MOST_TASKS) + 1) for first, last in join_intervals([tasks["ranks"]]))  # fmt: skip
+    counts = ((first, last - first + 1) for first, last in join_intervals([tasks["ranks"]]))
+    spans = ((first + n for n in range(min(count, MOST_TASKS))) for first, count in counts)
     ranks = islice(chain.from_iterable(spans), MOST_TASKS)
     return tuple(LauncherFailure(rank=rank, status=status) for rank in ranks)
 
