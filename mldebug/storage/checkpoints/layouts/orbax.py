@@ -1,4 +1,4 @@
-"""Orbax (MaxText, Flax, T5X): a folder for each step with items inside, which has a temporary name until all of it is there.
+"""Orbax (MaxText, Flax, T5X): a folder for each step with items inside, under a temporary name until all is there.
 
 An item whose arrays are in OCDBT has `_METADATA` and, made at the end of what all processes wrote into `ocdbt.process_N`, `manifest.ocdbt`.
 """
@@ -93,5 +93,5 @@ def _inside(item: str, name: str) -> str:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the checkpoint layout `orbax`: Orbax (MaxText, Flax, T5X): a folder for each step with items inside, which has a temporary name until all of it is there."""
+    """Build the checkpoint layout `orbax`: Orbax (MaxText, Flax, T5X): a folder for each step with items inside, under a temporary name until all is there."""
     return Orbax()
