@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class ProgressLine:
-    """What the line says, and whether it stands on the terminal now. `doing` may be changed at any time."""
+    """What the line says, and whether it stands on the terminal now."""
 
     def __init__(self, doing: str, stream: TextIO) -> None:
-        self.doing = doing
+        self._doing = doing
         self._stream = stream
         self._began = time.monotonic()
         self._visible = False
@@ -26,8 +26,12 @@ class ProgressLine:
     def show(self, _number: int = 0, _frame: FrameType | None = None) -> None:
         """Write the line in place of the one before; a signal handler."""
         self._visible = True
-        self._stream.write(f"{ERASE}{self.doing} … {time.monotonic() - self._began:.0f} s")
+        self._stream.write(f"{ERASE}{self._doing} … {time.monotonic() - self._began:.0f} s")
         self._stream.flush()
+
+    def now(self, doing: str) -> None:
+        """Say something else from the next second on."""
+        self._doing = doing
 
     def clear(self) -> None:
         """Take it off the terminal: before a result is printed, and at the end. It comes back with the next second."""
@@ -37,7 +41,7 @@ class ProgressLine:
             self._stream.flush()
 
     def before(self, prints: Callable[[T], None]) -> Callable[[T], None]:
-        """The same function, which has the terminal for itself when it is called."""
+        """A function that clears the line and then calls `prints`."""
 
         def alone(some: T) -> None:
             self.clear()

@@ -75,7 +75,7 @@ def read_file(path: Path, where: Path) -> DumpFile:
 
 
 def decoded_text(data: bytes) -> str:
-    """Its text: UTF-8, or UTF-16 as PowerShell writes it; HTML's signs as what they stand for."""
+    """The text of a file with these bytes: UTF-8, or UTF-16 as PowerShell writes it; HTML's signs as what they stand for."""
     wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     text = data.decode("utf-16" if wide else "utf-8", errors="replace")
     if "&lt;module&gt;" not in text and "&quot;MainThread&quot;" not in text:

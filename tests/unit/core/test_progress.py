@@ -66,7 +66,7 @@ def test_results_have_the_terminal_for_themselves(monkeypatch: pytest.MonkeyPatc
     stream = Terminal()
     with progress_line("measuring", stream=stream) as line:
         until_shown(stream, "measuring … 0 s")
-        line.doing = "writing"
+        line.now("writing")
         line.before(stream.write)("a row\n")
         assert stream.getvalue().endswith(f"0 s{ERASE}a row\n")
         line.show()

@@ -94,7 +94,8 @@ def _here(config: Config, wanted: PreflightRequest) -> NodesChecked:
     with progress_line("checking this node") as line:
         with open_tools(config) as tools:
             findings = _look(tools, wanted)
-        line.doing = "measuring the GPUs under load" if wanted.load else line.doing
+        if wanted.load:
+            line.now("measuring the GPUs under load")
         findings = _measured(findings, wanted)
     answer = CheckedNode(findings=findings, sent=sent, came=time.time())
     return NodesChecked(answers=(answer,), silent={})

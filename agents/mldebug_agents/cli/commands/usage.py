@@ -89,7 +89,7 @@ def _processes(tools: NodeTools) -> KnownRun:
 
 
 def _at(line: ProgressLine, place: str) -> None:
-    line.doing = f"counting {clean(place, 60)}"
+    line.now(f"counting {clean(place, 60)}")
 
 
 def create(options: NoOptions) -> click.Command:

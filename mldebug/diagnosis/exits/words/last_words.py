@@ -330,7 +330,7 @@ def tells_of_closed(error: RankError) -> bool:
 
 
 def tells_of_fault(error: RankError) -> bool:
-    """Whether Python, UCX or Open MPI wrote it about a signal that the kernel gives for a fault, and that ends whoever wrote it."""
+    """Whether Python, UCX or Open MPI has written this error about a signal that the kernel gives for a fault, and that ends the writer."""
     return _OF_FAULT.match(error.error) is not None
 
 
