@@ -20,7 +20,7 @@ SOURCES = {  # where a command's work is done, if not in its own file
 }
 PRINTS_AS_IT_GOES = {"agent", "demo", "run", "top", "up", "web", "mcp"}
 QUICK = {
-    "check-config",
+    "check_config",
     "completion",
     "goodput",
     "share",
