@@ -91,6 +91,15 @@ def duration_words(seconds: float) -> str:
     return " ".join(parts) or "0 s"
 
 
+def age_words(seconds: float) -> str:
+    """A time span in one unit, for the column of a table: `75 s`, `62 min`, `26 h`, `8 d`. Less than nothing is `0 s`."""
+    whole = max(0, int(seconds))
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 48 * 3600)):
+        if whole < most:
+            return f"{whole // size} {unit}"
+    return f"{whole // 86_400} d"
+
+
 def parse_size(text: str) -> int:
     """The bytes in a text such as `20GiB`. Raises ValueError that says what is wrong."""
     if _NUMBER.fullmatch(text):

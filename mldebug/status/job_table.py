@@ -8,7 +8,7 @@ from mldebug.core.model import Job, Noun
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import clean
 from mldebug.core.text import aligned
-from mldebug.core.units import duration_words
+from mldebug.core.units import age_words
 from mldebug.status.snapshot import RunState
 
 HEADER = ("ID", "AGE", "JOB", "USER", "RANKS", "STEP", "QUIET", "STATE", "VERDICT", "WHO")
@@ -53,7 +53,7 @@ def _cells(row: JobRow, now: float) -> tuple[str, ...]:
     job, run = row.job, row.run
     own = (
         clean(job.id, 40),
-        duration_words(int(now - job.started_at)) if job.started_at else UNKNOWN,
+        age_words(now - job.started_at) if job.started_at else UNKNOWN,
         clean(job.name, 40),
         clean(job.user, 40) or str(job.uid),
         f"{len(job.ranks)}/{job.world_size}",
@@ -63,7 +63,7 @@ def _cells(row: JobRow, now: float) -> tuple[str, ...]:
     return (
         *own,
         UNKNOWN if run.step is None else str(run.step),
-        duration_words(int(run.quiet_seconds)),
+        age_words(run.quiet_seconds),
         "incident" if run.incident else clean(run.stage, 20),
         clean(run.verdict, 40) or UNKNOWN,
         fold_ranks(run.culprits) or UNKNOWN,

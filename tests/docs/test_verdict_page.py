@@ -33,7 +33,7 @@ from mldebug.diagnosis.diagnose import diagnose
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.slowdown import judge_slowdown
 from mldebug.goodput.straggler import Excess, Slowness, SlowRank
-from mldebug.stall import rules, timeouts, watch
+from mldebug.stall import decision, rules, timeouts
 from mldebug.stall.signals import COLLECTIVE_TIMEOUTS
 from shared.capture.flights import job, waits_in
 from shared.cluster.nodes import merged, run, silent
@@ -314,7 +314,7 @@ def test_the_reasons_for_unknown_are_those_of_the_code() -> None:
 
 def test_its_figures_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split()).replace("\u00d7", "x")
-    last, more = watch.LATER_CAPTURES
+    last, more = decision.LATER_CAPTURES
     settings = rules.StallSettings()
     cases = (
         f"{timeouts.FACTOR:.0f} x the 99th percentile of its last {timeouts.KEPT} gaps, {timeouts.LEAST:.0f} s to {timeouts.MOST:.0f} s",

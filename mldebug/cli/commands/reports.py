@@ -22,7 +22,7 @@ from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
 from mldebug.core.text import aligned, typed
-from mldebug.core.units import duration_words
+from mldebug.core.units import age_words
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report, report_lines
 from mldebug.incidents.report_dirs import find_report, report_stores_of
@@ -245,7 +245,7 @@ def entry_lines(
 
 
 def _row(entry: ReportEntry, now: float) -> tuple[str, ...]:
-    age = "-" if entry.at is None else duration_words(int(now - entry.at))
+    age = "-" if entry.at is None else age_words(now - entry.at)
     if entry.broken:
         return (entry.id, age, "-", "-", "broken")
     # One that somebody asked for is closed by nobody: "open" would be said of it for ever.

@@ -1,6 +1,7 @@
 """`mldebug status -o table` and its filters."""
 
 import io
+import re
 from itertools import count
 
 import msgspec
@@ -34,21 +35,21 @@ def other(run: RunState | None = None) -> JobRow:
 
 def test_a_line_says_how_old_how_far_and_since_when_it_is_quiet() -> None:
     assert shown(JobRow(job=JOB, run=RUN)) == [
-        "ID      AGE  JOB       USER  RANKS  STEP  QUIET  STATE     VERDICT  WHO",
-        "1a2b3c  62m  train.py  ada   4/8    512   75s    watching  -        -",
+        "ID      AGE     JOB       USER  RANKS  STEP  QUIET  STATE     VERDICT  WHO",
+        "1a2b3c  62 min  train.py  ada   4/8    512   75 s   watching  -        -",
     ]
 
 
 def test_an_open_incident_comes_first_with_who_did_it() -> None:
     header, first, second = shown(other(RUN), JobRow(job=JOB, run=STALLED))
-    assert first.split() == [
+    assert re.split("  +", first) == [
         "1a2b3c",
-        "62m",
+        "62 min",
         "train.py",
         "ada",
         "4/8",
         "512",
-        "75s",
+        "75 s",
         "incident",
         "rank_waiting",
         "2",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.core.units import duration_words, parse_duration
+from mldebug.core.units import age_words, duration_words, parse_duration
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ("mldebug", "agents", "exporters")
@@ -130,3 +130,11 @@ def test_words_read_back_about_as_they_were(seconds: float) -> None:
     words = duration_words(seconds)
     assert re.fullmatch(r"[\d.]+ (?:ms|s|min|h|d)(?: \d+ (?:s|min|h))?", words)
     assert parse_duration(words) == pytest.approx(seconds, rel=0.05, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-5, "0 s"), (119.9, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h"), (172_800, "2 d")],
+)  # fmt: skip
+def test_an_age_has_one_unit(seconds: float, words: str) -> None:
+    assert age_words(seconds) == words
