@@ -114,6 +114,13 @@ def _trains(stack: ThreadStack) -> bool:
     return any(frame.file.startswith(_TRAINING) for frame in stack.frames)
 
 
+def comparable(frames: Iterable[Frame]) -> tuple[str, ...]:
+    """The frames as `labels` gives them, without the classes of methods: of one stack py-spy knows them and faulthandler does not, so only
+    this tells whether two stacks are the same.
+    """
+    return tuple(frame.label[len(frame.function) - len(bare(frame)) :] for frame in frames)
+
+
 def labels(frames: Iterable[Frame]) -> tuple[str, ...]:
     """The frames as py-spy prints them, `train (train.py:30)`, innermost first."""
     return tuple(frame.label for frame in frames)

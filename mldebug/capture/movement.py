@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mldebug.capture.frames import labels, principal, python_frames
+from mldebug.capture.frames import comparable, principal, python_frames
 from mldebug.core.model import Movement, ProcessState, ThreadStack, ThreadState
 
 
@@ -55,12 +55,12 @@ def _thread(state: ProcessState | None, tid: int) -> ThreadState:
 
 def _frames(pid: int, sample: ProcessSample) -> tuple[str, ...]:
     stack = principal(sample.stacks or (), pid)
-    return labels(python_frames(stack.frames)) if stack else ()
+    return comparable(python_frames(stack.frames)) if stack else ()
 
 
 def _all_frames(sample: ProcessSample) -> frozenset[tuple[int, tuple[str, ...]]]:
     return frozenset(
-        (stack.tid, labels(python_frames(stack.frames))) for stack in sample.stacks or ()
+        (stack.tid, comparable(python_frames(stack.frames))) for stack in sample.stacks or ()
     )
 
 

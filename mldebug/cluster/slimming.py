@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from mldebug.capture.frames import labels, principal, python_frames
+from mldebug.capture.frames import comparable, principal, python_frames
 from mldebug.cluster.wire import MAX_BYTES, NodeReply
 from mldebug.core.model import (
     Classification,
@@ -63,7 +63,7 @@ def _wanted(found: list[tuple[RankCapture, Classification]]) -> Iterator[int]:
     groups: dict[object, int] = {}
     for rank, is_ in found:
         stack = principal(rank.process.stacks, rank.process.pid)
-        stand = labels(python_frames(stack.frames)) if stack else ()
+        stand = comparable(python_frames(stack.frames)) if stack else ()
         groups.setdefault((is_.name, is_.role, stand), rank.identity.rank)
     yield from groups.values()
     known = set(groups.values())

@@ -8,7 +8,7 @@ Pure.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mldebug.capture.frames import labels, principal, python_frames, site
+from mldebug.capture.frames import comparable, principal, python_frames, site
 from mldebug.capture.movement import ProcessSample, movement
 from mldebug.core.model import Frame, Movement, NodeCapture, ProcessCapture, RankCapture
 from mldebug.core.report_model import Change
@@ -79,7 +79,7 @@ def _change(rank: int, before: ProcessCapture, after: ProcessCapture, seconds: f
     old, new = _frames(before), _frames(after)
     if not old or not new:
         return RankChange(rank, Change.UNSEEN, counters=counters)
-    if labels(old) != labels(new):
+    if comparable(old) != comparable(new):
         return RankChange(rank, Change.MOVED, *_places(old, new), counters)
     change = Change.ACTIVE if is_active(counters) else Change.UNCHANGED
     return RankChange(rank, change, counters=counters)
@@ -94,5 +94,7 @@ def _places(old: tuple[Frame, ...], new: tuple[Frame, ...]) -> tuple[str, str]:
     """Where the job's own code stood and stands; the innermost frames where that is one line, else where they part."""
     outer = zip(reversed(old), reversed(new), strict=False)
     pairs = [(site(old), site(new)), (old[0], new[0]), *outer]
-    labels = ((one.label, other.label) for one, other in pairs if one and other)
-    return next((pair for pair in labels if pair[0] != pair[1]), (old[0].label, new[0].label))
+    both = [(one, other) for one, other in pairs if one and other]
+    apart = ((one, other) for one, other in both if comparable([one]) != comparable([other]))
+    before, after = next(apart, (old[0], new[0]))
+    return before.label, after.label

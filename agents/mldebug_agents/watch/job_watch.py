@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.capture.frames import labels, last_frame, principal, python_frames
+from mldebug.capture.frames import comparable, last_frame, principal, python_frames
 from mldebug.capture.movement import ProcessSample, movement
 from mldebug.core.model import (
     Classification,
@@ -342,4 +342,4 @@ def _signature(capture: RankCapture | None, tid: int) -> str | None:
         return None
     stacks = capture.process.stacks
     stack = next((one for one in stacks if one.tid == tid), None) or principal(stacks, tid)
-    return "\n".join(labels(python_frames(stack.frames))) if stack else None
+    return "\n".join(comparable(python_frames(stack.frames))) if stack else None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.capture.frames import is_own, labels, owner_of, principal, python_frames
+from mldebug.capture.frames import comparable, is_own, owner_of, principal, python_frames
 from mldebug.capture.packages import Owner
 from mldebug.core.model import (
     Classification,
@@ -124,7 +124,7 @@ def position(rank: ClassifiedRank) -> Position:
         return (), "", ""
     process = rank.capture.process
     stack = principal(process.stacks, process.pid) or principal(process.native, process.pid)
-    frames = labels(python_frames(stack.frames)) if stack else ()
+    frames = comparable(python_frames(stack.frames)) if stack else ()
     main = process.state.main if process.state else None
     return frames, main.state if main else "", main.wchan if main else ""
 

@@ -9,7 +9,7 @@ from itertools import dropwhile
 
 import msgspec
 
-from mldebug.capture.frames import bare, is_own, labels, principal
+from mldebug.capture.frames import bare, comparable, is_own, principal
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Frame, Verdict
 from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.awaited.file_locks import HELD
@@ -138,7 +138,7 @@ class CollectiveMismatch:
 def _way(rank: ClassifiedRank) -> tuple[str, ...]:
     """The job's own frames, innermost first, without decorators where it begins: they stand in front of every call."""
     own = filter(is_own, _frames(rank))
-    return labels(dropwhile(lambda frame: DECORATORS.fullmatch(bare(frame)) is not None, own))
+    return comparable(dropwhile(lambda frame: DECORATORS.fullmatch(bare(frame)) is not None, own))
 
 
 def _frames(rank: ClassifiedRank) -> tuple[Frame, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from mldebug.capture.frames import labels, principal, site
+from mldebug.capture.frames import comparable, principal, site
 from mldebug.core.model import (
     MAIN_THREAD,
     Classification,
@@ -172,7 +172,7 @@ def second_waits(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str:
 
 def _main_labels(process: ProcessCapture) -> tuple[str, ...]:
     main = next((one for one in process.stacks if one.name == MAIN_THREAD), None)
-    return labels(main.frames) if main else ()
+    return comparable(main.frames) if main else ()
 
 
 def _thread_names(process: ProcessCapture) -> set[str]:
