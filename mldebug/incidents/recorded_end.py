@@ -9,7 +9,8 @@ from mldebug.capture.stacks.numbering import place_of
 from mldebug.core.files import unreadable
 from mldebug.core.redact import clean
 from mldebug.diagnosis.exits.model import AttemptExit
-from mldebug.diagnosis.exits.words.recorded_logs import RecordedLog, end_of_logs
+from mldebug.diagnosis.exits.words.last_attempt import RecordedLog
+from mldebug.diagnosis.exits.words.recorded_logs import end_of_logs
 
 MAX_BYTES = 32 << 20  # of one log: of a longer one its end
 MAX_ALL = 256 << 20
@@ -28,8 +29,9 @@ def _logs(where: Path) -> Iterator[RecordedLog]:
         name = clean(path.name if path == where else str(path.relative_to(where)), 300)
         try:
             with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - MAX_BYTES))
-                data = file.read(min(MAX_BYTES, room))
+                most = min(MAX_BYTES, room)
+                file.seek(max(0, path.stat().st_size - most))
+                data = file.read(most)
         except OSError as error:
             raise unreadable(path, error) from error
         room -= len(data)

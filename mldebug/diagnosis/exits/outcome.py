@@ -253,8 +253,9 @@ def _next_steps(
     if first.kind is ExitKind.KILLED or (
         first.kind is ExitKind.FAILED and exit_signal(first.exit.status)
     ):
+        mine = f"[^0-9]{first.exit.pid}[^0-9]" if first.exit.pid else "[Kk]illed process"
         return (
-            f"dmesg -T | grep -E '[^0-9]{first.exit.pid}[^0-9]|Xid|segfault' | tail",
+            f"dmesg -T | grep -E '{mine}|Xid|segfault' | tail",
             "coredumpctl list  # where cores are kept",
         )
     return (_search(f"rank{rank}\\]|Traceback|Error", attempt, rank),)

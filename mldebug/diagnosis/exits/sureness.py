@@ -56,6 +56,8 @@ def sureness(
         return Confidence.LOW
     if _is_later(first, failing) or _may_be_of_another(attempt, first, failing):
         return Confidence.LOW
+    if _may_follow_a_kill(attempt, first, failing):
+        return Confidence.LOW
     own = first.own or first.kind is ExitKind.KILLED
     ordered = len(failing) == 1 or first.exit.moment is not None or first.death is not None
     lost = len(exits) < len(attempt.identities) - len(attempt.living)
@@ -137,6 +139,19 @@ def _may_be_of_another(
     return exited and exit_signal(first.exit.status) is not None
 
 
+def _may_follow_a_kill(
+    attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
+) -> bool:
+    """Whether nobody has seen the order of exits, and another one was killed: `first` may have failed because of that. Not where it is the
+    only one that the launcher names.
+    """
+    if first.exit.moment is not None or first.death is not None:
+        return False
+    named = {one.rank for one in attempt.words.failures}
+    killed = [one for one in failing if one is not first and one.kind is ExitKind.KILLED]
+    return bool(killed) and named != {first.exit.rank}
+
+
 def is_ended_by_others(first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
     """Whether it was killed after another one had failed or been asked to end: launchers, schedulers and parents kill what is left, some of them
     after a while in which it may end when it is asked to.
@@ -170,7 +185,8 @@ def is_one_sign(
     makes every victim write an error. A signal that is no fault is less: a watchdog's message may be nowhere, or somebody sent it.
     """
     if first.error is not None:
-        return first.error.unclear
+        unseen = first.exit.status is None and first.exit.moment is None
+        return first.error.unclear or (first.error.caught and unseen)
     if (
         first.own
         or first.kind is ExitKind.KILLED

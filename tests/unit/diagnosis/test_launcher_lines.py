@@ -240,3 +240,11 @@ def test_srun_folds_tasks_that_end_alike() -> None:
     assert ([one.rank for one in following.failures], len(following.followers)) == ([5], 4)
     assert not launcher_words(["srun: error: n1: tasks 7-2: Exited with exit code 1"]).failures
     assert len(launcher_words(["srun: error: n1: tasks 0-999999: Terminated"]).failures) == 4096
+
+
+def test_however_many_tasks_a_log_names_few_are_kept() -> None:
+    """Two thousand such lines would be eight million tasks."""
+    line = "srun: error: n1: tasks 0-4095: Exited with exit code 1"
+    found = launcher_words([line] * 2000 + ["srun: Terminating StepId=7.0", line])
+    assert len(found.failures) == len(found.followers) == 4096
+    assert [one.rank for one in launcher_words([line.replace("0-4095", "2-3,7")]).failures] == [2, 3, 7]  # fmt: skip

@@ -72,7 +72,7 @@ _MONITOR = re.compile(
     r"Did not get (?:initial|subsequent) heartbeat\. Waited \d|\bFT timeout elapsed|Section '[^'\n]{1,80}' has been open for [\d.]{1,20} seconds\. Timeout is"
 )
 MAX_CITED = 4
-MOST_TASKS = 4096  # of one line
+MOST_TASKS = 4096  # of one line, and of a log
 _ENTRY = re.compile(r"  (?P<key>time|host|rank|exitcode|error_file|traceback) *: ?(?P<value>.*)")
 _RANK = re.compile(r"(?P<rank>\d{1,7}) \(local_rank: ")
 
@@ -110,9 +110,9 @@ class _LauncherReader:
     def read(self, line: str) -> None:
         """Read the next line of the launcher's output."""
         if failed := _of_torchrun(line):
-            self.failures.append(failed)
+            self._add(self.failures, (failed,))
         elif found := self._plain(line) or self._of_two_lines(line):
-            (self.followers if self._stopping else self.failures).extend(found)
+            self._add(self.followers if self._stopping else self.failures, found)
         elif closing := _CLOSING.search(line):
             self.ended.append(int(closing["pid"]))
         elif not self.failures:
@@ -125,10 +125,15 @@ class _LauncherReader:
         if _BANNER.search(line):
             self.cited.append(safe_line(line.lstrip("= ").strip(), 200))
 
+    def _add(self, some: list[LauncherFailure], found: Sequence[LauncherFailure]) -> None:
+        """Keep what a line tells, as long as there is room: a job can write as many such lines as it wants."""
+        some.extend(found[: MOST_TASKS - len(some)])
+
     def _plain(self, line: str) -> Sequence[LauncherFailure]:
         if forwarded := _FORWARDED.search(line):
             self._forwarded.add(int(forwarded["signal"]))
-        found = _of_mpirun(line) or _of_srun(line)
+        room = MOST_TASKS - len(self.followers if self._stopping else self.failures)
+        found = _of_mpirun(line) or _of_srun(line, room)
         if found and found[0].status in self._forwarded:
             self.outside = self.outside or f"mpirun passed on signal {found[0].status}"
             return ()
@@ -176,16 +181,16 @@ def _of_mpirun(line: str) -> Sequence[LauncherFailure]:
     return (LauncherFailure(rank=int(noticed["rank"]), status=int(noticed["signal"])),)
 
 
-def _of_srun(line: str) -> Sequence[LauncherFailure]:
-    """One for each task that the line names: `task 1`, `tasks 2-7,9`."""
+def _of_srun(line: str, most: int) -> Sequence[LauncherFailure]:
+    """One for each task that the line names, and not more than `most`: `task 1`, `tasks 2-7,9`."""
     tasks = _TASK.search(line)
     if tasks is None:
         return ()
     number = _SLURM_SIGNALS.get((tasks["how"] or "").strip())
     status = status_of_code(int(tasks["code"])) if tasks["code"] else number
     counts = ((first, last - first + 1) for first, last in join_intervals([tasks["ranks"]]))
-    spans = ((first + n for n in range(min(count, MOST_TASKS))) for first, count in counts)
-    ranks = islice(chain.from_iterable(spans), MOST_TASKS)
+    spans = ((first + n for n in range(min(count, most))) for first, count in counts)
+    ranks = islice(chain.from_iterable(spans), most)
     return tuple(LauncherFailure(rank=rank, status=status) for rank in ranks)
 
 

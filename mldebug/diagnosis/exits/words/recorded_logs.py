@@ -5,7 +5,7 @@ not known, and a status only where torchrun's table has it.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +19,12 @@ from mldebug.diagnosis.exits.model import (
     RankError,
     RankExit,
     status_of_code,
+)
+from mldebug.diagnosis.exits.words.last_attempt import (
+    OTHERS_WRITE,
+    RecordedLog,
+    of_last_attempt,
+    progress,
 )
 from mldebug.diagnosis.exits.words.last_words import last_error
 from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
@@ -37,13 +43,17 @@ MOST_RANKS = 4096  # of one log: each has a row in the report
 MOST_LOCAL = 64  # ranks of a node
 FAILED = 1 << 8  # a wait(2) status: what a launcher leaves with whose rank has failed
 _LAUNCHERS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("torchrun", re.compile(r"torch[./]distributed[./](?:elastic|run|launch)|\[default\d{1,3}\]:|^\s{0,8}rank {1,8}: \d{1,7} \(local_rank:")),
+    ("torchrun", re.compile(r"torch[./]distributed[./](?:elastic(?!/multiprocessing/errors)|run|launch)|\[default\d{1,3}\]:|^\s{0,8}rank {1,8}: \d{1,7} \(local_rank:")),
     ("deepspeed", re.compile(r"\[launch\.py:\d{1,5}:\w{1,40}\]")),
     ("slurm", re.compile(r"^(?:srun|slurmstepd\S{0,80}): ")),
     ("openmpi", re.compile(r"^(?:mpirun|mpiexec|prterun|orterun)\S{0,40}[ :]|\[\d{1,10},\d{1,7}\]<std(?:out|err)>")),
 )  # fmt: skip
 _WORLD = re.compile(
     r"\bnranks (\d{1,7})\b|\b(?:WORLD_SIZE|[Ww]orld[_ ][Ss]ize|num_processes)\b['\"]?\]?[ =:]{1,3}(\d{1,7})\b|\bMEMBER: \d{1,7}/(\d{1,7})\b"
+)
+# Not of one communicator, nor of the nodes, as the environment of a pod may have it
+_SAYS_WORLD = re.compile(
+    r"\b[Ww]orld[_ ][Ss]ize\b['\"]?\]?[ =:]{1,3}(\d{1,7})\b|\bMEMBER: \d{1,7}/(\d{1,7})\b"
 )
 _TWO_MARKS = re.compile(r"\[default(?P<local>\d{1,3})\]: ?\[rank(?P<rank>\d{1,7})\]")
 _LOCAL = re.compile(r"\[default(\d{1,3})\]:|\blocal_rank: (\d{1,3})\b")
@@ -57,14 +67,6 @@ _CODE = re.compile(
 _LOG_FOLDER = re.compile(r"(?:^|/)attempt_\d{1,5}/(?P<local>\d{1,3})/std(?:out|err)\.log$")
 
 
-class RecordedLog(msgspec.Struct, frozen=True, kw_only=True):
-    """One log. `rank`: the only one that writes to it, None where that is not known."""
-
-    name: str
-    lines: Sequence[str]
-    rank: int | None = None
-
-
 class _FailureRow(NamedTuple):
     """One row of torchrun's table of failures."""
 
@@ -75,16 +77,20 @@ class _FailureRow(NamedTuple):
 
 def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
     """How the job that wrote these logs ended; None where no line tells of a failure or of an end from outside."""
+    logs = of_last_attempt(logs)
     lines = [line for one in logs for line in one.lines]
     table = {one.rank: one for one in _table(lines)}
     locals_ = _ranks_of_local(lines)
     launcher = _launcher(lines)
     outputs = _outputs(logs, locals_, launcher)
-    words = _with_ranks(launcher_words(lines), table, locals_)
-    errors = {rank: one for rank, one in own_errors(outputs).items() if rank < MOST_RANKS}
+    words = _with_ranks(launcher_words(lines), table, locals_, launcher)
+    named = {one.rank for one in (*words.failures, *words.followers) if one.rank is not None}
+    shown = {*words.errors, *table, *named}
+    errors = _errors(outputs, shown)
     shared = last_error(shared_lines(outputs), SHARED, shared=True)
-    failed = {*errors, *words.errors, *table, *(one.rank for one in words.failures if one.rank is not None)}  # fmt: skip
-    ended = bool(failed or words.failures or words.cited) or _is_last(shared)
+    failed = sorted({*errors, *shown})[:MOST_RANKS]
+    own = [*errors.values(), *filter(None, (shared,))]
+    ended = bool(shown or words.failures or words.cited) or not all(one.caught for one in own)
     if not ended and not words.outside:
         return None
     marked = {rank for one in outputs for rank in one.words.by_rank if rank < MOST_RANKS}
@@ -99,7 +105,7 @@ def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
             id=RECORDED, name=logs[0].name, launcher=launcher, world_size=world, ranks=identities
         ),
         identities=identities,
-        exits=tuple(_exit(rank, table.get(rank)) for rank in sorted(failed)),
+        exits=tuple(_exit(rank, table.get(rank)) for rank in failed),
         launcher_gone=True,
         launcher_status=FAILED if ended else None,
         words=words,
@@ -111,8 +117,29 @@ def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
     )
 
 
-def _is_last(shared: RankError | None) -> bool:
-    return shared is not None and not shared.caught
+def _errors(outputs: Sequence[LogOutput], shown: Collection[int]) -> dict[int, RankError]:
+    """The last error of each rank. Where others write about many steps below it, it may be of an earlier start of the job, unless the
+    rank is one of those `shown` to have failed.
+    """
+    found = {rank: one for rank, one in own_errors(outputs).items() if rank < MOST_RANKS}
+    shared = [one.words.every for one in outputs if one.owner is None]
+    for rank, error in found.items():
+        if (
+            rank not in shown
+            and not error.caught
+            and any(_goes_on_below(error, lines) for lines in shared)
+        ):
+            found[rank] = msgspec.structs.replace(error, caught=True)
+    return found
+
+
+def _goes_on_below(error: RankError, lines: Sequence[str]) -> bool:
+    """Whether more lines about steps follow the last line of this error than others write before they notice it."""
+    ends = error.lines[-1:]
+    last = next(
+        (at for at in range(len(lines) - 1, -1, -1) if (safe_line(lines[at], 400),) == ends), None
+    )
+    return last is not None and progress(lines[last + 1 :]) > OTHERS_WRITE
 
 
 def _exit(rank: int, row: _FailureRow | None) -> RankExit:
@@ -164,30 +191,37 @@ def _ranks_of_local(lines: Sequence[str]) -> dict[int, int]:
             found.setdefault(int(one["local"]), set()).add(int(one["rank"]))
         if "rank" in line or "[default" in line:
             most = max((most, *(int(a or b) for a, b in _LOCAL.findall(line))))
-    if not found and most + 1 == _world(lines):
+    if not found and most + 1 == _world(lines, _SAYS_WORLD):
         return {local: local for local in range(min(most + 1, MOST_LOCAL))}
     return {local: min(ranks) for local, ranks in found.items() if len(ranks) == 1}
 
 
-def _world(lines: Iterable[str]) -> int:
+def _world(lines: Iterable[str], says: re.Pattern[str] = _WORLD) -> int:
     """The job's number of ranks as its log says; 1 where it does not."""
-    sizes = (int(size) for line in lines for one in _WORLD.findall(line) for size in one if size)
+    sizes = (int(size) for line in lines for one in says.findall(line) for size in one if size)
     return max((size for size in sizes if size <= MAX_RANK), default=1)
 
 
 def _with_ranks(
-    words: LauncherWords, table: Mapping[int, _FailureRow], locals_: Mapping[int, int]
+    words: LauncherWords,
+    table: Mapping[int, _FailureRow],
+    locals_: Mapping[int, int],
+    launcher: str,
 ) -> LauncherWords:
-    """The launcher's words, with the rank of each failure where its pid or its local rank tells it."""
+    """The launcher's words, with the rank of each failure where its pid or its local rank tells it. What srun and mpirun count are no
+    ranks where each of their tasks is a launcher with ranks of its own.
+    """
     by_pid = {row.pid: rank for rank, row in table.items()}
+    ranked = launcher not in ("torchrun", "deepspeed")
     failures = []
     for one in words.failures:
-        rank = by_pid.get(one.pid or 0, one.rank)
+        rank = by_pid.get(one.pid or 0, one.rank if ranked else None)
         if rank is None and one.local_rank is not None:
             rank = locals_.get(one.local_rank)
         pid = one.pid if one.pid in by_pid else None
         failures.append(msgspec.structs.replace(one, rank=rank, pid=pid))
-    return msgspec.structs.replace(words, failures=tuple(failures))
+    followers = words.followers if ranked else ()
+    return msgspec.structs.replace(words, failures=tuple(failures), followers=followers)
 
 
 def _tail(log: RecordedLog) -> LogTail:
