@@ -79,8 +79,12 @@ def _folded(one: CountedStack) -> str:
 _ANY_LINE = re.compile(r"^(?P<stack>\S.{0,29000}?) (?P<count>\d{1,12})$")
 _THREAD = re.compile(r"thread \((?P<tid>0[xX][0-9A-Fa-f]{1,16}|\d{1,18})\)(?:: (?P<name>.*))?|T(?:\d{1,10}:)?(?P<own>0?[xX]?[0-9a-fA-F]{1,16})")  # fmt: skip
 _PROCESS = re.compile(r"(?:process |P)(?P<pid>\d{1,10})(?::\"?(?P<command>.*?)\"?)?")
-_PY_SPY = re.compile(r"(?P<function>[\w.<>]{1,300}) \((?P<path>[^()]{1,1000}?):(?P<line>\d{1,9})\)")
-_AUSTIN = re.compile(r"(?P<path>[^:;]{1,1000}):(?P<function>[\w.<>]{1,300}):(?P<line>\d{1,9})")
+# A file of Python; logs are full of other words with colons: `loss:train:5`, `elapsed 0:12:30`, `web (nginx:1)`
+_FILE = r"(?:<[\w .-]{1,300}>|(?:[^():;]{0,1000}/)?[^():;/]{0,300}\.py[xwi]?|(?:[^():;]{0,700}/)?ipykernel_\d{1,10}/[\w.-]{1,300})"
+_PY_SPY = re.compile(
+    rf"(?P<function>(?!\d)[\w.<>]{{1,300}}) \((?P<path>{_FILE}):(?P<line>\d{{1,9}})\)"
+)
+_AUSTIN = re.compile(rf"(?P<path>{_FILE}):(?P<function>(?!\d)[\w.<>]{{1,300}}):(?P<line>\d{{1,9}})")
 _NATIVE = re.compile(r"(?P<function>\S.{0,4000}?) \((?P<path>[^()]{1,1000})\)")
 
 

@@ -20,7 +20,7 @@ from mldebug.capture.stacks.prefixes import (
 from mldebug.capture.stacks.process_text import ProcessText, ThreadBlock, ThreadText, joined, split
 from mldebug.capture.stacks.pyspy import TEXT as PY_SPY
 from mldebug.capture.stacks.pystack import PYSTACK
-from mldebug.capture.stacks.tracebacks import TRACEBACKS, headless_lines
+from mldebug.capture.stacks.tracebacks import TRACEBACKS, headless_lines, last_steps
 from mldebug.core.redact import clean, safe_line
 
 FORMS: tuple[StackForm, ...] = (
@@ -127,11 +127,13 @@ class _Stream:
         self._form: StackForm | None = None
         self._variables: dict[str, str] = {}
         self._variables_first: bool | None = None
+        self._gone_on_until = 0  # line: what stands above it shows nobody's place any more
         self._broken = 0  # values that looked like JSON of stacks and were not
 
     def processes(self) -> list[ProcessText]:
         """All processes of the stream, each once."""
         index = 0
+        self._gone_on_until = last_steps(one.text for one in self.lines)
         while index < len(self.lines):
             index += self._take(index)
         self._close_variables()
@@ -179,7 +181,7 @@ class _Stream:
 
     def _take_headless(self, index: int) -> int:
         """A stack that no heading begins; 0 where the line is none of one."""
-        if not TRACEBACKS.frame.match(self.lines[index].text):
+        if not TRACEBACKS.frame.match(self.lines[index].text) or index < self._gone_on_until:
             return 0
         before = self.lines[index - 1].text if index else ""
         end = min(index + MAX_HEADLESS, len(self.lines))

@@ -1,6 +1,7 @@
 """Judge a report's evidence, or stacks that others have dumped."""
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,13 +12,14 @@ from mldebug.capture.dump_folder import captures_from_dumps
 from mldebug.cli.console import Console
 from mldebug.core.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.core.files import unreadable
-from mldebug.core.model import Judgement, NodeCapture, QueriedNodes
+from mldebug.core.model import Judgement, NodeCapture, ProcessCapture, QueriedNodes
 from mldebug.core.plugins import NoOptions
 from mldebug.core.progress import progress_line
 from mldebug.core.report_model import Report, Stall
 from mldebug.core.text import typed
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.diagnosis.exits.words.last_words import tells_of_fault
 from mldebug.incidents.evidence_archive import is_archive, unpacked
 from mldebug.incidents.incident import Incident
 from mldebug.incidents.judge import judge as judge_incident
@@ -110,10 +112,27 @@ def _recorded_by_others(directory: Path) -> StoredEvidence:
         captures = captures_from_dumps(directory)
     except EvidenceError as error:
         captures, refusal = (), error
-    end = None if captures else end_recorded(directory)
+    dumped = any(one.pid for one in _processes(captures))
+    end = None if dumped else end_recorded(directory)
     if refusal is not None and end is None:
         raise refusal
+    if end is not None and captures and not _is_told_instead(end, captures):
+        end = None
+    captures = captures if end is None else ()
     return StoredEvidence(captures=captures, exit=end, at=directory.stat().st_mtime)
+
+
+def _processes(captures: Iterable[NodeCapture]) -> Iterator[ProcessCapture]:
+    return (rank.process for capture in captures for rank in capture.ranks)
+
+
+def _is_told_instead(end: AttemptExit, captures: Iterable[NodeCapture]) -> bool:
+    """Whether stacks that stand in a log are no dump of ranks that wait: without a thread's number, as who warns of something prints them, or
+    those that Python writes as it crashes.
+    """
+    errors = [*end.errors.values(), *filter(None, (end.shared_error,))]
+    threads = any(stack.tid for one in _processes(captures) for stack in one.stacks)
+    return not threads or any(map(tells_of_fault, errors))
 
 
 def _check_folder(directory: Path) -> bool:

@@ -157,3 +157,40 @@ def test_an_unknown_pid_is_looked_for_nowhere(tmp_path: Path) -> None:
     report = judged(tmp_path, job_log=("srun: error: n1: task 1: Killed",))
     assert named(report)[0] == [1]
     assert not any("[^0-9]0[^0-9]" in step for step in report.diagnosis.next_steps)
+
+
+STACK = (
+    '  File "/job/train.py", line 10, in <module>',
+    "    main()",
+    '  File "/job/train.py", line 12, in main',
+    '    log.warning("slow", stack_info=True)',
+)
+CRASH = ("Fatal Python error: Segmentation fault", "", "Thread 0x00007f1 (most recent call first):", '  File "/job/a.py", line 3 in f', '  File "/job/a.py", line 9 in <module>')  # fmt: skip
+INSIDE: dict[str, tuple[Lines, Lines]] = {
+    "a warning's stack": (("WARNING slow", "Stack (most recent call last):", *STACK, "step 7"), of(1, OWN)),
+    "a time and a number": (("elapsed 0:12:30 100",), of(1, OWN)),
+    "a metric": (("loss:train:5 10",), of(1, OWN)),
+    "a container": (("web (nginx:1) 3",), of(1, OWN)),
+    "a crash's own stacks": ((), (*CRASH, *failed(1, 4711, -11), *table(1, 1, -11, 4711))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", INSIDE)
+def test_what_looks_like_a_stack_in_a_log_hides_no_failure(tmp_path: Path, what: str) -> None:
+    before, failure = INSIDE[what]
+    assert named(judged(tmp_path, job_log=(*before, *failure)))[0] == [1]
+
+
+@pytest.mark.parametrize("tail", [(), ("RuntimeError: late",), CRASH[:2]])
+def test_stacks_that_a_tool_dumped_come_before_a_log(tmp_path: Path, tail: Lines) -> None:
+    dump = ('Thread 4711 (idle): "MainThread"', "    main (train.py:10)", "    <module> (train.py:20)")  # fmt: skip
+    report = judged(tmp_path, job_log=("Process 4711: python train.py", *dump, *tail))
+    assert report.kind == "manual"
+    hung = ("Timeout (0:00:30)!", *CRASH[2:], *steps(0, 2))
+    assert judged(tmp_path, job_log=hung).kind == "manual"
+
+
+def test_a_stack_with_many_steps_below_it_is_nobodys_place(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError):
+        judged(tmp_path, job_log=("Stack (most recent call last):", *STACK, *steps(0, 20)))
+    assert judged(tmp_path, job_log=(*steps(0, 20), *STACK, *steps(20, 22))).kind == "manual"
