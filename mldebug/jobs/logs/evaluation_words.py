@@ -4,23 +4,29 @@ An evaluation goes on beside the count of training, so its own count is progress
 """
 
 import re
+from collections.abc import Callable
 
 from mldebug.jobs.logs.labels import strip_logger
 from mldebug.jobs.logs.records import GROUPED, WHOLE
 
 _BEFORE_STEP = re.compile(  # what may stand before the word step; a launcher's label may be "test:"
-    r"(?<![a-z-])(?:(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?)[\s_:\])}]{1,4}|(?:test(?:ing)?|dev)[ _])$"
+    r"(?<![a-z=-])(?:(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?)[\s_:\])}]{1,4}|(?:test(?:ing)?|dev)[ _])$"
 )
 _WORDS = re.compile(
-    r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-])|(?<![\w/.-])(?:valid|val|test)(?: ?\|| on\b)|(?:^|[ :-])\[(?:val(?:id(?:ation)?)?|eval(?:uation)?)\][ :]|^val(?:id)?: "
+    r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-]| every\b)|(?<![\w/.-])(?:valid|val|test)(?: ?\|| on ['\"])|(?:^|[ :-])\[(?:val(?:id(?:ation)?)?|eval(?:uation)?)\][ :]|^val(?:id)?: "
     r"|(?:^|- |\] )(?:valid|val|test|dev|eval), [a-z_]{2,12}: ?\d"  # FunASR
 )
 _COLUMN = re.compile(  # of its own, behind the count: `Step 5/100 | eval | total step 105/1000`
     r"\| {0,4}(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?|test(?:ing)?|dev) {0,4}\|"
 )
-_KEY = re.compile(  # wherever it stands: `"mode": "val"`, `split=test`
-    r"(?<![a-z])(?:_?type|mode|phase|split|stage|subset)['\"]?[:=] ?['\"]?(?:val(?:id\w{0,6})?|eval\w{0,6}|test(?:ing)?|dev|infer\w{0,5})(?:_(?:iter|epoch|step))?(?![\w/.-])"
+_KEY = re.compile(  # wherever it stands: `"mode": "val"`, `split=test`; but a stage `dev` or a type `test` may be that of a deployment
+    r"(?:(?<![a-z])(?:mode|phase|split|subset)['\"]?[:=] ?['\"]?(?:val(?:id\w{0,6})?|eval\w{0,6}|test(?:ing)?|dev|infer\w{0,5})"
+    r"|(?<![a-z_])(?:_?type|stage)['\"]?[:=] ?['\"]?(?:val(?:id\w{0,6})?|eval\w{0,6}|test(?:ing|(?=_))|infer\w{0,5}))(?:_(?:iter|epoch|step))?(?![\w/.-])"
 )
+_TRAINING_KEY = re.compile(r"(?:_?type|mode|phase|split|stage|subset)['\"]?[:=] ?['\"]?train")
+_OF_TRAINING = re.compile(
+    r"train|(?<!_)loss['\"]?[ :=]{1,4}\d"
+)  # what stands before an evaluation's column in a line of training
 _COUNT = re.compile(
     rf"(?:(?<![\w/.-])(?:test|val(?:id(?:ation)?)?|eval(?:uation)?)\b ?:?|epoch\((?:val|test)\)) {{0,4}}(?:\[\d{{1,9}}\])?\[ {{0,12}}(?P<step>{GROUPED}) {{0,4}}/ {{0,12}}(?P<total>{GROUPED})\]"
     rf"|\binference done (?P<step2>{GROUPED})/(?P<total2>{GROUPED})"
@@ -49,9 +55,14 @@ def tells_of_evaluation(line: str, place: int, *, has_step: bool) -> bool:
     """
     if not ("val" in line or "test" in line or "dev" in line or "infer" in line):
         return False
-    if _KEY.search(line) or (place and _WORDS.search(line, 0, place)):
+    if (place and _WORDS.search(line, 0, place)) or _has_first(_KEY, line, _TRAINING_KEY.search):
         return True
-    column = _COLUMN.search(line) if "|" in line else None
-    if column is not None and "train" not in line[: column.start()]:
+    if "|" in line and _has_first(_COLUMN, line, _OF_TRAINING.search):
         return True
     return has_step and _BEFORE_STEP.search(line, max(0, place - 24), place) is not None
+
+
+def _has_first(sign: re.Pattern[str], line: str, other: Callable[[str, int, int], object]) -> bool:
+    """Whether a line has this sign, and nothing before it that the other search finds."""
+    found = sign.search(line)
+    return found is not None and not other(line, 0, found.start())

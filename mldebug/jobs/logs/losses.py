@@ -33,6 +33,7 @@ _PART = frozenset(
     ]
 )
 _BEFORE = re.compile(r"(?:[a-z0-9]{1,20}[ _]{1,3}){1,4}[a-z0-9]{0,20}$")  # the words right before
+_EVALUATED = re.compile(r"(?<![\w/-])(?:val(?:id(?:ation)?)?|eval(?:uation)?)\]?[:|] {0,4}$")
 _WHOLE = frozenset(["train", "training", "total", "tot", "lm", "avg", "avr", "mean", "running", "tr", "step", "reduced", "smoothed"])  # fmt: skip
 
 
@@ -48,12 +49,15 @@ def _rank(text: str, found: re.Match[str]) -> int | None:
     """Return 0 for the loss itself, 1 for what is known as the whole loss, 2 for a part; None for what is not training's."""
     before = text[max(0, found.start() - MOST) : found.start()]
     path, name = _name(before)
+    if _EVALUATED.search(before):
+        return None
     if not (path or name or found["tail"]):
         return 0
     words = {*_WORD.findall(name), *_WORD.findall(found["tail"])}
-    words -= {"entropy"} if "cross" in words else set()  # that is no bonus of a policy
     phrase = _BEFORE.search(before)
-    around = _WORD.findall(phrase[0]) if phrase else ()
+    around = set(_WORD.findall(phrase[0]) if phrase else ())
+    if "cross" in words:  # that is no bonus of a policy
+        words, around = words - {"entropy"}, around - {"entropy"}
     if not _NOT_OF_TRAINING.isdisjoint({*words, *around, *_WORD.findall(path)}):
         return None
     if not words:

@@ -82,6 +82,10 @@ def wordless_count(text: str) -> re.Match[str] | None:
     """The match of a line in lower case, a logger's head may stand before it; its group `step` is the count, `loss`, `total` and
     `epoch` where the form has them. `text`: the line as it stands in the log.
     """
-    bodies = dict.fromkeys((text.strip().lower(), strip_logger(text).lower()))
-    forms = (*_FORMS, *(form for sign, form in _RARE if any(sign in body for body in bodies)))
-    return next((found for body in bodies for one in forms if (found := one.match(body))), None)
+    line = text.lower()
+    forms = [*_FORMS, *[form for sign, form in _RARE if sign in line]]
+    for body in dict.fromkeys((line.strip(), strip_logger(text).lower())):
+        for one in forms:
+            if found := one.match(body):
+                return found
+    return None

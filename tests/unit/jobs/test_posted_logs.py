@@ -59,6 +59,9 @@ NOT_OF_TRAINING: dict[str, tuple[str, int | None]] = {
     "hyperparameters": "hparams: lr=0.1 loss=0.3 step=12 seed=1",
     "settings by their keys": '{"lr": 0.001, "loss": 1.0, "step": 30, "seed": 1, "num_workers": 4, "optimizer": "adam"}',
     "settings of the Trainer's names": "{'loss': 1.0, 'step': 30, 'seed': 1, 'num_workers': 4, 'optimizer': 'adam'}",
+    "settings that were found": "[I 2026-03-04 05:06:07,000] Trial 7 finished with value: 0.3 and parameters: {'step': 70, 'lr': 0.1, 'loss': 3.0}. Best is trial 3 with value: 0.2.",
+    "settings without quotes": "lr=0.1 seed=1 num_workers=4 epochs=3 step=7 loss=1.0",
+    "a stage that evaluates": "stage=val step=78 loss=3.0",
     "settings over several lines": 'Training configuration: {\n    "train epochs": 1,\n    "train steps": 250,\n    "gradient accumulation steps": 1\n}',
     "a column of an evaluation": "Step 70/100 | validation | total step 170/1000 | loss 3.0",
     "the mode is an evaluation": '{"mode": "val", "epoch": 1, "iter": 78, "loss": 3.0}',
@@ -85,7 +88,32 @@ OF_TRAINING: dict[str, tuple[str, int | None]] = {
     "a seed beside the figures": ('{"seed": 1, "batch_size": 32, "step": STEP, "loss": LOSS}', 112),
     "a schedule's figures": ("step STEP lr: 0.1 momentum: 0.9 weight_decay: 0.05 loss: LOSS", 112),
     "figures in brackets": ("Metrics(step=STEP, loss=LOSS, lr=0.001)", 112),
-}
+    # words of settings beside a count that settings never have
+    "parameters behind the figures": ("step=STEP | loss=LOSS | lr 3e-4 | params: 124.4M", 112),
+    "parameters with their unit": ("step STEP loss LOSS num_params(M): 124.4", 112),
+    "options behind the figures": ("step STEP - loss LOSS - options: fused", 112),
+    "the name of a configuration": ("2026-03-04 05:06:07 - INFO - config: gpt2-small step STEP loss LOSS", 112),
+    "the seed of a sweep in a tag": ("[seed=1 num_layers=12 batch_size=64] step=STEP loss=LOSS", 112),
+    "settings before a count in words": ("args.epochs=3 | args.seed=1 | args.dropout=0.1 | step STEP | loss LOSS", 112),
+    "settings behind a count in words": ("step STEP loss LOSS seed: 1 batch_size: 32 optimizer: adamw", 112),
+    "settings beside a part of all": ("train: epochs: 3/10, seed: 1, dropout: 0.1, step: STEP, loss: LOSS", 112),
+    "settings beside a dict's epoch": ('{"epoch": 3, "epochs": 10, "step": STEP, "loss": LOSS, "batch_size": 32, "optimizer": "adamw"}', 112),
+    "measures of hidden layers": ("step=STEP loss=LOSS hidden_norm=1.2 hidden_std=0.3 hidden_max=9.1 workers=4", 112),
+    "schedules": ("step=STEP, loss=LOSS, momentum: 0.9, weight_decay: 0.1, dropout: 0.1, gamma: 0.99", 112),
+    "schedules of the Trainer": ("{'loss': LOSS, 'weight_decay': 0.01, 'momentum': 0.9, 'dropout': 0.1, 'epoch': 0.01}", None),
+    "a record over several lines, in the plural": ('{\n    "steps": STEP,\n    "loss": LOSS\n}', 112),
+    # words of evaluations beside training
+    "an evaluation's column behind the loss": ("step: STEP | loss: LOSS | val | loss: 7.5", 112),
+    "an epoch's evaluation before its loss of training": ("Epoch 3: validation acc 0.91 | training set loss: LOSS", None),
+    "both losses of an epoch, training's last": ("Epoch 3: validation: loss 7.7, train: loss LOSS", None),
+    "both losses of an epoch, training's first": ("Epoch 3: train loss: LOSS, validation: loss 7.7", None),
+    "both splits": ("step STEP split=train loss LOSS split=valid loss 7.7", 112),
+    "a stage of a deployment": ("[stage=dev] step=STEP loss=LOSS", 112),
+    "a type of a deployment": ("run_type=test step=STEP loss=LOSS", 112),
+    "how often one evaluates": ("Epoch 3 | eval every 5 | loss: LOSS", None),
+    "a test on a node": ("run test on node-3: step STEP loss LOSS", 112),
+    "cross entropy beside a part": ("step STEP | cross_entropy_loss LOSS | kl_loss 0.1", 112),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OF_TRAINING)

@@ -77,6 +77,7 @@ _COARSE = re.compile(  # `step:1.2k`: too coarse to be a step
 _NUMBER_FIRST = re.compile(
     rf"^ {{0,12}}(?!\[\d{{1,15}},)\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))?(?: {{0,4}}(?:[|\t]|,(?!\d{{3}}))|(?(total)(?:\] (?=.{{0,200}}train)|: )|(?!)))"
 )  # a table: 107 | loss 6.5 | lr 3e-4, MONAI's 107/900, train_loss: 6.5, or [107/90000] train loss: 6.5: without that word it may be a rank of all
+_TRAINING_LOSS = re.compile(r"(?<![a-z])train(?:ing)?(?![a-z])[^|,;]{0,24}?loss")
 _MOST_EPOCHS = 10_000
 """Up to so many, `[1/100] train loss` and `1/100: loss` count epochs, as far as anyone has posted; a step of so few is not told."""
 _LOSS_ALONE = re.compile(
@@ -240,8 +241,7 @@ class PlainFormat:
 
 def _before_loss(line: str, place: int) -> int:
     """Where the loss of an epoch stands, before which an evaluation may be named; `place`, that of the epoch, where it is called training's."""
-    at = line.find("loss")
-    return place if "train" in line[max(0, at - 12) : at] else at
+    return place if _TRAINING_LOSS.search(line) else line.find("loss")
 
 
 def _first(found: re.Match[str], name: str) -> str | None:
