@@ -42,8 +42,8 @@ def lost_of_parallel(paths: Iterable[str]) -> str:
         if one := _OF_ALL.search(path):
             found[path[: one.start("rank")], path[one.end("rank") :], one["size"]].add(int(one["rank"]))  # fmt: skip
     for (before, after, size), ranks in sorted(found.items()):
-        if len(ranks) < int(size):
-            lost = next(number for number in range(len(ranks) + 1) if number not in ranks)
+        lost = next(number for number in range(len(ranks) + 1) if number not in ranks)
+        if lost < int(size):
             return f"{before}{lost}{after} is missing"
     return ""
 

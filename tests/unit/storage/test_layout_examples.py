@@ -61,7 +61,7 @@ EXAMPLES: dict[str, tuple[Checkpoint, str]] = {
     "orbax": (
         folder(
             "10",
-            "_CHECKPOINT_METADATA",
+            "orbax.checkpoint",
             "items/_METADATA",
             "items/manifest.ocdbt",
             "items/ocdbt.process_0/manifest.ocdbt",

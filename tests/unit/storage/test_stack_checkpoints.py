@@ -131,6 +131,11 @@ def put(path: Path, age: float) -> None:
     os.utime(path, (at, at))
 
 
+def set_back(path: Path) -> None:
+    """Nobody writes it any more."""
+    os.utime(path, (time.time() - 2 * HOUR, time.time() - 2 * HOUR))
+
+
 def files_of(stack: Stack, step: int) -> list[str]:
     shards = [*(f"__{rank}_0.distcp" for rank in RANKS), ".metadata"]
     files = [one.replace("*", shard) for one in stack.files for shard in (shards if "*" in one else ("",))]  # fmt: skip
@@ -236,7 +241,9 @@ def test_orbax_gives_the_name_when_all_is_there(name: str, tmp_path: Path) -> No
         ('{"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": null}', True, "complete"),
         ('{"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 2}', False, "complete"),
         ('{"item_handlers": null}', False, "complete"),
-        ("{", False, "complete"),
+        ("{", False, "unknown"),
+        ("", False, "unknown"),
+        ("{", True, "complete"),
     ],
 )
 def test_orbax_says_itself_that_it_has_committed(metadata: str, committed: bool, state: str, tmp_path: Path) -> None:  # fmt: skip
@@ -246,8 +253,46 @@ def test_orbax_says_itself_that_it_has_committed(metadata: str, committed: bool,
     if committed:
         (newest / "commit_success.txt").touch()
     for file in newest.iterdir():
-        os.utime(file, (time.time() - 2 * HOUR, time.time() - 2 * HOUR))
+        set_back(file)
     assert read(tmp_path)[1]["state"] == state
+
+
+@pytest.mark.parametrize(("folder", "why"), [("items", "items/d/0cfc70b3 is empty"), ("", "nothing but Orbax's marks is in it")])  # fmt: skip
+def test_of_orbax_what_is_emptied_is_not_whole(folder: str, why: str, tmp_path: Path) -> None:
+    """A full disk leaves empty files, a deletion that was cut off the marks alone."""
+    newest = lay_out("Orbax as MaxText has it", tmp_path)
+    if folder:
+        (newest / "items/d/0cfc70b3").write_bytes(b"")
+        set_back(newest / "items/d/0cfc70b3")
+    else:
+        shutil.rmtree(newest / "items")
+        shutil.rmtree(newest / "iter")
+    found = read(tmp_path)[1]
+    assert (found["state"], found["why"]) == ("incomplete", why)
+
+
+def test_of_orbax_one_whose_own_record_may_not_be_read_is_not_told_whole(tmp_path: Path) -> None:
+    newest = lay_out("Orbax as MaxText has it", tmp_path)
+    (newest / "_CHECKPOINT_METADATA").write_bytes(b"{" + b" " * (2 << 20))
+    set_back(newest / "_CHECKPOINT_METADATA")
+    assert read(tmp_path)[1]["state"] == "unknown"
+
+
+def test_a_rank_beyond_those_of_its_size_replaces_none(tmp_path: Path) -> None:
+    newest = lay_out("nanotron", tmp_path)
+    lost = newest / NANOTRON_WEIGHT.format(1)
+    lost.rename(newest / NANOTRON_WEIGHT.format(7))
+    found = read(tmp_path)[1]
+    assert (found["state"], lost.name in found["why"]) == ("incomplete", True)
+
+
+def test_of_many_marks_beside_it_none_is_overlooked(tmp_path: Path) -> None:
+    newest = lay_out("torchtitan", tmp_path)
+    for number in range(3000):
+        (newest.parent / f"a{number}-unfinished").touch()
+        if number == 1500:
+            (newest.parent / f"{newest.name}-unfinished").touch()
+    assert read(tmp_path)[1]["state"] == "incomplete"
 
 
 def test_an_item_of_orbax_with_a_temporary_name_is_told(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ MOST_SINGLE = 512  # files of single ranks that are looked at beside each other
 ROUNDS = 3
 MAX_READ = 16 << 20  # bytes of one checkpoint
 BESIDE_BYTES = 512
-MAX_MARKS = 256  # names of unfinished checkpoints in one folder
 LONGEST = 4.0  # seconds for one checkpoint
 
 SeriesKey = tuple[str, str]  # folder and series
@@ -263,7 +262,7 @@ class SeriesReader:
 
     def _beside(self, reader: SeriesFiles, listed: FolderListing) -> Mapping[str, bytes]:
         marks = [it.path for it in listed.entries if it.kind == "file" and it.path.endswith(UNFINISHED)]  # fmt: skip
-        found = dict.fromkeys(marks[:MAX_MARKS], b"")
+        found = dict.fromkeys(marks, b"")
         for entry in listed.entries:
             if entry.path in BESIDE and entry.kind == "file":
                 got = reader.read_from(f"{self.folder}/{entry.path}", 0, max_bytes=BESIDE_BYTES)

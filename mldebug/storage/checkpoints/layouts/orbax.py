@@ -16,6 +16,7 @@ from mldebug.storage.checkpoints.layouts import (
     Layout,
     complete,
     incomplete,
+    unsure,
 )
 from mldebug.storage.checkpoints.names import MANIFEST, OF_ORBAX
 
@@ -57,9 +58,12 @@ class Orbax:
             if not sizes.get(needed):
                 why = f"{needed} is empty" if needed in sizes else f"there is no {needed}"
                 return incomplete(NAME, len(items), why)
-        if _is_uncommitted(checkpoint):
-            return incomplete(NAME, len(items), f"{METADATA} has no time of a commit")
-        return complete(NAME, len(items))
+        if sizes.keys() <= {*OF_ORBAX, COMMITTED}:
+            return incomplete(NAME, 0, "nothing but Orbax's marks is in it")
+        empty = next((path for path in sorted(sizes) if _is_data(path) and not sizes[path]), None)
+        if empty is not None:
+            return incomplete(NAME, len(items), f"{empty} is empty")
+        return _committed(checkpoint, len(items))
 
 
 def _wanted(checkpoint: Checkpoint) -> ByteRange | None:
@@ -67,16 +71,23 @@ def _wanted(checkpoint: Checkpoint) -> ByteRange | None:
     return ByteRange(METADATA, 0, file.size) if file and 0 < file.size <= MAX_METADATA else None
 
 
-def _is_uncommitted(checkpoint: Checkpoint) -> bool:
-    """Whether Orbax has begun this checkpoint and not ended it: on some storage it has its final name from the start."""
+def _committed(checkpoint: Checkpoint, items: int) -> CheckpointVerdict:
+    """Whether Orbax says that it has ended this checkpoint, whose parts are there: on some storage it has its final name from the start."""
+    if checkpoint.entry(METADATA) is None or checkpoint.entry(COMMITTED) is not None:
+        return complete(NAME, items)
     one = _wanted(checkpoint)
-    if one is None or checkpoint.entry(COMMITTED) is not None:
-        return False
     try:
-        found = msgspec.json.decode(checkpoint.parts.get(one, b""), type=_CommitTimes)
+        found = msgspec.json.decode(checkpoint.parts.get(one, b"") if one else b"", type=_CommitTimes)  # fmt: skip
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return False
-    return found.commit_timestamp_nsecs is None
+        return unsure(NAME, items, f"{METADATA} {checkpoint.unread.get(METADATA, 'cannot be understood')}")  # fmt: skip
+    if found.commit_timestamp_nsecs is None:
+        return incomplete(NAME, items, f"{METADATA} has no time of a commit")
+    return complete(NAME, items)
+
+
+def _is_data(path: str) -> bool:
+    """Whether this is a file of OCDBT's data, none of which is empty."""
+    return basename(dirname(path)) == "d"
 
 
 def _item_of(path: str) -> str | None:
