@@ -94,6 +94,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.GPU_RESET_REQUIRED: "the driver does not use a GPU before it is reset",
     KernelEventKind.GPU_UNREACHABLE: "the driver does not reach a GPU any more",
     KernelEventKind.GPU_DRIVER_FAILED: "the driver's memory manager failed for all GPUs (UVM)",
+    KernelEventKind.GPU_DRIVER_OK: "the driver's memory manager was loaded anew (UVM)",
     KernelEventKind.GPU_PAGE_FAULT: "a program used a wrong address on a GPU (amdgpu)",
     KernelEventKind.GPU_RAS_CORRECTED: "corrected or deferred errors of a GPU (amdgpu)",
     KernelEventKind.GPU_RAS_UNCORRECTED: "uncorrected errors of a GPU (amdgpu)",

@@ -60,6 +60,7 @@ _ENDS = {
     KernelEventKind.DISK_OK: (KernelEventKind.DISK_GONE,),
     KernelEventKind.CEPH_OK: (KernelEventKind.CEPH_LOST,),
     KernelEventKind.WEKA_OK: (KernelEventKind.WEKA_LOST,),
+    KernelEventKind.GPU_DRIVER_OK: (KernelEventKind.GPU_DRIVER_FAILED,),
 }
 """Kinds that say something only where one of these came before from the same device: each boot has plenty of them."""
 

@@ -87,6 +87,7 @@ class KernelEventKind(StrEnum):
     GPU_DRIVER_FAILED = (
         "gpu_driver_failed"  # NVIDIA's driver: its memory manager (UVM) has failed for all GPUs
     )
+    GPU_DRIVER_OK = "gpu_driver_ok"
     GPU_PAGE_FAULT = "gpu_page_fault"  # amdgpu: a program used an address that is not its own
     GPU_RAS_CORRECTED = "gpu_ras_corrected"  # amdgpu: memory or logic errors, corrected or deferred
     GPU_RAS_UNCORRECTED = "gpu_ras_uncorrected"

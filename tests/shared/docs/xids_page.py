@@ -37,7 +37,7 @@ Where the kernel overwrites lines before the agent has read them, a gap with the
 
 KINDS_HEAD = """\
 Each belongs to a component of the node's health. Where nothing else is said, it counts for `event_window` (2 h) after its last line; what is
-told only of what went wrong before (`nic_ok`, `filesystem_ok`, `disk_ok`, `ceph_ok`, `weka_ok`) is no event otherwise. Limits are set under
+told only of what went wrong before (`nic_ok`, `filesystem_ok`, `disk_ok`, `ceph_ok`, `weka_ok`, `gpu_driver_ok`) is no event otherwise. Limits are set under
 `health: {thresholds: …}`. A row without a state is shown, and no fault of the node by itself. The lines of `amdgpu` are from its source
 and from public logs, not tried on a card. Checks of NVIDIA's driver that fail (`gpu_reset_required`, `gpu_unreachable`, `gpu_driver_failed`)
 name no GPU: they count for the node, until the driver takes back what it had asked for (Xid 154), or GPUs were reset.

@@ -101,11 +101,22 @@ def test_a_driver_that_cannot_use_a_gpu(line: str, action: str) -> None:
     assert state([line.replace("NVRM: ", "x NVRM: ")]) == (set(), "")
 
 
-@pytest.mark.parametrize("line", [RESET, UNREACHABLE, UVM])
+@pytest.mark.parametrize("line", [RESET, UNREACHABLE])
 def test_what_the_driver_takes_back_ends_it(line: str) -> None:
     assert state([line, REQUEST])[0] == {"gpu_errors", "gpu_xid"}
     assert state([line, REQUEST, WITHDRAWAL]) == (set(), "")
     assert state([REQUEST, WITHDRAWAL, line])[0] == {"gpu_errors"}
+
+
+def test_a_memory_manager_that_failed_for_all_is_whole_when_it_is_loaded_anew() -> None:
+    """The reset of one GPU, of whichever vendor, is no end of it; the line of each boot says nothing else."""
+    loaded = "nvidia-uvm: Loaded the UVM driver, major device number 511."
+    other = "amdgpu 0000:83:00.0: amdgpu: GPU reset(1) succeeded!"
+
+    assert state([UVM, REQUEST, WITHDRAWAL, other]) == ({"gpu_errors"}, "reboot")
+    assert state([UVM, loaded]) == (set(), "")
+    assert state([loaded, UVM])[0] == {"gpu_errors"}
+    assert read([loaded], 1.0) == ()
 
 
 @pytest.mark.parametrize(("left_out", "bad"), [(893, True), (3, False)])
@@ -126,6 +137,46 @@ def test_an_array_that_is_whole_again_is_not_another() -> None:
 
     assert state([*gone, "md: md1: recovery done."]) == ({"storage"}, "check_hardware")
     assert state([*gone, "md: md0: recovery done."]) == (set(), "")
+
+
+RAID5 = "md/raid:md0: raid level 5 active with 3 out of 4 devices, algorithm 2"
+FAILED = "md/raid:md0: Disk failure on sdc1, disabling device."
+REBUILD, WHOLE = "md: recovery of RAID array md0", "md: md0: recovery done."
+
+
+def test_a_new_array_whose_last_disk_is_being_filled_lacks_none() -> None:
+    """So mdadm makes each RAID 5; but the disk whose place a spare takes is gone all the same."""
+    assert state([RAID5])[0] == {"storage"}
+    assert state([RAID5, REBUILD])[0] == set()
+    assert state([RAID5, REBUILD.replace("md0", "md1")])[0] == {"storage"}
+    assert state([RAID5, REBUILD, FAILED])[0] == {"storage"}
+    assert state([FAILED, REBUILD])[0] == {"storage"}
+    assert state([FAILED, REBUILD, WHOLE])[0] == set()
+
+
+def test_an_array_that_is_stopped_lacks_no_disk_and_one_that_cannot_start_does() -> None:
+    lacks = "md/raid:md0: not enough operational devices (3/4 failed)"
+    stopped = "md: md0 stopped."
+
+    assert state([RAID5, stopped])[0] == set()
+    assert state([stopped, RAID5])[0] == {"storage"}  # each start begins so
+    assert state([lacks, stopped])[0] == {"storage"}
+    assert state([FAILED, stopped])[0] == {"storage"}
+
+
+@pytest.mark.parametrize(
+    ("gone", "back", "other"),
+    [
+        ("sd 0:0:1:0: rejecting I/O to offline device", "sd 0:0:1:0: [sdb] Attached SCSI disk", "sd 0:0:2:0: [sdc] Attached SCSI disk"),
+        ("sd 0:0:1:0: [sdb] Device offlined - not ready after error recovery", "sd 7:0:0:0: [sdb] Attached SCSI disk", "sd 0:0:2:0: [sdc] Attached SCSI disk"),
+        ("ata1.00: disabled", "ata1.00: configured for UDMA/133", "ata11.00: configured for UDMA/133"),
+    ],
+)  # fmt: skip
+def test_a_disk_that_was_replaced_is_not_gone(gone: str, back: str, other: str) -> None:
+    assert state([gone, other])[0] == {"storage"}
+    assert state([gone, back])[0] == set()
+    assert state([back, gone])[0] == {"storage"}
+    assert read([back, other], 1.0) == ()
 
 
 # --- processors that are too hot ---------------------------------------------------------------------

@@ -241,6 +241,11 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     231: (K.WEKA_OK, {"device": "weka"}),
     232: (K.FILESYSTEM_READ_ONLY, {"device": "OCFS2"}),
     233: (K.PCIE_LINK_DOWN, {"device": "0000:17:02.0"}),
+    234: (K.GPU_DRIVER_OK, {"device": "", "alias": "nvidia-uvm"}),
+    235: (K.DISK_OK, {"device": "", "alias": "md5:start"}),
+    236: (K.DISK_OK, {"device": "", "alias": "md5:start"}),
+    237: (K.DISK_OK, {"device": "sdb", "alias": "0:0:1:0"}),
+    238: (K.DISK_OK, {"device": "ata1.00"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

@@ -46,6 +46,10 @@ _BACK = re.compile(
     r"nvme (?P<nvme>nvme\w{1,16}): (?:\d{1,5}/\d{1,5}/\d{1,5} default/read/poll queues|Successfully reconnected|pci function (?P<function>[0-9a-f:.]{5,16}))"
     r"|(?P<sas>mpt\dsas_cm\d{1,3}): (?:diag reset: SUCCESS|host reset: SUCCESS|port enable: SUCCESS)"
     r"|md: (?P<md>md\w{1,16}): recovery done\."  # the array is whole again
+    r"|md: (?:recovery of RAID array (?P<fills>md\w{1,16})|(?P<stops>md\w{1,16}):? stopped\.)"
+    # a disk that was put in: "sd 0:0:1:0: [sdb] Attached SCSI disk", "ata1.00: configured for UDMA/133"
+    r"|sd (?P<scsi>[\d:]{5,40}): \[(?P<sd>\w{1,16})\] Attached SCSI (?:removable )?disk"
+    r"|(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): configured for "
     rf"|qla2xxx \[(?P<qla>{ADDRESS})\]-[0-9a-f]{{4}}:\d{{1,5}}: LOOP UP detected"
     rf"|aacraid (?P<aac>{ADDRESS}): IOP reset succeeded"
     rf"|megaraid_sas (?P<raid>{ADDRESS}): (?:FW now in Ready state|Adapter is OPERATIONAL|Reset successful)"
@@ -80,7 +84,14 @@ def _array(line: KernelText) -> KernelEvent | None:
     match = _ARRAY.match(line.text)
     if match is None or int(match["there"]) >= int(match["all"]):
         return None
-    return event(line, KernelEventKind.DISK_GONE, device=match["md"])
+    return event(line, KernelEventKind.DISK_GONE, device=match["md"], alias=_start_of(match["md"]))
+
+
+def _start_of(array: str) -> str:
+    """What stands for the start of an array with disks missing, which is over when another disk takes their place, as in each new RAID 5,
+    or when the array is stopped. A disk of it that failed is not.
+    """
+    return f"{array}:start"
 
 
 def _trouble(line: KernelText) -> KernelEvent | None:
@@ -99,13 +110,21 @@ def _back(line: KernelText) -> KernelEvent | None:
         return event(line, KernelEventKind.DISK_OK, device=match["nvme"], alias=function)
     if match["md"]:
         return event(line, KernelEventKind.DISK_OK, device=match["md"])
-    device = match["sas"] or bus_id(match["raid"] or match["qla"] or match["aac"])
+    if array := match["fills"] or match["stops"]:
+        return event(line, KernelEventKind.DISK_OK, alias=_start_of(array))
+    if match["sd"]:
+        return event(line, KernelEventKind.DISK_OK, device=match["sd"], alias=match["scsi"])
+    device = match["sas"] or match["ata"] or bus_id(match["raid"] or match["qla"] or match["aac"])
     return event(line, KernelEventKind.DISK_OK, device=device)
 
 
 SIGNS = (
     LineReader("nvme ", _back),
     LineReader(" recovery done", _back),
+    LineReader("recovery of RAID array ", _back),
+    LineReader(" stopped.", _back),
+    LineReader(" Attached SCSI ", _back),
+    LineReader(": configured for ", _back),
     LineReader("sas", _back),
     LineReader("sas", _gone),
     LineReader("ontroller ", _gone),

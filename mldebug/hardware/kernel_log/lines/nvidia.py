@@ -60,6 +60,10 @@ _UNUSABLE = (
 )  # fmt: skip
 
 
+_UVM = "nvidia-uvm"  # it has failed for all GPUs until it is loaded anew: the reset of one GPU is no end of that
+_LOADED = re.compile(r"nvidia-uvm: Loaded the UVM driver\b")
+
+
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     """The last place, which the driver wrote: before it the name of a process may stand, with commas of its own."""
     return max(pattern.finditer(text), key=lambda match: match.start(), default=None)
@@ -145,10 +149,19 @@ def _sxid(line: KernelText) -> KernelEvent | None:
     )
 
 
+def _loaded(line: KernelText) -> KernelEvent | None:
+    return (
+        event(line, KernelEventKind.GPU_DRIVER_OK, alias=_UVM) if _LOADED.match(line.text) else None
+    )
+
+
 def _unusable(line: KernelText) -> KernelEvent | None:
     """The driver says that it can not, or may not, work with a GPU; which one it does not say."""
     found = (kind for kind, pattern in _UNUSABLE if pattern.match(line.text))
-    return next((event(line, kind) for kind in found), None)
+    kind = next(found, None)
+    if kind is None:
+        return None
+    return event(line, kind, alias=_UVM if kind is KernelEventKind.GPU_DRIVER_FAILED else "")
 
 
 def gpu_named(text: str) -> tuple[str, str] | None:
@@ -162,6 +175,7 @@ SIGNS = (
     LineReader("fallen off the bus", _lost),
     LineReader("RmInitAdapter failed", _not_started),
     LineReader("SXid", _sxid),
+    LineReader("Loaded the UVM driver", _loaded),
     LineReader(" failed: ", _unusable),
     LineReader("marked for reset", _unusable),
     LineReader("fatal error", _unusable),
