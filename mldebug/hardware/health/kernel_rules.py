@@ -17,13 +17,15 @@ from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.model import KernelEventKind as Kind
 from mldebug.hardware.kernel_log.model import other_port, same_device
 
+HEAT_PERIOD = 300.0  # seconds: the kernel tells of each processor's heat no more often
+
 
 class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
     """What one kind of kernel event means for the health of a component.
 
     Without `state` the event is no fault. `limit`: the name of a threshold; only more events than
-    that within the event window are a fault. `per_device`: counted for each device. `bursts`: not lines are counted but
-    how often they came, as each processor of a socket tells of one and the same.
+    that within the event window are a fault. `per_device`: counted for each device. `once_in`: not lines are counted but
+    the periods of so many seconds in which any came, as each processor of a socket tells of one and the same.
     """
 
     component: str
@@ -31,7 +33,7 @@ class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
     action: SuggestedAction = SuggestedAction.NONE
     limit: str = ""
     per_device: bool = False
-    bursts: bool = False
+    once_in: float = 0.0
     lasting: bool = False  # it stands until it is told to be over, or the node is started anew; else for the event window
     ended_by: tuple[Kind, ...] = ()  # of the same device
     again: str = ""  # the name of a threshold; more events of one device than that within the event window are not ended
@@ -72,7 +74,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.PCIE_ACS: _poor("kernel", _A.CHECK_SETTINGS),
     Kind.IOMMU_FAULT: _poor("kernel", _A.CHECK_SETTINGS, limit="iommu_faults"),
     Kind.IOMMU_FAILED: _bad("kernel", _A.REBOOT, lasting=True),
-    Kind.CPU_THROTTLED: KernelRule(component="kernel", state=HealthState.DEGRADED, action=_A.CHECK_COOLING, limit="cpu_throttled", bursts=True),
+    Kind.CPU_THROTTLED: KernelRule(component="kernel", state=HealthState.DEGRADED, action=_A.CHECK_COOLING, limit="cpu_throttled", once_in=HEAT_PERIOD),
     Kind.PIDS_LIMIT: _poor("kernel", _A.CHECK_JOB),
     Kind.FILE_LIMIT: _poor("kernel", _A.CHECK_JOB),
     Kind.CRASH: _plain("kernel"),
@@ -183,11 +185,17 @@ def findings(component: str, recent: Sequence[Burst], limits: Thresholds) -> Ite
 def _in_numbers(component: str, recent: Sequence[Burst], limits: Thresholds) -> Iterator[RuleFinding]:  # fmt: skip
     """Errors of which a single one is no fault: each kind by itself, as several kinds may tell of one error."""
     counts: dict[tuple[Kind, str], int] = {}
+    periods: dict[Kind, set[int]] = {}
     for burst in recent:
         rule = KERNEL_RULES.get(burst.root.kind)
         if rule is not None and rule.component == component and rule.limit:
             key = (burst.root.kind, burst.root.device if rule.per_device else "")
-            counts[key] = counts.get(key, 0) + (1 if rule.bursts else burst.count)
+            if rule.once_in:
+                first, last = (int(at // rule.once_in) for at in (burst.first_at, burst.last_at))
+                periods.setdefault(burst.root.kind, set()).update(range(first, last + 1))
+                counts[key] = len(periods[burst.root.kind])
+            else:
+                counts[key] = counts.get(key, 0) + burst.count
     for (kind, device), count in counts.items():
         rule = KERNEL_RULES[kind]
         limit = getattr(limits, rule.limit)

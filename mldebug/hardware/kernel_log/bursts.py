@@ -72,6 +72,7 @@ AGAIN = {
     KernelEventKind.DISK_GONE: 90.0,  # NVMe: 25 to 60 s for each try to bring it back
     KernelEventKind.RCU_STALL: 240.0,  # after 21, 84 and then every 63 s; of SUSE and RHEL three times as long
     KernelEventKind.HUNG_TASK: 240.0,  # of one process: every 120 s
+    KernelEventKind.CPU_THROTTLED: 300.0,  # of each processor, at moments of its own
     KernelEventKind.GPU_FIRMWARE_SILENT: 60.0,
     KernelEventKind.GPU_RING_TIMEOUT: 60.0,
     KernelEventKind.GPU_RESET_REQUIRED: 600.0,  # whenever a program wants the GPU

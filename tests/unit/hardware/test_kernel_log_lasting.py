@@ -184,6 +184,13 @@ def test_a_disk_that_was_replaced_is_not_gone(gone: str, back: str, other: str) 
 HOT = "mce: CPU{0}: Package temperature is above threshold, cpu clock is throttled (total events = {1})"
 
 
+def test_a_few_processors_that_were_hot_one_after_the_other_are_no_fault() -> None:
+    """Each tells of itself at most every five minutes, at moments of its own."""
+    once = [HOT.format(cpu, 1) for cpu in range(12)]
+    assert state(once, 20.0)[0] == set()
+    assert state(once * 14, 20.0)[0] == {"kernel"}  # 56 minutes of it
+
+
 def heat(times: int, processors: int = 128) -> set[str]:
     """The components with a fault after all processors of a node have told so many times of heat, five minutes apart."""
     found = [
