@@ -4,6 +4,7 @@
 process that runs already, and `detach` ends that; the other verbs show, export and merge such files.
 """
 
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -96,7 +97,8 @@ def answer_lines(one: AttachAnswer) -> Iterator[str]:
         yield f"pid {one.pid}: {one.failure}"
     elif one.engine:
         yield f"pid {one.pid}: traced from now on by {one.engine} (Python {one.python}): {one.followed}"
-        yield f"  its ring is made at the next call of that: mldebug trace show /dev/shm/mldebug_trace-{one.pid}-*"
+        ring = one.ring or f"/dev/shm/mldebug_trace-{one.pid}-"  # noqa: S108 - only named
+        yield f"  its ring is made at the next call of that: mldebug trace show {shlex.quote(ring)}*"
         yield f"  to end it: mldebug trace detach {one.pid}"
     else:
         yield f"pid {one.pid}: no longer traced; its ring: {one.ring or 'none, nothing was called that is followed'}"

@@ -8,15 +8,17 @@ rights of the process's user. The file lies in /dev/shm, written with these righ
 import os
 import re
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Noun
+from mldebug.core.redact import clean
 from mldebug_agents.jobs.hook import request_child
 from mldebug_agents.jobs.hook.records import FOLDER, check_owner
 from mldebug_agents.jobs.hook.request_child import HookRequestFile
@@ -30,8 +32,10 @@ ASKING = 10.0  # seconds for the interpreter that asks
 LATEST = 1.0  # seconds after the file's time is over in which an answer may still come
 PAUSE = 0.05
 MAX_OUTPUT, MAX_ANSWER = 64 << 10, 16 << 10  # bytes
+LONGEST = 1000  # characters of what a process says
 NEEDED = (3, 14)
 _PYTHON = re.compile(r"python\d*(\.\d+)?[td]*")
+_VERSION = re.compile(r"([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4})")
 _SAME = (
     "ns/mnt",
     "ns/pid",
@@ -48,19 +52,24 @@ except BaseException as error:
     print(type(error).__name__, error)
 """
 BECOME = """
-import os, sys
-uid, gid, groups = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+import ctypes, os, resource, sys
+uid, gid, groups, alone = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 os.setgroups([int(one) for one in groups.split(",") if one])
 os.setresgid(gid, gid, gid)
 os.setresuid(uid, uid, uid)
-os.execv(sys.argv[4], sys.argv[4:])
+if alone:
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+if ctypes.CDLL(None).prctl(38, 1, 0, 0, 0):  # PR_SET_NO_NEW_PRIVS
+    sys.exit("no_new_privs cannot be set")
+os.execv(sys.argv[5], sys.argv[5:])
 """
 FILE = """# of `mldebug trace`: run once, by Python, in this process's main thread
 def _mldebug():
     import _signal, json, os, sys, time
     if time.monotonic() > {deadline!r}:
         return
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+    faults = {{getattr(_signal, "SIG" + one) for one in ("ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP")}}
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - faults)
     try:
         try:
             if "mldebug_training" not in sys.modules:
@@ -70,9 +79,16 @@ def _mldebug():
                     "mldebug_training", home + "/__init__.py", submodule_search_locations=[home]
                 )
                 sys.modules["mldebug_training"] = module = module_from_spec(spec)
-                spec.loader.exec_module(module)
+                try:
+                    spec.loader.exec_module(module)
+                except BaseException:
+                    del sys.modules["mldebug_training"]
+                    raise
             from mldebug_training.tracing import attach
             answer = attach.{call}
+            if time.monotonic() > {deadline!r} + {late!r}:
+                attach.{undo}
+                return
         except Exception as error:
             answer = dict(why=type(error).__name__ + ": " + str(error))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -91,7 +107,7 @@ class AttachAnswer(Noun, frozen=True, kw_only=True):
     """What came of attaching to one process, or of detaching from it.
 
     `engine` and `followed`: what traces, and what is traced, in words. `ring`: the path of the file, "" where it is not known or there
-    is none. `failure`: why it was not done, "" where it was; `missing`: because a right is missing, or its Python cannot do it.
+    is none (a trace that has just begun makes it later, in /dev/shm where no other place was asked for). `failure`: why it was not done, "" where it was; `missing`: because a right is missing, or its Python cannot do it.
     """
 
     pid: int
@@ -120,6 +136,14 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     ring: str = ""
 
 
+class _Call(NamedTuple):
+    """What the process is to call (see `file_text`), and how it stands with it `otherwise`, in words."""
+
+    words: str
+    undo: str
+    otherwise: str
+
+
 class TraceAttacher:
     """Attaches traces to running processes. `python`: the interpreter that asks, "" for the process's own. `patience`: seconds in which
     the process has to reach a safe point.
@@ -131,13 +155,15 @@ class TraceAttacher:
 
     def attach(self, pid: int, words: dict[str, Any]) -> AttachAnswer:
         """Begin a trace in a process. `words`: the arguments of `mldebug_training.tracing.trace.trace`."""
-        return self._carry_out(pid, f"attach({words!r})")
+        call = _Call(f"attach({words!r})", "detach()", "Nothing is traced")
+        found = self._carry_out(pid, call)
+        return found if found.failure else msgspec.structs.replace(found, ring=words["ring"] or "")
 
     def detach(self, pid: int) -> AttachAnswer:
         """End the trace of a process; its ring stays."""
-        return self._carry_out(pid, "detach()")
+        return self._carry_out(pid, _Call("detach()", "detach()", "A trace of it goes on"))
 
-    def _carry_out(self, pid: int, call: str) -> AttachAnswer:
+    def _carry_out(self, pid: int, call: _Call) -> AttachAnswer:
         python = ""
         try:
             process = self._process(pid)
@@ -148,19 +174,21 @@ class TraceAttacher:
             try:
                 self._write(pid, rights, name, call, deadline)
                 python = self._ask(pid, rights, interpreter, name)
-                reply = self._wait(process, rights, name, deadline)
+                reply = self._wait(process, rights, name, deadline, call.otherwise)
             finally:
                 self._remove(pid, rights, f"{name}.answer")
         except _RefusedError as error:
-            return AttachAnswer(pid=pid, python=python, failure=str(error), missing=error.missing)
+            failure = clean(str(error), LONGEST)
+            return AttachAnswer(pid=pid, python=python, failure=failure, missing=error.missing)
         except MldebugError as error:
-            return AttachAnswer(pid=pid, python=python, failure=error.message, missing=True)
+            failure = clean(error.message, LONGEST)
+            return AttachAnswer(pid=pid, python=python, failure=failure, missing=True)
         if reply.why:
-            return AttachAnswer(pid=pid, python=python, failure=reply.why)
-        ring = reply.ring
+            return AttachAnswer(pid=pid, python=python, failure=clean(reply.why, LONGEST))
         return AttachAnswer(
-            pid=pid, python=python, engine=reply.engine, followed=reply.followed, ring=ring
-        )
+            pid=pid, python=python, engine=clean(reply.engine, LONGEST),
+            followed=clean(reply.followed, LONGEST), ring=clean(reply.ring, LONGEST)
+        )  # fmt: skip
 
     def _process(self, pid: int) -> Stat:
         found = self._host.brief(pid)
@@ -185,7 +213,7 @@ class TraceAttacher:
         return rights
 
     def _interpreter(self, pid: int) -> str:
-        found = self._python or self._host.link(pid, "exe")
+        found = _path_of(self._python) if self._python else self._host.link(pid, "exe")
         if self._python or _PYTHON.fullmatch(os.path.basename(found)):
             return found
         name = os.path.basename(found) or "an unknown program"
@@ -193,9 +221,8 @@ class TraceAttacher:
             f"it runs {name}, which is no Python by its name; say --python /path/of/its/python"
         )
 
-    def _write(self, pid: int, rights: Rights, name: str, call: str, deadline: float) -> None:
-        answer, home = f"{FOLDER}/{name}.answer", str(hook_folder().parent)
-        text = FILE.format(deadline=deadline, home=home, call=call, answer=answer)
+    def _write(self, pid: int, rights: Rights, name: str, call: _Call, deadline: float) -> None:
+        text = file_text(f"{FOLDER}/{name}.answer", call.words, call.undo, deadline)
         order = self._order("write", pid, rights, name)
         data = text.encode()
         if len(data) > request_child.MAX_REQUEST:
@@ -216,18 +243,23 @@ class TraceAttacher:
         return HookRequestFile(verb=verb, root=self._host.root_of(pid), name=name, owner=rights)
 
     def _ask(self, pid: int, rights: Rights, interpreter: str, name: str) -> str:
-        """Returns its version. Where it cannot be asked, nobody runs the file, so it goes."""
+        """Returns its version. The file goes where it is sure that the process was not asked to run it: otherwise another user could
+        make one of that name in /dev/shm.
+        """
         words = [interpreter, "-I", "-S", "-c", ASK, str(pid), f"{FOLDER}/{name}"]
+        became = as_user(rights, alone=not self._python)  # a program in its place may be a script
         done = self._spawner.run(
-            [*_as_user(rights), *words], timeout=ASKING, max_output=MAX_OUTPUT, env={}, looks_at=pid
+            [*became, *words], timeout=ASKING, max_output=MAX_OUTPUT, env={}, looks_at=pid
         )
         version, _, trouble = done.stdout.decode(errors="replace").strip().partition("\n")
-        numbers = tuple(int(one) for one in version.split() if one.isdigit())
+        told = _VERSION.fullmatch(version)
+        numbers = tuple(map(int, told.groups())) if told else ()
         python = ".".join(map(str, numbers))
-        if len(numbers) == len(version.split()) == 3 and numbers >= NEEDED and not trouble:
+        if numbers >= NEEDED and not trouble:
             return python
-        self._remove(pid, rights, name)
-        if len(numbers) != 3:
+        if not (done.error or done.timed_out or done.truncated):
+            self._remove(pid, rights, name)
+        if not numbers:
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise _RefusedError(
                 f"{interpreter} did not start: {(done.error or ' '.join(last))[:200]}"
@@ -236,7 +268,9 @@ class TraceAttacher:
             raise _RefusedError(f"it runs Python {python}; only 3.14 and later can be attached to")
         raise _RefusedError(self._words_of(trouble))
 
-    def _wait(self, process: Stat, rights: Rights, name: str, deadline: float) -> _Reply:
+    def _wait(
+        self, process: Stat, rights: Rights, name: str, deadline: float, otherwise: str
+    ) -> _Reply:
         path = f"{self._host.root_of(process.pid)}{FOLDER}/{name}.answer"
         while time.monotonic() < deadline + LATEST:
             time.sleep(PAUSE)
@@ -248,7 +282,7 @@ class TraceAttacher:
             if now is None or now.state in "ZX" or now.start_ticks != process.start_ticks:
                 raise _RefusedError("it ended meanwhile", missing=False)
         raise _RefusedError(  # the file stays until the process has ended: Python would complain where it is gone
-            f"its main thread reached no safe point in {self._patience:g} s: it is in C code, or stopped. Nothing is traced, "
+            f"its main thread reached no safe point in {self._patience:g} s: it is in C code, or stopped. {otherwise}, "
             f"also when it goes on later. Where it is: mldebug dump",
             missing=False,
         )
@@ -260,7 +294,7 @@ class TraceAttacher:
         try:
             check_owner(piece, rights.uid)
             return msgspec.json.decode(piece.data, type=_Reply)
-        except (ValueError, msgspec.MsgspecError):  # half of it, or nonsense
+        except (ValueError, RecursionError, msgspec.MsgspecError):  # half of it, or nonsense
             return None
 
     def _words_of(self, trouble: str) -> str:
@@ -272,9 +306,29 @@ class TraceAttacher:
         return trouble.partition("\n")[0][:200]
 
 
-def _as_user(rights: Rights) -> Sequence[str]:
-    """The words before a command that root runs as this user; none for who has no rights to give up."""
+def file_text(answer: str, call: str, undo: str, deadline: float) -> str:
+    """What the process runs: `call`, of `mldebug_training.tracing.attach`, whose answer goes to a new file at the path `answer`. Nothing
+    after `deadline` (monotonic seconds); where the call has taken too long to be believed, `undo` is called and nothing answered.
+    """
+    home = str(hook_folder().parent)
+    return FILE.format(
+        deadline=deadline, late=LATEST / 2, home=home, call=call, undo=undo, answer=answer
+    )
+
+
+def _path_of(python: str) -> str:
+    """The program that this word names in a shell here: it is started in another folder."""
+    return os.path.abspath(shutil.which(python) or python)
+
+
+def as_user(rights: Rights, *, alone: bool) -> Sequence[str]:
+    """The words before a command that root runs as this user, none for who has no rights to give up. The command gets no rights by a
+    setuid program. `alone`: it starts no process either, which would stay, and that outside of the job's control group.
+    """
     if os.geteuid() != 0 or rights.uid == 0:
         return ()
     groups = ",".join(map(str, rights.groups))
-    return (sys.executable, "-I", "-S", "-c", BECOME, str(rights.uid), str(rights.gid), groups)
+    return (
+        sys.executable, "-I", "-S", "-c", BECOME,
+        str(rights.uid), str(rights.gid), groups, "alone" if alone else "",
+    )  # fmt: skip
