@@ -5,14 +5,17 @@ that leads here is DNS rebinding. Programs that are no browsers send none of the
 """
 
 import ipaddress
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+BY_NAME = "Open it by this node's address, or its host name alone or as its /etc/hosts and the domains of its /etc/resolv.conf have it."
 LOOPBACK = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
@@ -34,12 +37,14 @@ class SameOriginOnly:
         await answer(scope, receive, send)
 
 
-def misled(headers: Mapping[str, str], *, local: bool, names: Collection[str] = ()) -> str:
+def misled(
+    headers: Mapping[str, str], *, local: bool, names: Callable[[], Collection[str]] = tuple
+) -> str:
     """Return why a request to the web server is refused, or "" where it is accepted.
 
     It is refused where its Host header is a foreign name (DNS rebinding), or where the script of another site's page has
     sent it. A link on another site may lead here. With `local` the only accepted hosts are the names and addresses of
-    loopback; otherwise also `names` of this node, and any IP address, because DNS cannot rebind that.
+    loopback; otherwise also the `names` of this node, which are asked for only then, and any IP address, because DNS cannot rebind that.
     """
     host = headers.get("host", "")
     if host and not _ours(hostname(host), local=local, names=names):
@@ -56,7 +61,7 @@ def rebound(headers: Mapping[str, str], node: str) -> str:
     since a foreign page may have pointed its own name at this address. Programs may use any name, as Prometheus does.
     """
     is_browser = headers.get("user-agent", "").startswith("Mozilla/") or from_browser(headers)
-    return misled(headers, local=False, names=own_names(node)) if is_browser else ""
+    return misled(headers, local=False, names=lambda: own_names(node)) if is_browser else ""
 
 
 def forged(headers: Mapping[str, str]) -> bool:
@@ -94,21 +99,38 @@ def is_loopback(host: str) -> bool:
         return host in LOOPBACK or host.endswith(".localhost")
 
 
-def own_names(node: str, etc: Path = Path("/etc")) -> set[str]:
+def own_names(node: str, etc: Path = Path("/etc")) -> Collection[str]:
     """The names under which a browser may reach this node: its host name, alone and below each domain that the node itself is in, by
     the files `resolv.conf` and `hosts` in the folder `etc`.
 
-    Not below any domain: its owner may call a machine in it as this node is called, and point that name here.
+    Not below any domain: its owner may call a machine in it as this node is called, and point that name here. The files are read
+    again once they have changed: everybody may ask, and `hosts` of a cluster is long.
     """
-    node = node.lower().rstrip(".")
+    files = etc / "resolv.conf", etc / "hosts"
+    return _own_names(node, files, tuple(map(_stamp, files)))
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(4)
+def _own_names(
+    node: str, files: tuple[Path, Path], _stamps: tuple[tuple[int, ...], ...]
+) -> frozenset[str]:
+    node, (resolv_conf, hosts) = node.lower().rstrip("."), files
     first = node.partition(".")[0]
     names = {node, first}
-    for line in _lines(etc / "resolv.conf"):
+    for line in _lines(resolv_conf):
         if line[0] in ("search", "domain"):
             names |= {f"{first}.{domain.strip('.')}" for domain in line[1:]}
-    for line in _lines(etc / "hosts"):
+    for line in _lines(hosts):
         names |= {name for name in line[1:] if name.startswith(f"{first}.")}
-    return names if first else set()
+    return frozenset(names if first else ())
 
 
 def _lines(file: Path) -> list[list[str]]:
@@ -121,7 +143,7 @@ def _lines(file: Path) -> list[list[str]]:
     return [one for one in words if one]
 
 
-def _ours(name: str, *, local: bool, names: Collection[str]) -> bool:
+def _ours(name: str, *, local: bool, names: Callable[[], Collection[str]]) -> bool:
     if is_loopback(name):
         return True
     if local:
@@ -129,5 +151,5 @@ def _ours(name: str, *, local: bool, names: Collection[str]) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return name in names
+        return name in names()
     return True

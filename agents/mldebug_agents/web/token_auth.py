@@ -16,6 +16,7 @@ from mldebug.web import frame
 from mldebug_agents.web.alertmanager_route import token_of
 from mldebug_agents.web.responses import HEADERS, Viewer, html, message_page
 from mldebug_agents.web.same_origin import (
+    BY_NAME,
     cookie_name,
     forged,
     is_loopback,
@@ -76,10 +77,8 @@ class TokenAuth:
         """Read anew each time: who changes the file ends all sessions."""
         if self._token_file is None:
             return PlainTextResponse(f"{NO_PAGES}\n", 403, HEADERS)
-        if why := misled(request.headers, local=False, names=own_names(platform.node())):
-            return message_page(
-                421, f"Not answered: {why}.", "Open it by this node's name or address."
-            )
+        if why := misled(request.headers, local=False, names=lambda: own_names(platform.node())):
+            return message_page(421, f"Not answered: {why}.", BY_NAME)
         try:
             return token_of(self._token_file)
         except (OSError, MldebugError):  # its path is nobody's business there

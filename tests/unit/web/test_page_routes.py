@@ -423,7 +423,9 @@ def test_a_site_may_show_the_names(folder: Path) -> None:
 def test_a_browser_under_another_name_gets_no_metrics(
     tcp: tuple[str, int], agent: str, host: str, status: int
 ) -> None:
-    assert by_tcp(tcp, "/metrics", user_agent=agent, host=host)[0] == status
+    code, _, text = by_tcp(tcp, "/metrics", user_agent=agent, host=host)
+    assert code == status
+    assert ("/etc/hosts" in text) == (status == 421)  # it says under which name it would be
 
 
 def test_a_new_token_ends_all_sessions(tcp: tuple[str, int], folder: Path) -> None:
@@ -449,6 +451,7 @@ def test_a_foreign_name_is_refused_also_with_the_token(tcp: tuple[str, int]) -> 
     answer = by_tcp(tcp, "/runs", authorization=f"Bearer {TOKEN}", host="evil.example")
     assert answer[0] == 421
     assert "llama" not in answer[2]
+    assert "/etc/hosts" in answer[2]
 
 
 def test_a_body_that_is_no_token_is_not_read_to_its_end(tcp: tuple[str, int]) -> None:
@@ -539,10 +542,37 @@ def test_by_tcp_this_nodes_names_and_any_address_will_do(
         "nameserver 10.0.0.1\nsearch cluster.example. corp.example\n"
     )
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.2.3.4\tn1.rack.example n1 # n1.evil.example\n")  # fmt: skip
-    names = own_names("n1.internal", tmp_path)
-    assert (misled({"host": host}, local=False, names=names) == "") == fine
+    why = misled({"host": host}, local=False, names=lambda: own_names("n1.internal", tmp_path))
+    assert (why == "") == fine
 
 
 def test_a_node_without_a_domain_has_its_name_alone(tmp_path: Path) -> None:
     assert own_names("n1", tmp_path) == {"n1"}
     assert own_names("", tmp_path) == set()
+
+
+def test_names_are_learnt_anew_when_hosts_changes_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody may ask, and a cluster's hosts is long."""
+    (tmp_path / "hosts").write_text("10.0.0.1 n1.first.example\n")
+    assert own_names("n1", tmp_path) == {"n1", "n1.first.example"}
+    read: list[Path] = []
+    real = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda file, **more: read.append(file) or real(file, **more)
+    )
+    for _ in range(20):
+        assert own_names("n1", tmp_path) == {"n1", "n1.first.example"}
+    assert read == []
+    (tmp_path / "hosts").write_text("10.0.0.1 n1.second-one.example\n")
+    assert own_names("n1", tmp_path) == {"n1", "n1.second-one.example"}
+    assert read
+
+
+def test_names_are_not_asked_for_where_an_address_is_used() -> None:
+    def names() -> set[str]:
+        raise AssertionError
+
+    for host in ("10.2.3.4:9753", "localhost", "[fe80::1%25eth0]:1"):
+        assert misled({"host": host}, local=False, names=names) == ""
