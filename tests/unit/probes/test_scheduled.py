@@ -188,5 +188,42 @@ def test_who_can_put_another_folder_in_its_place_is_found(tmp_path: Path) -> Non
         assert changeable(str(folder / "python")) == f"user 65534 can change {folder}"
 
 
+def environment(folder: Path) -> Path:
+    """The Python of a small environment there."""
+    packages = folder / "environment" / "lib" / "python3.12" / "site-packages"
+    packages.mkdir(parents=True)
+    (folder / "environment" / "pyvenv.cfg").touch()
+    program = folder / "environment" / "bin" / "python"
+    program.parent.mkdir()
+    program.touch()
+    return program
+
+
+def test_a_link_on_the_way_to_it_is_found(tmp_path: Path) -> None:
+    """Neither where it lies nor where it leads may others write, but where it comes through."""
+    program, between = environment(tmp_path), tmp_path / "between"
+    between.mkdir()
+    (between / "python").symlink_to("../environment/bin/python")
+    (tmp_path / "python").symlink_to(between / "python")
+    assert changeable(str(tmp_path / "python")) == changeable(str(program)) == ""
+    between.chmod(0o777)
+    assert changeable(str(tmp_path / "python")) == f"its group or everybody can change {between}"
+    assert changeable(str(program)) == ""
+
+
+@pytest.mark.parametrize("place", ["lib/python3.12/site-packages", "pyvenv.cfg", "lib"])
+def test_packages_that_others_can_change_are_found(tmp_path: Path, place: str) -> None:
+    program = environment(tmp_path)
+    found = program.parent.parent / place
+    assert changeable(str(program)) == ""
+    found.chmod(0o777)
+    assert changeable(str(program)) == f"its group or everybody can change {found}"
+
+
+def test_a_link_to_itself_ends(tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to("python")
+    assert "too many levels" in changeable(str(tmp_path / "python"))
+
+
 def test_a_python_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert "no such file" in changeable(str(tmp_path / "none"))

@@ -4,12 +4,13 @@ The agent starts none before no job has been here for a while; the command itsel
 ends by itself when one comes (`probes.guard`). Its figures go into the history that the agent shows.
 """
 
+import errno
 import logging
 import os
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ WORKER, MEMO = "scheduled-probes", "scheduled-probes"
 LONGER = 120.0  # seconds more than the measurement: to start and to end
 DEADLINE = 900.0
 MAX_OUTPUT = 1 << 20
+MOST_LINKS = 40  # as the kernel has it
 
 
 class ProbeStarter:
@@ -72,20 +74,51 @@ def words(wanted: ProbesConfig) -> tuple[str, ...]:
 
 
 def changeable(program: str) -> str:
-    """Why somebody else than this user and root can put another program in the place of this one; "" where nobody can."""
-    places = (os.path.abspath(program), os.path.realpath(program))
-    chain = [one for place in places for one in (Path(place), *Path(place).parents)]
-    for one in dict.fromkeys(chain):
-        try:
+    """Why somebody else than this user and root can put another program in the place of this one, or packages into its environment; ""
+    where nobody can.
+    """
+    try:
+        places = dict.fromkeys(one for place in _loaded(program) for one in _way_to(place))
+        for one in places:
             found = os.lstat(one)
-        except OSError as error:
-            return f"{clean(str(one), 200)}: {(error.strerror or str(error)).lower()}"
-        shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (0, os.geteuid()):
-            return f"user {found.st_uid} can change {clean(str(one), 200)}"
-        if found.st_mode & 0o022 and not shared and not stat.S_ISLNK(found.st_mode):
-            return f"its group or everybody can change {clean(str(one), 200)}"
+            shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+            if found.st_uid not in (0, os.geteuid()):
+                return f"user {found.st_uid} can change {clean(one, 200)}"
+            if found.st_mode & 0o022 and not shared and not stat.S_ISLNK(found.st_mode):
+                return f"its group or everybody can change {clean(one, 200)}"
+    except OSError as error:
+        return f"{clean(str(error.filename), 200)}: {(error.strerror or str(error)).lower()}"
     return ""
+
+
+def _loaded(program: str) -> Iterator[str]:
+    """The program, and what of the environment around it says which packages are imported."""
+    yield program
+    for file in dict.fromkeys((os.path.abspath(program), os.path.realpath(program))):
+        for pattern in ("pyvenv.cfg", "lib*/python3*/site-packages"):
+            yield from map(str, Path(file).parent.parent.glob(pattern))
+
+
+def _way_to(path: str) -> Iterator[str]:
+    """Every folder, link and file that the kernel looks up on the way to a path, links of links, too. OSError where it leads nowhere."""
+    left, here, links = [*reversed(os.path.join(os.getcwd(), path).split("/"))], "/", 0
+    yield here
+    while left:
+        part = left.pop()
+        if part == "..":
+            here = os.path.dirname(here)
+        elif part not in ("", "."):
+            step = os.path.join(here, part)
+            yield step
+            if stat.S_ISLNK(os.lstat(step).st_mode):
+                links += 1
+                if links > MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                target = os.readlink(step)
+                left += reversed(target.split("/"))
+                here = "/" if target.startswith("/") else here
+            else:
+                here = step
 
 
 class ScheduledProbes:
