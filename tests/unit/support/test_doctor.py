@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import Distribution, PackageNotFoundError, distributions
 from pathlib import Path
 
 import msgspec
@@ -86,18 +86,44 @@ def test_the_owner_is_the_effective_uid() -> None:
     assert rights.owner("") is None
 
 
+OURS, OTHER = "mldebug = mldebug.cli.main:main", "mldebug = mldebug.__main__:main"
+
+
+def installation(folder: Path, name: str, version: str, command: str) -> None:
+    place = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (place / "entry_points.txt").write_text(f"[console_scripts]\n{command}\n")
+
+
 @pytest.mark.parametrize(
-    ("installed", "found"), [(None, ""), (__version__, ""), ("0.9.0", "0.9.0")]
-)
-def test_another_program_of_the_same_name_is_seen(installed: str | None, found: str) -> None:
-    """This program under its earlier name is none."""
+    ("installed", "words"),
+    [
+        ((), ""),
+        ((("mldebug-agent", __version__, OURS),), ""),
+        ((("mldebug", "0.0.9", OURS),), ""),
+        ((("mldebug", "0.0.9", OURS), ("mldebug-agent", __version__, OURS)), "installed twice"),
+        ((("mldebug", __version__, OURS), ("mldebug-agent", __version__, OURS)), "installed twice"),
+        ((("mldebug", "0.0.9", OTHER),), "another program called mldebug (0.0.9)"),
+        ((("mldebug", __version__, OTHER), ("mldebug-agent", __version__, OURS)), "another program"),
+    ],
+)  # fmt: skip
+def test_another_program_of_the_same_name_is_seen(
+    tmp_path: Path, installed: tuple[tuple[str, str, str], ...], words: str
+) -> None:
+    """It is told from this program under its earlier name by its command, and not by its version."""
+    for one in installed:
+        installation(tmp_path, *one)
 
-    def version(name: str) -> str:
-        if name != "mldebug" or installed is None:
-            raise PackageNotFoundError(name)
-        return installed
+    def find(name: str) -> Distribution:
+        for one in distributions(path=[str(tmp_path)]):
+            if one.name == name:
+                return one
+        raise PackageNotFoundError(name)
 
-    assert checks.namesake_version(version) == found
+    found = checks.namesake(find)
+    assert (found is None) == (not words)
+    assert found is None or words in found.meaning
 
 
 # --- rows ----------------------------------------------------------------------------------------

@@ -225,9 +225,9 @@ def test_what_the_process_answers_leaves_the_terminal_alone(
 ) -> None:
     with asker(tmp_path, *lines) as words:
         _, (answer,), _ = trace("attach", *words)
-    said = [answer.get(name, "") for name in ("failure", "engine", "followed")]
-    assert any(said)
-    assert all(one.isprintable() for one in said)
+    shown = [answer.get(name, "") for name in ("failure", "engine", "followed")]
+    assert any(shown)
+    assert all(one.isprintable() for one in shown)
 
 
 def test_an_answer_is_shown_as_it_is(tmp_path: Path) -> None:

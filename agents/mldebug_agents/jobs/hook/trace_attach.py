@@ -136,7 +136,7 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     ring: str = ""
 
 
-class _Call(NamedTuple):
+class _AttachCall(NamedTuple):
     """What the process is to call (see `file_text`), and how it stands with it `otherwise`, in words."""
 
     words: str
@@ -155,15 +155,15 @@ class TraceAttacher:
 
     def attach(self, pid: int, words: dict[str, Any]) -> AttachAnswer:
         """Begin a trace in a process. `words`: the arguments of `mldebug_training.tracing.trace.trace`."""
-        call = _Call(f"attach({words!r})", "detach()", "Nothing is traced")
+        call = _AttachCall(f"attach({words!r})", "detach()", "Nothing is traced")
         found = self._carry_out(pid, call)
         return found if found.failure else msgspec.structs.replace(found, ring=words["ring"] or "")
 
     def detach(self, pid: int) -> AttachAnswer:
         """End the trace of a process; its ring stays."""
-        return self._carry_out(pid, _Call("detach()", "detach()", "A trace of it goes on"))
+        return self._carry_out(pid, _AttachCall("detach()", "detach()", "A trace of it goes on"))
 
-    def _carry_out(self, pid: int, call: _Call) -> AttachAnswer:
+    def _carry_out(self, pid: int, call: _AttachCall) -> AttachAnswer:
         python = ""
         try:
             process = self._process(pid)
@@ -221,7 +221,9 @@ class TraceAttacher:
             f"it runs {name}, which is no Python by its name; say --python /path/of/its/python"
         )
 
-    def _write(self, pid: int, rights: Rights, name: str, call: _Call, deadline: float) -> None:
+    def _write(
+        self, pid: int, rights: Rights, name: str, call: _AttachCall, deadline: float
+    ) -> None:
         text = file_text(f"{FOLDER}/{name}.answer", call.words, call.undo, deadline)
         order = self._order("write", pid, rights, name)
         data = text.encode()
@@ -252,8 +254,8 @@ class TraceAttacher:
             [*became, *words], timeout=ASKING, max_output=MAX_OUTPUT, env={}, looks_at=pid
         )
         version, _, trouble = done.stdout.decode(errors="replace").strip().partition("\n")
-        told = _VERSION.fullmatch(version)
-        numbers = tuple(map(int, told.groups())) if told else ()
+        match = _VERSION.fullmatch(version)
+        numbers = tuple(map(int, match.groups())) if match else ()
         python = ".".join(map(str, numbers))
         if numbers >= NEEDED and not trouble:
             return python

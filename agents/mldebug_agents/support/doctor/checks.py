@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug import __version__
+from mldebug import DISTRIBUTION
 from mldebug.core.errors import MldebugError
 from mldebug.core.units import format_size
 from mldebug_agents.support.doctor import rights, rows, trials
@@ -21,6 +21,7 @@ from mldebug_agents.system.child.programs import ProgramStarter
 from mldebug_agents.system.process.proc_files import read_link
 from mldebug_agents.system.reader import Reader, Unreadable
 
+COMMAND = "mldebug.cli.main:main"  # the entry point of this program
 OWN_DUMP = "stacks of own processes"
 MAX_TEXT = 1 << 20
 CANDIDATES = 16
@@ -46,8 +47,8 @@ def examine(world: CheckEnvironment) -> Iterator[DoctorCheck]:
     """All checks of `mldebug doctor`, the most important first. A check never raises: its error becomes its result."""
     status = _text(world, "self/status") or ""
     held = rights.held_capabilities(status)
-    if other := namesake_version():
-        yield rows.namesake(other)
+    if other := namesake():
+        yield other
     yield py_spy(world)
     yield own_dump(world)
     yield native_stacks(world)
@@ -66,16 +67,21 @@ def examine(world: CheckEnvironment) -> Iterator[DoctorCheck]:
     yield state_dir(world)
 
 
-def namesake_version(version: Callable[[str], str] = metadata.version) -> str:
-    """The version of another program called mldebug in this environment; "" where there is none.
-
-    An installation of this program from before it was called mldebug-agent has its own version, and is none.
-    """
+def namesake(
+    find: Callable[[str], metadata.Distribution] = metadata.distribution,
+) -> DoctorCheck | None:
+    """Checks what else is installed here as `mldebug`: None where nothing is, or only this program from before it was called mldebug-agent."""
     try:
-        found = version("mldebug")
+        found = find("mldebug")
     except metadata.PackageNotFoundError:
-        return ""
-    return "" if found == __version__ else found
+        return None
+    if all(one.value != COMMAND for one in found.entry_points):
+        return rows.namesake(found.version)
+    try:
+        find(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return None
+    return rows.installed_twice(found.version)
 
 
 def py_spy(world: CheckEnvironment) -> DoctorCheck:

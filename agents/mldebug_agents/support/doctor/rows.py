@@ -31,6 +31,16 @@ def namesake(version: str) -> DoctorCheck:
     )
 
 
+def installed_twice(version: str) -> DoctorCheck:
+    """The check that speaks where an installation from before this program was called mldebug-agent is left. `version`: of that one."""
+    return DoctorCheck(
+        name="installation",
+        state="limited",
+        meaning=f"it is installed twice, also under its earlier name mldebug ({version}): to uninstall one takes the other's files",
+        way_out=f"pip uninstall mldebug {DISTRIBUTION}, then install {DISTRIBUTION} again",
+    )
+
+
 def yama(scope: int, held: frozenset[str]) -> DoctorCheck:
     """The check of what Yama's ptrace_scope allows."""
     name = "ptrace_scope"
