@@ -9,7 +9,7 @@ import msgspec
 from mldebug.core.units import format_size
 from mldebug.probes.collectives import CollectiveResult
 
-HEADER = "bus bandwidth of the largest payload, GB/s (in brackets: beside the fewest)"
+HEADER = "bus bandwidth, largest payload that all have, GB/s (beside the fewest)"
 COLUMNS = ("nodes", "ranks", "op", "bytes", "median_seconds", "algbw_bytes_per_second", "busbw_bytes_per_second")  # fmt: skip
 
 
@@ -26,26 +26,33 @@ def counts(nodes: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*doubled, nodes)))
 
 
-def largest(point: CurvePoint) -> dict[str, CollectiveResult]:
-    """The result with the largest payload of each op, by op; not of those in which nothing travels."""
-    found: dict[str, CollectiveResult] = {}
-    for one in point.results:
-        if one.busbw_bytes_per_second and (one.op not in found or one.bytes > found[one.op].bytes):
-            found[one.op] = one
-    return found
+def compared(points: Sequence[CurvePoint]) -> list[dict[str, CollectiveResult]]:
+    """For each point, by op, the results that are set beside each other: of the largest payload that was measured over every number of
+    nodes at which there is that op, else of the largest over the fewest. Not of ops in which nothing travels.
+    """
+    moved = [[one for one in point.results if one.busbw_bytes_per_second] for point in points]
+    sizes: dict[str, set[int]] = {}
+    for results in moved:
+        for op in {one.op for one in results}:
+            here = {one.bytes for one in results if one.op == op}
+            sizes[op] = sizes.get(op, here) & here or sizes[op]
+    payload = {op: max(found) for op, found in sizes.items()}
+    return [{one.op: one for one in results if one.bytes == payload[one.op]} for results in moved]
 
 
 def table(points: Sequence[CurvePoint]) -> Iterator[str]:
     """The figures as lines of text: a row for each number of nodes, a column for each op."""
-    ops = list(dict.fromkeys(op for point in points for op in largest(point)))
+    shown = compared(points)
+    first: dict[str, CollectiveResult] = {}
+    for found in shown:
+        first = {**found, **first}
+    ops = list(dict.fromkeys(one.op for point in points for one in point.results if one.op in first))  # fmt: skip
     if not ops:
         return
-    first = {op: next(largest(one)[op] for one in points if op in largest(one)) for op in ops}
     yield HEADER
     names = " ".join(f"{f'{op} {format_size(first[op].bytes)}':>23}" for op in ops)
     yield f"{'nodes':>5} {'ranks':>5} {names}"
-    for point in points:
-        found = largest(point)
+    for point, found in zip(points, shown, strict=True):
         cells = " ".join(f"{_cell(found.get(op), first[op]):>23}" for op in ops)
         ranks = next((one.ranks for one in point.results), 0)
         yield f"{point.nodes:>5} {ranks:>5} {cells}"

@@ -18,7 +18,7 @@ from mldebug.core.redact import clean
 from mldebug.core.units import format_size
 from mldebug.probes.collective_formats import HEADER, UNITS, as_csv, as_textfile, row
 from mldebug.probes.collectives import CollectiveResult
-from mldebug.probes.curve import CurvePoint, largest
+from mldebug.probes.curve import CurvePoint, compared
 from mldebug_agents.probes.measurement import Callbacks, Measurement
 from mldebug_agents.probes.rank_events import MeasuredRanks
 
@@ -184,12 +184,15 @@ def plot(results: Sequence[CollectiveResult], path: Path, title: str) -> None:
 
 
 def plot_curve(points: Sequence[CurvePoint], path: Path, title: str) -> None:
-    """Draw bus bandwidth over the number of nodes, one line for each op with its largest payload; the suffix selects the format."""
+    """Draw bus bandwidth over the number of nodes, one line for each op with the largest payload that all have; the suffix selects the format."""
     figures = import_module("matplotlib.figure")
     figure = figures.Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for op in dict.fromkeys(op for point in points for op in largest(point)):
-        found = [(one.nodes, largest(one)[op]) for one in points if op in largest(one)]
+    results = compared(points)
+    for op in dict.fromkeys(op for one in results for op in one):
+        found = [
+            (point.nodes, one[op]) for point, one in zip(points, results, strict=True) if op in one
+        ]
         speeds = [one.busbw_bytes_per_second / 1e9 for _, one in found]
         label = f"{op}, {format_size(found[0][1].bytes)}"
         axes.plot([nodes for nodes, _ in found], speeds, "o-", label=label)

@@ -36,6 +36,22 @@ def test_the_largest_payload_is_shown_beside_the_fewest_nodes() -> None:
     assert all(len(line) <= 80 for line in table(POINTS))
 
 
+def test_only_the_same_payload_is_compared() -> None:
+    """A payload that was left out over more nodes, where it took too long, is not set beside a smaller one."""
+    small = CurvePoint(nodes=4, results=(result("all_reduce", 1 << 20, 8, 0.1),))
+    _, columns, first, second = table((POINTS[0], small))
+    assert columns.split() == ["nodes", "ranks", "all_reduce", "1MiB"]
+    assert [one.split()[:2] for one in (first, second)] == [["2", "4"], ["4", "8"]]
+    assert second.split()[3] == "(+17%)"
+
+
+def test_what_has_no_payload_in_common_is_not_compared() -> None:
+    other = CurvePoint(nodes=4, results=(result("all_reduce", 1 << 22, 8, 0.1),))
+    _, columns, first, second = table((POINTS[0], other))
+    assert columns.split()[-1] == "1GiB"
+    assert (first.split()[2], second.split()[2]) == ("1.61", "-")
+
+
 def test_what_moves_nothing_has_no_column() -> None:
     assert list(table([CurvePoint(nodes=2, results=(result("barrier", 0, 2, 0.1),))])) == []
 

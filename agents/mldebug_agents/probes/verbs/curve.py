@@ -100,8 +100,8 @@ def command(
     about: list[str] = []
     try:
         for measurement, some in _measured(wish, names, through, frame):
-            points.append(CurvePoint(nodes=len(some), results=tuple(measurement.results)))
             about[:] = [title(measurement.about)]
+            points.append(CurvePoint(nodes=len(some), results=tuple(measurement.results)))
             if not beside_jobs:
                 kept = checked_variables()
                 record(measurement, some, kept, state_dir, _say)
