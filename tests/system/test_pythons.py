@@ -28,6 +28,8 @@ def pythons() -> Iterator[str]:
     packages = ",".join(f"python{version}" for version in NEW)
     with base_files(SUITE, packages) as root:
         places = []
+        for folder in (root.parent, root):  # other users run them, too
+            folder.chmod(folder.stat().st_mode | 0o111)
         for version in NEW:
             place = (
                 root / "usr/bin" / f"start-python{version}"

@@ -101,7 +101,7 @@ FIGURES = [
     (V2_1, {"device": 0, "requested": gib(55.57), "capacity": gib(12), "free": gib(9.02), "allocated": mib(984.52), "unallocated": mib(463.48)}),
     (V2_2_SELF, {"device": None, "process": gib(44.17), "others": (), "free": mib(160.81)}),
     (V2_6_OTHERS, {"process": gib(3.14), "others": (MemoryHolder(pid=3053273, memory_bytes=gib(29.04)), MemoryHolder(pid=3120922, memory_bytes=gib(14.74)), MemoryHolder(pid=644963, memory_bytes=mib(5.59)))}),
-    (V2_9_POOLS, {"device": 7, "pools": gib(2.5), "allocated": gib(60), "unallocated": gib(16.48), "process": gib(78.08), "setting": "PYTORCH_ALLOC_CONF"}),
+    (V2_9_POOLS, {"device": 7, "allocated": gib(60), "unallocated": gib(16.48), "process": gib(78.08), "setting": "PYTORCH_ALLOC_CONF"}),
     (HIP, {"kind": "HIP", "device": 1, "unallocated": gib(40), "setting": "PYTORCH_HIP_ALLOC_CONF"}),
     (NOT_AVAILABLE, {"requested": MIB, "free": 512 * KIB, "others": (), "process": None}),
 ]  # fmt: skip

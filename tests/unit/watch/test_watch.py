@@ -585,7 +585,11 @@ def test_a_log_on_a_hung_mount_costs_the_other_jobs_one_deadline(
             assert all(gap in look.found.gaps for job in hung for gap in job.gaps)
             assert first < 6.0 * PATIENCE  # one read is waited for (2 s), for both jobs together
             assert again < 1.9
-            assert len(tools.context.reader.stuck) == 1
+            ours = {
+                str(rank) for rank in ranks
+            }  # a test beside this one may have a mount that hangs, too
+            stuck = [path for path in tools.context.reader.stuck if path.split("/")[2] in ours]
+            assert len(stuck) == 1
             mount.recover()
             wait_until(lambda: _step(looks, ranks[0]) == 4)
 
