@@ -212,7 +212,7 @@ def test_without_watches_the_rest_is_counted_anew_and_says_so(
     state = counted(keeper)
     assert state.how == PARTLY
     assert (
-        "max_user_watches is used up: 3 of its 5 folders are counted anew every 300ms" in state.why
+        "max_user_watches is used up: 3 of its 5 folders are counted anew every 300 ms" in state.why
     )
     for name in "abcd":
         (root / name / "file").touch()
@@ -229,7 +229,7 @@ def test_on_a_filesystem_of_a_server_everything_is_counted_anew(
     state = counted(keeper)
     assert (state.how, keeper.fd) == (RESCANNED, None)
     assert (
-        state.why == "nfs4 does not tell what other machines write: it is counted anew every 300ms"
+        state.why == "nfs4 does not tell what other machines write: it is counted anew every 300 ms"
     )
     (root / "file").touch()
     turn_until(keeper, as_du(root))
