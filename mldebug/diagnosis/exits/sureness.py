@@ -15,7 +15,7 @@ from mldebug.diagnosis.exits.model import (
     exit_signal,
     was_sent,
 )
-from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
+from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit, is_about
 from mldebug.diagnosis.exits.words.last_words import tells_of_closed, tells_of_fault
 
 SOON = (
@@ -53,6 +53,8 @@ def sureness(
     if _is_one_of_many(first, failing) or _another_was_failing(attempt, first, exits):
         return Confidence.LOW  # another run might as well name another of them
     if _is_close(first, failing) or is_ended_by_others(first, exits):
+        return Confidence.LOW
+    if first.kind is ExitKind.KILLED and first.death is None and _is_killed_with_others(first, exits) and not _is_named_alone(attempt, first):  # fmt: skip
         return Confidence.LOW
     if _is_later(first, failing) or _may_be_of_another(attempt, first, failing):
         return Confidence.LOW
@@ -147,9 +149,15 @@ def _may_follow_a_kill(
     """
     if first.exit.moment is not None or first.death is not None:
         return False
-    named = {one.rank for one in attempt.words.failures}
-    killed = [one for one in failing if one is not first and one.kind is ExitKind.KILLED]
-    return bool(killed) and named != {first.exit.rank}
+    killed = any(one is not first and one.kind is ExitKind.KILLED for one in failing)
+    return killed and not _is_named_alone(attempt, first)
+
+
+def _is_named_alone(attempt: AttemptExit, first: ExplainedExit) -> bool:
+    """Whether it is the only one of this attempt of which the launcher says that it failed."""
+    failures = attempt.words.failures
+    named = {one.rank for one in attempt.exits if any(is_about(words, one) for words in failures)}
+    return named == {first.exit.rank}
 
 
 def is_ended_by_others(first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:

@@ -91,3 +91,18 @@ def test_who_is_killed_after_another_has_failed_did_not_begin_it(tmp_path: Path)
     assert sure(tmp_path, late) == []
     early: dict[str, list[Any]] = {"0": [{"sleep": 9}, marked(0, VICTIM), {"exit": 1}], "1": [{"sleep": 8}, {"signal": 9}], "*": [{"sleep": 12}]}  # fmt: skip
     assert sure(tmp_path, early) == [1]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_two_that_are_killed_at_nearly_the_same_time_name_nobody_surely(
+    first: int, tmp_path: Path
+) -> None:
+    """Who kills several kills them in any order; one that is killed alone is the one to look at."""
+    for gap, expected in ((0.05, []), (0.6, []), (4.0, [first])):
+        ranks: dict[str, list[Any]] = {
+            str(rank): [{"sleep": 8 + (gap if rank != first else 0)}, {"signal": 9}]
+            for rank in (1, 2)
+        }
+        assert sure(tmp_path, ranks | {"*": [{"sleep": 12.5}, {"signal": 15}]}) == expected
+    alone: dict[str, list[Any]] = {"1": [{"sleep": 8}, {"signal": 9}]}
+    assert sure(tmp_path, alone | {"*": [{"sleep": 8.2}, {"signal": 15}]}) == [1]
