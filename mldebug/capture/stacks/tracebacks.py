@@ -51,7 +51,11 @@ _RAISED = re.compile(r"(?:\^C)?.{0,40}Traceback \(most recent call last\):\s*$")
 _INTERRUPTED = re.compile(r"\s*KeyboardInterrupt\b.*$")
 _EXCEPTION = re.compile(r"\s*[\w.]{1,200}(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|Iteration)\b.*$")  # fmt: skip
 _SOURCE = re.compile(r" {4,}\S.*$|\s*\[Previous line repeated \d{1,9} more times?\]$")
-_STEP = re.compile(r"\b(?:step|iter(?:ation)?|epoch)\W{1,3}\d|\d%\|", re.IGNORECASE)
+# A logged step, as trainers and bars print it
+STEP = re.compile(
+    r"\b(?:step|iter(?:ation)?|epoch)s?\b['\"]?\W{1,12}\d|(?:\b|_)loss['\"]?\W{1,4}\d|\d%\||\d/\d{1,9} \[[=>.#]",
+    re.IGNORECASE,
+)
 OTHERS_WRITE = 5  # lines about steps that other ranks may write below it
 MIN_FRAMES = 2  # a single line is as likely the place of a warning
 
@@ -81,5 +85,5 @@ def last_steps(lines: Iterable[str]) -> int:
     """The number of the line from which on the text tells of no more steps than others may write below a stack: before it, whoever printed a
     stack without heading has gone on. 0 where it tells of few.
     """
-    told = [at for at, line in enumerate(lines) if _STEP.search(line, 0, 400)]
+    told = [at for at, line in enumerate(lines) if STEP.search(line, 0, 400)]
     return told[-OTHERS_WRITE - 1] if len(told) > OTHERS_WRITE else 0

@@ -85,6 +85,35 @@ HEALTHY: dict[str, dict[str, Lines]] = {
 }  # fmt: skip
 
 
+GOES_ON = {
+    "transformers": "{{'loss': 0.5, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.{}}}",
+    "tqdm": "  {}%|▎         | 3/100 [00:10<12:00,  1.2it/s]",
+    "Keras": "{}/100 [==>......] - ETA: 12s",
+    "detectron2": "[01/01 10:00:01 d2.utils.events]:  eta: 0:12:30  iter: {}",
+    "glog": "I0101 10:00:01.123456 140 train.py:90] loss=0.{}",
+    "Megatron-LM": " [2026-01-01 10:00:01] iteration        {}/  100000 | consumed samples: 8",
+    "torchtitan": "[titan] 2026-01-01 10:00:01,123 - root - INFO - step: {}  loss:  2.0",
+    "words": "loss=0.5 step={}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", GOES_ON)
+@pytest.mark.parametrize("mark", ["", "[rank1]: "])
+def test_steps_are_known_as_trainers_print_them(tmp_path: Path, trainer: str, mark: str) -> None:
+    lines = tuple(mark + GOES_ON[trainer].format(number) for number in range(10, 40))
+    error = tuple(mark + line for line in READ)
+    for name in ("job_log", "rank1_log"):
+        with pytest.raises(EvidenceError):
+            judged(tmp_path, **{name: (*lines, *error, *lines)})
+        assert judged(tmp_path, **{name: (*lines, *error)}).kind == "abnormal_end"
+
+
+def test_buffered_steps_below_every_error_are_no_proof_that_the_job_went_on(tmp_path: Path) -> None:
+    """What a process had printed into a file appears as it ends, below its traceback."""
+    files = {"rank0_log": (*VICTIM, *steps(0, 20)), "rank1_log": (*OWN, *steps(0, 20))}
+    assert named(judged(tmp_path, **files)) == ([1], Confidence.LOW)
+
+
 @pytest.mark.parametrize("how", HEALTHY)
 def test_a_job_that_went_on_after_an_error_has_not_failed(tmp_path: Path, how: str) -> None:
     with pytest.raises(EvidenceError):

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-OTHERS_WRITE = 5  # lines about steps that may follow a failure before all have noticed it
+from mldebug.capture.stacks.tracebacks import OTHERS_WRITE, STEP
+
 WITHIN = 400  # characters of a line that are looked at
 _ENDED = re.compile(
     r"failed \(exitcode: -?\d|srun: error: \S{1,80}: tasks? \d|noticed that process rank \d|^ *Process name: (?:\[|\d)|exits with return code = -?\d"
 )
 _HOST = re.compile(r"^(?:[\w.-]{1,64}:)?\s{0,8}host {1,8}: (\S{1,253})")
-_PROGRESS = re.compile(r"\b(?:step|iter(?:ation)?|epoch)\W{1,3}\d|\d%\|", re.IGNORECASE)
 _FINISHED = re.compile(
     r"\b(?:training|fine-?tuning|pre-?training)(?: (?:is|has|was|run|job|loop|successfully|been|now)){0,3} (?:finished|completed?|done|ended)\b"
     r"|\b(?:finished|completed|done(?: with)?) (?:the )?(?:training|fine-?tuning|pre-?training)\b"
@@ -60,9 +60,9 @@ def of_last_attempt(logs: Sequence[RecordedLog]) -> list[RecordedLog]:
     ]  # fmt: skip
 
 
-def progress(lines: Sequence[str]) -> int:
-    """How many of the lines tell of a step, an epoch or a bar that moves on."""
-    return sum(_PROGRESS.search(line, 0, WITHIN) is not None for line in lines)
+def tells_of_step(line: str) -> bool:
+    """Whether the line tells of a step, an epoch, a loss or a bar that moves on."""
+    return STEP.search(line, 0, WITHIN) is not None
 
 
 def is_finished(lines: Sequence[str]) -> bool:
@@ -110,7 +110,7 @@ def _since_restart(lines: Sequence[str]) -> Sequence[str]:
             hosts = set() if steps else hosts
             hosts |= {host[1]} if host else set()
             ended, steps = True, []
-        elif ended and _PROGRESS.search(line, 0, WITHIN):
+        elif ended and tells_of_step(line):
             steps.append(at)
             if len(steps) > OTHERS_WRITE and (
                 not hosts or any(last_table[one] > at for one in hosts)

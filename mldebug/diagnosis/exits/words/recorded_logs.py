@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from mldebug.capture.stacks.tracebacks import OTHERS_WRITE
 from mldebug.core.model import Job, LogTail, RankIdentity
 from mldebug.core.ranksets import MAX_RANK
 from mldebug.core.redact import safe_line
@@ -21,10 +22,9 @@ from mldebug.diagnosis.exits.model import (
     status_of_code,
 )
 from mldebug.diagnosis.exits.words.last_attempt import (
-    OTHERS_WRITE,
     RecordedLog,
     of_last_attempt,
-    progress,
+    tells_of_step,
 )
 from mldebug.diagnosis.exits.words.last_words import last_error
 from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
@@ -87,10 +87,13 @@ def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
     named = {one.rank for one in (*words.failures, *words.followers) if one.rank is not None}
     shown = {*words.errors, *table, *named}
     errors = _errors(outputs, shown)
-    shared = last_error(shared_lines(outputs), SHARED, shared=True)
+    shared = _shared(outputs)
     failed = sorted({*errors, *shown})[:MOST_RANKS]
     own = [*errors.values(), *filter(None, (shared,))]
-    ended = bool(shown or words.failures or words.cited) or not all(one.caught for one in own)
+    lost = len({one.blames_peer for one in errors.values()}) > 1  # one's own, and who lost it
+    ended = (
+        bool(shown or words.failures or words.cited) or lost or not all(one.caught for one in own)
+    )
     if not ended and not words.outside:
         return None
     marked = {rank for one in outputs for rank in one.words.by_rank if rank < MOST_RANKS}
@@ -118,28 +121,40 @@ def end_of_logs(logs: Sequence[RecordedLog]) -> AttemptExit | None:
 
 
 def _errors(outputs: Sequence[LogOutput], shown: Collection[int]) -> dict[int, RankError]:
-    """The last error of each rank. Where others write about many steps below it, it may be of an earlier start of the job, unless the
+    """The last error of each rank. With many steps below it, by whomever, it was caught or is of an earlier start of the job, unless the
     rank is one of those `shown` to have failed.
     """
     found = {rank: one for rank, one in own_errors(outputs).items() if rank < MOST_RANKS}
-    shared = [one.words.every for one in outputs if one.owner is None]
-    for rank, error in found.items():
-        if (
-            rank not in shown
-            and not error.caught
-            and any(_goes_on_below(error, lines) for lines in shared)
-        ):
-            found[rank] = msgspec.structs.replace(error, caught=True)
+    for output in outputs:
+        ends = {one.lines[-1:] for one in found.values()}
+        over = _above_steps(output.words.every, ends)
+        for rank, error in found.items():
+            if error.lines[-1:] in over and rank not in shown and output.owner in (None, rank):
+                found[rank] = msgspec.structs.replace(error, caught=True)
     return found
 
 
-def _goes_on_below(error: RankError, lines: Sequence[str]) -> bool:
-    """Whether more lines about steps follow the last line of this error than others write before they notice it."""
-    ends = error.lines[-1:]
-    last = next(
-        (at for at in range(len(lines) - 1, -1, -1) if (safe_line(lines[at], 400),) == ends), None
-    )
-    return last is not None and progress(lines[last + 1 :]) > OTHERS_WRITE
+def _shared(outputs: Sequence[LogOutput]) -> RankError | None:
+    """The last error in logs that several ranks write to, without a mark."""
+    lines = shared_lines(outputs)
+    error = last_error(lines, SHARED, shared=True)
+    if error is not None and _above_steps(lines, {error.lines[-1:]}):
+        return msgspec.structs.replace(error, caught=True)
+    return error
+
+
+def _above_steps(lines: Sequence[str], ends: Collection[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """Those last lines of errors, of `ends`, below which more lines about steps follow than others write before they notice a failure."""
+    found: set[tuple[str, ...]] = set()
+    seen: set[tuple[str, ...]] = set()
+    steps = 0
+    for line in reversed(lines):
+        steps += tells_of_step(line)
+        end = (safe_line(line, 400),) if len(seen) < len(ends) else ()
+        if end in ends and end not in seen:
+            seen.add(end)
+            found |= {end} if steps > OTHERS_WRITE else set()
+    return found
 
 
 def _exit(rank: int, row: _FailureRow | None) -> RankExit:
