@@ -34,6 +34,7 @@ _PART = frozenset(
 )
 _BEFORE = re.compile(r"(?:[a-z0-9]{1,20}[ _]{1,3}){1,4}[a-z0-9]{0,20}$")  # the words right before
 _EVALUATED = re.compile(r"(?<![\w/-])(?:val(?:id(?:ation)?)?|eval(?:uation)?)\]?[:|] {0,4}$")
+_CROSS_ENTROPY = re.compile(r"cross[ _-]entropy[ _-]?$")
 _WHOLE = frozenset(["train", "training", "total", "tot", "lm", "avg", "avr", "mean", "running", "tr", "step", "reduced", "smoothed"])  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def _rank(text: str, found: re.Match[str]) -> int | None:
     words = {*_WORD.findall(name), *_WORD.findall(found["tail"])}
     phrase = _BEFORE.search(before)
     around = set(_WORD.findall(phrase[0]) if phrase else ())
-    if "cross" in words:  # that is no bonus of a policy
+    if _CROSS_ENTROPY.search(before):  # that is no bonus of a policy
         words, around = words - {"entropy"}, around - {"entropy"}
     if not _NOT_OF_TRAINING.isdisjoint({*words, *around, *_WORD.findall(path)}):
         return None

@@ -8,7 +8,7 @@ import re
 
 _OWNER = r"(?:namespace|[a-z_.]{0,40}(?:args|arguments|config(?:uration)?|cfg|options|params|settings)|hyper-?parameters)"
 _LIST = re.compile(
-    rf"(?<![a-z_.])(?:{_OWNER}|parameters)(?:\(|[ :=]{{0,4}}\{{)|(?:^|[\]:>|-] ){_OWNER}[:=] "
+    rf"(?<![a-z_.])(?:{_OWNER}|parameters)(?:\(|[ :=]{{0,4}}\{{)|(?:^|[\]:>|-] )(?:[a-z]{{2,20}} )?{_OWNER}[:=] (?![^|,;=:{{(]{{1,40}}[|,;])"
 )
 _ENTRY = re.compile(  # of a list over several lines: `    "train steps": 25,`, of which a record would have one step
     r"\s{1,40}['\"](?:[a-z]{1,20}[ _-]){0,3}(?:train(?:ing)?|eval(?:uation)?|valid(?:ation)?|test|save|log(?:ging)?|warm-?up|accumulation|decay|max|num(?:ber of)?|total)[ _-]"
@@ -22,6 +22,9 @@ _COUNT = re.compile(  # of no setting: `step 12`, `epoch: 3/10`; a dict's "epoch
     r"(?<![a-z_])(?:step|iter(?:ation)?|epoch)s?(?: {1,8}\[?\d| ?[:=] {0,8}\[?\d{1,15}/\d)|['\"]epoch['\"]: {0,4}\d"
 )
 _FIGURE = re.compile(r"(?:step|iter(?:ation)?|loss)['\"]?[ :=]{1,4}\d")
+_MEASURED = re.compile(
+    r"(?<![a-z_])(?:time(?:stamp)?|elapsed\w{0,8}|eta|(?:num_)?tokens|grad_?norm|throughput|acc(?:uracy)?)['\"]?[:=]"
+)
 _TAG = re.compile(r"\s{0,8}\[[^\]]{1,300}\][: ] {0,4}(?=\S)")
 _SIGNS = ("args", "arguments", "config", "cfg", "options", "params", "settings", "parameters", "namespace")  # fmt: skip
 _RARE_KEYS = ("seed", "epochs", "workers", "optimi", "_dir", "_path", "scheduler", "resume")
@@ -34,7 +37,9 @@ def lists_settings(line: str) -> bool:
         return True
     if _has(line, _SIGNS) and (found := _LIST.search(line)):
         return not (_COUNT.search(line) or _FIGURE.search(line, 0, found.start()))
-    return _has(line, _RARE_KEYS) and _has_keys(line) and not _COUNT.search(line)
+    if not (_has(line, _RARE_KEYS) and _has_keys(line)):
+        return False
+    return not (_COUNT.search(line) or _MEASURED.search(line))
 
 
 def _has_keys(line: str) -> bool:

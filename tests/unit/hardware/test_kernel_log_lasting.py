@@ -165,6 +165,20 @@ def test_an_array_that_is_stopped_lacks_no_disk_and_one_that_cannot_start_does()
 
 
 @pytest.mark.parametrize(
+    ("fault", "end", "other"),
+    [
+        ("md/raid1:md0: not enough operational mirrors.", "md/raid1:md0: active with 2 out of 2 mirrors", "md/raid1:md1: active with 2 out of 2 mirrors"),
+        ("md/raid1:md0: active with 1 out of 2 mirrors", "md/raid1:md0: active with 2 out of 2 mirrors", "md/raid1:md1: active with 2 out of 2 mirrors"),
+        ("OCFS2: File system is now read-only.", "ocfs2: Mounting device (8,17) on (node 0, slot 0) with ordered data mode.", "EXT4-fs (sdb1): mounted filesystem with ordered data mode."),
+    ],
+)  # fmt: skip
+def test_an_array_that_starts_whole_and_what_is_mounted_anew_are_well(fault: str, end: str, other: str) -> None:  # fmt: skip
+    assert state([fault, other])[0] == {"storage"}
+    assert state([fault, end])[0] == set()
+    assert state([end, fault])[0] == {"storage"}
+
+
+@pytest.mark.parametrize(
     ("gone", "back", "other"),
     [
         ("sd 0:0:1:0: rejecting I/O to offline device", "sd 0:0:1:0: [sdb] Attached SCSI disk", "sd 0:0:2:0: [sdc] Attached SCSI disk"),

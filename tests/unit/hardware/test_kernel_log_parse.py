@@ -246,6 +246,8 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     236: (K.DISK_OK, {"device": "", "alias": "md5:start"}),
     237: (K.DISK_OK, {"device": "sdb", "alias": "0:0:1:0"}),
     238: (K.DISK_OK, {"device": "ata1.00"}),
+    239: (K.DISK_OK, {"device": "md126"}),
+    240: (K.FILESYSTEM_OK, {"device": "OCFS2"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

@@ -60,6 +60,7 @@ NOT_OF_TRAINING: dict[str, tuple[str, int | None]] = {
     "settings by their keys": '{"lr": 0.001, "loss": 1.0, "step": 30, "seed": 1, "num_workers": 4, "optimizer": "adam"}',
     "settings of the Trainer's names": "{'loss': 1.0, 'step': 30, 'seed': 1, 'num_workers': 4, 'optimizer': 'adam'}",
     "settings that were found": "[I 2026-03-04 05:06:07,000] Trial 7 finished with value: 0.3 and parameters: {'step': 70, 'lr': 0.1, 'loss': 3.0}. Best is trial 3 with value: 0.2.",
+    "settings of a training": "Training config: lr=0.1, loss=1.0, step=7",
     "settings without quotes": "lr=0.1 seed=1 num_workers=4 epochs=3 step=7 loss=1.0",
     "a stage that evaluates": "stage=val step=78 loss=3.0",
     "settings over several lines": 'Training configuration: {\n    "train epochs": 1,\n    "train steps": 250,\n    "gradient accumulation steps": 1\n}',
@@ -98,6 +99,9 @@ OF_TRAINING: dict[str, tuple[str, int | None]] = {
     "settings behind a count in words": ("step STEP loss LOSS seed: 1 batch_size: 32 optimizer: adamw", 112),
     "settings beside a part of all": ("train: epochs: 3/10, seed: 1, dropout: 0.1, step: STEP, loss: LOSS", 112),
     "settings beside a dict's epoch": ('{"epoch": 3, "epochs": 10, "step": STEP, "loss": LOSS, "batch_size": 32, "optimizer": "adamw"}', 112),
+    "parameters before the figures": ("params: 124M | step: STEP | loss: LOSS", 112),
+    "settings beside a time": ('{"time": 1700000000.1, "step": STEP, "loss": LOSS, "seed": 1, "num_workers": 4, "optimizer": "adam"}', 112),
+    "settings beside a norm": ('{"step": STEP, "loss": LOSS, "grad_norm": 1.2, "seed": 1, "n_layers": 4, "batch_size": 8}', 112),
     "measures of hidden layers": ("step=STEP loss=LOSS hidden_norm=1.2 hidden_std=0.3 hidden_max=9.1 workers=4", 112),
     "schedules": ("step=STEP, loss=LOSS, momentum: 0.9, weight_decay: 0.1, dropout: 0.1, gamma: 0.99", 112),
     "schedules of the Trainer": ("{'loss': LOSS, 'weight_decay': 0.01, 'momentum': 0.9, 'dropout': 0.1, 'epoch': 0.01}", None),
@@ -112,6 +116,7 @@ OF_TRAINING: dict[str, tuple[str, int | None]] = {
     "a type of a deployment": ("run_type=test step=STEP loss=LOSS", 112),
     "how often one evaluates": ("Epoch 3 | eval every 5 | loss: LOSS", None),
     "a test on a node": ("run test on node-3: step STEP loss LOSS", 112),
+    "cross entropy in words": ("step STEP, cross entropy loss: LOSS, entropy loss: 0.3", 112),
     "cross entropy beside a part": ("step STEP | cross_entropy_loss LOSS | kl_loss 0.1", 112),
 }  # fmt: skip
 

@@ -80,10 +80,12 @@ def _gone(line: KernelText) -> KernelEvent | None:
 
 
 def _array(line: KernelText) -> KernelEvent | None:
-    """An array of disks that starts with some of them missing."""
+    """An array of disks that starts with all of them, or with some missing."""
     match = _ARRAY.match(line.text)
-    if match is None or int(match["there"]) >= int(match["all"]):
+    if match is None:
         return None
+    if int(match["there"]) >= int(match["all"]):
+        return event(line, KernelEventKind.DISK_OK, device=match["md"])
     return event(line, KernelEventKind.DISK_GONE, device=match["md"], alias=_start_of(match["md"]))
 
 

@@ -117,6 +117,13 @@ def _other(line: KernelText) -> KernelEvent | None:
     )
 
 
+def _ocfs2_mounted(line: KernelText) -> KernelEvent | None:
+    """Which of several is read-only the kernel does not say: mounted anew is the last that it says of any."""
+    if not line.text.startswith("ocfs2: Mounting device "):
+        return None
+    return event(line, KernelEventKind.FILESYSTEM_OK, device="OCFS2")
+
+
 def _ocfs2(line: KernelText) -> KernelEvent | None:
     match = _OCFS2.match(line.text)
     return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"]) if match else None
@@ -146,5 +153,6 @@ SIGNS = (
     LineReader("emergency read only", _other),
     LineReader("has been suspended", _other),
     LineReader("OCFS2: ERROR ", _ocfs2),
+    LineReader("ocfs2: Mounting device ", _ocfs2_mounted),
     LineReader("switching pool to ", _thin),
 )
