@@ -29,8 +29,13 @@ async function judge(files) {
   await new Promise(shown => setTimeout(shown, 50));
   const folder = `/drop-${++turn}`, asked = performance.now();
   python.FS.mkdir(folder);
+  const names = new Set();
   for (const file of files) {
-    python.FS.writeFile(`${folder}/${file.name.replaceAll("/", "_")}`, new Uint8Array(await file.arrayBuffer()));
+    let name = file.name.replaceAll("/", "_");
+    while (names.has(name)) name = `${names.size}-${name}`;
+    names.add(name);
+    const bytes = await file.arrayBuffer().catch(() => { throw new Error(`${file.name} cannot be read. Of a folder drop the files, or a tar or zip of it.`); });
+    python.FS.writeFile(`${folder}/${name}`, new Uint8Array(bytes));
   }
   python.globals.set("folder", folder);
   const answer = JSON.parse(python.runPython("from pathlib import Path\nfrom judge import judge\njudge(Path(folder))"));
