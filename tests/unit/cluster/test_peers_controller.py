@@ -707,6 +707,20 @@ def test_one_container_s_many_jobs_keep_nobody_else_s_out() -> None:
     assert loop.members._groups.of(loop.runs["j"]) is not None
 
 
+def test_a_container_that_claims_another_s_nodes_does_not_use_up_its_circle() -> None:
+    """Root's of all containers on the same nodes share one: it counted as theirs whose run came last."""
+    many = [contained(job, "evil") for job in jobs_of(0, 80)]
+    mine = contained(of_nodes("j", "m[1-2]"), "mine")
+    claims = contained(of_nodes("k", "m[1-2]"), "evil")
+    for order in ((*many, mine, claims), (*many, claims, mine)):
+        loop = Loop((), order)
+        loop.members.tick(loop.runs)
+        assert len(list(loop.members._groups)) == 64
+        group = loop.members._groups.of(loop.runs["j"])
+        assert group is not None
+        assert group.owner == (0, "mine")
+
+
 def test_two_users_on_the_same_nodes_have_a_circle_each() -> None:
     mine, theirs = (
         msgspec.structs.replace(of_nodes(f"j{uid}", "n[1-2]"), uid=uid) for uid in (1000, 1001)

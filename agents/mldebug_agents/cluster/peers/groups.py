@@ -5,7 +5,7 @@ Belongs to the main loop's thread; asking the candidates is a worker's.
 
 import logging
 import queue
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mldebug.cluster.messages import Announcement, Welcome
@@ -179,19 +179,31 @@ class CoordinatorGroups:
         fresh: dict[str, tuple[Peer, ...]] = {}
         self._known = {job.id: self._name(job, fresh) for job in jobs}
         of = {name: job for job in jobs if (name := self._known[job.id][1])}
-        here = sorted(of, key=lambda name: name not in self._groups)
-        kept = in_turns(here, lambda name: owner_of(of[name]))[:MOST]
+        kept = dict(list(self._shared_out(jobs).items())[:MOST])
         for name in (one for one in kept if one not in self._groups):
             peers = fresh.get(name) or candidates(of[name], self._port)
-            self._groups[name] = CoordinatorGroup(
-                name, peers, self._client, now, owner_of(of[name])
-            )
+            self._groups[name] = CoordinatorGroup(name, peers, self._client, now)
         self._groups = {name: self._groups[name] for name in kept}
+        for name, owner in kept.items():
+            self._groups[name].owner = owner
         self._of = {job_id: name for job_id, (_, name) in self._known.items() if name in kept}
         alone = sum(bool(name) for _, name in self._known.values()) - len(self._of)
         if alone > self._alone:
             log.warning("%d runs are watched without their other nodes: there are too many", alone)
         self._alone = alone
+
+    def _shared_out(self, jobs: Sequence[Job]) -> dict[str, Owner]:
+        """The names of the groups of these runs, in the order in which they are kept where there are too many, each with the owner whose
+        it counts as. Of several owners with runs in one group (root of containers on the same nodes) each may keep it.
+        """
+        wanted = dict.fromkeys(
+            (name, owner_of(job)) for job in jobs if (name := self._known[job.id][1])
+        )
+        here = sorted(wanted, key=lambda one: one[0] not in self._groups)
+        kept: dict[str, Owner] = {}
+        for name, owner in in_turns(here, lambda one: one[1]):
+            kept.setdefault(name, owner)
+        return kept
 
     def _name(self, job: Job, fresh: dict[str, tuple[Peer, ...]]) -> tuple[object, str]:
         """(facts, name of the group) of a run. Unchanged facts are not looked at again; peers of new groups go into `fresh`."""
