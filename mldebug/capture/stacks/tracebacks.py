@@ -82,8 +82,8 @@ def headless_lines(before: str, lines: Iterable[str]) -> int:
 
 
 def last_steps(lines: Iterable[str]) -> int:
-    """The number of the line from which on the text tells of no more steps than others may write below a stack: before it, whoever printed a
-    stack without heading has gone on. 0 where it tells of few.
+    """The number of the line from which on the text has no more training steps than other ranks may write below a stack: a stack
+    without heading that stands before that line is of a process that has gone on. 0 where the text has few steps.
     """
-    told = [at for at, line in enumerate(lines) if STEP.search(line, 0, 400)]
-    return told[-OTHERS_WRITE - 1] if len(told) > OTHERS_WRITE else 0
+    steps = [at for at, line in enumerate(lines) if STEP.search(line, 0, 400)]
+    return steps[-OTHERS_WRITE - 1] if len(steps) > OTHERS_WRITE else 0

@@ -116,7 +116,7 @@ def _recorded_by_others(directory: Path) -> StoredEvidence:
     end = None if dumped else end_recorded(directory)
     if refusal is not None and end is None:
         raise refusal
-    if end is not None and captures and not _is_told_instead(end, captures):
+    if end is not None and captures and not _shows_no_dump(end, captures):
         end = None
     captures = captures if end is None else ()
     return StoredEvidence(captures=captures, exit=end, at=directory.stat().st_mtime)
@@ -126,7 +126,7 @@ def _processes(captures: Iterable[NodeCapture]) -> Iterator[ProcessCapture]:
     return (rank.process for capture in captures for rank in capture.ranks)
 
 
-def _is_told_instead(end: AttemptExit, captures: Iterable[NodeCapture]) -> bool:
+def _shows_no_dump(end: AttemptExit, captures: Iterable[NodeCapture]) -> bool:
     """Whether stacks that stand in a log are no dump of ranks that wait: without a thread's number, as who warns of something prints them, or
     those that Python writes as it crashes.
     """

@@ -31,11 +31,13 @@ from processes.harness import (
 from processes.incidents.watching import RunningAgent, settings, watching
 from processes.needs import need_torch
 from shared.system.hung import missing
+from shared.system.patience import PATIENCE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 need_torch("torchrun comes with PyTorch")
 
-STALL = "{init_timeout: 12s, interval: 1s}"
+# On a busy machine the imports of torchrun alone take longer than twelve seconds
+STALL = f"{{init_timeout: {12 * PATIENCE:g}s, interval: 1s}}"
 SCRIPT = "import time; print('ready', flush=True); time.sleep(600)"
 WAYS: dict[str, tuple[str, ...]] = {
     **{

@@ -155,9 +155,9 @@ def test_tasks_of_srun_that_start_ranks_are_no_ranks(tmp_path: Path) -> None:
     assert named(silent)[0] == NOBODY
     of_mpi = ("  Process name: [[65037,1],2]", "  Exit code:    1")
     assert named(judged(tmp_path, job_log=(*failed(3, 4711), *of_mpi)))[0] == NOBODY
-    told = judged(tmp_path, job_log=(*of(9, OWN), *failed(1, 4711), *table(9, 1, 1, 4711), task))
-    assert named(told)[0] == [9]
-    assert [one.rank for one in told.ranks] == [9]
+    report = judged(tmp_path, job_log=(*of(9, OWN), *failed(1, 4711), *table(9, 1, 1, 4711), task))
+    assert named(report)[0] == [9]
+    assert [one.rank for one in report.ranks] == [9]
     ranks = judged(tmp_path, job_log=(*steps(0, 9), task, "srun: Terminating StepId=7.0"))
     assert named(ranks)[0] == [1]
 

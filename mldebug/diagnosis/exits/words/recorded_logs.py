@@ -146,13 +146,13 @@ def _shared(outputs: Sequence[LogOutput]) -> RankError | None:
 def _above_steps(lines: Sequence[str], ends: Collection[tuple[str, ...]]) -> set[tuple[str, ...]]:
     """Those last lines of errors, of `ends`, below which more lines about steps follow than others write before they notice a failure."""
     found: set[tuple[str, ...]] = set()
-    seen: set[tuple[str, ...]] = set()
+    met: set[tuple[str, ...]] = set()
     steps = 0
     for line in reversed(lines):
         steps += tells_of_step(line)
-        end = (safe_line(line, 400),) if len(seen) < len(ends) else ()
-        if end in ends and end not in seen:
-            seen.add(end)
+        end = (safe_line(line, 400),) if len(met) < len(ends) else ()
+        if end in ends and end not in met:
+            met.add(end)
             found |= {end} if steps > OTHERS_WRITE else set()
     return found
 
