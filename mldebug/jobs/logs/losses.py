@@ -50,14 +50,14 @@ def _rank(text: str, found: re.Match[str]) -> int | None:
     """Return 0 for the loss itself, 1 for what is known as the whole loss, 2 for a part; None for what is not training's."""
     before = text[max(0, found.start() - MOST) : found.start()]
     path, name = _name(before)
-    if _EVALUATED.search(before):
+    if "val" in before and _EVALUATED.search(before):
         return None
     if not (path or name or found["tail"]):
         return 0
     words = {*_WORD.findall(name), *_WORD.findall(found["tail"])}
     phrase = _BEFORE.search(before)
     around = set(_WORD.findall(phrase[0]) if phrase else ())
-    if _CROSS_ENTROPY.search(before):  # that is no bonus of a policy
+    if "cross" in before and _CROSS_ENTROPY.search(before):  # that is no bonus of a policy
         words, around = words - {"entropy"}, around - {"entropy"}
     if not _NOT_OF_TRAINING.isdisjoint({*words, *around, *_WORD.findall(path)}):
         return None

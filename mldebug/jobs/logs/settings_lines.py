@@ -33,7 +33,7 @@ ENOUGH = 3  # such keys in one line: a line of training may have one or two besi
 
 def lists_settings(line: str) -> bool:
     """Whether this line, in lower case, lists settings."""
-    if _ENTRY.match(line):
+    if line[:1].isspace() and _ENTRY.match(line):
         return True
     if _has(line, _SIGNS) and (found := _LIST.search(line)):
         return not (_COUNT.search(line) or _FIGURE.search(line, 0, found.start()))
