@@ -32,6 +32,7 @@ from mldebug.incidents.stored_evidence import StoredEvidence, load_evidence
 
 LIST = f"give the folder of a report; this says where they are: {typed('reports list')}"
 OURS = ("report.json", "report.html")
+ABORTED = "Fatal Python error: Aborted"
 WHY = "recorded evidence, judged again"
 KINDS = "capture-*.json, ending-*.json, or stacks (of py-spy, faulthandler, gdb, pystack), nor a log that tells of a failure"
 
@@ -131,6 +132,8 @@ def _shows_no_dump(end: AttemptExit, captures: Iterable[NodeCapture]) -> bool:
     those that Python writes as it crashes.
     """
     errors = [*end.errors.values(), *filter(None, (end.shared_error,))]
+    if errors and all(one.error.startswith(ABORTED) for one in errors):
+        return False  # who waits in vain is ended so, and these stacks show in what
     threads = any(stack.tid for one in _processes(captures) for stack in one.stacks)
     return not threads or any(map(tells_of_fault, errors))
 

@@ -123,6 +123,7 @@ def test_a_job_that_went_on_after_an_error_has_not_failed(tmp_path: Path, how: s
 FAILING: dict[str, tuple[dict[str, Lines], int]] = {
     "a rank's marks": ({"job_log": (*all_write(0, 9), *of(1, OWN))}, 1),
     "after it had finished": ({"job_log": (*steps(0, 9), *FINISHED, *of(1, OWN))}, 1),
+    "a watchdog after it had finished": ({"job_log": (*of(1, OWN), *FINISHED, "[E101 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: x")}, 1),
     "a part had finished": ({"job_log": (*of(1, OWN), "epoch 3 training finished", *of(0, VICTIM))}, 1),
     "two streams": ({"rank0_err": VICTIM, "rank0_out": steps(0, 20), "rank1_err": OWN, "rank1_out": steps(0, 20)}, 1),
     "rotated": ({"rank0_log": VICTIM, "rank1_log": OWN, "rank1_log_1": steps(0, 20)}, 1),
@@ -215,6 +216,12 @@ def test_stacks_that_a_tool_dumped_come_before_a_log(tmp_path: Path, tail: Lines
     dump = ('Thread 4711 (idle): "MainThread"', "    main (train.py:10)", "    <module> (train.py:20)")  # fmt: skip
     report = judged(tmp_path, job_log=("Process 4711: python train.py", *dump, *tail))
     assert report.kind == "manual"
+    aborted = (
+        "Fatal Python error: Aborted",
+        "Current thread (most recent call first):",
+        *CRASH[3:],
+    )
+    assert judged(tmp_path, job_log=aborted).kind == "manual"
     hung = ("Timeout (0:00:30)!", *CRASH[2:], *steps(0, 2))
     assert judged(tmp_path, job_log=hung).kind == "manual"
 

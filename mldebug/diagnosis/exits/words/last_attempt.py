@@ -34,7 +34,7 @@ _OF_A_PART = re.compile(
 )
 _OTHERWISE = re.compile(r"fail|error|abort|exception|interrupt|unsuccess|\bfalse\b", re.IGNORECASE)
 _FAILURE = re.compile(
-    r"Traceback \(most recent call last\)|Fatal Python error|terminate called after|Caught signal \d|^\W{0,8}[\w.]{0,80}(?:Error|Exception): |CANCELLED AT|death signal"
+    r"Traceback \(most recent call last\)|Fatal Python error|terminate called after|Caught signal \d|^\W{0,8}[\w.]{0,80}(?:Error|Exception): |CANCELLED AT|death signal|Watchdog caught|MPI_A(?:BORT|bort)\b|core dumped|oom[_-]kill"
 )
 _IGNORED = re.compile(r"Exception ignored (?:in|on)\b")
 _ATTEMPT = re.compile(r"^(?P<run>(?:.*/)?)attempt_(?P<number>\d{1,5})/")
