@@ -308,7 +308,7 @@ def test_a_fault_of_each_kind_begins_and_ends(kind: KernelEventKind) -> None:
         bursts = fold(
             KernelEvent(kind=one, at=1000.0 + number - later, device="x", text="x", number=many if one is kind else 1)
             for number, one in enumerate(kinds)
-            for later in ((10.0 * times for times in range(many, -1, -1)) if rule.bursts and one is kind else (0.0,))
+            for later in ((rule.once_in * times for times in range(many, -1, -1)) if rule.once_in and one is kind else (0.0,))
         )  # fmt: skip
         events = [RankEvent(burst=burst) for burst in bursts]
         found = node_health(events, 1000.0 + after, limits, kernel_readable=True)
