@@ -1,6 +1,7 @@
 """docs/commands.md, made from the commands' own help."""
 
 from collections.abc import Iterator
+from copy import copy
 
 import click
 
@@ -42,6 +43,13 @@ def _commands(group: click.Group, context: click.Context) -> Iterator[str]:
             continue
         inner = click.Context(command, info_name=name, parent=context, terminal_width=WIDTH)
         heading = "##" if context.parent is None else "###"
-        yield f"{heading} {inner.command_path}\n\n```text\n{command.get_help(inner)}\n```\n"
+        yield f"{heading} {inner.command_path}\n\n```text\n{_help(command, inner)}\n```\n"
         if isinstance(command, click.Group):
             yield from _commands(command, inner)
+
+
+def _help(command: click.Command, context: click.Context) -> str:
+    """Its help in this context: click keeps the option that the first context made, which may have been one without -h."""
+    fresh = copy(command)
+    fresh._help_option = None
+    return fresh.get_help(context)

@@ -6,12 +6,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 import yaml
 
 import commands_page
 import settings_page
+from mldebug.cli.main import cli
 from mldebug.config.schema import Config, effective_yaml
 from mldebug.core.plugins import load, names, options_of
 
@@ -109,3 +111,12 @@ def test_every_command_stands_on_its_page() -> None:
     for name in names("commands"):
         assert f"\n## mldebug {name.replace('_', '-')}\n" in result
     assert "\n### mldebug probe collectives\n" in result
+
+
+def test_the_page_is_the_same_whatever_ran_before() -> None:
+    """Click keeps the help option of the first context of a command."""
+    command = cli.get_command(click.Context(cli), "diagnose")
+    assert command is not None
+    command._help_option = None
+    assert "--help" in command.get_help(click.Context(command, info_name="diagnose"))
+    assert commands_page.page() == (DOCS / "commands.md").read_text(encoding="utf-8")
