@@ -199,8 +199,9 @@ def test_pruning_that_fails_holds_no_report_up(
 def test_a_state_server_that_dies_again_and_again_is_started_again(tmp_path: Path) -> None:
     with opened_store(tmp_path) as one:
         for number in range(5):
+            wait_until(lambda: one.worker is not None and one.worker.pid is not None)
             assert one.worker is not None
-            assert one.worker.pid is not None
+            assert one.worker.pid is not None  # told by the helper, a moment after the start
             os.kill(one.worker.pid, signal.SIGKILL)
             one.keep(f"job{number}", StallMemory(run=f"job{number}"), None)
             wait_until(lambda: one.writer.idle)
