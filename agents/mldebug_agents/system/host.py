@@ -269,11 +269,15 @@ class Host:
         return self._reads.one(pid, lambda: namespace_owner(f"{self.proc}/{pid}/ns/user"), None)
 
     def pid_namespace(self, pid: int) -> str:
-        """The outermost process namespace below our own in which a process is; "" for our own, or where it cannot be read."""
+        """The outermost process namespace below our own in which a process is, its innermost one where that cannot be told; "" for our
+        own, or where none can be read.
+        """
         its, ours = self.link(pid, "ns/pid"), self.link(os.getpid(), "ns/pid")
         if not its or not ours or its == ours:
             return ""
-        return self._reads.one(pid, lambda: outer_namespace(f"{self.proc}/{pid}/ns/pid"), its)
+        return self._reads.one(
+            pid, lambda: outer_namespace(f"{self.proc}/{pid}/ns/pid") or its, its
+        )
 
     def root_of(self, pid: int) -> str:
         """The folder that is `/` for this process (/proc/PID/root).

@@ -81,6 +81,23 @@ def test_a_process_namespace_is_found_however_many_are_below_it() -> None:
             outer.kill()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
+def test_a_namespace_that_cannot_be_opened_is_not_taken_for_the_agents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its link was read: that is enough to keep it apart."""
+    monkeypatch.setattr("mldebug_agents.system.host.outer_namespace", lambda _: "")
+    argv = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "echo; sleep 60"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        (inside,) = _children(one.pid)
+        found = Host().pid_namespace(inside)
+        one.kill()
+    assert found.startswith("pid:[")
+    assert found != os.readlink("/proc/self/ns/pid")
+
+
 def _children(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
         return list(map(int, file.read().split()))
