@@ -43,6 +43,7 @@ BEGIN = (
 )
 END = (
     "NVRM: Xid (PCI:0000:3b:00): 154, pid=7, name=python3, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)",
+    "nvidia-uvm: Loaded the UVM driver, major device number 510.",
     "amdgpu 0000:83:00.0: amdgpu: GPU reset(2) succeeded!",
     "mlx5_core 0000:41:00.0: mlx5_health_try_recover:335:(pid 91): health recovery succeeded",
     "EXT4-fs (sda1): mounted filesystem with ordered data mode. Quota mode: none.",

@@ -1,5 +1,6 @@
 """Real jobs that write checkpoints until their disk is full: the report names the mount, by bytes or inodes, and what is left."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,8 @@ def test_a_disk_that_checkpoints_fill_is_named_though_the_error_has_no_word_of_s
     assert found["verdict"] == "storage_fault", found
     assert [(one["kind"], one["rank"]) for one in found["culprits"]] == [("mount", 0)]
     assert f"{full} is full" in found["summary"]
-    assert "has 0 B left now" in found["summary"], found
+    # the second where a checkpoint was whole before, and the agent had a look at it
+    assert re.search(r"has 0 B left( now|, and a checkpoint needs about 8 MiB)", found["summary"]), found  # fmt: skip
 
 
 def test_the_checkpoint_that_a_full_disk_has_cut_is_told_with_the_last_whole_one(tmp_path: Path) -> None:  # fmt: skip

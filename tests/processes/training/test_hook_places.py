@@ -114,8 +114,8 @@ def test_a_rank_in_a_container_is_found_by_what_it_sees_itself(
 ) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
-    made = {"script": "beating.py", "prefix": CONTAINER, "more": beating(folder)}
-    with light_job(folder, 1, **made) as job:  # type: ignore[arg-type] - two would be of two containers, and of two runs
+    job_of_one = light_job(folder, 1, script="beating.py", prefix=CONTAINER, more=beating(folder))
+    with job_of_one as job:  # two ranks would be of two containers, and of two runs
         wait_for("its steps", lambda: len(steps(agent, job)) == 1, 90)
         run = run_of(agent, job)
         assert run is not None
