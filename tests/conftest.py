@@ -49,7 +49,7 @@ def _set_no_deadline() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--update-golden` and `--each-job-once`."""
     parser.addoption("--update-golden", action="store_true", help="write what the tests get")
-    once = "real jobs that two users run: each by one of them in turns; and a third of those that nobody may attach to"
+    once = "real jobs that two users run: each by one of them in turns"
     parser.addoption("--each-job-once", action="store_true", help=once)
 
 

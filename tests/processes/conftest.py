@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _second_times(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of each test that both users run, the one whose turn it is not; of those without rights, two thirds.
+    """Of each test that both users run, the one whose turn it is not.
 
     Turns are counted in each file: the answer is the same whichever other files are run.
     """
@@ -40,9 +40,7 @@ def _second_times(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def _second_times_of(groups: Iterable[list[pytest.Item]]) -> list[pytest.Item]:
     pairs = [group for group in groups if len(group) == 2]
-    alone = [one for (one, *more) in groups if not more and "unattached" in one.nodeid]
-    out = [group[number % 2] for number, group in enumerate(pairs)]
-    return out + [item for number, item in enumerate(alone) if number % 3]
+    return [group[number % 2] for number, group in enumerate(pairs)]
 
 
 @pytest.fixture(scope="session", params=["as_is", "ordinary"])

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mldebug.capture.flight_recorder.analysis import Conclusion, analyse
 from mldebug.capture.flight_recorder.folder import read_folder
+from processes.harness import environment_of_jobs
 from processes.needs import need_torch
 from shared.capture.dumps import Dump, late, not_started, odd_size, stuck, write
 
@@ -23,9 +25,10 @@ def judged(folder: Path) -> Conclusion:
     return analyse(read_folder(folder).records)
 
 
-def run(*command: str) -> str:
+def run(*command: str, **more: Any) -> str:
     done = subprocess.run(
         command,
+        **more,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -51,7 +54,8 @@ def test_what_ranks_on_gloo_write(
     for name in ("json", "pickle"):
         (tmp_path / name).mkdir()
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
-    run(sys.executable, *torchrun, str(JOBS / "recorded.py"), fault, str(tmp_path))
+    job = (sys.executable, *torchrun, str(JOBS / "recorded.py"), fault, str(tmp_path))
+    run(*job, env=environment_of_jobs(tmp_path) | {"OMP_NUM_THREADS": "1"})
     for name in ("json", "pickle"):
         found = judged(tmp_path / name)
         assert (found.kind, found.culprits, found.seq) == (kind, culprits, sequence), (name, found)

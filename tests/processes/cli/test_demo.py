@@ -15,11 +15,17 @@ need_torch("the demo trains with PyTorch")
 
 STRUCK = 2  # of the demo's four
 FAULTS = {"as_is": ("sleep", "mismatch", "loop", "dead"), "ordinary": ("stopped", "fifo", "lock")}
+# The others are faults of test_scenarios.py, struck by the same demo
+ALWAYS = ("sleep", "mismatch", "stopped")
 
 
 @pytest.mark.parametrize(
     ("user", "fault"),
-    [(user, fault) for user, faults in FAULTS.items() for fault in faults],
+    [
+        pytest.param(user, fault, marks=() if fault in ALWAYS else pytest.mark.long)
+        for user, faults in FAULTS.items()
+        for fault in faults
+    ],
     indirect=["user"],
 )
 def test_the_demo_names_the_rank_it_struck(fault: str, user: User) -> None:

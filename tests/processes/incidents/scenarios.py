@@ -46,17 +46,21 @@ def renamed(name: str, scenario: Scenario) -> Scenario:
     return Scenario(name, scenario.plan, scenario.expected, scenario.busy, scenario.marks)
 
 
+# Of those that tell what their relation, named beside them, tells as well
+NIGHTLY = ("long",)
+
 SCENARIOS = (
     one("sleep", "rank_waiting", MEDIUM, marks=("smoke",)),
     one("loop", "rank_busy", MEDIUM, busy=(2,)),
     one("gil", "rank_waiting", MEDIUM),
-    one("regex", "rank_busy", MEDIUM, busy=(2,)),
+    # loop; it runs always where nobody may attach
+    one("regex", "rank_busy", MEDIUM, busy=(2,), marks=NIGHTLY),
     one("stopped", "rank_stopped", HIGH, marks=("smoke",)),
     one("fifo", "rank_blocked_io", MEDIUM),
     one("input", "rank_waiting", HIGH, stdin="pipe"),
-    one("pdb", "rank_waiting", HIGH, stdin="pipe"),
+    one("pdb", "rank_waiting", HIGH, stdin="pipe", marks=NIGHTLY),  # input
     one("lock", "rank_waiting", MEDIUM),
-    one("lock_order", "rank_waiting", MEDIUM),
+    one("lock_order", "rank_waiting", MEDIUM, marks=NIGHTLY),  # lock
     one("dead", "rank_exited", HIGH),
     one("mismatch", "collective_mismatch", LOW, struck=(6, 7), world_size=8, marks=("smoke",)),
     one("skip", "collective_mismatch", MEDIUM),
@@ -68,6 +72,7 @@ SCENARIOS = (
     one("prepare", "rank_busy", LOW, struck=(1, 2), busy=(1, 2)),
     one("thread", "rank_waiting", MEDIUM, busy=(0, 1, 2, 3)),
     nobody("tp_skip", "collective_mismatch", LOW, struck=(0,)),
-    renamed("ddp_sleep", one("sleep", "rank_waiting", MEDIUM, options=("--ddp",))),
+    # ddp_loop, and sleep
+    renamed("ddp_sleep", one("sleep", "rank_waiting", MEDIUM, options=("--ddp",), marks=NIGHTLY)),
     renamed("ddp_loop", one("loop", "rank_busy", MEDIUM, options=("--ddp",), busy=(2,))),
 )

@@ -30,7 +30,15 @@ from processes.harness import (
     wait_for,
     wchan_of,
 )
-from processes.incidents.scenarios import HIGH, MEDIUM, SCENARIOS, Expected, Scenario, one
+from processes.incidents.scenarios import (
+    HIGH,
+    MEDIUM,
+    NIGHTLY,
+    SCENARIOS,
+    Expected,
+    Scenario,
+    one,
+)
 from processes.incidents.watching import Report, RunningAgent
 from shared.system.patience import PATIENCE
 
@@ -51,7 +59,7 @@ LIMITS = dict.fromkeys(("loop", "ddp_loop", "regex", "prepare", "thread"), BUSY_
 MORE = (
     one("dataloader", "dataloader_stalled", HIGH, MEDIUM, options=("--workers", "1"), busy=(2,)),
     one("fuse", "storage_fault", HIGH),
-    one("fuse_open", "storage_fault", HIGH),
+    one("fuse_open", "storage_fault", HIGH, marks=NIGHTLY),  # fuse
     Scenario("missing", {"fault": "none", "launch": (0, 1, 2)},
              Expected("init_incomplete", (3,), (HIGH, MEDIUM)), busy=(0, 1, 2)),
     Scenario("paused", {"fault": "none", "struck": ()}, Expected("job_paused", (), (HIGH, MEDIUM))),

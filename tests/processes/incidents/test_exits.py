@@ -204,7 +204,14 @@ def test_an_agent_sees_how_jobs_of_its_own_user_end(
     ("options", "text", "confidence"),
     [
         (("--way", "crash"), "killed by SIGKILL", "high"),
-        (("--way", "crash", "--number", str(signal.SIGSEGV.value)), "killed by SIGSEGV", "high"),
+        pytest.param(
+            *(
+                ("--way", "crash", "--number", str(signal.SIGSEGV.value)),
+                "killed by SIGSEGV",
+                "high",
+            ),
+            marks=pytest.mark.long,  # the test before has one
+        ),
         (("--way", "leave", "--code", "3"), "exited with code 3", "medium"),
         (("--way", "crash", "--number", str(signal.SIGTERM.value)), "killed by SIGTERM", "high"),
     ],

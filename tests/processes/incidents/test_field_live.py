@@ -86,7 +86,7 @@ CASES = (
 
 # Each has a near relation above that runs always: these run nightly
 NIGHTLY = frozenset(
-    ("lockf_circle", "lockf_stranger", "worker_lockf", "reads_pipe", "upload", "endless_program", "wait_for_json", "wait_for_flag", "join_throws")
+    ("lockf_circle", "lockf_stranger", "worker_fifo", "worker_lockf", "reads_pipe", "swallowed", "upload", "endless_program", "evaluates_alone", "wait_for_baton", "wait_for_json", "wait_for_flag", "join_throws")
 )  # fmt: skip
 FROZEN = Field("threads", "trains", ((2,),), "rank_stopped", ("frozen by its cgroup",), inert=True)
 

@@ -186,7 +186,14 @@ def test_one_object_for_each_op_and_size(tmp_path: Path) -> None:
         assert [each["rank"] for each in one["per_rank"]] == [0, 1]
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), [(2, "float32"), (3, "int8"), (4, "float64")])
+@pytest.mark.parametrize(  # sums in every dtype and world: tests/unit/probes/test_figures.py
+    ("ranks", "dtype"),
+    [
+        pytest.param(2, "float32", marks=pytest.mark.long),
+        (3, "int8"),
+        pytest.param(4, "float64", marks=pytest.mark.long),
+    ],
+)
 def test_all_collectives_carry_the_right_values(tmp_path: Path, ranks: int, dtype: str) -> None:
     words = ("--nproc", str(ranks), "--sizes", "1B,100KiB", "--dtype", dtype, "--repeats", "3")
     code, out, err = Probe(tmp_path, *words, "--json").end()
@@ -284,6 +291,7 @@ def test_one_wrong_element_of_one_rank_is_found(tmp_path: Path) -> None:
     assert [(one["rank"], one["correct"]) for one in wrong["per_rank"]] == [(0, True), (1, False)]
 
 
+@pytest.mark.long  # as the next one, whose text has to be whole
 def test_an_interrupt_prints_what_was_measured(tmp_path: Path) -> None:
     code, out, _ = ended_when(tmp_path, lambda probe: probe.process.send_signal(signal.SIGINT))
     assert code == 130

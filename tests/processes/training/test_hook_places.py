@@ -251,7 +251,7 @@ def undisturbed() -> list[str]:
 
 
 @as_root
-@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("how", [pytest.param(one, marks=() if one in ("full", "missing") else pytest.mark.long) for one in BROKEN])  # fmt: skip
 def test_training_goes_on_to_the_same_loss_without_shared_memory(
     how: str, undisturbed: list[str]
 ) -> None:

@@ -42,6 +42,8 @@ OTHERS: dict[str, tuple[Expected, ...]] = {
 RAISED = ("sleep", "gil", "fifo", "full_pipe", "late", "teardown")
 """`medium` where one may attach; here the hook may prove it, if all answer in time. All others: as sure as there."""
 UNASKED = ("paused",)  # nobody there can answer
+# Each way in which one knows less here; the others run nightly
+ALWAYS = ("sleep", "regex", "input", "skip", "fuse", "paused")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,9 @@ def outcomes(user: User, library: Any, request: pytest.FixtureRequest) -> Iterat
 
 @pytest.mark.parametrize("unattached", [True], ids=["unattached"])
 @pytest.mark.parametrize("user", ["ordinary"], indirect=True)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in ALWAYS else pytest.mark.long) for one in ALL]
+)
 def test_no_right_to_attach_costs_no_name(
     name: str, unattached: bool, outcomes: dict[str, Case]
 ) -> None:

@@ -189,7 +189,7 @@ def test_a_rank_that_asks_less_often_costs_the_switches_and_not_the_training(pla
         assert weights.startswith("59 ")
 
 
-@pytest.mark.parametrize("missing", ["0", "1"])
+@pytest.mark.parametrize("missing", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_a_poll_missed_in_the_very_round_of_a_kill_costs_the_switches_and_not_the_training(
     place: Path, missing: str
 ) -> None:
@@ -226,6 +226,7 @@ def test_a_folder_that_hangs_stops_no_step(tmp_path: Path) -> None:
         assert job.end_code() == 0
 
 
+@pytest.mark.long  # of a pinned PyTorch
 def test_torchrun_dies_of_the_signal_and_so_it_is_never_sent_to_it(place: Path) -> None:
     """What docs/training-helpers.md says of launchers; where this changes, the page has to."""
     with stopping("--folder", str(place), ranks=2) as job:
