@@ -188,7 +188,7 @@ def _serve_peers(
     identity.count_failures(proof, partial(_turned_away, refusals))
     slow = partial(refusals.count, "slow", why="it takes too long to say what it wants")
     server.serve_peers(
-        peer_app, joined.door, proof.server, partial(_admits, joined.client, refusals), slow
+        peer_app, joined.listener, proof.server, partial(_admits, joined.client, refusals), slow
     )
 
 

@@ -51,7 +51,7 @@ class StateClient:
         on_loss: Callable[[str], None],
         on_gone: Callable[[], None] = lambda: None,
         *,
-        door: bool = False,
+        listener: bool = False,
     ) -> None:
         """`on_loss` is called with words when the state dir had to be begun anew; `on_gone` when it went, and what its path
         shows now cannot be used.
@@ -60,8 +60,8 @@ class StateClient:
         self._starter = starter
         self._state_dir = state_dir
         self._on_loss, self._on_gone = on_loss, on_gone
-        self._wants_door = door
-        self._place: DeviceInode | None = None  # of our socket file
+        self._wants_socket = listener
+        self._socket_file: DeviceInode | None = None  # of our socket file
         self._held: DeviceInode | None = None  # the lock file
         self._ended = False
 
@@ -71,21 +71,23 @@ class StateClient:
         Returns the reply and, until it was opened once, the listening Unix socket if one was
         wanted.
         """
-        door = self._wants_door and self._place is None
-        reply, got = self._exchange(OpenState(str(self._state_dir), os.getpid(), door, self._held))
-        self._place = reply.door or self._place
+        listener = self._wants_socket and self._socket_file is None
+        reply, got = self._exchange(
+            OpenState(str(self._state_dir), os.getpid(), listener, self._held)
+        )
+        self._socket_file = reply.socket_file or self._socket_file
         return reply, got
 
-    def open_door(self) -> socket.socket | None:
+    def open_socket(self) -> socket.socket | None:
         """Try again to open the agent's Unix socket.
 
         Returns the listening socket, None where the file of the one before is still there; raises OSError where none can be
         opened.
         """
         self._have_child()
-        reply, door = self._exchange(OpenSocket(self._place))
-        self._place = reply.door or self._place
-        return door
+        reply, listener = self._exchange(OpenSocket(self._socket_file))
+        self._socket_file = reply.socket_file or self._socket_file
+        return listener
 
     def ask(self, order: StateOrder) -> None:
         """Have an order carried out.
@@ -115,7 +117,7 @@ class StateClient:
         Later calls raise ConnectionError.
         """
         if self.worker is not None:
-            self._exchange(CloseState(self._place))
+            self._exchange(CloseState(self._socket_file))
         self._ended = True
         self.hang_up()
 
@@ -138,15 +140,15 @@ class StateClient:
             raise
         for note in reply.notes:
             log.warning("%s", note)
-        door = socket.socket(fileno=descriptor) if descriptor is not None else None
+        listener = socket.socket(fileno=descriptor) if descriptor is not None else None
         if reply.gone:
-            self._place = None
+            self._socket_file = None
             self._on_gone()
-        _raise(reply, door)
+        _raise(reply, listener)
         self._held = reply.held or self._held
         if reply.lost:
             self._on_loss(reply.lost)
-        return reply, door
+        return reply, listener
 
 
 class RemoteArchive:
@@ -179,12 +181,12 @@ class RemoteArchive:
         self._client.ask(PruneReports())
 
 
-def _raise(reply: StateReply, door: socket.socket | None) -> None:
+def _raise(reply: StateReply, listener: socket.socket | None) -> None:
     if reply.refusal is None and not reply.errno and not reply.defect:
         return
-    if door is not None:
+    if listener is not None:
         with contextlib.suppress(OSError):  # what is raised below is the reason
-            door.close()
+            listener.close()
     if reply.defect:
         raise RuntimeError(f"a defect of mldebug: {reply.defect}")
     if reply.refusal is None:

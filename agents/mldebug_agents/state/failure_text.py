@@ -78,7 +78,7 @@ def begun_anew(place: Path, how: str) -> str:
     )
 
 
-def let_go(place: Path) -> str:
+def gone(place: Path) -> str:
     """The log line for a state dir that is not there any more while nothing can be made in its place."""
     return (
         f"the state dir {place} is not there any more, and what its path shows now cannot be used: nothing of it is held open,"

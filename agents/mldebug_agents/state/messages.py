@@ -15,13 +15,13 @@ DeviceInode = tuple[int, int]  # device and inode
 class OpenState(msgspec.Struct, frozen=True, tag="Open"):
     """Request to lock the state dir and read what is stored.
 
-    `pid`: the agent's; `door`: also open the listening socket; `held`: the lock file that an
+    `pid`: the agent's; `listener`: also open the listening socket; `held`: the lock file that an
     earlier state server of this agent held.
     """
 
     state_dir: str
     pid: int
-    door: bool
+    listener: bool
     held: DeviceInode | None = None
 
 
@@ -109,10 +109,10 @@ class PruneReports(msgspec.Struct, frozen=True, tag="Prune"):
 class CloseState(msgspec.Struct, frozen=True, tag="End"):
     """Request to close the database and release the lock.
 
-    `door`: the socket file is removed only if it still has this device and inode.
+    `socket_file`: it is removed only if it still has this device and inode.
     """
 
-    door: DeviceInode | None
+    socket_file: DeviceInode | None
 
 
 StateOrder = (
@@ -163,7 +163,7 @@ class StateReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     notes: tuple[str, ...] = ()  # for the log
     found: StoredState = StoredState()
     reports: tuple[str, ...] = ()  # ids of those that are there when the place is opened
-    door: DeviceInode | None = None  # of the socket file that was opened
+    socket_file: DeviceInode | None = None  # that was opened
     held: DeviceInode | None = None  # of the lock file
     gone: bool = (
         False  # the path does not show the folder that was held, and what is there cannot be used

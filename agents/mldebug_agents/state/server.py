@@ -56,18 +56,18 @@ def serve(connection: socket.socket) -> None:
     link = ChildLink(connection, msgspec.msgpack.Decoder(StateOrder), max_body=MAX_BODY)
     with contextlib.suppress(ConnectionError):  # the agent is gone
         while True:
-            reply, door = answer(keeping, link.receive())
+            reply, listener = answer(keeping, link.receive())
             reply = msgspec.structs.replace(reply, notes=notes.take())
-            link.send(reply, door.fileno() if door else None)
-            if door:
-                door.close()
+            link.send(reply, listener.fileno() if listener else None)
+            if listener:
+                listener.close()
 
 
 def answer(keeping: "StateServer", order: StateOrder) -> Answer:
     """Carry out one request. Never raises: disk errors and exceptions of our own become the reply."""
-    reply, door = _answer(keeping, order)
+    reply, listener = _answer(keeping, order)
     gone = keeping.gone and not isinstance(order, CloseState)
-    return msgspec.structs.replace(reply, gone=gone), door
+    return msgspec.structs.replace(reply, gone=gone), listener
 
 
 def _answer(keeping: "StateServer", order: StateOrder) -> Answer:
@@ -104,7 +104,7 @@ class StateServer:
         self._orders: dict[type, Callable[..., Answer | None]] = {
             OpenState: self._open,
             CheckState: lambda _: None,
-            OpenSocket: lambda order: self._open_door(order.place),
+            OpenSocket: lambda order: self._open_socket(order.place),
             StoreRun: lambda order: self._database.keep(order),
             StoredExits: lambda order: self._database.keep_ends(order),
             StoreMemo: lambda order: self._database.remember(order.memo),
@@ -132,10 +132,10 @@ class StateServer:
             self._database = Database(self._folder / "agent.sqlite")
         if not isinstance(order, CloseState):
             self._stand()
-        reply, door = self._orders[type(order)](order) or (StateReply(), None)
+        reply, listener = self._orders[type(order)](order) or (StateReply(), None)
         lost, self._lost = self._lost, ""
         held = self._hold.held if self._hold else None
-        return msgspec.structs.replace(reply, held=held, lost=lost), door
+        return msgspec.structs.replace(reply, held=held, lost=lost), listener
 
     def _stand(self) -> None:
         """Hold the folder that the path shows now: a folder that was removed takes all writes, and keeps none."""
@@ -156,23 +156,25 @@ class StateServer:
 
     def _open(self, order: OpenState) -> Answer:
         found = self._database.load()
-        reply, door = self._try_door() if order.door else (StateReply(), None)
+        reply, listener = self._try_socket() if order.listener else (StateReply(), None)
         names = tuple(ReportStore(self._folder).names()[:MAX_NAMES])
-        return msgspec.structs.replace(reply, found=found, reports=names), door
+        return msgspec.structs.replace(reply, found=found, reports=names), listener
 
-    def _try_door(self) -> Answer:
+    def _try_socket(self) -> Answer:
         """A folder that cannot hold a socket may still hold the rest."""
         try:
-            return self._open_door()
+            return self._open_socket()
         except OSError as error:
             return StateReply(error=error.strerror or str(error)), None
 
-    def _open_door(self, served: DeviceInode | None = None) -> Answer:
+    def _open_socket(self, served: DeviceInode | None = None) -> Answer:
         with contextlib.suppress(OSError):  # there is no socket file any more: a new one is opened
             if served is not None and self._socket_file() == served:
-                return StateReply(door=served), None  # something else of the state dir was lost
-        door = open_unix(self._folder)
-        return StateReply(door=self._socket_file()), door
+                return StateReply(
+                    socket_file=served
+                ), None  # something else of the state dir was lost
+        listener = open_unix(self._folder)
+        return StateReply(socket_file=self._socket_file()), listener
 
     def _socket_file(self) -> DeviceInode:
         with reachable(self._folder) as path:
@@ -182,7 +184,7 @@ class StateServer:
     def _end(self, order: CloseState) -> None:
         # another agent has put its own there
         with contextlib.suppress(OSError):
-            if self._socket_file() == order.door:
+            if self._socket_file() == order.socket_file:
                 with reachable(self._folder) as path:
                     os.unlink(path)
         self._database.disconnect()

@@ -19,7 +19,7 @@ from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.status.snapshot import SourceState
 from mldebug_agents.state.client import RemoteArchive, StateClient
-from mldebug_agents.state.failure_text import begun_anew, let_go
+from mldebug_agents.state.failure_text import begun_anew, gone
 from mldebug_agents.state.messages import (
     CheckState,
     DeleteRun,
@@ -57,11 +57,11 @@ class StateStore:
         self,
         state_dir: Path,
         starter: WorkerStarter,
-        on_door: Callable[[socket.socket | None], None] | None = None,
+        on_socket: Callable[[socket.socket | None], None] | None = None,
         *,
         retry: float = RETRY_FIRST,
     ) -> None:
-        """`on_door` gets the listening socket of the state dir, in the writer's thread, and None where the state dir has gone:
+        """`on_socket` gets the listening socket of the state dir, in the writer's thread, and None where the state dir has gone:
         as long as the socket is open the kernel keeps the file system on which it was made.
         """
         self.state_dir = state_dir
@@ -74,11 +74,11 @@ class StateStore:
         self._memos: dict[str, bytes] = {}
         self._begun_anew = threading.Event()
         self._left: tuple[Leftover, ...] = ()
-        self._wants_door = on_door is not None
-        self._got_door = on_door or _close
-        self._has_door = False
+        self._wants_socket = on_socket is not None
+        self._on_socket = on_socket or _close
+        self._has_socket = False
         self._client = StateClient(
-            starter, state_dir, self._lost_place, self._close_door, door=self._wants_door
+            starter, state_dir, self._lost_place, self._close_socket, listener=self._wants_socket
         )
         self.archive = RemoteArchive(self._client)
         self.writer = WriterThread(state_dir, self._open_place, retry=retry)
@@ -111,8 +111,8 @@ class StateStore:
         for name in self._memos:
             self._put_memo(name)
         self._put_leftovers()
-        if self._wants_door:
-            self.writer.put("door", self._open_door)
+        if self._wants_socket:
+            self.writer.put("socket", self._open_socket)
         return True
 
     @property
@@ -319,14 +319,14 @@ class StateStore:
     # --- in the writer's thread ------------------------------------------------------------------------
 
     def _open_place(self) -> None:
-        reply, door = self._client.open()
+        reply, listener = self._client.open()
         self._take_in(reply.found)
         self.earlier_reports = frozenset(reply.reports)
-        if door is not None:
-            self._take_door(door)
-        elif self._wants_door:
+        if listener is not None:
+            self._use_socket(listener)
+        elif self._wants_socket:
             log.warning("no socket in %s yet: %s", self.state_dir, reply.error)
-            self.writer.put("door", self._open_door)
+            self.writer.put("socket", self._open_socket)
 
     def _take_in(self, found: StoredState) -> None:
         self.leftovers = found.leftovers
@@ -334,20 +334,20 @@ class StateStore:
         self._ends = ends_of_all(found) | self._ends
         self._memos = {one.name: one.data for one in found.memos} | self._memos
 
-    def _open_door(self) -> None:
-        if (door := self._client.open_door()) is not None:
-            self._take_door(door)
+    def _open_socket(self) -> None:
+        if (listener := self._client.open_socket()) is not None:
+            self._use_socket(listener)
 
-    def _take_door(self, door: socket.socket) -> None:
-        self._has_door = True
-        self._got_door(door)
+    def _use_socket(self, listener: socket.socket) -> None:
+        self._has_socket = True
+        self._on_socket(listener)
 
-    def _close_door(self) -> None:
-        if self._has_door:
-            self._has_door = False
-            log.error("%s", let_go(self.state_dir))
-            self._got_door(None)
-            self.writer.put("door", self._open_door)
+    def _close_socket(self) -> None:
+        if self._has_socket:
+            self._has_socket = False
+            log.error("%s", gone(self.state_dir))
+            self._on_socket(None)
+            self.writer.put("socket", self._open_socket)
 
     def _lost_place(self, how: str) -> None:
         self.losses += 1
@@ -355,6 +355,6 @@ class StateStore:
         self._begun_anew.set()
 
 
-def _close(door: socket.socket | None) -> None:
-    if door is not None:
-        door.close()
+def _close(listener: socket.socket | None) -> None:
+    if listener is not None:
+        listener.close()

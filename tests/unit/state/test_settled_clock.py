@@ -49,7 +49,7 @@ def test_a_clock_that_is_only_slewed_stays_settled() -> None:
 def test_no_report_is_too_old_by_a_clock_that_was_just_set(tmp_path: Path) -> None:
     clocks = Clocks()
     server = StateServer(clocks.made())
-    server.execute(OpenState(state_dir=str(tmp_path), pid=os.getpid(), door=False))
+    server.execute(OpenState(state_dir=str(tmp_path), pid=os.getpid(), listener=False))
     for day in (1, 2):  # years ago, by the clock of this machine
         ReportStore(tmp_path).save(named(f"2019010{day}T000000Z-one"), "", {})
     server.execute(PruneReports())

@@ -339,8 +339,8 @@ def test_the_socket_file_goes_at_the_end_if_it_is_still_ours(tmp_path: Path) -> 
             doors.append(open_unix(tmp_path))
         one.close(30)
         assert (tmp_path / "agent.sock").exists() == taken_over
-        for door in doors:
-            door.close()
+        for listener in doors:
+            listener.close()
 
 
 def test_a_keeper_that_was_killed_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -458,8 +458,8 @@ def test_the_socket_comes_back_with_the_folder(tmp_path: Path) -> None:
         link.connect(str(state / "agent.sock"))
     one.close(30)
     assert not (state / "agent.sock").exists()
-    for door in doors:
-        door.close()
+    for listener in doors:
+        listener.close()
 
 
 def test_a_new_keeper_that_is_asked_for_the_socket_first_knows_the_folder(tmp_path: Path) -> None:
@@ -467,11 +467,11 @@ def test_a_new_keeper_that_is_asked_for_the_socket_first_knows_the_folder(tmp_pa
     client = StateClient(SPAWNERS[-1], tmp_path / "state", lambda _: None)
     client.open()
     client.hang_up()
-    door = client.open_door()
-    assert door is not None
+    listener = client.open_socket()
+    assert listener is not None
     client.ask(CheckState())
     client.end()
-    door.close()
+    listener.close()
 
 
 def test_a_folder_that_is_there_and_cannot_be_taken_is_not_gone(
@@ -580,6 +580,6 @@ def test_a_lost_database_leaves_the_socket_as_it_is(tmp_path: Path) -> None:
         link.connect(str(state / "agent.sock"))
     one.close(30)
     assert not (state / "agent.sock").exists()
-    for door in doors:
-        assert door is not None
-        door.close()
+    for listener in doors:
+        assert listener is not None
+        listener.close()

@@ -131,9 +131,9 @@ def play(
     shutdown = Shutdown()
     shutdown.begin()
     shutdown.set_handlers(replay.stop, lambda: None, lambda: "the replay")
-    with replay_state_dir(state_dir, settings) as (config, door):
+    with replay_state_dir(state_dir, settings) as (config, listener):
         server.start()
-        server.serve_socket(door)
+        server.serve_socket(listener)
         log.info("replay of %s: ask %s", replay.words, typed("status", config))
         try:
             summary = replay.run()

@@ -117,11 +117,11 @@ def app(
         return await run_in_threadpool(judge, together._replace(trigger=order.trigger))
 
     routes = {ANNOUNCE: announced, CAPTURE: ordered, VIEW: viewed, DUMP: dumped}
-    doors = [
+    posts = [
         Route(path, _bounded(do, refused, KINDS[path], costs), methods=["POST"])
         for path, do in routes.items()
     ]
-    return Starlette(routes=[*doors, Route(OPENAPI, _document)])
+    return Starlette(routes=[*posts, Route(OPENAPI, _document)])
 
 
 def _announcement(body: bytes) -> Announcement:
@@ -140,7 +140,7 @@ class Costs:
         return self._work.allows(source_of(address), time.monotonic())
 
     async def read(self, body: bytes, address: str) -> Announcement:
-        """Decode an announcement: a large one in another thread, one of each source at a time, so that the door stays open for
+        """Decode an announcement: a large one in another thread, one of each source at a time, so that the listener stays open for
         others. Raises EvidenceError, and MldebugError where its source has used up its time.
         """
         if len(body) <= QUICK:

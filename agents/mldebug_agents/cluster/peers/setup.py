@@ -28,7 +28,7 @@ class PeerSetup(NamedTuple):
     of those that were refused.
     """
 
-    door: socket.socket
+    listener: socket.socket
     identity: Identity
     client: PeerClient
     candidates: tuple[Peer, ...]
@@ -51,11 +51,11 @@ def join(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> PeerSetup
         _peers(text, 1)  # before anything is opened
     newest = _newest(settings, make)
     proof = newest()
-    door = open_tcp(settings.listen)
+    listener = open_tcp(settings.listen)
     more_descriptors()
-    port, refusals = door.getsockname()[1], Refusals()
+    port, refusals = listener.getsockname()[1], Refusals()
     return PeerSetup(
-        door=door,
+        listener=listener,
         identity=proof,
         client=PeerClient(proof, networks, newest, refusals.count),
         candidates=tuple(one for text in settings.peers for one in _peers(text, port)),
