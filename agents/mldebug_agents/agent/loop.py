@@ -32,7 +32,6 @@ from mldebug_agents.system.service.reload import needs_restart, stuck_remarks
 from mldebug_agents.system.service.sd_notify import SystemdNotifier, reloading, status_text
 from mldebug_agents.system.service.usage import Usage
 from mldebug_agents.system.workers import Result, Worker
-from mldebug_agents.watch.closer_look import waiting_by_native
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run, run_state
 from mldebug_agents.watch.watch import NodeLook
@@ -328,9 +327,7 @@ class AgentLoop:
         if launched is not None:
             self._parts.launchers.captured(launched, capture)
         if run is not None:
-            if capture.job.attempt == run.job.attempt:
-                run.watch.await_answer(bool(capture.awaited))
-                run.watch.take_classes(waiting_by_native(capture))
+            run.learn(capture)
             capture = msgspec.structs.replace(
                 capture, step=run.last_look.step if run.last_look else None
             )

@@ -32,10 +32,15 @@ from mldebug.core.redact import clean
 from mldebug_agents.capture.nccl_ras.child import RasReply
 from mldebug_agents.capture.nccl_ras.client import DEADLINE as RAS_TIMEOUT
 from mldebug_agents.capture.nccl_ras.client import RasBackgroundQuery
-from mldebug_agents.capture.process_captures import ProcessCaptures, few_sources
+from mldebug_agents.capture.process_captures import (
+    DUMP_TIMEOUT,
+    CaptureTarget,
+    ProcessCaptures,
+    Sampling,
+    few_sources,
+)
 from mldebug_agents.capture.stacks.native import NativeStacks
 from mldebug_agents.capture.stacks.pyspy import PySpy
-from mldebug_agents.capture.stacks.sampling import DUMP_TIMEOUT, CaptureTarget, Sampling
 from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecords
 from mldebug_agents.jobs.hook.records import read_hook_summaries
 from mldebug_agents.jobs.logs.tail import log_of, read_log

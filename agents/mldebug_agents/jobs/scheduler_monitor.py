@@ -31,7 +31,7 @@ from mldebug.jobs.schedulers.model import (
 )
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.jobs.orphans import OrphanFinder, OrphanRequest
-from mldebug_agents.jobs.scheduler import Scheduler
+from mldebug_agents.jobs.schedulers import Scheduler
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.spawn import ProgramStarter
 from mldebug_agents.system.workers import Result, Worker

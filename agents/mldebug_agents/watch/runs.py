@@ -18,12 +18,13 @@ from mldebug.core.model import (
     Role,
     shared_fields,
 )
+from mldebug.diagnosis.classify.rank_states import classified
 from mldebug.goodput.straggler import Slowness
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.heartbeat import hook_summary
 from mldebug.stall.decision import StallWatch
 from mldebug.stall.sentences import signal_words
-from mldebug.stall.signals import RunLook, Stage, StallDecision
+from mldebug.stall.signals import RankLook, RunLook, Stage, StallDecision
 from mldebug.status.snapshot import RunState
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.judging import judge
@@ -106,6 +107,14 @@ class Run:
         """Keep the result of comparing the ranks' stack samples: which ranks slow the others down."""
         self.slowness = found
 
+    def learn(self, capture: NodeCapture) -> None:
+        """Tell the stall watch what a capture shows: which ranks wait, and whether a rank's Flight Recorder is still to come.
+        A capture of an earlier attempt (start of the job) is passed over.
+        """
+        if capture.job.attempt == self.job.attempt:
+            self.watch.await_answer(bool(capture.awaited))
+            self.watch.take_classes(_waits_by_native(capture))
+
     # --- its incident ------------------------------------------------------------------------------
 
     def keep_capture(self, capture: NodeCapture) -> None:
@@ -143,6 +152,23 @@ class Run:
         """Drop the run's incident, its judgement, and what was captured for it, because the incident is closed."""
         self.incident = self.judgement = None
         self.take_evidence()
+
+
+def _waits_by_native(capture: NodeCapture) -> dict[int, RankLook]:
+    """By rank, those that wait for other ranks or for their GPU as a native stack shows, their own or that of a rank at the same
+    place in the code: samples of Python frames alone do not show it.
+    """
+    return {
+        one.rank: RankLook(
+            rank=one.rank,
+            role=one.is_.role,
+            class_name=one.is_.name,
+            operation=one.is_.operation,
+            doing=one.is_.doing,
+        )
+        for one in classified((capture,))
+        if one.is_.role is Role.WAITING and one.is_.direct
+    }
 
 
 def unjudged(look: JobLook, exclude: tuple[str, ...]) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mldebug.core.model import ProcessState
+from mldebug_agents.capture.process_captures import RELEASES, CaptureTarget, Sampling
 from mldebug_agents.capture.stacks.pyspy import Dump
-from mldebug_agents.capture.stacks.sampling import RELEASES, CaptureTarget, Sampling
 
 HELD = ProcessState(pid=9, state="t", tracer_pid=77, tracer_name="py-spy")
 FREE = ProcessState(pid=9, state="S")

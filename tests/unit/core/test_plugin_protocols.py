@@ -18,7 +18,7 @@ from mldebug_agents.cli.completion.values import ValueSource
 from mldebug_agents.cluster.fanout.messages import Transport
 from mldebug_agents.hardware.gpu.vendors import Vendor
 from mldebug_agents.jobs.launcher import Launcher
-from mldebug_agents.jobs.scheduler import Scheduler
+from mldebug_agents.jobs.schedulers import Scheduler
 from mldebug_exporters.exposition.families import MetricGroup
 
 TYPES: dict[str, type[Any]] = {

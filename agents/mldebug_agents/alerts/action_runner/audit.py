@@ -1,4 +1,7 @@
-"""The audit log of actions: one JSON line for each decision, in the state dir. A worker writes it, since a disk may hang."""
+"""What actions have done: the audit log in the state dir, one JSON line for each decision, and counts since the agent's start.
+
+A worker writes the log, since a disk may hang.
+"""
 
 import os
 import queue
@@ -6,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.alerts.action_model import ActionDecision
+from mldebug.alerts.action_model import ActionDecision, ActionOutcome
+from mldebug.alerts.view import ActionState
 from mldebug_agents.system.workers import Result, Worker
 
 FILE, BEFORE = "actions.jsonl", "actions.jsonl.1"
@@ -68,3 +72,31 @@ class AuditLog:
     def _open(self) -> int:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self._folder / FILE, flags, 0o600)
+
+
+class ActionCounts:
+    """How often each action ran and with what result, by the action's name."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, ActionState] = {}
+
+    def count(self, decision: ActionDecision, now: float) -> None:
+        """Count one decision about an action. `now`: unix seconds."""
+        name = decision.action
+        known = self._known.get(name, ActionState(name=name, kind=decision.kind))
+        outcome = str(decision.outcome)
+        self._known[name] = msgspec.structs.replace(
+            known,
+            counts=known.counts | {outcome: known.counts.get(outcome, 0) + 1},
+            last_success=now if decision.outcome is ActionOutcome.RAN else known.last_success,
+            last=outcome,
+            at=now,
+            event=decision.event,
+            why=decision.why,
+        )
+
+    def state(self, name: str, kind: str) -> ActionState:
+        """The counts of the action with this name, zeros where it has not run yet."""
+        return msgspec.structs.replace(
+            self._known.get(name, ActionState(name=name, kind=kind)), kind=kind
+        )

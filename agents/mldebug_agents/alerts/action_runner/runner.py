@@ -32,8 +32,7 @@ from mldebug.core.plugin_options import Plugin
 from mldebug.core.redact import safe_line
 from mldebug.jobs.owners import Owner, in_turns
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.alerts.action_runner.action_counts import ActionCounts
-from mldebug_agents.alerts.action_runner.audit import AuditLog
+from mldebug_agents.alerts.action_runner.audit import ActionCounts, AuditLog
 from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 from mldebug_agents.alerts.action_runner.chains import (
     ActionChain,

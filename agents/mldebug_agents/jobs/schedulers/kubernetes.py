@@ -20,7 +20,7 @@ import msgspec
 from mldebug.core.units import Duration
 from mldebug.jobs.schedulers.kubernetes import KINDS, jobs_of
 from mldebug.jobs.schedulers.model import Queue, QueueError, QueueJob
-from mldebug_agents.jobs.scheduler import Scheduler
+from mldebug_agents.jobs.schedulers import Scheduler
 from mldebug_agents.system.spawn import ProgramStarter
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

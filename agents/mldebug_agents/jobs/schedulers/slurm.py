@@ -20,7 +20,7 @@ from mldebug.core.redact import safe_line
 from mldebug.core.units import Duration
 from mldebug.jobs.schedulers import slurm_json, slurm_text
 from mldebug.jobs.schedulers.model import Queue, QueueError, QueueNode
-from mldebug_agents.jobs.scheduler import Scheduler
+from mldebug_agents.jobs.schedulers import Scheduler
 from mldebug_agents.system.spawn import Completed, ProgramStarter
 
 MAX_OUTPUT = 16 << 20  # bytes; JSON has about 4 KiB for a job, text 150 bytes
