@@ -39,9 +39,9 @@ def wrong_numbers(capture: NodeCapture) -> str:
 
 
 def floats_of(value: Any) -> Iterator[float]:
-    """All numbers in a value that may have a fraction, however deep.
+    """All floats in a value, at any depth of its structs, tuples and dicts.
 
-    Of a struct only those fields are looked at whose types can lead to such a number: stacks, which are most of a capture, have none.
+    Fields of a struct whose types cannot contain a float are passed over: stacks, which are most of a capture, have none.
     """
     if isinstance(value, float):
         yield value

@@ -58,10 +58,11 @@ def with_recorded(stretch: SampledStretch, waits: Mapping[int, float]) -> Sample
 def find_late_ranks(
     found: Slowness, row: Sequence[SampledStretch], slower: SlowerSteps | None = None
 ) -> Slowness:
-    """The comparison of all ranks by their stacks (`found`), in which nobody stands apart, or else that by what was recorded of the same row.
+    """Compare the ranks by the waits that were recorded in the same periods (`row`), where the comparison of their stacks (`found`) has
+    found no slow rank. Returns `found` where the records show none either.
 
-    A GPU may compute while it waits in a collective, so that these waits do not say what the run loses: only steps that take longer than they
-    used to (`slower`) do.
+    A GPU may compute while it waits in a collective, so that recorded waits do not say how much time the run loses: that is known only
+    from steps that take longer than before (`slower`).
     """
     timed = _by_records(row)
     if found.ranks or not timed:

@@ -13,7 +13,9 @@ SLIGHTLY = min(factor for _, factor in SLOWER)
 
 
 class SlowerSteps(NamedTuple):
-    """The steps of a run have become slower. `since`: when (the clock of who says so); `times`: how many times as long one takes now."""
+    """The steps of a run have become slower. `since`: since when (unix or monotonic seconds, as the function that makes
+    it says); `times`: how many times as long a step takes now.
+    """
 
     since: float
     times: float

@@ -35,9 +35,10 @@ ON_GPU = "gpu"  # kind of `Excess`
 
 
 def with_gpu_cause(found: Slowness, slower: SlowerSteps, world_size: int) -> Slowness:
-    """The comparison of all ranks (`found`), in which nobody stands apart, with the ranks on whose GPUs something began, as said above.
+    """Name in a comparison of all ranks (`found`) that has found no slow one those on whose GPU something began when the run's steps
+    became slower: another program, or more memory of the rank's own. Returns it unchanged where there are none.
 
-    `slower`: `since` is unix time here.
+    `slower.since`: unix time.
     """
     shares = found.shares
     if found.ranks or found.stretches < STRETCHES or not 2 <= len(shares) >= world_size:
@@ -80,8 +81,10 @@ def _struck(
 
 
 def needs_readings(row: Sequence[SampledStretch]) -> bool:
-    """Whether a run whose steps have become slower is sampled once more, because its hosts tell nothing, and the GPUs have hardly been read
-    since: a program that has begun to compute is not yet found in most of these stretches.
+    """Whether to sample a run whose steps have become slower once more.
+
+    That is so where its hosts only wait for their GPUs and the GPUs have hardly been read since the change, so that a program that has
+    begun to compute there is not yet found in most periods of `row`.
     """
     if len(row) >= MOST or not wait_for_gpus(row[-1].ranks):
         return False

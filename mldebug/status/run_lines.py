@@ -41,8 +41,8 @@ def goodput_words(run: RunState) -> Iterator[str]:
 
 
 def data_words(run: RunState) -> str:
-    """How long the ranks wait for data, with who waits most and what its workers do, or which mount has become slow: by samples of
-    their stacks, else of the time of their steps; "" below 10 %.
+    """How long the ranks wait for data, and which rank waits most and what its workers do, or which mount has become slow; "" below
+    10 % of the time. From samples of their stacks, else from the phases of their steps.
     """
     shares = run.slowness.shares if run.slowness else ()
     if slow := slow_mount_words(shares):

@@ -12,7 +12,7 @@ UNTOUCHED = "it was not started with `mldebug run --memory-history`, so nothing 
 
 
 class RankHolders(Noun, frozen=True, kw_only=True):
-    """Who holds the memory of one rank's GPU (`found`, in which nothing was requested), or in `failure` why it is not known.
+    """Which lines of code hold the memory of one rank's GPU (`found`; no allocation had failed), or in `failure` why that is not known.
 
     `file`: the name of the evidence file.
     """

@@ -142,8 +142,8 @@ def only_probe(path: Path = LOCK) -> Iterator[None]:
     """A context that holds the lock file of this node; raises BusyError where another probe has it. The kernel releases it when
     the process dies.
 
-    Any user may hold the file, for ever: who has run longer than any probe is passed over. A second file beside it, which each probe
-    locks too, keeps probes apart then, and when that user lets go of the first one.
+    Any user can lock the file and keep it for ever, so the lock of a process that has run longer than any probe is ignored. Each probe
+    therefore locks a second file as well, which keeps probes apart in that case, and when that process releases the first.
     """
     with contextlib.ExitStack() as held:
         for one in (path, path.with_name(f"{path.name}.2")):

@@ -35,8 +35,8 @@ class KernelCounters(NamedTuple):
 
 class FileWaits(NamedTuple):
     """How often a rank was found waiting for a file: `waited` times in `looks` looks. `mount`: the mount of the file for
-    which it was most often found waiting, and `device` its device number. `worker`: pid of who was found so most often where that is a child, else 0; `busy`: how
-    many of its children were on a CPU nearly all the time.
+    which it was most often found waiting, and `device` its device number. `worker`: pid of the child
+    that was found waiting most often, 0 where it was the rank itself; `busy`: how many of its children were on a CPU nearly all the time.
     """
 
     waited: int

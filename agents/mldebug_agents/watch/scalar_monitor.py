@@ -277,8 +277,10 @@ class ScalarMonitor:
 def points_of(
     run: Run, look: JobLook, now: float, before: LastRow | None
 ) -> Iterator[TrainingPoint]:
-    """The records of a look as the rules take them; of a run whose log tells no figures, what its hook tells. `before`: step and loss
-    of the look before: a step is judged once, and a loss that the hook keeps over several steps, too.
+    """The steps and figures (loss, learning rate and the like) that the last look at a run has brought, from its log or else its hook.
+
+    `before`: step and loss of the hook at the look before, so that each step, and a loss that stays the same over several steps, is
+    given once.
     """
     job = run.job
     attempt = f"{job.id}/{job.attempt}"

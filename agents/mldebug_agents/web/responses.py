@@ -32,7 +32,7 @@ class Viewer(NamedTuple):
 
 
 def for_nobody_else(app: ASGIApp) -> ASGIApp:
-    """The app, of whose answers a browser embeds none in another site's page, nor takes it for what it does not say it is."""
+    """The app with headers on each response by which browsers neither embed it in pages of other sites nor guess its content type."""
 
     async def closed(scope: Scope, receive: Receive, send: Send) -> None:
         async def add(message: Message) -> None:

@@ -46,8 +46,9 @@ def closed(call: Callable[..., T], *args: Any) -> T:
 
 
 def shielded(number: int, call: Callable[..., T], *args: Any) -> T:
-    """Call a function and return its result. Where the action of this signal is the default one, it is blocked meanwhile, and
-    dropped if the call has raised it.
+    """Call a function that may raise signal `number` in this process, and return its result.
+
+    Where the signal has its default action, which would end the process, it is blocked during the call and then dropped.
     """
     if _signal.getsignal(number) != _signal.SIG_DFL or number in _signal.sigpending():
         return call(*args)

@@ -199,7 +199,7 @@ def forgotten(claim: Claim) -> str:
 
 
 def unplaced(claim: Claim, found: Sequence[int]) -> str:
-    """The sentence for: the dumps of ranks `found` hold calls of which is not known which they are."""
+    """The sentence for: the dumps of ranks `found` do not say which calls these ranks have made."""
     return _sentence(
         f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}; the {_verb(found, 'dump', 'dumps')} of {ranks(found)}"
         f" {_verb(found, 'holds', 'hold')} calls without a group, a number or a state, so that it does not tell what"

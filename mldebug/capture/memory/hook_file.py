@@ -45,7 +45,9 @@ class CondensedSnapshot(msgspec.Struct, frozen=True):
     devices: tuple[_Device, ...] = ()
 
     def holders(self) -> tuple[MemoryHolders, ...]:
-        """Who holds what, for each GPU. Raises ValueError where it refers to what is not there."""
+        """The memory of each GPU by the lines of code that hold it. Raises ValueError where the file refers to a frame or stack that it does not
+        contain.
+        """
         try:
             frames = [frame_of(*one) for one in self.frames]
             stacks = [tuple(frames[number] for number in one) for one in self.stacks]

@@ -13,7 +13,9 @@ NO_PYTHON = "no Python line (a thread of autograd)"
 
 
 def failure_facts(failure: MemoryFailure) -> Iterator[str]:
-    """What a report says of an allocation that failed: who asked, who holds the memory, in pieces or not."""
+    """Sentences for a report about an allocation that failed: which line asked for it, which lines hold the memory, and whether the free
+    memory is in pieces too small.
+    """
     holders = failure.holders
     place = f", asked at {failure.asked_at}" if failure.asked_at else ""
     step = f", in step {failure.step + 1}" if failure.step is not None else ""
@@ -29,7 +31,7 @@ def failure_facts(failure: MemoryFailure) -> Iterator[str]:
 
 
 def live_facts(found: MemoryFailure) -> Iterator[str]:
-    """Who holds the memory of a GPU on which nothing has failed: by line, by phase, and what lies unused."""
+    """Sentences about the memory of a GPU on which no allocation has failed: by line of code, by phase of the step, and how much is unused."""
     holders = found.holders
     step = f" after step {found.step}" if found.step is not None else ""
     yield (

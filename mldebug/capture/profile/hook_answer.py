@@ -14,8 +14,9 @@ _Step = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 
 
 class HookAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to request `number`. `fd` and `bytes`: the open file of the process that has the result; `first` and `last`: the steps
-    that it is of; `starting`, `profiled`, `writing`: seconds that PyTorch's profiler took to begin, recorded, and took to write.
+    """The answer to request `number`. `fd` and `bytes`: descriptor, in the process that answers, of the file with the
+    result, and its size; `first` and `last`: the steps that were profiled; `starting`, `profiled`, `writing`: seconds that PyTorch's
+    profiler took to begin, recorded, and took to write.
     """
 
     layout: int

@@ -63,8 +63,8 @@ def judge_exit(attempt: AttemptExit) -> ExitOutcome:
 
 
 def with_recorded_error(attempt: AttemptExit) -> AttemptExit:
-    """The attempt, in which a lack of GPU memory that the job's log tells without a rank is the error of the one rank that failed and whose
-    hook wrote down that very allocation.
+    """Give an error in the job's log that no rank is marked for, a lack of GPU memory, to the rank whose hook has recorded the same failed
+    allocation. Returns the attempt unchanged unless exactly one failed rank has.
     """
     shared = attempt.shared_error
     if shared is None or shared.caught:

@@ -189,8 +189,8 @@ def is_one_sign(
 ) -> bool:
     """Whether only the order of exits points to `first`: its words do not say whose failure it is, and a victim may end first.
 
-    An exit code without an error is more than that where the rank's output was read, as PyTorch
-    makes every victim write an error. A signal that is no fault is less: a watchdog's message may be nowhere, or somebody sent it.
+    False for an exit code without an error where the rank's output was read: PyTorch makes every victim write an error. True for a
+    signal that is no fault (SIGTERM and the like): somebody may have sent it.
     """
     if first.error is not None:
         unseen = first.exit.status is None and first.exit.moment is None

@@ -143,7 +143,7 @@ class EndedTraining(NamedTuple):
 
 
 def put_down(one: StoredTraining) -> EndedTraining:
-    """A history whose run is over, as it is held from then on."""
+    """The form in which the history of a run that is over is kept in memory: as JSON, with its key figures beside it."""
     data = msgspec.json.encode(one)
     return EndedTraining(one.run, one.uid, one.job, one.looked_at, one.table.size, data)
 

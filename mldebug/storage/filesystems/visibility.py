@@ -21,7 +21,7 @@ def of_user(state: StorageState, uid: int, runs: Collection[str], pids: Collecti
 
 
 def uids_cell(uids: tuple[int, ...]) -> str:
-    """User ids as the text of a row's cell."""
+    """User ids as the text of one table cell: `1000 1001`."""
     return " ".join(str(uid) for uid in uids)
 
 

@@ -34,7 +34,7 @@ class KnownRank(NamedTuple):
 
 
 class SharedDumps:
-    """Finds which of these living ranks may write the same dump file as another."""
+    """Finds out which ranks write their Flight Recorder dumps to the same file as another. `living`: the ranks whose processes still run."""
 
     def __init__(self, host: Host, living: Iterable[KnownRank]) -> None:
         self._host = host

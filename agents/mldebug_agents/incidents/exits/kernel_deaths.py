@@ -55,7 +55,7 @@ class KernelDeathLog:
         return tuple(death for number, death in self._deaths if number >= mark)
 
     def whole(self, mark: int) -> bool:
-        """Whether `since` this mark is complete.
+        """Whether `since(mark)` returns every kill that the kernel has logged after the mark.
 
         False where records were overwritten before they were read, too many came, or the log cannot
         be read.

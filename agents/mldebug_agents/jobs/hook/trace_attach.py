@@ -324,8 +324,10 @@ def _path_of(python: str) -> str:
 
 
 def as_user(rights: Rights, *, alone: bool) -> Sequence[str]:
-    """The words before a command that root runs as this user, none for who has no rights to give up. The command gets no rights by a
-    setuid program. `alone`: it starts no process either, which would stay, and that outside of the job's control group.
+    """The words to put before a command so that it runs with these rights when this process is root's; empty otherwise, and for root.
+
+    The command can gain no rights by a setuid program. `alone`: it can start no process either, since that one would remain, outside
+    of the job's control group.
     """
     if os.geteuid() != 0 or rights.uid == 0:
         return ()

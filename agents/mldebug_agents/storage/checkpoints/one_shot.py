@@ -28,7 +28,7 @@ def read_checkpoints(
 ) -> tuple[tuple[SeriesState, ...], str]:
     """The checkpoint series in a folder (or the checkpoint that the folder itself is), and a sentence on why there may be more of them; "" where all were found.
 
-    `folder`: an absolute path, read with the rights of who calls. `now`: unix time. The series with the newest checkpoint is first.
+    `folder`: an absolute path, read with the rights of the user who runs this. `now`: unix time. The series with the newest checkpoint is first.
     """
     files = SeriesFiles(reader, "", folder, OPERATOR)
     listed = files.list_folder(folder, depth=DEEP, most=MOST)

@@ -34,7 +34,7 @@ class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def running(host: Host, jobs: Sequence[Job], snapshot: Snapshot | None) -> Iterator[KnownRun]:
-    """The runs of this node that may be seen now."""
+    """The runs on this node, with the paths that they name and the folders to which they write checkpoints."""
     saved = {run.id: [one.folder for one in run.checkpoint_series] for run in snapshot.runs} if snapshot else {}  # fmt: skip
     for job in jobs:
         named: list[str] = []

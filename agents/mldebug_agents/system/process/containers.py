@@ -46,7 +46,9 @@ def container_of(cgroup: str, above: frozenset[str] = frozenset()) -> ContainerN
 
 
 def names_above(cgroup: str) -> frozenset[str]:
-    """The names in the agent's own /proc/self/cgroup, but for its pod: a process that has that name, too, is in the same pod."""
+    """The pods and containers around the agent, by their names in its own /proc/self/cgroup. Its own pod is left out, since a process
+    with that name is another container of the same pod.
+    """
     pods: list[str] = []
     others: set[str] = set()
     for kind, name in _found(cgroup):

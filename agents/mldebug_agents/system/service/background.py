@@ -44,9 +44,9 @@ def only_one(state_dir: Path) -> Iterator[Path]:
 
 
 def running(state_dir: Path) -> BackgroundAgent | None:
-    """The agent that `mldebug up` started with this state dir; None unless that very process still lives and is this user's.
+    """The agent that `mldebug up` started with this state dir; None unless that process still lives and belongs to this user.
 
-    So must be the file: who may write it says which process is ended.
+    The file that names it must belong to this user as well, since the process that it names is ended by `mldebug down`.
     """
     with contextlib.suppress(OSError, ValueError):
         pid, ticks = _own_text(state_dir / PID_FILE).split()

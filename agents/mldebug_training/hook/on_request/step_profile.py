@@ -69,7 +69,7 @@ class StepProfile(StepTask):
             super().step(step)
 
     def at_step(self, step: int) -> None:
-        """Begin with the first step that ends, and end so many steps later."""
+        """Called as each step ends: start the profiler at the first call, and stop it after the wanted number of steps."""
         if self._profile is None:
             self._begin(step)
             return

@@ -113,9 +113,9 @@ _PLACE = re.compile(r"[\w.-]{0,80}(?:/[\w.@=+-]{1,200}){1,40}/?")
 
 
 def is_of_itself(text: str, *, foreseen: bool = True) -> bool:
-    """Whether this statement, without its exception's type, is about the rank that makes it, and not about others.
+    """Whether the text of an exception (without its type) is about the rank that raised it, and not about others.
 
-    `foreseen`: of a known library; not so of the job's own code.
+    `foreseen`: a known library raised it, and not the job's own code.
     """
     if _COMPARED.search(text):
         return False

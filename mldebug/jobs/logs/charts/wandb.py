@@ -15,8 +15,8 @@ _FILE_HEADER = 7  # ":W&B", magic number, version
 
 
 class WandbParser(ChartParser):
-    """Parses `run-*.wandb`: LevelDB's log format with one `Record` in each entry. Only history gives records, not statistics of
-    the machine or output.
+    """Parses `run-*.wandb`: LevelDB's log format with one `Record` in each entry. Only the rows of the
+    run's history become records; statistics of the machine and printed output do not.
     """
 
     def __init__(self) -> None:
