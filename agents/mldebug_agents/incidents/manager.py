@@ -363,7 +363,9 @@ class IncidentManager:
         self._writer.write(incident, judgement, run.job.uid)
         self.failures.note(run, attempt, incident, judgement)
 
-    def close_story(self, run: Run, incident: Incident, state: IncidentState, why: str) -> Incident:
+    def close_failed(
+        self, run: Run, incident: Incident, state: IncidentState, why: str
+    ) -> Incident:
         """End an incident, whether or not its run still exists, and write its report. Returns the closed incident."""
         known = run.incident or self.remote.cases.get(incident.id) or incident
         closed = close_incident(known, state, self._writer.now(incident), why)

@@ -50,29 +50,29 @@ Answer = tuple[StateReply, socket.socket | None]
 
 def serve(connection: socket.socket) -> None:
     """The main function of the state child: carry out requests until the agent closes the connection."""
-    notes = _Notes()
+    notes = _WarningsForAgent()
     logging.getLogger("mldebug").handlers[:] = [notes]
-    keeping = StateServer()
+    server = StateServer()
     link = ChildLink(connection, msgspec.msgpack.Decoder(StateOrder), max_body=MAX_BODY)
     with contextlib.suppress(ConnectionError):  # the agent is gone
         while True:
-            reply, listener = answer(keeping, link.receive())
+            reply, listener = answer(server, link.receive())
             reply = msgspec.structs.replace(reply, notes=notes.take())
             link.send(reply, listener.fileno() if listener else None)
             if listener:
                 listener.close()
 
 
-def answer(keeping: "StateServer", order: StateOrder) -> Answer:
+def answer(server: "StateServer", order: StateOrder) -> Answer:
     """Carry out one request. Never raises: disk errors and exceptions of our own become the reply."""
-    reply, listener = _answer(keeping, order)
-    gone = keeping.gone and not isinstance(order, CloseState)
+    reply, listener = _answer(server, order)
+    gone = server.gone and not isinstance(order, CloseState)
     return msgspec.structs.replace(reply, gone=gone), listener
 
 
-def _answer(keeping: "StateServer", order: StateOrder) -> Answer:
+def _answer(server: "StateServer", order: StateOrder) -> Answer:
     try:
-        return keeping.execute(order)
+        return server.execute(order)
     except MldebugError as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and not isinstance(order, OpenState):
@@ -98,7 +98,7 @@ class StateServer:
     def __init__(self, clock: SettledClock | None = None) -> None:
         self._clock = clock or SettledClock()
         self._folder = Path()
-        self._hold: FolderLock | None = None
+        self._lock: FolderLock | None = None
         self._database = Database(Path())
         self._lost = ""  # what the agent has to be told of the place
         self._orders: dict[type, Callable[..., Answer | None]] = {
@@ -119,30 +119,30 @@ class StateServer:
     @property
     def gone(self) -> bool:
         """Whether the state dir that was held has gone, and nothing of it is open here any more."""
-        return self._hold is not None and self._hold.gone
+        return self._lock is not None and self._lock.gone
 
     def execute(self, order: StateOrder) -> Answer:
         """Carry out one request, and return the reply and the listening socket if one was opened.
 
         Raises OSError or sqlite3.Error where a later try may succeed, MldebugError where none will.
         """
-        if isinstance(order, OpenState) and self._hold is None:
+        if isinstance(order, OpenState) and self._lock is None:
             self._folder = Path(order.state_dir)
-            self._hold = FolderLock(self._folder, order.pid, order.held)
+            self._lock = FolderLock(self._folder, order.pid, order.held)
             self._database = Database(self._folder / "agent.sqlite")
         if not isinstance(order, CloseState):
-            self._stand()
+            self._check_folder()
         reply, listener = self._orders[type(order)](order) or (StateReply(), None)
         lost, self._lost = self._lost, ""
-        held = self._hold.held if self._hold else None
+        held = self._lock.held if self._lock else None
         return msgspec.structs.replace(reply, held=held, lost=lost), listener
 
-    def _stand(self) -> None:
+    def _check_folder(self) -> None:
         """Hold the folder that the path shows now: a folder that was removed takes all writes, and keeps none."""
-        if self._hold is None:
+        if self._lock is None:
             raise ConnectionError("no state dir was named")
         try:
-            lost = self._hold.take()
+            lost = self._lock.take()
         except BaseException:
             self._database.disconnect()
             raise
@@ -188,8 +188,8 @@ class StateServer:
                 with reachable(self._folder) as path:
                     os.unlink(path)
         self._database.disconnect()
-        if self._hold is not None:
-            self._hold.give_back()
+        if self._lock is not None:
+            self._lock.give_back()
 
     # --- reports -----------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class StateServer:
         ReportStore(self._folder).prune(by_age=self._clock.settled())
 
 
-class _Notes(logging.Handler):
+class _WarningsForAgent(logging.Handler):
     """What is logged here goes home with the next reply: the helper's children have no stderr."""
 
     def __init__(self) -> None:

@@ -78,10 +78,10 @@ class StateStore:
         self._on_socket = on_socket or _close
         self._has_socket = False
         self._client = StateClient(
-            starter, state_dir, self._lost_place, self._close_socket, listener=self._wants_socket
+            starter, state_dir, self._note_loss, self._close_socket, listener=self._wants_socket
         )
         self.archive = RemoteArchive(self._client)
-        self.writer = WriterThread(state_dir, self._open_place, retry=retry)
+        self.writer = WriterThread(state_dir, self._open_folder, retry=retry)
 
     # --- opening -----------------------------------------------------------------------------------
 
@@ -318,9 +318,9 @@ class StateStore:
 
     # --- in the writer's thread ------------------------------------------------------------------------
 
-    def _open_place(self) -> None:
+    def _open_folder(self) -> None:
         reply, listener = self._client.open()
-        self._take_in(reply.found)
+        self._take_stored(reply.found)
         self.earlier_reports = frozenset(reply.reports)
         if listener is not None:
             self._use_socket(listener)
@@ -328,7 +328,7 @@ class StateStore:
             log.warning("no socket in %s yet: %s", self.state_dir, reply.error)
             self.writer.put("socket", self._open_socket)
 
-    def _take_in(self, found: StoredState) -> None:
+    def _take_stored(self, found: StoredState) -> None:
         self.leftovers = found.leftovers
         self._found = rows_of(found)
         self._ends = ends_of_all(found) | self._ends
@@ -349,7 +349,7 @@ class StateStore:
             self._on_socket(None)
             self.writer.put("socket", self._open_socket)
 
-    def _lost_place(self, how: str) -> None:
+    def _note_loss(self, how: str) -> None:
         self.losses += 1
         log.error("%s", begun_anew(self.state_dir, how))
         self._begun_anew.set()

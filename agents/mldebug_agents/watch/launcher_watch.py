@@ -39,21 +39,21 @@ class IncidentOpener(Protocol):
 class LauncherWatch:
     """The runs whose launchers wait for other nodes.
 
-    `meet`: makes a run of a job; `capture`: orders the capture that a decision wants; `clock`: unix
+    `make_run`: makes a run of a job; `capture`: orders the capture that a decision wants; `clock`: unix
     time.
     """
 
     def __init__(
         self,
         node: str,
-        meet: Callable[[Job, StallSettings], Run],
+        make_run: Callable[[Job, StallSettings], Run],
         capture: Callable[[Run, StallDecision], None],
         incidents: IncidentOpener,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.runs: dict[str, Run] = {}
         self._node, self._clock = node, clock
-        self._meet, self._capture = meet, capture
+        self._make_run, self._capture = make_run, capture
         self._incidents = incidents
         self._captured_at: dict[str, float] = {}
 
@@ -71,7 +71,7 @@ class LauncherWatch:
             self._ended(self.runs.pop(gone), started)
             self._captured_at.pop(gone, None)
         for job in waiting:
-            run = self.runs.get(job.id) or self._meet(job, settings)
+            run = self.runs.get(job.id) or self._make_run(job, settings)
             self.runs[job.id] = run
             run.set_job(_with_present(job, run.job))
             decision = self._decide(run, now, settings.init_timeout)

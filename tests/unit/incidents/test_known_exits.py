@@ -23,10 +23,10 @@ from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
 from mldebug_agents.agent.recovery import Recovery
-from mldebug_agents.incidents.exits.array_stories import (
+from mldebug_agents.incidents.exits.array_failures import (
     MAX_STORED,
-    ArrayStories,
-    ArrayStory,
+    ArrayFailure,
+    ArrayFailures,
 )
 from mldebug_agents.incidents.exits.attempt import GRACE, WatchedAttempt
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
@@ -459,7 +459,7 @@ def test_after_a_restart_nothing_else_is_continued(otherwise: str) -> None:
     lose(first, task(0, array="4711"), "bad shard 7", living=(0, 2) if otherwise == "lives" else ())
     if otherwise == "long ago":
         (name,) = books.memos("array/")
-        story = msgspec.json.decode(books.memo(name), type=ArrayStory)
+        story = msgspec.json.decode(books.memo(name), type=ArrayFailure)
         old = msgspec.structs.replace(story, failed_at=story.failed_at - 3601)
         books.remember(name, msgspec.json.encode(old))
     teller = Teller(books)
@@ -471,21 +471,21 @@ def test_after_a_restart_nothing_else_is_continued(otherwise: str) -> None:
 def test_stored_arrays_are_bounded() -> None:
     """By number, by age and by size, and what is no story is none."""
     books = Books()
-    stories = ArrayStories(books)  # type: ignore[arg-type]
+    stories = ArrayFailures(books)  # type: ignore[arg-type]
     incident = Incident(id="i", key="k", job_id="j", detected_at=1.0)
     for number in range(MAX_STORED + 8):
-        stories.remember(f"array {number}", ArrayStory("sign", 100.0 + number, incident))
+        stories.remember(f"array {number}", ArrayFailure("sign", 100.0 + number, incident))
     assert len(books.stored) == MAX_STORED
     assert stories.recent("array 0", "sign", 200.0) is None
     newest = stories.recent(f"array {MAX_STORED + 7}", "sign", 200.0)
     assert newest is not None
     assert newest.incident == incident
     large = msgspec.structs.replace(incident, sentence="x", captures=(NodeCapture(node="n" * (1 << 20), taken_at=1.0, job=task(0).job, ranks=()),))  # fmt: skip
-    stories.remember("large", ArrayStory("sign", 300.0, large))
+    stories.remember("large", ArrayFailure("sign", 300.0, large))
     kept = stories.recent("large", "sign", 300.0)
     assert kept is not None
     assert (kept.incident.sentence, kept.incident.captures) == ("x", ())
-    stories.remember("late", ArrayStory("sign", 100_000.0, incident))
+    stories.remember("late", ArrayFailure("sign", 100_000.0, incident))
     assert len(books.stored) == 1
     for name in books.memos("array/"):
         books.stored[name] = b"{"

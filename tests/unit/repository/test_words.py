@@ -40,6 +40,8 @@ RETIRED = {
     "witnesses",
     "told",
     "ledger",
+    "door",
+    "doors",
     "shelf",
 }
 # participles that stood as nouns ("what was said"); before another word they describe it, and stay: `seen_since`, `asked_at`

@@ -18,7 +18,7 @@ from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.incidents.incident import Incident
 from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
-from mldebug_agents.incidents.exits.array_stories import ArrayStories, ArrayStory
+from mldebug_agents.incidents.exits.array_failures import ArrayFailure, ArrayFailures
 from mldebug_agents.incidents.exits.exit_tracker import ELASTIC
 from mldebug_agents.incidents.exits.similar_runs import LATELY, SimilarRuns, sign_of
 from mldebug_agents.incidents.manager import IncidentManager
@@ -64,7 +64,7 @@ class FailedAttempts:
         self._forget = forget
         self._by_launch: dict[str, FailedAttempt] = {}
         self._by_array: dict[Hashable, FailedAttempt] = {}
-        self._arrays = ArrayStories(memory)
+        self._arrays = ArrayFailures(memory)
         self._similar = SimilarRuns()
         self._explained: set[str] = set()  # jobs whose exit belongs to the incident of their stall
         self._came: dict[str, tuple[float, int | None]] = {}  # job -> when, and at which step
@@ -141,15 +141,15 @@ class FailedAttempts:
             self._forget(failure.run.job.id)  # or a later agent would find the incident twice
         signs = outcome.signs or (failure.signs if failure else ())
         lives = bool(attempt.living)
-        story = FailedAttempt(
+        failure = FailedAttempt(
             run=run, incident=run.incident, signs=signs, sign=sign, lives=lives, failed_at=now
         )
-        self._by_launch[key] = story
-        self._remember(story)
+        self._by_launch[key] = failure
+        self._remember(failure)
         if attempt.living and not run.incident.captures:
             self._capture(run)
         if final:
-            self._close(story, "ended", "incident closed: the job is over")
+            self._close(failure, "ended", "incident closed: the job is over")
 
     def goes_on(self, run: Run) -> None:
         """Called at each look at a living run: close the launch's incident as recovered once a
@@ -192,16 +192,16 @@ class FailedAttempts:
         for key in list(self._by_launch)[:-MAX_LAUNCHES]:
             self._end(self._by_launch.pop(key), "not followed any longer")
 
-    def _remember(self, story: FailedAttempt) -> None:
-        array = _array(story.run.job)
+    def _remember(self, failure: FailedAttempt) -> None:
+        array = _array(failure.run.job)
         if array is None:
             return
         self._by_array.pop(array, None)
-        self._by_array[array] = story
-        if not story.lives:
-            incident = story.run.incident or story.incident
-            runs = self._similar.of(story.run.job, time.monotonic())
-            self._arrays.remember(array, ArrayStory(story.sign, time.time(), incident, runs))
+        self._by_array[array] = failure
+        if not failure.lives:
+            incident = failure.run.incident or failure.incident
+            runs = self._similar.of(failure.run.job, time.monotonic())
+            self._arrays.remember(array, ArrayFailure(failure.sign, time.time(), incident, runs))
         for oldest in list(self._by_array)[:-MAX_ARRAYS]:
             del self._by_array[oldest]
 
@@ -211,19 +211,19 @@ class FailedAttempts:
         None where there is none, where ranks of that task still live, or where it failed more than `LATELY` ago.
         """
         array = _array(job)
-        story = self._by_array.get(array)
-        if story is None and array is not None:
+        failure = self._by_array.get(array)
+        if failure is None and array is not None:
             return self._of_earlier_agent(job, sign, now)
-        if story is None or story.lives or story.run.job.id == job.id:
+        if failure is None or failure.lives or failure.run.job.id == job.id:
             return None
-        if now - story.failed_at > LATELY or story.sign != sign:
+        if now - failure.failed_at > LATELY or failure.sign != sign:
             return None
-        for key in [key for key, one in self._by_launch.items() if one is story]:
+        for key in [key for key, one in self._by_launch.items() if one is failure]:
             del self._by_launch[key]
-        incident = story.run.incident or story.incident
-        if story.run.incident is not None:
-            story.run.forget_incident()  # it has one writer
-        self._forget(story.run.job.id)
+        incident = failure.run.incident or failure.incident
+        if failure.run.incident is not None:
+            failure.run.forget_incident()  # it has one writer
+        self._forget(failure.run.job.id)
         return incident
 
     def _of_earlier_agent(self, job: Job, sign: str, now: float) -> Incident | None:
@@ -255,7 +255,7 @@ class FailedAttempts:
         """Close the incident with its report. The failure is still remembered: the next attempt may fail in the same way."""
         if not failure.closed:
             failure.closed = True
-            failure.incident = self._incidents.close_story(
+            failure.incident = self._incidents.close_failed(
                 failure.run, failure.incident, state, why
             )
             if self._by_array.get(_array(failure.run.job)) is failure:

@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 20  # of one incident; of a larger one the captures stay in its
 _NAME = "array/"
 
 
-class ArrayStory(msgspec.Struct, frozen=True):
+class ArrayFailure(msgspec.Struct, frozen=True):
     """The incident that the failed tasks of one job array share.
 
     `sign`: how the last task failed, as `sign_of` returns it; `failed_at`: unix time of that;
@@ -31,43 +31,43 @@ class ArrayStory(msgspec.Struct, frozen=True):
     runs: tuple[EarlierRun, ...] = ()
 
 
-class ArrayStories:
+class ArrayFailures:
     """The last failure of each job array. An array is named by what all its tasks have in common."""
 
     def __init__(self, memory: KeyValueStore) -> None:
         self._memory = memory
 
-    def remember(self, array: Hashable, story: ArrayStory) -> None:
+    def remember(self, array: Hashable, failure: ArrayFailure) -> None:
         """Store the failure in place of an earlier one of that array.
 
         Captures of a very large incident are left out; arrays beyond the newest `MAX_STORED`, and
         those that failed longer ago than `LATELY`, are dropped.
         """
-        data = msgspec.json.encode(story)
+        data = msgspec.json.encode(failure)
         if len(data) > MAX_BYTES:
-            bare = msgspec.structs.replace(story.incident, captures=(), node_captures=())
-            data = msgspec.json.encode(msgspec.structs.replace(story, incident=bare))
+            bare = msgspec.structs.replace(failure.incident, captures=(), node_captures=())
+            data = msgspec.json.encode(msgspec.structs.replace(failure, incident=bare))
         self._memory.remember(_name(array), data)
-        stored = {name: self._story(name) for name in self._memory.memos(_NAME)}
+        stored = {name: self._failure(name) for name in self._memory.memos(_NAME)}
         ages = {name: one.failed_at if one else 0.0 for name, one in stored.items()}
         newest = sorted(ages, key=lambda name: -ages[name])[:MAX_STORED]
         for name, at in ages.items():
-            if name not in newest or story.failed_at - at > LATELY:
+            if name not in newest or failure.failed_at - at > LATELY:
                 self._memory.remember(name, b"")
 
-    def recent(self, array: Hashable, sign: str, now: float) -> ArrayStory | None:
+    def recent(self, array: Hashable, sign: str, now: float) -> ArrayFailure | None:
         """The stored failure of this array; None unless its last task failed with this sign at most
         `LATELY` seconds before `now` (unix).
         """
-        story = self._story(_name(array))
-        if story is None or story.sign != sign or not 0 <= now - story.failed_at <= LATELY:
+        failure = self._failure(_name(array))
+        if failure is None or failure.sign != sign or not 0 <= now - failure.failed_at <= LATELY:
             return None
-        return story
+        return failure
 
-    def _story(self, name: str) -> ArrayStory | None:
+    def _failure(self, name: str) -> ArrayFailure | None:
         data = self._memory.memo(name)
         try:
-            return msgspec.json.decode(data, type=ArrayStory) if data else None
+            return msgspec.json.decode(data, type=ArrayFailure) if data else None
         except msgspec.MsgspecError:
             return None  # stored by another version
 
