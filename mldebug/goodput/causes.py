@@ -11,7 +11,7 @@
 | `gpu_neighbour` | it takes longer for what the others do, too, and another program computes on its GPU, and on none of the others' |
 | `clock` | its GPU runs 5 % slower than every other's, for a reason that the GPU gives and the others do not have |
 | `power` | the same, and its power limit is lower than the others' |
-| `link` | it takes longer for what the others do, too, or waits for data, and a port of its node has errors that do not stop, flaps, or is slower than it was, while the nodes of most others have none |
+| `link` | it takes longer for what the others do, too, or waits for data, and a port of its node has errors that do not stop, flaps, or is slower than it was, while the nodes of most others have none; or its node's ports carry 5 % less than those of most others |
 | `uneven` | it works longer, with a tenth more memory on its GPU than any other at the same clock: its *work* is larger; where all hosts wait for their GPUs, the memory grew as the steps became slower |
 
 The first that holds is given; none, where none does. Pure.
@@ -29,7 +29,7 @@ CAUSE = 0.5  # of the loss: what explains so much of it is given as the cause
 FAULTS, MORE_FAULTS = 20.0, 10.0
 SHORT = 0.01  # of the time, from which on a node is short of memory
 FEW_CORES = 4  # on which Python, the threads of a library and the workers of a DataLoader are in each other's way
-SLOWER = 0.95  # of the slowest other GPU's clock
+SLOWER = 0.95  # of the slowest other GPU's clock; of what the ports of most others' nodes carry
 LINK, GPU_NEIGHBOUR, UNEVEN = "link", "gpu_neighbour", "uneven"
 FEW_LINKS = 0.5  # of the others, which may stand on the same node
 LARGER = 1.1  # of the largest other rank's memory on a GPU
@@ -66,6 +66,11 @@ class OtherRanks:
     def linked_badly(self) -> float:
         """The share of them on nodes with a port that has errors, 0 to 1."""
         return sum(bool(one.link) for one in self._all) / len(self._all)
+
+    @cached_property
+    def port_gigabits(self) -> float:
+        """What the ports of their nodes carry, Gb/s, in the median; 0 where it is not known of most."""
+        return median(one.port_gigabits for one in self._all)
 
     @cached_property
     def most_faults(self) -> float:
@@ -216,6 +221,16 @@ def _has_link_errors(c: Compared) -> bool:
     return bool(c.own.link) and c.others.linked_badly < FEW_LINKS and c.kind in ("same", "data")
 
 
+def _has_slow_ports(c: Compared) -> bool:
+    own, usual = c.own.port_gigabits, c.others.port_gigabits
+    return 0 < own <= SLOWER * usual and c.kind in ("same", "data")
+
+
+def _ports_words(c: Compared) -> str:
+    own, usual = c.own.port_gigabits, c.others.port_gigabits
+    return f"stands on a node whose ports carry {own:g} Gb/s, those of most others {usual:g}"
+
+
 def _has_more_work(c: Compared) -> bool:
     own, others = c.own.gpu_memory, c.others.memory
     larger = bool(own and others) and (own or 0) >= LARGER * max(others)
@@ -227,6 +242,7 @@ def _uneven_words(c: Compared) -> str:
     return f"has more work than the others: {own:.3g} GiB on its GPU, the others {usual:.3g} GiB"
 
 
+_TO_THE_PORT = "mldebug status  # on {node}: its ports; then the cable, the transceiver and the switch's end of it"
 RULES = (
     Rule(
         "quota",
@@ -291,7 +307,13 @@ RULES = (
         LINK,
         _has_link_errors,
         lambda c: f"stands on a node whose {c.own.link}",
-        "mldebug status  # on {node}: its ports; then the cable, the transceiver and the switch's end of it",
+        _TO_THE_PORT,
+    ),
+    Rule(
+        LINK,
+        _has_slow_ports,
+        _ports_words,
+        _TO_THE_PORT,
     ),
     Rule(
         UNEVEN,

@@ -32,6 +32,9 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     worker: int = 0  # pid of the child that waited for files most often; 0: none did
     busy_workers: int = 0  # children that were on a CPU nearly all the time
     link: str = ""  # a network port of its node that is not well: `port mlx5_3/1 has 12 symbol errors a second, for ten minutes`
+    port_gigabits: float = (
+        0.0  # a second: what the ports of its node carry that its job may use; 0: not known
+    )
     gpu_clock: float | None = None  # of the multiprocessors, Hz
     gpu_limits: tuple[str, ...] = ()  # keys of `GPU_LIMITS` that hold now
     gpu_power_limit: float | None = None  # watts

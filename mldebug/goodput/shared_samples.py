@@ -124,7 +124,7 @@ def _is_sound(shares: RankShares) -> bool:
     evidence = shares.evidence
     amounts = (evidence.major_faults, evidence.swapped, evidence.cpus or 0, evidence.quota or 0,
                evidence.worker, evidence.busy_workers, evidence.gpu_neighbour_since, evidence.gpu_memory_since,
-               evidence.gpu_clock or 0, evidence.gpu_power_limit or 0, evidence.gpu_memory or 0)  # fmt: skip
+               evidence.gpu_clock or 0, evidence.gpu_power_limit or 0, evidence.gpu_memory or 0, evidence.port_gigabits)  # fmt: skip
     bounded = all(0 <= amount < MOST_OF_ANYTHING for amount in (*amounts, *shares.lines.values()))
     return bounded and all(map(_is_share, numbers)) and 0 < shares.samples <= MAX_SAMPLES
 

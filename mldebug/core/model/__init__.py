@@ -11,6 +11,7 @@ from mldebug.core.model.capture import (
     GpuSample,
     HookState,
     NodeCapture,
+    NodePort,
     QueriedNode,
     QueriedNodes,
     RankCapture,
@@ -64,4 +65,4 @@ from mldebug.core.model.process import (
     ThreadState,
 )
 
-__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuBrief", "GpuSample", "Group", "GroupCount", "HeldLine", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "MemoryFailure", "MemoryHolders", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeBrief", "NodeCapture", "NodeWait", "Noun", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankBrief", "RankCapture", "RankDevice", "RankIdentity", "Remark", "Role", "RunBrief", "SourceExcerpt", "Spoken", "ThreadStack", "ThreadState", "TimedCall", "TimedCalls", "TraceTail", "Transfer", "TreeNode", "Verdict", "shared_fields"]  # fmt: skip
+__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuBrief", "GpuSample", "Group", "GroupCount", "HeldLine", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "MemoryFailure", "MemoryHolders", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeBrief", "NodeCapture", "NodePort", "NodeWait", "Noun", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankBrief", "RankCapture", "RankDevice", "RankIdentity", "Remark", "Role", "RunBrief", "SourceExcerpt", "Spoken", "ThreadStack", "ThreadState", "TimedCall", "TimedCalls", "TraceTail", "Transfer", "TreeNode", "Verdict", "shared_fields"]  # fmt: skip

@@ -109,6 +109,16 @@ class RankDevice(Noun, frozen=True, kw_only=True):
     samples: tuple[GpuSample, ...] = ()  # oldest first
 
 
+class NodePort(Noun, frozen=True, kw_only=True):
+    """A network port of a node that a job there may use, to be compared with those of its other nodes."""
+
+    name: str  # mlx5_0/1
+    link: str  # infiniband, roce, efa, ethernet
+    up: bool = True
+    gigabits: float = 0.0  # a second, while it is up; 0: not known
+    bond: bool = False  # it stands for several interfaces
+
+
 class NodeCapture(
     Noun, frozen=True, kw_only=True, omit_defaults=False
 ):  # its schema is always written
@@ -133,6 +143,8 @@ class NodeCapture(
     # its newest checkpoints, and what would be lost, in one sentence; "saves" on disk
     checkpoints: str = msgspec.field(default="", name="saves")
     gpus: tuple[RankDevice, ...] = ()  # of its ranks, sorted by rank; of an earlier version none
+    # its RDMA ports that its jobs may use, else its fastest Ethernet port; None: nobody has read them
+    ports: tuple[NodePort, ...] | None = None
     ras: NcclRas | None = None  # None: nobody was asked, or nobody answered
     awaited: tuple[int, ...] = ()  # ranks whose Flight Recorder may still come
     gaps: tuple[Gap, ...] = ()

@@ -36,6 +36,7 @@ from mldebug.core.text import rfc3339
 from mldebug.diagnosis.exits.judgement import with_gaps, without_processes
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.timeline import with_exits
+from mldebug.hardware.ports.neighbours import unlike_ports
 from mldebug.incidents.incident import Incident, changes_between_captures
 from mldebug.incidents.report.hardware import gpu_views, hardware_lines, xid_catalogue
 from mldebug.incidents.report.ranks import rank_views, shorten_stack
@@ -120,7 +121,7 @@ def build_report(
     """
     queried = queried or QueriedNodes()
     job = _job(captures, queried, [one.capture for one in judgement.ranks if one.capture])
-    hardware = hardware_lines(captures, judgement.diagnosis)
+    hardware = (*hardware_lines(captures, judgement.diagnosis), *unlike_ports(captures))
     report = Report(
         schema=REPORT_SCHEMA,
         id=report_id or make_id(detected_at, job.id),

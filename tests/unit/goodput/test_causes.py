@@ -38,6 +38,7 @@ CAUSES: dict[str, tuple[RankEvidence, RankEvidence, str, str, str]] = {
     "heat": (HOT, FULL, "same", "clock", "has a GPU at 1200 MHz, the others 1980 MHz, held back by heat"),
     "its power limit": (CAPPED, FULL, "same", "power", "has a GPU at 1200 MHz, the others 1980 MHz, held back by its power limit, with a power limit of 400 W, the others 700 W"),
     "errors of its node's link": (RankEvidence(link="port mlx5_3/1 has 12 symbol errors a second, for ten minutes"), NONE, "same", "link", "stands on a node whose port mlx5_3/1 has 12 symbol errors a second, for ten minutes"),
+    "slower ports than other nodes": (RankEvidence(port_gigabits=1600.0), RankEvidence(port_gigabits=3200.0), "same", "link", "stands on a node whose ports carry 1600 Gb/s, those of most others 3200"),
     "more work": (msgspec.structs.replace(FULL, gpu_memory=60 * GIB), FULL, "same", "uneven", "has more work than the others: 60 GiB on its GPU, the others 40 GiB"),
 }  # fmt: skip
 
@@ -86,6 +87,10 @@ CONTROLS: dict[str, tuple[RankEvidence, Sequence[RankEvidence], str]] = {
     "more memory of a rank that sleeps": (msgspec.structs.replace(FULL, gpu_memory=60 * GIB), [FULL] * 3, "sleep"),
     "errors of a link, of a rank that works longer": (RankEvidence(link="port mlx5_3/1 went down 9 times"), [NONE] * 3, "work"),
     "errors of links of many nodes": (RankEvidence(link="port mlx5_3/1 went down 9 times"), [NONE, NONE, *[RankEvidence(link="port mlx5_0/1 went down 7 times")] * 2], "same"),
+    "slower ports of a rank that works longer": (RankEvidence(port_gigabits=200.0), [RankEvidence(port_gigabits=400.0)] * 3, "work"),
+    "slower ports, as those of most": (RankEvidence(port_gigabits=200.0), [RankEvidence(port_gigabits=400.0), *[RankEvidence(port_gigabits=200.0)] * 2], "same"),
+    "slower ports than one that is known": (RankEvidence(port_gigabits=200.0), [RankEvidence(port_gigabits=400.0), NONE, NONE], "same"),
+    "ports that are not known": (NONE, [RankEvidence(port_gigabits=400.0)] * 3, "same"),
     "nobody to compare with": (RankEvidence(throttled=0.5), [], "work"),
 }  # fmt: skip
 

@@ -539,16 +539,20 @@ def test_the_samples_of_ranks_have_a_port_of_their_node_that_is_not_well(
 ) -> None:
     agent, share = Agent(node, reader, Memory()), RankShares(rank=0, samples=1, waiting=0.0)
     stretch = SampledStretch(at=0.0, seconds=5.0, ranks=(share,))
+    assert agent.monitor.complete_samples(stretch) == stretch  # nobody has looked
     agent.look()
-    assert agent.monitor.complete_samples(stretch) == stretch
+    (well,) = agent.monitor.complete_samples(stretch).ranks
+    assert (well.evidence.link, well.evidence.port_gigabits) == ("", 3200.0)
     node.tree.port("mlx5_3", rate="200 Gb/sec (4X HDR)")
     agent = Agent(node, reader, Memory())
     agent.look()
     (found,) = agent.monitor.complete_samples(stretch).ranks
     assert found.evidence.link == "port mlx5_3/1 runs at 200 Gb/s, all others of its kind at 400"
+    assert found.evidence.port_gigabits == 3000.0
     node.tree.port("mlx5_3", state="1: DOWN", phys_state="2: Polling")
     agent.look()
-    assert agent.monitor.complete_samples(stretch) == stretch  # a port that is down is a fault
+    (found,) = agent.monitor.complete_samples(stretch).ranks
+    assert (found.evidence.link, found.evidence.port_gigabits) == ("", 2800.0)  # down is a fault
 
 
 @pytest.mark.parametrize("stored", [b"", b"{", b"[]", b'{"gigabits": 5}', b"\xff"])

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from mldebug.core.model import Fault, NodeCapture
 from mldebug.diagnosis.exits.model import AttemptExit
@@ -12,6 +13,7 @@ from mldebug.goodput.straggler import SampledStretch
 from mldebug.hardware.health.faults import faults_of_ports
 from mldebug.hardware.health.port_rules import port_health, slow_link
 from mldebug.hardware.health.thresholds import Thresholds
+from mldebug.hardware.ports.neighbours import ports_to_compare, rdma_gigabits
 from mldebug.hardware.ports.state import NodePorts
 from mldebug.jobs.known_issues.match import HCA, MAX_VALUE
 from mldebug.status.snapshot import Snapshot
@@ -85,23 +87,25 @@ class PortMonitor:
         return self._earlier or PortsOnceUp()
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """The capture, with ports that went down added to its faults."""
-        return msgspec.structs.replace(capture, faults=(*capture.faults, *self._faults()))
+        """The capture, with the ports that its other nodes are compared by, and those that went down added to its faults."""
+        ports = ports_to_compare(self._ports) if self._ports else None
+        faults = (*capture.faults, *self._faults())
+        return replace(capture, faults=faults, ports=ports)
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
         """The exit, with ports that went down added to its faults."""
-        return msgspec.structs.replace(attempt, faults=(*attempt.faults, *self._faults()))
+        return replace(attempt, faults=(*attempt.faults, *self._faults()))
 
     def complete_samples(self, stretch: SampledStretch) -> SampledStretch:
-        """The samples of a run's ranks, with a port of this node added that is up and not well."""
-        link = slow_link(self._ports, self._limits) if self._ports else ""
-        if not link:
+        """The samples of a run's ranks, with what the ports of this node carry, and one of them that is up and not well."""
+        if self._ports is None:
             return stretch
+        link, gigabits = slow_link(self._ports, self._limits), rdma_gigabits(self._ports)
         ranks = tuple(
-            msgspec.structs.replace(one, evidence=msgspec.structs.replace(one.evidence, link=link))
+            replace(one, evidence=replace(one.evidence, link=link, port_gigabits=gigabits))
             for one in stretch.ranks
         )
-        return msgspec.structs.replace(stretch, ranks=ranks)
+        return replace(stretch, ranks=ranks)
 
     def _faults(self) -> tuple[Fault, ...]:
         return faults_of_ports(self._ports, self._node) if self._ports else ()
@@ -109,7 +113,7 @@ class PortMonitor:
     def show(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, completed by the ports, their health, what could not be read of them, and the worker's state."""
         health = port_health(self._ports, self._limits) if self._ports else None
-        return msgspec.structs.replace(
+        return replace(
             snapshot,
             ports=self._ports,
             health=(*snapshot.health, *((health,) if health else ())),
