@@ -32,6 +32,7 @@ from mldebug.hardware.kernel_log.records import (
     KernelRecord,
     parse_record,
 )
+from mldebug_agents.hardware.zfs_pools import SuspendedPools
 from mldebug_agents.system.host import Host
 
 PATH = "/dev/kmsg"
@@ -79,6 +80,7 @@ class KernelLogSource:
         look_back: float = 6 * 3600.0,
         limits: ReadLimits | None = None,
         user_space: bool = False,
+        pools: SuspendedPools | None = None,
         unix: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,6 +101,7 @@ class KernelLogSource:
         self._losses = LostRecords()
         self._deaths: deque[KernelDeath] = deque(maxlen=MAX_DEATHS)
         self._named: dict[str, str] = {}
+        self._pools = pools or SuspendedPools()
 
     def read(self, events: Iterable[KernelEvent] = ()) -> KernelNews:
         """Read what is new in the kernel log, as far as the limits allow. `events`: Xids that NVML reported since the last round."""
@@ -114,6 +117,8 @@ class KernelLogSource:
             records, behind, gap = self._round(started)
             if not behind and gap is None:
                 self._clock.drained(started)
+        for event in tuple(self._pools.back(self._folding.bursts(), self._unix())):
+            self._take(event)
         return KernelNews(
             bursts=self._folding.bursts(),
             deaths=tuple(self._deaths),

@@ -86,6 +86,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.NIC_FATAL: _bad("network", _A.CHECK_HARDWARE, lasting=True, ended_by=_WORKS, again="link_flaps"),
     Kind.NIC_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=_WORKS, again="link_flaps"),
     Kind.NIC_TX_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=_WORKS, again="link_flaps"),
+    Kind.NIC_HOT: _poor("network", _A.CHECK_COOLING),
     Kind.NIC_ERROR: _plain("network"),
     Kind.NIC_OK: _plain("network"),
     Kind.PORT_FAULT: _plain("network"),
@@ -126,6 +127,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.GPU_DRIVER_FAILED: _bad("gpu_errors", _A.REBOOT, lasting=True, ended_by=(Kind.GPU_DRIVER_OK,)),
     Kind.GPU_DRIVER_OK: _plain("gpu_errors"),
     Kind.GPU_PAGE_FAULT: _plain("gpu_errors"),
+    Kind.GPU_BAD_PAGES: _poor("gpu_errors", _A.REPLACE),
     Kind.GPU_RAS_CORRECTED: _poor("gpu_errors", _A.WATCH, limit="gpu_ras_corrected", per_device=True),
     Kind.GPU_RAS_UNCORRECTED: _bad("gpu_errors", _A.RESET, ended_by=(Kind.GPU_RESET_OK,)),
 }  # fmt: skip

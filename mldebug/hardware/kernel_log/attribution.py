@@ -47,6 +47,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.NIC_FATAL: "a network adapter has a fatal error",
     KernelEventKind.NIC_TIMEOUT: "a network adapter did not answer its driver",
     KernelEventKind.NIC_TX_TIMEOUT: "a network adapter does not send any more",
+    KernelEventKind.NIC_HOT: "a network adapter is too hot",
     KernelEventKind.NIC_ERROR: "a network adapter reports an error",
     KernelEventKind.NIC_OK: "a network adapter has recovered",
     KernelEventKind.PCIE_LINK_DOWN: "a PCIe link went down",
@@ -96,6 +97,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.GPU_DRIVER_FAILED: "the driver's memory manager failed for all GPUs (UVM)",
     KernelEventKind.GPU_DRIVER_OK: "the driver's memory manager was loaded anew (UVM)",
     KernelEventKind.GPU_PAGE_FAULT: "a program used a wrong address on a GPU (amdgpu)",
+    KernelEventKind.GPU_BAD_PAGES: "so much memory of a GPU is broken that it is to be replaced (amdgpu)",
     KernelEventKind.GPU_RAS_CORRECTED: "corrected or deferred errors of a GPU (amdgpu)",
     KernelEventKind.GPU_RAS_UNCORRECTED: "uncorrected errors of a GPU (amdgpu)",
 }

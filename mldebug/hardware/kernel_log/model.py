@@ -32,6 +32,7 @@ class KernelEventKind(StrEnum):
     NIC_FATAL = "nic_fatal"  # a network adapter says that it is broken, or its firmware is silent
     NIC_TIMEOUT = "nic_timeout"  # a network adapter did not answer a command of its driver
     NIC_TX_TIMEOUT = "nic_tx_timeout"  # a network adapter sends nothing any more
+    NIC_HOT = "nic_hot"  # a network adapter itself says that it is too hot
     NIC_ERROR = "nic_error"  # a network adapter refused a command, or completed one with an error
     NIC_OK = "nic_ok"  # it has recovered
     PCIE_LINK_DOWN = "pcie_link_down"
@@ -89,6 +90,9 @@ class KernelEventKind(StrEnum):
     )
     GPU_DRIVER_OK = "gpu_driver_ok"
     GPU_PAGE_FAULT = "gpu_page_fault"  # amdgpu: a program used an address that is not its own
+    GPU_BAD_PAGES = (
+        "gpu_bad_pages"  # amdgpu: so much memory was taken out that the GPU is to be replaced
+    )
     GPU_RAS_CORRECTED = "gpu_ras_corrected"  # amdgpu: memory or logic errors, corrected or deferred
     GPU_RAS_UNCORRECTED = "gpu_ras_uncorrected"
 

@@ -159,7 +159,7 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     149: (K.GPU_RESET_FAILED, {"device": ""}),
     150: (K.NIC_FATAL, {"device": "0000:41:00.0"}),
     151: (K.NIC_FATAL, {"device": ""}),
-    152: (K.PORT_FAULT, {"device": "0000:41:00.0"}),
+    152: (K.NIC_HOT, {"device": "0000:41:00.0"}),
     153: (K.WORKQUEUE_STALL, {"seconds": 35}),
     154: (K.KERNEL_OOPS, {}),
     155: (K.MACHINE_CHECK_UNCORRECTED, {}),
@@ -248,6 +248,13 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     238: (K.DISK_OK, {"device": "ata1.00"}),
     239: (K.DISK_OK, {"device": "md126"}),
     240: (K.FILESYSTEM_OK, {"device": "OCFS2"}),
+    241: (K.GPU_BAD_PAGES, {"device": "0000:05:00.0"}),
+    242: (K.GPU_START_FAILED, {"device": "0000:05:00.0"}),
+    243: (K.FILESYSTEM_SHUTDOWN, {"device": "lustre-mdt1", "alias": "zpool/lustre-mdt1"}),
+    244: (K.FILESYSTEM_OK, {"device": "zpool/lustre-mdt1"}),
+    245: (K.NFS_STATE_LOST, {"device": ""}),
+    246: (K.NIC_TIMEOUT, {"device": "rocep49s0f0"}),
+    247: (K.NIC_TIMEOUT, {"device": "rdmap157s0"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

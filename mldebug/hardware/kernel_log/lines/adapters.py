@@ -58,7 +58,7 @@ def _mlx(line: KernelText) -> KernelEvent | None:
         return None
     device = _named(match, "part", "name")
     if match["heat"]:
-        return event(line, KernelEventKind.PORT_FAULT, device=device)
+        return event(line, KernelEventKind.NIC_HOT, device=device)
     kinds = {
         "fatal": KernelEventKind.NIC_FATAL,
         "issue": KernelEventKind.NIC_FATAL,

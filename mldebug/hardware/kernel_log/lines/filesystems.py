@@ -37,8 +37,12 @@ _OTHERS = re.compile(
     rf"(?:[A-Z0-9]{{2,8}}-fs|F2FS-fs|FAT-fs|NILFS|bcachefs) \((?P<device>{_NAME})\): [^\n]{{0,80}}?"
     r"(?:[Rr]emounting filesystem read-only|Filesystem has been set read-only|emergency read[ -]only\b)"
     r"|(?:SPLError: \d{1,10}:\d{1,5}:\([^()\n]{1,100}\(\)\) )?WARNING: Pool '(?P<pool>[^'\n]{1,64})' has encountered an uncorrectable I/O failure and has been suspended"
+    r"|WARNING: MMP writes to pool '(?P<mmp>[^'\n]{1,64})' have not succeeded in over \d"
     r"|(?P<ocfs2>OCFS2): File system is now read-only\b"
 )
+_RESUMED = re.compile(
+    r"WARNING: Pool '(?P<pool>[^'\n]{1,64})' was suspended and is being resumed\b"
+)  # of OpenZFS since 2.3
 _OCFS2 = re.compile(rf"OCFS2: ERROR \(device (?P<device>{_NAME})\): ")
 # "device-mapper: thin: 253:48: switching pool to out-of-data-space (error IO) mode"
 _THIN = re.compile(
@@ -110,11 +114,24 @@ def _other(line: KernelText) -> KernelEvent | None:
     match = _OTHERS.match(line.text)
     if match is None:
         return None
-    if match["pool"]:
-        return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=match["pool"])
+    if pool := match["pool"] or match["mmp"]:
+        return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=pool, alias=pool_alias(pool))
     return event(
         line, KernelEventKind.FILESYSTEM_READ_ONLY, device=match["device"] or match["ocfs2"]
     )
+
+
+def pool_alias(pool: str) -> str:
+    """The second name of a suspended pool of ZFS, by which it is known from disks and mounts."""
+    return f"zpool/{pool}"
+
+
+def _resumed(line: KernelText) -> KernelEvent | None:
+    """Somebody has brought the disks of a pool back, and let it go on (`zpool clear`)."""
+    match = _RESUMED.match(line.text)
+    if match is None:
+        return None
+    return event(line, KernelEventKind.FILESYSTEM_OK, device=pool_alias(match["pool"]))
 
 
 def _ocfs2_mounted(line: KernelText) -> KernelEvent | None:
@@ -152,6 +169,8 @@ SIGNS = (
     LineReader("read-only", _other),
     LineReader("emergency read only", _other),
     LineReader("has been suspended", _other),
+    LineReader("MMP writes to pool ", _other),
+    LineReader("is being resumed", _resumed),
     LineReader("OCFS2: ERROR ", _ocfs2),
     LineReader("ocfs2: Mounting device ", _ocfs2_mounted),
     LineReader("switching pool to ", _thin),

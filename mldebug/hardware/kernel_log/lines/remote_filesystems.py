@@ -17,7 +17,7 @@ _LUSTRE_ERROR = re.compile(
 )
 # Reclaiming is what NFS 4 does after its server has restarted: what fails there was locked or open, and is lost
 _RECLAIM = re.compile(
-    r"NFS: (?:nfs4_reclaim_open_state: (?P<lock>Lock reclaim failed)|__nfs4_reclaim_open_state: (?P<open>Lock reclaim failed)"
+    r"NFSv4: state recovery failed for open file |NFS: (?:(?:__)?nfs4_reclaim_open_state: (?:Lock reclaim failed|unhandled error -\d)"
     r"|state manager: [\w ]{1,60} failed on NFSv4 server (?P<server>[^\s,]{1,255}) with error"
     r"|nfs4_handle_reclaim_lease_error: handled error -?\d{1,5} for server (?P<lease>[^\s,]{1,255}))"
 )
@@ -128,6 +128,7 @@ def _ceph(line: KernelText) -> KernelEvent | None:
 SIGNS = (
     LineReader(": server ", _nfs),
     LineReader("NFS: ", _reclaim),
+    LineReader("NFSv4: state recovery", _reclaim),
     LineReader("Lustre", _lustre),
     LineReader("LNet", _lnet),
     LineReader("Request sent has ", _lnet),
