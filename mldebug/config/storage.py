@@ -50,7 +50,9 @@ class QuotaConfig(Section, frozen=True, kw_only=True):
 
 
 class CanaryConfig(Section, frozen=True, kw_only=True):
-    """The section `storage.canary`: test writes, because `df` may differ from what can be written. The agent writes nowhere without it."""
+    """The section `storage.canary`: test writes, because `df` may differ from what can be written, and test reads. Without it the agent writes nowhere
+    and reads no data.
+    """
 
     # folders in which a small file is written, synced and removed
     paths: tuple[str, ...] = ()
@@ -58,6 +60,12 @@ class CanaryConfig(Section, frozen=True, kw_only=True):
     interval: Annotated[Duration, msgspec.Meta(ge=1, le=86400)] = 60.0
     # of the file
     size: Annotated[int, SIZE, msgspec.Meta(ge=1, le=16 << 20)] = 64 << 10
+    # also read a little of files that ranks have open, on FUSE, object-store and other mounts of jobs that the kernel does not count
+    reads: bool = False
+    # between two such looks of three reads for each mount
+    read_interval: Annotated[Duration, msgspec.Meta(ge=1, le=3600)] = 20.0
+    # of one read
+    read_size: Annotated[int, SIZE, msgspec.Meta(ge=4 << 10, le=4 << 20)] = 64 << 10
 
 
 class StorageConfig(Section, frozen=True, kw_only=True):

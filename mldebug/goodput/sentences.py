@@ -8,6 +8,7 @@ from statistics import fmean
 import msgspec
 
 from mldebug.core.ranksets import fold_ranks
+from mldebug.core.redact import clean
 from mldebug.core.units import percent
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.straggler import Excess, Slowness, SlowRank
@@ -105,10 +106,33 @@ def slow_mount_words(shares: Sequence[RankShares]) -> str:
     if not held:
         return ""
     mount, count = Counter(one.evidence.mount for one in held).most_common(1)[0]
-    first = next(one for one in held if one.evidence.mount == mount)
-    by_loader = all(one.loading >= WAITS_FOR_DATA for one in held if one.evidence.mount == mount)
+    there = [one for one in held if one.evidence.mount == mount]
     who = f"{count} of {len(shares)} ranks wait" if len(shares) > 1 else "its rank waits"
-    return f"{first.evidence.mount_slow}; {who} for {'data' if by_loader else 'files there'}"
+    return f"{there[0].evidence.mount_slow}; {who} for {_what_for(there)}"
+
+
+def mount_waiters(shares: Sequence[RankShares], run: str, node: str, device: str) -> str:
+    """Who of a run waits for files on a device of a node that has become slow: `7 of 8 ranks of train.py wait for data`; "" for nobody.
+    `run`: its name.
+    """
+    there = [
+        one
+        for one in shares
+        if one.evidence.mount_slow
+        and one.evidence.mount_device == device
+        and one.node in ("", node)
+        and _waits_for_files(one)
+    ]
+    if not there:
+        return ""
+    wait = "waits" if len(shares) == 1 else "wait"
+    who = "the rank" if len(shares) == 1 else f"{len(there)} of {len(shares)} ranks"
+    return f"{who} of {clean(run, 60)} {wait} for {_what_for(there)}"
+
+
+def _what_for(held: Sequence[RankShares]) -> str:
+    by_loader = all(one.loading >= WAITS_FOR_DATA for one in held)
+    return "data" if by_loader else "files there"
 
 
 def _waits_for_files(one: RankShares) -> bool:

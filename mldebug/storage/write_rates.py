@@ -76,13 +76,17 @@ class GrowingFile(Noun, frozen=True, kw_only=True):
 
 
 class RankWriter(Noun, frozen=True, kw_only=True):
-    """What one rank writes: bytes in all since the agent found it, bytes per second, and its growing files, the fastest first."""
+    """What one rank writes: bytes in all since the agent found it, bytes per second, and its growing files, the fastest first.
+
+    `read_rate`: bytes per second that it reads by system calls, from wherever.
+    """
 
     job: str
     rank: int
     total: int
     rate: float
     growing: tuple[GrowingFile, ...] = ()
+    read_rate: float = 0.0
 
 
 def compare(before: RankWrites, now: RankWrites, total: int) -> RankWriter:
@@ -101,6 +105,16 @@ def compare(before: RankWrites, now: RankWrites, total: int) -> RankWriter:
         total=total + grown + young,
         rate=(grown + young) / seconds,
         growing=_growing(before, now, seconds),
+        read_rate=_read(before, now) / seconds,
+    )
+
+
+def _read(before: RankWrites, now: RankWrites) -> int:
+    """Bytes that its processes have read between two readings; what came since or has ended is left out."""
+    return sum(
+        max(0, one.since(before.calls[key]).read)
+        for key, one in now.calls.items()
+        if key in before.calls
     )
 
 

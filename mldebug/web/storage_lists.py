@@ -11,7 +11,15 @@ from mldebug.storage.filesystems.state import CollectorState, Row, StorageState
 MOST = 1024  # rows of one list
 WIDEST = 300
 MOST_TIMES = 100.0  # a ratio that is larger says no more
-ORDER = ("filesystems", "quotas", "trees", "writers", "test_writes")  # others follow
+ORDER = (
+    "filesystems",
+    "quotas",
+    "trees",
+    "latency",
+    "test_reads",
+    "writers",
+    "test_writes",
+)  # others follow
 NAMES = ("title", "quota", "path")  # the key that an alarm names as its subject
 
 

@@ -28,7 +28,6 @@ from mldebug_agents.state.store import StateStore
 from mldebug_agents.storage.checkpoints import monitor as checkpoints
 from mldebug_agents.storage.checkpoints.reader import CheckpointReader
 from mldebug_agents.storage.collectors import storage_collectors
-from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.service.clock import Clock
@@ -51,8 +50,7 @@ def build_monitors(
     `clock`: the clock that dates incidents.
     """
     context = tools.context
-    canary = CanaryCollector(context, tools.filesystem_probe)
-    parts = [*storage_collectors(context, tools.filesystem_probe), canary]
+    parts = storage_collectors(context, tools.filesystem_probe, canary=True)
     memory = MemoryWatch(context.host, context.reader)
     port_reader = PortReader(context.host, context.reader)
     history = probes.ProbeHistoryReader(config.agent.state_dir, context.reader)

@@ -35,7 +35,7 @@ from mldebug_agents.storage.filesystems.evidence import (
     stuck_devices,
     with_stuck,
 )
-from mldebug_agents.storage.slow_mounts import slow_by_device, with_slow_mounts
+from mldebug_agents.storage.slow_mounts import slow_by_device, with_slow_mounts, with_waiters
 from mldebug_agents.storage.write_rates.collector import WriteRateCollector
 from mldebug_agents.system.workers import Result, Worker
 
@@ -161,10 +161,11 @@ class StorageMonitor:
         """The snapshot with the last results of all collectors."""
         if not self._states:
             return snapshot
+        runs = tuple(self._joined(run, snapshot.node) for run in snapshot.runs)
         return msgspec.structs.replace(
             snapshot,
-            runs=tuple(self._joined(run, snapshot.node) for run in snapshot.runs),
-            storage=StorageState(parts=tuple(self._states.values())),
+            runs=runs,
+            storage=StorageState(parts=with_waiters(self._states.values(), runs, snapshot.node)),
             sources=(*snapshot.sources, *(worker.state() for worker in self._workers.values())),
         )
 

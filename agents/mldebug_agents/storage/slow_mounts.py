@@ -5,8 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.sentences import mount_waiters
+from mldebug.status.snapshot import RunState
 from mldebug.storage.filesystems.operation_counters import METADATA, OPEN, READ
-from mldebug.storage.filesystems.state import StorageAlert
+from mldebug.storage.filesystems.state import CollectorState, StorageAlert
 
 ORDER = (READ, OPEN, METADATA)
 """Of several slow operations of a mount the first is told. Slow writes hold up no data."""
@@ -26,6 +28,32 @@ def with_slow_mounts(
     devices have other numbers.
     """
     return tuple(_with_slow(one, slow) if one.node in ("", node) else one for one in shares)
+
+
+def with_waiters(
+    parts: Iterable[CollectorState], runs: Iterable[RunState], node: str
+) -> tuple[CollectorState, ...]:
+    """The results of all collectors, with the ranks that wait for each mount that has become slow. `node`: where these were read."""
+    shares = {run.id: (run.name, run.slowness.shares) for run in runs if run.slowness}
+    return tuple(
+        msgspec.structs.replace(
+            part, alarms=tuple(_with_waiters(one, shares, node) for one in part.alarms)
+        )
+        for part in parts
+    )
+
+
+def _with_waiters(
+    alarm: StorageAlert, shares: Mapping[str, tuple[str, Sequence[RankShares]]], node: str
+) -> StorageAlert:
+    if not alarm.device or alarm.operation not in ORDER:
+        return alarm
+    every = {
+        run: mount_waiters(one, name, node, alarm.device) for run, (name, one) in shares.items()
+    }
+    return msgspec.structs.replace(
+        alarm, waiters={run: words for run, words in every.items() if words}
+    )
 
 
 def _with_slow(one: RankShares, slow: Mapping[str, str]) -> RankShares:

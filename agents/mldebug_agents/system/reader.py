@@ -22,6 +22,7 @@ from mldebug_agents.system.child.reader_child import (
     ReadRequest,
 )
 from mldebug_agents.system.child.reader_writes import ASKED_FOR, WorkerServerQuestion
+from mldebug_agents.system.process.timed_read import TimedRead, parse_timed
 from mldebug_agents.system.reader_answers import (
     FilePiece,
     ReaderClient,
@@ -208,6 +209,20 @@ class Reader:
             )
         )
         return data if isinstance(data, Unreadable) else unpack(data)
+
+    def time_read(
+        self, path: str, block: int, *, rights: Rights, size: int, timeout: float = TIMEOUT
+    ) -> TimedRead | Unreadable:
+        """How long it takes to find and open a regular file and to read `size` bytes of it past the kernel's caches: its `block`th
+        block of that size, modulo how many it has. The bytes are thrown away. Where the filesystem knows no such reads (O_DIRECT)
+        the errno is EINVAL.
+        """
+        data = _data(
+            self._ask_one(
+                ReadOperation.TIMED, path, rights=rights, limit=size, line=block, timeout=timeout
+            )
+        )
+        return data if isinstance(data, Unreadable) else parse_timed(data)
 
     def is_link(self, path: str, *, rights: Rights, timeout: float = TIMEOUT) -> bool | Unreadable:
         """Whether the path itself is a symbolic link, also a broken one; False where nothing is there. `timeout`: seconds."""

@@ -9,7 +9,7 @@ slowness has lasted for an hour, which then is what is usual.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from statistics import median
 from typing import NamedTuple
@@ -59,7 +59,7 @@ class SlowOperations(NamedTuple):
         """The slow operations in words: `reads of /data (nfs01:/data) take 48 ms instead of 3 ms since 14:02 UTC (12 MiB/s
         instead of 30 MiB/s)`. `title`: the name of the filesystem.
         """
-        words = f"{_PLURALS[self.kind]} of {title} take {_milliseconds(self.now.seconds_each)} instead of {_milliseconds(self.usual_seconds)}"
+        words = f"{_PLURALS[self.kind]} of {title} take {milliseconds(self.now.seconds_each)} instead of {milliseconds(self.usual_seconds)}"
         words += f" since {datetime.fromtimestamp(self.since, UTC).strftime('%H:%M UTC')}"
         if not self.now.bytes_per_second:
             return words
@@ -71,8 +71,9 @@ class OperationTrend:
     slow.
     """
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, kind: str, gap: float = GAP) -> None:
+        """`gap`: seconds between two windows that are not in a row any more."""
+        self._kind, self._gap = kind, gap
         self._usual: deque[OperationWindow] = deque(maxlen=KEPT)
         self._slow: list[tuple[float, OperationWindow]] = []
 
@@ -83,13 +84,20 @@ class OperationTrend:
         """
         return median(one.load for one in self._usual) if len(self._usual) >= LEAST else None
 
+    @property
+    def usual_seconds(self) -> float | None:
+        """What an operation usually takes; None where there are too few windows."""
+        return (
+            median(one.seconds_each for one in self._usual) if len(self._usual) >= LEAST else None
+        )
+
     def add(self, at: float, window: OperationWindow) -> None:
         """Add a window that ended at unix time `at`."""
         if len(self._usual) < LEAST or not self._is_slow(window):
             self._usual.append(window)
             self._slow = []
             return
-        if self._slow and at - self._slow[-1][0] > GAP:
+        if self._slow and at - self._slow[-1][0] > self._gap:
             self._slow = []
         self._slow.append((at, window))
         if at - self._slow[0][0] >= ADAPTS:
@@ -106,7 +114,7 @@ class OperationTrend:
         """Return how slow these operations are at unix time `at`; None where they are not slow, or for fewer than three
         windows in a row.
         """
-        if len(self._slow) < IN_A_ROW or at - self._slow[-1][0] > GAP:
+        if len(self._slow) < IN_A_ROW or at - self._slow[-1][0] > self._gap:
             return None
         lately = [one for _, one in self._slow[-IN_A_ROW:]]
         now = OperationWindow(*(median(figures) for figures in zip(*lately, strict=True)))
@@ -175,9 +183,9 @@ def _window(
     return OperationWindow(took / done, done / seconds, moved / seconds)
 
 
-def latency_alerts(title: str, latency: FilesystemLatency, at: float) -> Iterator[StorageAlert]:
-    """Yield an alert for each kind of operations that is slow on the filesystem `title` at unix time `at`."""
-    for found in latency.slow(at):
+def latency_alerts(title: str, slow: Iterable[SlowOperations]) -> Iterator[StorageAlert]:
+    """Yield an alert for each kind of operations that is slow on the filesystem `title`."""
+    for found in slow:
         yield StorageAlert(
             kind="slow", subject=title, sentence=found.sentence(title), operation=found.kind
         )
@@ -188,12 +196,13 @@ def latency_line(title: str, totals: Mapping[str, OperationCount]) -> str:
     3.1 ms (41,200), write 12 ms (310)`.
     """
     each = (
-        f"{kind} {_milliseconds(one.seconds / one.operations)} ({one.operations:,})"
+        f"{kind} {milliseconds(one.seconds / one.operations)} ({one.operations:,})"
         for kind, one in totals.items()
         if one.operations
     )
     return f"{title}: {', '.join(each)}"
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """A time in words: `3.1 ms`, `1,200 ms`."""
     return f"{seconds * 1000:.2g} ms" if seconds < 0.1 else f"{seconds * 1000:,.0f} ms"

@@ -25,11 +25,14 @@ class StorageAlert(Noun, frozen=True, kw_only=True):
     uids: tuple[int, ...] = ()  # who may see it; empty: everyone
     device: str = ""  # of a filesystem that is slow: `0:52`
     operation: str = ""  # which is slow there: read, write, open, metadata
+    waiters: dict[
+        str, str
+    ] = {}  # by run, who of it waits for that: `7 of 8 ranks of train.py wait for data`
 
     @property
     def whole(self) -> str:
-        """The alert's sentence, and which job or rank causes it where that is known."""
-        return f"{self.sentence}; {self.aside}" if self.aside else self.sentence
+        """The alert's sentence, which job or rank causes it where that is known, and who waits for it."""
+        return "; ".join(filter(None, (self.sentence, self.aside, *self.waiters.values())))
 
 
 class CollectorState(Noun, frozen=True, kw_only=True):

@@ -4,7 +4,13 @@ from collections.abc import Collection
 
 import msgspec
 
-from mldebug.storage.filesystems.state import CollectorState, Measure, Row, StorageState
+from mldebug.storage.filesystems.state import (
+    CollectorState,
+    Measure,
+    Row,
+    StorageAlert,
+    StorageState,
+)
 
 OF_RANKS = "mldebug_rank_"  # metrics whose first label is the run
 UIDS = "uids"  # of a row: who may see it, as "1000 1001"; absent or empty: everyone
@@ -37,9 +43,14 @@ def _part(
         state,
         measures=tuple(measure for measure in state.measures if _measure(measure, uid, runs)),
         rows={heading: kept for heading, kept in rows.items() if kept},
-        alarms=tuple(msgspec.structs.replace(one, aside="") for one in alarms),
+        alarms=tuple(_alarm(one, runs) for one in alarms),
         gaps=tuple(gap for gap in state.gaps if gap.pid is None or gap.pid in pids),
     )
+
+
+def _alarm(one: StorageAlert, runs: Collection[str]) -> StorageAlert:
+    waiters = {run: words for run, words in one.waiters.items() if run in runs}
+    return msgspec.structs.replace(one, aside="", waiters=waiters)
 
 
 def _measure(one: Measure, uid: int, runs: Collection[str]) -> bool:

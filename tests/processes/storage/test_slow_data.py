@@ -1,34 +1,42 @@
 """A real job whose data lie on a disk that becomes slow under it: the wait for data is told with the disk."""
 
+import html
 import os
 import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from mldebug.status.run_lines import data_words
 from mldebug.status.snapshot import RunState
+from mldebug_agents.web.unix_http import UnixConnection
 from processes.harness import (
     MLDEBUG,
     User,
     clean_environment,
     environment_of_jobs,
     folder_for,
+    free_port,
     wait_for,
 )
 from processes.incidents.watching import RunningAgent, settings, watching
 from processes.needs import need_torch
 from shared.storage.disks import delayed, slow_disk
+from shared.storage.slow_fuse import SOURCE, slow_fuse
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
 need_torch("the jobs train with PyTorch")
 
 JOB = Path(__file__).parents[2] / "jobs/uneven.py"
+TEST_READS = (
+    "goodput: {interval: 5s}\nstorage: {interval: 2s, canary: {reads: true, read_interval: 1s}}\n"
+)
 FAST = "goodput: {interval: 5s}\nstorage: {interval: 2s}\n"
 LEARNS = 60.0  # seconds: 20 readings and more, in which is learned what is usual
 SLOW = (
@@ -65,10 +73,10 @@ def status(folder: Path) -> str:
 
 
 @contextmanager
-def reading(folder: Path, shard: Path) -> Iterator[None]:
+def reading(folder: Path, shard: Path, pace: str = "0.01") -> Iterator[None]:
     """A job of two ranks whose workers read the file for each sample."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    options = ["--fault", "files", "--ranks", "0,1", "--pace", "0.01", "--file", str(shard)]
+    options = ["--fault", "files", "--ranks", "0,1", "--pace", pace, "--file", str(shard)]
     environ = environment_of_jobs(folder) | {"OMP_NUM_THREADS": "1"}
     with (folder / "train.log").open("wb") as out:
         job = subprocess.Popen(
@@ -102,3 +110,39 @@ def test_the_wait_for_data_is_told_with_the_disk_that_became_slow() -> None:
                     "the same in words", lambda: "of 2 ranks wait for data" in status(folder), 60
                 )
             assert re.fullmatch(rf"reads of {disk} \(/dev/loop\d+\) {SLOW}", slow), slow
+
+
+def page(agent: RunningAgent, path: str) -> str:
+    """A page as the agent serves it, its words alone."""
+    with closing(UnixConnection(agent.state)) as connection:
+        connection.request("GET", path)
+        text = connection.getresponse().read().decode()
+    return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", text).split()))
+
+
+def test_the_wait_for_data_is_told_with_the_object_store_whose_reads_became_slow() -> None:
+    port = free_port()
+    with (
+        folder_for(User()) as folder,
+        folder_for(User()) as bed,
+        slow_fuse(bed, 1 << 20, 0.003) as (bucket, delay),
+        reading(folder, bucket / "shard", "0.05"),
+        watching(folder, settings(folder, listen=f"127.0.0.1:{port}") + TEST_READS) as agent,
+    ):
+        wait_for("the samples", lambda: (run := run_of(agent)) and run.slowness, 180)
+        learnt = lambda: "usually read in" in page(agent, "/storage")
+        wait_for("what is usual", learnt, 180)
+        assert not any("instead of" in one for one in words_for(agent, 10.0))
+        delay.write_text("0.1")
+        found = lambda: next((one for one in [words_of(agent)] if "instead of" in one), "")
+        slow = wait_for("the sentence", found, 180)
+        assert re.fullmatch(rf"reads of {bucket} \({SOURCE}\) take \d[\d,]* ms instead of \S+ ms since \d\d:\d\d UTC; [12] of 2 ranks wait for data", slow), slow  # fmt: skip
+        slow_words = f"reads of {bucket} ({SOURCE}) take"
+        wait_for("the same in words", lambda: "of 2 ranks wait for data" in status(folder), 90)
+        wait_for("the alarm and who waits", lambda: re.search(re.escape(slow_words) + r".{10,80}; [12] of 2 ranks of uneven.py wait for data", page(agent, "/storage")), 90)  # fmt: skip
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            metrics = answer.read().decode()
+        path = re.escape(str(bucket))
+        value = re.search(rf'mldebug_filesystem_canary_read_seconds{{[^}}]*mount="{path}"[^}}]*operation="read"[^}}]*}} (\S+)', metrics)  # fmt: skip
+        assert value, [line for line in metrics.splitlines() if "canary" in line]
+        assert float(value[1]) >= 0.1

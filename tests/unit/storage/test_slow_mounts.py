@@ -1,9 +1,14 @@
 """Slow mounts joined with the ranks that wait for files there."""
 
+import msgspec
+
 from mldebug.goodput.evidence import RankEvidence
 from mldebug.goodput.rank_shares import RankShares
-from mldebug.storage.filesystems.state import StorageAlert
-from mldebug_agents.storage.slow_mounts import slow_by_device, with_slow_mounts
+from mldebug.goodput.straggler import Slowness
+from mldebug.status.snapshot import RunState
+from mldebug.storage.filesystems.state import CollectorState, StorageAlert, StorageState
+from mldebug.storage.filesystems.visibility import of_user
+from mldebug_agents.storage.slow_mounts import slow_by_device, with_slow_mounts, with_waiters
 
 
 def alert(device: str, operation: str, words: str) -> StorageAlert:
@@ -37,3 +42,47 @@ def test_only_ranks_that_wait_on_that_device_get_it_and_lose_it_when_it_is_over(
     assert [one.evidence.mount_slow for one in with_slow_mounts(found, {}, "a")] == [""] * 4
     other = with_slow_mounts([share(0, "0:52", node="b", slow="told by b")], {}, "a")
     assert other[0].evidence.mount_slow == "told by b"
+
+
+def waiting(loading: list[float], node: str = "") -> list[RankShares]:
+    shares = [share(rank, "0:52", node, "reads") for rank in range(len(loading))]
+    return [
+        msgspec.structs.replace(one, loading=part)
+        for one, part in zip(shares, loading, strict=True)
+    ]
+
+
+def run(name: str, shares: list[RankShares]) -> RunState:
+    return RunState(
+        id=f"id of {name}", name=name, launcher="torchrun", slowness=Slowness(shares=tuple(shares))
+    )
+
+
+def waiters(*runs: RunState) -> list[dict[str, str]]:
+    part = CollectorState(name="latency", at=1.0, alarms=tuple(ALERTS))
+    (found,) = with_waiters([part], runs, "a")
+    return [one.waiters for one in found.alarms]
+
+
+def test_the_alarm_says_who_of_which_run_waits() -> None:
+    shares = waiting([0.5] * 8)
+    shares[7] = share(7, "0:99", slow="other")
+    found = waiters(run("train.py", shares), run("other.py", [share(0, "0:99")]))
+    words = {"id of train.py": "7 of 8 ranks of train.py wait for data"}
+    assert found == [words] * 3 + [{}, {}]
+
+
+def test_ranks_of_another_node_and_runs_that_nobody_sampled_are_not_counted() -> None:
+    assert waiters(run("train.py", waiting([0.5, 0.5], "b"))) == [{}] * 5
+    assert waiters(RunState(id="x", name="x", launcher="torchrun")) == [{}] * 5
+    words = {"id of one.py": "the rank of one.py waits for data"}
+    assert waiters(run("one.py", waiting([0.5])))[0] == words
+
+
+def test_who_waits_is_told_to_the_owner_of_the_run_alone() -> None:
+    who = {"mine": "2 of 2 ranks of a.py wait for data", "hers": "of b.py"}
+    alarm = msgspec.structs.replace(ALERTS[1], waiters=who)
+    state = StorageState(parts=(CollectorState(name="latency", at=1.0, alarms=(alarm,)),))
+    assert state.alarms[0].whole == "reads; 2 of 2 ranks of a.py wait for data; of b.py"
+    (shown,) = of_user(state, 1001, ("mine",)).alarms
+    assert shown.whole == "reads; 2 of 2 ranks of a.py wait for data"

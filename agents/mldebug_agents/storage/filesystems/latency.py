@@ -27,7 +27,7 @@ LUSTRE = ("sys/kernel/debug/lustre/llite", "proc/fs/lustre/llite")
 
 class LatencyCollector:
     """Compares the times of operations with what is usual on each filesystem. Filesystems without counters (FUSE, object
-    stores, overlays) are left out: `storage.canary` measures those.
+    stores, overlays) are left out: `storage.canary.reads` measures those.
     """
 
     name = "latency"
@@ -37,6 +37,7 @@ class LatencyCollector:
         self._context, self._mounts = context, mounts
         self._kept: dict[Key, FilesystemLatency] = {}
         self._used: dict[Key, UsedMount] = {}
+        self._counted = frozenset[str]()
         self._at = 0.0
 
     @property
@@ -58,6 +59,7 @@ class LatencyCollector:
         for key, one in used.items():
             if counts := _counts(one, sources[key], texts, of_nfs):
                 self._kept[key].add(now, counts)
+        self._counted = frozenset(key[0] for key, one in self._kept.items() if one.totals)
 
     def samples(self) -> Iterator[Measure]:
         """Operations that have ended, and the seconds that they took together, since each filesystem was mounted."""
@@ -79,16 +81,27 @@ class LatencyCollector:
         )
         return {"latency": rows} if rows else {}
 
+    @property
+    def counted(self) -> frozenset[str]:
+        """The device numbers of the filesystems whose operations the kernel counts. Safe from any thread."""
+        return self._counted
+
     def _row(self, key: Key, one: UsedMount) -> Row:
         totals = self._kept[key].totals
         means = {f"{kind}_seconds": count.seconds / count.operations for kind, count in totals.items() if count.operations}  # fmt: skip
         line = latency_line(one.title, totals)
-        return {"mount": one.name, **means, UIDS: uids_cell(one.uids), "line": line}
+        return {
+            "title": one.title,
+            "mount": one.name,
+            **means,
+            UIDS: uids_cell(one.uids),
+            "line": line,
+        }
 
     def alarms(self) -> Iterator[StorageAlert]:
         """An alert for each kind of operations that takes much longer than usual."""
         for key, one in self._used.items():
-            for alert in latency_alerts(one.title, self._kept[key], self._at):
+            for alert in latency_alerts(one.title, self._kept[key].slow(self._at)):
                 yield msgspec.structs.replace(alert, uids=one.uids, device=one.mount.device)
 
     def gaps(self) -> Sequence[Gap]:

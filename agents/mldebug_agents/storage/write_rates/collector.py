@@ -6,7 +6,7 @@ What ranks and their children have written, and which files they have open for w
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -234,6 +234,14 @@ class WriteRateCollector:
         return who_filled(
             [(one.writer, one.name if uids & set(one.uids) else "") for one in found], mount
         )
+
+    def moved(self, device: str, ranks: Collection[tuple[str, int]]) -> float:
+        """Bytes per second that all ranks write to files on a device, and that these ranks (job, rank) read from anywhere: the kernel
+        does not tell from where. Safe from any thread.
+        """
+        writers = tuple(self.writers.values())
+        written = sum(file.rate for one in writers for file in one.growing if file.device == device)
+        return written + sum(one.read_rate for one in writers if (one.job, one.rank) in ranks)
 
     def folders(self) -> dict[str, tuple[str, ...]]:
         """By job the folders in which its files grow. Safe from any thread."""

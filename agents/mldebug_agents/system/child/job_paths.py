@@ -142,8 +142,8 @@ def held(path: bytes, rights: Rights, *, place: int = 0) -> Iterator[tuple[int, 
             raise Refused(Refusal.NOT_REACHED) from None
 
 
-def reopen(handle: int, access: Access, *, folder: bool = False) -> int:
-    """Open for reading what an O_PATH descriptor holds, if it is a regular file (or with `folder` a folder).
+def reopen(handle: int, access: Access, *, folder: bool = False, more: int = 0) -> int:
+    """Open for reading what an O_PATH descriptor holds, if it is a regular file (or with `folder` a folder). `more`: further flags.
 
     Raises `Refused` for others, OSError for a link.
     """
@@ -154,7 +154,7 @@ def reopen(handle: int, access: Access, *, folder: bool = False) -> int:
         raise Refused(Refusal.NOT_REGULAR)
     access.check(handle, READ | SEARCH if folder else READ)
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    return os.open(b"/proc/self/fd/%d" % handle, flags | (os.O_DIRECTORY if folder else 0))
+    return os.open(b"/proc/self/fd/%d" % handle, flags | more | (os.O_DIRECTORY if folder else 0))
 
 
 def _match(pattern: re.Pattern[bytes], path: bytes, rights: Rights) -> re.Match[bytes] | None:

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
@@ -21,6 +22,7 @@ from mldebug_agents.system.child import listing, reader_writes
 from mldebug_agents.system.child.job_paths import OPERATOR, WRITE, Rights, closing, held, reopen
 from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.system.child.refusals import Refusal, Refused
+from mldebug_agents.system.process import timed_read
 
 MAX_BODY = 1 << 30
 MAX_SOURCE = 4 << 20  # bytes of a file that is searched for a line
@@ -46,6 +48,7 @@ class ReadOperation(IntEnum):
     LIST = 11  # what lies below a folder: entries at most; how deep stands in for the line
     HEADS = 12  # of a regular file: the 64 bytes at each stride; offset and stride stand in for the line
     LINES = 14  # that line of a text file and those around it
+    TIMED = 15  # how long a read past the caches takes; `line` picks the block
     LINK = 13  # is it a symbolic link? What is not there is none
 
 
@@ -188,6 +191,15 @@ def _link(request: ReadRequest, path: bytes) -> bytes:
         return b""
 
 
+def _timed(request: ReadRequest, path: bytes) -> bytes:
+    begun = time.monotonic()
+    with held(path, request.rights, place=request.place) as (handle, access):
+        found = time.monotonic()
+        fd = reopen(handle, access, more=os.O_DIRECT)
+    with closing(fd):
+        return timed_read.timed(fd, (begun, found, time.monotonic()), request.limit, request.line)
+
+
 def _listed(request: ReadRequest, path: bytes) -> bytes:
     with held(path, request.rights, place=request.place) as (handle, access):
         return listing.listed(handle, access, request.limit, request.line)
@@ -222,6 +234,7 @@ def _heads(fd: int, limit: int, start: int, stride: int) -> bytes:
 _WITHOUT_READING = {
     ReadOperation.LINK: _link,
     ReadOperation.LIST: _listed,
+    ReadOperation.TIMED: _timed,
     ReadOperation.POKE: _touch,
     ReadOperation.ASK: _touch,
 }

@@ -112,6 +112,14 @@ OPERATIONS.counter(
     "How long these took together, from the request to its end.",
 )
 
+CANARY_READS = MEASURED.labelled(
+    "operation", absent="without storage.canary.reads, and where no file was read"
+)
+CANARY_READS.gauge(
+    "filesystem_canary_read_seconds",
+    "How long finding, opening and reading a block of a file took in the last test reads: the median of three.",
+)
+
 FAMILIES = (*TABLE.families, *MEASURED.families)
 
 
