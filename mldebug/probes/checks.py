@@ -129,6 +129,20 @@ def rates_check(
     )
 
 
+def fp8_check(
+    rates: Mapping[str, float], models: Mapping[str, str], baselines: Baselines
+) -> NodeCheck:
+    """What the GPUs reach with 8-bit floats (FLOP/s, by GPU), beside what was published. It is told, and never held against a node."""
+    slowest = min(rates, key=lambda who: rates[who])
+    beside = baselines.comparison(models[slowest], "matmul_fp8", rates[slowest])
+    words = f"matmul fp8: {amount('matmul', rates[slowest])} or more"
+    sentence = f"{words}, {beside}" if beside else words
+    return NodeCheck(stage="matmul", state="fine", sentence=sentence, figures=dict(rates))
+
+
 def amount(figure: str, value: float) -> str:
     """A rate in words: `780 TFLOPS` for the figure matmul (`value` in FLOP/s), else `52 GB/s` (bytes/s)."""
-    return f"{value / 1e12:.3g} TFLOPS" if figure == "matmul" else rate_words(value)
+    if figure != "matmul":
+        return rate_words(value)
+    tera = value / 1e12
+    return f"{tera:,.0f} TFLOPS" if tera >= 1000 else f"{tera:.3g} TFLOPS"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mldebug.probes.baselines import Baselines
-from mldebug.probes.checks import NodeCheck, rates_check
+from mldebug.probes.checks import NodeCheck, fp8_check, rates_check
 from mldebug.probes.isolate import isolate
 from mldebug.probes.pairs import Trial, rate_words
 
@@ -70,6 +70,8 @@ def _matmul(
     yield from _unequal(measured, models)
     rates = {who: one["flops"] for who, one in measured.items()}
     yield rates_check("matmul", "matmul", rates, models, baselines, seconds)
+    if fp8 := {who: one["flops_fp8"] for who, one in measured.items() if one.get("flops_fp8")}:
+        yield fp8_check(fp8, models, baselines)
 
 
 def _unequal(measured: Results, models: Mapping[str, str]) -> Iterator[NodeCheck]:

@@ -67,14 +67,16 @@ def hosts() -> Iterator[Hosts]:
         yield some
 
 
-def over(hosts: Hosts, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def over(
+    hosts: Hosts, folder: Path, *words: str, verb: str = "collectives"
+) -> "subprocess.CompletedProcess[str]":
     """Type it where ssh knows these hosts."""
     (folder / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh {hosts.options} "$@"\n')
     (folder / "ssh").chmod(0o755)
     own = {"MLDEBUG_PROBE_LOCK": str(folder / "lock"), "PATH": f"{folder}:{os.environ['PATH']}"}
     argv = [
-        *(str(SCRIPTS / "mldebug"), "probe", "collectives", "--device", "cpu", "--beside-jobs", "--nproc", "1"),
-        *("--interface", "lo", "--sizes", "1KiB", "--ops", "all_reduce", "--json", *words),
+        *(str(SCRIPTS / "mldebug"), "probe", verb, "--device", "cpu", "--beside-jobs", "--nproc", "1"),
+        *("--interface", "lo", "--sizes", "1KiB", "--ops", "all_reduce", *words),
     ]  # fmt: skip
     return subprocess.run(
         argv, env=clean_environment(folder) | own, stdin=subprocess.DEVNULL,
@@ -83,10 +85,25 @@ def over(hosts: Hosts, folder: Path, *words: str) -> "subprocess.CompletedProces
 
 
 def test_ranks_of_hosts_meet_over_ssh(hosts: Hosts, tmp_path: Path) -> None:
-    done = over(hosts, tmp_path, "--hosts", hosts.names())
+    done = over(hosts, tmp_path, "--hosts", hosts.names(), "--json")
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)
     assert (found["ranks"], found["correct"]) == (3, True)
+
+
+def test_a_curve_over_more_and_more_hosts_is_one_command_with_a_table_and_a_picture(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    files = ("--csv", str(tmp_path / "curve.csv"), "--plot", str(tmp_path / "curve.png"))
+    done = over(hosts, tmp_path, "--hosts", hosts.names(), *files, verb="curve")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[:2] for row in rows[-2:]] == [["2", "2"], ["3", "3"]]  # nodes, ranks
+    assert rows[-3][:3] == ["nodes", "ranks", "all_reduce"]
+    assert all(float(row[2]) > 0 for row in rows[-2:])
+    lines = (tmp_path / "curve.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["nodes", "2", "3"]
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_host_that_does_not_let_us_in_is_named_with_the_way_out(

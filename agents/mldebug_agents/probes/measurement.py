@@ -74,13 +74,16 @@ class Callbacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement:
-    """The measurement of collectives: its options and, while it runs, its growing `results`."""
+    """The measurement of collectives: its options and, while it runs, its growing `results`. `gigabits`: of each RDMA port of the node that
+    has least, where it is over several; None on one.
+    """
 
     def __init__(self, wish: CollectivesRequest, telling: Callbacks | None = None) -> None:
         self.wish, self._telling = wish, telling or Callbacks()
         self.results: list[CollectiveResult] = []
         self.skipped: list[str] = []
         self.about = MeasuredRanks()
+        self.gigabits: tuple[float, ...] | None = None
 
     def run(self, session: Session) -> ChildExit:
         """Measure on this node alone. Returns how the child ended; what it measured is added to `results` as it comes."""
@@ -99,6 +102,7 @@ class Measurement:
             return ProbeChild(spawner).run(argv, os.environ, seconds, on_event)
 
         facts = nodes.ask(run, self.wish.interface)
+        self.gigabits = min((one.gigabits for one in facts.values()), key=sum)
         device = agreed_device(facts, wanted.device)
         if not wanted.beside_jobs:
             check_idle(facts, device == "cuda")

@@ -35,13 +35,14 @@ Runner = Callable[[list[str], Hear], ChildExit]
 
 class ProbeNodeFacts(TorchFacts, frozen=True, kw_only=True):
     """What one node reports before a probe is planned. `compute`: pids that compute on its GPUs, None where not known;
-    `training`: pids of ranks of jobs.
+    `training`: pids of ranks of jobs; `gigabits`: per second, of each active RDMA port.
     """
 
     address: str = ""
     port: int = 0
     compute: tuple[int, ...] | None = None
     training: tuple[int, ...] = ()
+    gigabits: tuple[float, ...] = ()
 
 
 class Nodes:

@@ -569,3 +569,16 @@ def test_beside_jobs_nothing_is_kept(tmp_path: Path) -> None:
     code, _, err = Probe(tmp_path, *words, "--beside-jobs").end()
     assert code == 0, err
     assert not (tmp_path / "state").exists()
+
+
+def test_8_bit_floats_are_multiplied_right(tmp_path: Path) -> None:
+    """By PyTorch's own product, here on a CPU; what that of a GPU gives is measured there alone."""
+    code = (
+        "import torch; from mldebug_agents.probes.inside.workloads import fp8_product\n"
+        "a, b = (torch.randint(-1, 2, (64, 64), dtype=torch.int8).bfloat16() for _ in 'ab')\n"
+        "print(bool((fp8_product(torch, a, b)() == a @ b).all()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )  # fmt: skip
+    assert done.stdout.strip() == "True", done.stderr

@@ -57,6 +57,8 @@ def pod_templates(thing: Object) -> Iterator[Object]:
         yield {"metadata": thing["metadata"], "spec": spec}
     if "template" in spec:
         yield spec["template"]
+    if "jobTemplate" in spec:
+        yield spec["jobTemplate"]["spec"]["template"]
     for replicas in spec.get("pytorchReplicaSpecs", {}).values():
         yield replicas["template"]
 

@@ -1,9 +1,9 @@
-"""Published figures of GPU models: which one a driver's name gets, each with its source."""
+"""Published figures of GPU models and networks: which one a driver's name or a node's adapters get, each with its source."""
 
 import pytest
 
 from mldebug.probes.baselines import beside_others, shipped
-from mldebug.probes.checks import rates_check
+from mldebug.probes.checks import amount, fp8_check, rates_check
 from mldebug.probes.collectives import collective_result
 
 BASELINES = shipped()
@@ -33,6 +33,44 @@ def test_each_model_has_its_own_figure(name: str, tflops: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 1402.6),
+        ("NVIDIA H200", 1453.4),
+        ("NVIDIA GH200 144G HBM3e", 1535.0),
+        ("NVIDIA B200", 3432.5),
+        ("NVIDIA B300 SXM6 AC", 3353.3),
+        ("NVIDIA GB200", 3615.6),
+    ],
+)
+def test_each_model_has_its_own_figure_of_8_bit_floats(name: str, tflops: float) -> None:
+    words = BASELINES.comparison(name, "matmul_fp8", tflops * 0.9e12)
+    assert words.startswith("90% of what this hardware does elsewhere (mamf-finder with float8")
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA A100-SXM4-80GB", "NVIDIA H200 NVL", "AMD Instinct MI300X"]
+)
+def test_where_nobody_published_8_bit_floats_nothing_is_said_of_them(name: str) -> None:
+    assert BASELINES.comparison(name, "matmul_fp8", 1e15) == ""
+    check = fp8_check({"GPU 0": 1e15}, {"GPU 0": name}, BASELINES)
+    assert check.sentence == "matmul fp8: 1,000 TFLOPS or more"
+
+
+def test_8_bit_floats_are_told_and_drain_no_node() -> None:
+    rates = {"GPU 0": 1310e12, "GPU 1": 200e12}
+    check = fp8_check(rates, dict.fromkeys(rates, "NVIDIA H200"), BASELINES)
+    assert check.state == "fine"
+    assert check.sentence.startswith("matmul fp8: 200 TFLOPS or more, 14% of what this hardware")
+    assert check.figures == rates
+
+
+def test_a_figure_of_thousands_is_readable() -> None:
+    assert amount("matmul", 1745e12) == "1,745 TFLOPS"
+    assert amount("matmul", 780.4e12) == "780 TFLOPS"
+
+
+@pytest.mark.parametrize(
     "name", ["NVIDIA H200 NVL", "NVIDIA GH200 480GB", "NVIDIA H100 PCIe", "NVIDIA L40S", "cpu", ""]
 )
 def test_another_model_is_never_held_against_it(name: str) -> None:
@@ -42,7 +80,7 @@ def test_another_model_is_never_held_against_it(name: str) -> None:
 
 def test_every_figure_has_a_source_and_one_value() -> None:
     for model in BASELINES.models:
-        for name in ("matmul_bf16", "host_to_device", "peer_copy", "all_reduce"):
+        for name in ("matmul_bf16", "matmul_fp8", "host_to_device", "peer_copy", "all_reduce"):
             figure = getattr(model, name)
             assert figure is None or (
                 figure.source and (figure.best is None) != (figure.least is None)
@@ -87,3 +125,37 @@ def test_a_collective_beside_what_was_published(
     seconds = size * 2 * (ranks - 1) / ranks / 166.8e9
     result = collective_result("all_reduce", size, [[seconds]] * ranks, [0] * ranks)
     assert (words in beside_others(gpu, [result])) if words else beside_others(gpu, [result]) == ""
+
+
+def test_every_network_has_a_source_and_one_value_that_its_adapters_can_carry() -> None:
+    for one in BASELINES.networks:
+        line = one.adapters * one.gigabits * 1e9 / 8
+        assert one.source
+        assert one.peak in (None, line)
+        assert one.best is None or one.best < line
+        assert (one.best is None) != (one.peak is None)
+    kinds = [(one.adapters, one.gigabits) for one in BASELINES.networks]
+    assert len(set(kinds)) == len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("gigabits", "words"),
+    [
+        ([400.0] * 8, "80% of what 8 x 400 Gb/s carry, 80% are usual from 4 GB on (NVIDIA Quantum-2"),
+        ([400.0] * 8 + [25.0], "80% of what 8 x 400 Gb/s"),  # one more for the logins
+        ([100.0] * 4, "753% of what 4 x 100 Gb/s do elsewhere (AWS EFA v1: all_reduce_bench, 4 GB"),
+        ([200.0] * 16, "80% of what 16 x 200 Gb/s"),
+        ([400.0] * 7, ""),  # one of eight is down: that is no kind of network
+        ([10.0], ""),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_an_all_reduce_between_nodes_is_set_beside_what_their_adapters_carry(
+    gigabits: list[float], words: str
+) -> None:
+    ranks, size = 32, 4 << 30
+    seconds = size * 2 * (ranks - 1) / ranks / 320e9
+    result = collective_result("all_reduce", size, [[seconds]] * ranks, [0] * ranks)
+    line = beside_others("NVIDIA H100 80GB HBM3", [result], gigabits)
+    assert line.startswith(f"all_reduce between nodes: 320 GB/s, {words}") if words else line == ""
+    assert beside_others("", [result], gigabits) == ""  # gloo is no figure of the network

@@ -49,6 +49,13 @@ def test_equal_gpus_are_fine() -> None:
     assert check.figures["GPU 1"] == 705e12
 
 
+def test_8_bit_floats_are_a_line_of_their_own_where_gpus_have_them() -> None:
+    bf16, fp8 = checks("matmul", matmul(700, 705, flops_fp8=1310e12))
+    assert fp8.sentence.startswith("matmul fp8: 1,310 TFLOPS or more, 90% of what this hardware")
+    assert [one.state for one in (bf16, fp8)] == ["fine", "fine"]
+    assert len(checks("matmul", matmul(700, 705, flops_fp8=0.0))) == 1
+
+
 def test_rates_are_told_without_exponents() -> None:
     assert [rate_words(one) for one in (2.88e12, 52.5e9, 9.994e8, 12.0)] == [
         "2.88 TB/s",

@@ -45,6 +45,7 @@ ALL_VALUES = (
     FULL,
     ("--set=cluster.enabled=true", KEY),
     ("--set=scheduler.enabled=true",),
+    ("--set=probes.enabled=true", "--set=probes.image=train", "--set=probes.gpus=8", "--set=probes.priorityClassName=low", "--set=agent.hostNetwork=false"),
     ("--set=agent.hostNetwork=false", "--set=agent.runtimeClassName=nvidia", "--set=agent.filesystems={/scratch,/data}"),
     ("--set=agent.moreCapabilities={KILL,SYS_ADMIN}", "--set=agent.seLinuxOptions.type=spc_t", "--set=imagePullSecrets[0].name=pull"),
 )  # fmt: skip
@@ -143,6 +144,8 @@ def test_versions_are_the_packages() -> None:
         ("agent.filesystems={scratch}", "filesystems"),
         ("cluster.enabled=true", "cluster.enabled needs a key"),
         ("coordinator.replicas=0", "replicas"),
+        ("probes.enabled=true", "probes.enabled needs probes.image"),
+        ("probes.words={--beside-jobs}", "words"),
     ],
 )
 def test_wrong_values_are_refused_in_words(values: str, words: str) -> None:

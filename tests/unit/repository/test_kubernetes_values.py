@@ -8,6 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from mldebug_agents.probes.verbs import collectives
 from shared.deploy.manifests import (
     CHART,
     FULL,
@@ -51,7 +52,7 @@ def test_all_names_are_such_as_the_api_server_takes(release: str) -> None:
 
 def test_another_name_is_that_of_all_objects() -> None:
     names = {thing["metadata"]["name"] for thing in named("x", "--set=fullnameOverride=watch")}
-    assert {re.sub("-(agent|coordinator|jobs)$", "", name) for name in names} == {"watch"}
+    assert {re.sub("-(agent|coordinator|jobs|probes)$", "", name) for name in names} == {"watch"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_what_would_have_pods_killed_or_refused_is_refused_here(
 def test_the_kubelet_asks_where_the_agent_listens(listen: str) -> None:
     """Elsewhere it would hear nothing, and kill it every 70 s."""
     objects = render(*FULL, f"--set=agent.listen={listen}")
-    pods = list(of_ours(objects))
+    pods = [(pod, one) for pod, one in of_ours(objects) if one["name"] != "probe"]
     assert len(pods) == 2
     for _, container in pods:
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
@@ -114,7 +115,8 @@ def test_every_pod_gets_what_all_pods_get() -> None:
         assert pod["metadata"]["labels"]["team"] == "ml"
         assert pod["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
         assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container["env"]
-        assert container["image"] == f"registry.example.org/mldebug@{DIGEST}"
+        if container["name"] != "probe":  # an image of its own, with PyTorch
+            assert container["image"] == f"registry.example.org/mldebug@{DIGEST}"
     for kind in ("DaemonSet", "StatefulSet"):  # a selector may never change
         assert one(objects, kind)["spec"]["selector"] == one(plain, kind)["spec"]["selector"]
 
@@ -128,11 +130,78 @@ def test_a_drain_takes_one_coordinator_at_a_time(replicas: int, budgets: int) ->
     assert found == [{"maxUnavailable": 1, "selector": selector}] * budgets
 
 
+PROBES = ("--set=probes.enabled=true", "--set=probes.image=registry.example.org/training:1")
+
+
+def probe_pod(*values: str) -> tuple[Object, Object, Object]:
+    """(CronJob's spec, pod's spec, its container)."""
+    job = one(render(*PROBES, *values), "CronJob")["spec"]
+    (template,) = pod_templates({"kind": "CronJob", "spec": job})
+    (container,) = containers(template)
+    return job, template["spec"], container
+
+
+def test_a_probe_in_a_pod_is_typed_as_the_units_is() -> None:
+    """The command takes the words, and they are those of mldebug-probe.service, which are tried."""
+    _, _, container = probe_pod()
+    python, module, name, *words = [*container["command"], *container["args"]]
+    assert (python, module, name) == ("python3", "-m", "mldebug")
+    assert words[:2] == ["probe", "collectives"]
+    parsed = collectives.command.make_context("collectives", words[2:], resilient_parsing=False)
+    assert parsed.params["if_idle"] is True
+    unit = (ROOT / "deploy/systemd/mldebug-probe.service").read_text(encoding="utf-8")
+    (typed,) = re.findall(r"PROBE_WORDS=(--device cuda --ops all_reduce,.*)\"", unit)
+    assert container["args"] == shlex.split(typed)
+    (fixed,) = re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)
+    own = " ".join(words[: -len(container["args"])])
+    assert own == fixed.replace(" --python ${PROBE_PYTHON} $PROBE_WORDS", "")
+
+
+def test_a_probe_in_a_pod_sees_the_jobs_of_its_node_and_has_no_more_rights_than_the_agent() -> None:
+    job, pod, container = probe_pod()
+    agent = one(render(), "DaemonSet")["spec"]["template"]["spec"]
+    (agents,) = agent["containers"]
+    rights = container["securityContext"]
+    assert pod["hostPID"] is True
+    assert {"SYS_PTRACE", "DAC_READ_SEARCH"} == set(rights["capabilities"]["add"])
+    assert set(rights["capabilities"]["add"]) < set(
+        agents["securityContext"]["capabilities"]["add"]
+    )
+    for word in ("privileged", "allowPrivilegeEscalation", "readOnlyRootFilesystem"):
+        assert rights[word] == agents["securityContext"][word]
+    assert pod["automountServiceAccountToken"] is False
+    state = {"name": "state", "hostPath": {"path": "/var/lib/mldebug", "type": "DirectoryOrCreate"}}
+    assert state in pod["volumes"]
+    assert state in agent["volumes"]
+    lock = next(one["value"] for one in container["env"] if one["name"] == "MLDEBUG_PROBE_LOCK")
+    assert lock.startswith("/var/lib/mldebug/")
+    assert (job["concurrencyPolicy"], job["jobTemplate"]["spec"]["backoffLimit"]) == ("Forbid", 0)
+
+
+def test_probes_are_one_to_a_node_and_hold_gpus_only_where_that_is_wanted() -> None:
+    job, pod, container = probe_pod("--set=probes.nodes=4")
+    made = job["jobTemplate"]["spec"]
+    assert (made["completions"], made["parallelism"]) == (4, 4)
+    (rule,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    labels = made["template"]["metadata"]["labels"]
+    assert rule["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
+    _, _, held = probe_pod("--set=probes.gpus=8")
+    assert held["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert not [one for one in held["env"] if one["name"].startswith("NVIDIA_")]
+
+
+def test_no_probe_unless_it_is_wanted() -> None:
+    assert not [each for each in render() if each["kind"] == "CronJob"]
+
+
 PAGE = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8").replace("\\\n", " ")
 TYPED = re.findall(r"^helm (?:install|upgrade) (.*)$", PAGE, re.MULTILINE)
 
 
-@pytest.mark.parametrize("words", TYPED, ids=["install", "upgrade"])
+@pytest.mark.parametrize("words", TYPED, ids=["install", "upgrade", "probes"])
 def test_what_the_page_says_to_type_is_what_helm_takes(words: str) -> None:
     name, chart, *values = shlex.split(words)
     assert ROOT / chart == CHART
@@ -141,7 +210,7 @@ def test_what_the_page_says_to_type_is_what_helm_takes(words: str) -> None:
     ]  # of upgrade alone
     done = helm("template", name, str(CHART), *matching)
     assert done.returncode == 0, done.stderr
-    assert "registry.example.org/mldebug" in done.stdout or "kind: StatefulSet" in done.stdout
+    assert re.search(r"registry\.example\.org/mldebug|kind: (StatefulSet|CronJob)", done.stdout)
     assert "--reset-then-reuse-values" in helm("upgrade", "--help").stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import socket
 import struct
 import subprocess
@@ -17,7 +18,7 @@ SIOCGIFADDR = 0x8915
 
 
 def main(order: dict[str, Any]) -> None:
-    """Print the event `facts`: versions of Python, PyTorch, CUDA and NCCL, number of GPUs, back ends, address of this host."""
+    """Print the event `facts`: versions of Python, PyTorch, CUDA and NCCL, number of GPUs, back ends, address and RDMA ports of this host."""
     keep_stdout()
     try:
         with beating():
@@ -42,6 +43,7 @@ def main(order: dict[str, Any]) -> None:
         port=free_port(),
         compute=compute() if built else [],
         training=ranks_here(),
+        gigabits=gigabits(),
     )
 
 
@@ -63,6 +65,19 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("", 0))
         return int(one.getsockname()[1])
+
+
+def gigabits(root: str = "/sys/class/infiniband") -> list[float]:
+    """Gb/s of each active RDMA port of this node, as the kernel tells them."""
+    found = []
+    for folder in sorted(glob.glob(f"{root}/*/ports/*"))[:256]:
+        try:
+            with open(f"{folder}/state") as state, open(f"{folder}/rate") as rate:
+                if "ACTIVE" in state.read(100):
+                    found.append(float(rate.read(100).split()[0]))
+        except (OSError, ValueError, IndexError):
+            continue  # this adapter does not tell it
+    return found
 
 
 def compute() -> list[int] | None:

@@ -19,6 +19,7 @@ SIDE = 8192  # of the matrices
 ROWS = 32  # of the product that the CPU computes, too
 MATMUL_SECONDS = 5.0  # until clocks and power have settled
 CALLS = 24  # of one round
+FP8_ROUNDS = 20
 COPY = 256 << 20  # bytes
 REPEATS = 8
 
@@ -43,7 +44,7 @@ def memory(gpu: int) -> dict[str, Any]:
 def matmul(gpu: int) -> dict[str, Any]:
     """Multiply matrices for some seconds. All numbers are small and whole, so every product has one exact value. Returns
     `flops` (per second), how many elements were `wrong`, how many products were `differing` from the first one, and
-    `checksum`, `name` and `dtype`.
+    `checksum`, `name` and `dtype`; `flops_fp8` is the rate with 8-bit floats, 0 where this GPU or PyTorch multiplies none.
     """
     torch = _on(gpu)
     kind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
@@ -63,8 +64,26 @@ def matmul(gpu: int) -> dict[str, Any]:
         times.append(_seconds(torch, lambda: torch.matmul(a, b, out=product), CALLS))
         differing += _checksum(torch, product) != first
     rate = 2 * SIDE**3 / statistics.median(times[1:])
-    name = torch.cuda.get_device_name()
-    return {"flops": rate, "wrong": wrong, "differing": differing, "checksum": first, "name": name, "dtype": str(kind)}  # fmt: skip
+    found = {"flops": rate, "wrong": wrong, "differing": differing, "checksum": first}
+    return {**found, "flops_fp8": _fp8(torch, a, b), "name": torch.cuda.get_device_name(), "dtype": str(kind)}  # fmt: skip
+
+
+def _fp8(torch: Any, left: Any, right: Any) -> float:
+    """Floating point operations a second with 8-bit floats, 0.0 where they are not to be had: that is no fault of a GPU."""
+    try:
+        multiply = fp8_product(torch, left, right)
+        times = [_seconds(torch, multiply, CALLS) for _ in range(FP8_ROUNDS)]
+    except Exception:  # an older GPU, or a PyTorch that wants other layouts
+        return 0.0
+    return 2 * SIDE**3 / statistics.median(times[1:])
+
+
+def fp8_product(torch: Any, left: Any, right: Any) -> Callable[[], Any]:
+    """What multiplies two matrices of small whole numbers as 8-bit floats (e4m3), into bfloat16. Raises where it cannot be done."""
+    kind = torch.float8_e4m3fnuz if torch.version.hip else torch.float8_e4m3fn
+    one = torch.ones((), dtype=torch.float32, device=left.device)
+    a, b = left.to(kind), right.t().contiguous().to(kind).t()  # the second one by columns
+    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def copies(gpu: int) -> dict[str, Any]:

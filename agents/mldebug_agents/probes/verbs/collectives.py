@@ -122,8 +122,7 @@ def command(
     def keep() -> None:
         if not beside_jobs:  # else the figures are of two
             record(measurement, names, kept, state_dir, lambda line: click.echo(line, err=True))
-            if not names:
-                _say_elsewhere(measurement)
+            _say_elsewhere(measurement)
 
     try:
         return _live(measurement, names, through, frame, output, keep)
@@ -175,7 +174,7 @@ def _measured(
 
 def _say_elsewhere(measurement: Measurement) -> None:
     """On stderr, what the largest payload reached beside what was published for this hardware; nothing where none was."""
-    if line := beside_others(measurement.about.gpu, measurement.results):
+    if line := beside_others(measurement.about.gpu, measurement.results, measurement.gigabits):
         click.echo(line, err=True)
 
 

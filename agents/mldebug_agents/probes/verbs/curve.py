@@ -14,6 +14,7 @@ from mldebug.cluster.hostfile import read_hosts
 from mldebug.core.errors import ExitCode, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_nodes
+from mldebug.probes.baselines import beside_others
 from mldebug.probes.collectives import OPS
 from mldebug.probes.curve import CurvePoint, as_csv, counts, table
 from mldebug_agents.probes.environment import checked_variables
@@ -105,6 +106,10 @@ def command(
             if not beside_jobs:
                 kept = checked_variables()
                 record(measurement, some, kept, state_dir, _say)
+            if line := beside_others(
+                measurement.about.gpu, measurement.results, measurement.gigabits
+            ):
+                _say(f"over {len(some)} nodes: {line}")
     finally:
         if points:
             _show(points, output, about[0])
