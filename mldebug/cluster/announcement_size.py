@@ -1,4 +1,4 @@
-"""Shortens an announcement that is larger than other agents accept: drops samples of stacks, then long node lists of runs,
+"""Shortens an announcement that is larger than other agents accept: drops samples of stacks, then the GPUs, then long node lists of runs,
 then relayed nodes, then runs.
 
 In each step the user who takes up most room loses first, so that one user's many jobs do not crowd out another's. Pure.
@@ -21,7 +21,7 @@ LIST = "the scheduler's list of the nodes of the job"
 def fitting(announcement: Announcement) -> Announcement:
     """The announcement, shortened where it has too many runs or bytes for other agents.
 
-    First samples of stacks are dropped, then the longest node lists of runs (a gap says so), then nodes whose announcements
+    First samples of stacks are dropped, then the GPUs, then the longest node lists of runs (a gap says so), then nodes whose announcements
     this one relays, then runs.
     """
     announcement = msgspec.structs.replace(
@@ -31,6 +31,11 @@ def fitting(announcement: Announcement) -> Announcement:
     if over <= 0:
         return announcement
     announcement = _without_samples(announcement)
+    over = _size(announcement) - ROOM
+    if over <= 0:
+        return announcement
+    bare = tuple(msgspec.structs.replace(one, gpus=()) for one in announcement.relayed)
+    announcement = msgspec.structs.replace(announcement, gpus=(), relayed=bare)
     over = _size(announcement) - ROOM
     if over <= 0:
         return announcement

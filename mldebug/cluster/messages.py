@@ -19,7 +19,7 @@ from mldebug.capture.validation import wrong_ranks
 from mldebug.cluster.run_identity import RunKey
 from mldebug.cluster.wire import MAX_BYTES, another_mldebug
 from mldebug.core.errors import EvidenceError, UsageError
-from mldebug.core.model import Diagnosis, Gap, Noun
+from mldebug.core.model import Diagnosis, Gap, GpuBrief, Noun
 from mldebug.core.ranksets import rank_intervals
 from mldebug.core.redact import clean
 from mldebug.goodput.shared_samples import (
@@ -34,6 +34,7 @@ SCHEMA = "mldebug.peer/1"
 MAX_MESSAGE = 1 << 20  # bytes
 MAX_RUNS = 256  # of one node
 MAX_LIST = 8192  # characters of a list of nodes
+MAX_GPUS = 64  # of one node
 MAX_RELAYED = 16  # nodes that one node speaks for
 MAX_WELCOME = 8 * MAX_MESSAGE  # bytes of the answer, which may hold what was found of many runs
 MAX_GAPS = 4  # of one run
@@ -53,6 +54,8 @@ DUMP_DEADLINE = 60.0  # seconds for a capture on all nodes of a job
 _NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
 
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+# Figures of a GPU, each with what it stays below
+_GPU_FIGURES = {"busy": 1.01, "memory_used": 1 << 50, "memory_total": 1 << 50, "watts": 1e5, "limit_watts": 1e5, "celsius": 1e3}  # fmt: skip
 _INCIDENT = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}", re.ASCII)
 
 M = TypeVar("M", bound="PeerMessage")
@@ -121,17 +124,19 @@ class Relayed(Noun, frozen=True, kw_only=True):
     port: int
     address: str  # where the follower has heard it from
     runs: tuple[RunNews, ...] = ()
+    gpus: tuple[GpuBrief, ...] = ()
     age: float = 0.0  # seconds
 
 
 class Announcement(PeerMessage, frozen=True, kw_only=True):
-    """What a node sends to its coordinator regularly: all its runs, and those of nodes that cannot reach the coordinator."""
+    """What a node sends to its coordinator regularly: all its runs and GPUs, and those of nodes that cannot reach the coordinator."""
 
     node: str
     agent: str  # of this start of the agent, at random
     port: int  # where it can be asked
     circle: str = ""  # which of its circles of nodes these runs are of: others are announced apart
     runs: tuple[RunNews, ...] = ()
+    gpus: tuple[GpuBrief, ...] = ()
     relayed: tuple[Relayed, ...] = ()
 
 
@@ -199,7 +204,7 @@ class DumpOrder(PeerMessage, frozen=True, kw_only=True):
 
 
 class PeerView(Noun, frozen=True, kw_only=True):
-    """What the coordinator knows of one node: address, version, seconds since its last announcement, its runs."""
+    """What the coordinator knows of one node: address, version, seconds since its last announcement, its runs and GPUs."""
 
     node: str
     address: str = ""
@@ -207,6 +212,7 @@ class PeerView(Noun, frozen=True, kw_only=True):
     # since it was last heard of; None: never; "seen" on the wire
     seconds_ago: float | None = msgspec.field(default=None, name="seen")
     runs: tuple[RunNews, ...] = ()
+    gpus: tuple[GpuBrief, ...] = ()
 
 
 class ClusterView(PeerMessage, frozen=True, kw_only=True):
@@ -243,7 +249,8 @@ def believed(announcement: Announcement) -> Announcement:
         name: clean(getattr(announcement, name), 40) for name in ("agent", "version", "circle")
     }
     relayed = tuple(map(_believed_relay, named))
-    return msgspec.structs.replace(announcement, runs=runs, relayed=relayed, **words)
+    gpus = _believed_gpus(announcement.gpus)
+    return msgspec.structs.replace(announcement, runs=runs, gpus=gpus, relayed=relayed, **words)
 
 
 def _believed_relay(relayed: Relayed) -> Relayed:
@@ -254,7 +261,24 @@ def _believed_relay(relayed: Relayed) -> Relayed:
         )
     runs = _believed_runs(relayed.runs)
     words = {name: clean(getattr(relayed, name), 60) for name in ("agent", "address")}
-    return msgspec.structs.replace(relayed, runs=runs, **words)
+    return msgspec.structs.replace(relayed, runs=runs, gpus=_believed_gpus(relayed.gpus), **words)
+
+
+def _believed_gpus(gpus: Sequence[GpuBrief]) -> tuple[GpuBrief, ...]:
+    """Each GPU once; a figure that cannot be is left out. Raises EvidenceError for an index that is none."""
+    if any(not 0 <= one.index < MAX_GPUS for one in gpus[:MAX_GPUS]):
+        raise EvidenceError("it shows a GPU with an index that is none")
+    return tuple(map(_believed_gpu, _first_of_each(gpus[:MAX_GPUS], lambda one: one.index)))
+
+
+def _believed_gpu(gpu: GpuBrief) -> GpuBrief:
+    figures = {
+        name: value if value is not None and 0 <= value < most else None
+        for name, most in _GPU_FIGURES.items()
+        for value in [getattr(gpu, name)]
+    }
+    words = {name: clean(getattr(gpu, name), 60) for name in ("name", "user", "state")}
+    return msgspec.structs.replace(gpu, **figures, **words)
 
 
 def _believed_runs(runs: Sequence[RunNews]) -> tuple[RunNews, ...]:

@@ -154,6 +154,7 @@ class PeerRoster:
                 port=one.port,
                 circle=announcement.circle,
                 runs=one.runs,
+                gpus=one.gpus,
                 version=announcement.version,
             )
             own = self._uncontested(own, via, now)
@@ -178,6 +179,7 @@ class PeerRoster:
                 port=one.announcement.port,
                 address=one.address,
                 runs=part.runs,
+                gpus=one.announcement.gpus,
                 age=max(0.0, now - part.at),
             )
             for one, part in itertools.islice(fresh, MAX_RELAYED)
@@ -247,7 +249,7 @@ class PeerRoster:
         found = [
             PeerView(
                 node=name, address=one.address, version=one.announcement.version, seconds_ago=round(now - one.at, 1),
-                runs=one.announcement.runs,
+                runs=one.announcement.runs, gpus=one.announcement.gpus,
             )
             for name, one in sorted(self._peers.items())
         ]  # fmt: skip

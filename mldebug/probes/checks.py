@@ -130,14 +130,17 @@ def rates_check(
 
 
 def fp8_check(
-    rates: Mapping[str, float], models: Mapping[str, str], baselines: Baselines
+    rates: Mapping[str, float],
+    models: Mapping[str, str],
+    baselines: Baselines,
+    seconds: float = 0.0,
 ) -> NodeCheck:
     """What the GPUs reach with 8-bit floats (FLOP/s, by GPU), beside what was published. It is told, and never held against a node."""
     slowest = min(rates, key=lambda who: rates[who])
     beside = baselines.comparison(models[slowest], "matmul_fp8", rates[slowest])
-    words = f"matmul fp8: {amount('matmul', rates[slowest])} or more"
+    words = f"fp8: {amount('matmul', rates[slowest])} or more"
     sentence = f"{words}, {beside}" if beside else words
-    return NodeCheck(stage="matmul", state="fine", sentence=sentence, figures=dict(rates))
+    return NodeCheck(stage="fp8", state="fine", sentence=sentence, seconds=seconds, figures=dict(rates))  # fmt: skip
 
 
 def amount(figure: str, value: float) -> str:

@@ -22,6 +22,9 @@ def stage_checks(
     """Yield the checks of one stage of `mldebug probe node`, which took `seconds`. `results` and `models` (the name of each
     GPU's model) are by label, such as `GPU 0`.
     """
+    if stage == "fp8":
+        yield _fp8(results, seconds, models, baselines)
+        return
     broken = [f"{who}: {why}" for who, one in results.items() if (why := _failure(one))]
     wrong = [f"{who}: {why}" for who, one in results.items() if (why := _wrong(stage, one))]
     if broken or wrong:
@@ -30,6 +33,17 @@ def stage_checks(
     measured = {who: one for who, one in results.items() if not _failure(one)}
     if measured:
         yield from _FIGURES[stage](measured, seconds, models, baselines, not (broken or wrong))
+
+
+def _fp8(
+    results: Results, seconds: float, models: Mapping[str, str], baselines: Baselines
+) -> NodeCheck:
+    """What GPUs do with 8-bit floats; whatever goes wrong with it is no finding: many GPUs and PyTorchs have none."""
+    rates = {who: one["flops"] for who, one in results.items() if "flops" in one}
+    if rates:
+        return fp8_check(rates, models, baselines, seconds)
+    why = next((_failure(one) for one in results.values()), "nothing was measured")
+    return NodeCheck(stage="fp8", state="skipped", sentence=f"fp8: {why}", seconds=seconds)
 
 
 def _failure(result: Mapping[str, Any]) -> str:
@@ -70,8 +84,6 @@ def _matmul(
     yield from _unequal(measured, models)
     rates = {who: one["flops"] for who, one in measured.items()}
     yield rates_check("matmul", "matmul", rates, models, baselines, seconds)
-    if fp8 := {who: one["flops_fp8"] for who, one in measured.items() if one.get("flops_fp8")}:
-        yield fp8_check(fp8, models, baselines)
 
 
 def _unequal(measured: Results, models: Mapping[str, str]) -> Iterator[NodeCheck]:

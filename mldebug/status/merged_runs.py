@@ -18,9 +18,10 @@ class ViewedNodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOnNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """One run on all nodes that show it. `first`: of the node where it is worst; `ranks`: with the node of each."""
+    """One run on all nodes that show it. `first`: of the node where it is worst, `worst`; `ranks`: with the node of each."""
 
     first: RunBrief
+    worst: str
     nodes: tuple[str, ...]
     ranks: tuple[tuple[str, RankBrief], ...]
     step: int | None
@@ -43,11 +44,12 @@ def merge_runs(nodes: Iterable[NodeBrief]) -> tuple[RunOnNodes, ...]:
 
 
 def _merged(shown: Sequence[tuple[str, RunBrief]]) -> RunOnNodes:
-    first = max((run for _, run in shown), key=lambda run: (bool(run.incident), badness(run.stage)))  # fmt: skip
+    worst, first = max(shown, key=lambda one: (bool(one[1].incident), badness(one[1].stage)))
     steps = [run.step for _, run in shown if run.step is not None]
     ranks = [(node, rank) for node, run in shown for rank in run.ranks]
     return RunOnNodes(
         first=first,
+        worst=worst,
         nodes=tuple(sorted({node for node, _ in shown})),
         ranks=tuple(sorted(ranks, key=lambda one: one[1].rank)),
         step=max(steps) if steps else None,

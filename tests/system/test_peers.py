@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fakenvml.library import FakeNvml
 from processes.harness import JOBS, SCRIPTS, clean_environment, wait_for
 from system.hosts import job_on
 from system.launching import need
@@ -95,11 +97,17 @@ class Agent:
         return done.stderr
 
     def _run(self, verb: str, *more: str) -> "subprocess.CompletedProcess[str]":
-        argv = [str(SCRIPTS / "mldebug"), verb, "--config", str(self.config), *more]
+        argv = [str(SCRIPTS / "mldebug"), verb, *more, "--config", str(self.config)]
         return subprocess.run(
             self.host.inside(*argv), check=False, capture_output=True, text=True, timeout=90,
             env=clean_environment(self.folder),
         )  # fmt: skip
+
+    def text(self, *words: str) -> str:
+        """What a command says."""
+        done = self._run(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def status(self, *more: str) -> dict[str, Any]:
         done = self._run("status", "--json", *more)
@@ -284,6 +292,35 @@ def test_any_node_knows_of_all(hosts: dict[str, NetworkHost], tmp_path: Path) ->
         assert named(report) == [], report["diagnosis"]
         assert ids(found) == {report["id"]}
         assert "no runs match nosuch" in found["n2"].refusal("--job", "nosuch")
+
+
+def test_gpus_and_top_show_all_nodes_as_the_agents_know_them(
+    hosts: dict[str, NetworkHost], tmp_path: Path
+) -> None:
+    """Two nodes have a library that serves recordings of two H200s, and the third one has none. No ssh is asked."""
+    libraries = {}
+    for name in NAMES[:2]:
+        (tmp_path / f"nvml-{name}").mkdir()
+        fake = FakeNvml(tmp_path / f"nvml-{name}", "training")
+        libraries[name] = {"LD_LIBRARY_PATH": str(Path(fake.library).parent), **fake.environment}
+    with (
+        agents(hosts, tmp_path, environ=libraries) as found,
+        job_on(list(hosts.values()), tmp_path / "job", 2) as events,
+    ):
+        wait_for("the job to step", lambda: stepped(events, 20), STRIKE)
+        wait_for("all ranks to be known", lambda: ranks_known(found["n3"]) == RANKS, 30)
+        gpus = wait_for("all GPUs", lambda: of_all(found["n3"].text("gpus", "list", "--cluster"), "4 GPUs"), 30)  # fmt: skip
+        screen = found["n2"].text("top", "--once", "--cluster")
+        answer = json.loads(found["n1"].text("top", "--json", "--cluster"))
+    assert gpus.startswith("3 nodes (n[1-3]): 4 GPUs, nothing wrong with them\n")
+    assert "n[1-2]  2 x NVIDIA H200 fine\n" in gpus
+    assert re.search(r"train\.py +\S+ +n\[1-3\] +0-5 of 6 +\d+ ", screen), screen
+    assert re.search(r"(?m)^n2 +1 +\S+ +\d+ % +\d+/\d+ GiB ", screen), screen
+    assert {one["node"]: len(one["gpus"]) for one in answer["answers"]} == {"n1": 2, "n2": 2, "n3": 0}  # fmt: skip
+
+
+def of_all(text: str, words: str) -> str:
+    return text if words in text else ""
 
 
 def test_a_host_that_is_cut_off_is_told_of(hosts: dict[str, NetworkHost], tmp_path: Path) -> None:

@@ -158,6 +158,8 @@ class AgentLoop:
             snapshot, {*self._parts.store.open_incidents(), *self.incidents.remote.cases}
         )
         self.publish(snapshot)
+        if self.peers is not None:
+            self.peers.show(snapshot)
         self.notifier.status(status_text(snapshot))
         pause = min(SHOWN_EVERY, (time.thread_time() - before) / SHOWN)
         self._next_snapshot = time.monotonic() + pause

@@ -1,8 +1,11 @@
 """Profiles of chosen ranks: a trace of `torch.profiler` by the hook at a rank's next steps, or stacks sampled by py-spy where there is no hook."""
 
+import fcntl
 import gzip
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import msgspec
 
@@ -20,6 +23,7 @@ RATE = 50  # samples a second of py-spy
 SECONDS = 10  # of its recording
 MAX_RANKS = 16  # at once
 FIRST_STEP = 60.0  # seconds in which a step has to end
+SAMPLED_ALREADY = "another profile of it is going on: one at a time"
 
 
 class RankProfile(Noun, frozen=True, kw_only=True):
@@ -93,7 +97,10 @@ def _steps(answer: HookAnswer) -> str:
 
 
 def _sampled(tools: CaptureTools, rank: RankIdentity, seconds: int) -> tuple[RankProfile, bytes]:
-    stacks = tools.pyspy.record(rank.pid, seconds, RATE)
+    with _alone(Path(tools.context.host.proc, str(rank.pid), "environ")) as alone:
+        stacks = tools.pyspy.record(rank.pid, seconds, RATE) if alone else ()
+    if not alone:
+        return RankProfile(rank=rank.rank, pid=rank.pid, failure=SAMPLED_ALREADY), b""
     if not stacks:
         why = "py-spy could not sample it (no right to read it, or it has ended)"
         return RankProfile(rank=rank.rank, pid=rank.pid, failure=why), b""
@@ -104,3 +111,19 @@ def _sampled(tools: CaptureTools, rank: RankIdentity, seconds: int) -> tuple[Ran
         samples=sampled_profile(stacks, rank.pid),
     )
     return profile, folded_text(stacks).encode()
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[bool]:
+    """Whether nobody else samples the process to whom this file of /proc belongs, which is locked meanwhile. Only who may read the process
+    can open it, so nobody else can keep a profile away; where it cannot be opened at all, py-spy says why.
+    """
+    with ExitStack() as stack:
+        try:
+            fcntl.flock(stack.enter_context(file.open("rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        yield True

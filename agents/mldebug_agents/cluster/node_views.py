@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from mldebug.cli.param_types import FILE
+from mldebug.cluster.messages import CLUSTER_PATH, MAX_VIEW, ClusterView
 from mldebug.cluster.wire import NodeReply, encode
 from mldebug.config.schema import Config
 from mldebug.core.errors import ExitCode, UsageError
@@ -18,6 +19,8 @@ from mldebug_agents.cluster.fanout.collector import Progress
 from mldebug_agents.cluster.fanout.messages import FanoutRequest, answer_seconds
 from mldebug_agents.cluster.node_captures import FANOUT, ask_nodes
 from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.web.client import ask_nearest
+from mldebug_agents.web.control_requests import post_to_agent
 
 WAIT = "30s"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -69,6 +72,12 @@ def far_nodes(
     return FarNodes("slurm" if slurm_job is not None else "ssh", request)
 
 
+def refuse_both(everywhere: bool) -> None:
+    """Raise UsageError where --cluster was given beside --slurm-job or --hosts."""
+    if everywhere:
+        raise UsageError("--cluster, --slurm-job and --hosts are three ways", "choose one of them")
+
+
 def view_nodes(
     spawner: Spawner, config: Config, nodes: FarNodes, progress: Progress = lambda *_: None
 ) -> ViewedNodes:
@@ -88,6 +97,12 @@ def view_nodes_once(config: Config, nodes: FarNodes, progress: Progress) -> View
     """`view_nodes` for a command that asks only once: with a process starter of its own, which ends afterwards."""
     with ended_by_signals(), Spawner(FANOUT) as spawner:
         return view_nodes(spawner, config, nodes, progress)
+
+
+def cluster_view(config: Config, *, here_only: bool) -> ClusterView:
+    """All nodes as this node's agent and its coordinators know them. Raises MldebugError where no agent answers, or it knows no others."""
+    state_dir = ask_nearest(config.agent.state_dir, here_only=here_only).state_dir
+    return post_to_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
 
 
 def exit_code(nodes: ViewedNodes, *, found: bool = False) -> ExitCode:

@@ -23,8 +23,20 @@ from mldebug_agents.probes.session import Session
 from mldebug_agents.probes.tools import ProbeTools
 from mldebug_agents.system.host import Host
 
-STAGES = ("driver", "ib", "dcgm", "memory", "matmul", "copy", "peers", "nccl", "dram", "disk")
-OF_GPUS = ("memory", "matmul", "copy", "peers", "nccl")
+STAGES = (
+    "driver",
+    "ib",
+    "dcgm",
+    "memory",
+    "matmul",
+    "fp8",
+    "copy",
+    "peers",
+    "nccl",
+    "dram",
+    "disk",
+)
+OF_GPUS = ("memory", "matmul", "fp8", "copy", "peers", "nccl")
 WITHOUT_TORCH = ("driver", "ib", "dcgm")
 DRIVER_SECONDS = 30.0  # a driver that no process uses loads firmware first
 LARGE, USUAL = 8 << 30, 1 << 30  # bytes: what was published of NCCL holds for large payloads

@@ -32,6 +32,7 @@ from mldebug.incidents.stored_evidence import QUERIED_FILE, load_evidence
 
 SUFFIXES = (".tar.gz", ".html", ".json", ".txt")
 FORMS = ("table", "wide", "name", "json")
+LATEST = "latest"
 HEADER = ("ID", "AGE", "JOB", "VERDICT", "STATE")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Lists = tuple[list[tuple[ReportStore, tuple[ReportEntry, ...]]], list[AccessError]]
@@ -141,18 +142,39 @@ def _show_list(
 
 
 @group.command("show")
-@click.argument("report_id", type=REPORT, metavar="ID", default="latest")
+@click.argument("report_id", type=REPORT, metavar="[ID]", default=LATEST)
+@click.option("--job", metavar="JOB", help="The newest of the job with this name or id.")
 @click.option("--json", "as_json", is_flag=True, help="Print report.json.")
 @config_option
 @click.pass_obj
-def show(given: Path | None, config: Path | None, report_id: str, as_json: bool) -> None:
+def show(
+    given: Path | None, config: Path | None, report_id: str, job: str | None, as_json: bool
+) -> None:
     """Print one report."""
-    archive, report = find_report(report_stores_of(config or given), report_id)
+    stores = report_stores_of(config or given)
+    if job is not None:
+        report_id = _newest_of(stores, job, report_id)
+    archive, report = find_report(stores, report_id)
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
         return
     print_report(report, Console())
     click.echo(f"\nFull report: {archive.path(report.id) / 'report.html'}")
+
+
+def _newest_of(stores: Sequence[ReportStore], job: str, report_id: str) -> str:
+    """The id of the newest report of a job with this name, or whose id begins so. Raises UsageError where an id was given, too, and
+    EvidenceError where there is none.
+    """
+    if report_id != LATEST:
+        raise UsageError("an id of a report and --job are two ways", "choose one of them")
+    listed, _ = _list(stores, ReportFilter(job=job))
+    ids = [entry.id for _, some in listed for entry in some]
+    if not ids:
+        raise EvidenceError(
+            f"there is no report of the job {clean(job, 60)}", "mldebug reports list"
+        )
+    return max(ids)
 
 
 @group.command("export")

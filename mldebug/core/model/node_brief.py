@@ -6,7 +6,7 @@ MAX_RUNS, MAX_RANKS, MAX_GPUS, MAX_LINES = 64, 1024, 64, 16  # of one node; of o
 
 
 class RankBrief(Noun, frozen=True, kw_only=True):
-    """One rank. `state`: moving, waiting, inert, busy, exited, unclear … (a `Role`, or "moving"); `waits`: the share of its time, 0 to
+    """One rank. `state`: moving, waiting, inert, busy, exited, unclear … (a `Role`, or "moving"), or "announced", where nothing more is known; `waits`: the share of its time, 0 to
     1, in which it waits for others; `gpu`: index of its GPU. None: not known.
     """
 

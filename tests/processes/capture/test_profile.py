@@ -2,17 +2,41 @@
 
 import gzip
 import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mldebug.capture.profile.trace import parse_trace
-from processes.harness import PACE, Answer, Plan, RunningJob, mldebug, running, wait_for
+from processes.harness import (
+    JOBS,
+    MLDEBUG,
+    PACE,
+    Answer,
+    Plan,
+    RunningJob,
+    User,
+    clean_environment,
+    environment_of_jobs,
+    mldebug,
+    running,
+    wait_for,
+)
+from processes.incidents.watching import settings, watching
 from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
 need_torch("the jobs train with PyTorch")
+OURS = User()
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root is also other users")
 
 
 def profile(job: RunningJob, *more: str) -> Answer:
@@ -105,3 +129,125 @@ def test_memory_of_a_job_that_was_not_armed_is_refused_and_the_job_goes_on(
         now = max(map(job.step, job.ranks))
         wait_for("more steps", lambda: min(map(job.step, job.ranks)) > now + 5)
         assert left(job) == []
+
+
+def test_an_untouched_rank_is_sampled_by_one_at_a_time() -> None:
+    with running(Plan(world_size=1, options=PACE)) as job, ThreadPoolExecutor() as pool:
+        job.wait_for_step(5)
+        name = job_id(job)
+        first = pool.submit(mldebug, job, "profile", "--job", name, "--seconds", "15")
+        wait_for("py-spy to sample it", lambda: sampled_by(job.ranks[0]), 60)
+        second = mldebug(job, "profile", "--job", name, "--seconds", "1", "--json")
+        assert (second.code, sampled_by(job.ranks[0])) == (1, 1), second.stdout + second.stderr
+        assert "one at a time" in second.report["profiles"][0]["failure"]
+        answer = first.result()
+        assert answer.code == 0, answer.stdout + answer.stderr
+        third = mldebug(job, "profile", "--job", name, "--seconds", "1")
+        assert third.code == 0, third.stdout + third.stderr
+
+
+def sampled_by(pid: int) -> int:
+    """How many py-spys sample this process now."""
+    found = 0
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        found += words[1:2] == [b"record"] and str(pid).encode() in words
+    return found
+
+
+def test_while_a_stall_is_open_nobody_profiles(tmp_path: Path) -> None:
+    config = settings(tmp_path, stall="{timeout: 5s, interval: 500ms}")
+    plan = Plan(fault="sleep", struck=(1,), world_size=2, hook=True, options=PACE)
+    with watching(tmp_path, config) as agent, running(plan) as job:
+        job.wait_until_stuck()
+        wait_for("its incident", lambda: (one := agent.run_of(job)) and one.incident, 120)
+        before = descriptors(job)
+        for verb in ("profile", "memory"):
+            answer = mldebug(job, verb, "--job", job_id(job), "--config", str(agent.config))
+            assert answer.code == 1, answer.stdout
+            assert "a stall of" in answer.stderr
+            assert "is open (report " in answer.stderr
+            assert "way out: mldebug dump --job" in answer.stderr
+        assert left(job) == []
+        assert descriptors(job) == before
+
+
+@as_root
+def test_root_profiles_a_job_of_another_user_and_a_third_one_may_not() -> None:
+    with running(Plan(world_size=1, hook=True, user=User("nobody"), options=PACE)) as job:
+        job.wait_for_step(5)
+        name = job_id(job)
+        words = [*MLDEBUG, "profile", "--job", name, "--steps", "2", "--json"]
+        done = asked(job, words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (one,) = json.loads(done.stdout)["profiles"]
+        assert one["trace"]["operators"], one
+        stranger = asked(job, words, User("daemon"))
+        assert stranger.returncode != 0
+        assert "trace.json" not in stranger.stdout
+        now = job.step(0)
+        wait_for("more steps", lambda: job.step(0) > now + 5)
+        assert left(job) == []
+
+
+def asked(job: RunningJob, words: list[str], user: User = OURS) -> "subprocess.CompletedProcess[str]":  # fmt: skip
+    """Typed by another user than that of the job."""
+    home = job.folder / f"home-{user.name or 'ours'}"
+    home.mkdir(exist_ok=True)
+    user.own(home)
+    return subprocess.run(
+        words, env=clean_environment(home), capture_output=True, text=True, timeout=120, check=False, cwd="/", **user.popen()
+    )  # fmt: skip
+
+
+CONTAINER = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--mount-proc", "--kill-child",
+             "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]  # fmt: skip
+
+
+@contextmanager
+def in_a_container(folder: Path, *prefix: str) -> Iterator[str]:
+    """A job of one rank with processes and shared memory of its own; its name."""
+    name, events = f"train-{uuid.uuid4().hex[:8]}.py", folder / "events"
+    events.mkdir()
+    shutil.copy(JOBS / "train.py", folder / name)
+    environ = environment_of_jobs(folder) | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (environ.get("PYTHONPATH"), str(JOBS))))
+    argv = [
+        *CONTAINER,
+        *prefix,
+        sys.executable,
+        name,
+        "--events",
+        str(events),
+        "--ranks",
+        "",
+        *PACE,
+    ]
+    with (folder / "job.log").open("wb") as log:
+        job = subprocess.Popen(argv, env=environ, cwd=folder, stdout=log, stderr=log)
+        try:
+            step = events / "step.0"
+            wait_for("its steps", lambda: step.exists() and int(step.read_text() or 0) > 3, 120)
+            yield name
+            assert job.poll() is None, (folder / "job.log").read_text()
+        finally:
+            job.kill()
+            job.wait(20)
+
+
+@as_root
+@pytest.mark.parametrize("hook", [True, False], ids=["hook", "untouched"])
+def test_a_job_in_a_container_is_profiled_from_outside(hook: bool, tmp_path: Path) -> None:
+    with in_a_container(tmp_path, *([*MLDEBUG, "run", "--"] if hook else [])) as name:
+        words = [*MLDEBUG, "profile", "--job", name, "--steps", "2", "--seconds", "2", "--json"]
+        done = subprocess.run(
+            words, env=clean_environment(tmp_path), capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        (one,) = json.loads(done.stdout)["profiles"]
+        assert bool(one["trace"]) is hook, one
+        assert bool(one["samples"]) is not hook, one

@@ -1,4 +1,4 @@
-"""`mldebug top` in a real terminal of 80 columns (tmux), beside a real agent and a job: what is on the screen, and what its keys do."""
+"""`mldebug top` in a real terminal of 80 columns (tmux), beside a real agent and jobs: what is on the screen, and what its keys do."""
 
 import re
 import shutil
@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from fakenvml.library import FakeNvml
+from processes.agent.light import light_job
 from processes.harness import PACE, SCRIPTS, Plan, clean_environment, running, wait_for
-from processes.incidents.watching import watching
+from processes.incidents.watching import settings, watching
 from processes.needs import need_torch
 
 need_torch("the job trains with PyTorch")
@@ -110,3 +112,52 @@ def test_top_beside_an_agent_in_80_columns_and_its_keys(tmp_path: Path) -> None:
         now = max(map(job.step, job.ranks))
         wait_for("more steps", lambda: min(map(job.step, job.ranks)) > now + 5)
         assert not any("Traceback" in one for one in tmux.screens)
+
+
+def test_a_stalled_run_beside_another_with_gpus_alerts_and_disks(tmp_path: Path) -> None:
+    """The driver's library is a fake that serves recordings of two H200s."""
+    (tmp_path / "nvml").mkdir()
+    fake = FakeNvml(tmp_path / "nvml", "training")
+    library = {"LD_LIBRARY_PATH": str(Path(fake.library).parent), **fake.environment}
+    limits = "storage: {limits: {/: '0.01'}}\n"  # so that it has an alarm
+    config = settings(tmp_path, stall="{timeout: 6s, interval: 1s}") + limits
+    with (
+        watching(tmp_path, config, more=library) as agent,
+        light_job(tmp_path / "stuck") as stuck,
+        light_job(tmp_path / "well") as well,
+    ):
+
+        def on_gpus() -> None:
+            for rank, pid in stuck.ranks.items():
+                fake.set(f"nvmlDeviceGetComputeRunningProcesses_v3 {rank}", pid, 1 << 30)
+
+        on_gpus()
+        with terminal(tmp_path, f"{SCRIPTS / 'mldebug'} top --config {agent.config}") as tmux:
+            tmux.until(r" 2 runs +4 ranks")
+            tmux.until(r"(?m)^ +0 +█{8,}░* +8\d % ")  # its GPUs work
+            stuck.hang()
+            fake.play("hang-sleep")
+            on_gpus()
+            shown = tmux.until(r" 1 incident ")
+            assert re.search(rf"^>? +{stuck.name} .*STALLED", shown, re.MULTILINE), shown
+            shown = tmux.until(r"(?m)^ +\d +\S+ <<")  # who is to blame comes first among the ranks
+            assert re.search(r"^GPU +BUSY +MEMORY +POWER +TEMP", shown, re.MULTILINE), shown
+            assert re.search(r"^ +0 +[█░]{10} +\d+ % +\d+/\d+ GiB ", shown, re.MULTILINE), shown
+            assert "WAITS" in shown
+            tmux.until(r"(?m)^! .*/")  # the alarm
+            tmux.until(r"(?m)^disk: .*% used")
+            tmux.until(rf"(?m)^> +{stuck.name}")
+            tmux.press("Down")
+            tmux.until(rf"(?m)^> +{well.name}")
+            tmux.press("Up")
+            tmux.until(rf"(?m)^> +{stuck.name}")
+            tmux.press("o")
+            tmux.until(r"mldebug reports show \S+.*\n(.*\n)*.*confidence")
+            tmux.press("PageDown")
+            tmux.press("Escape")
+            shown = tmux.until(" 2 runs +4 ranks")
+            tmux.press("q")
+            tmux.until(r"(?m)^[$#] *$")
+            assert all(len(line) <= COLUMNS for one in tmux.screens for line in one.splitlines())
+            assert not any("Traceback" in one for one in tmux.screens)
+        (tmp_path / "screen.txt").write_text(shown)  # as it was recorded

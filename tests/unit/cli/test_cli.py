@@ -388,6 +388,25 @@ def test_reports_show_prints_text_and_json(
     assert json.loads(capsys.readouterr().out)["id"] == report.id
 
 
+def test_reports_show_finds_the_newest_of_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, file = ReportStore(tmp_path / "state"), tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}/state}}")
+    made = samples.report(samples.sleeping())
+    for day, job in ((1, "ours"), (2, "ours"), (3, "theirs")):
+        of = msgspec.structs.replace(made.job, id=f"{job}-1", name=f"{job}.py")
+        one = msgspec.structs.replace(made, id=f"2026010{day}T000001Z-{job}", job=of)
+        store.save(one, "<html>", {})
+    for name in ("ours.py", "ours-1"):
+        assert reports(file, "show", "--job", name, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["id"] == "20260102T000001Z-ours"
+    assert reports(file, "show", "--job", "nobody") == 2
+    assert "there is no report of the job nobody" in capsys.readouterr().err
+    assert reports(file, "show", "20260101T000001Z-ours", "--job", "ours.py") == 2
+    assert "two ways" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", [".json", ".html", ".txt"])
 def test_reports_export_writes_one_file_and_never_over_another(
     config: Path, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -11,7 +11,7 @@ import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -22,14 +22,17 @@ from mldebug.status.merged_runs import ViewedNodes, merge_runs
 from mldebug.status.node_views import node_view
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.top.columns import Column, fit, table
-from mldebug.status.top.keys import Pane, TopState, press
+from mldebug.status.top.keys import Action, Pane, TopState, press
 from mldebug.status.top.rates import StepRates
 from mldebug.status.top.screen import TopInput, bar, screen
+from mldebug_agents.cli.top.commands import KeyCommands
 from mldebug_agents.cli.top.terminal import keys_of
+from mldebug_agents.system.spawn import ProgramStarter
 
 NOW = 1_795_240_000.0
 Golden = Callable[[str, str], None]
 START = TopState()
+NO_STARTER = cast(ProgramStarter, None)  # nothing is started
 
 
 def run(number: int = 1, **changes: Any) -> RunBrief:
@@ -183,6 +186,37 @@ def test_no_second_command_beside_one_and_none_without_a_run() -> None:
 def test_keys_are_read_from_what_terminals_send() -> None:
     assert list(keys_of("\x1b[A\x1bOBq\x1b[6~\x1b[1;5Cd")) == ["up", "down", "q", "pagedown", "d"]
     assert list(keys_of("\x1b")) == ["esc"]
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "action", "words", "there"),
+    [
+        ((), "dump", "dump --job 1a2b1 --config c.yaml", ""),
+        ((), "profile", "profile --job 1a2b1 --config c.yaml", ""),
+        ((), "report", "reports show i7 --config c.yaml", ""),
+        (("--hosts", "n[1-2]"), "dump", "dump --job train.py --hosts n[1-2] --ssh --config c.yaml", ""),
+        (("--slurm-job", "7"), "dump", "dump --job train.py --slurm-job 7 --config c.yaml", ""),
+        (("--hosts", "n[1-2]"), "profile", "", "on b: mldebug profile --job 1a2b1"),
+        (("--slurm-job", "7"), "report", "", "on b: mldebug reports show i7"),
+        (("--cluster",), "dump", "dump --job train.py --cluster --config c.yaml", ""),
+        (("--cluster",), "profile", "", "on b: mldebug profile --job train.py"),
+    ],
+)  # fmt: skip
+def test_a_key_asks_where_the_run_is(
+    elsewhere: tuple[str, ...], action: Action, words: str, there: str
+) -> None:
+    """On another node a report of this one would be that of another job."""
+    some = (node("a", runs=(run(),)), node("b", runs=(run(incident="i7"),)))
+    (shown,) = merge_runs(some if elsewhere else some[1:])
+    commands = KeyCommands(NO_STARTER, Path("c.yaml"), elsewhere, lambda: None)
+    assert commands.only_there(action, shown) == there
+    assert there or " ".join(commands.words(action, shown)) == words
+
+
+def test_the_report_of_a_run_without_an_incident_is_its_own() -> None:
+    (shown,) = merge_runs((node(runs=(run(),)),))
+    words = KeyCommands(NO_STARTER, None, (), lambda: None).words("report", shown)
+    assert words == ("reports", "show", "--job", "1a2b1")
 
 
 # --- figures ---------------------------------------------------------------------------------------

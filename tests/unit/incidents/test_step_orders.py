@@ -1,6 +1,8 @@
 """What `mldebug profile` and `mldebug memory` refuse before any rank is asked, and what they say of memory."""
 
+import fcntl
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,8 +39,9 @@ class FakeRequests:
 def tools(**results: HookResult) -> Any:
     by_rank = {int(name[1:]): one for name, one in results.items()}
     return SimpleNamespace(
-        requests=FakeRequests(by_rank), pyspy=SimpleNamespace(record=lambda *_: ())
-    )
+        requests=FakeRequests(by_rank), pyspy=SimpleNamespace(record=lambda *_: ()),
+        context=SimpleNamespace(host=SimpleNamespace(proc="/proc")),
+    )  # fmt: skip
 
 
 def chosen(wanted: str | None, busy: Any = ()) -> list[int]:
@@ -139,6 +142,23 @@ def test_a_trace_that_is_none_costs_its_rank_alone() -> None:
     assert broken.failure.startswith("this is no whole trace")
     assert sampled.failure.startswith("py-spy could not sample it")
     assert itself.failure == "the job profiles itself"
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_untouched_rank_is_sampled_once_at_a_time(taken: bool) -> None:
+    """Whoever samples it holds a lock that ends with that process."""
+    some = tools(r2=HookResult(failure=NO_HOOK))
+    rank = RankIdentity(rank=2, world_size=8, pid=os.getpid(), start_ticks=1)
+    asked: list[int] = []
+    some.pyspy.record = lambda pid, *_: asked.append(pid) or ()
+    with Path(f"/proc/{os.getpid()}/environ").open("rb") as other:
+        if taken:
+            fcntl.flock(other, fcntl.LOCK_EX)
+        (profile,) = take_profiles(some, (rank,), 3).profiles
+    assert ("one at a time" in profile.failure) is taken
+    assert asked == ([] if taken else [os.getpid()])
+    with Path(f"/proc/{os.getpid()}/environ").open("rb") as after:
+        fcntl.flock(after, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is let go of
 
 
 @pytest.mark.parametrize(

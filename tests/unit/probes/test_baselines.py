@@ -54,14 +54,14 @@ def test_each_model_has_its_own_figure_of_8_bit_floats(name: str, tflops: float)
 def test_where_nobody_published_8_bit_floats_nothing_is_said_of_them(name: str) -> None:
     assert BASELINES.comparison(name, "matmul_fp8", 1e15) == ""
     check = fp8_check({"GPU 0": 1e15}, {"GPU 0": name}, BASELINES)
-    assert check.sentence == "matmul fp8: 1,000 TFLOPS or more"
+    assert check.sentence == "fp8: 1,000 TFLOPS or more"
 
 
 def test_8_bit_floats_are_told_and_drain_no_node() -> None:
     rates = {"GPU 0": 1310e12, "GPU 1": 200e12}
     check = fp8_check(rates, dict.fromkeys(rates, "NVIDIA H200"), BASELINES)
     assert check.state == "fine"
-    assert check.sentence.startswith("matmul fp8: 200 TFLOPS or more, 14% of what this hardware")
+    assert check.sentence.startswith("fp8: 200 TFLOPS or more, 14% of what this hardware")
     assert check.figures == rates
 
 

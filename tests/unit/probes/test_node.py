@@ -49,11 +49,17 @@ def test_equal_gpus_are_fine() -> None:
     assert check.figures["GPU 1"] == 705e12
 
 
-def test_8_bit_floats_are_a_line_of_their_own_where_gpus_have_them() -> None:
-    bf16, fp8 = checks("matmul", matmul(700, 705, flops_fp8=1310e12))
-    assert fp8.sentence.startswith("matmul fp8: 1,310 TFLOPS or more, 90% of what this hardware")
-    assert [one.state for one in (bf16, fp8)] == ["fine", "fine"]
-    assert len(checks("matmul", matmul(700, 705, flops_fp8=0.0))) == 1
+def test_8_bit_floats_are_a_line_of_their_own() -> None:
+    (check,) = checks("fp8", {"GPU 0": {"flops": 1310e12}, "GPU 1": {"late": True}})
+    assert check.sentence.startswith("fp8: 1,310 TFLOPS or more, 90% of what this hardware does")
+    assert check.state == "fine"
+
+
+@pytest.mark.parametrize("result", [{"error": "RuntimeError: torch._scaled_mm is only supported on …"}, {"died": True}, {"late": True}])  # fmt: skip
+def test_who_multiplies_no_8_bit_floats_is_not_drained_for_it(result: dict[str, Any]) -> None:
+    (check,) = checks("fp8", {"GPU 0": result})
+    assert check.state == "skipped"
+    assert accept("n1", [check]).fit
 
 
 def test_rates_are_told_without_exponents() -> None:

@@ -19,17 +19,20 @@ from mldebug.core.redact import clean
 from mldebug.core.text import typed
 from mldebug.core.units import duration_words, parse_duration
 from mldebug.hardware.health.sentences import complaints, headline
+from mldebug.status.cluster_nodes import viewed
 from mldebug.status.gpu_table import missing, rows, table, users
 from mldebug.status.gpu_view import GpuOverview
+from mldebug.status.merged_runs import ViewedNodes
 from mldebug.status.node_lines import gpus_of_nodes
 from mldebug_agents.agent.node_look import send_view
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_views import (
-    FarNodes,
+    cluster_view,
     exit_code,
     far_nodes,
     node_options,
+    refuse_both,
     view_nodes_once,
 )
 from mldebug_agents.hardware.gpu.controller import ACCEPT, LONGEST, RELEASE, Accepted, Released
@@ -62,10 +65,11 @@ def group(context: click.Context) -> None:
 
 @group.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print an object with all that is known.")
+@click.option("--cluster", "everywhere", is_flag=True, help="All nodes, as the agents know them.")
 @node_options
 @_config
 def list_(
-    as_json: bool, slurm_job: str | None, hosts: str | None, there: str, wait: str | None, send: bool,
+    as_json: bool, everywhere: bool, slurm_job: str | None, hosts: str | None, there: str, wait: str | None, send: bool,
     config: Path | None,
 ) -> None:  # fmt: skip
     """Show each GPU: load, who works on it, its health.
@@ -78,7 +82,13 @@ def list_(
         send_view(settings, here_only=config is not None, gpus=True)
         return
     if far := far_nodes(("gpus", "list", "--send"), slurm_job, hosts, there, wait):
-        sys.exit(_show_far(settings, far, as_json))
+        refuse_both(everywhere)
+        with Waiting(quiet=as_json) as progress:
+            nodes = view_nodes_once(settings, far, progress)
+        sys.exit(_show_nodes(nodes, as_json))
+    if everywhere:
+        view = cluster_view(settings, here_only=config is not None)
+        sys.exit(_show_nodes(viewed(view), as_json))
     overview = _look(settings, here_only=config is not None)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(overview), indent=2).decode())
@@ -86,10 +96,8 @@ def list_(
     show_list(overview, Console(), time.time())
 
 
-def _show_far(settings: Config, far: FarNodes, as_json: bool) -> ExitCode:
-    """Ask several nodes by ssh or srun."""
-    with Waiting(quiet=as_json) as progress:
-        nodes = view_nodes_once(settings, far, progress)
+def _show_nodes(nodes: ViewedNodes, as_json: bool) -> ExitCode:
+    """Print what several nodes have said."""
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(nodes), indent=2).decode())
     else:

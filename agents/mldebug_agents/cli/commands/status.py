@@ -14,7 +14,6 @@ from rich.text import Text
 from mldebug.alerts.status_lines import event_lines
 from mldebug.cli.console import Console, print_line
 from mldebug.cli.repeat import looks
-from mldebug.cluster.messages import CLUSTER_PATH, MAX_VIEW, ClusterView
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode, UsageError
 from mldebug.core.model import Gap, Job, Remark
@@ -50,6 +49,7 @@ from mldebug_agents.cli.job_list import JobListOptions, job_list_options, show_j
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_views import (
     FarNodes,
+    cluster_view,
     exit_code,
     far_nodes,
     node_options,
@@ -60,7 +60,6 @@ from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
 from mldebug_agents.storage.collectors import storage_collectors
 from mldebug_agents.storage.monitor import look_once
 from mldebug_agents.web.client import ask_nearest
-from mldebug_agents.web.control_requests import post_to_agent
 
 MAX_LISTED = 8
 NO_AGENT = "no agent watches them: a stall is noticed by nobody"
@@ -200,8 +199,7 @@ def _storage(state: StorageState, as_json: bool) -> ExitCode:
 
 def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
     """Ask the agent of this node for all of them."""
-    state_dir = ask_nearest(settings.agent.state_dir, here_only=here_only).state_dir
-    view = post_to_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
+    view = cluster_view(settings, here_only=here_only)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
     else:

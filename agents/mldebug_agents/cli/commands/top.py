@@ -15,6 +15,7 @@ from mldebug.cli.console import Console
 from mldebug.cli.durations import bounded_duration
 from mldebug.config.schema import Config, load_config
 from mldebug.core.plugins import NoOptions
+from mldebug.status.cluster_nodes import viewed
 from mldebug.status.merged_runs import ViewedNodes, merge_runs
 from mldebug.status.top.keys import TopState, press
 from mldebug.status.top.rates import StepRates
@@ -26,7 +27,14 @@ from mldebug_agents.cli.top.looks import Looked, LookThread
 from mldebug_agents.cli.top.terminal import GONE, NEWS, FullScreen, check_terminal
 from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
 from mldebug_agents.cluster.node_captures import FANOUT
-from mldebug_agents.cluster.node_views import FarNodes, far_nodes, node_options, view_nodes
+from mldebug_agents.cluster.node_views import (
+    FarNodes,
+    cluster_view,
+    far_nodes,
+    node_options,
+    refuse_both,
+    view_nodes,
+)
 from mldebug_agents.system.spawn import ProgramStarter, Spawner
 
 EVERY, EVERY_FAR = 1.0, 10.0  # seconds between two looks: here, and at other nodes
@@ -41,10 +49,11 @@ Look = Callable[[], ViewedNodes]
 @click.option("--every", metavar="DURATION", help="How often to look, 1s by default; at other nodes 10s.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Print one screen, for a pipe or a script, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one look as an object, and end.")
+@click.option("--cluster", "everywhere", is_flag=True, help="All nodes, as the agents know them.")
 @node_options
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def command(
-    every: str | None, once: bool, as_json: bool, slurm_job: str | None, hosts: str | None, there: str, wait: str | None,
+    every: str | None, once: bool, as_json: bool, everywhere: bool, slurm_job: str | None, hosts: str | None, there: str, wait: str | None,
     send: bool, config: Path | None,
 ) -> None:  # fmt: skip
     """Watch runs, ranks, step rates, GPUs, alerts and storage live: on this node, or on several.
@@ -57,6 +66,8 @@ def command(
         send_view(settings, here_only=config is not None, gpus=True, storage=True)
         return
     far = far_nodes(("top", "--send"), slurm_job, hosts, there, wait)
+    if far is not None:
+        refuse_both(everywhere)
     usual = EVERY_FAR if far else EVERY
     interval = (
         bounded_duration("--every", every, OFTENEST, RAREST, "1s or 1m")
@@ -68,10 +79,13 @@ def command(
     with ExitStack() as stack:
         stack.enter_context(ended_by_signals())
         look, starter = _ways(stack, settings, far, here_only=config is not None)
+        if everywhere:
+            look = lambda: viewed(cluster_view(settings, here_only=config is not None))
         if once or as_json:
-            _once(look, as_json=as_json, here=far is None)
+            _once(look, as_json=as_json, here=far is None and not everywhere)
             return
-        elsewhere = ("--slurm-job", slurm_job) if slurm_job else ("--hosts", hosts) if hosts else ()
+        ways = {"--slurm-job": slurm_job, "--hosts": hosts, "--cluster": "" if everywhere else None}
+        elsewhere = tuple(word for way, value in ways.items() if value is not None for word in (way, value) if word)  # fmt: skip
         _Top(look, interval, starter, config, elsewhere).run()
 
 
@@ -162,10 +176,12 @@ class _Top:
         ids = tuple(one.first.id for one in runs)
         self._state, action = press(self._state, key, ids, max(1, longest))
         if action in ("dump", "profile", "report") and run is not None:
-            if words := self._commands.words(action, run):
+            message = self._commands.only_there(action, run)
+            words = () if message else self._commands.words(action, run)
+            if words:
                 self._commands.start(words)
             else:
-                message = f"this mldebug has no `mldebug {action}`"
+                message = message or f"this mldebug has no `mldebug {action}`"
                 self._state = msgspec.structs.replace(self._state, message=message)
         return action == "quit"
 

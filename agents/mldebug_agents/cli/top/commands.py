@@ -1,6 +1,7 @@
 """The commands that keys of `mldebug top` start: each is `mldebug VERB …` as a person would type it, and its output is shown."""
 
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -36,16 +37,20 @@ class KeyCommands:
 
     def words(self, action: Action, run: RunOnNodes) -> tuple[str, ...]:
         """The words behind `mldebug` for a key and the chosen run; none where this mldebug has no such command."""
-        first = run.first
-        verb = {"dump": "dump", "profile": "profile", "report": "reports"}.get(action, "")
-        if verb not in names("commands"):
-            return ()
-        if action == "report":
-            return ("reports", "show", first.incident or "latest", *self._config)
-        ssh = ("--ssh",) if action == "dump" and "--hosts" in self._elsewhere else ()
-        far = (*self._elsewhere, *ssh) if action == "dump" else ()
-        job = first.name if far else first.id
-        return (verb, "--job", job, *far, *self._config)
+        if action == "dump" and self._elsewhere:
+            ssh = ("--ssh",) if "--hosts" in self._elsewhere else ()
+            words = ("dump", "--job", run.first.name, *self._elsewhere, *ssh)
+        else:
+            words = _words_on_its_node(action, run)
+        return (*words, *self._config) if words and words[0] in names("commands") else ()
+
+    def only_there(self, action: Action, run: RunOnNodes) -> str:
+        """Where and what to type, for a key that works on one node alone while others are looked at; "" where the key works here."""
+        if not self._elsewhere or action == "dump":
+            return ""
+        by_name = "--cluster" in self._elsewhere  # whose ids are those of no node
+        typed = shlex.join(("mldebug", *_words_on_its_node(action, run, by_name=by_name)))
+        return f"on {clean(run.worst, 60)}: {clean(typed, 200)}"
 
     def start(self, words: Sequence[str]) -> None:
         """Run `mldebug WORDS…`; `taken` gives the output once it has ended."""
@@ -68,3 +73,13 @@ class KeyCommands:
         self._pane = Pane(f"mldebug {' '.join(words)}", tuple(lines) or ("(no output)",))
         self.busy = ""
         self._tell()
+
+
+def _words_on_its_node(
+    action: Action, run: RunOnNodes, *, by_name: bool = False
+) -> tuple[str, ...]:
+    job = run.first.name if by_name else run.first.id
+    if action == "report":
+        which = (run.first.incident,) if run.first.incident else ("--job", job)
+        return ("reports", "show", *which)
+    return (action, "--job", job)

@@ -19,6 +19,7 @@ import msgspec
 from mldebug.cluster.announcement_size import fitting
 from mldebug.cluster.known_peers import aged
 from mldebug.cluster.messages import (
+    MAX_GPUS,
     Announcement,
     CaptureOrder,
     DumpOrder,
@@ -31,6 +32,9 @@ from mldebug.cluster.topology import Topology
 from mldebug.config.schema import GoodputConfig
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
+from mldebug.status.gpu_view import of_agent
+from mldebug.status.node_views import gpu_briefs
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.cluster.peers.follower import Follower, HeldStalls
 from mldebug_agents.cluster.peers.groups import (
     CoordinatedRun,
@@ -108,6 +112,7 @@ class PeersController:
         )  # the server's threads spend it, too
         self._node, self._port, self._interval = node, port, interval
         self._inbox, self._incidents = inbox, incidents
+        self._shown: Snapshot | None = None
         self._groups = CoordinatorGroups(client, candidates, port, inbox, time.monotonic())
         self._ours = OwnRuns(node, incidents.failures, slowness)
         self.leader = Leader(
@@ -228,6 +233,10 @@ class PeersController:
         """Note that the run moves again or is over: its report is held back no longer. Returns whether it was."""
         return self._held.release(run)
 
+    def show(self, snapshot: Snapshot) -> None:
+        """Announce the GPUs as this snapshot has them, from now on."""
+        self._shown = snapshot
+
     def captured(self, run: Run, capture: NodeCapture) -> None:
         """Pass a finished capture to all orders that wait for it."""
         self._ordered.captured(run.job.id, capture, time.monotonic())
@@ -243,6 +252,7 @@ class PeersController:
             port=self._port,
             circle=group.name,
             runs=self._ours.news(lambda run: self._groups.of(run) is group, now),
+            gpus=gpu_briefs(of_agent(self._shown))[:MAX_GPUS] if self._shown else (),
             relayed=self.leader.relayed(group, now),
         )
         fits = fitting(announcement)

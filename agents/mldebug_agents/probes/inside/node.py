@@ -15,14 +15,18 @@ from typing import Any, Callable, Dict
 
 from .forks import ForkedTasks, Result
 from .ranks import beating, emit, keep_stdout
-from .workloads import copies, disk, dram, matmul, memory, peers
+from .workloads import copies, disk, dram, fp8, matmul, memory, peers
 
 Work = Callable[..., Result]
-EACH_GPU: Dict[str, Work] = {"memory": memory, "matmul": matmul}  # all GPUs at the same time
+EACH_GPU: Dict[str, Work] = {
+    "memory": memory,
+    "matmul": matmul,
+    "fp8": fp8,
+}  # all GPUs at the same time
 IN_TURNS: Dict[str, Work] = {"copy": copies}  # or they would share the way to the host
 ONCE: Dict[str, Work] = {"peers": peers}
 HOST: Dict[str, Work] = {"dram": dram, "disk": disk}
-SECONDS = {"memory": 120.0, "matmul": 60.0, "copy": 60.0, "peers": 120.0, "dram": 60.0, "disk": 60.0}  # fmt: skip
+SECONDS = {"memory": 120.0, "matmul": 60.0, "fp8": 30.0, "copy": 60.0, "peers": 120.0, "dram": 60.0, "disk": 60.0}  # fmt: skip
 
 
 def main(order: dict[str, Any]) -> None:
