@@ -22,6 +22,9 @@ SLOW = (
 _NULS = re.compile(rb"\0+")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,4}[@-~]|[@-Z\\-_])")
 _CLOSED = b"]}|"
+_LOSS_FIRST = re.compile(
+    r"(?:(?:total|train(?:ing)?|average|avg|mean|current)[ _])?loss\b", re.IGNORECASE
+)
 _NCCL = re.compile(r"NCCL (?:WARN|version|INFO (?:NET/|Bootstrap|Using network|NCCL version))")
 SCALARS_OF = 32  # records of one slice, its last: of more, nobody can show the figures in between
 MAX_BLOCK = 60  # lines below a step in which its loss may stand
@@ -207,7 +210,9 @@ def _with_scalars(record: LogRecord, line: str) -> LogRecord:
 
 
 class _Block:
-    """Indented lines below a step without a loss, as Composer, OLMo and Coqui print them: the loss may stand there."""
+    """Indented lines below a step without a loss, as Composer, OLMo and Coqui print them, or one line that begins with a loss: it may stand
+    there.
+    """
 
     def __init__(self, record: LogRecord) -> None:
         self._record = record
@@ -218,9 +223,10 @@ class _Block:
         """Return the block's record with the loss of this line; None where the line has none. Sets `over` where the block ends
         before this line.
         """
-        self._left -= 1
+        first, self._left = self._left == MAX_BLOCK, self._left - 1
         self.over = line[:1] not in ("", " ", "\t") or not self._left
-        loss = None if self.over else training_loss(line.lower())
+        belongs = not self.over or (first and _LOSS_FIRST.match(line))
+        loss = training_loss(line.lower()) if belongs else None
         return None if loss is None else msgspec.structs.replace(self._record, loss=loss)
 
 

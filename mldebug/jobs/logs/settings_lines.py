@@ -22,8 +22,8 @@ _COUNT = re.compile(  # of no setting: `step 12`, `epoch: 3/10`; a dict's "epoch
     r"(?<![a-z_])(?:step|iter(?:ation)?|epoch)s?(?: {1,8}\[?\d| ?[:=] {0,8}\[?\d{1,15}/\d)|['\"]epoch['\"]: {0,4}\d"
 )
 _FIGURE = re.compile(r"(?:step|iter(?:ation)?|loss)['\"]?[ :=]{1,4}\d")
-_MEASURED = re.compile(
-    r"(?<![a-z_])(?:time(?:stamp)?|elapsed\w{0,8}|eta|(?:num_)?tokens|grad_?norm|throughput|acc(?:uracy)?)['\"]?[:=]"
+_MEASURED = re.compile(  # a loss with so many digits nobody has set
+    r"(?<![a-z_])loss['\"]?[:=] ?['\"]?-?\d{1,9}\.\d{3}|(?<![a-z_])(?:time(?:stamp)?|elapsed\w{0,8}|eta|(?:num_)?tokens|grad_?norm|throughput|acc(?:uracy)?)['\"]?[:=]"
 )
 _TAG = re.compile(r"\s{0,8}\[[^\]]{1,300}\][: ] {0,4}(?=\S)")
 _SIGNS = ("args", "arguments", "config", "cfg", "options", "params", "settings", "parameters", "namespace")  # fmt: skip

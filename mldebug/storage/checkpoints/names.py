@@ -7,6 +7,7 @@
 | `/out/last/__0_0.distcp` | the folder of the shards | `last` |
 | `/out/step=100.ckpt/checkpoint/mp_rank_00_model_states.pt` | the folder `.ckpt` | `step=#.ckpt` |
 | `/out/1000/_CHECKPOINT_METADATA`, `/out/checkpoints/1000/items/manifest.ocdbt` | the folder of the step, as Orbax makes it | `#` |
+| `/out/step-1000/model/layers/weight/.zarray`, `/out/step-1000/manifest.ocdbt` | the folder of the step, as Levanter makes it | `step-#` |
 | `/out/data.pt` | none: neither step nor a word of checkpoints | |
 
 A wrong checkpoint is worse than none: other programs write `.pt` and `.bin` files as well.
@@ -21,6 +22,8 @@ _INDEX = (".metadata", ".metadata.tmp")
 OF_ORBAX = ("_CHECKPOINT_METADATA", "orbax.checkpoint")
 """Names of files that Orbax writes right into the folder of a checkpoint, whatever that is called."""
 MANIFEST = "manifest.ocdbt"  # in each item of such a checkpoint
+ARRAY = ".zarray"  # in each array's folder of zarr: those of Levanter, and of data sets
+OF_LEVANTER = re.compile(r"step-(?P<step>\d{1,12})|epoch-\d{1,12}")
 _SUFFIX = re.compile(
     r".{1,200}\.(?:pt|pth|ckpt|safetensors)(?:\.tar)?|(?:pytorch_model|adapter_model|optimizer|scheduler|model)[\w.-]{0,100}\.bin"
 )
@@ -57,6 +60,7 @@ _UNSAID = re.compile(
 )
 MAX_UP = 3  # folders above a file in which its step is looked for
 MAX_UP_NUMBERED = 8
+MAX_UP_ARRAY = 24  # an array of Levanter lies as deep as its place in the model
 
 
 class CheckpointPath(NamedTuple):
@@ -68,6 +72,8 @@ class CheckpointPath(NamedTuple):
 
 def is_part(name: str) -> bool:
     """Whether a file of that name belongs to a checkpoint, judged by the name alone."""
+    if name == ARRAY:
+        return True
     name = final_name(name)
     if name == MANIFEST or name in OF_ORBAX:
         return True
@@ -81,6 +87,8 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
         return None
     if name in OF_ORBAX:
         return CheckpointPath(dirname(folder), basename(folder))
+    if name == ARRAY:
+        return _of_array(folder)
     own = _STEP.search(name) is not None
     above = folder
     for up in range(MAX_UP):
@@ -98,6 +106,18 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
     if _SHARD.fullmatch(final_name(name)) or name in _INDEX:
         return CheckpointPath(dirname(folder), basename(folder))
     return CheckpointPath(folder, name) if own or _CHECKPOINT_WORD.search(name) else None
+
+
+def _of_array(folder: str) -> CheckpointPath | None:
+    """The folder of a step above an array's, as Levanter names it; None for an array of anything else."""
+    for _ in range(MAX_UP_ARRAY):
+        above = dirname(folder)
+        if above == folder:
+            return None
+        if OF_LEVANTER.fullmatch(final_name(basename(folder))):
+            return CheckpointPath(above, basename(folder))
+        folder = above
+    return None
 
 
 def _numbered_above(folder: str, name: str) -> CheckpointPath | None:

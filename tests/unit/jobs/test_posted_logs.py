@@ -36,6 +36,14 @@ STACKS: dict[str, tuple[str, str, int | None, float | None]] = {  # line, what f
     "SpeechBrain's file": ("epoch: 1, lr: 3.59e-05, steps: STEP, optimizer: Adam - train loss: LOSS - valid loss: 2.09e+02, valid ACC: 1.83e-01", "", 112, 6.47),
     "ML-Agents": ("INFO:mlagents.trainers: test: Target: Step: STEP. Time Elapsed: 80.900 s Mean Reward: 0.333. Std of Reward: 0.471. Training.", "", 112, None),
     "figures behind a table of names": ("train/loss_step,global_step,epoch,created_at\n0.25,49.0,0,2026-03-04 05:06:07", "", None, None),
+    "fairseq, the figures of an epoch": ('2026-03-04 05:06:07 | INFO | train | {"epoch": 61, "train_loss": "LOSS", "train_nll_loss": "4.9", "train_num_updates": "STEP", "train_lr": "5e-05"}', '2026-03-04 05:06:07 | INFO | valid | {"epoch": 61, "valid_loss": "3.11", "valid_nll_loss": "1.3", "valid_num_updates": "70"}', 112, 6.47),
+    "the Trainer's bar of a notebook": (" [ STEP/290 02:50 < 38:04, 0.12 it/s, Epoch 0.36/5]", "", 112, None),
+    "Keras, one line an epoch": ("Epoch STEP/900\n1563/1563 - 12s - 8ms/step - accuracy: 0.5 - loss: LOSS - val_accuracy: 0.5 - val_loss: 1.1", "", 1563, 6.47),
+    "Horovod, the loss below its batch": ("[1,0]<stdout>:Epoch 0/100, Batch STEP/29316\n[1,0]<stdout>:Total loss is  LOSS ETA is  7:19:40.2", "[1,0]<stdout>:val loss: 0.3", 112, 6.47),
+    "a loss below its step": ("Step: STEP\nLoss: LOSS", "Best loss: 0.3\nloss of the best: 0.2", 112, 6.47),
+    "trlX": ("losses/total_loss: LOSS | losses/policy_loss: 0.02 | losses/value_loss: 0.10:  11%|█         | STEP/1000 [01:12<10:11,  1.45it/s]", "[rollout 32 / 128]:  25%|██▌       | 32/128 [00:11<00:33,  2.90it/s]", 112, 6.47),
+    "a bar behind a tag": ("[train]:  11%|█         | STEP/1000 [01:12<10:11,  1.45it/s]", "[eval]:  40%|████      | 2/5 [00:11<00:33,  2.90it/s]", 112, None),
+    "a bar behind a host": ("[worker-3]:  11%|█         | STEP/1000 [01:12<10:11,  1.45it/s]", "", 112, None),
     "a step and its evaluation": ("Step STEP/200 | train | total step 1STEP/2000 | loss LOSS", "Step 5/100 | eval | total step 1205/2000 | loss 3.0", 1112, 6.47),
 }  # fmt: skip
 
@@ -61,6 +69,7 @@ NOT_OF_TRAINING: dict[str, tuple[str, int | None]] = {
     "settings of the Trainer's names": "{'loss': 1.0, 'step': 30, 'seed': 1, 'num_workers': 4, 'optimizer': 'adam'}",
     "settings that were found": "[I 2026-03-04 05:06:07,000] Trial 7 finished with value: 0.3 and parameters: {'step': 70, 'lr': 0.1, 'loss': 3.0}. Best is trial 3 with value: 0.2.",
     "settings of a training": "Training config: lr=0.1, loss=1.0, step=7",
+    "a limit of the loss among settings": '{"lr": 0.001, "loss_scale": 1.0001, "max_loss": 3.1415, "step": 70, "seed": 1, "num_workers": 4, "optimizer": "adam"}',
     "settings without quotes": "lr=0.1 seed=1 num_workers=4 epochs=3 step=7 loss=1.0",
     "a stage that evaluates": "stage=val step=78 loss=3.0",
     "settings over several lines": 'Training configuration: {\n    "train epochs": 1,\n    "train steps": 250,\n    "gradient accumulation steps": 1\n}',
@@ -87,6 +96,8 @@ OF_TRAINING: dict[str, tuple[str, int | None]] = {
     "a file of settings that logs": ("[config.py:12] step STEP loss LOSS", 112),
     "a record over several lines": ('{\n    "step": STEP,\n    "loss": LOSS\n}', 112),
     "a seed beside the figures": ('{"seed": 1, "batch_size": 32, "step": STEP, "loss": LOSS}', 112),
+    "three settings beside a loss that was measured": ('{"step": STEP, "loss": LOSS, "batch_size": 32, "num_workers": 4, "seed": 1}', 112),
+    "settings of the Trainer's beside a loss that was measured": ("{'step': STEP, 'loss': LOSS, 'weight_decay': 0.1, 'optimizer': 'adamw', 'seed': 1}", 112),
     "a schedule's figures": ("step STEP lr: 0.1 momentum: 0.9 weight_decay: 0.05 loss: LOSS", 112),
     "figures in brackets": ("Metrics(step=STEP, loss=LOSS, lr=0.001)", 112),
     # words of settings beside a count that settings never have

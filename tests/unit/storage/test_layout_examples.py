@@ -28,6 +28,14 @@ def sharded() -> Checkpoint:
     return Checkpoint(name="step_10", files=(index, *shards), parts={part: INDEX})
 
 
+def levanter() -> Checkpoint:
+    mark = b'{"step": 10}'
+    array = tuple(FileEntry(f"model/weight/{name}", size=100) for name in (".zarray", "0.0"))
+    files = (FileEntry("metadata.json", size=len(mark)), *array)
+    part = ByteRange("metadata.json", 0, len(mark))
+    return Checkpoint(name="step-10", files=files, parts={part: mark})
+
+
 EXAMPLES: dict[str, tuple[Checkpoint, str]] = {
     "deepspeed": (
         folder(
@@ -49,6 +57,7 @@ EXAMPLES: dict[str, tuple[Checkpoint, str]] = {
         ),
         "model-00001-of-00002.safetensors",
     ),
+    "levanter": (levanter(), "metadata.json"),
     "megatron": (
         folder(
             "iter_0000010",

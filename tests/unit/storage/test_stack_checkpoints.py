@@ -108,6 +108,14 @@ STACKS: dict[str, Stack] = {
         ("train_state/manifest.ocdbt", "params/_METADATA"), ("train_state/manifest.ocdbt",),
     ),
     "Orbax as Flax has it": Stack("checkpoint_STEP", ORBAX, ("manifest.ocdbt", "_METADATA"), ("manifest.ocdbt", "_METADATA")),
+    "Levanter": Stack(
+        "run-1/step-STEP", (*(f"{array}/{file}" for array in ("model/transformer/layers/mlp/up/weight", "opt_state/inner/mu/model/embeddings/weight") for file in (".zarray", "0.0", "0.1")), "training_key/.zarray", "training_key/0", "metadata.json"),
+        ("metadata.json", "model/transformer/layers/mlp/up/weight/.zarray"), ("metadata.json", "opt_state/inner/mu/model/embeddings/weight/0.1"),
+    ),
+    "Levanter, in one database": Stack(
+        "run-1/step-STEP", ("manifest.ocdbt", "d/ac602c1933845be91ae74ac598c2674c", "d/4aead63b970450643d027b3e7377e242", "metadata.json"),
+        ("metadata.json", "manifest.ocdbt"), ("metadata.json", "d/4aead63b970450643d027b3e7377e242"),
+    ),
     "adapters of PEFT and unsloth": Stack(
         "checkpoint-STEP", ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin"),
         ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json"), ("rng_state.pth", "trainer_state.json"),
@@ -201,6 +209,54 @@ def test_where_none_is_whole_the_command_says_so(name: str, tmp_path: Path) -> N
         file.write_bytes(file.read_bytes()[:-3])
         os.utime(file, (at, at))
     assert CliRunner().invoke(cli, ["checkpoints", str(tmp_path), "--json"]).exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["Levanter", "Levanter, in one database"])
+@pytest.mark.parametrize(
+    ("metadata", "state", "why"),
+    [
+        ('{"step": 1000, "timestamp": "2026-03-04T05:06:07", "is_temporary": true}', "complete", ""),
+        ('{"step": 500, "timestamp": "2026-03-04T05:06:07"}', "incomplete", "metadata.json is of step 500"),
+        ('{"step": 10', "unknown", "metadata.json cannot be understood"),
+        ("", "incomplete", "metadata.json is empty"),
+    ],
+)  # fmt: skip
+def test_levanter_says_of_which_step_it_is(name: str, metadata: str, state: str, why: str, tmp_path: Path) -> None:  # fmt: skip
+    newest = lay_out(name, tmp_path)
+    (newest / "metadata.json").write_text(metadata)
+    set_back(newest / "metadata.json")
+    _, found, _ = read(tmp_path)
+    assert (found["state"], found.get("why", "")) == (state, why)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("era5.zarr/t2m/.zarray", "era5.zarr/t2m/0.0"),  # data
+        ("step-3.zarr/t2m/.zarray", "step-3.zarr/t2m/0.0"),
+        ("data/steps/t2m/.zarray", "data/steps/t2m/0.0"),
+    ],
+)
+def test_arrays_of_data_are_no_checkpoint(files: tuple[str, ...], tmp_path: Path) -> None:
+    for file in files:
+        put(tmp_path / file, HOUR)
+    done = CliRunner().invoke(cli, ["checkpoints", str(tmp_path), "--json"])
+    assert "no checkpoint that is known" in str(done.exception)
+
+
+def test_an_array_without_data_leaves_it_open(tmp_path: Path) -> None:
+    """One of no elements has none."""
+    newest = lay_out("Levanter", tmp_path)
+    (newest / "training_key" / "0").unlink()
+    _, found, _ = read(tmp_path)
+    assert (found["state"], found["why"]) == ("unknown", "training_key has no data")
+
+
+def test_arrays_beside_marks_of_megatron_are_not_levanters(tmp_path: Path) -> None:
+    for file in ("step-500/common.pt", "step-500/model.w/.zarray", "step-500/model.w/0.0"):
+        put(tmp_path / file, HOUR)
+    done = CliRunner().invoke(cli, ["checkpoints", str(tmp_path), "--json"])
+    assert "levanter" not in done.output
 
 
 MARKED: list[tuple[str, Callable[[str], str]]] = [

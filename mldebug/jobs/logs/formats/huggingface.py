@@ -56,7 +56,10 @@ _WHOLE_RUN_BEFORE = re.compile(  # in a description: `Global Step 005112 =>> LR`
     rf"\bglobal[ _]step:? {{0,4}}(?P<step>{WHOLE})\b(?P<total>)|\((?P<step2>{WHOLE}) ?/ ?(?P<total2>{WHOLE}) steps?\)"
 )
 _STEPS = re.compile(r"(?:s/)?(?:it|iter|step|batch|ba)(?:e?s)?(?:/s)?")
-_LABEL = re.compile(r"^(?:\[[^\]]{0,80}\]:?|\d{1,6}:)\s*")
+_LABEL = re.compile(r"^(?:\[(?P<tag>[^\]]{0,80})\]:?|\d{1,6}:)\s*")
+_NOTEBOOK = re.compile(  # the Trainer's bar in a notebook that runs as a program: `[ 22/290 02:50 < 38:04, 0.12 it/s, Epoch 0.36/5]`
+    rf"(?P<what>)\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE}) [\d:]{{1,12}} < [\d:?]{{1,12}}(?:{_RATE})?(?=[,\]])"
+)
 
 
 class HuggingfaceFormat:
@@ -76,6 +79,8 @@ class HuggingfaceFormat:
         if "<" in line and ("%|" in line or "% " in line) and (bar := _BAR.search(line[:4000])):
             return _of_bar(bar, line)
         if "/? [" in line and (bar := _OPEN_BAR.search(line[:4000])):
+            return _of_bar(bar, line)
+        if " < " in line and (bar := _NOTEBOOK.search(line[:400])):
             return _of_bar(bar, line)
         if "it [" in line and (bar := _COUNT.search(line[:4000])):
             return _of_bar(bar, line)
@@ -107,7 +112,7 @@ def _of_dict(text: str) -> LogRecord | None:
 
 
 def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
-    what = strip_logger(_LABEL.sub("", bar["what"].strip()))
+    what = _description(bar["what"].strip())
     phase, unit = kind_of(what), bar["unit"] or ""
     text = line[bar.end() :].lower()
     loss = training_loss(text)
@@ -130,6 +135,17 @@ def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
         place="" if whole_run else epoch(what) or (what.split()[0] if what[:1].isdigit() else ""),
         format="huggingface",
     )
+
+
+def _description(what: str) -> str:
+    """What a bar is about: the words before it without a logger's; a tag alone (`[eval]: `, `[rollout 32 / 128]: `) where it says that this is
+    no training, for most tags name a rank or a host.
+    """
+    label = _LABEL.match(what)
+    words = strip_logger(_LABEL.sub("", what))
+    tag = (label["tag"] if label else "") or ""
+    says = not words and (kind_of(tag) is CounterKind.EVALUATION or prepares(tag.lower()))
+    return tag if says else words
 
 
 def _counted(found: re.Match[str]) -> tuple[str, str]:

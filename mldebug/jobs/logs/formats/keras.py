@@ -1,6 +1,6 @@
 """Keras: ` 3/100 ━━━━━━━━━━━━━━ 0s 5ms/step - accuracy: 0.5 - loss: 0.3`, and the bars before version 3.
 
-Those are ` 3/100 [=>.......] - ETA: 1s`. A set of unknown size has `3/Unknown`. The bars of other programs begin with the
+Those are ` 3/100 [=>.......] - ETA: 1s`, and with `verbose=2` one line an epoch, `100/100 - 12s - 8ms/step - loss: 0.3`. A set of unknown size has `3/Unknown`. The bars of other programs begin with the
 bar or with what they count.
 """
 
@@ -11,7 +11,7 @@ from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, durat
 
 _BAR = re.compile(
     rf"^(?:\[[^\]]{{0,80}}\]:?)?\s{{0,20}}(?P<step>{WHOLE})/(?P<total>{WHOLE}|Unknown) {{1,4}}"
-    r"(?:[━╸╺]{1,100}|\[[=>.]{1,100}\]|(?=\d{1,9}(?:s|ms) \d))"
+    r"(?:[━╸╺]{1,100}|\[[=>.]{1,100}\]|(?=\d{1,9}(?:s|ms) \d)|- \d{1,9}(?:s|ms) - (?=[^\n]{0,40}/step))"
 )
 _SECONDS = re.compile(rf"({NUMBER})(us|ms|s)/step\b")
 _LOSS = re.compile(rf" - loss: ({NUMBER})")

@@ -42,7 +42,7 @@ _COUNT = (
     rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{GROUPED}))?"
 )
 _STEP = re.compile(
-    r"(?<!per )(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter(?:ation)?)|(?<!fps )steps?(?:_i)?|iteration|iters?|it|num_updates|nupdates|steps_completed|updates?|(?:mini-?)?batch)"
+    r"(?<!per )(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter(?:ation)?)|(?<!fps )steps?(?:_i)?|iteration|iters?|it|(?:train_)?num_updates|nupdates|steps_completed|updates?|(?:mini-?)?batch)"
     + _COUNT
 )
 _WHOLE_RUN = re.compile(

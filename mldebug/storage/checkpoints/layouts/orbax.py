@@ -4,6 +4,7 @@ An item whose arrays are in OCDBT has `_METADATA` and, made at the end of what a
 """
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from posixpath import basename, dirname
 
 import msgspec
@@ -18,7 +19,7 @@ from mldebug.storage.checkpoints.layouts import (
     incomplete,
     unsure,
 )
-from mldebug.storage.checkpoints.names import MANIFEST, OF_ORBAX
+from mldebug.storage.checkpoints.names import MANIFEST, OF_LEVANTER, OF_ORBAX, final_name
 
 NAME = "orbax"
 INDEX = "_METADATA"
@@ -39,8 +40,10 @@ class Orbax:
 
     def fits(self, checkpoint: Checkpoint) -> bool:
         """Whether the folder has one of the small files that Orbax writes."""
-        names = {basename(file.path) for file in checkpoint.files}
-        return checkpoint.folder and not names.isdisjoint((MANIFEST, *OF_ORBAX))
+        paths = {file.path for file in checkpoint.files}
+        names = {basename(path) for path in paths}
+        own = checkpoint.folder and not names.isdisjoint((MANIFEST, *OF_ORBAX))
+        return own and not _is_of_levanter(checkpoint.name, paths)
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
         """Asks for `_CHECKPOINT_METADATA`, which says when all was committed."""
@@ -64,6 +67,13 @@ class Orbax:
         if empty is not None:
             return incomplete(NAME, len(items), f"{empty} is empty")
         return _committed(checkpoint, len(items))
+
+
+def _is_of_levanter(name: str, paths: AbstractSet[str]) -> bool:
+    """Whether a database right in the folder of a step is Levanter's: nothing else that Orbax would have written stands beside it."""
+    marks = ("_", "array_metadatas/", "orbax.", _OF_PROCESS)
+    alone = MANIFEST in paths and not any(path.startswith(marks) for path in paths)
+    return alone and OF_LEVANTER.fullmatch(final_name(name)) is not None
 
 
 def _wanted(checkpoint: Checkpoint) -> ByteRange | None:
