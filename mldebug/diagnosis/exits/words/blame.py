@@ -11,6 +11,7 @@ than low confidence.
 import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from itertools import chain
 
 from mldebug.diagnosis.exits.words import phrases
@@ -144,6 +145,7 @@ _TRAPPED = re.compile(
 )
 
 
+@lru_cache(maxsize=64)  # all ranks of a job that lost a peer say the same
 def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     """Whether an error is a failure of the rank itself or of another rank.
 
