@@ -7,8 +7,8 @@ from typing import NamedTuple
 from mldebug.capture.stacks.form import (
     MAX_FRAMES,
     MAX_NAME,
+    frame_of,
     line_number,
-    named_frame,
     native_frame,
     number,
     short_path,
@@ -153,7 +153,7 @@ def _parse(line: str) -> _Folded | None:
 def _any_frame(text: str) -> Frame | None:
     """One frame; None for text that is none."""
     if match := _PY_SPY.fullmatch(text) or _AUSTIN.fullmatch(text):
-        return named_frame(match["path"], match["line"], match["function"])
+        return frame_of(match)
     if match := _NATIVE.fullmatch(text):
         return native_frame(match["function"], match["path"])
     return native_frame(text) if re.fullmatch(r"[\w.:~@<>*&+\[\] -]{1,300}", text) else None

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from mldebug.core.units import duration_words
-from mldebug.hardware.health.sentences import MAX_LINES, GpuName, complaints, headline
+from mldebug.hardware.health.sentences import MAX_LINES, complaints, headline
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
-from mldebug.hardware.kernel_log.lines.reader import bus_id
-from mldebug.status.gpu_view import names_of
+from mldebug.status.gpu_view import all_names
 from mldebug.status.snapshot import RunState, Snapshot
 
 
@@ -30,7 +29,7 @@ def hardware_lines(snapshot: Snapshot, now: float) -> Iterator[StatusLine]:
         yield StatusLine("  take them up again: mldebug gpus release --end")
     elif snapshot.gpus is not None and (snapshot.gpus.gpus or snapshot.gpus.lost):
         yield _headline(snapshot)
-    found = complaints(snapshot.health, _names(snapshot))
+    found = complaints(snapshot.health, all_names(snapshot.gpus, snapshot.gpu_count))
     for line in found[:MAX_LINES]:
         yield StatusLine(line, True)
     if len(found) > MAX_LINES:
@@ -44,12 +43,6 @@ def _headline(snapshot: Snapshot) -> StatusLine:
     gone = f", {missing} missing" if missing else ""
     gone += f", {silent} without an answer" if silent else ""
     return StatusLine(f"{headline(uuids, snapshot.health)}{gone}", bool(missing or silent))
-
-
-def _names(snapshot: Snapshot) -> dict[str, GpuName]:
-    missing = snapshot.gpu_count.missing if snapshot.gpu_count else ()
-    gone = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
-    return gone | names_of(snapshot.gpus)
 
 
 def rank_lines(events: Iterable[RankEvent], run: RunState, now: float) -> Iterator[str]:

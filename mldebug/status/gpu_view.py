@@ -51,9 +51,7 @@ class GpuOverview(Noun, frozen=True, kw_only=True):
 
     def names(self) -> dict[str, GpuName]:
         """What sentences call each GPU, by uuid; missing GPUs included."""
-        missing = self.count.missing if self.count else ()
-        absent = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
-        return absent | names_of(self.gpus)
+        return all_names(self.gpus, self.count)
 
     def gone(self, one: LostGpu) -> bool:
         """Whether a GPU is lost for good: the driver reports it as lost, or it is missing from the expected GPUs.
@@ -92,6 +90,13 @@ def names_of(gpus: NodeGpus | None) -> dict[str, GpuName]:
     """What sentences call each GPU, by uuid."""
     listed = gpus.gpus if gpus else ()
     return {one.uuid: GpuName(one.index, bus_id(one.bus_id)) for one in listed}
+
+
+def all_names(gpus: NodeGpus | None, count: GpuCount | None) -> dict[str, GpuName]:
+    """What sentences call each GPU that was read, or that `count` knows to be missing, by uuid."""
+    missing = count.missing if count else ()
+    absent = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
+    return absent | names_of(gpus)
 
 
 def of_agent(snapshot: Snapshot) -> GpuOverview:

@@ -2,6 +2,7 @@
 `StateStore`, or a recording that is played back.
 """
 
+import hashlib
 from typing import Protocol
 
 
@@ -24,3 +25,8 @@ class KeyValueStore(Protocol):
     def memos(self, beginning: str) -> tuple[str, ...]:
         """The names of kept values that begin with `beginning`."""
         ...
+
+
+def hashed_name(prefix: str, key: str) -> str:
+    """A name for the value that belongs to `key`, a text of any length: `prefix` and 24 digits of the key's SHA-256."""
+    return prefix + hashlib.sha256(key.encode(errors="replace")).hexdigest()[:24]

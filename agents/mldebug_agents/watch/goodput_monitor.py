@@ -3,7 +3,6 @@
 Belongs to the main loop's thread.
 """
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,7 @@ from mldebug.goodput.sentences import rank_words
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
-from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.state.key_value_store import KeyValueStore, hashed_name
 from mldebug_agents.system.service.clock import JUMP
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -227,10 +226,10 @@ class GoodputMonitor:
 
     def _keep(self) -> None:
         for key in self.accounts.tidy(self._offset + self._steady()):
-            self._store.remember(_memo(key), b"")
+            self._store.remember(hashed_name(MEMO, repr(key)), b"")
             self._shown.pop(key, None)
         for key, job in self.accounts.jobs.items():
-            self._store.remember(_memo(key), msgspec.json.encode(job))
+            self._store.remember(hashed_name(MEMO, repr(key)), msgspec.json.encode(job))
 
     def _restore(self) -> None:
         if self._restored or not self._store.opened:
@@ -265,10 +264,6 @@ def identity(run: Run) -> JobIdentity:
 
 def _process(rank: RankIdentity) -> str:
     return f"{rank.pid}/{rank.start_ticks}"
-
-
-def _memo(key: JobKey) -> str:
-    return MEMO + hashlib.sha256(repr(key).encode(errors="replace")).hexdigest()[:24]
 
 
 def _slow(run: Run) -> tuple[tuple[int, str], ...]:

@@ -4,7 +4,6 @@ Belongs to the main loop's thread. Bounded: `MOST_LIVING` runs that live and `MO
 `MOST_VALUES` values of all together.
 """
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from mldebug.jobs.logs.records import LogRecord
 from mldebug.jobs.logs.scalars import name_of
 from mldebug.jobs.owners import in_turns
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.state.key_value_store import KeyValueStore, hashed_name
 from mldebug_agents.state.settled_clock import SettledClock
 from mldebug_agents.watch.goodput_monitor import Catching
 from mldebug_agents.watch.job_watch import JobLook
@@ -179,7 +178,7 @@ class ScalarMonitor:
         """Hold the history of a run that is over as it is stored, and store it."""
         id = history.run
         self._shown[id], self._ended[id] = _shown(history), put_down(history)
-        self._store.remember(_memo(id), self._ended[id].data)
+        self._store.remember(hashed_name(MEMO, id), self._ended[id].data)
         self._histories.pop(id, None)
         self._changed.discard(id)
         self._stale.discard(id)
@@ -236,13 +235,13 @@ class ScalarMonitor:
             self._looked.pop(id, None)
             self._found.pop(id, None)
             self._last.pop(id, None)
-            self._store.remember(_memo(id), b"")
+            self._store.remember(hashed_name(MEMO, id), b"")
         self._changed -= set(runs)
         self._stale -= set(runs)
 
     def _keep(self) -> None:
         for id in self._changed & self._histories.keys():
-            self._store.remember(_memo(id), msgspec.json.encode(self._histories[id]))
+            self._store.remember(hashed_name(MEMO, id), msgspec.json.encode(self._histories[id]))
         self._changed.clear()
 
     def _restore(self) -> None:
@@ -330,7 +329,3 @@ def _shown(one: StoredTraining) -> RunHistory:
         events=tuple(one.rules.events),
         counts=dict(one.rules.counts),
     )
-
-
-def _memo(run: str) -> str:
-    return MEMO + hashlib.sha256(run.encode(errors="replace")).hexdigest()[:24]

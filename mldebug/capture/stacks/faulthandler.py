@@ -2,17 +2,12 @@
 
 import re
 
-from mldebug.capture.stacks.form import StackForm, ThreadHead, named_frame, number
-from mldebug.core.model import Frame
+from mldebug.capture.stacks.form import StackForm, ThreadHead, frame_of, number
 from mldebug.core.redact import clean
 
 
 def _head(match: re.Match[str]) -> ThreadHead:
     return ThreadHead(number=number(match["number"]), name=clean(match["name"] or "", 64))
-
-
-def _frame(match: re.Match[str]) -> Frame:
-    return named_frame(match["path"], match["line"], match["function"])
 
 
 FAULTHANDLER = StackForm(
@@ -26,7 +21,7 @@ FAULTHANDLER = StackForm(
     frame=re.compile(
         r'^\s*File "(?P<path>.{1,1000}?)",\s{1,20}line\s{1,20}(?P<line>\d{1,40}|\?+),? in (?P<function>.{1,300}?)\s*$'
     ),
-    make=_frame,
+    make=frame_of,
     noise=re.compile(
         r"^\s*<no Python frame>$|^\s*\.\.\.$|^Extension modules: .*$|^\s*Binary file \".*$|^\s*<.*>$"
         r"|^Python runtime state: .*$|^Current thread's C stack trace \(most recent call first\):$"

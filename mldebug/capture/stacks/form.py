@@ -83,6 +83,11 @@ def named_frame(path: str, line: str, function: str) -> Frame:
     return Frame(function=clean(function, MAX_NAME), file=file, line=line_number(line), path=whole)
 
 
+def frame_of(match: re.Match[str]) -> Frame:
+    """The Python frame that a line matched by the groups `path`, `line` and `function` stands for."""
+    return named_frame(match["path"], match["line"], match["function"])
+
+
 def short_path(path: str) -> str:
     """The end of a path that still shows its package: from the package or the standard library on, else the file name alone."""
     if known := package_path(path):

@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug.capture.stacks.form import StackForm, ThreadHead, named_frame, native_frame, number
+from mldebug.capture.stacks.form import StackForm, ThreadHead, frame_of, native_frame, number
 from mldebug.core.model import Frame
 from mldebug.core.redact import clean
 
@@ -18,7 +18,7 @@ def _head(match: re.Match[str]) -> ThreadHead:
 
 def _frame(match: re.Match[str]) -> Frame:
     if match["kind"] == "Python":
-        return named_frame(match["path"], match["line"], match["function"])
+        return frame_of(match)
     return native_frame(match["function"], match["library"] or match["path"], match["line"])
 
 

@@ -5,8 +5,7 @@ people print of `sys._current_frames()`; without any heading what `traceback.pri
 import re
 from collections.abc import Iterable
 
-from mldebug.capture.stacks.form import StackForm, ThreadHead, named_frame, number
-from mldebug.core.model import Frame
+from mldebug.capture.stacks.form import StackForm, ThreadHead, frame_of, number
 from mldebug.core.redact import clean
 
 _NUMBERS = ("number", "ident", "id", "bare", "lone")  # groups of a heading
@@ -23,10 +22,6 @@ def _head(match: re.Match[str]) -> ThreadHead:
     )
 
 
-def _frame(match: re.Match[str]) -> Frame:
-    return named_frame(match["path"], match["line"], match["function"])
-
-
 TRACEBACKS = StackForm(
     name="tracebacks",
     thread=re.compile(
@@ -38,7 +33,7 @@ TRACEBACKS = StackForm(
     frame=re.compile(
         r'^\s*File:? "(?P<path>.{1,1000}?)", line (?P<line>\d{1,40}), in (?P<function>.{1,300}?)(?:  opcode=.*)?\s*$'
     ),
-    make=_frame,
+    make=frame_of,
     noise=re.compile(
         r"^ {2}\s*\S.*$|^Traceback \(most recent call last\):$|^\*{3} STACKTRACE - (?:START|END) \*{3}$|^No Python (?:frames|stacks found.*)$|^~{3,}$|^\+{3,} Timeout \+{3,}$"
     ),

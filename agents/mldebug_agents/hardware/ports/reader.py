@@ -17,6 +17,7 @@ from mldebug.core.model import Gap
 from mldebug.hardware.ports.parse import PortPlace, PortReading, parse_port
 from mldebug.hardware.ports.state import NodePorts, PortWatch, used_by
 from mldebug_agents.system.host import Failure, Host, Paths
+from mldebug_agents.system.process.proc_files import names_in
 
 MAX_DEVICES, MAX_PORTS, MAX_NETS = 64, 4, 128
 MAX_FILE = 256  # bytes of one file
@@ -79,14 +80,14 @@ def _no_answer(read: Mapping[str, bytes | Failure]) -> str:
 def port_places(root: str) -> Iterator[PortPlace]:
     """Yield the place of each network port of this node below `root`/sys, RDMA ports first."""
     devices, nets = f"{root}/sys/class/infiniband", f"{root}/sys/class/net"
-    interfaces = {name: f"{nets}/{name}" for name in _names(nets)[:MAX_NETS] if _for_jobs(f"{nets}/{name}")}  # fmt: skip
+    interfaces = {name: f"{nets}/{name}" for name in names_in(nets)[:MAX_NETS] if _for_jobs(f"{nets}/{name}")}  # fmt: skip
     bonds = {name: bond for name, folder in interfaces.items() if (bond := _bond(folder))}
     of_net: dict[str, str] = {}
-    for device in _names(devices)[:MAX_DEVICES]:
+    for device in names_in(devices)[:MAX_DEVICES]:
         folder = f"{devices}/{device}"
-        own = _names(f"{folder}/device/net")
+        own = names_in(f"{folder}/device/net")
         shared = _shared(own, interfaces, bonds, folder)
-        for port in _names(f"{folder}/ports")[:MAX_PORTS]:
+        for port in names_in(f"{folder}/ports")[:MAX_PORTS]:
             name = f"{device}/{port}"
             netdev = bonds[own[0]] if shared else own[0] if len(own) == 1 else ""
             of_net |= dict.fromkeys((*own, *shared), name)
@@ -129,9 +130,3 @@ def _for_jobs(folder: str) -> bool:
         if file.read(8).strip() != "1":
             return False
     return not any(os.path.lexists(f"{folder}/{name}") for name in NOT_FOR_JOBS)
-
-
-def _names(folder: str) -> list[str]:
-    with contextlib.suppress(OSError):  # a node without such ports has no such folder
-        return sorted(os.listdir(folder))
-    return []

@@ -15,6 +15,7 @@ from mldebug.jobs.known_issues.nccl_log import NcclLogFacts
 from mldebug_agents.jobs.ranks.libraries import TIMEOUT, InstalledSoftware, Program
 from mldebug_agents.system.child.job_paths import OPERATOR
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.proc_files import names_in
 from mldebug_agents.system.reader import Reader
 
 AGAIN = 600.0  # seconds between two looks at the node
@@ -98,7 +99,7 @@ def read_node(host: Host, reader: Reader) -> NodeFacts:
     return NodeFacts(
         machine=os.uname().machine,
         rdma=tuple(sorted(active)),
-        iommu=bool(_names(f"{host.root}/sys/class/iommu")),
+        iommu=bool(names_in(f"{host.root}/sys/class/iommu")),
         kernel_arguments=tuple(given.decode(errors="replace").split())
         if isinstance(given, bytes)
         else (),
@@ -111,19 +112,13 @@ def read_node(host: Host, reader: Reader) -> NodeFacts:
 
 def _ports(folder: str) -> Iterable[tuple[str, str]]:
     """Path of a port's state, and its device."""
-    for device in _names(folder)[:MAX_DEVICES]:
-        for port in _names(f"{folder}/{device}/ports")[:MAX_PORTS]:
+    for device in names_in(folder)[:MAX_DEVICES]:
+        for port in names_in(f"{folder}/{device}/ports")[:MAX_PORTS]:
             yield f"{folder}/{device}/ports/{port}/state", clean(device, 40)
 
 
 def _is_active(state: object) -> bool:
     return isinstance(state, bytes) and b"ACTIVE" in state[:MAX_STATE]
-
-
-def _names(folder: str) -> list[str]:
-    with contextlib.suppress(OSError):  # a node without such devices has no such folder
-        return sorted(os.listdir(folder))
-    return []
 
 
 def _hosts(text: object) -> dict[str, str]:

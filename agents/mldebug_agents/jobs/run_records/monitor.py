@@ -3,7 +3,6 @@
 Belongs to the main loop's thread. Bounded: `MOST` records, those of each user and of each of his jobs in turns, for `AGE` seconds.
 """
 
-import hashlib
 import logging
 import math
 import time
@@ -20,7 +19,7 @@ from mldebug.jobs.run_records.model import RunRecord, StoredRecord, without_numb
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.jobs.ranks.libraries import Libraries, Program
 from mldebug_agents.jobs.run_records.reader import RecordOrder, StartedWith, machine_facts
-from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.state.key_value_store import KeyValueStore, hashed_name
 from mldebug_agents.state.settled_clock import SettledClock
 from mldebug_agents.system.workers import Result, Worker
 
@@ -167,7 +166,7 @@ class RunRecordMonitor:
             stored = StoredRecord.of(_without_tables(record))
         if stored != self._records.get(record.run):
             self._records[record.run] = stored
-            self._store.remember(_memo(record.run), stored.encoded)
+            self._store.remember(hashed_name(MEMO, record.run), stored.encoded)
 
     def _tidy(self, wall: float) -> None:
         """Forget what is old by a clock that has settled, and of too many records the oldest of whoever has most."""
@@ -178,7 +177,7 @@ class RunRecordMonitor:
         kept = {one.summary.run for one in in_turns(by_job, lambda one: one.uid)[:MOST]}
         for id in self._records.keys() - kept:
             del self._records[id]
-            self._store.remember(_memo(id), b"")
+            self._store.remember(hashed_name(MEMO, id), b"")
 
     def _restore(self) -> None:
         if self._restored or not self._store.opened:
@@ -212,7 +211,3 @@ def _outcome(words: Mapping[int, str]) -> str:
 
 def _gpu_facts(gpus: NodeGpus) -> dict[str, str]:
     return machine_facts(Counter(one.name for one in gpus.gpus), gpus.driver_version)
-
-
-def _memo(run: str) -> str:
-    return MEMO + hashlib.sha256(run.encode(errors="replace")).hexdigest()[:24]

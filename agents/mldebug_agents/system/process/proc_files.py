@@ -45,8 +45,13 @@ def read_link(path: str) -> str:
         return ""
 
 
+def names_in(folder: str) -> list[str]:
+    """The names of a folder's entries, sorted; empty where it does not exist or may not be read."""
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(folder))
+    return []
+
+
 def numbers_in(folder: str) -> list[int]:
     """The entries of a folder that are numbers, in ascending order; empty where it is gone or may not be read."""
-    with contextlib.suppress(OSError):
-        return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
-    return []
+    return sorted(int(name) for name in names_in(folder) if name.isdecimal())
