@@ -187,3 +187,33 @@ def _alert(component: str, state: HealthState) -> str:
     if component.startswith("gpu_") and state is HealthState.UNHEALTHY:
         return "MldebugGpuUnhealthy"
     return ALERT[state]
+
+
+def of_ports(root: Path, rate: str) -> bytes:
+    """What an agent of run 7f3a exposes on a node with two InfiniBand ports at this rate."""
+    tree = PortTree(root)
+    for number in range(2):
+        tree.rdma(f"mlx5_{number}", rate)
+    with Spawner() as spawner, Reader(spawner) as reader:
+        found = PortReader(Host(str(root)), reader).look(PortOrder())
+    return Prometheus().render(snapshot(moving("7f3a"), ports=found), "text/plain")[0]
+
+
+def test_a_node_whose_ports_are_slower_than_those_of_the_others_of_its_run(tmp_path: Path) -> None:
+    well = of_ports(tmp_path / "a", "400 Gb/sec (4X NDR)")
+    now = of_ports(tmp_path / "b", "200 Gb/sec (4X HDR)")
+    with (
+        web(well) as (first, _),
+        web(well, "127.0.0.2") as (second, _),
+        web(lambda: now, "127.0.0.3") as (slow, _),
+        prometheus(tmp_path, first, first, f"127.0.0.2:{second}", f"127.0.0.3:{slow}") as port,
+    ):
+
+        def slower() -> set[tuple[str, str]]:
+            alerts = ask(port, "/api/v1/alerts")["data"]["alerts"]
+            labels = [one["labels"] for one in alerts if one["state"] == "firing"]
+            return {(one["run"], one["instance"]) for one in labels if one["alertname"] == "MldebugPortsSlowerThanPeers"}  # fmt: skip
+
+        wait_for("the slow node is told", lambda: slower() == {("7f3a", "127.0.0.3")}, 90)
+        now = well
+        wait_for("it is as fast as the others", lambda: not slower(), 90)

@@ -51,8 +51,8 @@ STAYING: list[Labels] = [
 
 
 @contextlib.contextmanager
-def web(exposition: Callable[[], bytes] | bytes = b"") -> Iterator[tuple[int, list[tuple[str, Any]]]]:  # fmt: skip
-    """A port that serves metrics and keeps what is posted: path and alerts."""
+def web(exposition: Callable[[], bytes] | bytes = b"", host: str = "127.0.0.1") -> Iterator[tuple[int, list[tuple[str, Any]]]]:  # fmt: skip
+    """A port of `host` that serves metrics and keeps what is posted: path and alerts."""
     got: list[tuple[str, Any]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -74,7 +74,7 @@ def web(exposition: Callable[[], bytes] | bytes = b"") -> Iterator[tuple[int, li
         def log_message(self, *_: Any) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with http.server.ThreadingHTTPServer((host, 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
         yield server.server_port, got
         server.shutdown()
@@ -148,11 +148,13 @@ def rules_at_once(folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, agent: int, alertmanagers: int) -> Iterator[int]:
+def prometheus(folder: Path, agent: int, alertmanagers: int, *more_agents: str) -> Iterator[int]:
     """With the example as it is, but for addresses, pace, and `for`."""
     config = yaml.safe_load((FOLDER / "prometheus.yaml").read_text(encoding="utf-8"))
     config |= {"rule_files": rules_at_once(folder), "global": {"scrape_interval": "1s", "evaluation_interval": "1s"}}  # fmt: skip
-    config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{agent}"]}]
+    config["scrape_configs"][0]["static_configs"] = [
+        {"targets": [f"127.0.0.1:{agent}", *more_agents]}
+    ]
     config["alerting"]["alertmanagers"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{alertmanagers}"]}]  # fmt: skip
     (folder / "prometheus.yaml").write_text(json.dumps(config))
     file = f"--config.file={folder / 'prometheus.yaml'}"
