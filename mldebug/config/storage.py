@@ -88,6 +88,8 @@ class StorageConfig(Section, frozen=True, kw_only=True):
     saves_left: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
     # by name, asked every five minutes: {work: {command: [idrquota, -w], pattern: '(?P<percent>[0-9.]+)%'}}
     quotas: dict[str, QuotaConfig] = {}
+    # the command that asks GPFS for its counters, on its stdin: [/usr/lpp/mmfs/bin/mmpmon, -p], with sudo where the agent is not root
+    mmpmon: tuple[str, ...] = ()
     # of a quota that the kernel keeps, too much from this share on
     quota_limit: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
     # folders in which the agent writes a small file

@@ -132,6 +132,7 @@ class FilesystemLatency:
         self._loads: dict[str, deque[float]] = {}  # of each look, idle ones among them
         self._looks = 0
         self.totals: Counts = {}  # as read last
+        self.last: Mapping[str, OperationWindow] = {}  # between the last two readings
 
     def add(self, at: float, counts: Counts) -> None:
         """Add the counters as they were at unix time `at`. Counters that went back begin anew, because the filesystem was
@@ -142,7 +143,8 @@ class FilesystemLatency:
             return
         seconds = at - before[0]
         found = {kind: _window(before[1].get(kind), count, seconds) for kind, count in counts.items()}  # fmt: skip
-        windows = {kind: one for kind, one in found.items() if one and one.per_second * seconds >= FEW}  # fmt: skip
+        self.last = {kind: one for kind, one in found.items() if one}
+        windows = {kind: one for kind, one in self.last.items() if counts[kind].timed and one.per_second * seconds >= FEW}  # fmt: skip
         busy = {kind for kind, one in windows.items() if self._is_busier(kind, one)}
         for kind, window in windows.items():
             if not busy - {kind}:
@@ -191,16 +193,20 @@ def latency_alerts(title: str, slow: Iterable[SlowOperations]) -> Iterator[Stora
         )
 
 
-def latency_line(title: str, totals: Mapping[str, OperationCount]) -> str:
-    """The mean times of operations since the filesystem was mounted, and how many there were: `/data (nfs01:/data): read
-    3.1 ms (41,200), write 12 ms (310)`.
+def latency_line(
+    title: str, totals: Mapping[str, OperationCount], last: Mapping[str, OperationWindow] = {}
+) -> str:
+    """The mean times of operations since the filesystem was mounted, how many there were, and what moves now: `/data (nfs01:/data): read
+    3.1 ms (41,200; now 30 MiB/s), write 12 ms (310)`. `last`: between the last two readings.
     """
-    each = (
-        f"{kind} {milliseconds(one.seconds / one.operations)} ({one.operations:,})"
-        for kind, one in totals.items()
-        if one.operations
-    )
+    each = (_operation_words(kind, one, last.get(kind)) for kind, one in totals.items() if one.operations)  # fmt: skip
     return f"{title}: {', '.join(each)}"
+
+
+def _operation_words(kind: str, one: OperationCount, now: OperationWindow | None) -> str:
+    mean = f" {milliseconds(one.seconds / one.operations)}" if one.timed else ""
+    rate = f"; now {size_words(now.bytes_per_second)}/s" if now and now.bytes_per_second else ""
+    return f"{kind}{mean} ({one.operations:,}{rate})"
 
 
 def milliseconds(seconds: float) -> str:

@@ -27,11 +27,12 @@ _LUSTRE_LINE = re.compile(
 
 
 class OperationCount(NamedTuple):
-    """Operations of one kind that have ended since the filesystem was mounted. `seconds`: of all of them together."""
+    """Operations of one kind that have ended since the filesystem was mounted. `seconds`: of all of them together, if `timed`."""
 
     operations: int = 0
     seconds: float = 0.0
     bytes: int = 0
+    timed: bool = True
 
     def plus(self, operations: int, seconds: float, bytes_: int = 0) -> "OperationCount":
         """Return the count with these operations, their seconds and their bytes added."""
@@ -105,3 +106,13 @@ def lustre_counts(text: str) -> Counts:
             kind = _LUSTRE[name]
             counts[kind] = counts.get(kind, OperationCount()).plus(number, total / 1e6)
     return {kind: one._replace(bytes=moved.get(kind, 0)) for kind, one in counts.items()}
+
+
+def pressure_seconds(text: str) -> dict[str, float]:
+    """Seconds since boot in which tasks have waited for I/O, from the text of /proc/pressure/io: `some` of them, and all that wanted to
+    run (`full`). Empty for any other text.
+    """
+    found = re.findall(
+        r"^(some|full) avg10=.{0,80} total=(\d{1,20})$", text[:4096], re.MULTILINE | re.ASCII
+    )
+    return {kind: int(total) / 1e6 for kind, total in found}

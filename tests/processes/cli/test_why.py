@@ -15,6 +15,8 @@ from processes.harness import JOBS, MLDEBUG, clean_environment, free_port, wait_
 from processes.incidents.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
+ARGUMENTS = ("--lr", "3e-4", "--name", "x", "--data", "/data/v1", "--batch-size", "64")
+CHANGED = ("--lr", "1e-3", "--name", "x", "--data", "/data/v2", "--batch-size", "32")
 
 
 class Site:
@@ -95,10 +97,10 @@ def run_of(agent: RunningAgent, pids: Sequence[int]) -> str:
 def test_what_was_planted_between_two_runs_is_found_and_nothing_else(tmp_path: Path) -> None:
     site = Site(tmp_path)
     with watching(tmp_path, settings(tmp_path)) as agent:
-        same = {"NCCL_ALGO": "Ring", "HF_TOKEN": "hf_" + "x1" * 20}
-        with site.run(tmp_path / "a", "--lr", "3e-4", "--name", "x", more=same) as pids:
+        same = {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1", "HF_TOKEN": "hf_" + "x1" * 20}
+        with site.run(tmp_path / "a", *ARGUMENTS, more=same) as pids:
             first = run_of(agent, pids)
-        with site.run(tmp_path / "b", "--lr", "3e-4", "--name", "x", more=same) as pids:
+        with site.run(tmp_path / "b", *ARGUMENTS, more=same) as pids:
             again = run_of(agent, pids)
         found = why(agent, first, again)
         assert found["differences"] == []
@@ -107,17 +109,27 @@ def test_what_was_planted_between_two_runs_is_found_and_nothing_else(tmp_path: P
         site.commit("second")
         with (site.code / "train.py").open("a") as script:
             script.write("# changed\n")
-        other = {"NCCL_ALGO": "Tree", "NCCL_P2P_DISABLE": "1", "HF_TOKEN": "hf_" + "y2" * 20}
-        with site.run(tmp_path / "c", "--lr", "1e-3", "--name", "x", size=3, more=other) as pids:
+        other = {
+            "NCCL_ALGO": "Tree",
+            "OMP_NUM_THREADS": "4",
+            "NCCL_P2P_DISABLE": "1",
+            "HF_TOKEN": "hf_" + "y2" * 20,
+        }
+        with site.run(tmp_path / "c", *CHANGED, size=3, more=other) as pids:
             third = run_of(agent, pids)
             found = why(agent, again, third)
         printed = subprocess.run([*MLDEBUG, "why", again, "--config", str(agent.config)], check=False, capture_output=True, text=True, timeout=60, env=clean_environment(tmp_path)).stdout  # fmt: skip
     found = {(one["subject"], one["name"]): (one["before"], one["after"]) for one in found["differences"]}  # fmt: skip
     assert set(found) == {
         *(("code", "commit"), ("code", "script")),
-        *(("arguments", "--lr"), ("packages", "numpy"), ("size", "ranks")),
+        *(("arguments", "--lr"), ("arguments", "--data"), ("arguments", "--batch-size")),
+        *(("packages", "numpy"), ("size", "ranks")),
         *(("environment", "NCCL_ALGO"), ("environment", "NCCL_P2P_DISABLE")),
+        ("environment", "OMP_NUM_THREADS"),
     }
+    assert len(found) == 10
+    assert found["arguments", "--data"] == ("/data/v1", "/data/v2")
+    assert found["arguments", "--batch-size"] == ("64", "32")
     assert found["arguments", "--lr"] == ("3e-4", "1e-3")
     assert found["packages", "numpy"] == ("2.1.0", "2.2.1")
     assert found["size", "ranks"] == ("2", "3")

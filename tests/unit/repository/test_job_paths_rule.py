@@ -114,6 +114,7 @@ ALLOWED: dict[str, str] = {
     "system/process/held_reads.py": KERNEL,
     "system/process/proc_files.py": KERNEL,
     "system/process/rights.py": KERNEL,
+    "system/process/timed_read.py": "a file that job_paths has opened",
     "system/service/usage.py": KERNEL,
     "system/service/background.py": OWN,
     "system/spawn.py": OWN,

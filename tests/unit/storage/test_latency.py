@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 from mldebug.config.schema import Config
+from mldebug.config.storage import StorageConfig
 from mldebug.core.model import Job, RankIdentity
 from mldebug.storage.filesystems.latency import FilesystemLatency, latency_line
+from mldebug.storage.filesystems.mmpmon import mmpmon_counts
 from mldebug.storage.filesystems.operation_counters import (
     OperationCount,
     block_counts,
     lustre_counts,
     nfs_counts,
+    pressure_seconds,
 )
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.latency import LatencyCollector
@@ -326,3 +329,110 @@ def test_mounts_are_joined_with_their_counters(tmp_path: Path) -> None:
     assert [row["mount"] for row in rows] == ["/data sets", "/scratch", "/"]
     assert rows[0]["read_seconds"] == pytest.approx(0.003)
     assert list(latency.alarms()) == []
+
+
+# --- GPFS, and the node ------------------------------------------------------------------------------
+
+FS_IO_S = "_fs_io_s_ _n_ 10.0.0.1 _nn_ n1 _rc_ 0 _t_ 1066660148 _tu_ 407431 _cl_ cl1.example.com _fs_ {fs} _d_ 2 _br_ {read} _bw_ 314572800 _oc_ 10 _cc_ 16 _rdc_ {reads} _wc_ 300 _dir_ 7 _iu_ 2\n"
+RHIST = """\
+_rhist_ _n_ 10.0.0.1 _nn_ n1 _req_ s _rc_ 0 _t_ 1066933849 _tu_ 93804 _k_ r
+_R_ 65536 131071 _NR_ 100
+_L_ 0.0 1.0 _NL_ 60
+_L_ 1.1 10.0 _NL_ 40
+_rhist_ _n_ 10.0.0.1 _nn_ n1 _req_ s _rc_ 0 _t_ 1066933849 _tu_ 93968 _k_ w
+_R_ 0 255 _NR_ 2
+_L_ 1000.1 0.0 _NL_ 2
+_end_
+"""
+
+
+def test_gpfs_counts_each_filesystem_without_times() -> None:
+    text = FS_IO_S.format(fs="gpfs0", read=6291456, reads=101) + FS_IO_S.format(
+        fs="gpfs1", read=1, reads=1
+    )
+    found = mmpmon_counts(text + RHIST)
+    assert list(found) == ["gpfs0", "gpfs1"]
+    assert found["gpfs0"]["read"] == OperationCount(101, 0.0, 6291456, timed=False)
+    assert found["gpfs0"]["write"].bytes == 314572800
+    assert found["gpfs0"]["open"].operations == 10
+    assert found["gpfs0"]["metadata"].operations == 16 + 7 + 2
+    assert not any(one.timed for one in found["gpfs0"].values())
+
+
+def test_the_histogram_of_a_node_with_one_filesystem_has_its_times() -> None:
+    found = mmpmon_counts(FS_IO_S.format(fs="gpfs0", read=6291456, reads=101) + RHIST)["gpfs0"]
+    assert found["read"] == OperationCount(100, pytest.approx(0.060 * 0.5 + 0.040 * 5.55), 6291456)
+    assert found["write"].seconds == pytest.approx(2 * 1.0001)
+    assert not found["open"].timed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "mmpmon: not root\n", FS_IO_S.format(fs="x", read=1, reads=1).replace("_rc_ 0", "_rc_ 1"), RHIST,
+     FS_IO_S.format(fs="x", read="9" * 30, reads=1), "_fs_io_s_ _n_ 1"],
+)  # fmt: skip
+def test_what_mmpmon_refuses_counts_nothing(text: str) -> None:
+    assert mmpmon_counts(text) == {}
+
+
+def test_operations_without_times_are_never_slow_and_show_what_moves() -> None:
+    latency = FilesystemLatency()
+    for look in range(40):
+        counts = {"read": OperationCount(1000 * look, 0.0, 30 * MIB * 15 * look, timed=False)}
+        latency.add(EVERY * look, counts)
+    assert not list(latency.slow(EVERY * 39))
+    line = latency_line("/gpfs (gpfs0)", latency.totals, latency.last)
+    assert line == "/gpfs (gpfs0): read (39,000; now 30 MiB/s)"
+
+
+def test_gpfs_is_asked_by_the_sites_command_and_a_failure_is_told(tmp_path: Path) -> None:
+    tool, counter = tmp_path / "mmpmon", tmp_path / "count"
+    tool.write_text(f"""#!/bin/sh
+[ -e {tmp_path}/broken ] && exit 3
+cat > {tmp_path}/asked
+n=$(cat {counter} 2>/dev/null || echo 1); echo $((n + 1)) > {counter}
+echo "_fs_io_s_ _n_ 1 _nn_ n _rc_ 0 _t_ 1 _tu_ 1 _cl_ c _fs_ gpfs0 _d_ 1 _br_ $((n * 15728640)) _bw_ 0 _oc_ 1 _cc_ 1 _rdc_ $((n * 100)) _wc_ 0 _dir_ 0 _iu_ 0"
+""")
+    tool.chmod(0o755)
+    mount = Mount(id=1, point="/gpfs", fstype="gpfs", source="/dev/gpfs0", device="0:50")
+    used = UsedMount(mount=mount, path=b"", ranks={7}, owners={5})
+    config = Config(storage=StorageConfig(mmpmon=(str(tool), "-p")))
+    with open_tools(config) as tools:
+        latency = LatencyCollector(tools.context, lambda: (used,))
+        latency.look(15.0, [])
+        latency.look(30.0, [])
+        (row,) = latency.status()["latency"]
+        assert row["line"] == "/gpfs (/dev/gpfs0): read (200; now 1 MiB/s), open (1), metadata (1)"
+        figures = {(one.metric, one.labels[-1]): one.value for one in latency.samples()}
+        assert figures["mldebug_filesystem_operation_bytes", "read"] == 2 * 15728640
+        assert ("mldebug_filesystem_operation_seconds", "read") not in figures
+        assert latency.counted == frozenset()
+        assert (tmp_path / "asked").read_bytes() == b"fs_io_s\nrhist s\n"
+        assert latency.gaps() == ()
+        (tmp_path / "broken").touch()
+        latency.look(45.0, [])
+        (gap,) = latency.gaps()
+        assert gap.reason == "it ended with 3"
+    with open_tools(Config()) as tools:
+        silent = LatencyCollector(tools.context, lambda: (used,))
+        silent.look(15.0, [])
+        assert "latency" not in silent.status()
+
+
+def test_how_long_tasks_wait_for_io_is_read_of_the_kernel(tmp_path: Path) -> None:
+    text = "some avg10=1.27 avg60=1.27 avg300=15.26 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=407035849\n"
+    assert pressure_seconds(text.format(2648289115)) == {"some": 2648.289115, "full": 407.035849}
+    assert pressure_seconds("no such file") == {}
+    file = tmp_path / "proc/pressure/io"
+    file.parent.mkdir(parents=True)
+    with open_tools(Config(), root=str(tmp_path)) as tools:
+        latency = LatencyCollector(tools.context, lambda: ())
+        file.write_text(text.format(1_000_000))
+        latency.look(100.0, [])
+        assert "io_pressure" not in latency.status()
+        file.write_text(text.format(4_000_000))
+        latency.look(115.0, [])
+        (row,) = latency.status()["io_pressure"]
+        assert row["line"] == "this node: tasks waited for I/O 20 % of the time"
+        figures = {one.labels: one.value for one in latency.samples()}
+        assert figures[("some",)] == 4.0

@@ -60,6 +60,12 @@ TABLE.gauge(
     "path",
     absent="without storage.canary, and where the folder could not be opened",
 )
+TABLE.counter(
+    "io_pressure_seconds",
+    "Time in which tasks of the node have waited for I/O since it was booted, by the kernel's pressure stall information: some of them, or all (full).",
+    "kind",
+    absent="where the kernel does not tell, and without a job",
+)
 ALARMS = TABLE.gauge(
     "storage_alarms",
     "Storage alarms that are on, by kind.",
@@ -110,6 +116,10 @@ OPERATIONS.counter(
 OPERATIONS.counter(
     "filesystem_operation_seconds",
     "How long these took together, from the request to its end.",
+)
+OPERATIONS.counter(
+    "filesystem_operation_bytes",
+    "Bytes that reads and writes moved.",
 )
 
 CANARY_READS = MEASURED.labelled(
