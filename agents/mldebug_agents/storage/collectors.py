@@ -36,4 +36,4 @@ def storage_collectors(
         return reading
     used, counted = lambda: filesystems.used, lambda: latency.counted
     reads = ReadCanaryCollector(context, used, counted, writers.moved)
-    return [*reading, reads, CanaryCollector(context, probe)]
+    return [*reading, reads, CanaryCollector(context, probe, writers.written)]

@@ -5,7 +5,7 @@ node's filesystems together, where the site has switched that on (`rhist on`, wh
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mldebug.storage.filesystems.operation_counters import (
     MAX_TEXT,
@@ -58,18 +58,20 @@ def _filesystems(lines: list[str]) -> Iterator[tuple[str, Counts]]:
             or not {"_br_", "_rdc_"} <= numbers.keys()
         ):
             continue
-        count = lambda *keys, of="", n=numbers: OperationCount(
-            sum(n.get(key, 0) for key in keys), 0.0, n.get(of, 0), timed=False
-        )
         yield (
             fields["_fs_"],
             {
-                READ: count("_rdc_", of="_br_"),
-                WRITE: count("_wc_", of="_bw_"),
-                OPEN: count("_oc_"),
-                METADATA: count("_cc_", "_dir_", "_iu_"),
+                READ: _count(numbers, "_rdc_", of="_br_"),
+                WRITE: _count(numbers, "_wc_", of="_bw_"),
+                OPEN: _count(numbers, "_oc_"),
+                METADATA: _count(numbers, "_cc_", "_dir_", "_iu_"),
             },
         )
+
+
+def _count(numbers: Mapping[str, int], *keys: str, of: str = "") -> OperationCount:
+    operations = sum(numbers.get(key, 0) for key in keys)
+    return OperationCount(operations, 0.0, numbers.get(of, 0), timed=False)
 
 
 def _times(lines: list[str]) -> dict[str, tuple[int, float]]:

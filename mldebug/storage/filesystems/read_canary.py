@@ -11,14 +11,13 @@ from typing import NamedTuple
 from mldebug.core.units import size_words
 from mldebug.storage.filesystems.latency import (
     GAP,
+    MUCH,
     OperationTrend,
     OperationWindow,
     SlowOperations,
     milliseconds,
 )
 from mldebug.storage.filesystems.operation_counters import METADATA, OPEN, READ
-
-MUCH = 1 << 20  # bytes a second: what jobs move below that changes nothing
 
 
 class CanaryReads(NamedTuple):

@@ -1,6 +1,7 @@
 """Real jobs that write checkpoints until their disk is full: the report names the mount, by bytes or inodes, and what is left."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,10 @@ class FillingJob(RunningJob):
         words = [str(self.events), *named, str(target), str(mib), kind]
         self.script = [str(JOBS / "fills_disk.py"), *words]
 
-    def start(self) -> None:
-        """Start it under torchrun."""
+    def start(self, more: Mapping[str, str] = {}) -> None:
+        """Start it under torchrun, with more variables."""
         launcher = [str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node", "2"]
-        self._spawn([*launcher, *self.script], {})
+        self._spawn([*launcher, *self.script], dict(more))
 
 
 def ended(agent: RunningAgent, job: FillingJob) -> Report:
@@ -100,3 +101,38 @@ def test_a_disk_without_inodes_is_told_as_such(tmp_path: Path) -> None:
     assert found["verdict"] == "storage_fault", found
     assert "inodes 100%" in found["summary"], found
     assert "inodes left, without which no file can be made" in found["summary"], found
+
+
+def test_tasks_of_an_array_that_die_of_one_full_disk_are_one_story(tmp_path: Path) -> None:
+    """The second task finds the disk as the first has left it."""
+    ids = list[str]()
+    with (
+        folder_for(Plan().user) as folder,
+        disk(tmp_path, "ext4", size=40 << 20) as full,
+        watching(folder, settings(folder) + CONFIG) as agent,
+    ):
+        for task in (1, 2):
+            place = folder / f"task-{task}"
+            place.mkdir()
+            job = FillingJob(place, full / f"ckpt-{task}", 8, "file")
+            slurm = {"SLURM_JOB_ID": str(4711 + task), "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": str(task)}  # fmt: skip
+            try:
+                job.start(slurm)
+                job.wait_for_event("started", (0, 1))
+                report = wait_for("its report", lambda number=task: story(agent, number), 150)
+                ids.append(report["id"])
+            finally:
+                job.end()
+        assert len(agent.reports()) == 1
+    assert ids[0] == ids[1]
+    found = report["diagnosis"]
+    assert found["verdict"] == "storage_fault", found
+    assert f"{full} is full" in found["summary"], found
+    assert "2 of 2 runs of this script failed the same way" in found["summary"], found
+
+
+def story(agent: RunningAgent, tasks: int) -> Report | None:
+    """The report of the array, once so many of its tasks have ended."""
+    again = lambda one: sum("another run failed the same way" in line["what"] for line in one["timeline"])  # fmt: skip
+    ended = (one for one in agent.reports() if one["state"] == "ended")
+    return next((one for one in ended if again(one) == tasks - 1), None)

@@ -1,5 +1,6 @@
 """A real job under a real agent: the directory that it writes to is watched without configuration, exported, and stands on the page."""
 
+import json
 import re
 import urllib.request
 from contextlib import closing
@@ -10,7 +11,7 @@ import pytest
 from mldebug.core.units import size_words
 from mldebug.storage.filesystems.state import Row
 from mldebug_agents.web.unix_http import UnixConnection
-from processes.harness import Plan, folder_for, free_port, wait_for
+from processes.harness import Plan, folder_for, free_port, mldebug, wait_for
 from processes.incidents.test_full_disks import FillingJob
 from processes.incidents.watching import RunningAgent, settings, watching
 from processes.needs import need_torch
@@ -57,6 +58,16 @@ def test_where_a_run_writes_is_watched_without_configuration_and_stands_on_the_p
             page = page_of(agent)
             assert str(folder) in page
             assert "Nothing is ever deleted from here" in page
+            answer = mldebug(job, "usage", "--keep", "1", "--json", "--config", str(agent.config))
+            assert answer.code == 0, answer
+            usage = json.loads(answer.stdout)
+            assert [one["path"] for one in usage["trees"]] == [str(folder / "ckpt")], answer.stdout
+            (mine,) = (one for one in usage["folders"] if one["has_checkpoints"])
+            assert any("fills_disk.py" in run for run in mine["runs"]), (
+                "by a run that the agent knows"
+            )
+            assert re.search(r"step-\d+\.pt", usage["could_go"][0]["path"]), answer.stdout
+            assert usage["retention"][0]["frees"] > 1 << 20
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
                 metrics = answer.read().decode()
             path = re.escape(str(folder))

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from mldebug.config.storage import CanaryConfig as Wanted
 from mldebug.config.storage import StorageConfig
 from mldebug.storage.filesystems.canary import CanaryResult, CanaryWrite, sentence
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
+from mldebug_agents.storage.child.messages import MountAnswer, MountRequest
 from mldebug_agents.storage.collectors import storage_collectors
 from mldebug_agents.storage.filesystems.canary import SECONDS, CanaryCollector
 from shared.storage.disks import delayed
@@ -157,3 +158,31 @@ def test_a_folder_that_is_a_link_to_another_filesystem_is_written_to(
         desk.look(1.0, [])
         assert not desk.gaps()
         assert [row["outcome"] for row in desk.status()["test_writes"]] == ["ok"]
+
+
+@pytest.mark.parametrize(("written", "slow"), [(0.0, 1), (300 << 20, 0)])
+def test_test_writes_that_take_longer_three_times_in_a_row_are_slow_but_not_beside_a_checkpoint(
+    tools: NodeTools, tmp_path: Path, written: float, slow: int
+) -> None:
+    config = Config(storage=StorageConfig(canary=Wanted(paths=(str(tmp_path),))))
+    load = [0.0]
+    part = CanaryCollector(with_config(tools.context, config), SlowedProbe(), lambda: load[0])  # type: ignore[arg-type]
+    for look in range(33):
+        SlowedProbe.seconds, load[0] = (0.9, written) if look >= 30 else (0.03, 0.0)
+        assert list(part.alarms()) == []
+        part.look(60.0 * look, [])
+    found = list(part.alarms())
+    assert len(found) == slow
+    for one in found:
+        assert (one.kind, one.operation) == ("slow", "write")
+        assert one.sentence == f"writes of {tmp_path} take 900 ms instead of 30 ms since 00:30 UTC"
+
+
+class SlowedProbe:
+    """A mount child whose test writes take as long as it is told."""
+
+    seconds = 0.0
+
+    def ask(self, places: Sequence[MountRequest], seconds: float) -> list[MountAnswer]:
+        wrote = CanaryResult(seconds=self.seconds)
+        return [MountAnswer(mount=1, wrote=wrote) for _ in places]

@@ -1,10 +1,18 @@
 """Writes a small test file to configured folders, and to no others, through the mount child."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mldebug.core.model import Gap, Job
 from mldebug.storage.filesystems.canary import CanaryWrite, sentence
+from mldebug.storage.filesystems.latency import (
+    GAP,
+    MUCH,
+    OperationTrend,
+    OperationWindow,
+    latency_alerts,
+)
+from mldebug.storage.filesystems.operation_counters import WRITE
 from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
 from mldebug_agents.storage.child.client import MountClient
 from mldebug_agents.storage.child.messages import CanaryFile, MountAnswer, MountRequest
@@ -18,8 +26,13 @@ class CanaryCollector:
 
     name = "canary"
 
-    def __init__(self, context: Context, probe: MountClient) -> None:
-        self._context, self._probe = context, probe
+    def __init__(
+        self, context: Context, probe: MountClient, written: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """`written`: bytes per second that all ranks write: beside a checkpoint a test write takes longer, and is no fault."""
+        self._context, self._probe, self._all_write = context, probe, written
+        self._trends: dict[str, OperationTrend] = {}
+        self._now = 0.0
         self._file = f".mldebug-canary-{os.uname().nodename}-{os.geteuid()}"
         self._written: list[CanaryWrite] = []
         self._gaps: list[Gap] = []
@@ -40,7 +53,22 @@ class CanaryCollector:
         answers = self._probe.ask(places, SECONDS)
         found = list(zip(paths, answers, strict=True))
         self._written = [_written(path, one) for path, one in found if one.wrote or one.stuck]
+        self._now = now
+        self._follow(self._written)
         self._gaps = [_gap(path, one) for path, one in found if not one.wrote and not one.stuck]
+
+    def _follow(self, written: Sequence[CanaryWrite]) -> None:
+        """Keep how long test writes take in each folder; those that fail tell nothing of it."""
+        gap, load = max(GAP, 4 * self.interval), max(MUCH, self._all_write())
+        names = self._context.config.storage.canary.paths
+        self._trends = {
+            path: self._trends.get(path) or OperationTrend(WRITE, gap) for path in names
+        }
+        for one in written:
+            if one.outcome == "ok":
+                self._trends[one.path].add(
+                    self._now, OperationWindow(one.result.seconds, load, 0.0)
+                )
 
     def samples(self) -> Iterator[Measure]:
         """For each folder: how many seconds the test write took, and 1 or 0 for failed or not."""
@@ -57,7 +85,10 @@ class CanaryCollector:
         return {"test_writes": rows} if rows else {}
 
     def alarms(self) -> Iterator[StorageAlert]:
-        """Alerts about folders that cannot be written to."""
+        """Alerts about folders that cannot be written to, or where test writes take much longer than usual."""
+        for path, trend in self._trends.items():
+            if (slow := trend.slow(self._now)) is not None:
+                yield from latency_alerts(path, [slow])
         for one in self._written:
             if one.outcome != "ok":
                 words = sentence(one, self._size)

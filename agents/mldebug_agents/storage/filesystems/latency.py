@@ -86,7 +86,7 @@ class LatencyCollector:
         by_labels = {labels(one): key for key, one in self._used.items()}
         for where, key in by_labels.items():
             for kind, count in self._kept[key].totals.items():
-                figures = {"operations": count.operations}
+                figures = {"operations": float(count.operations)}
                 figures |= {"operation_seconds": count.seconds} if count.timed else {}
                 figures |= {"operation_bytes": count.bytes} if kind in (READ, WRITE) else {}
                 for metric, value in figures.items():

@@ -243,6 +243,10 @@ class WriteRateCollector:
         written = sum(file.rate for one in writers for file in one.growing if file.device == device)
         return written + sum(one.read_rate for one in writers if (one.job, one.rank) in ranks)
 
+    def written(self) -> float:
+        """Bytes per second that all ranks write. Safe from any thread."""
+        return sum(one.rate for one in tuple(self.writers.values()))
+
     def folders(self) -> dict[str, tuple[str, ...]]:
         """By job the folders in which its files grow. Safe from any thread."""
         found: dict[str, dict[str, None]] = {}
