@@ -159,14 +159,18 @@ def joined(views: Sequence[ClusterView]) -> ClusterView:
 
 
 def of_user(view: ClusterView, uid: int | None) -> ClusterView:
-    """The part of the view that a user may see: that user's runs, and the nodes that have any.
+    """The part of the view that a user may see: that user's runs, and the nodes that have any, with their GPUs, but not who is on them.
 
     `uid` None: everything.
     """
     if uid is None:
         return view
     nodes = (
-        msgspec.structs.replace(one, runs=tuple(each for each in one.runs if is_of(each.key, uid)))
+        msgspec.structs.replace(
+            one,
+            runs=tuple(each for each in one.runs if is_of(each.key, uid)),
+            gpus=tuple(msgspec.structs.replace(gpu, user="") for gpu in one.gpus),
+        )
         for one in view.peers
     )
     return msgspec.structs.replace(

@@ -17,7 +17,15 @@ WRONG = (
     *("dump nosuch", "checkpoints", "checkpoints .", "diagnose", "diagnose .", "flight-recorder .", "share nosuch", "reports show nosuch"),
     *("logs try nosuch", "check-config nosuch", "probe", "switch", "notify", "trace", "completion", "run", "nosuch"),
 )  # fmt: skip
-MISSING = ("goodput", "gpus", "web", "why", "status --cluster")
+MISSING = (
+    "goodput",
+    "gpus",
+    "web",
+    "why",
+    "status --cluster",
+    "gpus list --cluster",
+    "top --once --cluster",
+)
 ELSEWHERE = {
     "agent": "runs until it is ended",
     "demo": "starts a job",

@@ -180,6 +180,8 @@ def test_the_exit_code_is_the_command_s(
         (["dump", "--ssh"], "--ssh needs to know where", "add --hosts"),
         (["dump", "--hosts", "a1"], "--hosts needs a way there", "add --ssh"),
         (["dump", "--hosts", "a1", "--ssh", "--slurm-job", "7"], "two ways", "choose one"),
+        (["gpus", "list", "--cluster", "--hosts", "a1"], "three ways", "choose one"),
+        (["top", "--once", "--cluster", "--slurm-job", "7"], "three ways", "choose one"),
         (["dump", "--slurm-job", "7", "--pid", "1"], "--pid is of one node", "name the job"),
         (["dump", "--hosts", "a[1-", "--ssh"], "is not a list of nodes", "node[1-40,42]"),
         (["dump", "--hosts", "-oProxyCommand=x", "--ssh"], "no name of a host", "node[1-40,42]"),

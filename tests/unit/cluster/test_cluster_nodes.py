@@ -107,3 +107,6 @@ def test_all_nodes_and_who_is_silent() -> None:
     second = nodes.answers[1].runs[0]
     assert (second.incident, second.report, [one.rank for one in second.ranks]) == ("i1", "rank 2 sleeps", [2, 3])  # fmt: skip
     assert [one.node for one in viewed(of_user(view, 8)).answers] == []  # another user's runs
+    ours = viewed(of_user(view, 7)).answers
+    assert [one.node for one in ours] == ["n1", "n2"]
+    assert [gpu.user for one in ours for gpu in one.gpus] == [""]  # it may be another user's rank
