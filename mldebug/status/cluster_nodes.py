@@ -17,7 +17,7 @@ def viewed(view: ClusterView) -> ViewedNodes:
     """Nodes that announce themselves, with their runs and GPUs; the others, and coordinators that do not answer, with the reason. What a
     node knows of single ranks, its alerts and its storage it does not announce.
     """
-    heard, silent = [], {clean(where, 60): clean(why, 200) for where, why in view.silent.items()}
+    answers, silent = [], {clean(where, 60): clean(why, 200) for where, why in view.silent.items()}
     for one in view.peers:
         name = clean(one.node, 100)
         if one.seconds_ago is None:
@@ -25,8 +25,8 @@ def viewed(view: ClusterView) -> ViewedNodes:
         elif one.seconds_ago >= view.silent_after:
             silent[name] = f"not heard of for {duration_words(int(one.seconds_ago))}"
         else:
-            heard.append(_node(name, one))
-    return ViewedNodes(answers=tuple(heard), silent=silent)
+            answers.append(_node(name, one))
+    return ViewedNodes(answers=tuple(answers), silent=silent)
 
 
 def _node(name: str, peer: PeerView) -> NodeBrief:

@@ -45,10 +45,10 @@ def hosts() -> Iterator[Hosts]:
 
 def ask(hosts: Hosts, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     ssh = f"transports: {{ssh: {{kind: ssh, options: '{hosts.options}'}}}}\n"
-    return asked(folder, ssh, {}, *arguments)
+    return typed(folder, ssh, {}, *arguments)
 
 
-def asked(
+def typed(
     folder: Path, more: str, environ: dict[str, str], *arguments: str
 ) -> "subprocess.CompletedProcess[str]":
     file = folder / "mldebug.yaml"
@@ -178,7 +178,7 @@ def test_the_nodes_of_a_slurm_job_in_all_three_verbs(
 ) -> None:
     def see(*words: str) -> str:
         where = ("--slurm-job", slurm_job, "--there", python)
-        done = asked(tmp_path, "", cluster.environment, *words, *where)
+        done = typed(tmp_path, "", cluster.environment, *words, *where)
         assert done.returncode == 0, done.stderr + cluster.tail()
         return done.stdout
 

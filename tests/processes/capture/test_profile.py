@@ -181,11 +181,11 @@ def test_root_profiles_a_job_of_another_user_and_a_third_one_may_not() -> None:
         job.wait_for_step(5)
         name = job_id(job)
         words = [*MLDEBUG, "profile", "--job", name, "--steps", "2", "--json"]
-        done = asked(job, words)
+        done = typed_by(job, words)
         assert done.returncode == 0, done.stdout + done.stderr
         (one,) = json.loads(done.stdout)["profiles"]
         assert one["trace"]["operators"], one
-        stranger = asked(job, words, User("daemon"))
+        stranger = typed_by(job, words, User("daemon"))
         assert stranger.returncode != 0
         assert "trace.json" not in stranger.stdout
         now = job.step(0)
@@ -193,7 +193,7 @@ def test_root_profiles_a_job_of_another_user_and_a_third_one_may_not() -> None:
         assert left(job) == []
 
 
-def asked(job: RunningJob, words: list[str], user: User = OURS) -> "subprocess.CompletedProcess[str]":  # fmt: skip
+def typed_by(job: RunningJob, words: list[str], user: User = OURS) -> "subprocess.CompletedProcess[str]":  # fmt: skip
     """Typed by another user than that of the job."""
     home = job.folder / f"home-{user.name or 'ours'}"
     home.mkdir(exist_ok=True)

@@ -149,14 +149,14 @@ def test_an_untouched_rank_is_sampled_once_at_a_time(taken: bool) -> None:
     """Whoever samples it holds a lock that ends with that process."""
     some = tools(r2=HookResult(failure=NO_HOOK))
     rank = RankIdentity(rank=2, world_size=8, pid=os.getpid(), start_ticks=1)
-    asked: list[int] = []
-    some.pyspy.record = lambda pid, *_: asked.append(pid) or ()
+    sampled: list[int] = []
+    some.pyspy.record = lambda pid, *_: sampled.append(pid) or ()
     with Path(f"/proc/{os.getpid()}/environ").open("rb") as other:
         if taken:
             fcntl.flock(other, fcntl.LOCK_EX)
         (profile,) = take_profiles(some, (rank,), 3).profiles
     assert ("one at a time" in profile.failure) is taken
-    assert asked == ([] if taken else [os.getpid()])
+    assert sampled == ([] if taken else [os.getpid()])
     with Path(f"/proc/{os.getpid()}/environ").open("rb") as after:
         fcntl.flock(after, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is let go of
 
