@@ -38,7 +38,7 @@ def _node(name: str, peer: PeerView) -> NodeBrief:
 
 def _run(news: RunNews) -> RunBrief:
     return RunBrief(
-        key=news.key, id=run_id(news.key), name=news.name, user=user_of(news.key), world_size=news.world_size,
+        key=news.key, id=run_id(news.key), name=news.name, user=user_of(news.key) or "root", world_size=news.world_size,
         attempt=news.attempt, age=news.age, ranks=tuple(_ranks(news)), watched=True, step=news.step, stage=news.stage,
         sentence=news.sentence, incident=news.incident, report=news.sentence if news.incident else "",
     )  # fmt: skip

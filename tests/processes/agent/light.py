@@ -39,10 +39,11 @@ def light_job(
     script: str = "light.py",
     prefix: Sequence[str] = (),
     more: Mapping[str, str] = {},
+    python: str = sys.executable,
 ) -> Iterator[LightJob]:
     """Two ranks that step until told to hang. At the end nothing of it is left.
 
-    `script` of tests/jobs, started by the words of `prefix`, with `more` environment variables.
+    `script` of tests/jobs, started by the words of `prefix` with this `python` and `more` environment variables.
     """
     folder.mkdir(exist_ok=True)
     library, job, port = folder / "libtorch_cpu.so", LightJob(folder), str(free_port())
@@ -50,7 +51,7 @@ def light_job(
     os.mkfifo(folder / "fifo")
     copy = folder / job.name
     copy.write_text((JOBS / script).read_text())
-    argv = [*prefix, sys.executable, str(copy), str(library)]
+    argv = [*prefix, python, str(copy), str(library)]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
     place |= {"LOCAL_WORLD_SIZE": str(size)}
     with job.log.open("ab") as log:
