@@ -165,7 +165,6 @@ def test_while_a_stall_is_open_nobody_profiles(tmp_path: Path) -> None:
     with watching(tmp_path, config) as agent, running(plan) as job:
         job.wait_until_stuck()
         wait_for("its incident", lambda: (one := agent.run_of(job)) and one.incident, 120)
-        before = descriptors(job)
         for verb in ("profile", "memory"):
             answer = mldebug(job, verb, "--job", job_id(job), "--config", str(agent.config))
             assert answer.code == 1, answer.stdout
@@ -173,7 +172,6 @@ def test_while_a_stall_is_open_nobody_profiles(tmp_path: Path) -> None:
             assert "is open (report " in answer.stderr
             assert "way out: mldebug dump --job" in answer.stderr
         assert left(job) == []
-        assert descriptors(job) == before
 
 
 PERSON = 65534  # whose job it is

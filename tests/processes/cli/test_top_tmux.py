@@ -1,7 +1,9 @@
 """`mldebug top` in a real terminal of 80 columns (tmux), beside a real agent and jobs: what is on the screen, and what its keys do."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -135,12 +137,12 @@ def test_a_stalled_run_beside_another_with_gpus_alerts_and_disks(tmp_path: Path)
         with terminal(tmp_path, f"{SCRIPTS / 'mldebug'} top --config {agent.config}") as tmux:
             tmux.until(r" 2 runs +4 ranks")
             tmux.until(r"(?m)^ +0 +█{8,}░* +8\d % ")  # its GPUs work
-            stuck.hang()
+            os.kill(stuck.ranks[0], signal.SIGSTOP)
             fake.play("hang-sleep")
             on_gpus()
             shown = tmux.until(r" 1 incident ")
             assert re.search(rf"^>? +{stuck.name} .*STALLED", shown, re.MULTILINE), shown
-            shown = tmux.until(r"(?m)^ +\d +\S+ <<")  # who is to blame comes first among the ranks
+            shown = tmux.until(r"(?m)^ +0 +\S.* <<")  # who is to blame comes first among the ranks
             assert re.search(r"^GPU +BUSY +MEMORY +POWER +TEMP", shown, re.MULTILINE), shown
             assert re.search(r"^ +0 +[█░]{10} +\d+ % +\d+/\d+ GiB ", shown, re.MULTILINE), shown
             assert "WAITS" in shown
