@@ -100,5 +100,5 @@ def _is_data(path: str) -> bool:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the checkpoint layout `levanter`: a folder `step-1000` with arrays in zarr or OCDBT, and `metadata.json` when all processes have written theirs."""
+    """Build the checkpoint layout `levanter`: Levanter: a folder `step-1000` with the arrays of the training state, and `metadata.json` when all processes have written theirs."""
     return Levanter()
