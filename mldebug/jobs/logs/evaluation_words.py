@@ -13,7 +13,7 @@ _BEFORE_STEP = re.compile(  # what may stand before the word step; a launcher's 
     r"(?<![a-z=-])(?:(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?)[\s_:\])}]{1,4}|(?:test(?:ing)?|dev)[ _])$"
 )
 _WORDS = re.compile(
-    r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-]| every\b)|(?<![\w/.-])(?:valid|val|test)(?: ?\|| on ['\"])|(?:^|[ :-])\[(?:val(?:id(?:ation)?)?|eval(?:uation)?)\][ :]|^val(?:id)?: "
+    r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-]| every\b)|(?<![\w/.-])(?:valid|val|test)(?: ?\|| on ['\"])|(?:^|[ :-])\[(?:val(?:id(?:ation)?)?|eval(?:uation)?)\][ :]|^val(?:id)?: |^testing(?: at\b|:? {0,4}[-\[(]? ?\d)"
     r"|(?:^|- |\] )(?:valid|val|test|dev|eval), [a-z_]{2,12}: ?\d"  # FunASR
 )
 _COLUMN = re.compile(  # of its own, behind the count: `Step 5/100 | eval | total step 105/1000`

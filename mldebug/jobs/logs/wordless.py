@@ -8,15 +8,13 @@ import re
 from mldebug.jobs.logs.labels import strip_logger
 from mldebug.jobs.logs.records import NUMBER, WHOLE
 
+_BEGIN = frozenset("[(=>| te0123456789")  # of `_FORMS`
 _FORMS = (  # groups: step, and what else stands there of loss, total and epoch
-    re.compile(  # Cosmos, behind a head of its logger's own
-        rf"(?:\[[^\]]{{1,160}}\] )?(?P<step>{WHOLE}) : iter_speed {NUMBER} seconds per iteration"
-    ),
     re.compile(  # Tacotron 2: `train loss 1200 0.51 grad norm 0.3 1.24s/it`
         rf"train(?:ing)? loss (?P<step>{WHOLE}) (?P<loss>{NUMBER}) grad norm "
     ),
     re.compile(  # `(12/800) loss: 0.5`; `acc: 5.6% (45/800) loss: 0.5` counts samples
-        rf"(?:[=>| ]{{0,8}}epoche?:? ?\[?\d{{1,9}}(?:/\d{{1,9}})?\]? ?(?:\[train(?:ing)?\] ?)?|\d{{1,9}}/\d{{1,9}} |(?:\[\d{{1,9}}\])?\[train(?:ing)?\] ?)?"
+        rf"(?:[=>| ]{{0,8}}epoche?:? ?\[?\d{{1,9}}(?:/\d{{1,9}})?\]? ?(?:\[train(?:ing)?\] ?)?|\d{{1,9}}/\d{{1,9}} |(?:\[(?:proc |rank )?\d{{1,9}}\])?\[train(?:ing)?\] ?)?"
         rf"\((?P<step>{WHOLE}) ?/ ?(?P<total>{WHOLE})\)[ :,|-]{{1,4}}(?:(?:train(?:ing)?|average)[ _])?loss\b"
     ),
     re.compile(  # PyTorch's tutorial: `[1,  2000] loss: 2.173`, an epoch and a step
@@ -25,14 +23,23 @@ _FORMS = (  # groups: step, and what else stands there of loss, total and epoch
     re.compile(  # faceswap: `[12:00:00] [#00107] Loss A: 0.03, Loss B: 0.04`
         rf"(?:\[\d{{1,2}}:\d{{2}}:\d{{2}}\] ?)?\[#(?P<step>{WHOLE})\] {{1,4}}loss\b"
     ),
-    re.compile(  # PixArt: the step of the run and its epoch, then those of the epoch
-        rf"(?:[^\[\]]{{1,80}} - )?step/epoch \[(?P<step>{WHOLE})/(?P<epoch>\d{{1,9}})\]\[\d{{1,9}}/\d{{1,9}}\]:"
-    ),
     re.compile(  # DCGAN and what was made of it: `[0/25][100/1583] Loss_D: 0.3 Loss_G: 5.1`
         rf"\[(?P<epoch>\d{{1,9}})/\d{{1,9}}\] ?\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE})\](?:\[\d{{1,9}}\])?\s{{1,8}}(?![a-z_ ]{{0,24}}(?:val|test))(?:[a-z_]{{1,12}} ?)?loss[a-z0-9_]{{0,12}}: ?-?\d"
     ),
 )
-_RARE = (  # with what a line must have, since they are slow to search
+_RARE = (  # with what a line must have, since they are slow to search, or may begin with any letter
+    (
+        ": iter_speed",
+        re.compile(  # Cosmos, behind a head of its logger's own
+            rf"(?:\[[^\]]{{1,160}}\] )?(?P<step>{WHOLE}) : iter_speed {NUMBER} seconds per iteration"
+        ),
+    ),
+    (
+        "step/epoch [",
+        re.compile(  # PixArt: the step of the run and its epoch, then those of the epoch
+            rf"(?:[^\[\]]{{1,80}} - )?step/epoch \[(?P<step>{WHOLE})/(?P<epoch>\d{{1,9}})\]\[\d{{1,9}}/\d{{1,9}}\]:"
+        ),
+    ),
     (
         "minibatch[",
         re.compile(  # CNTK: `Epoch[ 1 of 8]-Minibatch[ 107- 112, 0.19%]: ce = 4.8 * 67`, up to the last of these; an evaluation has no epoch and no loss
@@ -83,9 +90,9 @@ def wordless_count(text: str) -> re.Match[str] | None:
     `epoch` where the form has them. `text`: the line as it stands in the log.
     """
     line = text.lower()
-    forms = [*_FORMS, *[form for sign, form in _RARE if sign in line]]
+    rare = [form for sign, form in _RARE if sign in line]
     for body in dict.fromkeys((line.strip(), strip_logger(text).lower())):
-        for one in forms:
+        for one in (*_FORMS, *rare) if body[:1] in _BEGIN else rare:
             if found := one.match(body):
                 return found
     return None

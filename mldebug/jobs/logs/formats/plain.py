@@ -98,38 +98,33 @@ _NAMED_TIME = (
     r"(?:(?<![a-z])(?:per_)?(?:step|iter|iteration|b(?:atch)?)[ _]?(?:time|avg)|\btime(?= {0,2}[:=]? {0,2}[\d.]{1,20} ?ms)|\bdt)(?: ?\((?P<unit>ms|s)\))?"
     r"['\"]? ?[:=]? {0,8}(?P<time>NUMBER)(?: ?(?P<after>ms|s|sec|seconds)\b)?"
 )
-_TIMES = tuple(
+_TIMES = tuple(  # with a word that such a line must have, since most have none of them
     (
+        sign,
         re.compile(pattern.replace("NUMBERK", r"\d{1,6}(?:\.\d{1,3})?").replace("NUMBER", NUMBER)),
         unit,
     )
-    for pattern, unit in (
-        (  # with a unit, before or behind it
-            _NAMED_TIME,
-            None,
-        ),
-        (
-            r"\btime: {1,4}(?P<time>NUMBER),? {1,4}(?:last_time|data_time|data|text_tokens):",
-            "s",
-        ),  # MMEngine, Detectron2, torchvision
-        (r"\bdata_time: NUMBER(?: \(NUMBER\))?,? .{0,40}?\btime: (?P<time>NUMBER)", "s"),  # XTuner
-        (
-            r"\btime:?[ \t]{1,4}(?P<time>NUMBER)s?(?:, [\d.,]{1,12}/s)? {1,3}\( ?NUMBER",
-            "s",
-        ),  # a mean beside it: timm, Swin
-        (r"\biter_time: (?P<time>NUMBER), data", "s"),  # ModelScope
-        (r"\biter_speed (?P<time>NUMBER) seconds per iteration", "s"),  # Cosmos
-        (r"\b(?P<unit>m?s)/(?:batch|step|iter) (?P<time>NUMBER)", None),  # Transformer-XL
-        (r"\bbatch_cost: ?(?P<time>NUMBER)(?: s| sec)?\b", "s"),  # PaddlePaddle
-        (r"\btime/step: (?P<time>NUMBER)", "s"),
-        (r"(?:average step time|\bstep time): (?P<time>NUMBER)", "s"),
-        (r"elapsed_time_per_iteration_ms[:=] ?(?P<time>NUMBER)(?![\w.])", "ms"),
-        (r"elapsed_time_per_iteration_ms[:=] ?(?P<time>NUMBERK)k\b", "s"),  # nanotron
-        (r"step_timing in (?P<unit>s|ms)\b['\"]?[:=] ?(?P<time>NUMBER)", "s"),  # NeMo
-        (r"\bstep: \d{1,15}, seconds: (?P<time>NUMBER)", "s"),  # MaxText
-        (r"[|(] ?(?P<time>NUMBER) ms(?= ?[|,)])", "ms"),  # llm.c
+    for sign, pattern, unit in (
+        ("", _NAMED_TIME, None),  # with a unit, before or behind it
+        # MMEngine, Detectron2, torchvision
+        ("time: ", r"\btime: {1,4}(?P<time>NUMBER),? {1,4}(?:last_time|data_time|data|text_tokens):", "s"),
+        # XTuner
+        ("data_time: ", r"\bdata_time: NUMBER(?: \(NUMBER\))?,? .{0,40}?\btime: (?P<time>NUMBER)", "s"),
+        # a mean beside it: timm, Swin
+        ("(", r"\btime:?[ \t]{1,4}(?P<time>NUMBER)s?(?:, [\d.,]{1,12}/s)? {1,3}\( ?NUMBER", "s"),
+        ("iter_time", r"\biter_time: (?P<time>NUMBER), data", "s"),  # ModelScope
+        ("iter_speed", r"\biter_speed (?P<time>NUMBER) seconds per iteration", "s"),  # Cosmos
+        ("s/", r"\b(?P<unit>m?s)/(?:batch|step|iter) (?P<time>NUMBER)", None),  # Transformer-XL
+        ("batch_cost", r"\bbatch_cost: ?(?P<time>NUMBER)(?: s| sec)?\b", "s"),  # PaddlePaddle
+        ("time/step", r"\btime/step: (?P<time>NUMBER)", "s"),
+        ("step time", r"(?:average step time|\bstep time): (?P<time>NUMBER)", "s"),
+        ("_ms", r"elapsed_time_per_iteration_ms[:=] ?(?P<time>NUMBER)(?![\w.])", "ms"),
+        ("_ms", r"elapsed_time_per_iteration_ms[:=] ?(?P<time>NUMBERK)k\b", "s"),  # nanotron
+        ("timing", r"step_timing in (?P<unit>s|ms)\b['\"]?[:=] ?(?P<time>NUMBER)", "s"),  # NeMo
+        ("seconds: ", r"\bstep: \d{1,15}, seconds: (?P<time>NUMBER)", "s"),  # MaxText
+        (" ms", r"[|(] ?(?P<time>NUMBER) ms(?= ?[|,)])", "ms"),  # llm.c
     )
-)
+)  # fmt: skip
 _SPEED = re.compile(
     rf"(?<![\w.])(?P<speed>{NUMBER}) ?(?:(?P<unit>m?s)(?:ec)?/(?:it|iter|step|batch)|(?:it|iter|step|batch)(?:e?s)?/s(?:ec)?)\b"
 )
@@ -370,14 +365,17 @@ def _seconds(line: str) -> float | None:
         return 1 / value if value else None
     if not (
         "tim" in line
+        or "avg" in line
         or "dt" in line
-        or "step" in line
         or "cost" in line
-        or "ms/" in line
+        or "ms" in line
         or "speed" in line
+        or "seconds" in line
     ):
         return None
-    for pattern, unit in _TIMES:
+    for sign, pattern, unit in _TIMES:
+        if sign not in line:
+            continue
         if time := pattern.search(line):
             groups = time.groupdict()
             unit = groups.get("unit") or groups.get("after") or unit
