@@ -12,16 +12,19 @@ What its other threads and child processes do counts as movement of the rank whe
 | at a lock, a queue, a future, a pipe, a socket, or nobody knows where | any other | both |
 | in a sleep, a debugger, at a terminal, on storage, or is stopped | `ITS_OWN` | nobody, since it last woke |
 
-A rank without a GPU that spins in a wait and moves bytes meanwhile is one whose job spends its time in collectives: it moves.
-A rank that uses CPU in frames which do not say what it does may be waiting. If a native stack has shown that, it holds until the
-Python frames change.
+A rank without a GPU that spins in a wait and moves bytes meanwhile is one whose job spends its time in collectives: it moves. One that uses CPU
+in frames which do not say what it does may be waiting. If a native stack has shown that, it holds until the Python frames change.
 
 A rank that sleeps and wakes now and then to look (`while not done(): sleep(5)`) waits for somebody, so its other threads and children count
 until it last woke. A thread counts as working from a CPU share of `OTHERS_BUSY`, a child from `CHILDREN_BUSY`, and both by their I/O: a copy
 needs little CPU.
 
-A rank that writes as fast as a checkpoint is written (1 MiB/s) moves the whole job, unless its main thread stands where nobody waits
-for the writes: in a wait for other ranks, in a sleep, in a debugger.
+On a crowded node a rank that works gets as little CPU as one that only wakes to look again, but waits for it longer: an evaluation that
+computes for a third of its time got 3 to 6 % of a core at a load of 21 on 2 cores and was ready to run for 50 to 95 %, a loop of HTTP retries
+for 15 %. Who waits for a free CPU for half of a second works.
+
+A rank that writes as fast as a checkpoint is written (1 MiB/s over 10 s, and now more than a log) moves the whole job, unless its main thread
+stands where nobody waits for the writes: in a wait for other ranks, in a sleep, in a debugger.
 """
 
 import math
@@ -41,12 +44,15 @@ TICKS = 0.02
 SWITCHES_STILL = 3  # a DataLoader's poll is one in 5 s, a training step on a GPU about one per step
 SWITCH_RATE = 0.5
 LOOK_RATE = 256  # bytes a second: a look for a file or at a lock moves none, the collectives of a small step do
-IO_RATE = 64 * 1024  # bytes a second; a chatty thread writes less, a checkpoint more
+IO_RATE = (
+    64 * 1024
+)  # bytes a second; a chatty thread writes less, a checkpoint more, also right behind one
 COPY_RATE = 256 * 1024  # the same of its children; one that polls /proc reads less
 OTHERS_BUSY = 0.2  # of one core, by the process's other threads
 CHILDREN_BUSY = (
     0.05  # by its children: an idle one uses nothing, a working one on a crowded node little
 )
+STARVED = 0.5  # of the time ready to run with no CPU free: it works, however little CPU it gets
 SAMPLES = 4
 STOPPED = ("T", "t")
 POLLS = ("store", "init")  # waits that wake up now and then to look again
@@ -87,6 +93,8 @@ class ActivitySum(msgspec.Struct):
     process: float = 0.0
     children: float = 0.0
     children_bytes: float = 0.0
+    delayed: float = 0.0  # seconds in which the main thread was ready to run and no CPU was free
+    children_delayed: float = 0.0
 
     def add(self, look: RankLook, span: float) -> None:
         """Add one reading. `span`: seconds since the reading before."""
@@ -94,6 +102,8 @@ class ActivitySum(msgspec.Struct):
         self.process += look.process_cpu_ratio * span
         self.children += look.children_cpu_ratio * span
         self.children_bytes += look.children_io_rate * span
+        self.delayed += look.delay_ratio * span
+        self.children_delayed += look.children_delay_ratio * span
 
 
 class RankActivity(msgspec.Struct, kw_only=True):
@@ -139,7 +149,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
     def update(self, look: RankLook, now: float) -> None:
         """Add one more reading of the rank; `now` is the caller's clock in seconds."""
         self.used.add(look, max(0.0, now - self.looked_at))
-        grew = look.written_bytes > self.last.written_bytes
+        written = look.written_bytes - self.last.written_bytes
+        grew = written > IO_RATE * max(0.0, now - self.looked_at)
         if (self.write_rate.take(now, look.written_bytes) or 0.0) >= FAST and grew:
             self.checkpoint_grew_at = now
         self.last, self.looked_at = look, now
@@ -188,22 +199,16 @@ class RankActivity(msgspec.Struct, kw_only=True):
         rests = class_name in ITS_OWN - ON_STORAGE and now - self.idle_since >= window
         stands = self.samples >= SAMPLES and now - self.frames_unchanged_since >= window
         for_nobody = stands and (rests or self.role is Role.WAITING)
-        return (
-            min(self.checkpoint_grew_at, self.frames_unchanged_since)
-            if for_nobody
-            else self.checkpoint_grew_at
-        )
+        at = self.checkpoint_grew_at
+        return min(at, self.frames_unchanged_since) if for_nobody else at
 
     @property
     def checkpoint_bytes(self) -> int:
         """Bytes that the rank has written since the job last made progress; 0 unless it wrote at 1 MiB/s or more, as a checkpoint
         is written.
         """
-        return (
-            self.last.written_bytes - self.written_before
-            if self.checkpoint_grew_at > -math.inf
-            else 0
-        )
+        grew = self.checkpoint_grew_at > -math.inf
+        return self.last.written_bytes - self.written_before if grew else 0
 
     @property
     def frozen_since(self) -> float:
@@ -270,11 +275,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
         context switches; now, or nearly so, for one that moves. Switches do not count where its GPU is known to be idle. CPU time
         never does: a rank that waits may spin.
         """
-        return (
-            self.unchanged_since
-            if self.device_moves is False
-            else max(self.unchanged_since, self.no_switches_since)
-        )
+        idle_device = self.device_moves is False
+        return max(self.unchanged_since, -math.inf if idle_device else self.no_switches_since)
 
     def condition(self, now: float, window: float, *, devices: bool = True) -> Condition:
         """What the rank did in the last `window` seconds. Too few stack samples count as BUSY. With `devices` False
@@ -339,8 +341,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
             self.samples, self.changed = 0, True
         elif self.signature is not None:
             self.changed = False
-        if self.samples == 0:
-            self.frames_first_at = now
+        self.frames_first_at = self.frames_first_at if self.samples else now
         self.signature, self.sampled_at = signature, now
         self.samples += 1
 
@@ -353,16 +354,18 @@ class RankActivity(msgspec.Struct, kw_only=True):
             self.no_switches_since = self.cpu_idle_since = now
         if switches:
             self.asleep_since = now
-        if self.used.main > max(TICKS, CPU_STILL * span):
+        starved = self.used.delayed >= STARVED * span
+        if starved or self.used.main > max(TICKS, CPU_STILL * span):
             self.cpu_idle_since = now
         if moved > LOOK_RATE * span or not look.io_bytes:
             self.no_bytes_since = now
         steps = wakes and self.no_bytes_since == now
-        if steps or self.used.main > CPU_POLLS * span:
+        if steps or starved or self.used.main > CPU_POLLS * span:
             self.cpu_low_since = now
         works = self.used.process >= OTHERS_BUSY * span or moved > IO_RATE * span
         works = works or self.used.children >= CHILDREN_BUSY * span
-        if works or self.used.children_bytes > COPY_RATE * span:
+        starved = self.used.children_delayed >= STARVED * span
+        if works or starved or self.used.children_bytes > COPY_RATE * span:
             self.others_idle_since = now
         self.compared_at, self.compared, self.used = now, look, ActivitySum()
 

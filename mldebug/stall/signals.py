@@ -54,6 +54,8 @@ class RankLook(Noun, frozen=True, kw_only=True):
     cpu_ratio: float = 0.0  # main thread, since the look before
     process_cpu_ratio: float = 0.0  # all threads together
     children_cpu_ratio: float = 0.0  # living descendants
+    delay_ratio: float = 0.0  # share of the time in which its main thread was ready and no CPU free
+    children_delay_ratio: float = 0.0  # the same of its descendants, added up
     children_io_rate: float = 0.0  # bytes a second that they read and write
     children_blocked: bool = False  # one of them stood in state D since the look before
     switches: int = 0  # voluntary context switches of the main thread

@@ -1,5 +1,5 @@
-"""Counters of a rank in six cheap reads of /proc, whatever the number of its threads, and two more
-reads for each of its children.
+"""Counters of a rank in seven cheap reads of /proc, whatever the number of its threads, and two more
+reads for each of its children (three for one that runs).
 """
 
 import re
@@ -30,6 +30,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     state: str = ""  # of the process
     wchan: str = ""
     thread_cpu_seconds: float = 0.0  # of the followed thread
+    thread_delay_seconds: float = 0.0  # in which it was ready to run and no CPU was free
     cpu_seconds: float = 0.0  # all threads, those that ended included
     switches: int = 0  # voluntary ones of the followed thread
     io_bytes: int = 0
@@ -52,6 +53,7 @@ def _read(host: Host, pid: int, start_ticks: int, tid: int) -> Activity | None:
     io = procfs.parse_io(host.text(pid, "io"))
     of_thread = procfs.parse_io(host.text(pid, f"task/{tid}/io"))
     wchan = procfs.parse_wchan(host.text(pid, f"task/{tid}/wchan"))
+    delay = procfs.parse_schedstat(host.text(pid, f"task/{tid}/schedstat"))
     everybody = host.brief(pid)  # read last: all of the above was of this process
     if everybody is None or everybody.start_ticks != start_ticks:
         return None
@@ -59,6 +61,7 @@ def _read(host: Host, pid: int, start_ticks: int, tid: int) -> Activity | None:
         state=everybody.state,
         wchan=wchan,
         thread_cpu_seconds=thread.cpu_seconds if thread else 0.0,
+        thread_delay_seconds=delay,
         cpu_seconds=everybody.cpu_seconds,
         switches=int(switches[1]) if switches else 0,
         io_bytes=_moved(io),
@@ -72,12 +75,14 @@ Key = tuple[int, int]  # pid and start of a process
 
 class Work(msgspec.Struct, frozen=True):
     """How much one process, or several together, have done: CPU time (seconds) and I/O (bytes). `blocked`: it stands in the kernel
-    in a wait that no signal ends; of several: one of them stood in it all the time, and did nothing.
+    in a wait that no signal ends; of several: one of them stood in it all the time, and did nothing. `delay_seconds` counts the main
+    threads of those that were running or ready at both readings.
     """
 
     cpu_seconds: float = 0.0
     io_bytes: int = 0
     blocked: bool = False
+    delay_seconds: float = 0.0  # ready to run with no CPU free; 0: not read, it sleeps
 
 
 class ChildWork:
@@ -103,14 +108,14 @@ class ChildWork:
     def _read(self, pids: Iterable[int]) -> dict[Key, Work]:
         found = (self._of_child(pid) for pid in pids)
         return {
-            (stat.pid, stat.start_ticks): Work(stat.cpu_seconds, moved, stat.state == "D")
-            for stat, moved in found
+            (stat.pid, stat.start_ticks): Work(stat.cpu_seconds, moved, stat.state == "D", delay)
+            for stat, moved, delay in found
             if stat is not None
         }
 
-    def _of_child(self, pid: int) -> tuple[Stat | None, int]:
+    def _of_child(self, pid: int) -> tuple[Stat | None, int, float]:
         host = self._host
-        return host.at_once(pid, lambda: (host.brief(pid), _io_bytes(host, pid)))
+        return host.at_once(pid, lambda: _work_of(host, pid))
 
 
 def work_between(before: Mapping[Key, Work], after: Mapping[Key, Work]) -> Work:
@@ -120,12 +125,24 @@ def work_between(before: Mapping[Key, Work], after: Mapping[Key, Work]) -> Work:
         sum(new.cpu_seconds - old.cpu_seconds for old, new in pairs),
         sum(new.io_bytes - old.io_bytes for old, new in pairs),
         any(new.blocked and new == old for old, new in pairs),
+        sum((_delay_between(old, new) for old, new in pairs), 0.0),
     )
+
+
+def _delay_between(old: Work, new: Work) -> float:
+    return new.delay_seconds - old.delay_seconds if old.delay_seconds and new.delay_seconds else 0.0
 
 
 def rate(amount: float, span: float) -> float:
     """`amount` per second over `span` seconds; 0.0 where the amount is negative (a counter was reset) or no time has passed."""
     return max(0.0, amount) / span if span > 0 else 0.0
+
+
+def _work_of(host: Host, pid: int) -> tuple[Stat | None, int, float]:
+    stat = host.brief(pid)
+    runs = stat is not None and stat.state == "R"
+    delay = procfs.parse_schedstat(host.text(pid, f"task/{pid}/schedstat")) if runs else 0.0
+    return stat, _io_bytes(host, pid), delay
 
 
 def _io_bytes(host: Host, pid: int) -> int:

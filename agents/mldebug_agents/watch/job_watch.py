@@ -7,7 +7,7 @@ one deadline for all ranks.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -42,7 +42,7 @@ from mldebug_agents.watch.activity import COMPILER, ChildWork, rate, read_activi
 
 SAMPLE_TIMEOUT = 3.0
 KEPT = 2  # samples of one rank that are compared
-Counters = tuple[float, tuple[float, float]]  # monotonic time, CPU seconds as `_cpu` takes them
+Counters = tuple[float, Sequence[float]]  # monotonic time, seconds as `_cpu` takes them
 
 
 class JobLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,8 +292,8 @@ class JobWatch:
             return RankLook(rank=rank.rank)
         family = children.get(rank.pid, ())
         below = self._below.work(rank.pid, (child.pid for child in family))
-        used = activity.thread_cpu_seconds, activity.cpu_seconds
-        span, main, everybody = self._cpu(rank.pid, *used, now)
+        used = activity.thread_cpu_seconds, activity.cpu_seconds, activity.thread_delay_seconds
+        span, main, everybody, delay = self._cpu(rank.pid, used, now)
         return RankLook(
             rank=rank.rank,
             role=known.role if known else None,
@@ -304,6 +304,8 @@ class JobWatch:
             cpu_ratio=main,
             process_cpu_ratio=everybody,
             children_cpu_ratio=rate(below.cpu_seconds, span),
+            delay_ratio=delay,
+            children_delay_ratio=rate(below.delay_seconds, span),
             children_io_rate=rate(below.io_bytes, span),
             children_blocked=below.blocked,
             switches=activity.switches,
@@ -315,12 +317,14 @@ class JobWatch:
             compiling=any(COMPILER.fullmatch(child.name) for child in family),
         )
 
-    def _cpu(self, pid: int, thread: float, process: float, now: float) -> tuple[float, ...]:
-        """Seconds since the look before, and the shares of a core of the followed thread and of all threads."""
-        at, before = self._counters.get(pid, (now, (thread, process)))
-        self._counters[pid] = (now, (thread, process))
+    def _cpu(self, pid: int, used: Sequence[float], now: float) -> tuple[float, ...]:
+        """Seconds since the look before, and how much of each counter (seconds in all) was used in each of them: CPU of the followed
+        thread and of all threads, and the followed one's delay.
+        """
+        at, before = self._counters.get(pid, (now, used))
+        self._counters[pid] = (now, used)
         span = now - at
-        return span, rate(thread - before[0], span), rate(process - before[1], span)
+        return span, *(rate(new - old, span) for old, new in zip(before, used, strict=True))
 
 
 def _in_phase(look: RankLook, beat: Heartbeat | None) -> RankLook:

@@ -41,6 +41,8 @@ class Does(NamedTuple):
     phase: str | None = None  # as a hook says it
     writes: float = 0.0  # bytes a second
     prints: float = 0.0  # bytes a second, of these by its main thread
+    delay: float = 0.0  # share of the time that it waits for a free CPU
+    children_delay: float = 0.0
 
 
 WAITS = Does(Role.WAITING, "waits in all_reduce at train.py:30", "all_reduce", "collective")
@@ -152,6 +154,8 @@ class Run:
             cpu_ratio=does.cpu,
             process_cpu_ratio=max(does.cpu, does.process_cpu),
             children_cpu_ratio=does.children_cpu,
+            delay_ratio=does.delay,
+            children_delay_ratio=does.children_delay,
             children_io_rate=does.children_io,
             children_blocked=does.children_blocked,
             switches=int(self._switches[number]),

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 import msgspec
+import pytest
 
 from mldebug.stall.signals import RunLook
-from shared.stall.plots import trained
-from shared.stall.traces import SLEEPS, SPINS, watch
+from shared.stall.plots import FSYNC, save_in_pieces, trained
+from shared.stall.traces import LOADS, SAVES, SLEEPS, SPINS, watch
 
 STALL = 60.0  # seconds of the trace at which the steps end
 
@@ -36,6 +37,21 @@ def test_a_save_of_before_the_stall_is_no_excuse() -> None:
     looks = trained().play(200, {3: SLEEPS}, others=SPINS).looks
     story = watch(on_disk(looks, 10, 40), timeout=20.0)
     assert STALL + 19 <= story.opened[0] <= STALL + 21
+
+
+@pytest.mark.parametrize("chatter", [0.0, 200.0, 20e3])  # bytes a second
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_hang_right_behind_a_checkpoint_is_blamed_on_time(chatter: float, steps: int) -> None:
+    """The few bytes that a bar's monitor or a log's thread writes then let no checkpoint grow, however much was written before."""
+    run = trained().play(5, {3: SAVES}, others=SPINS).train(steps)
+    run.play(60, {3: LOADS._replace(writes=chatter)}, others=SPINS)
+    assert watch(run.looks, timeout=15.0).opened[0] - (STALL + 5 + steps) <= 15.0 + 3
+
+
+@pytest.mark.parametrize("every", [1, 4, 8])
+def test_large_writes_with_pauses_are_a_checkpoint_that_grows(every: int) -> None:
+    run = save_in_pieces(trained(), 40, every).play(5, {0: FSYNC}, others=SPINS)
+    assert watch(run.train(30).looks, timeout=15.0).opened == []
 
 
 def test_a_save_that_grows_for_ever_is_blamed_before_the_evidence_dies() -> None:

@@ -10,6 +10,12 @@ from shared.stall.traces import Does, watch
 TIMEOUT, BUSY = 20.0, 60.0
 BEGIN = 60.0  # seconds that `trained` steps before
 POLLS = Does(Role.INERT, "polls in wait_for_file (train.py:7)", class_name="poll", cpu=0.02, switches=20.0)  # fmt: skip
+POLLS_ON_CROWDED_NODE = POLLS._replace(class_name="sleep", cpu=0.003, switches=9.0, delay=0.176)
+"""`urlopen` each 0.1 s at a load of 21 on 2 cores, as its counters were read; the next ones are of an evaluation and its child."""
+EVALUATES_ON_CROWDED_NODE = POLLS._replace(
+    class_name="sleep", cpu=0.026, switches=17.0, delay=0.521
+)
+ITS_CHILD = Does(Role.INERT, "waits for a child", class_name="child_wait", children_cpu=0.026, children_delay=0.521)  # fmt: skip
 WAITS_FOR_GIL = POLLS._replace(doing="waits for the GIL in train (train.py:9)", class_name="gil", switches=200.0)  # fmt: skip
 
 
@@ -23,6 +29,7 @@ def blamed_after(does: Does) -> float:
     "does",
     [
         POLLS,
+        POLLS_ON_CROWDED_NODE,
         WAITS_FOR_GIL,
         POLLS._replace(class_name="file_lock", switches=2.0),
         POLLS._replace(class_name="lock", switches=100.0),  # queue.get(timeout=0.01)
@@ -37,6 +44,8 @@ def test_who_only_looks_again_is_blamed_at_the_timeout(does: Does) -> None:
     "does",
     [
         POLLS._replace(cpu=0.1),  # it works slowly
+        EVALUATES_ON_CROWDED_NODE,
+        ITS_CHILD,
         POLLS._replace(stands=False),  # in another line each time
         POLLS._replace(process_cpu=0.9),  # a thread of it works
         POLLS._replace(children_cpu=0.3),  # a child of it works

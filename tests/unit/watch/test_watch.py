@@ -30,7 +30,13 @@ from mldebug_agents.jobs.ranks.known_issues import KnownIssueFinder
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from mldebug_agents.watch.activity import COMPILER, Work, read_activity, work_between
+from mldebug_agents.watch.activity import (
+    COMPILER,
+    ChildWork,
+    Work,
+    read_activity,
+    work_between,
+)
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.watch import NodeLook, Watch
 from shared.diagnosis.builders import stack
@@ -530,6 +536,42 @@ def test_only_children_seen_at_both_looks_have_worked() -> None:
     before = {(1, 10): Work(5.0, 1000), (2, 10): Work(9.0, 9000)}
     after = {(1, 10): Work(5.5, 1300), (2, 11): Work(1.0, 10**8), (3, 12): Work(1.0, 10**8)}
     assert work_between(before, after) == Work(0.5, 300)
+
+
+def test_how_long_a_child_waited_for_a_free_cpu_counts_where_it_was_read_at_both_looks() -> None:
+    slept, ready, later = (Work(5.0, 0, False, delay) for delay in (0.0, 3.0, 3.75))
+    assert work_between({(1, 10): ready}, {(1, 10): later}).delay_seconds == 0.75
+    assert work_between({(1, 10): slept}, {(1, 10): later}).delay_seconds == 0.0
+    assert work_between({(1, 10): ready}, {(1, 10): slept}).delay_seconds == 0.0
+
+
+def test_a_process_that_shares_a_cpu_waits_for_it() -> None:
+    """Of three that compute on one CPU each waits for two thirds of the time; one that sleeps waits for nothing."""
+    cpu, host = min(os.sched_getaffinity(0)), Host()
+    programs = ("while True: pass",) * 3 + ("import time; time.sleep(60)",)
+    started = [subprocess.Popen([sys.executable, "-c", one]) for one in programs]
+    for one in started:
+        os.sched_setaffinity(one.pid, {cpu})
+
+    def delays() -> list[float]:
+        starts = [host.brief(one.pid) for one in started]
+        read = [read_activity(host, one.pid, start.start_ticks, one.pid) for one, start in zip(started, starts, strict=True) if start]  # fmt: skip
+        return [one.thread_delay_seconds for one in read if one]
+
+    try:
+        time.sleep(1.0)
+        before, below = delays(), ChildWork(host)
+        below.work(1, [one.pid for one in started])
+        time.sleep(2.0)
+        waited = [new - old for old, new in zip(before, delays(), strict=True)]
+        children = below.work(1, [one.pid for one in started]).delay_seconds
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+    assert min(waited[:3]) > 0.5, waited
+    assert waited[3] < 0.5, waited
+    assert children > 1.5
 
 
 def test_a_child_that_stands_in_the_kernel_from_one_look_to_the_next_is_blocked() -> None:
