@@ -1,4 +1,4 @@
-"""Levanter: a folder `step-1000` with the arrays of the training state, and `metadata.json` when all processes have written theirs.
+"""Levanter: a folder `step-1000` with the arrays of the training state; `metadata.json` comes when all have been written.
 
 Until 2025 each array is a folder of its own (zarr: `model/…/weight/.zarray` and chunks `0.0`), since then all are in one database (OCDBT:
 `manifest.ocdbt` and `d/…`). Checked against files that TensorStore wrote, and Levanter's `checkpoint.py`.
@@ -100,5 +100,5 @@ def _is_data(path: str) -> bool:
 
 
 def create(options: NoOptions) -> Layout:
-    """Build the checkpoint layout `levanter`: Levanter: a folder `step-1000` with the arrays of the training state, and `metadata.json` when all processes have written theirs."""
+    """Build the checkpoint layout `levanter`: Levanter: a folder `step-1000` with the arrays of the training state; `metadata.json` comes when all have been written."""
     return Levanter()
