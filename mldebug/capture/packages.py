@@ -23,7 +23,7 @@ FRAMEWORKS = (
     *("ray", "sentence_transformers", "torchao", "torchft", "torchtitan", "torchtune", "transformer_engine"),
     *("transformers", "trl", "unsloth", "unsloth_zoo", "verl", "vllm", "sglang", "xformers", "torch_xla", "torch_npu"),
     *("deep_ep", "ring_flash_attn", "yunchang", "tensorflow", "keras", "tf_keras", "torchrec", "paddle", "axlearn"),
-    *("diffusers", "numpy", "pandas", "pyarrow", "PIL", "tqdm", "wandb", "mlflow"),
+    *("xgboost", "lightgbm", "distributed", "diffusers", "numpy", "pandas", "pyarrow", "PIL", "tqdm", "wandb", "mlflow"),
     *("tensorboard", "huggingface_hub", "fsspec", "hydra", "click", "typer", "absl"),
     *("ipykernel", "IPython", "tornado", "zmq", "traitlets", "joblib", "requests", "urllib3", "opentelemetry"),
 )  # fmt: skip
@@ -37,6 +37,7 @@ BELOW: dict[str, str] = {
     "colossalai": r"accelerator|booster|cli|inference|legacy|nn|pipeline|shardformer|zero",
     "composer": r"algorithms|callbacks|checkpoint|cli|core|distributed|loggers|trainer",
     "deepspeed": r"__init__|accelerator|checkpoint|comm|inference|launcher|module_inject|moe|ops|pipe|runtime|sequence",
+    "distributed": r"batched|cli|client|comm|compatibility|core|nanny|scheduler|threadpoolexecutor|utils|worker\w*",
     "flax": r"core|linen|nnx|training",
     "horovod": r"common|ray|runner|spark|tensorflow|torch",
     "jax": r"_src|experimental|interpreters|lax|numpy",

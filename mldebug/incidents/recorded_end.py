@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mldebug.capture.exports.log_exports import unexported
+from mldebug.capture.exports.packed import last_bytes, unpacked_name
 from mldebug.capture.stacks.files import decoded_text, dump_paths
 from mldebug.capture.stacks.numbering import place_of
 from mldebug.core.files import unreadable
@@ -26,12 +27,9 @@ def end_recorded(where: Path) -> AttemptExit | None:
 def _logs(where: Path) -> Iterator[RecordedLog]:
     room = MAX_ALL
     for path in dump_paths(where):
-        name = clean(path.name if path == where else str(path.relative_to(where)), 300)
+        name = unpacked_name(clean(path.name if path == where else str(path.relative_to(where)), 300))  # fmt: skip
         try:
-            with path.open("rb") as file:
-                most = min(MAX_BYTES, room)
-                file.seek(max(0, path.stat().st_size - most))
-                data = file.read(most)
+            data = last_bytes(path, min(MAX_BYTES, room))
         except OSError as error:
             raise unreadable(path, error) from error
         room -= len(data)

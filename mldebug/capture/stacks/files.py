@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mldebug.capture.exports.json_texts import texts_inside
 from mldebug.capture.exports.log_exports import unexported
+from mldebug.capture.exports.packed import last_bytes, unpacked_name
 from mldebug.capture.stacks.numbering import place_of
 from mldebug.capture.stacks.reader import StackText, is_stack_line, read_text
 from mldebug.core.files import unreadable
@@ -20,6 +21,29 @@ MAX_FILES = 100_000
 MAX_BYTES = 32 << 20
 MAX_LINES = 1_000_000  # of one file: each costs some 240 bytes, also an empty one
 MAX_DEPTH = 4  # folders below the one that is given: torchrun's logs have run, attempt and rank, for each node
+_SOURCE = frozenset(
+    (
+        ".py",
+        ".pyi",
+        ".c",
+        ".cc",
+        ".cpp",
+        ".cu",
+        ".cuh",
+        ".h",
+        ".hpp",
+        ".rs",
+        ".go",
+        ".java",
+        ".js",
+        ".ts",
+        ".css",
+        ".patch",
+        ".diff",
+    )
+)
+_PAGES = frozenset((".md", ".markdown", ".rst", ".adoc"))
+_ABOUT = re.compile(r"(?:readme|changelog|contributing|troubleshooting|faq)\b[^/]*", re.IGNORECASE)
 _HTML = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&#34;": '"', "&#x27;": "'", "&#39;": "'", "&amp;": "&"}  # fmt: skip
 
 
@@ -34,11 +58,12 @@ class DumpFile(NamedTuple):
 
 def dump_paths(where: Path) -> list[Path]:
     """The path itself if it is a file; else the files of the folder and its subfolders, sorted by name, within limits. Hidden
-    ones are left out, and links to folders are not followed. Raises an error for a folder that cannot be read.
+    ones are left out, and links to folders are not followed, nor is source code, or a text about a program beside records: what it quotes
+    is no evidence. Raises an error for a folder that cannot be read.
     """
     try:
         if where.is_file():
-            return [where]
+            return [] if _is_no_record(where, [where]) else [where]
         found: list[Path] = []
         for folder, folders, names in os.walk(where, onerror=_refuse):
             depth = len(Path(folder).relative_to(where).parts)
@@ -48,9 +73,17 @@ def dump_paths(where: Path) -> list[Path]:
             found += [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
             if len(found) >= MAX_FILES:
                 break
-        return [path for path in found[:MAX_FILES] if path.is_file()]
+        return [one for one in found[:MAX_FILES] if one.is_file() and not _is_no_record(one, found)]
     except OSError as error:
         raise unreadable(where, error) from error
+
+
+def _is_no_record(path: Path, beside: Sequence[Path]) -> bool:
+    """Source code, a page on how to use a program, or, beside files of other kinds, any text with marks of layout."""
+    suffix = path.suffix.lower()
+    if suffix in _SOURCE or _ABOUT.match(path.name):
+        return True
+    return suffix in _PAGES and any(one.suffix.lower() not in (*_PAGES, *_SOURCE) for one in beside)
 
 
 def _refuse(error: OSError) -> None:
@@ -59,14 +92,19 @@ def _refuse(error: OSError) -> None:
 
 def read_file(path: Path, where: Path) -> DumpFile:
     """Read one file of stacks, named relative to `where`. An error, or too many bytes, is noted in the result as `trouble`."""
-    name = clean(path.name if path == where else str(path.relative_to(where)), 300)
+    name = unpacked_name(clean(path.name if path == where else str(path.relative_to(where)), 300))
     try:
         status = path.stat()
         if status.st_size > MAX_BYTES:
             return DumpFile(
                 name, status.st_mtime, StackText(), f"larger than {MAX_BYTES >> 20} MiB"
             )
-        text = texts_inside(unexported(decoded_text(path.read_bytes())), is_stack_line)
+        content = last_bytes(path, MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            return DumpFile(
+                name, status.st_mtime, StackText(), f"unpacked larger than {MAX_BYTES >> 20} MiB"
+            )
+        text = texts_inside(unexported(decoded_text(content)), is_stack_line)
         if text.count("\n") + text.count("\0") > MAX_LINES:
             return DumpFile(name, status.st_mtime, StackText(), f"longer than {MAX_LINES:,} lines")
         return DumpFile(name, status.st_mtime, read_text(text))

@@ -67,7 +67,7 @@ GDB = StackForm(
     noise=re.compile(
         r"^\s*<built-in method .*$|^\s*\(.*\)$|^\[(?:New (?:LWP|Thread)|Thread debugging|Switching|Current thread).*$|^Using host libthread_db.*$"
         r"|^\s*Unable to (?:locate|read).*$|^0x[0-9a-f]+ in .*$|^\d+\s+(?:\.\.?/|in ).*$|^ {4,}\S.*$|^(?:GNU gdb|Copyright|License|Reading symbols|warning:).*$"
-        r"|^\s*(?:at|from) \S.*$|^--Type <RET>.*$|^---Type <return>.*$|^(?:\((?:cuda-)?gdb\) )?(?:thread|thr|t|info|py-(?:bt|up|down|list)|set|frame)\b.*$"
+        r"|^\s*(?:at|from) \S.*$|^--Type <RET>.*$|^---Type <return>.*$|^(?:\((?:cuda-)?gdb\) )?(?:thread|thr|t|info|py-(?:bt|up|down|list)|set|frame|detach|quit|q|attach|c|continue)\b.*$"
         r"|^[ *]{0,8}(?:Id {1,20}Target Id\b|\d{1,6} {1,20}Thread 0x).*$|^\(unable to read python frame information\)$"
     ),
     main_last=True,

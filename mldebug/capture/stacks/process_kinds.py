@@ -54,6 +54,8 @@ FRAMES: tuple[KindSign, ...] = (
     _sign(L, r"horovod/runner/.*"),
     _sign(L, r"colossalai/cli/.*"),
     _sign(L, r"composer/cli/launcher\.py"),
+    _sign(L, r"(?:distributed/cli/dask_worker|dask_cuda/cli)\.py"),  # a nanny: its worker is its child
+    _sign(H, r"distributed/cli/dask_scheduler\.py"),
     _sign(L, r"lightning/fabric/cli\.py|lightning_fabric/cli\.py"),
     _sign(L, r"dlrover/(?:trainer/torch|python/elastic_agent)/.*"),
     _sign(H, r"wandb/sdk/(?:service|internal)/.*", r"(?:.*\.)?(?:serve|main|start|loop|join)"),
@@ -81,8 +83,9 @@ COMMANDS: tuple[tuple[ProcessKind, re.Pattern[str]], ...] = tuple(
 _CHILD = re.compile(r"(?:.*/)?(?:multiprocessing|multiprocess)/process\.py")
 _TRAINING = re.compile(
     r"(?:.*/)?(?:torch/(?:distributed/(?!elastic|launcher|run\.py|launch\.py)|nn/|autograd/|cuda/|optim/)|deepspeed/(?!launcher)|megatron/"
-    r"|accelerate/(?!commands)|lightning|pytorch_lightning|transformers/|jax/|jaxlib/|horovod/(?!runner)|composer/(?!cli)).*"
+    r"|distributed/nanny\.py|accelerate/(?!commands)|lightning|pytorch_lightning|transformers/|jax/|jaxlib/|horovod/(?!runner)|composer/(?!cli)).*"
 )
+_DASK_TASKS = re.compile(r"Dask-\w{1,20}-Threads")  # of a worker of Dask, with a nanny or without
 _WAITS_FOR_CHILD = re.compile(
     r"(?:.*/)?(?:multiprocessing|multiprocess)/(?:popen_\w+|process|connection)\.py|subprocess\.py|(?:.*/)?torch/multiprocessing/spawn\.py"
 )
@@ -165,6 +168,8 @@ def _dumped_in_two_ways(processes: Sequence[ProcessText], parts: Sequence[int]) 
 
 def kind_of(process: ProcessText) -> ProcessKind:
     """The kind of a process, by its own frames and command line; RANK where no sign of another kind is found."""
+    if any(_DASK_TASKS.match(one.name) for one in process.stacks):
+        return ProcessKind.RANK
     frames = own_frames(process)
     for frame in frames:
         for sign in FRAMES:

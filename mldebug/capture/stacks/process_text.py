@@ -212,6 +212,7 @@ def joined(found: Iterable[ProcessText]) -> list[ProcessText]:
         if last is not None and (
             (_key(one) == _key(last) and (one.pid or _same_main(last, one)))
             or _native_of(last, one)
+            or _sides_of_one(last, one)
         ):
             kept[-1] = join(last, one)
             continue
@@ -237,6 +238,21 @@ def _native_of(python: ProcessText, native: ProcessText) -> bool:
     headless = native.form == GDB_FORM and not native.pid and main is not None and not main.tid
     place = (python.label, python.host, python.file) == (native.label, native.host, native.file)
     return headless and place and not python.native and python.form != GDB_FORM
+
+
+def _sides_of_one(before: ProcessText, after: ProcessText) -> bool:
+    """gdb's `bt` and `py-bt` behind each other, without a heading between, are the two sides of the thread that it stands at."""
+    main = after.main
+    headless = len(after.stacks) == 1 and not after.pid and main is not None and not main.tid
+    same = _key(before)[:-1] == _key(after)[:-1] and before.form == after.form == GDB_FORM
+    sides = {_side(before), _side(after)}
+    return headless and same and sides == {"native", "python"}
+
+
+def _side(process: ProcessText) -> str:
+    if not process.native:
+        return "python"
+    return "native" if process.native == process.stacks else "both"
 
 
 def _key(process: ProcessText) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from mldebug.core.model import (
 )
 from mldebug.core.ranksets import fold_nodes
 from mldebug.diagnosis.classify.awaited.file_locks import HELD
+from mldebug.diagnosis.classify.awaited.tasks import has_no_task
 from mldebug.diagnosis.classify.case import Case, sentence
 
 SOFT_CLASSES = frozenset(
@@ -53,6 +54,8 @@ MAY_BE_FED = frozenset(
 """What ranks do that wait for another one in code of their own (a queue, a barrier of multiprocessing), or that have ended before the others: where most of them do, the few may be to blame as well."""
 NEVER_PROVED = frozenset(("native_lock",))
 """Direct, and no proof however long it lasts: the thread of an extension that would end the wait may itself wait for another rank."""
+SEEN_ONCE = frozenset(("idle", "busy", "backward", "compile", "autotune"))
+"""Classes that a single sample does not tell from a wait."""
 LONG = 10.0
 """Seconds of stillness after which a soft class may be `high`."""
 
@@ -101,6 +104,8 @@ def blame(
     confidence = confidence or (Confidence.HIGH if sure else Confidence.MEDIUM)
     if case.waiting and all(map(_inferred, case.waiting)):
         confidence = Confidence.LOW  # that anybody waits is inferred
+    if all(map(has_no_task, culprits)):
+        confidence = Confidence.LOW  # it may be of another job of the same cluster
     named = {rank.rank for rank in culprits}
     gone = [r for r in case.named("exited", "missing") if r.rank not in named]
     if gone and not case.waiting:
@@ -171,7 +176,7 @@ def is_faint(rank: ClassifiedRank) -> bool:
     process = rank.capture.process
     seen_once = process.state is None and process.movement is None
     holds = any(stack.owns_gil for stack in process.stacks)
-    return seen_once and not holds and rank.is_.name in ("idle", "busy", "backward", "compile")
+    return seen_once and not holds and rank.is_.name in SEEN_ONCE
 
 
 def _nobody_of(

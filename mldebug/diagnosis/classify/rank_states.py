@@ -1,5 +1,6 @@
 """The class of every rank: from its own capture, and from those of ranks in the same position."""
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -19,6 +20,7 @@ from mldebug.core.model import (
 from mldebug.core.ranksets import fold_ranks
 from mldebug.diagnosis.classify.awaited.file_locks import as_victim
 from mldebug.diagnosis.classify.awaited.possible_holders import behind_locks
+from mldebug.diagnosis.classify.awaited.tasks import without_task
 from mldebug.diagnosis.classify.awaited.threads import on_thread, training_thread
 from mldebug.diagnosis.classify.case import Case
 from mldebug.diagnosis.classify.rank_class import classify
@@ -31,7 +33,7 @@ INSIDE = "inside a framework or PyTorch, where a call waits for others, while an
 BACKWARD_OF_MOST = "inside backward, where DDP waits for the gradients of ranks that are in a collective elsewhere: taken as a wait"
 AWAY = ("collective", "init", "store", "destroy")
 """Waits of the host for all others, outside of backward."""
-OPEN = ("native_code", "idle", "backward", "compile")
+OPEN = ("native_code", "idle", "backward", "compile", "autotune")
 """Classes that one look at a Python stack cannot tell from a wait."""
 
 Position = tuple[tuple[str, ...], str, str]
@@ -64,7 +66,8 @@ def _class_of(rank: RankCapture, trains: str) -> Classification:
     if alone is rank:
         return found
     thread = next(one.name for one in rank.process.stacks if one.tid == alone.process.stacks[0].tid)
-    doing = f"{found.doing}, in its thread {thread}"
+    shown = re.sub(r"-\d+-\d+$", "", thread)  # of a pool: the process and a counter
+    doing = f"{found.doing}, in its thread {shown}"
     return msgspec.structs.replace(found, doing=doing, thread=thread)
 
 
@@ -131,7 +134,8 @@ def position(rank: ClassifiedRank) -> Position:
 
 def inferred_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     """The ranks, some of them newly classified as waiting, because what other ranks do leaves no other explanation."""
-    return _inside_frameworks(_on_one_line(_inside_backward(behind_locks(ranks))))
+    found = _on_one_line(_inside_backward(behind_locks(ranks)))
+    return without_task(_inside_frameworks(found))
 
 
 def _on_one_line(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:

@@ -4,6 +4,7 @@ from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdict
 from mldebug.core.ranksets import all_of
 from mldebug.diagnosis.classify.awaited.file_locks import HELD
+from mldebug.diagnosis.classify.awaited.tasks import all_without_task
 from mldebug.diagnosis.classify.awaited.threads import second_waits
 from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
 from mldebug.diagnosis.classify.evidence import FOR_OTHERS
@@ -14,6 +15,7 @@ from mldebug.diagnosis.classify.rank_class import classify
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1  # next time: then Flight Recorders tell whose GPU has not come to the call"
 PERHAPS_FOR_OTHERS = FOR_OTHERS | {"lock", "child_wait", "thread_exit", "gil"}
 """Classes of ranks that no frame of another rank's shows to wait for it, and that may: what their threads and children do decides."""
+DRIVER = "py-spy dump --pid PID  # of the driver that gives the workers their tasks"
 RUN = "mldebug run -- torchrun …  # next time: then ranks tell who is behind"
 
 
@@ -65,6 +67,10 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
         return (
             f"the job moved while it was watched ({ranks_text(r.rank for r in case.moved)} went on): no stall seen",
             (again,),
+        )
+    if all_without_task(case.ranks):
+        return f"{all_of(len(case.ranks))} ranks have no task: what does their driver wait for?", (
+            DRIVER,
         )
     if not case.waiting:
         return nobody_waits(case), (again,)

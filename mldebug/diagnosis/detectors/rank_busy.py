@@ -37,10 +37,12 @@ class RankBusy:
 
 
 def _may_wait(rank: ClassifiedRank) -> bool:
-    """Seen once in backward, by a dump alone: with a batch more than the others it waits there for gradients that nobody sends."""
+    """Seen once, by a dump alone, where a rank may as well wait for others: in backward with a batch more than they have, or where it times a
+    kernel on a GPU whose stream stands behind a collective.
+    """
     process = rank.capture.process if rank.capture else None
     seen_once = process is not None and process.movement is None and process.state is None
-    return rank.is_.name == "backward" and seen_once
+    return rank.is_.name in ("backward", "autotune") and seen_once
 
 
 def create(options: NoOptions) -> Detector:

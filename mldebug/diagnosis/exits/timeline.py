@@ -15,6 +15,7 @@ from mldebug.diagnosis.exits.rank_exit import explain_exits
 MAX_SINGLE = 32  # exits that are listed one by one; the others are folded by how they ended
 MAX_FOLDED = 16
 UNKNOWN = "nobody saw its status"
+NO_ORDER = ", nobody saw when"  # of every exit of an attempt that nobody watched
 SOURCES = {"exit status of the process": "the kernel", "its zombie": "the kernel, of its zombie"}
 
 _NOTE = re.compile(r"rank (\d{1,6}) ended: ")
@@ -44,11 +45,12 @@ def exit_events(
     """
     exits = [one.exit for one in explain_exits(attempt)]
     times = list(_in_order(exits, noticed))
+    watched = any(one.at or one.moment is not None for one in exits)
     single = {at for at, one in enumerate(exits) if at < MAX_SINGLE or one.rank in blamed}
     for at, one in enumerate(exits):
         if at in single:
             together = at > 0 and one.moment is not None and one.moment == exits[at - 1].moment
-            yield _event(times[at], one, together=together)
+            yield _event(times[at], one, together=together, watched=watched)
     yield from _folded([(times[at], one) for at, one in enumerate(exits) if at not in single])
 
 
@@ -65,8 +67,8 @@ def _in_order(exits: Iterable[RankExit], noticed: float) -> Iterator[float]:
         yield last or noticed
 
 
-def _event(at: float, one: RankExit, *, together: bool) -> TimelineEvent:
-    when = "" if one.at else ", noticed afterwards"
+def _event(at: float, one: RankExit, *, together: bool, watched: bool) -> TimelineEvent:
+    when = "" if one.at else ", noticed afterwards" if watched else NO_ORDER
     when = ", at the same moment" if together else when
     words = f"rank {one.rank}{_pid(one)}: {full_words(one.status)}{when}"
     return TimelineEvent(at=rfc3339(at), what=words, source=_source(one))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from mldebug.core.model import Group, Role
 from mldebug.core.report_model import RankView, Report, TimelineEvent
+from mldebug.diagnosis.exits.timeline import NO_ORDER, UNKNOWN
 
 MAX_SHOWN = 10  # events that are shown without unfolding; the last one is shown as well
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT(\d\d:\d\d:\d\d(?:\.\d{1,3})?)\d*Z", re.ASCII)
@@ -26,13 +27,15 @@ class ExitEvent(NamedTuple):
 class ExitStory(NamedTuple):
     """The timeline of exits.
 
-    If there are many events, those in the middle are in a field of their own, to be folded.
+    If there are many events, those in the middle are in a field of their own, to be folded. `ordered`: somebody saw when they were; else
+    they bear no times.
     """
 
     day: str  # 2026-11-21
     first: Sequence[ExitEvent]
     middle: Sequence[ExitEvent]
     last: Sequence[ExitEvent]
+    ordered: bool = True
 
 
 def is_end(report: Report) -> bool:
@@ -86,8 +89,11 @@ def words_title(one: RankView) -> str:
 def story(report: Report) -> ExitStory:
     """The timeline as events.
 
-    An event that only repeats the summary is replaced by the time of the judgement.
+    An event that only repeats the summary is replaced by the time of the judgement. Empty where nobody saw an exit.
     """
+    ordered = not all(NO_ORDER in one.what for one in report.timeline)
+    if not ordered and all(one.source == UNKNOWN for one in report.timeline):
+        return ExitStory("", (), (), ())
     exits = tuple(
         f"rank {one.rank} (pid {one.pid}):" if one.pid else f"rank {one.rank}:"
         for one in report.diagnosis.culprits
@@ -95,10 +101,12 @@ def story(report: Report) -> ExitStory:
     )
     summary = report.diagnosis.summary.lower()
     events = [_event(one, exits, summary) for one in report.timeline]
+    if not ordered:
+        events = [one._replace(time="", what=one.what.replace(NO_ORDER, "")) for one in events]
     day = report.timeline[0].at[:10] if report.timeline else ""
     if len(events) <= MAX_SHOWN + 2:
-        return ExitStory(day, events, (), ())
-    return ExitStory(day, events[:MAX_SHOWN], events[MAX_SHOWN:-1], events[-1:])
+        return ExitStory(day, events, (), (), ordered)
+    return ExitStory(day, events[:MAX_SHOWN], events[MAX_SHOWN:-1], events[-1:], ordered)
 
 
 def _event(event: TimelineEvent, exits: tuple[str, ...], summary: str) -> ExitEvent:

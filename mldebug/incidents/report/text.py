@@ -140,8 +140,8 @@ def _culprits(report: Report, width: int) -> Iterator[TextLine]:
     if not culprits:
         yield from _wrap("nobody is named: the evidence does not tell", width, "  ")
     for culprit in culprits[:MAX_CULPRITS]:
-        place = tidy(culprit_place(culprit), MAX_LABEL)
-        text = f"{culprit_name(culprit)} · {place} · {tidy(culprit.reason, MAX_SENTENCE)}"
+        about = (tidy(culprit_place(culprit), MAX_LABEL), tidy(culprit.reason, MAX_SENTENCE))
+        text = " · ".join((culprit_name(culprit), *filter(None, about)))
         yield from _wrap(text, width, "> ", "  ", "bold red")
     if len(culprits) > MAX_CULPRITS:
         yield TextLine(f"  … and {len(culprits) - MAX_CULPRITS:,} more")
@@ -177,6 +177,8 @@ def _story(story: ExitStory, width: int) -> Iterator[TextLine]:
         return
     yield TextLine("")
     heading = f"In order ({story.day}, UTC; in brackets: who says so)"
+    if not story.ordered:
+        heading = "How the ranks ended, in no known order (in brackets: who says so)"
     yield from _wrap(heading, width, style="underline")
     for event in story.first:
         yield from _event(event, width)
@@ -189,7 +191,7 @@ def _story(story: ExitStory, width: int) -> Iterator[TextLine]:
 def _event(event: ExitEvent, width: int) -> Iterator[TextLine]:
     source = f" [{event.source}]" if event.source else ""
     mark, style = ("> ", "bold red") if event.culprit else ("  ", "")
-    text = tidy(f"{event.time}  {event.what}{source}", MAX_SENTENCE)
+    text = tidy(f"{event.time}  {event.what}{source}".lstrip(), MAX_SENTENCE)
     yield from _wrap(text, width, mark, "    ", style)
 
 

@@ -5,6 +5,7 @@ No mark uses colour alone: each role has a letter.
 
 from typing import NamedTuple
 
+from mldebug.capture.stacks.form import RECORDED
 from mldebug.core.model import Confidence, Culprit, Diagnosis, Role, Verdict
 from mldebug.core.report_model import Report
 from mldebug.core.text import moment
@@ -81,12 +82,24 @@ def culprit_name(culprit: Culprit) -> str:
 
 def culprit_place(culprit: Culprit) -> str:
     """Where a culprit is: `pid 41003 on gpu-17`, `no process on gpu-17` for a rank that never came, or `on gpu-17` for a
-    node, GPU, mount or link.
+    node, GPU, mount or link; "" where recorded evidence tells neither.
     """
-    pid = f"pid {culprit.pid}" if culprit.pid is not None else "no process"
-    if culprit.pid is None and culprit.kind not in ("rank", "worker"):
-        return f"on {culprit.node}"
-    return f"{pid} on {culprit.node}" if culprit.node else pid
+    pid = {"": "", "none": "no process"}.get(culprit_pid(culprit), f"pid {culprit.pid}")
+    node = culprit_node(culprit)
+    return " ".join(filter(None, (pid, node and f"on {node}")))
+
+
+def culprit_pid(culprit: Culprit) -> str:
+    """The process of a culprit: its number, `none` for a rank that never came, "" where nothing tells it."""
+    if culprit.pid:
+        return str(culprit.pid)
+    never_came = culprit.pid is None and culprit.node and culprit.kind in ("rank", "worker")
+    return "none" if never_came else ""
+
+
+def culprit_node(culprit: Culprit) -> str:
+    """The node of a culprit; "" where recorded evidence does not name it."""
+    return "" if culprit.node == RECORDED else culprit.node
 
 
 def end_words(report: Report) -> str:

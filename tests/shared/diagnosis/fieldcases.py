@@ -40,6 +40,7 @@ This page is made by `make field-cases`; a test holds it to what the code answer
 """
 
 
+_SURE = ("", "low", "medium", "high")
 WORDS_HEAD = f"""## Last words
 
 Rank {SPEAKER} of {WORLD} ends first and writes this. Each is played in {len(PLAYS)} ways: the others wait, or lose their peer, or one of them hangs; in one log with torch's marks or
@@ -61,6 +62,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     named: tuple[tuple[int, ...], ...] | None = None  # acceptable lists of ranks; [] is nobody
     say: tuple[str, ...] = ()  # patterns that the answer's words must match
     never: tuple[str, ...] = ()  # patterns that they must not
+    at_most: str = ""  # the highest confidence at which somebody may be named; "": any
     or_refuse: bool = False  # to refuse the input in one sentence is right, too
     ranks: int | None = None  # how many ranks the answer must count
     world: int = 4  # of `exit`: the job's ranks
@@ -161,6 +163,8 @@ def faults_of(case: Case, given: Answer) -> list[str]:
     found = []
     if case.named is not None and given.named not in case.named:
         found.append(f"names {list(given.named)}, right is {' or '.join(str(list(one)) for one in case.named)}")  # fmt: skip
+    if given.named and _SURE.index(given.confidence) > _SURE.index(case.at_most or _SURE[-1]):
+        found.append(f"{given.confidence}, at most {case.at_most} is right")
     if case.ranks is not None and given.ranks != case.ranks:
         found.append(f"counts {given.ranks} ranks in place of {case.ranks}")
     found += [f"does not say {one!r}" for one in case.say if not re.search(one, given.words)]

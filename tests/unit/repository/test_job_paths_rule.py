@@ -144,6 +144,7 @@ MINE = "in folders of our own package"
 ELSEWHERE: dict[str, str] = {
     "exporters/mldebug_exporters/channels/_secrets.py": OPERATOR,
     "exporters/mldebug_exporters/channels/apprise.py": OPERATOR,
+    "mldebug/capture/exports/packed.py": PERSON,
     "mldebug/capture/flight_recorder/folder.py": PERSON,
     "mldebug/capture/stacks/files.py": PERSON,
     "mldebug/capture/trace/open_files.py": PERSON,
@@ -160,7 +161,6 @@ ELSEWHERE: dict[str, str] = {
     "mldebug/hardware/health/thresholds.py": MINE,
     "mldebug/hardware/kernel_log/xids.py": MINE,
     "mldebug/incidents/evidence_archive.py": PERSON,
-    "mldebug/incidents/recorded_end.py": PERSON,
     "mldebug/incidents/report/html.py": MINE,
     "mldebug/incidents/report_store.py": "reports, by core/files.py",
     "mldebug/incidents/stored_evidence.py": "reports, by core/files.py",

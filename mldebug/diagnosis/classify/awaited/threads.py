@@ -15,6 +15,7 @@ from mldebug.core.model import (
     Role,
     ThreadStack,
 )
+from mldebug.diagnosis.classify.awaited.tasks import TASK_THREAD, idles
 from mldebug.diagnosis.classify.process_facts import LITTLE_CPU, ProcessFacts
 
 ClassifyProcess = Callable[[ProcessCapture], Classification]
@@ -122,16 +123,19 @@ def waits_for_engine(stack: ThreadStack | None) -> bool:
 def training_thread(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str:
     """The name, without digits, of the thread that trains, where the main threads of all ranks stand idle in one place; "" where they train themselves.
 
-    A thread of that name is on every rank, and on at least one rank it waits for other ranks. Only
-    the first `MAX_COMPARED` ranks are looked at.
+    A thread of that name is on every rank, and on at least one rank it waits for other ranks; of Dask it is the thread that runs
+    tasks. Only the first `MAX_COMPARED` ranks are looked at.
     """
     ranks = ranks[:MAX_COMPARED]
+    names = [_thread_names(rank.process) for rank in ranks]
+    if runs_tasks := sorted(filter(TASK_THREAD.fullmatch, set().union(*names))):
+        return runs_tasks[0]
     if len(ranks) < 2 or not all(classify(rank).name in PARKED for rank in ranks):
         return ""
     mains = {_main_labels(rank.process) for rank in ranks}
     if len(mains) != 1 or () in mains:
         return ""
-    common = set.intersection(*(_thread_names(rank.process) for rank in ranks))
+    common = set.intersection(*names)
     waiting = {
         name: sum(classify(on_thread(rank, name)).role is Role.WAITING for rank in ranks)
         for name in sorted(common)
@@ -143,7 +147,8 @@ def training_thread(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str
 def on_thread(rank: RankCapture, name: str) -> RankCapture:
     """The rank reduced to its thread with this name (digits left out); unchanged where it has none."""
     stacks = rank.process.stacks
-    stack = next((one for one in stacks if _plain(one.name) == name and site(one.frames)), None)
+    named = (one for one in stacks if _plain(one.name) == name and not idles(one.frames))
+    stack = next((one for one in named if site(one.frames)), None)
     if stack is None:
         return rank
     return msgspec.structs.replace(rank, process=as_main(rank.process, stack))

@@ -256,6 +256,7 @@ PACKAGE_WAITS: tuple[PackageWait, ...] = (
     PackageWait("deep-ep", "dd758caf4518", "deep_ep/buffers/legacy.py", ("dispatch", "combine", "internode_dispatch", "internode_combine"), "collective"),
     PackageWait("torchrec", "376cac6ad13c", "torchrec/distributed/dist_data.py", ("_wait_impl",), "handle", "all_to_all"),
     PackageWait("torchrec", "376cac6ad13c", "torchrec/distributed/comm_ops.py", ("forward", "backward"), "handle", "a collective of embeddings"),
+    PackageWait("xgboost", "2.1", "xgboost/collective.py", ("broadcast", "allreduce"), "collective"),
     # Last, for whoever calls it says more: a wait for an answer of any actor
     PackageWait("ray", "2.60.0", "ray/_private/worker.py", ("get_objects", "get", "wait"), "future", top=False),
 )  # fmt: skip

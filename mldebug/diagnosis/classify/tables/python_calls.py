@@ -137,6 +137,15 @@ OTHER_CALLS: tuple[FrameSign, ...] = (
         r".*acquire.*|lock|wait|__enter__",
     ),
     calls(
+        "autotune",
+        B,
+        "times kernels on its GPU in {site}",
+        r"torch/_inductor/(?:runtime/(?:benchmarking|triton_heuristics|coordinate_descent_tuner)|select_algorithm|autotune_process)\.py|"
+        r"triton/(?:runtime/autotuner|testing)\.py",
+        r"_?(?:do_)?bench(?:mark)?(?:_\w+)?|autotune\w*|\w*coordinate_descent_tuning",
+        top=True,
+    ),
+    calls(
         "compile",
         B,
         "compiles in {site}",

@@ -48,9 +48,12 @@ class NameSign:
     operation: str = ""
 
 
-def calls(name: str, role: Role, phrase: str, file: str, function: str) -> FrameSign:
-    """A table row for calls of functions whose name matches `function`, in files whose path ends in a match of `file`."""
-    return FrameSign(name, role, phrase, LatePattern(rf"(?:.*/)?(?:{file})"), LatePattern(function))
+def calls(
+    name: str, role: Role, phrase: str, file: str, function: str, *, top: bool = False
+) -> FrameSign:
+    """A table row for calls of functions whose name matches `function`, in files whose path ends in a match of `file`. `top`: as in `FrameSign`."""
+    path = LatePattern(rf"(?:.*/)?(?:{file})")
+    return FrameSign(name, role, phrase, path, LatePattern(function), top=top)
 
 
 def sign(name: str, role: Role, phrase: str, pattern: str, operation: str = "") -> NameSign:

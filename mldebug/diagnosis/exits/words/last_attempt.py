@@ -6,7 +6,8 @@
 | the same with torchrun's table | the same, where a later table is of the same host: else those steps may be another node's |
 | words that the training finished, and no failure below them | nothing: what failed before was caught, or tried again |
 | `attempt_0`, `attempt_1` of torchrun's log folder | the folder of the highest number |
-| `job.log.1` beside `job.log`; stdout beside stderr | all, the older first; stderr last, for the two have no common order |
+| what pytest repeats of a test's output in its report | nothing: it is quoted |
+| `job.log.1`, `job.log-20261128` beside `job.log`; stdout beside stderr | all, the older first; stderr last, for the two have no common order |
 """
 
 import re
@@ -37,8 +38,14 @@ _FAILURE = re.compile(
     r"Traceback \(most recent call last\)|Fatal Python error|terminate called after|Caught signal \d|^\W{0,8}[\w.]{0,80}(?:Error|Exception): |CANCELLED AT|death signal|Watchdog caught|MPI_A(?:BORT|bort)\b|core dumped|oom[_-]kill"
 )
 _IGNORED = re.compile(r"Exception ignored (?:in|on)\b")
+_PYTEST = re.compile(r"={3,80} (?:test session starts|FAILURES|ERRORS) ={3,80}$")
+_CAPTURED = re.compile(r"-{3,80} ?Captured (?:stdout|stderr|log) (?:call|setup|teardown) ?-{3,80}$")
+_RULED = re.compile(
+    r"(?:={3,80} .{1,200} ={3,80}|_{3,80} .{1,200} _{3,80}|-{3,80} ?[A-Z].{1,200} ?-{3,80})$"
+)
 _ATTEMPT = re.compile(r"^(?P<run>(?:.*/)?)attempt_(?P<number>\d{1,5})/")
-_ROTATED = re.compile(r"\.(?P<age>\d{1,3})$")
+_ROTATED = re.compile(r"\.(?P<age>\d{1,3})$|[.-](?P<day>20\d{6})$")
+_FAR_DAY = 10**9  # more than any day as logrotate writes it, 20261128
 _STREAM = re.compile(r"(?<![a-z])(?:std)?(?P<stream>out|err)(?:put|or)?(?![a-z])", re.IGNORECASE)
 
 
@@ -52,12 +59,25 @@ class RecordedLog(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_last_attempt(logs: Sequence[RecordedLog]) -> list[RecordedLog]:
     """The logs of the last attempt, in the order in which they were written where their names tell it, each with its lines of that attempt."""
+    logs = [_with(one, _without_captured(one.lines)) for one in logs]
     kept = [_with(one, _since_restart(one.lines)) for one in sorted(_newest(logs), key=_order)]
     finished = {_both_streams(one.name) for one in kept if is_finished(one.lines)}
     return [
         one if _both_streams(one.name) not in finished or _tells_of_end(one.lines) else _with(one, ())
         for one in kept
     ]  # fmt: skip
+
+
+def _without_captured(lines: Sequence[str]) -> Sequence[str]:
+    """The lines of a log without what pytest's report repeats of a test's output, from `--- Captured stdout call ---` to its next heading."""
+    if not any(map(_PYTEST.match, lines)):
+        return lines
+    kept: list[str] = []
+    captured = False
+    for line in lines:
+        captured = bool(_CAPTURED.match(line)) or (captured and not _RULED.match(line))
+        kept += () if captured else (line,)
+    return kept
 
 
 def tells_of_step(line: str) -> bool:
@@ -138,7 +158,8 @@ def _order(log: RecordedLog) -> tuple[str, bool, int]:
     old = _ROTATED.search(log.name)
     stream = _STREAM.search(log.name.rpartition("/")[2])
     is_stderr = stream is not None and stream["stream"].lower() == "err"
-    return _both_streams(log.name), is_stderr, -int(old["age"]) if old else 0
+    age = -int(old["age"]) if old and old["age"] else int(old["day"]) - _FAR_DAY if old else 0
+    return _both_streams(log.name), is_stderr, age
 
 
 def _both_streams(name: str) -> str:

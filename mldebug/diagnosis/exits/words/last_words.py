@@ -77,6 +77,10 @@ _LIBRARY_ENDS = re.compile(
     r"|has lost communication with a remote daemon|Memory access fault by GPU node-\d|HW Exception by GPU node-\d"
     r"|Horovod has been shut down|Transport retry count exceeded on|Test NCCL failure \S{1,80} '"
 )
+# What a rank fails of after its own watchdog has said that it ends it may come of that
+_TORN_DOWN = re.compile(
+    r"Watchdog caught collective operation timeout|we are taking the entire process down|watchdog thread terminated with exception: \[Rank \d{1,7}\] Watchdog caught"
+)
 # Logged by a handler when the signal comes, and not where it is installed
 _STOPPED = re.compile(
     r"\b(?:caught|received|got)\b.{0,30}\b(?:SIG(?:TERM|INT|HUP|USR[12])|signal:? (?:1|2|10|12|15))\b"
@@ -178,6 +182,8 @@ def _error_at(
     whole = words if words == error else f"{words}\n{error}"
     own = blame_of(whole, _place(lines, found.start, found.end))
     own = Blame.PEER if own is Blame.OWN and waited_on_device(lines, found.start, words) else own
+    if own is Blame.OWN and any(map(_TORN_DOWN.search, lines[max(0, found.start - BEFORE) : found.start])):  # fmt: skip
+        own = Blame.UNCLEAR
     if own is Blame.UNCLEAR and any(map(accuses_others, warnings_before(words, lines, found.start))):  # fmt: skip
         own = Blame.PEER
     blame, began = _began(lines, causes, own)

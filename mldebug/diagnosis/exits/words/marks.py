@@ -4,18 +4,21 @@ Pure.
 
 torch marks lines of an uncaught exception with `[rank3]:`, `torchrun --tee` marks lines with
 `[default3]:` (the local rank), `srun -l` with `3: ` and `mpirun --tag-output` with `[1,3]<stdout>:`
-(the task). A line without a mark is of no rank in particular, unless only one rank writes to the
+(the task); Composer shows a rank's output between two lines with its number. A line without a mark is of no rank in particular, unless only one rank writes to the
 log.
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
 from mldebug.jobs.logs.labels import unwrap_json
 
-_MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?")
+_MARK = re.compile(
+    r"\[(?P<role>rank|(?!\w{0,30}?(?:node|host|pod|server|machine|container|instance)_?\d)[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?"
+)
 # Behind a time, a progress bar, colours, or what a container writes before each line
 _MARK_INSIDE = re.compile(r"\[rank(?P<number>\d{1,7})\]: ?")
 _LOCAL_INSIDE = re.compile(r"\[default(?P<number>\d{1,7})\]: ?")
@@ -34,6 +37,14 @@ _WATCHDOG = re.compile(
 # Fluent Bit's output to a terminal: `[0] kube.train: [[1767225600.123, {}], {"log"=>"…", "stream"=>"stderr"}]`
 _FLUENT_BIT = re.compile(
     r'\[\d{1,7}\] \S{1,200}: \[\[?\d{9,10}\.\d{1,9}, .{0,400}?"(?:log|message)"=>"(?P<text>.*?)(?:\\n)?"(?:, "[\w.]{1,80}"=>.*|\}\]\s*)$'
+)
+# What Ray writes behind a line that several workers wrote
+_REPEATED = re.compile(
+    r" ?(?:\x1b\[[\d;]{1,20}m)?\[repeated \d{1,7}x across (?:all nodes|cluster)\].{0,300}$"
+)
+# Composer's launcher shows what each rank that failed has written
+_SECTION = re.compile(
+    r"-{5,40}(?P<edge>Begin|End) global rank (?P<number>\d{1,7}) STD(?:ERR|OUT)-{5,40}$"
 )
 MARKED_WITHIN = 400  # characters of a line in which a mark may stand
 MAX_LINE = (
@@ -67,8 +78,12 @@ def take_apart(
     shared: list[str] = []
     every: list[str] = []
     label = _LABEL if _labelled(lines) else None
+    section: int | None = None
     for line in lines:
         rank, text = _owner(line, ranks_of_local, tasks, label)
+        if found := _SECTION.search(text, 0, MARKED_WITHIN):
+            section = int(found["number"]) if found["edge"] == "Begin" else None
+        rank = section if rank is None else rank
         by_rank.setdefault(rank, []).append(text) if rank is not None else shared.append(text)
         every.append(text)
     own = {rank: tuple(some) for rank, some in by_rank.items()}
@@ -83,7 +98,17 @@ def _unwrapped(line: str) -> Sequence[str]:
     at = -1 if at > 0 and _OWN_JSON.search(line[:at]) else at
     unwrapped = unwrap_json(line[at:]) if at >= 0 else [line]
     lines = [line] if unwrapped == [line[at:]] else unwrapped
+    lines = [_REPEATED.sub("", one) if "x across " in one else one for one in lines]
+    lines = [part for one in lines for part in _overwritten(one)]
     return [shortened(_BAR.sub("", one) if "%|" in one else one) for one in lines]
+
+
+def _overwritten(line: str) -> Sequence[str]:
+    """The line without bars that a terminal would draw over its text."""
+    parts = line.strip("\r").split("\r")
+    if len(parts) == 1 or _BAR.match(line):
+        return [line]
+    return [one for one in parts if one and "%|" not in one] or [line]
 
 
 _TELLING = (
@@ -121,12 +146,16 @@ def _telling(text: str, begin: int, end: int, room: int) -> list[str]:
 
 
 def _labelled(lines: Sequence[str]) -> bool:
-    """Whether nearly each line begins with a task's number, of several tasks: a single task may be a whole node."""
+    """Whether nearly each line begins with a task's number, of several tasks: a single task may be a whole node. Numbers that only
+    grow are those of lines.
+    """
     written = [
         line for line in lines if line.strip() and not line.startswith(("srun:", "slurmstepd:"))
     ]
     marks = [match["task"] for line in written if (match := _LABEL.match(line))]
-    return len(set(marks)) > 1 and len(marks) >= 0.9 * len(written)
+    numbers = [int(one) for one in marks]
+    of_lines = all(one < after for one, after in pairwise(numbers))
+    return len(set(marks)) > 1 and len(marks) >= 0.9 * len(written) and not of_lines
 
 
 def _owner(

@@ -1,0 +1,90 @@
+"""Which files of a folder `mldebug diagnose` reads: compressed and rotated logs as what they hold, and none that only quote a log."""
+
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mldebug.cli.commands.diagnose import judge, read_evidence
+from mldebug.core.errors import EvidenceError
+
+LOST = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:31337"
+OWN = "ValueError: bad shard 7"
+STEPS = "".join(f"[rank2]: step {n} loss 5.{n}\n" for n in range(40))
+
+
+def _words(error: str) -> str:
+    return f'step 7 loss 5.1\nTraceback (most recent call last):\n  File "/job/train.py", line 30, in train\n    step()\n{error}\n'
+
+
+def _named(folder: Path) -> list[int | None]:
+    return [one.rank for one in judge(read_evidence(folder)).report.diagnosis.culprits]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+)
+def test_packed_logs_of_ranks(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
+    for rank in range(4):
+        text = _words(OWN if rank == 2 else LOST)
+        (tmp_path / f"rank{rank}.log{suffix}").write_bytes(pack(text.encode()))
+    assert _named(tmp_path) == [2]
+
+
+def test_packed_stacks(tmp_path: Path) -> None:
+    for rank in range(4):
+        where = (
+            "slow (train.py:9)"
+            if rank == 1
+            else "all_reduce (torch/distributed/distributed_c10d.py:2806)"
+        )
+        text = f'Process {70 + rank}: python train.py\nPython v3.11.9\n\nThread {70 + rank} (idle): "MainThread"\n    {where}\n    main (train.py:80)\n'
+        (tmp_path / f"rank{rank}.txt.gz").write_bytes(gzip.compress(text.encode()))
+    assert _named(tmp_path) == [1]
+
+
+def test_what_is_left_of_a_log_that_was_cut_off(tmp_path: Path) -> None:
+    noise = "".join(f"{n * 7919:x} {n * n * 104729:x}\n" for n in range(40))
+    whole = gzip.compress((_words(OWN) + noise).encode())
+    (tmp_path / "rank2.log.gz").write_bytes(whole[:-60])
+    (tmp_path / "rank0.log").write_text(_words(LOST))
+    assert _named(tmp_path) == [2]
+
+
+@pytest.mark.parametrize("older", ["job.log.1", "job.log.1.gz", "job.log-20261127.gz"])
+def test_an_error_in_an_older_part_of_a_log_that_went_on(tmp_path: Path, older: str) -> None:
+    """A control: what was rotated away is no end of its own."""
+    text = "".join(f"[rank2]: {line}\n" for line in _words(OWN).splitlines())
+    packed = gzip.compress(text.encode()) if older.endswith(".gz") else text.encode()
+    (tmp_path / older).write_bytes(packed)
+    (tmp_path / "job.log").write_text(STEPS)
+    with pytest.raises(EvidenceError):
+        read_evidence(tmp_path)
+
+
+MARKED = "".join(f"[rank2]: {line}\n" for line in _words(OWN).splitlines())
+
+
+@pytest.mark.parametrize("name", ["README.md", "manual/README.rst", "test_logs.py", "parse.cpp", "TROUBLESHOOTING.md", "fix.patch"])  # fmt: skip
+def test_what_quotes_a_log_is_no_evidence(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(f"When it says this:\n\n{MARKED}\nthen load the shard again.\n")
+    for given in (tmp_path, tmp_path / name):
+        with pytest.raises(EvidenceError):
+            read_evidence(given)
+
+
+def test_a_page_beside_records_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text(MARKED.replace("rank2", "rank3"))
+    (tmp_path / "job.log").write_text(MARKED)
+    assert _named(tmp_path) == [2]
+
+
+def test_a_page_by_itself_is_what_somebody_posted(tmp_path: Path) -> None:
+    """A control: the text of an issue that was saved."""
+    (tmp_path / "issue.md").write_text(f"### Training dies\n\n```\n{MARKED}```\n")
+    assert _named(tmp_path) == [2]
+    assert _named(tmp_path / "issue.md") == [2]
