@@ -1,6 +1,7 @@
 """Last words as people have posted them: who is named, and that what stands before a line never changes it."""
 
 import json
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
+from mldebug.diagnosis.exits.words.last_attempt import RecordedLog
+from mldebug.diagnosis.exits.words.recorded_logs import end_of_logs
 from shared.diagnosis.fieldcases import FIELD, Case, all_cases
 from shared.diagnosis.fieldexits import Dress, outcome_of
 from shared.diagnosis.lastwords import PLAYS, WORLD, all_last_words, plan_of, verdict_on
 
 EXITS = FIELD / "exits"
 CASES: tuple[Case, ...] = next(some.cases for some in all_cases() if some.folder == EXITS)
-MIXES = 200
+MIXES = int(os.environ.get("MIXES", "200"))  # that many and more take `MIXES=5000 pytest …`
 WORDS = tuple(all_last_words())
 
 
@@ -161,10 +165,72 @@ def prepended(rank: int, line: str) -> str:
     return f"[{rank}] {line}"
 
 
+def ray_repeated(rank: int, line: str) -> str:
+    """Ray's, of a line that several workers wrote."""
+    return f"\x1b[36m(TrainWorker pid={4711 + rank})\x1b[0m {line}\x1b[32m [repeated {rank + 2}x across cluster]\x1b[0m"
+
+
+def cri_zone(rank: int, line: str) -> str:
+    """CRI-O's, in parts, with a zone."""
+    part = "P" if len(line) % 3 == 0 else "F"
+    return f"2026-09-18T19:29:44.123456789+02:00 stdout {part} {line}"
+
+
+def levelled(rank: int, line: str) -> str:
+    """A time by ISO 8601 and a level."""
+    return f"[2026-09-18T19:29:44+00:00] [ERROR] {line}"
+
+
+def journal_precise(rank: int, line: str) -> str:
+    """`journalctl -o short-iso-precise`."""
+    return f"2026-09-18T19:29:44.123456+0000 node-7 python3[{4711 + rank}]: {line}"
+
+
+def journal_json(rank: int, line: str) -> str:
+    """`journalctl -o json`."""
+    return json.dumps({"__REALTIME_TIMESTAMP": "1767225600000000", "_PID": str(4711 + rank), "MESSAGE": line, "PRIORITY": "3"})  # fmt: skip
+
+
+def determined(rank: int, line: str) -> str:
+    """Determined."""
+    return f"[2026-09-18T19:29:44.106313Z] fa88a9df || {line}"
+
+
+def skypilot(rank: int, line: str) -> str:
+    """SkyPilot, whose `rank` is a node's."""
+    return f"(worker{rank // 2}, rank={rank // 2}, pid={4711 + rank}, ip=10.0.0.{rank // 2}) {line}"
+
+
+def of_node(rank: int, line: str) -> str:
+    """A launcher that writes the number of a node."""
+    return f"[node{rank // 2}]: {line}"
+
+
+def gitlab(rank: int, line: str) -> str:
+    """GitLab's runner."""
+    return f"2026-09-18T19:29:44.123456Z 01E {line}"
+
+
+def worker_of_vllm(rank: int, line: str) -> str:
+    """vLLM's logger."""
+    return f"(Worker_TP{rank} pid={4711 + rank}) ERROR 09-18 19:29:44 [multiproc_executor.py:511] {line}"
+
+
+def before_bar(rank: int, line: str) -> str:
+    """A bar is drawn over the line."""
+    return f"{line}\rTraining:  10%|█         | 10/100 [00:10<01:30,  1.00s/it]"
+
+
+def rich_bar(rank: int, line: str) -> str:
+    """A bar of rich in the same line."""
+    return f"Epoch 0 ━━━━━━━╸━━━━ 12/100 0:00:12 • 0:01:20 0.9it/s {line}"
+
+
 TASKS: tuple[tuple[str, Dress], ...] = (
     ("slurm", labelled), ("slurm", labelled_wide), ("openmpi", tagged), ("openmpi", tagged_prte), ("openmpi", tagged_sagemaker), ("mpich", prepended),
 )  # fmt: skip
-DRESSES: tuple[Dress, ...] = (plain, stamped, cri, kubectl, compose, pdsh, ray, coloured, behind_bar, teed, tagged, docker, kubectl_stamped, stern, ray_plain, journal, cloudwatch, gke, vertex, loki, logcli, fluent, events)  # fmt: skip
+DRESSES: tuple[Dress, ...] = (plain, stamped, cri, kubectl, compose, pdsh, ray, coloured, behind_bar, teed, tagged, docker, kubectl_stamped, stern, ray_plain, journal, cloudwatch, gke, vertex, loki, logcli, fluent, events,
+    ray_repeated, cri_zone, levelled, journal_precise, journal_json, determined, skypilot, of_node, gitlab, worker_of_vllm, before_bar, rich_bar)  # fmt: skip
 
 
 def named(outcome: ExitOutcome) -> tuple[int, ...]:
@@ -207,6 +273,15 @@ def test_mixes_of_last_words_name_nobody_wrongly() -> None:
             plan_of(case, play), WORLD, dress, shuffle, launcher, file_each=play.log == "file"
         )
         assert "wrong" not in verdict_on(case, outcome), (number, case.name, play, outcome.sentence)
+
+
+@pytest.mark.parametrize("write", ["{}:{}", "[{}] {}", "{:6d}\t{}", "job.log:{}:{}", "{}: {}"])
+def test_numbers_of_lines_are_no_ranks(write: str) -> None:
+    """`grep -n`, `cat -n`, `less -N`, a page with numbers: what somebody pasted of a log without marks."""
+    lines = ["step 7 loss 2.0", "Traceback (most recent call last):", '  File "/job/train.py", line 88, in train_step', "    load(7)", "ValueError: bad shard 7"]  # fmt: skip
+    numbered = [write.format(number, line) for number, line in enumerate(lines, 1)]
+    end = end_of_logs([RecordedLog(name="job.log", lines=numbered)])
+    assert end is None or named(judge_exit(end)) == ()
 
 
 def _mix(worn: Sequence[Dress], outer: Dress, bars: random.Random) -> Dress:

@@ -38,6 +38,10 @@ _WATCHDOG = re.compile(
 _FLUENT_BIT = re.compile(
     r'\[\d{1,7}\] \S{1,200}: \[\[?\d{9,10}\.\d{1,9}, .{0,400}?"(?:log|message)"=>"(?P<text>.*?)(?:\\n)?"(?:, "[\w.]{1,80}"=>.*|\}\]\s*)$'
 )
+# A bar that a terminal would draw over the text before it
+_OVER = re.compile(
+    r"(?<=\S)(?:\r[^|\r\n]{0,120}?\d{1,3}%\|[^|\r\n]{0,300}\| ?[^\s\[]{1,40} \[[^\]\r\n]{0,200}\]\s{0,8})+$"
+)
 # What Ray writes behind a line that several workers wrote
 _REPEATED = re.compile(
     r" ?(?:\x1b\[[\d;]{1,20}m)?\[repeated \d{1,7}x across (?:all nodes|cluster)\].{0,300}$"
@@ -99,16 +103,8 @@ def _unwrapped(line: str) -> Sequence[str]:
     unwrapped = unwrap_json(line[at:]) if at >= 0 else [line]
     lines = [line] if unwrapped == [line[at:]] else unwrapped
     lines = [_REPEATED.sub("", one) if "x across " in one else one for one in lines]
-    lines = [part for one in lines for part in _overwritten(one)]
+    lines = [_OVER.sub("", one) if "%|" in one else one for one in lines]
     return [shortened(_BAR.sub("", one) if "%|" in one else one) for one in lines]
-
-
-def _overwritten(line: str) -> Sequence[str]:
-    """The line without bars that a terminal would draw over its text."""
-    parts = line.strip("\r").split("\r")
-    if len(parts) == 1 or _BAR.match(line):
-        return [line]
-    return [one for one in parts if one and "%|" not in one] or [line]
 
 
 _TELLING = (
