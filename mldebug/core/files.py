@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mldebug.core.errors import AccessError, EvidenceError
+from mldebug.core.errors import AccessError, EvidenceError, UsageError
 
 MAX_FILE_BYTES = 64 << 20
 MAX_ENTRIES = 100_000  # that one removal goes through: what is left is for the next
@@ -62,6 +62,25 @@ def read_bytes(file: Path) -> bytes:
         return _read_bounded(handle, file)
     finally:
         os.close(handle)
+
+
+def read_secret(file: Path, way_out: str, most: int, *, any_group: bool = False) -> bytes:
+    """Read at most `most` bytes of a private file of root or of this user, which only they and one of our groups may read (with
+    `any_group` the file's group, whichever it is, may read it); symbolic links, as in pods' secrets, are followed. Raises UsageError,
+    with `way_out`, for any other file.
+    """
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}", way_out) from error
+    with open(fd, "rb") as opened:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+            raise UsageError(f"{file} is no file of root or of this user", way_out)
+        ours = any_group or found.st_gid in (0, os.getegid(), *os.getgroups())
+        if found.st_mode & (0o037 if ours else 0o077):
+            raise UsageError(f"{file} can be read by others", f"chmod 600 {file}")
+        return opened.read(most)
 
 
 def unreadable(path: Path, error: OSError) -> EvidenceError | AccessError:

@@ -11,12 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mldebug.core.errors import MldebugError
+from mldebug.core.files import read_secret
 from mldebug_agents.web.control_requests import ErrorAnswer
 from mldebug_agents.web.sessions import Sessions
 
 PATH = "/api/v1/alerts"
 MAX_BODY = 8 << 20  # bytes: ten thousand alerts
 MAX_TOKEN, MIN_TOKEN = 8192, 16
+MAKE_ONE = "openssl rand -hex 32 > FILE; chmod 600 FILE"
 PATIENCE = 10.0  # seconds for the whole body
 
 Answer = Callable[[bytes], tuple[int, bytes]]
@@ -58,7 +60,7 @@ class AlertmanagerRoute:
             return _error(403, "this agent takes no alerts: it has no token", way_out)
         try:
             token = token_of(self._token_file)
-        except (OSError, MldebugError):  # its path is nobody's business there
+        except MldebugError:  # its path is nobody's business there
             return _error(503, "the agent's token cannot be read", "see agent.token_file")
         if hmac.compare_digest(shown.encode(errors="replace"), f"Bearer {token}".encode()):
             return None
@@ -74,11 +76,14 @@ class AlertmanagerRoute:
 
 
 def token_of(path: Path) -> str:
-    """Return the first word of the token file, read anew at each call. OSError, or MldebugError where it is under 16 characters."""
-    with path.open("rb") as file:
-        lines = file.read(MAX_TOKEN).decode("utf-8", "replace").split()
+    """Return the first word of the token file, read anew at each call. MldebugError where it is under 16 characters, or where others
+    than root, this user and the file's group may read or change it.
+    """
+    lines = (
+        read_secret(path, MAKE_ONE, MAX_TOKEN, any_group=True).decode("utf-8", "replace").split()
+    )
     if not lines or len(lines[0]) < MIN_TOKEN:
-        raise MldebugError(f"{path} holds no token of {MIN_TOKEN} characters", "openssl rand -hex 32")  # fmt: skip
+        raise MldebugError(f"{path} holds no token of {MIN_TOKEN} characters", MAKE_ONE)
     return lines[0]
 
 

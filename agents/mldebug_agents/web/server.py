@@ -24,12 +24,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mldebug.config.schema import AgentConfig
+from mldebug.core.errors import MldebugError
 from mldebug.core.plugins import create_all
 from mldebug.goodput.scalars.history import history_list, history_of
 from mldebug.jobs.run_records.model import record_list, record_of
 from mldebug.status.snapshot import Snapshot, encode
 from mldebug_agents.web.alertmanager_route import PATH as ALERTS
-from mldebug_agents.web.alertmanager_route import AlertmanagerRoute, Answer
+from mldebug_agents.web.alertmanager_route import AlertmanagerRoute, Answer, token_of
 from mldebug_agents.web.connection_limiter import BACKLOG, ConnectionLimiter
 from mldebug_agents.web.control_requests import answered, carry_out, not_found, refused
 from mldebug_agents.web.listeners import open_tcp
@@ -128,9 +129,21 @@ class AgentServer:
         socket.
         """
         if self.settings.listen:
+            self._warn_of_token()
             alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
             routes = [*self._public(), alerts, *self.pages.by_tcp()]
             self._serve(Starlette(routes=routes), open_tcp(self.settings.listen))
+
+    def _warn_of_token(self) -> None:
+        """Who asks by TCP is not told why a token counts for nothing, so the log is."""
+        if self.settings.token_file is None:
+            return
+        try:
+            token_of(self.settings.token_file)
+        except MldebugError as error:
+            log.warning(
+                "nobody gets in by the token: %s; way out: %s", error.message, error.way_out
+            )
 
     def serve_socket(self, listener: socket.socket | None) -> None:
         """Serve this listening Unix socket, in place of an earlier one; None: serve no other. May be called from any thread.

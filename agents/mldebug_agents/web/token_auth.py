@@ -69,7 +69,7 @@ class TokenAuth:
             return False
         try:
             right = _same(shown, f"Bearer {token_of(self._token_file)}")
-        except (OSError, MldebugError):
+        except MldebugError:
             return False
         return self._tried(request, right) or True
 
@@ -81,7 +81,7 @@ class TokenAuth:
             return message_page(421, f"Not answered: {why}.", BY_NAME)
         try:
             return token_of(self._token_file)
-        except (OSError, MldebugError):  # its path is nobody's business there
+        except MldebugError:  # its path is nobody's business there
             return message_page(503, "The agent's token cannot be read.", "See agent.token_file.")
 
     def _tried(self, request: Request, right: bool) -> Response | None:

@@ -150,6 +150,7 @@ def test_an_alert_of_any_rule_has_all_ranks_captured_once() -> None:
     with folder_for(user) as folder, running(Plan(struck=(), options=PACE, user=user)) as job:
         token, listen = folder / "token", f"127.0.0.1:{free_port()}"
         token.write_text("0123456789abcdef0123456789abcdef\n")
+        token.chmod(0o600)
         config = settings(folder, stall="{timeout: 120s, interval: 1s}", listen=listen).replace(
             "agent: {", f"agent: {{token_file: {token}, ", 1
         )

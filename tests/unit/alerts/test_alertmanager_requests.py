@@ -60,6 +60,7 @@ class Stand:
     ) -> None:
         file = folder / "token"
         file.write_text(f"{token}\n")
+        file.chmod(0o600)
         self.bench, self.now = Bench(), 1000.0
         inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.captures = CaptureRequests(
@@ -141,6 +142,12 @@ def test_a_short_or_missing_token_file_opens_nothing(tmp_path: Path, stand: Stan
     (tmp_path / "token").unlink()
     status, answer = stand.post(payload({"run": ONE.id}))
     assert (status, str(tmp_path) in str(answer)) == (503, False)
+    assert stand.bench.taken == []
+
+
+def test_a_token_that_others_may_read_opens_nothing(tmp_path: Path, stand: Stand) -> None:
+    (tmp_path / "token").chmod(0o644)
+    assert stand.post(payload({"run": ONE.id}))[0] == 503
     assert stand.bench.taken == []
 
 

@@ -79,6 +79,7 @@ def logged_in(tmp_path: Path) -> Iterator[tuple[BrowserContext, str]]:
     """A browser that is logged in at an agent, whose address is second; the attacker's names lead to this machine."""
     token = tmp_path / "token"
     token.write_text(f"{TOKEN}\n")
+    token.chmod(0o600)
     with open_tcp("127.0.0.1:0") as door:
         at = f"127.0.0.1:{door.getsockname()[1]}"
     names = ",".join(f"MAP {name} 127.0.0.1" for name in ("evil.example", RENAMED))

@@ -138,6 +138,7 @@ def doors() -> Iterator[Doors]:
     """A server with the pages of jobs whose words are hostile."""
     folder = Path(tempfile.mkdtemp(prefix="mldebug-test-"))
     (folder / "token").write_text(TOKEN)
+    (folder / "token").chmod(0o600)
     store(folder, next(iter(samples.ALL)))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])

@@ -55,10 +55,16 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def tcp(folder: Path) -> Iterator[tuple[str, int]]:
     """A server with a token; its address."""
-    (folder / "token").write_text(f"{TOKEN}\n")
+    write_token(folder / "token")
     port = free_port()
     with pages(folder, shown(training()), listen=f"127.0.0.1:{port}", token_file=folder / "token"):
         yield "127.0.0.1", port
+
+
+def write_token(file: Path, mode: int = 0o600, token: str = TOKEN) -> Path:
+    file.write_text(f"{token}\n")
+    file.chmod(mode)
+    return file
 
 
 def free_port() -> int:
@@ -434,6 +440,27 @@ def test_a_new_token_ends_all_sessions(tcp: tuple[str, int], folder: Path) -> No
     assert by_tcp(tcp, "/runs", cookie=cookie)[0] == 303
     (folder / "token").unlink()
     assert by_tcp(tcp, "/runs", cookie=cookie)[0] == 503
+
+
+@pytest.mark.parametrize(("mode", "status"), [(0o600, 200), (0o640, 200), (0o644, 503), (0o602, 503), (0o620, 503)])  # fmt: skip
+def test_a_token_that_others_may_read_or_change_counts_for_nobody(
+    tcp: tuple[str, int], folder: Path, mode: int, status: int
+) -> None:
+    """By header, as a login, for all names in /metrics; and a group that was given the file may read it: Prometheus' own."""
+    write_token(folder / "token", mode)
+    shown = {"authorization": f"Bearer {TOKEN}"}
+    assert by_tcp(tcp, "/runs", **shown)[0] == status
+    assert log_in(tcp)[0] == (303 if status == 200 else status)
+    assert ("llama-7b" in by_tcp(tcp, "/metrics", **shown)[2]) == (status == 200)
+
+
+def test_the_log_says_why_a_token_counts_for_nobody(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = write_token(folder / "token", 0o644)
+    with pages(folder, shown(training()), listen=f"127.0.0.1:{free_port()}", token_file=token):
+        assert f"{token} can be read by others; way out: chmod 600 {token}" in caplog.text
+    assert TOKEN not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,7 @@ def test_a_link_is_good_once_and_other_users_stay_outside(browser: Browser, serv
 def test_the_token_lets_in_by_tcp(browser: Browser, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef0123\n")
+    token.chmod(0o600)
     with open_tcp("127.0.0.1:0") as door:
         port = door.getsockname()[1]
     with (

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import ssl
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.core.errors import MldebugError, ToolError, UsageError
+from mldebug.core.files import read_secret
 from mldebug.core.redact import clean
 from mldebug_agents.cluster.peers.net.certificates import (
     Certificate,
@@ -112,7 +112,7 @@ def _own_trouble(proof: Identity) -> str:
 
 def of_certificates(certificate: Path, key: Path, ca: Path) -> Identity:
     """The identity from this node's own certificate and the CA of all. Raises UsageError where a file cannot be used."""
-    own = _read(certificate) + b"\n" + read_secret(key)
+    own = _read(certificate) + b"\n" + read_secret(key, MAKE_ONE, MAX_FILE)
     trusted = _read(ca)
     try:
         client = _context(ssl.PROTOCOL_TLS_CLIENT, trusted, own)
@@ -162,30 +162,12 @@ def identity(key_file: Path, make: Callable[[bytes], KeyPair]) -> Identity:
 
 def read_key(file: Path) -> bytes:
     """Read the shared key. Raises UsageError where the file cannot be used, or the key is too short to be random."""
-    key = read_secret(file).strip()
+    key = read_secret(file, MAKE_ONE, MAX_FILE).strip()
     if len(set(key)) < MIN_DIFFERENT:
         raise UsageError(f"{file} is not random: it has {len(set(key))} different bytes", MAKE_ONE)
     if not MIN_KEY <= len(key) <= MAX_KEY:
         raise UsageError(f"{file} has {len(key)} bytes; a key has {MIN_KEY} to {MAX_KEY}", MAKE_ONE)
     return key
-
-
-def read_secret(file: Path) -> bytes:
-    """Read a private file of root or of this user, which only they and one of our groups may read; symbolic links, as in pods'
-    secrets, are followed. Raises UsageError for any other file.
-    """
-    try:
-        fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", MAKE_ONE) from error
-    with open(fd, "rb") as opened:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
-            raise UsageError(f"{file} is no file of root or of this user", MAKE_ONE)
-        ours = found.st_gid in (0, os.getegid(), *os.getgroups())
-        if found.st_mode & (0o037 if ours else 0o077):
-            raise UsageError(f"{file} can be read by others", f"chmod 600 {file}")
-        return opened.read(MAX_FILE)
 
 
 def in_child(spawner: Spawner) -> Callable[[bytes], KeyPair]:
