@@ -1,6 +1,8 @@
 """Every example in docs/plugins.md is made and called: what the guide shows really works."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ from mldebug_agents.system.spawn import Spawner
 from shared.hardware.vendorfiles import vendor_file
 from shared.web.snapshots import snapshot
 
-GUIDE = Path(__file__).parents[3] / "docs/plugins.md"
+ROOT = Path(__file__).parents[3]
+GUIDE = ROOT / "docs/plugins.md"
 EXAMPLE = re.compile(
     r"^## [^\n]*`(\w+)/`\n(?:(?!^## ).)*?```python\n(.*?)```", re.DOTALL | re.MULTILINE
 )
@@ -147,3 +150,21 @@ def test_an_example_of_the_guide_works(kind: str, tmp_path: Path) -> None:
     options = module.get("Options", NoOptions)
     device = {"device": tmp_path / "device"} if "device" in getattr(options, "__struct_fields__", ()) else {}  # fmt: skip
     CALLS[kind](module["create"](options(**device)), EXAMPLES[kind], tmp_path)
+
+
+@pytest.mark.parametrize("command", [("check",), ("format", "--diff")], ids=["lint", "format"])
+def test_the_linter_takes_an_example_as_it_stands(command: tuple[str, ...]) -> None:
+    """Whoever copies one into the folder of its kind has `make check` green at once."""
+    pytest.importorskip("ruff")
+    wrong = {}
+    for kind, example in EXAMPLES.items():
+        package = PACKAGES[kind][0].split(".")
+        (base,) = (one for one in (ROOT, ROOT / "agents", ROOT / "exporters") if (one / package[0]).is_dir())  # fmt: skip
+        file = base.joinpath(*package, "example.py")
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--no-cache", "--stdin-filename", str(file), "-"],
+            input=example, capture_output=True, text=True, check=False, cwd=ROOT,
+        )  # fmt: skip
+        if done.returncode:
+            wrong[kind] = done.stdout + done.stderr
+    assert wrong == {}
