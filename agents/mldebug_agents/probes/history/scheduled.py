@@ -40,8 +40,9 @@ class ProbeStarter:
         self._starter, self._state_dir = starter, state_dir
 
     def run(self, wanted: ProbesConfig) -> str:
-        """Run it; returns the last line that it wrote to stderr. Raises MldebugError where it failed, or where its Python is not to be
-        trusted; a busy node is no failure.
+        """Run `mldebug probe collectives` on this node, and return the last line that it wrote to stderr.
+
+        Raises MldebugError where it failed, or where its Python is not to be trusted; a busy node is no failure.
         """
         if wanted.python != "auto" and (why := changeable(str(wanted.python))):
             raise MldebugError(f"no scheduled probe is started: {why}", "chown root, chmod go-w")
