@@ -404,6 +404,13 @@ def test_another_disk_that_is_well_ends_nothing() -> None:
         ("infiniband rdmap157s0: Failed to submit command CREATE_QP (opcode 1) err -12", "healthy"),
         ("efa 0000:9d:00.0: Failed to submit command CREATE_QP (opcode 1) err -19", "degraded"),
         ("infiniband irdma0: Requesting a reset", "degraded"),
+        ("mlx5_core 0000:41:00.0: PCI link not ready (0x0011) after 2000 ms", "unhealthy"),
+        ("mlx5_core 0000:41:00.0: mlx5_pci_link_toggle:290:(pid 2121): PCI Link up", "healthy"),
+        ("ena 0000:00:05.0 ens5: ENA admin queue is not in running state!", "degraded"),
+        ("amdgpu 0000:7c:00.0: SMU: No response msg_reg: 17 resp_reg: 0", "degraded"),
+        ("amdgpu: SMU: No response msg_reg: 1a resp_reg: 0", "degraded"),
+        ("amdgpu 0000:7c:00.0: SMU driver if version not matched", "healthy"),
+        ("xe 0000:03:00.0: [drm] device wedged, needs recovery", "healthy"),  # another vendor's
         ("infiniband irdma0: Requesting a reset of the counters", "healthy"),
         ("NFS: nfs4_reclaim_open_state: unhandled error -524", "degraded"),
         ("NFS: __nfs4_reclaim_open_state: unhandled error -10026", "degraded"),
@@ -423,6 +430,25 @@ def test_another_disk_that_is_well_ends_nothing() -> None:
 )  # fmt: skip
 def test_lines_and_their_harmless_neighbours(line: str, state: str) -> None:
     assert verdict(read([line]))[0] == state
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ("amdgpu 0000:05:00.0: [drm] device wedged, needs recovery", "amdgpu 0000:05:00.0: amdgpu: GPU reset(3) succeeded!"),
+        ("amdgpu 0000:05:00.0: amdgpu: SMU: No response msg_reg: 12 resp_reg: 0", "amdgpu 0000:05:00.0: [drm] device wedged, but recovered through reset"),
+        ("ena 0000:00:05.0 ens5: ENA admin queue is not in running state!", "ena 0000:00:05.0: Device reset completed successfully, Driver info: Elastic Network Adapter (ENA) v2.13.0g"),
+        ("infiniband rdmap157s0: Failed to submit command CREATE_CQ (opcode 8) err -19", "infiniband rdmap157s0: IB device registered"),
+        ("mlx5_core 0000:41:00.0: PCI link not ready (0x0011) after 2000 ms", "mlx5_core 0000:41:00.0: mlx5_health_try_recover:335:(pid 91): health recovery succeeded"),
+    ],
+)  # fmt: skip
+def test_what_began_ends_with_its_own_device_alone(first: str, last: str) -> None:
+    other = last.replace("0000:", "0001:").replace("rdmap157s0", "rdmap158s0")
+
+    assert verdict(read([first]))[0] != "healthy"
+    assert verdict(read([first, last]))[0] == "healthy"
+    assert verdict(read([first, other]))[0] != "healthy"
+    assert verdict(read([first, last, first]))[0] != "healthy"
 
 
 # --- what NVML says of the same --------------------------------------------------------------------

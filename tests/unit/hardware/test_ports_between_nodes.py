@@ -32,7 +32,7 @@ def captures(nodes: Mapping[str, tuple[NodePort, ...] | None]) -> list[NodeCaptu
     return [msgspec.structs.replace(one, node=node, ports=mine) for node, mine in nodes.items()]
 
 
-def sentences_about(nodes: Mapping[str, tuple[NodePort, ...] | None]) -> tuple[str, ...]:
+def sentences(nodes: Mapping[str, tuple[NodePort, ...] | None]) -> tuple[str, ...]:
     return unlike_ports(captures(nodes))
 
 
@@ -57,24 +57,24 @@ USUAL = "; of 3 other nodes: 8 x 400 Gb/s infiniband"
     ],
 )  # fmt: skip
 def test_a_node_that_is_unlike_most_is_told(mine: tuple[NodePort, ...], words: str) -> None:
-    assert sentences_about({**WELL, "b7": mine}) == (f"network ports of b7: {words}{USUAL}",)
+    assert sentences({**WELL, "b7": mine}) == (f"network ports of b7: {words}{USUAL}",)
 
 
 def test_a_bond_is_another_kind_of_port() -> None:
     bonds = {node: ports(200.0, 4, "roce", bond=True) for node in ("a", "b")}
-    assert sentences_about({**bonds, "c": ports(200.0, 4, "roce")}) == (
+    assert sentences({**bonds, "c": ports(200.0, 4, "roce")}) == (
         "network ports of c: 4 x 200 Gb/s roce (mlx5_0/1, mlx5_1/1, mlx5_2/1, mlx5_3/1); of 2 other nodes: 4 x 200 Gb/s roce bond",
     )
 
 
 def test_of_two_nodes_the_slower_is_told() -> None:
-    (line,) = sentences_about({"a": change(ports(), 5, gigabits=100.0), "b": ports()})
+    (line,) = sentences({"a": change(ports(), 5, gigabits=100.0), "b": ports()})
     assert line.startswith("network ports of a: 7 x 400 Gb/s infiniband, 1 x 100 Gb/s infiniband (mlx5_5/1); of 1 other node: 8 x")  # fmt: skip
 
 
 def test_nodes_that_are_unlike_in_the_same_way_stand_in_one_line() -> None:
     nodes = {f"n{number:02}": ports(200.0 if number < 3 else 400.0) for number in range(10)}
-    (line,) = sentences_about(nodes)
+    (line,) = sentences(nodes)
     assert line.startswith("network ports of n[00-02]: 8 x 200 Gb/s")
     assert line.endswith("; of 7 other nodes: 8 x 400 Gb/s infiniband")
 
@@ -95,7 +95,7 @@ def test_nodes_that_are_unlike_in_the_same_way_stand_in_one_line() -> None:
 def test_nodes_that_are_alike_or_not_known_say_nothing(
     nodes: dict[str, tuple[NodePort, ...] | None],
 ) -> None:
-    assert sentences_about(nodes) == ()
+    assert sentences(nodes) == ()
 
 
 def test_what_a_peer_sends_is_bounded() -> None:
@@ -103,7 +103,7 @@ def test_what_a_peer_sends_is_bounded() -> None:
         NodePort(name="x" * 5000, link="y" * 5000, gigabits=float(one)) for one in range(5000)
     )
     nodes = {f"n{number}": (*many[number:],) for number in range(30)}
-    lines = sentences_about({**nodes, **{f"m{number}": ports() for number in range(40)}})
+    lines = sentences({**nodes, **{f"m{number}": ports() for number in range(40)}})
     assert len(lines) <= 8
     assert max(map(len, lines)) < 3_000
 

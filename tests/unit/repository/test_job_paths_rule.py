@@ -67,6 +67,7 @@ ALLOWED: dict[str, str] = {
     "hardware/gpu/vendors/amd.py": KERNEL,
     "hardware/kernel_log.py": KERNEL,
     "hardware/ports/reader.py": KERNEL,
+    "hardware/zfs_pools.py": KERNEL,
     "incidents/exits/kernel_deaths.py": KERNEL,
     "agent/loop.py": OWN,
     "jobs/hook/request_child.py": "a child that has become the job's user",

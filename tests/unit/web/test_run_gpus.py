@@ -42,6 +42,16 @@ def test_each_rank_has_the_figures_of_its_gpu() -> None:
     assert (second.clock, second.memory) == ("900 MHz", UNKNOWN)
 
 
+def test_two_jobs_show_their_own_cards_and_on_a_shared_one_their_own_memory() -> None:
+    shared = replace(FULL, processes=(GpuProcess(pid=100, memory_bytes=90 * GIB), GpuProcess(pid=200, memory_bytes=30 * GIB)))  # fmt: skip
+    first = replace(moving("5c01", 2), ranks={0: 100, 1: 101}, gpus={0: "GPU-0", 1: "GPU-1"})
+    second = replace(moving("7f3a", 1), ranks={0: 200}, gpus={0: "GPU-0"})
+    result = snapshot(runs=(first, second), gpus=NodeGpus(at=1.0, gpus=(shared, HOT)))
+    rows = {run.id: run_gpus(result, run).rows for run in result.runs}
+    assert [(row.rank, row.gpu, row.memory) for row in rows["5c01"]] == [(0, "0", "90 of 141 GiB"), (1, "1", UNKNOWN)]  # fmt: skip
+    assert [(row.rank, row.gpu, row.memory) for row in rows["7f3a"]] == [(0, "0", "30 of 141 GiB")]
+
+
 def test_what_a_card_does_not_tell_is_said_to_be_missing() -> None:
     result = observed(OLD)
     found = run_gpus(result, result.runs[0])

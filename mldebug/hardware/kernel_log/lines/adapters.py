@@ -20,7 +20,7 @@ _MLX = (
 )
 # Fatal errors 3 and 4 are no fault: somebody has switched the adapter (a virtual function) off, or resets it
 _MLX_LINE = re.compile(
-    _MLX + r"(?:(?P<fatal>device's health compromised|FW is unable to respond|PCI slot is unavailable|handling bad device here"
+    _MLX + r"(?:(?P<fatal>device's health compromised|FW is unable to respond|PCI slot is unavailable|PCI link not ready \(0x|handling bad device here"
     r"|health recovery (?:failed|flow aborted)|Fatal error (?![34] )\d{1,4} detected|Internal error detected"
     r"|mlx5_pci_err_detected Device state = \d{1,3} [^\n]{0,60}pci channel state = [23]\b)"
     r"|(?:Health issue observed, |synd 0x0{0,7}[1-9a-f][0-9a-f]{0,7}: )(?P<heat>[Hh]igh temperature)?(?P<issue>)"

@@ -20,10 +20,10 @@ _HEAD = re.compile(
     rf"(?:amdgpu (?P<bus>{ADDRESS}): (?:amdgpu: )?{_DRM}?|amdgpu: |{_DRM})(?:\*ERROR\* ?)?(?P<words>[^\n]{{1,400}})"
 )
 _WORDS = (
-    (KernelEventKind.GPU_FIRMWARE_SILENT, re.compile(r"SMU: I'm not done with your previous command|SMU: response:0x\w{1,16} for index|Failed to export SMU metrics table|Failed to send message 0x\w{1,8}, response 0x0\b|MES might be in unrecoverable state|The cp might be in an unrecoverable state")),
+    (KernelEventKind.GPU_FIRMWARE_SILENT, re.compile(r"SMU: I'm not done with your previous command|SMU: No response msg_reg: |SMU: response:0x\w{1,16} for index|Failed to export SMU metrics table|Failed to send message 0x\w{1,8}, response 0x0\b|MES might be in unrecoverable state|The cp might be in an unrecoverable state")),
     (KernelEventKind.GPU_RING_TIMEOUT, re.compile(r"ring [\w.]{1,32} (?:timeout\b|test failed \(-)|Queue preemption (?:failed|time out)|Failed to (?:evict (?:process )?queues?|quiesce KFD)|MES(?:\(\d{1,2}\))? failed to respon(?:d|se)|Ring [\w.]{1,32} reset failed|fence wait loop timeout expired")),
-    (KernelEventKind.GPU_RESET_OK, re.compile(r"GPU reset(?:\(\d{1,9}\))? succeeded|Ring [\w.]{1,32} reset succeeded", re.IGNORECASE)),
-    (KernelEventKind.GPU_RESET_FAILED, re.compile(r"GPU reset(?:\(\d{1,9}\))? failed|GPU reset end with ret = -\d|GPU Recovery Failed|ASIC reset failed|device lost from bus", re.IGNORECASE)),
+    (KernelEventKind.GPU_RESET_OK, re.compile(r"GPU reset(?:\(\d{1,9}\))? succeeded|Ring [\w.]{1,32} reset succeeded|device wedged, but recovered", re.IGNORECASE)),
+    (KernelEventKind.GPU_RESET_FAILED, re.compile(r"GPU reset(?:\(\d{1,9}\))? failed|GPU reset end with ret = -\d|GPU Recovery Failed|device wedged, needs recovery|ASIC reset failed|device lost from bus", re.IGNORECASE)),
     (KernelEventKind.GPU_START_FAILED, re.compile(r"Fatal error during GPU init|(?:RAS records:[^\n]{1,60}, )?GPU will not be initialized|PSP (?:create ring|load \w{2,8}|firmware loading|tmr init|hw_init) failed\b|[^\n]{0,100}\bfirmware load failed at boot time|(?:early_init|sw_init|hw_init|resume) of IP block <\w{1,32}> failed -\d")),
     (KernelEventKind.GPU_RESET, re.compile(r"GPU reset begin")),
     (KernelEventKind.GPU_BAD_PAGES, re.compile(r"RAS records:\d{1,9} exceeds? (?:90% of )?threshold:")),

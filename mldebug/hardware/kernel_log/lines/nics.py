@@ -46,7 +46,7 @@ _FATAL = (
 _TIMEOUT = (
     r"The (?:ib ?dev(?:ice)?|device) (?:didn't send any completion|sent a completion but)|Keep alive watchdog timeout|Admin queue timeout"
     r"|Wait for completion \(polling\) timeout|Reading [\w ]{1,40} (?:timed out|failed for timeout)|Error \(timeout: \d{1,9}\) msg |cmdq\[\w{1,10}\]=\w{1,10} timedout"
-    r"|HWC: (?:Request timed out|timeout)|Requesting a reset\s*$|Failed to submit command \w{1,40} \(opcode \d{1,4}\) err -(?:19|ENODEV)\b|FW heartbeat stalled|DEVCMD \S{1,48} \(\d{1,5}\) timeout after|DEV_CMD firmware wait \S{1,48} timed out"
+    r"|HWC: (?:Request timed out|timeout)|Requesting a reset\s*$|Potential MSIX issue on Rx side|ENA admin queue is not in running state|Failed to submit command \w{1,40} \(opcode \d{1,4}\) err -(?:19|ENODEV)\b|FW heartbeat stalled|DEVCMD \S{1,48} \(\d{1,5}\) timeout after|DEV_CMD firmware wait \S{1,48} timed out"
     r"|Device reset timeout|Wait for reset timeout|Transaction timed-out|error cqp command 0x\w{1,8} timed out|AQTX: Writeback timeout"
     r"|(?![^\n]{0,40}\b(?:recover|return|no longer|left|out of))[^\n]{0,40}\bunhealthy state"
     # ETIMEDOUT of whatever the driver wanted, but for clocks, sensors, transceivers, neighbours, memory that is written and low power of a port, and for virtual functions, which are others'
