@@ -15,7 +15,7 @@ import pytest
 from mldebug.core.model import Verdict
 from mldebug.core.plugins import names
 from mldebug.hardware.gpu.readings import CLOCK_EVENTS
-from mldebug.hardware.health.model import COMPONENTS, HealthState
+from mldebug.hardware.health.model import COMPONENTS, HealthState, SuggestedAction
 from mldebug.hardware.kernel_log.model import KernelEventKind
 from mldebug.hardware.kernel_log.xids import Tier, catalogue
 from shared.deploy.series import (
@@ -159,6 +159,21 @@ def _selects(labels: str, component: str) -> bool:
         if bool(re.fullmatch(value, component)) is (operator == "!="):
             return False
     return True
+
+
+REPAIRS = ("dcgmi diag -r", "--gpu-reset", "RMA")
+
+
+@pytest.mark.parametrize("name", ["GpuXidFatal", "GpuUnhealthy", "GpuMemoryErrors", "NvlinkDown"])
+def test_the_page_of_a_broken_gpu_names_diagnosis_reset_and_return(name: str) -> None:
+    text = (RUNBOOKS / f"Mldebug{name}.md").read_text(encoding="utf-8")
+    assert [one for one in REPAIRS if one not in text] == []
+
+
+@pytest.mark.parametrize("action", [one for one in SuggestedAction if one is not SuggestedAction.NONE])  # fmt: skip
+def test_what_health_suggests_is_explained_where_its_alert_leads(action: SuggestedAction) -> None:
+    pages = [(RUNBOOKS / f"Mldebug{name}.md").read_text(encoding="utf-8") for name in ("GpuUnhealthy", "ComponentDegraded")]  # fmt: skip
+    assert any(f"`{action.value}`" in text for text in pages)
 
 
 @pytest.mark.parametrize("name", ALERTS)

@@ -507,9 +507,23 @@ class Agent:
         self.monitor.on_result(Result("ports", self.orders[-1], found, None))
         return found
 
+    def capture(self) -> NodeCapture:
+        return self.monitor.capture(NodeCapture(node="a2", taken_at=1e9, job=Job(id="j", name="t", launcher="x", world_size=1)))  # fmt: skip
+
     def words(self) -> list[str]:
-        capture = self.monitor.capture(NodeCapture(node="a2", taken_at=1e9, job=Job(id="j", name="t", launcher="x", world_size=1)))  # fmt: skip
-        return [one.words for one in capture.faults]
+        return [one.words for one in self.capture().faults]
+
+
+def test_a_capture_has_the_ports_by_which_nodes_are_compared(node: Node, reader: Reader) -> None:
+    agent = Agent(node, reader, Memory())
+    assert agent.capture().ports is None  # nobody has looked
+    agent.look()
+    node.tree.port("mlx5_3", state="1: DOWN", phys_state="2: Polling")
+    agent.look()
+    found = agent.capture().ports
+    assert found is not None
+    assert [(one.name, one.gigabits) for one in found if one.up] == [(f"{name}/1", 400.0) for name in EIGHT if name != "mlx5_3"]  # fmt: skip
+    assert [one.name for one in found if not one.up] == ["mlx5_3/1"]
 
 
 @pytest.mark.parametrize(("boot_id", "known"), [("b1", True), ("b2", False), ("", False)])
