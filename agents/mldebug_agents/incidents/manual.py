@@ -14,6 +14,7 @@ from mldebug.core.redact import clean
 from mldebug.core.report_model import Report, ReportTrigger, Stall
 from mldebug.core.text import plural
 from mldebug.diagnosis.diagnose import diagnose
+from mldebug.hardware.ports.neighbours import ports_to_compare
 from mldebug.incidents.pruning import BY_HAND
 from mldebug.incidents.report.build import build_report, make_id
 from mldebug.incidents.report.html import render_html
@@ -24,9 +25,12 @@ from mldebug.status.gpu_view import GpuOverview
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.hardware.gpu.node_reader import NodeReader
 from mldebug_agents.hardware.one_shot import OneShotReader
+from mldebug_agents.hardware.ports.monitor import wanted_ports
+from mldebug_agents.hardware.ports.reader import PortOrder, PortReader
 from mldebug_agents.incidents.report_writer import owner_of
 from mldebug_agents.incidents.step_watch import StepWatch
 from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.system.context import Context
 from mldebug_agents.web.client import ask_nearest
 
 STORE_TIMEOUT = 10.0
@@ -166,7 +170,16 @@ def look(
     steps = StepWatch(tools, job)
     capture = tools.capturer().capture(job, found.children, noted, found.gaps)
     capture = msgspec.structs.replace(capture, steps=steps.between())
-    return capture if beside is None else with_hardware(capture, beside.take())
+    if beside is None:
+        return capture
+    return with_hardware(with_ports(capture, tools.context, found), beside.take())
+
+
+def with_ports(capture: NodeCapture, context: Context, found: Discovery) -> NodeCapture:
+    """The capture with the network ports that are up and that jobs here may use, to be compared with those of other nodes."""
+    order = PortOrder(wanted=wanted_ports(found.programs.values()))
+    ports = PortReader(context.host, context.reader).look(order)
+    return msgspec.structs.replace(capture, ports=ports_to_compare(ports))
 
 
 def with_hardware(capture: NodeCapture, gpus: GpuOverview) -> NodeCapture:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -13,6 +15,10 @@ from mldebug.hardware.ports.parse import PortReading
 from mldebug.hardware.ports.state import NodePorts, PortState
 from mldebug.incidents.report.build import build_report
 from mldebug_agents.hardware.ports.reader import PortOrder, PortReader
+from mldebug_agents.incidents.manual import with_ports
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.jobs.ranks.libraries import Program
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
@@ -145,6 +151,17 @@ def test_without_rdma_the_fastest_interface_is_compared() -> None:
 def reader() -> Iterator[Reader]:
     with Spawner() as spawner, Reader(spawner) as it:
         yield it
+
+
+def test_a_command_without_an_agent_reads_the_ports_too(tmp_path: Path, reader: Reader) -> None:
+    for number, state_now in enumerate(("4: ACTIVE", "1: DOWN", "4: ACTIVE")):
+        tree = PortTree(tmp_path)
+        tree.rdma(f"mlx5_{number}", "400 Gb/sec (4X NDR)")
+        tree.port(f"mlx5_{number}", state=state_now)
+    context = cast(Context, SimpleNamespace(host=Host(str(tmp_path)), reader=reader))
+    rank = Program(settings={"NCCL_IB_HCA": "mlx5_0,mlx5_1"})
+    capture = with_ports(captures({"a": None})[0], context, Discovery(programs={7: rank}))
+    assert capture.ports == (NodePort(name="mlx5_0/1", link="infiniband", gigabits=400.0),)
 
 
 def test_from_sys_of_two_nodes_to_the_report(tmp_path: Path, reader: Reader) -> None:
