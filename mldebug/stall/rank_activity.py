@@ -15,13 +15,12 @@ What its other threads and child processes do counts as movement of the rank whe
 A rank without a GPU that spins in a wait and moves bytes meanwhile is one whose job spends its time in collectives: it moves. One that uses CPU
 in frames which do not say what it does may be waiting. If a native stack has shown that, it holds until the Python frames change.
 
-A rank that sleeps and wakes now and then to look (`while not done(): sleep(5)`) waits for somebody, so its other threads and children count
-until it last woke. A thread counts as working from a CPU share of `OTHERS_BUSY`, a child from `CHILDREN_BUSY`, and both by their I/O: a copy
-needs little CPU.
+A rank that sleeps and wakes now and then to look (`while not done(): sleep(5)`) waits for somebody, so its other threads and children count until
+it last woke. A thread works from a CPU share of `OTHERS_BUSY` on, a child from `CHILDREN_BUSY` on, and both by their I/O: a copy needs little CPU.
 
 On a crowded node a rank that works gets as little CPU as one that only wakes to look again, but waits for it longer: an evaluation that
 computes for a third of its time got 3 to 6 % of a core at a load of 21 on 2 cores and was ready to run for 50 to 95 %, a loop of HTTP retries
-for 15 %. Who waits for a free CPU for half of a second works.
+0.3 % and 15 %. Who waits for one for a third of a second and uses 1 % works; who polls and is found in the midst of its look once or twice stands still.
 
 A rank that writes as fast as a checkpoint is written (1 MiB/s over 10 s, and now more than a log) moves the whole job, unless its main thread
 stands where nobody waits for the writes: in a wait for other ranks, in a sleep, in a debugger.
@@ -35,7 +34,7 @@ import msgspec
 from mldebug.capture.step_pauses import stands_in_pause
 from mldebug.core.model import Role
 from mldebug.stall.checkpoint_writes import FAST, WriteRate
-from mldebug.stall.signals import RankLook
+from mldebug.stall.signals import ActivitySum, RankLook
 
 SLICE = 1.0  # counters are compared over at least this long: a clock tick is 10 ms
 CPU_STILL = 0.01
@@ -49,27 +48,20 @@ IO_RATE = (
 )  # bytes a second; a chatty thread writes less, a checkpoint more, also right behind one
 COPY_RATE = 256 * 1024  # the same of its children; one that polls /proc reads less
 OTHERS_BUSY = 0.2  # of one core, by the process's other threads
-CHILDREN_BUSY = (
-    0.05  # by its children: an idle one uses nothing, a working one on a crowded node little
-)
-STARVED = 0.5  # of the time ready to run with no CPU free: it works, however little CPU it gets
+CHILDREN_BUSY = 0.05  # by its children: an idle one uses nothing, a working one little if crowded
+STARVED = 0.35  # of the time ready to run with no CPU free: it works, however little CPU it gets
 SAMPLES = 4
+AWAY = 2  # samples in a row that may show a rank which polls in the midst of its look
 STOPPED = ("T", "t")
 POLLS = ("store", "init")  # waits that wake up now and then to look again
-ITS_OWN = frozenset(
-    ("sleep", "debugger", "stdin", "terminal", "stopped", "traced", "storage", "uninterruptible")
-)
+ITS_OWN = frozenset(("sleep", "debugger", "stdin", "terminal", "stopped", "traced", "storage", "uninterruptible"))  # fmt: skip
 """Classes of a main thread that no other thread and no child sets free."""
-WAKES = frozenset(
-    ("poll", "gil", "lock", "sleep", "idle", "file_lock", "flock", "future", "thread_join")
-)
+WAKES = frozenset(("poll", "gil", "lock", "sleep", "idle", "file_lock", "flock", "future", "thread_join"))  # fmt: skip
 """Classes of a main thread that may wake often to look again, 200 times a second for the interpreter's lock: in one
 place, with little CPU time and no bytes moved it is as still as one that sleeps on. A job of small steps that sleeps between
 them is found in its sleep by every sample: what its collectives send shows that it steps, and where that may not be read, nothing does."""
 BACKWARD = ("backward", "backward_wait")
-OF_ITS_CODE = frozenset(
-    ("sleep", "socket", "future", "thread_join", "child_wait", "dataloader", "lock", "poll", "pipe_read", "pipe_write", "file_lock", "flock")
-)  # fmt: skip
+OF_ITS_CODE = frozenset(("sleep", "socket", "future", "thread_join", "child_wait", "dataloader", "lock", "poll", "pipe_read", "pipe_write", "file_lock", "flock"))  # fmt: skip
 """Classes of a main thread that waits for what the job's own code has begun: a pause of the program where all ranks do."""
 ON_STORAGE = frozenset(("storage", "uninterruptible"))  # where fsync stands
 
@@ -84,26 +76,15 @@ class Condition(StrEnum):
     GONE = "gone"
 
 
-class ActivitySum(msgspec.Struct):
-    """CPU seconds and bytes that a rank used since its counters were last compared. They are summed up because work comes in
-    bursts.
-    """
+class _Rest(msgspec.Struct):
+    """Where a rank rests between two looks at what it waits for, while samples show it elsewhere. Times as in `RankActivity`."""
 
-    main: float = 0.0  # CPU seconds
-    process: float = 0.0
-    children: float = 0.0
-    children_bytes: float = 0.0
-    delayed: float = 0.0  # seconds in which the main thread was ready to run and no CPU was free
-    children_delayed: float = 0.0
-
-    def add(self, look: RankLook, span: float) -> None:
-        """Add one reading. `span`: seconds since the reading before."""
-        self.main += look.cpu_ratio * span
-        self.process += look.process_cpu_ratio * span
-        self.children += look.children_cpu_ratio * span
-        self.children_bytes += look.children_io_rate * span
-        self.delayed += look.delay_ratio * span
-        self.children_delayed += look.children_delay_ratio * span
+    signature: str
+    unchanged_since: float
+    frames_unchanged_since: float
+    frames_first_at: float
+    samples: int
+    away: int = 0  # samples elsewhere since
 
 
 class RankActivity(msgspec.Struct, kw_only=True):
@@ -134,6 +115,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
     sampled_at: float = 0.0
     frames_first_at: float = 0.0  # the first sample that showed the present frames
     changed: bool = False  # the last sample showed other frames than the one before
+    rests: bool = False  # the last sample showed it in a wait of its own that wakes to look again
+    rest: _Rest | None = None
     has_device: bool = True  # it may use a GPU: one that waits and spins may be computing there
     proved: RankLook | None = None  # with what a native stack showed of it, in the present frames
     backward_passes: int = 0  # in so many samples it stood in one, and elsewhere before
@@ -158,7 +141,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         if look.device_progress is not None:
             self.device_moves = look.device_progress
         if look.compiling or look.device_progress:
-            self.unchanged_since = now
+            self.unchanged_since, self.rest = now, None
         if look.compiling:
             self.frames_unchanged_since = now
         self._compare_frames(look.frames_signature, now)
@@ -180,7 +163,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         if self.looked_at <= at or self.frames_first_at <= at:
             self.signature = self.role = self.classified = self.device_moves = self.proved = None
             self.samples = self.samples_missed = 0
-        self.sampled_at = max(self.sampled_at, at)
+        self.sampled_at, self.rest = max(self.sampled_at, at), None
         if self.checkpoint_grew_at <= at:
             self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
@@ -264,9 +247,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def polls(self) -> bool:
-        """Whether the rank waits for others in a way that wakes regularly to look again; then its context switches prove no
-        movement.
-        """
+        """Whether it waits for others in a way that wakes regularly to look again: then its context switches prove no movement."""
         return self.classified is not None and self.classified.class_name in POLLS
 
     @property
@@ -329,21 +310,39 @@ class RankActivity(msgspec.Struct, kw_only=True):
     def _compare_frames(self, signature: str | None, now: float) -> None:
         if signature is None:
             return
-        if self.signature not in (None, signature):
-            # it moved since the sample before: when its counters last did, if they did
-            moved = max(self.cpu_idle_since, self.others_idle_since)
-            self.unchanged_since = (
-                max(self.unchanged_since, moved) if moved >= self.sampled_at else now
-            )
-            self.frames_unchanged_since = (
-                max(self.frames_unchanged_since, moved) if moved >= self.sampled_at else now
-            )
-            self.samples, self.changed = 0, True
+        if self.rest is not None and signature == self.rest.signature:
+            self._return(self.rest)
+        elif self.signature not in (None, signature):
+            self._leave(now)
         elif self.signature is not None:
             self.changed = False
+        class_name = self.classified.class_name if self.classified else ""
+        self.rests = self.role is Role.INERT and class_name in WAKES
+        if self.rest is not None:
+            self.rest.away += 1
+            if self.rests or self.rest.away > AWAY:  # it waits elsewhere now, or did more
+                self.rest = None
         self.frames_first_at = self.frames_first_at if self.samples else now
         self.signature, self.sampled_at = signature, now
         self.samples += 1
+
+    def _leave(self, now: float) -> None:
+        """It moved since the sample before: when its counters last did, if they did."""
+        if self.rests and self.signature is not None and self.samples > 1:
+            before = self.unchanged_since, self.frames_unchanged_since, self.frames_first_at
+            self.rest = _Rest(self.signature, *before, self.samples)
+        worked = max(self.cpu_idle_since, self.others_idle_since)
+        moved = worked if worked >= self.sampled_at else now
+        self.unchanged_since = max(self.unchanged_since, moved)
+        self.frames_unchanged_since = max(self.frames_unchanged_since, moved)
+        self.samples, self.changed = 0, True
+
+    def _return(self, rest: _Rest) -> None:
+        """It has only looked whether it may go on, and waits again where it did."""
+        self.unchanged_since = rest.unchanged_since
+        self.frames_unchanged_since = rest.frames_unchanged_since
+        self.frames_first_at, self.samples = rest.frames_first_at, rest.samples
+        self.rest, self.changed = None, False
 
     def _compare_counters(self, look: RankLook, now: float) -> None:
         span = now - self.compared_at
@@ -354,8 +353,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
             self.no_switches_since = self.cpu_idle_since = now
         if switches:
             self.asleep_since = now
-        starved = self.used.delayed >= STARVED * span
-        if starved or self.used.main > max(TICKS, CPU_STILL * span):
+        starved = self.used.delayed >= STARVED * span and self.used.main > CPU_STILL * span
+        if self.used.main > max(TICKS, CPU_STILL * span):
             self.cpu_idle_since = now
         if moved > LOOK_RATE * span or not look.io_bytes:
             self.no_bytes_since = now
@@ -365,6 +364,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         works = self.used.process >= OTHERS_BUSY * span or moved > IO_RATE * span
         works = works or self.used.children >= CHILDREN_BUSY * span
         starved = self.used.children_delayed >= STARVED * span
+        starved = starved and self.used.children > CPU_STILL * span
         if works or starved or self.used.children_bytes > COPY_RATE * span:
             self.others_idle_since = now
         self.compared_at, self.compared, self.used = now, look, ActivitySum()

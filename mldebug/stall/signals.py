@@ -69,6 +69,28 @@ class RankLook(Noun, frozen=True, kw_only=True):
     device_progress: bool | None = None  # its GPU computes or moves memory; None: not readable
 
 
+class ActivitySum(msgspec.Struct):
+    """CPU seconds and bytes that a rank used since its counters were last compared. They are summed up because work comes in
+    bursts.
+    """
+
+    main: float = 0.0  # CPU seconds
+    process: float = 0.0
+    children: float = 0.0
+    children_bytes: float = 0.0
+    delayed: float = 0.0  # seconds in which the main thread was ready to run and no CPU was free
+    children_delayed: float = 0.0
+
+    def add(self, look: RankLook, span: float) -> None:
+        """Add one reading. `span`: seconds since the reading before."""
+        self.main += look.cpu_ratio * span
+        self.process += look.process_cpu_ratio * span
+        self.children += look.children_cpu_ratio * span
+        self.children_bytes += look.children_io_rate * span
+        self.delayed += look.delay_ratio * span
+        self.children_delayed += look.children_delay_ratio * span
+
+
 class RunLook(Noun, frozen=True, kw_only=True):
     """One reading of one run. A new `attempt` (start of the job) resets everything but the learned gaps between signs of
     progress.
