@@ -33,7 +33,7 @@ DECORATORS = re.compile(
 """Names of what a decorator puts around a function: its line is the same for all that are so decorated."""
 
 _MODEL_PARALLEL = re.compile(
-    r"(?:.*/)?(?:megatron/core/(?:tensor_parallel|transformer/moe)|deepspeed/(?:moe|sequence)|torch/distributed/tensor|"
+    r"(?:.*/)?(?:megatron/core/(?:tensor_parallel|pipeline_parallel|transformer/moe)|deepspeed/(?:moe|sequence|runtime/pipe)|torch/distributed/(?:tensor|pipelining)|"
     r"fairscale/nn/model_parallel|vllm/distributed|sglang/srt/distributed|nanotron/parallel)/"
 )
 
@@ -160,7 +160,7 @@ def _may_vote(rank: ClassifiedRank) -> bool:
 
 
 def _in_parts(rank: ClassifiedRank) -> bool:
-    """Does it wait below code that divides a layer among ranks? Such a job has groups of fewer ranks, that stand in different calls."""
+    """Does it wait below code that divides a layer, or the layers, among ranks? Such a job has groups of fewer ranks, that stand in different calls."""
     return any(_MODEL_PARALLEL.match(frame.file) for frame in _frames(rank))
 
 

@@ -26,7 +26,13 @@ import msgspec
 from mldebug.core.model import Confidence
 from mldebug.core.ranksets import fold_ranks
 from mldebug.diagnosis.exits.failed_network import with_network_fault
-from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal, words_of_status
+from mldebug.diagnosis.exits.model import (
+    AttemptExit,
+    exit_code,
+    exit_signal,
+    was_asked,
+    words_of_status,
+)
 from mldebug.diagnosis.exits.no_space.full_filesystem import with_full_filesystem
 from mldebug.diagnosis.exits.other_evidence import with_flights, with_gpu_fault
 from mldebug.diagnosis.exits.outcome import (
@@ -196,7 +202,9 @@ def _named_by_launcher(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> 
     ]
     if len(named) != 1:
         return nobody(attempt, exits, "the launcher's words fit more than one rank")
-    return abnormal(exits, (named[0],), Confidence.HIGH)
+    told = [one.status for one in attempt.words.failures if is_about(one, named[0].exit)]
+    sent = all(was_asked(status) for status in told)  # by whom, the launcher does not say
+    return abnormal(exits, (named[0],), Confidence.LOW if sent else Confidence.HIGH)
 
 
 def _first(failing: Sequence[ExplainedExit]) -> ExplainedExit | None:

@@ -58,6 +58,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"[Cc]onnect to \S{1,80} (?:failed|returned)|Net ?work is unreachable|No route to host",
         r"Got completion from peer|net_ib.{0,80}\b(?:timeout|error)\b|\[Service thread\] Error encountered progressing",
         r"Socket recv failed while polling for opId|NCCL communicator was aborted|Comm 0x\w+ is in abort state|ncclTimeout\b|Mismatched collective detected",
+        r"Message truncated ?: received \d{1,18} bytes instead of",
     ),
     "watchdog": (
         # ProcessGroupNCCL.cpp, from torch 1.8 on; TraceUtils.h
@@ -149,6 +150,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
     "TensorFlow": (
         r"Collective ops is aborted by|worker/replica:\d{1,7}/task:\d{1,7}.{0,80}(?:is down|unavailable|restarted)",
     ),
+    "NIXL": (r"NIXL_ERR_REMOTE_DISCONNECT|nixlRemoteDisconnect",),
     "UCX": (
         r"Endpoint timeout|Endpoint is not connected|Destination is unreachable|Transport retry count exceeded|transport retry counter exceeded",
         r"Remote (?:access|operation) error.{0,40}mlx|Connection reset by remote peer|peer is not responding|failed: keepalive",
