@@ -33,8 +33,8 @@ DECORATORS = re.compile(
 """Names of what a decorator puts around a function: its line is the same for all that are so decorated."""
 
 _MODEL_PARALLEL = re.compile(
-    r"(?:.*/)?(?:megatron/core/(?:tensor_parallel|pipeline_parallel|transformer/moe)|deepspeed/(?:moe|sequence|runtime/pipe)|torch/distributed/(?:tensor|pipelining)|"
-    r"fairscale/nn/model_parallel|vllm/distributed|sglang/srt/distributed|nanotron/parallel)/"
+    r"(?:.*/)?(?:megatron/core/(?:tensor_parallel|pipeline_parallel|transformer/moe)|deepspeed/(?:moe|sequence|runtime/pipe/p2p\.py)|torch/distributed/(?:tensor|pipelining)|"
+    r"fairscale/nn/model_parallel|vllm/distributed|sglang/srt/distributed|nanotron/parallel)(?:/|$)"
 )
 
 _JOINED = (

@@ -203,7 +203,8 @@ def _named_by_launcher(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> 
     if len(named) != 1:
         return nobody(attempt, exits, "the launcher's words fit more than one rank")
     told = [one.status for one in attempt.words.failures if is_about(one, named[0].exit)]
-    sent = all(was_asked(status) for status in told)  # by whom, the launcher does not say
+    # nobody saw who was asked first, nor by whom
+    sent = named[0].exit.moment is None and all(was_asked(status) for status in told)
     return abnormal(exits, (named[0],), Confidence.LOW if sent else Confidence.HIGH)
 
 
