@@ -202,9 +202,9 @@ def _named_by_launcher(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> 
     ]
     if len(named) != 1:
         return nobody(attempt, exits, "the launcher's words fit more than one rank")
-    told = [one.status for one in attempt.words.failures if is_about(one, named[0].exit)]
+    statuses = [one.status for one in attempt.words.failures if is_about(one, named[0].exit)]
     # nobody saw who was asked first, nor by whom
-    sent = named[0].exit.moment is None and all(was_asked(status) for status in told)
+    sent = named[0].exit.moment is None and all(was_asked(status) for status in statuses)
     return abnormal(exits, (named[0],), Confidence.LOW if sent else Confidence.HIGH)
 
 
