@@ -101,10 +101,7 @@ def _unwrapped(line: str) -> Sequence[str]:
     at = line.find('{"', 0, MARKED_WITHIN) if line.endswith("}") else -1
     at = -1 if at > 0 and _OWN_JSON.search(line[:at]) else at
     unwrapped = unwrap_json(line[at:]) if at >= 0 else [line]
-    task = (
-        line[:at] if at > 0 and (_LABEL.fullmatch(line[:at]) or _TAG.fullmatch(line[:at])) else ""
-    )
-    lines = [line] if unwrapped == [line[at:]] else [f"{task}{one}" for one in unwrapped]
+    lines = [line] if unwrapped == [line[at:]] else unwrapped
     lines = [_REPEATED.sub("", one) if "x across " in one else one for one in lines]
     lines = [_OVER.sub("", one) if "%|" in one else one for one in lines]
     return [shortened(_BAR.sub("", one) if "%|" in one else one) for one in lines]

@@ -150,7 +150,6 @@ PEER: Mapping[str, tuple[str, ...]] = {
     "TensorFlow": (
         r"Collective ops is aborted by|worker/replica:\d{1,7}/task:\d{1,7}.{0,80}(?:is down|unavailable|restarted)",
     ),
-    "NIXL": (r"NIXL_ERR_REMOTE_DISCONNECT|nixlRemoteDisconnect",),
     "UCX": (
         r"Endpoint timeout|Endpoint is not connected|Destination is unreachable|Transport retry count exceeded|transport retry counter exceeded",
         r"Remote (?:access|operation) error.{0,40}mlx|Connection reset by remote peer|peer is not responding|failed: keepalive",
