@@ -42,7 +42,7 @@ MAX_AGE_DAYS = 90
 MAX_REPORTS = 500
 MAX_BYTES = 5 << 30
 
-PRUNE_SECONDS = 5.0  # of one pruning: what an owner piled up in his reports takes several
+PRUNE_SECONDS = 1.0  # of one pruning: what an owner piled up in his reports takes several
 TEMPORARY = ".tmp-"
 OWNER = "owner"  # the file in a report's folder that has the uid of its job, for agents that may not give the folder to him
 STALE_SECONDS = 3_600.0  # a temporary folder this old was left by a crash
@@ -178,8 +178,8 @@ class ReportStore:
         for name in self._excess(by_age=by_age):
             if time.monotonic() > until:  # the next report is not to wait: the next pruning goes on
                 break
-            remove_tree(self.folder / name)
-            removed.append(name)
+            if remove_tree(self.folder / name, seconds=until - time.monotonic()):
+                removed.append(name)
         return tuple(removed)
 
     def _make_temporary(self, name: str) -> Path:
@@ -274,7 +274,7 @@ class ReportStore:
                 if name.endswith(OLD) and not os.path.lexists(target):
                     os.rename(folder, target)
                 else:
-                    remove_tree(folder)
+                    remove_tree(folder, seconds=until - time.monotonic())
 
 
 def _contents(

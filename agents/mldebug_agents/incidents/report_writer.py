@@ -15,6 +15,7 @@ from mldebug.incidents.pruning import is_by_hand
 from mldebug.incidents.report.build import make_id, write_report
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.stored_evidence import QUERIED_FILE
+from mldebug.jobs.owners import owner_of as job_owner
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.judging import judge
@@ -128,7 +129,8 @@ def write_files(
             evidence[f"ending-{report.node}.json"] = msgspec.json.encode(incident.exit)
         store.archive.save(report, render_html(report), evidence, owner_uid=uid)
 
-    store.report(incident.id, work, uid)
+    owner = (uid, "") if incident.job is None else job_owner(incident.job)
+    store.report(incident.id, work, incident.job_id, owner)
     store.prune()
 
 

@@ -253,12 +253,14 @@ class StateStore:
         self.writer.drop(f"ends:{job_id}")
         self.writer.put(f"run:{job_id}", lambda: self._client.ask(DeleteRun(job_id)))
 
-    def report(self, report_id: str, work: Work, uid: int = 0) -> None:
-        """Have a report written by calling `work` in the writer thread.
+    def report(self, report_id: str, work: Work, job_id: str, owner: object) -> None:
+        """Have a report of this run written by calling `work` in the writer thread, in its owner's turn, after what waits to be
+        written of the run.
 
-        A waiting one with the same id is replaced. `uid`: the user whose report it is.
+        A waiting one with the same id is replaced.
         """
-        self.writer.put(REPORT + report_id, work, owner=uid)
+        after = f"run:{job_id}", f"ends:{job_id}"
+        self.writer.put(REPORT + report_id, work, owner=owner, after=after)
 
     def withdraw(self, report_id: str) -> None:
         """Do not write this report if it still waits, because its incident goes on under another id."""

@@ -2,6 +2,7 @@
 in memory, but never stops the agent.
 
 Each write waits under a key, so a newer state of the same run or report replaces the older one.
+Reports go first, their owners in turns; all else is written in the order in which it came.
 What fails is tried again until it works. The number of waiting writes is limited, and dropped
 reports are counted.
 """
@@ -9,9 +10,10 @@ reports are counted.
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from mldebug.core.errors import MldebugError
 from mldebug.status.snapshot import SourceState
@@ -33,6 +35,13 @@ FAILURES = (OSError, MldebugError)
 SILENT = -1  # the trouble that is no answer
 
 
+class _Report(NamedTuple):
+    """A report that waits: whose it is, and the keys of what has to be written before it."""
+
+    owner: object
+    after: tuple[str, ...]
+
+
 class WriterThread:
     """Carries out queued writes to the state dir in a thread of its own.
 
@@ -49,7 +58,9 @@ class WriterThread:
         self._open = open_place
         self._retry = self._pause = retry
         self._todo: dict[str, Work] = {}
-        self._owners: dict[str, int] = {}  # of reports that wait
+        self._reports: dict[str, _Report] = {}  # by key: those that wait, and some that waited
+        self._turn = 0
+        self._turns: dict[object, int] = {}  # by owner of a report that waits: when he had his last
         self._change = threading.Condition()
         self._tried, self._opened, self._released = (threading.Event() for _ in range(3))
         self._closing = False
@@ -95,16 +106,24 @@ class WriterThread:
         """Let the thread begin to write. Call it once the state of the earlier agent has been taken over."""
         self._released.set()
 
-    def put(self, key: str, work: Work, *, last: bool = True, owner: int = 0) -> None:
+    def put(
+        self,
+        key: str,
+        work: Work,
+        *,
+        last: bool = True,
+        owner: object = None,
+        after: tuple[str, ...] = (),
+    ) -> None:
         """Queue a write. A waiting one with the same key is replaced.
 
         `last`: it goes behind all that wait, else it keeps the place of the one that it replaces;
-        `owner`: the uid whose report it is (the user with most waiting loses the oldest if there
-        are too many).
+        `owner`: whose report it is (who has most waiting loses the oldest if there are too many);
+        `after`: what is written before this report, where it waits.
         """
         with self._change:
             if key.startswith(REPORT):
-                self._owners[key] = owner
+                self._reports[key] = _Report(owner, after)
             if last:
                 self._todo.pop(key, None)
             self._todo[key] = work
@@ -179,11 +198,12 @@ class WriterThread:
 
     def _bound_reports(self) -> None:
         reports = [key for key in self._todo if key.startswith(REPORT)]
-        self._owners = {key: self._owners.get(key, 0) for key in reports}
-        if len(reports) > MAX_REPORTS:
-            held = Counter(self._owners.values())  # who has most loses his oldest
+        self._reports = {key: self._reports[key] for key in reports}
+        held = Counter(one.owner for one in self._reports.values())
+        self._turns = {owner: turn for owner, turn in self._turns.items() if owner in held}
+        if len(reports) > MAX_REPORTS:  # who has most loses his oldest
             most = max(held.values())
-            del self._todo[next(key for key in reports if held[self._owners[key]] == most)]
+            del self._todo[next(key for key in reports if held[self._reports[key].owner] == most)]
             self.lost += 1
             if self.lost == self._lost_before + 1:  # the end of the trouble tells how many
                 log.error(
@@ -223,11 +243,13 @@ class WriterThread:
                 return False
 
     def _round(self) -> bool:
-        """Try all that waits, in order; True where the disk took all of it."""
+        """Try all that waits, once each; True where the disk took all of it."""
         with self._change:
-            keys = list(self._todo)
+            others = deque(key for key in self._todo if not key.startswith(REPORT))
         trouble: list[Exception] = []
-        for key in keys:
+        tried: set[str] = set()
+        while (key := self._next(others, tried)) is not None:
+            tried.add(key)
             failed = self._try(key)
             trouble += [failed] if failed else []
             if isinstance(failed, OccupiedError):
@@ -237,6 +259,25 @@ class WriterThread:
         if not trouble:
             self._pause = self._retry
         return not trouble
+
+    def _next(self, others: "deque[str]", tried: set[str]) -> str | None:
+        """What is to be tried now: the report of the owner who had none for the longest time, also one that has come since the
+        round began, after what has to be written before it; else the next of the `others`. None where all was tried.
+        """
+        with self._change:
+            waiting = [key for key in self._reports if key in self._todo and key not in tried]
+            if waiting:
+                key = min(waiting, key=lambda one: self._turns.get(self._reports[one].owner, 0))
+                first = (one for one in self._reports[key].after if one in self._todo)
+                if (before := next((one for one in first if one not in tried), None)) is not None:
+                    return before
+                self._turn += 1
+                self._turns[self._reports[key].owner] = self._turn
+                return key
+        while others:
+            if (key := others.popleft()) not in tried:
+                return key
+        return None
 
     def _try(self, key: str) -> Exception | None:
         """Do what waits under a key; a failure of the disk is returned, and it waits on."""

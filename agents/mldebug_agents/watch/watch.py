@@ -7,6 +7,7 @@ that one job cannot keep us from the others.
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
@@ -32,6 +33,8 @@ SAMPLES = 1.5  # seconds for the stacks of one look, in equal shares for the own
 SAMPLES_ALONE = 6.0
 LEAST_SHARE = 0.25
 FURTHER = 0.25  # seconds for the stacks of an owner's jobs, after which a further one of his waits for the next look
+CROWD = 4  # jobs of one owner whose stacks are wanted, beyond which he lets others go first in slow looks
+CROWD_EVERY = 3  # of which he is left his stacks in one
 ALLOWANCE = 2.0  # seconds of a look for the jobs of one owner, stacks apart; who takes more is left out of some looks
 MOST_DEBT = 20.0  # seconds of that which count: a machine that slept is not his doing
 
@@ -70,6 +73,8 @@ class Watch:
         self._debts: dict[
             Owner, float
         ] = {}  # seconds that owners have taken beyond their allowance
+        self._took = 0.0  # seconds, the look before
+        self._let_go = 0  # slow looks in which crowds were asked to wait
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
         """Search the node and look at each job once; jobs that are gone are forgotten.
@@ -98,7 +103,7 @@ class Watch:
             found, gaps=(*found.gaps, *gaps), remarks=(*found.remarks, *notes)
         )
         later = frozenset(job.id for job in found.jobs if job.id not in present)
-        seconds = self.clock() - started
+        seconds = self._took = self.clock() - started
         return NodeLook(at=started, found=found, jobs=looks, later=later, seconds=seconds)
 
     def _in_turns(
@@ -117,6 +122,8 @@ class Watch:
             *in_turns((job for job in waiting if job.id in unlikely), owner_of),
         ]
         owners = len(set(map(owner_of, jobs)))
+        crowds = self._crowds(job for job in jobs if job.id in to_sample)
+        to_sample = {job.id for job in jobs if job.id in to_sample and owner_of(job) not in crowds}
         samples = SampleTimes((job for job in jobs if job.id in to_sample), alone=owners < 2)
         patience = LOOKS_ALONE if owners < 2 else LOOKS
         resting = self._resting(set(map(owner_of, jobs)))
@@ -135,6 +142,18 @@ class Watch:
             if sample:
                 samples.use(job, took)
                 self._unsampled.discard(job.id)
+
+    def _crowds(self, suspected: Iterable[Job]) -> frozenset[Owner]:
+        """The owners of so many suspected jobs that their stacks wait for a later look, in two of three looks: only where looks take
+        longer than the interval between them, and the stacks of somebody with few are wanted, too.
+        """
+        wanted = Counter(map(owner_of, suspected))
+        many = frozenset(owner for owner, count in wanted.items() if count > CROWD)
+        slow = self._took > self.tools.context.config.stall.interval
+        if not (slow and many) or len(many) == len(wanted):
+            return frozenset()
+        self._let_go += 1
+        return many if self._let_go % CROWD_EVERY else frozenset()
 
     def _resting(self, owners: Collection[Owner]) -> frozenset[Owner]:
         """The owners whose jobs have taken so much time that this look is without them; nobody where there is one owner."""

@@ -171,7 +171,7 @@ class Reports:
         self.written: list[str] = []
         self.opened = True
 
-    def report(self, report_id: str, work: object, uid: int = 0) -> None:
+    def report(self, report_id: str, work: object, *_: object) -> None:
         self.written.append(report_id)
 
     def memos(self, beginning: str) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class WrittenReports:
     def keep(self, job_id: str, memory: object, incident: Incident | None) -> None:
         self.kept.append(incident)
 
-    def report(self, report_id: str, work: Callable[[], None], uid: int = 0) -> None:
+    def report(self, report_id: str, work: Callable[[], None], *_: object) -> None:
         work()
 
     def save(self, report: Report, html: str, evidence: object, owner_uid: int = 0) -> None:

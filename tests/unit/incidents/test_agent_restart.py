@@ -104,7 +104,7 @@ class Books:
     def keep(self, job_id: str, memory: object, incident: object) -> None:
         self.kept.append(incident)
 
-    def report(self, report_id: str, work: Callable[[], None], uid: int = 0) -> None:
+    def report(self, report_id: str, work: Callable[[], None], *_: object) -> None:
         work()
 
     def save(self, report: Report, html: str, evidence: object, owner_uid: int = 0) -> None:

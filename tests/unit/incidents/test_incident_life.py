@@ -64,7 +64,7 @@ class Books:
     def forget_others(self, present: object) -> None:
         """There are none."""
 
-    def report(self, report_id: str, work: Callable[[], None], uid: int = 0) -> None:
+    def report(self, report_id: str, work: Callable[[], None], *_: object) -> None:
         work()
 
     def save(self, report: Report, html: str, evidence: object, owner_uid: int = 0) -> None:

@@ -262,7 +262,7 @@ class Books:
     def found(self) -> dict[str, RunRow]:
         return dict(self.rows)
 
-    def report(self, report_id: str, work: Callable[[], None], uid: int = 0) -> None:
+    def report(self, report_id: str, work: Callable[[], None], *_: object) -> None:
         work()
 
     def save(self, report: Report, html: str, evidence: object, owner_uid: int = 0) -> None:

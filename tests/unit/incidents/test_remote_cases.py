@@ -45,7 +45,7 @@ class Books(StateStore):
             name for name, value in self.reported.items() if value and name.startswith(beginning)
         )
 
-    def report(self, report_id: str, work: Work, uid: int = 0) -> None:
+    def report(self, report_id: str, work: Work, *_: object) -> None:
         work()
 
     def save(

@@ -152,7 +152,8 @@ def test_a_temporary_folder_that_is_too_much_for_one_removal_is_out_of_the_way(
     for number in range(150):
         (left / f"{number}").touch()
     monkeypatch.setattr(
-        "mldebug.incidents.report_store.remove_tree", lambda path: remove_tree(path, most=100)
+        "mldebug.incidents.report_store.remove_tree",
+        lambda path, seconds=60.0: remove_tree(path, 100, seconds),
     )
     store.save(made, "", {})
     assert store.names() == (made.id,)
@@ -188,7 +189,9 @@ def test_pruning_that_fails_holds_no_report_up(
 
         one.archive.prune = fails  # type: ignore[method-assign]
         for number in range(5):
-            one.report(f"r{number}", lambda number=number: done.append(f"r{number}"))  # type: ignore[misc]
+            one.report(
+                f"r{number}", lambda number=number: done.append(f"r{number}"), "aaaa1111", 2001
+            )  # type: ignore[misc]
             one.prune()
         wait_until(lambda: one.writer.idle)
         assert one.states()[0].success

@@ -69,6 +69,46 @@ def test_a_flood_of_one_owner_s_reports_drops_his_own() -> None:
     assert disk.wrote == ["open", "a", *last]
 
 
+def test_a_report_goes_before_hundreds_of_rows_and_those_of_who_has_many() -> None:
+    """Also one that comes while they are being written; and after the rows of its own run, which a later agent needs to know it."""
+    disk = Disk()
+    with started_writer(disk, release=False) as one:
+        one.put("prune", disk.write("prune"))
+        for number in range(500):
+            one.put(f"run:{number}", disk.write(f"run:{number}"))
+        for name in "bcd":
+            one.put(REPORT + name, disk.write(name), owner=2002)
+        one.put("run:a", disk.write("run:a"))
+        one.put("ends:a", disk.write("ends:a"))
+        one.put(f"{REPORT}a", disk.write("a"), owner=2001, after=("run:a", "ends:a", "run:none"))
+        one.put("run:0", lambda: one.put(f"{REPORT}e", disk.write("e"), owner=2001), last=False)
+        one.release()
+        one.start(30)
+        wait_until(lambda: one.idle)
+    assert disk.wrote[:8] == ["open", "b", "run:a", "ends:a", "a", "c", "d", "prune"]
+    assert disk.wrote[8:10] == ["e", "run:1"]
+    assert disk.wrote[10:] == [f"run:{number}" for number in range(2, 500)]
+
+
+def test_a_report_that_fails_holds_nothing_else_up_and_is_tried_once_in_a_round() -> None:
+    disk = Disk()
+    with started_writer(disk, release=False) as one:
+        failing = iter([OSError(5, "Input/output error")] * 2)
+
+        def work() -> None:
+            if (error := next(failing, None)) is not None:
+                raise error
+            disk.wrote.append("a")
+
+        one.put(f"{REPORT}a", work, owner=2001)
+        one.put("run:b", disk.write("run:b"))
+        one.put(f"{REPORT}b", disk.write("b"), owner=2001)
+        one.release()
+        one.start(30)
+        wait_until(lambda: one.idle)
+    assert disk.wrote == ["open", "b", "run:b", "a"]
+
+
 def test_work_is_done_in_order_after_the_opening() -> None:
     disk = Disk()
     with started_writer(disk) as one:
@@ -101,7 +141,7 @@ def test_a_newer_state_takes_the_place_of_one_that_waits() -> None:
         one.start(30)
         one.release()
         wait_until(lambda: len(disk.wrote) == 4)
-    assert disk.wrote == ["open", "run, later", "end", "report, closed"]
+    assert disk.wrote == ["open", "report, closed", "run, later", "end"]
 
 
 def test_a_full_disk_is_tried_again_until_it_has_room() -> None:

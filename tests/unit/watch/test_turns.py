@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mldebug.jobs.owners import in_turns, owner_of
 from mldebug_agents.capture.stacks.pyspy import Dump
@@ -125,6 +126,22 @@ def test_so_many_processes_are_asked_for_pytorch_in_one_look_owners_in_turns(
     for _ in range(8):  # a look each
         found = node.find()
     assert all(one.libraries.torch for one in found.programs.values())
+
+
+@pytest.mark.parametrize(("others", "asked"), [(1, 64), (0, 200)])
+def test_of_one_owner_fewer_are_asked_for_pytorch_where_another_has_a_job(
+    tmp_path: Path, others: int, asked: int
+) -> None:
+    node = Processes(tmp_path)
+    node.tree.add(50, 1, "bash", exe="/bin/bash", uid=HIGH)
+    for number in range(200):
+        node.tree.add(1000 + number, 50, environ=plain(0, 2, MASTER_PORT=number + 1), uid=HIGH, torch=False)  # fmt: skip
+    if others:
+        node.torchrun(5000, 4, uid=LOW)
+    node.find()
+    maps = [path for path in node.paths.requests if path.endswith("/maps")]
+    assert sum(1000 <= int(path.split("/")[-2]) < 1200 for path in maps) == asked
+    assert len(maps) == asked + 4 * others
 
 
 def test_odd_things_of_a_thousand_processes_are_a_few_remarks(tmp_path: Path) -> None:
@@ -311,6 +328,34 @@ def test_who_has_many_suspected_jobs_takes_no_more_of_a_look_than_one_of_them_ne
         theirs = [pid for pid in pyspy.requests if pid >= 1000]
         assert len(theirs) == len(set(theirs)) == turn
     assert {100, 101, 102} <= set(pyspy.requests)
+
+
+@pytest.mark.parametrize(
+    ("crowd", "interval", "turns"),
+    [(30, 0.0, 2), (30, 60.0, 6), (4, 0.0, 6)],
+    ids=["slow looks", "looks are quick enough", "a few jobs are no crowd"],
+)
+def test_a_crowd_of_suspected_jobs_waits_in_two_of_three_slow_looks(
+    tmp_path: Path,
+    reader: Reader,
+    monkeypatch: pytest.MonkeyPatch,
+    crowd: int,
+    interval: float,
+    turns: int,
+) -> None:
+    """At a load of 20 the stacks of one job of the flood took as long as the rest of the look, in each look."""
+    monkeypatch.setattr("mldebug_agents.watch.watch.LOOKS", 60.0)
+    node = Node(tmp_path)
+    many(node, crowd)
+    pyspy = SlowPySpy(0.3)
+    looks = watch(FakeTools(node.host(), reader, pyspy))
+    config = looks.tools.context.config
+    monkeypatch.setattr(looks.tools.context, "config", replace(config, stall=replace(config.stall, interval=interval)))  # fmt: skip
+    jobs = {one.job.id for one in looks.look().jobs}
+    for _ in range(6):
+        looks.look(jobs)
+    assert sum(pid >= 1000 for pid in pyspy.requests) == turns
+    assert pyspy.requests.count(100) == 6
 
 
 def test_a_look_that_took_very_long_once_leaves_its_user_out_of_a_few(

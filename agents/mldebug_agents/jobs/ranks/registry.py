@@ -7,6 +7,7 @@ keeps what it said at first.
 """
 
 import errno
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -34,6 +35,7 @@ MAX_ARGUMENTS = 64
 SETTLING = 30.0  # seconds of a new process in which every look asks whether PyTorch has come
 SEARCHES = 2  # looks at the libraries of a process: the one that finds PyTorch, and the next
 MOST_SEARCHES = 256  # processes that one look asks for PyTorch, owners in turns
+MOST_OF_ONE = 64  # of one owner, where several have processes that claim a rank
 SETTLED_EVERY = 60.0  # seconds between two such questions at most; before that a tenth of its age
 
 _OF_TORCH = (
@@ -331,8 +333,14 @@ class Registry:
             (p for p in self._cache.values() if self._is_due(p, now)),
             key=lambda process: process.checked_at,
         )
-        turns = in_turns(waiting, lambda process: process.owner_key)[:MOST_SEARCHES]
-        due = {process.stat.pid: process for process in turns}
+        owners = {process.owner_key for process in self._cache.values() if process.claim}
+        most = MOST_OF_ONE if len(owners) > 1 else MOST_SEARCHES
+        had: Counter[Owner] = Counter()
+        due: dict[int, ProcessInfo] = {}
+        for process in in_turns(waiting, lambda process: process.owner_key)[:MOST_SEARCHES]:
+            had[process.owner_key] += 1
+            if had[process.owner_key] <= most:
+                due[process.stat.pid] = process
         for pid, answers in self._read(due, ("maps",)).items():
             maps = answers["maps"]
             if (
