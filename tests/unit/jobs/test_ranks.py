@@ -384,6 +384,27 @@ def test_root_of_another_process_namespace_joins_nobody_s_run(
     assert len({owner_of(job) for job in jobs}) == 3
 
 
+def test_ranks_of_one_world_in_two_namespaces_are_two_jobs_and_a_remark(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root started each in a process namespace of its own: nothing but the setting tells that from two containers' root."""
+    monkeypatch.setattr(Host, "pid_namespace", lambda _, pid: f"pid:[{pid}]")
+    for rank in (0, 1):
+        node.tree.add(10 + rank, 1, environ=plain(rank, 2), cgroup="0::/\n")
+    found = node.find()
+    (remark,) = found.remarks
+    assert [pids(job) for job in found.jobs] == [[10], [11]]
+    assert (remark.kind, remark.pids) == ("split_world", (10, 11))
+    assert "join_containers: true" in remark.message
+    for rank in (0, 1):  # two that have all ranks are two jobs, and nothing is odd
+        node.tree.end(10 + rank)
+        node.tree.add(20 + rank, 1, environ=plain(rank, 2), cgroup="0::/docker/" + "ab" * 32 + "\n")
+        node.tree.add(30 + rank, 1, environ=plain(rank, 2), cgroup="0::/docker/" + "cd" * 32 + "\n")  # fmt: skip
+    found = node.find()
+    assert [len(job.ranks) for job in found.jobs] == [2, 2]
+    assert found.remarks == ()
+
+
 def test_a_user_s_process_namespaces_split_no_run_of_his(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,12 @@ from mldebug_agents.jobs.ranks.grouping import Key, RankGroup, common_parent, fi
 from mldebug_agents.jobs.ranks.libraries import Program
 from mldebug_agents.jobs.ranks.lost_ranks import LostRankFinder
 from mldebug_agents.jobs.ranks.node_waits import WaitingLaunchers
-from mldebug_agents.jobs.ranks.oddities import impossible_environments, oddities, unreadable
+from mldebug_agents.jobs.ranks.oddities import (
+    impossible_environments,
+    oddities,
+    split_worlds,
+    unreadable,
+)
 from mldebug_agents.jobs.ranks.rank_processes import Claimant, ProcessTree, find_claimants
 from mldebug_agents.jobs.ranks.ras_ranks import Ask, RasRanks
 from mldebug_agents.jobs.ranks.registry import ProcessInfo, Registry, named_python
@@ -122,7 +127,11 @@ class RankFinder:
             job, more = self._job(rank_group, losses)
             jobs.append(job)
             gaps += more
-        odd = (*impossible_environments(processes, tree), *oddities(rank_groups))
+        odd = (
+            *impossible_environments(processes, tree),
+            *oddities(rank_groups),
+            *split_worlds(alive),
+        )
         remarks = (*too_many, *odd[:MAX_REMARKS])
         jobs.sort(key=lambda job: (job.started_at, job.id))
         return Discovery(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from mldebug.core.model import Gap, Remark
-from mldebug_agents.jobs.ranks.grouping import RankGroup
+from mldebug_agents.jobs.ranks.grouping import Key, RankGroup
 from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
 from mldebug_agents.jobs.ranks.registry import ProcessInfo
 from mldebug_agents.system.host import Host
@@ -62,6 +62,25 @@ def oddities(rank_groups: Iterable[RankGroup]) -> Iterator[Remark]:
             )
         if rank_group.leftovers and not rank_group.claimants:
             yield _outlived(rank_group)
+
+
+def split_worlds(rank_groups: Iterable[RankGroup]) -> Iterator[Remark]:
+    """A remark on each world whose ranks are in several containers of one owner, each of which has others of them: they are shown as
+    jobs of their own, since anybody may use the same names.
+    """
+    worlds: dict[Key, list[RankGroup]] = defaultdict(list)
+    for one in rank_groups:
+        if one.claimants:
+            worlds[one.key].append(one)
+    for parts in worlds.values():
+        ranks = [rank for part in parts for rank in part.claimants]
+        if len(parts) > 1 and len(ranks) == len(set(ranks)):
+            yield Remark(
+                kind="split_world",
+                message=f"ranks of one world are in {len(parts)} containers or process namespaces, and shown as as many jobs; "
+                "where all belong to one owner, agent: {join_containers: true} makes them one",
+                pids=tuple(sorted(part.first.pid for part in parts))[:MAX_PIDS],
+            )
 
 
 def _outlived(rank_group: RankGroup) -> Remark:
