@@ -71,12 +71,11 @@ def test_a_node_that_does_not_answer_is_not_fine(
 ) -> None:  # fmt: skip
     run = msgspec.structs.replace(FORTY[0].runs[0], incident=incident)
     nodes = ViewedNodes(answers=(node(1, runs=(run,)),), silent=silent)
-    for module in (status_module, gpus_module):
-        monkeypatch.setattr(module, "view_nodes_once", lambda *_: nodes)
+    monkeypatch.setattr(status_module, "view_nodes_once", lambda *_: nodes)
     far = far_nodes(("status",), None, "gpu[01-02]", "", None)
     assert isinstance(far, FarNodes)
     assert status_module._far(Config(), far, as_json) is status
-    assert gpus_module._show_far(Config(), far, as_json) is gpus
+    assert gpus_module._show_nodes(nodes, as_json) is gpus
 
 
 def test_a_node_with_a_bad_gpu_stands_apart() -> None:

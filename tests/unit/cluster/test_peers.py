@@ -457,7 +457,7 @@ def test_peers_in_every_form(tmp_path: Path) -> None:
     )  # fmt: skip
     joined = join(settings, derive)
     assert joined is not None
-    with joined.door:
+    with joined.listener:
         port = joined.port
         assert joined.candidates == (
             Peer("node1", port), Peer("node2", port), Peer("other", 99), Peer("10.0.0.1", port),
