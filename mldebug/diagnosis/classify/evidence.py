@@ -104,7 +104,7 @@ def blame(
     confidence = confidence or (Confidence.HIGH if sure else Confidence.MEDIUM)
     if case.waiting and all(map(_inferred, case.waiting)):
         confidence = Confidence.LOW  # that anybody waits is inferred
-    if all(map(has_no_task, culprits)):
+    if culprits and all(map(has_no_task, culprits)):
         confidence = Confidence.LOW  # it may be of another job of the same cluster
     named = {rank.rank for rank in culprits}
     gone = [r for r in case.named("exited", "missing") if r.rank not in named]

@@ -118,7 +118,8 @@ def report_of(
         report: Report = wait_for("the report", found, seconds)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{agent.log}\n{agent.reports()}\n{one.tail()}") from None
-    assert len(reports(agent)) == 1
+    parts = ("id", "job", "trigger", "state", "diagnosis", "ranks", "timeline")
+    assert len(reports(agent)) == 1, [[one[part] for part in parts] for one in reports(agent)]
     return report
 
 
