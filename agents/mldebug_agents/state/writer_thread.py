@@ -36,7 +36,7 @@ SILENT = -1  # the trouble that is no answer
 
 
 class _Report(NamedTuple):
-    """A report that waits: whose it is, and the keys of what has to be written before it."""
+    """A report that waits: whose it is, and the keys of what has to be written before it, where that came before it."""
 
     owner: object
     after: tuple[str, ...]
@@ -119,7 +119,7 @@ class WriterThread:
 
         `last`: it goes behind all that wait, else it keeps the place of the one that it replaces;
         `owner`: whose report it is (who has most waiting loses the oldest if there are too many);
-        `after`: what is written before this report, where it waits.
+        `after`: what is written before this report, where it waits already.
         """
         with self._change:
             if key.startswith(REPORT):
@@ -268,8 +268,10 @@ class WriterThread:
             waiting = [key for key in self._reports if key in self._todo and key not in tried]
             if waiting:
                 key = min(waiting, key=lambda one: self._turns.get(self._reports[one].owner, 0))
-                first = (one for one in self._reports[key].after if one in self._todo)
-                if (before := next((one for one in first if one not in tried), None)) is not None:
+                order = list(self._todo)
+                earlier = set(order[: order.index(key)]) - tried  # what came later may delete the run
+                before = next((one for one in self._reports[key].after if one in earlier), None)
+                if before is not None:
                     return before
                 self._turn += 1
                 self._turns[self._reports[key].owner] = self._turn

@@ -90,6 +90,19 @@ def test_a_report_goes_before_hundreds_of_rows_and_those_of_who_has_many() -> No
     assert disk.wrote[10:] == [f"run:{number}" for number in range(2, 500)]
 
 
+def test_a_run_is_not_deleted_before_the_report_of_its_end() -> None:
+    """An agent that is killed between the two would have neither the run's row, which holds the incident, nor the report."""
+    disk = Disk()
+    with started_writer(disk, release=False) as one:
+        one.put("run:a", disk.write("row"))
+        one.put(f"{REPORT}a", disk.write("report"), owner=2001, after=("run:a", "ends:a"))
+        one.put("run:a", disk.write("deletion"))
+        one.release()
+        one.start(30)
+        wait_until(lambda: one.idle)
+    assert disk.wrote == ["open", "report", "deletion"]
+
+
 def test_a_report_that_fails_holds_nothing_else_up_and_is_tried_once_in_a_round() -> None:
     disk = Disk()
     with started_writer(disk, release=False) as one:

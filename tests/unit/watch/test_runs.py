@@ -136,6 +136,7 @@ def shown_by(seconds: float, judged: Callable[[], list[object]]) -> tuple[Any, l
         snapshot=snapshot,
         monitors=SimpleNamespace(notifier=SimpleNamespace(look=lambda *_: None)),
         incidents=SimpleNamespace(remote=SimpleNamespace(cases={})),
+        peers=None,
         _parts=SimpleNamespace(store=SimpleNamespace(open_incidents=set)),
         publish=shown.append,
     )
