@@ -173,7 +173,7 @@ def test_an_error_of_ours_is_an_answer_and_the_next_order_another_one(
 
     keeping = StateServer()
     monkeypatch.setitem(keeping._orders, PruneReports, broken)
-    monkeypatch.setattr(keeping, "_stand", lambda: None)
+    monkeypatch.setattr(keeping, "_check_folder", lambda: None)
     reply, _ = answer(keeping, PruneReports())
     assert reply.defect.startswith("RecursionError")
 
