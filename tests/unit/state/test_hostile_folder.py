@@ -123,7 +123,10 @@ def test_one_owner_s_deep_report_stops_no_other_report(quick: Path) -> None:
             one.archive.prune()
         assert one.worker is not None
         pid = one.worker.pid
-        one.archive.prune()
+        for _ in range(60):  # a pruning takes a second: a busy machine needs several
+            one.archive.prune()
+            if not other.exists():
+                break
         assert one.worker.pid == pid
     assert not other.exists()  # too old
     assert len(store.names()) == 3
