@@ -30,7 +30,7 @@ class ExitOutcome(msgspec.Struct, frozen=True, kw_only=True):
     finding: Finding | None = None
     signs: tuple[
         str, ...
-    ] = ()  # of the way it failed: two attempts that share one failed the same way
+    ] = ()  # of the way it failed: two attempts that share one failed the same way; none where nobody saw how
 
 
 def abnormal(
@@ -270,6 +270,6 @@ def _search(words: str, attempt: AttemptExit | None, rank: int = -1) -> str:
 
 
 def _signs(first: ExplainedExit, shared: RankError | None) -> tuple[str, ...]:
-    error = first.error or shared
-    signs = [f"rank {first.exit.rank} {status_words(first)}"]
-    return (*signs, f"error {error.kind}") if error else tuple(signs)
+    error, status = first.error or shared, first.exit.status
+    signs = (f"rank {first.exit.rank} {status_words(first)}",) if status is not None else ()
+    return (*signs, f"error {error.kind}") if error else signs

@@ -358,6 +358,24 @@ def test_a_crash_loop_of_torchrun_is_one_story_though_its_last_attempt_seems_to_
     assert len({one.id for one in teller.books.reports}) == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "number"), [(None, 1), (2 << 8, 2)], ids=["unknown", "another status"]
+)
+def test_an_attempt_too_short_to_be_seen_well_failed_in_no_other_way(status: int | None, number: int) -> None:  # fmt: skip
+    """On a busy machine its processes are gone before anybody holds them."""
+    teller = Teller(Books())
+    first, second = run(0, 1, 2, job_id="job-0"), run(0, attempt=1, job_id="job-1")
+    lose(teller, first, "bad shard 7")
+    teller.stories.done(first)
+    exits = (RankExit(rank=0, pid=100, status=status),)
+    ending = AttemptExit(job=second.job, identities=RANKS, exits=exits)
+    teller.stories.failed(second, ending, judge_exit(ending), final=False)
+    teller.stories.done(second)
+    assert len({one.id for one in teller.books.reports}) == number
+    lose(teller, run(0, 1, 2, attempt=2, job_id="job-2"), "bad shard 7")
+    assert len({one.id for one in teller.books.reports}) == 2 * number - 1
+
+
 def test_a_loop_of_a_shell_is_one_story() -> None:
     teller = Teller(Books())
     for attempt in range(3):

@@ -124,7 +124,7 @@ class FailedAttempts:
             return
         key = self._key(run.job)
         failure = self._by_launch.get(key)
-        same = failure is not None and bool(set(failure.signs) & set(outcome.signs))
+        same = failure is not None and _alike(failure, run.job, outcome)
         before = failure.incident if failure is not None and (same or failure.run is run) else None
         # one that loses rank after rank, perhaps since before our restart
         before = run.incident or before
@@ -260,6 +260,13 @@ class FailedAttempts:
             )
             if self._by_array.get(_array(failure.run.job)) is failure:
                 self._remember(failure)
+
+
+def _alike(failure: FailedAttempt, job: Job, outcome: ExitOutcome) -> bool:
+    """Whether this attempt failed as the one before; also where nobody saw how, as an elastic launcher starts the same again."""
+    if not outcome.signs or not failure.signs:
+        return job.launcher in ELASTIC
+    return bool(set(failure.signs) & set(outcome.signs))
 
 
 def _same_or_next(before: Job, job: Job) -> bool:
