@@ -99,6 +99,6 @@ def test_tasks_of_an_array_that_fail_alike_are_one_report_over_a_restart(
         r"3 of [34] runs of this script failed the same way", third["diagnosis"]["summary"]
     )  # the next task may have begun
     assert other["id"] != first["id"]  # a control: it failed in another way
-    script = {"name": f"array{os.getpid()}.py"}  # the machine has other jobs, too
-    mine = [one for one in agent.reports() if script.items() <= one["job"].items()]
+    ours = {pid for task in tasks for pid in task.pids()}  # the machine has other jobs, too
+    mine = [one for one in agent.reports() if ours & {rank["pid"] for rank in one["ranks"]}]
     assert {one["id"] for one in mine} == {first["id"], other["id"]}

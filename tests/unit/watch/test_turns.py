@@ -128,9 +128,9 @@ def test_so_many_processes_are_asked_for_pytorch_in_one_look_owners_in_turns(
     assert all(one.libraries.torch for one in found.programs.values())
 
 
-@pytest.mark.parametrize(("others", "asked"), [(1, 64), (0, 200)])
+@pytest.mark.parametrize(("others", "most"), [(1, 64), (0, 200)])
 def test_of_one_owner_fewer_are_asked_for_pytorch_where_another_has_a_job(
-    tmp_path: Path, others: int, asked: int
+    tmp_path: Path, others: int, most: int
 ) -> None:
     node = Processes(tmp_path)
     node.tree.add(50, 1, "bash", exe="/bin/bash", uid=HIGH)
@@ -140,8 +140,8 @@ def test_of_one_owner_fewer_are_asked_for_pytorch_where_another_has_a_job(
         node.torchrun(5000, 4, uid=LOW)
     node.find()
     maps = [path for path in node.paths.requests if path.endswith("/maps")]
-    assert sum(1000 <= int(path.split("/")[-2]) < 1200 for path in maps) == asked
-    assert len(maps) == asked + 4 * others
+    assert sum(1000 <= int(path.split("/")[-2]) < 1200 for path in maps) == most
+    assert len(maps) == most + 4 * others
 
 
 def test_odd_things_of_a_thousand_processes_are_a_few_remarks(tmp_path: Path) -> None:

@@ -140,8 +140,11 @@ def test_of_hundreds_of_users_reports_those_of_who_has_most_go_and_each_sees_his
     for number in range(160):
         stored(tmp_path, f"20261126T000001Z-x{number:03}", THEIRS)
     begun = time.process_time()
-    gone = ReportStore(tmp_path).prune()
+    store, gone = ReportStore(tmp_path), list[str]()
+    while len(gone) < 60 and (some := store.prune()):  # one takes a second at most
+        gone += some
     assert len(gone) == 60
+    assert store.prune() == ()
     assert all("-x" in name for name in gone)
     cache = ReportCache(tmp_path)
     while len(cache.entries(None)) < 500:  # a list takes two seconds, and goes on the next time
