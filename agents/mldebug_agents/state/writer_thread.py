@@ -269,7 +269,9 @@ class WriterThread:
             if waiting:
                 key = min(waiting, key=lambda one: self._turns.get(self._reports[one].owner, 0))
                 order = list(self._todo)
-                earlier = set(order[: order.index(key)]) - tried  # what came later may delete the run
+                earlier = (
+                    set(order[: order.index(key)]) - tried
+                )  # what came later may delete the run
                 before = next((one for one in self._reports[key].after if one in earlier), None)
                 if before is not None:
                     return before
