@@ -213,7 +213,7 @@ class SampleTimes:
 
     @property
     def used(self) -> float:
-        """Seconds that the stacks of all jobs have taken."""
+        """Wall-clock seconds spent on reading stacks of all jobs in this look."""
         return sum(self._used.values())
 
     def use(self, job: Job, seconds: float) -> None:

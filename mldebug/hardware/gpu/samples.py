@@ -115,8 +115,9 @@ class Average(msgspec.Struct, kw_only=True):
     energy: float | None = None
 
     def power(self, sign: GpuSign, at: float) -> float | None:
-        """Return the average power in watts since the last reading with an energy counter. Where there was none, or the
-        counter stood still, fell or jumped, it is the momentary power; None where neither is known. `at`: unix time.
+        """Return the average power in watts since the last call whose reading had an energy counter. Where there was none, or the
+        counter stood still, fell or jumped, it is the momentary power; None where neither is known. `sign`: the new reading of
+        the GPU; `at`: its unix time.
         """
         momentary, energy = watts(sign.power_watts), finite(sign.energy_joules)
         if energy is None:

@@ -21,12 +21,12 @@ _OUTCOMES = {errno.EROFS: "read_only", errno.ENOSPC: "full", errno.EDQUOT: "quot
 
 
 class CanaryResult(Noun, frozen=True, kw_only=True):
-    """The result of writing the test file.
+    """What came of writing a small test file on a filesystem.
 
-    `errno`: 0 for success, else the error, with the free bytes and inodes by statvfs at that
-    moment.
+    `errno`: 0 where it was written, else the number of the error; then the fields of free bytes and inodes are what
+    statvfs(2) told at that moment.
 
-    `seconds`: how long it took.
+    `seconds`: how long the write took.
     """
 
     errno: int = 0

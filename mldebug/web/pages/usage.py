@@ -32,7 +32,7 @@ class FolderRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What the counted directories of one user's runs hold together."""
+    """The sum over all runs of one user: the bytes of the directories whose sizes were counted, and how many runs, both as words."""
 
     user: str
     size: str

@@ -81,8 +81,8 @@ class PeerQuestion(NamedTuple):
 
 
 class PeersController:
-    """The part of the agent that works with agents of other nodes. `capture` orders a capture of a run; its result comes back
-    by `captured` or `failed`.
+    """The part of the agent that works with agents of other nodes. It calls `capture` where another node asks
+    for a capture of a run; the main loop then calls `captured` or `failed` with what came of it.
     """
 
     worker_names = ("members", "other nodes", "question")  # whose results `on_result` takes

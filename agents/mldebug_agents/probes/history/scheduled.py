@@ -42,7 +42,8 @@ class ProbeStarter:
     def run(self, wanted: ProbesConfig) -> str:
         """Run `mldebug probe collectives` on this node, and return the last line that it wrote to stderr.
 
-        Raises MldebugError where it failed, or where its Python is not to be trusted; a busy node is no failure.
+        Raises MldebugError where it failed, or where others than root may change the Python of `wanted`. Of a busy node, which is not
+        measured, the line says so.
         """
         if wanted.python != "auto" and (why := changeable(str(wanted.python))):
             raise MldebugError(f"no scheduled probe is started: {why}", "chown root, chmod go-w")

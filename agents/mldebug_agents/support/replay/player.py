@@ -160,7 +160,7 @@ ORDER = (Snapshot, NodeGpus, NodeWatch, GpuReadFailure)  # of what was recorded 
 
 
 class Player:
-    """Plays a recording through once, as the agent would have seen it. `words`: what the snapshot says is replayed. Raises
+    """Plays a recording through once, as the agent would have seen it. `words`: how the status calls the recording, for people. Raises
     EvidenceError where nothing can be played.
     """
 

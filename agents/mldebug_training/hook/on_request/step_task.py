@@ -29,7 +29,8 @@ class DeclinedError(Exception):
 
 
 class StepTask:
-    """One request, carried out by the thread that steps. Its methods do not raise for what fails: that becomes the answer.
+    """What the agent has asked of this rank, such as a profile of three steps. The thread that trains calls `at_step` after each training
+    step until the work is done, and `stop` once at the end. What they raise becomes the answer, and never reaches the training.
 
     A subclass does the work in `at_step`, and may undo it in `stop`.
     """

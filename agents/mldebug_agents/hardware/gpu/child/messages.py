@@ -14,7 +14,7 @@ Wanted = Literal["watch", "full"]
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the GPU child: take a reading by the plugin of that vendor; `options` are the plugin's settings as msgpack."""
+    """A request to the GPU child: read the GPUs of `vendor` (the name of a plugin, such as "nvidia"), whose settings are `options`, as msgpack."""
 
     number: int
     wanted: Wanted
