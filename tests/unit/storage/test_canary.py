@@ -112,7 +112,8 @@ def test_a_fuse_mount_that_is_slow_shows_in_seconds_and_one_that_hangs_is_stuck_
 
         usual = min(seconds() for _ in range(3))
         with delayed(mount.server):
-            assert max(seconds() for _ in range(3)) > usual + 0.04
+            # the server pauses now and then: of some writes one meets a pause
+            assert any(seconds() > usual + 0.04 for _ in range(60))
         mount.hang()
         began = time.monotonic()
         part.look(2.0, [])
