@@ -9,6 +9,7 @@ from shared.diagnosis.fieldcases import all_cases, page
 PAGE = Path(__file__).parents[2] / "docs/field-cases.md"
 
 
+@pytest.mark.timeout(900)
 def test_the_page_is_up_to_date(request: pytest.FixtureRequest) -> None:
     made = page()
     if request.config.getoption("--update-golden"):

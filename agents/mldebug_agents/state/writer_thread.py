@@ -268,12 +268,7 @@ class WriterThread:
             waiting = [key for key in self._reports if key in self._todo and key not in tried]
             if waiting:
                 key = min(waiting, key=lambda one: self._turns.get(self._reports[one].owner, 0))
-                order = list(self._todo)
-                earlier = (
-                    set(order[: order.index(key)]) - tried
-                )  # what came later may delete the run
-                before = next((one for one in self._reports[key].after if one in earlier), None)
-                if before is not None:
+                if (before := self._before(key, tried)) is not None:
                     return before
                 self._turn += 1
                 self._turns[self._reports[key].owner] = self._turn
@@ -282,6 +277,12 @@ class WriterThread:
             if (key := others.popleft()) not in tried:
                 return key
         return None
+
+    def _before(self, report: str, tried: set[str]) -> str | None:
+        """What has to be written before this report and was not tried yet. What came later may delete the run, and waits."""
+        order = list(self._todo)
+        earlier = set(order[: order.index(report)]) - tried
+        return next((key for key in self._reports[report].after if key in earlier), None)
 
     def _try(self, key: str) -> Exception | None:
         """Do what waits under a key; a failure of the disk is returned, and it waits on."""

@@ -130,7 +130,7 @@ def stop(agent: RunningAgent) -> None:
         agent.process.kill()
         agent.process.wait(15)
         raise
-    assert code == 0, agent.log
+    assert code == 0, f"exit {code}\n{agent.log}"
 
 
 @contextmanager

@@ -65,9 +65,9 @@ def test_two_ranks_that_stop_or_die_are_both_named(tmp_path: Path, signal: str, 
 
 
 def test_nodes_that_were_asked_for_other_payloads_do_as_the_first_one(tmp_path: Path) -> None:
-    """Else a healthy node would look broken: what one sends the other does not expect."""
+    """Else a healthy node would look broken: what one sends the other does not expect. How fast they are is not asked here."""
     port, sizes = free_port(), ("1MiB", "1MiB", "4MiB", "1MiB")
-    words = ("--nodes", "4", "--rendezvous", f"127.0.0.1:{port}", "--nproc", "1", "--step", f"{20 * PATIENCE:g}s")  # fmt: skip
+    words = ("--nodes", "4", "--rendezvous", f"127.0.0.1:{port}", "--nproc", "1", "--step", f"{20 * PATIENCE:g}s", "--slow-below", "0.01")  # fmt: skip
     with ThreadPoolExecutor(4) as pool:
         results = [
             pool.submit(isolate, folder, *words, "--node", str(node), "--size", sizes[node])

@@ -78,9 +78,7 @@ def command(
         check_terminal(dict(os.environ))
     with ExitStack() as stack:
         stack.enter_context(ended_by_signals())
-        look, starter = _ways(stack, settings, far, here_only=config is not None)
-        if everywhere:
-            look = lambda: viewed(cluster_view(settings, here_only=config is not None))
+        look, starter = _ways(stack, settings, far, everywhere, here_only=config is not None)
         if once or as_json:
             _once(look, as_json=as_json, here=far is None and not everywhere)
             return
@@ -90,13 +88,15 @@ def command(
 
 
 def _ways(
-    stack: ExitStack, config: Config, far: FarNodes | None, *, here_only: bool
+    stack: ExitStack, config: Config, far: FarNodes | None, everywhere: bool, *, here_only: bool
 ) -> tuple[Look, ProgramStarter]:
     """How to look, and what starts programs: made before any thread."""
     if far is not None:
         spawner = stack.enter_context(Spawner(FANOUT))
         return (lambda: view_nodes(spawner, config, far)), spawner
     tools = stack.enter_context(open_tools(config))
+    if everywhere:
+        return (lambda: viewed(cluster_view(config, here_only=here_only))), tools.context.spawner
     here = NodeViewer(tools, config, here_only=here_only, jobs=False, gpus=True, storage=True)
     return (lambda: ViewedNodes(answers=(here.look(),))), tools.context.spawner
 
