@@ -267,6 +267,18 @@ def test_a_capture_that_hangs_does_not_delay_the_end(tmp_path: Path, number: int
         assert all(process_state(pid) for pid in job.ranks.values())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_that_follow_the_first_one_do_not_make_a_good_end_a_kill(tmp_path: Path, number: int) -> None:  # fmt: skip
+    """Also those that come while Python itself ends, and has given its handlers back."""
+    with bare(tmp_path, settings(tmp_path, stall=STALL)) as agent:
+        wait_for("its first look", lambda: ask_agent(tmp_path / "state"), 60)
+        deadline = time.monotonic() + 20
+        while agent.process.poll() is None and time.monotonic() < deadline:
+            agent.process.send_signal(number)
+            time.sleep(0.002)
+        assert agent.process.wait(20) == 0, agent.log
+
+
 def test_a_hung_state_dir_does_not_delay_the_end(tmp_path: Path) -> None:
     with hung_mount(tmp_path) as mount, light_job(tmp_path / "job") as job:
         config = f"agent: {{state_dir: {mount.target}/state, listen: '127.0.0.1:{(port := free_port())}', public_names: true}}\nstall: {STALL}\n"

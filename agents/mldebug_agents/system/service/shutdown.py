@@ -65,8 +65,11 @@ class Shutdown:
 
     def leave(self) -> None:
         """Called when everything is done: end the process at once if non-daemon threads live, which
-        Python would wait for; else return.
+        Python would wait for; else return. A second signal changes nothing: Python gives its
+        handlers back as it ends, and such a signal would make a good end look like a kill.
         """
+        for number in _ENDS:
+            signal.signal(number, signal.SIG_IGN)
         if any(
             not one.daemon for one in threading.enumerate() if one is not threading.main_thread()
         ):
