@@ -14,7 +14,7 @@ from mldebug.capture.stacks.form import named_frame
 from mldebug.core.model import Frame, HeldLine, MemoryHolders
 
 MAX_LINES = 12
-BACKWARD, OPTIMIZER, FORWARD = "backward", "optimizer", "forward"
+BACKWARD, OPTIMIZER, FORWARD, OTHER = "backward", "optimizer", "forward", "other"
 _RULES = (
     (OPTIMIZER, r"torch/optim/|deepspeed/ops/adam/|apex/optimizers/|bitsandbytes/optim/", ""),
     ("checkpoint", r"torch/serialization\.py|torch/distributed/checkpoint/|safetensors/", ""),
@@ -84,7 +84,7 @@ def phase_of(frames: Sequence[Frame]) -> str:
     for phase, path, names in _COMPILED:
         if any(path.search(one.path) and names.fullmatch(one.function) for one in frames):
             return phase
-    return "other"
+    return OTHER
 
 
 def place_of(frames: Sequence[Frame]) -> str:

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 
-from mldebug.capture.memory.holders import FORWARD, OPTIMIZER
+from mldebug.capture.memory.holders import FORWARD, OPTIMIZER, OTHER
 from mldebug.core.model import HeldLine, MemoryFailure, MemoryHolders
 from mldebug.core.text import plural
 from mldebug.core.units import size_words
 
 SHOWN = 6  # lines
 LEAST = 0.01  # of what is held: smaller lines are not shown
+KEEPS_MUCH = (
+    1 / 3
+)  # of what is held: a line of the job that keeps so much is looked at before any setting
 NO_PYTHON = "no Python line (a thread of autograd)"
 
 
@@ -84,6 +87,19 @@ def shape_words(failure: MemoryFailure) -> str:
             f"truly full: {unused}, so {size_words(failure.missing)} were missing even in one piece"
         )
     return f"fragmented: {unused}; in one piece it would have been enough"
+
+
+def remedies(failure: MemoryFailure, world_size: int) -> tuple[str, ...]:
+    """What a person can do: look at the line that keeps much of the memory outside of all phases of a step, then what a smaller setting
+    would save, the most first. Empty where neither holds much.
+    """
+    holders = failure.holders
+    largest = max(holders.lines, key=lambda one: one.memory_bytes, default=None)
+    if largest is None or largest.phase != OTHER or not largest.place or largest.memory_bytes < KEEPS_MUCH * holders.allocated:  # fmt: skip
+        return savings(failure, world_size)
+    kept, all_of_it = size_words(largest.memory_bytes), size_words(holders.allocated)
+    look = f"look first at what {largest.place} keeps: {kept} of {all_of_it} in use, made outside forward, backward and optimizer"
+    return (look, *savings(failure, world_size))
 
 
 def savings(failure: MemoryFailure, world_size: int) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.capture.memory.sentences import failure_facts, savings
+from mldebug.capture.memory.sentences import failure_facts, remedies
 from mldebug.core.model import Confidence, Culprit, Finding, MemoryFailure, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.diagnosis.exits.cuda_memory import ROUNDED, DeviceMemory
@@ -247,8 +247,8 @@ def _next_steps(
         if error is not None and error.memory is not None:
             failure = last_failure(first, attempt)
             size = attempt.job.world_size if attempt else 1
-            saved = savings(failure, size) if failure else ()
-            return (*saved, *memory_steps(error.memory))
+            found = remedies(failure, size) if failure else ()
+            return (*found, *memory_steps(error.memory))
         return ("lower the batch or sequence length, or look what else is on that GPU: nvidia-smi",)
     if first.kind is ExitKind.KILLED or (
         first.kind is ExitKind.FAILED and exit_signal(first.exit.status)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mldebug.capture.memory.hook_file import MAX_BYTES, parse_failure
-from mldebug.capture.memory.sentences import failure_facts, savings
+from mldebug.capture.memory.sentences import failure_facts, remedies, savings
 from mldebug_training.hook.on_request.memory_snapshot import condensed
 
 SITE = "/opt/lib/python3.12/site-packages/torch"
@@ -90,6 +90,28 @@ def test_what_is_saved_is_what_a_setting_changes() -> None:
         "about 300 MiB (enough)", "about 150 MiB of activations (enough)"
     ]  # fmt: skip
     assert savings(parse_failure(written(block(300, HOARD))), 4) == ()
+
+
+def test_a_line_that_keeps_a_third_of_all_is_looked_at_before_any_setting() -> None:
+    leak = remedies(parse_failure(written(block(300, CALL, TRAIN), block(400, HOARD))), 4)
+    assert leak == (
+        "look first at what hoard (cache.py:7) keeps: 400 MiB of 700 MiB in use, made outside forward, backward and optimizer",
+        "half the micro batch saves about 150 MiB of activations (enough)",
+    )
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        pytest.param((block(400, CALL, TRAIN), block(350, HOARD)), id="a phase holds more"),
+        pytest.param((block(400, ADAM, TRAIN),), id="the optimizer"),
+        pytest.param((block(400),), id="no line of Python"),
+        pytest.param(tuple(block(100, frame("/job/x.py", one, "f")) for one in range(5)), id="many small ones"),
+    ],
+)  # fmt: skip
+def test_no_line_is_to_be_looked_at_where_none_keeps_much(blocks: tuple[dict[str, Any], ...]) -> None:  # fmt: skip
+    failure = parse_failure(written(*blocks))
+    assert remedies(failure, 4) == savings(failure, 4)
 
 
 def test_a_snapshot_of_many_stacks_keeps_the_largest_and_adds_the_others_up() -> None:
