@@ -15,27 +15,27 @@ def memory_sentence(memory: DeviceMemory) -> str:
 
 
 def _figures(memory: DeviceMemory) -> str:
-    requested = f"{_show(memory.requested)} asked" if memory.requested is not None else ""
-    of = f" of {_show(memory.capacity)}" if memory.capacity is not None else ""
-    free = f"{_show(memory.free)}{of} free" if memory.free is not None else ""
+    requested = f"{shown_size(memory.requested)} asked" if memory.requested is not None else ""
+    of = f" of {shown_size(memory.capacity)}" if memory.capacity is not None else ""
+    free = f"{shown_size(memory.free)}{of} free" if memory.free is not None else ""
     return ", ".join(part for part in (requested, free) if part)
 
 
 def _why(memory: DeviceMemory) -> str:
-    tensors = f"torch holds {_show(memory.allocated)} in tensors" if memory.allocated else ""
+    tensors = f"torch holds {shown_size(memory.allocated)} in tensors" if memory.allocated else ""
     beside = f"{tensors}, and " if tensors else ""
     match memory.cause:
         case MemoryCause.LIMIT:
-            return f"the job limits itself to {_show(memory.limit)}"
+            return f"the job limits itself to {shown_size(memory.limit)}"
         case MemoryCause.OTHERS:
             if not memory.others:
-                return f"{beside}{_show(memory.elsewhere)} are held outside torch, mostly by other processes"
+                return f"{beside}{shown_size(memory.elsewhere)} are held outside torch, mostly by other processes"
             who = ", ".join(str(one.pid) for one in memory.others[:4])
             many = "processes hold" if len(memory.others) > 1 else "another process holds"
-            return f"{many} {_show(memory.others_bytes)} (pid {who})"
+            return f"{many} {shown_size(memory.others_bytes)} (pid {who})"
         case MemoryCause.FRAGMENTED:
             more = "more " if tensors else ""
-            return f"{beside}{_show(memory.unallocated)} {more}lie unused in pieces: fragmentation"
+            return f"{beside}{shown_size(memory.unallocated)} {more}lie unused in pieces: fragmentation"
         case MemoryCause.DEMAND:
             why = "no fragmentation, the job needs more than there is"
             return f"{tensors}: {why}" if tensors else why
@@ -77,7 +77,8 @@ def _expandable(memory: DeviceMemory) -> str:
     return f"export {name}=expandable_segments:True  # for the job; torch 2.1 or newer, else max_split_size_mb:256"
 
 
-def _show(size: int | None) -> str:
+def shown_size(size: int | None) -> str:
+    """A size in the form of PyTorch's messages: `2.00 GiB`; "?" where it is not known."""
     if size is None:
         return "?"
     for unit in ("TiB", "GiB", "MiB", "KiB"):

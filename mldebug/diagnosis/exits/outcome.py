@@ -13,6 +13,7 @@ from mldebug.diagnosis.exits.cuda_memory import ROUNDED, DeviceMemory
 from mldebug.diagnosis.exits.memory_text import memory_steps
 from mldebug.diagnosis.exits.model import AttemptExit, RankError, exit_signal, words_of_status
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
+from mldebug.diagnosis.exits.shared_gpu import APART, sharing_fact, sharing_ranks
 from mldebug.diagnosis.exits.words.last_words import is_out_of_memory
 
 NOBODY = ", and nobody can be named"
@@ -174,7 +175,11 @@ def _facts(one: ExplainedExit) -> Iterator[str]:
 
 
 def _held(one: ExplainedExit, attempt: AttemptExit | None) -> Iterator[str]:
-    """Who held its GPU's memory, where the failed allocation that the hook wrote down is the one of its error."""
+    """Who held its GPU's memory: other ranks of the job, and its own lines, where the failed allocation that the hook wrote down is the
+    one of its error.
+    """
+    for rank, memory_bytes in sharing_ranks(one.exit, one.error.memory if one.error else None, attempt):  # fmt: skip
+        yield f"rank {one.exit.rank}: {sharing_fact(rank, memory_bytes)}"
     failure = last_failure(one, attempt)
     if failure is not None:
         for fact in failure_facts(failure):
@@ -248,7 +253,8 @@ def _next_steps(
             failure = last_failure(first, attempt)
             size = attempt.job.world_size if attempt else 1
             found = remedies(failure, size) if failure else ()
-            return (*found, *memory_steps(error.memory))
+            apart = (APART,) if sharing_ranks(first.exit, error.memory, attempt) else ()
+            return (*apart, *found, *memory_steps(error.memory))
         return ("lower the batch or sequence length, or look what else is on that GPU: nvidia-smi",)
     if first.kind is ExitKind.KILLED or (
         first.kind is ExitKind.FAILED and exit_signal(first.exit.status)

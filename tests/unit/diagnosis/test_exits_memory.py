@@ -89,3 +89,34 @@ def test_a_rank_that_was_only_ended_takes_no_error_from_the_log() -> None:
     """What it wrote down it had survived; the error stays the log's, of no rank in particular."""
     outcome, plain = judge_exit(ended(0)), judge_exit(ended())
     assert outcome.finding == plain.finding
+
+
+OTHER = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 480.56 MiB is free."
+    " Process {pid} has 8.90 GiB memory in use. Including non-PyTorch memory, this process has 69.79 GiB memory in use."
+)  # fmt: skip
+
+
+def on_one_gpu(pid: int) -> ExitOutcome:
+    """Rank 1 runs out of the memory of a GPU on which another process works."""
+    attempt = exit_of(TERM, ONE, order=(1, 0), errors={1: in_log(OTHER.format(pid=pid))})
+    return judge_exit(attempt)
+
+
+def test_another_rank_on_the_same_gpu_is_told_and_how_to_part_them() -> None:
+    """As on an H100 with two ranks that both took GPU 0: the usual want of `set_device`."""
+    other = next(one.pid for one in exit_of(TERM, ONE).identities if one.rank == 0)
+    outcome = on_one_gpu(other)
+    assert outcome.finding is not None
+    assert [one.rank for one in outcome.finding.culprits] == [1]
+    assert f"rank 1: rank 0 of this job works on the same GPU and holds 8.90 GiB of it (pid {other})" in evidence(outcome)  # fmt: skip
+    assert outcome.finding.next_steps[0].startswith("give each rank a GPU of its own")
+
+
+def test_a_strange_process_on_the_same_gpu_is_no_rank_of_the_job() -> None:
+    own = next(one.pid for one in exit_of(TERM, ONE).identities if one.rank == 1)
+    for pid in (own, 999_999):
+        outcome = on_one_gpu(pid)
+        assert outcome.finding is not None
+        assert "of this job works on" not in evidence(outcome)
+        assert not any("of its own" in step for step in outcome.finding.next_steps)
