@@ -317,14 +317,17 @@ def test_its_figures_are_those_of_the_code() -> None:
     last, more = decision.LATER_CAPTURES
     settings = rules.StallSettings()
     cases = (
-        f"{timeouts.FACTOR:.0f} x the 99th percentile of its last {timeouts.KEPT} gaps, {timeouts.LEAST:.0f} s to {timeouts.MOST:.0f} s",
-        f"before {timeouts.ENOUGH} gaps are known, or {timeouts.STEADY} even ones beside the longest, or they cover {timeouts.COVERED} steps, {timeouts.FACTOR:.0f} x the longest, {timeouts.YOUNG:.0f} s to {timeouts.YOUNG_MOST:.0f} s (or {timeouts.START:.2g} x the longest)",
+        f"{timeouts.FACTOR:.0f} x the 99th percentile of the last {timeouts.KEPT} pauses, at least {timeouts.LEAST:.0f} s and at most {timeouts.MOST:.0f} s",
+        f"{timeouts.FACTOR:.0f} x the longest pause so far, at least {timeouts.YOUNG:.0f} s and at most {timeouts.YOUNG_MOST:.0f} s (or {timeouts.START:.2g} x the longest",
+        f"has seen {timeouts.ENOUGH} pauses, or {timeouts.STEADY} even ones beside the longest, or pauses that cover {timeouts.COVERED} steps",
+        f"at least {timeouts.SURVIVED:.1f} x the usual pause: {timeouts.SURVIVED * 300:.0f} s for steps of 300 s",
+        f"**{rules.CLOSER} of the limit:**",
         f"blamed at {rules.ALL_PAUSE:.0f} s where they are all ranks of the job, at {rules.STEP_PAUSE:.0f} s where there is one rank",
         f"{rules.NO_SIGNAL:.0f} s; {rules.SAYS_IT_WAITS:.0f} s while the main thread of a rank",
         f"`stall.init_timeout`, {settings.init_timeout / 60:.0f} min",
         f"{rules.BUSY_FACTOR:.0f} x the timeout, {rules.BUSY_LEAST / 60:.0f} min at least",
         f"{COLLECTIVE_TIMEOUTS['nccl']:.0f} s on NCCL, {COLLECTIVE_TIMEOUTS['gloo']:.0f} s on gloo",
-        f"A capture follows {last:.0f} s later; at {more:.0f} s one more",
+        f"a second capture follows {last:.0f} s later; at {more:.0f} s one more",
         f"counts as `high` only after {LONG:.0f} s of standing still",
         f"came from {LAG:.0f} s before the job stopped",
         f"to {PROMPT:.0f} s after",
