@@ -10,19 +10,11 @@ from mldebug.core.model import Spoken
 from mldebug.core.ranksets import fold_nodes
 from mldebug.core.text import plural
 from mldebug.core.units import size_words
-from mldebug.jobs.run_records.model import NOT_SET, RunRecord
+from mldebug.jobs.run_records.model import NOT_SET
 from mldebug.probes.checks import NodeCheck
 
 SAME = ("python", "torch", "nccl", "driver", "GPUs")
 """What must be the same on all nodes of a job. Of the rest (other packages, variables, kernels) a difference is told and stops nothing."""
-
-_BY_LAUNCHERS = frozenset(
-    {
-        *("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
-        *("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONUNBUFFERED", "LD_PRELOAD"),
-    }
-)
-"""Variables that torchrun, srun, Accelerate or `mldebug run` set for ranks: where a check is started they are not set yet."""
 
 CLOCKS_APART = 1.0  # seconds beyond what the question itself took
 MOST_NOTES = 12
@@ -37,7 +29,8 @@ Level = Literal["failed", "note"]
 
 class NodeFindings(Spoken, frozen=True, kw_only=True):
     """What one node found about itself. `facts`: driver, GPUs, kernel … by name; `packages` and `environment` as in `RunRecord`; `clock`:
-    its unix time when it had done all, `seconds`: how long that took.
+    its unix time when it had done all, `seconds`: how long that took. `since_good`: what is not there as it was when the job last ended
+    well, in sentences.
     """
 
     node: str
@@ -47,6 +40,7 @@ class NodeFindings(Spoken, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     clock: float = 0.0
     seconds: float = 0.0
+    since_good: tuple[str, ...] = ()
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,12 +120,8 @@ def shm_check(size: int, available: int) -> NodeCheck:
     return NodeCheck(stage="shm", state="failed", sentence=f"{SHM} {words}: a container needs --shm-size or --ipc=host")  # fmt: skip
 
 
-def judge(
-    answers: Sequence[CheckedNode],
-    silent: Mapping[str, str],
-    last_good: RunRecord | None = None,
-) -> Preflight:
-    """Whether a job may start. `silent`: why a node did not answer, by its name. `last_good`: the run of this job that ended well."""
+def judge(answers: Sequence[CheckedNode], silent: Mapping[str, str]) -> Preflight:
+    """Whether a job may start. `silent`: why a node did not answer, by its name."""
     findings = [
         PreflightFinding(level="failed", sentence=f"did not answer: {why}", nodes=node)
         for node, why in sorted(silent.items())
@@ -139,8 +129,7 @@ def judge(
     findings += _of_checks(answers)
     findings += _between_nodes(answers)
     findings += _clocks(answers)
-    if last_good is not None and answers:
-        findings += _since(last_good, answers[0].findings)
+    findings += _since_good(answers)
     failed = [one for one in findings if one.level == "failed"]
     nodes = fold_nodes((*(one.findings.node for one in answers), *silent))
     if failed:
@@ -218,44 +207,18 @@ def _clocks(answers: Sequence[CheckedNode]) -> Iterator[PreflightFinding]:
             yield PreflightFinding(level="note", sentence=f"its clock is {apart:.0f} s or more {which}", nodes=one.findings.node)  # fmt: skip
 
 
-def _since(good: RunRecord, now: NodeFindings) -> Iterator[PreflightFinding]:
-    """What is not as it was when this job last ended well, on the node that was asked first."""
-    tables = (
-        (good.machine, now.facts, good.machine.keys() & now.facts.keys()),
-        (good.packages, now.packages, _comparable_packages(good.packages, now.packages)),
-        (good.environment, now.environment, _comparable_variables(good, now)),
-    )
+def _since_good(answers: Sequence[CheckedNode]) -> Iterator[PreflightFinding]:
+    """What is not as it was when this job last ended well; what all nodes say alike is told of all together."""
+    by_sentence: dict[str, list[str]] = defaultdict(list)
+    for one in answers:
+        for sentence in one.findings.since_good:
+            by_sentence[sentence].append(one.findings.node)
     yield from _few(
         [
-            PreflightFinding(level="note", sentence=f"since the last good run {good.run}: {name} was {was}, is {is_}")
-            for before, after, names in tables
-            for name in sorted(names)
-            if before and after
-            and not _is_same(name, was := before.get(name, NOT_SET), is_ := after.get(name, NOT_SET))
+            PreflightFinding(level="note", sentence=sentence, nodes=fold_nodes(nodes) if len(nodes) < len(answers) else "")
+            for sentence, nodes in by_sentence.items()
         ]
     )  # fmt: skip
-
-
-def _comparable_packages(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
-    """Those that both have, and those that are gone. Of the run only one folder was read: what it lacks may have been in another."""
-    gone = before.keys() - after.keys() - set(SAME) if "torch" in after else set()
-    return (before.keys() & after.keys()) | gone
-
-
-def _comparable_variables(good: RunRecord, now: NodeFindings) -> set[str]:
-    """Without those that only the ranks' launcher has set, and, of a record that is a part, those that it may have lacked."""
-    before, after = good.environment.keys(), now.environment.keys()
-    came = set() if "environment" in good.partial else after - before
-    return (before & after) | came | (before - after - _BY_LAUNCHERS)
-
-
-def _is_same(name: str, was: str, is_: str) -> bool:
-    """Of Python a run knows the first two numbers; PyTorch names its own build (`2.8.0+cu128`), its package on PyPI does not."""
-    if name == "python":
-        return f"{is_}.".startswith(f"{was}.")
-    if name == "torch" and ("+" not in was or "+" not in is_):
-        return was.partition("+")[0] == is_.partition("+")[0]
-    return was == is_
 
 
 def _few(notes: Sequence[PreflightFinding]) -> Iterator[PreflightFinding]:

@@ -43,7 +43,7 @@ _LIST = (
 class PreflightRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the job needs of each node. `folders`: that it writes to, the one of its checkpoints first; `checkpoint`: bytes of one,
     0: not known; `checkpoints`: for how many there must be room; `gpus`, `ports`: see `NodeRequirements`; `python`: the training
-    environment's, "" for none.
+    environment's, "" for none; `job`: with whose last good run to compare, "" for none.
     """
 
     folders: tuple[str, ...] = ()
@@ -53,6 +53,7 @@ class PreflightRequest(msgspec.Struct, frozen=True, kw_only=True):
     ports: str | None = None
     python: str = ""
     load: bool = False  # also measure the GPUs
+    job: str = ""
 
 
 def look_at_node(tools: ProbeTools, mounts: MountClient, wanted: PreflightRequest) -> NodeFindings:

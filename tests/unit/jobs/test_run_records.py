@@ -113,6 +113,39 @@ def test_its_end_is_recorded_and_outlives_the_agent() -> None:
     assert later.orders == []
 
 
+def test_how_it_ended_is_recorded_before_the_next_run_of_the_job_begins() -> None:
+    node = Node()
+    node.jobs["run1"] = a_job()
+    node.look()
+    node.look()
+    node.words["run1"] = {0: "exit status 0"}
+    node.look(1.0)
+    assert node.records()["run1"].outcome == "", "a rank still runs"
+    node.words["run1"] = {0: "exit status 0", 1: "exit status 0"}
+    del node.jobs["run1"]
+    node.look(1.0)
+    found = node.records()["run1"]
+    assert (found.is_over, found.outcome) == (False, "exit status 0")
+    node.look(61.0)
+    assert node.records()["run1"].is_over
+
+
+def test_a_run_of_which_another_attempt_comes_is_not_over() -> None:
+    node = Node()
+    node.jobs["run1"] = a_job()
+    node.look()
+    node.words["run1"] = {0: "exit status 1", 1: "exit status 1"}
+    job = node.jobs.pop("run1")
+    node.look()
+    assert node.records()["run1"].outcome == "exit status 1"
+    node.jobs["run1"] = job
+    node.words["run1"] = {}
+    for _ in range(30):
+        node.look()
+    found = node.records()["run1"]
+    assert found.is_over is False
+
+
 def test_a_run_that_ended_while_no_agent_was_there_is_over() -> None:
     node = Node()
     node.jobs["run1"] = a_job()

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from mldebug.config.schema import Config
 from mldebug.jobs.run_records.model import RunRecord, StoredRecord
 from mldebug.probes.checks import NodeCheck
+from mldebug.probes.last_good_run import changes_since
 from mldebug.probes.preflight import (
     MOST_NOTES,
     CheckedNode,
@@ -115,6 +116,23 @@ def test_a_clock_that_cannot_be_right_is_told(clock: float, sentence: str) -> No
     assert found.go
 
 
+def since(good: RunRecord, one: CheckedNode) -> CheckedNode:
+    """The answer of a node where this run has ended well."""
+    found = msgspec.structs.replace(one.findings, since_good=changes_since(good, one.findings))
+    return msgspec.structs.replace(one, findings=found)
+
+
+def test_what_changed_on_one_node_is_told_with_it_and_what_changed_on_all_once() -> None:
+    good = RunRecord(run="r1", packages={"torch": "2.8.0", "numpy": "2.0.0"}, environment={"NCCL_ALGO": "Ring"})  # fmt: skip
+    other = msgspec.structs.replace(good, packages={"torch": "2.8.0", "numpy": "2.1.0"}, environment={"NCCL_ALGO": "Tree"})  # fmt: skip
+    found = judge([since(good, NODES[0]), since(good, NODES[1]), since(other, NODES[2])], {})
+    assert notes(found) == [
+        "n[1-2]: since the last good run r1: numpy was 2.0.0, is 2.1.0",
+        "n3: since the last good run r1: NCCL_ALGO was Tree, is Ring",
+    ]
+    assert notes(judge([since(good, one) for one in NODES], {})) == ["since the last good run r1: numpy was 2.0.0, is 2.1.0"]  # fmt: skip
+
+
 def test_what_has_changed_since_the_last_good_run() -> None:
     good = RunRecord(
         run="r1",
@@ -122,14 +140,14 @@ def test_what_has_changed_since_the_last_good_run() -> None:
         environment={"NCCL_ALGO": "Ring", "NCCL_OLD": "1"},
         machine={"driver": "560.1", "cores": "8"},
     )
-    found = judge(NODES[:1], {}, good)
+    found = judge([since(good, NODES[0])], {})
     assert found.go
     assert notes(found) == [
         "since the last good run r1: driver was 560.1, is 570.1",
         "since the last good run r1: numpy was 2.0.0, is 2.1.0",
         "since the last good run r1: NCCL_OLD was 1, is not set",
     ]
-    assert notes(judge(NODES[:1], {}, RunRecord(run="r1"))) == []
+    assert notes(judge([since(RunRecord(run="r1"), NODES[0])], {})) == []
 
 
 @pytest.mark.parametrize(
@@ -147,7 +165,7 @@ def test_what_a_run_and_a_check_read_in_two_ways_has_not_changed(
     table: str, was: dict[str, str], now: dict[str, str]
 ) -> None:
     good = msgspec.structs.replace(RunRecord(run="r1"), **{table: was})
-    assert notes(judge((node("n1", **{table: now}),), {}, good)) == []
+    assert notes(judge([since(good, node("n1", **{table: now}))], {})) == []
 
 
 @pytest.mark.parametrize(
@@ -163,7 +181,7 @@ def test_what_has_changed_in_packages_is_told(
     was: dict[str, str], now: dict[str, str], sentence: str
 ) -> None:
     good = RunRecord(run="r1", packages=was)
-    found = notes(judge((node("n1", packages=now),), {}, good))
+    found = notes(judge([since(good, node("n1", packages=now))], {}))
     assert found == [f"since the last good run r1: {sentence}"]
 
 
@@ -263,7 +281,8 @@ def test_the_last_good_run_is_found_under_srun(job: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(preflight, "ask_nearest", lambda _: near)
     monkeypatch.setattr(preflight, "recorded_runs", lambda _: [StoredRecord.of(one).summary for one in records.values()])  # fmt: skip
     monkeypatch.setattr(preflight, "record_of_run", lambda _, run: records[run])
-    assert preflight._last_good(Config(), job) == good
+    assert preflight._last_good(Config(), job) == (good, "")
+    assert preflight._last_good(Config(), "nobody.py") == (None, "no run of nobody.py that ended well is recorded here")  # fmt: skip
 
 
 def test_a_folder_that_is_named_twice_is_tried_once(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from mldebug.core.redact import clean
 from mldebug.core.units import parse_size
 from mldebug.diagnosis.exits.model import words_of_status
 from mldebug.jobs.run_records.model import RunRecord, without_numbers
+from mldebug.probes.last_good_run import changes_since
 from mldebug.probes.ports import check_wanted
 from mldebug.probes.preflight import CheckedNode, NodeFindings, Preflight, judge, words
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
@@ -43,7 +44,9 @@ WAIT, WAIT_LOADED = "90s", "3m"  # the load alone takes a minute, beside what ea
 @click.option("--ib", "ports", metavar="PORTS", help="Fail with fewer active ports: 8, or 8x400 (Gb/s).")  # fmt: skip
 @click.option("--python", type=FILE, default="", help="The training environment's Python, whose packages are compared.")  # fmt: skip
 @click.option("--load", is_flag=True, help="Also measure each GPU, and NCCL between them, for a minute; nobody may compute there.")  # fmt: skip
-@click.option("--job", type=JOB, help="Compare with the last run of this job here that ended well.")
+@click.option(
+    "--job", type=JOB, help="Compare each node with the last run of this job there that ended well."
+)
 @click.option("--slurm-job", metavar="ID", help="On all nodes of this Slurm job, by srun.")
 @click.option("--hosts", metavar="NODES", help="On these nodes: node[1-40], or a hostfile; by ssh.")
 @click.option("--there", type=FILE, default="", help="The Python with mldebug on other nodes; default: this one's path.")  # fmt: skip
@@ -65,14 +68,13 @@ def command(
     own = load_config(config)
     wanted = PreflightRequest(
         folders=tuple(dict.fromkeys(map(_whole, folders))), checkpoint=_size(checkpoint), gpus=gpus, ports=_ports(ports),
-        python=_whole(python) if "/" in python else python, load=load,
+        python=_whole(python) if "/" in python else python, load=load, job=job or "",
     )  # fmt: skip
     if slurm_job is not None and hosts is not None:
         raise UsageError("--slurm-job and --hosts are two ways", "choose one of them")
     if send:
         _send(own, wanted)
         return
-    good = _last_good(own, job) if job is not None else None
     if slurm_job or hosts:
         request = FanoutRequest(
             target=slurm_job or hosts or "", python=there or sys.executable, arguments=_arguments(wanted), timeout=answer_seconds(wait or (WAIT_LOADED if load else WAIT))
@@ -81,7 +83,7 @@ def command(
             checked = check_nodes(own, "slurm" if slurm_job else "ssh", request, progress)
     else:
         checked = _here(own, wanted)
-    found = judge(checked.answers, checked.silent, good)
+    found = judge(checked.answers, checked.silent)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
@@ -93,7 +95,7 @@ def _here(config: Config, wanted: PreflightRequest) -> NodesChecked:
     sent = time.time()
     with progress_line("checking this node") as line:
         with open_tools(config) as tools:
-            findings = _look(tools, wanted)
+            findings = _look(tools, config, wanted)
         if wanted.load:
             line.now("measuring the GPUs under load")
         findings = _measured(findings, wanted)
@@ -101,9 +103,13 @@ def _here(config: Config, wanted: PreflightRequest) -> NodesChecked:
     return NodesChecked(answers=(answer,), silent={})
 
 
-def _look(tools: NodeTools, wanted: PreflightRequest) -> NodeFindings:
+def _look(tools: NodeTools, config: Config, wanted: PreflightRequest) -> NodeFindings:
     gpus = ProbeTools(tools.context, tools.gpus, tools.capture.finder)
-    return look_at_node(gpus, tools.filesystem_probe, wanted)
+    found = look_at_node(gpus, tools.filesystem_probe, wanted)
+    if not wanted.job:
+        return found
+    good, why = _last_good(config, wanted.job)
+    return msgspec.structs.replace(found, since_good=changes_since(good, found) if good else (why,))
 
 
 def _measured(findings: NodeFindings, wanted: PreflightRequest) -> NodeFindings:
@@ -122,7 +128,7 @@ def _send(config: Config, wanted: PreflightRequest) -> None:
     """Print what this node found, for the mldebug that asked."""
     with ended_by_signals(), open_tools(config) as tools:
         end_without_reader(sys.stdout.fileno())  # a thread: after the process starter has forked
-        findings = _look(tools, wanted)
+        findings = _look(tools, config, wanted)
     findings = _measured(findings, wanted)
     for line in encode(NodeReply(node=socket.gethostname(), findings=findings)):
         sys.stdout.buffer.write(line)
@@ -142,34 +148,31 @@ def _arguments(wanted: PreflightRequest) -> tuple[str, ...]:
         found += ["--ib", wanted.ports]
     if wanted.python:
         found += ["--python", wanted.python]
+    if wanted.job:
+        found += ["--job", wanted.job]
     if wanted.load:
         found.append("--load")
     return tuple(found)
 
 
-def _last_good(config: Config, job: str) -> RunRecord | None:
-    """The record of the newest run of this job that ended well; None, with a word, where there is none."""
+def _last_good(config: Config, job: str) -> tuple[RunRecord | None, str]:
+    """The record of the newest run of this job that ended well here; or None, and why there is none."""
     near = ask_nearest(config.agent.state_dir)
     if near.answer.snapshot is None:
-        click.echo("mldebug: no agent runs here, so no earlier run is known to compare with", err=True)  # fmt: skip
-        return None
-    well = [one for one in recorded_runs(near.state_dir) if one.outcome == WELL]
-    runs = [one for one in well if one.name == job] or [
-        one
-        for one in well
-        if job == one.script or without_numbers(job) == without_numbers(one.name)
-    ]
-    if not runs:
-        click.echo(
-            f"mldebug: no run of {clean(job, 60)} that ended well is recorded here", err=True
-        )
-        return None
-    newest = max(runs, key=lambda one: one.started_at)
+        return None, near.answer.trouble or "no agent runs here, so no earlier run is known to compare with"  # fmt: skip
     try:
-        return record_of_run(near.state_dir, newest.run)
+        well = [one for one in recorded_runs(near.state_dir) if one.outcome == WELL]
+        runs = [one for one in well if one.name == job] or [
+            one
+            for one in well
+            if job == one.script or without_numbers(job) == without_numbers(one.name)
+        ]
+        if not runs:
+            return None, f"no run of {clean(job, 60)} that ended well is recorded here"
+        newest = max(runs, key=lambda one: one.started_at)
+        return record_of_run(near.state_dir, newest.run), ""
     except MldebugError as error:
-        click.echo(f"mldebug: {error.message}", err=True)
-        return None
+        return None, f"the last good run is not known: {error.message}"
 
 
 def _show(found: Preflight) -> None:

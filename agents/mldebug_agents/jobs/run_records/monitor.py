@@ -86,9 +86,10 @@ class RunRecordMonitor:
             if words := exits(id):
                 self._outcomes[id] = _outcome(words)
         self._order_next(jobs, programs, steady)
+        self._note_exits(jobs, steady)
         if steady >= self._store_due:
             self._store_due = steady + STORE_EVERY
-            self._note_times(steady)
+            self._note_times()
             self._tidy(wall)
 
     def on_result(self, result: Result) -> bool:
@@ -147,18 +148,26 @@ class RunRecordMonitor:
                 self.worker.order(RecordOrder(job=job, libraries=libraries))
                 return
 
-    def _note_times(self, steady: float) -> None:
-        """Write down until when each run was seen, and of those that are gone how they ended."""
-        for id, (at, wall) in list(self._last.items()):
+    def _note_exits(self, jobs: Mapping[str, Job], steady: float) -> None:
+        """Write down how the runs without a rank ended, at once: the next run of a job may be compared with it seconds later."""
+        gone = [(id, at, wall) for id, (at, wall) in self._last.items() if id not in jobs]
+        for id, at, wall in gone:
             over = steady - at > ENDED
             if (stored := self._records.get(id)) is not None:
-                record = stored.record()
-                outcome = self._outcomes.get(id, record.outcome)
-                self._put(msgspec.structs.replace(record, last_at=wall, is_over=over, outcome=outcome))  # fmt: skip
+                outcome = self._outcomes.get(id, stored.summary.outcome)
+                if (over, outcome) != (stored.summary.is_over, stored.summary.outcome):
+                    record = stored.record()
+                    self._put(msgspec.structs.replace(record, last_at=wall, is_over=over, outcome=outcome))  # fmt: skip
             if over:
                 for known in (self._last, self._met, self._outcomes):
                     known.pop(id, None)
                 self._ordered.discard(id)
+
+    def _note_times(self) -> None:
+        """Write down until when each run was seen."""
+        for id, (_, wall) in self._last.items():
+            if (stored := self._records.get(id)) is not None:
+                self._put(msgspec.structs.replace(stored.record(), last_at=wall, is_over=False))
 
     def _put(self, record: RunRecord) -> None:
         stored = StoredRecord.of(record)
