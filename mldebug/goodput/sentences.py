@@ -102,13 +102,18 @@ def slow_mount_words(shares: Sequence[RankShares]) -> str:
     A rank counts where it, or its worker, was found in the kernel waiting for a file of that mount: a slow mount beside it, and data
     that are computed too slowly, are no such case.
     """
-    held = [one for one in shares if one.evidence.mount_slow and _waits_for_files(one)]
-    if not held:
+    there = held_by_mount(shares)
+    if not there:
         return ""
-    mount, count = Counter(one.evidence.mount for one in held).most_common(1)[0]
-    there = [one for one in held if one.evidence.mount == mount]
-    who = f"{count} of {len(shares)} ranks wait" if len(shares) > 1 else "its rank waits"
+    who = f"{len(there)} of {len(shares)} ranks wait" if len(shares) > 1 else "its rank waits"
     return f"{there[0].evidence.mount_slow}; {who} for {_what_for(there)}"
+
+
+def held_by_mount(shares: Sequence[RankShares]) -> tuple[RankShares, ...]:
+    """The ranks that wait for files of a mount that has become slow; of several mounts the one that holds up most ranks."""
+    held = [one for one in shares if one.evidence.mount_slow and _waits_for_files(one)]
+    counts = Counter(one.evidence.mount for one in held)
+    return tuple(one for one in held if one.evidence.mount == counts.most_common(1)[0][0])
 
 
 def mount_waiters(shares: Sequence[RankShares], run: str, node: str, device: str) -> str:

@@ -16,6 +16,7 @@ from mldebug.core.units import percent
 from mldebug.diagnosis.classify.rank_states import make_group
 from mldebug.goodput import causes
 from mldebug.goodput.sentences import rank_words, slow_mount_words, slow_words
+from mldebug.goodput.slow_storage import judge_storage, storage_words
 from mldebug.goodput.straggler import LEAST, Slowness, SlowRank
 
 BESIDE = (
@@ -33,9 +34,11 @@ STEPS = {
 
 
 def judge_slowdown(job: Job, found: Slowness) -> Judgement:
-    """The judgement of a run: verdict `straggler` with the slow ranks as culprits, or `unknown` where no rank is slow (any more),
-    or those that are slow have more work.
+    """The judgement of a run: verdict `straggler` with the slow ranks as culprits, `storage_fault` where a mount is slow and no rank,
+    or `unknown` where nothing is slow (any more), or those ranks that are slow have more work.
     """
+    if storage_words(found):
+        return judge_storage(job, found)
     slow = {one.rank: one for one in found.ranks}
     waits = {one.rank: one.waiting for one in found.shares}
     ranks = tuple(_classified(rank, slow, waits) for rank in job.ranks)

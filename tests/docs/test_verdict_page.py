@@ -30,6 +30,7 @@ from mldebug.diagnosis.classify.tables.native_calls import NATIVE
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD, PYTHON
 from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE, STORE_SOURCE
 from mldebug.diagnosis.diagnose import diagnose
+from mldebug.goodput.evidence import RankEvidence
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.slowdown import judge_slowdown
 from mldebug.goodput.straggler import Excess, Slowness, SlowRank
@@ -156,6 +157,15 @@ def golden(name: str) -> Diagnosis:
     )  # fmt: skip
 
 
+def slow_mount() -> Diagnosis:
+    """Seven of eight ranks that wait for data on a mount that has become slow."""
+    evidence = RankEvidence(file_waiting=0.5, mount="/data (nfs4)", mount_device="0:52", mount_slow="reads of /data (nfs01:/data) take 48 ms instead of 3 ms since 14:02 UTC")  # fmt: skip
+    shares = tuple(RankShares(rank=n, samples=495, waiting=0.1, loading=0.6 if n else 0.0, evidence=evidence if n else RankEvidence()) for n in range(8))  # fmt: skip
+    ranks = tuple(RankIdentity(rank=n, world_size=8, pid=9) for n in range(8))
+    job = Job(id="j", name="train.py", launcher="torchrun", world_size=8, ranks=ranks)
+    return judge_slowdown(job, Slowness(stretches=3, slower=1.8, shares=shares)).diagnosis
+
+
 def slow_rank() -> Diagnosis:
     """Rank 1 of four, by the shares of a real gloo job."""
     shares = tuple(RankShares(rank=n, samples=495, waiting=wait) for n, wait in enumerate((0.32, 0.05, 0.29, 0.31)))  # fmt: skip
@@ -173,6 +183,7 @@ EXAMPLES: dict[Verdict, tuple[Callable[[], Diagnosis], ...]] = {
     Verdict.OUT_OF_MEMORY: (killed_for_memory, out_of_device_memory),
     Verdict.STORAGE_FAULT: (
         lambda: of(process(*HERE, wchan="request_wait_answer", syscall="read", on=FUSE, move=still())),
+        slow_mount,
     ),
     Verdict.NETWORK_FAULT: (port_down,),
     Verdict.NODE_UNREACHABLE: (

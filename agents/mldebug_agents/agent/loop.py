@@ -127,7 +127,8 @@ class AgentLoop:
         if self.config.capture.nccl_ras:
             self._parts.ras.tick(self.runs)
         if self.config.goodput.stragglers:
-            self._parts.slowness.tick(self.runs, self.config.goodput.interval)
+            pace, mounts = self.config.goodput.interval, self.monitors.storage.with_mounts
+            self._parts.slowness.tick(self.runs, pace, mounts)
         if self.peers is not None:
             self.peers.tick(self._all)
             self._parts.launchers.count(self.peers.present())

@@ -13,7 +13,8 @@ from mldebug.core.model import Gap, Judgement, NodeCapture
 from mldebug.core.report_model import IncidentState
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
-from mldebug.goodput.sentences import slow_words
+from mldebug.goodput.sentences import held_by_mount, slow_words
+from mldebug.goodput.slow_storage import storage_words
 from mldebug.goodput.straggler import Slowness
 from mldebug.incidents.incident import (
     Incident,
@@ -285,12 +286,12 @@ class IncidentManager:
     # --- slowdowns ---------------------------------------------------------------------------------
 
     def slow(self, run: Run, found: Slowness) -> None:
-        """Open a slowdown of the run, or write its report again where other ranks are slow now or for another reason.
+        """Open a slowdown of the run, or write its report again where other ranks are slow now, for another reason or for a slow mount.
 
         Nothing happens while the run has an incident of another kind.
         """
         now, incident = self._writer.clock.now(), run.incident
-        words = slow_words(found, run.job.world_size)
+        words = slow_words(found, run.job.world_size) or storage_words(found)
         if incident is None:
             incident = Incident(
                 id=self._writer.new_id(now, run.job.id),
@@ -299,7 +300,7 @@ class IncidentManager:
                 job=run.job,
                 detected_at=now,
                 stalled_since=found.since or None,
-                why="a rank is waited for",
+                why="a rank is waited for" if found.ranks else "a mount has become slow",
                 sentence=words,
                 kind="slowdown",
                 versions=versions(),
@@ -377,10 +378,11 @@ class IncidentManager:
 
 
 def _same(known: Slowness | None, found: Slowness) -> bool:
-    """Whether the same ranks are slow for the same reason."""
+    """Whether the same ranks are slow for the same reason, and wait for the same slow mount."""
 
     def reasons(one: Slowness) -> set[tuple[int, str, str]]:
-        return {(slow.rank, slow.excess.kind, slow.excess.place) for slow in one.ranks}
+        mounts = {(-1, "mount", held.evidence.mount) for held in held_by_mount(one.shares)}
+        return mounts | {(slow.rank, slow.excess.kind, slow.excess.place) for slow in one.ranks}
 
     return known is not None and reasons(known) == reasons(found)
 

@@ -17,7 +17,7 @@ import msgspec
 from mldebug.core.model import Gap, Job, NodeCapture
 from mldebug.core.redact import clean
 from mldebug.diagnosis.exits.model import AttemptExit
-from mldebug.goodput.straggler import SampledStretch
+from mldebug.goodput.straggler import SampledStretch, Slowness
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.storage.filesystems.state import (
     CollectorState,
@@ -178,9 +178,12 @@ class StorageMonitor:
         """The run with what is slow now: a mount is found to be slow some time after the ranks are seen to wait for it."""
         if run.slowness is None:
             return run
-        shares = with_slow_mounts(run.slowness.shares, self._slow(), node)
-        slowness = msgspec.structs.replace(run.slowness, shares=shares)
-        return msgspec.structs.replace(run, slowness=slowness)
+        return msgspec.structs.replace(run, slowness=self.with_mounts(run.slowness, node))
+
+    def with_mounts(self, found: Slowness, node: str = "") -> Slowness:
+        """What is found of a run's ranks, with what is slow now on the mounts for which those of `node` wait."""
+        shares = with_slow_mounts(found.shares, self._slow(), node)
+        return msgspec.structs.replace(found, shares=shares)
 
     def _slow(self) -> Mapping[str, str]:
         alarms = [one for part in self._states.values() for one in part.alarms]

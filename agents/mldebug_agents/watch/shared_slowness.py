@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from mldebug.goodput.sentences import held_by_mount
 from mldebug.goodput.shared_samples import NodeSamples, SampleCall, SharedFinding, travelling
+from mldebug.goodput.slow_storage import storage_words
 from mldebug.goodput.straggler import MOST, SampledStretch, Slowness
 from mldebug.stall.signals import Stage
 from mldebug_agents.system.workers import Result
@@ -58,7 +60,7 @@ class SharedSlowness:
     """Handles the coordinator's orders to sample ranks, and what it has found, for runs over several nodes.
 
     `put` hands an order to the worker that takes samples, and returns False where the worker's queue is full. `clock`:
-    monotonic seconds.
+    monotonic seconds. `slower`: how many times as long a step of a run takes as it used to; 0 where no longer.
     """
 
     def __init__(
@@ -66,8 +68,9 @@ class SharedSlowness:
         put: Callable[[SampleOrder], bool],
         incidents: SlowdownIncidents,
         clock: Callable[[], float] = time.monotonic,
+        slower: Callable[[Run], float] = lambda _: 0.0,
     ) -> None:
-        self._put, self._incidents, self._clock = put, incidents, clock
+        self._put, self._incidents, self._clock, self._slower = put, incidents, clock, slower
         self._pace = 0.0
         self._runs: dict[str, _SharedMemory] = {}
 
@@ -121,22 +124,26 @@ class SharedSlowness:
 
     def found(self, run: Run, finding: SharedFinding) -> None:
         """Handle the coordinator's finding from the samples of all nodes: keep it with the run, and open the incident where
-        the first slow rank is on this node. An open one is closed where the slow rank is elsewhere or no rank is slow
-        any more.
+        the first slow rank is on this node, or else the first that waits for a mount that has become slow. An open one is closed where
+        that rank is elsewhere, or nothing is slow any more.
         """
         memory = self._of(run)
         if finding.row == memory.row:
             return
         memory.row = finding.row
         found = msgspec.structs.replace(finding.found, since=time.time() - finding.age)
+        if not found.ranks:
+            found = msgspec.structs.replace(found, slower=self._slower(run))
         run.set_slowness(found)
-        here = {rank.rank for rank in run.job.ranks}
-        if found.ranks and found.ranks[0].rank in here:
+        is_whole = len(found.shares) == run.job.world_size  # of a large run a few ranks travel
+        held = held_by_mount(found.shares) if is_whole and storage_words(found) else ()
+        slow = [one.rank for one in found.ranks or held]
+        if slow and slow[0] in {rank.rank for rank in run.job.ranks}:
             self._incidents.slow(run, found)
-        elif found.ranks:
+        elif slow:
             self._incidents.no_longer_slow(run, "recovered", "a rank on another node is slow now")
         elif finding.calm >= CALM:
-            self._incidents.no_longer_slow(run, "recovered", "its ranks wait alike again")
+            self._incidents.no_longer_slow(run, "recovered", why_over(run))
 
     def _of(self, run: Run) -> _SharedMemory:
         known = self._runs.get(run.job.id)
@@ -145,10 +152,27 @@ class SharedSlowness:
         return known
 
 
+def why_over(run: Run) -> str:
+    """Why the run's slowdown is over, for its timeline."""
+    known = run.incident.slowness if run.incident else None
+    return "its ranks wait alike again" if known is None or known.ranks else "no slow mount holds it up any more"  # fmt: skip
+
+
 def can_be_sampled(run: Run) -> bool:
     """Whether the ranks of the run may be sampled: it has ranks on this node, it makes progress, alerts may be raised for
     it (see `unjudged`), and it has no open incident but a slowdown.
     """
-    calm = run.decision is not None and run.decision.stage is Stage.WATCHING
+    return _has_stage(run, Stage.WATCHING)
+
+
+def is_between_steps(run: Run) -> bool:
+    """Whether the run might be sampled but for a step that takes longer than usual, and may yet come: what its ranks wait for meanwhile
+    shows, and nothing can be said of who is slow.
+    """
+    return _has_stage(run, Stage.QUIET, Stage.SUSPECT)
+
+
+def _has_stage(run: Run, *stages: Stage) -> bool:
+    is_in = run.decision is not None and run.decision.stage in stages
     stalled = run.incident is not None and run.incident.kind != "slowdown"
-    return calm and bool(run.job.ranks) and not run.unjudged and not stalled
+    return is_in and bool(run.job.ranks) and not run.unjudged and not stalled

@@ -5,8 +5,9 @@
 | has begun | a minute after it was met, or 20 s after its first steps |
 | runs steadily | once every 5 minutes |
 | takes a tenth longer for its steps than usual in four looks in a row, or a fifth in two, or one stretch shows a rank that waits least | at once, until 3 to 8 stretches agree, or do not; a second row has to confirm the first |
-| has a slow rank | every 5 minutes, until two rows in turn show none |
-| is quiet, stalled, or not judged | never |
+| has a slow rank, or waits for a mount that has become slow | every 5 minutes, until two rows in turn show neither |
+| takes longer for its steps, and is between two that are far apart | every 2.5 minutes, one stretch: what its ranks wait for, and nobody is compared |
+| is quiet otherwise, stalled, or not judged | never |
 | has ranks on other nodes | when its coordinator calls for it (`shared_slowness`) |
 
 Belongs to the main loop's thread; the sampling is a worker's.
@@ -16,9 +17,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from mldebug.goodput.sample_rows import SampleRows
+from mldebug.goodput.slow_storage import storage_words
 from mldebug.goodput.speed_trend import SlowerSteps, SpeedTrend
-from mldebug.goodput.straggler import SampledStretch, Slowness
+from mldebug.goodput.straggler import SampledStretch, Slowness, find_slow_ranks
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.runs import Run
 from mldebug_agents.watch.shared_slowness import (
@@ -26,6 +30,8 @@ from mldebug_agents.watch.shared_slowness import (
     SharedSlowness,
     SlowdownIncidents,
     can_be_sampled,
+    is_between_steps,
+    why_over,
 )
 from mldebug_agents.watch.wait_sampler import SampleOrder
 
@@ -67,13 +73,19 @@ class SlownessWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._put, self._incidents, self._clock = put, incidents, clock
-        self.shared = SharedSlowness(put, incidents, clock)
+        self.shared = SharedSlowness(put, incidents, clock, self._times)
         self._runs: dict[str, _SlownessMemory] = {}
 
-    def tick(self, runs: Mapping[str, Run], pace: float) -> None:
+    def tick(
+        self,
+        runs: Mapping[str, Run],
+        pace: float,
+        mounts: Callable[[Slowness], Slowness] = lambda found: found,
+    ) -> None:
         """Order samples for each run for which they are due.
 
-        `pace`: seconds between two orders for a run that goes on steadily.
+        `pace`: seconds between two orders for a run that goes on steadily. `mounts`: adds to a finding what is slow now on the mounts
+        for which its ranks wait.
         """
         now = self._clock()
         self.shared.tick(runs, pace)
@@ -83,7 +95,9 @@ class SlownessWatch:
             _follow(memory, run, now)
             if not is_comparable(run):
                 memory.rows.drop()
-                continue
+                if memory.trend.slower is None or not _is_here(run) or not is_between_steps(run):
+                    continue
+            self._join(run, memory, mounts)
             if memory.trend.is_slower and now - memory.woken_at >= pace / 2:
                 memory.due, memory.woken_at = now, now
             if not memory.is_pending and now >= memory.due:
@@ -105,6 +119,7 @@ class SlownessWatch:
         memory.is_pending = False
         if not isinstance(result.value, SampledStretch) or not is_comparable(run):
             memory.rows.drop()
+            self._take_alone(run, result.value)
             return
         since = memory.slower_since(self._clock(), known=is_slow(run))
         slower = since and since._replace(since=result.value.at - (self._clock() - since.since))
@@ -125,20 +140,55 @@ class SlownessWatch:
         now, some = self._clock(), self._runs.values()
         return any(one.is_pending and one.slower_since(now) is not None for one in some)
 
+    def _times(self, run: Run) -> float:
+        """How many times as long a step of the run takes as it used to; 0 where no longer."""
+        memory = self._runs.get(run.job.id)
+        slower = memory.trend.slower if memory else None
+        return slower.times if slower else 0.0
+
+    def _join(self, run: Run, memory: _SlownessMemory, mounts: Callable[[Slowness], Slowness]) -> None:  # fmt: skip
+        """Take what is known of slow mounts by now: that needs three readings, and the ranks were sampled before."""
+        if run.slowness is None or (memory.trend.slower is None and not is_slow(run)):
+            return
+        found = _with_pace(mounts(run.slowness), memory.trend)
+        if found == run.slowness:
+            return
+        run.set_slowness(found)
+        if storage_words(found) or (found.ranks and is_slow(run)):
+            memory.calm = 0
+            self._incidents.slow(run, found)
+
     def _take(self, run: Run, memory: _SlownessMemory, found: Slowness) -> None:
         """Keep what a row has shown, and what the row before it, where that had a slow rank, has shown as well."""
+        found = _with_pace(found, memory.trend)
         run.set_slowness(found)
-        memory.calm = 0 if found.ranks else memory.calm + 1
-        if found.ranks:
+        is_slowed = bool(found.ranks or storage_words(found))
+        memory.calm = 0 if is_slowed else memory.calm + 1
+        if is_slowed:
             self._incidents.slow(run, found)
         elif memory.calm >= CALM:
-            self._incidents.no_longer_slow(run, "recovered", "its ranks wait alike again")
+            self._incidents.no_longer_slow(run, "recovered", why_over(run))
+
+    def _take_alone(self, run: Run, stretch: object) -> None:
+        """Keep what the ranks of a run wait for between two steps that are far apart; a rank that is known to be slow stays named."""
+        known = run.slowness is not None and bool(run.slowness.ranks)
+        if isinstance(stretch, SampledStretch) and is_between_steps(run) and not known:
+            why = "its steps are far apart, and one stretch between two of them compares nobody"
+            found = msgspec.structs.replace(find_slow_ranks((stretch,)), ranks=(), why_nobody=why)
+            run.set_slowness(found)
 
     def _of(self, name: str, run: Run, due: float) -> _SlownessMemory:
         known = self._runs.get(name)
         if known is None or known.attempt != run.job.attempt:
             known = self._runs[name] = _SlownessMemory(run.job.attempt, due)
         return known
+
+
+def _with_pace(found: Slowness, trend: SpeedTrend) -> Slowness:
+    """The finding with how many times as long a step takes as it used to, where no rank explains that."""
+    if found.ranks:
+        return found
+    return msgspec.structs.replace(found, slower=trend.slower.times if trend.slower else 0.0)
 
 
 def is_slow(run: Run) -> bool:
@@ -150,7 +200,11 @@ def is_comparable(run: Run) -> bool:
     """Whether this node can compare the ranks of the run: there are two or more, all of them on this node, it makes
     progress, alerts may be raised for it (see `unjudged`), and it has no open incident but a slowdown.
     """
-    return 2 <= len(run.job.ranks) == run.job.world_size and can_be_sampled(run)
+    return _is_here(run) and can_be_sampled(run)
+
+
+def _is_here(run: Run) -> bool:
+    return 2 <= len(run.job.ranks) == run.job.world_size
 
 
 def _follow(memory: _SlownessMemory, run: Run, now: float) -> None:

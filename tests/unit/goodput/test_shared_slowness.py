@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, RankIdentity
+from mldebug.goodput.evidence import RankEvidence
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.shared_samples import SampleCall, SharedFinding
 from mldebug.goodput.straggler import Excess, SampledStretch, Slowness, SlowRank
@@ -123,6 +124,26 @@ def test_the_node_of_the_first_slow_rank_opens_the_incident() -> None:
     node.finding("2", 0, 2)
     assert node.slow_ranks == [(2,)]
     assert node.closed == ["a rank on another node is slow now"]
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "slower", "opened"),
+    [(2, 4, 1.8, [()]), (0, 4, 1.8, []), (2, 3, 1.8, []), (2, 4, 0.0, [])],
+    ids=["held here", "held elsewhere first", "not all ranks are known", "no slower steps"],
+)
+def test_the_node_of_the_first_rank_that_waits_for_a_slow_mount_opens_the_incident(
+    first: int, count: int, slower: float, opened: list[tuple[int, ...]]
+) -> None:
+    node = NodeOfTwo()
+    node.shared = SharedSlowness(node._put, node, lambda: node.now, lambda _: slower)
+    waits = RankEvidence(file_waiting=0.5, mount="/data (nfs4)", mount_slow="reads of /data take 48 ms instead of 3 ms")  # fmt: skip
+    shares = tuple(
+        RankShares(rank=n, samples=100, waiting=0.2, loading=0.6 if n >= first else 0.0, evidence=waits if n >= first else RankEvidence())
+        for n in range(count)
+    )  # fmt: skip
+    found = SharedFinding(row="1", age=30.0, found=Slowness(shares=shares))
+    node.shared.found(node.run, found)
+    assert node.slow_ranks == opened
 
 
 def test_a_slowdown_is_closed_after_two_calm_rows() -> None:

@@ -11,13 +11,14 @@ from mldebug.core.report_model import Report
 from mldebug.goodput.evidence import RankEvidence
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.speed_trend import SpeedTrend
-from mldebug.goodput.straggler import MOST, STRETCHES, SampledStretch
+from mldebug.goodput.straggler import MOST, STRETCHES, SampledStretch, Slowness
 from mldebug.incidents.incident import Incident
 from mldebug.incidents.judge import judge
 from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook, Stage, StallDecision
 from mldebug_agents.incidents.manager import IncidentManager
+from mldebug_agents.storage.slow_mounts import with_slow_mounts
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -74,6 +75,8 @@ class Node:
         self.waiting: list[float] = [0.3] * ranks
         self.on_gpu = 0.0  # the part of the waiting
         self.evidence = [RankEvidence()] * ranks
+        self.loading = [0.0] * ranks
+        self.slow: dict[str, str] = {}  # what is slow, by device
         self.step, self.step_seconds = 0.0, 0.5
 
     def _put(self, order: SampleOrder) -> bool:
@@ -91,10 +94,13 @@ class Node:
             if self.now % 5 == 0:
                 look = RunLook(at=self.now, run="j")
                 self.run.update(JobLook(job=self.job, look=look, step=int(self.step)))
-            self.watch.tick({"j": self.run}, PACE)
+            self.watch.tick({"j": self.run}, PACE, self.with_mounts)
             if self.orders and self.now >= self.ordered_at + 5:
                 self.answer()
         return [at - begun for at in self.requests]
+
+    def with_mounts(self, found: Slowness) -> Slowness:
+        return msgspec.structs.replace(found, shares=with_slow_mounts(found.shares, self.slow))
 
     def answer(self, error: Exception | None = None) -> None:
         """Carry out the order that waits."""
@@ -107,6 +113,7 @@ class Node:
                 on_gpu=self.on_gpu * wait,
                 places={"f (t.py)": 0.6},
                 evidence=self.evidence[n],
+                loading=self.loading[n],
             )
             for n, wait in enumerate(self.waiting)
         )
@@ -156,6 +163,105 @@ def test_a_slowdown_is_over_after_two_rows_without_a_slow_rank() -> None:
     assert node.store.reports[-1].state == "open"
     node.play(PACE)
     assert (node.store.reports[-1].state, node.run.incident) == ("recovered", None)
+
+
+READS = "reads of /data (nfs01:/data) take 48 ms instead of 3 ms since 14:02 UTC"
+
+
+def held(node: Node, ranks: int = 3, device: str = "0:52") -> None:
+    """So many ranks wait for files on /data from now on."""
+    evidence = RankEvidence(file_waiting=0.5, mount="/data (nfs4)", mount_device=device)
+    node.evidence = [evidence if n < ranks else RankEvidence() for n in range(4)]
+    node.loading = [0.6 if n < ranks else 0.0 for n in range(4)]
+
+
+def test_a_run_that_a_slow_mount_slows_down_has_an_incident_that_names_the_mount() -> None:
+    """The mount is found to be slow later than the ranks to wait."""
+    node = Node()
+    node.play(FIRST + 80)
+    node.step_seconds = 1.0
+    held(node)
+    node.play(100)
+    assert node.store.reports == [], "no mount is known to be slow"
+    node.slow = {"0:52": READS}
+    node.play(5)
+    (report,) = node.store.reports
+    found = report.diagnosis
+    assert (report.kind, str(found.verdict), str(found.confidence)) == ("slowdown", "storage_fault", "medium")  # fmt: skip
+    assert found.summary == f"R{READS[1:]}; 3 of 4 ranks wait for data: a step takes 2 times as long as it used to"  # fmt: skip
+    assert [(one.kind, one.rank, one.reason) for one in found.culprits] == [("mount", 0, READS)]
+    node.play(2 * PACE)
+    assert len(node.store.reports) == 1
+    node.slow, node.loading = {}, [0.0] * 4
+    node.evidence = [RankEvidence()] * 4
+    node.step_seconds = 0.5
+    node.play(3 * PACE)
+    assert node.run.incident is None
+    assert node.store.reports[-1].state == "recovered"
+    assert "no slow mount holds it up any more" in node.store.reports[-1].timeline[-1].what
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ranks", "device"),
+    [(0.5, 3, "0:52"), (0.9, 0, "0:52"), (0.9, 3, "0:99")],
+    ids=["as fast as ever", "nobody waits there", "another mount"],
+)
+def test_a_slow_mount_alone_is_no_slowdown(seconds: float, ranks: int, device: str) -> None:
+    node = Node()
+    node.slow = {"0:52": READS}
+    node.play(FIRST + 80)
+    node.step_seconds = seconds
+    held(node, ranks, device)
+    node.play(2 * PACE)
+    assert node.store.reports == []
+
+
+@pytest.mark.parametrize("stage", [Stage.QUIET, Stage.SUSPECT])
+def test_what_a_run_waits_for_between_steps_that_are_far_apart_is_told(stage: Stage) -> None:
+    """Reads so slow that each step is suspected before it ends. Whoever waits least meanwhile is not named."""
+    node = Node()
+    node.play(FIRST + 80)
+    node.step_seconds = 4.9
+    held(node)
+    node.waiting[2] = 0.02
+    node.slow = {"0:52": READS}
+    node.play(20)
+    node.run.decide(msgspec.structs.replace(WATCHING, stage=stage))
+    node.play(PACE)
+    (report,) = node.store.reports
+    assert str(report.diagnosis.verdict) == "storage_fault"
+    assert "3 of 4 ranks wait for data" in report.diagnosis.summary
+    node.run.decide(msgspec.structs.replace(WATCHING, stage=Stage.CONFIRMED))
+    assert node.play(2 * PACE) == []
+
+
+def test_a_slow_rank_stays_named_while_steps_are_far_apart() -> None:
+    node = Node()
+    node.play(FIRST + 80)
+    node.step_seconds = 0.9
+    node.waiting[2] = 0.02
+    node.play(100)
+    assert node.run.slowness is not None
+    assert [one.rank for one in node.run.slowness.ranks] == [2]
+    node.run.decide(msgspec.structs.replace(WATCHING, stage=Stage.QUIET))
+    node.waiting = [0.9] * 4
+    node.play(PACE)
+    assert [one.rank for one in node.run.slowness.ranks] == [2]
+
+
+def test_a_slow_mount_that_is_found_later_is_written_into_the_report_of_the_slow_rank() -> None:
+    node = Node()
+    node.waiting[2] = 0.02
+    node.evidence[2] = RankEvidence(file_waiting=0.5, mount="/data (nfs4)", mount_device="0:52")
+    node.loading[2] = 0.6
+    node.play(200)
+    node.slow = {"0:52": READS}
+    node.play(5)
+    first, last = node.store.reports
+    assert last.id == first.id
+    assert not any(READS in one for one in first.diagnosis.evidence)
+    assert f"{READS}; 1 of 4 ranks wait for data" in last.diagnosis.evidence
+    assert [one.rank for one in last.diagnosis.culprits] == [2]
 
 
 def test_another_slow_rank_is_written_into_the_same_report() -> None:
