@@ -5,11 +5,12 @@ which `nan` came and went is judged by its own habit: an event needs more of the
 only from its second time on, and what an attempt ended in is none: a run that goes back to a checkpoint may become NaN again. It is over
 after `FINITE_AGAIN` numbers in a row: one in every second record is a loss that is still broken.
 
-**Spike**: `IN_A_ROW` losses above the median of the last `WINDOW` by `CLEAR` times their spread, by a fifth of the median, and by twice
+**Spike**: `IN_A_ROW` losses above the median of the last `WINDOW` by `CLEAR` times their spread, by `LEAP` of the median, and by twice
 what any single loss of this run has been above its own: a curve that is wild by nature (rewards, adversarial losses) sets its own limit.
+What has happened twice, and went by, is the run's nature as well: tasks or kinds of data that take turns.
 
 **Divergence**: a spike that lasts and is `FAR` above the median (other data may be a third harder), or medians of `BLOCK` losses that
-leave all that the run has shown.
+leave all that the run has shown, and climb clear of what they were before the loss was at its best.
 
 Neither of the two is judged in warm-up (the first `WARM_UP` losses; a learning rate that rises), for a window after another batch size, nor
 at the end of the schedule.
@@ -30,6 +31,7 @@ from mldebug.goodput.scalars.model import (
 
 WINDOW, WARM_UP = 64, 100  # losses
 CLEAR, IN_A_ROW = 10.0, 3
+LEAP = 0.3  # of the median: data that are a quarter harder are no spike
 MOST_CLEAR = 1e9
 LASTING = 64  # losses above the limit after which a spike is a divergence
 FAR = 0.5  # of the median, by which it is one: other data may be harder
@@ -106,6 +108,7 @@ class SpikeRule(msgspec.Struct, kw_only=True):
     count: int = 0
     wildest: float = 0.0  # spreads by which a loss alone was above the median
     peak: float = 0.0  # the same of those that are above now
+    highest: float = 0.0  # the same of the spikes that are over
     above: int = 0  # in a row above the limit
     below: int = 0  # in a row back at the usual
     is_open: bool = False
@@ -134,7 +137,7 @@ class SpikeRule(msgspec.Struct, kw_only=True):
             return found
         middle, spread = usual(self.losses)
         distance = min(MOST_CLEAR, (loss - middle) / max(spread, 0.01 * abs(middle), 1e-12))
-        if distance > max(CLEAR, 2 * self.wildest) and loss - middle > 0.2 * abs(middle):
+        if distance > max(CLEAR, 2 * self.wildest) and loss - middle > LEAP * abs(middle):
             return [*found, *self._high(loss, middle, distance, quiet)]
         return [*found, *self._usual(loss, distance)]
 
@@ -165,6 +168,8 @@ class SpikeRule(msgspec.Struct, kw_only=True):
         self.below += 1
         if self.below < BACK:
             return []
+        self.wildest = max(self.wildest, min(self.highest, self.peak))
+        self.highest = max(self.highest, self.peak)
         self.above, self.below, self.peak = 0, 0, 0.0
         return self._spike_is_over()
 
@@ -178,9 +183,8 @@ class SpikeRule(msgspec.Struct, kw_only=True):
         before, last = self.blocks[:-HIGH_BLOCKS], self.blocks[-HIGH_BLOCKS:]
         if len(before) < FEW_BLOCKS or quiet or self.above or self.diverged_above is not None:
             return []
-        middle, spread = usual(before)
         lowest = min(before)
-        limit = max(middle + CLEAR * max(spread, 0.02 * abs(middle)), lowest + 0.5 * abs(lowest))
+        limit = max(_highest_usual(before), lowest + 0.5 * abs(lowest))
         if min(last) <= max(limit, *before) or last != sorted(last):
             return []
         self.diverged_above, self.blocks = (lowest + last[-1]) / 2, []
@@ -223,3 +227,17 @@ class SpikeRule(msgspec.Struct, kw_only=True):
         if point.step is not None and point.total and point.step >= END * point.total:
             return True
         return self.rate is not None and self.rate < SPENT * self.top_rate
+
+
+def _highest_usual(blocks: list[float]) -> float:
+    """The highest median that is still usual by those before (`blocks`, with the climb that may be among them), or, where enough of
+    them were before the loss was at its best, by these alone.
+    """
+    best = blocks.index(min(blocks)) + 1
+    fallen = blocks[best - FEW_BLOCKS : best] if best >= FEW_BLOCKS else blocks
+    return min(map(_limit, (blocks, fallen)))
+
+
+def _limit(blocks: list[float]) -> float:
+    middle, spread = usual(blocks)
+    return middle + CLEAR * max(spread, 0.02 * abs(middle))

@@ -1,15 +1,15 @@
 """When a run got slower: its throughput against the median of what it had with the same batch size. Pure.
 
 An event needs `DROP` between the two medians, and that they stand apart: three quarters of the last `RECENT` values below three quarters of
-those before. So noise, evaluations between the steps, and a log in which two loggers take turns make no event. A value in another unit
+those before. So noise, evaluations between the steps, and a log in which two loggers take turns make no event. Nor does a fall from which the
+run has come back twice, unless it is deeper or lasts much longer: tasks, or kinds of data, that take turns. A value in another unit
 (a factor of 1,000, 1,024, 100 or 60) begins anew, as does another batch size, or another sequence length than the run has had for a while.
 The first values of a start are left out: they compile.
 
 Where steps have grown slowly until now, as in a curriculum of sequence lengths, only what is lower than that trend is an event. TFLOP/s count
-the work itself, so there a slow fall is one, too.
+the work itself, so there a slow fall is one, too: they are compared with the highest median so far.
 """
 
-import math
 from statistics import median
 
 import msgspec
@@ -65,8 +65,16 @@ class ThroughputRule(msgspec.Struct, kw_only=True):
     surroundings: dict[str, str] = {}  # of the last value before the recent ones
     origins: list[ValueOrigin] = []  # of the recent values
     turn: int = 0
-    low: int = 0  # values since the event
+    low: int = 0  # values since it fell
     is_open: bool = False
+    is_low: bool = False  # told or not
+    began: int | None = None  # step at which it fell
+    level: float = 0.0  # the highest median of `before`
+    level_quarter: float = 0.0  # a quarter of the values were below this then
+    deepest: float = 1.0  # share of the usual at which it is now
+    once: float = 1.0  # the lowest share from which it came back
+    habit: float = 1.0  # the lowest from which it came back twice
+    habit_length: int = 0  # values that it took at the longest
 
     def add(self, point: TrainingPoint) -> list[Found]:
         """Judge the tokens or samples per second of one point, if it has such a figure."""
@@ -113,29 +121,46 @@ class ThroughputRule(msgspec.Struct, kw_only=True):
         if len(self.recent) > RECENT:
             oldest = self.recent.pop(0)
             origin = self.origins.pop(0)
-            if not self.is_open:
+            if not self.is_low:
                 self.surroundings = origin.surroundings
                 self.before = [*self.before[-BEFORE + 1 :], oldest]
 
     def _compare(self, point: TrainingPoint) -> list[Found]:
-        usual, now = median(self.before), median(self.recent)
-        if self.is_open:
-            return self._while_open(now, usual)
+        usual, quarter = self._usual()
+        now = median(self.recent)
+        if self.is_low:
+            return self._while_low(now, usual, point)
         if now > (1 - DROP) * usual:
             return []
         if any(abs(usual / now / unit - 1) < SAME_UNIT for unit in UNITS):
             return self._begin_anew()
-        apart = sorted(self.recent)[3 * RECENT // 4] < sorted(self.before)[len(self.before) // 4]
         near_end = point.step is not None and point.total and point.step >= END * point.total
-        if not apart or near_end or now > (1 - UNEXPLAINED) * self._expected():
+        apart = sorted(self.recent)[3 * RECENT // 4] < quarter
+        if not apart or near_end or self._is_explained(now):
             return []
-        self.is_open, self.low = True, 0
-        return [Found(kind=EventKind.THROUGHPUT, words=self._words(now, usual, point), step=self.origins[0].step)]  # fmt: skip
+        self.is_low, self.low, self.deepest = True, 0, now / usual
+        self.began = self.origins[0].step
+        return self._tell(now, usual, point)
+
+    def _usual(self) -> tuple[float, float]:
+        """The throughput to compare with, and that below which a quarter of its values were."""
+        usual, quarter = median(self.before), sorted(self.before)[len(self.before) // 4]
+        if self.figure not in OF_WORK:
+            return usual, quarter
+        if usual > self.level and not self.is_low:
+            self.level, self.level_quarter = usual, quarter
+        return self.level, self.level_quarter
+
+    def _is_explained(self, now: float) -> bool:
+        """Whether it would be so low by now if it went on to fall as slowly as it did, or by chance, as the last values scatter."""
+        if self.figure in OF_WORK:
+            return False
+        expected, last = self._expected(), sorted(self.before[-LEAST:])
+        scatter = last[3 * LEAST // 4] - last[LEAST // 4]
+        return now > (1 - UNEXPLAINED) * expected or expected - now < scatter
 
     def _expected(self) -> float:
-        """The throughput by now if it goes on to fall as slowly as it did; infinite where that explains nothing."""
-        if self.figure in OF_WORK:
-            return math.inf
+        """The throughput by now if it goes on to fall as slowly as it did."""
         half = LEAST // 2
         first, second = median(self.before[-LEAST:-half]), median(self.before[-half:])
         steps = (
@@ -152,14 +177,30 @@ class ThroughputRule(msgspec.Struct, kw_only=True):
             f" {why}"
         )
 
-    def _while_open(self, now: float, usual: float) -> list[Found]:
+    def _tell(self, now: float, usual: float, point: TrainingPoint) -> list[Found]:
+        """The event of the fall that goes on, unless it was told, or it is as low as the run often is and has not lasted longer."""
+        often = now > (1 - UNEXPLAINED) * self.habit * usual
+        if self.is_open or (often and self.low <= 2 * self.habit_length):
+            return []
+        self.is_open = True
+        return [Found(kind=EventKind.THROUGHPUT, words=self._words(now, usual, point), step=self.began)]  # fmt: skip
+
+    def _while_low(self, now: float, usual: float, point: TrainingPoint) -> list[Found]:
         self.low += EVERY
+        self.deepest = min(self.deepest, now / usual)
         if now > (1 - BACK) * usual:
-            self.is_open = False
-            return [Found(kind=EventKind.THROUGHPUT, over=True)]
-        return self._begin_anew() if self.low >= ACCEPTED else []
+            self.habit = min(self.habit, max(self.once, self.deepest))
+            self.once = min(self.once, self.deepest)
+            self.habit_length = max(self.habit_length, self.low)
+            self.is_low = False
+            return self._is_over()
+        return self._begin_anew() if self.low >= ACCEPTED else self._tell(now, usual, point)
 
     def _begin_anew(self) -> list[Found]:
-        was_open, self.is_open = self.is_open, False
         self.before, self.recent, self.origins = [], [], []
+        self.is_low, self.level, self.habit, self.once, self.habit_length = False, 0.0, 1.0, 1.0, 0
+        return self._is_over()
+
+    def _is_over(self) -> list[Found]:
+        was_open, self.is_open = self.is_open, False
         return [Found(kind=EventKind.THROUGHPUT, over=True)] if was_open else []
