@@ -1,17 +1,31 @@
-"""Checks a capture for impossible numbers: from a damaged file, or a node that sends false ones."""
+"""Checks what comes from elsewhere: a capture for impossible numbers (from a damaged file, or a node that sends false ones), and the JSON
+files that a rank's hook writes beside its record.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import inspect
 
 from mldebug.core.model import NodeCapture
+from mldebug.core.redact import clean
 
 MAX_WORLD = 1_000_000
 MAX_TIME = 4e9  # unix seconds
 MAX_NUMBER = 1e15  # of seconds, ratios, degrees: what is counted exactly is a whole number
+
+
+class HookFile(Protocol):
+    """A JSON file that the hook in a training process writes for the agent."""
+
+    @property
+    def layout(self) -> int:
+        """Number of the layout; 1 today."""
+
+
+FileType = TypeVar("FileType", bound=HookFile)
 
 
 def wrong_ranks(ranks: Sequence[int], world: int) -> str:
@@ -104,3 +118,16 @@ _HOLDERS = (
     *(inspect.UnionType, inspect.StructType, inspect.TupleType, inspect.VarTupleType),
     *(inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.DictType),
 )
+
+
+def decode_hook_file(data: bytes, kind: type[FileType], max_bytes: int) -> FileType:
+    """Decode a file of layout 1. Raises ValueError with the reason where it is too large or not what it should be."""
+    if len(data) > max_bytes:
+        raise ValueError(f"it has {len(data)} bytes, more than {max_bytes}")
+    try:
+        file = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is not what it should be ({clean(str(error))[:200]})") from None
+    if file.layout != 1:
+        raise ValueError(f"it has layout {file.layout} and not 1")
+    return file

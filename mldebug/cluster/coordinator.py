@@ -188,6 +188,14 @@ class Coordinator(PeerRoster):
         """The ids of the incidents of all stalls that are not over."""
         return frozenset(stall.incident for stall in self._stalls.values() if not stall.over)
 
+    def stall_of(self, news: RunNews) -> str:
+        """The id of the open stall of this attempt of a run, "" for none; "not yet reported" where a node has noticed one just now."""
+        stall = self._stalls.get((news.key, news.attempt))
+        if stall is not None and not stall.over:
+            return stall.incident
+        shown = [each for _, each in self._of(news.key, news.attempt) if each.stage == BLAMED]
+        return next((each.incident or "not yet reported" for each in shown), "")
+
     def named(self, job: str, uid: int | None = None) -> tuple[CaptureCall, ...]:
         """The live runs with this name, or whose id begins with it, as capture calls with no incident.
 

@@ -25,8 +25,11 @@ from mldebug.core.model import (
     RankIdentity,
     Remark,
 )
-from mldebug.core.ranksets import fold_nodes, fold_ranks, shorten_ranks
+from mldebug.core.ranksets import fold_nodes, fold_ranks, shorten_ranks, unfold_nodes
 from mldebug.diagnosis.classify.nodes import by_reason
+
+Topology = Mapping[str, str]
+"""Label -> its nodes, folded: `{"rack07": "node[001-016]"}`."""
 
 MAX_REASONS = 64  # different reasons why nodes have sent nothing
 
@@ -270,3 +273,22 @@ def _as_one(capture: NodeCapture, job_id: str, living: set[int]) -> NodeCapture:
     job = msgspec.structs.replace(capture.job, id=job_id, lost=lost)
     ranks: tuple[RankCapture, ...] = tuple(sorted(capture.ranks, key=lambda r: r.identity.rank))
     return msgspec.structs.replace(capture, job=job, ranks=ranks)
+
+
+def placed(queried: QueriedNodes, topology: Topology | None) -> QueriedNodes:
+    """The nodes, each with the label (rack, switch) that the topology gives for its full or short name.
+
+    Raises UsageError for an invalid node list in the topology.
+    """
+    if not topology:
+        return queried
+    places: dict[str, str] = {}
+    for label, nodes in topology.items():
+        for name in unfold_nodes(nodes):
+            places.setdefault(name, label)
+    names = ((node, node.name.partition(".")[0]) for node in queried.nodes)
+    labelled = (
+        msgspec.structs.replace(one, place=places.get(one.name) or places.get(short, ""))
+        for one, short in names
+    )
+    return msgspec.structs.replace(queried, nodes=tuple(labelled))

@@ -135,12 +135,13 @@ def job_on(
     master: str = MASTER,
     environ: Mapping[str, str] = {},
     script: str = "",
+    before: Sequence[str] = (),
 ) -> Iterator[Path]:
     """A real gloo job, `each` ranks on each host; yields its events. At the end nothing of it is left.
 
     `script`: in place of train.py, one that writes no events; it prints into job.log beside them.
 
-    `first_alone`: only rank 0 has a log.
+    `first_alone`: only rank 0 has a log. `before`: words in front of each rank's, such as `mldebug run --`.
     """
     mark, port, started = uuid.uuid4().hex, str(free_port()), []
     events = folder / "events"
@@ -163,7 +164,14 @@ def job_on(
             }
             environment = own | {name: str(value) for name, value in of_rank.items()}
             first = () if script else ("--events", str(events))
-            argv = [sys.executable, "-u", str(JOBS / (script or "train.py")), *first, *options]
+            argv = [
+                *before,
+                sys.executable,
+                "-u",
+                str(JOBS / (script or "train.py")),
+                *first,
+                *options,
+            ]
             log = Path(os.devnull) if first_alone and rank else folder / "job.log"
             started.append(_start(hosts[rank // each].inside(*argv), folder, environment, log))
         yield events

@@ -3,9 +3,11 @@
 All of them start their children through one helper process.
 """
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 
 from mldebug.config.schema import Config
 from mldebug_agents.capture.nccl_ras import child as ras_child
@@ -14,6 +16,7 @@ from mldebug_agents.cluster.peers.net import identity
 from mldebug_agents.hardware.gpu.child import messages as gpu_messages
 from mldebug_agents.hardware.gpu.child import server as gpu_server
 from mldebug_agents.hardware.gpu.node_reader import NodeReader, node_reader
+from mldebug_agents.incidents import node_inspection
 from mldebug_agents.jobs.hook import request_child, switches
 from mldebug_agents.state import client as state_client
 from mldebug_agents.state import server as state_server
@@ -28,7 +31,14 @@ from mldebug_agents.system.child.helper import Workers
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.context import Context, open_context
 
+
+def _inspect(connection: socket.socket) -> None:
+    """The child that inspects ranks for others. It opens these tools itself."""
+    import_module("mldebug_agents.agent.inspection_child").serve(connection)
+
+
 CHILDREN: Workers = {
+    node_inspection.NAME: _inspect,
     state_client.NAME: state_server.serve,
     gpu_messages.NAME: gpu_server.serve,
     switches.NAME: switches.serve,

@@ -36,6 +36,7 @@ from mldebug_agents.capture.nccl_ras.client import GLANCE as RAS_GLANCE
 from mldebug_agents.cluster.node_captures import machine
 from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.cluster.peers.coordinated_capture import ClusterCapture
+from mldebug_agents.cluster.peers.inspections import Inspections
 from mldebug_agents.cluster.peers.net import identity
 from mldebug_agents.cluster.peers.net.client import PeerClient
 from mldebug_agents.cluster.peers.net.refusals import Refusals
@@ -43,6 +44,7 @@ from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import PeerSetup, join
 from mldebug_agents.cluster.peers.verbs import Verb, peer_verbs
 from mldebug_agents.hardware.gpu.controller import gpu_verbs
+from mldebug_agents.incidents import node_inspection
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
 from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
@@ -87,7 +89,8 @@ def build_agent(
     store = StateStore(config.agent.state_dir, spawner, server.serve_socket)
     loop = build_loop(current, tools, store, server.publish, read_config=read_config, joined=joined)
     if joined is not None:
-        _serve_peers(server, loop, joined, config, store)
+        inspect = Inspections(joined.client, node_inspection.in_child(spawner, current.read))
+        _serve_peers(server, loop, joined, config, store, inspect)
     _serve_people(server, loop, joined)
     return Agent(loop, store, server)
 
@@ -174,7 +177,12 @@ def _serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None
 
 
 def _serve_peers(
-    server: AgentServer, node: AgentLoop, joined: PeerSetup, config: Config, store: StateStore
+    server: AgentServer,
+    node: AgentLoop,
+    joined: PeerSetup,
+    config: Config,
+    store: StateStore,
+    inspections: Inspections,
 ) -> None:
     """Serve what other agents may ask of this one, where other agents are configured."""
     if node.peers is None:
@@ -183,7 +191,7 @@ def _serve_peers(
     judge = partial(_judged, config, node.node)
     peer_app = app(
         *(node.peers.ask, node.node, judge, lambda: store.waiting, proof, refusals, machine()),
-        *(lambda: node.found.gaps, node.peers.work),
+        *(lambda: node.found.gaps, node.peers.work, inspections),
     )
     identity.count_failures(proof, partial(_turned_away, refusals))
     slow = partial(refusals.count, "slow", why="it takes too long to say what it wants")

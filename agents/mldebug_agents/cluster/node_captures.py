@@ -9,9 +9,8 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from mldebug.cluster.merge import MergedRuns, NodeReplies, merge
+from mldebug.cluster.merge import MergedRuns, NodeReplies, merge, placed
 from mldebug.cluster.slimming import slim
-from mldebug.cluster.topology import placed
 from mldebug.cluster.wire import NodeReply
 from mldebug.config.schema import Config
 from mldebug.core.errors import AccessError, MissingError, MldebugError, NothingFoundError

@@ -1,43 +1,16 @@
-"""What `mldebug profile` and `mldebug memory` check before they ask ranks for something at their next steps, and where the result goes."""
+"""What `mldebug profile` and `mldebug memory` check before they ask ranks for something at their next steps."""
 
-import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
+from mldebug.capture.inspection import LEAST_WAIT, MOST_RANKS, MOST_WAIT
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.ranksets import fold_ranks, unfold
 from mldebug.core.units import duration_words, parse_duration
-from mldebug_agents.capture.tools import CaptureTools
-from mldebug_agents.incidents.manual import choose, look, write_case
+from mldebug_agents.incidents.manual import choose
 from mldebug_agents.jobs.hook.requests import HookRequests
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.web.client import ask_nearest
-
-MAX_RANKS = 16
-MAX_WAIT = 600.0
-
-
-class StepTarget(NamedTuple):
-    """Whom an order is for: the job, those of its ranks that are meant, and the look at this node that has found them."""
-
-    found: Discovery
-    job: Job
-    ranks: tuple[RankIdentity, ...]
-
-
-def step_target(
-    tools: CaptureTools, state_dir: Path, name: str | None, ranks: str | None, *, here_only: bool
-) -> StepTarget:
-    """Look at this node and choose the job of this name and its ranks.
-
-    Raises UsageError where they are not one job and ranks of it here, MldebugError while it is stalled or works on an earlier request.
-    """
-    found = tools.finder.find()
-    job = one_job(found, name)
-    refuse_if_stalled(state_dir, job, here_only=here_only)
-    return StepTarget(found, job, chosen_ranks(job, ranks, tools.requests))
 
 
 def one_job(found: Discovery, wanted: str | None) -> Job:
@@ -72,8 +45,8 @@ def chosen_ranks(job: Job, wanted: str | None, requests: HookRequests) -> tuple[
     if missing:
         ranks = fold_ranks(here)
         raise UsageError(f"rank {fold_ranks(missing)} is not on this node", f"here are {ranks}")
-    if len(numbers) > MAX_RANKS:
-        raise UsageError(f"{len(numbers)} ranks are too many at once", f"at most {MAX_RANKS}")
+    if len(numbers) > MOST_RANKS:
+        raise UsageError(f"{len(numbers)} ranks are too many at once", f"at most {MOST_RANKS}")
     busy = requests.working(job.ranks)
     if busy:
         ranks = fold_ranks(busy)
@@ -85,21 +58,8 @@ def seconds_of(wait: str) -> float:
     """How long the first step may take, in seconds. UsageError where that is no time, or more than 10 minutes."""
     try:
         seconds = parse_duration(wait)
-        if not 1 <= seconds <= MAX_WAIT:
-            raise ValueError(f"it may be 1 s to {duration_words(MAX_WAIT)}")
+        if not LEAST_WAIT <= seconds <= MOST_WAIT:
+            raise ValueError(f"it may be 1 s to {duration_words(MOST_WAIT)}")
     except ValueError as error:
         raise UsageError(f"--wait {wait!r}: {error}", "write it like 60s") from error
     return seconds
-
-
-def stored(
-    tools: CaptureTools, job: Job, found: Discovery, files: Mapping[str, bytes]
-) -> tuple[str, str]:
-    """Store the files in a report of the job, with a capture of it. Returns the folder where they lie and "", or "" and the
-    reason why they were not stored.
-    """
-    detected = time.time()
-    capture = look(tools, job, found)
-    taken = write_case(tools.context.config.agent.state_dir, (capture,), detected, more=files)
-    folder = str(taken.html_path.parent / "evidence") if taken.html_path else ""
-    return folder, taken.trouble

@@ -12,7 +12,7 @@ from mldebug.capture.flight_recorder.entries import (
     short,
 )
 from mldebug.capture.flight_recorder.raw_calls import Name, Rank, RawCall, Whole
-from mldebug.capture.hook_json import decode_hook_file
+from mldebug.capture.validation import decode_hook_file
 from mldebug.core.model import FlightRecord, TimedCall, TimedCalls
 from mldebug.core.ranksets import fold_ranks
 

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import msgspec
 
-from mldebug.capture.hook_json import decode_hook_file
 from mldebug.capture.memory.holders import (
     DeviceTotals,
     HeldStack,
@@ -12,6 +11,7 @@ from mldebug.capture.memory.holders import (
     held_by_line,
     place_of,
 )
+from mldebug.capture.validation import decode_hook_file
 from mldebug.core.model import Frame, MemoryFailure, MemoryHolders
 from mldebug.core.redact import clean
 

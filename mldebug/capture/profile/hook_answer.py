@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mldebug.capture.hook_json import decode_hook_file
+from mldebug.capture.validation import decode_hook_file
 from mldebug.core.redact import clean
 
 REQUEST, ANSWER = ".request", ".answer"  # beside the record

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mldebug.cluster.merge import NodeReplies, merge
-from mldebug.cluster.topology import placed
+from mldebug.cluster.merge import NodeReplies, merge, placed
 from mldebug.cluster.wire import NodeReply
 from mldebug.core.model import (
     Confidence,

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
+from mldebug.capture.inspection import InspectionOptions
 from mldebug.capture.memory.sentences import live_facts
 from mldebug.capture.profile.hook_answer import HookAnswer, parse_answer
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job, RankIdentity
-from mldebug_agents.capture.memory import UNTOUCHED, take_memory
-from mldebug_agents.capture.profile import take_profiles
+from mldebug_agents.capture.inspection import UNTOUCHED, inspect_ranks
 from mldebug_agents.incidents import step_orders
 from mldebug_agents.jobs.hook.requests import NO_HOOK, HookResult
 
@@ -32,8 +32,8 @@ class FakeRequests:
     def working(self, ranks: Any) -> tuple[int, ...]:
         return tuple(self.busy)
 
-    def ask(self, ranks: Any, order: Any) -> dict[int, HookResult]:
-        return {one.rank: self.results[one.rank] for one in ranks}
+    def ask(self, ranks: Any, order: Any, digest: Any) -> dict[int, Any]:
+        return {one.rank: digest(one, self.results[one.rank]) for one in ranks}
 
 
 def tools(**results: HookResult) -> Any:
@@ -100,7 +100,7 @@ def test_memory_by_line_and_phase_and_why_it_is_not_known() -> None:
             "devices": [{"device": 0, "reserved": 48 << 30, "allocated": 40 << 30, "pieces": 3, "largest_free": 4 << 30}],
         },
     }  # fmt: skip
-    found = take_memory(
+    found = inspect_ranks(
         tools(
             r2=HookResult(answer=DONE, data=json.dumps(file).encode()),
             r3=HookResult(failure=NO_HOOK),
@@ -108,9 +108,9 @@ def test_memory_by_line_and_phase_and_why_it_is_not_known() -> None:
             r5=HookResult(answer=DONE, data=b"{}"),
         ),
         RANKS,
-        5.0,
+        InspectionOptions(what="memory"),
     )
-    good, untouched, cpu, broken = found.ranks
+    good, untouched, cpu, broken = found.memory
     assert good.found is not None
     assert list(live_facts(good.found)) == [
         "GPU 0 after step 7: 40 GiB in use, PyTorch holds 48 GiB of 80 GiB, 30 GiB are free",
@@ -126,7 +126,7 @@ def test_memory_by_line_and_phase_and_why_it_is_not_known() -> None:
 
 def test_a_trace_that_is_none_costs_its_rank_alone() -> None:
     whole = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 5}]}'
-    taken = take_profiles(
+    taken = inspect_ranks(
         tools(
             r2=HookResult(answer=DONE, data=whole),
             r3=HookResult(answer=DONE, data=whole[:-9]),
@@ -134,7 +134,7 @@ def test_a_trace_that_is_none_costs_its_rank_alone() -> None:
             r5=HookResult(failure="the job profiles itself"),
         ),
         RANKS,
-        3,
+        InspectionOptions(what="profile"),
     )
     good, broken, sampled, itself = taken.profiles
     assert (good.steps, good.trace and good.trace.limit) == ("4 to 6", "cpu only")
@@ -154,7 +154,7 @@ def test_an_untouched_rank_is_sampled_once_at_a_time(taken: bool) -> None:
     with Path(f"/proc/{os.getpid()}/environ").open("rb") as other:
         if taken:
             fcntl.flock(other, fcntl.LOCK_EX)
-        (profile,) = take_profiles(some, (rank,), 3).profiles
+        (profile,) = inspect_ranks(some, (rank,), InspectionOptions(what="profile")).profiles
     assert ("one at a time" in profile.failure) is taken
     assert sampled == ([] if taken else [os.getpid()])
     with Path(f"/proc/{os.getpid()}/environ").open("rb") as after:

@@ -15,7 +15,7 @@ from mldebug.core.errors import AccessError, MldebugError
 from mldebug.core.model import RankIdentity
 from mldebug_agents.jobs.hook import request_child, requests
 from mldebug_agents.jobs.hook.request_child import HookRequestFile, HookRequestReply, carry_out
-from mldebug_agents.jobs.hook.requests import HookRequests, StepOrder
+from mldebug_agents.jobs.hook.requests import HookRequests, HookResult, StepOrder
 from mldebug_agents.jobs.hook.signals import SignalTarget
 from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.reader_answers import FilePiece
@@ -59,6 +59,10 @@ def test_where_there_is_no_room_no_empty_request_is_left(
         assert "No space left" in write(root).error
     assert list((root / "dev/shm").iterdir()) == []
     assert write(root) == HookRequestReply()
+
+
+def same(_: RankIdentity, result: HookResult) -> HookResult:
+    return result
 
 
 class RankReader:
@@ -112,14 +116,14 @@ def test_who_was_heard_waits_on_when_another_one_is_declined(
     done = {"state": "done", "fd": 3, "bytes": 5, "first": 1, "last": 1}
     reader = RankReader([{"state": "accepted"}, *([other] * 15), done])
     monkeypatch.setattr(request_child, "place", lambda spawner, order: True)
-    found = hook_requests(reader, monkeypatch).ask([rank(1)], StepOrder(what="profile"))
+    found = hook_requests(reader, monkeypatch).ask([rank(1)], StepOrder(what="profile"), same)
     assert (found[1].data, found[1].failure) == (b"trace", "")
 
 
 def test_who_was_not_heard_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = RankReader([{"number": 99, "state": "declined"}])
     monkeypatch.setattr(request_child, "place", lambda spawner, order: True)
-    found = hook_requests(reader, monkeypatch).ask([rank(1)], StepOrder(what="profile"))
+    found = hook_requests(reader, monkeypatch).ask([rank(1)], StepOrder(what="profile"), same)
     assert found[1].failure == requests.DEAF
 
 
@@ -133,7 +137,9 @@ def test_one_rank_without_room_does_not_cost_the_others(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(request_child, "place", place)
     reader = RankReader([{"state": "done", "fd": 3, "bytes": 5, "first": 1, "last": 1}])
-    found = hook_requests(reader, monkeypatch).ask([rank(1), rank(2)], StepOrder(what="profile"))
+    found = hook_requests(reader, monkeypatch).ask(
+        [rank(1), rank(2)], StepOrder(what="profile"), same
+    )
     assert "No space left" in found[1].failure
     assert found[2].data == b"trace"
 
@@ -144,4 +150,4 @@ def test_a_missing_right_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(request_child, "place", place)
     with pytest.raises(AccessError):
-        hook_requests(RankReader([{}]), monkeypatch).ask([rank(1)], StepOrder(what="profile"))
+        hook_requests(RankReader([{}]), monkeypatch).ask([rank(1)], StepOrder(what="profile"), same)

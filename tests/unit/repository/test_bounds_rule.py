@@ -29,6 +29,7 @@ BOUNDED: dict[str, str] = {
     "mldebug/capture/stacks/reader.py": "lines of a text that is held",
     "mldebug/capture/trace/reader.py": "the header's chunks, refused above MAX_CHUNKS and the file's size",
     "mldebug/cli/console.py": "the indent of our own texts",
+    "mldebug/cluster/inspection.py": "MOST_RANKS, counted before they are expanded",
     "mldebug/core/ranksets.py": "counts before it expands",
     "mldebug/diagnosis/classify/case.py": RANKS,
     "mldebug/diagnosis/classify/nodes.py": "MAX_MISSING",

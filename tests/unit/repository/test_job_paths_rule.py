@@ -60,7 +60,7 @@ ALLOWED: dict[str, str] = {
     "cli/completion/answer.py": OWN,
     "cli/completion/table.py": OWN,
     "capture/nccl_ras/child.py": KERNEL,
-    "capture/profile.py": KERNEL,
+    "capture/inspection.py": KERNEL,
     "cluster/node_captures.py": KERNEL,
     "cluster/peers/leader.py": OWN,
     "cluster/peers/net/identity.py": OPERATOR,

@@ -38,6 +38,7 @@ CALLED = {
 }  # fmt: skip
 # modules that are run, or loaded by name: by what
 RUN = {
+    "mldebug_agents.agent.inspection_child": "in a child, by its name",
     "mldebug_agents.cluster.fanout.child": "in a child, by its name",
     "mldebug_agents.probes.inside": "in the Python of the training environment, by its path",
     "mldebug_agents.storage.dir_sizes.child": "in a child, by its name",

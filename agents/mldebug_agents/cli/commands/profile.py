@@ -1,28 +1,30 @@
 """Profile some steps of a running job: what takes the time."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 import msgspec
-from rich.text import Text
 
-from mldebug.capture.profile.sentences import PERFETTO, SPEEDSCOPE, profile_lines, sampled_lines
-from mldebug.cli.console import Console, print_line
+from mldebug.capture.inspection import (
+    MOST_SECONDS,
+    MOST_STEPS,
+    InspectedRanks,
+    InspectionOptions,
+    RankProfile,
+)
+from mldebug.capture.profile.sentences import PERFETTO, SPEEDSCOPE
 from mldebug.cli.param_types import JOB
 from mldebug.config.schema import load_config
 from mldebug.core.errors import AccessError, ExitCode
 from mldebug.core.model import Noun
 from mldebug.core.plugins import NoOptions
 from mldebug.core.progress import progress_line
-from mldebug_agents.agent.node_tools import open_tools
-from mldebug_agents.capture.profile import RankProfile, take_profiles
-from mldebug_agents.incidents.step_orders import seconds_of, step_target, stored
+from mldebug_agents.cli.inspecting import CLUSTER, RanksWanted, file_lines, inspected, show
+from mldebug_agents.incidents.step_orders import seconds_of
 
-MOST_STEPS, MOST_SECONDS = 20, 60
 TEXT, TABLE = "profile.txt", "profile.json"
-PATHS = "file: "  # what such a line says stays in one piece
 
 
 class JobProfile(Noun, frozen=True, kw_only=True):
@@ -37,6 +39,7 @@ class JobProfile(Noun, frozen=True, kw_only=True):
 @click.argument("name", required=False, type=JOB, metavar="[JOB]")
 @click.option("--job", type=JOB, help="The job with this id or name; default: the only one here.")
 @click.option("--ranks", metavar="RANKS", help="Which ranks: 0,5 or 0-3; default: the lowest here.")
+@CLUSTER
 @click.option(
     "--steps", type=click.IntRange(1, MOST_STEPS), default=3, show_default=True, help="How many steps."
 )  # fmt: skip
@@ -54,6 +57,7 @@ def command(
     name: str | None,
     job: str | None,
     ranks: str | None,
+    everywhere: bool,
     steps: int,
     seconds: int,
     wait: str,
@@ -63,57 +67,36 @@ def command(
     """Profile some steps of a running job: what takes the time.
 
     Ranks that were started with `mldebug run` trace their next steps with torch.profiler; nothing is restarted. Of others
-    py-spy samples the stacks. The files lie in a report. Refused while a stall of the job is open.
+    py-spy samples the stacks. Ranks on other nodes are profiled by the agents there, where these know each other. The files lie in a
+    report. Refused while a stall of the job is open.
 
     Exit code 0: all ranks were profiled; 1: one could not be, or the job is stalled; 3: a right or a tool is missing.
     """
-    own, patience = load_config(config), seconds_of(wait)
-    with progress_line("profiling the next steps of the ranks"), open_tools(own) as tools:
-        found, wanted, chosen = step_target(
-            tools.capture, own.agent.state_dir, name or job, ranks, here_only=config is not None
-        )
-        taken = take_profiles(tools.capture, chosen, steps, seconds, patience)
-        text = "\n".join(line for one in taken.profiles for line in (*rank_lines(one), ""))
-        files = {**taken.files, TEXT: text.encode(), TABLE: msgspec.json.encode(taken.profiles)}
-        folder, trouble = stored(tools.capture, wanted, found, files) if taken.files else ("", "")
-    answer = JobProfile(job=wanted.id, folder=folder, profiles=taken.profiles)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
-    else:
-        console = Console()
-        for line in lines(answer):
-            print_line(console, Text(line, no_wrap=line.lstrip().startswith(PATHS)))
-    if trouble:
-        click.echo(f"mldebug: {trouble}", err=True)
-    if not taken.files and not as_json:
+    options = InspectionOptions(what="profile", steps=steps, seconds=seconds, wait=seconds_of(wait))
+    wanted = RanksWanted(name or job, ranks, options, everywhere, here_only=config is not None)
+    with progress_line("profiling the next steps of the ranks"):
+        done = inspected(load_config(config), wanted, _files)
+    answer = JobProfile(job=done.job, folder=done.folder, profiles=done.found.profiles)
+    show(answer, done, list(lines(answer)), as_json=as_json)
+    if not done.found.files and done.found.failed and not as_json:
         raise AccessError("no rank could be profiled", "mldebug doctor  # what works on this node")
-    sys.exit(ExitCode.FOUND if any(one.failure for one in taken.profiles) else ExitCode.FINE)
+    sys.exit(ExitCode.FOUND if done.found.failed else ExitCode.FINE)
 
 
 def lines(answer: JobProfile) -> Iterator[str]:
     """The answer as text: for each rank where its time went, and how its file is opened."""
     for one in answer.profiles:
-        yield from rank_lines(one)
+        yield from one.lines()
+        yield from file_lines(one, answer.folder)
         if one.file and answer.folder:
-            how = PERFETTO if one.trace is not None else SPEEDSCOPE
-            yield f"  file: {answer.folder}/{one.file}"
-            yield f"  {how}"
+            yield f"  {PERFETTO if one.trace is not None else SPEEDSCOPE}"
         yield ""
 
 
-def rank_lines(one: RankProfile) -> Iterator[str]:
-    """The lines that show the profile of one rank."""
-    if one.failure:
-        yield f"rank {one.rank} (pid {one.pid}): not profiled: {one.failure}"
-    elif one.trace is not None:
-        cost = f"it stood still for {one.cost_seconds:.3f} s to begin and to write"
-        yield f"rank {one.rank} (pid {one.pid}), steps {one.steps}, by torch.profiler; {cost}"
-        yield from (f"  {line}" for line in profile_lines(one.trace))
-    elif one.samples is not None:
-        yield f"rank {one.rank} (pid {one.pid}), {one.samples.samples} samples by py-spy (it was not started with `mldebug run`)"
-        yield from (f"  {line}" for line in sampled_lines(one.samples))
+def _files(found: InspectedRanks) -> Mapping[str, bytes]:
+    return {TEXT: found.text().encode(), TABLE: msgspec.json.encode(found.profiles)}
 
 
 def create(_: NoOptions) -> click.Command:
-    """Build the command `mldebug profile`: profile some steps of a running job."""
+    """Build the command `mldebug profile`: profile some steps of a running job: what takes the time."""
     return command

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mldebug.cluster.announcement_size import fitting
+from mldebug.cluster.inspection import InspectOrder, NodeInspectOrder
 from mldebug.cluster.known_peers import aged
+from mldebug.cluster.merge import Topology
 from mldebug.cluster.messages import (
     MAX_GPUS,
     Announcement,
@@ -28,7 +30,6 @@ from mldebug.cluster.messages import (
     Welcome,
 )
 from mldebug.cluster.source_shares import source_of
-from mldebug.cluster.topology import Topology
 from mldebug.config.schema import GoodputConfig
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
@@ -42,6 +43,7 @@ from mldebug_agents.cluster.peers.groups import (
     CoordinatorGroups,
     leader_words,
 )
+from mldebug_agents.cluster.peers.inspections import part_of
 from mldebug_agents.cluster.peers.leader import Leader
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.refusals import Refusals
@@ -67,7 +69,7 @@ MAX_SHOWN = 4  # circles in a sentence
 MAX_WAITING = 1024  # messages for the main loop: whoever comes then is told so, and comes again
 MAX_OF_ONE = 32  # of these from one address
 
-Asking = Announcement | CaptureOrder | DumpOrder | None
+Asking = Announcement | CaptureOrder | DumpOrder | InspectOrder | NodeInspectOrder | None
 
 
 class PeerQuestion(NamedTuple):
@@ -271,8 +273,20 @@ class PeersController:
             self._capture_for(what, question.address, answer, now)
         elif isinstance(what, DumpOrder):
             self.leader.dump(what, answer, now)
+        elif isinstance(what, InspectOrder | NodeInspectOrder):
+            self._inspect(what, answer)
         else:
             give(answer, self.leader.view(now))
+
+    def _inspect(self, order: InspectOrder | NodeInspectOrder, answer: "Future[Any]") -> None:
+        try:
+            if isinstance(order, InspectOrder):
+                give(answer, self.leader.inspection(order))
+            else:
+                run = self._ours.find(order.key, order.attempt)
+                give(answer, part_of(order, run, self._node))
+        except MldebugError as error:
+            refuse(answer, error)
 
     def _welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
         """The answer to an announcement; where somebody else coordinates, what we know of him."""

@@ -10,10 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.cluster.known_peers import CaptureCall, shown_ranks
-from mldebug.cluster.merge import MergedRun, NodeReplies, merge
+from mldebug.cluster.merge import MergedRun, NodeReplies, Topology, merge, placed
 from mldebug.cluster.messages import CaptureOrder
 from mldebug.cluster.run_identity import RunKey, run_key
-from mldebug.cluster.topology import Topology, placed
 from mldebug.cluster.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Gap, QueriedNode

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
+from mldebug.cluster.inspection import InspectOrder
 from mldebug.cluster.known_peers import CaptureCall, KnownPeer
-from mldebug.cluster.merge import MergedRun
+from mldebug.cluster.merge import MergedRun, Topology
 from mldebug.cluster.messages import (
     Announcement,
     ClusterView,
@@ -26,7 +27,6 @@ from mldebug.cluster.messages import (
     WordsFor,
 )
 from mldebug.cluster.run_identity import RunKey, run_id, user_of
-from mldebug.cluster.topology import Topology
 from mldebug.config.schema import GoodputConfig
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import QueriedNode, QueriedNodes
@@ -39,6 +39,7 @@ from mldebug_agents.cluster.peers.coordinated_capture import (
 )
 from mldebug_agents.cluster.peers.coordinator_search import listed
 from mldebug_agents.cluster.peers.groups import CoordinatorGroup, CoordinatorGroups
+from mldebug_agents.cluster.peers.inspections import InspectionPlan, plan
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.remote_orders import give, refuse
@@ -200,20 +201,31 @@ class Leader:
         """Capture a run on all its nodes because a user asks for it, whether it stalls or not. `answer` gets the captures,
         or an MldebugError where not exactly one run matches or too many captures wait. `now`: monotonic seconds.
         """
-        job, calls = order.job, self._coordinator.named(order.job, order.uid)
-        if len(calls) != 1:
-            names = sorted({f"{run_id(call.news.key)} ({call.news.name})" for call in calls})
-            have = f": {', '.join(names[:MAX_LISTED])}" if calls else ""
-            count = (
-                f"{len(calls) or 'no'} runs"
-                if order.uid is None
-                else f"{len(calls) or 'none'} of your runs"
-            )
-            refuse(answer, MldebugError(f"{count} match {clean(job, 60)}{have}"))
-        elif not self.worker.order(
-            CaptureRound(calls[0], self._not_announced(calls[0], now), answer)
-        ):
+        try:
+            call = self._one_call(order.job, order.uid)
+        except MldebugError as error:
+            refuse(answer, error)
+            return
+        if not self.worker.order(CaptureRound(call, self._not_announced(call, now), answer)):
             refuse(answer, MldebugError("too many captures wait"))
+
+    def inspection(self, order: InspectOrder) -> InspectionPlan:
+        """Which nodes are to inspect which ranks because a user asks for it. Raises MldebugError where not exactly one run matches,
+        while it stalls, and where its ranks are not known.
+        """
+        call = self._one_call(order.job, order.uid)
+        return plan(order, call, self._coordinator.stall_of(call.news))
+
+    def _one_call(self, job: str, uid: int | None) -> CaptureCall:
+        calls = self._coordinator.named(job, uid)
+        if len(calls) == 1:
+            return calls[0]
+        names = sorted({f"{run_id(call.news.key)} ({call.news.name})" for call in calls})
+        have = f": {', '.join(names[:MAX_LISTED])}" if calls else ""
+        count = (
+            f"{len(calls) or 'no'} runs" if uid is None else f"{len(calls) or 'none'} of your runs"
+        )
+        raise MldebugError(f"{count} match {clean(job, 60)}{have}")
 
     def together(self, result: Result) -> None:
         """Handle the result of a capture on all nodes: write it to the incident's report, or give it to the user who asked."""

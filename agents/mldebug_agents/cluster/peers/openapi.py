@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from mldebug import __version__
+from mldebug.cluster.inspection import InspectOrder, NodeInspectOrder
 from mldebug.cluster.messages import (
     Announcement,
     CaptureOrder,
@@ -15,6 +16,7 @@ from mldebug.cluster.messages import (
 )
 
 ANNOUNCE, CAPTURE = "/peer/v1/announce", "/peer/v1/capture"
+INSPECT, INSPECT_NODE = "/peer/v1/inspect", "/peer/v1/inspect-node"
 VIEW, DUMP, OPENAPI = "/peer/v1/cluster", "/peer/v1/dump", "/peer/v1/openapi.json"
 _REFUSALS = {
     "400": "it cannot be read, or cannot be",
@@ -33,19 +35,33 @@ _ANY: dict[str, Any] = {"type": "string", "format": "binary"}
 @cache
 def document() -> bytes:
     """The OpenAPI 3.1 document of the API between agents, as JSON."""
-    kinds = (Announcement, CaptureOrder, DumpOrder, Welcome, ClusterView)
+    kinds = (
+        Announcement,
+        CaptureOrder,
+        DumpOrder,
+        Welcome,
+        ClusterView,
+        InspectOrder,
+        NodeInspectOrder,
+    )
     schemas, parts = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
     for name in INNER:
         parts.pop(name)
     parts |= {name: {"type": "object", "description": why} for name, why in OUTER.items()}
-    announcement, order, dump, welcome, view = schemas
+    announcement, order, dump, welcome, view, inspect, part = schemas
     paths = {
         ANNOUNCE: _post("A node tells of its runs", announcement, welcome),
         CAPTURE: _post("Capture a run on this node now; the answer is packed", order, _ANY),
         VIEW: _post("All nodes that have announced themselves", None, view),
         DUMP: _post("Capture a run on all its nodes; the answer is a report", dump, _ANY),
+        INSPECT: _post(
+            "Profile ranks of a run, or ask who holds their memory, wherever they are",
+            inspect,
+            _ANY,
+        ),
+        INSPECT_NODE: _post("The same for ranks of this node", part, _ANY),
         OPENAPI: {"get": {"responses": {"200": _answer("This document", {"type": "object"})}}},
     }
     info = {"title": "mldebug: agents among themselves", "version": __version__}

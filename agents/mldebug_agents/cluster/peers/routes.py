@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mldebug.cluster.inspection import InspectOrder, NodeInspectOrder
 from mldebug.cluster.messages import (
     DUMP_DEADLINE,
     MAX_MESSAGE,
@@ -33,6 +34,7 @@ from mldebug.core.model import Gap
 from mldebug.core.redact import clean
 from mldebug_agents.cluster.peers.coordinated_capture import DEADLINE, ClusterCapture
 from mldebug_agents.cluster.peers.coordinator_search import ANSWER
+from mldebug_agents.cluster.peers.inspections import Inspections
 from mldebug_agents.cluster.peers.net.certificates import Certificate, CertificateError
 from mldebug_agents.cluster.peers.net.client import plain_ip
 from mldebug_agents.cluster.peers.net.identity import Identity
@@ -42,6 +44,8 @@ from mldebug_agents.cluster.peers.openapi import (
     ANNOUNCE,
     CAPTURE,
     DUMP,
+    INSPECT,
+    INSPECT_NODE,
     OPENAPI,
     VIEW,
     document,
@@ -51,11 +55,19 @@ from mldebug_agents.cluster.peers.remote_orders import TimedCapture
 BODY = 20.0  # seconds in which a question has to be complete
 HANG_UP = {"connection": "close"}  # what is left of the question is not read
 JSON, PACKED, WORDS = "application/json", "application/octet-stream", "text/plain"
-KINDS = {ANNOUNCE: JSON, VIEW: JSON, CAPTURE: PACKED, DUMP: PACKED}
+KINDS = {
+    ANNOUNCE: JSON,
+    VIEW: JSON,
+    CAPTURE: PACKED,
+    DUMP: PACKED,
+    INSPECT: JSON,
+    INSPECT_NODE: JSON,
+}
 QUICK = 32_768  # bytes of an announcement that is read at once, in a few milliseconds
 WRITTEN = 2.0  # seconds that an answer waits for the disk
 TOO_MUCH = "what it sends has cost more time than one node has: ask again in some seconds"
-Ask = Callable[[Announcement | CaptureOrder | DumpOrder | None, str], "Future[Any]"]
+Order = Announcement | CaptureOrder | DumpOrder | InspectOrder | NodeInspectOrder
+Ask = Callable[[Order | None, str], "Future[Any]"]
 Judge = Callable[[ClusterCapture], bytes]
 
 
@@ -64,6 +76,9 @@ class RequestingPeer(NamedTuple):
 
     address: str
     certificate: Certificate
+
+
+Handler = Callable[[bytes, RequestingPeer], Awaitable[bytes]]
 
 
 def app(
@@ -76,11 +91,12 @@ def app(
     machine: str = "",
     gaps: Callable[[], tuple[Gap, ...]] = lambda: (),
     work: WorkBudget | None = None,
+    inspections: Inspections | None = None,
 ) -> Starlette:
     """The ASGI app. `ask` puts a request to the main loop; `judge` makes a report of the captures that a user asked for.
 
     `waiting`: the number of reports not yet on this node's disk. `machine`: as in `NodeReply`. `gaps`: what this node could not
-    see at its last look, so that hidden ranks do not count as absent. `work`: what each address may cost.
+    see at its last look, so that hidden ranks do not count as absent. `work`: what each address may cost. `inspections`: carries out requests to inspect ranks.
     """
     refused = refusals or Refusals()
     costs = Costs(work or WorkBudget())
@@ -116,12 +132,27 @@ def app(
         together = await _answer(ask(order, who.address), DUMP_DEADLINE)
         return await run_in_threadpool(judge, together._replace(trigger=order.trigger))
 
-    routes = {ANNOUNCE: announced, CAPTURE: ordered, VIEW: viewed, DUMP: dumped}
+    routes: dict[str, Handler] = {ANNOUNCE: announced, CAPTURE: ordered, VIEW: viewed, DUMP: dumped}
+    routes |= _inspecting(ask, inspections) if inspections is not None else {}
     posts = [
         Route(path, _bounded(do, refused, KINDS[path], costs), methods=["POST"])
         for path, do in routes.items()
     ]
     return Starlette(routes=[*posts, Route(OPENAPI, _document)])
+
+
+def _inspecting(ask: Ask, inspections: Inspections) -> dict[str, Handler]:
+    """What answers requests to inspect ranks: the main loop says what is to be done, and a thread does it."""
+
+    async def inspected(body: bytes, who: RequestingPeer) -> bytes:
+        planned = await _answer(ask(read(body, InspectOrder), who.address), ANSWER)
+        return await run_in_threadpool(inspections.everywhere, planned)
+
+    async def inspected_here(body: bytes, who: RequestingPeer) -> bytes:
+        part = await _answer(ask(read(body, NodeInspectOrder), who.address), ANSWER)
+        return await run_in_threadpool(inspections.here, part)
+
+    return {INSPECT: inspected, INSPECT_NODE: inspected_here}
 
 
 def _announcement(body: bytes) -> Announcement:
@@ -208,7 +239,7 @@ async def _body(request: Request) -> bytes | None:
 
 
 def _bounded(
-    do: Callable[[bytes, RequestingPeer], Awaitable[bytes]],
+    do: Handler,
     refused: Refusals,
     kind: str,
     costs: Costs,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from mldebug.cluster.topology import placed
+from mldebug.cluster.merge import placed
 from mldebug.config.schema import ClusterConfig
 from mldebug.core.errors import ConfigError, UsageError
 from mldebug.core.model import QueriedNodes

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from mldebug.capture.inspection import InspectionOptions
+from mldebug.cluster.inspection import INSPECT_PATH, MAX_INSPECTION, ON_THE_WAY, InspectOrder
 from mldebug.cluster.known_peers import joined, of_user
 from mldebug.cluster.messages import (
     CLUSTER_PATH,
@@ -21,8 +23,9 @@ from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report_model import Report
 from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.cluster.peers.coordinator_search import ANSWER
+from mldebug_agents.cluster.peers.inspections import Turns
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
-from mldebug_agents.cluster.peers.openapi import DUMP, VIEW
+from mldebug_agents.cluster.peers.openapi import DUMP, INSPECT, VIEW
 
 PATIENCE = 8.0  # seconds for the views of all coordinators: whoever asks waits for 10
 MAX_WHYS = 4  # in a sentence
@@ -57,10 +60,38 @@ def peer_verbs(peers: PeersController | None, client: PeerClient | None) -> dict
             "alert" if parameters.get("trigger") == "alert" else "manual"
         )
         order = msgspec.json.encode(DumpOrder(job=job, uid=uid, trigger=trigger))
-        knows = peers.coordinators_of(job) if peers is not None else ()
-        return _dump(by, tuple(dict.fromkeys((*knows, *all_))), order)
+        report = _first(by, of(job, all_), DUMP, order, DUMP_DEADLINE, MAX_REPORT)
+        return msgspec.json.decode(report, type=Report)
 
-    return {CLUSTER_PATH: cluster, DUMP_PATH: dump}
+    def inspect(parameters: Mapping[str, str], uid: int | None) -> msgspec.Raw:
+        by, all_ = coordinators()
+        order = _inspect_order(parameters, uid)
+        patience = order.options.deadline + 2 * ON_THE_WAY
+        with turns.take(uid):
+            body = msgspec.json.encode(order)
+            return msgspec.Raw(
+                _first(by, of(order.job, all_), INSPECT, body, patience, MAX_INSPECTION)
+            )
+
+    def of(job: str, all_: tuple[Peer, ...]) -> tuple[Peer, ...]:
+        knows = peers.coordinators_of(job) if peers is not None else ()
+        return tuple(dict.fromkeys((*knows, *all_)))
+
+    turns = Turns()
+    return {CLUSTER_PATH: cluster, DUMP_PATH: dump, INSPECT_PATH: inspect}
+
+
+def _inspect_order(parameters: Mapping[str, str], uid: int | None) -> InspectOrder:
+    """What a person wants. Raises UsageError where it cannot be."""
+    words = dict(parameters)
+    job, ranks = words.pop("job", ""), words.pop("ranks", "")
+    if not job:
+        raise UsageError("no job was named", "add --job NAME")
+    try:
+        options = msgspec.convert(words, InspectionOptions, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"that cannot be asked for: {error}", "mldebug profile --help") from None
+    return InspectOrder(job=job, ranks=ranks, uid=uid, options=options)
 
 
 def _views(by: PeerClient, all_: tuple[Peer, ...]) -> ClusterView:
@@ -86,17 +117,20 @@ def _view(by: PeerClient, to: Peer, timeout: float) -> ClusterView:
     return read(by.ask(to, VIEW, b"", timeout=timeout, most=MAX_VIEW), ClusterView)
 
 
-def _dump(by: PeerClient, all_: tuple[Peer, ...], order: bytes) -> Report:
-    """Of the first that does it: the runs of a node may have a coordinator each. Each is asked once, for one question is one capture."""
-    until = time.monotonic() + DUMP_DEADLINE
+def _first(
+    by: PeerClient, all_: tuple[Peer, ...], path: str, order: bytes, patience: float, most: int
+) -> bytes:
+    """The answer of the first that carries it out: the runs of a node may have a coordinator each. Each is asked once, for one question
+    is one capture. `patience`: seconds in all; `most`: bytes of an answer.
+    """
+    until = time.monotonic() + patience
     errors: list[MldebugError] = []
     for to in all_:
         left = until - time.monotonic()
         if left <= 0:
             break
         try:
-            report = by.ask(to, DUMP, order, timeout=left, most=MAX_REPORT)
-            return msgspec.json.decode(report, type=Report)
+            return by.ask(to, path, order, timeout=left, most=most)
         except MldebugError as error:
             errors.append(error)
     if len(errors) == 1:

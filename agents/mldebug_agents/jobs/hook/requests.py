@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import TypeVar
 
 import msgspec
 
@@ -39,6 +40,7 @@ MAX_RESULT = 96 << 20  # bytes
 NO_HOOK = "it cannot be asked: it was not started with `mldebug run`, or its hook has no signal"
 DEAF = "its hook did not take the request: it is an older one, or C code holds the interpreter lock"
 NO_STEP = "no step has ended in {:g} s"
+T = TypeVar("T")
 
 
 class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +83,14 @@ class HookRequests:
                 found.append(rank.rank)
         return tuple(found)
 
-    def ask(self, ranks: Sequence[RankIdentity], order: StepOrder) -> dict[int, HookResult]:
-        """Have these ranks carry out the order, all at once, and read what comes of it, by rank.
+    def ask(
+        self,
+        ranks: Sequence[RankIdentity],
+        order: StepOrder,
+        digest: Callable[[RankIdentity, HookResult], T],
+    ) -> dict[int, T]:
+        """Have these ranks carry out the order, all at once, and return what `digest` makes of each one's result, by rank. Results
+        are read one after the other, so that only one is held whole.
 
         Raises AccessError where this user may not ask them.
         """
@@ -96,7 +104,12 @@ class HookRequests:
                     found[rank] = HookResult(failure=why)
             waiting = {rank: one for rank, one in targets.items() if rank not in found}
             answers = self._answers(waiting, order, number)
-            return found | {rank: self._result(waiting[rank], one) for rank, one in answers.items()}
+            return {
+                one.rank: digest(
+                    one, found.get(one.rank) or self._result(waiting[one.rank], answers[one.rank])
+                )
+                for one in ranks
+            }
 
     def _send(self, target: SignalTarget, order: StepOrder, number: int) -> str:
         """Lay the request down and signal the rank; returns why that failed, "" where it did not."""

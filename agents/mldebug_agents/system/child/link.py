@@ -112,15 +112,17 @@ def ask_once(
     message: msgspec.Struct,
     decoder: msgspec.msgpack.Decoder[T],
     timeout: float,
+    *,
+    max_body: int = MAX_BODY,
 ) -> T:
     """Send one message to a newly forked child, return its answer, and kill the child. Raises
     OSError as `ChildLink` does.
 
-    `timeout`: seconds that may pass without any byte from the child.
+    `timeout`: seconds that may pass without any byte from the child; `max_body`: bytes of its answer.
     """
     try:
         worker.socket.settimeout(timeout)
-        link = ChildLink(worker.socket, decoder)
+        link = ChildLink(worker.socket, decoder, max_body=max_body)
         link.send(message)
         return link.receive()
     finally:

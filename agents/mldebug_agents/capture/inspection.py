@@ -1,4 +1,6 @@
-"""Profiles of chosen ranks: a trace of `torch.profiler` by the hook at a rank's next steps, or stacks sampled by py-spy where there is no hook."""
+"""Inspects chosen ranks that work: a trace of `torch.profiler` by the hook at a rank's next steps, or stacks sampled by py-spy where there
+is no hook; or who holds their CUDA memory, where the job was started with `mldebug run --memory-history`.
+"""
 
 import fcntl
 import gzip
@@ -7,73 +9,67 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import msgspec
-
 from mldebug.capture.folded_stacks import folded_text
+from mldebug.capture.inspection import (
+    MOST_RANKS,
+    InspectedRank,
+    InspectedRanks,
+    InspectionOptions,
+    RankHolders,
+    RankProfile,
+    of_ranks,
+)
+from mldebug.capture.memory.hook_file import parse_failure
 from mldebug.capture.profile.hook_answer import HookAnswer
-from mldebug.capture.profile.sampled import SampledProfile, sampled_profile
-from mldebug.capture.profile.summary import ProfileSummary, summarize
+from mldebug.capture.profile.sampled import sampled_profile
+from mldebug.capture.profile.summary import summarize
 from mldebug.capture.profile.trace import parse_trace
 from mldebug.core.errors import EvidenceError
-from mldebug.core.model import Noun, RankIdentity
+from mldebug.core.model import RankIdentity
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.requests import NO_HOOK, HookResult, StepOrder
 
 RATE = 50  # samples a second of py-spy
-SECONDS = 10  # of its recording
-MAX_RANKS = 16  # at once
-FIRST_STEP = 60.0  # seconds in which a step has to end
 SAMPLED_ALREADY = "another profile of it is going on: one at a time"
+UNTOUCHED = "it was not started with `mldebug run --memory-history`, so nothing remembers which line made which block"
+
+Found = tuple[InspectedRank, bytes]  # with its evidence file, b"" where there is none
 
 
-class RankProfile(Noun, frozen=True, kw_only=True):
-    """The profile of one rank: `trace` by torch.profiler or `samples` by py-spy, or in `failure` why there is none.
-
-    `file`: the name of the evidence file; `steps` as the rank counts them; `cost_seconds`: how long the rank stood still for it, beyond
-    what recording itself slows down.
-    """
-
-    rank: int
-    pid: int
-    file: str = ""
-    steps: str = ""
-    cost_seconds: float = 0.0
-    trace: ProfileSummary | None = None
-    samples: SampledProfile | None = None
-    failure: str = ""
-
-
-class TakenProfiles(msgspec.Struct, frozen=True):
-    """Profiles by rank, and the evidence files of those that were taken, by name."""
-
-    profiles: tuple[RankProfile, ...]
-    files: dict[str, bytes]
-
-
-def take_profiles(
-    tools: CaptureTools,
-    ranks: Sequence[RankIdentity],
-    steps: int,
-    seconds: int = SECONDS,
-    wait: float = FIRST_STEP,
-) -> TakenProfiles:
-    """Profile these ranks, all at once: those with the hook for so many `steps`, the others for so many `seconds`.
-    `wait`: seconds in which a step has to end.
+def inspect_ranks(
+    tools: CaptureTools, ranks: Sequence[RankIdentity], options: InspectionOptions
+) -> InspectedRanks:
+    """Inspect these ranks, all at once: those with the hook at their next steps, of the others the stacks are sampled (for a profile).
 
     Raises AccessError where this user may not ask them.
     """
-    order = StepOrder(what="profile", steps=steps, seconds=wait)
-    results = tools.requests.ask(ranks, order)
-    untouched = [one for one in ranks if results[one.rank].failure == NO_HOOK]
-    with ThreadPoolExecutor(MAX_RANKS) as pool:
-        sampled = list(pool.map(lambda one: _sampled(tools, one, seconds), untouched))
-    traced = [_traced(one, results[one.rank]) for one in ranks if one not in untouched]
-    found = sorted([*sampled, *traced], key=lambda one: one[0].rank)
-    files = {one.file: data for one, data in found if one.file}
-    return TakenProfiles(tuple(one for one, _ in found), files)
+    order = StepOrder(what=options.what, steps=options.steps, seconds=options.wait)
+    if options.what == "memory":
+        return of_ranks(tools.requests.ask(ranks, order, _holders).values())
+    answers = tools.requests.ask(ranks, order, _traced)
+    untouched = [one for one in ranks if answers[one.rank] is None]
+    with ThreadPoolExecutor(MOST_RANKS) as pool:
+        sampled = list(pool.map(lambda one: _sampled(tools, one, options.seconds), untouched))
+    return of_ranks([*filter(None, answers.values()), *sampled])
 
 
-def _traced(rank: RankIdentity, result: HookResult) -> tuple[RankProfile, bytes]:
+def _holders(rank: RankIdentity, result: HookResult) -> Found:
+    failure = UNTOUCHED if result.failure == NO_HOOK else result.failure
+    if result.answer is None:
+        return RankHolders(rank=rank.rank, pid=rank.pid, failure=failure), b""
+    try:
+        found = parse_failure(result.data)
+    except ValueError as error:
+        why = f"its answer is not believed: {error}"
+        return RankHolders(rank=rank.rank, pid=rank.pid, failure=why), b""
+    file = f"memory-rank{rank.rank}.json"
+    return RankHolders(rank=rank.rank, pid=rank.pid, file=file, found=found), result.data
+
+
+def _traced(rank: RankIdentity, result: HookResult) -> Found | None:
+    """The profile of a rank with the hook; None for one without."""
+    if result.failure == NO_HOOK:
+        return None
     if result.answer is None:
         return RankProfile(rank=rank.rank, pid=rank.pid, failure=result.failure), b""
     try:
@@ -96,7 +92,7 @@ def _steps(answer: HookAnswer) -> str:
     return f"{answer.first}" if answer.steps == 1 else f"{answer.first} to {answer.last}"
 
 
-def _sampled(tools: CaptureTools, rank: RankIdentity, seconds: int) -> tuple[RankProfile, bytes]:
+def _sampled(tools: CaptureTools, rank: RankIdentity, seconds: int) -> Found:
     with _alone(Path(tools.context.host.proc, str(rank.pid), "environ")) as alone:
         stacks = tools.pyspy.record(rank.pid, seconds, RATE) if alone else ()
     if not alone:

@@ -1,0 +1,53 @@
+"""The child process that inspects ranks of this node for a person elsewhere (`mldebug_agents.incidents.node_inspection`)."""
+
+import resource
+import socket
+
+import msgspec
+
+from mldebug.capture.inspection import within
+from mldebug.cluster.slimming import slim
+from mldebug.cluster.wire import NodeReply, pack
+from mldebug.config.schema import Config
+from mldebug.core.errors import MldebugError
+from mldebug.core.yaml_reader import parse
+from mldebug_agents.agent.node_tools import open_tools
+from mldebug_agents.capture.inspection import inspect_ranks
+from mldebug_agents.capture.tools import CaptureTools
+from mldebug_agents.incidents.manual import choose, look
+from mldebug_agents.incidents.node_inspection import InspectionOutcome, InspectionTask
+from mldebug_agents.incidents.step_orders import chosen_ranks
+from mldebug_agents.system.child.link import ChildLink
+
+MEMORY = (
+    3 << 30
+)  # bytes of address space: a trace is a job's own, and the agent's service has a limit for all its processes
+
+
+def serve(connection: socket.socket) -> None:
+    """The child's main function: carries out one task, and ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    link = ChildLink(connection, msgspec.msgpack.Decoder(InspectionTask))
+    link.send(carry_out(link.receive()))
+
+
+def carry_out(task: InspectionTask) -> InspectionOutcome:
+    """Inspect the ranks. Never raises for what cannot be done: errors become the outcome."""
+    try:
+        config = parse(task.config, "the agent's configuration", Config)
+        with open_tools(config) as tools:
+            return _inspected(tools.capture, task)
+    except MldebugError as error:
+        return InspectionOutcome(error=error.message)
+    except MemoryError:
+        return InspectionOutcome(error="what its ranks have written takes too much memory")
+
+
+def _inspected(tools: CaptureTools, task: InspectionTask) -> InspectionOutcome:
+    found = tools.finder.find()
+    (job,) = choose(found, task.pid, None)
+    ranks = chosen_ranks(job, task.ranks, tools.requests)
+    answers = within(inspect_ranks(tools, ranks, task.options), task.most)
+    capture = look(tools, job, found)
+    reply = NodeReply(node=tools.context.node, captures=(capture,), gaps=found.gaps)
+    return InspectionOutcome(found=answers, reply=pack(slim(reply)))

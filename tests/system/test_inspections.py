@@ -1,0 +1,148 @@
+"""`mldebug profile` and `mldebug memory` of ranks on other hosts, by real agents that know each other; each host has a network of its own."""
+
+import gzip
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from mldebug.capture.profile.trace import parse_trace
+from processes.harness import MLDEBUG, PACE, wait_for
+from system.hosts import job_on
+from system.launching import need
+from system.networks import NetworkHost, network
+from system.test_peers import NAMES, STRIKE, Agent, agents, whole
+
+pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(500)]
+JOB = "train.py"
+HOOK = (*MLDEBUG, "run", "--")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def root() -> None:
+    """Hosts are namespaces."""
+    if os.geteuid() != 0:
+        pytest.skip("namespaces need root")
+    need("unshare", "nsenter", "ip")
+
+
+class Site(NamedTuple):
+    """An agent on each of three hosts, and a job of two ranks on each of the first two; the third is where people log in."""
+
+    agents: dict[str, Agent]
+    events: Path
+
+    def ask(self, host: str, *words: str) -> "subprocess.CompletedProcess[str]":
+        return self.agents[host]._run(*words)
+
+    def answer(self, host: str, *words: str) -> dict[str, Any]:
+        done = self.ask(host, *words, "--json")
+        assert done.stdout, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found | {"code": done.returncode}
+
+    def step(self, rank: int) -> int:
+        file = self.events / f"step.{rank}"
+        return int(file.read_text() or 0) if file.exists() else -1
+
+    def goes_on(self) -> None:
+        """All ranks make more steps."""
+        now = max(map(self.step, range(4)))
+        wait_for("more steps", lambda: min(map(self.step, range(4))) > now + 3, STRIKE)
+
+
+@contextmanager
+def site(folder: Path, *options: str, hook: bool = True) -> Iterator[Site]:
+    with network(NAMES) as hosts, agents(hosts, folder) as found:
+        some = [hosts["n1"], hosts["n2"]]
+        with job_on(some, folder / "job", 2, *options, before=HOOK if hook else ()) as events:
+            made = Site(found, events)
+            wait_for("the first steps", lambda: min(map(made.step, range(4))) > 3, STRIKE)
+            wait_for("all to know its ranks", lambda: known(found["n3"]), 60)
+            yield made
+
+
+def known(agent: Agent) -> bool:
+    """Whether this agent hears of all four ranks."""
+    shown = agent.status("--cluster")["members"]
+    return sorted(run["ranks"] for one in shown for run in one.get("runs", ())) == ["0-1", "2-3"]
+
+
+def left() -> list[str]:
+    """Requests that lie in shared memory."""
+    return [one.name for one in Path("/dev/shm").glob("mldebug-*.request")]
+
+
+def operators(answer: dict[str, Any], one: dict[str, Any]) -> list[str]:
+    data = gzip.decompress(Path(answer["folder"], one["file"]).read_bytes())
+    return [span.name for span in parse_trace(data).operators]
+
+
+def test_ranks_on_two_hosts_are_profiled_from_any_host(tmp_path: Path) -> None:
+    with site(tmp_path, *PACE) as here:
+        both = here.answer("n1", "profile", "--job", JOB, "--ranks", "0,3", "--steps", "2")
+        assert both["code"] == 0, both
+        profiles = both["profiles"]
+        assert [(one["rank"], one["node"]) for one in profiles] == [(0, "n1"), (3, "n2")]
+        assert [operators(both, one).count("aten::mse_loss") for one in profiles] == [2, 2]
+        here.goes_on()
+        text = here.ask("n3", "profile", "--job", JOB, "--ranks", "2", "--steps", "1").stdout
+        assert " on n2), step" in text, text
+        assert "in collectives" in text
+        names = {one.name for one in evidence(here.agents["n3"])}
+        assert {"capture-n2.json", "profile-rank2.trace.json.gz", "profile.txt", "profile.json"} <= names  # fmt: skip
+        memory = here.answer("n3", "memory", "--job", JOB, "--ranks", "1")
+        assert (memory["code"], memory["folder"]) == (1, "")
+        (holders,) = memory["ranks"]
+        assert (holders["rank"], holders["node"]) == (1, "n1")
+        assert "was not started with `mldebug run --memory-history`" in holders["failure"]
+        refused = here.ask("n3", "profile", "--job", JOB, "--ranks", "2,4")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "no node shows rank 4 of it" in refused.stderr
+        here.goes_on()
+        assert left() == []
+
+
+def evidence(agent: Agent) -> list[Path]:
+    """The evidence files of its newest report."""
+    newest = max(agent.folder.glob("state/reports/[!.]*"))
+    return list((newest / "evidence").iterdir())
+
+
+def test_two_who_ask_at_once_and_a_job_without_the_hook(tmp_path: Path) -> None:
+    with site(tmp_path, *PACE, hook=False) as here, ThreadPoolExecutor() as pool:
+        words = ("profile", "--job", JOB, "--ranks", "2", "--seconds", "20")
+        first = pool.submit(here.answer, "n1", *words)
+        host = here.agents["n2"].host
+        wait_for("py-spy to sample it", lambda: sampled(host), 60)
+        second = here.ask("n3", *words)
+        assert second.returncode == 1, second.stdout
+        assert "one at a time" in second.stderr
+        answer = first.result()
+        assert answer["code"] == 0, answer
+        (one,) = answer["profiles"]
+        assert (one["rank"], one["node"], one["file"]) == (2, "n2", "profile-rank2.folded.txt")
+        assert one["samples"]["samples"] > 100
+        here.goes_on()
+
+
+def sampled(host: NetworkHost) -> bool:
+    done = subprocess.run(host.inside("pgrep", "-f", "py-spy record"), capture_output=True, check=False)  # fmt: skip
+    return done.returncode == 0
+
+
+def test_while_a_stall_is_open_no_host_inspects_it(tmp_path: Path) -> None:
+    with site(tmp_path, "--fault", "sleep", "--ranks", "3", "--after", "8") as here:
+        wait_for("rank 3 to sleep", (here.events / "strike.3").exists, STRIKE)
+        wait_for("the report over all nodes", lambda: whole(here.agents["n1"], 2), 90)
+        for verb in ("profile", "memory"):
+            refused = here.ask("n3", verb, "--job", JOB, "--ranks", "0,3")
+            assert (refused.returncode, refused.stdout) == (1, "")
+            assert "a stall of train.py is open (report " in refused.stderr
+        assert left() == []
