@@ -42,6 +42,7 @@ GROUPS = {
         "support-bundle",
         "mcp",
     ),
+    "Look at all nodes": ("hub", "lemons"),
     "Try and set up": (
         "demo",
         "preflight",

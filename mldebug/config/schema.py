@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 import yaml
 
+from mldebug.config.fleet import FleetConfig, HubConfig
 from mldebug.config.storage import CheckpointsConfig, DirSizesConfig, StorageConfig
 from mldebug.core.errors import ConfigError
 from mldebug.core.plugin_options import Plugin, PluginKind
@@ -290,6 +291,8 @@ class Config(Section, frozen=True, kw_only=True):
     events: EventsConfig = EventsConfig()
     actions: ActionsConfig = ActionsConfig()
     cluster: ClusterConfig = ClusterConfig()
+    fleet: FleetConfig = FleetConfig()
+    hub: HubConfig = HubConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     memory: MemoryConfig = MemoryConfig()
     metrics: MetricsConfig = MetricsConfig()

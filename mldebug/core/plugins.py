@@ -28,6 +28,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "detectors": ("mldebug.diagnosis.detectors",),
     "expositions": ("mldebug_exporters.prometheus",),
     "gpus": ("mldebug_agents.hardware.gpu.vendors",),
+    "hub_stores": ("mldebug_agents.fleet.hub.stores",),
+    "hub_transports": ("mldebug_agents.fleet.hub.transports",),
     "launchers": ("mldebug_agents.jobs.launchers",),
     "logs": ("mldebug.jobs.logs.formats",),
     "metrics": (

@@ -16,6 +16,7 @@ from mldebug.hardware.health.sentences import complaints, state_of_gpu
 from mldebug.hardware.host_memory.state import alarms
 from mldebug.jobs.heartbeat import phase_words
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
+from mldebug.status.fleet_view import fleet_lines
 from mldebug.status.gpu_lines import hardware_lines
 from mldebug.status.gpu_table import busy_of, missing, power_of, user_words
 from mldebug.status.gpu_view import GpuOverview, names_of, of_agent
@@ -74,6 +75,7 @@ def _alerts(agent: Snapshot, now: float) -> Iterator[str]:
     if stale := stale_words(now - agent.at):
         yield stale
     yield from event_lines(agent.events, {run.incident for run in agent.runs})
+    yield from fleet_lines(agent.fleet)
     yield from ailing_lines(agent)
     yield from alarms(agent.memory) if agent.memory else ()
     yield from (line for line, bad in scheduler_lines(agent.schedulers, now) if bad)

@@ -35,6 +35,7 @@ from mldebug.jobs.logs.records import LogCounts, StepTimes
 from mldebug.jobs.run_records.model import StoredRecord
 from mldebug.jobs.schedulers.model import Orphan, SchedulerState
 from mldebug.probes.history import JudgedSeries
+from mldebug.status.fleet_view import FleetDelivery
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import StorageState
 
@@ -167,6 +168,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )
     cluster_refused: dict[str, int] = {}  # by reason; empty: this agent knows no others
+    fleet: FleetDelivery | None = None  # None: this agent sends to no hub
     events: EventsView = EventsView()  # what somebody is told of, and the channels
     series_budget: int = 5000  # of the metrics
     version: str = ""

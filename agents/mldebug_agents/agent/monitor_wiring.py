@@ -10,6 +10,9 @@ from mldebug_agents.agent.node_tools import NodeTools
 from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 from mldebug_agents.alerts.action_runner.runner import ActionRunner
 from mldebug_agents.alerts.notifier import AlertNotifier
+from mldebug_agents.fleet import monitor as fleet
+from mldebug_agents.fleet.outbox import Outbox
+from mldebug_agents.fleet.setup import HubClient
 from mldebug_agents.hardware import monitor as hardware
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.reads import GpuReads, GpuSource, gpu_slots
@@ -45,9 +48,10 @@ def build_monitors(
     captures: CaptureRequests,
     goodput: GoodputMonitor,
     clock: Clock,
+    hub: HubClient | None,
 ) -> Monitors:
     """Make all monitors of an agent, its notifier and its action runner. Results of all their workers go to `inbox`.
-    `clock`: the clock that dates incidents.
+    `clock`: the clock that dates incidents. `hub`: where the fleet's events go; None: nowhere.
     """
     context = tools.context
     parts = storage_collectors(context, tools.filesystem_probe, canary=True)
@@ -87,6 +91,27 @@ def build_monitors(
             ),
             *(store, context.node, clock.now, clock.steady),
         ),
+        fleet=fleet_monitor(config, context, store, inbox, notifier, hub),
+    )
+
+
+def fleet_monitor(
+    config: Config,
+    context: Context,
+    store: StateStore,
+    inbox: Inbox,
+    notifier: AlertNotifier,
+    hub: HubClient | None,
+) -> fleet.FleetMonitor:
+    """The monitor that sends events to the hub; it does nothing where there is none."""
+    worker = Worker(fleet.WORKER, lambda order: hub.deliver(order.body), inbox, fleet.DEADLINE) if hub else None  # fmt: skip
+    return fleet.FleetMonitor(
+        context.node,
+        hub.address if hub else "",
+        Outbox(store, config.fleet.events, config.fleet.size),
+        worker,
+        alerts=notifier.registry.all,
+        opened=lambda: store.opened,
     )
 
 

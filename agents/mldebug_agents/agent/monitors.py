@@ -18,6 +18,7 @@ from mldebug.stall.signals import Stage
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner.runner import ActionRunner
 from mldebug_agents.alerts.notifier import AlertNotifier
+from mldebug_agents.fleet.monitor import FleetMonitor
 from mldebug_agents.hardware.host_memory.monitor import HostMemoryMonitor
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.hardware.ports.monitor import PortMonitor
@@ -75,6 +76,7 @@ class Monitors:
     goodput: GoodputMonitor
     scalars: ScalarMonitor
     records: RunRecordMonitor
+    fleet: FleetMonitor
 
     def reload(self, config: Config) -> None:
         """Hand a new configuration to the notifier, the schedulers and the action runner; the
@@ -95,6 +97,7 @@ class Monitors:
         soon = suspected or state.is_comparing
         self.hardware.tick(state.runs, state.config.stall.interval, looked=state.looked, soon=soon)
         self.notifier.tick()
+        self.fleet.tick()
         self.actions.captures.show(state.jobs, state.found)
         self.actions.tick(state.jobs)
         if state.looked:
@@ -130,7 +133,7 @@ class Monitors:
             self.ports.on_result(result)
         else:
             others = (self.notifier, self.actions, self.schedulers, self.probes, self.records)
-            more = (*others, self.scheduled_probes)
+            more = (*others, self.scheduled_probes, self.fleet)
             return any(other.on_result(result) for other in more)
         return True
 
@@ -174,6 +177,7 @@ class Monitors:
             self.records,
             self.notifier,
             self.actions,
+            self.fleet,
         ):
             snapshot = monitor.show(snapshot)
         return snapshot

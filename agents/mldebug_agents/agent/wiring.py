@@ -43,6 +43,7 @@ from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import PeerSetup, join
 from mldebug_agents.cluster.peers.verbs import Verb, peer_verbs
+from mldebug_agents.fleet.setup import HubClient, hub_client
 from mldebug_agents.hardware.gpu.controller import gpu_verbs
 from mldebug_agents.incidents import node_inspection
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
@@ -85,9 +86,12 @@ def build_agent(
     config, spawner = current.read(), tools.context.spawner
     server = AgentServer(config.agent)
     joined = join(config.cluster, identity.in_child(spawner))
+    hub = hub_client(config, identity.in_child(spawner))
     server.start()
     store = StateStore(config.agent.state_dir, spawner, server.serve_socket)
-    loop = build_loop(current, tools, store, server.publish, read_config=read_config, joined=joined)
+    loop = build_loop(
+        *(current, tools, store, server.publish), read_config=read_config, joined=joined, hub=hub
+    )
     if joined is not None:
         inspect = Inspections(joined.client, node_inspection.in_child(spawner, current.read))
         _serve_peers(server, loop, joined, config, store, inspect)
@@ -103,10 +107,12 @@ def build_loop(
     systemd: SystemdNotifier | None = None,
     read_config: Callable[[], Config] | None = None,
     joined: PeerSetup | None = None,
+    hub: HubClient | None = None,
 ) -> AgentLoop:
     """Build the main loop with all parts of an agent.
 
-    `publish` gets each new snapshot; `read_config` reads the config file again; `joined`: the link to other agents, None without them.
+    `publish` gets each new snapshot; `read_config` reads the config file again; `joined`: the link to other agents, None without
+    them; `hub`: where the fleet's events go, None for nowhere.
     """
     config, context = current.read(), tools.context
     inbox, clock = Inbox(), Clock()
@@ -126,7 +132,7 @@ def build_loop(
     slowness = SlownessWatch(workers["slowness"].order, incidents)
     peers = _peers(config, context, inbox, incidents, capture_queue, joined, slowness)
     captures = _requested_captures(tools, inbox, _peer_verbs(peers, joined))
-    monitors = build_monitors(config, tools, store, inbox, notifier, captures, goodput, clock)
+    monitors = build_monitors(config, tools, store, inbox, notifier, captures, goodput, clock, hub)
     exits = ExitTracker(
         *(_exit_evidence(tools, monitors), exit_watch, workers["exits"].order),
         *(failed_attempts, store.keep_ends),

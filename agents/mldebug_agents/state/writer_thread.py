@@ -30,7 +30,7 @@ MAX_EVENTS = 4096  # beside the others: no storm of events pushes out the state 
 RETRY_FIRST, RETRY_MOST = 1.0, 30.0  # seconds between two tries
 DEADLINE = 20.0  # seconds after which one piece of work counts as stuck
 REPORT = "report:"
-EVENT = "memo:event:"
+EVENT = ("memo:event:", "memo:fleet:")  # beginnings of keys
 FAILURES = (OSError, MldebugError)
 SILENT = -1  # the trouble that is no answer
 

@@ -28,12 +28,13 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 def carry_out(verb: Callable[[Mapping[str, str]], object], parameters: Mapping[str, str]) -> tuple[int, bytes]:  # fmt: skip
     """Call `verb` with the parameters of a request. Returns HTTP status and JSON body. An MldebugError becomes 400 (wrong
-    usage) or 409 with an `ErrorAnswer`; other errors are raised.
+    usage), 403 (no right) or 409 with an `ErrorAnswer`; other errors are raised.
     """
     try:
         return OK, msgspec.json.encode(verb(parameters))
     except MldebugError as error:
         status = BAD_REQUEST if error.exit_code is ExitCode.USAGE else CONFLICT
+        status = FORBIDDEN if isinstance(error, AccessError) else status
         return status, msgspec.json.encode(ErrorAnswer(error.message, error.way_out))
 
 

@@ -45,18 +45,18 @@ def open_tcp(listen: str) -> socket.socket:
     return listener
 
 
-def open_unix(state_dir: Path) -> socket.socket:
+def open_unix(state_dir: Path, name: str = SOCKET) -> socket.socket:
     """Listen on the socket file, replacing one that a dead agent left. Raises UsageError where another program answers at
     it, OSError where the folder does not allow it.
     """
-    if is_served(state_dir):
+    if is_served(state_dir, name):
         raise UsageError(
-            f"another program already serves {state_dir / SOCKET}",
+            f"another program already serves {state_dir / name}",
             "stop it, or set another agent.state_dir",
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with reachable(state_dir) as path:
+        with reachable(state_dir, name) as path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             listener.bind(path)
@@ -68,12 +68,12 @@ def open_unix(state_dir: Path) -> socket.socket:
     return listener
 
 
-def is_served(state_dir: Path) -> bool:
+def is_served(state_dir: Path, name: str = SOCKET) -> bool:
     """Whether an agent answers at the socket; a killed agent leaves the file behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(PROBE_SECONDS)
         try:
-            with reachable(state_dir) as path:
+            with reachable(state_dir, name) as path:
                 link.connect(path)
         except OSError as error:
             return error.errno in (errno.EAGAIN, errno.EINPROGRESS) or isinstance(
@@ -83,15 +83,15 @@ def is_served(state_dir: Path) -> bool:
 
 
 @contextmanager
-def reachable(state_dir: Path) -> Iterator[str]:
+def reachable(state_dir: Path, name: str = SOCKET) -> Iterator[str]:
     """A path to the socket that is short enough for a socket address."""
-    path = str(state_dir / SOCKET)
+    path = str(state_dir / name)
     if len(os.fsencode(path)) <= MAX_PATH:
         yield path
         return
     folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{folder}/{SOCKET}"
+        yield f"/proc/self/fd/{folder}/{name}"
     finally:
         os.close(folder)
 

@@ -84,10 +84,73 @@ class SlowPollServer(uvicorn.Server):
                 await asyncio.wait_for(self._left.wait(), TURN)
 
 
-class AgentServer:
+class HttpServers:
+    """HTTP servers, each on a listener of its own with a thread of its own, and bounded connections."""
+
+    def __init__(self) -> None:
+        self._servers: list[tuple[SlowPollServer, threading.Thread]] = []
+        self._stopped = False
+
+    def serve_peers(
+        self,
+        app: Starlette,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        admits: Callable[[str], bool] = lambda _: True,
+        slow: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Serve other agents on this listener; a client without a certificate that `context` accepts fails in the
+        handshake.
+
+        `admits`: whether an address may connect at all. `slow`: called with the address of a client that took too long.
+        """
+        self.serve(app, ConnectionLimiter(listener, PEERS_EACH, PEERS, admits, slow), context)
+
+    def stop(self, timeout: float = 0.5) -> None:
+        """Stop all servers; waits at most `timeout` seconds for all of them."""
+        deadline = time.monotonic() + timeout
+        self._stopped = True
+        servers = list(self._servers)
+        for server, _ in servers:
+            server.leave()
+        for _, thread in servers:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def serve(
+        self, app: Starlette, listener: socket.socket, context: ssl.SSLContext | None = None
+    ) -> SlowPollServer:
+        """Serve an app on this listener in a thread of its own, by TLS where there is a `context`."""
+        # asyncio's own loop: another one would not ask our `ConnectionLimiter` to accept. uvicorn warns of each request that is none, and
+        # whoever reaches the port could fill our log with that.
+        config = uvicorn.Config(_without_hang_ups(for_nobody_else(app)), log_level="error", log_config=None, access_log=False, lifespan="off", loop="asyncio",
+                                timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none", proxy_headers=False,
+                                timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
+        config.load()
+        config.ssl = context  # uvicorn itself reads certificates from files alone
+        server = SlowPollServer(config)
+        thread = threading.Thread(
+            target=server.run,
+            kwargs={
+                "sockets": [
+                    listener
+                    if isinstance(listener, ConnectionLimiter)
+                    else ConnectionLimiter(listener)
+                ]
+            },
+            name="mldebug-server",
+            daemon=True,
+        )
+        thread.start()
+        self._servers = [one for one in self._servers if one[1].is_alive()]
+        self._servers.append((server, thread))
+        return server
+
+
+class AgentServer(HttpServers):
     """Holds the newest snapshot and serves it over HTTP."""
 
     def __init__(self, settings: AgentConfig) -> None:
+        super().__init__()
         self.settings = settings
         self.group = group_number(settings.group)
         self.snapshot: Snapshot | None = None
@@ -95,9 +158,7 @@ class AgentServer:
         self.own_verbs: dict[str, OwnVerb] = {}  # the same, for everybody
         self.take_alerts: Answer | None = None  # until there are verbs
         (self._prometheus,) = create_all("expositions")
-        self._servers: list[tuple[SlowPollServer, threading.Thread]] = []
         self._private_server: SlowPollServer | None = None
-        self._stopped = False
         self._node = platform.node()
         sessions = Sessions()
         self.alerts = AlertmanagerRoute(settings.token_file, sessions, lambda: self.take_alerts)
@@ -132,7 +193,7 @@ class AgentServer:
             self._warn_of_token()
             alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
             routes = [*self._public(), alerts, *self.pages.by_tcp()]
-            self._serve(Starlette(routes=routes), open_tcp(self.settings.listen))
+            self.serve(Starlette(routes=routes), open_tcp(self.settings.listen))
 
     def _warn_of_token(self) -> None:
         """Who asks by TCP is not told why a token counts for nothing, so the log is."""
@@ -160,60 +221,7 @@ class AgentServer:
             return
         routes = [*self._public(), *self._private(), *self.pages.at_socket()]
         app = Starlette(routes=routes, middleware=[Middleware(SameOriginOnly)])
-        self._private_server = self._serve(app, listener)
-
-    def serve_peers(
-        self,
-        app: Starlette,
-        listener: socket.socket,
-        context: ssl.SSLContext,
-        admits: Callable[[str], bool] = lambda _: True,
-        slow: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        """Serve other agents on this listener; a client without a certificate that `context` accepts fails in the
-        handshake.
-
-        `admits`: whether an address may connect at all. `slow`: called with the address of a client that took too long.
-        """
-        self._serve(app, ConnectionLimiter(listener, PEERS_EACH, PEERS, admits, slow), context)
-
-    def stop(self, timeout: float = 0.5) -> None:
-        """Stop all servers; waits at most `timeout` seconds for all of them."""
-        deadline = time.monotonic() + timeout
-        self._stopped = True
-        servers = list(self._servers)
-        for server, _ in servers:
-            server.leave()
-        for _, thread in servers:
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _serve(
-        self, app: Starlette, listener: socket.socket, context: ssl.SSLContext | None = None
-    ) -> SlowPollServer:
-        # asyncio's own loop: another one would not ask our `ConnectionLimiter` to accept. uvicorn warns of each request that is none, and
-        # whoever reaches the port could fill our log with that.
-        config = uvicorn.Config(_without_hang_ups(for_nobody_else(app)), log_level="error", log_config=None, access_log=False, lifespan="off", loop="asyncio",
-                                timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none", proxy_headers=False,
-                                timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
-        config.load()
-        config.ssl = context  # uvicorn itself reads certificates from files alone
-        server = SlowPollServer(config)
-        thread = threading.Thread(
-            target=server.run,
-            kwargs={
-                "sockets": [
-                    listener
-                    if isinstance(listener, ConnectionLimiter)
-                    else ConnectionLimiter(listener)
-                ]
-            },
-            name="mldebug-server",
-            daemon=True,
-        )
-        thread.start()
-        self._servers = [one for one in self._servers if one[1].is_alive()]
-        self._servers.append((server, thread))
-        return server
+        self._private_server = self.serve(app, listener)
 
     def _public(self) -> list[Route]:
         return [

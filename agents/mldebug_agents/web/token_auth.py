@@ -34,9 +34,17 @@ NO_PAGES = "By TCP there are pages only with agent.token_file. At the agent's so
 class TokenAuth:
     """Checks the token or session of a request. A user with the token may see everything."""
 
-    def __init__(self, token_file: Path | None, sessions: Sessions) -> None:
-        """`sessions` counts wrong tokens on all routes."""
+    def __init__(
+        self,
+        token_file: Path | None,
+        sessions: Sessions,
+        *,
+        home: str = "/runs",
+        none: str = NO_PAGES,
+    ) -> None:
+        """`sessions` counts wrong tokens on all routes. `home`: the page after a login; `none`: a sentence for where there is no token."""
         self._token_file, self._sessions = token_file, sessions
+        self._home, self._none = home, none
 
     def routes(self) -> list[Route]:
         """The routes for login and logout."""
@@ -76,7 +84,7 @@ class TokenAuth:
     def _token_for(self, request: Request) -> str | Response:
         """Read anew each time: who changes the file ends all sessions."""
         if self._token_file is None:
-            return PlainTextResponse(f"{NO_PAGES}\n", 403, HEADERS)
+            return PlainTextResponse(f"{self._none}\n", 403, HEADERS)
         if why := misled(request.headers, local=False, names=lambda: own_names(platform.node())):
             return message_page(421, f"Not answered: {why}.", BY_NAME)
         try:
@@ -100,7 +108,7 @@ class TokenAuth:
     def _show_form(self, request: Request) -> Response:
         viewer = self.viewer(request)
         if isinstance(viewer, Viewer):
-            return RedirectResponse("/runs", 303, HEADERS)
+            return RedirectResponse(self._home, 303, HEADERS)
         return _form(request) if viewer.status_code == 303 else viewer
 
     async def _post(self, request: Request) -> Response:
@@ -124,7 +132,7 @@ class TokenAuth:
         if refused is not None:
             wrong = refused.status_code == 401
             return _form(request, "That is not the agent's token.", 401) if wrong else refused
-        answer = RedirectResponse("/runs", 303, HEADERS)
+        answer = RedirectResponse(self._home, 303, HEADERS)
         cookie = cookie_name(request.headers)
         opened = self._sessions.open(token)
         secure = request.headers.get("origin", "").startswith("https:")  # to a proxy before us

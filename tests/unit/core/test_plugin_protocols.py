@@ -9,6 +9,7 @@ import pytest
 from mldebug.alerts.model import Channel
 from mldebug.core.plugins import PACKAGES, load, names
 from mldebug.diagnosis.detectors import Detector
+from mldebug.fleet.hub_model import FleetStore, HubTransport
 from mldebug.jobs.logs.records import LogFormat
 from mldebug.status.exposition import Exposition
 from mldebug.storage.checkpoints.model import Layout
@@ -30,6 +31,8 @@ TYPES: dict[str, type[Any]] = {
     "detectors": Detector,
     "expositions": Exposition,
     "gpus": Vendor,
+    "hub_stores": FleetStore,
+    "hub_transports": HubTransport,
     "launchers": Launcher,
     "logs": LogFormat,
     "metrics": MetricGroup,

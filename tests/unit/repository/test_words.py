@@ -22,8 +22,9 @@ FILES = [file for root in ROOTS.values() for file in sorted(root.rglob("*.py"))]
 MOST = 15  # entries of a folder
 # folders that may be longer: how many entries each has at most, and why a level more would make the way to a file longer
 LONG = {
-    ROOTS["agents"] / "cli/commands": (25, "`mldebug VERB` is commands/VERB.py: who knows what he types knows the file"),
-    ROOTS["mldebug"]: (16, "one folder for each subject of docs/glossary.md, of the same name in each root"),
+    ROOTS["agents"] / "cli/commands": (28, "`mldebug VERB` is commands/VERB.py: who knows what he types knows the file"),
+    ROOTS["mldebug"]: (17, "one folder for each subject of docs/glossary.md, of the same name in each root"),
+    ROOTS["agents"]: (16, "the same"),
 }  # fmt: skip
 # words of an earlier dialect, as parts of the names of modules, classes and functions
 RETIRED = {
@@ -70,7 +71,7 @@ def words(name: str) -> set[str]:
 
 
 SUBJECTS = {
-    "alerts", "capture", "cli", "cluster", "config", "core", "diagnosis", "goodput", "hardware", "incidents", "jobs",
+    "alerts", "capture", "cli", "cluster", "config", "core", "diagnosis", "fleet", "goodput", "hardware", "incidents", "jobs",
     "probes", "stall", "state", "status", "storage", "support", "system", "watch", "web",
 }  # fmt: skip
 # subjects without a test folder of their own name, and test folders that stand for no folder of that name
@@ -80,13 +81,13 @@ OTHER_TESTS = {"exporters", "repository", "training"}
 SECTIONS = {
     "agent": "agent", "capture": "capture", "stall": "stall", "goodput": "goodput", "cluster": "cluster", "metrics": "exporters", "checkpoints": "storage",
     "storage": "storage", "memory": "hardware", "probes": "probes", "health": "hardware", "gpus": "hardware", "events": "alerts", "channels": "alerts",
-    "actions": "alerts", "schedulers": "jobs", "jobs": "jobs", "logs": "jobs", "transports": "cluster", "trees": "storage",
+    "actions": "alerts", "fleet": "fleet", "hub": "fleet", "schedulers": "jobs", "jobs": "jobs", "logs": "jobs", "transports": "cluster", "trees": "storage",
 }  # fmt: skip
 
 # groups of metrics by subject: the files of exporters/mldebug_exporters/metrics/. Groups of one name with their subject are as the
 # rule says; the others have the older name that users' dashboards know, or are one of several of a subject
 METRICS = {
-    "actions": "alerts", "agent": "agent", "checkpoints": "storage", "cluster": "cluster", "events": "alerts", "filesystems": "storage", "goodput": "goodput",
+    "actions": "alerts", "agent": "agent", "checkpoints": "storage", "cluster": "cluster", "events": "alerts", "filesystems": "storage", "fleet": "fleet", "goodput": "goodput",
     "gpus": "hardware", "health": "hardware", "hooks": "jobs", "incidents": "incidents", "kernellog": "hardware", "memory": "hardware", "ports": "hardware",
     "probes": "probes", "rank_gpus": "hardware", "runs": "watch", "scalars": "goodput", "scheduler": "jobs", "traces": "capture", "traps": "jobs", "trees": "storage", "writers": "storage",
 }  # fmt: skip
@@ -98,7 +99,7 @@ NO_METRICS = {
 # pages of the documentation by subject
 PAGES = {
     "across-nodes": "cluster", "actions": "alerts", "checkpoints": "storage", "commands": "cli", "field-cases": "diagnosis",
-    "flight-recorder": "capture", "flight-recorder-collection": "capture", "goodput": "goodput", "gpus": "hardware", "hook": "jobs", "host-memory": "hardware",
+    "fleet": "fleet", "flight-recorder": "capture", "flight-recorder-collection": "capture", "goodput": "goodput", "gpus": "hardware", "hook": "jobs", "host-memory": "hardware",
     "kernel-log": "hardware", "known-traps": "jobs", "metrics": "exporters", "nccl-ras": "capture", "notifications": "alerts",
     "ports": "hardware", "preflight": "probes", "profile": "capture", "probes": "probes", "run-records": "jobs", "scheduler": "jobs", "settings": "config", "storage": "storage", "storage-trees": "storage", "storage-usage": "storage",
     "support-bundle": "support", "trace": "capture", "trace-reading": "capture", "training-helpers": "training",

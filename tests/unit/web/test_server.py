@@ -594,7 +594,7 @@ def slow_door() -> Iterator[tuple[int, threading.Semaphore, threading.Event]]:
     server = AgentServer(AgentConfig(listen=""))
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    server._serve(Starlette(routes=[Route("/", slow, methods=["GET", "POST"])]), listener)
+    server.serve(Starlette(routes=[Route("/", slow, methods=["GET", "POST"])]), listener)
     try:
         yield port, came, goes_on
     finally:

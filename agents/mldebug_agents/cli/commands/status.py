@@ -28,6 +28,7 @@ from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
 from mldebug.status.cluster_lines import cluster_lines, stalled
+from mldebug.status.fleet_view import fleet_lines
 from mldebug.status.gpu_lines import hardware_lines, rank_lines
 from mldebug.status.job_table import JobFilter, JobRow
 from mldebug.status.node_lines import status_of_nodes
@@ -297,6 +298,8 @@ def _agent(listing: NodeListing, config: Path | None) -> Iterator[Text]:
     if stale := stale_words(listing.now - agent.at):
         yield Text(f"  {stale}", style="red")
     for line in event_lines(agent.events, {run.incident for run in agent.runs}):
+        yield Text(clean(f"  {line}", 400), style="yellow")
+    for line in fleet_lines(agent.fleet):
         yield Text(clean(f"  {line}", 400), style="yellow")
     if agent.cluster:
         yield Text(clean(f"  other nodes: {agent.cluster}", 300))

@@ -16,6 +16,7 @@ _FIXED = (
     "logs",
     "gpus",
     "cluster",
+    "fleet",
 )
 
 

@@ -1,0 +1,1 @@
+"""The hub: one process that stores the events of all agents, and answers questions about them."""

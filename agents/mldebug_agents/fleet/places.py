@@ -1,0 +1,13 @@
+"""Where a hub is: its folder and socket on this machine, and the HTTP paths of its answers."""
+
+from pathlib import Path
+
+from mldebug.config.schema import Config
+
+HUB_SOCKET = "hub.sock"
+LEMONS = "/api/v1/fleet/lemons"
+
+
+def hub_dir(config: Config) -> Path:
+    """Where a hub keeps its database and its socket."""
+    return config.hub.state_dir or config.agent.state_dir / "hub"
