@@ -43,9 +43,10 @@ from mldebug.storage.filesystems.state import StorageState
 class RunState(Noun, frozen=True, kw_only=True):
     """One run on this node, as `mldebug status`, the API and the metrics show it."""
 
-    id: str
+    id: str  # on this node
     name: str
     launcher: str
+    id_across_nodes: str = ""  # the same on all nodes of the run
     attempt: int = 0
     user: str = ""
     uid: int = -1  # the owner: people see their own runs

@@ -366,7 +366,8 @@ class AgentLoop:
             started_at=self.started_at,
             pid=os.getpid(),
             runs=tuple(
-                run_state(run, self._parts.exits.exits(id)) for id, run in self._all.items()
+                run_state(run, self._parts.exits.exits(id), self._parts.context.node)
+                for id, run in self._all.items()
             ),
             sources=(
                 *(one.state() for one in (*self._looking(), *self._others())),

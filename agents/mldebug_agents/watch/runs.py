@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from mldebug.cluster.run_identity import job_key, run_id
 from mldebug.core.model import (
     Diagnosis,
     Gap,
@@ -204,21 +205,22 @@ def _serves(look: JobLook) -> bool:
     return look.job.world_size == 1 and any(waits)
 
 
-def found_state(job: Job) -> RunState:
-    """The snapshot's state of a job that was found but not looked at yet."""
+def found_state(job: Job, node: str) -> RunState:
+    """The snapshot's state of a job that was found on this node but not looked at yet."""
     return RunState(
         **shared_fields(job, RunState),
+        id_across_nodes=run_id(job_key(job, node)),
         ranks={rank.rank: rank.pid for rank in job.ranks},
         lost=tuple(lost.rank for lost in job.lost),
     )
 
 
-def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
-    """The state of a run for the snapshot. `exits`: how each rank that ended did so, in words, by rank."""
+def run_state(run: Run, exits: Mapping[int, str], node: str) -> RunState:
+    """The state of a run for the snapshot of this node. `exits`: how each rank that ended did so, in words, by rank."""
     decision = run.decision or StallDecision(stage=Stage.WATCHING, sentence="")
     look = run.last_look or JobLook(job=run.job, look=RunLook(at=time.monotonic()))
     return msgspec.structs.replace(
-        found_state(run.job),
+        found_state(run.job, node),
         **_look_fields(run, look),
         **_decision_fields(run, decision),
         **_incident_fields(run),

@@ -32,6 +32,11 @@ INFO = RUN.info(
     "launcher",
     "user",
 )
+ACROSS = RUN.info(
+    "run_across_nodes",
+    "The id by which all nodes of a run call it, as `mldebug status --cluster` shows it: to compare its nodes. `run` differs from node to node.",
+    "run_across_nodes",
+)
 UP = RUN.gauge(
     "run_up",
     "1 while no incident of the run is open, 0 while one is: 1 means not known to be stalled. A run that has ended has"
@@ -129,6 +134,8 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 def _always(run: RunState) -> Iterator[Sample]:
     one = (run.id,)
     yield Sample(INFO, (run.id, run.name, run.launcher, run.user))
+    if run.id_across_nodes:
+        yield Sample(ACROSS, (run.id, run.id_across_nodes))
     yield Sample(UP, one, 0 if run.incident else 1)
     yield Sample(ATTEMPT, one, run.attempt)
     yield Sample(WORLD, one, run.world_size)

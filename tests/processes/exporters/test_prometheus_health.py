@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mldebug.hardware.health.model import COMPONENTS, ComponentHealth, HealthState
@@ -190,21 +191,22 @@ def _alert(component: str, state: HealthState) -> str:
 
 
 def of_ports(root: Path, rate: str) -> bytes:
-    """What an agent of run 7f3a exposes on a node with two InfiniBand ports at this rate."""
+    """What an agent exposes on a node of run 7f3a, of which each node has an id of its own as well, with two InfiniBand ports at this rate."""
     tree = PortTree(root)
     for number in range(2):
         tree.rdma(f"mlx5_{number}", rate)
     with Spawner() as spawner, Reader(spawner) as reader:
         found = PortReader(Host(str(root)), reader).look(PortOrder())
-    return Prometheus().render(snapshot(moving("7f3a"), ports=found), "text/plain")[0]
+    run = msgspec.structs.replace(moving(f"5c0{root.name}"), id_across_nodes="7f3a")
+    return Prometheus().render(snapshot(run, ports=found), "text/plain")[0]
 
 
 def test_a_node_whose_ports_are_slower_than_those_of_the_others_of_its_run(tmp_path: Path) -> None:
-    well = of_ports(tmp_path / "a", "400 Gb/sec (4X NDR)")
-    now = of_ports(tmp_path / "b", "200 Gb/sec (4X HDR)")
+    rates = {"a": "400 Gb/sec (4X NDR)", "b": "400 Gb/sec (4X NDR)", "c": "200 Gb/sec (4X HDR)"}
+    well, like, now = (of_ports(tmp_path / node, rate) for node, rate in rates.items())
     with (
         web(well) as (first, _),
-        web(well, "127.0.0.2") as (second, _),
+        web(like, "127.0.0.2") as (second, _),
         web(lambda: now, "127.0.0.3") as (slow, _),
         prometheus(tmp_path, first, first, f"127.0.0.2:{second}", f"127.0.0.3:{slow}") as port,
     ):
@@ -212,7 +214,7 @@ def test_a_node_whose_ports_are_slower_than_those_of_the_others_of_its_run(tmp_p
         def slower() -> set[tuple[str, str]]:
             alerts = ask(port, "/api/v1/alerts")["data"]["alerts"]
             labels = [one["labels"] for one in alerts if one["state"] == "firing"]
-            return {(one["run"], one["instance"]) for one in labels if one["alertname"] == "MldebugPortsSlowerThanPeers"}  # fmt: skip
+            return {(one["run_across_nodes"], one["instance"]) for one in labels if one["alertname"] == "MldebugPortsSlowerThanPeers"}  # fmt: skip
 
         wait_for("the slow node is told", lambda: slower() == {("7f3a", "127.0.0.3")}, 90)
         now = well

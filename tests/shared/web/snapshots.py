@@ -14,7 +14,7 @@ REPORT = "20261121T055041Z-7f3a"
 def moving(run: str = "5c01", ranks: int = 4) -> RunState:
     """A run that trains and tells everything."""
     return RunState(
-        id=run, name="train.py", launcher="torchrun", user="ada", attempt=1, world_size=ranks,
+        id=run, name="train.py", launcher="torchrun", id_across_nodes="a0f3", user="ada", attempt=1, world_size=ranks,
         ranks={rank: 100 + rank for rank in range(ranks)}, quiet_seconds=1.2, progress_at=AT - 1.5,
         timeout_seconds=30.0, step=1200, loss=2.75, step_seconds=0.4,
         step_times=StepTimes(counts=(0, 0, 0, 7, 1180, 3, *[0] * 6, 1), seconds=1075.25),

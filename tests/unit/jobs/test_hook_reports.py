@@ -125,7 +125,7 @@ def test_the_last_words_of_a_rank_outlive_it_until_another_attempt_begins() -> N
     run.update(look(r0=beat(5, 1.0), r1=beat(5, 1.0)))
     run.update(look(r1=beat(6, 2.0)))
     assert {rank: one.step for rank, one in run.hook_states.items()} == {0: 5, 1: 6}
-    assert set(run_state(run, {}).hooks) == {1}  # of now
+    assert set(run_state(run, {}, "n1").hooks) == {1}  # of now
     run.update(look(attempt=1, r1=beat(None, 3.0)))
     assert {rank: one.step for rank, one in run.hook_states.items()} == {1: None}
 

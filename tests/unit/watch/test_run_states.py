@@ -37,7 +37,7 @@ def decision(stage: Stage = Stage.QUIET, **number: float) -> StallDecision:
 
 def test_progress_is_told_as_a_moment_that_does_not_move_with_the_age_of_the_look() -> None:
     fresh, old = (
-        run_state(run(decision(quiet=7.0 - age), age), {}).progress_at for age in (0.0, 4.0)
+        run_state(run(decision(quiet=7.0 - age), age), {}, "n1").progress_at for age in (0.0, 4.0)
     )
     assert fresh == pytest.approx(time.time() - 7, abs=0.5)
     assert old == pytest.approx(fresh, abs=0.5)
@@ -50,11 +50,11 @@ def test_progress_is_told_as_a_moment_that_does_not_move_with_the_age_of_the_loo
 def test_a_run_that_is_not_watched_or_has_ended_tells_no_progress(
     stall_decision: StallDecision | None,
 ) -> None:
-    assert run_state(run(stall_decision), {}).progress_at is None
+    assert run_state(run(stall_decision), {}, "n1").progress_at is None
 
 
 def test_a_run_that_has_just_recovered_made_progress_now() -> None:
-    found = run_state(run(decision(Stage.RECOVERED, timeout=0.0)), {}).progress_at
+    found = run_state(run(decision(Stage.RECOVERED, timeout=0.0)), {}, "n1").progress_at
     assert found == pytest.approx(time.time(), abs=0.5)
 
 
@@ -65,18 +65,24 @@ def test_the_step_times_of_the_log_arrive() -> None:
     one = run(decision())
     assert one.last_look is not None
     one.last_look = msgspec.structs.replace(one.last_look, step_times=progress.step_times)
-    found = run_state(one, {}).step_times
+    found = run_state(one, {}, "n1").step_times
     assert found is not None
     assert sum(found.counts) == 2
 
 
 def test_an_open_incident_says_its_kind_and_since_when() -> None:
     one = run(decision())
-    assert (run_state(one, {}).incident_kind, run_state(one, {}).incident_since) == ("", None)
+    assert (run_state(one, {}, "n1").incident_kind, run_state(one, {}, "n1").incident_since) == (
+        "",
+        None,
+    )
     one.incident = Incident(id="i", key="k", job_id="7f3a", detected_at=100.0, stalled_since=40.0)
-    assert (run_state(one, {}).incident_kind, run_state(one, {}).incident_since) == ("stall", 40.0)
+    assert (run_state(one, {}, "n1").incident_kind, run_state(one, {}, "n1").incident_since) == (
+        "stall",
+        40.0,
+    )
     one.incident = Incident(id="i", key="k", job_id="7f3a", detected_at=100.0, kind="abnormal_end")
-    assert (run_state(one, {}).incident_kind, run_state(one, {}).incident_since) == (
+    assert (run_state(one, {}, "n1").incident_kind, run_state(one, {}, "n1").incident_since) == (
         "abnormal_end",
         100.0,
     )

@@ -89,7 +89,7 @@ def test_the_last_frames_of_a_sample_are_shown_until_the_next_one() -> None:
     run = Run(one.job, StallWatch(StallSettings()))
     for look in (sampled, one):
         AgentLoop._see(node, run, look)
-    assert run_state(run, {}).frames == {0: "load (train.py:7)"}
+    assert run_state(run, {}, "n1").frames == {0: "load (train.py:7)"}
 
 
 def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:

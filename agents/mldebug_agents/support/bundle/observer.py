@@ -164,7 +164,9 @@ class DirectObserver:
             joined = {}
         if ranks is not None:
             runs = tuple(
-                msgspec.structs.replace(found_state(job), gpus=joined.get(job.id, {}))
+                msgspec.structs.replace(
+                    found_state(job, self._status.node), gpus=joined.get(job.id, {})
+                )
                 for job in jobs
             )
             self.observations.statuses.append(
