@@ -18,7 +18,7 @@ from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.reads import GpuReads, GpuSource, gpu_slots
 from mldebug_agents.hardware.host_memory import monitor as host_memory
 from mldebug_agents.hardware.host_memory.reader import MemoryWatch
-from mldebug_agents.hardware.kernel_log import KernelLogSource, sees_kernel_pids
+from mldebug_agents.hardware.kernel_log import kernel_log_of, sees_kernel_pids
 from mldebug_agents.hardware.ports import monitor as ports
 from mldebug_agents.hardware.ports.reader import PortReader
 from mldebug_agents.jobs.run_records import monitor as records
@@ -120,7 +120,7 @@ def hardware_monitor(
 ) -> hardware.HardwareMonitor:
     """The monitor of the GPUs and the kernel's log of this node."""
     reads = GpuReads(gpus, Holders(context.host, context.reader), partial(gpu_slots, context.host))
-    kernel = KernelLogSource(f"{context.host.root}/dev/kmsg")
+    kernel = kernel_log_of(context, context.reader.another())
     workers = {
         "gpus": Worker("gpus", reads, inbox, hardware.GPU_DEADLINE),
         "kernel": Worker("kernel", kernel.read, inbox, hardware.KERNEL_DEADLINE),

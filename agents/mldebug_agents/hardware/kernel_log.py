@@ -32,8 +32,11 @@ from mldebug.hardware.kernel_log.records import (
     KernelRecord,
     parse_record,
 )
+from mldebug_agents.hardware.fabric_manager import FabricManagerLog
 from mldebug_agents.hardware.zfs_pools import SuspendedPools
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
 
 PATH = "/dev/kmsg"
 FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -67,6 +70,7 @@ class KernelNews(msgspec.Struct, frozen=True, kw_only=True):
     records: int = 0  # read in this round
     seconds: float = 0.0  # that the round took
     gap: Gap | None = None  # why nothing can be read
+    fabric_gap: Gap | None = None  # why the log of the Fabric Manager cannot be read
     loss: Gap | None = None  # records that were overwritten lately, before they were read
 
 
@@ -81,10 +85,11 @@ class KernelLogSource:
         limits: ReadLimits | None = None,
         user_space: bool = False,
         pools: SuspendedPools | None = None,
+        fabric: FabricManagerLog | None = None,
         unix: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`user_space`: also obey what programs write into the log; any root program can forge that, so for drills only."""
+        """`fabric`: a second log, of the Fabric Manager. `user_space`: also obey what programs write into the log; any root program can forge that, so for drills only."""
         self._path = path
         self._look_back = look_back
         self._limits = limits or ReadLimits()
@@ -102,6 +107,7 @@ class KernelLogSource:
         self._deaths: deque[KernelDeath] = deque(maxlen=MAX_DEATHS)
         self._named: dict[str, str] = {}
         self._pools = pools or SuspendedPools()
+        self._fabric = fabric
 
     def read(self, events: Iterable[KernelEvent] = ()) -> KernelNews:
         """Read what is new in the kernel log, as far as the limits allow. `events`: Xids that NVML reported since the last round."""
@@ -117,7 +123,7 @@ class KernelLogSource:
             records, behind, gap = self._round(started)
             if not behind and gap is None:
                 self._clock.drained(started)
-        for event in tuple(self._pools.back(self._folding.bursts(), self._unix())):
+        for event in self._from_elsewhere(behind=behind):
             self._take(event)
         return KernelNews(
             bursts=self._folding.bursts(),
@@ -128,8 +134,16 @@ class KernelLogSource:
             records=records,
             seconds=self._monotonic() - started,
             gap=gap,
+            fabric_gap=self._fabric.gap if self._fabric else None,
             loss=self._losses.gap(self._monotonic()),
         )
+
+    def _from_elsewhere(self, *, behind: bool) -> tuple[KernelEvent, ...]:
+        """What other files tell, after all that the kernel's log has said before."""
+        pools = tuple(self._pools.back(self._folding.bursts(), self._unix()))
+        if self._fabric is None or behind:
+            return pools
+        return *pools, *self._fabric.events()
 
     def close(self) -> None:
         """Close the log; a later `read` opens it again and returns no record twice."""
@@ -236,6 +250,16 @@ class KernelLogSource:
 
     def _take(self, event: KernelEvent) -> None:
         self._counts.add(event, self._folding.add(event))
+
+
+def kernel_log_of(context: Context, reader: Reader | None = None) -> KernelLogSource:
+    """The kernel's log of a node, and that of its Fabric Manager.
+
+    `reader`: reads the second one; a thread that must not wait for what others read has one of its own.
+    """
+    host = context.host
+    fabric = FabricManagerLog(host.root, reader or context.reader, host.boot_time, host.clock)
+    return KernelLogSource(f"{host.root}/dev/kmsg", fabric=fabric)
 
 
 def gpu_names(news: KernelNews) -> dict[str, GpuLabel]:

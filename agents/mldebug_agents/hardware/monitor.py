@@ -307,8 +307,9 @@ class HardwareMonitor:
 
     def _gaps(self) -> tuple[Gap, ...]:
         full = self._gpus.full
-        kernel = self._kernel.gap if self._kernel else None
-        return (*((kernel,) if kernel else ()), *self._missed(), *(full.gaps if full else ()))
+        news = self._kernel
+        logs = (one for one in (news.gap, news.fabric_gap) if one) if news else ()
+        return (*logs, *self._missed(), *(full.gaps if full else ()))
 
     def _missed(self) -> tuple[Gap, ...]:
         loss = (self._kernel.loss,) if self._kernel and self._kernel.loss else ()

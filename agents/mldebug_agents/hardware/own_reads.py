@@ -12,7 +12,7 @@ from mldebug.hardware.gpu.excluded import ExcludedGpu
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.node_reader import NodeReader
 from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads, gpu_slots
-from mldebug_agents.hardware.kernel_log import KernelLogSource, KernelNews
+from mldebug_agents.hardware.kernel_log import KernelNews, kernel_log_of
 from mldebug_agents.system.context import Context
 
 
@@ -66,8 +66,8 @@ def read_gpus(
 
 
 def read_kernel(context: Context, until: float) -> KernelNews:
-    """Read the kernel log of the last hours, at most until `until` (monotonic seconds)."""
-    source = KernelLogSource(f"{context.host.root}/dev/kmsg")
+    """Read the kernel log of the last hours and the Fabric Manager's, at most until `until` (monotonic seconds)."""
+    source = kernel_log_of(context)
     try:
         news = source.read()
         while news.behind and time.monotonic() < until - 0.5:

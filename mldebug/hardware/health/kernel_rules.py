@@ -115,7 +115,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.WEKA_OK: _plain("storage"),
     Kind.BEEGFS_ERROR: _plain("storage"),
     Kind.SMB_ERROR: _plain("storage"),
-    # GPUs, where the line has no Xid: those of AMD, and what NVIDIA's driver says of itself
+    # GPUs, where the line has no Xid: those of AMD, and what NVIDIA's driver and Fabric Manager say of themselves
     Kind.GPU_RESET: _poor("gpu_errors", _A.WATCH, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_RESET_OK: _plain("gpu_errors"),
     Kind.GPU_RESET_FAILED: _bad("gpu_errors", _A.REBOOT, lasting=True, ended_by=(Kind.GPU_RESET_OK,)),
@@ -126,6 +126,11 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.GPU_UNREACHABLE: _bad("gpu_errors", _A.REBOOT, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_DRIVER_FAILED: _bad("gpu_errors", _A.REBOOT, lasting=True, ended_by=(Kind.GPU_DRIVER_OK,)),
     Kind.GPU_DRIVER_OK: _plain("gpu_errors"),
+    Kind.FABRIC_INCOMPLETE: _bad("gpu_errors", _A.CHECK_HARDWARE, lasting=True, ended_by=(Kind.FABRIC_OK,)),
+    Kind.FABRIC_MISMATCH: _bad("gpu_errors", _A.CHECK_SETTINGS, lasting=True, ended_by=(Kind.FABRIC_OK,)),
+    Kind.FABRIC_MULTICAST: _poor("gpu_errors", _A.RESET_WHEN_IDLE, ended_by=(Kind.FABRIC_OK,)),
+    Kind.FABRIC_LINK_ERROR: _poor("gpu_errors", _A.CHECK_HARDWARE),
+    Kind.FABRIC_OK: _plain("gpu_errors"),
     Kind.GPU_PAGE_FAULT: _plain("gpu_errors"),
     Kind.GPU_BAD_PAGES: _poor("gpu_errors", _A.REPLACE),
     Kind.GPU_RAS_CORRECTED: _poor("gpu_errors", _A.WATCH, limit="gpu_ras_corrected", per_device=True),

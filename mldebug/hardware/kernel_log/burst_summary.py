@@ -35,9 +35,9 @@ def made_safe(event: KernelEvent) -> KernelEvent:
 
 
 def source_of(event: KernelEvent) -> str:
-    """Where an Xid comes from: `line` (the log, with its number), `lost` (the log, about a lost GPU) or `nvml`."""
-    if event.origin is Origin.NVML:
-        return "nvml"
+    """Where an Xid comes from: `line` (the log, with its number), `lost` (the log, about a lost GPU), `nvml` or `fabric_manager`."""
+    if event.origin in (Origin.NVML, Origin.FABRIC_MANAGER):
+        return event.origin.value
     return "lost" if event.kind is KernelEventKind.GPU_LOST else "line"
 
 

@@ -30,6 +30,7 @@ from mldebug.hardware.kernel_log.xids import Action, Tier
 WINDOW = 5.0  # seconds without a line that end a burst
 REPEAT = 60.0  # the same for a GPU error that comes again and again, as a driver that waits 6 s or 45 s each time writes it
 LATE = 30.0  # seconds by which NVML may tell later than the kernel: it is asked now and then
+LATER = (Origin.NVML, Origin.FABRIC_MANAGER)  # they are read after the kernel's log
 LONGEST = 600.0  # seconds after which a burst that does not end is told anew
 OPEN = 64  # bursts of one kind that can be open at once
 KEPT = 64  # closed bursts of one kind
@@ -61,6 +62,11 @@ _ENDS = {
     KernelEventKind.CEPH_OK: (KernelEventKind.CEPH_LOST,),
     KernelEventKind.WEKA_OK: (KernelEventKind.WEKA_LOST,),
     KernelEventKind.GPU_DRIVER_OK: (KernelEventKind.GPU_DRIVER_FAILED,),
+    KernelEventKind.FABRIC_OK: (
+        KernelEventKind.FABRIC_INCOMPLETE,
+        KernelEventKind.FABRIC_MISMATCH,
+        KernelEventKind.FABRIC_MULTICAST,
+    ),
 }
 """Kinds that say something only where one of these came before from the same device: each boot has plenty of them."""
 
@@ -78,6 +84,9 @@ AGAIN = {
     KernelEventKind.GPU_RESET_REQUIRED: 600.0,  # whenever a program wants the GPU
     KernelEventKind.GPU_UNREACHABLE: 600.0,
     KernelEventKind.GPU_DRIVER_FAILED: 600.0,
+    KernelEventKind.FABRIC_INCOMPLETE: 120.0,  # at each try to start it again
+    KernelEventKind.FABRIC_MISMATCH: 120.0,
+    KernelEventKind.FABRIC_MULTICAST: 120.0,  # of each GPU of a job
 }
 """Faults of which the kernel tells again while they last: seconds between two lines about one and the same."""
 
@@ -265,7 +274,7 @@ class _KindBursts:
 
     def burst_for(self, event: KernelEvent, key: Key) -> _OpenBurst:
         """The open burst that the event belongs to; otherwise a new one, which closes the one before it."""
-        if event.origin is Origin.NVML:
+        if event.origin in LATER:
             open_burst = next(
                 (one for one in self.bursts() if one.key == key and one.expects(event)), None
             )

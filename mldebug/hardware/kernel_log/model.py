@@ -89,6 +89,13 @@ class KernelEventKind(StrEnum):
         "gpu_driver_failed"  # NVIDIA's driver: its memory manager (UVM) has failed for all GPUs
     )
     GPU_DRIVER_OK = "gpu_driver_ok"
+    FABRIC_INCOMPLETE = (
+        "fabric_incomplete"  # the Fabric Manager found too few NVSwitches, and gave up
+    )
+    FABRIC_MISMATCH = "fabric_mismatch"  # it does not fit the driver's version, and gave up
+    FABRIC_MULTICAST = "fabric_multicast"  # it does not know a GPU that shall share memory (NVLS)
+    FABRIC_LINK_ERROR = "fabric_link_error"  # it was told of a fatal error of a GPU's NVLink
+    FABRIC_OK = "fabric_ok"  # it has set up all NVSwitches
     GPU_PAGE_FAULT = "gpu_page_fault"  # amdgpu: a program used an address that is not its own
     GPU_BAD_PAGES = (
         "gpu_bad_pages"  # amdgpu: so much memory was taken out that the GPU is to be replaced
@@ -98,11 +105,12 @@ class KernelEventKind(StrEnum):
 
 
 class Origin(StrEnum):
-    """Who reported an event of the kernel log or the driver: the kernel, a program, or NVML."""
+    """Who reported an event: the kernel, a program that wrote into its log, NVML, or the log of the Fabric Manager."""
 
     KERNEL = "kernel"  # the kernel itself, through its log
     USER_SPACE = "user_space"  # a program that wrote into the kernel's log: a drill, or a forgery
     NVML = "nvml"  # the driver, through an NVML event set
+    FABRIC_MANAGER = "fabric_manager"  # NVIDIA's daemon for NVSwitches, in a log of its own
 
 
 class KernelEvent(Noun, frozen=True, kw_only=True):

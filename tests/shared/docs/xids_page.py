@@ -7,6 +7,7 @@ from mldebug.hardware.health.model import ACTION_WORDS as ADVICE
 from mldebug.hardware.kernel_log.attribution import PLAIN
 from mldebug.hardware.kernel_log.bursts import LATE, REPEAT, WINDOW
 from mldebug.hardware.kernel_log.counts import RECENT
+from mldebug.hardware.kernel_log.fabric_manager import CONFIGS, LOG
 from mldebug.hardware.kernel_log.model import KernelEventKind
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, ORDER, Catalogue, Tier
 
@@ -20,6 +21,12 @@ HEAD = """\
 The agent reads `/dev/kmsg`: the last hours of it when it starts, then what comes. It needs `CAP_SYSLOG` where
 `dmesg_restrict=1`; without it, `mldebug_kernel_log_readable` is 0 and a named gap says so. Xids also come through NVML;
 what both tell counts once.
+
+Beside it the agent reads the **log of NVIDIA's Fabric Manager** each 10 s, where its settings lie in their place
+(`{configs}`, also below `/run/nvidia/driver`): `LOG_FILE_NAME` of it, `{fabric_log}` if it names none.
+Its errors of NVSwitches count as SXids, and once where the kernel tells of them as well; the kinds `fabric_…` come from there alone. A file that others
+than root can write is not believed, and that is a named gap. A log that goes to syslog (`LOG_USE_SYSLOG=1`), `nv-hostengine`'s and the journal are not read. Written after
+lines that people posted, not tried beside an NVSwitch that is broken.
 
 What one GPU, process, server or link says within {window:.0f} seconds of its last line is one event with a count. The first
 one is its root, but for those that only follow from another (marked *follows*). NVML may tell up to {late:.0f} s late. Faults of which
@@ -37,7 +44,7 @@ Where the kernel overwrites lines before the agent has read them, a gap with the
 
 KINDS_HEAD = """\
 Each belongs to a component of the node's health. Where nothing else is said, it counts for `event_window` (2 h) after its last line; what is
-told only of what went wrong before (`nic_ok`, `filesystem_ok`, `disk_ok`, `ceph_ok`, `weka_ok`, `gpu_driver_ok`) is no event otherwise. Limits are set under
+told only of what went wrong before (`nic_ok`, `filesystem_ok`, `disk_ok`, `ceph_ok`, `weka_ok`, `gpu_driver_ok`, `fabric_ok`) is no event otherwise. Limits are set under
 `health: {thresholds: …}`. A row without a state is shown, and no fault of the node by itself. The lines of `amdgpu` are from its source
 and from public logs, not tried on a card. Checks of NVIDIA's driver that fail (`gpu_reset_required`, `gpu_unreachable`, `gpu_driver_failed`)
 name no GPU: they count for the node, until the driver takes back what it had asked for (Xid 154), or GPUs were reset.
@@ -68,7 +75,17 @@ TIERS = {
 def page(catalogue: Catalogue) -> str:
     """The reference page of all kernel events and Xids, in Markdown."""
     return "\n".join(
-        (HEAD.format(window=WINDOW, late=LATE, told=RECENT / 60), *_kinds(), *_xids(catalogue))
+        (
+            HEAD.format(
+                configs="`, `".join(f"/{one}" for one in CONFIGS),
+                fabric_log=LOG,
+                window=WINDOW,
+                late=LATE,
+                told=RECENT / 60,
+            ),
+            *_kinds(),
+            *_xids(catalogue),
+        )
     )
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Iterable
 
 from mldebug.hardware.kernel_log.bursts import Burst, Folding
-from mldebug.hardware.kernel_log.model import KernelEvent
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 from mldebug.hardware.kernel_log.parse import parse_event
 from mldebug.hardware.kernel_log.records import parse_printed, parse_record
+
+OF_FABRIC_MANAGER = frozenset(kind for kind in KernelEventKind if kind.value.startswith("fabric_"))
+"""What no line of the kernel tells, but the log of NVIDIA's Fabric Manager."""
 
 
 def parse_line(line: str, boot_time: float = 0.0) -> KernelEvent | None:

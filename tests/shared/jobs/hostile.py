@@ -122,6 +122,7 @@ FILES = {
     "capture/stacks/blocked_call.py": "the script",
     "capture/trace/collector.py": "mldebug_trace-{}",
     "capture/trace/ring_file.py": "mldebug_trace-{}",
+    "hardware/fabric_manager.py": "no job's: settings and log of the Fabric Manager, which root alone may write",
     "incidents/exits/exit_evidence.py": "error.json",
     "jobs/hook/flight_recorder.py": "mldebug-{}.flight",
     "jobs/hook/memory.py": "mldebug-{}.oom",

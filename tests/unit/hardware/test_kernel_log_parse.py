@@ -11,7 +11,7 @@ from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.parse import SIGNS, parse_event
 from mldebug.hardware.kernel_log.records import parse_record
-from shared.hardware.kernellines import fold, parse_line
+from shared.hardware.kernellines import OF_FABRIC_MANAGER, fold, parse_line
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/kernellog"
 K = KernelEventKind
@@ -284,7 +284,10 @@ def test_lines_that_repeat_another_or_tell_of_nothing_are_no_events() -> None:
 
 
 def test_every_kind_is_reached() -> None:
-    assert {kind for kind, _ in EXPECTED.values()} | {K.XID} == set(KernelEventKind)
+    """But for those that the log of the Fabric Manager tells: tests/unit/hardware/test_fabric_manager.py."""
+    assert {kind for kind, _ in EXPECTED.values()} | {K.XID} | OF_FABRIC_MANAGER == set(
+        KernelEventKind
+    )
 
 
 def test_every_sign_is_needed() -> None:

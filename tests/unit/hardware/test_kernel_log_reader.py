@@ -19,6 +19,7 @@ from mldebug_agents.hardware.kernel_log import (
     sees_kernel_pids,
 )
 from mldebug_agents.system.host import Host
+from shared.hardware.kernellines import OF_FABRIC_MANAGER
 from shared.system.hung import wait_until
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/kernellog"
@@ -93,7 +94,9 @@ def test_a_whole_log(log: Path) -> None:
         str(FIXTURES / "events.kmsg"), unix=lambda: UNIX, monotonic=lambda: 13.0
     ).read()
 
-    assert {one.kind for one in news.counts.kinds} == set(KernelEventKind) - {KernelEventKind.XID}
+    assert {one.kind for one in news.counts.kinds} == set(KernelEventKind) - {
+        KernelEventKind.XID
+    } - OF_FABRIC_MANAGER
     assert {(one.device, one.xid) for one in news.counts.xids} == {
         (device, 79) for device in ("0000:3b:00.0", "0000:86:00.0", "0000:04:00.0")
     }

@@ -170,6 +170,7 @@ ELSEWHERE: dict[str, str] = {
 }
 """In the other two roots, which know nothing of processes."""
 WITH_OPERATORS_RIGHTS = {
+    "hardware/fabric_manager.py": "settings and log of the Fabric Manager, which root alone may write",
     "jobs/ranks/known_issues.py": "/etc/hosts of the node",
     "probes/history/monitor.py": "the store of the probes",
     "storage/checkpoints/one_shot.py": "the folder that a person names, with his rights",
