@@ -20,6 +20,7 @@ from mldebug.cluster.known_peers import KnownPeer
 from mldebug.cluster.messages import RunNews, RunWord
 from mldebug.cluster.run_identity import RunKey
 from mldebug.core.ranksets import count_ranks, join_intervals
+from mldebug.goodput.recorded_waits import waits_of_nodes, with_recorded
 from mldebug.goodput.sample_rows import SampleRows
 from mldebug.goodput.shared_samples import SampleCall, SharedFinding, slim
 from mldebug.goodput.straggler import SampledStretch
@@ -149,12 +150,14 @@ def joined_stretch(shown: Sequence[Shown]) -> SampledStretch | None:
         for peer, one in taken
         for share in one.ranks
     ]
-    return SampledStretch(
+    stretch = SampledStretch(
         at=max(ends),
         seconds=taken[0][1].seconds,
         ranks=tuple(sorted(ranks, key=lambda one: one.rank)),
         world_size=shown[0][1].world_size,
     )
+    timed = {rank: record for _, one in taken for rank, record in one.timed.items()}
+    return with_recorded(stretch, waits_of_nodes(timed, stretch.world_size))
 
 
 def _has(news: RunNews, call: str) -> bool:

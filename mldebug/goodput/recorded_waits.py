@@ -6,7 +6,10 @@ GPUs wait for each other; the stacks of hosts that only wait for their GPUs do n
 
 The waits in all groups of a rank count, each over the time that its recorded calls cover: who comes late to one because it has waited in another
 is not to blame. Ranks are compared only where every rank has timed every group that it uses: of one whose timing is off nothing is known. The
-judgement is that of the samples (`straggler`), with these waits in place of theirs. Pure.
+judgement is that of the samples (`straggler`), with these waits in place of theirs.
+
+Where a run has ranks on several nodes, each node sends what its ranks have recorded (`condensed`), `BLOCK` calls with neighbouring numbers as one,
+and the coordinator compares the same calls on all ranks (`waits_of_nodes`). Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +23,16 @@ from mldebug.goodput.speed_trend import SlowerSteps
 from mldebug.goodput.straggler import Excess, SampledStretch, Slowness, find_slow_ranks, needs_more
 
 LEAST_CALLS = 8  # that all ranks have recorded
+BLOCK, LEAST_BLOCKS = 8, 2  # calls, and blocks of them; the first of these only begins the span
 LATE = "late"  # kind of `Excess`
 
 
-def recorded_waits(records: Mapping[int, FlightRecord], world_size: int) -> dict[int, float]:
+def recorded_waits(
+    records: Mapping[int, FlightRecord], world_size: int, least: int = LEAST_CALLS
+) -> dict[int, float]:
     """The share of the time that each rank has waited for others in collectives, 0 to 1, by rank. Empty where that is not known of every rank:
     one has recorded no durations of a group that it uses, there is no group of all ranks, too few calls are common to its members, or ranks
-    send each other something (stages of a pipeline have work of their own).
+    send each other something (stages of a pipeline have work of their own). `least`: calls that all members must have recorded.
     """
     if world_size < 2 or len(records) != world_size:
         return {}
@@ -38,13 +44,50 @@ def recorded_waits(records: Mapping[int, FlightRecord], world_size: int) -> dict
     waits = dict.fromkeys(records, 0.0)
     has_all = False
     for (_, _, members), some in _by_group(records).items():
-        shares = _waits_of_group({rank: one.calls for rank, one in some.items()})
-        if shares is None or set(some) != set(unfold(members)):
+        if set(some) != set(unfold(members)):
+            return {}
+        shares = _waits_of_group({rank: one.calls for rank, one in some.items()}, least)
+        if shares is None:
             return {}
         for rank, share in shares.items():
             waits[rank] += share
         has_all = has_all or set(some) == everybody
     return {rank: min(1.0, wait) for rank, wait in waits.items()} if has_all else {}
+
+
+def condensed(record: FlightRecord) -> tuple[TimedCalls, ...]:
+    """What a rank has recorded, small enough to be sent to another node: for each group, those calls whose numbers divided by `BLOCK` are the same
+    as one call (its number that quotient, its duration their sum, its time seconds since the first one). Empty where it has not timed all that it uses.
+    """
+    if not _is_timed(record):
+        return ()
+    return tuple(msgspec.structs.replace(one, calls=_blocks(one.calls)) for one in record.timed)
+
+
+def waits_of_nodes(
+    timed: Mapping[int, tuple[TimedCalls, ...]], world_size: int
+) -> dict[int, float]:
+    """The share of the time that each rank has waited for others, as `recorded_waits` gives it, from the `condensed` records of all ranks of a run
+    that several nodes have sent.
+    """
+    records = {rank: FlightRecord(timed=some) for rank, some in timed.items() if some}
+    return recorded_waits(records, world_size, LEAST_BLOCKS)
+
+
+def _blocks(calls: Sequence[TimedCall]) -> tuple[TimedCall, ...]:
+    found: dict[int, list[TimedCall]] = {}
+    for call in calls:
+        found.setdefault(call.sequence // BLOCK, []).append(call)
+    begun = min((call.created_at for call in calls), default=0.0)
+    return tuple(
+        TimedCall(
+            sequence=number,
+            seconds=round(sum(call.seconds for call in some), 6),
+            created_at=round(min(call.created_at for call in some) - begun, 6),
+        )
+        for number, some in sorted(found.items())
+        if len(some) == BLOCK
+    )
 
 
 def with_recorded(stretch: SampledStretch, waits: Mapping[int, float]) -> SampledStretch:
@@ -130,11 +173,13 @@ def _by_group(records: Mapping[int, FlightRecord]) -> dict[Group, dict[int, Time
     return found
 
 
-def _waits_of_group(calls: Mapping[int, Sequence[TimedCall]]) -> dict[int, float] | None:
+def _waits_of_group(
+    calls: Mapping[int, Sequence[TimedCall]], least: int
+) -> dict[int, float] | None:
     """The share of the time of each member; None where too few calls are common to all of them."""
     tables = {rank: {call.sequence: call for call in own} for rank, own in calls.items()}
     common = sorted(set.intersection(*(set(one) for one in tables.values())))
-    if len(common) < LEAST_CALLS:
+    if len(common) < least:
         return None
     first, last = common[0], common[-1]
     span = median(own[last].created_at - own[first].created_at for own in tables.values())
@@ -142,7 +187,7 @@ def _waits_of_group(calls: Mapping[int, Sequence[TimedCall]]) -> dict[int, float
         return None
     waits = dict.fromkeys(tables, 0.0)
     for number in common[1:]:  # the first only begins the span
-        least = min(own[number].seconds for own in tables.values())
+        shortest = min(own[number].seconds for own in tables.values())
         for rank, own in tables.items():
-            waits[rank] += own[number].seconds - least
+            waits[rank] += own[number].seconds - shortest
     return {rank: wait / span for rank, wait in waits.items()}

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.core.model import Noun
-from mldebug.core.ranksets import Intervals
+from mldebug.core.errors import UsageError
+from mldebug.core.model import Noun, TimedCalls
+from mldebug.core.ranksets import Intervals, unfold
 from mldebug.core.redact import clean
 from mldebug.goodput.evidence import GPU_LIMITS, RankEvidence
 from mldebug.goodput.rank_shares import RankShares
@@ -21,6 +22,8 @@ PLACES = 3  # lines of a job that travel with a rank
 MAX_PLACE = 160  # characters
 OTHERS = 8  # ranks that travel with a finding beside the slow ones
 MAX_SAMPLES = 100_000
+MAX_GROUPS, MAX_BLOCKS = 8, 16  # of one rank's Flight Recorder that travel
+MAX_SECONDS = 1e6
 MOST_OF_ANYTHING = 1e15  # bytes, hertz, faults
 KINDS = ("data", "cpu", "sleep", "work", "same", "gpu", "late")
 
@@ -39,6 +42,7 @@ class NodeSamples(Noun, frozen=True, kw_only=True):
     age: float
     seconds: float
     ranks: tuple[RankShares, ...]
+    timed: dict[int, tuple[TimedCalls, ...]] = {}  # as in `SampledStretch`
 
 
 class SharedFinding(Noun, frozen=True, kw_only=True):
@@ -71,7 +75,10 @@ def believed_samples(samples: NodeSamples | None, ranks: Intervals) -> NodeSampl
     if samples is None or not _fits(samples, ranks):
         return None
     shares = tuple(map(travelling, samples.ranks))
-    return msgspec.structs.replace(samples, call=clean(samples.call, 40), ranks=shares)
+    shown = {one.rank for one in shares}
+    whole = samples.timed.keys() <= shown and all(map(_is_sound_record, samples.timed.values()))
+    timed = samples.timed if whole else {}
+    return msgspec.structs.replace(samples, call=clean(samples.call, 40), ranks=shares, timed=timed)
 
 
 def believed_finding(finding: SharedFinding | None) -> SharedFinding | None:
@@ -129,6 +136,21 @@ def _is_sound(shares: RankShares) -> bool:
     return bounded and all(map(_is_share, numbers)) and 0 < shares.samples <= MAX_SAMPLES
 
 
+def _is_sound_record(record: tuple[TimedCalls, ...]) -> bool:
+    return len(record) <= MAX_GROUPS and all(map(_is_sound_group, record))
+
+
+def _is_sound_group(one: TimedCalls) -> bool:
+    try:
+        members = len(unfold(one.members))
+    except UsageError:  # no set of ranks
+        return False
+    amounts = (amount for call in one.calls for amount in (call.seconds, call.created_at))
+    bounded = all(0.0 <= amount <= MAX_SECONDS for amount in amounts)
+    named = max(len(one.group), len(one.backend)) <= MAX_PLACE
+    return members > 1 and named and len(one.calls) <= MAX_BLOCKS and bounded
+
+
 def _is_share(value: float) -> bool:
     return 0.0 <= value <= 1.0
 
@@ -138,7 +160,7 @@ def _rounded(shares: RankShares, names: Mapping[str, str]) -> RankShares:
     return msgspec.structs.replace(
         shares,
         node=clean(shares.node, 100),
-        recorded=None,  # compared on one node alone
+        recorded=None,  # worked out from what all nodes have timed
         waiting=round(shares.waiting, 4),
         loading=round(shares.loading, 4),
         exchanging=round(shares.exchanging, 4),

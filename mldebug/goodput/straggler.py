@@ -28,6 +28,7 @@ from statistics import fmean, median
 
 import msgspec
 
+from mldebug.core.model import TimedCalls
 from mldebug.goodput.causes import CAUSE, Compared, OtherRanks, find_cause
 from mldebug.goodput.evidence import mean_evidence
 from mldebug.goodput.rank_shares import RankShares
@@ -59,6 +60,9 @@ class SampledStretch(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     ranks: tuple[RankShares, ...]
     world_size: int = 0  # ranks of the run on all nodes; 0: those that were sampled
+    timed: dict[
+        int, tuple[TimedCalls, ...]
+    ] = {}  # by rank what its Flight Recorder has timed, `condensed`, to be sent to the coordinator
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,6 +116,7 @@ class SharedSlowness:
             age=max(0.0, self._clock() - taken.at),
             seconds=taken.stretch.seconds,
             ranks=tuple(map(travelling, taken.stretch.ranks)),
+            timed=taken.stretch.timed,
         )
 
     def row(self, run: Run) -> str:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import msgspec
+
 from mldebug.capture.folded_stacks import CountedStack
 from mldebug.capture.trace.line_format import is_source
 from mldebug.core.model import Job, RankIdentity
 from mldebug.goodput.rank_shares import CodeLine, RankShares, is_fetch, rank_shares, usual_lines
-from mldebug.goodput.recorded_waits import recorded_waits, with_recorded
+from mldebug.goodput.recorded_waits import condensed, recorded_waits, with_recorded
 from mldebug.goodput.straggler import SampledStretch
 from mldebug.goodput.waiting_hosts import wait_for_gpus
 from mldebug_agents.capture.tools import CaptureTools
@@ -66,21 +68,28 @@ class WaitSampler:
             ranks=found,
             world_size=order.job.world_size,
         )
-        return with_recorded(stretch, self._recorded(order, found))
+        return self._with_records(order, stretch)
 
-    def _recorded(self, order: SampleOrder, found: Sequence[RankShares]) -> Mapping[int, float]:
-        """What the ranks' Flight Recorders show of the same seconds, where the stacks show nothing: all hosts wait for their GPUs. To write one
-        takes a rank up to 0.1 s, so ranks whose recorders have once timed nothing are not asked again.
+    def _with_records(self, order: SampleOrder, stretch: SampledStretch) -> SampledStretch:
+        """The stretch with what the ranks' Flight Recorders show of the same seconds: how long each waited, or, of a run over several nodes, what
+        the coordinator needs for that. They are asked where the stacks show nothing: all hosts wait for their GPUs. To write one takes a rank
+        up to 0.1 s, so ranks whose recorders have once timed nothing are not asked again.
         """
         job = order.job
-        if order.call or (job.id, job.attempt) in self._untimed or len(found) != job.world_size:
-            return {}
-        if not wait_for_gpus(found):
-            return {}
-        waits = recorded_waits(self._tools.timed_calls(job.ranks), job.world_size)
-        if not waits:
+        here = len(job.ranks) if order.call else job.world_size
+        if (job.id, job.attempt) in self._untimed or len(stretch.ranks) != here:
+            return stretch
+        if not wait_for_gpus(stretch.ranks):
+            return stretch
+        records = self._tools.timed_calls(job.ranks)
+        if order.call:
+            timed = {rank: calls for rank, one in records.items() if (calls := condensed(one))}
+            added = msgspec.structs.replace(stretch, timed=timed)
+        else:
+            added = with_recorded(stretch, recorded_waits(records, job.world_size))
+        if added == stretch:
             self._untimed = {*list(self._untimed)[-MOST_UNTIMED:], (job.id, job.attempt)}
-        return waits
+        return added
 
     def _shares(
         self, rank: RankIdentity, seconds: int, own: Mapping[int, tuple[int, ...]]

@@ -19,11 +19,13 @@ from mldebug.cluster.messages import (
     believed_welcome,
     read,
 )
-from mldebug.core.model import Confidence, Job, RankIdentity
+from mldebug.core.model import Confidence, FlightRecord, Job, RankIdentity, TimedCall, TimedCalls
 from mldebug.goodput.rank_shares import RankShares
-from mldebug.goodput.shared_samples import NodeSamples, SampleCall, SharedFinding
+from mldebug.goodput.recorded_waits import condensed
+from mldebug.goodput.shared_samples import NodeSamples, SampleCall, SharedFinding, believed_samples
 from mldebug.goodput.slowdown import judge_slowdown
 from mldebug.goodput.straggler import SampledStretch, Slowness
+from shared.goodput.recordings import records
 from shared.goodput.simulated import Own, noisy, slower, stretch
 
 KEY = ("env", "", "n1:29500")
@@ -47,12 +49,14 @@ class SimulatedNodes:
         self.dumb: set[str] = set()  # of an older version: they know of no stretches
         self.late: dict[str, float] = {}
         self.lies: dict[str, Change] = {}
+        self.recorders: Callable[[int], dict[int, FlightRecord]] = lambda _: {}
         self.slower = False
         self.stage = "watching"
         self.begins: dict[str, list[tuple[float, str]]] = {name: [] for name in self.names}
         self.taken: dict[str, tuple[str, float, tuple[RankShares, ...]]] = {}
         self.findings: dict[str, list[SharedFinding]] = {name: [] for name in self.names}
         self.stretches: dict[str, SampledStretch] = {}
+        self.records: dict[str, dict[int, FlightRecord]] = {}
         self.beginnings: list[tuple[float, str]] = []
 
     def news(self, name: str) -> RunNews:
@@ -68,7 +72,9 @@ class SimulatedNodes:
         if name not in self.taken:
             return found
         call, at, ranks = self.taken[name]
-        samples = NodeSamples(call=call, age=self.now - at, seconds=5.0, ranks=ranks)
+        recorded = {one.rank: self.records[call].get(one.rank) for one in ranks}
+        timed = {rank: condensed(one) for rank, one in recorded.items() if one}
+        samples = NodeSamples(call=call, age=self.now - at, seconds=5.0, ranks=ranks, timed=timed)
         return msgspec.structs.replace(found, samples=samples)
 
     def play(self, seconds: float) -> None:
@@ -103,6 +109,7 @@ class SimulatedNodes:
             if call not in self.stretches:
                 self.seed += 1
                 self.stretches[call] = stretch(self.seed, self.world, self.own)
+                self.records[call] = self.recorders(self.seed)
                 self.beginnings.append((at, call))
             first = self.names.index(name) * self.each
             ranks = self.stretches[call].ranks[first : first + self.each]
@@ -382,3 +389,71 @@ def test_a_relayed_node_is_compared_too() -> None:
         if coordinator.word(news, "n2", 100.0 + at).sample is not None:
             return
     raise AssertionError("it was never called")
+
+
+# --- by the Flight Recorders, where all hosts only wait for their GPUs ---------------------------------
+
+
+def waits_for_gpu(shares: RankShares) -> RankShares:
+    return msgspec.structs.replace(shares, waiting=0.95, on_gpu=0.95)
+
+
+def on_gpus_of(nodes: int, each: int, late: float, noise: float = 0.01) -> SimulatedNodes:
+    """A run whose last rank comes `late` seconds after the others to each collective; no stack shows it."""
+    run = SimulatedNodes(nodes, each, noisy(0.3))
+    run.lies = dict.fromkeys(run.names, waits_for_gpu)
+    world = nodes * each
+    run.recorders = lambda seed: records({world - 1: late}, world, 64, noise=noise, seed=seed)
+    return run
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(2, 4), (3, 2), (4, 8)])
+def test_a_rank_that_comes_last_by_the_recorders_of_all_nodes_is_named(nodes: int, each: int) -> None:  # fmt: skip
+    run = on_gpus_of(nodes, each, 0.05)
+    run.play(200)
+    assert [one.rank for one in run.last.ranks] == [nodes * each - 1]
+    assert (run.last.ranks[0].node, run.last.ranks[0].excess.kind) == (run.names[-1], "late")
+    assert (run.last.recorded, run.last.rests_on) == (True, "")
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.1])
+def test_nobody_is_named_by_the_recorders_of_a_healthy_run(noise: float) -> None:
+    run = on_gpus_of(2, 4, 0.0, noise)
+    run.play(1000)
+    assert all(not one.found.ranks for one in run.findings["n1"])
+    assert len(run.findings["n1"]) >= 3
+
+
+def test_nobody_is_named_where_the_recorder_of_one_rank_is_off() -> None:
+    run = on_gpus_of(2, 4, 0.05)
+    whole = run.recorders
+    run.recorders = lambda seed: {rank: one for rank, one in whole(seed).items() if rank != 2}
+    run.play(200)
+    assert run.last.ranks == ()
+
+
+def timed(calls: int = 4, seconds: float = 0.1, members: str = "0-7", groups: int = 1) -> tuple[TimedCalls, ...]:  # fmt: skip
+    some = tuple(TimedCall(sequence=n, seconds=seconds, created_at=0.1 * n) for n in range(calls))
+    return (TimedCalls(group="0", backend="nccl", members=members, calls=some),) * groups
+
+
+@pytest.mark.parametrize(
+    ("wrong", "of"),
+    [
+        (timed(1000), 0),
+        (timed(seconds=-1.0), 0),
+        (timed(seconds=1e300), 0),
+        (timed(members="0-99999999"), 0),
+        (timed(members="x"), 0),
+        (timed(groups=9), 0),
+        (timed(), 5),  # of a rank that this node does not have
+    ],
+)
+def test_recordings_that_cannot_be_are_not_believed(wrong: tuple[TimedCalls, ...], of: int) -> None:
+    shares = tuple(RankShares(rank=n, samples=100, waiting=0.9) for n in range(4))
+    samples = NodeSamples(call="a", age=0.0, seconds=5.0, ranks=shares)
+    for record, number, left in ((timed(), 0, [0]), (wrong, of, [])):
+        found = believed_samples(msgspec.structs.replace(samples, timed={number: record}), ((0, 3),))  # fmt: skip
+        assert found is not None
+        assert len(found.ranks) == 4
+        assert sorted(found.timed) == left

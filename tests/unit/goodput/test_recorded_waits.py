@@ -1,7 +1,6 @@
 """Who comes last to collectives, by the durations in the ranks' Flight Recorders."""
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from unittest.mock import Mock
 
 import msgspec
@@ -13,16 +12,15 @@ from mldebug.core.model import (
     Job,
     PairCount,
     RankIdentity,
-    TimedCall,
-    TimedCalls,
 )
-from mldebug.core.ranksets import fold_ranks
 from mldebug.goodput.evidence import RankEvidence
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.recorded_waits import (
+    condensed,
     find_late_ranks,
     needs_more_records,
     recorded_waits,
+    waits_of_nodes,
     with_recorded,
 )
 from mldebug.goodput.sample_rows import SampleRows
@@ -31,45 +29,7 @@ from mldebug.goodput.slowdown import judge_slowdown
 from mldebug.goodput.speed_trend import SlowerSteps
 from mldebug.goodput.straggler import SampledStretch, find_slow_ranks
 from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
-
-STEP = 0.1  # seconds of work of each rank before each of its collectives
-
-
-def records(
-    extra: dict[int, float],
-    ranks: int = 4,
-    calls: int = 40,
-    noise: float = 0.0,
-    members: str = "",
-    uneven: float = 0.0,
-    seed: int = 0,
-) -> dict[int, FlightRecord]:
-    """What the ranks have recorded of `calls` collectives to which each comes after its own work: `extra` seconds more for some; `noise`, and work
-    that differs (`uneven`), are shares of it.
-    """
-    dice = random.Random(seed)
-    taken: dict[int, list[TimedCall]] = {rank: [] for rank in range(ranks)}
-    begun = 1000.0
-    for number in range(1, calls + 1):
-        came = {
-            rank: begun + STEP * (1 + dice.gauss(0, noise) + dice.uniform(-uneven, uneven)) + extra.get(rank, 0.0)
-            for rank in range(ranks)
-        }  # fmt: skip
-        ended = max(came.values()) + 0.005
-        for rank, at in came.items():
-            taken[rank].append(TimedCall(sequence=number, seconds=ended - at, created_at=at))
-        begun = ended
-    folded = members or fold_ranks(range(ranks))
-    return {
-        rank: FlightRecord(timed=(TimedCalls(group="0", backend="nccl", members=folded, calls=tuple(some)),))
-        for rank, some in taken.items()
-    }  # fmt: skip
-
-
-def on_gpus(ranks: int = 4) -> SampledStretch:
-    """All hosts wait for their GPUs alike: their stacks tell nothing."""
-    shares = tuple(RankShares(rank=n, samples=100, waiting=0.95, on_gpu=0.95) for n in range(ranks))
-    return SampledStretch(at=0.0, seconds=5.0, ranks=shares, world_size=ranks)
+from shared.goodput.recordings import on_gpus, records
 
 
 def row(some: Sequence[dict[int, FlightRecord]], ranks: int = 4) -> list[SampledStretch]:
@@ -208,21 +168,35 @@ class Sampler(WaitSampler):
         self.requests += 1
         return self.answer
 
-    def waits(self, shares: tuple[RankShares, ...], call: str = "") -> Mapping[int, float]:
-        return self._recorded(SampleOrder(job_of(4), call=call), shares)
+    def taken(self, shares: tuple[RankShares, ...], call: str = "") -> SampledStretch:
+        taken = msgspec.structs.replace(on_gpus(), ranks=shares)
+        return self._with_records(SampleOrder(job_of(4), call=call), taken)
+
+
+def waits_in(taken: SampledStretch) -> list[float | None]:
+    return [one.recorded for one in taken.ranks]
 
 
 def test_ranks_are_asked_only_where_the_stacks_of_all_show_nothing() -> None:
     sampler, alike = Sampler(records({1: 0.05})), on_gpus().ranks
-    assert sampler.waits(alike)[1] == pytest.approx(0.0, abs=0.001)
+    assert waits_in(sampler.taken(alike))[1] == pytest.approx(0.0, abs=0.001)
     works = (msgspec.structs.replace(alike[0], on_gpu=0.1), *alike[1:])
-    assert (sampler.waits(works), sampler.waits(alike[:3]), sampler.waits(alike, call="other nodes, too")) == ({}, {}, {})  # fmt: skip
+    assert waits_in(sampler.taken(works)) == [None] * 4
+    assert waits_in(sampler.taken(alike[:3])) == [None] * 3
     assert sampler.requests == 1
 
 
-def test_ranks_that_have_timed_nothing_are_not_asked_again() -> None:
+def test_of_a_run_over_several_nodes_they_are_kept_for_the_coordinator() -> None:
+    sampler = Sampler(records({1: 0.05}))
+    taken = sampler.taken(on_gpus().ranks, call="a")
+    assert waits_in(taken) == [None] * 4
+    assert sorted(taken.timed) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("call", ["", "a"])
+def test_ranks_that_have_timed_nothing_are_not_asked_again(call: str) -> None:
     sampler = Sampler({rank: FlightRecord() for rank in range(4)})
-    assert [sampler.waits(on_gpus().ranks) for _ in range(3)] == [{}, {}, {}]
+    assert [sampler.taken(on_gpus().ranks, call).timed for _ in range(3)] == [{}, {}, {}]
     assert sampler.requests == 1
 
 
@@ -232,3 +206,49 @@ def test_the_rows_ask_for_more_and_for_a_second_row_before_anybody_is_named() ->
     assert answers[:5] == [None] * 5
     assert answers[5] is not None
     assert [one.rank for one in answers[5].ranks] == [1]
+
+
+def shifted(record: FlightRecord, first: int, seconds: float) -> FlightRecord:
+    """The same recorder, asked later: without its first calls, and by another clock."""
+    (timed,) = record.timed
+    calls = tuple(
+        msgspec.structs.replace(one, created_at=one.created_at + seconds)
+        for one in timed.calls[first:]
+    )
+    return FlightRecord(timed=(msgspec.structs.replace(timed, calls=calls),))
+
+
+def on_two_nodes(full: dict[int, FlightRecord], later: int) -> dict[int, FlightRecord]:
+    """Ranks 2 and 3 stand on a node whose clock is an hour ahead, and that asks them so many calls later."""
+    return {rank: shifted(one, later, 3600.0) if rank >= 2 else one for rank, one in full.items()}
+
+
+@pytest.mark.parametrize("slow", range(4))
+@pytest.mark.parametrize("later", [0, 5, 30])
+def test_the_same_calls_are_compared_on_all_nodes_whenever_each_was_asked(slow: int, later: int) -> None:  # fmt: skip
+    full = on_two_nodes(records({slow: 0.05}, calls=64, noise=0.05), later)
+    whole = recorded_waits(full, 4)
+    waits = waits_of_nodes({rank: condensed(one) for rank, one in full.items()}, 4)
+    assert min(waits, key=lambda rank: waits[rank]) == slow
+    assert waits == {rank: pytest.approx(share, abs=0.04) for rank, share in whole.items()}
+
+
+def test_nodes_that_have_no_block_of_calls_in_common_are_not_compared() -> None:
+    full = on_two_nodes(records({1: 0.05}, calls=64), 52)
+    assert recorded_waits(full, 4) != {}
+    assert waits_of_nodes({rank: condensed(one) for rank, one in full.items()}, 4) == {}
+
+
+def test_a_rank_that_has_not_timed_all_that_it_uses_sends_nothing() -> None:
+    full = records({1: 0.05})
+    group = FlightGroup(name="tp", backend="nccl", members="0-1", enqueued=9, completed=9)
+    assert condensed(msgspec.structs.replace(full[0], groups=(group,))) == ()
+    timed = {rank: condensed(one) for rank, one in full.items()}
+    assert waits_of_nodes(timed, 4) != {}
+    assert waits_of_nodes({**timed, 0: ()}, 4) == {}
+
+
+def test_what_travels_is_small() -> None:
+    (group,) = condensed(records({1: 0.05}, calls=64)[0])
+    assert len(group.calls) == 7
+    assert len(msgspec.json.encode(group)) < 600
