@@ -4,7 +4,14 @@ compares two rows before a rank is called slow. Pure.
 
 from mldebug.goodput.recorded_waits import find_late_ranks, needs_more_records
 from mldebug.goodput.speed_trend import SlowerSteps
-from mldebug.goodput.straggler import SampledStretch, Slowness, agreed, find_slow_ranks, needs_more
+from mldebug.goodput.straggler import (
+    STRETCHES,
+    SampledStretch,
+    Slowness,
+    agreed,
+    find_slow_ranks,
+    needs_more,
+)
 from mldebug.goodput.waiting_hosts import needs_readings, with_gpu_cause
 
 
@@ -27,7 +34,8 @@ class SampleRows:
         """
         self._row.append(stretch)
         if (
-            needs_more(self._row)
+            (slower is not None and len(stretch.ranks) > 1 and len(self._row) < STRETCHES)
+            or needs_more(self._row)
             or needs_more_records(self._row)
             or (slower is not None and needs_readings(self._row))
         ):

@@ -49,6 +49,7 @@ ON_GPUS, NEVER = (
     0.01,
 )  # of the others' waiting for their GPUs; of a rank's own time, below which it does not wait for its GPU
 STANDING = 0.998  # of the time: others that wait so long were in one step; its rank writes a checkpoint, evaluates, or hangs
+NEARLY = 0.6  # of `LEAST` and `APART`, from which on more stretches may show a slow rank: noise hides one in 3 of them
 WEIGHTY = 16
 SURE = 4.0  # standard errors that the difference has without the shares of any one node
 
@@ -185,13 +186,13 @@ def slow_rank(own: RankShares, excess: Excess, others: OtherRanks, loss: float) 
     )
 
 
-def candidates(stretches: Sequence[SampledStretch]) -> tuple[int, ...]:
+def candidates(stretches: Sequence[SampledStretch], share: float = 1.0) -> tuple[int, ...]:
     """The ranks that wait clearly less than all others in the mean of these stretches; whether chance explains that is not
-    checked.
+    checked. `share`: how much of a clear difference is enough.
     """
     tables = _tables(stretches)
     waits = {rank: fmean(one[rank].waiting for one in tables) for rank in _common(stretches)}
-    return tuple(_lowest(waits)) if len(waits) >= 2 else ()
+    return tuple(_lowest(waits, share)) if len(waits) >= 2 else ()
 
 
 def agreed(first: Slowness, second: Slowness) -> Slowness:
@@ -207,12 +208,14 @@ def agreed(first: Slowness, second: Slowness) -> Slowness:
 
 
 def needs_more(row: Sequence[SampledStretch]) -> bool:
-    """Whether to sample once more before the ranks are compared: some rank waits clearly less than all others so far, this
-    is not certain yet, and fewer than `MOST` sampling periods were taken.
+    """Whether to sample once more before the ranks are compared: some rank waits clearly less than all others so far (or, after
+    `STRETCHES` periods, nearly so), this is not certain yet, and fewer than `MOST` sampling periods were taken.
     """
-    if len(row) >= MOST or not candidates(row) or len(row[-1].ranks) < row[-1].world_size:
+    if len(row) >= MOST or len(row[-1].ranks) < row[-1].world_size:
         return False
-    return len(row) < STRETCHES or not find_slow_ranks(row).ranks
+    if len(row) < STRETCHES:
+        return bool(candidates(row))
+    return bool(candidates(row, NEARLY)) and not find_slow_ranks(row).ranks
 
 
 def _nobody(known: Slowness, why: str) -> Slowness:
@@ -283,15 +286,15 @@ def _is_pipeline(shares: Sequence[RankShares]) -> bool:
     return waiting > 0 and sum(one.exchanging for one in shares) > PIPELINE * waiting
 
 
-def _lowest(waits: Mapping[int, float]) -> list[int]:
-    """The ranks that wait clearly less than all others; none where no gap sets a few apart."""
+def _lowest(waits: Mapping[int, float], share: float = 1.0) -> list[int]:
+    """The ranks that wait clearly less than all others (by this share of a clear difference); none where no gap sets a few apart."""
     order = sorted(waits, key=lambda rank: waits[rank])
     most = max(1, len(order) // FEW)
     usual = median([waits[rank] for rank in order[1:]])
     for count in range(min(most, len(order) - 1), 0, -1):
         below, above = waits[order[count - 1]], waits[order[count]]
         difference = usual - fmean(waits[rank] for rank in order[:count])
-        if difference >= LEAST and above - below >= APART * difference:
+        if difference >= share * LEAST and above - below >= share * APART * difference:
             return sorted(order[:count])
     return []
 

@@ -12,6 +12,7 @@ from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.sentences import slow_words
 from mldebug.goodput.straggler import (
     MOST,
+    STRETCHES,
     Excess,
     SampledStretch,
     Slowness,
@@ -46,6 +47,38 @@ def test_one_slow_rank_of_eight_is_named(base: float, factor: float, least: int)
 def test_nobody_is_named_where_all_are_alike(base: float, spread: float, ranks: int) -> None:
     found = [judged(seed, ranks, noisy(base, spread)) for seed in range(40)]
     assert all(not named(one) for one in found), [named(one) for one in found]
+
+
+def whole_row(seed: int, own: Own) -> tuple[Slowness, int]:
+    """Two rows that have to agree, as `mldebug slow` takes them, and how many stretches they took."""
+    taken = 0
+
+    def row() -> Slowness:
+        nonlocal taken
+        some: list[SampledStretch] = []
+        while len(some) < STRETCHES or needs_more(some):
+            one = stretch(1000 * seed + taken, 8, own)
+            some.append(msgspec.structs.replace(one, world_size=8))
+            taken += 1
+        return find_slow_ranks(some)
+
+    first = row()
+    return (agreed(first, row()) if first.ranks else first), taken
+
+
+@pytest.mark.parametrize(("spread", "least"), [(0.03, 18), (0.06, 18), (0.1, 13)])
+def test_a_tenth_slower_is_named_behind_noise_where_more_stretches_are_taken(spread: float, least: int) -> None:  # fmt: skip
+    """Rows that ended after 3 stretches because the rank did not stand apart by then named it in 15 and 6 of 20."""
+    found = [whole_row(seed, slower(noisy(0.35, spread), [1], 1.1))[0] for seed in range(20)]
+    assert sum(named(one) == [1] for one in found) >= least
+    assert all(named(one) in ([1], []) for one in found)
+
+
+@pytest.mark.parametrize(("spread", "times"), [(0.03, 1.1), (0.06, 1.1), (0.1, 1.1), (0.3, 1.8)])
+def test_healthy_rows_take_hardly_more_stretches_and_name_nobody(spread: float, times: float) -> None:  # fmt: skip
+    found = [whole_row(100 + seed, noisy(0.35, spread)) for seed in range(40)]
+    assert all(not one.ranks for one, _ in found)
+    assert sum(taken for _, taken in found) <= 40 * STRETCHES * times
 
 
 def test_two_slow_ranks_of_eight_are_both_named() -> None:
