@@ -1,16 +1,15 @@
 """docs/runbooks/: every command can be typed as it stands: options and arguments are parsed by mldebug itself, `jq` finds what it asks for."""
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from mldebug.cli.main import cli
 from mldebug.status.snapshot import Snapshot
 from shared.deploy.series import FOLDER
+from shared.docs.typed import parse
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs/runbooks"
@@ -26,19 +25,6 @@ def commands(text: str) -> Iterator[str]:
             if part.strip().startswith("mldebug "):
                 yield part.strip()
     yield from re.findall(r"`(mldebug [a-z][^`]*)`", " ".join(text.split()))
-
-
-def parse(command: str) -> click.Context:
-    """As the shell would call it, but nothing is done."""
-    _, *words = shlex.split(re.sub(r"\{\{.*?\}\}", "x", command))
-    # with the settings of the real one: click keeps the help option of the first context, for every later test
-    context, group = cli.make_context("mldebug", []), cli
-    while True:
-        name, verb, words = group.resolve_command(context, words)
-        assert verb
-        if not isinstance(verb, click.Group):
-            return verb.make_context(name, words, parent=context)
-        group, context = verb, click.Context(verb, parent=context, info_name=name)
 
 
 def all_commands() -> list[tuple[str, str]]:
