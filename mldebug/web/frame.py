@@ -5,10 +5,12 @@ markup.
 """
 
 import hashlib
+from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
 from jinja2 import Environment
@@ -16,12 +18,13 @@ from jinja2 import Environment
 from mldebug.core.plugins import create, names
 from mldebug.core.redact import clean
 from mldebug.core.units import duration_words, format_size
-from mldebug.incidents.report.html import templates
+from mldebug.incidents.report.html import ReportSite, SiteLink, templates
 from mldebug.web.page import PageRequest, WebPage
 
 TEMPLATES = Path(__file__).with_name("pages") / "templates"
 REPORT = Path(__file__).parents[1] / "incidents/report/templates"
 ORDER = ("runs", "incidents", "storage", "gpus", "probes")  # of the menu; others follow
+REPORTS = "/incidents"  # the page that lists them
 MOST_OPEN = 99
 ALARM = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Ccircle cx='8' cy='8' r='7' fill='%23c62828'/%3E%3C/svg%3E"
 """The icon of a tab while an incident is open: a red dot."""
@@ -125,6 +128,15 @@ def plain(name: str, title: str, **shown: object) -> str:
     """
     frame = PageFrame(name=name, title=title, places=(), version=version(), every=0)
     return _environment().get_template(f"{name}.html.j2").render(f=frame, **shown)
+
+
+def report_site(job: str, name: str, living: Collection[str]) -> ReportSite:
+    """What stands around the report of a job: the menu of all pages, and the way back, by its run where that is among the living."""
+    menu = tuple(SiteLink(place.title, f"/{place.name}") for place in _places())
+    trail = [one for one in menu if one.url == REPORTS]
+    if job in living:
+        trail.append(SiteLink(clean(name, 60), f"/run?id={quote(job, safe='')}"))
+    return ReportSite(menu, tuple(trail))
 
 
 @cache

@@ -34,7 +34,6 @@ from mldebug_agents.web.token_auth import TokenAuth
 
 MAX_ID = 512
 FEW = 5  # reports of a run that is over
-INCIDENTS = "/incidents"
 
 Who = Callable[[Request], Viewer | Response]
 Show = Callable[[Viewer, Request], Response]
@@ -118,15 +117,21 @@ class PageRoutes:
     def _report(self, viewer: Viewer, request: Request) -> Response:
         """Made anew from what was checked on reading: whoever owns its folder may have put anything into report.html."""
         wanted = request.query_params.get("id", "")[:MAX_ID]
+        snapshot = self._snapshot()
+        living = [run.id for run in snapshot.runs] if snapshot else []
         try:
-            tag = _tag("report", wanted, viewer, self._reports.version(wanted, viewer.uid))
+            tag = _tag("report", wanted, viewer, self._reports.version(wanted, viewer.uid), living)
             if request.headers.get("if-none-match") == tag:
                 return not_modified(tag)
-            page = self._reports.page(wanted, viewer.uid, INCIDENTS)
+            page = self._reports.page(
+                wanted,
+                viewer.uid,
+                lambda report: frame.report_site(report.job.id, report.job.name, living),
+            )
         except MldebugError as error:
             status = 503 if isinstance(error, AccessError) else 404
             sentence = f"{error.message[:1].upper()}{error.message[1:]}."
-            return message_page(status, sentence, error.way_out, INCIDENTS)
+            return message_page(status, sentence, error.way_out, frame.REPORTS)
         return html(page.html, f"{page.policy}; frame-ancestors 'none'", tag)
 
 

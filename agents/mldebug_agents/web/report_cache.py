@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from mldebug.core.errors import AccessError, EvidenceError, MldebugError
 from mldebug.core.report_model import Report
-from mldebug.incidents.report.html import ReportPage, render_page
+from mldebug.incidents.report.html import ReportPage, ReportSite, render_page
 from mldebug.incidents.report_entry import ReportEntry, read_entry
 from mldebug.incidents.report_store import ReportStore, is_id, report_owner
 from mldebug.jobs.owners import in_turns
@@ -62,10 +62,15 @@ class ReportCache:
         """A text that changes whenever the report does. Raises EvidenceError where there is none that this user may see."""
         return self._aside(lambda: str(self._look(name, uid)[1]))
 
-    def page(self, name: str, uid: int | None, home: str) -> ReportPage:
-        """A report as HTML, with the Content-Security-Policy that fits it."""
+    def page(self, name: str, uid: int | None, site: Callable[[Report], ReportSite]) -> ReportPage:
+        """A report as HTML, with the Content-Security-Policy that fits it. `site` says what stands around it."""
         owner, _ = self._aside(lambda: self._look(name, uid))
-        return self._aside(lambda: render_page(self._load(name, uid), home), self._turn(owner))
+
+        def made() -> ReportPage:
+            report = self._load(name, uid)
+            return render_page(report, site(report))
+
+        return self._aside(made, self._turn(owner))
 
     def _turn(self, owner: int) -> Callable[[], None]:
         """Wait until nothing of this owner is read, and return what ends his turn: what he made of his reports costs him alone."""

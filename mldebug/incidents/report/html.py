@@ -76,14 +76,28 @@ class ReportPage(NamedTuple):
     policy: str  # its Content-Security-Policy, for the header
 
 
+class SiteLink(NamedTuple):
+    """One entry of the menu of the site in which a report is shown."""
+
+    title: str
+    url: str
+
+
+class ReportSite(NamedTuple):
+    """What stands around a report that a site shows, so that a reader can go on from it."""
+
+    menu: tuple[SiteLink, ...] = ()
+    trail: tuple[SiteLink, ...] = ()  # the pages above this one, the outermost first
+
+
 def render_html(report: Report) -> str:
     """The report as one HTML file. It loads nothing from elsewhere, and no text of the job can become markup."""
     return _template().render(_view(tidy_report(report)))
 
 
-def render_page(report: Report, home: str) -> ReportPage:
-    """The report as `render_html` gives it, plus a link to `home`, the URL of the page that lists the reports."""
-    shown = _view(tidy_report(report)) | {"home": home}
+def render_page(report: Report, site: ReportSite) -> ReportPage:
+    """The report as `render_html` gives it, below the menu of the site that shows it."""
+    shown = _view(tidy_report(report)) | {"site": site}
     return ReportPage(_template().render(shown), shown["policy"])
 
 
@@ -145,7 +159,7 @@ def _view(report: Report) -> dict[str, Any]:
     found = decide.source_of(report)
     return {
         "r": report,
-        "home": "",
+        "site": ReportSite(),
         "style": Markup(style),  # noqa: S704 - our own file
         "script": Markup(script),  # noqa: S704 - our own file
         "policy": policy(style, script),

@@ -56,7 +56,7 @@ def test_every_page_is_for_everybody(browser: Browser, name: str, phone: bool, d
     result, paths = WORLDS[name]
     folder = Path(tempfile.mkdtemp(prefix="mldebug-test-"))
     try:
-        store(folder, "sleeping")
+        report = store(folder, "sleeping")
         with (
             pages(folder, result()) as server,
             relayed(folder) as (base, links),
@@ -64,9 +64,10 @@ def test_every_page_is_for_everybody(browser: Browser, name: str, phone: bool, d
         ):
             page.open(links[-1])
             server.published_at -= 200 * (name == "runs")  # it says that it is old
-            for path in paths:
+            for path in (*paths, *([f"/report?id={report}"] if name == "runs" else [])):
                 page.open(path)
                 assert found(page.page) == [], path
+                assert page.fits(), path
     finally:
         shutil.rmtree(folder)
 

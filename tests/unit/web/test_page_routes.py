@@ -108,9 +108,23 @@ def test_the_agents_user_sees_all_runs_and_reports(folder: Path) -> None:
         assert f"/report?id={name}" in at_socket(folder, "/incidents")[2]
         status, headers, html = at_socket(folder, f"/report?id={name}")
     assert status == 200
-    assert '<a class="brand" href="/incidents">' in html
+    for one in frame.pages():
+        assert (f'<a href="/{one}"' in html) == bool(frame.pages()[one].key)
+    assert '<a href="/run?id=7f3a">' in html
     assert "script-src 'sha256-" in headers["content-security-policy"]
     assert headers["content-security-policy"].endswith("frame-ancestors 'none'")
+
+
+def test_a_report_of_a_run_that_is_over_leads_to_no_page_of_it(folder: Path) -> None:
+    name = store(folder, SAMPLES[0])
+    with pages(folder, shown()) as server:
+        _, before, html = at_socket(folder, f"/report?id={name}")
+        assert '<a href="/incidents">Incidents</a>' in html
+        assert "/run?id=" not in html
+        server.publish(shown(hanging()))
+        _, after, html = at_socket(folder, f"/report?id={name}")
+        assert "/run?id=7f3a" in html
+    assert before["etag"] != after["etag"]
 
 
 @root_only

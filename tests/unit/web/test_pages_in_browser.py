@@ -156,8 +156,11 @@ def test_keys_alone_reach_everything(
         page.page.wait_for_url(f"{base}/report?id=*")
         expect(page.page.locator(".what").first).to_have_text("Collective mismatch")
         assert page.page.evaluate("document.documentElement.classList.contains('js')")
-        page.page.locator("a.brand").click()
-        page.page.wait_for_url(f"{base}/incidents")
+        keys.press("u")  # its run, which lives
+        page.page.wait_for_url(base + RUN)
+        page.page.go_back()
+        page.page.get_by_role("navigation", name="Pages").get_by_text("GPUs").click()
+        page.page.wait_for_url(f"{base}/gpus")
 
 
 def test_without_javascript_the_pages_say_the_same(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip

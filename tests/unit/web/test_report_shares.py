@@ -11,6 +11,7 @@ import pytest
 
 from mldebug.core.errors import AccessError, EvidenceError
 from mldebug.core.report_model import Report
+from mldebug.incidents.report.html import ReportSite
 from mldebug.incidents.report.stack_tree import MAX_CULPRITS, branches
 from mldebug.incidents.report_entry import read_entry
 from mldebug.incidents.report_store import OWNER, ReportStore, report_owner
@@ -19,6 +20,10 @@ from mldebug_agents.web.report_cache import HANGING, ReportCache
 from shared.incidents.samples import report, sleeping, tree
 
 MINE, THEIRS = 62_001, 62_002
+
+
+def nothing_around(_: Report) -> ReportSite:
+    return ReportSite()
 
 
 def stored(root: Path, report_id: str, owner: int) -> None:
@@ -36,10 +41,10 @@ def test_a_report_that_renders_for_ever_keeps_nobody_else_from_his(
     stored(tmp_path, "20261126T000001Z-good", MINE)
     go, real = threading.Event(), report_cache.render_page
 
-    def slow(made: Report, home: str) -> Any:
+    def slow(made: Report, site: ReportSite) -> Any:
         if made.id.endswith("bad"):
             go.wait(60)
-        return real(made, home)
+        return real(made, site)
 
     monkeypatch.setattr(report_cache, "render_page", slow)
     monkeypatch.setattr(report_cache, "PATIENCE", 0.3)
@@ -47,14 +52,17 @@ def test_a_report_that_renders_for_ever_keeps_nobody_else_from_his(
     try:
         for _ in range(2 * HANGING):  # he asks again and again
             with pytest.raises(AccessError):
-                cache.page("20261126T000000Z-bad", THEIRS, "")
+                cache.page("20261126T000000Z-bad", THEIRS, nothing_around)
         monkeypatch.setattr(report_cache, "PATIENCE", 20.0)
-        assert "20261126T000001Z-good" in cache.page("20261126T000001Z-good", MINE, "").html
+        assert (
+            "20261126T000001Z-good"
+            in cache.page("20261126T000001Z-good", MINE, nothing_around).html
+        )
         assert len(cache.entries(None)) == 2
     finally:
         go.set()
     monkeypatch.setattr(report_cache, "PATIENCE", 20.0)
-    assert cache.page("20261126T000000Z-bad", THEIRS, "").html  # his lock is free again
+    assert cache.page("20261126T000000Z-bad", THEIRS, nothing_around).html  # his lock is free again
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root gives reports to their owners")
@@ -97,9 +105,9 @@ def test_a_report_that_could_not_be_given_away_is_its_user_s_all_the_same(tmp_pa
         os.chown(folder, os.geteuid(), -1)
     cache = ReportCache(tmp_path)
     (mine,) = cache.entries(MINE)
-    assert mine.id in cache.page(mine.id, MINE, "").html
+    assert mine.id in cache.page(mine.id, MINE, nothing_around).html
     with pytest.raises(EvidenceError):
-        cache.page(mine.id, THEIRS, "")
+        cache.page(mine.id, THEIRS, nothing_around)
     assert len(cache.entries(THEIRS)) == 2
     assert len(cache.entries(None)) == 3
     assert ReportStore(tmp_path, max_reports=2).prune() == ("20261126T000001Z-one",)

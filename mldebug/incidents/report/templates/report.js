@@ -205,7 +205,9 @@
 
   // --- keys and paper ---
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.ctrlKey || event.metaKey || /^(INPUT|TEXTAREA)$/.test(document.activeElement.tagName)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA)$/.test(document.activeElement.tagName)) return;
+    if (event.key === "u") $$(".trail a").pop()?.click();  // up, in the agent's site
+    if (event.key !== "/") return;
     event.preventDefault(); $("#search")?.focus();
   });
   let folded = [];
