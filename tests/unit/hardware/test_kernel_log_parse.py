@@ -255,6 +255,8 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     245: (K.NFS_STATE_LOST, {"device": ""}),
     246: (K.NIC_TIMEOUT, {"device": "rocep49s0f0"}),
     247: (K.NIC_TIMEOUT, {"device": "rdmap157s0"}),
+    248: (K.DISK_ERROR, {"device": "session1"}),
+    249: (K.NFS_STATE_LOST, {"device": ""}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

@@ -40,6 +40,8 @@ _TROUBLE = re.compile(
     r"|md: kicking non-fresh (?P<kicked>[\w-]{1,32}) from array"  # which array lacks it, that array says itself
     r"|device-mapper: multipath: (?P<paths>\d{1,4}:\d{1,7}): Failing path "
     r"|block (?P<path>nvme[\w-]{1,16}): no usable path - requeuing I/O"
+    # the disks of a server of iSCSI: that it is back the kernel does not say
+    r"| ?(?:iscsi_session )?(?P<iscsi>session\d{1,6}): session recovery timed out after \d"
     r"|md/raid\d{0,2}:md\w{1,16}: [^\n]{0,40}read error not correctable \(sector \d{1,20} on (?P<member>[\w-]{1,32})\)"
 )
 _BACK = re.compile(
@@ -148,6 +150,7 @@ SIGNS = (
     LineReader("read error not correctable", _trouble),
     LineReader("no usable path", _trouble),
     LineReader("Failing path", _trouble),
+    LineReader("session recovery timed out", _trouble),
     LineReader("aacraid: ", _trouble),
     LineReader("I/O error", _disk),
     LineReader("critical ", _disk),

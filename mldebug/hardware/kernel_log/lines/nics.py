@@ -87,7 +87,7 @@ _MAY_BE_UNUSED = frozenset({"ice", "i40e", "ixgbe", "igb", "e1000e", "tg3"})
 _WATCHDOG = re.compile(
     rf"(?:NETDEV WATCHDOG: (?P<old>[\w.@-]{{1,32}}) \((?P<old_driver>[^)\n]{{0,32}})\)"
     rf"|(?P<driver>[\w-]{{1,32}}) (?:(?P<bus>{ADDRESS})|[\w.:-]{{1,32}}) (?P<name>[\w.@-]{{1,32}}): NETDEV WATCHDOG: CPU: \d{{1,5}})"
-    r": transmit queue \d{1,5} timed out"
+    r": transmit queue (?:\d{1,5} )?timed out"
 )
 _IPOIB = re.compile(r"(?P<name>ib[\w.]{1,20}): transmit timeout: latency")
 

@@ -17,7 +17,7 @@ _LUSTRE_ERROR = re.compile(
 )
 # Reclaiming is what NFS 4 does after its server has restarted: what fails there was locked or open, and is lost
 _RECLAIM = re.compile(
-    r"NFSv4: state recovery failed for open file |NFS: (?:(?:__)?nfs4_reclaim_open_state: (?:Lock reclaim failed|unhandled error -\d)"
+    r"NFSv4: state recovery failed for open file |(?:NFS: )?(?:(?:__)?nfs4_reclaim_open_state: (?:Lock reclaim failed|unhandled error -\d)"
     r"|state manager: [\w ]{1,60} failed on NFSv4 server (?P<server>[^\s,]{1,255}) with error"
     r"|nfs4_handle_reclaim_lease_error: handled error -?\d{1,5} for server (?P<lease>[^\s,]{1,255}))"
 )
@@ -48,7 +48,7 @@ _MDS = re.compile(
     r"|(?P<back>came back|recovery completed|reconnect success|caps renewed))"
 )
 _CEPH_ERROR = re.compile(
-    r"libceph(?: \([0-9a-f-]{1,40} e\d{1,10}\))?: (?P<peer>(?:mon|osd|mds)\d{1,6})(?: [^\n]{1,120}?)? (?:down$|socket closed|socket error on (?:read|write)|connection reset"
+    r"libceph(?: \([0-9a-f-]{1,40} e\d{1,10}\))?: (?P<peer>(?:mon|osd|mds)\d{1,6})(?: [^\n]{1,120}?)? (?:down$|socket closed|socket error on (?:read|write)|(?:connection|session) reset"
     r"|connect error|protocol error|wrong peer|bad (?:crc|magic|tag))"
     r"|libceph: connect [^\n]{1,80} error -\d"
     r"|rbd: (?P<rbd>rbd\d{1,6}): [^\n]{0,120}?(?:result -\d|expired after|timed out|failed|blocklisted|error)"
@@ -128,6 +128,7 @@ def _ceph(line: KernelText) -> KernelEvent | None:
 SIGNS = (
     LineReader(": server ", _nfs),
     LineReader("NFS: ", _reclaim),
+    LineReader("nfs4_reclaim_open_state: ", _reclaim),
     LineReader("NFSv4: state recovery", _reclaim),
     LineReader("Lustre", _lustre),
     LineReader("LNet", _lnet),
