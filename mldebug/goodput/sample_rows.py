@@ -18,9 +18,12 @@ from mldebug.goodput.waiting_hosts import needs_readings, with_gpu_cause
 class SampleRows:
     """The sampling periods of one attempt of a run, in the order in which they were taken. After 3 to 8 of them the ranks
     are compared; a rank that is slow for the first time must be found slow again by as many new ones.
+
+    `least`: periods to take though the first shows no rank that waits less than the others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
         self._row: list[SampledStretch] = []
         self._first: Slowness | None = None  # a row with a slow rank, to be confirmed by a second
 
@@ -33,8 +36,10 @@ class SampleRows:
         steps take longer than they used to.
         """
         self._row.append(stretch)
+        least = STRETCHES if slower is not None else self._least
+        is_whole = 1 < len(stretch.ranks) >= stretch.world_size
         if (
-            (slower is not None and len(stretch.ranks) > 1 and len(self._row) < STRETCHES)
+            (is_whole and len(self._row) < least)
             or needs_more(self._row)
             or needs_more_records(self._row)
             or (slower is not None and needs_readings(self._row))

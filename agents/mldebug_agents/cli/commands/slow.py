@@ -18,8 +18,9 @@ from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.core.units import percent
 from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.sample_rows import SampleRows
 from mldebug.goodput.sentences import slow_words
-from mldebug.goodput.straggler import STRETCHES, Slowness, agreed, find_slow_ranks, needs_more
+from mldebug.goodput.straggler import STRETCHES, Slowness
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.incidents.manual import choose
 from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
@@ -54,7 +55,7 @@ def command(name: str | None, job: str | None, as_json: bool, config: Path | Non
     with progress_line("sampling the ranks"), open_tools(load_config(config)) as tools:
         jobs = choose(tools.capture.finder.find(), None, name or job)
         sampler = WaitSampler(tools.capture)
-        answers = [_judged(one, sampler) for one in jobs]
+        answers = [judged(one, sampler) for one in jobs]
     if all(not one.found.shares for one in answers):
         raise AccessError(
             "no rank could be sampled", "mldebug doctor  # what works on this node as this user"
@@ -70,20 +71,13 @@ def command(name: str | None, job: str | None, as_json: bool, config: Path | Non
     sys.exit(ExitCode.FOUND if slow else ExitCode.FINE)
 
 
-def _judged(job: Job, sampler: WaitSampler) -> JobSlowness:
-    found = _row(job, sampler)
-    if found.ranks:
-        found = agreed(found, _row(job, sampler))
+def judged(job: Job, sampler: WaitSampler) -> JobSlowness:
+    """Which ranks slow a job down, by as many samples as the agent itself takes before it names one."""
+    rows, found = SampleRows(least=STRETCHES), None
+    while found is None:
+        found = rows.add(sampler.take(SampleOrder(job)), known=False)
     words = slow_words(found, job.world_size) or f"nobody slows the others down: {found.why_nobody}"
     return JobSlowness(job=job.id, name=job.name, sentence=words, found=found)
-
-
-def _row(job: Job, sampler: WaitSampler) -> Slowness:
-    row = [sampler.take(SampleOrder(job))]
-    whole = 1 < len(row[0].ranks) == job.world_size
-    while whole and (len(row) < STRETCHES or needs_more(row)):
-        row.append(sampler.take(SampleOrder(job)))
-    return find_slow_ranks(row)
 
 
 def lines(answer: JobSlowness) -> Iterator[Text]:
