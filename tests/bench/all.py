@@ -27,6 +27,7 @@ NAMES = (
     "flight",
     "node_captures",
     "peers",
+    "announcements",
     "scrape",
     "series",
     "mounts",

@@ -15,6 +15,7 @@ from mldebug.core.redact import clean
 
 MAX_BYTES = 96 << 20
 MAX_NAME = 120  # characters
+MAX_OBJECTS = 2_000_000  # braces in all: an event of the hook's 200,000 has two, and names of kernels some. An empty event is three bytes
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
 COMMUNICATION = re.compile(
@@ -75,6 +76,8 @@ def parse_trace(data: bytes) -> ProfileTrace:
     """
     if len(data) > MAX_BYTES:
         raise EvidenceError(f"the trace has {len(data)} bytes", "profile fewer steps")
+    if data.count(b"{") > MAX_OBJECTS:
+        raise EvidenceError("the trace has more events than a hook writes", "profile fewer steps")
     try:
         events = msgspec.json.decode(data, type=_TraceFile).traceEvents
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

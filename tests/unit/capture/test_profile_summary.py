@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from mldebug.capture.profile.intervals import join, length, without
 from mldebug.capture.profile.sampled import sampled_profile
 from mldebug.capture.profile.sentences import UNSEEN, profile_lines, sampled_lines
 from mldebug.capture.profile.summary import ProfileSummary, summarize
-from mldebug.capture.profile.trace import parse_trace
+from mldebug.capture.profile.trace import MAX_OBJECTS, parse_trace
 from mldebug.core.errors import EvidenceError
 
 FOLDER = Path(__file__).parents[2] / "fixtures/profile"
@@ -101,6 +102,23 @@ def test_sentences_say_shares_and_gaps() -> None:
 def test_what_is_no_whole_trace_is_refused(data: bytes) -> None:
     with pytest.raises(EvidenceError):
         parse_trace(data)
+
+
+def test_a_small_trace_of_endless_events_is_refused_before_it_is_unfolded() -> None:
+    """96 MiB of empty events would be gigabytes of objects, in a process that root may have started."""
+    trace = b'{"traceEvents": [' + b"{}," * MAX_OBJECTS + b"{}]}"
+    assert len(trace) < 7 << 20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(EvidenceError, match="more events than a hook writes"):
+        parse_trace(trace)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10  # KiB
+
+
+def test_as_many_events_as_a_hook_writes_are_read() -> None:
+    """The control: 200,000 events, each with its arguments and the name of a kernel with braces."""
+    one = b'{"ph":"X","cat":"kernel","name":"at::{lambda(int)#1}","ts":1,"dur":1,"args":{}}'
+    trace = b'{"traceEvents": [' + b",".join([one] * 200_000) + b"]}"
+    assert len(parse_trace(trace).device) == 200_000
 
 
 def test_times_that_are_none_and_names_for_terminals_do_no_harm() -> None:

@@ -199,7 +199,7 @@ def test_keys_are_read_from_what_terminals_send() -> None:
         (("--hosts", "n[1-2]"), "profile", "", "on b: mldebug profile --job 1a2b1"),
         (("--slurm-job", "7"), "report", "", "on b: mldebug reports show i7"),
         (("--cluster",), "dump", "dump --job train.py --cluster --config c.yaml", ""),
-        (("--cluster",), "profile", "", "on b: mldebug profile --job train.py"),
+        (("--cluster",), "profile", "profile --job train.py --cluster --config c.yaml", ""),
     ],
 )  # fmt: skip
 def test_a_key_asks_where_the_run_is(

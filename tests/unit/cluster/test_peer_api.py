@@ -4,7 +4,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import msgspec
@@ -21,13 +21,16 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from mldebug.cluster.coordinator import Coordinator
+from mldebug.cluster.inspection import InspectOrder, NodeInspectOrder
 from mldebug.cluster.messages import Announcement, CaptureOrder, DumpOrder, Welcome
 from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import MldebugError
+from mldebug_agents.cluster.peers.inspections import Inspections
 from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
 from mldebug_agents.cluster.peers.openapi import OPENAPI, document
 from mldebug_agents.cluster.peers.remote_orders import TimedCapture
 from mldebug_agents.cluster.peers.routes import app
+from mldebug_agents.incidents.node_inspection import InspectionOutcome
 from mldebug_agents.web.server import AgentServer
 from shared.cluster.nodes import run
 from unit.cluster.test_peers import key_file
@@ -53,7 +56,7 @@ class Loop:
             answer.set_result(self._welcome(what, address))
         elif isinstance(what, CaptureOrder):
             answer.set_result(TimedCapture(run(1, 2)["a1"], 0.0) if what.incident else None)
-        elif isinstance(what, DumpOrder):
+        elif isinstance(what, DumpOrder | InspectOrder | NodeInspectOrder):
             answer.set_exception(MldebugError("no runs match"))
         else:
             answer.set_result(self.coordinator.view("n1", (), 2.0))
@@ -69,7 +72,12 @@ class Loop:
         return Welcome(node="n1", agent="me", runs=words)
 
 
-door = app(Loop().ask, "n1", lambda _: b"")
+def no_inspection(*_: object) -> InspectionOutcome:
+    raise AssertionError
+
+
+INSPECTIONS = Inspections(cast("Any", None), no_inspection)
+door = app(Loop().ask, "n1", lambda _: b"", inspections=INSPECTIONS)
 
 
 async def from_a_node(scope: Any, receive: Any, send: Any) -> None:
@@ -132,7 +140,9 @@ def served(proof: Identity) -> Iterator[tuple[str, Counting]]:
     server, loop = AgentServer(AgentConfig(listen="")), Counting()
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    server.serve_peers(app(loop.ask, "n1", lambda _: b""), listening, proof.server)
+    server.serve_peers(
+        app(loop.ask, "n1", lambda _: b"", inspections=INSPECTIONS), listening, proof.server
+    )
     try:
         yield f"https://127.0.0.1:{port}", loop
     finally:

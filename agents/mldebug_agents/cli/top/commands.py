@@ -37,7 +37,9 @@ class KeyCommands:
 
     def words(self, action: Action, run: RunOnNodes) -> tuple[str, ...]:
         """The words behind `mldebug` for a key and the chosen run; none where this mldebug has no such command."""
-        if action == "dump" and self._elsewhere:
+        if action == "profile" and self._by_agents:
+            words: tuple[str, ...] = ("profile", "--job", run.first.name, "--cluster")
+        elif action == "dump" and self._elsewhere:
             ssh = ("--ssh",) if "--hosts" in self._elsewhere else ()
             words = ("dump", "--job", run.first.name, *self._elsewhere, *ssh)
         else:
@@ -46,11 +48,15 @@ class KeyCommands:
 
     def only_there(self, action: Action, run: RunOnNodes) -> str:
         """Where and what to type, for a key that works on one node alone while others are looked at; "" where the key works here."""
-        if not self._elsewhere or action == "dump":
+        if not self._elsewhere or action == "dump" or (action == "profile" and self._by_agents):
             return ""
-        by_name = "--cluster" in self._elsewhere  # whose ids are those of no node
-        typed = shlex.join(("mldebug", *_words_on_its_node(action, run, by_name=by_name)))
+        typed = shlex.join(("mldebug", *_words_on_its_node(action, run, by_name=self._by_agents)))
         return f"on {clean(run.worst, 60)}: {clean(typed, 200)}"
+
+    @property
+    def _by_agents(self) -> bool:
+        """Whether other nodes are looked at by their agents, whose ids of runs are those of no node."""
+        return "--cluster" in self._elsewhere
 
     def start(self, words: Sequence[str]) -> None:
         """Run `mldebug WORDS…`; `taken` gives the output once it has ended."""
