@@ -11,6 +11,8 @@ import msgspec
 from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.model import AlertEvent, Channel, EventMessage
 from mldebug.alerts.view import ChannelState
+from mldebug.core.errors import UsageError
+from mldebug.core.files import read_secret
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import create
 from mldebug.core.redact import safe_line
@@ -29,6 +31,20 @@ class ChannelOrder(msgspec.Struct, frozen=True):
     message: EventMessage
     event: AlertEvent | None  # None: it only tells that the agent lives
     line: Any  # the `ChannelDelivery` that has sent it
+
+
+def unusable_secret(options: object) -> str:
+    """Why no secret is read from one of the files that a channel's options name (`token_file`, `password_file`, …), as a sentence; ""
+    where all can be used.
+    """
+    for name in getattr(options, "__struct_fields__", ()):
+        file = getattr(options, name)
+        if name.endswith("_file") and name != "ca_file" and file is not None:
+            try:
+                read_secret(file, f"chmod 600 {file}", 1, any_group=True)
+            except UsageError as error:
+                return safe_line(f"{error.message}: {error.way_out}", 200)
+    return ""
 
 
 class ChannelDelivery:
@@ -50,7 +66,11 @@ class ChannelDelivery:
             WORKER + name, lambda order: channel.send(order.message), inbox, DEADLINE
         )
         self.under_way = False
-        self.state = ChannelState(name=name, kind=plugin.kind)
+        self.state = ChannelState(
+            name=name, kind=plugin.kind, trouble=unusable_secret(plugin.options)
+        )
+        if self.state.trouble:  # told now, and not with the first stall
+            log.error("channel %s sends nothing: %s", name, self.state.trouble)
         self.not_before = 0.0
         self._pause = PAUSE_FIRST
         self._repeated: dict[str, float] = {}  # key -> when it was sent last

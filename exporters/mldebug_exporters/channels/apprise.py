@@ -9,6 +9,7 @@ import msgspec
 
 from mldebug.alerts.message import for_chat, plain_text
 from mldebug.alerts.model import Channel, EventMessage
+from mldebug_exporters.channels._secrets import secret_text
 
 MOST = 64 * 1024  # bytes of the file of addresses
 
@@ -48,8 +49,7 @@ class Apprise:
 def _addresses(path: Path | None) -> list[str]:
     if path is None:
         raise OSError("no urls_file is set")
-    with path.open("rb") as file:
-        lines = file.read(MOST).decode("utf-8", "replace").splitlines()
+    lines = secret_text(path, MOST).splitlines()
     found = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not found:
         raise OSError(f"{path} is empty: it should hold an address in each line")

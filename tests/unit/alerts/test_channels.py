@@ -4,12 +4,13 @@ import contextlib
 import http.server
 import json
 import os
+import queue
 import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.message import Message as Mail
@@ -24,6 +25,7 @@ from mldebug.alerts.message import message_of
 from mldebug.alerts.model import (
     Alert,
     AlertEvent,
+    Channel,
     EventMessage,
     EventState,
     MessageRefusedError,
@@ -32,8 +34,10 @@ from mldebug.alerts.model import (
 from mldebug.cli.main import cli
 from mldebug.config.schema import Config
 from mldebug.core.errors import ConfigError, MldebugError, UsageError
+from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import load, names, options_of
 from mldebug.core.yaml_reader import parse
+from mldebug_agents.alerts.delivery import ChannelDelivery, unusable_secret
 from mldebug_exporters.channels import alertmanager, apprise, email, ping, slack, webhook
 from shared.system.patience import PATIENCE
 
@@ -97,6 +101,7 @@ def silent() -> Iterator[int]:
 def secret_file(folder: Path, text: str = SECRET + "\n") -> Path:
     file = folder / "secret"
     file.write_text(text)
+    file.chmod(0o600)
     return file
 
 
@@ -355,7 +360,7 @@ def test_a_name_that_a_job_chose_mentions_nobody_and_hides_no_address(
     sink: str, tmp_path: Path, kind: str
 ) -> None:
     """Mattermost, Rocket.Chat, Discord and Matrix call people by `@`, and most have links whose text is not their address."""
-    file = tmp_path / "urls"
+    file = secret_file(tmp_path)
     file.write_text(f"{sink if kind == 'slack' else sink.replace('http', 'json')}/hook\n")
     alarming = message(sentence=f"job {' '.join(NAMES)} of bob@example.org hangs at a[1](x)")
     if kind == "slack":
@@ -375,7 +380,7 @@ def test_a_name_that_a_job_chose_mentions_nobody_and_hides_no_address(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own, of Python 3.11
 def test_apprise_delivers_through_the_real_library(sink: str, tmp_path: Path) -> None:
-    file = tmp_path / "urls"
+    file = secret_file(tmp_path)
     file.write_text(f"# ours\n\n{sink.replace('http', 'json')}/hook\n")
     apprise.create(apprise.Options(urls_file=file)).send(message())
     ((path, _, body),) = Sink.got
@@ -387,7 +392,7 @@ def test_apprise_delivers_through_the_real_library(sink: str, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own, of Python 3.11
 def test_apprise_that_fails_is_tried_again_and_shows_no_secret(sink: str, tmp_path: Path) -> None:
-    file = tmp_path / "urls"
+    file = secret_file(tmp_path)
     Sink.answers = [500]
     file.write_text(f"{sink.replace('http://', f'json://u:{SECRET}@')}/hook\n")
     with pytest.raises(OSError, match="could not deliver") as caught:
@@ -455,6 +460,83 @@ def test_a_secret_that_is_missing_or_empty_is_told(sink: str, tmp_path: Path) ->
     with pytest.raises(OSError, match="holds characters"):
         channel.send(message())
     assert Sink.got == []
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to somebody else")
+WAYS: dict[str, Callable[[str, Path], Channel]] = {
+    "webhook": lambda sink, file: webhook.create(webhook.Options(url=sink, token_file=file)),
+    "password": lambda sink, file: webhook.create(
+        webhook.Options(url=sink, user="u", password_file=file)
+    ),
+    "slack": lambda _, file: slack.create(slack.Options(url_file=file)),
+    "ping": lambda _, file: ping.create(ping.Options(url_file=file)),
+    "apprise": lambda _, file: apprise.create(apprise.Options(urls_file=file)),
+}
+
+
+def lend(file: Path, what: str) -> None:
+    """Make the file one that others can read, change or replace, or none at all."""
+    if what == "of another user":
+        os.chown(file, 62_001, -1)
+    elif what == "a FIFO":
+        file.unlink()
+        os.mkfifo(file, 0o600)
+    else:
+        file.chmod(int(what, 8))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "what",
+    ["644", "604", "602", "620", "a FIFO", pytest.param("of another user", marks=AS_ROOT)],
+)
+def test_a_secret_that_others_may_read_or_change_is_not_sent(
+    sink: str, tmp_path: Path, way: str, what: str
+) -> None:
+    """Who can write the file chooses where messages go; who can read it writes into the channel himself."""
+    address = f"{sink.replace('http', 'json') if way == 'apprise' else sink}/{SECRET}"
+    file = secret_file(tmp_path, SECRET if way in ("webhook", "password") else address)
+    lend(file, what)
+    with pytest.raises(OSError, match=r"can be read by others|no file of root") as caught:
+        WAYS[way](sink, file).send(message())
+    assert Sink.got == []
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Apprise's own, of Python 3.11
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o640])
+def test_a_secret_of_the_agent_and_a_group_is_sent(
+    sink: str, tmp_path: Path, way: str, mode: int
+) -> None:
+    address = f"{sink.replace('http', 'json') if way == 'apprise' else sink}/{SECRET}"
+    file = secret_file(tmp_path, SECRET if way in ("webhook", "password") else address)
+    file.chmod(mode)
+    WAYS[way](sink, file).send(message())
+    assert len(Sink.got) == 1
+
+
+def test_every_file_of_a_channel_s_options_is_a_secret_that_is_looked_at_or_an_authority(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new option that names a file is looked at as the agent starts, so that it does not find out with the first stall."""
+    open_file = secret_file(tmp_path)
+    open_file.chmod(0o644)
+    named = []
+    for kind in names("channels"):
+        options = options_of(load("channels", kind))
+        for field in msgspec.structs.fields(options):
+            if "Path" in str(field.type) and field.name != "ca_file":
+                assert field.name.endswith("_file")
+                assert "can be read by others" in unusable_secret(options(**{field.name: open_file}))  # fmt: skip
+                named.append(f"{kind}.{field.name}")
+    assert len(named) >= 8, named
+    plugin = Plugin("slack", slack.Options(url_file=open_file))
+    delivery = ChannelDelivery("chat", plugin, queue.SimpleQueue())
+    assert delivery.state.trouble == f"{open_file} can be read by others: chmod 600 {open_file}"
+    assert f"channel chat sends nothing: {open_file} can be read by others" in caplog.text
+    open_file.chmod(0o600)
+    assert ChannelDelivery("chat", plugin, queue.SimpleQueue()).state.trouble == ""
 
 
 def test_notify_sends_both_states_and_says_so(sink: str, tmp_path: Path) -> None:

@@ -143,8 +143,6 @@ PERSON = (
 )
 MINE = "in folders of our own package"
 ELSEWHERE: dict[str, str] = {
-    "exporters/mldebug_exporters/channels/_secrets.py": OPERATOR,
-    "exporters/mldebug_exporters/channels/apprise.py": OPERATOR,
     "mldebug/capture/exports/packed.py": PERSON,
     "mldebug/capture/flight_recorder/folder.py": PERSON,
     "mldebug/capture/stacks/files.py": PERSON,
