@@ -42,6 +42,8 @@ from mldebug.core.text import plural
 MAX_LISTED = 6  # files in the sentence on what was not read
 NO_STACKS = "give what py-spy dump, faulthandler, gdb (thread apply all py-bt) or pystack printed of the ranks"
 
+COPY_AGAIN = "copy it again, or unpack it yourself"
+
 
 class _Found(NamedTuple):
     """A process with the file and the place in which it was found."""
@@ -111,10 +113,11 @@ def _found_in(file: DumpFile) -> Iterator[_Found]:
         by_place.setdefault(_place(one, file), []).append(one)
     for place, processes in by_place.items():
         parts = node_parts(processes)
+        several = max(parts) > 0
         kept: dict[tuple[int, int, int, int], _Found] = {}
         for index, (part, one) in enumerate(zip(parts, processes, strict=True)):
             whose = place
-            if max(parts):
+            if several:
                 whose = place._replace(name=f"{place.name} (part {part + 1})", number=-1)
             again = bool(one.pid) or (place.says == "rank" and one.form == TRACEBACKS.name)
             key = (part, one.rank, one.pid, -1 if again else index)
@@ -185,6 +188,8 @@ def _nothing(files: Sequence[DumpFile], found: Sequence[_Found]) -> tuple[NodeCa
                 f"it says {file.text.first!r}" if file.text.first else "it is empty"
             )
             raise EvidenceError(f"{file.name} holds no stacks: {why}", NO_STACKS)
+    if broken := next((file for file in files if file.damaged), None):
+        raise EvidenceError(f"{broken.name} holds nothing to judge: {broken.trouble}", COPY_AGAIN)
     return ()
 
 

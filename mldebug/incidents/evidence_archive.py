@@ -1,7 +1,6 @@
-"""Evidence that comes as one file, as people send it by mail: a tar, a zip, or one file compressed by gzip."""
+"""Evidence that comes as one file, as people send it by mail: a tar, a zip, or one file compressed by gzip, bzip2 or xz."""
 
 import contextlib
-import gzip
 import lzma
 import struct
 import tarfile
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Self
 
+from mldebug.capture.exports.packed import Unpacker, foreign_form, opener_of, unpacked_name
 from mldebug.core.errors import EvidenceError
 
 MAX_BYTES = 1 << 30  # of all files together, unpacked
@@ -29,12 +29,13 @@ DAMAGE = (
     *(OverflowError, MemoryError, RecursionError, struct.error),  # sizes and headers made up
 )
 """What Python's readers of archives raise, besides OSError, for one that was damaged or made up."""
+_ZIP = b"PK\x03\x04"  # also of one that was cut off, and has no table of its files any more
 _WHOLE = b"xgXLK"  # types of entries that Python's reader takes whole: headers of pax and Solaris, long names of GNU
 
 
 class _Packed(NamedTuple):
     name: str
-    content: IO[bytes] | gzip.GzipFile
+    content: IO[bytes] | Unpacker
 
 
 class TarEntry(tarfile.TarInfo):
@@ -75,10 +76,15 @@ def is_archive(file: Path) -> bool:
     try:
         if _is_tar(file) or zipfile.is_zipfile(file):
             return True
-        with file.open("rb") as opened:
-            return opened.read(2) == b"\x1f\x8b"
+        start = _start(file)
+        return bool(opener_of(start) or foreign_form(start) or start.startswith(_ZIP))
     except (OSError, *DAMAGE):
         return False
+
+
+def _start(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(6)
 
 
 def _is_tar(file: Path) -> bool:
@@ -136,13 +142,19 @@ def _unpack(file: Path, folder: Path) -> None:
 
 def _files(file: Path) -> Iterator[_Packed]:
     """The regular files of an archive, one after the other."""
+    start = _start(file)
+    if name := foreign_form(start):
+        raise EvidenceError(
+            f"{file} is compressed by {name}, which this program does not read", LARGE
+        )
     if _is_tar(file):
         with tarfile.open(file, tarinfo=TarEntry) as tar:
             for member in entries(tar, MAX_FILES, MAX_BYTES + (MAX_FILES << 11)):
                 content = tar.extractfile(member) if member.isreg() else None
                 if content is not None:
                     yield _Packed(member.name, content)
-    elif zipfile.is_zipfile(file):
+            _check_rest(tar)
+    elif zipfile.is_zipfile(file) or start.startswith(_ZIP):
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 kind = info.external_attr >> 28  # of a file of Unix: 8 is a regular one
@@ -150,5 +162,16 @@ def _files(file: Path) -> Iterator[_Packed]:
                     with archive.open(info) as content:
                         yield _Packed(info.filename, content)
     else:
-        with gzip.open(file) as only:
-            yield _Packed(file.stem, only)
+        opener = opener_of(start)
+        if opener is None:
+            raise EvidenceError(f"{file} is no archive", BROKEN)
+        with file.open("rb") as opened, opener(opened) as only:
+            yield _Packed(unpacked_name(file.name), only)
+
+
+def _check_rest(tar: tarfile.TarFile) -> None:
+    """Read what follows the last file: gzip finds only there that what it unpacked was changed on its way."""
+    until = time.monotonic() + MAX_SECONDS
+    while tar.fileobj is not None and tar.fileobj.read(CHUNK):
+        if time.monotonic() > until:
+            raise EvidenceError(f"to read the archive takes more than {MAX_SECONDS:g} s", LARGE)

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from mldebug.capture.exports.log_exports import unexported
 from mldebug.capture.exports.packed import last_bytes, unpacked_name
 from mldebug.capture.stacks.files import decoded_text, dump_paths
 from mldebug.capture.stacks.numbering import place_of
 from mldebug.core.files import unreadable
+from mldebug.core.model import Gap
 from mldebug.core.redact import clean
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.words.last_attempt import RecordedLog
@@ -18,26 +20,49 @@ MAX_ALL = 256 << 20
 MAX_LINES = 200_000  # the last ones of each
 
 
-def end_recorded(where: Path) -> AttemptExit | None:
-    """The end that these logs tell of; None where they tell of none. Raises an error for a file that cannot be read."""
-    logs = list(_logs(where))
-    return end_of_logs(logs) if logs else None
+class RecordedEnd(NamedTuple):
+    """The end that logs tell of; None where they tell of none. `gaps`: logs that could be read in part only."""
+
+    exit: AttemptExit | None
+    gaps: tuple[Gap, ...] = ()
 
 
-def _logs(where: Path) -> Iterator[RecordedLog]:
+class _ReadLog(NamedTuple):
+    log: RecordedLog
+    damage: str
+
+
+def end_recorded(where: Path) -> RecordedEnd:
+    """The end that these logs tell of. Raises an error for a file that cannot be read."""
+    found = list(_logs(where))
+    gaps = tuple(
+        Gap(
+            what="a log",
+            reason=f"{log.name}: {damage}; what can be unpacked of it counts",
+            rank=log.rank,
+            way_out="copy it again",
+        )
+        for log, damage in found
+        if damage
+    )
+    return RecordedEnd(end_of_logs([one.log for one in found]) if found else None, gaps)
+
+
+def _logs(where: Path) -> Iterator[_ReadLog]:
     room = MAX_ALL
     for path in dump_paths(where):
         name = unpacked_name(clean(path.name if path == where else str(path.relative_to(where)), 300))  # fmt: skip
         try:
-            data = last_bytes(path, min(MAX_BYTES, room))
+            data, damage = last_bytes(path, min(MAX_BYTES, room))
         except OSError as error:
             raise unreadable(path, error) from error
         room -= len(data)
         place = place_of(name.rpartition("/")[2])
-        yield RecordedLog(
+        log = RecordedLog(
             name=name,
             lines=unexported(decoded_text(data)).splitlines()[-MAX_LINES:],
             rank=place.number if place.says == "rank" else None,
         )
+        yield _ReadLog(log, damage)
         if room <= 0:
             return

@@ -8,7 +8,7 @@ import msgspec
 from mldebug.capture.validation import wrong_numbers, wrong_ranks, wrong_time
 from mldebug.core.errors import EvidenceError
 from mldebug.core.files import read_struct, unreadable
-from mldebug.core.model import CAPTURE_SCHEMA, NodeCapture, QueriedNodes
+from mldebug.core.model import CAPTURE_SCHEMA, Gap, NodeCapture, QueriedNodes
 from mldebug.diagnosis.exits.model import AttemptExit
 
 MAX_CAPTURES = 4_096
@@ -23,6 +23,7 @@ class StoredEvidence(msgspec.Struct, frozen=True):
     exit: AttemptExit | None = None
     queried: QueriedNodes | None = None
     at: float = 0.0  # unix time of an end whose exits nobody saw: of the newest log's last change
+    gaps: tuple[Gap, ...] = ()  # logs of an end that could be read in part only
 
 
 def load_evidence(directory: Path) -> StoredEvidence:

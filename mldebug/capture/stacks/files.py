@@ -43,17 +43,24 @@ _SOURCE = frozenset(
     )
 )
 _PAGES = frozenset((".md", ".markdown", ".rst", ".adoc"))
-_ABOUT = re.compile(r"(?:readme|changelog|contributing|troubleshooting|faq)\b[^/]*", re.IGNORECASE)
+# No log: troubleshooting.log and readme-run.err are what a job wrote
+_ABOUT = re.compile(
+    r"(?:readme|changelog|contributing|troubleshooting|faq)(?:[-_ ](?!.*rank)[\w-]{1,20})?(?:\.(?:md|markdown|rst|adoc|txt|html?|in))?",
+    re.IGNORECASE,
+)
 _HTML = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&#34;": '"', "&#x27;": "'", "&#39;": "'", "&amp;": "&"}  # fmt: skip
 
 
 class DumpFile(NamedTuple):
-    """A file of stacks: its name, the unix time of its last change, its content; `trouble`: why it could not be read."""
+    """A file of stacks: its name, the unix time of its last change, its content; `trouble`: why it could not be read, or not all of it.
+    `damaged`: it is compressed, and not all of it could be unpacked.
+    """
 
     name: str
     at: float
     text: StackText
     trouble: str = ""
+    damaged: bool = False
 
 
 def dump_paths(where: Path) -> list[Path]:
@@ -81,7 +88,7 @@ def dump_paths(where: Path) -> list[Path]:
 def _is_no_record(path: Path, beside: Sequence[Path]) -> bool:
     """Source code, a page on how to use a program, or, beside files of other kinds, any text with marks of layout."""
     suffix = path.suffix.lower()
-    if suffix in _SOURCE or _ABOUT.match(path.name):
+    if suffix in _SOURCE or _ABOUT.fullmatch(path.name):
         return True
     return suffix in _PAGES and any(one.suffix.lower() not in (*_PAGES, *_SOURCE) for one in beside)
 
@@ -99,7 +106,7 @@ def read_file(path: Path, where: Path) -> DumpFile:
             return DumpFile(
                 name, status.st_mtime, StackText(), f"larger than {MAX_BYTES >> 20} MiB"
             )
-        content = last_bytes(path, MAX_BYTES + 1)
+        content, damage = last_bytes(path, MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             return DumpFile(
                 name, status.st_mtime, StackText(), f"unpacked larger than {MAX_BYTES >> 20} MiB"
@@ -107,7 +114,7 @@ def read_file(path: Path, where: Path) -> DumpFile:
         text = texts_inside(unexported(decoded_text(content)), is_stack_line)
         if text.count("\n") + text.count("\0") > MAX_LINES:
             return DumpFile(name, status.st_mtime, StackText(), f"longer than {MAX_LINES:,} lines")
-        return DumpFile(name, status.st_mtime, read_text(text))
+        return DumpFile(name, status.st_mtime, read_text(text), damage, bool(damage))
     except OSError as error:
         return DumpFile(name, 0.0, StackText(), unreadable(path, error).message)
 

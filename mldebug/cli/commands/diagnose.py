@@ -12,7 +12,7 @@ from mldebug.capture.dump_folder import captures_from_dumps
 from mldebug.cli.console import Console
 from mldebug.core.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.core.files import unreadable
-from mldebug.core.model import Judgement, NodeCapture, ProcessCapture, QueriedNodes
+from mldebug.core.model import Confidence, Judgement, NodeCapture, ProcessCapture, QueriedNodes
 from mldebug.core.plugins import NoOptions
 from mldebug.core.progress import progress_line
 from mldebug.core.report_model import Report, Stall
@@ -23,7 +23,7 @@ from mldebug.diagnosis.exits.words.last_words import tells_of_fault
 from mldebug.incidents.evidence_archive import is_archive, unpacked
 from mldebug.incidents.incident import Incident
 from mldebug.incidents.judge import judge as judge_incident
-from mldebug.incidents.recorded_end import end_recorded
+from mldebug.incidents.recorded_end import RecordedEnd, end_recorded
 from mldebug.incidents.report.build import build_report, make_id, write_report
 from mldebug.incidents.report.changes import comparison
 from mldebug.incidents.report.html import render_html
@@ -59,7 +59,7 @@ def command(directory: Path, as_json: bool, html: Path | None) -> None:
     stacks of all ranks: a file or a folder of what py-spy dump (text, JSON), faulthandler, gdb or pystack printed, one
     file a rank, a node or for all, also behind the prefixes of pdsh, srun, mpirun, docker or kubectl. Ranks are known
     by RANK, --local_rank, a prefix or the file's name (rank0.txt), else numbered in order. Logs of a job that ended will do,
-    too: whom its last words show to have failed first. A tar, a zip or a .gz of any of these will do.
+    too: whom its last words show to have failed first. A tar, a zip, a .gz, .bz2 or .xz of any of these will do.
     """
     with progress_line("reading the evidence"):
         judged = judge(read_evidence(directory))
@@ -83,7 +83,7 @@ def _write(path: Path, text: str) -> None:
 
 def read_evidence(directory: Path) -> StoredEvidence:
     """Read the evidence that an agent or a dump stored in a folder; any other folder or file is read as stacks that other tools
-    printed. A tar, zip or gzip file stands for its content.
+    printed. A tar, a zip or a compressed file stands for its content.
 
     Raises EvidenceError where nothing can be judged.
     """
@@ -114,13 +114,13 @@ def _recorded_by_others(directory: Path) -> StoredEvidence:
     except EvidenceError as error:
         captures, refusal = (), error
     dumped = any(one.pid for one in _processes(captures))
-    end = None if dumped else end_recorded(directory)
+    end, gaps = RecordedEnd(None) if dumped else end_recorded(directory)
     if refusal is not None and end is None:
         raise refusal
     if end is not None and captures and not _shows_no_dump(end, captures):
         end = None
     captures = captures if end is None else ()
-    return StoredEvidence(captures=captures, exit=end, at=directory.stat().st_mtime)
+    return StoredEvidence(captures=captures, exit=end, at=directory.stat().st_mtime, gaps=gaps)
 
 
 def _processes(captures: Iterable[NodeCapture]) -> Iterator[ProcessCapture]:
@@ -219,9 +219,14 @@ def _judge_end(attempt_exit: AttemptExit, recorded: StoredEvidence) -> RejudgedR
         kind="abnormal_end",
         exit=attempt_exit,
         captures=(*captures[:1], *captures[1:][-1:]),
+        gaps=recorded.gaps,
     )
     judgement = judge_incident(incident)
-    return RejudgedReport(write_report(incident, judgement, at), judgement.stalled)
+    report = write_report(incident, judgement, at)
+    if recorded.gaps:  # what stood there nobody knows: nobody is named for more than one sign
+        sure = msgspec.structs.replace(report.diagnosis, confidence=Confidence.LOW)
+        report = msgspec.structs.replace(report, diagnosis=sure)
+    return RejudgedReport(report, judgement.stalled)
 
 
 def create(options: NoOptions) -> click.Command:

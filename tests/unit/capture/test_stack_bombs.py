@@ -2,15 +2,18 @@
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mldebug.capture.dump_folder import captures_from_dumps
+from mldebug.capture.dump_folder import _found_in, captures_from_dumps
 from mldebug.capture.stacks import files
-from mldebug.capture.stacks.files import read_file
+from mldebug.capture.stacks.files import DumpFile, read_file
 from mldebug.capture.stacks.json_form import take_json
+from mldebug.capture.stacks.process_text import ProcessText
+from mldebug.capture.stacks.reader import StackText
 from mldebug.core.errors import EvidenceError
 
 STACK = [
@@ -62,3 +65,12 @@ def test_of_many_values_each_is_read_without_those_behind_it(indent: int | None)
 def test_what_is_no_value_ends_with_the_lines() -> None:
     assert take_json(iter(['[{"pid": 7,', '"frames": [', "nothing"])).lines == 0
     assert take_json(iter([])).lines == 0
+
+
+def test_a_file_of_very_many_processes_costs_time_in_proportion(tmp_path: Path) -> None:
+    """Compared with each other they would take minutes."""
+    processes = [ProcessText(pid=number) for number in range(20_000)]
+    file = DumpFile("all.txt", 0.0, StackText(processes=tuple(processes)))
+    began = time.process_time()
+    assert len(list(_found_in(file))) == 20_000
+    assert time.process_time() - began < 3

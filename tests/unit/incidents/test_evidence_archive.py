@@ -1,8 +1,10 @@
 """`mldebug diagnose` of what people mail: a tar, a zip, a gzip file; whole, damaged, hostile."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import stat
 import tarfile
@@ -36,6 +38,14 @@ Thread {pid} (idle): "MainThread"
     <module> (train.py:60)
 """
 
+TEXTS: dict[str, Callable[[bytes], bytes]] = {
+    "txt.gz": gzip.compress,
+    "txt.bz2": bz2.compress,
+    "txt.xz": lzma.compress,
+    "txt.lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
+}
+"""What compresses one file with all stacks in it."""
+
 
 @pytest.fixture
 def dumps(tmp_path: Path) -> Path:
@@ -55,9 +65,9 @@ def packed(dumps: Path, kind: str) -> Path:
         with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
             for file in sorted(dumps.iterdir()):
                 archive.write(file, f"hang/{file.name}")
-    elif kind == "txt.gz":
+    elif kind in TEXTS:
         everything = "\n".join(file.read_text() for file in sorted(dumps.iterdir()))
-        target.write_bytes(gzip.compress(everything.encode()))
+        target.write_bytes(TEXTS[kind](everything.encode()))
     else:
         with tarfile.open(target, f"w:{kind.partition('.')[2]}") as tar:
             for file in sorted(dumps.iterdir()):
@@ -72,7 +82,7 @@ def culprits(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[
     return code, [one["rank"] for one in diagnosis["culprits"]], diagnosis["summary"]
 
 
-@pytest.mark.parametrize("kind", ["tar", "tar.gz", "tar.bz2", "tar.xz", "zip", "txt.gz"])
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "tar.bz2", "tar.xz", "zip", *TEXTS])
 def test_an_archive_is_judged_like_the_folder_in_it(
     dumps: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +147,10 @@ def test_what_unpacks_to_too_much_ends_early(
         pass
 
 
-@pytest.mark.parametrize("kind", ["tar.gz", "tar.xz", "zip", "txt.gz"])
+@pytest.mark.parametrize(
+    "kind",
+    ["tar.gz", "tar.bz2", "tar.xz", "zip", "txt.gz", "txt.bz2", "txt.xz", "txt.lzma"],
+)
 @pytest.mark.parametrize("damage", ["cut", "changed"])
 def test_a_damaged_one_is_said_in_a_sentence(
     dumps: Path, kind: str, damage: str, capsys: pytest.CaptureFixture[str]
@@ -151,6 +164,37 @@ def test_a_damaged_one_is_said_in_a_sentence(
         err = capsys.readouterr().err
         assert "internal error" not in err, err
         assert code in (0, 1, 2)
+        if damage == "cut":
+            assert "cannot be unpacked" in err, (at, len(data))
+
+
+def test_what_a_sum_at_the_end_shows_to_be_changed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a tar that is compressed, the sum stands behind all files, and the tar's own end before it."""
+    target = tmp_path / "mailed.tar.gz"
+    with tarfile.open(target, "w:gz", compresslevel=0) as tar:
+        info = tarfile.TarInfo("rank0.txt")
+        info.size = len(SLEEPS)
+        tar.addfile(info, io.BytesIO(SLEEPS.encode()))
+    data = target.read_bytes()
+    assert b"slow_read" in data
+    target.write_bytes(data.replace(b"slow_read", b"flow_read"))
+    assert cli.main(["diagnose", str(target)]) == 2
+    assert "cannot be unpacked: CRC" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("start", "form"), [(b"\x28\xb5\x2f\xfd", "zstd"), (b"\x04\x22\x4d\x18", "lz4"), (b"7z\xbc\xaf\x27\x1c", "7-Zip")]
+)  # fmt: skip
+def test_what_we_cannot_unpack_is_told(
+    tmp_path: Path, start: bytes, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rank0.log.zst"
+    file.write_bytes(start + bytes(range(200)))
+    for given in (file, tmp_path):
+        assert cli.main(["diagnose", str(given)]) == 2
+        assert f"compressed by {form}" in capsys.readouterr().err
 
 
 def test_a_zip_with_a_password_is_refused(dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:

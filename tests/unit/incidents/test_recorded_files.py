@@ -54,6 +54,34 @@ def test_what_is_left_of_a_log_that_was_cut_off(tmp_path: Path) -> None:
     assert _named(tmp_path) == [2]
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_log_that_lacks_its_end_is_told_and_nobody_is_named_surely(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    """What rank 1 wrote last nobody knows."""
+    (tmp_path / "rank2.log").write_text(_words(OWN))
+    (tmp_path / "rank0.log").write_text(_words(LOST))
+    whole = pack(_words(OWN).encode())
+    (tmp_path / "rank1.log.gz").write_bytes(whole)
+    assert judge(read_evidence(tmp_path)).report.diagnosis.culprits == ()
+    (tmp_path / "rank1.log.gz").write_bytes(whole[:20])
+    report = judge(read_evidence(tmp_path)).report
+    assert _named(tmp_path) == [2]
+    assert report.diagnosis.confidence == "low"
+    assert [one.rank for one in report.gaps] == [1]
+    assert "damaged or cut off" in report.gaps[0].reason
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_folder_with_nothing_but_what_is_left_of_a_log(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    whole = pack("".join(f"step {n} loss {n * 7919 % 104729}\n" for n in range(400)).encode())
+    (tmp_path / "job.log.x").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(EvidenceError, match="damaged or cut off"):
+        read_evidence(tmp_path)
+
+
 @pytest.mark.parametrize("older", ["job.log.1", "job.log.1.gz", "job.log-20261127.gz"])
 def test_an_error_in_an_older_part_of_a_log_that_went_on(tmp_path: Path, older: str) -> None:
     """A control: what was rotated away is no end of its own."""
@@ -75,6 +103,14 @@ def test_what_quotes_a_log_is_no_evidence(tmp_path: Path, name: str) -> None:
     for given in (tmp_path, tmp_path / name):
         with pytest.raises(EvidenceError):
             read_evidence(given)
+
+
+@pytest.mark.parametrize("name", ["troubleshooting.log", "readme-run.err", "faq.out", "changelog.log.gz", "troubleshooting_rank2.txt", "log", "rank.log"])  # fmt: skip
+def test_a_log_with_a_name_like_a_page_is_one(tmp_path: Path, name: str) -> None:
+    data = MARKED.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert _named(tmp_path) == [2]
+    assert _named(tmp_path / name) == [2]
 
 
 def test_a_page_beside_records_is_not_read(tmp_path: Path) -> None:
