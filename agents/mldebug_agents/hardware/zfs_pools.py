@@ -1,6 +1,7 @@
 """Suspended pools of ZFS that work again, which OpenZFS before 2.3 does not write into the kernel's log.
 
-Its own file tells: `/proc/spl/kstat/zfs/POOL/state`, which was made to be readable while all else of the pool hangs.
+Its own file tells: `/proc/spl/kstat/zfs/POOL/state`, which was made to be readable while all else of the pool hangs. With `failmode=continue`
+that never says SUSPENDED; then the pool works when it commits again, which a suspended one cannot: `txgs` beside it has its last transaction groups.
 """
 
 import contextlib
@@ -14,7 +15,12 @@ from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 FOLDER = "/proc/spl/kstat/zfs"
 SUSPENDED = "SUSPENDED"
+COMMITTED = "C"  # the state of a transaction group that is on the disks
+MORE = (
+    2  # so many groups committed after the pool was called suspended: one may have been on its way
+)
 MAX_POOLS = 16
+MAX_HISTORY = 64 << 10  # bytes: a hundred groups are 12 KiB
 _NAME = re.compile(r"[A-Za-z][\w.:-]{0,63}")
 
 
@@ -24,19 +30,40 @@ class SuspendedPools:
     def __init__(self, folder: str = FOLDER) -> None:
         self._folder = folder
         self._suspended: set[str] = set()  # as the file itself has said
+        self._newest: dict[
+            str, tuple[float, int]
+        ] = {}  # by pool: unix time of the kernel's line, and the newest group committed then
 
     def back(self, bursts: Iterable[Burst], at: float) -> Iterator[KernelEvent]:
         """Yield an end for each pool whose file called it suspended and does not any more, or that was exported since; unix time `at`.
 
-        What the file never called suspended has no end here: with `failmode=continue` old versions call such a pool well.
+        One that the file never called suspended has to commit again.
         """
-        for name in sorted(set(_open_pools(bursts)))[:MAX_POOLS]:
+        told = dict(_open_pools(bursts))
+        for name in sorted(told)[:MAX_POOLS]:
             state = self._state(name)
             if state == SUSPENDED:
                 self._suspended.add(name)
-            elif state is not None and name in self._suspended:
+            elif state is not None and (name in self._suspended or self._commits(name, told[name])):
                 self._suspended.discard(name)
                 yield KernelEvent(kind=KernelEventKind.FILESYSTEM_OK, at=at, device=pool_alias(name), text=f"pool {name}: {state}")  # fmt: skip
+
+    def _commits(self, name: str, told_at: float) -> bool:
+        """Whether the pool has committed more since it was looked at first after the kernel's line of `told_at` (unix)."""
+        newest = self._committed(name)
+        if newest is None:
+            return False
+        at, before = self._newest.setdefault(name, (told_at, newest))
+        if at != told_at:
+            self._newest[name] = told_at, newest
+            return False
+        return newest >= before + MORE
+
+    def _committed(self, name: str) -> int | None:
+        """The number of the newest transaction group that the pool has committed; None where that cannot be told."""
+        with contextlib.suppress(OSError), open(f"{self._folder}/{name}/txgs") as file:
+            return newest_committed(file.read(MAX_HISTORY))
+        return None
 
     def _state(self, name: str) -> str | None:
         """The word in the pool's file, "exported" where the pool is not there any more; None where that cannot be told."""
@@ -48,10 +75,17 @@ class SuspendedPools:
         return None
 
 
-def _open_pools(bursts: Iterable[Burst]) -> Iterator[str]:
-    """The names of pools that the kernel's log called suspended."""
+def newest_committed(text: str) -> int | None:
+    """The highest number of a group that is committed, in the rows `txg birth state …` of `txgs`; None where there is none."""
+    rows = (line.split(maxsplit=3) for line in text.splitlines())
+    done = (row[0] for row in rows if len(row) > 2 and row[2] == COMMITTED)
+    return max((int(one) for one in done if one.isdecimal() and len(one) < 20), default=None)
+
+
+def _open_pools(bursts: Iterable[Burst]) -> Iterator[tuple[str, float]]:
+    """The names of pools that the kernel's log called suspended, with when it did so last."""
     for burst in bursts:
         root, name = burst.root, burst.root.device
         suspended = root.kind is KernelEventKind.FILESYSTEM_SHUTDOWN and root.alias == pool_alias(name)  # fmt: skip
         if suspended and _NAME.fullmatch(name):
-            yield name
+            yield name, burst.last_at

@@ -69,6 +69,12 @@ STAYS = ("MldebugGpuXidFatal", "")
 ALERT = {HealthState.UNHEALTHY: "MldebugNodeUnhealthy", HealthState.DEGRADED: "MldebugComponentDegraded"}  # fmt: skip
 
 
+def fired(port: int) -> list[dict[str, str]]:
+    """The labels of all alerts that fire; a crowded server is asked again."""
+    answer = wait_for("an answer", lambda: ask(port, "/api/v1/alerts"), 60)
+    return [one["labels"] for one in answer["data"]["alerts"] if one["state"] == "firing"]
+
+
 def replayed() -> tuple[ComponentHealth, ...]:
     """The health of a node whose log has a line of each kind."""
     events = [one for line in LINES.read_text().splitlines() if (one := parse_line(line))]
@@ -102,9 +108,7 @@ def test_what_the_kernel_tells_and_a_port_that_is_down_fire_their_alerts(tmp_pat
     with web(text) as (agent, _), prometheus(tmp_path, agent, agent) as port:
 
         def missing() -> Any:
-            alerts = ask(port, "/api/v1/alerts")["data"]["alerts"]
-            firing = {(one["labels"]["alertname"], one["labels"].get("component", "")) for one in alerts if one["state"] == "firing"}  # fmt: skip
-            return {"left": wanted - firing}
+            return {"left": wanted - {(one["alertname"], one.get("component", "")) for one in fired(port)}}  # fmt: skip
 
         wait_for("all alerts fire", lambda: not missing()["left"], 90)
 
@@ -124,11 +128,10 @@ def exposed(lines: Iterable[str], began: float, later: float) -> bytes:
 
 def firing(port: int) -> set[tuple[str, str]]:
     """The alerts of this node's hardware that fire, with their components."""
-    alerts = ask(port, "/api/v1/alerts")["data"]["alerts"]
     names = {name for name, _ in FIRED}
     return {
         (labels["alertname"], labels.get("component", ""))
-        for labels in (one["labels"] for one in alerts if one["state"] == "firing")
+        for labels in fired(port)
         if labels["alertname"] in names
     }
 
@@ -160,28 +163,28 @@ def test_each_component_fires_an_alert_in_each_bad_state_and_none_when_it_is_wel
     now = of_all(HealthState.HEALTHY)
     with web(lambda: now) as (agent, _), prometheus(tmp_path, agent, agent) as port:
 
-        def fired(critical: bool) -> set[str]:
-            """The components of the alerts that fire: those that wake somebody, or the others."""
-            alerts = ask(port, "/api/v1/alerts")["data"]["alerts"]
-            labels = [one["labels"] for one in alerts if one["state"] == "firing"]
-            return {one["component"] for one in labels if "component" in one and (one["severity"] == "critical") is critical}  # fmt: skip
+        def calls() -> tuple[set[str], set[str]]:
+            """The components of the alerts that fire: of those that wake somebody, and of the others."""
+            of = [one for one in fired(port) if "component" in one]
+            urgent = {one["component"] for one in of if one["severity"] == "critical"}
+            return urgent, {one["component"] for one in of if one["severity"] != "critical"}
 
-        def firing() -> bool:
+        def scraped() -> bool:
             answer = ask(port, "/api/v1/query?query=mldebug_component_health")
-            return len(answer["data"]["result"]) >= len(COMPONENTS)
+            return bool(answer) and len(answer["data"]["result"]) >= len(COMPONENTS)
 
-        wait_for("the first scrape", firing, 90)
-        assert fired(True) | fired(False) == set()
+        wait_for("the first scrape", scraped, 90)
+        assert calls() == (set(), set())
 
         now = of_all(HealthState.DEGRADED)
-        wait_for("a warning of each", lambda: (fired(True), fired(False)) == (set(), set(COMPONENTS)), 90)  # fmt: skip
+        wait_for("a warning of each", lambda: calls() == (set(), set(COMPONENTS)), 90)  # fmt: skip
 
         now = of_all(HealthState.UNHEALTHY)
         clocks = {"gpu_clocks"}  # these wake somebody where a job suffers: MldebugGpuThrottled
-        wait_for("a call of each", lambda: (fired(True), fired(False)) == (set(COMPONENTS) - clocks, clocks), 90)  # fmt: skip
+        wait_for("a call of each", lambda: calls() == (set(COMPONENTS) - clocks, clocks), 90)  # fmt: skip
 
         now = of_all(HealthState.HEALTHY)
-        wait_for("all is over", lambda: fired(True) | fired(False) == set(), 90)
+        wait_for("all is over", lambda: calls() == (set(), set()), 90)
 
 
 def _alert(component: str, state: HealthState) -> str:
@@ -212,9 +215,7 @@ def test_a_node_whose_ports_are_slower_than_those_of_the_others_of_its_run(tmp_p
     ):
 
         def slower() -> set[tuple[str, str]]:
-            alerts = ask(port, "/api/v1/alerts")["data"]["alerts"]
-            labels = [one["labels"] for one in alerts if one["state"] == "firing"]
-            return {(one["run_across_nodes"], one["instance"]) for one in labels if one["alertname"] == "MldebugPortsSlowerThanPeers"}  # fmt: skip
+            return {(one["run_across_nodes"], one["instance"]) for one in fired(port) if one["alertname"] == "MldebugPortsSlowerThanPeers"}  # fmt: skip
 
         wait_for("the slow node is told", lambda: slower() == {("7f3a", "127.0.0.3")}, 90)
         now = well

@@ -48,7 +48,8 @@ told only of what went wrong before (`nic_ok`, `filesystem_ok`, `disk_ok`, `ceph
 `health: {thresholds: …}`. A row without a state is shown, and no fault of the node by itself. The lines of `amdgpu` are from its source
 and from public logs, not tried on a card. Checks of NVIDIA's driver that fail (`gpu_reset_required`, `gpu_unreachable`, `gpu_driver_failed`)
 name no GPU: they count for the node, until the driver takes back what it had asked for (Xid 154), or GPUs were reset.
-A suspended pool of ZFS ends by the line of OpenZFS 2.3, of earlier ones by `/proc/spl/kstat/zfs/POOL/state`. GPFS (Storage Scale) writes into a log of its own: of it the
+A suspended pool of ZFS ends by the line of OpenZFS 2.3, of earlier ones by `/proc/spl/kstat/zfs/POOL/state`, and with
+`failmode=continue`, where that never calls it suspended, by transactions that it commits again (`…/POOL/txgs`). GPFS (Storage Scale) writes into a log of its own: of it the
 kernel's has the panic of its deadman switch alone, and the [watch of filesystems](storage.md) sees mounts that hang or are gone.
 """
 

@@ -86,6 +86,46 @@ def test_a_file_that_never_called_it_suspended_ends_nothing(
     assert node.storage() is node.storage() is HealthState.UNHEALTHY
 
 
+HISTORY = "txg      birth            state ndirty       nread        nwritten     reads    writes   otime        qtime        wtime        stime\n"
+
+
+def committed(node: Pools, *newest: int, state: str = "C") -> None:
+    """What `txgs` shows: these groups, the last of which is in `state`, and one that is open."""
+    groups = [(number, "C") for number in newest[:-1]] + [
+        (newest[-1], state),
+        (newest[-1] + 1, "O"),
+    ]
+    rows = [f"{number:<8} 77203930411      {word}     0            0            0            0        0        5001046178   1740" for number, word in groups]  # fmt: skip
+    (node.state.parent / "txgs").write_text(HISTORY + "\n".join(rows) + "\n")
+
+
+def test_with_failmode_continue_it_works_when_it_commits_again(node: Pools) -> None:
+    """Its file says ONLINE all the time."""
+    node.state.write_text("ONLINE\n")
+    committed(node, 2940, 2941, state="S")
+    assert node.storage() is node.storage() is HealthState.UNHEALTHY
+    committed(node, 2940, 2941)  # it was on its way
+    assert node.storage() is HealthState.UNHEALTHY
+    committed(node, 2940, 2941, 2942, 2943)
+    assert node.storage() is node.storage() is HealthState.HEALTHY
+    node.say(f"4,2,60000000,-;{SUSPENDED}")
+    assert node.storage() is node.storage() is HealthState.UNHEALTHY
+    committed(node, 2943, 2944, 2945)
+    assert node.storage() is HealthState.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", HISTORY, "x y C\n", f"{'9' * 30} 1 C\n", "2941 1 S\n2942 1 O\n", "\0" * 100],
+)
+def test_a_history_that_tells_nothing_ends_nothing(node: Pools, text: str) -> None:
+    node.state.write_text("ONLINE\n")
+    (node.state.parent / "txgs").write_text("2941 77 C 0\n")
+    assert node.storage() is HealthState.UNHEALTHY
+    (node.state.parent / "txgs").write_text(text)
+    assert node.storage() is node.storage() is HealthState.UNHEALTHY
+
+
 def test_the_line_of_new_versions_ends_it_without_the_file(node: Pools) -> None:
     assert node.storage() is HealthState.UNHEALTHY
     node.say("4,2,2000000,-;WARNING: Pool 'tank' was suspended and is being resumed. Failed I/O will be retried.")  # fmt: skip
