@@ -14,6 +14,8 @@ from mldebug.goodput.straggler import (
 )
 from mldebug.goodput.waiting_hosts import needs_readings, with_gpu_cause
 
+CLOSELY = 4  # rows of an attempt that go on for a rank that only nearly stands apart: a run that stays healthy costs little after them
+
 
 class SampleRows:
     """The sampling periods of one attempt of a run, in the order in which they were taken. After 3 to 8 of them the ranks
@@ -24,6 +26,7 @@ class SampleRows:
 
     def __init__(self, least: int = 1) -> None:
         self._least = least
+        self._compared = 0  # rows
         self._row: list[SampledStretch] = []
         self._first: Slowness | None = None  # a row with a slow rank, to be confirmed by a second
 
@@ -40,12 +43,12 @@ class SampleRows:
         is_whole = 1 < len(stretch.ranks) >= stretch.world_size
         if (
             (is_whole and len(self._row) < least)
-            or needs_more(self._row)
+            or needs_more(self._row, closely=self._compared < CLOSELY)
             or needs_more_records(self._row)
             or (slower is not None and needs_readings(self._row))
         ):
             return None
-        row, self._row = self._row, []
+        row, self._row, self._compared = self._row, [], self._compared + 1
         found = find_slow_ranks(row)
         if slower is not None:
             found = with_gpu_cause(found, slower, stretch.world_size)

@@ -207,14 +207,15 @@ def agreed(first: Slowness, second: Slowness) -> Slowness:
     return msgspec.structs.replace(second, ranks=(), why_nobody="another rank is slow each time")
 
 
-def needs_more(row: Sequence[SampledStretch]) -> bool:
+def needs_more(row: Sequence[SampledStretch], *, closely: bool = False) -> bool:
     """Whether to sample once more before the ranks are compared: some rank waits clearly less than all others so far (or, after
-    `STRETCHES` periods, nearly so), this is not certain yet, and fewer than `MOST` sampling periods were taken.
+    `STRETCHES` periods, nearly so), this is not certain yet, and fewer than `MOST` sampling periods were taken. `closely`: nearly is enough
+    from the first period on.
     """
     if len(row) >= MOST or len(row[-1].ranks) < row[-1].world_size:
         return False
     if len(row) < STRETCHES:
-        return bool(candidates(row))
+        return bool(candidates(row, NEARLY if closely else 1.0))
     return bool(candidates(row, NEARLY)) and not find_slow_ranks(row).ranks
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from mldebug.goodput.evidence import RankEvidence
 from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.sample_rows import CLOSELY, SampleRows
 from mldebug.goodput.sentences import slow_words
 from mldebug.goodput.straggler import (
     MOST,
@@ -79,6 +80,28 @@ def test_healthy_rows_take_hardly_more_stretches_and_name_nobody(spread: float, 
     found = [whole_row(100 + seed, noisy(0.35, spread)) for seed in range(40)]
     assert all(not one.ranks for one, _ in found)
     assert sum(taken for _, taken in found) <= 40 * STRETCHES * times
+
+
+def cycles(own: Own, seed: int, count: int) -> tuple[list[list[int]], list[int]]:
+    """What an agent finds each time that it looks at a run, and how many stretches that took."""
+    rows, found, taken = SampleRows(), [], [0]
+    while len(found) < count:
+        one = stretch(1000 * seed + sum(taken), 8, own)
+        result = rows.add(msgspec.structs.replace(one, world_size=8), known=False)
+        taken[-1] += 1
+        if result is not None:
+            found.append(named(result))
+            taken.append(0)
+    return found, taken[:count]
+
+
+def test_an_agent_finds_a_tenth_within_its_first_looks_and_then_looks_less() -> None:
+    slow = [cycles(slower(noisy(0.35, 0.06), [1], 1.1), seed, CLOSELY)[0] for seed in range(10)]
+    assert all([1] in found and all(one in ([1], []) for one in found) for found in slow)
+    healthy = [cycles(noisy(0.35, 0.3), seed, 3 * CLOSELY) for seed in range(10)]
+    assert all(one == [] for found, _ in healthy for one in found)
+    first = sum(sum(taken[:CLOSELY]) for _, taken in healthy)
+    assert sum(sum(taken[CLOSELY:]) for _, taken in healthy) / 2 < 0.7 * first
 
 
 def test_two_slow_ranks_of_eight_are_both_named() -> None:
