@@ -20,7 +20,6 @@ Word = Annotated[str, msgspec.Meta(max_length=64)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
 Line = Annotated[str, msgspec.Meta(max_length=600)]
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]  # fmt: skip
-EventId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_TIME)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
@@ -44,17 +43,12 @@ class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class FleetGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU in a node. `serial` stays with the board; "" where the driver does not give it."""
+    """A GPU in a node. `serial` stays with it for life; "" where the driver does not give it."""
 
     uuid: Name
     serial: Word = ""
     index: Index | None = None
     model: Name = ""
-
-    @property
-    def board(self) -> str:
-        """What the GPU is known by wherever it is built in: its serial number, else its uuid."""
-        return f"serial {self.serial}" if self.serial else self.uuid
 
 
 class FleetCulprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,7 +15,6 @@ from mldebug.fleet.events import MAX_EVENT, SCHEMA, AnyEvent, FleetEvent
 SKEW = 300.0  # seconds by which the clock of a node may be ahead of the hub's
 
 RefusalReason = Literal["size", "malformed", "name", "future", "schema"]
-REASONS: tuple[RefusalReason, ...] = ("size", "malformed", "name", "future", "schema")
 
 _EVENTS = msgspec.json.Decoder(AnyEvent)
 # An agent cleans its texts. What JSON has to write with an escape (but quotes and backslashes), and characters that print nothing, hide words or turn

@@ -5,6 +5,7 @@ Names and texts that a job has chosen are cleaned here, before they leave the no
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from mldebug.alerts.hub_delivery import fleet_lines
 from mldebug.alerts.status_lines import event_lines
 from mldebug.cluster.run_identity import job_key
 from mldebug.core.model import Gap, GpuBrief, Job, NodeBrief, RankBrief, Role, RunBrief
@@ -16,7 +17,6 @@ from mldebug.hardware.health.sentences import complaints, state_of_gpu
 from mldebug.hardware.host_memory.state import alarms
 from mldebug.jobs.heartbeat import phase_words
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
-from mldebug.status.fleet_view import fleet_lines
 from mldebug.status.gpu_lines import hardware_lines
 from mldebug.status.gpu_table import busy_of, missing, power_of, user_words
 from mldebug.status.gpu_view import GpuOverview, names_of, of_agent

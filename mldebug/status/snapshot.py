@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from mldebug.alerts.hub_delivery import FleetDelivery
 from mldebug.alerts.view import EventsView
 from mldebug.core.model import (
     Gap,
@@ -35,7 +36,6 @@ from mldebug.jobs.logs.records import LogCounts, StepTimes
 from mldebug.jobs.run_records.model import StoredRecord
 from mldebug.jobs.schedulers.model import Orphan, SchedulerState
 from mldebug.probes.history import JudgedSeries
-from mldebug.status.fleet_view import FleetDelivery
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import StorageState
 

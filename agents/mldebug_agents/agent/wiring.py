@@ -109,10 +109,8 @@ def build_loop(
     joined: PeerSetup | None = None,
     hub: HubClient | None = None,
 ) -> AgentLoop:
-    """Build the main loop with all parts of an agent.
-
-    `publish` gets each new snapshot; `read_config` reads the config file again; `joined`: the link to other agents, None without
-    them; `hub`: where the fleet's events go, None for nowhere.
+    """Build the main loop with all parts of an agent. `publish` gets each new snapshot; `read_config` reads the config file again;
+    `joined`: the link to other agents, `hub`: where the fleet's events go, None without them.
     """
     config, context = current.read(), tools.context
     inbox, clock = Inbox(), Clock()

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug import __version__
+from mldebug.alerts.hub_delivery import FleetDelivery
 from mldebug.alerts.model import AlertEvent
 from mldebug.fleet.batches import MAX_BATCH, MAX_EVENTS, BatchAnswer, packed
 from mldebug.fleet.events import AnyEvent
 from mldebug.fleet.making import events_of
-from mldebug.status.fleet_view import FleetDelivery
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.fleet.outbox import Outbox
 from mldebug_agents.fleet.setup import as_sentence

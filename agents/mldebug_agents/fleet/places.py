@@ -6,6 +6,8 @@ from mldebug.config.schema import Config
 
 HUB_SOCKET = "hub.sock"
 LEMONS = "/api/v1/fleet/lemons"
+JOBS, NODE, RETRY = "/api/v1/fleet/jobs", "/api/v1/fleet/node", "/api/v1/fleet/retry"
+SENDERS = "/api/v1/fleet/senders"
 
 
 def hub_dir(config: Config) -> Path:

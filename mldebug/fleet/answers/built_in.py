@@ -6,14 +6,14 @@ from mldebug.fleet.events import AnyEvent, FleetGpu, HardwareFaultEvent, NodeHea
 
 
 class BuiltIn:
-    """Where GPUs are, by events in the order of their times. A board is known by its serial number, else by its uuid."""
+    """Where GPUs are, by events in the order of their times. A GPU is known by its serial number, else by its uuid."""
 
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.newest: dict[str, NodeHealthEvent] = {}
         self._serials: dict[
             str, str
         ] = {}  # uuid -> serial number: one that has died does not tell its own
-        self._nodes: dict[str, str] = {}  # board -> node
+        self._nodes: dict[str, str] = {}  # part -> node
         for event in events:
             for gpu in _gpus(event):
                 if gpu.serial:
@@ -22,9 +22,9 @@ class BuiltIn:
                 self.newest[event.node] = event
         for event in sorted(self.newest.values(), key=lambda one: one.at):
             for gpu in event.gpus:
-                self._nodes[self.board(gpu)] = event.node
+                self._nodes[self.part(gpu)] = event.node
 
-    def board(self, gpu: FleetGpu) -> str:
+    def part(self, gpu: FleetGpu) -> str:
         """What this GPU is known by in all nodes: `serial 1320…`, or its uuid where no serial number is known."""
         serial = gpu.serial or self._serials.get(gpu.uuid, "")
         return f"serial {serial}" if serial else gpu.uuid
@@ -33,7 +33,7 @@ class BuiltIn:
         """The node in which the faulty part is now; "" where it was taken out of its node and was built in nowhere since."""
         if event.gpu is None:
             return event.node
-        if found := self._nodes.get(self.board(event.gpu)):
+        if found := self._nodes.get(self.part(event.gpu)):
             return found
         there = self.newest.get(event.node)
         # a GPU that has fallen off the bus is missing in the inventory, too: only other GPUs in its place show that it was taken out
@@ -42,7 +42,7 @@ class BuiltIn:
 
     def _replaced(self, gpu: FleetGpu, there: NodeHealthEvent) -> bool:
         return gpu.index is not None and any(
-            one.index == gpu.index and self.board(one) != self.board(gpu) for one in there.gpus
+            one.index == gpu.index and self.part(one) != self.part(gpu) for one in there.gpus
         )
 
 

@@ -3,6 +3,9 @@
 Each piece of evidence has a weight, which halves every two weeks. What happens again within a day to the same part, or to the same job at
 the same node, is one piece: a job that was restarted 14 times on a bad GPU has met one bad GPU. What a program did by itself counts for
 no node, since a rank of a faulty program is a culprit on whichever node it stands.
+
+What one node says of another is believed only of jobs that the other one has told of itself, and only up to a limit: an agent that
+was taken over makes no lemon of its neighbours.
 """
 
 from collections import defaultdict
@@ -13,7 +16,13 @@ from mldebug.core.model.base import Spoken
 from mldebug.core.ranksets import fold_nodes
 from mldebug.core.text import plural, rfc3339
 from mldebug.fleet.answers.built_in import BuiltIn
-from mldebug.fleet.events import AnyEvent, HardwareFaultEvent, IncidentEvent, ProbeEvent
+from mldebug.fleet.events import (
+    AnyEvent,
+    AttemptEvent,
+    HardwareFaultEvent,
+    IncidentEvent,
+    ProbeEvent,
+)
 
 DAY = 86400.0
 WINDOW, HALF_LIFE = 90 * DAY, 14 * DAY
@@ -27,6 +36,7 @@ NO_DEFECT = ("check_job", "check_settings")  # actions about the job or the sett
 SLOW, PROBE = 0.5, 0.5  # weights: a slow rank, a probe that has become slower
 MANY_JOBS, OTHER = 3, 0.25  # so many jobs must blame one node for other things, until each counts
 MOST_REASONS = 6
+ONE_SENDER = 1.0  # the greatest weight of all that one node says against another
 
 
 class Reason(Spoken, frozen=True, kw_only=True):
@@ -72,6 +82,7 @@ class Piece(NamedTuple):
     weight: float
     sentence: str
     same: tuple[str, ...]
+    sender: str  # "": the node itself
     part: str = ""
     report: str = ""
 
@@ -79,7 +90,8 @@ class Piece(NamedTuple):
 def lemons(events: Sequence[AnyEvent], now: float) -> LemonList:
     """The nodes against which stored events speak. `events`: in the order of their times; `now`: unix time."""
     places = BuiltIn(events)
-    pieces = _distinct([*_of_faults(events, places), *_of_incidents(events), *_of_probes(events)])
+    found = [*_of_faults(events, places), *_of_incidents(events), *_of_probes(events)]
+    pieces = _bounded(_distinct(found))
     by_node: dict[str, list[Piece]] = defaultdict(list)
     for piece in pieces:
         if now - piece.at < WINDOW:
@@ -146,7 +158,7 @@ def _of_faults(events: Iterable[AnyEvent], places: BuiltIn) -> Iterator[Piece]:
     for event in events:
         if not isinstance(event, HardwareFaultEvent) or not _is_hardware(event):
             continue
-        part = places.board(event.gpu) if event.gpu is not None else ""
+        part = places.part(event.gpu) if event.gpu is not None else ""
         yield Piece(
             node=places.node_of(event),
             kind="hardware_fault",
@@ -154,16 +166,20 @@ def _of_faults(events: Iterable[AnyEvent], places: BuiltIn) -> Iterator[Piece]:
             weight=FAULTS.get(event.severity, 0.0),
             sentence=event.sentence,
             same=("fault", event.component, part or event.node),
+            sender="",  # it can be of its own node alone
             part=part,
         )
 
 
 def _of_incidents(events: Sequence[AnyEvent]) -> Iterator[Piece]:
-    """Of each incident its newest state, whichever node has sent it."""
-    newest = {one.incident: one for one in events if isinstance(one, IncidentEvent)}
+    """Of each incident the newest state that each node has sent."""
+    newest = {(one.node, one.incident): one for one in events if isinstance(one, IncidentEvent)}
+    own = {(one.node, one.job, one.uid) for one in events if isinstance(one, AttemptEvent)}
     others: dict[str, list[Piece]] = defaultdict(list)
     for one in newest.values():
         for node in dict.fromkeys(culprit.node for culprit in one.culprits if culprit.node):
+            if node != one.node and (node, one.job, one.uid) not in own:
+                continue
             weight = WEIGHTS.get(one.confidence, 0.0)
             if one.verdict == "straggler":
                 weight *= SLOW
@@ -174,6 +190,7 @@ def _of_incidents(events: Sequence[AnyEvent]) -> Iterator[Piece]:
                 weight=weight,
                 sentence=one.sentence,
                 same=("incident", node, one.job or one.run, str(one.uid)),
+                sender="" if node == one.node else one.node,
                 report=one.incident,
             )
             if one.verdict in (*HARDWARE_VERDICTS, "straggler"):
@@ -191,9 +208,8 @@ def _of_probes(events: Iterable[AnyEvent]) -> Iterator[Piece]:
         slower = isinstance(event, ProbeEvent) and event.trend == "shifted" and event.nodes in ("", event.node)  # fmt: skip
         if isinstance(event, ProbeEvent) and slower and (event.change or 0.0) < 0:
             words = f"probe {event.op} is {-100 * (event.change or 0.0):.0f} % slower than usual"
-            yield Piece(
-                event.node, "probe", event.at, PROBE, words, ("probe", event.node, event.op)
-            )
+            same = "probe", event.node, event.op
+            yield Piece(event.node, "probe", event.at, PROBE, words, same, sender="")
 
 
 def _distinct(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -208,6 +224,16 @@ def _distinct(pieces: Iterable[Piece]) -> Iterator[Piece]:
             groups.append(piece)
     for groups in by_same.values():
         yield from groups
+
+
+def _bounded(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces without what is beyond the limit of one sender, the newest first."""
+    weights: dict[tuple[str, str], float] = defaultdict(float)
+    for piece in sorted(pieces, key=lambda one: -one.at):
+        if piece.sender:
+            weights[piece.node, piece.sender] += piece.weight
+        if weights[piece.node, piece.sender] <= ONE_SENDER:
+            yield piece
 
 
 def lemon_lines(found: LemonList) -> Iterator[str]:

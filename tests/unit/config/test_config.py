@@ -92,7 +92,7 @@ captur: 3
         "c.yaml:8: capture.native: 'no' is not 'auto' or 'never' or 'always'",
         "c.yaml:9: capture.workers: stands here twice, first in line 7",
         "c.yaml:10: capture.py_spy: has no value; remove the line to get the default",
-        "c.yaml:11: captur: there is no such key; did you mean 'capture'? legal here: agent, capture, stall, goodput, logs, transports, channels, schedulers, gpus, jobs, events, actions, cluster, checkpoints, memory, metrics, health, probes, trees, storage",
+        "c.yaml:11: captur: there is no such key; did you mean 'capture'? legal here: agent, capture, stall, goodput, logs, transports, channels, schedulers, gpus, jobs, events, actions, cluster, fleet, hub, checkpoints, memory, metrics, health, probes, trees, storage",
     ]
 
 
@@ -289,3 +289,33 @@ def test_print_shows_every_key() -> None:
         for kind in (Config, AgentConfig, CaptureConfig)
         for name in _leaves(kind)
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fleet: {hub: 'http://hub01:9755'}", "is no https address"),
+        ("fleet: {hub: 'https://'}", "names no host"),
+        ("fleet: {hub: 'https://hub01/x'}", "has more than host and port"),
+        ("fleet: {hub: 'https://me:secret@hub01'}", "has more than host and port"),
+        ("fleet: {hub: 'https://hub01:99999'}", "is no address"),
+        ("fleet: {hub: 'hub01', key_file: /k, certificate: /c, key: /d, ca: /e}", "are two ways"),
+        ("fleet: {hub: 'hub01', certificate: /c}", "goes together with key and ca"),
+        ("fleet: {events: 5}", "100"),
+        ("hub: {pages_certificate: /c}", "goes together with pages_key"),
+        ("hub: {key: /c}", "goes together with key and ca"),
+        ("hub: {age: 1h}", "1d"),
+    ],
+)
+def test_a_hub_that_cannot_be_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_config(file)
+
+
+@pytest.mark.parametrize("hub", ["https://hub01:9755", "hub01", "hub01:1", "https://[::1]:9755"])
+def test_a_hub_may_be_named_with_or_without_scheme_and_port(tmp_path: Path, hub: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"fleet: {{hub: '{hub}', key_file: /k, pages: 'http://127.0.0.1:9756'}}")
+    assert load_config(file).fleet.hub == hub

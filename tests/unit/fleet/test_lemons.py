@@ -1,5 +1,7 @@
 """Which nodes are lemons: what speaks against a node, what does not, and where a GPU's history goes."""
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 
@@ -12,11 +14,22 @@ from mldebug.fleet.answers.lemons import (
     lemons,
     slurm_exclude,
 )
-from mldebug.fleet.events import AnyEvent, FleetGpu
-from shared.fleet.fleet_events import DAY, NOW, fault, gpu, health, incident, over, probe
+from mldebug.fleet.events import AnyEvent, FleetGpu, IncidentEvent
+from shared.fleet.fleet_events import DAY, NOW, attempt, fault, gpu, health, incident, over, probe
 
 
 def judged(*events: AnyEvent, at: float = NOW) -> LemonList:
+    """The list by these events; the culprits of incidents have told of the jobs themselves."""
+    own = [
+        attempt(culprit.node, began=one.since - 9, job=one.job, uid=one.uid)
+        for one in events
+        if isinstance(one, IncidentEvent)
+        for culprit in one.culprits
+    ]
+    return believed_of((*own, *events), at)
+
+
+def believed_of(events: Iterable[AnyEvent], at: float = NOW) -> LemonList:
     return lemons(sorted(events, key=lambda one: one.at), at)
 
 
@@ -67,7 +80,7 @@ def test_a_job_that_was_restarted_14_times_on_a_bad_gpu_has_met_one() -> None:
         for number in range(14)
     ]
     assert of(judged(*restarts), "n2").pieces == 1
-    others = [incident(f"j{number}", job=f"job{number}") for number in range(2)]
+    others = [incident(f"j{number}", f"a{number}", job=f"job{number}") for number in range(2)]
     assert standing(judged(*restarts, *others), "n2") == "lemon"
 
 
@@ -83,7 +96,7 @@ def test_a_faulty_program_speaks_against_no_node(verdict: str) -> None:
 
 
 def test_many_jobs_that_blame_one_node_speak_against_it() -> None:
-    crashes = [incident(f"i{number}", verdict="rank_exited", job=f"job{number}", uid=1000 + number) for number in range(9)]  # fmt: skip
+    crashes = [incident(f"i{number}", f"a{number}", verdict="rank_exited", job=f"job{number}", uid=1000 + number) for number in range(9)]  # fmt: skip
     assert standing(judged(*crashes), "n2") == "lemon"
     assert judged(*crashes[:2]).nodes == ()
 
@@ -121,6 +134,30 @@ def test_probes_of_one_node_speak_against_it_and_those_of_several_against_none()
     assert judged(*pairs).nodes == ()
     faster = [msgspec.structs.replace(one, change=0.2) for one in slow]
     assert judged(*faster).nodes == ()
+
+
+# --- what one node says of another ----------------------------------------------------------------
+
+
+def test_a_node_is_blamed_only_for_jobs_that_it_has_told_of_itself() -> None:
+    made_up = [incident(f"i{number}", "bad", job=f"j{number}") for number in range(9)]
+    assert believed_of(made_up).nodes == ()
+    assert believed_of([*made_up, attempt("n2", job="other")]).nodes == ()
+    assert [one.node for one in believed_of([*made_up, attempt("n2", job="j1")]).nodes] == ["n2"]
+
+
+def test_one_node_alone_makes_no_lemon_of_another() -> None:
+    many = [
+        incident(f"i{number}", "bad", job=f"j{number}", since=NOW - number) for number in range(50)
+    ]
+    found = judged(*many)
+    assert (standing(found, "n2"), of(found, "n2").score) == ("watch", 1.0)
+
+
+def test_one_node_cannot_take_back_what_another_has_said() -> None:
+    """It sends an incident of the same id that blames nobody."""
+    found = judged(incident(), incident(node="bad", blamed="", at=NOW + 9))
+    assert [one.node for one in found.nodes] == ["n2"]
 
 
 # --- GPUs that are moved ---------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from mldebug.alerts.hub_delivery import fleet_lines
 from mldebug.fleet.batches import BatchAnswer, RefusedEvent, batch_of
 from mldebug.fleet.events import AnyEvent, IncidentEvent, kind_of, with_id
-from mldebug.status.fleet_view import fleet_lines
 from mldebug_agents.cluster.peers.net.errors import SilentError
 from mldebug_agents.fleet.monitor import PAUSE_FIRST, PAUSE_MOST, FleetMonitor
 from mldebug_agents.fleet.outbox import GO_FIRST, KEPT, MOST_SUBJECTS, Outbox

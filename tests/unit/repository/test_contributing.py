@@ -19,6 +19,8 @@ NAMED = {
     "commands": ("README.md",),
     "detectors": ("docs/verdicts.md",),
     "gpus": ("docs/gpus.md",),
+    "hub_stores": ("tests/unit/fleet/test_hub_stores.py", "docs/fleet.md"),
+    "hub_transports": ("docs/fleet.md",),
     "launchers": ("tests/unit/jobs/test_launchers.py",),
     "logs": ("tests/unit/jobs/test_log_formats.py",),
     "pages": ("docs/web.md",),

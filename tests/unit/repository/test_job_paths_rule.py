@@ -64,6 +64,7 @@ ALLOWED: dict[str, str] = {
     "cluster/node_captures.py": KERNEL,
     "cluster/peers/leader.py": OWN,
     "cluster/peers/net/identity.py": OPERATOR,
+    "fleet/hub/process.py": OWN,
     "fleet/hub/stores/sqlite.py": OWN,
     "hardware/gpu/reads.py": KERNEL,
     "hardware/gpu/vendors/amd.py": KERNEL,

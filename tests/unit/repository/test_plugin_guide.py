@@ -14,6 +14,8 @@ from mldebug.alerts.model import EventMessage
 from mldebug.config.schema import Config
 from mldebug.core.plugins import PACKAGES, NoOptions
 from mldebug.core.yaml_reader import parse
+from mldebug.fleet.batches import BatchAnswer, packed
+from mldebug.fleet.hub_model import EventFilter, ReceivedBatch
 from mldebug.storage.checkpoints.layouts import Checkpoint, Completeness, FileEntry
 from mldebug.web.page import PageRequest
 from mldebug_agents.cli.completion.request import CompletionRequest
@@ -24,6 +26,7 @@ from mldebug_agents.hardware.gpu.node_reader import node_reader
 from mldebug_agents.system.child.programs import Completed, FakeSpawner
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
+from shared.fleet.fleet_events import fault
 from shared.hardware.vendorfiles import vendor_file
 from shared.web.snapshots import snapshot
 
@@ -120,6 +123,21 @@ def action(made: Any, _: Any, folder: Path) -> None:
     assert (folder / "device").read_text() == "1"
 
 
+def hub_store(made: Any, text: str, folder: Path) -> None:
+    event = fault()
+    assert made.add([[event], [event]], 0.0) == [1, 0]
+    assert made.find(EventFilter(node="n1")) == [event]
+
+
+def hub_transport(made: Any, text: str, folder: Path) -> None:
+    (folder / "1.batch").write_bytes(packed("n1", "1", [fault()], {}))
+    made._folder = folder
+    taken: list[ReceivedBatch] = []
+    made.start(lambda came: taken.append(came) or BatchAnswer())
+    assert [one.batch.node for one in taken] == ["n1"]
+    assert not list(folder.iterdir())
+
+
 CALLS: dict[str, Callable[[Any, Any, Path], None]] = {
     "actions": action,
     "channels": channel,
@@ -128,6 +146,8 @@ CALLS: dict[str, Callable[[Any, Any, Path], None]] = {
     "completions": values,
     "detectors": detector,
     "gpus": vendor,
+    "hub_stores": hub_store,
+    "hub_transports": hub_transport,
     "launchers": launcher,
     "logs": log_format,
     "metrics": metrics,

@@ -25,6 +25,7 @@ LONG = {
     ROOTS["agents"] / "cli/commands": (28, "`mldebug VERB` is commands/VERB.py: who knows what he types knows the file"),
     ROOTS["mldebug"]: (17, "one folder for each subject of docs/glossary.md, of the same name in each root"),
     ROOTS["agents"]: (16, "the same"),
+    ROOTS["exporters"] / "metrics": (16, "one file for each group, of the name of its subject"),
 }  # fmt: skip
 # words of an earlier dialect, as parts of the names of modules, classes and functions
 RETIRED = {

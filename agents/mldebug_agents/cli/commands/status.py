@@ -11,6 +11,7 @@ import click
 import msgspec
 from rich.text import Text
 
+from mldebug.alerts.hub_delivery import fleet_lines
 from mldebug.alerts.status_lines import event_lines
 from mldebug.cli.console import Console, print_line
 from mldebug.cli.repeat import looks
@@ -28,7 +29,6 @@ from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
 from mldebug.status.cluster_lines import cluster_lines, stalled
-from mldebug.status.fleet_view import fleet_lines
 from mldebug.status.gpu_lines import hardware_lines, rank_lines
 from mldebug.status.job_table import JobFilter, JobRow
 from mldebug.status.node_lines import status_of_nodes

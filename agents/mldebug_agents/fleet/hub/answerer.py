@@ -7,18 +7,24 @@ import threading
 import time
 from collections.abc import Callable
 
-from mldebug.core.errors import AccessError
+from mldebug.core.errors import AccessError, UsageError
+from mldebug.core.redact import clean
+from mldebug.fleet.answers.jobs import JobList, job_list
 from mldebug.fleet.answers.lemons import WINDOW, LemonList, lemons
+from mldebug.fleet.answers.nodes import NodeHistory, history
+from mldebug.fleet.answers.retry import RetryAdvice, advice
 from mldebug.fleet.events import AnyEvent
 from mldebug.fleet.hub_model import EventFilter, FleetStore
 
 FRESH = 5.0  # seconds for which a list of lemons is given again
 EVIDENCE = (
     "incident",
+    "attempt",
     "hardware_fault",
     "node_health",
     "probe",
 )  # kinds that speak for or against nodes
+OF_JOBS = ("attempt", "incident", "checkpoint")
 OPERATORS = "ask as an operator: with the hub's token, as root, or as a member of hub.group"
 
 
@@ -45,6 +51,37 @@ class Answerer:
                 self._lemons = lemons(self._evidence(), self._now())
                 self._made_at = time.monotonic()
             return self._lemons
+
+    def jobs(self, uid: int | None, name: str = "") -> JobList:
+        """The jobs of this user (None: of everybody) with their time lines; `name`: only those of this name, or with a run of this id."""
+        events = self._store.find(EventFilter(kinds=OF_JOBS, uid=uid, job=name or None))
+        if name and not events:
+            runs = self._store.find(EventFilter(kinds=OF_JOBS, uid=uid, run=name))
+            owners = {(one.job, one.uid) for one in runs}
+            found = [self._store.find(EventFilter(kinds=OF_JOBS, uid=who, job=job)) for job, who in owners]  # fmt: skip
+            events = [event for some in found for event in some]
+        return job_list(events)
+
+    def node(self, uid: int | None, name: str) -> NodeHistory:
+        """The history of one node. Raises AccessError for users, UsageError where nothing was heard of it."""
+        if uid is not None:
+            raise AccessError("the history of a node is for operators", OPERATORS)
+        own = self._store.find(EventFilter(kinds=EVIDENCE, node=name))
+        others = self._store.find(EventFilter(kinds=("incident",), since=self._now() - WINDOW))
+        events = sorted({one.id: one for one in (*own, *others)}.values(), key=lambda one: one.at)
+        found = history(name, events, self.all_lemons())
+        if not found.entries and not found.heard:
+            raise UsageError(f"nothing was heard of a node {clean(name, 60)!r}", "mldebug lemons")
+        return found
+
+    def retry(self, uid: int | None, name: str) -> RetryAdvice:
+        """Whether the newest job of this name (or with a run of this id) can be started again. Raises UsageError where there is none."""
+        found = self.jobs(uid, name).jobs if name else ()
+        if not found:
+            raise UsageError(f"no job {clean(name, 60)!r} of yours is known to the hub", "mldebug retry-advice JOB")  # fmt: skip
+        line = found[0]
+        events = self._store.find(EventFilter(kinds=OF_JOBS, uid=line.uid, job=line.job))
+        return advice(line, events, self._evidence(), self.all_lemons(), self._now())
 
     def _evidence(self) -> list[AnyEvent]:
         since = self._now() - WINDOW

@@ -101,6 +101,10 @@ class Intake:
             copies = [msgspec.structs.replace(one) for one in self._senders.values()]
         return tuple(sorted(copies, key=lambda one: one.node))
 
+    def refused(self) -> dict[str, int]:
+        """How many batches and events were refused, by reason."""
+        return self._refusals.counts
+
     def close(self) -> None:
         """Store what waits, and end the thread."""
         self._queue.put(None)

@@ -10,8 +10,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from mldebug_agents.fleet.hub.answerer import Answerer
-from mldebug_agents.fleet.places import LEMONS
+from mldebug.core.errors import AccessError
+from mldebug_agents.fleet.hub.answerer import OPERATORS, Answerer
+from mldebug_agents.fleet.hub.intake import Intake, Sender
+from mldebug_agents.fleet.hub.metrics import TYPE, HubMetrics
+from mldebug_agents.fleet.places import JOBS, LEMONS, NODE, RETRY, SENDERS
 from mldebug_agents.web.control_requests import carry_out
 from mldebug_agents.web.peer_credentials import may_see_all
 from mldebug_agents.web.responses import Viewer, peer_at
@@ -19,17 +22,33 @@ from mldebug_agents.web.same_origin import SameOriginOnly
 from mldebug_agents.web.token_auth import TokenAuth
 
 JSON = "application/json"
+MAX_NAME = 200  # characters of a job or node that is asked for
 
 Question = Callable[[int | None, Mapping[str, str]], object]
 Who = Callable[[Request], Viewer | Response]
 
 
-def questions(answerer: Answerer) -> dict[str, Question]:
+def questions(answerer: Answerer, intake: Intake) -> dict[str, Question]:
     """What may be asked, by path: each takes the user (None: an operator) and the parameters, and returns a struct."""
-    return {LEMONS: lambda uid, _: answerer.lemons(uid)}
+    return {
+        LEMONS: lambda uid, _: answerer.lemons(uid),
+        JOBS: lambda uid, asks: answerer.jobs(uid, asks.get("job", "")[:MAX_NAME]),
+        NODE: lambda uid, asks: answerer.node(uid, asks.get("node", "")[:MAX_NAME]),
+        RETRY: lambda uid, asks: answerer.retry(uid, asks.get("job", "")[:MAX_NAME]),
+        SENDERS: lambda uid, _: _senders(uid, intake),
+    }
 
 
-def socket_app(asked: Mapping[str, Question], group: int | None) -> Starlette:
+def _senders(uid: int | None, intake: Intake) -> tuple[Sender, ...]:
+    """What each node has sent, and what was refused of it."""
+    if uid is not None:
+        raise AccessError("who sends what is for operators", OPERATORS)
+    return intake.senders()
+
+
+def socket_app(
+    by_path: Mapping[str, Question], metrics: HubMetrics, group: int | None
+) -> Starlette:
     """The app of the Unix socket: root, the hub's user and members of `group` are operators, others are users."""
 
     def who(request: Request) -> Viewer:
@@ -38,17 +57,21 @@ def socket_app(asked: Mapping[str, Question], group: int | None) -> Starlette:
             return Viewer(None)
         return Viewer(peer.uid if peer is not None else -1)
 
-    return Starlette(routes=_routes(asked, who), middleware=[Middleware(SameOriginOnly)])
+    return Starlette(routes=_routes(by_path, metrics, who), middleware=[Middleware(SameOriginOnly)])
 
 
-def tcp_app(asked: Mapping[str, Question], tokens: TokenAuth) -> Starlette:
+def tcp_app(by_path: Mapping[str, Question], metrics: HubMetrics, tokens: TokenAuth) -> Starlette:
     """The app of the TCP port: a request with the token comes from an operator."""
-    return Starlette(routes=[*_routes(asked, tokens.viewer), *tokens.routes()])
+    return Starlette(routes=[*_routes(by_path, metrics, tokens.viewer), *tokens.routes()])
 
 
-def _routes(asked: Mapping[str, Question], who: Who) -> list[Route]:
-    answers = [Route(path, partial(_answer, question, who)) for path, question in asked.items()]
-    return [*answers, Route("/healthz", lambda _: PlainTextResponse("ok\n"))]
+def _routes(by_path: Mapping[str, Question], metrics: HubMetrics, who: Who) -> list[Route]:
+    answers = [Route(path, partial(_answer, question, who)) for path, question in by_path.items()]
+    public = [
+        Route("/metrics", lambda _: Response(metrics.text(), media_type=TYPE)),
+        Route("/healthz", lambda _: PlainTextResponse("ok\n")),
+    ]
+    return [*answers, *public]
 
 
 async def _answer(question: Question, who: Who, request: Request) -> Response:

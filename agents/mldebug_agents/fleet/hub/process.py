@@ -14,6 +14,7 @@ from mldebug.fleet.hub_model import FleetStore, HubTransport
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.fleet.hub.answerer import Answerer
 from mldebug_agents.fleet.hub.intake import Intake
+from mldebug_agents.fleet.hub.metrics import HubMetrics
 from mldebug_agents.fleet.hub.people import questions, socket_app, tcp_app
 from mldebug_agents.fleet.hub.stores import sqlite
 from mldebug_agents.fleet.hub.transports import https
@@ -47,11 +48,15 @@ class Hub:
         self.store.open()
         self.intake = Intake(self.store, Refusals())
         self._servers = HttpServers()
-        asked = questions(Answerer(self.store))
-        self._servers.serve(socket_app(asked, self._group), open_unix(folder, HUB_SOCKET))
+        answerer = Answerer(self.store)
+        by_path = questions(answerer, self.intake)
+        metrics = HubMetrics(self.store, self.transport, self.intake, answerer)
+        self._servers.serve(
+            socket_app(by_path, metrics, self._group), open_unix(folder, HUB_SOCKET)
+        )
         if settings.pages:
             tokens = TokenAuth(settings.token_file, Sessions(), home="/", none=NO_TOKEN)
-            self._servers.serve(tcp_app(asked, tokens), open_tcp(settings.pages), pages)
+            self._servers.serve(tcp_app(by_path, metrics, tokens), open_tcp(settings.pages), pages)
         self._stopping = Event()
 
     def run(self, now: Callable[[], float] = time.time) -> None:

@@ -1,0 +1,179 @@
+"""All runs and attempts of one job on one time line, over all nodes: what each cost, and why it ended. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from mldebug.core.model.base import Spoken
+from mldebug.core.ranksets import fold_nodes
+from mldebug.core.text import plural, rfc3339
+from mldebug.core.units import duration_words, percent
+from mldebug.fleet.events import AnyEvent, AttemptEvent, IncidentEvent
+
+SAME_START = 120.0  # seconds within which the nodes of one attempt begin
+AROUND = 300.0  # seconds around an attempt's end within which its incident is closed, or opened
+MOST = 200  # attempts of one answer, the newest
+PRODUCTIVE = "productive"
+
+
+class JobAttempt(Spoken, frozen=True, kw_only=True):
+    """One attempt of a job on all its nodes. Times are RFC 3339, "" for one that goes on. `reason`: why it ended, where an incident says it."""
+
+    run: str
+    attempt: int
+    nodes: str  # folded
+    began: str
+    ended: str
+    seconds: float
+    outcome: str  # well, failed, unknown; running
+    reason: str
+    verdict: str
+    confidence: str
+    culprits: tuple[str, ...]  # nodes
+    report: str
+    gpu_hours: float
+    productive_ratio: float
+
+
+class JobTimeline(Spoken, frozen=True, kw_only=True):
+    """A job with its attempts, the oldest first."""
+
+    job: str
+    user: str
+    uid: int
+    attempts: tuple[JobAttempt, ...]
+    failed: int
+    gpu_hours: float
+    productive_ratio: float
+
+
+class JobList(Spoken, frozen=True, kw_only=True):
+    """Jobs, the one that was heard of last first."""
+
+    jobs: tuple[JobTimeline, ...]
+
+
+class _Launch:
+    """One attempt as its nodes have told it."""
+
+    def __init__(self, first: AttemptEvent) -> None:
+        self.number, self.began = first.attempt, first.began
+        self.by_node: dict[str, AttemptEvent] = {}
+
+    def fits(self, event: AttemptEvent) -> bool:
+        """Whether this is the same attempt, told by another node or told again by the same one."""
+        before = self.by_node.get(event.node)
+        if before is not None:
+            return before.run == event.run and event.attempt == self.number
+        return event.attempt == self.number and abs(event.began - self.began) <= SAME_START
+
+    @property
+    def ended(self) -> float | None:
+        """When the last node's part was over; None while one goes on."""
+        ends = [one.ended for one in self.by_node.values()]
+        return None if None in ends else max(end for end in ends if end is not None)
+
+
+def job_list(events: Sequence[AnyEvent]) -> JobList:
+    """The jobs of these events (by name and owner), each with its time line. `events`: in the order of their times."""
+    by_job: dict[tuple[str, int], list[AnyEvent]] = {}
+    for event in events:
+        if event.job:
+            by_job.setdefault((event.job, event.uid), []).append(event)
+    found = (timeline(name, uid, some) for (name, uid), some in by_job.items())
+    with_attempts = [one for one in found if one.attempts]
+    with_attempts.sort(key=lambda one: one.attempts[-1].ended or "9", reverse=True)
+    return JobList(jobs=tuple(with_attempts))
+
+
+def timeline(job: str, uid: int, events: Sequence[AnyEvent]) -> JobTimeline:
+    """The time line of one job, from its own events."""
+    launches = _launches(one for one in events if isinstance(one, AttemptEvent))
+    incidents = [one for one in events if isinstance(one, IncidentEvent)]
+    attempts = tuple(_attempt(one, incidents) for one in launches[-MOST:])
+    hours = sum(one.gpu_hours for one in attempts)
+    productive = sum(one.gpu_hours * one.productive_ratio for one in attempts)
+    users = [one.user for launch in launches for one in launch.by_node.values() if one.user]
+    return JobTimeline(
+        job=job,
+        user=users[-1] if users else "",
+        uid=uid,
+        attempts=attempts,
+        failed=sum(one.outcome == "failed" for one in attempts),
+        gpu_hours=round(hours, 3),
+        productive_ratio=round(productive / hours, 4) if hours else 0.0,
+    )
+
+
+def _launches(events: Iterable[AttemptEvent]) -> list[_Launch]:
+    launches: list[_Launch] = []
+    for event in sorted(events, key=lambda one: (one.began, one.at, one.revision)):
+        launch = next((one for one in reversed(launches) if one.fits(event)), None)
+        if launch is None:
+            launch = _Launch(event)
+            launches.append(launch)
+        before = launch.by_node.get(event.node)
+        if before is None or before.ended is None:
+            launch.by_node[event.node] = event
+    return launches
+
+
+def _attempt(launch: _Launch, incidents: Sequence[IncidentEvent]) -> JobAttempt:
+    parts = list(launch.by_node.values())
+    ended, seconds = launch.ended, _summed(parts)
+    last = ended if ended is not None else max(one.at for one in parts)
+    why = incident_of({one.run for one in parts}, launch.began, last, incidents)
+    whole = sum(seconds.values())
+    return JobAttempt(
+        run=parts[0].run,
+        attempt=launch.number,
+        nodes=fold_nodes(launch.by_node),
+        began=rfc3339(launch.began),
+        ended="" if ended is None else rfc3339(ended),
+        seconds=round(max(0.0, last - launch.began), 1),
+        outcome="running" if ended is None else _outcome(parts),
+        reason=why.sentence if why else "",
+        verdict=why.verdict if why else "",
+        confidence=why.confidence if why else "",
+        culprits=tuple(dict.fromkeys(one.node for one in why.culprits)) if why else (),
+        report=why.incident if why else "",
+        gpu_hours=round(whole / 3600, 3),
+        productive_ratio=round(seconds.get(PRODUCTIVE, 0.0) / whole, 4) if whole else 0.0,
+    )
+
+
+def incident_of(
+    runs: set[str], began: float, ended: float, incidents: Iterable[IncidentEvent]
+) -> IncidentEvent | None:
+    """The incident with which an attempt of these runs ended: its newest state; an abnormal end before a stall. None where there is none."""
+    fitting = [one for one in incidents if one.run in runs and began <= one.since <= ended + AROUND and one.incident_kind != "slowdown"]  # fmt: skip
+    open_at_end = [one for one in fitting if one.ended is None or one.ended >= ended - AROUND]
+    newest = {one.incident: one for one in sorted(open_at_end, key=lambda one: (one.at, one.revision))}  # fmt: skip
+    last = [one for one in newest.values() if one.outcome != "recovered"]
+    return max(last, key=lambda one: (one.incident_kind == "abnormal_end", one.since), default=None)
+
+
+def _outcome(parts: Iterable[AttemptEvent]) -> str:
+    """One node that failed has failed all."""
+    outcomes = {one.outcome for one in parts}
+    return next((one for one in ("failed", "well") if one in outcomes), "unknown")
+
+
+def _summed(parts: Iterable[AttemptEvent]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in parts:
+        for use, seconds in part.gpu_seconds.items():
+            found[use] = found.get(use, 0.0) + seconds
+    return found
+
+
+def timeline_lines(found: JobTimeline) -> Iterator[str]:
+    """The time line as lines for a person."""
+    yield (
+        f"{found.job} of {found.user or found.uid}: {plural(len(found.attempts), 'attempt')}, {found.failed} failed;"
+        f" {found.gpu_hours:.2f} GPU hours, {percent(found.productive_ratio)} productive"
+    )
+    for one in found.attempts:
+        lasted = duration_words(round(one.seconds))
+        yield f"  {one.began[:19]}Z  run {one.run}, attempt {one.attempt} on {one.nodes}: {one.outcome} after {lasted}, {one.gpu_hours:.2f} GPU hours"
+        if one.reason:
+            report = f" (report {one.report})" if one.report else ""
+            yield f"    {one.reason}{report}"
