@@ -9,7 +9,8 @@ import pytest
 from processes.harness import JOBS, SCRIPTS, Plan, RunningJob, folder_for, wait_for
 from processes.incidents.watching import Report, RunningAgent, settings, watching
 from processes.needs import need_torch
-from shared.storage.disks import disk
+from shared.storage.disks import disk, memory_disk
+from shared.storage.quota_fuse import quota_fuse
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
 need_torch("the jobs run under torchrun")
@@ -22,7 +23,7 @@ class FillingJob(RunningJob):
 
     def __init__(self, folder: Path, target: Path, mib: int, kind: str) -> None:
         super().__init__(Plan(), folder)
-        named = ["--save"] if kind == "folder" else []
+        named = [] if kind == "file" else ["--save"]
         words = [str(self.events), *named, str(target), str(mib), kind]
         self.script = [str(JOBS / "fills_disk.py"), *words]
 
@@ -87,6 +88,54 @@ def test_the_checkpoint_that_a_full_disk_has_cut_is_told_with_the_last_whole_one
     assert " of about 8 MiB" in words, found
     assert f"last whole: checkpoint-{steps[-2]}" in words, found
     assert "the next attempt will fail alike: " in words, found
+
+
+def test_a_quota_is_named_by_the_checkpoint_that_it_has_cut_though_the_error_has_no_path(tmp_path: Path) -> None:  # fmt: skip
+    """A file server that refuses to write on and shows lots of room: `df` says nothing of it."""
+    with (
+        folder_for(Plan().user) as folder,
+        quota_fuse(tmp_path, 30 << 20) as home,
+        watching(folder, settings(folder) + CONFIG) as agent,
+    ):
+        report = run(agent, folder, home / "ckpt", 8, "plain")
+    found = report["diagnosis"]
+    print(found)
+    assert (found["verdict"], found["confidence"]) == ("storage_fault", "medium"), found
+    assert f"A quota on {home} is used up" in found["summary"], found
+    words = " ".join([found["summary"], *found["evidence"]])
+    assert re.search(r"checkpoint step-160\.pt was cut: \d.* of about 8 MiB", words), found
+    assert "the next attempt will fail alike while the quota is used up; a checkpoint needs about 8 MiB; last whole: step-120.pt" in words, found  # fmt: skip
+    assert re.search(r"\d checkpoints of this run hold \d+.* MiB", words), found
+
+
+def test_a_full_memory_disk_is_told_with_the_checkpoint_that_it_has_cut(tmp_path: Path) -> None:
+    with (
+        folder_for(Plan().user) as folder,
+        memory_disk(tmp_path, "size=30m") as full,
+        watching(folder, settings(folder) + CONFIG) as agent,
+    ):
+        report = run(agent, folder, full / "ckpt", 8, "plain")
+    found = report["diagnosis"]
+    print(found)
+    assert found["verdict"] == "storage_fault", found
+    assert f"{full} is full" in found["summary"], found
+    words = " ".join([found["summary"], *found["evidence"]])
+    assert re.search(r"checkpoint step-160\.pt was cut: \d.* of about 8 MiB", words), found
+    assert "the next attempt will fail alike: " in words, found
+
+
+def test_a_memory_disk_without_inodes_is_told_as_such(tmp_path: Path) -> None:
+    with (
+        folder_for(Plan().user) as folder,
+        memory_disk(tmp_path, "size=64m,nr_inodes=1500") as full,
+        watching(folder, settings(folder) + CONFIG) as agent,
+    ):
+        report = run(agent, folder, full / "ckpt", 0)
+    found = report["diagnosis"]
+    print(found)
+    assert found["verdict"] == "storage_fault", found
+    assert "inodes 100%" in found["summary"], found
+    assert "inodes left, without which no file can be made" in found["summary"], found
 
 
 def test_a_disk_without_inodes_is_told_as_such(tmp_path: Path) -> None:

@@ -36,15 +36,33 @@ def disk(folder: Path, kind: str, size: int = 0, options: str = "loop") -> Itera
     with image.open("wb") as file:
         file.truncate(size or SIZES[kind])
     subprocess.run([str(tool), "-q", str(image)], check=True)
-    command = ["mount", "-o", options, str(image), str(target)]
+    with _mounted(target, "-o", options, str(image)):
+        yield target
+
+
+@contextmanager
+def memory_disk(folder: Path, options: str) -> Iterator[Path]:
+    """A mounted tmpfs with these options: `size=40m`, `nr_inodes=800`."""
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts disks")
+    target = folder / "memory"
+    target.mkdir()
+    with _mounted(target, "-t", "tmpfs", "-o", options, "none"):
+        yield target
+
+
+@contextmanager
+def _mounted(target: Path, *words: str) -> Iterator[None]:
+    """A mount, which a guard that waits for our end thaws and unmounts."""
+    command = ["mount", *words, str(target)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        missing(f"no loop device can be mounted as {kind} here: {done.stderr.strip()}")
+        missing(f"{' '.join(command)}: {done.stderr.strip()}")
     guard = subprocess.Popen(
         [sys.executable, "-c", GUARD, str(target)], stdin=subprocess.PIPE, start_new_session=True
     )
     try:
-        yield target
+        yield
     finally:
         guard.communicate()
 

@@ -63,9 +63,7 @@ class Server:
 
     def _fixed(self, opcode: int, node: int) -> bytes:
         if opcode == INIT:
-            return struct.pack(
-                "<4I2H2I2H8I", 7, 31, 1 << 17, 1, 16, 12, 1 << 17, 1, 32, 0, *[0] * 8
-            )
+            return init_answer()
         if opcode == LOOKUP:  # nothing is kept: each open asks anew
             return struct.pack("<4Q2I", FILE, 0, 0, 0, 0, 0) + self._attributes(FILE)
         if opcode == GETATTR:
@@ -90,43 +88,50 @@ class Server:
             return
 
 
-def main(target: str, control: str, size: str) -> None:
-    """Mount and serve."""
+def init_answer() -> bytes:
+    """What a server answers when the kernel introduces itself."""
+    return struct.pack("<4I2H2I2H8I", 7, 31, 1 << 17, 1, 16, 12, 1 << 17, 1, 32, 0, *[0] * 8)
+
+
+def mount(target: str, source: str, kind: str) -> int:
+    """Mount a filesystem that this process will serve; the descriptor by which the kernel asks."""
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(SOURCE.encode(), target.encode(), b"fuse.slow", 0, options):
+    if libc.mount(source.encode(), target.encode(), kind.encode(), 0, options):
         sys.exit(os.strerror(ctypes.get_errno()))
-    Server(device, Path(control), int(size)).serve()
+    return device
 
 
 @contextmanager
-def slow_fuse(folder: Path, size: int, seconds: float) -> Iterator[tuple[Path, Path]]:
-    """The mounted filesystem, and the file that says how many seconds a read takes: `seconds` at first."""
-    if (
-        os.geteuid() != 0
-        or not os.access("/dev/fuse", os.R_OK | os.W_OK)
-        or not shutil.which("umount")
-    ):
+def mounted_by(script: Path, target: Path, *words: str) -> Iterator[None]:
+    """A filesystem that the script serves at the target, for as long as the context lasts."""
+    if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK) or not shutil.which("umount"):  # fmt: skip
         missing("needs root and /dev/fuse")
-    target, control = folder / "bucket", folder / "delay"
-    target.mkdir()
-    control.write_text(str(seconds))
     paths = os.pathsep.join(one for one in sys.path if one)
     server = subprocess.Popen(
-        [sys.executable, __file__, str(target), str(control), str(size)],
-        env={**os.environ, "PYTHONPATH": paths},
+        [sys.executable, str(script), str(target), *words], env={**os.environ, "PYTHONPATH": paths}
     )
     try:
         wait_until(lambda: target.is_mount() or server.poll() is not None)
         if server.poll() is not None:
             pytest.skip("no FUSE can be mounted here")
-        yield target, control
+        yield
     finally:
         subprocess.run(["umount", "-l", str(target)], check=False)
         server.kill()
         server.wait()
 
 
+@contextmanager
+def slow_fuse(folder: Path, size: int, seconds: float) -> Iterator[tuple[Path, Path]]:
+    """The mounted filesystem, and the file that says how many seconds a read takes: `seconds` at first."""
+    target, control = folder / "bucket", folder / "delay"
+    target.mkdir()
+    control.write_text(str(seconds))
+    with mounted_by(Path(__file__), target, str(control), str(size)):
+        yield target, control
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    Server(mount(sys.argv[1], SOURCE, "fuse.slow"), Path(sys.argv[2]), int(sys.argv[3])).serve()

@@ -179,6 +179,35 @@ def test_a_used_up_quota_names_the_filesystem_that_has_room() -> None:
     assert "GiB left, and" not in finding.summary  # the room is not the user's
 
 
+CUT = CheckpointsAtExit(folder="/data/scratch/ckpt", last="step-40.pt", last_bytes=8 << 20, cut="step-45.pt", cut_bytes=3 << 20)  # fmt: skip
+WRITE = "OSError: [Errno 122] Disk quota exceeded"  # `write` tells no path
+
+
+def test_a_quota_whose_error_has_no_path_is_that_of_the_checkpoint_that_was_cut() -> None:
+    finding = judge_exit(ended(WRITE, ROOT, DATA, SCRATCH, checkpoints=(CUT,))).finding
+    assert finding is not None
+    assert (finding.verdict, finding.confidence) == (Verdict.STORAGE_FAULT, Confidence.MEDIUM)
+    assert finding.summary.startswith("a quota on /data/scratch is used up")
+    assert "checkpoint step-45.pt was cut: 3 MiB of about 8 MiB" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        (),
+        (msgspec.structs.replace(CUT, cut=""),),
+        (CUT, msgspec.structs.replace(CUT, folder="/data/ckpt")),
+    ],
+    ids=["no checkpoint is known", "none was cut", "on two filesystems"],
+)
+def test_a_quota_that_may_be_anywhere_names_no_filesystem(series: tuple[CheckpointsAtExit, ...]) -> None:  # fmt: skip
+    """Nor the one that is full: what is full refuses with another error."""
+    finding = judge_exit(ended(WRITE, ROOT, DATA, SCRATCH, checkpoints=series)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.RANK_EXITED
+    assert [(one.kind, one.rank) for one in finding.culprits] == [("rank", 1)]
+
+
 @pytest.mark.parametrize(
     ("error", "lines", "step"),
     [

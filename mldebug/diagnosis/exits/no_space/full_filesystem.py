@@ -6,7 +6,7 @@ full one, as a link may lead there. The rank is named only as the first that met
 first is chance.
 
 Shared memory lies in /dev/shm, whatever path the error names. A quota (EDQUOT) stops one user on a filesystem
-with room. Some such errors tell of no filesystem at all (`other_limits`). A write to a mapping of a file
+with room; where its error has no path, the filesystem of the checkpoint that was cut is named. Some such errors tell of no filesystem at all (`other_limits`). A write to a mapping of a file
 on a full tmpfs ends the process by SIGBUS, without a word.
 """
 
@@ -37,6 +37,8 @@ _CUT_WRITE = re.compile(r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d
 _QUOTA = re.compile(r"Disk quota exceeded|\bEDQUOT\b")
 _BUS = re.compile(r"\b[Bb]us error\b|\bSIGBUS\b")
 MAX_PATHS = 8
+STAYS = "the next attempt will fail alike while the quota is used up"
+USER = '"$USER"'
 SIGN = "no space left"  # of an outcome that names a full filesystem
 _PATH = re.compile(r"(?:'|\"|: |\s)(?P<path>/[^'\"\s:]{1,1000})['\":]?")
 
@@ -54,10 +56,14 @@ def with_full_filesystem(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutc
         return _with_wordless_error(outcome, finding, attempt)
     if (limit := other_limit(error)) is not None:
         return _with_evidence(outcome, finding, limit.words, limit.step)
-    fill, sure = _filesystem(error, attempt.filesystems)
+    quota = _QUOTA.search(error.error) is not None
+    if quota and _PATH.search(error.error) is None:
+        fill, sure = _cut_on(attempt), False
+    else:
+        fill, sure = _filesystem(error, attempt.filesystems)
+        quota = quota and sure
     if fill is None:
         return outcome
-    quota = sure and _QUOTA.search(error.error) is not None
     if not quota and not _is_full(fill, NEARLY if sure else FULL):
         remark = f"{_words(fill)}: it has filled or was freed since, or a quota is used up"
         return _with_evidence(outcome, finding, remark)
@@ -166,6 +172,15 @@ def _filesystem(
     return (full[0], False) if len(full) == 1 else (None, False)
 
 
+def _cut_on(attempt: AttemptExit) -> FilesystemFill | None:
+    """The filesystem of the checkpoints that were cut: of a quota nothing else shows where it is, where the error has no path. None where
+    none was cut, or on several.
+    """
+    fills = attempt.filesystems
+    cut = [next_attempt.nearest_mount(one.folder, fills) for one in attempt.checkpoints if one.cut]
+    return cut[0] if cut and all(one == cut[0] for one in cut) else None
+
+
 def _is_full(fill: FilesystemFill, from_ratio: float = FULL) -> bool:
     return max(fill.used_ratio, fill.inodes_used_ratio) >= from_ratio
 
@@ -189,13 +204,18 @@ def _storage_fault(
     found = next_attempt.on_filesystem(fill, attempt.filesystems, attempt.checkpoints)
     room = msgspec.structs.replace(fill, left_after=None) if quota else fill  # is not the user's
     cut, ahead = tuple(next_attempt.cut_words(found)), next_attempt.next_words(room, found)
+    if quota:
+        ahead = "; ".join(filter(None, (STAYS, ahead)))
     evidence = (words, *next_attempt.filled_by(fill, found), *cut, *([ahead] if ahead else ()))
     known = sure and (full or quota) and (first is None or finding.confidence is Confidence.HIGH)
     name = safe_line(fill.mount, 200)
     state = f"{name} {'is' if full else 'was nearly'} full ({words})"
     if quota and not full:
         state = f"a quota on {name} is used up ({words})"
-    steps = (f"df -h {fill.mount}; df -i {fill.mount}", next_attempt.freeing_step(room, found))
+    look = f"df -h {fill.mount}; df -i {fill.mount}"
+    if quota and not full:
+        look = f"quota -s; lfs quota -h -u {USER} {fill.mount}  # or the site's own tool"
+    steps = (look, next_attempt.freeing_step(room, found))
     return msgspec.structs.replace(
         finding,
         verdict=Verdict.STORAGE_FAULT,
