@@ -245,10 +245,12 @@ class LogProgress:
         behind = count == self._count and _is_behind(record, self.step) and not self._has_restarted
         total = self._count[1] if self._count and self._count[0] == record.format else None
         leads = record.step is not None and not behind
-        if leads and self._main_loop.leads(record, self.step, total):
+        leads = leads and self._main_loop.leads(record, self.step, total)
+        if leads:
             self.step, self._count, self._has_restarted = record.step, count, False
         self.loss = record.loss if record.loss is not None else self.loss
-        self.step_seconds = record.step_seconds or self.step_seconds
+        if leads or behind or record.step is None or self.step_seconds is None:
+            self.step_seconds = record.step_seconds or self.step_seconds
         for name, value in record.scalars.items():
             if name in self.scalars or len(self.scalars) < MOST:
                 self.scalars[name] = value

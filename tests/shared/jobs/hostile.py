@@ -76,6 +76,7 @@ LINES = {
     "keras": " {}/1000 \u2501\u2501\u2501\u2501 0s 5ms/step - accuracy: 0.5 - loss: 0.3",
     "marian": "Ep. 7 : Up. {} : Sen. 5,630,845 : Cost 34.46 : Time 6.91s",
     "megatron_deepspeed": " iteration {}/ 95367 | elapsed time per iteration (s): 1.5 | lm loss: 2.3E+00 |",
+    "paddle": "Pass 13, Batch {}, Cost 35.5",
     "plain": "step {} loss 0.5",
     "rich": "Epoch 4/9 \u2501\u2501\u2501\u2501\u2578\u2501\u2501\u2501 {}/291 0:00:33 \u2022 0:00:09 7.00it/s",
     "tables": "|    total_timesteps | {} |",

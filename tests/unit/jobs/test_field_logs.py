@@ -67,7 +67,7 @@ STACKS: dict[str, tuple[str, Expected]] = {
     # lines
     "megatron": (" iteration    STEP/  320000 | elapsed time per iteration (ms): 250.0 | lm loss: LOSS | loss scale: 4096.0 |", (112, 6.47, 0.25)),
     "gpt-neox": (" samples/sec: 51.2 | iteration    STEP/  320000 | elapsed time per iteration (ms): 250.0 | lm_loss: LOSS | loss scale: 4096.0 |", (112, 6.47, 0.25)),
-    "nemo 2": ("Training epoch 3, iteration STEP/149 | lr: 3e-05 | global_step: 4STEP | reduced_train_loss: LOSS | train_step_timing in s: 0.25 | val_loss: 4.1", (4112, 6.47, None)),
+    "nemo 2": ("Training epoch 3, iteration STEP/149 | lr: 3e-05 | global_step: 4STEP | reduced_train_loss: LOSS | train_step_timing in s: 0.25 | val_loss: 4.1", (4112, 6.47, 0.25)),
     "verl": ("step:STEP - actor/pg_loss:0.04 - actor/kl_loss:0.01 - actor/loss:LOSS - training/global_step:STEP - timing_s/gen:29.6", (112, 6.47, None)),
     "icefall": ("2026-03-04 05:06:07,635 INFO [train.py:1055] (1/2) Epoch 1, batch STEP, loss[loss=LOSS, simple_loss=0.03, over 19.00 frames. ], tot_loss[loss=0.04], batch size: 66", (112, 6.47, None)),
     "clearervoice": ("Train Epoch: 0/100 Step: STEP/965 | 2.0s/batch | lr 5.0000e-04 || Mask_Loss LOSS", (112, 6.47, 2.0)),

@@ -41,6 +41,10 @@ EXAMPLES: dict[str, tuple[str, Values]] = {  # of each format a line that its fr
         "[2026-03-04 05:06:07] Ep. 7 : Up. 3500 : Sen. 5,630,845 : Cost 34.46 : Time 6.91s : 13596.73 words/s",
         (3500, None, 34.46, None),
     ),
+    "paddle": (
+        "[INFO 2026-03-04 05:06:07,714 train.py:70] Pass 13, Batch 650, Cost 35.525531, {'classification_error_evaluator': 0.73}",
+        (650, None, 35.525531, None),
+    ),
     "tables": ("|    total_timesteps | 3584        |", (3584, None, None, None)),
     "wenet": (
         "2026-03-04 05:06:07,107 DEBUG TRAIN Batch 4/3700 loss 12.64 loss_att 10.9 loss_ctc 16.6 lr 0.0003 rank 0",

@@ -6,6 +6,9 @@ from unit.jobs.test_field_logs import counted, progress_of
 
 DAY = "2026-03-04 05:06:07"
 STACKS: dict[str, tuple[str, str, int | None, float | None]] = {  # line, what follows, step, loss
+    "Paddle": (f"[INFO {DAY},714 train.py:70] Pass 133, Batch STEP, Cost LOSS, {{'classification_error_evaluator': 0.73}}", f"[INFO {DAY},714 train.py:70] Test with Pass 133, Cost 2.4, {{'classification_error_evaluator': 0.7}}", 112, 6.47),
+    "Paddle's trainer": ("I0304 05:06:07.796533 10456 TrainerInternal.cpp:163]  Batch=STEP samples=800000 AvgCost=2.51426 CurrentCost=LOSS Eval:  CurrentEval: ", "I0304 05:06:07.277237 10456 Tester.cpp:111]  Test samples=97383 cost=2.87493 Eval: ", 112, 6.47),
+    "Paddle's pass": ("I0304 05:06:07.230159 10456 TrainerInternal.cpp:180]  Pass=23 Batch=STEP samples=904000 AvgCost=LOSS Eval: ", "", 112, 6.47),
     "BERT of DLL": (f"DLL {DAY}.614486 - Training Epoch: 1 Training Iteration: STEP  step_loss : LOSS  learning_rate : 1.58e-05 ", "", 112, 6.47),
     "steps below samples": ("Train Epoch: 4 [49920/141886 (35%)]     Loss: LOSS\ngrad_norm: 4.0 iteration: STEP", "", 112, 6.47),
     "MLX, micro-steps beside": ("[DBG] it=67 micro=7/10 loss=3.2 toks=108 grad_l2=1.2e+01\nIter STEP: Train loss LOSS, Learning Rate 1.0e-05, It/sec 17.5, Peak mem 1.4 GB", "", 112, 6.47),
@@ -60,6 +63,12 @@ def test_step_and_loss_are_those_that_stand_there(name: str) -> None:
 
 TRAINED = "\n".join(f"step {step} loss {7 - step / 100:.4f} lr 1e-4" for step in range(1, 54))
 NOT_OF_TRAINING: dict[str, tuple[str, int | None]] = {
+    "the Trainer's banner": "***** Running training *****\n  Num examples = 52,002\n  Num Epochs = 3\n  Total optimization steps = 900",
+    "a cost in seconds": "INFO:root:Epoch[0] Time cost=12.1",
+    "a test of Paddle's": "Test with Pass 3, Cost 2.4, {'error': 0.7}",
+    "a total of training steps": "Total number of training steps: 900",
+    "a maximum of update steps": "Max weight update steps = 900",
+    "a number of steps": "[2026-03-04 05:06:07] number of optimizer steps: 900",
     "CNTK evaluates": "Minibatch[1-100]: errs = 20.1% * 1000; ce = 0.84 * 1000\nMinibatch[101-200]: errs = 20.1% * 1000",
     "CNTK's results": "Final Results: Minibatch[1-200]: errs = 20% * 2000",
     "arguments": "Namespace(batch_size=32, steps=500, lr=0.001, momentum=0.9, loss_weight=0.5, loss=2)",
@@ -141,3 +150,13 @@ def test_words_of_settings_and_evaluations_do_not_take_a_step_from_training(name
     progress, _ = progress_of(counted(line))
     assert progress.step == step
     assert progress.loss == pytest.approx(6.47)
+
+
+def test_the_bar_of_samples_drawn_amid_training_tells_no_step_time() -> None:
+    """As diffusers draws them: without a description, with a total and a pace of their own."""
+    bars = "\n".join(f"{pace:3}%|███   | {pace // 2}/50 [00:05<00:05,  5.00it/s]" for pace in (0, 50, 100))  # fmt: skip
+    line = "Steps:  12%|█▏   | STEP/900 [00:30<03:20,  4.00it/s, lr=1e-5, step_loss=LOSS]"
+    progress, _ = progress_of(f"{counted(line)}\n{bars}")
+    assert (progress.step, progress.step_seconds) == (112, pytest.approx(0.25))
+    after, _ = progress_of(f"{counted(line)}\n{bars}\n{counted(line.replace('4.00', '2.00'), 113, 118)}")  # fmt: skip
+    assert (after.step, after.step_seconds) == (118, pytest.approx(0.5))

@@ -11,7 +11,9 @@ from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration
 
 _HEAD = re.compile(rf"\biteration {{1,40}}({WHOLE}) {{0,40}}/ {{0,40}}({WHOLE}) {{0,40}}\|")
-_ELAPSED = re.compile(rf"elapsed time per iteration \((ms|s)\): {{0,20}}({NUMBER})")
+_ELAPSED = re.compile(  # NeMo's name for it behind the other
+    rf"(?:elapsed time per iteration \(|\btrain_step_timing in )(ms|s)\)?: {{0,20}}({NUMBER})"
+)
 _WHOLE_RUN = re.compile(rf"\bglobal_step: ({WHOLE})")  # of NeMo, beside the count of an epoch
 _TIMER = re.compile(rf"\bmicro_step={WHOLE}/global_step=({WHOLE}),")
 _EVALUATION = re.compile(r"\bEvaluating iter \d{1,15}|\bvalidation loss at iteration \d{1,15}")

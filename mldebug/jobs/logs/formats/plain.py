@@ -23,12 +23,12 @@ from mldebug.jobs.logs.records import (
     WHOLE,
     LogFormat,
     LogRecord,
-    duration,
     epoch,
     number,
     whole,
 )
 from mldebug.jobs.logs.settings_lines import lists_settings
+from mldebug.jobs.logs.step_seconds import seconds_of_step
 from mldebug.jobs.logs.wordless import wordless_count
 
 MAX_CHARACTERS = 2000
@@ -94,43 +94,6 @@ _EPOCH = re.compile(
     rf"|(?<=\d\])\[ {{0,12}}(?P<step4>{WHOLE})\](?=\s))?"  # SwAV: `Epoch: [0][120]`
     rf"|^\[train: \d{{1,9}}, (?P<step3>{WHOLE}) / (?P<total3>{WHOLE})\]"  # PyTracking
 )
-_NAMED_TIME = (
-    r"(?:(?<![a-z])(?:per_)?(?:step|iter|iteration|b(?:atch)?)[ _]?(?:time|avg)|\btime(?= {0,2}[:=]? {0,2}[\d.]{1,20} ?ms)|\bdt)(?: ?\((?P<unit>ms|s)\))?"
-    r"['\"]? ?[:=]? {0,8}(?P<time>NUMBER)(?: ?(?P<after>ms|s|sec|seconds)\b)?"
-)
-_TIMES = tuple(  # with a word that such a line must have, since most have none of them
-    (
-        sign,
-        re.compile(pattern.replace("NUMBERK", r"\d{1,6}(?:\.\d{1,3})?").replace("NUMBER", NUMBER)),
-        unit,
-    )
-    for sign, pattern, unit in (
-        ("", _NAMED_TIME, None),  # with a unit, before or behind it
-        # MMEngine, Detectron2, torchvision
-        ("time: ", r"\btime: {1,4}(?P<time>NUMBER),? {1,4}(?:last_time|data_time|data|text_tokens):", "s"),
-        # XTuner
-        ("data_time: ", r"\bdata_time: NUMBER(?: \(NUMBER\))?,? .{0,40}?\btime: (?P<time>NUMBER)", "s"),
-        # a mean beside it: timm, Swin
-        ("(", r"\btime:?[ \t]{1,4}(?P<time>NUMBER)s?(?:, [\d.,]{1,12}/s)? {1,3}\( ?NUMBER", "s"),
-        ("iter_time", r"\biter_time: (?P<time>NUMBER), data", "s"),  # ModelScope
-        ("iter_speed", r"\biter_speed (?P<time>NUMBER) seconds per iteration", "s"),  # Cosmos
-        ("s/", r"\b(?P<unit>m?s)/(?:batch|step|iter) (?P<time>NUMBER)", None),  # Transformer-XL
-        ("batch_cost", r"\bbatch_cost: ?(?P<time>NUMBER)(?: s| sec)?\b", "s"),  # PaddlePaddle
-        ("time/step", r"\btime/step: (?P<time>NUMBER)", "s"),
-        ("step time", r"(?:average step time|\bstep time): (?P<time>NUMBER)", "s"),
-        ("_ms", r"elapsed_time_per_iteration_ms[:=] ?(?P<time>NUMBER)(?![\w.])", "ms"),
-        ("_ms", r"elapsed_time_per_iteration_ms[:=] ?(?P<time>NUMBERK)k\b", "s"),  # nanotron
-        ("timing", r"step_timing in (?P<unit>s|ms)\b['\"]?[:=] ?(?P<time>NUMBER)", "s"),  # NeMo
-        ("seconds: ", r"\bstep: \d{1,15}, seconds: (?P<time>NUMBER)", "s"),  # MaxText
-        (" ms", r"[|(] ?(?P<time>NUMBER) ms(?= ?[|,)])", "ms"),  # llm.c
-    )
-)  # fmt: skip
-_SPEED = re.compile(
-    rf"(?<![\w.])(?P<speed>{NUMBER}) ?(?:(?P<unit>m?s)(?:ec)?/(?:it|iter|step|batch)|(?:it|iter|step|batch)(?:e?s)?/s(?:ec)?)\b"
-)
-_RATE = re.compile(
-    rf"(?<!eval_)(?<!eval )\b(?:train_)?(?:steps?|it)(?:/|_per_)s(?:ec(?:ond)?)?['\"]?[ :=]{{1,6}}(?P<speed>{NUMBER})"
-)
 _NAMED = re.compile(r"[a-z_)] ?[=:] {0,8}[-+\d.]")
 _END = re.compile(
     r"[\])}.,;:!]{0,3}\s*$|\s\([\d.]{1,12} ?s(?:ec)?\)$|[,: ]{1,3}(?:done|finished|completed?|took)\b"
@@ -140,7 +103,7 @@ _CHATTER = re.compile(
     r"|retry|attempt|(?:load|mapp|sav|writ|cach|pack|shard|collat|index|filter|shuffl|fetch|scann|enqueu|buffer|produc|build|extract|convert|compil)(?:ed|ing)\b|\bimbalance="
 )
 _ABOUT = re.compile(
-    r"\b(?:at|from|until|till|after|before|every|by|since|for|warm-?up|max(?:imum)?|total|number of|num|decay|accumulation|skipped|remaining) $"
+    r"\b(?:at|from|until|till|after|before|every|by|since|for|warm-?up|decay|accumulation|skipped|remaining|(?:max(?:imum)?|total|number of|num)(?: [a-z-]{1,16}){0,2}) $"
 )  # a sentence about a step, which another may be, or a setting
 _METRIC = re.compile(
     r"(?:loss|(?<![a-z])(?:lr|learning[_ ]rate|grad[_ ]?norm|acc(?:uracy)?(?:@?\d)?|ppl|perplexity|rewards?|score|bleu|f1|bp[bc]|nll|elbo|ms?e|mae|psnr|[wc]er))"
@@ -217,7 +180,7 @@ class PlainFormat:
         if tells_of_evaluation(line, at, has_step=bool(step)):
             return _evaluation(line, epoch_text, step, total)
         vouched = bool(epoch_text) or loss is not None or _METRIC.search(line) is not None
-        if not vouched and place and _ABOUT.search(line, max(0, place - 24), place):
+        if not vouched and place and _ABOUT.search(line, max(0, place - 48), place):
             return None
         if found.re is _NUMBER_FIRST and step is None:
             epoch_text = found["step"]
@@ -226,7 +189,7 @@ class PlainFormat:
             step=whole(step) if step else None,
             total=whole(total) if total else None,
             loss=loss,
-            step_seconds=_seconds(line),
+            step_seconds=seconds_of_step(line),
             place=epoch_text,
             format="plain",
             shape=shape,
@@ -253,7 +216,7 @@ def _wordless(text: str, line: str) -> LogRecord | None:
         step=whole(named["step"]),
         total=whole(named["total"]) if named.get("total") else None,
         loss=number(named["loss"]) if "loss" in named else training_loss(line),
-        step_seconds=_seconds(line),
+        step_seconds=seconds_of_step(line),
         place=named.get("epoch") or (epoch(line) if "epoch" in line else ""),
         format="plain",
         shape="number",
@@ -354,34 +317,6 @@ def _is_record(line: str, found: re.Match[str], loss: float | None) -> bool:
         or _NAMED.search(line, end) is not None
         or _METRIC.search(line, end) is not None
     )
-
-
-def _seconds(line: str) -> float | None:
-    if ("/s" in line or "s/" in line or "sec/" in line) and (speed := _SPEED.search(line)):
-        value = duration(speed["speed"], speed["unit"])
-        return 1 / value if value and not speed["unit"] else value
-    if ("sec" in line or "/s" in line) and (rate := _RATE.search(line)):
-        value = duration(rate["speed"])
-        return 1 / value if value else None
-    if not (
-        "tim" in line
-        or "avg" in line
-        or "dt" in line
-        or "cost" in line
-        or "ms" in line
-        or "speed" in line
-        or "seconds" in line
-    ):
-        return None
-    for sign, pattern, unit in _TIMES:
-        if sign not in line:
-            continue
-        if time := pattern.search(line):
-            groups = time.groupdict()
-            unit = groups.get("unit") or groups.get("after") or unit
-            if unit:
-                return duration(time["time"], unit)
-    return None
 
 
 def create(options: NoOptions) -> LogFormat:
