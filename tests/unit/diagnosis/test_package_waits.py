@@ -128,7 +128,7 @@ def blocked_in(*native: str) -> ProcessCapture:
 
 
 def test_an_extensions_own_queue_is_what_the_others_wait_for() -> None:
-    waiter = process("all_reduce (torch/distributed/distributed_c10d.py:3252)", *OWN, move=still())
+    waiter = process("all_reduce (torch/distributed/distributed_c10d.py:3252)", *OWN)
     own = blocked_in("pthread_cond_wait (libc.so.6)", "tokens::Queue::pop (_fasttok.cpython-311-x86_64-linux-gnu.so)")  # fmt: skip
     found = diagnose([capture(*[rank(n, own if n == 2 else waiter) for n in range(4)])]).diagnosis
 
@@ -203,3 +203,24 @@ def test_a_function_that_waits_in_its_own_line_is_found(tmp_path: Path) -> None:
         "def calls(flag):\n    dist.barrier()\n"
     )
     assert [(one.function, one.kind) for one in unknown_waits(tmp_path)] == [("agree", "device"), ("finish", "handle")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "send_to_device (accelerate/utils/operations.py:150)",
+        "_prepare_input (transformers/trainer.py:2384)",
+        "batch_to (lightning/fabric/utilities/apply_func.py:104)",
+    ],
+)
+def test_who_copies_a_batch_to_its_gpu_is_named_by_no_more_than_one_sign(frame: str) -> None:
+    """It blocks where the GPU is still in an earlier collective. A control: who sleeps in a line of its own is named as before."""
+    others = tuple(rank(n, process("all_reduce (torch/distributed/distributed_c10d.py:2806)", *OWN)) for n in (0, 2, 3))  # fmt: skip
+    copies = diagnose(
+        (capture(*others, rank(1, process(frame, *OWN, wchan="", state=""))),)
+    ).diagnosis
+    assert not copies.culprits or copies.confidence == "low"
+    sleeps = diagnose(
+        (capture(*others, rank(1, process("slow_read (data.py:9)", *OWN, wchan="", state=""))),)
+    ).diagnosis
+    assert [one.rank for one in sleeps.culprits] == [1]

@@ -91,6 +91,10 @@ PACKAGE_WAITS: tuple[PackageWait, ...] = (
     PackageWait("accelerate", "1.15.0", "accelerate/accelerator.py", ("check_trigger", "clip_grad_norm_"), "device"),
     PackageWait("accelerate", "1.15.0", "accelerate/utils/random.py", ("synchronize_rng_state",), "collective", "broadcast"),
     PackageWait("accelerate", "1.15.0", "accelerate/utils/operations.py", ("_gpu_gather", "_gpu_gather_one", "_gpu_broadcast_one", "_pad_across_processes"), "device"),
+    # What only copies a batch to its GPU, in its own line: it blocks where the GPU is still in an earlier collective
+    PackageWait("accelerate", "1.15.0", "accelerate/utils/operations.py", ("send_to_device",), "device", "a copy of the batch to it"),
+    PackageWait("transformers", "5.24.0", "transformers/trainer.py", ("_prepare_input",), "device", "a copy of the batch to it"),
+    PackageWait("lightning", "2.6.6", "lightning/fabric/utilities/apply_func.py", ("batch_to",), "device", "a copy of the batch to it"),
     PackageWait("transformers", "5.24.0", "transformers/masking_utils.py", ("find_packed_sequence_indices",), "device"),
     PackageWait("transformers", "4.44.0, 5.24.0", "transformers/modeling_flash_attention_utils.py", ("_get_unpad_data",), "device"),
     PackageWait("transformers", "4.44.0, 5.24.0", "transformers/trainer.py", ("_maybe_log_save_evaluate", "store_flos"), "device"),

@@ -20,7 +20,9 @@ _MARK = re.compile(
     r"\[(?P<role>rank|(?!\w{0,30}?(?:node|host|pod|server|machine|container|instance)_?\d)[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?"
 )
 # Behind a time, a progress bar, colours, or what a container writes before each line
-_MARK_INSIDE = re.compile(r"\[rank(?P<number>\d{1,7})\]: ?")
+_MARK_INSIDE = re.compile(
+    r"\[rank=?(?P<number>\d{1,7})\](?::| \|\|) ?"
+)  # Determined: `[rank=3] || `
 _LOCAL_INSIDE = re.compile(r"\[default(?P<number>\d{1,7})\]: ?")
 _COLOUR = re.compile(r"\x1b\[[\d;?]{0,20}[A-Za-z]")
 # What no collector writes before its JSON: an exception, whose text a server's answer may be, or a rank's mark
