@@ -21,6 +21,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     run: str | None = None
     uid: int | None = None  # the owner; None: of everybody and of the nodes
     since: float = 0.0
+    newest: bool = False  # of each subject of each node only the newest event
     limit: int = 100_000  # the newest so many
 
 

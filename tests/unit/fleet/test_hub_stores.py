@@ -96,6 +96,18 @@ def test_only_what_fits_is_found(store: FleetStore, wanted: dict[str, Any], coun
     assert len(store.find(EventFilter(**wanted))) == count
 
 
+def test_of_each_subject_the_newest_is_found(store: FleetStore) -> None:
+    store.add([many("n1", 3), [fault("n1", NOW - 9), fault("n2", NOW - 9)]], NOW)
+    more = [msgspec.structs.replace(fault("n1", NOW - 9), id=f"{each:032}", at=NOW + each) for each in range(3)]  # fmt: skip
+    store.add([more], NOW)
+    found = store.find(EventFilter(newest=True))
+    assert sorted((one.node, one.subject[:6], one.at - NOW) for one in found) == [
+        ("n1", "c/0", 0), ("n1", "c/1", 1), ("n1", "c/2", 2), ("n1", "health", 2), ("n2", "health", -9),
+    ]  # fmt: skip
+    assert max(one.at for one in found if one.subject.startswith("health/")) == NOW + 2
+    assert store.find(EventFilter(newest=True, kinds=("hardware_fault",), node="n1"))[0].at == NOW + 2  # fmt: skip
+
+
 def test_of_too_many_the_newest_are_found(store: FleetStore) -> None:
     store.add([many("n1", 10)], NOW)
     assert [one.at - NOW for one in store.find(EventFilter(limit=3))] == [7, 8, 9]

@@ -17,13 +17,8 @@ from mldebug.fleet.events import AnyEvent
 from mldebug.fleet.hub_model import EventFilter, FleetStore
 
 FRESH = 5.0  # seconds for which a list of lemons is given again
-EVIDENCE = (
-    "incident",
-    "attempt",
-    "hardware_fault",
-    "node_health",
-    "probe",
-)  # kinds that speak for or against nodes
+EVIDENCE = ("incident", "hardware_fault", "probe")  # kinds that speak for or against nodes
+HOURLY = ("node_health", "attempt")
 OF_JOBS = ("attempt", "incident", "checkpoint")
 OPERATORS = "ask as an operator: with the hub's token, as root, or as a member of hub.group"
 
@@ -66,7 +61,7 @@ class Answerer:
         """The history of one node. Raises AccessError for users, UsageError where nothing was heard of it."""
         if uid is not None:
             raise AccessError("the history of a node is for operators", OPERATORS)
-        own = self._store.find(EventFilter(kinds=EVIDENCE, node=name))
+        own = self._store.find(EventFilter(kinds=(*EVIDENCE, "node_health"), node=name))
         others = self._store.find(EventFilter(kinds=("incident",), since=self._now() - WINDOW))
         events = sorted({one.id: one for one in (*own, *others)}.values(), key=lambda one: one.at)
         found = history(name, events, self.all_lemons())
@@ -84,5 +79,8 @@ class Answerer:
         return advice(line, events, self._evidence(), self.all_lemons(), self._now())
 
     def _evidence(self) -> list[AnyEvent]:
+        """What speaks for or against nodes. Inventories and attempts come each hour: of each the newest is enough."""
         since = self._now() - WINDOW
-        return self._store.find(EventFilter(kinds=EVIDENCE, since=since))
+        found = self._store.find(EventFilter(kinds=EVIDENCE, since=since))
+        found += self._store.find(EventFilter(kinds=HOURLY, since=since, newest=True))
+        return sorted(found, key=lambda one: one.at)

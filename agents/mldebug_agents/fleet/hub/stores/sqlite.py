@@ -16,10 +16,11 @@ from mldebug.fleet.hub_model import EventFilter, FleetStore, StoreTotals
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE events (
-        node TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, at REAL NOT NULL, received REAL NOT NULL,
+        node TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL, at REAL NOT NULL, received REAL NOT NULL,
         job TEXT NOT NULL, run TEXT NOT NULL, uid INTEGER NOT NULL, body BLOB NOT NULL, UNIQUE (node, id)
     );
     CREATE INDEX events_by_kind ON events (kind, at);
+    CREATE INDEX events_by_subject ON events (kind, node, subject, at);
     CREATE INDEX events_by_node ON events (node, at);
     CREATE INDEX events_by_job ON events (job, at) WHERE job != '';
     CREATE INDEX events_by_time ON events (at);
@@ -70,7 +71,9 @@ class SqliteStore:
     def find(self, wanted: EventFilter) -> list[AnyEvent]:
         """The events that fit, by their times."""
         where, values = _conditions(wanted)
-        statement = f"SELECT body FROM events WHERE {where} ORDER BY at DESC, received DESC LIMIT ?"  # noqa: S608 - made of constants
+        # SQLite gives the other columns of a group from the row that has the MAX
+        group, at = ("GROUP BY kind, node, subject", "MAX(at)") if wanted.newest else ("", "at")
+        statement = f"SELECT body, {at} FROM events WHERE {where} {group} ORDER BY 2 DESC, received DESC LIMIT ?"  # noqa: S608 - made of constants
         with _as_os_error():
             rows = self._link().execute(statement, (*values, wanted.limit)).fetchall()
         return [_EVENTS.decode(row[0]) for row in reversed(rows)]
@@ -139,6 +142,7 @@ def _insert(link: sqlite3.Connection, event: AnyEvent, received: float) -> int:
         event.node,
         event.id,
         kind_of(event),
+        event.subject,
         event.at,
         received,
         event.job,
@@ -146,7 +150,7 @@ def _insert(link: sqlite3.Connection, event: AnyEvent, received: float) -> int:
         event.uid,
     )
     body = msgspec.json.encode(event)
-    statement = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    statement = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     return link.execute(statement, (*row, body)).rowcount
 
 

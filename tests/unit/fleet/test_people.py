@@ -1,0 +1,146 @@
+"""Who may ask a hub what: at its socket by who it is, over TCP with the token; and its metrics, which name nobody."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mldebug.config.fleet import FleetConfig, HubConfig
+from mldebug.config.schema import AgentConfig, Config
+from mldebug.core.errors import AccessError, ToolError, UsageError
+from mldebug.fleet.answers.lemons import LemonList
+from mldebug.fleet.answers.retry import RetryAdvice
+from mldebug.fleet.batches import FleetBatch, batch_of, packed
+from mldebug.fleet.hub_model import ReceivedBatch
+from mldebug_agents.fleet.asking import ask_hub
+from mldebug_agents.fleet.hub.people import LEMONS, RETRY, SENDERS, socket_app
+from mldebug_agents.fleet.hub.process import Hub
+from mldebug_agents.fleet.places import HUB_SOCKET, JOBS, hub_dir
+from mldebug_agents.web import peer_credentials
+from mldebug_agents.web.unix_http import UnixConnection
+from processes.harness import free_port
+from shared.fleet.fleet_events import attempt, fault, incident, over
+
+KEY, TOKEN = "a0123456789bcdef" * 4, "t0123456789abcdef"
+PATHS = (LEMONS, JOBS, SENDERS)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    for name, text in (("key", KEY), ("token", TOKEN), ("wrong", TOKEN[::-1])):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o600)
+    pages = f"127.0.0.1:{free_port()}"
+    return Config(
+        agent=AgentConfig(state_dir=tmp_path / "state", listen=""),
+        hub=HubConfig(listen="127.0.0.1:0", pages=pages, key_file=tmp_path / "key", token_file=tmp_path / "token"),
+        fleet=FleetConfig(pages=f"http://{pages}", token_file=tmp_path / "token"),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def hub(config: Config) -> Iterator[Hub]:
+    made = Hub(config)
+    body = packed("n1", "1", [attempt(), incident(), over(fault(), fault().at + 9)], {"probe": 4})
+    batch: FleetBatch = batch_of(body)
+    made.intake.take(ReceivedBatch(batch, "", "10.0.0.1"))
+    yield made
+    made._servers.stop(2.0)
+    made.intake.close()
+    made.store.close()
+
+
+def local(config: Config) -> Config:
+    """As on the hub's machine: no address, so its socket."""
+    return Config(agent=config.agent, hub=config.hub)
+
+
+def get(config: Config, path: str, **headers: str) -> tuple[int, bytes]:
+    link = http.client.HTTPConnection(*config.hub.pages.split(":"), timeout=20)  # type: ignore[arg-type]
+    link.request("GET", path, headers=headers)
+    answer = link.getresponse()
+    found = answer.status, answer.read()
+    link.close()
+    return found
+
+
+def test_an_operator_asks_at_the_socket_and_over_tcp_with_the_token(hub: Hub, config: Config) -> None:  # fmt: skip
+    for asked_at in (config, local(config)):
+        assert ask_hub(asked_at, LEMONS, LemonList).nodes[0].node == "n1"
+        assert ask_hub(asked_at, RETRY, RetryAdvice, job="train.py").standing == "running"
+        with pytest.raises(UsageError, match="no job 'nothing'"):
+            ask_hub(asked_at, RETRY, RetryAdvice, job="nothing")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_the_token_nobody_is_answered_over_tcp(hub: Hub, config: Config, path: str) -> None:
+    assert get(config, path)[0] == 303  # to the login
+    status, body = get(config, path, Authorization=f"Bearer {TOKEN[::-1]}")
+    assert status == 401
+    assert b"n1" not in body
+
+
+def test_a_wrong_token_is_told_in_words(hub: Hub, config: Config, tmp_path: Path) -> None:
+    wrong = FleetConfig(pages=config.fleet.pages, token_file=tmp_path / "wrong")
+    with pytest.raises(AccessError, match="the token is not the hub's"):
+        ask_hub(Config(fleet=wrong), LEMONS, LemonList)
+
+
+def test_where_no_hub_is_the_way_out_is_told(config: Config) -> None:
+    for asked_at in (config, local(config)):
+        with pytest.raises(ToolError, match="no hub answers") as caught:
+            ask_hub(asked_at, LEMONS, LemonList)
+        assert "mldebug hub" in caught.value.way_out
+
+
+@pytest.mark.parametrize(("uid", "jobs"), [(1000, 1), (2000, 0)])
+def test_a_user_at_the_socket_sees_his_own_jobs_alone(
+    hub: Hub, config: Config, monkeypatch: pytest.MonkeyPatch, uid: int, jobs: int
+) -> None:
+    own = peer_credentials.PeerCredentials(pid=1, uid=uid)
+    monkeypatch.setattr(peer_credentials, "peer_of", lambda _: own)
+    assert len(json.loads(at_socket(config, JOBS))["jobs"]) == jobs
+    for path in (LEMONS, SENDERS):
+        assert "for operators" in json.loads(at_socket(config, path))["error"]
+
+
+def at_socket(config: Config, path: str) -> bytes:
+    link = UnixConnection(hub_dir(config), 20.0, HUB_SOCKET)
+    link.request("GET", path)
+    body = link.getresponse().read()
+    link.close()
+    return body
+
+
+def test_metrics_are_for_everybody_and_name_nobody(hub: Hub, config: Config) -> None:
+    status, body = get(config, "/metrics")
+    lines = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if line[0] != "#")
+    assert status == 200
+    assert lines["mldebug_hub_batches_total"] == "1.0"
+    assert lines['mldebug_hub_events_total{outcome="stored"}'] == "3.0"
+    assert lines["mldebug_hub_stored_events"] == "3.0"
+    assert lines["mldebug_hub_agents_lost_events"] == "4.0"
+    assert lines["mldebug_hub_store_success"] == "1.0"
+    assert not [word for word in ("n1", "train", "ada") if word in body.decode()]
+    assert at_socket(config, "/metrics").startswith(b"# HELP mldebug_hub_")
+
+
+def test_a_page_of_another_site_is_not_answered_at_the_socket(hub: Hub, config: Config) -> None:
+    link = UnixConnection(hub_dir(config), 20.0, HUB_SOCKET)
+    link.request("GET", LEMONS, headers={"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"})  # fmt: skip
+    assert link.getresponse().status == 403
+    link.close()
+
+
+def test_two_hubs_do_not_share_a_folder(hub: Hub, config: Config) -> None:
+    other: Any = HubConfig(listen="127.0.0.1:0", pages="", key_file=config.hub.key_file)
+    with pytest.raises(UsageError, match="another program already serves"):
+        Hub(Config(agent=config.agent, hub=other))
+
+
+def test_the_socket_app_is_made_of_the_questions() -> None:
+    app = socket_app({}, None, None)  # type: ignore[arg-type]
+    assert {getattr(route, "path", "") for route in app.routes} == {"/metrics", "/healthz"}
