@@ -115,6 +115,17 @@ def at_socket(config: Config, path: str) -> bytes:
     return body
 
 
+def test_the_page_shows_nodes_and_jobs_as_text(hub: Hub, config: Config) -> None:
+    sly = attempt(job="<script>alert(1)</script>", run="r7", subject="attempt/r7/0")
+    hub.intake.take(ReceivedBatch(batch_of(packed("n1", "1", [sly], {})), "", "10.0.0.1"))
+    status, body = get(config, "/", Authorization=f"Bearer {TOKEN}")
+    assert status == 200
+    assert b"<td>n1</td>" in body
+    assert b"<script>alert" not in body
+    assert b"&lt;script&gt;alert" in body
+    assert get(config, "/")[0] == 303
+
+
 def test_metrics_are_for_everybody_and_name_nobody(hub: Hub, config: Config) -> None:
     status, body = get(config, "/metrics")
     lines = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if line[0] != "#")
@@ -142,5 +153,11 @@ def test_two_hubs_do_not_share_a_folder(hub: Hub, config: Config) -> None:
 
 
 def test_the_socket_app_is_made_of_the_questions() -> None:
-    app = socket_app({}, None, None)  # type: ignore[arg-type]
-    assert {getattr(route, "path", "") for route in app.routes} == {"/metrics", "/healthz"}
+    app = socket_app({}, None, None, None)  # type: ignore[arg-type]
+    assert {getattr(route, "path", "") for route in app.routes} == {
+        "/",
+        "/metrics",
+        "/healthz",
+        "/look.css",
+        "/look.js",
+    }

@@ -11,13 +11,14 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from mldebug.core.errors import AccessError
+from mldebug.web import frame
 from mldebug_agents.fleet.hub.answerer import OPERATORS, Answerer
 from mldebug_agents.fleet.hub.intake import Intake, Sender
 from mldebug_agents.fleet.hub.metrics import TYPE, HubMetrics
 from mldebug_agents.fleet.places import JOBS, LEMONS, NODE, RETRY, SENDERS
 from mldebug_agents.web.control_requests import carry_out
 from mldebug_agents.web.peer_credentials import may_see_all
-from mldebug_agents.web.responses import Viewer, peer_at
+from mldebug_agents.web.responses import Viewer, asset, peer_at
 from mldebug_agents.web.same_origin import SameOriginOnly
 from mldebug_agents.web.token_auth import TokenAuth
 
@@ -26,6 +27,7 @@ MAX_NAME = 200  # characters of a job or node that is asked for
 
 Question = Callable[[int | None, Mapping[str, str]], object]
 Who = Callable[[Request], Viewer | Response]
+Page = Callable[[Viewer, Request], Response]
 
 
 def questions(answerer: Answerer, intake: Intake) -> dict[str, Question]:
@@ -47,7 +49,7 @@ def _senders(uid: int | None, intake: Intake) -> tuple[Sender, ...]:
 
 
 def socket_app(
-    by_path: Mapping[str, Question], metrics: HubMetrics, group: int | None
+    by_path: Mapping[str, Question], metrics: HubMetrics, page: Page, group: int | None
 ) -> Starlette:
     """The app of the Unix socket: root, the hub's user and members of `group` are operators, others are users."""
 
@@ -57,12 +59,18 @@ def socket_app(
             return Viewer(None)
         return Viewer(peer.uid if peer is not None else -1)
 
-    return Starlette(routes=_routes(by_path, metrics, who), middleware=[Middleware(SameOriginOnly)])
+    home = Route("/", partial(_shown, page, who))
+    return Starlette(
+        routes=[home, *_routes(by_path, metrics, who)], middleware=[Middleware(SameOriginOnly)]
+    )
 
 
-def tcp_app(by_path: Mapping[str, Question], metrics: HubMetrics, tokens: TokenAuth) -> Starlette:
+def tcp_app(
+    by_path: Mapping[str, Question], metrics: HubMetrics, page: Page, tokens: TokenAuth
+) -> Starlette:
     """The app of the TCP port: a request with the token comes from an operator."""
-    return Starlette(routes=[*_routes(by_path, metrics, tokens.viewer), *tokens.routes()])
+    home = Route("/", partial(_shown, page, tokens.viewer))
+    return Starlette(routes=[home, *_routes(by_path, metrics, tokens.viewer), *tokens.routes()])
 
 
 def _routes(by_path: Mapping[str, Question], metrics: HubMetrics, who: Who) -> list[Route]:
@@ -71,7 +79,18 @@ def _routes(by_path: Mapping[str, Question], metrics: HubMetrics, who: Who) -> l
         Route("/metrics", lambda _: Response(metrics.text(), media_type=TYPE)),
         Route("/healthz", lambda _: PlainTextResponse("ok\n")),
     ]
-    return [*answers, *public]
+    styles = [
+        Route("/look.css", lambda _: asset(frame.style(), "text/css")),
+        Route("/look.js", lambda _: asset(frame.script(), "text/javascript")),
+    ]
+    return [*answers, *public, *styles]
+
+
+async def _shown(page: Page, who: Who, request: Request) -> Response:
+    viewer = await run_in_threadpool(who, request)
+    if isinstance(viewer, Response):
+        return viewer
+    return await run_in_threadpool(page, viewer, request)
 
 
 async def _answer(question: Question, who: Who, request: Request) -> Response:

@@ -4,6 +4,7 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -15,6 +16,7 @@ from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.fleet.hub.answerer import Answerer
 from mldebug_agents.fleet.hub.intake import Intake
 from mldebug_agents.fleet.hub.metrics import HubMetrics
+from mldebug_agents.fleet.hub.page import fleet_page
 from mldebug_agents.fleet.hub.people import questions, socket_app, tcp_app
 from mldebug_agents.fleet.hub.stores import sqlite
 from mldebug_agents.fleet.hub.transports import https
@@ -50,13 +52,16 @@ class Hub:
         self._servers = HttpServers()
         answerer = Answerer(self.store)
         by_path = questions(answerer, self.intake)
+        page = partial(fleet_page, answerer)
         metrics = HubMetrics(self.store, self.transport, self.intake, answerer)
         self._servers.serve(
-            socket_app(by_path, metrics, self._group), open_unix(folder, HUB_SOCKET)
+            socket_app(by_path, metrics, page, self._group), open_unix(folder, HUB_SOCKET)
         )
         if settings.pages:
             tokens = TokenAuth(settings.token_file, Sessions(), home="/", none=NO_TOKEN)
-            self._servers.serve(tcp_app(by_path, metrics, tokens), open_tcp(settings.pages), pages)
+            self._servers.serve(
+                tcp_app(by_path, metrics, page, tokens), open_tcp(settings.pages), pages
+            )
         self._stopping = Event()
 
     def run(self, now: Callable[[], float] = time.time) -> None:
