@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all nightly test-rest test-scenarios test-system test-frameworks field-cases check bench bench-scale docs drop-zone dist deb wheel-training wheel-native clean
+.PHONY: help demo test test-all nightly test-rest test-scenarios test-system test-frameworks field-cases check bench bench-scale docs drop-zone pictures dist deb wheel-training wheel-native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ bench-scale: $(STAMP) ## 64 and 1,024 simulated agents of 8 ranks: from the noti
 
 docs: $(STAMP) ## build the documentation site into dist/site (open dist/site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -f deploy/site/mkdocs.yml
+
+pictures: $(STAMP) ## take the pictures of README and docs anew: a real job that hangs, a real agent (needs chromium and PyTorch)
+	MLDEBUG_TEST_IMAGES=$(CURDIR)/docs/images PYTHONPATH=tests $(RUN) -m pytest -q -m scenario tests/processes/web/test_web.py
 
 drop-zone: $(STAMP) ## build the page that judges dropped dumps into dist/site/drop (needs npm; `make docs` first)
 	$(RUN) deploy/site/drop_zone/build.py dist/site/drop

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from processes.harness import MLDEBUG, Plan, User, clean_environment, folder_for, running, wait_for
 from processes.incidents.watching import settings, watching
@@ -46,6 +46,15 @@ def web(folder: Path, config: Path) -> Iterator[tuple[str, str]]:
         process.wait(15)
 
 
+def picture_of_report(browser: Browser, file: Path, images: Path) -> None:
+    """The file itself, as somebody sees it who was sent it."""
+    with tab(browser, "file://") as reader:
+        reader.open(str(file))
+        reader.page.evaluate(ANYWHERE, str(REPOSITORY))
+        clip = {"x": 0.0, "y": 0.0, "width": 1280.0, "height": 1180.0}
+        reader.page.screenshot(path=images / "report.png", full_page=True, clip=clip)  # type: ignore[arg-type]
+
+
 def test_a_person_follows_a_hang_from_the_first_page_to_the_report() -> None:
     with (
         folder_for(User()) as folder,
@@ -75,11 +84,10 @@ def test_a_person_follows_a_hang_from_the_first_page_to_the_report() -> None:
         page.get_by_text("The whole report").click(timeout=30_000)
         page.wait_for_url(f"{base}/report?id=*")
         expect(page.locator("h1 em")).to_contain_text("ank 2")
+        expect(page.get_by_role("navigation", name="Where you are").get_by_role("link")).to_have_text(["Incidents", "train.py"])  # fmt: skip
         if images:
-            page.emulate_media(color_scheme="light")
-            page.evaluate(ANYWHERE, str(REPOSITORY))
-            clip = {"x": 0.0, "y": 0.0, "width": 1280.0, "height": 1180.0}
-            page.screenshot(path=f"{images}/report.png", full_page=True, clip=clip)  # type: ignore[arg-type]
+            (file,) = agent.state.glob("reports/[!.]*/report.html")
+            picture_of_report(browser, file, Path(images))
         wait_for("a second link", lambda: (folder / "web.out").read_text().count("?key=") == 2, 30)
         second = (folder / "web.out").read_text().split()[-1]
         phone.open(second.removeprefix(base))
