@@ -78,7 +78,12 @@ def acquittals(report: Report) -> tuple[Acquittal, ...]:
     for one in report.ranks:
         if not one.culprit:
             folded.setdefault(_why_not(one, report), []).append(one.rank)
-    found = [Acquittal(shorten_ranks(fold_ranks(some), 80), len(some), why) for why, some in folded.items()]  # fmt: skip
+    found = [
+        Acquittal(
+            shorten_ranks(fold_ranks(some), 80), len(some), f"each {why}" if len(some) > 1 else why
+        )
+        for why, some in folded.items()
+    ]
     return tuple(sorted(found, key=lambda one: -one.size)[:MAX_REASONS])
 
 
@@ -100,7 +105,7 @@ def _open(report: Report) -> Decision | None:
         return None
     rank, source = found
     name = source.path.rsplit("/", 1)[-1]
-    return Decision(f"Open {name}:{source.line}", f"Rank {rank.rank} stands there.", f"{source.path}:{source.line}")  # fmt: skip
+    return Decision(f"Open {name}:{source.line}", f"Rank {rank.rank} is at this line.", f"{source.path}:{source.line}")  # fmt: skip
 
 
 def _write(report: Report) -> Decision | None:
@@ -169,9 +174,17 @@ def _read(report: Report) -> Decision | None:
 def _why_not(one: RankView, report: Report) -> str:
     if report.kind == "abnormal_end" and one.role is Role.EXITED:
         return f"{one.doing}: it ended after the failure that the report names, or because of it"
-    return f"{one.doing}: {_WHY_NOT[one.role]}" if one.doing else _WHY_NOT[one.role]
+    return f"{one.doing or _PLAIN[one.role]}: {_WHY_NOT[one.role]}"
 
 
+_PLAIN: dict[Role, str] = {
+    Role.WAITING: "waits for others",
+    Role.BUSY: "works",
+    Role.INERT: "does nothing",
+    Role.UNCLEAR: "was seen",
+    Role.EXITED: "is gone",
+    Role.MISSING: "was not found",
+}
 _WHY_NOT: dict[Role, str] = {
     Role.WAITING: "only other ranks can end that wait, so it is a victim",
     Role.BUSY: "it works, so it may still come to where the others wait",

@@ -26,9 +26,13 @@ def pace_words(run: RunState) -> Iterator[str]:
     yield from hook_words(run)
 
 
-def state_words(run: RunState) -> str:
-    """The state of a run in words: `watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30 s (5 times the usual)`."""
-    sentence = f"{_sentence(run)}{_limit(run)}"
+def state_words(run: RunState, *, brief: bool = False) -> str:
+    """The state of a run in words: `watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30 s (5 times the usual)`.
+
+    `brief`: without what the ranks do, for a page that shows the sentence of the incident beside it.
+    """
+    said = _sentence(run).partition("; ")[0] if brief else _sentence(run)
+    sentence = f"{said}{_limit(run)}"
     return f"{stage_words(run.stage)}: {sentence}" if sentence else stage_words(run.stage)
 
 

@@ -165,10 +165,10 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     # with what each run was started; not in the JSON of the status: /api/v1/records gives it
     run_records: tuple[StoredRecord, ...] = ()
     goodput: tuple[JobGoodput, ...] = ()  # of the jobs that live, then of those that ended lately
-    cluster: str = (
-        ""  # who coordinates, or that nobody else answers; "": this agent knows no others
-    )
-    cluster_refused: dict[str, int] = {}  # by reason; empty: this agent knows no others
+    cluster: str = ""  # who coordinates, or that nobody else answers; "": this agent knows no agents of other nodes
+    cluster_refused: dict[
+        str, int
+    ] = {}  # by reason; empty: this agent knows no agents of other nodes
     fleet: FleetDelivery | None = None  # None: this agent sends to no hub
     events: EventsView = EventsView()  # what somebody is told of, and the channels
     series_budget: int = 5000  # of the metrics

@@ -57,12 +57,12 @@ def far_nodes(
 ) -> FarNodes | None:
     """The nodes that the options name; None where they name none. `arguments`: of `mldebug` there. Raises UsageError."""
     if slurm_job is not None and hosts is not None:
-        raise UsageError("--slurm-job and --hosts are two ways", "choose one of them")
+        raise UsageError("use --slurm-job or --hosts, not both", "choose one of them")
     target = slurm_job if slurm_job is not None else hosts
     if target is None:
         return None
     if not target:
-        raise UsageError("no nodes are named", "is the variable set that should name them?")
+        raise UsageError("no nodes are named", "is the shell variable empty that should name them?")
     request = FanoutRequest(
         target=target,
         python=there or sys.executable,
@@ -75,7 +75,7 @@ def far_nodes(
 def refuse_both(everywhere: bool) -> None:
     """Raise UsageError where --cluster was given beside --slurm-job or --hosts."""
     if everywhere:
-        raise UsageError("--cluster, --slurm-job and --hosts are three ways", "choose one of them")
+        raise UsageError("use only one of --cluster, --slurm-job and --hosts", "choose one of them")
 
 
 def view_nodes(

@@ -203,7 +203,7 @@ def check_ended(ended: ChildExit, measurement: Measurement, kept: Mapping[str, s
     if ended.outcome != "done":
         raise MldebugError(_sentence(ended), _way_out(ended, kept))
     if not measurement.results:
-        why = measurement.skipped[0] if measurement.skipped else "no rank said anything"
+        why = measurement.skipped[0] if measurement.skipped else "no rank reported anything"
         raise MldebugError(f"nothing was measured: {why}", "smaller --sizes, or other --ops")
 
 

@@ -126,7 +126,7 @@ class Session:
             if event["event"] == "facts":
                 return msgspec.convert(event, TorchFacts)
         raise ToolError(
-            f"PyTorch does not work in {self.python}: {ended.reason or 'it says nothing of itself'}",
+            f"PyTorch does not work in {self.python}: {ended.reason or 'it gives no reason'}",
             "name the training environment's: --python /path/to/env/bin/python",
         )
 

@@ -167,7 +167,7 @@ def _newest_of(stores: Sequence[ReportStore], job: str, report_id: str) -> str:
     EvidenceError where there is none.
     """
     if report_id != LATEST:
-        raise UsageError("an id of a report and --job are two ways", "choose one of them")
+        raise UsageError("name the report by its id or by --job, not by both", "choose one of them")
     listed, _ = _list(stores, ReportFilter(job=job))
     ids = [entry.id for _, some in listed for entry in some]
     if not ids:

@@ -11,7 +11,7 @@ from mldebug.core.text import plural
 from mldebug.jobs.heartbeat import phase_words, span
 
 MAX_LINES = 8
-UNTOUCHED = "an untouched job: no hook was seen in its ranks"
+UNTOUCHED = "started without mldebug run: its ranks have no hook"
 
 
 def job_words(job: JobView) -> str:

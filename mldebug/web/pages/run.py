@@ -84,7 +84,7 @@ class RunPage:
             id=run.id,
             name=clean(run.name, 60),
             mood=mood(run),
-            state=clean(state_words(run), 400),
+            state=clean(state_words(run, brief=bool(run.report)), 400),
             report=clean(run.report, 400),
             incident=run.incident,
             written=any(one.id == run.incident for one in mine),

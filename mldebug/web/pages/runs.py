@@ -105,7 +105,7 @@ def _row(
         pace=tuple(clean(one, 120) for one in pace_words(run)),
         each=f"{seconds(run.step_seconds)} per step" if run.step_seconds else "",
         sparklines=sparklines(history) if history else (),
-        state=clean(state_words(run), 400),
+        state=clean(state_words(run, brief=bool(run.report)), 400),
         mood=mood(run),
         incident=run.incident,
         verdict=run.verdict,

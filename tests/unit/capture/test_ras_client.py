@@ -163,7 +163,7 @@ def test_a_stopped_process_accepts_and_another_answers(client: RasClient) -> Non
 
 FAULTS: list[tuple[str, Serve, str]] = [
     ("never answers", silent, "no answer in"),
-    ("garbage", garbage, "it does not speak as NCCL RAS does"),
+    ("garbage", garbage, "what answers there is not NCCL RAS"),
     ("one byte now and then", trickles, "no answer in"),
     ("hangs when it is asked", after_handshake(silent), "no answer in"),
     ("hangs up at once", lambda _: None, "it hung up"),

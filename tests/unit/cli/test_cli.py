@@ -177,12 +177,20 @@ def test_the_exit_code_is_the_command_s(
         (["--nope"], "No such option", "mldebug --help"),
         (["doctor", "--nope"], "No such option", "mldebug doctor --help"),
         (["check-config"], "name a FILE", "mldebug check-config --help"),
-        (["dump", "--ssh"], "--ssh needs to know where", "add --hosts"),
-        (["dump", "--hosts", "a1"], "--hosts needs a way there", "add --ssh"),
-        (["dump", "--hosts", "a1", "--ssh", "--slurm-job", "7"], "two ways", "choose one"),
-        (["gpus", "list", "--cluster", "--hosts", "a1"], "three ways", "choose one"),
-        (["top", "--once", "--cluster", "--slurm-job", "7"], "three ways", "choose one"),
-        (["dump", "--slurm-job", "7", "--pid", "1"], "--pid is of one node", "name the job"),
+        (["dump", "--ssh"], "--ssh needs --hosts, which names the nodes", "add --hosts"),
+        (
+            ["dump", "--hosts", "a1"],
+            "--hosts needs --ssh, by which it reaches the nodes",
+            "add --ssh",
+        ),
+        (["dump", "--hosts", "a1", "--ssh", "--slurm-job", "7"], "not both", "choose one"),
+        (["gpus", "list", "--cluster", "--hosts", "a1"], "only one of", "choose one"),
+        (["top", "--once", "--cluster", "--slurm-job", "7"], "only one of", "choose one"),
+        (
+            ["dump", "--slurm-job", "7", "--pid", "1"],
+            "--pid names a process of this node, and other nodes are to be looked at, too",
+            "name the job",
+        ),
         (["dump", "--hosts", "a[1-", "--ssh"], "is not a list of nodes", "node[1-40,42]"),
         (["dump", "--hosts", "-oProxyCommand=x", "--ssh"], "no name of a host", "node[1-40,42]"),
         (["dump", "--slurm-job", "7; reboot"], "is no job id of Slurm", "squeue --me"),
@@ -406,7 +414,7 @@ def test_reports_show_finds_the_newest_of_a_job(
     assert reports(file, "show", "--job", "nobody") == 2
     assert "there is no report of the job nobody" in capsys.readouterr().err
     assert reports(file, "show", "20260101T000001Z-ours", "--job", "ours.py") == 2
-    assert "two ways" in capsys.readouterr().err
+    assert "not by both" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".json", ".html", ".txt"])

@@ -1,6 +1,7 @@
 """The demo without a training job: what it follows, what it refuses, and when it is content."""
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,5 +119,5 @@ def test_without_torch_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     with pytest.raises(ToolError) as caught:
         demo.require_torch()
-    assert "pip install torch" in caught.value.way_out
+    assert caught.value.way_out.startswith(f"{sys.executable} -m pip install torch")
     assert caught.value.exit_code == 3

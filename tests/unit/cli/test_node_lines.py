@@ -113,7 +113,7 @@ def test_nodes_are_named_in_one_way() -> None:
     assert named is not None
     assert (named.transport, named.request.target, named.request.python, named.request.timeout) == ("ssh", "n[1-3]", sys.executable, 30.0)  # fmt: skip
     assert far_nodes((), None, None, "", None) is None
-    with pytest.raises(UsageError, match="two ways"):
+    with pytest.raises(UsageError, match="not both"):
         far_nodes((), "7", "n1", "", None)
     with pytest.raises(UsageError, match="no nodes are named"):
         far_nodes((), "", None, "", None)

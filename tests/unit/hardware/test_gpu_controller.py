@@ -166,7 +166,7 @@ def test_what_cannot_be_read_is_not_accepted() -> None:
 
 
 def test_a_loop_that_does_not_turn_is_told() -> None:
-    with pytest.raises(MldebugError, match="did not come to it"):
+    with pytest.raises(MldebugError, match="was too busy to answer"):
         GpuController(Source()).accept(0.05)
 
 

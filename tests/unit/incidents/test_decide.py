@@ -1,5 +1,7 @@
 """What a report says to do, why other ranks are not to blame, and the strip under its headline."""
 
+import re
+
 from msgspec.structs import replace
 
 from mldebug.core.model import Confidence, Role, Verdict
@@ -100,6 +102,11 @@ def test_it_says_until_when_to_wait_only_where_the_hook_has_said_it() -> None:
         assert not [one for one in titles(silent) if "wait" in one]
 
 
+def test_a_timeout_on_another_day_is_shown_with_its_date() -> None:
+    assert re.search(r">05:59:41</time>", render_html(with_timeout(600.0)))
+    assert re.search(r">2026-11-22 05:49:41</time>", render_html(with_timeout(86_400.0)))
+
+
 def test_what_it_has_just_done_is_no_next_step() -> None:
     for name, make in samples.ALL.items():
         report = samples.report(make())
@@ -136,7 +143,7 @@ def test_no_command_prints_the_source_lines_that_stand_there_already() -> None:
 
 def test_every_rank_has_a_reason_why_it_is_not_named() -> None:
     (victims,) = acquittals(sleeping())
-    assert victims == ("0-2,4-7", 7, "waits in all_reduce (train.py:31): only other ranks can end that wait, so it is a victim")  # fmt: skip
+    assert victims == ("0-2,4-7", 7, "each waits in all_reduce (train.py:31): only other ranks can end that wait, so it is a victim")  # fmt: skip
     made = sleeping()
     ranks = (
         *made.ranks[:5],

@@ -61,7 +61,7 @@ def test_the_page_has_a_column_of_steps_only_where_somebody_tells_them() -> None
     assert "hook in 1 of 8 ranks" in html
     untouched = render_html(report({}))
     assert "no-step" in re.findall(r'<table id="ranks"([^>]*)>', untouched)[0]
-    assert "an untouched job: no hook was seen in its ranks" in untouched
+    assert "started without mldebug run: its ranks have no hook" in untouched
 
 
 def test_a_job_whose_records_could_not_be_read_is_not_untouched() -> None:

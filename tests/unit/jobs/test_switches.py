@@ -1064,8 +1064,8 @@ def test_the_command_line(
     [
         (("kill", "--folder", "/nowhere/at/all"), "no such file"),
         (("kill", "--for", "soon"), "--for"),
-        (("kill", "--for", "0s"), "over at once"),
-        (("kill", "--run", "a", "--folder", "/b"), "two places"),
+        (("kill", "--for", "0s"), "longer than 0 s"),
+        (("kill", "--run", "a", "--folder", "/b"), "not both"),
     ],
 )
 def test_wrong_words_are_one_sentence(

@@ -226,7 +226,7 @@ def test_a_file_that_is_no_text_is_one_sentence(
 ) -> None:
     (tmp_path / "told").write_bytes(b"\x7fELF\xd0\xff\n" * 9)
     assert main(["probe", "collectives", "--read", str(tmp_path / "told")]) == 1
-    assert "nothing was measured: no rank said anything" in capsys.readouterr().err
+    assert "nothing was measured: no rank reported anything" in capsys.readouterr().err
 
 
 def test_a_textfile_appears_whole_and_can_be_read_by_a_collector(tmp_path: Path) -> None:

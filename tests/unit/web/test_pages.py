@@ -91,6 +91,18 @@ def test_the_menu_has_every_place_with_a_key_of_its_own() -> None:
     assert 'data-key="r" aria-current="page"' in html
 
 
+@pytest.mark.parametrize(("name", "id"), [("runs", ""), ("run", "7f3a")])
+def test_what_the_ranks_do_is_said_once(name: str, id: str) -> None:
+    html = page(name, shown(hanging()), id, ENTRY)
+    assert "no step for 75 s (usual gap 0.4 s)" in html
+    assert html.count("ranks wait in all_reduce") == 0
+    assert html.count("sleeps in slow_data_loader") == 1
+    unnamed = page(
+        name, shown(replace(hanging(), report="", incident="")), id
+    )  # only its state says it
+    assert unnamed.count("ranks wait in all_reduce") == 1
+
+
 def test_a_page_stays_the_same_until_the_agent_looks_again() -> None:
     state = shown(training(), hanging())
     assert page("runs", state) == page("runs", state)
@@ -109,7 +121,7 @@ def test_the_run_with_an_incident_comes_first_and_says_what_status_says() -> Non
     text = text_of(page("runs", shown(training(), hanging()), "", ENTRY))
     assert text.index("pretrain.py") < text.index("llama-7b")
     assert "1 incident open" in text
-    assert "stalled: no step for 75 s (usual gap 0.4 s); 7 ranks wait in all_reduce" in text
+    assert "stalled: no step for 75 s (usual gap 0.4 s)" in text
     assert "watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30 s (5 times" in text
     assert "0.4 s per step" in text
 

@@ -1,6 +1,7 @@
 """The web pages in a real browser: readable on a desk and on a phone, live, by keys alone, and never a word to anybody else."""
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -91,6 +92,38 @@ def test_the_grid_shows_the_culprit_and_follows_without_a_reload(browser: Browse
         observed.errors = [
             one for one in observed.errors if "404" not in one
         ]  # the browser's own words
+
+
+NOTIFIED = """window.told = []; window.Notification = class {
+  static permission = "granted"; static async requestPermission() { return "granted"; }
+  constructor(title, more) { window.told.push(`${title}|${more.body}`); } };"""
+
+
+def test_who_wants_it_is_notified_of_a_new_incident_once(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
+    server, base, link = served
+    server.publish(shown(training(), at=LATER))
+    with tab(browser, base) as page:
+        page.page.add_init_script(NOTIFIED)
+        page.open(link)
+        server.publish(shown(training(), hanging(), at=LATER + 5))
+        expect(page.page).to_have_title(re.compile(r"^\(1\) stalled: pretrain\.py"))
+        assert page.page.evaluate("told") == []  # nobody has asked for it yet
+        server.publish(shown(training(), at=LATER + 10))
+        expect(page.page).not_to_have_title(re.compile(r"^\(1\)"))
+        page.page.get_by_role("button", name="Notify me of incidents").click()
+        expect(page.page.locator("#notify")).to_have_text("Notifications are on")
+        for later in (15, 20):
+            server.publish(shown(training(), hanging(), at=LATER + later))
+            expect(page.page).to_have_title(re.compile(r"^\(1\)"))
+            expect(page.page.locator("#as-of time")).to_have_attribute(
+                "datetime", moment(LATER + later)
+            )
+        (only,) = page.page.evaluate("told")
+        assert only.endswith("|stalled: pretrain.py")
+
+
+def moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def test_an_agent_that_is_gone_is_told_and_what_is_shown_stays(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip

@@ -80,7 +80,7 @@ class RasConnection:
         line = self._line()
         match = _SERVER.fullmatch(line)
         if match is None:
-            raise RasConnectionError("it does not speak as NCCL RAS does")
+            raise RasConnectionError("what answers there is not NCCL RAS")
         if int(match[1]) < PROTOCOL:
             raise RasConnectionError(f"it speaks protocol {int(match[1])}, of an NCCL before 2.24")
 
@@ -89,7 +89,7 @@ class RasConnection:
         self._send(text)
         line = self._line().strip().upper()
         if line != b"OK" and not line.startswith(b"ERROR"):
-            raise RasConnectionError("it does not speak as NCCL RAS does")
+            raise RasConnectionError("what answers there is not NCCL RAS")
         return line == b"OK"
 
     def _send(self, text: str) -> None:
@@ -101,7 +101,7 @@ class RasConnection:
         until = min(self._deadline, time.monotonic() + HANDSHAKE)
         while b"\n" not in self._rest:
             if len(self._rest) > MAX_LINE:
-                raise RasConnectionError("it does not speak as NCCL RAS does")
+                raise RasConnectionError("what answers there is not NCCL RAS")
             self._rest += self._receive(until) or self._hung_up()
         line, _, self._rest = self._rest.partition(b"\n")
         return line

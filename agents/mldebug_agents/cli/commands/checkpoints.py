@@ -51,7 +51,7 @@ def command(directory: str, as_json: bool) -> None:
     if not states:
         why = f": {trouble}" if trouble else ""
         raise EvidenceError(
-            f"{clean(str(folder))} holds no checkpoint that is known{why}",
+            f"{clean(str(folder))} holds no checkpoint that mldebug recognises{why}",
             "name the folder that the framework saves into; docs/checkpoints.md has the layouts",
         )
     whole = any(state.last for state in states)

@@ -91,7 +91,7 @@ def require_torch() -> None:
     if find_spec("torch") is None:
         raise ToolError(
             "the demo trains with PyTorch, which is not installed here",
-            "pip install torch",
+            f"{sys.executable} -m pip install torch  # the build for the CPU will do",
         )
 
 

@@ -234,13 +234,16 @@ def _send(config: Config, slurm_job: str | None, job: str | None) -> None:
 def _transport(slurm_job: str | None, hosts: str | None, ssh: bool, pid: int | None) -> str:
     """Which way to other nodes was asked for; "" for none."""
     if slurm_job is not None and (hosts is not None or ssh):
-        raise UsageError("--slurm-job and --hosts are two ways", "choose one of them")
+        raise UsageError("use --slurm-job or --hosts, not both", "choose one of them")
     if ssh and hosts is None:
-        raise UsageError("--ssh needs to know where", "add --hosts node[1-40]")
+        raise UsageError("--ssh needs --hosts, which names the nodes", "add --hosts node[1-40]")
     if hosts is not None and not ssh:
-        raise UsageError("--hosts needs a way there", "add --ssh")
+        raise UsageError("--hosts needs --ssh, by which it reaches the nodes", "add --ssh")
     if pid is not None and (hosts or slurm_job):
-        raise UsageError("--pid is of one node", "name the job with --job, by its script")
+        raise UsageError(
+            "--pid names a process of this node, and other nodes are to be looked at, too",
+            "name the job with --job, by its script",
+        )
     return "slurm" if slurm_job is not None else "ssh" if ssh else ""
 
 

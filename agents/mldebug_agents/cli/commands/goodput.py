@@ -38,8 +38,7 @@ def command(job: str | None, as_json: bool, config: Path | None) -> None:
     answer = ask_nearest(load_config(config).agent.state_dir).answer
     if answer.snapshot is None:
         raise AccessError(
-            answer.trouble
-            or "no agent runs on this node, so nobody has accounted for its GPU hours",
+            answer.trouble or "no agent runs on this node, so no GPU hours were counted",
             "mldebug up  # starts one; then ask again",
         )
     jobs = _wanted(answer.snapshot.goodput, job)
@@ -51,7 +50,7 @@ def command(job: str | None, as_json: bool, config: Path | None) -> None:
         for line in lines(one):
             print_line(console, line)
     if not jobs:
-        click.echo("No job was accounted for on this node yet.")
+        click.echo("The agent of this node has not counted the GPU hours of any job yet.")
 
 
 def _wanted(jobs: Sequence[JobGoodput], wanted: str | None) -> list[JobGoodput]:
@@ -61,7 +60,8 @@ def _wanted(jobs: Sequence[JobGoodput], wanted: str | None) -> list[JobGoodput]:
     if not found:
         have = ", ".join(sorted({clean(one.name, 40) for one in jobs})) or "none"
         raise UsageError(
-            f"no job {clean(wanted, 60)!r} was accounted for here; jobs: {have}", "mldebug goodput"
+            f"no job {clean(wanted, 60)!r} has had its GPU hours counted here; jobs: {have}",
+            "mldebug goodput",
         )
     return found
 

@@ -176,15 +176,15 @@ def release(duration: str | None, end: bool, config: Path | None) -> None:
     seconds = _seconds(duration, end=end)
     answer = post_to_agent(_state_dir(config), RELEASE, Released, seconds=seconds)
     if end:
-        click.echo("The agent takes the GPUs up again.")
+        click.echo("The agent watches the GPUs again.")
         return
     if not answer.closed:
         raise MldebugError(
-            f"the agent stays away from the GPUs for {duration}, but its reader has not ended:"
+            f"the agent does not use the GPUs for {duration}, but the process that reads them has not ended:"
             " it sits in a call into the driver",
-            "a GPU whose driver hangs cannot be reset: reboot the node",
+            "reboot the node: a GPU whose driver hangs cannot be reset",
         )
-    click.echo(f"The agent has let go of all GPUs for {duration}. Reset one with:")
+    click.echo(f"The agent has closed all GPUs for {duration}. Reset one with:")
     click.echo("  nvidia-smi --gpu-reset -i INDEX")
     click.echo("Then have them watched again:")
     click.echo(f"  {typed('gpus release --end', config)}")

@@ -71,7 +71,7 @@ def command(
         python=_whole(python) if "/" in python else python, load=load, job=job or "",
     )  # fmt: skip
     if slurm_job is not None and hosts is not None:
-        raise UsageError("--slurm-job and --hosts are two ways", "choose one of them")
+        raise UsageError("use --slurm-job or --hosts, not both", "choose one of them")
     if send:
         _send(own, wanted)
         return
@@ -159,7 +159,7 @@ def _last_good(config: Config, job: str) -> tuple[RunRecord | None, str]:
     """The record of the newest run of this job that ended well here; or None, and why there is none."""
     near = ask_nearest(config.agent.state_dir)
     if near.answer.snapshot is None:
-        return None, near.answer.trouble or "no agent runs here, so no earlier run is known to compare with"  # fmt: skip
+        return None, near.answer.trouble or "no agent runs here, so there is no earlier run to compare with"  # fmt: skip
     try:
         well = [one for one in recorded_runs(near.state_dir) if one.outcome == WELL]
         runs = [one for one in well if one.name == job] or [
@@ -194,7 +194,7 @@ def _show_checks(console: Console, node: NodeFindings) -> None:
 def _whole(path: str) -> str:
     """The path from the root: who opens it works in another folder."""
     if not path:
-        raise UsageError("--folder is empty", "is the variable set that should name it?")
+        raise UsageError("--folder is empty", "is the shell variable empty that should name it?")
     return os.path.abspath(path)
 
 

@@ -60,7 +60,10 @@ def _ring_settings(traced: trace_start.TraceOptions) -> dict[str, str]:
     if traced.include:
         return trace_start.variables(traced)
     if traced != trace_start.TraceOptions(size=traced.size):
-        raise UsageError("what is to be traced was not said", "add --trace uninstalled")
+        raise UsageError(
+            "these options of the trace need to know which code to follow",
+            "add --trace uninstalled",
+        )
     return {}
 
 

@@ -111,7 +111,10 @@ def command(
         options.refuse("--cluster, --storage, --slurm-job and --hosts")
     if far := far_nodes(("status", "--send"), slurm_job, hosts, there, wait):
         if everywhere or storage:
-            raise UsageError("--cluster and --storage are of this node's agent", "leave one out")
+            raise UsageError(
+                "--cluster and --storage ask the agent of this node: they do not go with other nodes",
+                "leave one out",
+            )
         sys.exit(_far(settings, far, as_json))
     if everywhere:
         sys.exit(_cluster(settings, as_json, here_only=config is not None))

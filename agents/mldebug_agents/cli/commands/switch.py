@@ -127,7 +127,7 @@ class SwitchSelection(msgspec.Struct, frozen=True):
         Raises UsageError where both a job and a folder are named.
         """
         if self.run and self.folder:
-            raise UsageError("--run and --folder name two places", "give one of them")
+            raise UsageError("use --run or --folder, not both", "give one of them")
         named = self.folder or ("" if self.run else os.environ.get(VARIABLE, ""))
         return os.path.abspath(named) if named else ""
 
@@ -219,7 +219,7 @@ def _seconds(duration: str) -> float:
     except ValueError as error:
         raise UsageError(f"--for {duration!r}: {error}", "write it like 24h") from error
     if seconds <= 0:
-        raise UsageError(f"--for {duration}: it would be over at once", "write it like 24h")
+        raise UsageError(f"--for {duration}: it must be longer than 0 s", "write it like 24h")
     return seconds
 
 

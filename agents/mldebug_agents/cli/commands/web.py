@@ -46,7 +46,7 @@ def command(port: int | None, in_browser: bool, config: Path | None) -> None:
         return
     listener = open_tcp(f"127.0.0.1:{port or 0}")
     where = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    click.echo("Ctrl-C ends it. Each link is good for one browser:")
+    click.echo("Ctrl-C ends it. Each link works for one browser:")
     links: list[str] = []
 
     def show(path: str) -> None:

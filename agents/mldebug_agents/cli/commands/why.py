@@ -101,7 +101,7 @@ def _print_list(runs: tuple[RunSummary, ...], as_json: bool) -> None:
     for one in runs:
         print_line(console, Text(f"{clean(one.run, 40):<14} {_about(one)}"))
     if not runs:
-        click.echo("No run is recorded on this node yet: a run is, once it has lived for 20 s.")
+        click.echo("No run is recorded on this node yet. A run is recorded after its first 20 s.")
 
 
 def _about(one: RunSummary | RunRecord) -> str:

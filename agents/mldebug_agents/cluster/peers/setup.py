@@ -79,7 +79,7 @@ def _problems(settings: ClusterConfig) -> Iterator[str]:
     if any(own) and not all(own):
         yield "cluster.certificate, cluster.key and cluster.ca go together"
     if shared and any(own):
-        yield "cluster.key_file and cluster.certificate are two ways: choose one"
+        yield "use cluster.key_file or cluster.certificate, not both"
     if settings.peers and not shared and not any(own):
         yield "cluster.peers needs cluster.key_file, or cluster.certificate"
     if (shared or any(own)) and not settings.peers and not settings.networks:

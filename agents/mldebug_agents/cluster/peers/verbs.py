@@ -41,7 +41,7 @@ def peer_verbs(peers: PeersController | None, client: PeerClient | None) -> dict
     def coordinators() -> tuple[PeerClient, tuple[Peer, ...]]:
         if peers is None or client is None:
             raise MldebugError(
-                "this agent knows no others",
+                "this agent knows no agents of other nodes",
                 "cluster: {key_file: …, networks: […]}, see docs/across-nodes.md",
             )
         if not peers.coordinators:

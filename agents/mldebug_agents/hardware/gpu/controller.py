@@ -132,7 +132,9 @@ class GpuController:
         wish = _AcceptRequest()
         self._wishes.put(wish)
         if not wish.done.wait(timeout):
-            raise MldebugError("the agent did not come to it: nothing may be accepted", "ask again")
+            raise MldebugError(
+                "the agent was too busy to answer, and perhaps nothing was accepted", "ask again"
+            )
         if wish.expected is None:
             raise MldebugError(
                 "the agent cannot read the GPUs now: nothing was accepted",

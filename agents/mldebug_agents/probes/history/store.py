@@ -121,9 +121,13 @@ def _check(path: Path) -> None:
     """Raise EvidenceError for what is no file of its own: SQLite would follow a link."""
     facts = os.lstat(path)
     if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
-        raise EvidenceError(f"{path} is not a file of its own", "remove it: it is none of ours")
+        raise EvidenceError(
+            f"{path} is not a file of its own", "remove it: mldebug has not made it"
+        )
     if facts.st_size > MAX_BYTES:
-        raise EvidenceError(f"{path} has {facts.st_size:,} bytes", "remove it: it is none of ours")
+        raise EvidenceError(
+            f"{path} has {facts.st_size:,} bytes", "remove it: mldebug has not made it"
+        )
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -145,7 +145,7 @@ class NodeParticipant:
         while True:
             step = self.wait_for(f"step/{number}", until)
             if step is None:
-                raise TimeoutError("node 0 said nothing more")
+                raise TimeoutError("node 0 has stopped answering")
             if step["end"]:
                 self.publish(f"bye/{self.node}", True)
                 return

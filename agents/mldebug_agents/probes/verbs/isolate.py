@@ -208,7 +208,7 @@ def _aside(ended: ChildExit) -> int:
     """What a node says that is not the first."""
     if ended.outcome != "done":
         raise MldebugError(f"this node could not take part to the end: {ended.reason}")
-    click.echo("took part; node 0 tells the answer", err=True)
+    click.echo("this node took part; the result is printed on node 0", err=True)
     return ExitCode.FINE
 
 

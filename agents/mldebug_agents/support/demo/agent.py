@@ -104,7 +104,9 @@ class DemoAgent:
         if self.completed is not None:
             last = self.completed.stderr.decode(errors="replace").strip().splitlines()
             reason = last[-1] if last else f"exit {self.completed.returncode}"
-            raise ToolError(f"the demo's agent ended: {reason}", "does `mldebug agent` work here?")
+            raise ToolError(
+                f"the demo's agent ended: {reason}", "type `mldebug agent` here: does it start?"
+            )
         if time.monotonic() > deadline:
             raise ToolError(sentence, "is this machine very busy? try again")
 
