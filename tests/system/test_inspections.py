@@ -3,8 +3,10 @@
 import gzip
 import json
 import os
+import signal
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from mldebug.capture.profile.trace import parse_trace
-from processes.harness import MLDEBUG, PACE, wait_for
+from processes.harness import JOBS, MLDEBUG, PACE, clean_environment, wait_for
+from shared.system.users import ALICE, BOB, system_python
 from system.hosts import job_on
 from system.launching import need
 from system.networks import NetworkHost, network
@@ -59,13 +62,23 @@ class Site(NamedTuple):
 
 @contextmanager
 def site(folder: Path, *options: str, hook: bool = True) -> Iterator[Site]:
-    with network(NAMES) as hosts, agents(hosts, folder) as found:
-        some = [hosts["n1"], hosts["n2"]]
-        with job_on(some, folder / "job", 2, *options, before=HOOK if hook else ()) as events:
-            made = Site(found, events)
-            wait_for("the first steps", lambda: min(map(made.step, range(4))) > 3, STRIKE)
-            wait_for("all to know its ranks", lambda: known(found["n3"]), 60)
-            yield made
+    with network(NAMES) as hosts:
+        for host in hosts.values():  # ranks of two hosts may have one pid and one start, and so one name in a folder that both have
+            subprocess.run(host.inside("mount", "-t", "tmpfs", "tmpfs", "/dev/shm"), check=True)
+        with agents(hosts, folder) as found:
+            yield from job(hosts, found, folder, options, hook=hook)
+
+
+def job(
+    hosts: Mapping[str, NetworkHost], found: dict[str, Agent], folder: Path, options: Sequence[str], *, hook: bool
+) -> Iterator[Site]:  # fmt: skip
+    """Two ranks on each of the first two hosts, which step."""
+    some = [hosts["n1"], hosts["n2"]]
+    with job_on(some, folder / "job", 2, *options, before=HOOK if hook else ()) as events:
+        made = Site(found, events)
+        wait_for("the first steps", lambda: min(map(made.step, range(4))) > 3, STRIKE)
+        wait_for("all to know its ranks", lambda: known(found["n3"]), 60)
+        yield made
 
 
 def known(agent: Agent) -> bool:
@@ -74,9 +87,15 @@ def known(agent: Agent) -> bool:
     return sorted(run["ranks"] for one in shown for run in one.get("runs", ())) == ["0-1", "2-3"]
 
 
-def left() -> list[str]:
+def shared(here: Site, pattern: str) -> list[Path]:
+    """Files in the shared memory of all hosts."""
+    roots = (Path(f"/proc/{one.host.pid}/root/dev/shm") for one in here.agents.values())
+    return [file for root in roots for file in root.glob(pattern)]
+
+
+def left(here: Site) -> list[str]:
     """Requests that lie in shared memory."""
-    return [one.name for one in Path("/dev/shm").glob("mldebug-*.request")]
+    return [one.name for one in shared(here, "mldebug-*.request")]
 
 
 def operators(answer: dict[str, Any], one: dict[str, Any]) -> list[str]:
@@ -106,7 +125,104 @@ def test_ranks_on_two_hosts_are_profiled_from_any_host(tmp_path: Path) -> None:
         assert (refused.returncode, refused.stdout) == (1, "")
         assert "no node shows rank 4 of it" in refused.stderr
         here.goes_on()
-        assert left() == []
+        assert left(here) == []
+        full = here.agents["n3"].folder / "state/reports"
+        mount = here.agents["n3"].host.inside("mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(full))  # fmt: skip
+        subprocess.run(mount, check=True)
+        unstored = here.ask("n3", "profile", "--job", JOB, "--ranks", "3", "--steps", "1")
+        assert " on n2), step" in unstored.stdout, unstored.stderr
+        assert (unstored.returncode, "file: " in unstored.stdout) == (0, False)
+        assert "the report was not stored in" in unstored.stderr
+        seen_there = Path(f"/proc/{here.agents['n3'].host.pid}/root{full}")
+        assert [one for one in seen_there.iterdir() if not one.name.startswith(".")] == []
+
+
+def test_a_job_that_ends_meanwhile_is_told_by_rank(tmp_path: Path) -> None:
+    """The steps are long, so that the profile is under way when all is killed."""
+    with site(tmp_path, "--pace", "2") as here, ThreadPoolExecutor() as pool:
+        words = ("profile", "--job", JOB, "--ranks", "0,2", "--steps", "20")
+        asked = pool.submit(here.answer, "n3", *words)
+        wait_for("the ranks to begin", lambda: accepted(here) == 2, 60)
+        for pid in ranks_of(here.events):
+            os.kill(pid, signal.SIGKILL)
+        answer = asked.result()
+        assert (answer["code"], answer["folder"]) == (1, ""), answer
+        whys = {one["rank"]: one["failure"] for one in answer["profiles"]}
+        assert whys.keys() == {0, 2}
+        assert set(whys.values()) == {"it ended meanwhile"}
+        assert left(here) == []
+
+
+def ranks_of(events: Path) -> list[int]:
+    """The processes of the job that writes there."""
+    files = Path("/proc").glob("[0-9]*/cmdline")
+    return [int(one.parent.name) for one in files if str(events).encode() in words_in(one)]
+
+
+def words_in(file: Path) -> list[bytes]:
+    try:
+        return file.read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return []
+
+
+def accepted(here: Site) -> int:
+    """How many ranks have taken a request and not ended it."""
+    files = shared(here, "mldebug-*.answer")
+    return sum(json.loads(one.read_bytes() or b"{}").get("state") == "accepted" for one in files)
+
+
+USERS = {name: f"--reuid={uid} --regid={uid} --clear-groups".split() for name, uid in (("alice", ALICE), ("bob", BOB))}  # fmt: skip
+READS = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search", "--bounding-set=-all,+dac_read_search"]  # fmt: skip
+
+
+def test_everybody_has_jobs_of_his_own_profiled_and_no_others() -> None:
+    """Users may read files, as otherwise this Python may be closed to them, and no process."""
+    with (
+        tempfile.TemporaryDirectory(prefix="mldebug-test-") as name,
+        network(NAMES) as hosts,
+    ):
+        folder = Path(name)
+        folder.chmod(0o755)
+        library, script = folder / "libtorch_cpu.so", folder / "light.py"
+        library.write_bytes(b"\x7fELF" + bytes(8192))
+        script.write_text((JOBS / "light.py").read_text())
+        alice = ["setpriv", *USERS["alice"], system_python(), str(script), str(library)]
+        some = [hosts["n1"], hosts["n2"]]
+        with agents(hosts, folder) as found, job_on(some, folder / "job", 2, before=alice):
+            wait_for("all to know its ranks", lambda: known(found["n3"]), 60)
+            words = ("profile", "--job", "light.py", "--ranks", "2", "--seconds", "2", "--json")
+
+            def by(user: str, *more: str) -> "subprocess.CompletedProcess[str]":
+                one = found["n3"]
+                home = Path(tempfile.mkdtemp(dir=folder))
+                home.chmod(0o777)
+                argv = [
+                    "setpriv",
+                    *USERS[user],
+                    *READS,
+                    *MLDEBUG,
+                    *words,
+                    *more,
+                    "--config",
+                    str(one.config),
+                ]
+                return subprocess.run(
+                    one.host.inside(*argv), env=clean_environment(home), capture_output=True, text=True,
+                    timeout=120, check=False, cwd="/",
+                )  # fmt: skip
+
+            own = by("alice")
+            assert own.returncode == 0, own.stdout + own.stderr
+            (profile,) = json.loads(own.stdout)["profiles"]
+            assert (profile["node"], profile["rank"]) == ("n2", 2)
+            assert profile["samples"]["samples"] > 10
+            assert "no training job can be seen on this node" in by("bob").stderr
+            stranger = by("bob", "--cluster")
+            assert (stranger.returncode, stranger.stdout) == (1, "")
+            assert "none of your runs match light.py" in stranger.stderr
+            root = found["n3"]._run(*words)
+            assert root.returncode == 0, root.stderr
 
 
 def evidence(agent: Agent) -> list[Path]:
@@ -145,4 +261,4 @@ def test_while_a_stall_is_open_no_host_inspects_it(tmp_path: Path) -> None:
             refused = here.ask("n3", verb, "--job", JOB, "--ranks", "0,3")
             assert (refused.returncode, refused.stdout) == (1, "")
             assert "a stall of train.py is open (report " in refused.stderr
-        assert left() == []
+        assert left(here) == []
