@@ -154,6 +154,16 @@ def test_lost_kernel_records_are_told_in_status_and_report(bench: MonitorBench) 
     assert bench.shown().gaps == ()
 
 
+def test_a_log_of_the_fabric_manager_that_cannot_be_read_is_told_in_status(
+    bench: MonitorBench,
+) -> None:
+    """No report is poorer for it: what stops a rank stands in the kernel's log and in the driver."""
+    gap = Gap(what="log of the Fabric Manager", reason="permission denied")
+    bench.kernel(KernelNews(fabric_gap=gap))
+
+    assert bench.shown().gaps == (gap,)
+
+
 def test_looks_at_the_gpus_of_a_run_stand_in_its_captures_and_its_state(
     bench: MonitorBench,
 ) -> None:
