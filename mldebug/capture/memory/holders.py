@@ -50,12 +50,17 @@ class DeviceTotals(NamedTuple):
 
 
 def held_by_line(totals: DeviceTotals, stacks: Iterable[HeldStack]) -> MemoryHolders:
-    """Add up what the stacks of one GPU hold."""
+    """Add up what the stacks of one GPU hold. One that several blocks share is looked at once, where it is the same object."""
+    known: dict[int, tuple[str, str]] = {}
+    stacks = tuple(stacks)
     lines: dict[tuple[str, str], list[int]] = {}
     phases: dict[str, int] = {}
     for one in stacks:
-        phase = phase_of(one.frames)
-        line = lines.setdefault((place_of(one.frames), phase), [0, 0])
+        found = known.get(id(one.frames))
+        if found is None:
+            found = known[id(one.frames)] = place_of(one.frames), phase_of(one.frames)
+        phase = found[1]
+        line = lines.setdefault(found, [0, 0])
         line[0] += one.memory_bytes
         line[1] += one.blocks
         phases[phase] = phases.get(phase, 0) + one.memory_bytes

@@ -16,6 +16,7 @@ from mldebug.core.model import Frame, MemoryFailure, MemoryHolders
 from mldebug.core.redact import clean
 
 MAX_BYTES = 256 << 10
+MAX_FRAMES = 128  # of a stack; the hook writes 40
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Text = Annotated[str, msgspec.Meta(max_length=400)]
 RawFrame = tuple[Text, Annotated[int, msgspec.Meta(ge=0, le=2**31)], Text]
@@ -40,7 +41,7 @@ class CondensedSnapshot(msgspec.Struct, frozen=True):
     """A snapshot of PyTorch's allocator, added up by stack; see `mldebug_training.hook.on_request.memory_snapshot`."""
 
     frames: tuple[RawFrame, ...] = ()
-    stacks: tuple[tuple[Size, ...], ...] = ()
+    stacks: tuple[Annotated[tuple[Size, ...], msgspec.Meta(max_length=MAX_FRAMES)], ...] = ()
     held: tuple[tuple[Size, Size, Size, Size, Size], ...] = ()
     devices: tuple[_Device, ...] = ()
 
@@ -54,9 +55,10 @@ class CondensedSnapshot(msgspec.Struct, frozen=True):
             held = [(one[0], HeldStack(stacks[one[1]], one[2], one[3])) for one in self.held]
         except IndexError:
             raise ValueError("it names a frame or stack that it does not have") from None
+        devices = {one.device: one for one in reversed(self.devices[:64])}
         return tuple(
-            held_by_line(one.totals, [stack for device, stack in held if device == one.device])
-            for one in self.devices[:64]
+            held_by_line(one.totals, [stack for device, stack in held if device == number])
+            for number, one in sorted(devices.items())
         )
 
 
