@@ -32,7 +32,7 @@ class NodeHistory(Spoken, frozen=True, kw_only=True):
 
     node: str
     version: str
-    heard: str  # when its agent was heard of last, RFC 3339
+    last_sent: str  # when its agent has sent something last, RFC 3339
     score: NodeScore | None
     gpus: tuple[str, ...]
     entries: tuple[NodeEntry, ...]
@@ -48,7 +48,7 @@ def history(node: str, events: Sequence[AnyEvent], lemons: LemonList) -> NodeHis
     return NodeHistory(
         node=node,
         version=newest.version if newest else "",
-        heard=rfc3339(max(mine)) if mine else "",
+        last_sent=rfc3339(max(mine)) if mine else "",
         score=next((one for one in lemons.nodes if one.node == node), None),
         gpus=tuple(f"{one.model} {one.serial or one.uuid}" for one in newest.gpus)
         if newest

@@ -97,11 +97,11 @@ def _bad_nodes(
 ) -> Iterator[tuple[str, str]]:
     """Nodes to leave out, each with the reason: what its last end was blamed on, and those of its nodes that are lemons, ill or silent."""
     standing = {one.node: one for one in lemons.nodes}
-    heard = {one.node: one.at for one in events if isinstance(one, NodeHealthEvent)}
+    sent_at = {one.node: one.at for one in events if isinstance(one, NodeHealthEvent)}
     for node in unfold_nodes(last.nodes, groups=False) if last.nodes else ():
         score = standing.get(node)
-        if node in heard and now - heard[node] > SILENT:
-            yield node, f"nothing has been heard of it since {rfc3339(heard[node])}"
+        if node in sent_at and now - sent_at[node] > SILENT:
+            yield node, f"nothing has been heard of it since {rfc3339(sent_at[node])}"
         if score is not None and score.standing in ("lemon", "ill"):
             words = "a critical fault lasts there" if score.standing == "ill" else "it is a lemon"
             yield node, f"{words} (score {score.score:g})"

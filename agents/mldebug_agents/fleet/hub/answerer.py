@@ -65,7 +65,7 @@ class Answerer:
         others = self._store.find(EventFilter(kinds=("incident",), since=self._now() - WINDOW))
         events = sorted({one.id: one for one in (*own, *others)}.values(), key=lambda one: one.at)
         found = history(name, events, self.all_lemons())
-        if not found.entries and not found.heard:
+        if not found.entries and not found.last_sent:
             raise UsageError(f"nothing was heard of a node {clean(name, 60)!r}", "mldebug lemons")
         return found
 
