@@ -34,6 +34,7 @@ NAMES = (
     "trees",
     "probes",
     "fair_shares",
+    "hub",
 )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from bench.table import Row, show
 from mldebug.fleet.batches import MAX_ANSWER, PATH, BatchAnswer, packed
@@ -39,8 +40,8 @@ def send(key: Path, port: int, number: int, seconds: float, counts: Any) -> None
     counts.put(stored)
 
 
-def measure(folder: Path, seconds: float) -> tuple[float, float]:
-    """Events a second, and the slowest answer about lemons in seconds."""
+def measure(folder: Path, seconds: float) -> tuple[float, float, float]:
+    """Events a second, the slowest answer about lemons in seconds, and CPU seconds of the hub for 1,000 events with these answers."""
     key, port = folder / "key", free_port()
     key.write_text("0123456789abcdef" * 4)
     key.chmod(0o600)
@@ -66,21 +67,23 @@ def measure(folder: Path, seconds: float) -> tuple[float, float]:
             time.sleep(1.0)
         stored = sum(counts.get(timeout=120) for _ in senders)
         lasted = time.monotonic() - began
+        used = psutil.Process(hub.pid).cpu_times()
         for one in senders:
             one.join(30)
     finally:
         hub.terminate()
         hub.wait(30)
-    return stored / lasted, slowest
+    return stored / lasted, slowest, 1000 * (used.user + used.system) / stored
 
 
 def main() -> None:
     """Measure, and show."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     with tempfile.TemporaryDirectory() as folder:
-        rate, slowest = measure(Path(folder), seconds)
+        rate, slowest, cost = measure(Path(folder), seconds)
     rows = [
         Row("events into a hub, each second", f"{rate:,.0f}", f">= {BUDGET:,}", rate >= BUDGET),
+        Row("CPU of the hub for 1,000 events, answers included", f"{cost:.2f} s"),
         Row("`mldebug lemons` meanwhile, the slowest", f"{slowest:.1f} s", "", None),
     ]
     show(f"hub: {SENDERS} senders, batches of {EACH}, {seconds:g} s", rows)
