@@ -120,7 +120,7 @@ def hardware_monitor(
 ) -> hardware.HardwareMonitor:
     """The monitor of the GPUs and the kernel's log of this node."""
     reads = GpuReads(gpus, Holders(context.host, context.reader), partial(gpu_slots, context.host))
-    kernel = kernel_log_of(context, context.reader.another())
+    kernel = kernel_log_of(context)
     workers = {
         "gpus": Worker("gpus", reads, inbox, hardware.GPU_DEADLINE),
         "kernel": Worker("kernel", kernel.read, inbox, hardware.KERNEL_DEADLINE),

@@ -36,7 +36,6 @@ from mldebug_agents.hardware.fabric_manager import FabricManagerLog
 from mldebug_agents.hardware.zfs_pools import SuspendedPools
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.reader import Reader
 
 PATH = "/dev/kmsg"
 FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -252,13 +251,12 @@ class KernelLogSource:
         self._counts.add(event, self._folding.add(event))
 
 
-def kernel_log_of(context: Context, reader: Reader | None = None) -> KernelLogSource:
-    """The kernel's log of a node, and that of its Fabric Manager.
-
-    `reader`: reads the second one; a thread that must not wait for what others read has one of its own.
+def kernel_log_of(context: Context) -> KernelLogSource:
+    """The kernel's log of a node, and that of its Fabric Manager, which is read by the child that all share: it waits there for some
+    seconds at most, and one of its own would cost 5 MB.
     """
     host = context.host
-    fabric = FabricManagerLog(host.root, reader or context.reader, host.boot_time, host.clock)
+    fabric = FabricManagerLog(host.root, context.reader, host.boot_time, host.clock)
     return KernelLogSource(f"{host.root}/dev/kmsg", fabric=fabric)
 
 

@@ -24,10 +24,6 @@ class FakeReader(Reader):
     def close(self) -> None:
         """Does nothing, since there is no child."""
 
-    def another(self) -> Reader:
-        """This one: it has the same files."""
-        return self
-
     @property
     def stuck(self) -> tuple[str, ...]:
         """The paths that answer as stuck."""
