@@ -9,7 +9,7 @@ from typing import Literal
 
 from mldebug.alerts.message import message_of
 from mldebug.alerts.model import AlertEvent, EventMessage
-from mldebug.core.model import Culprit, Noun
+from mldebug.core.model import Culprit, MeasuredData
 
 Sure = Literal["high", "medium", "low"]
 SURE: tuple[Sure, ...] = ("low", "medium", "high")
@@ -33,7 +33,7 @@ class ActionFacts(EventMessage, frozen=True, kw_only=True):
     blamed: tuple[Culprit, ...] = ()
 
 
-class ActionDecision(Noun, frozen=True, kw_only=True, omit_defaults=False):
+class ActionDecision(MeasuredData, frozen=True, kw_only=True, omit_defaults=False):
     """One line of the actions' audit log: which action, for which event, and how it ended."""
 
     at: str  # RFC 3339, UTC

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import clean
 from mldebug.core.text import plural
 
 
-class FleetDelivery(Noun, frozen=True, kw_only=True):
+class FleetDelivery(MeasuredData, frozen=True, kw_only=True):
     """Events for the hub since the agent's start. `refused`: by reason; `lost`: by kind, for want of space while the hub was away."""
 
     hub: str

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from mldebug.core.model import Culprit, Noun
+from mldebug.core.model import Culprit, MeasuredData
 from mldebug.jobs.owners import Owner
 
 
@@ -29,7 +29,7 @@ class EventState(StrEnum):
     RESOLVED = "resolved"
 
 
-class Alert(Noun, frozen=True, kw_only=True):
+class Alert(MeasuredData, frozen=True, kw_only=True):
     """Something that is wrong now.
 
     It is raised again at every turn of the agent's main loop, for as long as it lasts.
@@ -58,7 +58,7 @@ class Alert(Noun, frozen=True, kw_only=True):
         return self.owner or (self.uid, "")
 
 
-class AlertEvent(Noun, frozen=True, kw_only=True):
+class AlertEvent(MeasuredData, frozen=True, kw_only=True):
     """An alert from its beginning to its end. Times are unix seconds."""
 
     alert: Alert = msgspec.field(name="alarm")

@@ -1,9 +1,9 @@
 """Events and channels as `status`, the API and the metrics see them."""
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 
-class EventView(Noun, frozen=True, kw_only=True):
+class EventView(MeasuredData, frozen=True, kw_only=True):
     """One event as people see it: it fires, or it has fired. Times are unix seconds."""
 
     key: str
@@ -19,7 +19,7 @@ class EventView(Noun, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
-class ChannelState(Noun, frozen=True, kw_only=True):
+class ChannelState(MeasuredData, frozen=True, kw_only=True):
     """The state and counters of one channel since the agent's start."""
 
     name: str
@@ -32,7 +32,7 @@ class ChannelState(Noun, frozen=True, kw_only=True):
     trouble: str = ""  # why the last try failed
 
 
-class ActionState(Noun, frozen=True, kw_only=True):
+class ActionState(MeasuredData, frozen=True, kw_only=True):
     """The state and counters of one action since the agent's start."""
 
     name: str
@@ -45,7 +45,7 @@ class ActionState(Noun, frozen=True, kw_only=True):
     why: str = ""  # what was done, or why not
 
 
-class EventsView(Noun, frozen=True, kw_only=True):
+class EventsView(MeasuredData, frozen=True, kw_only=True):
     """All events, channels and actions, as status and pages show them."""
 
     events: tuple[

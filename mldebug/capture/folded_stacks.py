@@ -13,7 +13,7 @@ from mldebug.capture.stacks.form import (
     number,
     short_path,
 )
-from mldebug.core.model import MAIN_THREAD, Frame, Noun, ThreadStack
+from mldebug.core.model import MAIN_THREAD, Frame, MeasuredData, ThreadStack
 from mldebug.core.redact import clean
 
 MAX_LINES = 5000
@@ -25,7 +25,7 @@ _FRAME = re.compile(
 )
 
 
-class CountedStack(Noun, frozen=True, kw_only=True):
+class CountedStack(MeasuredData, frozen=True, kw_only=True):
     """A stack of one thread, innermost frame first, and the number of samples in which the thread stood there."""
 
     stack: ThreadStack

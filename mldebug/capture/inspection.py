@@ -9,7 +9,7 @@ from mldebug.capture.memory.sentences import live_facts
 from mldebug.capture.profile.sampled import SampledProfile
 from mldebug.capture.profile.sentences import profile_lines, sampled_lines
 from mldebug.capture.profile.summary import ProfileSummary
-from mldebug.core.model import MemoryFailure, Noun
+from mldebug.core.model import MeasuredData, MemoryFailure
 from mldebug.core.redact import clean
 from mldebug.core.units import size_words
 
@@ -24,7 +24,7 @@ _FILES = "profile-rank{rank}.trace.json.gz profile-rank{rank}.folded.txt memory-
 InspectionKind = Literal["profile", "memory"]
 
 
-class InspectionOptions(Noun, frozen=True, kw_only=True):
+class InspectionOptions(MeasuredData, frozen=True, kw_only=True):
     """What ranks are inspected for: a profile of so many `steps`, or of so many `seconds` of a rank without the hook; or their memory.
 
     `wait`: seconds in which the first step has to end.
@@ -41,7 +41,7 @@ class InspectionOptions(Noun, frozen=True, kw_only=True):
         return self.wait + max(WORK, self.seconds)
 
 
-class RankProfile(Noun, frozen=True, kw_only=True):
+class RankProfile(MeasuredData, frozen=True, kw_only=True):
     """The profile of one rank: `trace` by torch.profiler or `samples` by py-spy, or in `failure` why there is none.
 
     `file`: the name of the evidence file, or in `left_out` why there is none; `steps` as the rank counts them; `cost_seconds`: how long
@@ -73,7 +73,7 @@ class RankProfile(Noun, frozen=True, kw_only=True):
             yield from (f"  {line}" for line in sampled_lines(self.samples))
 
 
-class RankHolders(Noun, frozen=True, kw_only=True):
+class RankHolders(MeasuredData, frozen=True, kw_only=True):
     """Which lines of code hold the memory of one rank's GPU (`found`; no allocation had failed), or in `failure` why that is not known.
 
     `file`: the name of the evidence file, or in `left_out` why there is none.
@@ -100,7 +100,7 @@ InspectedRank = RankProfile | RankHolders
 R = TypeVar("R", RankProfile, RankHolders)
 
 
-class InspectedRanks(Noun, frozen=True, kw_only=True):
+class InspectedRanks(MeasuredData, frozen=True, kw_only=True):
     """What came of inspecting ranks: of each a profile, or who holds its memory; and evidence files, by name."""
 
     profiles: tuple[RankProfile, ...] = ()

@@ -19,7 +19,7 @@ from mldebug.capture.validation import wrong_ranks
 from mldebug.cluster.run_identity import RunKey
 from mldebug.cluster.wire import MAX_BYTES, another_mldebug
 from mldebug.core.errors import EvidenceError, UsageError
-from mldebug.core.model import Diagnosis, Gap, GpuBrief, Noun
+from mldebug.core.model import Diagnosis, Gap, GpuBrief, MeasuredData
 from mldebug.core.ranksets import rank_intervals
 from mldebug.core.redact import clean
 from mldebug.goodput.shared_samples import (
@@ -62,14 +62,14 @@ M = TypeVar("M", bound="PeerMessage")
 T = TypeVar("T")
 
 
-class PeerMessage(Noun, frozen=True, kw_only=True, omit_defaults=False):
+class PeerMessage(MeasuredData, frozen=True, kw_only=True, omit_defaults=False):
     """Base of all messages between agents."""
 
     schema: str = SCHEMA
     version: str = __version__
 
 
-class Signal(Noun, frozen=True, kw_only=True):
+class Signal(MeasuredData, frozen=True, kw_only=True):
     """A sign that a job moves, such as its step number, as nodes report it to each other: seconds since the value was reached (`age`)
     in place of a time, since clocks differ. `kind` and `value` as in `mldebug.stall.signals.Progress`.
     """
@@ -82,7 +82,7 @@ class Signal(Noun, frozen=True, kw_only=True):
     )  # seconds since its node announced it: of that time nothing is known
 
 
-class AnnouncedExit(Noun, frozen=True, kw_only=True):
+class AnnouncedExit(MeasuredData, frozen=True, kw_only=True):
     """The bad end of a run's ranks on the sending node: its diagnosis, the id of its report, and seconds since it (`age`)."""
 
     incident: str  # id of its report
@@ -90,7 +90,7 @@ class AnnouncedExit(Noun, frozen=True, kw_only=True):
     age: float = 0.0  # seconds
 
 
-class RunNews(Noun, frozen=True, kw_only=True):
+class RunNews(MeasuredData, frozen=True, kw_only=True):
     """What a node announces of one run that it has ranks of: its progress, its stage, its incident, a bad end."""
 
     key: RunKey  # mldebug.cluster.run_identity: the same on all nodes of the run
@@ -116,7 +116,7 @@ class RunNews(Noun, frozen=True, kw_only=True):
     row: str = ""  # of the finding on slow ranks that it has got
 
 
-class Relayed(Noun, frozen=True, kw_only=True):
+class Relayed(MeasuredData, frozen=True, kw_only=True):
     """The announcement of a node that cannot reach the coordinator, passed on by one that can."""
 
     node: str
@@ -140,7 +140,7 @@ class Announcement(PeerMessage, frozen=True, kw_only=True):
     relayed: tuple[Relayed, ...] = ()
 
 
-class Whole(Noun, frozen=True, kw_only=True):
+class Whole(MeasuredData, frozen=True, kw_only=True):
     """The diagnosis from the captures of all nodes, sent to nodes that know only their own part."""
 
     report: str  # id
@@ -149,7 +149,7 @@ class Whole(Noun, frozen=True, kw_only=True):
     diagnosis: Diagnosis
 
 
-class RunWord(Noun, frozen=True, kw_only=True):
+class RunWord(MeasuredData, frozen=True, kw_only=True):
     """The coordinator's message to a node about one run: progress on other nodes, the open stall, and for how many seconds to put off
     reading the stacks of all ranks.
     """
@@ -166,7 +166,7 @@ class RunWord(Noun, frozen=True, kw_only=True):
     slowness: SharedFinding | None = None  # which ranks slow it down, where the node does not know
 
 
-class WordsFor(Noun, frozen=True, kw_only=True):
+class WordsFor(MeasuredData, frozen=True, kw_only=True):
     """The coordinator's messages to a node that cannot reach it; the node that relayed its announcement passes them on."""
 
     node: str
@@ -203,7 +203,7 @@ class DumpOrder(PeerMessage, frozen=True, kw_only=True):
     trigger: Literal["manual", "alert"] = "manual"
 
 
-class PeerView(Noun, frozen=True, kw_only=True):
+class PeerView(MeasuredData, frozen=True, kw_only=True):
     """What the coordinator knows of one node: address, version, seconds since its last announcement, its runs and GPUs."""
 
     node: str

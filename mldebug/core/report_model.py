@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.core.model import Diagnosis, Group, Role, Spoken, TreeNode
+from mldebug.core.model import Diagnosis, Group, ReportData, Role, TreeNode
 
 REPORT_SCHEMA = "mldebug.report/1"
 ReportKind = Literal["stall", "abnormal_end", "slowdown", "manual"]
@@ -13,7 +13,7 @@ ReportTrigger = Literal["stall", "exit", "slowdown", "manual", "api", "alert"]
 IncidentState = Literal["open", "recovered", "ended"]
 
 
-class ThreadView(Spoken, frozen=True, kw_only=True):
+class ThreadView(ReportData, frozen=True, kw_only=True):
     """One thread in a report."""
 
     name: str
@@ -22,7 +22,7 @@ class ThreadView(Spoken, frozen=True, kw_only=True):
     frames: tuple[str, ...]  # labels, innermost first
 
 
-class SourceView(Spoken, frozen=True, kw_only=True):
+class SourceView(ReportData, frozen=True, kw_only=True):
     """The source lines around the one at which a culprit stands. `first`: the number of the first of them."""
 
     path: str
@@ -31,7 +31,7 @@ class SourceView(Spoken, frozen=True, kw_only=True):
     lines: tuple[str, ...]
 
 
-class RankView(Spoken, frozen=True, kw_only=True):
+class RankView(ReportData, frozen=True, kw_only=True):
     """One row of a report's rank table. Threads and log lines are given only for culprits and for one rank of each group."""
 
     rank: int
@@ -60,7 +60,7 @@ class RankView(Spoken, frozen=True, kw_only=True):
     source: SourceView | None = None  # of a culprit, where its file could be read
 
 
-class GpuView(Spoken, frozen=True, kw_only=True):
+class GpuView(ReportData, frozen=True, kw_only=True):
     """The GPU of one rank while the job stood still; null for each value that was not read."""
 
     rank: int
@@ -81,7 +81,7 @@ class GpuView(Spoken, frozen=True, kw_only=True):
     processes: int  # on it, as the driver counted; 0: not told
 
 
-class JobView(Spoken, frozen=True, kw_only=True):
+class JobView(ReportData, frozen=True, kw_only=True):
     """The job in a report."""
 
     id: str
@@ -96,7 +96,7 @@ class JobView(Spoken, frozen=True, kw_only=True):
     hooked: int | None = None  # ranks with the hook; 0: an untouched job; null: nobody knows
 
 
-class NodeView(Spoken, frozen=True, kw_only=True):
+class NodeView(ReportData, frozen=True, kw_only=True):
     """A node in a report: whether it answered, and why not."""
 
     node: str
@@ -108,7 +108,7 @@ class NodeView(Spoken, frozen=True, kw_only=True):
     last_seen: str = ""  # when it was heard of before, by the clock of whoever asked
 
 
-class Stall(Spoken, frozen=True, kw_only=True):
+class Stall(ReportData, frozen=True, kw_only=True):
     """After how many seconds the job counted as stalled, and why that many; the fields are null for a capture taken by hand."""
 
     timeout_seconds: float | None
@@ -117,7 +117,7 @@ class Stall(Spoken, frozen=True, kw_only=True):
     collective_timeout_seconds: float | None = None
 
 
-class TimelineEvent(Spoken, frozen=True, kw_only=True):
+class TimelineEvent(ReportData, frozen=True, kw_only=True):
     """Something that happened during an incident, with its time; a report lists events in order of time."""
 
     at: str
@@ -125,7 +125,7 @@ class TimelineEvent(Spoken, frozen=True, kw_only=True):
     source: str = ""  # who says so, where it was not seen by the agent itself
 
 
-class CaptureView(Spoken, frozen=True, kw_only=True):
+class CaptureView(ReportData, frozen=True, kw_only=True):
     """One capture of evidence in a report."""
 
     at: str
@@ -146,7 +146,7 @@ class Change(StrEnum):
     UNSEEN = "unseen"  # without a stack in one of them
 
 
-class ChangeView(Spoken, frozen=True, kw_only=True):
+class ChangeView(ReportData, frozen=True, kw_only=True):
     """Ranks for which the same changed between two captures. `before` and `after`: the frame in which they stood, for ranks that
     moved.
     """
@@ -159,7 +159,7 @@ class ChangeView(Spoken, frozen=True, kw_only=True):
     words: str  # "rank 2 moved from strike (train.py:34) to backward (train.py:80)"
 
 
-class Comparison(Spoken, frozen=True, kw_only=True):
+class Comparison(ReportData, frozen=True, kw_only=True):
     """What moved between the first and the newest capture."""
 
     seconds: float  # between them
@@ -167,7 +167,7 @@ class Comparison(Spoken, frozen=True, kw_only=True):
     changes: tuple[ChangeView, ...]
 
 
-class GapView(Spoken, frozen=True, kw_only=True):
+class GapView(ReportData, frozen=True, kw_only=True):
     """Evidence that a report lacks, and why."""
 
     what: str
@@ -177,7 +177,7 @@ class GapView(Spoken, frozen=True, kw_only=True):
     way_out: str
 
 
-class GoodputView(Spoken, frozen=True, kw_only=True):
+class GoodputView(ReportData, frozen=True, kw_only=True):
     """Where the GPU time of the attempt that ended went, and that of its whole job on this node. Seconds are those of GPUs, by use."""
 
     attempt: int
@@ -193,7 +193,7 @@ class GoodputView(Spoken, frozen=True, kw_only=True):
     advice: str  # on the interval of checkpoints; "" for none
 
 
-class Report(Spoken, frozen=True, kw_only=True):
+class Report(ReportData, frozen=True, kw_only=True):
     """An incident as it is written to report.json. Times are RFC 3339 in UTC."""
 
     schema: str

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mldebug.core.errors import UsageError
-from mldebug.core.model import Noun, TimedCalls
+from mldebug.core.model import MeasuredData, TimedCalls
 from mldebug.core.ranksets import Intervals, unfold
 from mldebug.core.redact import clean
 from mldebug.goodput.evidence import GPU_LIMITS, RankEvidence
@@ -28,14 +28,14 @@ MOST_OF_ANYTHING = 1e15  # bytes, hertz, faults
 KINDS = ("data", "cpu", "sleep", "work", "same", "gpu", "late")
 
 
-class SampleCall(Noun, frozen=True, kw_only=True):
+class SampleCall(MeasuredData, frozen=True, kw_only=True):
     """The coordinator's call to sample all ranks of a run. `call`: names this stretch; `begins_in`: seconds until it begins."""
 
     call: str
     begins_in: float
 
 
-class NodeSamples(Noun, frozen=True, kw_only=True):
+class NodeSamples(MeasuredData, frozen=True, kw_only=True):
     """The shares of a node's ranks in one stretch that was called. `age`: seconds since its end, by the node's own clock."""
 
     call: str
@@ -45,7 +45,7 @@ class NodeSamples(Noun, frozen=True, kw_only=True):
     timed: dict[int, tuple[TimedCalls, ...]] = {}  # as in `SampledStretch`
 
 
-class SharedFinding(Noun, frozen=True, kw_only=True):
+class SharedFinding(MeasuredData, frozen=True, kw_only=True):
     """What a row of stretches of all nodes shows. `row`: names it; `calm`: rows in turn without a slow rank; `age`: seconds since
     the first stretch began (`found.since` has no value).
     """

@@ -27,7 +27,7 @@ class Decision(NamedTuple):
     message: str = ""
 
 
-class Acquittal(NamedTuple):
+class NotBlamed(NamedTuple):
     """Ranks that the report does not name, for one and the same reason. `ranks`: folded, `0-2,7`."""
 
     ranks: str
@@ -68,7 +68,7 @@ def to_look_closer(report: Report) -> tuple[str, ...]:
     return tuple(one for one in steps if not (one.startswith("sed -n ") and one.endswith(place)))
 
 
-def acquittals(report: Report) -> tuple[Acquittal, ...]:
+def not_blamed(report: Report) -> tuple[NotBlamed, ...]:
     """Return the reasons why the ranks that the report does not name are not to blame: ranks with the same reason in one entry,
     the largest entry first, at most `MAX_REASONS`. Empty where the report names no rank.
     """
@@ -79,7 +79,7 @@ def acquittals(report: Report) -> tuple[Acquittal, ...]:
         if not one.culprit:
             folded.setdefault(_why_not(one, report), []).append(one.rank)
     found = [
-        Acquittal(
+        NotBlamed(
             shorten_ranks(fold_ranks(some), 80), len(some), f"each {why}" if len(some) > 1 else why
         )
         for why, some in folded.items()

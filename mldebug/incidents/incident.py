@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from mldebug.cluster.messages import AnnouncedExit, Whole
-from mldebug.core.model import Diagnosis, Gap, Job, NodeCapture, Noun, QueriedNodes
+from mldebug.core.model import Diagnosis, Gap, Job, MeasuredData, NodeCapture, QueriedNodes
 from mldebug.core.report_model import Comparison, GoodputView, IncidentState, TimelineEvent
 from mldebug.core.text import rfc3339
 from mldebug.diagnosis.exits.model import AttemptExit
@@ -19,7 +19,7 @@ MAX_ATTEMPTS = 1000
 MAX_GAPS = 8
 
 
-class Incident(Noun, frozen=True, kw_only=True):
+class Incident(MeasuredData, frozen=True, kw_only=True):
     """One stall, one bad end or one slowdown of one run, with its evidence and timeline.
 
     Times are unix seconds.

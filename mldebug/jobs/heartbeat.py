@@ -8,7 +8,7 @@ import binascii
 import math
 import struct
 
-from mldebug.core.model import HookState, Noun
+from mldebug.core.model import HookState, MeasuredData
 from mldebug.core.redact import clean
 
 SIZE = 4096
@@ -34,7 +34,7 @@ _FLIGHT = struct.Struct("<III")
 _NUMBER = struct.Struct("<Q")
 
 
-class Heartbeat(Noun, frozen=True, kw_only=True):
+class Heartbeat(MeasuredData, frozen=True, kw_only=True):
     """What mldebug's hook in one process of a job has written about it at one moment: step, phase, figures. Times are seconds
     of the monotonic clock, never in the future.
     """

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.core.model import Spoken
+from mldebug.core.model import ReportData
 from mldebug.core.redact import clean
 from mldebug.core.units import duration_words
 
@@ -22,7 +22,7 @@ LATE = 120.0  # seconds without a question after which a person is told
 MAX_PATH = 1024
 
 
-class Switch(Spoken, frozen=True, kw_only=True):
+class Switch(ReportData, frozen=True, kw_only=True):
     """A switch file that exists. `until`: when it expires, None for never. Times are unix seconds."""
 
     set_at: float
@@ -30,7 +30,7 @@ class Switch(Spoken, frozen=True, kw_only=True):
     by: str = ""
 
 
-class LastPoll(Spoken, frozen=True, kw_only=True):
+class LastPoll(ReportData, frozen=True, kw_only=True):
     """When a rank of the job last looked at its switches. Times are unix seconds."""
 
     at: float
@@ -42,7 +42,7 @@ class LastPoll(Spoken, frozen=True, kw_only=True):
     ended: float | None = None
 
 
-class SwitchState(Spoken, frozen=True, kw_only=True):
+class SwitchState(ReportData, frozen=True, kw_only=True):
     """The switches that are set in a folder, and when the job last looked at them."""
 
     folder: str

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from mldebug.core.model import Spoken
+from mldebug.core.model import ReportData
 from mldebug.probes.baselines import Baselines
 from mldebug.probes.pairs import rate_words
 
@@ -17,7 +17,7 @@ SPREAD = {"matmul": 0.05, "device_to_device": 0.1, "host_to_device": 0.2, "devic
 LONGEST_REASON = 100
 
 
-class NodeCheck(Spoken, frozen=True, kw_only=True):
+class NodeCheck(ReportData, frozen=True, kw_only=True):
     """The result of one check of a node.
 
     `figures`: what was measured, by GPU ("GPU 0"): FLOP/s for matmul, else bytes/s.
@@ -32,7 +32,7 @@ class NodeCheck(Spoken, frozen=True, kw_only=True):
     figures: dict[str, float] = {}
 
 
-class Acceptance(Spoken, frozen=True, kw_only=True):
+class Acceptance(ReportData, frozen=True, kw_only=True):
     """The verdict on a node, with all its checks."""
 
     node: str

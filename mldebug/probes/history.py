@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import safe_line
 from mldebug.probes.collectives import CollectiveResult
 
@@ -43,7 +43,7 @@ class SeriesTrend(StrEnum):
 CHANGED = (SeriesTrend.SHIFTED, SeriesTrend.IMPROVED)
 
 
-class ProbeSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
+class ProbeSeries(MeasuredData, frozen=True, kw_only=True, omit_defaults=False):
     """A series of measurements: all that must be equal for two runs to be compared."""
 
     op: str
@@ -64,7 +64,7 @@ class ProbeSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
         return " ".join(filter(None, (algo, self.variables)))
 
 
-class ProbeRun(Noun, frozen=True, kw_only=True, omit_defaults=False):
+class ProbeRun(MeasuredData, frozen=True, kw_only=True, omit_defaults=False):
     """One measurement.
 
     `at`: unix time; `seconds`: the median time. A barrier has bandwidth 0, as it has no payload.
@@ -82,7 +82,7 @@ class ProbeRun(Noun, frozen=True, kw_only=True, omit_defaults=False):
         return 1 / self.seconds if self.seconds > 0 else 0.0
 
 
-class JudgedSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
+class JudgedSeries(MeasuredData, frozen=True, kw_only=True, omit_defaults=False):
     """A series with its verdict. `median` and `mad` are of the runs before the last ones, in bytes or operations per second."""
 
     series: ProbeSeries

@@ -12,7 +12,7 @@ too, as this may be chance. Whatever else is bad is reported without a name.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from mldebug.core.model import Spoken
+from mldebug.core.model import ReportData
 from mldebug.probes.pairs import (
     USUAL,
     JudgedPairs,
@@ -30,7 +30,7 @@ CLEARED = 2  # of them with members that are cleared
 FEW = 2  # names in a small world; more of them mean that something else is the matter
 
 
-class IsolationCulprit(Spoken, frozen=True, kw_only=True):
+class IsolationCulprit(ReportData, frozen=True, kw_only=True):
     """A member (node or GPU) or a link that was found bad, with the evidence."""
 
     kind: Literal["member", "link"]
@@ -38,7 +38,7 @@ class IsolationCulprit(Spoken, frozen=True, kw_only=True):
     evidence: str
 
 
-class Isolation(Spoken, frozen=True, kw_only=True):
+class Isolation(ReportData, frozen=True, kw_only=True):
     """The result of `mldebug probe isolate`.
 
     `suspects`: members or links that may be bad and could not be told apart.

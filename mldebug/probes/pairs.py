@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.core.model import Spoken
+from mldebug.core.model import ReportData
 
 Outcome = Literal["measured", "failed", "timed_out", "wrong"]  # wrong: values came out changed
 
@@ -20,7 +20,7 @@ Pair = frozenset[str]
 HURRY = 0.5  # of its deadline that a try may take, or those that do not end tell nothing
 
 
-class Trial(Spoken, frozen=True, kw_only=True):
+class Trial(ReportData, frozen=True, kw_only=True):
     """A trial of one member alone, of a pair, or of a larger group.
 
     Members have the names that people use.

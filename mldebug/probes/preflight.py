@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.core.model import Spoken
+from mldebug.core.model import ReportData
 from mldebug.core.ranksets import fold_nodes
 from mldebug.core.text import plural
 from mldebug.core.units import size_words
@@ -27,7 +27,7 @@ LEAST_INODES = 10_000
 Level = Literal["failed", "note"]
 
 
-class NodeFindings(Spoken, frozen=True, kw_only=True):
+class NodeFindings(ReportData, frozen=True, kw_only=True):
     """What one node found about itself. `facts`: driver, GPUs, kernel … by name; `packages` and `environment` as in `RunRecord`; `clock`:
     its unix time when it had done all, `seconds`: how long that took. `since_good`: what is not there as it was when the job last ended
     well, in sentences.
@@ -53,7 +53,7 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
     came: float
 
 
-class PreflightFinding(Spoken, frozen=True, kw_only=True):
+class PreflightFinding(ReportData, frozen=True, kw_only=True):
     """One thing that stands against a start, or is worth a word. `nodes`: folded; "" for all together."""
 
     level: Level
@@ -61,7 +61,7 @@ class PreflightFinding(Spoken, frozen=True, kw_only=True):
     nodes: str = ""
 
 
-class Preflight(Spoken, frozen=True, kw_only=True):
+class Preflight(ReportData, frozen=True, kw_only=True):
     """Whether the job may start, with the reasons."""
 
     go: bool

@@ -205,7 +205,7 @@ class LogProgress:
         self._has_restarted = True
         self._sources.forget()
 
-    def disown(self) -> None:
+    def forget_progress(self) -> None:
         """Forget the step, loss, figures and remembered lines, because the logs so far may belong to another job. The step times
         stay.
         """

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from mldebug.core.model import Noun, Role
+from mldebug.core.model import MeasuredData, Role
 
 COLLECTIVE_TIMEOUTS = {"nccl": 600.0, "gloo": 1800.0}
 """Seconds after which torch itself ends a collective, where nobody changed it."""
@@ -30,7 +30,7 @@ STEPS = (ProgressKind.STEP, ProgressKind.RECORD, ProgressKind.HEARTBEAT)
 """The kinds whose gaps are the run's own rhythm. Launches are none: those of a CUDA graph are not counted."""
 
 
-class Progress(Noun, frozen=True, kw_only=True):
+class Progress(MeasuredData, frozen=True, kw_only=True):
     """The last state of one progress signal, repeated in every look. A `value` that changed means that the job moved."""
 
     kind: ProgressKind
@@ -42,7 +42,7 @@ class Progress(Noun, frozen=True, kw_only=True):
     )
 
 
-class RankLook(Noun, frozen=True, kw_only=True):
+class RankLook(MeasuredData, frozen=True, kw_only=True):
     """One reading of one rank. Role, class and frames are set only where a stack sample was taken."""
 
     rank: int
@@ -91,7 +91,7 @@ class ActivitySum(msgspec.Struct):
         self.children_delayed += look.children_delay_ratio * span
 
 
-class RunLook(Noun, frozen=True, kw_only=True):
+class RunLook(MeasuredData, frozen=True, kw_only=True):
     """One reading of one run. A new `attempt` (start of the job) resets everything but the learned gaps between signs of
     progress.
     """

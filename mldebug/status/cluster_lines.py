@@ -7,7 +7,7 @@ from mldebug.cluster.run_identity import RunKey, run_id
 from mldebug.core.ranksets import fold_nodes, join_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.stall.sentences import seconds
-from mldebug.status.merged_runs import badness
+from mldebug.status.merged_runs import severity_order
 
 MAX_NAMES = 100  # characters
 
@@ -51,7 +51,7 @@ def _runs(peers: Iterable[PeerView]) -> dict[tuple[RunKey, int], list[Shown]]:
 
 
 def _run_lines(shown: list[Shown]) -> Iterator[str]:
-    worst = max((run for _, run in shown), key=lambda run: badness(run.stage))
+    worst = max((run for _, run in shown), key=lambda run: severity_order(run.stage))
     ranks = join_ranks(run.ranks for _, run in shown)
     steps = [run.step for _, run in shown if run.step is not None]
     step = f", step {max(steps)}" if steps else ""

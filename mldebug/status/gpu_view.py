@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from mldebug.core.model import Fault, Gap, Job, Noun, RankDevice
+from mldebug.core.model import Fault, Gap, Job, MeasuredData, RankDevice
 from mldebug.hardware.gpu.expected import GpuCount
 from mldebug.hardware.gpu.figures import plain_sentence
 from mldebug.hardware.gpu.readings import LOST, LostGpu, NodeGpus, NodeWatch
@@ -18,7 +18,7 @@ from mldebug.status.snapshot import RunState, Snapshot
 FRESH = 15.0  # seconds that a read of the agent's may be old to say what a GPU does now
 
 
-class GpuUser(Noun, frozen=True, kw_only=True):
+class GpuUser(MeasuredData, frozen=True, kw_only=True):
     """A rank that uses a GPU, or used one that is lost."""
 
     uuid: str
@@ -29,7 +29,7 @@ class GpuUser(Noun, frozen=True, kw_only=True):
     sure: bool = True  # False: only a convention says so
 
 
-class GpuOverview(Noun, frozen=True, kw_only=True):
+class GpuOverview(MeasuredData, frozen=True, kw_only=True):
     """The GPUs at one moment. None means not known: not read, or the read failed."""
 
     node: str

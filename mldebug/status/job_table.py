@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from mldebug.core.model import Job, Noun
+from mldebug.core.model import Job, MeasuredData
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import clean
 from mldebug.core.text import aligned
@@ -15,14 +15,14 @@ HEADER = ("ID", "AGE", "JOB", "USER", "RANKS", "STEP", "QUIET", "STATE", "VERDIC
 UNKNOWN = "-"
 
 
-class JobRow(Noun, frozen=True, kw_only=True):
+class JobRow(MeasuredData, frozen=True, kw_only=True):
     """A job of this node, and its run as the agent sees it; None where no agent watches it."""
 
     job: Job
     run: RunState | None
 
 
-class JobFilter(Noun, frozen=True, kw_only=True):
+class JobFilter(MeasuredData, frozen=True, kw_only=True):
     """Which jobs are wanted; by default all. `started_after`: unix time; `job`: name or the beginning of an id."""
 
     started_after: float | None = None

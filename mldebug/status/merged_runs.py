@@ -44,7 +44,7 @@ def merge_runs(nodes: Iterable[NodeBrief]) -> tuple[RunOnNodes, ...]:
 
 
 def _merged(shown: Sequence[tuple[str, RunBrief]]) -> RunOnNodes:
-    worst, first = max(shown, key=lambda one: (bool(one[1].incident), badness(one[1].stage)))
+    worst, first = max(shown, key=lambda one: (bool(one[1].incident), severity_order(one[1].stage)))
     steps = [run.step for _, run in shown if run.step is not None]
     ranks = [(node, rank) for node, run in shown for rank in run.ranks]
     return RunOnNodes(
@@ -57,6 +57,6 @@ def _merged(shown: Sequence[tuple[str, RunBrief]]) -> RunOnNodes:
     )
 
 
-def badness(stage: str) -> int:
+def severity_order(stage: str) -> int:
     """How far a stage of the stall watch is from all being well; -1 for one that is not known."""
     return STAGES.index(stage) if stage in STAGES else -1

@@ -82,7 +82,7 @@ def _worker_words(one: RankShares) -> str:
     return ""
 
 
-def mood(run: RunState) -> str:
+def css_class(run: RunState) -> str:
     """How serious the run's state is, as a CSS class: bad with an incident, good while it is watched or has recovered, else quiet."""
     if run.incident:
         return "bad"

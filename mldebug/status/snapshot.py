@@ -13,7 +13,7 @@ from mldebug.core.model import (
     Gap,
     HookState,
     Job,
-    Noun,
+    MeasuredData,
     RankDevice,
     RankIdentity,
     Remark,
@@ -40,7 +40,7 @@ from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import StorageState
 
 
-class RunState(Noun, frozen=True, kw_only=True):
+class RunState(MeasuredData, frozen=True, kw_only=True):
     """One run on this node, as `mldebug status`, the API and the metrics show it."""
 
     id: str  # on this node
@@ -100,7 +100,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     culprits: tuple[int, ...] = ()  # ranks that it names
 
 
-class SourceState(Noun, frozen=True, kw_only=True):
+class SourceState(MeasuredData, frozen=True, kw_only=True):
     """The state of one worker of the agent, which reads one source."""
 
     name: str
@@ -111,7 +111,7 @@ class SourceState(Noun, frozen=True, kw_only=True):
     last_success: float | None = None  # unix: end of its last round that went well
 
 
-class Children(Noun, frozen=True, kw_only=True):
+class Children(MeasuredData, frozen=True, kw_only=True):
     """The agent's child processes and their descendants: their number, their CPU time in seconds, and the memory in bytes that
     they and the agent use together.
     """
@@ -121,7 +121,7 @@ class Children(Noun, frozen=True, kw_only=True):
     memory_bytes: int | None = None  # with the agent's own: shared pages count once
 
 
-class Snapshot(Noun, frozen=True, kw_only=True):
+class Snapshot(MeasuredData, frozen=True, kw_only=True):
     """Everything the agent knows at one moment."""
 
     node: str

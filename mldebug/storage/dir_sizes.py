@@ -6,7 +6,7 @@ once; other filesystems below do not count (as `du -x`).
 
 from collections.abc import Iterator
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import clean
 from mldebug.core.units import duration_words, size_words
 
@@ -21,7 +21,7 @@ COUNTING, WATCHED, PARTLY, RESCANNED, LOST, STUCK = (
 HOWS = (COUNTING, WATCHED, PARTLY, RESCANNED, LOST, STUCK)
 
 
-class DirSize(Noun, frozen=True, kw_only=True):
+class DirSize(MeasuredData, frozen=True, kw_only=True):
     """The size of one configured directory. Figures are None until it was counted once."""
 
     path: str

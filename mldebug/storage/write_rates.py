@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import clean
 from mldebug.core.units import size_words
 
@@ -65,7 +65,7 @@ class RankWrites(msgspec.Struct, frozen=True, kw_only=True):
     calls: Mapping[ProcessKey, IoCounters] = {}
 
 
-class GrowingFile(Noun, frozen=True, kw_only=True):
+class GrowingFile(MeasuredData, frozen=True, kw_only=True):
     """A file that grows, and by how many bytes per second."""
 
     path: str
@@ -75,7 +75,7 @@ class GrowingFile(Noun, frozen=True, kw_only=True):
     size: int  # where the last write ended
 
 
-class RankWriter(Noun, frozen=True, kw_only=True):
+class RankWriter(MeasuredData, frozen=True, kw_only=True):
     """What one rank writes: bytes in all since the agent found it, bytes per second, and its growing files, the fastest first.
 
     `read_rate`: bytes per second that it reads by system calls, from wherever.

@@ -40,7 +40,7 @@ class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
     index: str
     bus: str
     state: str
-    mood: str
+    css_class: str
     user: str
     meters: tuple[Meter, ...]
     facts: tuple[StatusLine, ...] = ()  # clocks, errors, links
@@ -93,7 +93,7 @@ def _gpu_card(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: 
         index=index,
         bus=clean(bus, 40),
         state=state,
-        mood=MOODS.get(state, "quiet"),
+        css_class=MOODS.get(state, "quiet"),
         user=clean(user, 40) if user != "-" else NOBODY,
         meters=tuple(_meters(row, gpu, watch)),
         facts=tuple(_facts(gpu)) if gpu else (),

@@ -13,7 +13,7 @@ from mldebug.core.redact import clean
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.incidents.report.wording import ROLES
 from mldebug.jobs.heartbeat import phase_words, span
-from mldebug.status.run_lines import mood
+from mldebug.status.run_lines import css_class
 from mldebug.status.snapshot import RunState
 
 MOST = 2048  # cells, and rows of the table
@@ -107,7 +107,7 @@ def _does(run: RunState, rank: int) -> tuple[str, str, str]:
     if rank in run.classes:
         role = run.roles.get(rank, Role.UNCLEAR)
         return role, clean(run.classes[rank], 40), clean(run.frames.get(rank, ""), 200)
-    hook, name = run.hooks.get(rank), MOVING if mood(run) == "good" else UNSEEN
+    hook, name = run.hooks.get(rank), MOVING if css_class(run) == "good" else UNSEEN
     if hook is not None and hook.phase and hook.phase_age >= PHASE:
         return name, clean(hook.phase, 40), clean(phase_words(hook.phase, hook.phase_age), 120)
     if hook is not None and hook.step is not None:

@@ -28,7 +28,7 @@ class ListItem(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     words: str
-    mood: str = "good"
+    css_class: str = "good"
     aside: str = ""
     ahead: str = ""  # the forecast
     ratio: float | None = None
@@ -75,7 +75,7 @@ def _item(row: Row, bad: Collection[str]) -> ListItem:
     return ListItem(
         title=clean(name, 160),
         words=clean(words.removesuffix(f"; {ahead}") if ahead else words, WIDEST),
-        mood="bad" if name in bad else "quiet" if unknown else "good",
+        css_class="bad" if name in bad else "quiet" if unknown else "good",
         aside=", ".join(_asides(row)),
         ahead=clean(ahead, 120),
         ratio=share(row.get("used_ratio")),

@@ -266,10 +266,10 @@ def test_the_sentences_are_those_that_reports_print(verdict: Verdict) -> None:
 
     assert [one.verdict for one in found] == [verdict] * len(found)
     assert quotes == [one.summary for one in found]
-    assert max(found, key=sureness).confidence == table()[verdict][1]
+    assert max(found, key=exit_confidence).confidence == table()[verdict][1]
 
 
-def sureness(found: Diagnosis) -> int:
+def exit_confidence(found: Diagnosis) -> int:
     return SURENESS.index(found.confidence)
 
 
@@ -278,7 +278,9 @@ def test_no_recorded_hang_is_surer_than_the_page_says() -> None:
     assert len(captures) > 40
     for file in captures:
         found = diagnose([taken_of(file)]).diagnosis
-        assert sureness(found) <= SURENESS.index(Confidence(table()[found.verdict][1])), file.name
+        assert exit_confidence(found) <= SURENESS.index(Confidence(table()[found.verdict][1])), (
+            file.name
+        )
 
 
 def test_a_silent_node_that_nobody_has_given_up_is_one_sign() -> None:

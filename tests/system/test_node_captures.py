@@ -33,7 +33,7 @@ STRIKE = 280.0
 
 WRAPPER = """#!/bin/sh
 # what each host has for a Python: as it is written in a file of its name
-case $(cat {folder}/mood.$(hostname) 2>/dev/null) in
+case $(cat {folder}/css_class.$(hostname) 2>/dev/null) in
   bare) echo "$0: No module named mldebug" >&2; exit 1 ;;
   hangs) echo $$ >> {folder}/hanging; exec sleep 1000 ;;
   garbage) exec head -c 3000000 /dev/urandom ;;
@@ -81,9 +81,9 @@ def still(seconds: float = 2.0) -> None:
 
 
 def python_on(folder: Path, **moods: str) -> str:
-    """A Python that is as each host's mood says."""
-    for host, mood in moods.items():
-        (folder / f"mood.{host}").write_text(mood)
+    """A Python that is as each host's css_class says."""
+    for host, css_class in moods.items():
+        (folder / f"css_class.{host}").write_text(css_class)
     wrapper = folder / "python"
     wrapper.write_text(WRAPPER.format(folder=folder, python=sys.executable))
     wrapper.chmod(0o755)

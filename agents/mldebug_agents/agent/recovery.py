@@ -124,7 +124,7 @@ class Recovery:
         If the state dir was removed or replaced, it is filled again, and the reports of open
         incidents are written again.
         """
-        lost = self._store.tend()
+        lost = self._store.check_state_dir()
         for run in runs.values():
             self._store.keep(run.job.id, run.watch.memory(), run.incident)
             if lost and run.incident is not None:

@@ -10,7 +10,7 @@ from mldebug.cli.console import Console, print_line
 from mldebug.cli.durations import since_seconds
 from mldebug.cli.param_types import JOB
 from mldebug.core.errors import UsageError
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.status.job_table import JobFilter, JobRow, table_lines
 
 FORMS = ("table", "wide", "name", "json")
@@ -18,7 +18,7 @@ WIDE = "wide"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-class JobListOptions(Noun, frozen=True, kw_only=True):
+class JobListOptions(MeasuredData, frozen=True, kw_only=True):
     """The options of a command that lists jobs: its form, and which jobs."""
 
     form: str = WIDE

@@ -232,9 +232,9 @@ class KernelLogSource:
         self._counts.add_record(self._losses.all)
         if record.facility != KERNEL_FACILITY and not self._user_space:
             return
-        self._obey(record)
+        self._advance_clock(record)
 
-    def _obey(self, record: KernelRecord) -> None:
+    def _advance_clock(self, record: KernelRecord) -> None:
         at = self._clock.unix(record.seconds)
         if at < self._oldest:
             return

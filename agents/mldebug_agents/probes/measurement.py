@@ -78,8 +78,8 @@ class Measurement:
     has least, where it is over several; None on one.
     """
 
-    def __init__(self, wish: CollectivesRequest, telling: Callbacks | None = None) -> None:
-        self.wish, self._telling = wish, telling or Callbacks()
+    def __init__(self, request: CollectivesRequest, telling: Callbacks | None = None) -> None:
+        self.request, self._telling = request, telling or Callbacks()
         self.results: list[CollectiveResult] = []
         self.skipped: list[str] = []
         self.about = MeasuredRanks()
@@ -88,7 +88,7 @@ class Measurement:
     def run(self, session: Session) -> ChildExit:
         """Measure on this node alone. Returns how the child ended; what it measured is added to `results` as it comes."""
         usual = session.facts.gpus if session.device == "cuda" else CPU_RANKS
-        ranks = list(range(self.wish.nproc or usual))
+        ranks = list(range(self.request.nproc or usual))
         check_ranks(session, len(ranks))
         order = self.order(session.device, ranks, len(ranks), "127.0.0.1", free_port())
         return session.run("collectives", order, self.on_event, env=self.variables())
@@ -101,7 +101,7 @@ class Measurement:
             seconds = max(1.0, until - time.monotonic()) + SPARE
             return ProbeChild(spawner).run(argv, os.environ, seconds, on_event)
 
-        facts = nodes.ask(run, self.wish.interface)
+        facts = nodes.ask(run, self.request.interface)
         self.gigabits = min((one.gigabits for one in facts.values()), key=sum)
         device = agreed_device(facts, wanted.device)
         if not wanted.beside_jobs:
@@ -118,7 +118,7 @@ class Measurement:
     ) -> dict[str, tuple[str, dict[str, Any]]]:
         first = facts[hosts[0]]
         fewest = min(one.gpus for one in facts.values()) if device == "cuda" else CPU_RANKS
-        each = self.wish.nproc or fewest
+        each = self.request.nproc or fewest
         if device == "cuda" and each > fewest:
             raise MldebugError(
                 f"{each} ranks were wanted, and a node has {fewest} GPUs", "fewer --nproc"
@@ -148,7 +148,9 @@ class Measurement:
         launcher = f"{python} -m torch.distributed.run" if python else "torchrun"
         for number, host in enumerate(hosts):
             place = f"--master-addr {hosts[0]} --master-port {port}"
-            many = f"--nnodes {len(hosts)} --node-rank {number} --nproc-per-node {self.wish.nproc}"
+            many = (
+                f"--nnodes {len(hosts)} --node-rank {number} --nproc-per-node {self.request.nproc}"
+            )
             yield f"{settings}{launcher} {many} {place} {words}  # on {host}"
 
     def order(
@@ -157,26 +159,26 @@ class Measurement:
         """The order for the ranks of one node, as `inside/collectives.py` takes it: `ranks` of this node out of `world`,
         which meet at `address` and `port`.
         """
-        wish = self.wish
+        request = self.request
         return {
             "ranks": ranks,
             "world": world,
             "address": address,
             "port": port,
             "device": device,
-            "ops": wish.ops,
-            "sizes": wish.sizes or SIZES[device],
-            "dtype": wish.dtype,
-            "warmup": wish.warmup,
-            "repeats": wish.repeats,
-            "timeout": wish.timeout,
+            "ops": request.ops,
+            "sizes": request.sizes or SIZES[device],
+            "dtype": request.dtype,
+            "warmup": request.warmup,
+            "repeats": request.repeats,
+            "timeout": request.timeout,
             "cell_seconds": CELL_SECONDS,
-            "memory": wish.memory,
+            "memory": request.memory,
         }
 
     def variables(self) -> dict[str, str]:
         """The environment variables that select the chosen network interface; empty where none was chosen."""
-        chosen = self.wish.interface
+        chosen = self.request.interface
         return {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": chosen} if chosen else {}
 
     def on_event(self, event: Event) -> None:

@@ -29,8 +29,8 @@ SSH = (
 SRUN = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--immediate=30")
 LOOK = 0.2
 
-Hear = Callable[[Event], None]
-Runner = Callable[[list[str], Hear], ChildExit]
+EventHandler = Callable[[Event], None]
+Runner = Callable[[list[str], EventHandler], ChildExit]
 
 
 class ProbeNodeFacts(TorchFacts, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Nodes:
         """
         facts: dict[str, ProbeNodeFacts] = {}
 
-        def hearer(host: str) -> Hear:
+        def event_handler(host: str) -> EventHandler:
             def on_event(event: Event) -> None:
                 if event["event"] == "facts":
                     facts[host] = msgspec.convert(event, ProbeNodeFacts)
@@ -80,7 +80,7 @@ class Nodes:
             return on_event
 
         orders = {host: ("facts", {"interface": interface}) for host in self.hosts}
-        ended = self.run(run, orders, {host: hearer(host) for host in self.hosts})
+        ended = self.run(run, orders, {host: event_handler(host) for host in self.hosts})
         for host in self.hosts:
             if host not in facts:
                 why = ended[host].reason
@@ -91,7 +91,7 @@ class Nodes:
         self,
         run: Runner,
         orders: Mapping[str, tuple[str, Mapping[str, Any]]],
-        on_event: Mapping[str, Hear],
+        on_event: Mapping[str, EventHandler],
     ) -> dict[str, ChildExit]:
         """Run one script per host on all hosts at the same time and wait for all. Returns how each ended, by host.
 

@@ -202,9 +202,9 @@ class NodeProbe:
     def _nccl(self, session: Session, gpus: int) -> None:
         begin = time.monotonic()
         payload = LARGE if self._free >= ROOM * LARGE else USUAL
-        wish = CollectivesRequest(nproc=gpus, ops=("all_reduce",), sizes=(payload,))
+        request = CollectivesRequest(nproc=gpus, ops=("all_reduce",), sizes=(payload,))
         quiet = Callbacks(result=lambda _: None, skipped=lambda _: None, joined=lambda _: None)
-        measurement = Measurement(wish, quiet)
+        measurement = Measurement(request, quiet)
         ended = measurement.run(session)
         seconds = time.monotonic() - begin
         if not measurement.results and self._cut(ended):

@@ -93,7 +93,7 @@ class StateStore:
         """
         return self.writer.start(timeout)
 
-    def tend(self) -> bool:
+    def check_state_dir(self) -> bool:
         """Have the state dir checked, and log a writer that hangs.
 
         True where the dir was found removed or replaced and was made anew: all rows are queued

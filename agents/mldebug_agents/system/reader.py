@@ -228,7 +228,9 @@ class Reader:
         """Whether the path itself is a symbolic link, also a broken one; False where nothing is there. `timeout`: seconds."""
         return _truth(self._ask_one(ReadOperation.LINK, path, rights=rights, timeout=timeout))
 
-    def poke(self, path: str, *, rights: Rights, timeout: float = TIMEOUT) -> Unreadable | None:
+    def write_byte(
+        self, path: str, *, rights: Rights, timeout: float = TIMEOUT
+    ) -> Unreadable | None:
         """Write one byte into a FIFO that belongs to the user of these rights.
 
         None on success; it fails at once where nobody reads the FIFO.

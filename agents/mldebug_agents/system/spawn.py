@@ -93,7 +93,7 @@ class Spawner:
         poll = select.poll()
         if self._control.fileno() >= 0:
             poll.register(self._control, 0)
-        return self._obituary() if poll.poll(0) else ""
+        return self._helper_gone_sentence() if poll.poll(0) else ""
 
     def inherit(self, leftovers: Sequence[Leftover]) -> None:
         """Add children that an earlier agent could not end. They are listed until they end."""
@@ -219,7 +219,9 @@ class Spawner:
             socket.send_fds(self._control, [msgspec.msgpack.encode(request)], [inlet, *fds])
         except OSError as error:
             os.close(outlet)
-            raise ConnectionError(self._obituary()) if error.errno in _HUNG_UP else error from None
+            raise (
+                ConnectionError(self._helper_gone_sentence()) if error.errno in _HUNG_UP else error
+            ) from None
         finally:
             os.close(inlet)
         child = ChildProcess(request.number, outlet, words, owner)
@@ -252,7 +254,11 @@ class Spawner:
             timed_out=timed_out,
             truncated=any(stream.flooded for stream in streams),
             abandoned=not child.over and not lost,
-            error=os.strerror(child.errno) if child.errno else self._obituary() if lost else "",
+            error=os.strerror(child.errno)
+            if child.errno
+            else self._helper_gone_sentence()
+            if lost
+            else "",
         )
         self._part(child, completed.abandoned)
         return completed
@@ -321,7 +327,7 @@ class Spawner:
         else:
             child.close()
 
-    def _obituary(self) -> str:
+    def _helper_gone_sentence(self) -> str:
         return f"the helper process that starts programs (pid {self.helper_pid}) is gone; restart mldebug"
 
 

@@ -64,16 +64,16 @@ class JudgingShares:
             self._use(who, time.thread_time() - before)
 
     def _left(self, who: Owner, ranks: int) -> float:
-        self._used = {one: (self._clock(), used) for one in self._used if (used := self._debt(one)) > 0}  # fmt: skip
+        self._used = {one: (self._clock(), used) for one in self._used if (used := self._owed_time(one)) > 0}  # fmt: skip
         share = SHARE + ranks * PER_RANK
-        return max(LEAST, min(MOST, share - self._debt(who)))
+        return max(LEAST, min(MOST, share - self._owed_time(who)))
 
-    def _debt(self, who: Owner) -> float:
+    def _owed_time(self, who: Owner) -> float:
         at, used = self._used.get(who, (0.0, 0.0))
         return max(0.0, used - (self._clock() - at) * REFILL)
 
     def _use(self, who: Owner, seconds: float) -> None:
-        self._used[who] = self._clock(), self._debt(who) + seconds
+        self._used[who] = self._clock(), self._owed_time(who) + seconds
 
 
 def job_of(incident: Incident) -> Job:

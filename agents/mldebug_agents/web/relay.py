@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from mldebug_agents.web.connection_limiter import BACKLOG, MOST, ConnectionLimiter
 from mldebug_agents.web.peer_credentials import PeerProtocol
-from mldebug_agents.web.same_origin import cookie_name, misled
+from mldebug_agents.web.same_origin import cookie_name, refused_origin
 from mldebug_agents.web.sessions import digest
 from mldebug_agents.web.unix_http import UnixConnection
 
@@ -62,7 +62,7 @@ class Relay:
         self.server().run(sockets=[ConnectionLimiter(listener, MOST)])
 
     def _get(self, request: Request) -> Response:
-        if why := misled(request.headers, local=True):
+        if why := refused_origin(request.headers, local=True):
             return PlainTextResponse(f"Not answered: {why}.\n", 403)
         if digest(request.cookies.get(cookie_name(request.headers), "")) in self._inside:
             return self._answer(request)

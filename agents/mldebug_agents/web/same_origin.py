@@ -30,14 +30,14 @@ class SameOriginOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass it on, or say why not."""
         headers = Headers(scope=scope)
-        why = misled(headers, local=True)
+        why = refused_origin(headers, local=True)
         if not why and scope.get("method") not in ("GET", "HEAD") and from_browser(headers):
             why = "a browser may only look"
         answer = PlainTextResponse(f"Not answered: {why}.\n", 403) if why else self._app
         await answer(scope, receive, send)
 
 
-def misled(
+def refused_origin(
     headers: Mapping[str, str], *, local: bool, names: Callable[[], Collection[str]] = tuple
 ) -> str:
     """Return why a request to the web server is refused, or "" where it is accepted.
@@ -55,13 +55,13 @@ def misled(
     return ""
 
 
-def rebound(headers: Mapping[str, str], node: str) -> str:
+def refused_host(headers: Mapping[str, str], node: str) -> str:
     """Why this request gets no public data; "" where it gets them. A browser must use a host name of this node,
 
     since a foreign page may have pointed its own name at this address. Programs may use any name, as Prometheus does.
     """
     is_browser = headers.get("user-agent", "").startswith("Mozilla/") or from_browser(headers)
-    return misled(headers, local=False, names=lambda: own_names(node)) if is_browser else ""
+    return refused_origin(headers, local=False, names=lambda: own_names(node)) if is_browser else ""
 
 
 def forged(headers: Mapping[str, str]) -> bool:

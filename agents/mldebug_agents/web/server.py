@@ -42,7 +42,7 @@ from mldebug_agents.web.peer_credentials import (
     view,
 )
 from mldebug_agents.web.responses import for_nobody_else, peer_at
-from mldebug_agents.web.same_origin import BY_NAME, SameOriginOnly, rebound
+from mldebug_agents.web.same_origin import BY_NAME, SameOriginOnly, refused_host
 from mldebug_agents.web.sessions import Sessions
 
 log = logging.getLogger("mldebug")
@@ -263,7 +263,7 @@ class AgentServer(HttpServers):
 
     def _metrics(self, request: Request) -> Response:
         peer, accept = peer_at(request), request.headers.get("accept", "")
-        if peer is None and (why := rebound(request.headers, self._node)):
+        if peer is None and (why := refused_host(request.headers, self._node)):
             return PlainTextResponse(f"Not answered: {why}. {BY_NAME}\n", status_code=421)
         if self.snapshot is None:
             return PlainTextResponse("not ready\n", status_code=503)

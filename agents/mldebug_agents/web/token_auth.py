@@ -20,8 +20,8 @@ from mldebug_agents.web.same_origin import (
     cookie_name,
     forged,
     is_loopback,
-    misled,
     own_names,
+    refused_origin,
 )
 from mldebug_agents.web.sessions import LIFE, Sessions
 
@@ -85,7 +85,9 @@ class TokenAuth:
         """Read anew each time: who changes the file ends all sessions."""
         if self._token_file is None:
             return PlainTextResponse(f"{self._none}\n", 403, HEADERS)
-        if why := misled(request.headers, local=False, names=lambda: own_names(platform.node())):
+        if why := refused_origin(
+            request.headers, local=False, names=lambda: own_names(platform.node())
+        ):
             return message_page(421, f"Not answered: {why}.", BY_NAME)
         try:
             return token_of(self._token_file)

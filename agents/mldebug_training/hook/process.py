@@ -108,12 +108,12 @@ class OwnProcess:
     def _look(self, record: HookRecord) -> None:
         """Now and then: what does not need to be looked at in each step."""
         if record.signal and not self._stacks.mine():
-            self._deaf(record)
+            self._stop_listening(record)
         seconds = collective_timeout()
         if seconds:
             record.write_timeout(seconds)
 
-    def _deaf(self, record: HookRecord) -> None:
+    def _stop_listening(self, record: HookRecord) -> None:
         """The job has closed our file of stacks: say that nobody can ask any more."""
         record.set_stack_signal(0)
         record.write()

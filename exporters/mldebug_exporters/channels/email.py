@@ -82,7 +82,7 @@ class Email:
 
     def _hand_over(self, message: EventMessage, to: list[str]) -> "smtplib._SendErrs":
         with self._connect() as server:
-            self._greet(server)
+            self._start_session(server)
             return server.send_message(mail_of(message, self._options), to_addrs=to)
 
     def _settle(self, message: EventMessage, refused: dict[str, int]) -> None:
@@ -107,7 +107,7 @@ class Email:
             )
         return _Server(options.server, options.port, _own_name(), timeout=options.timeout)
 
-    def _greet(self, server: smtplib.SMTP) -> None:
+    def _start_session(self, server: smtplib.SMTP) -> None:
         if self._options.security == "starttls":
             server.starttls(context=self._context())
         if self._options.user:

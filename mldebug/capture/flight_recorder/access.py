@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 PIPE, OLD_SIZE, SIZE = (
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
@@ -45,7 +45,7 @@ class AccessKind(StrEnum):
     FIFO = "debug FIFO"
 
 
-class RankFacts(Noun, frozen=True, kw_only=True):
+class RankFacts(MeasuredData, frozen=True, kw_only=True):
     """The facts of one rank that decide how its Flight Recorder can be read. `backends`: as the names of its threads show."""
 
     rank: int
@@ -190,10 +190,10 @@ def _no_fifo(facts: RankFacts) -> str:
         return "nccl2 makes none before PyTorch 2.16"
     if not environ.get(PIPE):
         return f"{PIPE} is not set"
-    return _deaf(facts, environ, torch)
+    return _why_fifo_is_ignored(facts, environ, torch)
 
 
-def _deaf(facts: RankFacts, environ: Mapping[str, str], torch: TorchVersion) -> str:
+def _why_fifo_is_ignored(facts: RankFacts, environ: Mapping[str, str], torch: TorchVersion) -> str:
     """Why PyTorch would not read a debug FIFO that the environment asks for; "" where it does."""
     if not environ[PIPE].startswith("/"):
         return f"{PIPE} is no absolute path"

@@ -7,7 +7,7 @@ containers all pids may be the same, so the host counts.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from mldebug.core.model import NcclAbsent, NcclCommunicator, NcclRank, NcclRas, Noun
+from mldebug.core.model import MeasuredData, NcclAbsent, NcclCommunicator, NcclRank, NcclRas
 
 ProcessPlace = tuple[str, int]  # host, pid
 
@@ -42,7 +42,7 @@ def _places(answer: NcclRas) -> Iterable[ProcessPlace]:
     yield from ((row.host, row.pid) for row in answer.absent if row.pid is not None)
 
 
-class RasWorld(Noun, frozen=True, kw_only=True):
+class RasWorld(MeasuredData, frozen=True, kw_only=True):
     """The communicator of all ranks of a job, as far as an answer of NCCL RAS shows it."""
 
     key: str

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from mldebug.capture.folded_stacks import CountedStack
 from mldebug.capture.frames import bare, principal, site
-from mldebug.core.model import Frame, Noun
+from mldebug.core.model import Frame, MeasuredData
 
 TOP = 8
 _COLLECTIVES = ("torch/distributed/", "deepspeed/comm/", "megatron/core/distributed/")
@@ -12,7 +12,7 @@ _DEVICE = ("synchronize",)  # `item` and the like have no frame of Python
 _DATA = ("torch/utils/data/",)
 
 
-class SampledProfile(Noun, frozen=True, kw_only=True):
+class SampledProfile(MeasuredData, frozen=True, kw_only=True):
     """Where the thread that trains stood, as shares of its `samples`: in collectives, waiting for the GPU, waiting for data; `places`: lines of
     the job's own code, `functions`: the innermost frames.
     """

@@ -5,7 +5,7 @@ from typing import Literal
 
 from mldebug.capture.profile.intervals import Interval, join, length, without
 from mldebug.capture.profile.trace import COMMUNICATION, WAITS, ProfileTrace, Span
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 TOP = 8
 BUSY, IDLE = 0.85, 0.6  # share of the time in which the device works: it is the limit, it is not
@@ -15,7 +15,7 @@ EXPOSED = 0.3  # share of the time in which the device only communicates
 Limit = Literal["device", "host", "communication", "cpu only", "between", "unclear", "nothing"]
 
 
-class Share(Noun, frozen=True, kw_only=True):
+class Share(MeasuredData, frozen=True, kw_only=True):
     """How long one operator or kernel ran: its own time (without what it called), in microseconds, and how often."""
 
     name: str
@@ -23,7 +23,7 @@ class Share(Noun, frozen=True, kw_only=True):
     count: int
 
 
-class ProfileSummary(Noun, frozen=True, kw_only=True):
+class ProfileSummary(MeasuredData, frozen=True, kw_only=True):
     """Where the time of a trace went. Times are microseconds.
 
     `span`: all of it, where there is a device from its first work on; `operators` and `kernels`: those that took most; `communication`: time in collectives, and `exposed` the part of it in which

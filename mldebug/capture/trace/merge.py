@@ -18,7 +18,7 @@ from mldebug.capture.trace.records import (
     TraceEventKind,
     training_thread,
 )
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 LINE = TraceEventKind.LINE
 MAX_ROW = 400_000  # events of one step that are compared
@@ -33,7 +33,7 @@ class Stop(NamedTuple):
     line: int = 0
 
 
-class RankProgress(Noun, frozen=True, kw_only=True):
+class RankProgress(MeasuredData, frozen=True, kw_only=True):
     """How far one rank got, by the call trace that its process wrote (its ring file). `silent_seconds`: from its last record to
     the newest record of all ranks.
     """
@@ -57,7 +57,7 @@ class TraceBranch(NamedTuple):
     inside: TracedFunction | None = None
 
 
-class Divergence(Noun, frozen=True, kw_only=True):
+class Divergence(MeasuredData, frozen=True, kw_only=True):
     """The first event of a step that is not the same on all ranks, and which ranks did what."""
 
     step: int | None
@@ -66,7 +66,7 @@ class Divergence(Noun, frozen=True, kw_only=True):
     branches: tuple[TraceBranch, ...] = ()  # the largest first
 
 
-class MergedRings(Noun, frozen=True, kw_only=True):
+class MergedRings(MeasuredData, frozen=True, kw_only=True):
     """The comparison of the call traces (ring files) of several ranks. `compared`: the training steps that every trace holds
     whole; `parting`: where in the newest step that differs the ranks do something else. `by`: what was compared, in the words of
     `trace run --what`: calls (with their returns), lines, or both.
@@ -98,7 +98,7 @@ def merge(rings: Mapping[int, Ring]) -> MergedRings:
     rows = {rank: _rows(ring, by) for rank, ring in rings.items()}
     steps = _common(rows)
     partings = (
-        _parting(step, {rank: some[step] for rank, some in rows.items()})
+        _divergence(step, {rank: some[step] for rank, some in rows.items()})
         for step in reversed(steps)
     )
     return MergedRings(
@@ -183,7 +183,7 @@ def _common(rows: Mapping[int, Mapping[int | None, list[Stop]]]) -> tuple[int | 
     return tuple(sorted(common, key=lambda step: -1 if step is None else step))
 
 
-def _parting(step: int | None, rows: Mapping[int, Sequence[Stop]]) -> Divergence | None:
+def _divergence(step: int | None, rows: Mapping[int, Sequence[Stop]]) -> Divergence | None:
     """Where ranks diverged in one step; None where all did the same and came equally far."""
     equal = _equal(list(rows.values()))
     ways: dict[Stop | None, list[int]] = defaultdict(list)

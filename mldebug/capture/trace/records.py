@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import safe_line
 
 
@@ -53,7 +53,7 @@ class TraceEvent(NamedTuple):
     step: int | None = None
 
 
-class RingHeader(Noun, frozen=True, kw_only=True):
+class RingHeader(MeasuredData, frozen=True, kw_only=True):
     """The header of a ring file: its layout, and the process that wrote it. Times are nanoseconds of the monotonic clock of the
     writer's node, but for `wall_ns`.
     """
@@ -144,7 +144,7 @@ class ListedEvents(tuple[TraceEvent, ...], TraceEvents):
         return self[-1].at if self else None
 
 
-class Ring(Noun, frozen=True, kw_only=True):
+class Ring(MeasuredData, frozen=True, kw_only=True):
     """The content of a call-trace file at one moment. `threads`: by kernel thread id. `broken`: sentences about names and chunks
     that are damaged.
     """

@@ -4,7 +4,7 @@ Immutable `msgspec` structs without behaviour beyond small properties. Captures 
 Units: seconds, bytes, unix time (float, UTC). `rank` is always the global rank. All are imported from here.
 """
 
-from mldebug.core.model.base import Noun, Spoken, shared_fields
+from mldebug.core.model.base import MeasuredData, ReportData, shared_fields
 from mldebug.core.model.capture import (
     CAPTURE_SCHEMA,
     Fault,
@@ -65,4 +65,4 @@ from mldebug.core.model.process import (
     ThreadState,
 )
 
-__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuBrief", "GpuSample", "Group", "GroupCount", "HeldLine", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "MemoryFailure", "MemoryHolders", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeBrief", "NodeCapture", "NodePort", "NodeWait", "Noun", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankBrief", "RankCapture", "RankDevice", "RankIdentity", "Remark", "Role", "RunBrief", "SourceExcerpt", "Spoken", "ThreadStack", "ThreadState", "TimedCall", "TimedCalls", "TraceTail", "Transfer", "TreeNode", "Verdict", "shared_fields"]  # fmt: skip
+__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuBrief", "GpuSample", "Group", "GroupCount", "HeldLine", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "MeasuredData", "MemoryFailure", "MemoryHolders", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeBrief", "NodeCapture", "NodePort", "NodeWait", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankBrief", "RankCapture", "RankDevice", "RankIdentity", "Remark", "ReportData", "Role", "RunBrief", "SourceExcerpt", "ThreadStack", "ThreadState", "TimedCall", "TimedCalls", "TraceTail", "Transfer", "TreeNode", "Verdict", "shared_fields"]  # fmt: skip

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 
 
-class Noun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MeasuredData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the types for measured data: as JSON fields with default values are left out, and unknown fields are ignored on
     reading.
     """
 
 
-class Spoken(msgspec.Struct, frozen=True, kw_only=True):
+class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the types for report data: as JSON every field is written."""
 
 

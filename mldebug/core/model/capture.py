@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.core.model.base import Noun
+from mldebug.core.model.base import MeasuredData
 from mldebug.core.model.collectives import FlightRecord, NcclRas
 from mldebug.core.model.identity import Gap, Job, RankIdentity, Remark
 from mldebug.core.model.process import LogTail, ProcessCapture
@@ -12,7 +12,7 @@ from mldebug.core.model.process import LogTail, ProcessCapture
 CAPTURE_SCHEMA = "mldebug.capture/1"
 
 
-class HookState(Noun, frozen=True, kw_only=True):
+class HookState(MeasuredData, frozen=True, kw_only=True):
     """What the hook (mldebug's code in a rank's process) reports at one moment: step, phase, figures. Ages are seconds."""
 
     step: int | None = None  # None: none was made yet
@@ -22,7 +22,7 @@ class HookState(Noun, frozen=True, kw_only=True):
     scalars: dict[str, float] = {}
 
 
-class TraceTail(Noun, frozen=True, kw_only=True):
+class TraceTail(MeasuredData, frozen=True, kw_only=True):
     """The last calls of one rank, from the ring file that its call tracer writes, with source text; secrets are hidden."""
 
     lines: tuple[
@@ -36,7 +36,7 @@ class TraceTail(Noun, frozen=True, kw_only=True):
     path: str = ""  # of the ring, as the rank saw it
 
 
-class RankCapture(Noun, frozen=True, kw_only=True):
+class RankCapture(MeasuredData, frozen=True, kw_only=True):
     """Everything that was captured of one rank: its process and children, its log, its Flight Recorder, its hook and its call
     trace.
     """
@@ -51,7 +51,7 @@ class RankCapture(Noun, frozen=True, kw_only=True):
     trace: TraceTail | None = None  # None: it is not traced, or its ring could not be read
 
 
-class Fault(Noun, frozen=True, kw_only=True):
+class Fault(MeasuredData, frozen=True, kw_only=True):
     """A fault of a GPU, a process or the node, reported by the kernel, the driver or a GPU, with the rank or pid that it concerns."""
 
     kind: str  # xid, sxid, gpu_lost, gpu_init_failed, gpu_missing, ecc, oom_kill
@@ -73,7 +73,7 @@ class Fault(Noun, frozen=True, kw_only=True):
     advice: str = ""  # "drain and reboot the node"
 
 
-class GpuSample(Noun, frozen=True, kw_only=True):
+class GpuSample(MeasuredData, frozen=True, kw_only=True):
     """One reading of one GPU; None for each value that could not be read."""
 
     at: float  # unix
@@ -82,7 +82,7 @@ class GpuSample(Noun, frozen=True, kw_only=True):
     power_watts: float | None = None
 
 
-class RankDevice(Noun, frozen=True, kw_only=True):
+class RankDevice(MeasuredData, frozen=True, kw_only=True):
     """Readings of one rank's GPU while its job stood still, without a judgement of them."""
 
     rank: int
@@ -109,7 +109,7 @@ class RankDevice(Noun, frozen=True, kw_only=True):
     samples: tuple[GpuSample, ...] = ()  # oldest first
 
 
-class NodePort(Noun, frozen=True, kw_only=True):
+class NodePort(MeasuredData, frozen=True, kw_only=True):
     """A network port of a node that a job there may use, to be compared with those of its other nodes."""
 
     name: str  # mlx5_0/1
@@ -120,7 +120,7 @@ class NodePort(Noun, frozen=True, kw_only=True):
 
 
 class NodeCapture(
-    Noun, frozen=True, kw_only=True, omit_defaults=False
+    MeasuredData, frozen=True, kw_only=True, omit_defaults=False
 ):  # its schema is always written
     """Everything that was captured on one node of one job at one moment; stored as evidence/capture-NODE.json."""
 
@@ -151,7 +151,7 @@ class NodeCapture(
     versions: dict[str, str] = {}
 
 
-class QueriedNode(Noun, frozen=True, kw_only=True):
+class QueriedNode(MeasuredData, frozen=True, kw_only=True):
     """One node that was asked for its capture of a run, under the name by which it was asked.
 
     `state`: down, the scheduler says so; silent, no answer came, so it may be down; unable, it was reached and sent no capture;
@@ -168,7 +168,7 @@ class QueriedNode(Noun, frozen=True, kw_only=True):
     place: str = ""  # the site's label of where it stands: a rack, a switch
 
 
-class QueriedNodes(Noun, frozen=True, kw_only=True):
+class QueriedNodes(MeasuredData, frozen=True, kw_only=True):
     """All nodes that were asked for captures of a run, each with the result."""
 
     nodes: tuple[QueriedNode, ...] = ()  # sorted by name

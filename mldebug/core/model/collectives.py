@@ -1,10 +1,10 @@
 """The collective calls of ranks: what their Flight Recorders hold, and the launches that NCCL itself counts."""
 
-from mldebug.core.model.base import Noun
+from mldebug.core.model.base import MeasuredData
 from mldebug.core.model.process import Frame
 
 
-class Collective(Noun, frozen=True, kw_only=True):
+class Collective(MeasuredData, frozen=True, kw_only=True):
     """One collective call of one rank, as recorded by its Flight Recorder."""
 
     op: str  # all_reduce
@@ -19,7 +19,7 @@ class Collective(Noun, frozen=True, kw_only=True):
     frames: tuple[Frame, ...] = ()  # where it was called, innermost first; of a raw dump alone
 
 
-class Transfer(Noun, frozen=True, kw_only=True):
+class Transfer(MeasuredData, frozen=True, kw_only=True):
     """One unfinished send or receive of one rank, as recorded by its Flight Recorder."""
 
     op: str  # send, recv
@@ -32,7 +32,7 @@ class Transfer(Noun, frozen=True, kw_only=True):
     frames: tuple[Frame, ...] = ()
 
 
-class FlightGroup(Noun, frozen=True, kw_only=True):
+class FlightGroup(MeasuredData, frozen=True, kw_only=True):
     """One process group as the Flight Recorder of one of its ranks shows it. The counts are sequence numbers; 0: none yet."""
 
     name: str
@@ -44,7 +44,7 @@ class FlightGroup(Noun, frozen=True, kw_only=True):
     calls: tuple[Collective, ...] = ()  # oldest first: what is pending, and the newest
 
 
-class GroupCount(Noun, frozen=True, kw_only=True):
+class GroupCount(MeasuredData, frozen=True, kw_only=True):
     """How far a rank is in a process group, by the `pg_status` of its dump; that is there even where finished calls are left out."""
 
     number: int  # by which this rank's process knows the group
@@ -53,7 +53,7 @@ class GroupCount(Noun, frozen=True, kw_only=True):
     completed: int = 0
 
 
-class PairCount(Noun, frozen=True, kw_only=True):
+class PairCount(MeasuredData, frozen=True, kw_only=True):
     """How far a rank is with the sends and receives of a process group of two, whose members number them alike."""
 
     group: str
@@ -61,7 +61,7 @@ class PairCount(Noun, frozen=True, kw_only=True):
     done: int  # number of the last that is done
 
 
-class TimedCall(Noun, frozen=True, kw_only=True):
+class TimedCall(MeasuredData, frozen=True, kw_only=True):
     """How long one collective took on one rank's GPU, from when this rank came to it. `created_at`: unix, by this rank's clock."""
 
     sequence: int
@@ -69,7 +69,7 @@ class TimedCall(Noun, frozen=True, kw_only=True):
     created_at: float
 
 
-class TimedCalls(Noun, frozen=True, kw_only=True):
+class TimedCalls(MeasuredData, frozen=True, kw_only=True):
     """The newest calls of one process group that were timed on one rank."""
 
     group: str  # name
@@ -78,7 +78,7 @@ class TimedCalls(Noun, frozen=True, kw_only=True):
     calls: tuple[TimedCall, ...] = ()
 
 
-class FlightRecord(Noun, frozen=True, kw_only=True):
+class FlightRecord(MeasuredData, frozen=True, kw_only=True):
     """The content of one rank's Flight Recorder at one moment: its process groups with their calls."""
 
     version: str = ""
@@ -97,7 +97,7 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     )
 
 
-class NcclRank(Noun, frozen=True, kw_only=True):
+class NcclRank(MeasuredData, frozen=True, kw_only=True):
     """One rank of a communicator, as NCCL RAS reports it. `rank` is its number in this communicator, not in the job."""
 
     rank: int
@@ -108,7 +108,7 @@ class NcclRank(Noun, frozen=True, kw_only=True):
     counts: dict[str, int] = {}  # function -> how many the host has launched; those of 0 left out
 
 
-class NcclAbsent(Noun, frozen=True, kw_only=True):
+class NcclAbsent(MeasuredData, frozen=True, kw_only=True):
     """A process of which NCCL RAS has no data. `rank` is its number in its communicator; None where the communicator is not
     known.
     """
@@ -121,7 +121,7 @@ class NcclAbsent(Noun, frozen=True, kw_only=True):
     dead: bool = False  # RAS has given it up
 
 
-class NcclLevel(Noun, frozen=True, kw_only=True):
+class NcclLevel(MeasuredData, frozen=True, kw_only=True):
     """How many `ranks` of a communicator have launched `count` calls of `function`."""
 
     function: str  # AllReduce
@@ -129,7 +129,7 @@ class NcclLevel(Noun, frozen=True, kw_only=True):
     ranks: int
 
 
-class NcclCommunicator(Noun, frozen=True, kw_only=True):
+class NcclCommunicator(MeasuredData, frozen=True, kw_only=True):
     """A communicator as NCCL RAS reports it. `ranks` may be incomplete; `levels`, `launched` and `furthest` cover all ranks that
     answered.
     """
@@ -145,7 +145,7 @@ class NcclCommunicator(Noun, frozen=True, kw_only=True):
     levels: tuple[NcclLevel, ...] = ()  # of the functions whose counts differ
 
 
-class NcclRas(Noun, frozen=True, kw_only=True):
+class NcclRas(MeasuredData, frozen=True, kw_only=True):
     """The answer of NCCL RAS in one process, about all processes of the job. Counts are launches by the host, which do not show
     what completed.
     """

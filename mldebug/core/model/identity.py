@@ -1,9 +1,9 @@
 """Which ranks, jobs and launchers are on a node, and what could not be found out about them."""
 
-from mldebug.core.model.base import Noun
+from mldebug.core.model.base import MeasuredData
 
 
-class RankIdentity(Noun, frozen=True, kw_only=True):
+class RankIdentity(MeasuredData, frozen=True, kw_only=True):
     """Who one rank's process on this node is: rank, pid, user, launcher, run. Read once and then cached."""
 
     rank: int
@@ -32,7 +32,7 @@ class RankIdentity(Noun, frozen=True, kw_only=True):
     array: str = ""  # id of the scheduler's job array that it is a task of
 
 
-class LostRank(Noun, frozen=True, kw_only=True):
+class LostRank(MeasuredData, frozen=True, kw_only=True):
     """A rank that should be on this node and has no living process."""
 
     rank: int
@@ -42,7 +42,7 @@ class LostRank(Noun, frozen=True, kw_only=True):
     leftovers: tuple[int, ...] = ()  # living children it left behind
 
 
-class NodeWait(Noun, frozen=True, kw_only=True):
+class NodeWait(MeasuredData, frozen=True, kw_only=True):
     """What a launcher that has started no rank waits for: the other nodes of its run, by its command line and environment."""
 
     nodes: int = 0  # that the run needs at least; 0: not known
@@ -54,7 +54,7 @@ class NodeWait(Noun, frozen=True, kw_only=True):
     present: tuple[str, ...] = ()  # nodes with a launcher, as all agents count; empty: none counts
 
 
-class Job(Noun, frozen=True, kw_only=True):
+class Job(MeasuredData, frozen=True, kw_only=True):
     """One attempt (one start) of one run on this node or, after merging, on all nodes."""
 
     id: str  # short and stable: derived from run id, master and first start
@@ -73,7 +73,7 @@ class Job(Noun, frozen=True, kw_only=True):
     waits: NodeWait | None = None  # its launcher has started no rank yet; None: it has ranks
 
 
-class Remark(Noun, frozen=True, kw_only=True):
+class Remark(MeasuredData, frozen=True, kw_only=True):
     """Something odd in a job that is no stall, such as two processes with one rank, or impossible environment variables."""
 
     kind: str
@@ -81,7 +81,7 @@ class Remark(Noun, frozen=True, kw_only=True):
     pids: tuple[int, ...] = ()
 
 
-class Gap(Noun, frozen=True, kw_only=True):
+class Gap(MeasuredData, frozen=True, kw_only=True):
     """Evidence that is missing: what, why, and how to get it the next time."""
 
     what: str

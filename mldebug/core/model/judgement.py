@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.core.model.base import Noun, Spoken
+from mldebug.core.model.base import MeasuredData, ReportData
 from mldebug.core.model.capture import RankCapture
 
 
@@ -49,7 +49,7 @@ class Confidence(StrEnum):
     LOW = "low"
 
 
-class Classification(Noun, frozen=True, kw_only=True):
+class Classification(MeasuredData, frozen=True, kw_only=True):
     """What one rank is doing, as read from its capture. `name`: a class from the table in
     `mldebug.diagnosis.classify.rank_class`.
     """
@@ -71,7 +71,7 @@ class Classification(Noun, frozen=True, kw_only=True):
     why: tuple[str, ...] = ()  # the facts it rests on, each one short sentence
 
 
-class ClassifiedRank(Noun, frozen=True, kw_only=True):
+class ClassifiedRank(MeasuredData, frozen=True, kw_only=True):
     """A rank with what it is doing (`is_`) and its capture; `capture` is None for a rank without a process."""
 
     rank: int
@@ -81,7 +81,7 @@ class ClassifiedRank(Noun, frozen=True, kw_only=True):
     capture: RankCapture | None = None
 
 
-class Culprit(Spoken, frozen=True, kw_only=True):
+class Culprit(ReportData, frozen=True, kw_only=True):
     """What the waiting ranks wait for: a rank, node, GPU, mount, link or process."""
 
     kind: Literal["rank", "node", "gpu", "mount", "link", "worker"]
@@ -91,7 +91,7 @@ class Culprit(Spoken, frozen=True, kw_only=True):
     reason: str
 
 
-class Finding(Noun, frozen=True, kw_only=True):
+class Finding(MeasuredData, frozen=True, kw_only=True):
     """The conclusion of one detector, a rule that looks for one kind of cause."""
 
     verdict: Verdict
@@ -102,7 +102,7 @@ class Finding(Noun, frozen=True, kw_only=True):
     next_steps: tuple[str, ...] = ()
 
 
-class Diagnosis(Spoken, frozen=True, kw_only=True):
+class Diagnosis(ReportData, frozen=True, kw_only=True):
     """The conclusion from all detectors (rules for one cause each): verdict, culprits, and the words that people read."""
 
     verdict: Verdict
@@ -114,7 +114,7 @@ class Diagnosis(Spoken, frozen=True, kw_only=True):
     works: bool = False  # the job went on while it was looked at: nothing is stuck
 
 
-class Group(Spoken, frozen=True, kw_only=True):
+class Group(ReportData, frozen=True, kw_only=True):
     """Ranks whose main stack (that of the thread which shows what the process does) is the same."""
 
     ranks: str  # folded: "0-5,7"
@@ -125,7 +125,7 @@ class Group(Spoken, frozen=True, kw_only=True):
     frames: tuple[str, ...]  # labels, innermost first
 
 
-class TreeNode(Spoken, frozen=True, kw_only=True):
+class TreeNode(ReportData, frozen=True, kw_only=True):
     """One frame in the tree that the stacks of all ranks form, the outermost frame at the root; `ranks`: those whose stack passes
     here.
     """
@@ -136,7 +136,7 @@ class TreeNode(Spoken, frozen=True, kw_only=True):
     children: tuple["TreeNode", ...] = ()
 
 
-class Judgement(Noun, frozen=True, kw_only=True):
+class Judgement(MeasuredData, frozen=True, kw_only=True):
     """Everything that `mldebug.diagnosis.diagnose.diagnose` concludes from the captures of one job: diagnosis, classes, groups,
     stack tree.
     """

@@ -1,9 +1,9 @@
 """Who holds the memory of a GPU: by line of the job, and by phase. Sizes are bytes."""
 
-from mldebug.core.model.base import Noun
+from mldebug.core.model.base import MeasuredData
 
 
-class HeldLine(Noun, frozen=True, kw_only=True):
+class HeldLine(MeasuredData, frozen=True, kw_only=True):
     """What one line of the job's code holds, through whatever it called."""
 
     place: str  # "build (model.py:18)"; "" where PyTorch knows no Python line
@@ -12,7 +12,7 @@ class HeldLine(Noun, frozen=True, kw_only=True):
     blocks: int = 0
 
 
-class MemoryHolders(Noun, frozen=True, kw_only=True):
+class MemoryHolders(MeasuredData, frozen=True, kw_only=True):
     """Who holds what PyTorch's allocator has of one GPU.
 
     `reserved`: all that it has of the GPU; `allocated`: blocks in use; `requested`: what was asked for, before rounding up; the rest lies
@@ -36,7 +36,7 @@ class MemoryHolders(Noun, frozen=True, kw_only=True):
         return max(0, self.reserved - self.allocated)
 
 
-class MemoryFailure(Noun, frozen=True, kw_only=True):
+class MemoryFailure(MeasuredData, frozen=True, kw_only=True):
     """An allocation of GPU memory that failed, as the hook wrote it down before the error was raised."""
 
     at: float  # unix

@@ -1,11 +1,11 @@
 """What one node shows of itself to a person who looks at several: its runs, ranks and GPUs in few words, small enough to be sent often."""
 
-from mldebug.core.model.base import Noun
+from mldebug.core.model.base import MeasuredData
 
 MAX_RUNS, MAX_RANKS, MAX_GPUS, MAX_LINES = 64, 1024, 64, 16  # of one node; of one run
 
 
-class RankBrief(Noun, frozen=True, kw_only=True):
+class RankBrief(MeasuredData, frozen=True, kw_only=True):
     """One rank. `state`: moving, waiting, inert, busy, exited, unclear … (a `Role`, or "moving"), or "announced", where nothing more is known; `waits`: the share of its time, 0 to
     1, in which it waits for others; `gpu`: index of its GPU. None: not known.
     """
@@ -20,7 +20,7 @@ class RankBrief(Noun, frozen=True, kw_only=True):
     doing: str = ""  # its phase, its last frame, or how it ended
 
 
-class RunBrief(Noun, frozen=True, kw_only=True):
+class RunBrief(MeasuredData, frozen=True, kw_only=True):
     """The part of a run on one node. `key`: the same on all nodes of the run; `age`: seconds since its start, 0.0 where it is not known."""
 
     key: tuple[str, ...]
@@ -45,7 +45,7 @@ class RunBrief(Noun, frozen=True, kw_only=True):
     report: str = ""  # the sentence of the open incident
 
 
-class GpuBrief(Noun, frozen=True, kw_only=True):
+class GpuBrief(MeasuredData, frozen=True, kw_only=True):
     """One GPU at one moment: ratios 0 to 1, bytes, watts, degrees Celsius; None where it does not say. `state`: healthy, degraded,
     unhealthy, missing, unknown.
     """
@@ -62,7 +62,7 @@ class GpuBrief(Noun, frozen=True, kw_only=True):
     state: str = "unknown"
 
 
-class NodeBrief(Noun, frozen=True, kw_only=True):
+class NodeBrief(MeasuredData, frozen=True, kw_only=True):
     """One node at one moment. `age`: seconds since its agent last looked, by its own clock; `agent_seconds`: since when an agent
     watches it, None where none answers, which `agent_trouble` explains.
     """

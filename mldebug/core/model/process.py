@@ -1,11 +1,11 @@
 """One process at one moment: its stacks, threads, files and locks."""
 
-from mldebug.core.model.base import Noun
+from mldebug.core.model.base import MeasuredData
 
 MAIN_THREAD = "MainThread"
 
 
-class Frame(Noun, frozen=True, kw_only=True):
+class Frame(MeasuredData, frozen=True, kw_only=True):
     """A frame of a stack. `line` is 0 where it is not known, as for most native code; `path` is the full file name (or the shared object)."""
 
     function: str
@@ -31,7 +31,7 @@ class Frame(Noun, frozen=True, kw_only=True):
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
-class ThreadStack(Noun, frozen=True, kw_only=True):
+class ThreadStack(MeasuredData, frozen=True, kw_only=True):
     """The stack of one Python thread; `frames` stand innermost first."""
 
     tid: int
@@ -44,7 +44,7 @@ class ThreadStack(Noun, frozen=True, kw_only=True):
     )
 
 
-class ThreadState(Noun, frozen=True, kw_only=True):
+class ThreadState(MeasuredData, frozen=True, kw_only=True):
     """The state of one thread, as read from /proc/PID/task/TID."""
 
     tid: int
@@ -59,7 +59,7 @@ class ThreadState(Noun, frozen=True, kw_only=True):
     kernel_stack: tuple[str, ...] = ()
 
 
-class OpenFile(Noun, frozen=True, kw_only=True):
+class OpenFile(MeasuredData, frozen=True, kw_only=True):
     """An open file descriptor. `kind`: file, pipe, fifo, socket, device, tty, gpu, anon or deleted."""
 
     fd: int
@@ -73,7 +73,7 @@ class OpenFile(Noun, frozen=True, kw_only=True):
     stuck_seconds: float = 0.0  # for so long the filesystem had not answered the agent itself
 
 
-class Io(Noun, frozen=True, kw_only=True):
+class Io(MeasuredData, frozen=True, kw_only=True):
     """I/O counters of a process in bytes, from /proc/PID/io."""
 
     read_chars: int = 0
@@ -82,7 +82,7 @@ class Io(Noun, frozen=True, kw_only=True):
     written_bytes: int = 0
 
 
-class LockHolder(Noun, frozen=True, kw_only=True):
+class LockHolder(MeasuredData, frozen=True, kw_only=True):
     """A process that holds a file lock which another process waits for. Its command line is given only if both belong to the same
     user.
     """
@@ -93,7 +93,7 @@ class LockHolder(Noun, frozen=True, kw_only=True):
     command: str = ""  # redacted
 
 
-class FileLock(Noun, frozen=True, kw_only=True):
+class FileLock(MeasuredData, frozen=True, kw_only=True):
     """A file lock that one thread of a process waits for."""
 
     tid: int
@@ -102,7 +102,7 @@ class FileLock(Noun, frozen=True, kw_only=True):
     holders: tuple[LockHolder, ...] = ()  # none: on another node, or not to be seen from here
 
 
-class ProcessState(Noun, frozen=True, kw_only=True):
+class ProcessState(MeasuredData, frozen=True, kw_only=True):
     """The state of one process at one moment, as read from /proc/PID."""
 
     pid: int
@@ -128,7 +128,7 @@ class ProcessState(Noun, frozen=True, kw_only=True):
         return next((thread for thread in self.threads if thread.tid == self.pid), None)
 
 
-class Movement(Noun, frozen=True, kw_only=True):
+class Movement(MeasuredData, frozen=True, kw_only=True):
     """What changed between several samples of one process, to tell whether it is frozen or slow."""
 
     samples: int
@@ -142,7 +142,7 @@ class Movement(Noun, frozen=True, kw_only=True):
     io_chars: int = 0  # bytes through read and write calls in the span
 
 
-class SourceExcerpt(Noun, frozen=True, kw_only=True):
+class SourceExcerpt(MeasuredData, frozen=True, kw_only=True):
     """Some lines of a source file, without secrets. `first`: the number of the first of them; `line`: where the process stands."""
 
     path: str
@@ -151,7 +151,7 @@ class SourceExcerpt(Noun, frozen=True, kw_only=True):
     lines: tuple[str, ...]
 
 
-class ProcessCapture(Noun, frozen=True, kw_only=True):
+class ProcessCapture(MeasuredData, frozen=True, kw_only=True):
     """Everything that was read of one process at one moment."""
 
     pid: int
@@ -172,7 +172,7 @@ class ProcessCapture(Noun, frozen=True, kw_only=True):
     command: str = ""  # of a child that is no Python: what it runs, redacted
 
 
-class LogTail(Noun, frozen=True, kw_only=True):
+class LogTail(MeasuredData, frozen=True, kw_only=True):
     """The last lines that a rank wrote, without control characters and secrets."""
 
     path: str

@@ -96,7 +96,7 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
     if alike := FlightRecorders(case).alike:
         who = f"{all_of(len(alike.members))} members of {alike.view.title}"
         timing = () if alike.timed else (TIMING,)
-        return f"{case.everybody()}; {who} have called {alike.what} {_likeness(alike)}", (look, *timing, again)  # fmt: skip
+        return f"{case.everybody()}; {who} have called {alike.what} {_common_call(alike)}", (look, *timing, again)  # fmt: skip
     if case.flight_records:
         return f"{case.everybody()}: who is behind the evidence does not tell", (look, again)
     summary = ", and ".join((", ".join((case.everybody(), *agreed[:-1])), *agreed[-1:]))
@@ -129,7 +129,7 @@ def _counted(rank: ClassifiedRank) -> bool:
     return process is not None and (process.movement is not None or process.state is not None)
 
 
-def _likeness(claim: Claim) -> str:
+def _common_call(claim: Claim) -> str:
     """How all have called one collective, and where that leads."""
     if claim.view.one_size(claim.sequence):
         return "alike, and it does not end: nobody is behind, look at the GPUs and the network"

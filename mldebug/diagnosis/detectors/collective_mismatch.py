@@ -105,7 +105,7 @@ class CollectiveMismatch:
         finding = blame(
             case, Verdict.COLLECTIVE_MISMATCH, odd, (show_source(odd[0]),), confidence=sure
         )
-        came = f"{ranks_text(r.rank for r in odd)} came to it through {_parting(way, winner)}, the others through {_parting(winner, way)}"
+        came = f"{ranks_text(r.rank for r in odd)} came to it through {_divergence(way, winner)}, the others through {_divergence(winner, way)}"
         summary = (
             f"{case.everybody()}; {came}: {len(odd)} of {len(case.waiting)} took another branch"
         )
@@ -147,7 +147,7 @@ def _frames(rank: ClassifiedRank) -> tuple[Frame, ...]:
     return stack.frames if stack else ()
 
 
-def _parting(way: tuple[str, ...], other: tuple[str, ...]) -> str:
+def _divergence(way: tuple[str, ...], other: tuple[str, ...]) -> str:
     """The innermost place of a way that the other does not have."""
     return next((place for place in way if place not in other), "another way")
 

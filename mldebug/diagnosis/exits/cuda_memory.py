@@ -11,7 +11,7 @@ GPU's memory.
 import re
 from enum import StrEnum
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 _HEAD = re.compile(
     r"\b(?P<kind>CUDA|HIP|XPU|MPS) (?:(?:driver )?error: )?out of memory|cuda runtime error \(2\)"
@@ -65,14 +65,14 @@ class MemoryCause(StrEnum):
     UNKNOWN = "untold"  # the message has no figures
 
 
-class MemoryHolder(Noun, frozen=True, kw_only=True):
+class MemoryHolder(MeasuredData, frozen=True, kw_only=True):
     """A process that holds memory of the device; `pid` as the driver counts it, which in a container is the host's."""
 
     pid: int
     memory_bytes: int
 
 
-class DeviceMemory(Noun, frozen=True, kw_only=True):
+class DeviceMemory(MeasuredData, frozen=True, kw_only=True):
     """The figures of one out-of-memory message, in bytes; None where the message has none."""
 
     kind: str = "CUDA"

@@ -25,6 +25,16 @@ import msgspec
 
 from mldebug.core.model import Confidence
 from mldebug.core.ranksets import fold_ranks
+from mldebug.diagnosis.exits.exit_confidence import (
+    alike,
+    earlier,
+    exit_confidence,
+    has_the_only_traceback,
+    is_ended_by_others,
+    may_hang,
+    not_later,
+    sureness_of_leaver,
+)
 from mldebug.diagnosis.exits.failed_network import with_network_fault
 from mldebug.diagnosis.exits.model import (
     AttemptExit,
@@ -43,16 +53,6 @@ from mldebug.diagnosis.exits.outcome import (
     tells_of_allocation,
 )
 from mldebug.diagnosis.exits.rank_exit import KILL, ExitKind, ExplainedExit, explain_exits, is_about
-from mldebug.diagnosis.exits.sureness import (
-    alike,
-    earlier,
-    has_the_only_traceback,
-    is_ended_by_others,
-    may_hang,
-    not_later,
-    sureness,
-    sureness_of_leaver,
-)
 from mldebug.diagnosis.exits.suspects import with_suspects
 from mldebug.diagnosis.exits.words.last_words import tells_of_closed
 
@@ -268,7 +268,7 @@ def _begun_by(
             exits,
             f"ranks {who} failed, and no line of the log says whose its last error is",
         )
-    confidence = sureness(first, failing, exits, attempt, before=bool(before))
+    confidence = exit_confidence(first, failing, exits, attempt, before=bool(before))
     return abnormal(exits, (first,), confidence, attempt)
 
 

@@ -10,8 +10,8 @@ from mldebug.core.model import (
     HookState,
     Job,
     LogTail,
+    MeasuredData,
     MemoryFailure,
-    Noun,
     RankIdentity,
     TraceTail,
 )
@@ -39,7 +39,7 @@ FAULTS = frozenset(
 _SIGNALS = {one.value: one.name for one in signal.Signals}
 
 
-class RankExit(Noun, frozen=True, kw_only=True):
+class RankExit(MeasuredData, frozen=True, kw_only=True):
     """The exit of one rank.
 
     `moment` orders exits: the lower number came first, equal ones came together; None where it is
@@ -54,7 +54,7 @@ class RankExit(Noun, frozen=True, kw_only=True):
     source: str = "exit unknown"  # where the status comes from
 
 
-class Accusation(Noun, frozen=True, kw_only=True):
+class Accusation(MeasuredData, frozen=True, kw_only=True):
     """The ranks, processes, addresses or calls that a victim's error message names as the cause.
 
     Rank numbers are those of the message's process group, which may be a part of the job.
@@ -69,7 +69,7 @@ class Accusation(Noun, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
 
 
-class RankError(Noun, frozen=True, kw_only=True):
+class RankError(MeasuredData, frozen=True, kw_only=True):
     """The last error of a rank, from its output or its error file."""
 
     error: str  # "ValueError: bad shard 7"
@@ -89,7 +89,7 @@ class RankError(Noun, frozen=True, kw_only=True):
         return self.error.partition(":")[0]
 
 
-class LauncherFailure(Noun, frozen=True, kw_only=True):
+class LauncherFailure(MeasuredData, frozen=True, kw_only=True):
     """The statement of a launcher that one rank failed."""
 
     pid: int | None = None
@@ -98,7 +98,7 @@ class LauncherFailure(Noun, frozen=True, kw_only=True):
     status: int | None = None
 
 
-class LauncherWords(Noun, frozen=True, kw_only=True):
+class LauncherWords(MeasuredData, frozen=True, kw_only=True):
     """The messages of a launcher or scheduler about the end of a job, from the job's log."""
 
     failures: tuple[LauncherFailure, ...] = ()  # as first observed, one for each attempt
@@ -112,7 +112,7 @@ class LauncherWords(Noun, frozen=True, kw_only=True):
     cited: tuple[str, ...] = msgspec.field(default=(), name="said")
 
 
-class KernelDeath(Noun, frozen=True, kw_only=True):
+class KernelDeath(MeasuredData, frozen=True, kw_only=True):
     """A line of the kernel log about the end of a process."""
 
     pid: int
@@ -121,7 +121,7 @@ class KernelDeath(Noun, frozen=True, kw_only=True):
     at: float = 0.0  # seconds of the kernel's own clock
 
 
-class FilesystemFill(Noun, frozen=True, kw_only=True):
+class FilesystemFill(MeasuredData, frozen=True, kw_only=True):
     """How full a filesystem of the job was, at the last look before its end."""
 
     mount: str
@@ -135,7 +135,7 @@ class FilesystemFill(Noun, frozen=True, kw_only=True):
     inodes_left_after: int | None = None  # likewise
 
 
-class CheckpointsAtExit(Noun, frozen=True, kw_only=True):
+class CheckpointsAtExit(MeasuredData, frozen=True, kw_only=True):
     """One series of a run's checkpoints as it lay on disk after the run's end. Sizes are in bytes."""
 
     folder: str  # as the ranks see it
@@ -147,7 +147,7 @@ class CheckpointsAtExit(Noun, frozen=True, kw_only=True):
     held_bytes: int = 0
 
 
-class KnownExits(Noun, frozen=True, kw_only=True):
+class KnownExits(MeasuredData, frozen=True, kw_only=True):
     """The ranks of a run on this node, and those of them that have ended."""
 
     identities: tuple[RankIdentity, ...] = ()
@@ -157,7 +157,7 @@ class KnownExits(Noun, frozen=True, kw_only=True):
     )
 
 
-class AttemptExit(Noun, frozen=True, kw_only=True):
+class AttemptExit(MeasuredData, frozen=True, kw_only=True):
     """All that is known of how one attempt (one start of a job) ended on this node."""
 
     job: Job

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mldebug.core.model.base import Spoken
+from mldebug.core.model.base import ReportData
 from mldebug.core.ranksets import fold_nodes
 from mldebug.core.text import plural, rfc3339
 from mldebug.core.units import duration_words, percent
@@ -14,7 +14,7 @@ MOST = 200  # attempts of one answer, the newest
 PRODUCTIVE = "productive"
 
 
-class JobAttempt(Spoken, frozen=True, kw_only=True):
+class JobAttempt(ReportData, frozen=True, kw_only=True):
     """One attempt of a job on all its nodes. Times are RFC 3339, "" for one that goes on. `reason`: why it ended, where an incident says it."""
 
     run: str
@@ -33,7 +33,7 @@ class JobAttempt(Spoken, frozen=True, kw_only=True):
     productive_ratio: float
 
 
-class JobTimeline(Spoken, frozen=True, kw_only=True):
+class JobTimeline(ReportData, frozen=True, kw_only=True):
     """A job with its attempts, the oldest first."""
 
     job: str
@@ -45,7 +45,7 @@ class JobTimeline(Spoken, frozen=True, kw_only=True):
     productive_ratio: float
 
 
-class JobList(Spoken, frozen=True, kw_only=True):
+class JobList(ReportData, frozen=True, kw_only=True):
     """Jobs, the one that was heard of last first."""
 
     jobs: tuple[JobTimeline, ...]

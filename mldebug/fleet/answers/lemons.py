@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from mldebug.core.model.base import Spoken
+from mldebug.core.model.base import ReportData
 from mldebug.core.ranksets import fold_nodes
 from mldebug.core.text import plural, rfc3339
 from mldebug.fleet.answers.built_in import BuiltIn
@@ -39,7 +39,7 @@ MOST_REASONS = 6
 ONE_SENDER = 1.0  # the greatest weight of all that one node says against another
 
 
-class Reason(Spoken, frozen=True, kw_only=True):
+class Reason(ReportData, frozen=True, kw_only=True):
     """One piece of evidence against a node. `weight`: as it counts now; `at`: RFC 3339."""
 
     kind: str  # hardware_fault, incident, probe
@@ -50,7 +50,7 @@ class Reason(Spoken, frozen=True, kw_only=True):
     report: str = ""
 
 
-class NodeScore(Spoken, frozen=True, kw_only=True):
+class NodeScore(ReportData, frozen=True, kw_only=True):
     """How a node stands. `standing`: lemon; ill (a critical fault lasts now); watch (there is some evidence); well."""
 
     node: str
@@ -60,7 +60,7 @@ class NodeScore(Spoken, frozen=True, kw_only=True):
     reasons: tuple[Reason, ...]  # the heaviest first
 
 
-class LemonList(Spoken, frozen=True, kw_only=True):
+class LemonList(ReportData, frozen=True, kw_only=True):
     """The nodes of a fleet against which there is evidence, the worst first. `stray_gpus`: those with faults that are built in nowhere now."""
 
     at: str

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from mldebug.core.model.base import Spoken
+from mldebug.core.model.base import ReportData
 from mldebug.core.text import rfc3339
 from mldebug.fleet.answers.lemons import LemonList, NodeScore
 from mldebug.fleet.events import (
@@ -16,7 +16,7 @@ from mldebug.fleet.events import (
 MOST = 200  # entries, the newest
 
 
-class NodeEntry(Spoken, frozen=True, kw_only=True):
+class NodeEntry(ReportData, frozen=True, kw_only=True):
     """One thing that happened. `kind`: hardware_fault, incident, probe, gpu_in, gpu_out; `ended`: RFC 3339, "" where it lasts or is one moment."""
 
     at: str
@@ -27,7 +27,7 @@ class NodeEntry(Spoken, frozen=True, kw_only=True):
     report: str = ""
 
 
-class NodeHistory(Spoken, frozen=True, kw_only=True):
+class NodeHistory(ReportData, frozen=True, kw_only=True):
     """A node: how it stands among the lemons (None: no evidence), its GPUs by its newest inventory, and its entries, the newest first."""
 
     node: str

@@ -5,7 +5,7 @@ It is advice: nothing here starts or stops anything.
 
 from collections.abc import Iterator, Sequence
 
-from mldebug.core.model.base import Spoken
+from mldebug.core.model.base import ReportData
 from mldebug.core.ranksets import fold_nodes, unfold_nodes
 from mldebug.core.text import rfc3339
 from mldebug.fleet.answers.jobs import JobAttempt, JobTimeline
@@ -21,7 +21,7 @@ CODES = {"safe": 0, "safe_without_nodes": 10, "not_before": 11, "not_safe": 12, 
 """Exit codes of `mldebug retry-advice`, by standing."""
 
 
-class RetryAdvice(Spoken, frozen=True, kw_only=True):
+class RetryAdvice(ReportData, frozen=True, kw_only=True):
     """Whether to start a job again. `standing`: safe, safe_without_nodes, not_before, not_safe (it would fail the same way), running.
 
     `without`: nodes to leave out, folded; `not_before`: RFC 3339; `resume_from`: its newest complete checkpoint.

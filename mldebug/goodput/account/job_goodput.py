@@ -10,7 +10,7 @@ from itertools import islice
 
 import msgspec
 
-from mldebug.core.model import Noun, shared_fields
+from mldebug.core.model import MeasuredData, shared_fields
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.units import duration_words, percent
 from mldebug.goodput.account.gpu_time import AttemptAccount
@@ -97,7 +97,7 @@ USE_WORDS: Mapping[str, str] = {
 _BY_RESTARTS = (GpuUse.LOST_WORK, GpuUse.RESTART_GAP)
 
 
-class AttemptGoodput(Noun, frozen=True, kw_only=True):
+class AttemptGoodput(MeasuredData, frozen=True, kw_only=True):
     """One attempt of a run: GPU seconds by use. Times are unix seconds."""
 
     run: str
@@ -110,7 +110,7 @@ class AttemptGoodput(Noun, frozen=True, kw_only=True):
     stragglers: tuple[str, ...] = ()  # ranks that the others waited for, in sentences
 
 
-class JobGoodput(Noun, frozen=True, kw_only=True):
+class JobGoodput(MeasuredData, frozen=True, kw_only=True):
     """One job: the GPU seconds of all its runs and attempts on this node by use, and what that means."""
 
     name: str

@@ -6,7 +6,7 @@ Pure.
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from mldebug.core.model import Gap, Noun
+from mldebug.core.model import Gap, MeasuredData
 from mldebug.hardware.gpu.readings import LostGpu, NodeGpus
 
 XIDS = frozenset({79, 119, 120})
@@ -17,7 +17,7 @@ WAY_OUT = "`mldebug doctor --gpus` says what to do about it; it is asked again t
 RESETS = frozenset({"reset", "drain_and_reset", "bus_reset"})
 
 
-class ExcludedGpu(Noun, frozen=True, kw_only=True):
+class ExcludedGpu(MeasuredData, frozen=True, kw_only=True):
     """A GPU that must not be touched for the next `seconds`, by its PCI address: the only name that the kernel's log has for it."""
 
     bus_id: str  # PCI address, 0000:3b:00.0

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.hardware.gpu.readings import LOST, UNLISTED, GpuReading, LostGpu, NodeGpus
 
 FORGET_AFTER = 7 * 86_400.0
@@ -35,7 +35,7 @@ class Absence(StrEnum):
     GONE = "gone"  # until it answers again
 
 
-class KnownGpu(Noun, frozen=True, kw_only=True):
+class KnownGpu(MeasuredData, frozen=True, kw_only=True):
     """One GPU that has answered a full read before."""
 
     uuid: str
@@ -45,7 +45,7 @@ class KnownGpu(Noun, frozen=True, kw_only=True):
     links: tuple[int, ...] = ()  # NVLinks that were up once
 
 
-class MissingGpu(Noun, frozen=True, kw_only=True):
+class MissingGpu(MeasuredData, frozen=True, kw_only=True):
     """A GPU that has answered before and is not there now, or does not answer."""
 
     gpu: KnownGpu
@@ -53,7 +53,7 @@ class MissingGpu(Noun, frozen=True, kw_only=True):
     reason: str  # "GPU is lost"; "the driver does not list it"
 
 
-class GpuCount(Noun, frozen=True, kw_only=True):
+class GpuCount(MeasuredData, frozen=True, kw_only=True):
     """How many GPUs are present, which ones are missing, and which do not answer."""
 
     readable: bool = True

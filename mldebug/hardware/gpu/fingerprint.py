@@ -24,7 +24,7 @@ from enum import StrEnum
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.hardware.gpu.baseline import BUSY, Baseline, Load
 from mldebug.hardware.gpu.samples import GpuSign, finite
 from mldebug.stall.checkpoint_writes import FAST
@@ -50,7 +50,7 @@ class GpuState(StrEnum):
     UNKNOWN = "unknown"
 
 
-class GpuFingerprint(Noun, frozen=True, kw_only=True):
+class GpuFingerprint(MeasuredData, frozen=True, kw_only=True):
     """The state of one GPU, judged beside the other GPUs of its run. `maybe`: other states that fit the same readings."""
 
     uuid: str
@@ -85,7 +85,7 @@ class GpuFingerprint(Noun, frozen=True, kw_only=True):
         return self.load in (Load.WORKING, Load.PARTLY)
 
 
-class Fingerprint(Noun, frozen=True, kw_only=True):
+class Fingerprint(MeasuredData, frozen=True, kw_only=True):
     """The states of all GPUs of one run at one moment (`at`, unix time)."""
 
     at: float

@@ -10,7 +10,7 @@ N-th visible GPU. Contradictions are reported.
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.ranksets import fold_ranks
 from mldebug.hardware.gpu.readings import NVIDIA, GpuReading
 from mldebug.hardware.gpu.visible_devices import (
@@ -18,7 +18,7 @@ from mldebug.hardware.gpu.visible_devices import (
     VisibleDevice,
     VisibleDevices,
     in_pci_order,
-    sights,
+    visible_gpus,
     whole_gpu,
 )
 
@@ -31,7 +31,7 @@ class JoinEvidence(StrEnum):
     ENVIRONMENT = "environment"
 
 
-class RankProcess(Noun, frozen=True, kw_only=True):
+class RankProcess(MeasuredData, frozen=True, kw_only=True):
     """A rank's process on this node, and what shows which GPUs it uses."""
 
     rank: int
@@ -42,7 +42,7 @@ class RankProcess(Noun, frozen=True, kw_only=True):
     environment: dict[str, str] | None = None  # visible.VARIABLES of it; None: not readable
 
 
-class RankGpu(Noun, frozen=True, kw_only=True):
+class RankGpu(MeasuredData, frozen=True, kw_only=True):
     """A rank, the GPU that it uses, and the evidence for that."""
 
     rank: int
@@ -61,7 +61,7 @@ class RankGpu(Noun, frozen=True, kw_only=True):
         return self.evidence is not JoinEvidence.ENVIRONMENT
 
 
-class RankGpuMap(Noun, frozen=True, kw_only=True):
+class RankGpuMap(MeasuredData, frozen=True, kw_only=True):
     """Which rank uses which GPU, for all ranks of a job on this node."""
 
     ranks: tuple[RankGpu, ...] = ()  # sorted by rank
@@ -85,7 +85,7 @@ class RankGpuMap(Noun, frozen=True, kw_only=True):
         return frozenset(rank.rank for rank in self.ranks if not rank.sure)
 
 
-class _GpuClaim(Noun, frozen=True, kw_only=True):
+class _GpuClaim(MeasuredData, frozen=True, kw_only=True):
     device: VisibleDevice
     evidence: JoinEvidence
     words: str
@@ -190,7 +190,7 @@ def _by_environment(
         return None, "its environment is not readable"
     counted = [
         _counted(process, sight, gpus)
-        for sight in sights(process.environment, gpus, process.open_minors)
+        for sight in visible_gpus(process.environment, gpus, process.open_minors)
     ]
     whole = [one for one in counted if one[0] is not None and not one[1]]
     claims = whole or [one for one in counted if one[0] is not None]

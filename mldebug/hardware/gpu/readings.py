@@ -8,7 +8,7 @@ beside the sum of all places.
 
 from typing import Literal
 
-from mldebug.core.model import Gap, Noun
+from mldebug.core.model import Gap, MeasuredData
 
 NVIDIA = "nvidia"
 """The vendor of GPUs that do not say another one."""
@@ -19,7 +19,7 @@ Scope = Literal["volatile", "aggregate"]  # since the driver was loaded; since t
 # --- the watch read ------------------------------------------------------------------------------
 
 
-class GpuWatch(Noun, frozen=True, kw_only=True):
+class GpuWatch(MeasuredData, frozen=True, kw_only=True):
     """The quick reading of one GPU, taken every few seconds."""
 
     uuid: str
@@ -40,7 +40,7 @@ UNLISTED = "missing"
 """It answered before, and the driver lists other GPUs only."""
 
 
-class LostGpu(Noun, frozen=True, kw_only=True):
+class LostGpu(MeasuredData, frozen=True, kw_only=True):
     """A GPU that does not answer now, though it answered before or the driver counts it."""
 
     index: int
@@ -51,7 +51,7 @@ class LostGpu(Noun, frozen=True, kw_only=True):
     vendor: str = NVIDIA
 
 
-class GpuEvent(Noun, frozen=True, kw_only=True):
+class GpuEvent(MeasuredData, frozen=True, kw_only=True):
     """An event that the driver reported by itself since the last reading, such as an Xid."""
 
     at: float  # unix, when it was heard: at most one read late
@@ -62,7 +62,7 @@ class GpuEvent(Noun, frozen=True, kw_only=True):
     xid: int | None = None
 
 
-class NodeWatch(Noun, frozen=True, kw_only=True):
+class NodeWatch(MeasuredData, frozen=True, kw_only=True):
     """The quick readings of all GPUs of the node."""
 
     at: float
@@ -77,7 +77,7 @@ class NodeWatch(Noun, frozen=True, kw_only=True):
 # --- the full read -------------------------------------------------------------------------------
 
 
-class GpuActivity(Noun, frozen=True, kw_only=True):
+class GpuActivity(MeasuredData, frozen=True, kw_only=True):
     """Averages over `window_seconds` from the GPU's own sampling counters (NVIDIA's GPM)."""
 
     window_seconds: float
@@ -92,7 +92,7 @@ class GpuActivity(Noun, frozen=True, kw_only=True):
     pcie_transmit_bytes_per_second: float | None = None
 
 
-class EccCount(Noun, frozen=True, kw_only=True):
+class EccCount(MeasuredData, frozen=True, kw_only=True):
     """Memory errors of one kind. `location` is total, dram, sram, l1, l2, register, texture, shared or cbu."""
 
     type: ErrorType
@@ -102,7 +102,7 @@ class EccCount(Noun, frozen=True, kw_only=True):
     total: int | None = None  # monotone
 
 
-class RemappedRows(Noun, frozen=True, kw_only=True):
+class RemappedRows(MeasuredData, frozen=True, kw_only=True):
     """Rows of memory that were replaced by spare ones (Ampere and newer)."""
 
     corrected: int | None = None  # as told
@@ -114,7 +114,7 @@ class RemappedRows(Noun, frozen=True, kw_only=True):
     banks: dict[str, int] = {}  # by spare rows that are left: max, high, partial, low, none
 
 
-class NvLink(Noun, frozen=True, kw_only=True):
+class NvLink(MeasuredData, frozen=True, kw_only=True):
     """An NVLink.
 
     `errors` by kind: replay, recovery, crc_flit, crc_data, ecc_data; the last two grow on healthy
@@ -133,7 +133,7 @@ class NvLink(Noun, frozen=True, kw_only=True):
     grown_seconds: float | None = None  # in this time; None before the second read that asked
 
 
-class GpuFabric(Noun, frozen=True, kw_only=True):
+class GpuFabric(MeasuredData, frozen=True, kw_only=True):
     """How far a GPU has joined its NVLink fabric.
 
     `status`: NVML's code once `state` is completed; 0 is success.
@@ -146,7 +146,7 @@ class GpuFabric(Noun, frozen=True, kw_only=True):
     ] = ()  # degraded_bandwidth, route_recovery, route_unhealthy, access_timeout_recovery
 
 
-class GpuProcess(Noun, frozen=True, kw_only=True):
+class GpuProcess(MeasuredData, frozen=True, kw_only=True):
     """A process with a compute context on the GPU. `pid`: its number in the pid namespace of the reader."""
 
     pid: int
@@ -157,7 +157,7 @@ class GpuProcess(Noun, frozen=True, kw_only=True):
     )
 
 
-class GpuReading(Noun, frozen=True, kw_only=True):
+class GpuReading(MeasuredData, frozen=True, kw_only=True):
     """All values of one GPU in a full reading; None where the GPU or its driver does not give a value."""
 
     uuid: str
@@ -231,7 +231,7 @@ class GpuReading(Noun, frozen=True, kw_only=True):
     vendor: str = NVIDIA
 
 
-class NodeGpus(Noun, frozen=True, kw_only=True):
+class NodeGpus(MeasuredData, frozen=True, kw_only=True):
     """A full reading of all GPUs of the node, with what could not be read."""
 
     at: float

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.hardware.gpu.readings import GpuActivity, GpuWatch
 
 MOVES_RATIO = 0.005
@@ -12,7 +12,7 @@ MOVES_RATIO = 0.005
 MOVES_BYTES_PER_SECOND = 1_000_000.0
 
 
-class RankSign(Noun, frozen=True, kw_only=True):
+class RankSign(MeasuredData, frozen=True, kw_only=True):
     """What is known of the rank that uses the GPU. None always means "not known"."""
 
     rank: int
@@ -21,7 +21,7 @@ class RankSign(Noun, frozen=True, kw_only=True):
     waiting: bool | None = None  # a stack sample shows it in a collective or a device sync
 
 
-class GpuSign(Noun, frozen=True, kw_only=True):
+class GpuSign(MeasuredData, frozen=True, kw_only=True):
     """One GPU at one reading.
 
     Any value may be None: a MIG slice has no utilization, an old card no energy counter.

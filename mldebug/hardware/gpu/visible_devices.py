@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import clean
 from mldebug.hardware.gpu.readings import GpuReading
 
@@ -22,7 +22,7 @@ VARIABLES = (CUDA, CONTAINER, ORDER)
 MAX_WORDS = 1024
 
 
-class VisibleDevice(Noun, frozen=True, kw_only=True):
+class VisibleDevice(MeasuredData, frozen=True, kw_only=True):
     """A GPU, or a MIG slice of one, that a process may use."""
 
     uuid: str
@@ -30,7 +30,7 @@ class VisibleDevice(Noun, frozen=True, kw_only=True):
     instance: str = ""  # uuid of the MIG slice
 
 
-class VisibleDevices(Noun, frozen=True, kw_only=True):
+class VisibleDevices(MeasuredData, frozen=True, kw_only=True):
     """The GPUs that a process may use, in its own numbering.
 
     `source`: the variable that restricts them; `problem`: what is wrong with its value.
@@ -41,7 +41,7 @@ class VisibleDevices(Noun, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def sights(
+def visible_gpus(
     environment: Mapping[str, str], gpus: Sequence[GpuReading], minors: Sequence[int] | None
 ) -> tuple[VisibleDevices, ...]:
     """The GPUs that a process may use: one entry for each way of numbering them that fits its open device files; never empty.

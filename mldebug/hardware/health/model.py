@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 
 class HealthState(StrEnum):
@@ -71,7 +71,7 @@ COMPONENTS = (
 MAX_REASONS = 3
 
 
-class ComponentHealth(Noun, frozen=True, kw_only=True):
+class ComponentHealth(MeasuredData, frozen=True, kw_only=True):
     """The health of one component of one GPU, or of the node (`uuid` "")."""
 
     component: str  # of COMPONENTS

@@ -9,7 +9,7 @@ Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 
 import re
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 NO_LIMIT = 1 << 60  # version 1 says so by a number like this
 _ROW = re.compile(r"^(\w[\w()]{0,60}):?\s+(\d{1,20})(?: kB)?", re.MULTILINE)
@@ -19,7 +19,7 @@ _TAKEN_BACK = {
 }
 
 
-class RankMemory(Noun, frozen=True, kw_only=True):
+class RankMemory(MeasuredData, frozen=True, kw_only=True):
     """Memory of one process, in bytes.
 
     `anon` and `shmem` are its own; `file` is mapped, and can be dropped and read again, so it is no
@@ -41,7 +41,7 @@ class RankMemory(Noun, frozen=True, kw_only=True):
         return self.anon + self.shmem + self.swap
 
 
-class Level(Noun, frozen=True, kw_only=True):
+class Level(MeasuredData, frozen=True, kw_only=True):
     """A limit of memory and how much of it is used, in bytes: the host's own, or that of a cgroup."""
 
     scope: str  # host, cgroup

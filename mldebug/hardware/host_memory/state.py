@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from mldebug.core.model import Gap, Noun
+from mldebug.core.model import Gap, MeasuredData
 from mldebug.core.units import duration_words, size_words
 from mldebug.hardware.host_memory.parse import Level, RankMemory
 
@@ -12,7 +12,7 @@ FULL = 0.95  # of a limit
 FLAT = 1024.0  # bytes a second that are no growth
 
 
-class LevelState(Noun, frozen=True, kw_only=True):
+class LevelState(MeasuredData, frozen=True, kw_only=True):
     """One memory limit (of the host or a cgroup) with its forecast: growth, and seconds until it is reached."""
 
     level: Level
@@ -21,7 +21,7 @@ class LevelState(Noun, frozen=True, kw_only=True):
     alarm: bool = False
 
 
-class NodeMemory(Noun, frozen=True, kw_only=True):
+class NodeMemory(MeasuredData, frozen=True, kw_only=True):
     """The memory of the host, its control groups and the ranks at one moment."""
 
     at: float = 0.0  # unix

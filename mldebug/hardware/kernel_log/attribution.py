@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.core.model import Job, Noun
+from mldebug.core.model import Job, MeasuredData
 from mldebug.hardware.gpu.rank_join import RankGpuMap
 from mldebug.hardware.kernel_log.bursts import OTHER, Burst
 from mldebug.hardware.kernel_log.lines.reader import bus_id
@@ -119,7 +119,7 @@ _OVER = {
 }
 
 
-class RankOwner(Noun, frozen=True, kw_only=True):
+class RankOwner(MeasuredData, frozen=True, kw_only=True):
     """The run and the rank that a process or a GPU belongs to."""
 
     run: str  # id
@@ -129,7 +129,7 @@ class RankOwner(Noun, frozen=True, kw_only=True):
     by: Evidence = "gpu"  # of a GPU: how sure that is
 
 
-class RankEvent(Noun, frozen=True, kw_only=True):
+class RankEvent(MeasuredData, frozen=True, kw_only=True):
     """A burst of kernel events and one rank that it concerns; `rank` is None where it concerns the node.
 
     `by`: the evidence for that.

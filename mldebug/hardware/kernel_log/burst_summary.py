@@ -5,7 +5,7 @@ Pure.
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import safe_line
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.xids import NOTHING_ASKED, ORDER, Action, Tier, judge, xid_row
@@ -70,7 +70,7 @@ def completed(one: KernelEvent, other: KernelEvent) -> KernelEvent:
     )
 
 
-class Worst(Noun, frozen=True, kw_only=True):
+class Worst(MeasuredData, frozen=True, kw_only=True):
     """The worst error of a burst of lines: the first one of the worst tier. `at`: its own unix time, not that of the burst's root."""
 
     xid: int

@@ -10,7 +10,7 @@ either order), by an Xid line and a "fallen off the bus" line without a number. 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import safe_line
 from mldebug.hardware.kernel_log.burst_summary import (
     Worst,
@@ -95,7 +95,7 @@ _OF_PROCESSES = frozenset(
 )
 
 
-class Burst(Noun, frozen=True, kw_only=True):
+class Burst(MeasuredData, frozen=True, kw_only=True):
     """Errors of one device in quick succession, shown as one event. Its texts are safe to show."""
 
     root: KernelEvent  # the first one that is no consequence of another

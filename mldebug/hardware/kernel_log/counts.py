@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.core.model import Gap, Noun
+from mldebug.core.model import Gap, MeasuredData
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 MAX_KEYS = 512  # pairs of GPU and Xid that are counted apart
@@ -13,7 +13,7 @@ OTHER = "other"  # the GPU that all further pairs are counted for
 RECENT = 600.0  # seconds for which a loss is told of
 
 
-class XidCount(Noun, frozen=True, kw_only=True):
+class XidCount(MeasuredData, frozen=True, kw_only=True):
     """How often one Xid came from one GPU."""
 
     device: str  # 0000:3b:00.0; "" where the driver did not say which
@@ -24,7 +24,7 @@ class XidCount(Noun, frozen=True, kw_only=True):
     gpu: int | None = None  # index
 
 
-class KindCount(Noun, frozen=True, kw_only=True):
+class KindCount(MeasuredData, frozen=True, kw_only=True):
     """How often events of one kind came that are no Xids."""
 
     kind: KernelEventKind
@@ -32,7 +32,7 @@ class KindCount(Noun, frozen=True, kw_only=True):
     last_at: float  # unix
 
 
-class KernelCounts(Noun, frozen=True, kw_only=True):
+class KernelCounts(MeasuredData, frozen=True, kw_only=True):
     """All counters of kernel events. They never fall while the agent runs."""
 
     xids: tuple[XidCount, ...] = ()  # sorted by GPU and Xid

@@ -12,7 +12,7 @@ import calendar
 import re
 from collections.abc import Iterable, Iterator
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import MAX_TEXT, KernelEvent, KernelEventKind, Origin
 
@@ -42,7 +42,7 @@ _WORDS = (
 )  # fmt: skip
 
 
-class FabricLine(Noun, frozen=True, kw_only=True):
+class FabricLine(MeasuredData, frozen=True, kw_only=True):
     """One line of the log. `stamp`: its time as it stands there, as if it was UTC, in unix seconds."""
 
     stamp: float

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 MAX_TEXT = 400  # characters of a line that are kept
 
@@ -113,7 +113,7 @@ class Origin(StrEnum):
     FABRIC_MANAGER = "fabric_manager"  # NVIDIA's daemon for NVSwitches, in a log of its own
 
 
-class KernelEvent(Noun, frozen=True, kw_only=True):
+class KernelEvent(MeasuredData, frozen=True, kw_only=True):
     """One event of the kernel or the driver. `text` is raw: it must be made safe before it is shown or stored."""
 
     kind: KernelEventKind

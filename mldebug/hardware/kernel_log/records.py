@@ -7,7 +7,7 @@ into the log cannot use facility 0: by it one knows what the kernel itself said.
 
 import re
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 MAX_RECORD = 16 << 10  # bytes; the kernel's own limit is 8 KiB
 KERNEL_FACILITY = 0
@@ -23,7 +23,7 @@ _JOURNAL = re.compile(  # time and host; behind "program: " that program says wh
 )
 
 
-class KernelRecord(Noun, frozen=True, kw_only=True):
+class KernelRecord(MeasuredData, frozen=True, kw_only=True):
     """One record of the kernel's log. `text` may hold several lines."""
 
     text: str

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 RDMA_FILES = ("state", "phys_state", "rate", "link_layer")
 DEVICE_FILES = ("board_id", "hca_type", "fw_ver", "device/current_link_width", "device/max_link_width", "device/current_link_speed")  # fmt: skip
@@ -50,7 +50,7 @@ _PCIE = re.compile(r"\s*([\d.]{1,6}) GT/s")
 _ENCODED = {2.5: 0.8, 5.0: 0.8}  # share of the bits that are data; newer generations: 128 of 130
 
 
-class PortReading(Noun, frozen=True, kw_only=True):
+class PortReading(MeasuredData, frozen=True, kw_only=True):
     """One network port at one moment. None: not known."""
 
     name: str  # mlx5_0/1, ens1np0

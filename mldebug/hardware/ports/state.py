@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.core.model import Gap, Noun
+from mldebug.core.model import Gap, MeasuredData
 from mldebug.hardware.ports.parse import PortReading
 
 WINDOW = 600.0  # seconds of which the rates are judged
@@ -23,7 +23,7 @@ SETTLED = 2  # reads in a row in which a port has to be down
 FLAP = "link_down"
 
 
-class PortState(Noun, frozen=True, kw_only=True):
+class PortState(MeasuredData, frozen=True, kw_only=True):
     """One port with what is remembered of it."""
 
     now: PortReading
@@ -38,7 +38,7 @@ class PortState(Noun, frozen=True, kw_only=True):
     used: bool = True  # False: a job here names the ports that it uses, and not this one
 
 
-class NodePorts(Noun, frozen=True, kw_only=True):
+class NodePorts(MeasuredData, frozen=True, kw_only=True):
     """All ports of the node at one moment. `at`: unix."""
 
     at: float

@@ -186,7 +186,7 @@ def _view(report: Report) -> dict[str, Any]:
         "strip": course.strip(report),
         "decisions": decide.decisions(report),
         "steps_to_type": decide.to_look_closer(report),
-        "acquittals": decide.acquittals(report),
+        "not_blamed": decide.not_blamed(report),
         "source": tuple(decide.numbered(found[1])) if found else (),
         "source_path": found[1].path if found else "",
         "failed_title": exit_story.words_title(culprit) if culprit else "",

@@ -12,7 +12,7 @@ from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import Report
 from mldebug.core.text import plural
 from mldebug.goodput.account.run_summary import view_lines
-from mldebug.incidents.decide import acquittals, decisions, numbered, source_of, to_look_closer
+from mldebug.incidents.decide import decisions, not_blamed, numbered, source_of, to_look_closer
 from mldebug.incidents.report.changes import change_lines, later_words
 from mldebug.incidents.report.exit_story import (
     ExitEvent,
@@ -99,7 +99,7 @@ def _lines(report: Report, width: int) -> Iterator[TextLine]:
         yield from _wrap(f"What the Xids mean: catalogue {report.xid_catalogue}", width, "  ")
     yield from _listed("Where the GPU time went", "- ", view_lines(report.goodput), width)
     yield from _next(report, width)
-    yield from _listed("Why not another rank?", "- ", _acquitted(report), width)
+    yield from _listed("Why not another rank?", "- ", _not_blamed_lines(report), width)
     yield from _listed("Odd", "- ", report.remarks, width)
     yield from _gaps(report, width)
 
@@ -267,11 +267,11 @@ def _source(report: Report) -> Iterator[TextLine]:
         )
 
 
-def _acquitted(report: Report) -> tuple[str, ...]:
+def _not_blamed_lines(report: Report) -> tuple[str, ...]:
     """A line for each reason why ranks are not named; none where all others are victims, or have ended: the lines above show it."""
     if is_end(report) or all(one.culprit or one.role is Role.WAITING for one in report.ranks):
         return ()
-    return tuple(f"{'rank' if one.size == 1 else 'ranks'} {one.ranks}: {one.why}" for one in acquittals(report))  # fmt: skip
+    return tuple(f"{'rank' if one.size == 1 else 'ranks'} {one.ranks}: {one.why}" for one in not_blamed(report))  # fmt: skip
 
 
 def _listed(heading: str, bullet: str, items: tuple[str, ...], width: int) -> Iterator[TextLine]:

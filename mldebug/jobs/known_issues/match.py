@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from mldebug.core.model import Job, Noun, Remark
+from mldebug.core.model import Job, MeasuredData, Remark
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.jobs.known_issues import log_rules, setting_rules, version_rules
@@ -39,7 +39,7 @@ class RankSoftware(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = 0  # see `Facts`
 
 
-class KnownIssue(Noun, frozen=True, kw_only=True):
+class KnownIssue(MeasuredData, frozen=True, kw_only=True):
     """A known issue that a job has. It raises no alert: most such jobs run well."""
 
     name: str

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.jobs.known_issues.nccl_log import NcclLogFacts
 
 _VERSION = re.compile(
@@ -71,7 +71,7 @@ class VersionSpan(msgspec.Struct, frozen=True):
         return f"{TITLES[self.of]} ≥ {since}" + ("" if self.until == ANY else f", < {until}")
 
 
-class Software(Noun, frozen=True, kw_only=True):
+class Software(MeasuredData, frozen=True, kw_only=True):
     """The versions that a rank has loaded; "" where one is not known."""
 
     torch: str = ""  # 2.6.0+cu124
@@ -79,7 +79,7 @@ class Software(Noun, frozen=True, kw_only=True):
     rocm: bool = False  # PyTorch is built for AMD's GPUs
 
 
-class NodeFacts(Noun, frozen=True, kw_only=True):
+class NodeFacts(MeasuredData, frozen=True, kw_only=True):
     """The facts of a node that the rules for known issues read."""
 
     machine: str = ""  # x86_64, aarch64

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import clean
 
 MAX_PEERS = 16  # of one kind
@@ -64,7 +64,7 @@ def adapters_of(text: str) -> tuple[str, ...] | None:
     return tuple(f"{ofi['name']}/{number}" for number in range(int(ofi["many"]))) if ofi else None
 
 
-class NcclLogFacts(Noun, frozen=True, kw_only=True):
+class NcclLogFacts(MeasuredData, frozen=True, kw_only=True):
     """What NCCL's lines in a job's log have shown so far: version, networks, interfaces, lost peers."""
 
     version: str = ""

@@ -5,7 +5,7 @@ Times are unix seconds, spans seconds. What a scheduler does not tell is None or
 
 from enum import StrEnum
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 
 class JobStanding(StrEnum):
@@ -21,7 +21,7 @@ class JobStanding(StrEnum):
 PRESENT = (JobStanding.RUNNING, JobStanding.QUEUED, JobStanding.SUSPENDED)
 
 
-class QueueJob(Noun, frozen=True, kw_only=True):
+class QueueJob(MeasuredData, frozen=True, kw_only=True):
     """A job that a scheduler lists. Of a job array each started task is one; all tasks that have not started are one together."""
 
     id: str  # as a person names it: 17, 17_3, 17_[4-10%1], namespace/name
@@ -40,7 +40,7 @@ class QueueJob(Noun, frozen=True, kw_only=True):
     ends: float | None = None  # when its time limit ends it
 
 
-class QueueNode(Noun, frozen=True, kw_only=True):
+class QueueNode(MeasuredData, frozen=True, kw_only=True):
     """A node that takes no jobs, and why."""
 
     name: str
@@ -48,7 +48,7 @@ class QueueNode(Noun, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Queue(Noun, frozen=True, kw_only=True):
+class Queue(MeasuredData, frozen=True, kw_only=True):
     """An answer of a scheduler. `nodes` is None where nodes were not asked for."""
 
     jobs: tuple[QueueJob, ...] = ()
@@ -58,7 +58,7 @@ class Queue(Noun, frozen=True, kw_only=True):
     only_of: str = ""  # the only user whose jobs are listed; "": those of all users
 
 
-class WatchedState(Noun, frozen=True, kw_only=True):
+class WatchedState(MeasuredData, frozen=True, kw_only=True):
     """The state of one job that the configuration expects, by the last good answer of its scheduler."""
 
     name: str
@@ -73,7 +73,7 @@ class WatchedState(Noun, frozen=True, kw_only=True):
     sentence: str = ""
 
 
-class SchedulerState(Noun, frozen=True, kw_only=True):
+class SchedulerState(MeasuredData, frozen=True, kw_only=True):
     """What the agent knows of one configured scheduler. `nodes`: those that take no jobs, from its last good answer about nodes."""
 
     name: str
@@ -90,7 +90,7 @@ class SchedulerState(Noun, frozen=True, kw_only=True):
     node_events: tuple[str, ...] = ()  # names of those for which an event is raised
 
 
-class Orphan(Noun, frozen=True, kw_only=True):
+class Orphan(MeasuredData, frozen=True, kw_only=True):
     """A process that still runs although its job is gone, with the GPU memory that it holds."""
 
     pid: int

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import clean
 from mldebug.storage.checkpoints.model import CheckpointVerdict, Completeness
 from mldebug.storage.checkpoints.names import step_of
@@ -47,7 +47,7 @@ class CheckpointReading(msgspec.Struct, frozen=True, kw_only=True):
         return self.size, self.files, self.newest, self.inode
 
 
-class KnownCheckpoint(Noun, frozen=True, kw_only=True):
+class KnownCheckpoint(MeasuredData, frozen=True, kw_only=True):
     """A checkpoint as it is remembered and shown."""
 
     name: str  # printable

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from mldebug.core.model import Gap, Noun
+from mldebug.core.model import Gap, MeasuredData
 from mldebug.core.redact import clean
 from mldebug.core.units import duration_words, size_words
 from mldebug.storage.checkpoints.history import (
@@ -22,7 +22,7 @@ COUNTS = (1, 2, 3, 5)  # of kept checkpoints for which it is told what the other
 KEPT = 3
 
 
-class SeriesState(Noun, frozen=True, kw_only=True):
+class SeriesState(MeasuredData, frozen=True, kw_only=True):
     """One series of checkpoints as the snapshot has it. Values that are not known are None."""
 
     run: str = ""  # id of the job; "": a folder of the configuration

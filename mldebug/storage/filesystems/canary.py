@@ -5,7 +5,7 @@ Pure.
 
 import errno
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.units import size_words
 
 _WORDS = {
@@ -20,7 +20,7 @@ _WORDS = {
 _OUTCOMES = {errno.EROFS: "read_only", errno.ENOSPC: "full", errno.EDQUOT: "quota"}
 
 
-class CanaryResult(Noun, frozen=True, kw_only=True):
+class CanaryResult(MeasuredData, frozen=True, kw_only=True):
     """What came of writing a small test file on a filesystem.
 
     `errno`: 0 where it was written, else the number of the error; then the fields of free bytes and inodes are what
@@ -36,7 +36,7 @@ class CanaryResult(Noun, frozen=True, kw_only=True):
     inodes_free: int = 0
 
 
-class CanaryWrite(Noun, frozen=True, kw_only=True):
+class CanaryWrite(MeasuredData, frozen=True, kw_only=True):
     """One write of a small test file to a configured folder: its result, or for how many seconds it has not returned."""
 
     path: str

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 
 LEAST_POINTS = 8
 MOST_POINTS = 60  # of one slope: pairs grow with the square
@@ -35,7 +35,7 @@ class CheckpointBursts(NamedTuple):
     last: float
 
 
-class Forecast(Noun, frozen=True, kw_only=True):
+class Forecast(MeasuredData, frozen=True, kw_only=True):
     """When a filesystem will be full. None where it does not fill, or was watched for too short a time."""
 
     per_second: float = 0.0

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.units import duration_words, size_words
 from mldebug.storage.filesystems.forecast import Forecast
 from mldebug.storage.filesystems.limits import UsageLimit
 from mldebug.storage.filesystems.state import StorageAlert
 
 
-class Fullness(Noun, frozen=True, kw_only=True):
+class Fullness(MeasuredData, frozen=True, kw_only=True):
     """Bytes and inodes that ordinary users can use, and how much of them is left."""
 
     size: float  # bytes that an ordinary user can fill before writes fail

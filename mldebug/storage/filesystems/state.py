@@ -1,12 +1,12 @@
 """The results of the storage collectors: values for metrics, rows for `status --storage`, alerts, and what could not be read ("gaps")."""
 
-from mldebug.core.model import Gap, Noun
+from mldebug.core.model import Gap, MeasuredData
 
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]  # the key "line" holds what people read
 
 
-class Measure(Noun, frozen=True, kw_only=True):
+class Measure(MeasuredData, frozen=True, kw_only=True):
     """One value of a metric. `metric`: the metric's name, which the exporter declares."""
 
     metric: str
@@ -15,7 +15,7 @@ class Measure(Noun, frozen=True, kw_only=True):
     uids: tuple[int, ...] = ()  # who may see it; empty: everyone
 
 
-class StorageAlert(Noun, frozen=True, kw_only=True):
+class StorageAlert(MeasuredData, frozen=True, kw_only=True):
     """Something about storage that a person should act on."""
 
     kind: str  # full_soon, too_full, inodes, stuck, read_only, quota …
@@ -35,7 +35,7 @@ class StorageAlert(Noun, frozen=True, kw_only=True):
         return "; ".join(filter(None, (self.sentence, self.aside, *self.waiters.values())))
 
 
-class CollectorState(Noun, frozen=True, kw_only=True):
+class CollectorState(MeasuredData, frozen=True, kw_only=True):
     """The result of one collector's last reading, at unix time `at`."""
 
     name: str
@@ -46,7 +46,7 @@ class CollectorState(Noun, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()
 
 
-class StorageState(Noun, frozen=True, kw_only=True):
+class StorageState(MeasuredData, frozen=True, kw_only=True):
     """The last results of all storage collectors."""
 
     parts: tuple[CollectorState, ...] = ()

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.storage.checkpoints.history import KnownCheckpoint
 
 
@@ -30,7 +30,7 @@ class CountedFolder(msgspec.Struct, frozen=True, array_like=True):
     links: tuple[bytes, ...] = ()  # what its symbolic links lead to, as they are written
 
 
-class CountedTree(Noun, frozen=True, kw_only=True):
+class CountedTree(MeasuredData, frozen=True, kw_only=True):
     """How far the count of one directory came. Sizes of its filesystem are bytes, None where they are not known."""
 
     path: str
@@ -50,7 +50,7 @@ class CountedTree(Noun, frozen=True, kw_only=True):
     inodes_left: int | None = None
 
 
-class UserUsage(Noun, frozen=True, kw_only=True):
+class UserUsage(MeasuredData, frozen=True, kw_only=True):
     """The bytes and inodes on a filesystem that belong to one user."""
 
     user: str
@@ -59,7 +59,7 @@ class UserUsage(Noun, frozen=True, kw_only=True):
     inodes: int
 
 
-class FolderUsage(Noun, frozen=True, kw_only=True):
+class FolderUsage(MeasuredData, frozen=True, kw_only=True):
     """What lies in the folder of a run (where checkpoints are), or in another folder of the first level."""
 
     path: str
@@ -71,7 +71,7 @@ class FolderUsage(Noun, frozen=True, kw_only=True):
     has_checkpoints: bool = False
 
 
-class OldCheckpoint(Noun, frozen=True, kw_only=True):
+class OldCheckpoint(MeasuredData, frozen=True, kw_only=True):
     """A checkpoint that could go. `bytes`: what is on disk; `frees`: what its end would free, less where a file has other names."""
 
     path: str
@@ -81,14 +81,14 @@ class OldCheckpoint(Noun, frozen=True, kw_only=True):
     checkpoint: KnownCheckpoint
 
 
-class NeededCheckpoint(Noun, frozen=True, kw_only=True):
+class NeededCheckpoint(MeasuredData, frozen=True, kw_only=True):
     """A checkpoint that stays whatever the number of those kept, and why."""
 
     path: str
     why: str
 
 
-class Retention(Noun, frozen=True, kw_only=True):
+class Retention(MeasuredData, frozen=True, kw_only=True):
     """What would be free if the newest `keep` whole checkpoints of each series stayed."""
 
     keep: int
@@ -96,7 +96,7 @@ class Retention(Noun, frozen=True, kw_only=True):
     checkpoints: int
 
 
-class StorageUsage(Noun, frozen=True, kw_only=True):
+class StorageUsage(MeasuredData, frozen=True, kw_only=True):
     """The whole answer of `mldebug usage`. Nothing of it was deleted or changed."""
 
     now: float  # unix

@@ -30,13 +30,13 @@ DOING = {one.value: state_words(one) for one in GpuState if state_words(one)}
 
 
 class GpuEventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of the kernel log or the driver, as texts for the page. `mood`: CSS class, `"bad"` or `"quiet"`."""
+    """One event of the kernel log or the driver, as texts for the page. `css_class`: CSS class, `"bad"` or `"quiet"`."""
 
     moment: str
     ago: str
     sentence: str
     advice: str
-    mood: str
+    css_class: str
 
 
 class GpusPageData(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class GpusPage:
         events = [event for event in overview.events if _of_hardware(event)]
         return GpusPageData(
             lead=_lead(overview, found),
-            bad=any(one.mood == "bad" for one in found) or overview.gpu_gap is not None,
+            bad=any(one.css_class == "bad" for one in found) or overview.gpu_gap is not None,
             about="; ".join(_about(overview)),
             nothing=_nothing(snapshot, overview) if not found else "",
             notes=tuple(_notes(snapshot, overview)),
@@ -145,7 +145,7 @@ def _event(one: RankEvent, now: float) -> GpuEventRow:
         ago=duration_words(int(now - at)),
         sentence=clean(sentence(one), 400),
         advice=clean(row.advice or XID_WORDS[row.action], 300) if row else "",
-        mood="bad" if one.burst.tier.value == "fatal" else "quiet",
+        css_class="bad" if one.burst.tier.value == "fatal" else "quiet",
     )
 
 

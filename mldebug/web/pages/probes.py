@@ -34,12 +34,12 @@ class Sparkline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One series of measurements as texts for the page. `mood`: CSS class."""
+    """One series of measurements as texts for the page. `css_class`: CSS class."""
 
     op: str
     size: str
     verdict: str
-    mood: str
+    css_class: str
     when: str
     ago: str
     runs: int
@@ -137,7 +137,7 @@ def _row(one: JudgedSeries, now: float) -> SeriesRow:
         op=clean(one.series.op, 40),
         size=format_size(one.series.bytes) if one.series.bytes else "",
         verdict=_verdict(one),
-        mood=MOODS.get(one.standing, "quiet"),
+        css_class=MOODS.get(one.standing, "quiet"),
         when=moment(one),
         ago=_ago(one, now),
         runs=one.runs,

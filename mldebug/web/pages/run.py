@@ -13,7 +13,7 @@ from mldebug.goodput.scalars.history import history_of
 from mldebug.stall.sentences import seconds
 from mldebug.status.gpu_lines import rank_lines
 from mldebug.status.gpu_view import names_of
-from mldebug.status.run_lines import goodput_words, mood, pace_words, state_words
+from mldebug.status.run_lines import css_class, goodput_words, pace_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.web.charts import Chart, EventLine, charts, event_lines, span_words
@@ -44,7 +44,7 @@ class RunPageData(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    mood: str
+    css_class: str
     state: str
     report: str  # the sentence of the open incident
     incident: str
@@ -83,7 +83,7 @@ class RunPage:
         return RunPageData(
             id=run.id,
             name=clean(run.name, 60),
-            mood=mood(run),
+            css_class=css_class(run),
             state=clean(state_words(run, brief=bool(run.report)), 400),
             report=clean(run.report, 400),
             incident=run.incident,

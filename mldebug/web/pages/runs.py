@@ -16,7 +16,7 @@ from mldebug.incidents.report_entry import ReportEntry
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
 from mldebug.stall.sentences import seconds
 from mldebug.status.gpu_lines import StatusLine, hardware_lines
-from mldebug.status.run_lines import ailing_lines, mood, pace_words, state_words
+from mldebug.status.run_lines import ailing_lines, css_class, pace_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.web.charts import Chart, sparklines
 from mldebug.web.incident_list import IncidentRow as Incident
@@ -39,7 +39,7 @@ class RunListRow(msgspec.Struct, frozen=True, kw_only=True):
     each: str  # "0.4 s per step", or ""
     sparklines: tuple[Chart, ...] = ()
     state: str
-    mood: str  # good, quiet, bad
+    css_class: str  # good, quiet, bad
     incident: str = ""
     verdict: str = ""
     report: str = ""
@@ -70,7 +70,7 @@ class RunsPage:
         newest = {entry.job_id: entry for entry in reversed(request.entries)}
         written = {one.id for one in request.entries}
         made = [_row(run, snapshot, newest.get(run.id), written) for run in snapshot.runs]
-        rows = sorted(made, key=lambda row: ("bad", "quiet", "good").index(row.mood))
+        rows = sorted(made, key=lambda row: ("bad", "quiet", "good").index(row.css_class))
         return RunsPageData(
             rows=tuple(rows[:MOST]),
             more=max(0, len(rows) - MOST),
@@ -106,7 +106,7 @@ def _row(
         each=f"{seconds(run.step_seconds)} per step" if run.step_seconds else "",
         sparklines=sparklines(history) if history else (),
         state=clean(state_words(run, brief=bool(run.report)), 400),
-        mood=mood(run),
+        css_class=css_class(run),
         incident=run.incident,
         verdict=run.verdict,
         report=clean(run.report, 400),

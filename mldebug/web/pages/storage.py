@@ -44,7 +44,7 @@ class CheckpointSeriesRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str  # the same at each look, whatever the order
     place: str
     job: str
-    mood: str
+    css_class: str
     lost: str  # "12 min of work and 1,200 steps"; "": not known
     sentence: str
     listed: tuple[ListItem, ...]
@@ -147,14 +147,14 @@ def _checkpoint_rows(
             id=f"saves-{zlib.crc32(key):08x}",
             place=clean(f"{state.folder}/{state.series}", 180),
             job=names.get(state.run, clean(state.run, 60)),
-            mood="quiet" if state.last is None or state.trouble or left else "good",
+            css_class="quiet" if state.last is None or state.trouble or left else "good",
             lost=lost_words(state),
             sentence=clean(state.sentence, 600),
             listed=tuple(
                 ListItem(
                     title=clean(kept.name, 80),
                     words=clean(checkpoint_words(kept, now), WIDEST),
-                    mood="good"
+                    css_class="good"
                     if kept.state in (Completeness.COMPLETE, Completeness.WRITING)
                     else "quiet",
                 )
@@ -172,7 +172,7 @@ def _level(one: LevelState, memory: NodeMemory) -> ListItem:
     return ListItem(
         title=clean(name.capitalize() if one.level.scope == "host" else name, 120),
         words=clean(level_sentence(one, memory.ranks).removeprefix(f"{name}: "), WIDEST),
-        mood="bad" if one.alarm else "good",
+        css_class="bad" if one.alarm else "good",
         ratio=share(one.level.used / one.level.limit) if one.level.limit else None,
     )
 

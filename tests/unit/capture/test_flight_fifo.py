@@ -187,10 +187,10 @@ def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:
     together = threading.Barrier(2)
 
     class Meets(HangAwareReader):
-        def poke(self, path: str, *, rights: Rights) -> Unreadable | None:
+        def write_byte(self, path: str, *, rights: Rights) -> Unreadable | None:
             with suppress(threading.BrokenBarrierError):
                 together.wait(1.0)
-            return super().poke(path, rights=rights)
+            return super().write_byte(path, rights=rights)
 
     with Spawner() as spawner, Reader(spawner) as plain, monitored(tmp_path, how="mute") as one:
         fifo, reader = Fifo(), Meets(plain)

@@ -18,7 +18,7 @@ SOURCES = {  # where a command's work is done, if not in its own file
     "probe": "agents/mldebug_agents/probes/session.py",
     "trace": "mldebug/capture/trace/verbs.py",
 }
-PRINTS_AS_IT_GOES = {"agent", "demo", "run", "top", "up", "web", "mcp"}
+PRINTS_AS_IT_GOES = {"agent", "demo", "run", "top", "up", "web", "mcp", "hub"}
 QUICK = {
     "check_config",
     "completion",

@@ -417,7 +417,7 @@ def test_what_is_no_message_is_refused_in_words(data: bytes, words: str) -> None
 
 def test_unknown_fields_are_ignored_and_the_schema_is_written() -> None:
     welcome = Welcome(node="a", agent="b", runs=(RunWord(key=KEY, whole=WHOLE),))
-    later = msgspec.to_builtins(welcome) | {"mood": "fine"}
+    later = msgspec.to_builtins(welcome) | {"css_class": "fine"}
     assert later["schema"] == SCHEMA
     assert read(msgspec.json.encode(later), Welcome) == welcome
 

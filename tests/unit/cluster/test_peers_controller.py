@@ -591,7 +591,8 @@ def look(*progress: Progress) -> JobLook:
 def test_progress_from_afar_stands_in_for_what_is_not_seen_here() -> None:
     far = RemoteProgress()
     far.take(
-        [Signal(kind="step", value=5.0, age=1.0), Signal(kind="mood", value=1.0, age=0.0)], 10.0
+        [Signal(kind="step", value=5.0, age=1.0), Signal(kind="css_class", value=1.0, age=0.0)],
+        10.0,
     )
     (step,) = far.complete(look()).look.progress
     assert (step.kind, step.value, step.at) == (ProgressKind.STEP, 5.0, 9.0)

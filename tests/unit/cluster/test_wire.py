@@ -90,7 +90,7 @@ def test_another_version_is_refused_in_words(schema: object, words: str) -> None
 
 
 def test_fields_that_this_version_does_not_know_are_ignored() -> None:
-    later = msgspec.to_builtins(REPLY) | {"schema": "mldebug.node/1", "mood": "fine"}
+    later = msgspec.to_builtins(REPLY) | {"schema": "mldebug.node/1", "css_class": "fine"}
     assert decode(packed(later)) == REPLY
 
 

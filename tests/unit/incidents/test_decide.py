@@ -8,9 +8,9 @@ from mldebug.core.model import Confidence, Role, Verdict
 from mldebug.core.report_model import Report, SourceView
 from mldebug.incidents.course import strip
 from mldebug.incidents.decide import (
-    acquittals,
     decisions,
     ends_at,
+    not_blamed,
     numbered,
     source_of,
     to_look_closer,
@@ -142,7 +142,7 @@ def test_no_command_prints_the_source_lines_that_stand_there_already() -> None:
 
 
 def test_every_rank_has_a_reason_why_it_is_not_named() -> None:
-    (victims,) = acquittals(sleeping())
+    (victims,) = not_blamed(sleeping())
     assert victims == ("0-2,4-7", 7, "each waits in all_reduce (train.py:31): only other ranks can end that wait, so it is a victim")  # fmt: skip
     made = sleeping()
     ranks = (
@@ -150,10 +150,10 @@ def test_every_rank_has_a_reason_why_it_is_not_named() -> None:
         replace(made.ranks[5], role=Role.INERT, doing="sleeps too"),
         *made.ranks[6:],
     )
-    folded = acquittals(replace(made, ranks=ranks))
+    folded = not_blamed(replace(made, ranks=ranks))
     assert [(one.ranks, one.size) for one in folded] == [("0-2,4,6-7", 6), ("5", 1)]
     assert folded[1].why.startswith("sleeps too: it is not cleared")
-    assert acquittals(samples.report(samples.unknown())) == ()
+    assert not_blamed(samples.report(samples.unknown())) == ()
 
 
 def test_the_strip_goes_from_the_last_step_to_the_collective_timeout() -> None:

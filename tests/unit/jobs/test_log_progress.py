@@ -359,7 +359,7 @@ def test_a_restart_of_the_agent_beside_a_chatty_hang_is_no_movement() -> None:
 def test_a_log_that_is_disowned_tells_nothing() -> None:
     log = FollowedLog()
     log.say("step 7 loss 0.5")
-    log.progress.disown()
+    log.progress.forget_progress()
     assert (log.progress.step, log.progress.loss, log.progress.signals()) == (None, None, ())
     log.look()
     assert not log.clock.memory.values

@@ -55,7 +55,7 @@ def test_a_run_has_the_last_of_each() -> None:
     progress, log = LogProgress(), parser()
     progress.take(tuple(log.feed(b"step 1 loss 2.0 lr 0.1 grad_norm 3.0\nstep 2 loss 1.9 lr 0.2\n")), 1, 1.0)  # fmt: skip
     assert progress.scalars == {"learning_rate": 0.2, "grad_norm": 3.0}
-    progress.disown()
+    progress.forget_progress()
     assert progress.scalars == {}
 
 

@@ -30,7 +30,7 @@ AGENTS = ROOT / "agents/mldebug_agents"
 OF_JOBS = ("jobs", "capture", "incidents", "storage", "watch")  # folders of both roots
 NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|RANK")
 READS = frozenset(
-    ["read_file", "read_tail", "read_from", "read_heads", "read_lines", "read_memory", "list_folder", "poke"]
+    ["read_file", "read_tail", "read_from", "read_heads", "read_lines", "read_memory", "list_folder", "write_byte"]
 )  # fmt: skip
 LAUNCHERS_WORDS = (
     (),

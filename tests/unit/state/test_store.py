@@ -295,8 +295,8 @@ def test_a_file_system_that_stopped_is_let_go_once_it_is_unmounted_and_taken_up_
         )  # not the advice to wait for it
         wait_until(lambda: not loops(tmp_path / "image"))
         subprocess.run(["mount", "-o", "loop", str(tmp_path / "image"), str(place)], check=True)
-        wait_until(lambda: one.tend() or (place / "state" / "agent.sqlite").exists())
-        one.tend()
+        wait_until(lambda: one.check_state_dir() or (place / "state" / "agent.sqlite").exists())
+        one.check_state_dir()
         wait_until(lambda: one.writer.idle and one.states()[0].success)
         assert one.lost == 0
         one.close(30)
@@ -390,13 +390,13 @@ def test_a_lost_state_dir_is_made_and_filled_anew(
         one.leave(left)
         one.remember("gpus", b"{}")
         wait_until(lambda: one.writer.idle)
-        assert not one.tend()
+        assert not one.check_state_dir()
         wait_until(lambda: one.writer.idle)
         LOSSES[loss](state)
-        wait_until(one.tend)
+        wait_until(one.check_state_dir)
         assert one.losses == 1
         wait_until(lambda: one.writer.idle)
-        assert not one.tend()
+        assert not one.check_state_dir()
         other = unopened(state)
         with pytest.raises(UsageError, match="already uses"):
             other.start()
@@ -427,7 +427,7 @@ def test_a_keeper_that_dies_with_its_folder_is_noticed_too(tmp_path: Path) -> No
         assert one.worker.pid
         shutil.rmtree(tmp_path / "state")
         os.kill(one.worker.pid, signal.SIGKILL)
-        wait_until(one.tend)
+        wait_until(one.check_state_dir)
     with opened_store(tmp_path / "state") as two:
         assert two.incident("job") == INCIDENT
 
@@ -438,7 +438,7 @@ def test_the_place_of_another_agent_is_left_to_it(tmp_path: Path) -> None:
         state.rename(tmp_path / "elsewhere")
         with opened_store(state):
             (state / "agent.lock").write_text(f"1 {socket.gethostname()}")  # for a pid that lives
-            one.tend()
+            one.check_state_dir()
             wait_until(lambda: one.refusal is not None)
     assert isinstance(one.refusal, UsageError)
     assert one.refusal.message == (
@@ -452,7 +452,7 @@ def test_the_socket_comes_back_with_the_folder(tmp_path: Path) -> None:
     assert one.start(30)
     one.writer.release()
     shutil.rmtree(state)
-    wait_until(one.tend)
+    wait_until(one.check_state_dir)
     wait_until(lambda: len(doors) == 2)
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(str(state / "agent.sock"))
@@ -524,7 +524,7 @@ def test_a_folder_that_hangs_is_not_taken_for_a_lost_one(tmp_path: Path) -> None
         spans = []
         for _ in range(20):
             started = time.monotonic()
-            late.tend()
+            late.check_state_dir()
             late.keep("job", StallMemory(run="job"), INCIDENT)
             spans.append(time.monotonic() - started)
             time.sleep(0.01)
@@ -572,7 +572,7 @@ def test_a_lost_database_leaves_the_socket_as_it_is(tmp_path: Path) -> None:
     one.keep("job", StallMemory(run="job"), INCIDENT)
     wait_until(lambda: one.writer.idle)
     (state / "agent.sqlite").unlink()
-    wait_until(one.tend)
+    wait_until(one.check_state_dir)
     wait_until(lambda: one.writer.idle)
     assert one.states()[0].success
     assert len(doors) == 1

@@ -78,7 +78,7 @@ def planted() -> dict[str, bytes]:
 def test_no_original_is_left_in_any_file_name_or_header(tmp_path: Path) -> None:
     gap = msgspec.convert({"what": f"report of {HOST}", "reason": f"/home/{USER}/x: no"}, Gap)  # fmt: skip
     manifest = msgspec.structs.replace(MANIFEST, gaps=(gap,))
-    content, result = packing.seal(planted(), manifest, "bundle", KNOWN)
+    content, result = packing.redact_and_pack(planted(), manifest, "bundle", KNOWN)
     everything = content + gzip.decompress(content)  # headers of both too
     left = [one for one in ORIGINALS if one.lower().encode() in everything.lower()]
     assert left == []
@@ -87,7 +87,7 @@ def test_no_original_is_left_in_any_file_name_or_header(tmp_path: Path) -> None:
 
 
 def test_joins_still_work_and_values_still_decode(tmp_path: Path) -> None:
-    content, _ = packing.seal(planted(), MANIFEST, "bundle", KNOWN)
+    content, _ = packing.redact_and_pack(planted(), MANIFEST, "bundle", KNOWN)
     path = tmp_path / "b.tar.gz"
     path.write_bytes(content)
     recording = load(path)
@@ -277,7 +277,7 @@ def test_without_an_agent_the_gpus_are_read_here_and_replay_as_they_were(
         manifest = recorder.record()
     assert manifest.read_by == "mldebug support-bundle"
     assert not manifest.counted
-    content, _ = packing.seal(recorder.folder.files, manifest, "bundle")
+    content, _ = packing.redact_and_pack(recorder.folder.files, manifest, "bundle")
     path = tmp_path / "b.tar.gz"
     packing.write(path, content)
     names = {name.partition("/")[2] for name in unpacked(path)}
@@ -329,7 +329,7 @@ def test_it_ends_sooner_when_somebody_has_enough(tools: NodeTools) -> None:
 
 def test_the_effective_config_goes_through_unharmed() -> None:
     config = effective_yaml(Config()).encode()
-    content, _ = packing.seal({layout.CONFIG: config}, MANIFEST, "bundle", {})
+    content, _ = packing.redact_and_pack({layout.CONFIG: config}, MANIFEST, "bundle", {})
     assert content
     files = packing.redacted({layout.CONFIG: config}, Pseudonyms())
     assert b"stall:" in files[layout.CONFIG]

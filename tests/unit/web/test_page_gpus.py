@@ -49,7 +49,7 @@ def test_every_cell_and_complaint_of_the_terminal_stands_in_the_page() -> None:
 def test_what_is_not_well_comes_first_and_says_what_to_do() -> None:
     shown = built(gpus())
     assert [one.index for one in shown.boards] == ["5", "1", "4", "0", "2", "3", "6", "7"]
-    assert [one.mood for one in shown.boards[:4]] == ["bad", "bad", "quiet", "good"]
+    assert [one.css_class for one in shown.boards[:4]] == ["bad", "bad", "quiet", "good"]
     assert shown.lead == "7 GPUs: 1 unhealthy, 1 degraded, 5 healthy; 1 missing"
     assert shown.boards[0].complaints == ("GPU is lost, for 12 min 34 s",)
     assert shown.boards[1].complaints[0].endswith("→ drain the node and reset the GPU")
@@ -78,8 +78,8 @@ def test_what_could_not_be_read_is_a_dash_and_never_zero() -> None:
 def test_xids_have_their_meaning_and_what_to_do_the_newest_first() -> None:
     first, second = built(gpus()).events
     assert first.sentence == "Xid 79 (GPU has fallen off the bus) on GPU 0000:6b:00.0, rank 5"
-    assert (first.ago, first.mood, first.advice) == ("12 min 34 s", "bad", xid_row(79).advice)
-    assert (second.mood, second.advice) == ("quiet", xid_row(31).advice)
+    assert (first.ago, first.css_class, first.advice) == ("12 min 34 s", "bad", xid_row(79).advice)
+    assert (second.css_class, second.advice) == ("quiet", xid_row(31).advice)
 
 
 def test_a_gpu_that_took_the_number_of_a_lost_one_is_not_taken_for_it() -> None:

@@ -55,10 +55,10 @@ def test_what_has_shifted_comes_first_with_its_verdict() -> None:
     shown = built(probes())
     assert (shown.lead, shown.bad) == ("1 of 8 series has shifted", True)
     first = shown.headings[0].rows[0]
-    assert (first.op, first.size, first.mood, first.verdict) == ("all_reduce", "1GiB", "bad", "shifted -14%")  # fmt: skip
+    assert (first.op, first.size, first.css_class, first.verdict) == ("all_reduce", "1GiB", "bad", "shifted -14%")  # fmt: skip
     assert first.change == "14% slower than usual in each of the last 3 runs"
     others = [row for heading in shown.headings for row in heading.rows][1:]
-    assert {row.mood for row in others} == {"good", "quiet"}
+    assert {row.css_class for row in others} == {"good", "quiet"}
 
 
 def test_when_the_last_one_ran_and_what_to_type() -> None:

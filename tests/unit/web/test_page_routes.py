@@ -20,7 +20,7 @@ from mldebug.web import frame
 from mldebug_agents.web import report_cache
 from mldebug_agents.web.listeners import open_unix
 from mldebug_agents.web.report_cache import ReportCache
-from mldebug_agents.web.same_origin import hostname, misled, own_names
+from mldebug_agents.web.same_origin import hostname, own_names, refused_origin
 from mldebug_agents.web.sessions import ALL_TRIES, LIFE, MOST, TRIES, Sessions
 from mldebug_agents.web.unix_http import UnixConnection
 from shared.incidents import samples
@@ -583,7 +583,9 @@ def test_by_tcp_this_nodes_names_and_any_address_will_do(
         "nameserver 10.0.0.1\nsearch cluster.example. corp.example\n"
     )
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.2.3.4\tn1.rack.example n1 # n1.evil.example\n")  # fmt: skip
-    why = misled({"host": host}, local=False, names=lambda: own_names("n1.internal", tmp_path))
+    why = refused_origin(
+        {"host": host}, local=False, names=lambda: own_names("n1.internal", tmp_path)
+    )
     assert (why == "") == fine
 
 
@@ -616,4 +618,4 @@ def test_names_are_not_asked_for_where_an_address_is_used() -> None:
         raise AssertionError
 
     for host in ("10.2.3.4:9753", "localhost", "[fe80::1%25eth0]:1"):
-        assert misled({"host": host}, local=False, names=names) == ""
+        assert refused_origin({"host": host}, local=False, names=names) == ""

@@ -55,7 +55,7 @@ def test_what_hangs_is_the_first_alarm_and_the_first_row_and_red() -> None:
     shown = built(storage())
     assert shown.alarms[0] == "/data (nfs01:/data) has not answered for 3 min: 8 ranks use it"
     (group,) = (one for one in shown.groups if one.name == "filesystems")
-    assert [one.mood for one in group.items] == ["bad", "bad", "good", "good"]
+    assert [one.css_class for one in group.items] == ["bad", "bad", "good", "good"]
     assert group.items[0].title == "/data (nfs01:/data)"
     assert group.items[0].ratio is None
     assert group.items[1].ahead == "412 GiB every 28 min: full in 3 saves, 1 h 24 min"
@@ -65,7 +65,7 @@ def test_what_hangs_is_the_first_alarm_and_the_first_row_and_red() -> None:
 def test_the_row_of_a_tree_that_hangs_is_red_and_that_of_a_mount_of_its_name_is_not() -> None:
     tree = part("trees", {"path": "/data (nfs01:/data)", "line": "x"})
     shown = built(quiet(storage=StorageState(parts=(filesystems(hanging_mount("/data", "nfs01:/data", 9.0)), tree))))  # fmt: skip
-    assert [one.items[0].mood for one in shown.groups] == ["bad", "good"]
+    assert [one.items[0].css_class for one in shown.groups] == ["bad", "good"]
 
 
 def test_an_open_incident_about_storage_is_linked() -> None:
@@ -89,7 +89,7 @@ def test_whoever_would_lose_most_comes_first_and_before_him_whom_nobody_knows() 
 
 def test_memory_that_is_nearly_used_up_is_an_alarm_with_the_rank_that_grows() -> None:
     shown = built(quiet(memory=memory()))
-    assert [one.mood for one in shown.levels] == ["good", "bad"]
+    assert [one.css_class for one in shown.levels] == ["good", "bad"]
     assert "out of memory in 8 min 40 s; rank 3 grows most" in shown.alarms[0]
     assert shown.ranks[0].own == "64 GiB"  # who holds most
 

@@ -4,7 +4,7 @@ import msgspec
 
 from mldebug.alerts.model import AlertEvent, EventState
 from mldebug.config.schema import ActionsConfig
-from mldebug.core.model import Job, Noun
+from mldebug.core.model import Job, MeasuredData
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import create
 from mldebug_agents.alerts.action_runner.model import Action
@@ -13,7 +13,7 @@ RECOVERED = "recovered"  # an outcome of an event
 SLACK = 2.0  # seconds, between the clock and the kernel's count of time since the boot
 
 
-class ActionChain(Noun, frozen=True, kw_only=True):
+class ActionChain(MeasuredData, frozen=True, kw_only=True):
     """The actions for one event, in order, as the configuration named them when the event began, and which of them is next."""
 
     key: str  # of the event

@@ -173,7 +173,7 @@ class Fifo:
             if timeout <= 0:
                 return NO_TIME
             before = _marks(reader, one)
-            refused = reader.poke(one.fifo, rights=one.rights)
+            refused = reader.write_byte(one.fifo, rights=one.rights)
             if refused is not None:
                 return _WHY.get(refused.errno or 0) or f"its debug FIFO: {refused.reason}"
             own = self._answers.get(one.key)

@@ -46,11 +46,11 @@ class HangAwareReader:
         """
         return self._ask(lambda: self._reader.read_tail(path, rights=rights, max_bytes=max_bytes))
 
-    def poke(self, path: str, *, rights: Rights) -> Unreadable | None:
-        """Write one byte into a FIFO, as `Reader.poke` does; None on success. Once a path has hung, returns `Unreadable`
+    def write_byte(self, path: str, *, rights: Rights) -> Unreadable | None:
+        """Write one byte into a FIFO, as `Reader.write_byte` does; None on success. Once a path has hung, returns `Unreadable`
         without trying.
         """
-        return self._ask(lambda: self._reader.poke(path, rights=rights))
+        return self._ask(lambda: self._reader.write_byte(path, rights=rights))
 
     def _ask(self, ask: Callable[[], Answered | Unreadable]) -> Answered | Unreadable:
         if self._hung:

@@ -59,7 +59,7 @@ class RasConnection:
         passes through. Raises `RasConnectionError`, also for an answer of more than `max_bytes`.
         """
         try:
-            self._greet()
+            self._send_hello()
             check(self.link)
             self._command(f"TIMEOUT {COLLECT}")
             json = self._command("SET FORMAT json")
@@ -75,7 +75,7 @@ class RasConnection:
         finally:
             self.link.close()
 
-    def _greet(self) -> None:
+    def _send_hello(self) -> None:
         self._send(f"CLIENT PROTOCOL {PROTOCOL}")
         line = self._line()
         match = _SERVER.fullmatch(line)

@@ -10,6 +10,7 @@ from mldebug.cli.console import Console, print_line
 from mldebug.config.schema import load_config
 from mldebug.core.errors import UsageError
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.fleet.answers.lemons import LemonList, lemon_lines, slurm_exclude
 from mldebug_agents.fleet.asking import ask_hub
@@ -30,7 +31,8 @@ def command(for_slurm: bool, as_json: bool, config: Path | None) -> None:
     """
     if for_slurm and as_json:
         raise UsageError("--slurm-exclude and --json are two outputs", "choose one")
-    found = ask_hub(load_config(config), LEMONS, LemonList)
+    with progress_line("asking the hub"):
+        found = ask_hub(load_config(config), LEMONS, LemonList)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     elif for_slurm:

@@ -10,7 +10,7 @@ from mldebug.capture.inspection import InspectedRanks, InspectionOptions, RankHo
 from mldebug.cli.param_types import JOB
 from mldebug.config.schema import load_config
 from mldebug.core.errors import ExitCode
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.plugins import NoOptions
 from mldebug.core.progress import progress_line
 from mldebug_agents.cli.inspecting import CLUSTER, RanksWanted, file_lines, inspected, show
@@ -19,7 +19,7 @@ from mldebug_agents.incidents.step_orders import seconds_of
 TEXT = "memory.txt"
 
 
-class JobMemory(Noun, frozen=True, kw_only=True):
+class JobMemory(MeasuredData, frozen=True, kw_only=True):
     """Who holds the memory of a job, as `--json` prints it. `folder`: the evidence folder of the report, "" where it was not stored."""
 
     job: str

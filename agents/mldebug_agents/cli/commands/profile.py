@@ -18,7 +18,7 @@ from mldebug.capture.profile.sentences import PERFETTO, SPEEDSCOPE
 from mldebug.cli.param_types import JOB
 from mldebug.config.schema import load_config
 from mldebug.core.errors import AccessError, ExitCode
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.plugins import NoOptions
 from mldebug.core.progress import progress_line
 from mldebug_agents.cli.inspecting import CLUSTER, RanksWanted, file_lines, inspected, show
@@ -27,7 +27,7 @@ from mldebug_agents.incidents.step_orders import seconds_of
 TEXT, TABLE = "profile.txt", "profile.json"
 
 
-class JobProfile(Noun, frozen=True, kw_only=True):
+class JobProfile(MeasuredData, frozen=True, kw_only=True):
     """The profiles of a job, as `--json` prints them. `folder`: the evidence folder of the report, "" where it was not stored."""
 
     job: str

@@ -10,6 +10,7 @@ from rich.text import Text
 from mldebug.cli.console import Console, print_line
 from mldebug.config.schema import load_config
 from mldebug.core.plugins import NoOptions
+from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.fleet.answers.retry import CODES, RetryAdvice, advice_lines
 from mldebug_agents.fleet.asking import ask_hub
@@ -26,7 +27,8 @@ def command(job: str, as_json: bool, config: Path | None) -> None:
     It starts nothing. Exit codes: 0 safe; 10 safe without the nodes that are named; 11 not before the time that is named; 12 not as it is: it
     would fail the same way; 13 it runs; 2 the hub does not know the job; 3 no hub answers. `--json` has `without` and `not_before`.
     """
-    found = ask_hub(load_config(config), RETRY, RetryAdvice, job=job)
+    with progress_line("asking the hub"):
+        found = ask_hub(load_config(config), RETRY, RetryAdvice, job=job)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:

@@ -12,7 +12,7 @@ from mldebug.cli.console import Console, print_line
 from mldebug.cli.param_types import JOB
 from mldebug.config.schema import load_config
 from mldebug.core.errors import AccessError, ExitCode
-from mldebug.core.model import Job, Noun
+from mldebug.core.model import Job, MeasuredData
 from mldebug.core.plugins import NoOptions
 from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
@@ -28,7 +28,7 @@ from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
 STUCK = 0.95  # of the time waited for: no step has ended
 
 
-class JobSlowness(Noun, frozen=True, kw_only=True):
+class JobSlowness(MeasuredData, frozen=True, kw_only=True):
     """One job, and which of its ranks slows the others down, found in samples of their stacks. `sentence`: the same in words."""
 
     job: str

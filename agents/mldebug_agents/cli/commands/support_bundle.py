@@ -58,7 +58,7 @@ def command(out: Path | None, duration: str, log: Path | None, config: Path | No
     folder = recorder.folder
     folder.attempt("the agent's log", lambda: facts.agent_log(folder, log))
     manifest = msgspec.structs.replace(manifest, gaps=tuple(folder.gaps))
-    content, manifest = packing.seal(folder.files, manifest, f"mldebug-bundle-{stamp}")
+    content, manifest = packing.redact_and_pack(folder.files, manifest, f"mldebug-bundle-{stamp}")
     packing.write(path, content)
     _tell(path, len(content), manifest)
 

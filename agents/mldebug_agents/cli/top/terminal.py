@@ -123,7 +123,7 @@ class FullScreen:
         if self.size() != self._size:
             self._size, self._shown = self.size(), []
             self._write(b"\x1b[2J")
-        painted = [self._painted(line) for line in lines]
+        painted = [self._styled(line) for line in lines]
         parts = [
             f"\x1b[{number + 1};1H{text}\x1b[K"
             for number, text in enumerate(painted)
@@ -132,7 +132,7 @@ class FullScreen:
         self._shown = painted
         self._write("".join(parts).encode(errors="replace"))
 
-    def _painted(self, line: TopLine) -> str:
+    def _styled(self, line: TopLine) -> str:
         if not line.style:
             return line.text
         style = Style.parse(line.style)

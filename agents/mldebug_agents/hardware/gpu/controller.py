@@ -74,7 +74,7 @@ class GpuController:
     def __init__(self, gpus: object, clock: Callable[[], float] = time.time) -> None:
         self._gpus = gpus if isinstance(gpus, ReleasableGpus) else None
         self._clock = clock
-        self._wishes: queue.SimpleQueue[_AcceptRequest] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_AcceptRequest] = queue.SimpleQueue()
         self.why = ""  # the GPUs are released
         self._not_before = -math.inf
 
@@ -129,18 +129,18 @@ class GpuController:
 
         Raises MldebugError where the main loop was too slow, or the GPUs cannot be read now.
         """
-        wish = _AcceptRequest()
-        self._wishes.put(wish)
-        if not wish.done.wait(timeout):
+        request = _AcceptRequest()
+        self._requests.put(request)
+        if not request.done.wait(timeout):
             raise MldebugError(
                 "the agent was too busy to answer, and perhaps nothing was accepted", "ask again"
             )
-        if wish.expected is None:
+        if request.expected is None:
             raise MldebugError(
                 "the agent cannot read the GPUs now: nothing was accepted",
                 "`mldebug doctor --gpus` says why",
             )
-        return Accepted(expected=wish.expected)
+        return Accepted(expected=request.expected)
 
     def grant(self, accept: Callable[[], int | None]) -> Iterator[int]:
         """Carry out waiting calls of `accept`, and yield the number of GPUs for each that succeeded. For the main loop
@@ -150,13 +150,13 @@ class GpuController:
         """
         while True:
             try:
-                wish = self._wishes.get_nowait()
+                request = self._requests.get_nowait()
             except queue.Empty:
                 return
-            wish.expected = accept()
-            wish.done.set()
-            if wish.expected is not None:
-                yield wish.expected
+            request.expected = accept()
+            request.done.set()
+            if request.expected is not None:
+                yield request.expected
 
 
 def gpu_verbs(controller: GpuController) -> dict[str, Callable[[Mapping[str, str]], object]]:

@@ -116,7 +116,7 @@ class VendorReader:
 
     def leftovers(self) -> tuple[Leftover, ...]:
         """Children that hang and may outlive this agent, as records for the agent that runs after it."""
-        gone_astray = [*self._parting.astray()]
+        gone_astray = [*self._parting.still_there()]
         if self._worker is not None and self.blocked_seconds:
             gone_astray.append(self._worker)
         return stuck.as_leftovers(self._host, gone_astray)
@@ -132,14 +132,14 @@ class VendorReader:
 
     def let_go(self) -> bool:
         """Whether all children have ended, so that this agent holds no GPU. Returns at once."""
-        self._obey()
+        self._pause_as_requested()
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            return self._parting.bury() and self._worker is None
+            return self._parting.forget_ended() and self._worker is None
         finally:
             self._lock.release()
-            self._obey()
+            self._pause_as_requested()
 
     def close(self) -> None:
         """End the child by closing its connection. One that hangs is left behind, and ends when its call returns."""
@@ -147,16 +147,16 @@ class VendorReader:
 
     def _leave(self, seconds: float) -> None:
         """Whoever waits for an answer in another thread stops doing so, and lets the child go."""
-        self._rest.wish(seconds)
+        self._rest.request(seconds)
         worker = self._worker
         if worker is not None:
             with contextlib.suppress(OSError):  # the child has hung up first
                 worker.socket.shutdown(socket.SHUT_RDWR)
-        self._obey()
+        self._pause_as_requested()
 
-    def _obey(self) -> None:
-        """Leave the GPUs alone where that is wished. Whoever has the lock does it, and looks again without it."""
-        while self._rest.wished and self._lock.acquire(blocking=False):
+    def _pause_as_requested(self) -> None:
+        """Leave the GPUs alone where that is is_requested. Whoever has the lock does it, and looks again without it."""
+        while self._rest.is_requested and self._lock.acquire(blocking=False):
             try:
                 self._leave_now()
             finally:
@@ -164,7 +164,7 @@ class VendorReader:
 
     def _leave_now(self) -> None:
         """With the lock."""
-        if self._rest.wished:
+        if self._rest.is_requested:
             self._hang_up()
             self._rest.grant()
 
@@ -178,12 +178,12 @@ class VendorReader:
                 self._take_late_answer()
                 return self._judge(self._question(self._ready(), wanted, excluded))
         finally:
-            self._obey()
+            self._pause_as_requested()
 
     def _question(
         self, worker: ForkedWorker, wanted: Wanted, excluded: tuple[ExcludedGpu, ...]
     ) -> GpuReply:
-        if self._rest.wished:  # since the child was forked: there was none to hang up on
+        if self._rest.is_requested:  # since the child was forked: there was none to hang up on
             raise released()
         self._number += 1
         request = GpuRequest(
@@ -267,7 +267,7 @@ class VendorReader:
             raise self._crashed() from None
 
     def _crashed(self) -> MldebugError:
-        if self._rest.wished:
+        if self._rest.is_requested:
             return released()
         self._hang_up()
         self.restarts += 1
@@ -288,7 +288,7 @@ class VendorReader:
         if self._worker is not None:
             self._parting.let_go(self._worker)
         self._worker, self._link, self._asked_at = None, None, None
-        self._parting.bury()
+        self._parting.forget_ended()
 
 
 def _given(answer: T | None) -> T:

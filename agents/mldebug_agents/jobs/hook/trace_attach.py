@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from mldebug.core.errors import MldebugError
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.redact import clean
 from mldebug_agents.jobs.hook import request_child
 from mldebug_agents.jobs.hook.records import FOLDER, check_owner
@@ -103,7 +103,7 @@ _mldebug()
 """
 
 
-class AttachAnswer(Noun, frozen=True, kw_only=True):
+class AttachAnswer(MeasuredData, frozen=True, kw_only=True):
     """What came of attaching to one process, or of detaching from it.
 
     `engine` and `followed`: what traces, and what is traced, in words. `ring`: the path of the file, "" where it is not known or there

@@ -315,7 +315,7 @@ class JobLogs:
         self._writers.note(self, {file for file in files.values() if file}, lone=lone)
         shared = frozenset(path for path, file in files.items() if self._writers.shared(self, file))
         if shared - self._shared:
-            self._progress.disown()
+            self._progress.forget_progress()
             self.nccl = NcclLog()
         self._shared = shared
 

@@ -63,7 +63,7 @@ def series_of(
     return ProbeSeries(
         op="",
         bytes=0,
-        dtype=measurement.wish.dtype,
+        dtype=measurement.request.dtype,
         ranks=0,
         device=clean(about.gpu or "cpu", 200),
         nodes=fold_nodes(nodes),

@@ -51,18 +51,18 @@ def main(order: dict[str, Any]) -> None:
 def _stage(stage: str, order: dict[str, Any], seconds: float) -> dict[str, Result]:
     gpus = range(order["gpus"])
     if stage in EACH_GPU:
-        return _crew({f"GPU {gpu}": partial(EACH_GPU[stage], gpu) for gpu in gpus}, seconds)
+        return _forked_tasks({f"GPU {gpu}": partial(EACH_GPU[stage], gpu) for gpu in gpus}, seconds)
     if stage in IN_TURNS:
         results: dict[str, Result] = {}
         for gpu in gpus:
-            results.update(_crew({f"GPU {gpu}": partial(IN_TURNS[stage], gpu)}, seconds))
+            results.update(_forked_tasks({f"GPU {gpu}": partial(IN_TURNS[stage], gpu)}, seconds))
         return results
     if stage in ONCE:
-        return _crew({"node": partial(ONCE[stage], order["gpus"])}, seconds)
-    return _crew({"node": partial(HOST[stage], order)}, seconds)
+        return _forked_tasks({"node": partial(ONCE[stage], order["gpus"])}, seconds)
+    return _forked_tasks({"node": partial(HOST[stage], order)}, seconds)
 
 
-def _crew(work: Dict[str, Callable[[], Result]], seconds: float) -> dict[str, Result]:
+def _forked_tasks(work: Dict[str, Callable[[], Result]], seconds: float) -> dict[str, Result]:
     crew = ForkedTasks()
     for label, one in work.items():
         crew.start(label, one)

@@ -97,9 +97,9 @@ class CollectiveOperation:
     def _send_recv(self) -> None:
         """To the next rank, from the one before."""
         to, source = (self.rank + 1) % self.world, (self.rank - 1) % self.world
-        wishes = [
+        requests = [
             self._dist.P2POp(self._dist.isend, self.sent, to),
             self._dist.P2POp(self._dist.irecv, self.got, source),
         ]
-        for one in self._dist.batch_isend_irecv(wishes):
+        for one in self._dist.batch_isend_irecv(requests):
             one.wait()

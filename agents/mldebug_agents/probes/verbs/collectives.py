@@ -100,7 +100,7 @@ def command(
     busy.
     """
     frame = probe_settings(python, device, duration, beside_jobs)
-    wish = CollectivesRequest(
+    request = CollectivesRequest(
         nproc=nproc or 0,
         ops=chosen_ops(ops),
         sizes=() if sizes is None else payloads(sizes),
@@ -114,8 +114,8 @@ def command(
     names = () if hosts is None else read_hosts(hosts).names
     kept = checked_variables()
     if print_commands:
-        return _printed(wish, names, frame, kept)
-    measurement = Measurement(wish, callbacks(output, kept))
+        return _printed(request, names, frame, kept)
+    measurement = Measurement(request, callbacks(output, kept))
     if stored is not None:
         return _measured(measurement, output, kept, lambda: _read(measurement, stored))
 
@@ -179,13 +179,16 @@ def _say_elsewhere(measurement: Measurement) -> None:
 
 
 def _printed(
-    wish: CollectivesRequest, names: tuple[str, ...], frame: ProbeSettings, kept: Mapping[str, str]
+    request: CollectivesRequest,
+    names: tuple[str, ...],
+    frame: ProbeSettings,
+    kept: Mapping[str, str],
 ) -> int:
-    if not names or not wish.nproc or frame.device == "auto":
+    if not names or not request.nproc or frame.device == "auto":
         raise UsageError(
             "--print-commands asks no node what it has", "add --hosts a,b --nproc 8 --device cuda"
         )
-    for line in Measurement(wish).torchrun(names, frame, PORT, kept):
+    for line in Measurement(request).torchrun(names, frame, PORT, kept):
         click.echo(line)
     return int(ExitCode.FINE)
 

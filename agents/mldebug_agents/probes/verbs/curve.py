@@ -89,7 +89,9 @@ def command(
     far. Exit code 1: a value was wrong, a rank failed, or a node is busy.
     """
     frame = probe_settings(python, device, duration, beside_jobs)
-    wish = CollectivesRequest(nproc=nproc or 0, ops=chosen_ops(ops), sizes=payloads(sizes), **rest)
+    request = CollectivesRequest(
+        nproc=nproc or 0, ops=chosen_ops(ops), sizes=payloads(sizes), **rest
+    )
     names = read_hosts(hosts).names
     if len(names) < 2:
         raise UsageError("a curve needs two nodes at least", "mldebug probe curve --hosts n1,n2")
@@ -100,7 +102,7 @@ def command(
     points: list[CurvePoint] = []
     about: list[str] = []
     try:
-        for measurement, some in _measured(wish, names, through, frame):
+        for measurement, some in _measured(request, names, through, frame):
             about[:] = [title(measurement.about)]
             points.append(CurvePoint(nodes=len(some), results=tuple(measurement.results)))
             if not beside_jobs:
@@ -118,14 +120,14 @@ def command(
 
 
 def _measured(
-    wish: CollectivesRequest, names: Sequence[str], through: str, frame: ProbeSettings
+    request: CollectivesRequest, names: Sequence[str], through: str, frame: ProbeSettings
 ) -> Iterator[tuple[Measurement, tuple[str, ...]]]:
     """Each measurement that has run to its end, with the nodes it was over. Raises MldebugError for one that has not."""
     kept, until = checked_variables(), time.monotonic() + frame.duration
     with open_probe_tools() as tools, only_probe(frame.lock):
         for count in counts(len(names)):
             some = tuple(names[:count])
-            measurement = Measurement(wish, Callbacks(skipped=_say))
+            measurement = Measurement(request, Callbacks(skipped=_say))
             travelling = {**kept, **measurement.variables()}
             nodes = Nodes(some, through, frame.python or sys.executable, travelling)
             left = msgspec.structs.replace(frame, duration=max(1.0, until - time.monotonic()))

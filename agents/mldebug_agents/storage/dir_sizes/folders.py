@@ -54,7 +54,7 @@ class TreeFolder:
         """Replace the files of the folder by those of a new listing."""
         self.entries = entries
 
-    def soil(self, name: str) -> None:
+    def mark_changed(self, name: str) -> None:
         """Note that this name in the folder has to be read again."""
         if self.whole:
             return

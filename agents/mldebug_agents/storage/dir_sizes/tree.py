@@ -63,12 +63,12 @@ class DirTree:
         """Whether nothing is left to read."""
         return not self._dirty
 
-    def soil(self, folder: TreeFolder, name: str = "") -> None:
+    def mark_changed(self, folder: TreeFolder, name: str = "") -> None:
         """Note that a name in a folder (or all of it) has to be read again."""
         if folder.gone:
             return
         if name:
-            folder.soil(name)
+            folder.mark_changed(name)
         else:
             folder.soil_all()
         self._dirty[folder] = None
@@ -79,20 +79,20 @@ class DirTree:
             self.index.forget_skipped()
         for folder in list(self.top.below()):
             if not (unwatched and folder.watch):
-                self.soil(folder)
+                self.mark_changed(folder)
 
-    def ripen(self) -> None:
+    def mark_finished_writes(self) -> None:
         """Note for the next look the files that were being written at the last one, once the filesystem should have allocated their
         blocks.
         """
-        while (due := self.ripens) is not None and due <= time.monotonic():
+        while (due := self.next_recheck) is not None and due <= time.monotonic():
             folder, name = next(iter(self._late or ()))
             (self._late or {}).pop((folder, name))
-            self.soil(folder, name)
+            self.mark_changed(folder, name)
 
     @property
-    def ripens(self) -> float | None:
-        """When `ripen` has something to do next, in monotonic seconds; None for never."""
+    def next_recheck(self) -> float | None:
+        """When `mark_finished_writes` has something to do next, in monotonic seconds; None for never."""
         return next(iter(self._late.values())) if self._late else None
 
     # --- looking -----------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class DirTree:
         self.index.clear_limbo()
         self.counts.settle(folder.entries for folder in self.top.below())
         for folder in self.counts.holders(self.top.below()):
-            self.soil(folder)
+            self.mark_changed(folder)
 
     def _refresh(self, folder: TreeFolder) -> Iterator[None]:
         if folder.gone or not (folder.whole or folder.dirty):
@@ -151,9 +151,9 @@ class DirTree:
         if folder.parent is None:
             self.problem = "it is not there any more"
             return
-        self.soil(folder.parent, folder.name)
+        self.mark_changed(folder.parent, folder.name)
         for name in names or ("",):
-            self.soil(folder, name)
+            self.mark_changed(folder, name)
 
     def _list(self, folder: TreeFolder, fd: int) -> Iterator[None]:
         """All of a folder: the new list takes the place of the old one when it is whole."""
@@ -258,7 +258,7 @@ class DirTree:
             return
         if known is not None and known.inode == facts.st_ino:
             if known.unread:  # its rights may have changed
-                self.soil(known)
+                self.mark_changed(known)
             return
         if known is not None:
             self.index.detach(known)

@@ -184,13 +184,13 @@ class DirSizeUpdater:
                 continue
             elif mask & IGNORED:
                 tree.index.unwatch(watch)
-                tree.soil(folder)
+                tree.mark_changed(folder)
             elif name:
-                tree.soil(folder, os.fsdecode(name))
+                tree.mark_changed(folder, os.fsdecode(name))
             elif folder is top and mask & ROOT_GONE:
                 tree.fail("it is not there any more")
             elif folder.unread:
-                tree.soil(folder)
+                tree.mark_changed(folder)
         self.is_busy = taken >= BUSY
 
     def _check(self, tree: DirTree, now: float) -> None:
@@ -212,7 +212,7 @@ class DirSizeUpdater:
 
     def _begin(self, tree: DirTree, now: float) -> None:
         """Start the job that is due, if there is one."""
-        tree.ripen()
+        tree.mark_finished_writes()
         unwatched = bool(tree.index.unwatched) and now >= self._round_at
         whole = now >= self._verify_at or (self._lost and now >= self._calm_at)
         if self._counted and (whole or unwatched):
@@ -269,5 +269,5 @@ class DirSizeUpdater:
         times += [self._round_at] if tree.index.unwatched else []
         times += [self._calm_at] if self._lost else []
         times += [] if tree.idle else [self._flush_at]
-        times += [tree.ripens] if tree.ripens is not None else []
+        times += [tree.next_recheck] if tree.next_recheck is not None else []
         return min(times)

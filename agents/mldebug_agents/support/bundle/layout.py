@@ -5,7 +5,7 @@ A folder, or a tar.gz with one folder in it. All times in it are unix seconds of
 
 from typing import Literal
 
-from mldebug.core.model import Gap, Noun, Spoken
+from mldebug.core.model import Gap, MeasuredData, ReportData
 
 SCHEMA = "mldebug.bundle/1"
 
@@ -26,7 +26,7 @@ REPORTS = "reports"  # <id>/report.json
 AGENT_PROC = "agent"  # files of the agent's /proc folder
 
 
-class GpuReadFailure(Noun, frozen=True, kw_only=True):
+class GpuReadFailure(MeasuredData, frozen=True, kw_only=True):
     """A reading of the GPUs that failed, and why."""
 
     at: float
@@ -34,14 +34,14 @@ class GpuReadFailure(Noun, frozen=True, kw_only=True):
     error: str = ""
 
 
-class ClockPair(Noun, frozen=True, kw_only=True):
+class ClockPair(MeasuredData, frozen=True, kw_only=True):
     """The unix clock and the clock of the kernel's log (seconds since boot) at one moment."""
 
     unix: float
     monotonic: float
 
 
-class Manifest(Spoken, frozen=True, kw_only=True):
+class Manifest(ReportData, frozen=True, kw_only=True):
     """What a bundle contains, what is missing, and how it was recorded."""
 
     schema: str = SCHEMA

@@ -30,7 +30,7 @@ def own_names() -> dict[str, tuple[str, ...]]:
     return {"node": (socket.gethostname(),), "user": tuple(filter(None, users))}
 
 
-def seal(
+def redact_and_pack(
     files: Mapping[str, bytes],
     manifest: Manifest,
     folder: str,

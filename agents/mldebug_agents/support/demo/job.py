@@ -97,7 +97,8 @@ class DemoJob:
         """The step of each rank. Raises ToolError where the job ended early."""
         if self.completed is not None:
             raise ToolError(
-                _obituary(self.completed), "does `torchrun --help` work in this environment?"
+                _failure_sentence(self.completed),
+                "does `torchrun --help` work in this environment?",
             )
         return [self._step(rank) for rank in range(self.plan.ranks)]
 
@@ -162,7 +163,7 @@ def _lives(pid: str) -> bool:
         return False
 
 
-def _obituary(completed: Completed) -> str:
+def _failure_sentence(completed: Completed) -> str:
     lines = completed.stderr.decode(errors="replace").strip().splitlines()
     errors = [line for line in lines if "Error" in line] or lines
     reason = completed.error or (errors[0].strip() if errors else f"exit {completed.returncode}")

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from mldebug import DISTRIBUTION
-from mldebug.core.model import Spoken
+from mldebug.core.model import ReportData
 from mldebug_agents.support.doctor.clock import ClockState
 from mldebug_agents.support.doctor.rights import INITIAL_PID_NAMESPACE, USES
 
@@ -12,7 +12,7 @@ CONTAINER = "run on the host, or start the container with --pid=host --cap-add=S
 State = Literal["ok", "limited", "missing"]
 
 
-class DoctorCheck(Spoken, frozen=True, kw_only=True):
+class DoctorCheck(ReportData, frozen=True, kw_only=True):
     """A check of `mldebug doctor`: what was tried, the result, what it means, and how to get more."""
 
     name: str

@@ -117,10 +117,10 @@ def replay_state_dir(wanted: Path | None, config: Config) -> Iterator[tuple[Path
         folder = wanted or Path(tempfile.mkdtemp(prefix="mldebug-replay-"))
         if wanted is None:
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield _furnished(folder, config, undo)
+        yield _prepared_folder(folder, config, undo)
 
 
-def _furnished(
+def _prepared_folder(
     folder: Path, config: Config, undo: contextlib.ExitStack
 ) -> tuple[Path, socket.socket]:
     """Only what was made here is removed again."""

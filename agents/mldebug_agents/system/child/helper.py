@@ -169,9 +169,9 @@ class _Helper:
             # WNOWAIT: while the zombie stands, its number cannot be reused, so what is left of its group
             # can be killed without hitting a stranger
             while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                self._bury(dead.si_pid)
+                self._forget_child(dead.si_pid)
 
-    def _bury(self, pid: int) -> None:
+    def _forget_child(self, pid: int) -> None:
         child = self._children.pop(pid, None)
         if child:
             with contextlib.suppress(OSError):  # nobody of its group is left

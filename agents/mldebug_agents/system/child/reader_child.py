@@ -176,7 +176,7 @@ def _touch(request: ReadRequest, path: bytes) -> bytes:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         access.check(handle, WRITE)
         if request.operation is ReadOperation.POKE:
-            reader_writes.poke(handle, request.line)
+            reader_writes.write_byte(handle, request.line)
             return b""
         owner = _OWNER.match(path)
         pid = int(owner[1]) if owner else os.getpid()

@@ -49,7 +49,7 @@ REQUESTS = {
 }
 
 
-def poke(handle: int, uid: int) -> None:
+def write_byte(handle: int, uid: int) -> None:
     """Write one byte into the FIFO behind an O_PATH descriptor.
 
     Raises OSError (ENXIO: nobody reads it), or `Refused` where it is none or not `uid`'s.

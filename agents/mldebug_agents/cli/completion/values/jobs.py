@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.config.schema import SYSTEM_STATE_DIR, load_config
-from mldebug.core.model import Noun
+from mldebug.core.model import MeasuredData
 from mldebug.core.plugins import NoOptions
 from mldebug_agents.cli.completion.request import CompletionRequest, Value
 from mldebug_agents.cli.completion.values import ValueSource
@@ -15,7 +15,7 @@ MAX_BYTES = 32 << 20
 PATH = "/api/v1/status"
 
 
-class RunNames(Noun, frozen=True, kw_only=True):
+class RunNames(MeasuredData, frozen=True, kw_only=True):
     """The fields of a job in the agent's snapshot that completion needs."""
 
     id: str
@@ -25,7 +25,7 @@ class RunNames(Noun, frozen=True, kw_only=True):
     report: str = ""
 
 
-class RunNamesList(Noun, frozen=True, kw_only=True):
+class RunNamesList(MeasuredData, frozen=True, kw_only=True):
     """The part of the agent's snapshot that completion needs: decoding all of it takes too long."""
 
     runs: tuple[RunNames, ...] = ()

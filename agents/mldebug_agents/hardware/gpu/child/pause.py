@@ -12,43 +12,43 @@ CRASHES, WINDOW = 3, 600.0  # so many in so many seconds, and it is left alone a
 
 
 class ReadPause:
-    """When GPUs must not be read, and the error that says why. `clock` returns seconds. Any thread may call `wish` and read the
+    """When GPUs must not be read, and the error that says why. `clock` returns seconds. Any thread may call `request` and read the
     properties; all else needs the lock of the reader (`VendorReader`).
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._now: tuple[float, MldebugError] | None = None  # until when
-        self._wishes: deque[float] = deque()  # until when, the newest last
+        self._requests: deque[float] = deque()  # until when, the newest last
 
-    def wish(self, seconds: float) -> None:
+    def request(self, seconds: float) -> None:
         """Request that no GPU is read for this many seconds from now; 0 ends an earlier request. It takes effect at the
         next `grant`.
         """
-        self._wishes.append(self._clock() + seconds)
+        self._requests.append(self._clock() + seconds)
 
     @property
-    def wished(self) -> bool:
-        """Whether `wish` was called and `grant` has not yet put it into effect."""
-        return bool(self._wishes)
+    def is_requested(self) -> bool:
+        """Whether `request` was called and `grant` has not yet put it into effect."""
+        return bool(self._requests)
 
     @property
     def released_seconds(self) -> float:
-        """Seconds for which the GPUs are still to be released, as a call of `wish` requested, whether that was granted yet or not; 0.0
+        """Seconds for which the GPUs are still to be released, as a call of `request` requested, whether that was granted yet or not; 0.0
         without such a call.
         """
         with contextlib.suppress(IndexError):
-            return max(0.0, self._wishes[-1] - self._clock())
+            return max(0.0, self._requests[-1] - self._clock())
         now = self._now
         if now is None or not isinstance(now[1], GpusReleasedError):
             return 0.0
         return max(0.0, now[0] - self._clock())
 
     def grant(self) -> None:
-        """Put the calls of `wish` since the last `grant` into effect; of several, only the newest."""
-        while self._wishes:
-            self._now = (self._wishes[0], released())
-            self._wishes.popleft()
+        """Put the calls of `request` since the last `grant` into effect; of several, only the newest."""
+        while self._requests:
+            self._now = (self._requests[0], released())
+            self._requests.popleft()
 
     def take(self, seconds: float, error: MldebugError) -> None:
         """Allow no reading for this many seconds: `check` raises this error until then."""

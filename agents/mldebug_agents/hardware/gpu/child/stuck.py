@@ -114,17 +114,17 @@ class ChildReaper:
 
     def refuse_another(self) -> None:
         """Raise GpuBlockedError while a child that was given up still sits in the kernel, or should have died and has not."""
-        self.bury()
-        for one in self.astray():
+        self.forget_ended()
+        for one in self.still_there():
             raise still_there(one)
 
-    def astray(self) -> tuple[ForkedWorker, ...]:
+    def still_there(self) -> tuple[ForkedWorker, ...]:
         """Return the children that were killed and still exist, and those that were let go and still sit in the kernel."""
         left = [one for one in self._let_go if not one.gone()]
         sitting = [one for one in left if sits(self._host, one)]
         return (*(one for one in self._ended if not one.gone()), *sitting)
 
-    def bury(self) -> bool:
+    def forget_ended(self) -> bool:
         """Forget the children that have ended. Returns True where none is left."""
         for some in (self._let_go, self._ended):
             for one in [one for one in some if one.gone()]:

@@ -70,7 +70,7 @@ class Absent:
         before = self._lost.get(index)
         self._forbid(index, xid, max(PAUSE, before.pause if before else 0.0))
 
-    def obey(self, these: Iterable[ExcludedGpu], count: int) -> tuple[int, ...]:
+    def stop_querying(self, these: Iterable[ExcludedGpu], count: int) -> tuple[int, ...]:
         """Stop querying the GPUs in `these`, which the kernel log says are unsafe to query. Returns their indexes.
 
         `count`: how many GPUs the driver lists. An entry whose GPU is not found has no effect.

@@ -112,11 +112,11 @@ def _errors(ask: Ask, values: Values, link: int) -> dict[str, int]:
         if key in values:
             found[kind] = ask.convert(f"nvlink {kind}", values[key], bounds.count)
         else:
-            found[kind] = _dear(ask, link, kind)
+            found[kind] = _slow_counter(ask, link, kind)
     return {kind: count for kind, count in found.items() if count is not None}
 
 
-def _dear(ask: Ask, link: int, kind: str) -> int | None:
+def _slow_counter(ask: Ask, link: int, kind: str) -> int | None:
     """A counter that is asked for when it is the link's turn, and remembered between."""
     kept = ask.device.kept.setdefault(_DEAR, {})
     if (link, kind) not in kept or _turn(ask, link):

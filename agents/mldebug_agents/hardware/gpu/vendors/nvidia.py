@@ -142,7 +142,7 @@ class Nvidia:
         count = self._library.count()
         if count != self._count:
             self._renumber(count)
-        for index in self._absent.obey(self._forbidden, count):
+        for index in self._absent.stop_querying(self._forbidden, count):
             self._library.forget(index)
         found = [self._one(index, read) for index in range(count)]
         self._events.join(self._library.devices())

@@ -37,7 +37,7 @@ TEARDOWN = 0.1  # seconds by which one that is killed may be gone later than the
 HEAD_START = 0.5  # seconds of the first before the others, to own the only traceback
 
 
-def sureness(
+def exit_confidence(
     first: ExplainedExit,
     failing: Sequence[ExplainedExit],
     exits: Sequence[ExplainedExit],
