@@ -167,9 +167,6 @@ AnyEvent = (
     | CheckpointEvent
     | ProbeEvent
 )
-KINDS: dict[str, type[FleetEvent]] = {
-    str(kind.__struct_config__.tag): kind for kind in AnyEvent.__args__
-}
 
 
 def kind_of(event: FleetEvent) -> str:

@@ -31,8 +31,8 @@ def state_words(run: RunState, *, brief: bool = False) -> str:
 
     `brief`: without what the ranks do, for a page that shows the sentence of the incident beside it.
     """
-    said = _sentence(run).partition("; ")[0] if brief else _sentence(run)
-    sentence = f"{said}{_limit(run)}"
+    shown = _sentence(run).partition("; ")[0] if brief else _sentence(run)
+    sentence = f"{shown}{_limit(run)}"
     return f"{stage_words(run.stage)}: {sentence}" if sentence else stage_words(run.stage)
 
 

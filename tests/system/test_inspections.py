@@ -141,11 +141,11 @@ def test_a_job_that_ends_meanwhile_is_told_by_rank(tmp_path: Path) -> None:
     """The steps are long, so that the profile is under way when all is killed."""
     with site(tmp_path, "--pace", "2") as here, ThreadPoolExecutor() as pool:
         words = ("profile", "--job", JOB, "--ranks", "0,2", "--steps", "20")
-        asked = pool.submit(here.answer, "n3", *words)
+        reply = pool.submit(here.answer, "n3", *words)
         wait_for("the ranks to begin", lambda: accepted(here) == 2, 60)
         for pid in ranks_of(here.events):
             os.kill(pid, signal.SIGKILL)
-        answer = asked.result()
+        answer = reply.result()
         assert (answer["code"], answer["folder"]) == (1, ""), answer
         whys = {one["rank"]: one["failure"] for one in answer["profiles"]}
         assert whys.keys() == {0, 2}

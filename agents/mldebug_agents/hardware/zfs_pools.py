@@ -39,12 +39,14 @@ class SuspendedPools:
 
         One that the file never called suspended has to commit again.
         """
-        told = dict(_open_pools(bursts))
-        for name in sorted(told)[:MAX_POOLS]:
+        suspended_at = dict(_open_pools(bursts))
+        for name in sorted(suspended_at)[:MAX_POOLS]:
             state = self._state(name)
             if state == SUSPENDED:
                 self._suspended.add(name)
-            elif state is not None and (name in self._suspended or self._commits(name, told[name])):
+            elif state is not None and (
+                name in self._suspended or self._commits(name, suspended_at[name])
+            ):
                 self._suspended.discard(name)
                 yield KernelEvent(kind=KernelEventKind.FILESYSTEM_OK, at=at, device=pool_alias(name), text=f"pool {name}: {state}")  # fmt: skip
 

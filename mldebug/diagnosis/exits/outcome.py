@@ -10,10 +10,9 @@ from mldebug.capture.memory.sentences import failure_facts, remedies
 from mldebug.core.model import Confidence, Culprit, Finding, MemoryFailure, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.diagnosis.exits.cuda_memory import ROUNDED, DeviceMemory
-from mldebug.diagnosis.exits.memory_text import memory_steps
+from mldebug.diagnosis.exits.memory_text import APART, memory_steps, sharing_fact, sharing_ranks
 from mldebug.diagnosis.exits.model import AttemptExit, RankError, exit_signal, words_of_status
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
-from mldebug.diagnosis.exits.shared_gpu import APART, sharing_fact, sharing_ranks
 from mldebug.diagnosis.exits.words.last_words import is_out_of_memory
 
 NOBODY = ", and nobody can be named"

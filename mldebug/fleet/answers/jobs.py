@@ -1,11 +1,10 @@
 """All runs and attempts of one job on one time line, over all nodes: what each cost, and why it ended. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from mldebug.core.model.base import ReportData
 from mldebug.core.ranksets import fold_nodes
-from mldebug.core.text import plural, rfc3339
-from mldebug.core.units import duration_words, percent
+from mldebug.core.text import rfc3339
 from mldebug.fleet.events import AnyEvent, AttemptEvent, IncidentEvent
 
 SAME_START = 120.0  # seconds within which the nodes of one attempt begin
@@ -163,17 +162,3 @@ def _summed(parts: Iterable[AttemptEvent]) -> dict[str, float]:
         for use, seconds in part.gpu_seconds.items():
             found[use] = found.get(use, 0.0) + seconds
     return found
-
-
-def timeline_lines(found: JobTimeline) -> Iterator[str]:
-    """The time line as lines for a person."""
-    yield (
-        f"{found.job} of {found.user or found.uid}: {plural(len(found.attempts), 'attempt')}, {found.failed} failed;"
-        f" {found.gpu_hours:.2f} GPU hours, {percent(found.productive_ratio)} productive"
-    )
-    for one in found.attempts:
-        lasted = duration_words(round(one.seconds))
-        yield f"  {one.began[:19]}Z  run {one.run}, attempt {one.attempt} on {one.nodes}: {one.outcome} after {lasted}, {one.gpu_hours:.2f} GPU hours"
-        if one.reason:
-            report = f" (report {one.report})" if one.report else ""
-            yield f"    {one.reason}{report}"

@@ -11,7 +11,7 @@ from mldebug.alerts.model import Alert, AlertEvent, EventState, Severity
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import Culprit
 from mldebug.fleet.batches import MAX_EVENTS, batch_of, packed
-from mldebug.fleet.events import KINDS, MAX_EVENT, AnyEvent, content, kind_of, with_id
+from mldebug.fleet.events import MAX_EVENT, AnyEvent, content, kind_of, with_id
 from mldebug.fleet.making import events_of
 from mldebug.fleet.validation import SKEW, EventRefusedError, believed
 from mldebug.goodput.account.job_goodput import AttemptGoodput, JobGoodput
@@ -25,6 +25,8 @@ from shared.fleet.fleet_events import NOW, fault, health, incident, one_of_each,
 from shared.web.snapshots import AT, moving, snapshot
 
 SECRET = "hf_abcdefghijklmnopqrstuvwx"
+
+KINDS = {str(kind.__struct_config__.tag) for kind in AnyEvent.__args__}
 
 
 def raw(event: AnyEvent, **changes: object) -> bytes:

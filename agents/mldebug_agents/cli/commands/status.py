@@ -300,9 +300,8 @@ def _agent(listing: NodeListing, config: Path | None) -> Iterator[Text]:
     yield Text(f"an agent watches them for {since}: {state}", style="red" if stalled else "")
     if stale := stale_words(listing.now - agent.at):
         yield Text(f"  {stale}", style="red")
-    for line in event_lines(agent.events, {run.incident for run in agent.runs}):
-        yield Text(clean(f"  {line}", 400), style="yellow")
-    for line in fleet_lines(agent.fleet):
+    incidents = {run.incident for run in agent.runs}
+    for line in (*event_lines(agent.events, incidents), *fleet_lines(agent.fleet)):
         yield Text(clean(f"  {line}", 400), style="yellow")
     if agent.cluster:
         yield Text(clean(f"  other nodes: {agent.cluster}", 300))
