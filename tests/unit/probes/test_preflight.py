@@ -25,7 +25,8 @@ from mldebug.probes.preflight import (
     words,
 )
 from mldebug_agents.cli.commands import preflight
-from mldebug_agents.cluster.node_findings import ArrivalTimes
+from mldebug_agents.cluster.fanout.messages import FanoutRequest
+from mldebug_agents.cluster.node_findings import ArrivalTimes, NodesChecked
 from mldebug_agents.storage.child.client import MountClient
 
 GB = 10**9
@@ -283,6 +284,27 @@ def test_the_last_good_run_is_found_under_srun(job: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(preflight, "record_of_run", lambda _, run: records[run])
     assert preflight._last_good(Config(), job) == (good, "")
     assert preflight._last_good(Config(), "nobody.py") == (None, "no run of nobody.py that ended well is recorded here")  # fmt: skip
+
+
+def test_other_nodes_are_asked_for_the_same_in_words_that_they_understand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--folder", str(tmp_path), "--checkpoint", "60MiB", "--gpus", "0", "--ib", "8x400", "--python", "python3", "--job", "train.py", "--load"]  # fmt: skip
+    asked: list[tuple[str, ...]] = []
+    wanted: list[object] = []
+
+    def ask(_: object, __: str, request: FanoutRequest, ___: object) -> NodesChecked:
+        asked.append(request.arguments)
+        return NodesChecked(answers=(), silent={"h1": "gone"})
+
+    monkeypatch.setattr(preflight, "check_nodes", ask)
+    monkeypatch.setattr(preflight, "_send", lambda _, one: wanted.append(one))
+    CliRunner().invoke(preflight.command, [*words, "--hosts", "h1", "--json"])
+    done = CliRunner().invoke(preflight.command, list(asked[0][1:]))
+    assert done.exit_code == 0, done.output
+    CliRunner().invoke(preflight.command, [*words, "--send"])
+    assert wanted[0] == wanted[1]
+    assert wanted[0].checkpoint == 60 << 20  # type: ignore[attr-defined]
 
 
 def test_a_folder_that_is_named_twice_is_tried_once(tmp_path: Path) -> None:

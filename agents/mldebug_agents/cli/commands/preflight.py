@@ -18,7 +18,7 @@ from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
-from mldebug.core.units import parse_size
+from mldebug.core.units import format_size, parse_size
 from mldebug.diagnosis.exits.model import words_of_status
 from mldebug.jobs.run_records.model import RunRecord, without_numbers
 from mldebug.probes.last_good_run import changes_since
@@ -141,7 +141,7 @@ def _arguments(wanted: PreflightRequest) -> tuple[str, ...]:
     for folder in wanted.folders:
         found += ["--folder", folder]
     if wanted.checkpoint:
-        found += ["--checkpoint", str(wanted.checkpoint)]
+        found += ["--checkpoint", format_size(wanted.checkpoint)]
     if wanted.gpus is not None:
         found += ["--gpus", str(wanted.gpus)]
     if wanted.ports:
