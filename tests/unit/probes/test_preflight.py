@@ -290,21 +290,33 @@ def test_other_nodes_are_asked_for_the_same_in_words_that_they_understand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--folder", str(tmp_path), "--checkpoint", "60MiB", "--gpus", "0", "--ib", "8x400", "--python", "python3", "--job", "train.py", "--load"]  # fmt: skip
-    asked: list[tuple[str, ...]] = []
+    requests: list[tuple[str, ...]] = []
     wanted: list[object] = []
 
     def ask(_: object, __: str, request: FanoutRequest, ___: object) -> NodesChecked:
-        asked.append(request.arguments)
+        requests.append(request.arguments)
         return NodesChecked(answers=(), silent={"h1": "gone"})
 
     monkeypatch.setattr(preflight, "check_nodes", ask)
-    monkeypatch.setattr(preflight, "_send", lambda _, one: wanted.append(one))
+    monkeypatch.setattr(preflight, "_send", lambda _, one, __: wanted.append(one))
     CliRunner().invoke(preflight.command, [*words, "--hosts", "h1", "--json"])
-    done = CliRunner().invoke(preflight.command, list(asked[0][1:]))
+    done = CliRunner().invoke(preflight.command, list(requests[0][1:]))
     assert done.exit_code == 0, done.output
     CliRunner().invoke(preflight.command, [*words, "--send"])
     assert wanted[0] == wanted[1]
     assert wanted[0].checkpoint == 60 << 20  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("more", "name"), [(("--slurm-job", "7"), "a1"), ((), "host")])
+def test_a_node_answers_by_the_name_by_which_it_was_asked(
+    more: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(preflight, "_send", lambda _, __, node: names.append(node))
+    monkeypatch.setattr(preflight.socket, "gethostname", lambda: "host")
+    monkeypatch.setenv("SLURMD_NODENAME", "a1")
+    CliRunner().invoke(preflight.command, ["--send", *more])
+    assert names == [name]
 
 
 def test_a_folder_that_is_named_twice_is_tried_once(tmp_path: Path) -> None:

@@ -73,7 +73,10 @@ def command(
     if slurm_job is not None and hosts is not None:
         raise UsageError("use --slurm-job or --hosts, not both", "choose one of them")
     if send:
-        _send(own, wanted)
+        name = (
+            os.environ.get("SLURMD_NODENAME") if slurm_job else ""
+        )  # Slurm's, which may not be the host's own
+        _send(own, wanted, name or socket.gethostname())
         return
     if slurm_job or hosts:
         request = FanoutRequest(
@@ -124,13 +127,13 @@ def _measured(findings: NodeFindings, wanted: PreflightRequest) -> NodeFindings:
     )  # fmt: skip
 
 
-def _send(config: Config, wanted: PreflightRequest) -> None:
-    """Print what this node found, for the mldebug that asked."""
+def _send(config: Config, wanted: PreflightRequest, node: str) -> None:
+    """Print what this node found, for the mldebug that asked. `node`: the name by which it asked."""
     with ended_by_signals(), open_tools(config) as tools:
         end_without_reader(sys.stdout.fileno())  # a thread: after the process starter has forked
         findings = _look(tools, config, wanted)
     findings = _measured(findings, wanted)
-    for line in encode(NodeReply(node=socket.gethostname(), findings=findings)):
+    for line in encode(NodeReply(node=node, findings=findings)):
         sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
 
