@@ -157,9 +157,18 @@ def test_a_main_thread_that_asks_for_the_gil_200_times_a_second_waits_for_it() -
     assert found.doing.endswith("held by its thread metrics in sleep (plugin.so) at plugin (train.py:3)")  # fmt: skip
 
 
+def test_it_waits_for_the_gil_also_where_it_is_found_ready_for_a_cpu() -> None:
+    """On a machine without a free CPU: 423 switches in 2.2 s, and told as busy."""
+    asks = still(samples=5, span=2.2, cpu=0.01, switches=423)
+    found = classify(rank(2, process(*LINE, pid=102, state="R", wchan="0", move=asks, others=(HOLDER,))))  # fmt: skip
+    assert (found.name, found.role) == ("gil", Role.INERT)
+
+
 @pytest.mark.parametrize(
     "main",
     [
+        process(*LINE, pid=102, state="R", wchan="0", move=still(cpu=0.01, switches=40), others=(HOLDER,)),  # it rarely wakes
+        process(*LINE, pid=102, state="R", wchan="0", move=still(cpu=0.01, switches=400)),  # nobody holds it
         process(*LINE, pid=102, move=still(cpu=0.6, switches=400), others=(HOLDER,)),  # it computes
         process(*LINE, pid=102, move=still(cpu=0.01, switches=400)),  # nobody holds it
         process(*LINE, pid=102, wchan="do_poll", move=still(cpu=0.01, switches=400), others=(HOLDER,)),

@@ -79,6 +79,8 @@ def _renamed(stack: ThreadStack) -> ThreadStack:
 
 # --- the interpreter's lock ------------------------------------------------------------------------
 
+ASKS = 100  # times a second at least, of the 200 of an idle machine: who waits for the GIL with others to run gets fewer
+
 
 def gil_holder(capture: ProcessCapture) -> ThreadStack | None:
     """The thread that holds Python's GIL, if it is not the thread by which the process is judged; else None."""
@@ -87,12 +89,16 @@ def gil_holder(capture: ProcessCapture) -> ThreadStack | None:
 
 
 def waits_for_gil(process: ProcessFacts) -> bool:
-    """Whether the main thread waits for Python's GIL, which another thread holds: it stays in one place, on a futex, with almost no CPU time.
+    """Whether the main thread waits for Python's GIL, which another thread holds: it stays in one place with almost no CPU time, on a futex
+    or, between two of these, ready to run. Python asks for its lock 200 times a second, so a machine without a free CPU shows it ready.
 
     False without samples.
     """
     move = process.movement
-    if move is None or gil_holder(process.capture) is None or not process.on_futex:
+    if move is None or gil_holder(process.capture) is None:
+        return False
+    asks = process.thread.state == "R" and move.switches >= ASKS * move.span_seconds
+    if not (process.on_futex or asks):
         return False
     return move.same_frames and move.cpu_ratio < LITTLE_CPU and not process.transfers
 
