@@ -8,11 +8,8 @@ import contextlib
 import ctypes
 import errno
 import gc
-import itertools
 import os
-import secrets
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -20,19 +17,15 @@ from typing import TypeVar
 import msgspec
 
 from mldebug.core.errors import AccessError, EvidenceError, UsageError
+from mldebug.core.owned_trees import facts_of, is_there, remove_tree
 
 MAX_FILE_BYTES = 64 << 20
-MAX_ENTRIES = 100_000  # that one removal goes through: what is left is for the next
-MAX_SECONDS = 3.0
-MAX_COUNTED = 20_000  # files and folders of one report; one of 1,024 nodes has 2,050
-HUGE = 1 << 50  # bytes: what is too much to be counted
 OLD = ".old"  # ends the name of a report that is being replaced where that takes two steps
 NOT_THERE = "is the path right, and is it on this machine?"
 BAD_DISK = "look at the disk or file server that it is on"
 NOT_WHOLE = "it was cut off or changed after it was written: copy it again, or take another report"
 NOT_OURS = "mldebug did not write it like this: remove it, or look at another report"
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _T = TypeVar("_T")
 
@@ -81,6 +74,15 @@ def read_secret(file: Path, way_out: str, most: int, *, any_group: bool = False)
         if found.st_mode & (0o037 if ours else 0o077):
             raise UsageError(f"{file} can be read by others", f"chmod 600 {file}")
         return opened.read(most)
+
+
+def check_unmounted(file: Path) -> None:
+    """Raise EvidenceError where a filesystem is mounted on the file: such a one may never answer. Any other trouble with the file is raised when it is read."""
+    try:
+        facts_of(file)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise EvidenceError(f"{file} is mounted from elsewhere", NOT_OURS) from error
 
 
 def unreadable(path: Path, error: OSError) -> EvidenceError | AccessError:
@@ -172,7 +174,7 @@ def replace_folder(temporary: Path, target: Path) -> None:
     """Put the folder `temporary` in the place of `target` and remove what was there. Atomic where the filesystem can exchange two
     names; elsewhere a crash can leave the old folder under another name.
     """
-    if not os.path.lexists(target):
+    if not is_there(target):
         os.rename(temporary, target)
     elif _exchange(temporary, target):
         remove_tree(temporary)
@@ -194,89 +196,12 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(done == 0)
 
 
-def remove_tree(path: Path, most: int = MAX_ENTRIES, seconds: float = MAX_SECONDS) -> bool:
-    """Remove a file, or a folder with all in it, within `most` entries and `seconds`. False where something is left; errors of
-    the filesystem are not raised. No link is followed.
-
-    Its owner may have nested ten thousand folders: the content of each inner folder is moved up first, so neither a call nor a
-    path gets deeper than two.
-    """
-    with contextlib.suppress(OSError):
-        os.unlink(path)  # a file, or a link
-        return True
-    with contextlib.suppress(OSError):
-        handle = os.open(path, _FOLDER)
-        try:
-            _empty(handle, most, time.monotonic() + seconds)
-        finally:
-            os.close(handle)
-        os.rmdir(path)
-    return not os.path.lexists(path)
-
-
-def _empty(top: int, left: int, until: float) -> None:
-    """Remove what is in the open folder, as long as entries are `left` and there is time; each is removed, or moved up once."""
-    moved, mark = 0, secrets.token_hex(6)  # a name that nobody can have taken
-    while left > 0 and (names := _names(top, left)):
-        left -= len(names)
-        for name in names:
-            if time.monotonic() > until:
-                return
-            if _unlink(name, top):
-                continue
-            # it went meanwhile, or may not be removed: then it is one of those that stay
-            with contextlib.suppress(OSError):
-                handle = os.open(name, _FOLDER, dir_fd=top)
-                try:
-                    inner = _names(handle, left)
-                    left -= len(inner)
-                    for each in inner:
-                        moved += 1
-                        if not _unlink(each, handle):
-                            os.rename(each, f".{mark}-{moved}", src_dir_fd=handle, dst_dir_fd=top)
-                finally:
-                    os.close(handle)
-                os.rmdir(name, dir_fd=top)
-
-
-def _names(folder: int, most: int) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [one.name for one in itertools.islice(entries, most)]
-
-
-def _unlink(name: str, folder: int) -> bool:
-    """Remove a file; False where it is none. (To try `rmdir` on a folder that is not empty costs as much as all below it.)"""
-    with contextlib.suppress(OSError):
-        os.unlink(name, dir_fd=folder)
-        return True
-    return False
-
-
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def folder_size(folder: Path) -> int:
-    """Bytes of all files below a folder, without following links; `HUGE` where it has more entries than are counted. What cannot
-    be read is left out.
-    """
-    total, entries, folders = 0, 0, [os.fspath(folder)]
-    while folders:
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:
-            for one in found:
-                entries += 1
-                if entries > MAX_COUNTED:
-                    return HUGE
-                facts = one.stat(follow_symlinks=False)
-                if stat.S_ISDIR(facts.st_mode):
-                    folders.append(one.path)
-                else:
-                    total += facts.st_size
-    return total
 
 
 @contextlib.contextmanager

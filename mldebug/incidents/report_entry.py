@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.core.errors import AccessError, EvidenceError
-from mldebug.core.files import read_struct
+from mldebug.core.files import check_unmounted, read_struct
 from mldebug.core.model import shared_fields
 from mldebug.core.text import seconds_of
 
@@ -91,6 +91,7 @@ def read_entry(folder: Path) -> ReportEntry:
     Never raises: a report that cannot be read gives an entry with the reason.
     """
     try:
+        check_unmounted(folder / "report.json")
         head = read_struct(folder / "report.json", _ReportHead)
     except (EvidenceError, AccessError) as error:
         return ReportEntry(id=folder.name, broken=error.message)

@@ -5,6 +5,7 @@ folder's owner puts there.
 """
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -21,15 +22,15 @@ from mldebug.core.errors import AccessError, EvidenceError
 from mldebug.core.files import (
     OLD,
     add_folder,
-    folder_size,
+    check_unmounted,
     give,
     read_bytes,
     read_struct,
-    remove_tree,
     replace_folder,
     write_files,
 )
 from mldebug.core.model import NodeCapture
+from mldebug.core.owned_trees import facts_of, folder_size, is_there, remove_tree
 from mldebug.core.report_model import REPORT_SCHEMA, Report
 from mldebug.core.text import typed
 from mldebug.incidents.pruning import StoredReport, excess
@@ -126,6 +127,9 @@ class ReportStore:
             write_files(temporary, _contents(report, html, evidence, owner_uid))
             give(temporary, owner_uid)
             put(temporary, target)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise  # else its owner has mounted something on the one before, and keeps that
         finally:
             remove_tree(temporary)
         return target
@@ -156,6 +160,7 @@ class ReportStore:
         Raises EvidenceError when it is absent, ambiguous, malformed or of another schema.
         """
         file = self.path(wanted) / "report.json"
+        check_unmounted(file)
         report = read_struct(file, Report)
         if report.schema != REPORT_SCHEMA:
             raise EvidenceError(f"{file} is of schema {report.schema[:60]!r}", newer(REPORT_SCHEMA))
@@ -208,7 +213,8 @@ class ReportStore:
             ) from error
         except OSError:
             return []
-        return sorted(name for name in found if _ID.fullmatch(name))
+        # nobody waits for a filesystem that a report's owner has mounted on it
+        return sorted(name for name in found if is_id(name) and _is_folder(self.folder / name))
 
     def _entry(self, name: str) -> ReportEntry:
         return read_entry(self.folder / name)
@@ -267,11 +273,11 @@ class ReportStore:
                 return
             # another process sweeps, too; what stays is tried again at the next start
             with contextlib.suppress(OSError):
-                if folder.lstat().st_mtime >= self._clock() - STALE_SECONDS:
+                if facts_of(folder).st_mtime >= self._clock() - STALE_SECONDS:
                     continue
                 name = folder.name.removeprefix(TEMPORARY).partition("-")[2]
                 target = self.folder / name.removesuffix(OLD)
-                if name.endswith(OLD) and not os.path.lexists(target):
+                if name.endswith(OLD) and not is_there(target):
                     os.rename(folder, target)
                 else:
                     remove_tree(folder, seconds=until - time.monotonic())
@@ -294,7 +300,7 @@ def report_owner(folder: Path) -> int:
     It is the folder's owner; where that is the agent itself, the user whom the agent named in the
     folder, as the service cannot change owners.
     """
-    owner = folder.lstat().st_uid
+    owner = facts_of(folder).st_uid
     if owner == os.geteuid():
         with contextlib.suppress(EvidenceError, AccessError, ValueError):
             return int(read_bytes(folder / OWNER)[:16])
@@ -306,7 +312,7 @@ def report_owner(folder: Path) -> int:
 
 def _is_folder(path: Path) -> bool:
     try:
-        return stat.S_ISDIR(path.lstat().st_mode)
+        return stat.S_ISDIR(facts_of(path).st_mode)
     except OSError:
         return False  # it went meanwhile
 
@@ -328,5 +334,5 @@ def _made_at(folder: Path) -> float:
     with contextlib.suppress(ValueError, OSError):
         if stamp:
             return datetime.strptime(stamp[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
-        return folder.lstat().st_mtime
+        return facts_of(folder).st_mtime
     return 0.0

@@ -5,7 +5,6 @@ A report's folder belongs to the owner of its job, who may put anything there. S
 no file from the folder is served.
 """
 
-import os
 import stat
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from mldebug.core.errors import AccessError, EvidenceError, MldebugError
+from mldebug.core.owned_trees import facts_of
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.html import ReportPage, ReportSite, render_page
 from mldebug.incidents.report_entry import ReportEntry, read_entry
@@ -121,8 +121,8 @@ class ReportCache:
             raise none
         folder = self._archive.folder / name
         try:
-            status, owner = folder.lstat(), report_owner(folder)
-            file = os.lstat(folder / "report.json")
+            status, owner = facts_of(folder), report_owner(folder)
+            file = facts_of(folder / "report.json")
         except OSError:
             raise none from None
         if not stat.S_ISDIR(status.st_mode) or uid not in (None, owner):

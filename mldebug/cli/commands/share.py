@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from mldebug.cli.param_types import REPORT
 from mldebug.core.output_file import write_file
 from mldebug.core.plugins import NoOptions
-from mldebug.core.pseudonyms import Pseudonyms
 from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
+from mldebug.incidents.pseudonyms import Pseudonyms
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report_dirs import find_report, report_stores_of
 

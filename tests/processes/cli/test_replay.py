@@ -15,7 +15,7 @@ import pytest
 
 from fakenvml.library import FakeNvml
 from mldebug.config.schema import load_config
-from mldebug.core.pseudonyms import COMMON
+from mldebug.incidents.pseudonyms import COMMON
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.support.replay.player import Player
 from mldebug_agents.support.replay.recording import load

@@ -3,15 +3,18 @@
 import os
 import signal
 import sqlite3
+import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from mldebug.core.files import HUGE, folder_size, remove_tree
+from mldebug.core.owned_trees import HUGE, folder_size, remove_tree
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.build import make_id
 from mldebug.incidents.report_store import ReportStore
@@ -21,7 +24,7 @@ from mldebug_agents.state.messages import PruneReports
 from mldebug_agents.state.server import StateServer, answer
 from mldebug_agents.system.spawn import Spawner
 from shared.incidents.samples import report, sleeping
-from shared.system.hung import wait_until
+from shared.system.hung import hung_mount, wait_until
 from unit.state.test_store import SPAWNERS, opened_store
 
 DEEP = 1_500  # folders in each other: more than Python's frames, and than a path has characters
@@ -132,6 +135,58 @@ def test_one_owner_s_deep_report_stops_no_other_report(quick: Path) -> None:
     assert len(store.names()) == 3
     assert store.prune()
     assert len(store.names()) == 2
+
+
+@contextmanager
+def mounted_over(source: Path, place: Path) -> Iterator[None]:
+    """The mount at `source` is at `place` as well, as its owner can have it there by fusermount."""
+    above = f"{place}".partition("/reports/")[0]
+    place.mkdir(exist_ok=True) if source.is_dir() else place.touch()
+    subprocess.run(["mount", "--bind", str(source), str(place)], check=True)
+    try:
+        yield
+    finally:
+        for line in (
+            Path("/proc/self/mountinfo").read_text().splitlines()
+        ):  # it went where its folder went
+            if line.split()[4].startswith(above):
+                subprocess.run(["umount", "-l", line.split()[4]], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root mounts")
+@pytest.mark.parametrize("where", [".", "evidence", "new/below", "report.json", "new/file"])
+def test_a_mount_in_a_report_that_never_answers_stops_no_other(tmp_path: Path, where: str) -> None:
+    """An owner may mount a filesystem of his own (FUSE) on what is his; where the node lets others into it, whoever touches it waits."""
+    state = tmp_path / "state"
+    state.mkdir()
+    store = ReportStore(state, max_reports=2)
+    with hung_mount(tmp_path) as silent, opened_store(state) as one, ExitStack() as stack:
+        (silent.source / "file").write_text("{}")
+        mine = "20200101T000000Z-mine"
+        one.archive.save(named(mine), "", {})
+        place = store.folder / mine / where
+        place.parent.mkdir(exist_ok=True)
+        a_file = "." in place.name[1:] or place.name == "file"
+        stack.enter_context(mounted_over(silent.target / ("file" if a_file else ""), place))
+        silent.hang()
+        stack.callback(silent.recover)
+        done: list[str] = []
+
+        def others() -> None:
+            for number in range(4):
+                made = named(make_id(time.time() - 60 * number, "job"))
+                one.archive.save(made, "", {})
+                one.archive.prune()
+                done.append(made.id)
+            with suppress(OSError):  # its own owner's may fail: he has the mount
+                one.archive.save(named(mine), "", {})
+
+        worker = threading.Thread(target=others, daemon=True)
+        worker.start()
+        wait_until(lambda: len(done) == 4, 30)
+        assert set(store.names()) - {mine} <= set(done)
+        listed = {entry.id: entry for entry in store.list()}
+        assert not any(listed[name].broken for name in done if name in listed)
 
 
 def test_a_report_whose_owner_made_it_deep_is_replaced(quick: Path) -> None:
@@ -273,3 +328,24 @@ def test_the_release_before_has_the_same_tables(tmp_path: Path) -> None:
     link = sqlite3.connect(tmp_path / "agent.sqlite")
     assert link.execute("PRAGMA user_version").fetchone() == (1,)
     link.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root mounts")
+def test_what_its_owner_has_mounted_on_a_report_stays_and_nothing_there_is_touched(
+    tmp_path: Path,
+) -> None:
+    """A removal goes around it, and is whole once it is gone; a report under that name is not replaced, which is no trouble of the disk."""
+    store, mine = ReportStore(tmp_path / "state"), "20200101T000000Z-mine"
+    folder = store.save(named(mine), "", {})
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "kept").write_text("x")
+    for place in (folder / "evidence", folder):
+        with mounted_over(other, place):
+            assert not remove_tree(folder)
+            assert folder_size(place) == 0
+            store.save(named(mine), "", {})
+        assert (other / "kept").read_text() == "x"
+    assert store.names() == (mine,)
+    store.remove(mine)
+    assert store.names() == ()

@@ -16,8 +16,8 @@ from fakenvml.library import FakeNvml
 from mldebug.config.schema import Config, effective_yaml, load_config
 from mldebug.core.errors import AccessError, UsageError
 from mldebug.core.model import Gap, Job
-from mldebug.core.pseudonyms import Pseudonyms
 from mldebug.hardware.gpu.readings import LostGpu, NodeGpus, NodeWatch
+from mldebug.incidents.pseudonyms import Pseudonyms
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.hardware.gpu.reader import VendorReader

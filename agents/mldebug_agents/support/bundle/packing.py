@@ -16,7 +16,7 @@ import yaml
 
 from mldebug.core.errors import AccessError, MldebugError, UsageError
 from mldebug.core.model import Gap
-from mldebug.core.pseudonyms import Pseudonyms
+from mldebug.incidents.pseudonyms import Pseudonyms
 from mldebug_agents.support.bundle.layout import MANIFEST, Manifest
 
 USERS = ("USER", "LOGNAME", "SUDO_USER")

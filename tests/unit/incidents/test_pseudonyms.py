@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mldebug.core.pseudonyms import Pseudonyms
+from mldebug.incidents.pseudonyms import Pseudonyms
 
 
 def names() -> Pseudonyms:
