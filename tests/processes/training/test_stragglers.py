@@ -108,9 +108,9 @@ def test_the_status_says_who_waits_for_data_and_which_mount_is_slow() -> None:
         command = [*MLDEBUG, "status", "--config", str(folder / "mldebug.yaml")]
         text = subprocess.run(command, capture_output=True, text=True, env=clean_environment(folder), timeout=60, check=False).stdout  # fmt: skip
         words = " ".join(text.split())
-        assert re.search(
-            r"waits for data \d+ % of the time: rank 1 \d+ %, rank \d \d+ %", words
-        ), text
+        assert re.search(r"waits for data \d+ % of the time: rank 1 \d+ %, rank \d \d+ %", words), (
+            text
+        )
         assert re.search(r"of rank 1 worker \d+ waits for files on \S+/slow \(fuse\S*\)", words), (
             text
         )
