@@ -477,7 +477,7 @@ def test_half_a_cluster_is_refused(tmp_path: Path) -> None:
     both = ClusterConfig(
         key_file=key_file(tmp_path), certificate=tmp_path, key=tmp_path, ca=tmp_path, peers=("a",)
     )
-    with pytest.raises(ConfigError, match="choose one"):
+    with pytest.raises(ConfigError, match="not both"):
         join(both, derive)
     with pytest.raises(UsageError, match=r"cluster\.networks"):
         join(
