@@ -378,7 +378,12 @@ def test_the_duration_ends_it(tmp_path: Path) -> None:
         ((), {"GLOO_SOCKET_IFNAME": "eht7"}, 1, "GLOO_SOCKET_IFNAME=eht7"),
         ((), {"NCCL_ALGO": "Rign"}, 2, "NCCL_ALGO=Rign means nothing to NCCL"),
         (("--memory", "1MiB"), {}, 1, "nothing was measured: all_reduce of 67108864 bytes"),
-        (("--python", "/bin/true"), {}, 3, "PyTorch does not work in /bin/true: it says nothing"),
+        (
+            ("--python", "/bin/true"),
+            {},
+            3,
+            "PyTorch does not work in /bin/true: it gives no reason",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence(

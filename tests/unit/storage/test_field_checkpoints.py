@@ -285,7 +285,7 @@ def test_a_run_without_a_whole_one_and_a_folder_without_any(
     empty = tmp_path / "empty"
     empty.mkdir()
     assert main(["checkpoints", str(empty)]) == 2
-    assert "holds no checkpoint that is known" in capsys.readouterr().err
+    assert "holds no checkpoint that mldebug recognises" in capsys.readouterr().err
 
 
 def test_links_pipes_and_loops_do_no_harm(folder: Path) -> None:

@@ -241,7 +241,7 @@ def test_arrays_of_data_are_no_checkpoint(files: tuple[str, ...], tmp_path: Path
     for file in files:
         put(tmp_path / file, HOUR)
     done = CliRunner().invoke(cli, ["checkpoints", str(tmp_path), "--json"])
-    assert "no checkpoint that is known" in str(done.exception)
+    assert "no checkpoint that mldebug recognises" in str(done.exception)
 
 
 def test_an_array_without_data_leaves_it_open(tmp_path: Path) -> None:
