@@ -109,7 +109,7 @@ def test_a_rank_that_makes_no_step_is_left_alone() -> None:
         assert answer.code == 1, answer.stdout + answer.stderr
         assert json.loads(answer.stdout)["profiles"][0]["failure"] == "no step has ended in 2 s"
         assert left(job) == []
-        assert descriptors(job) == before
+        wait_for("as many files as before", lambda: descriptors(job) == before)
 
 
 @pytest.mark.parametrize(

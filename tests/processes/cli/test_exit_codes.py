@@ -25,11 +25,14 @@ MISSING = (
     "status --cluster",
     "gpus list --cluster",
     "top --once --cluster",
+    "lemons",
+    "retry-advice nosuch",
 )
 ELSEWHERE = {
     "agent": "runs until it is ended",
     "demo": "starts a job",
     "mcp": "serves whoever speaks to it",
+    "hub": "serves until a signal comes",
     "support-bundle": "writes an archive",
 }
 
