@@ -111,7 +111,9 @@ def test_the_wait_for_data_is_told_with_the_disk_that_became_slow() -> None:
                 wait_for(
                     "the same in words", lambda: "of 2 ranks wait for data" in status(folder), 60
                 )
-            assert re.fullmatch(rf"reads of {disk} \(/dev/loop\d+\) take {SLOW}", slow), slow
+            assert re.fullmatch(rf"(?:reads|opens) of {disk} \(/dev/loop\d+\) take {SLOW}", slow), (
+                slow
+            )
             report = wait_for("the incident", lambda: slowdown(agent), 120)
             print(report["diagnosis"])
             assert f"eads of {disk} (" in report["diagnosis"]["summary"]
@@ -151,12 +153,12 @@ def test_the_wait_for_data_is_told_with_the_object_store_whose_reads_became_slow
         )  # five steps take 12 s and more, and the run is quiet between two lines
         found = lambda: next((one for one in [words_of(agent)] if "instead of" in one), "")
         slow = wait_for("the sentence", found, 180)
-        assert re.fullmatch(rf"reads of {bucket} \({SOURCE}\) take {SLOW}", slow), slow
-        slow_words = f"reads of {bucket} ({SOURCE}) take"
+        assert re.fullmatch(rf"(?:reads|opens) of {bucket} \({SOURCE}\) take {SLOW}", slow), slow
+        slow_words = f"of {bucket} ({SOURCE}) take"
         report = wait_for("the incident", lambda: slowdown(agent), 120)
         found = report["diagnosis"]
         print(found)
-        assert re.fullmatch(rf"Reads of {bucket} \({SOURCE}\) take {SLOW}: a step takes {TIMES} times as long as it used to", found["summary"]), found  # fmt: skip
+        assert re.fullmatch(rf"(?:Reads|Opens) of {bucket} \({SOURCE}\) take {SLOW}: a step takes {TIMES} times as long as it used to", found["summary"]), found  # fmt: skip
         assert (found["verdict"], found["confidence"]) == ("storage_fault", "medium")
         (culprit,) = found["culprits"]
         assert culprit["kind"] == "mount"
