@@ -24,6 +24,7 @@ from mldebug_agents.web.listeners import open_tcp
 from mldebug_agents.web.server import HttpServers
 
 BODY = 20.0  # seconds in which a batch has to be complete
+UNHEARD = 4 * MAX_BATCH  # bytes of a batch that is too large, and yet read to its end
 HANG_UP = {"connection": "close"}  # what is left of the batch is not read
 JSON, WORDS = "application/json", "text/plain"
 
@@ -124,16 +125,20 @@ def _sender(keys: Proof, batch: FleetBatch, certificate: Certificate) -> str:
 
 
 async def _body(request: Request) -> bytes | None:
-    """What was sent; None where it is too large, of which nothing more is read."""
+    """What was sent; None where it is too large. Up to `UNHEARD` of that is read and dropped: who sends on hears the answer only at
+    the end, and would take a connection that is closed before it for a refused certificate.
+    """
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > MAX_BATCH:
+    if length.isdecimal() and int(length[:20]) > UNHEARD:
         return None
-    body = bytearray()
+    body, size = bytearray(), 0
     async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BATCH:
+        size += len(chunk)
+        if size > UNHEARD:
             return None
-    return bytes(body)
+        if size <= MAX_BATCH:
+            body += chunk
+    return bytes(body) if size <= MAX_BATCH else None
 
 
 def _network(text: str) -> Network:
