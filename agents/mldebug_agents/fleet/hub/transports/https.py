@@ -24,7 +24,7 @@ from mldebug_agents.web.listeners import open_tcp
 from mldebug_agents.web.server import HttpServers
 
 BODY = 20.0  # seconds in which a batch has to be complete
-UNHEARD = 4 * MAX_BATCH  # bytes of a batch that is too large, and yet read to its end
+DRAIN_LIMIT = 4 * MAX_BATCH  # bytes of a batch that is too large, and yet read to its end
 HANG_UP = {"connection": "close"}  # what is left of the batch is not read
 JSON, WORDS = "application/json", "text/plain"
 
@@ -125,16 +125,16 @@ def _sender(keys: Proof, batch: FleetBatch, certificate: Certificate) -> str:
 
 
 async def _body(request: Request) -> bytes | None:
-    """What was sent; None where it is too large. Up to `UNHEARD` of that is read and dropped: who sends on hears the answer only at
+    """What was sent; None where it is too large. Up to `DRAIN_LIMIT` of that is read and dropped: who sends on hears the answer only at
     the end, and would take a connection that is closed before it for a refused certificate.
     """
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > UNHEARD:
+    if length.isdecimal() and int(length[:20]) > DRAIN_LIMIT:
         return None
     body, size = bytearray(), 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > UNHEARD:
+        if size > DRAIN_LIMIT:
             return None
         if size <= MAX_BATCH:
             body += chunk
