@@ -354,6 +354,7 @@ class StateStore:
     def _note_loss(self, how: str) -> None:
         self.losses += 1
         log.error("%s", begun_anew(self.state_dir, how))
+        self.writer.begin_anew()
         self._begun_anew.set()
 
 

@@ -69,6 +69,7 @@ class WriterThread:
         self._error = ""
         self._success: float | None = None  # unix
         self._logged: set[int] = set()  # troubles that the log has, since all went well
+        self._failures: list[Exception] = []  # of this round, since the state dir was last made
         self._lost_before = 0
         self._thread = threading.Thread(target=self._run, name="mldebug-write", daemon=True)
 
@@ -134,6 +135,12 @@ class WriterThread:
         """Whether a write with this key still waits."""
         with self._change:
             return key in self._todo
+
+    def begin_anew(self) -> None:
+        """A write found the state dir gone and made it anew: what failed before in this round is tried again at once, and not
+        told. Called in the writer's thread.
+        """
+        self._failures = []
 
     def drop(self, key: str) -> None:
         """Remove the waiting write with this key, if there is one."""
@@ -246,19 +253,19 @@ class WriterThread:
         """Try all that waits, once each; True where the disk took all of it."""
         with self._change:
             others = deque(key for key in self._todo if not key.startswith(REPORT))
-        trouble: list[Exception] = []
+        self._failures = []
         tried: set[str] = set()
         while (key := self._next(others, tried)) is not None:
             tried.add(key)
             failed = self._try(key)
-            trouble += [failed] if failed else []
+            self._failures += [failed] if failed else []
             if isinstance(failed, OccupiedError):
                 self.refusal = failed
                 return False
-        self._note(trouble[0] if trouble else None)
-        if not trouble:
+        self._note(self._failures[0] if self._failures else None)
+        if not self._failures:
             self._pause = self._retry
-        return not trouble
+        return not self._failures
 
     def _next(self, others: "deque[str]", tried: set[str]) -> str | None:
         """What is to be tried now: the report of the owner who had none for the longest time, also one that has come since the

@@ -290,6 +290,35 @@ def test_a_full_disk_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFi
     assert working.startswith("the state dir /var/lib/mldebug can be written again")
 
 
+def test_what_failed_before_the_state_dir_was_made_anew_is_tried_again_and_not_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, again = Disk(), Disk()
+    with started_writer(disk, retry=3600, release=False) as one:
+        again.fails = [OSError(2, "No such file or directory")]
+        one.put(f"{REPORT}a", again.write("a"))
+        one.put("check", one.begin_anew)  # found it gone, and made it
+        one.start(30)
+        one.release()
+        wait_until(lambda: one.idle)
+    assert again.wrote == ["a"], "without the pause after a failure"
+    assert caplog.text == ""
+
+
+def test_what_fails_after_the_state_dir_was_made_anew_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, again = Disk(), Disk()
+    with started_writer(disk, release=False) as one:
+        again.fails = [OSError(2, "No such file or directory")]
+        one.put("check", one.begin_anew)
+        one.put("later", again.write("later"))
+        one.start(30)
+        one.release()
+        wait_until(lambda: one.idle)
+    assert caplog.text.count("cannot be written: No such file") == 1
+
+
 def test_another_trouble_is_another_line(caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk()
     with started_writer(disk) as one:
