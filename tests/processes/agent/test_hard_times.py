@@ -15,7 +15,7 @@ from processes.agent.light import LightJob, light_job
 from processes.harness import JOBS, wait_for
 from processes.incidents.watching import Report, RunningAgent, settings, start, stop, watching
 
-pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
 
 STALL = "{timeout: 6s, interval: 1s}"
 DAY = 86_400

@@ -17,7 +17,6 @@ from shared.system.hung import missing
 
 pytestmark = [
     pytest.mark.scenario,
-    pytest.mark.system,
     pytest.mark.timeout(240),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root makes containers"),
 ]
