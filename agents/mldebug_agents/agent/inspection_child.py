@@ -2,6 +2,9 @@
 
 import resource
 import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import msgspec
 
@@ -11,7 +14,6 @@ from mldebug.cluster.wire import NodeReply, pack
 from mldebug.config.schema import Config
 from mldebug.core.errors import MldebugError
 from mldebug.core.yaml_reader import parse
-from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.inspection import inspect_ranks
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.incidents.manual import choose, look
@@ -24,14 +26,26 @@ MEMORY = (
 )  # bytes of address space: a trace is a job's own, and the agent's service has a limit for all its processes
 
 
-def serve(connection: socket.socket) -> None:
-    """The child's main function: carries out one task, and ends."""
+class HasCapture(Protocol):
+    """Tools of a node, of which this child needs those that read ranks."""
+
+    @property
+    def capture(self) -> CaptureTools:
+        """What reads ranks."""
+        ...
+
+
+OpenTools = Callable[[Config], AbstractContextManager[HasCapture]]
+
+
+def serve(connection: socket.socket, open_tools: OpenTools) -> None:
+    """The child's main function: carries out one task with tools of its own, and ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     link = ChildLink(connection, msgspec.msgpack.Decoder(InspectionTask))
-    link.send(carry_out(link.receive()))
+    link.send(carry_out(link.receive(), open_tools))
 
 
-def carry_out(task: InspectionTask) -> InspectionOutcome:
+def carry_out(task: InspectionTask, open_tools: OpenTools) -> InspectionOutcome:
     """Inspect the ranks. Never raises for what cannot be done: errors become the outcome."""
     try:
         config = parse(task.config, "the agent's configuration", Config)

@@ -33,8 +33,8 @@ from mldebug_agents.system.context import Context, open_context
 
 
 def _inspect(connection: socket.socket) -> None:
-    """The child that inspects ranks for others. It opens these tools itself."""
-    import_module("mldebug_agents.agent.inspection_child").serve(connection)
+    """The child that inspects ranks for others. It opens these tools itself, and is imported in the child only."""
+    import_module("mldebug_agents.agent.inspection_child").serve(connection, open_tools)
 
 
 CHILDREN: Workers = {

@@ -37,8 +37,11 @@ def sources() -> dict[str, str]:
 
 
 def imported(name: str, tree: ast.Module, modules: Mapping[str, object]) -> Iterator[str]:
-    """The modules that a module imports, wherever in it; of `from a import b` it is a.b where that is a module, else a."""
+    """The modules that a module imports, wherever in it, by a word too; of `from a import b` it is a.b where that is a module, else a."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            words = (each.value for each in node.args if isinstance(each, ast.Constant))
+            yield from (each for each in words if each in modules)
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names if each.name in modules)
         elif isinstance(node, ast.ImportFrom):
