@@ -22,7 +22,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     uid: int | None = None  # the owner; None: of everybody and of the nodes
     since: float = 0.0
     newest: bool = False  # of each subject of each node only the newest event
-    limit: int = 100_000  # the newest so many
+    limit: int = 100_000  # the newest so many; of more of each node as many as of any other
 
 
 class StoreTotals(NamedTuple):
@@ -48,7 +48,9 @@ class FleetStore(Protocol):
         ...
 
     def find(self, wanted: EventFilter) -> list[AnyEvent]:
-        """The events that fit, in the order of their times, the oldest first."""
+        """The events that fit, in the order of their times, the oldest first. Bounded in number and bytes; where there are more, the
+        newest of each node: no node's flood hides what the others have said.
+        """
         ...
 
     def totals(self) -> StoreTotals:

@@ -1,8 +1,15 @@
-"""Which GPU is built in where, by the newest inventory of each node, so that a GPU's history goes with it. Pure."""
+"""Which GPU is built in where, by the newest inventory of each node, so that a GPU's history goes with it. Pure.
+
+A node may lie about GPUs of others. So one that lists the GPU of another node takes no fault away from that one, as long as that one lists
+it, too; and what it tells of a GPU that another one has is what one node says of another (see `lemons`).
+"""
 
 from collections.abc import Iterable, Iterator
 
 from mldebug.fleet.events import AnyEvent, FleetGpu, HardwareFaultEvent, NodeHealthEvent
+
+CURRENT = 3 * 3600.0
+"""Seconds by which an inventory may be older than another: each node sends one in an hour."""
 
 
 class BuiltIn:
@@ -33,12 +40,32 @@ class BuiltIn:
         """The node in which the faulty part is now; "" where it was taken out of its node and was built in nowhere since."""
         if event.gpu is None:
             return event.node
-        if found := self._nodes.get(self.part(event.gpu)):
+        there, part = self.newest.get(event.node), self.part(event.gpu)
+        if (found := self._nodes.get(part)) and not self._still_has(there, part, found):
             return found
+        return "" if self._taken_out(event) else event.node
+
+    def is_ill_by(self, event: HardwareFaultEvent) -> bool:
+        """Whether the part of a fault that lasts is still in the node that tells it, by what that node tells of itself; where nothing was
+        heard of it any more, by what the others have.
+        """
+        place = self.node_of(event)
+        if event.gpu is None or place in (event.node, ""):
+            return place == event.node
+        there, now = self.newest.get(event.node), self.newest[place]
+        return there is not None and now.at - there.at < CURRENT and not self._taken_out(event)
+
+    def _still_has(self, there: NodeHealthEvent | None, part: str, other: str) -> bool:
+        """Whether a node lists a part as late as the other one that does."""
+        if there is None or self.newest[other].at - there.at >= CURRENT:
+            return False
+        return any(self.part(gpu) == part for gpu in there.gpus)
+
+    def _taken_out(self, event: HardwareFaultEvent) -> bool:
+        """Whether another GPU is in its place. One that has fallen off the bus is missing in the inventory, too."""
         there = self.newest.get(event.node)
-        # a GPU that has fallen off the bus is missing in the inventory, too: only other GPUs in its place show that it was taken out
-        taken_out = there is not None and there.at > event.at and self._replaced(event.gpu, there)
-        return "" if taken_out else event.node
+        newer = event.gpu is not None and there is not None and there.at > event.at
+        return newer and event.gpu is not None and there is not None and self._replaced(event.gpu, there)  # fmt: skip
 
     def _replaced(self, gpu: FleetGpu, there: NodeHealthEvent) -> bool:
         return gpu.index is not None and any(

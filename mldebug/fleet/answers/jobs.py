@@ -1,6 +1,7 @@
 """All runs and attempts of one job on one time line, over all nodes: what each cost, and why it ended. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 
 from mldebug.core.model.base import ReportData
 from mldebug.core.ranksets import fold_nodes
@@ -10,6 +11,8 @@ from mldebug.fleet.events import AnyEvent, AttemptEvent, IncidentEvent
 SAME_START = 120.0  # seconds within which the nodes of one attempt begin
 AROUND = 300.0  # seconds around an attempt's end within which its incident is closed, or opened
 MOST = 200  # attempts of one answer, the newest
+MOST_ALIKE = 64  # attempts of one number that are compared with one more, the newest
+MOST_OF_RUN = 500  # incidents of one run that are looked at, the newest
 PRODUCTIVE = "productive"
 
 
@@ -58,11 +61,8 @@ class _Launch:
         self.by_node: dict[str, AttemptEvent] = {}
 
     def fits(self, event: AttemptEvent) -> bool:
-        """Whether this is the same attempt, told by another node or told again by the same one."""
-        before = self.by_node.get(event.node)
-        if before is not None:
-            return before.run == event.run and event.attempt == self.number
-        return event.attempt == self.number and abs(event.began - self.began) <= SAME_START
+        """Whether this is the same attempt, told by another node."""
+        return event.node not in self.by_node and abs(event.began - self.began) <= SAME_START
 
     @property
     def ended(self) -> float | None:
@@ -86,7 +86,7 @@ def job_list(events: Sequence[AnyEvent]) -> JobList:
 def timeline(job: str, uid: int, events: Sequence[AnyEvent]) -> JobTimeline:
     """The time line of one job, from its own events."""
     launches = _launches(one for one in events if isinstance(one, AttemptEvent))
-    incidents = [one for one in events if isinstance(one, IncidentEvent)]
+    incidents = _by_run(events)
     attempts = tuple(_attempt(one, incidents) for one in launches[-MOST:])
     hours = sum(one.gpu_hours for one in attempts)
     productive = sum(one.gpu_hours * one.productive_ratio for one in attempts)
@@ -103,23 +103,40 @@ def timeline(job: str, uid: int, events: Sequence[AnyEvent]) -> JobTimeline:
 
 
 def _launches(events: Iterable[AttemptEvent]) -> list[_Launch]:
+    """The attempts of a job, in the order in which they began. It costs no more than a look at `MOST_ALIKE` for each event."""
     launches: list[_Launch] = []
+    told: dict[tuple[str, str, int], _Launch] = {}  # by node, run and number
+    alike: dict[int, list[_Launch]] = {}  # by number
     for event in sorted(events, key=lambda one: (one.began, one.at, one.revision)):
-        launch = next((one for one in reversed(launches) if one.fits(event)), None)
+        same = alike.setdefault(event.attempt, [])
+        key = event.node, event.run, event.attempt
+        launch = told.get(key) or next((one for one in same[: -MOST_ALIKE - 1 : -1] if one.fits(event)), None)  # fmt: skip
         if launch is None:
             launch = _Launch(event)
             launches.append(launch)
+            same.append(launch)
+        told[key] = launch
         before = launch.by_node.get(event.node)
         if before is None or before.ended is None:
             launch.by_node[event.node] = event
     return launches
 
 
-def _attempt(launch: _Launch, incidents: Sequence[IncidentEvent]) -> JobAttempt:
+def _by_run(events: Iterable[AnyEvent]) -> dict[str, list[IncidentEvent]]:
+    """The newest incidents of each run."""
+    found: dict[str, deque[IncidentEvent]] = {}
+    for one in events:
+        if isinstance(one, IncidentEvent):
+            found.setdefault(one.run, deque(maxlen=MOST_OF_RUN)).append(one)
+    return {run: list(some) for run, some in found.items()}
+
+
+def _attempt(launch: _Launch, incidents: Mapping[str, Sequence[IncidentEvent]]) -> JobAttempt:
     parts = list(launch.by_node.values())
     ended, seconds = launch.ended, _summed(parts)
     last = ended if ended is not None else max(one.at for one in parts)
-    why = incident_of({one.run for one in parts}, launch.began, last, incidents)
+    runs = dict.fromkeys(one.run for one in parts)
+    why = incident_of(launch.began, last, [one for run in runs for one in incidents.get(run, ())])
     whole = sum(seconds.values())
     return JobAttempt(
         run=parts[0].run,
@@ -140,10 +157,10 @@ def _attempt(launch: _Launch, incidents: Sequence[IncidentEvent]) -> JobAttempt:
 
 
 def incident_of(
-    runs: set[str], began: float, ended: float, incidents: Iterable[IncidentEvent]
+    began: float, ended: float, incidents: Iterable[IncidentEvent]
 ) -> IncidentEvent | None:
-    """The incident with which an attempt of these runs ended: its newest state; an abnormal end before a stall. None where there is none."""
-    fitting = [one for one in incidents if one.run in runs and began <= one.since <= ended + AROUND and one.incident_kind != "slowdown"]  # fmt: skip
+    """The incident of its runs with which an attempt ended: its newest state; an abnormal end before a stall. None where there is none."""
+    fitting = [one for one in incidents if began <= one.since <= ended + AROUND and one.incident_kind != "slowdown"]  # fmt: skip
     open_at_end = [one for one in fitting if one.ended is None or one.ended >= ended - AROUND]
     newest = {one.incident: one for one in sorted(open_at_end, key=lambda one: (one.at, one.revision))}  # fmt: skip
     last = [one for one in newest.values() if one.outcome != "recovered"]

@@ -91,7 +91,8 @@ def lemons(events: Sequence[AnyEvent], now: float) -> LemonList:
     """The nodes against which stored events speak. `events`: in the order of their times; `now`: unix time."""
     places = BuiltIn(events)
     found = [*_of_faults(events, places), *_of_incidents(events), *_of_probes(events)]
-    pieces = _bounded(_distinct(found))
+    # each sender's for itself first: what is beyond the limit of one must not have taken the place of another's
+    pieces = _distinct(_bounded(_distinct(found, by_sender=True)))
     by_node: dict[str, list[Piece]] = defaultdict(list)
     for piece in pieces:
         if now - piece.at < WINDOW:
@@ -112,13 +113,13 @@ def slurm_exclude(found: LemonList) -> str:
 
 
 def ill_nodes(events: Sequence[AnyEvent], places: BuiltIn) -> dict[str, str]:
-    """By node, the sentence of a critical fault of hardware that lasts now, in a part that is still there."""
+    """By node, the sentence of a critical fault of hardware that lasts now, in a part that is still there. No node tells that of another."""
     newest: dict[tuple[str, str], HardwareFaultEvent] = {}
     for event in events:
         if isinstance(event, HardwareFaultEvent):
             newest[event.node, event.subject] = event
     lasting = (one for one in newest.values() if one.ended is None and one.severity == "critical")
-    return {places.node_of(one): one.sentence for one in lasting if _is_hardware(one) and places.node_of(one)}  # fmt: skip
+    return {one.node: one.sentence for one in lasting if _is_hardware(one) and places.is_ill_by(one)}  # fmt: skip
 
 
 def _score(node: str, pieces: list[Piece], ill: str, now: float) -> NodeScore:
@@ -159,14 +160,15 @@ def _of_faults(events: Iterable[AnyEvent], places: BuiltIn) -> Iterator[Piece]:
         if not isinstance(event, HardwareFaultEvent) or not _is_hardware(event):
             continue
         part = places.part(event.gpu) if event.gpu is not None else ""
+        node = places.node_of(event)
         yield Piece(
-            node=places.node_of(event),
+            node=node,
             kind="hardware_fault",
             at=event.since,
             weight=FAULTS.get(event.severity, 0.0),
             sentence=event.sentence,
             same=("fault", event.component, part or event.node),
-            sender="",  # it can be of its own node alone
+            sender="" if node in (event.node, "") else event.node,
             part=part,
         )
 
@@ -212,11 +214,13 @@ def _of_probes(events: Iterable[AnyEvent]) -> Iterator[Piece]:
             yield Piece(event.node, "probe", event.at, PROBE, words, same, sender="")
 
 
-def _distinct(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The pieces that count: the heaviest of those that are the same and within a day of the first."""
+def _distinct(pieces: Iterable[Piece], *, by_sender: bool = False) -> Iterator[Piece]:
+    """The pieces that count: the heaviest of those that are the same (and with `by_sender` are said by the same node) and within a day
+    of the first.
+    """
     by_same: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in sorted(pieces, key=lambda one: one.at):
-        groups = by_same[piece.same]
+        groups = by_same[(piece.sender, *piece.same) if by_sender else piece.same]
         if groups and piece.at - groups[-1].at < DAY:
             if piece.weight > groups[-1].weight:
                 groups[-1] = piece._replace(at=groups[-1].at)

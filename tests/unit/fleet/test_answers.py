@@ -1,6 +1,7 @@
 """Time lines of jobs over nodes and restarts, histories of nodes, and whether to start again; each user sees his own jobs alone."""
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,19 @@ def test_jobs_of_one_name_of_two_users_are_two_jobs() -> None:
     assert len(job_list(in_order(attempt(), other)).jobs) == 2
 
 
+def test_tens_of_thousands_of_attempts_and_incidents_of_one_job_cost_their_number() -> None:
+    """8,000 attempts took 4.3 s of the hub and 200 with 50,000 incidents 8.5 s, which grew with the square and the product."""
+    base, why = attempt("bad", began=NOW - HOUR), incident("i", "bad", since=NOW - 60, at=NOW - 50)
+    attempts = [msgspec.structs.replace(base, attempt=number, ended=NOW) for number in range(20_000)]  # fmt: skip
+    same = [msgspec.structs.replace(base, run=f"r{number}", ended=NOW) for number in range(20_000)]
+    incidents = [msgspec.structs.replace(why, incident=f"i{number}") for number in range(20_000)]
+    before = time.process_time()
+    for events in (attempts, same):
+        (found,) = job_list([*events, *incidents]).jobs
+        assert len(found.attempts) == 200
+    assert time.process_time() - before < 4
+
+
 # --- nodes -----------------------------------------------------------------------------------------
 
 
@@ -170,6 +184,8 @@ def test_trouble_that_several_jobs_have_is_waited_for() -> None:
     found = advised(*ours, theirs)
     assert (found.standing, found.not_before) == ("not_before", "2026-11-21T06:01:10.000Z")
     assert advised(*ours).standing == "safe"
+    alone = [msgspec.structs.replace(theirs, node="n1"), msgspec.structs.replace(theirs, node="n1", id="2" * 32, job="third.py", incident="i10")]  # fmt: skip
+    assert advised(*ours, *alone).standing == "safe"  # one node holds up nobody's job
     assert advised(*ours, theirs, at=NOW + HOUR).standing == "safe"
 
 

@@ -113,6 +113,29 @@ def test_of_too_many_the_newest_are_found(store: FleetStore) -> None:
     assert [one.at - NOW for one in store.find(EventFilter(limit=3))] == [7, 8, 9]
 
 
+def test_of_too_many_of_one_node_the_others_are_found_too(store: FleetStore) -> None:
+    """The hub looks at the newest 100,000 events: a node that sent so many had made all others unknown."""
+    store.add([[fault("n1", NOW - DAY), fault("n2", NOW - DAY), fault("n2", NOW - 2 * DAY)]], NOW)
+    store.add([many("bad", 300)], NOW)
+    found = store.find(EventFilter(limit=100))
+    assert [one.node for one in found if one.node != "bad"] == ["n2", "n1", "n2"]
+    assert [one.at - NOW for one in found if one.node == "bad"] == list(range(203, 300))
+    each = store.find(EventFilter(limit=100, newest=True, kinds=("hardware_fault", "checkpoint")))
+    assert [one.node for one in each if one.node != "bad"] == ["n2", "n1", "n2"]
+
+
+def test_an_answer_has_so_many_bytes_however_large_the_events_of_one_node_are(
+    store: FleetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldebug_agents.fleet.hub.stores.sqlite.MOST_FOUND", 100_000)
+    large = [incident(f"i{number}", "bad", at=NOW + number, sentence="x" * 600) for number in range(500)]  # fmt: skip
+    store.add([[fault("n1", NOW - DAY)], large], NOW)
+    found = store.find(ALL)
+    assert [one.node for one in found[:1]] == ["n1"]
+    assert 60_000 < sum(len(msgspec.json.encode(one)) for one in found) <= 100_000
+    assert found[-1].at == NOW + 499
+
+
 def test_what_was_added_is_there_after_it_was_opened_again(kind: str, tmp_path: Path) -> None:
     first = open_store(kind, tmp_path)
     first.add([one_of_each()], NOW)

@@ -160,6 +160,32 @@ def test_one_node_cannot_take_back_what_another_has_said() -> None:
     assert [one.node for one in found.nodes] == ["n2"]
 
 
+def test_one_node_s_lies_about_another_s_gpu_make_neither_lemon_nor_ill_of_it() -> None:
+    part = gpu(7, "s7")
+    lies = [fault("bad", NOW - day * DAY, part) for day in (1, 3, 5)]
+    found = judged(health("n1", NOW - 60, part), *lies)
+    assert (standing(found, "n1"), of(found, "n1").score <= 1.0) == ("watch", True)
+    assert slurm_exclude(found) == ""
+    assert slurm_exclude(judged(health("n1", NOW - 60, part), fault("n1", NOW - 50, part))) == "n1"
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "fallen off the bus"])
+def test_a_node_that_lists_the_gpu_of_another_takes_no_fault_that_lasts_away(listed: bool) -> None:
+    part = gpu(7, "s7")
+    there = health("n1", NOW - 60, *((part,) if listed else ()))
+    found = judged(there, fault("n1", NOW - 90, part), health("bad", NOW - 5, part))
+    assert standing(found, "n1") == "ill"
+
+
+def test_lies_within_a_day_of_what_others_say_take_no_evidence_away() -> None:
+    """All of one job and day is one piece: the liar's is beyond what counts of one sender, and had taken the others' place."""
+    true = [incident(f"i{day}", f"a{day}", job="j", since=NOW - day * DAY) for day in (2, 4, 6)]
+    lies = [incident(f"l{day}", "bad", job="j", since=NOW - day * DAY - 60) for day in (2, 4, 6)]
+    more = [incident(f"m{number}", "bad", job=f"m{number}", since=NOW - number) for number in range(9)]  # fmt: skip
+    assert standing(judged(*true), "n2") == "lemon"
+    assert standing(judged(*true, *lies, *more), "n2") == "lemon"
+
+
 # --- GPUs that are moved ---------------------------------------------------------------------------
 
 BAD, GOOD, THIRD = gpu(1, "s1"), gpu(2, "s2"), gpu(3, "s3")
@@ -173,6 +199,11 @@ def test_a_gpu_takes_its_history_along() -> None:
     found = judged(*faults, *before, *swapped)
     assert [one.node for one in found.nodes] == ["n2"]
     assert of(found, "n2").reasons[0].part == "serial s1"
+    # what n1 has said of it is no more than one node may say of another: by itself it makes no lemon
+    assert standing(found, "n2") == "watch"
+    again = [each for at in (NOW - 1.5 * DAY, NOW - DAY / 4) for each in (fault("n2", at, BAD), over(fault("n2", at, BAD), at + 9))]  # fmt: skip
+    assert standing(judged(*faults, *before, *swapped, *again), "n2") == "lemon"
+    assert standing(judged(*before, *swapped, *again), "n2") == "watch"
 
 
 def test_a_gpu_that_was_taken_out_speaks_against_no_node_and_is_named() -> None:

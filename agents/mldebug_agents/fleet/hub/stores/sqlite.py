@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,8 +33,26 @@ WAIT = 10.0  # seconds for a lock that another thread holds
 FULL_AT, EMPTY_TO = 1.0, 0.9  # shares of the greatest size: pruning begins and ends there
 AT_ONCE = 20_000  # rows that one step of pruning removes
 STEPS = 50  # of one pruning: the rest is for the next
+MOST_FOUND = 32 << 20  # bytes of the events of one answer
+ROUNDS = 4  # in which what some nodes leave over is shared out among the others
+
+_NODES = """
+    WITH RECURSIVE each(node) AS (
+        SELECT MIN(node) FROM events UNION ALL SELECT (SELECT MIN(node) FROM events WHERE node > each.node) FROM each WHERE node IS NOT NULL
+    ) SELECT node FROM each WHERE node IS NOT NULL
+"""
+"""The names of all nodes: one step in their index for each, however many events it has."""
 
 _EVENTS = msgspec.json.Decoder(AnyEvent)
+
+
+class _Place(NamedTuple):
+    """Where one event is in the table, its times, and its bytes."""
+
+    row: int
+    at: float
+    received: float
+    size: int
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,14 +88,15 @@ class SqliteStore:
             return [sum(_insert(link, event, received) for event in batch) for batch in batches]
 
     def find(self, wanted: EventFilter) -> list[AnyEvent]:
-        """The events that fit, by their times."""
-        where, values = _conditions(wanted)
-        # SQLite gives the other columns of a group from the row that has the MAX
-        group, at = ("GROUP BY kind, node, subject", "MAX(at)") if wanted.newest else ("", "at")
-        statement = f"SELECT body, {at} FROM events WHERE {where} {group} ORDER BY 2 DESC, received DESC LIMIT ?"  # noqa: S608 - made of constants
+        """The events that fit, by their times; at most `MOST_FOUND` bytes of them."""
         with _as_os_error():
-            rows = self._link().execute(statement, (*values, wanted.limit)).fetchall()
-        return [_EVENTS.decode(row[0]) for row in reversed(rows)]
+            link = self._link()
+            places, whole = _within(_places(link, wanted), wanted.limit, MOST_FOUND)
+            if not whole and wanted.node is None:
+                places = _shared_out(link, wanted)
+            places.sort(key=lambda one: (one.at, one.received))
+            bodies = (link.execute("SELECT body FROM events WHERE rowid = ?", one[:1]).fetchone() for one in places)  # fmt: skip
+            return [_EVENTS.decode(body[0]) for body in bodies if body]  # None: pruned meanwhile
 
     def totals(self) -> StoreTotals:
         """How many events there are, and how much of the file is in use."""
@@ -168,6 +188,48 @@ def _conditions(wanted: EventFilter) -> tuple[str, list[object]]:
     if wanted.job:
         parts.append("job != ''")  # so that the index of jobs serves
     return " AND ".join(parts), found
+
+
+def _places(link: sqlite3.Connection, wanted: EventFilter) -> list[_Place]:
+    """Where the events are that fit, the newest first. Their bodies are not read: a flood of large ones would be sorted with them."""
+    where, values = _conditions(wanted)
+    # SQLite gives the other columns of a group from the row that has the MAX
+    group, at = ("GROUP BY kind, node, subject", "MAX(at)") if wanted.newest else ("", "at")
+    statement = f"SELECT rowid, {at}, received, LENGTH(body) FROM events WHERE {where} {group} ORDER BY 2 DESC, 3 DESC LIMIT ?"  # noqa: S608 - made of constants
+    return [_Place(*row) for row in link.execute(statement, (*values, wanted.limit))]
+
+
+def _within(places: list[_Place], most: int, size: int) -> tuple[list[_Place], bool]:
+    """The first so many, of so many bytes together; and whether none is left out that there may be."""
+    for number, one in enumerate(places):
+        size -= one.size
+        if number >= most or size < 0:
+            return places[:number], False
+    return places, len(places) < most
+
+
+def _shared_out(link: sqlite3.Connection, wanted: EventFilter) -> list[_Place]:
+    """Of each node as many of its newest events that fit as of any other: where there are too many, one node's flood hides no other's."""
+    found: dict[str, list[_Place]] = {}
+    waiting = [row[0] for row in link.execute(_NODES)]
+    rows, size = wanted.limit, MOST_FOUND
+    for _ in range(ROUNDS):
+        if not waiting:
+            break
+        share = max(1, rows // len(waiting)), max(1, size // len(waiting))
+        more = []
+        for node in waiting:
+            limited = msgspec.structs.replace(wanted, node=node, limit=share[0])
+            found[node], whole = _within(_places(link, limited), *share)
+            if whole:
+                rows -= len(found[node])
+                size -= sum(one.size for one in found[node])
+            else:
+                more.append(node)
+        if len(more) == len(waiting):
+            break
+        waiting = more
+    return [one for places in found.values() for one in places]
 
 
 def _thin_out(link: sqlite3.Connection) -> int:
