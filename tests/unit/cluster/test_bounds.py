@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from mldebug.capture.inspection import InspectionOptions
 from mldebug.cluster.coordinator import Coordinator
+from mldebug.cluster.inspection import NodeInspectOrder
 from mldebug.cluster.messages import (
     MAX_MESSAGE,
     MAX_SIGNALS,
@@ -42,7 +44,7 @@ from mldebug.stall.signals import Stage, StallDecision
 from mldebug_agents.cluster.peers.controller import MAX_OF_ONE, PeersController
 from mldebug_agents.cluster.peers.coordinator_search import FoundCoordinator, candidates
 from mldebug_agents.cluster.peers.net.client import Peer
-from mldebug_agents.cluster.peers.remote_orders import MOST
+from mldebug_agents.cluster.peers.remote_orders import MOST, MOST_INSPECTED, OrderLimit
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result
 from unit.cluster.test_peers_controller import CAPTURE, JOB, Loop, Silence, of_nodes
@@ -450,6 +452,28 @@ def test_a_thousand_nodes_and_their_ranks_are_compared_in_no_time() -> None:
 def test_signs_of_progress_of_who_has_no_rank_are_left_out() -> None:
     (news,) = believed(announcement(moving(""))).runs
     assert news.signals == ()
+
+
+def test_a_storm_of_inspections_takes_few_profiles_and_is_said() -> None:
+    """Any node with the key could have a healthy run profiled without a pause, each profile of which costs its ranks time."""
+    loop, key = Loop(), job_key(JOB, "n1")
+    loop.members.tick({JOB.id: loop.run})
+    order = NodeInspectOrder(key=key, attempt=0, ranks={"n1": "0"}, options=InspectionOptions(what="profile"))  # fmt: skip
+    answers = [loop.ask(order) for _ in range(40)]
+    assert [one.exception(0) for one in answers[:MOST_INSPECTED]] == [None] * MOST_INSPECTED
+    with pytest.raises(MldebugError, match="in 600 s"):
+        answers[MOST_INSPECTED].result(0)
+    assert loop.members.refusals.counts["storm"] == 40 - MOST_INSPECTED
+    other = loop.members.ask(order, "10.0.0.7")
+    loop.take("question")
+    assert other.exception(0) is None  # who has not stormed is answered
+
+
+def test_an_order_counts_for_so_long_and_for_its_source_alone() -> None:
+    limit = OrderLimit(2, 60.0)
+    assert [limit.take("run", "a", float(now)) for now in (0, 1, 2)] == [True, True, False]
+    assert [limit.take(*one, 3.0) for one in (("run", "b"), ("other", "a"))] == [True, True]
+    assert [limit.take("run", "a", now) for now in (60.5, 60.6, 61.5)] == [True, False, True]
 
 
 def test_a_storm_of_orders_takes_few_captures_and_is_said() -> None:

@@ -50,8 +50,12 @@ from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.net.work_budget import WorkBudget
 from mldebug_agents.cluster.peers.own_runs import OwnRuns
 from mldebug_agents.cluster.peers.remote_orders import (
+    INSPECTED,
     MOST,
+    MOST_INSPECTED,
+    MOST_PASSED_ON,
     WINDOW,
+    OrderLimit,
     RemoteOrders,
     TimedCapture,
     give,
@@ -127,6 +131,8 @@ class PeersController:
             slowness,
         )
         self._ordered = RemoteOrders(capture)
+        self._inspected = OrderLimit(MOST_INSPECTED, INSPECTED)
+        self._passed_on = OrderLimit(MOST_PASSED_ON, INSPECTED)
         self._waiting: Counter[str] = Counter()  # questions by source, changed by several threads
         self._counting = threading.Lock()
 
@@ -274,19 +280,32 @@ class PeersController:
         elif isinstance(what, DumpOrder):
             self.leader.dump(what, answer, now)
         elif isinstance(what, InspectOrder | NodeInspectOrder):
-            self._inspect(what, answer)
+            self._inspect(what, source_of(question.address), answer, now)
         else:
             give(answer, self.leader.view(now))
 
-    def _inspect(self, order: InspectOrder | NodeInspectOrder, answer: "Future[Any]") -> None:
+    def _inspect(
+        self, order: InspectOrder | NodeInspectOrder, source: str, answer: "Future[Any]", now: float
+    ) -> None:
         try:
             if isinstance(order, InspectOrder):
-                give(answer, self.leader.inspection(order))
+                planned = self.leader.inspection(order)
+                self._spend(self._passed_on, "", source, now)
+                give(answer, planned)
             else:
                 run = self._ours.find(order.key, order.attempt)
-                give(answer, part_of(order, run, self._node))
+                part = part_of(order, run, self._node)
+                self._spend(self._inspected, part.job.id, source, now)
+                give(answer, part)
         except MldebugError as error:
             refuse(answer, error)
+
+    def _spend(self, limit: OrderLimit, what: str, source: str, now: float) -> None:
+        """Count an inspection, which costs its ranks time. Raises MldebugError where its source has had too many."""
+        if not limit.take(what, source, now):
+            why = f"it has ordered as many profiles or looks at memory as it may in {INSPECTED:g} s"
+            self.refusals.count("storm", source, why)
+            raise MldebugError(why)
 
     def _welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
         """The answer to an announcement; where somebody else coordinates, what we know of him."""

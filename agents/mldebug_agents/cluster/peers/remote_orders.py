@@ -14,6 +14,8 @@ AGAIN = 10.0  # seconds in which one capture serves all who ask for it for the s
 MOMENT = 1.0  # seconds in which it serves all
 MOST, WINDOW = 12, 60.0  # captures of one run that one source has taken, in so many seconds
 MAX_BEGUN = 256  # captures of one run that are remembered
+MOST_INSPECTED, INSPECTED = 10, 600.0  # inspections of one run for one source, in so many seconds
+MOST_PASSED_ON = 5  # requests of one source that a coordinator passes on to nodes in that time
 
 
 T = TypeVar("T")
@@ -40,6 +42,27 @@ class TimedCapture(NamedTuple):
     def age(self, now: float) -> float:
         """Seconds since the capture was begun. `now`: monotonic seconds."""
         return max(0.0, now - self.came) + self.capture.duration_seconds
+
+
+class OrderLimit:
+    """At most so many orders of each source for one thing in so many seconds."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most, self._seconds = most, seconds
+        self._taken: dict[tuple[str, str], deque[float]] = {}  # monotonic
+
+    def take(self, what: str, source: str, now: float) -> bool:
+        """Whether the source may give one more order, which is counted then. `now`: monotonic seconds."""
+        for key, times in list(self._taken.items()):
+            while times and now - times[0] >= self._seconds:
+                times.popleft()
+            if not times:
+                del self._taken[key]
+        times = self._taken.setdefault((what, source), deque())
+        if len(times) >= self._most:
+            return False
+        times.append(now)
+        return True
 
 
 CaptureFuture = Future[TimedCapture | None]
