@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from mldebug.capture.flight_recorder.evidence_size import within
 from mldebug.core.model import (
     FlightRecord,
     Gap,
@@ -147,7 +148,7 @@ class Capturer:
             taken = self._with_more_flights(
                 taken, session.left, stalled=quiet is not None, resumed=resumed
             )
-            taken = self.traces(taken, session.left)
+            taken = within(self.traces(taken, session.left))
         answer, refused = ras.take(max(0.0, session.left()), session.uses_gpus)
         taken = msgspec.structs.replace(taken, ras=answer, gaps=(*taken.gaps, *refused))
         duration = round(time.monotonic() - started, 3)

@@ -21,6 +21,7 @@ from mldebug.capture.flight_recorder.entries import (
     group_counts,
     make_record,
 )
+from mldebug.capture.flight_recorder.evidence_size import MAX_RECORD, checked
 from mldebug.capture.flight_recorder.fast_parse import parse_without_old_calls
 from mldebug.capture.flight_recorder.old_forms import DEFAULT, is_list_of_calls, modern
 from mldebug.capture.flight_recorder.raw_calls import RawCall
@@ -48,12 +49,13 @@ Raw = dict[str, Any]
 
 class DumpLimits(NamedTuple):
     """Limits on what is read of one dump. `values`: how many in all; `keep`: calls of each group; `world`: ranks of the job, if
-    known.
+    known; `evidence`: bytes of the record.
     """
 
     values: int = MAX_OBJECTS
     keep: int = KEEP
     world: int | None = None
+    evidence: int = MAX_BYTES
 
 
 USUAL = DumpLimits()
@@ -61,7 +63,7 @@ USUAL = DumpLimits()
 
 def limits_of_living_job(world: int) -> DumpLimits:
     """The limits for the dump of a job that runs, which the agent parses in its own process. `world`: the job's number of ranks."""
-    return DumpLimits(MAX_LIVING, MAX_CALLS, world)
+    return DumpLimits(MAX_LIVING, MAX_CALLS, world, MAX_RECORD)
 
 
 def parse_dump(data: bytes, limits: DumpLimits = USUAL) -> FlightRecord:
@@ -98,13 +100,14 @@ def _record(raw: Raw, limits: DumpLimits) -> FlightRecord:
     infos = _named(dict(_group_infos(raw.get("pg_config"), limits.world)), kept)
     counts = group_counts(raw.get("pg_status"), kept)
     whole = not counts and (not entries or entries[0].get("record_id") == 0)
-    return make_record(
+    record = make_record(
         str(raw.get("version", ""))[:64],
         [kept],
         _with_unused(infos, kept, whole),
         keep=limits.keep,
         counts=counts,
     )
+    return checked(record, limits.evidence)
 
 
 # --- which entries are kept ------------------------------------------------------------------------

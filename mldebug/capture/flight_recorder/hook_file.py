@@ -11,6 +11,7 @@ from mldebug.capture.flight_recorder.entries import (
     make_record,
     short,
 )
+from mldebug.capture.flight_recorder.evidence_size import checked
 from mldebug.capture.flight_recorder.raw_calls import Name, Rank, RawCall, Whole
 from mldebug.capture.validation import decode_hook_file
 from mldebug.core.model import FlightRecord, TimedCall, TimedCalls
@@ -61,7 +62,7 @@ def parse_file(data: bytes) -> FlightRecord:
     file = decode_hook_file(data, _File, MAX_BYTES)
     infos = {name: group.info for name, group in file.groups.items()}
     timed = tuple(_timed(one, infos) for one in file.timed)
-    return msgspec.structs.replace(_record(file.dumps, infos), timed=timed)
+    return checked(msgspec.structs.replace(_record(file.dumps, infos), timed=timed))
 
 
 def _timed(one: _TimedGroup, infos: dict[str, GroupInfo]) -> TimedCalls:
