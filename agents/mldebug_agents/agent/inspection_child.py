@@ -2,9 +2,6 @@
 
 import resource
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 import msgspec
 
@@ -19,38 +16,28 @@ from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.incidents.manual import choose, look
 from mldebug_agents.incidents.node_inspection import InspectionOutcome, InspectionTask
 from mldebug_agents.incidents.step_orders import chosen_ranks
+from mldebug_agents.system.child.helper import Workers
 from mldebug_agents.system.child.link import ChildLink
+from mldebug_agents.system.context import open_context
 
 MEMORY = (
     3 << 30
 )  # bytes of address space: a trace is a job's own, and the agent's service has a limit for all its processes
 
 
-class HasCapture(Protocol):
-    """Tools of a node, of which this child needs those that read ranks."""
-
-    @property
-    def capture(self) -> CaptureTools:
-        """What reads ranks."""
-        ...
-
-
-OpenTools = Callable[[Config], AbstractContextManager[HasCapture]]
-
-
-def serve(connection: socket.socket, open_tools: OpenTools) -> None:
-    """The child's main function: carries out one task with tools of its own, and ends."""
+def serve(connection: socket.socket, children: Workers) -> None:
+    """The child's main function: carries out one task, and ends. `children`: what it may start itself."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     link = ChildLink(connection, msgspec.msgpack.Decoder(InspectionTask))
-    link.send(carry_out(link.receive(), open_tools))
+    link.send(carry_out(link.receive(), children))
 
 
-def carry_out(task: InspectionTask, open_tools: OpenTools) -> InspectionOutcome:
+def carry_out(task: InspectionTask, children: Workers) -> InspectionOutcome:
     """Inspect the ranks. Never raises for what cannot be done: errors become the outcome."""
     try:
         config = parse(task.config, "the agent's configuration", Config)
-        with open_tools(config) as tools:
-            return _inspected(tools.capture, task)
+        with open_context(lambda: config, children) as context:
+            return _inspected(CaptureTools(context, probes=False), task)
     except MldebugError as error:
         return InspectionOutcome(error=error.message)
     except MemoryError:

@@ -3,52 +3,18 @@
 All of them start their children through one helper process.
 """
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 
 from mldebug.config.schema import Config
-from mldebug_agents.capture.nccl_ras import child as ras_child
+from mldebug_agents.agent.children import CHILDREN
 from mldebug_agents.capture.tools import CaptureTools
-from mldebug_agents.cluster.peers.net import identity
-from mldebug_agents.hardware.gpu.child import messages as gpu_messages
-from mldebug_agents.hardware.gpu.child import server as gpu_server
 from mldebug_agents.hardware.gpu.node_reader import NodeReader, node_reader
-from mldebug_agents.incidents import node_inspection
-from mldebug_agents.jobs.hook import request_child, switches
-from mldebug_agents.state import client as state_client
-from mldebug_agents.state import server as state_server
-from mldebug_agents.storage.child import client as filesystem_client
-from mldebug_agents.storage.child import server as filesystem_server
 from mldebug_agents.storage.child.client import MountClient
-from mldebug_agents.storage.dir_sizes import entry as dir_sizes_child
-from mldebug_agents.storage.dir_sizes import messages as dir_sizes_messages
-from mldebug_agents.storage.usage import child as usage_child
-from mldebug_agents.storage.usage import messages as usage_messages
-from mldebug_agents.system.child.helper import Workers
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.context import Context, open_context
-
-
-def _inspect(connection: socket.socket) -> None:
-    """The child that inspects ranks for others. It opens these tools itself, and is imported in the child only."""
-    import_module("mldebug_agents.agent.inspection_child").serve(connection, open_tools)
-
-
-CHILDREN: Workers = {
-    node_inspection.NAME: _inspect,
-    state_client.NAME: state_server.serve,
-    gpu_messages.NAME: gpu_server.serve,
-    switches.NAME: switches.serve,
-    request_child.NAME: request_child.serve,
-    ras_child.NAME: ras_child.serve,
-    filesystem_client.NAME: filesystem_server.serve,
-    identity.NAME: identity.serve,
-    dir_sizes_messages.NAME: dir_sizes_child.serve,
-    usage_messages.NAME: usage_child.serve,
-}
+from mldebug_agents.system.spawn import Spawner
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +48,20 @@ class CurrentConfig:
 
 @contextmanager
 def open_tools(
-    config: Config | CurrentConfig, root: str = "/", *, probes: bool = False
+    config: Config | CurrentConfig,
+    root: str = "/",
+    *,
+    probes: bool = False,
+    spawner: Spawner | None = None,
 ) -> Iterator[NodeTools]:
     """A context that starts the helper process, opens all tools, and closes them at its end. Enter
     it before any thread is started.
 
     `root`: where the host's `/` is mounted (in a container). `probes`: also count the processes of
-    `mldebug probe` as ranks.
+    `mldebug probe` as ranks. `spawner`: one that knows `CHILDREN`; None to make it now. It is closed at the end.
     """
     current = config if isinstance(config, CurrentConfig) else CurrentConfig(config)
-    with open_context(current.read, CHILDREN, root) as context:
+    with open_context(current.read, CHILDREN, root, spawner) as context:
         gpus = node_reader(context.spawner, context.host, context.config.gpus)
         filesystem_probe = MountClient(context.spawner)
         try:

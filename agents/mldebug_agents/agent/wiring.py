@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,7 +41,6 @@ from mldebug_agents.cluster.peers.inspections import Inspections
 from mldebug_agents.cluster.peers.net import identity
 from mldebug_agents.cluster.peers.net.client import PeerClient
 from mldebug_agents.cluster.peers.net.refusals import Refusals
-from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import PeerSetup, join
 from mldebug_agents.cluster.peers.verbs import Verb, peer_verbs
 from mldebug_agents.fleet.setup import HubClient, hub_client
@@ -64,7 +64,7 @@ from mldebug_agents.watch.ras_watch import RasWatch
 from mldebug_agents.watch.slowness_watch import SlownessWatch
 from mldebug_agents.watch.wait_sampler import WaitSampler
 from mldebug_agents.watch.watch import Watch
-from mldebug_agents.web.server import AgentServer
+from mldebug_agents.web.on_demand import OnDemandServer
 
 
 class Agent(NamedTuple):
@@ -72,7 +72,7 @@ class Agent(NamedTuple):
 
     loop: AgentLoop
     store: StateStore
-    server: AgentServer
+    server: OnDemandServer
 
 
 def build_agent(
@@ -84,7 +84,7 @@ def build_agent(
     `read_config` reads the config file again.
     """
     config, spawner = current.read(), tools.context.spawner
-    server = AgentServer(config.agent)
+    server = OnDemandServer(config.agent)
     joined = join(config.cluster, identity.in_child(spawner))
     hub = hub_client(config, identity.in_child(spawner))
     server.start()
@@ -172,7 +172,7 @@ def _peer_verbs(peers: PeersController | None, joined: PeerSetup | None) -> dict
     return peer_verbs(peers, joined.client if joined is not None else None)
 
 
-def _serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None) -> None:
+def _serve_people(server: OnDemandServer, node: AgentLoop, joined: PeerSetup | None) -> None:
     """Serve what people and Alertmanager may ask of this agent, over its own sockets."""
     captures = node.monitors.actions.captures
     own = _peer_verbs(node.peers, joined)
@@ -181,19 +181,19 @@ def _serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None
 
 
 def _serve_peers(
-    server: AgentServer,
+    server: OnDemandServer,
     node: AgentLoop,
     joined: PeerSetup,
     config: Config,
     store: StateStore,
     inspections: Inspections,
 ) -> None:
-    """Serve what other agents may ask of this one, where other agents are configured."""
+    """Serve what other agents may ask of this one, where other agents are configured. The HTTP server is imported for them alone."""
     if node.peers is None:
         return
     refusals, proof = joined.refusals, joined.identity
     judge = partial(_judged, config, node.node)
-    peer_app = app(
+    peer_app = import_module("mldebug_agents.cluster.peers.routes").app(
         *(node.peers.ask, node.node, judge, lambda: store.waiting, proof, refusals, machine()),
         *(lambda: node.found.gaps, node.peers.work, inspections),
     )

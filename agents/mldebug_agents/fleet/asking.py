@@ -11,7 +11,7 @@ from mldebug.config.fleet import PAGES_PORT, FleetConfig, host_and_port
 from mldebug.config.schema import Config
 from mldebug.core.errors import AccessError, MldebugError, ToolError, UsageError
 from mldebug_agents.fleet.places import HUB_SOCKET, hub_dir
-from mldebug_agents.web.alertmanager_route import token_of
+from mldebug_agents.web.access.token_file import token_of
 from mldebug_agents.web.control_requests import ErrorAnswer
 from mldebug_agents.web.unix_http import UnixConnection
 

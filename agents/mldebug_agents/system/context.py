@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mldebug import __version__
 from mldebug.config.schema import Config
 from mldebug_agents.system.child.helper import Workers
+from mldebug_agents.system.child.structs import keep_imported
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import WORKERS, Spawner
@@ -39,14 +40,18 @@ def open_context(
     current_config: Callable[[], Config],
     children: Workers,
     root: str = "/",
+    spawner: Spawner | None = None,
 ) -> Iterator[Context]:
     """A context that starts the helper process and the reader, and ends both at its end. Enter it
     before any thread is started.
 
     `children`: by name, the functions that child processes may run. `root`: where the host's `/` is
-    mounted (in a container).
+    mounted (in a container). `spawner`: one that knows `children`, if the helper was forked earlier.
     """
-    spawner = Spawner({**WORKERS, **children})
+    if spawner is None:
+        spawner = Spawner({**WORKERS, **children})
+    else:
+        keep_imported()
     reader = Reader(spawner)
     try:
         yield Context(Host(root), reader, spawner, socket.gethostname(), current_config)

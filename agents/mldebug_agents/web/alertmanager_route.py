@@ -11,14 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mldebug.core.errors import MldebugError
-from mldebug.core.files import read_secret
+from mldebug_agents.web.access.sessions import Sessions
+from mldebug_agents.web.access.token_file import token_of
 from mldebug_agents.web.control_requests import ErrorAnswer
-from mldebug_agents.web.sessions import Sessions
 
 PATH = "/api/v1/alerts"
 MAX_BODY = 8 << 20  # bytes: ten thousand alerts
-MAX_TOKEN, MIN_TOKEN = 8192, 16
-MAKE_ONE = "openssl rand -hex 32 > FILE; chmod 600 FILE"
 PATIENCE = 10.0  # seconds for the whole body
 
 Answer = Callable[[bytes], tuple[int, bytes]]
@@ -73,18 +71,6 @@ class AlertmanagerRoute:
         )
         refusal.headers["WWW-Authenticate"] = "Bearer"
         return refusal
-
-
-def token_of(path: Path) -> str:
-    """Return the first word of the token file, read anew at each call. MldebugError where it is under 16 characters, or where others
-    than root, this user and the file's group may read or change it.
-    """
-    lines = (
-        read_secret(path, MAKE_ONE, MAX_TOKEN, any_group=True).decode("utf-8", "replace").split()
-    )
-    if not lines or len(lines[0]) < MIN_TOKEN:
-        raise MldebugError(f"{path} holds no token of {MIN_TOKEN} characters", MAKE_ONE)
-    return lines[0]
 
 
 async def _body(request: Request) -> bytes | None:

@@ -17,6 +17,7 @@ from mldebug_agents.web.listeners import SOCKET
 from mldebug_agents.web.unix_http import TIMEOUT, UnixConnection
 
 MAX_BYTES = 32 << 20
+FIRST = 5.0  # seconds: the first client of an agent waits until what answers it is imported (0.15 s of CPU)
 RECORDS, HISTORY = "/api/v1/records", "/api/v1/history"
 T = TypeVar("T")
 
@@ -41,12 +42,12 @@ def inquire(state_dir: Path) -> AgentAnswer:
         target=lambda: answers.append(_inquire(state_dir)), name="mldebug-ask", daemon=True
     )
     thread.start()
-    thread.join(2 * TIMEOUT)
+    thread.join(TIMEOUT + FIRST)
     return answers[0] if answers else _silent(state_dir)
 
 
 def _inquire(state_dir: Path) -> AgentAnswer:
-    link = UnixConnection(state_dir)
+    link = UnixConnection(state_dir, timeout=FIRST)
     try:
         link.request("GET", "/api/v1/status")
         answer = link.getresponse()

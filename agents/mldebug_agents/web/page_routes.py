@@ -18,6 +18,8 @@ from mldebug.status.snapshot import Snapshot
 from mldebug.web import frame
 from mldebug.web.incident_list import rows_of
 from mldebug.web.page import PageRequest
+from mldebug_agents.web.access.sessions import Sessions
+from mldebug_agents.web.access.token_auth import TokenAuth
 from mldebug_agents.web.peer_credentials import may_see_all, view
 from mldebug_agents.web.report_cache import ReportCache
 from mldebug_agents.web.responses import (
@@ -29,8 +31,6 @@ from mldebug_agents.web.responses import (
     not_modified,
     peer_at,
 )
-from mldebug_agents.web.sessions import Sessions
-from mldebug_agents.web.token_auth import TokenAuth
 
 MAX_ID = 512
 FEW = 5  # reports of a run that is over

@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from mldebug_agents.web.access.same_origin import cookie_name, refused_origin
+from mldebug_agents.web.access.sessions import digest
 from mldebug_agents.web.connection_limiter import BACKLOG, MOST, ConnectionLimiter
-from mldebug_agents.web.peer_credentials import PeerProtocol
-from mldebug_agents.web.same_origin import cookie_name, refused_origin
-from mldebug_agents.web.sessions import digest
+from mldebug_agents.web.peer_protocol import PeerProtocol
 from mldebug_agents.web.unix_http import UnixConnection
 
 MAX_BODY = 32 << 20  # bytes

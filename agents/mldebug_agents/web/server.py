@@ -5,7 +5,6 @@ without credentials, and with a token the route for alerts and the web pages; ev
 """
 
 import asyncio
-import logging
 import platform
 import socket
 import ssl
@@ -24,28 +23,22 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mldebug.config.schema import AgentConfig
-from mldebug.core.errors import MldebugError
 from mldebug.core.plugins import create_all
 from mldebug.goodput.scalars.history import history_list, history_of
 from mldebug.jobs.run_records.model import record_list, record_of
 from mldebug.status.snapshot import Snapshot, encode
+from mldebug_agents.web.access.same_origin import BY_NAME, SameOriginOnly, refused_host
+from mldebug_agents.web.access.sessions import Sessions
+from mldebug_agents.web.access.token_file import warn_of_token
 from mldebug_agents.web.alertmanager_route import PATH as ALERTS
-from mldebug_agents.web.alertmanager_route import AlertmanagerRoute, Answer, token_of
+from mldebug_agents.web.alertmanager_route import AlertmanagerRoute, Answer
 from mldebug_agents.web.connection_limiter import BACKLOG, ConnectionLimiter
 from mldebug_agents.web.control_requests import answered, carry_out, not_found, refused
 from mldebug_agents.web.listeners import open_tcp
 from mldebug_agents.web.page_routes import PageRoutes
-from mldebug_agents.web.peer_credentials import (
-    PeerProtocol,
-    group_number,
-    may_see_all,
-    view,
-)
+from mldebug_agents.web.peer_credentials import group_number, may_see_all, view
+from mldebug_agents.web.peer_protocol import PeerProtocol
 from mldebug_agents.web.responses import for_nobody_else, peer_at
-from mldebug_agents.web.same_origin import BY_NAME, SameOriginOnly, refused_host
-from mldebug_agents.web.sessions import Sessions
-
-log = logging.getLogger("mldebug")
 
 PEERS_EACH, PEERS = 32, 1024  # connections of one node, and of all
 TURN = 1.0  # seconds between two turns of an idle server; the Date header is as old
@@ -190,21 +183,13 @@ class AgentServer(HttpServers):
         socket.
         """
         if self.settings.listen:
-            self._warn_of_token()
-            alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
-            routes = [*self._public(), alerts, *self.pages.by_tcp()]
-            self.serve(Starlette(routes=routes), open_tcp(self.settings.listen))
+            warn_of_token(self.settings.token_file)
+            self.serve_tcp(open_tcp(self.settings.listen))
 
-    def _warn_of_token(self) -> None:
-        """Who asks by TCP is not told why a token counts for nothing, so the log is."""
-        if self.settings.token_file is None:
-            return
-        try:
-            token_of(self.settings.token_file)
-        except MldebugError as error:
-            log.warning(
-                "nobody gets in by the token: %s; way out: %s", error.message, error.way_out
-            )
+    def serve_tcp(self, listener: socket.socket) -> None:
+        """Serve this listening TCP socket: metrics for everybody, pages and alerts for who has the token."""
+        alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
+        self.serve(Starlette(routes=[*self._public(), alerts, *self.pages.by_tcp()]), listener)
 
     def serve_socket(self, listener: socket.socket | None) -> None:
         """Serve this listening Unix socket, in place of an earlier one; None: serve no other. May be called from any thread.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.cli.main import main
-from mldebug_agents.web import peer_credentials
+from mldebug_agents.web import peer_protocol
 from mldebug_agents.web.connection_limiter import MOST
 from mldebug_agents.web.listeners import way_in
 from shared.web.browser import relayed
@@ -99,7 +99,7 @@ def test_a_path_is_handed_on_as_it_was_sent(tmp_path: Path) -> None:
 
 
 def test_whoever_connects_and_asks_nothing_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setattr(peer_credentials, "FIRST_WORDS", 1.0)
+    monkeypatch.setattr(peer_protocol, "FIRST_WORDS", 1.0)
     with pages(tmp_path, shown(training())), relayed(tmp_path) as (base, links), ExitStack() as idle:  # fmt: skip
         cookie = ask(base, links[0])[1]["set-cookie"].partition(";")[0]
         at = ("127.0.0.1", int(base.rpartition(":")[2]))

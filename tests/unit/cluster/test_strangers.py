@@ -147,7 +147,7 @@ def test_who_has_the_key_and_takes_his_time_is_counted(
     monkeypatch: pytest.MonkeyPatch,
     words: bytes,
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.web.peer_credentials.PROVED_WORDS", 0.2)
+    monkeypatch.setattr("mldebug_agents.web.peer_protocol.PROVED_WORDS", 0.2)
     with proved(ours, there) as link, suppress(OSError):
         link.sendall(words)
         while link.recv(1):

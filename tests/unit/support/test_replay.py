@@ -24,13 +24,13 @@ from mldebug.hardware.gpu.readings import (
     NodeWatch,
 )
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.cli.commands.agent import replay_settings
 from mldebug_agents.cli.commands.status import NodeListing, jobs_shown, status_lines
 from mldebug_agents.support.bundle import layout
 from mldebug_agents.support.bundle.layout import ClockPair, GpuReadFailure, Manifest
 from mldebug_agents.support.replay.player import Player
 from mldebug_agents.support.replay.recording import MAX_BYTES, MAX_LINES, Recording, load
 from mldebug_agents.support.replay.running import Replay, replay_state_dir
+from mldebug_agents.support.replay.serving import replay_settings
 from mldebug_agents.web.listeners import is_served
 from shared.hardware.recordings import phases
 from shared.incidents.bundles import JOB, UUIDS, h200_bundle, write

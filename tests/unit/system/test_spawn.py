@@ -463,7 +463,7 @@ def test_fake_answers_and_remembers() -> None:
 
 SHARES = """
 import gc, re, pathlib
-from mldebug_agents.cli.commands import agent
+from mldebug_agents.agent import serving
 from mldebug_agents.system.spawn import Spawner
 with Spawner():
     gc.collect()
@@ -478,6 +478,22 @@ def test_what_the_agent_holds_when_it_forks_stays_shared_with_its_children() -> 
     done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60)
     shared, private = map(int, done.stdout.split())
     assert shared > 2 * private, f"{shared} KiB are shared and {private} are not"
+
+
+EARLY = """
+import sys
+from mldebug_agents.cli.commands import agent
+print(*sys.modules)
+"""
+
+
+def test_the_agent_forks_its_helper_before_it_imports_what_no_child_needs() -> None:
+    """Each child would have a copy of what the agent changes of it: 22 MiB with six children."""
+    done = subprocess.run([sys.executable, "-c", EARLY], check=True, capture_output=True, text=True, timeout=60)  # fmt: skip
+    modules = set(done.stdout.split())
+    assert "mldebug_agents.state.server" in modules
+    large = ("mldebug_agents.agent.loop", "mldebug_agents.web.server", "mldebug.diagnosis.diagnose", "starlette", "jinja2", "asyncio")  # fmt: skip
+    assert not modules & set(large)
 
 
 # --- what must be known before there are threads -------------------------------------------------
@@ -523,7 +539,7 @@ def test_threads_may_decode_at_once_what_was_known_when_the_helper_was_forked() 
 
 LATE = """
 import msgspec
-import mldebug_agents.cli.commands.agent
+import mldebug_agents.agent.serving
 import mldebug_agents.cli.commands.dump
 from mldebug.config.schema import Config
 from mldebug_agents.system.child.structs import struct_classes

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from mldebug.web import frame
 from mldebug_agents.web import report_cache
+from mldebug_agents.web.access.same_origin import hostname, own_names, refused_origin
+from mldebug_agents.web.access.sessions import ALL_TRIES, LIFE, MOST, TRIES, Sessions
 from mldebug_agents.web.listeners import open_unix
 from mldebug_agents.web.report_cache import ReportCache
-from mldebug_agents.web.same_origin import hostname, own_names, refused_origin
-from mldebug_agents.web.sessions import ALL_TRIES, LIFE, MOST, TRIES, Sessions
 from mldebug_agents.web.unix_http import UnixConnection
 from shared.incidents import samples
 from shared.web.webpages import HOSTILE, LATER, hanging, hostile, pages, shown, store, training

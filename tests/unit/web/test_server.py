@@ -31,7 +31,7 @@ from mldebug.jobs.run_records.model import RunRecord, StoredRecord
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import CollectorState, Measure, StorageState
-from mldebug_agents.web import peer_credentials
+from mldebug_agents.web import peer_protocol
 from mldebug_agents.web.client import AgentAnswer, ask_agent, inquire
 from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter, LimitedConnection
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp, open_unix
@@ -399,7 +399,7 @@ def test_whoever_finds_others_at_the_door_waits_for_his_turn(folder: Path) -> No
 
 
 def test_whoever_asks_nothing_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_credentials, "FIRST_WORDS", 0.2)
+    monkeypatch.setattr(peer_protocol, "FIRST_WORDS", 0.2)
     with serving(folder):
         [idle] = knock(folder, 1)
         assert idle.recv(1) == b""
@@ -407,7 +407,7 @@ def test_whoever_asks_nothing_is_sent_away(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_a_slow_first_request_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_credentials, "FIRST_WORDS", 0.2)
+    monkeypatch.setattr(peer_protocol, "FIRST_WORDS", 0.2)
     with serving(folder):
         [slow] = knock(folder, 1)
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")

@@ -16,11 +16,11 @@ from mldebug_agents.fleet.hub.answerer import OPERATORS, Answerer
 from mldebug_agents.fleet.hub.intake import Intake, Sender
 from mldebug_agents.fleet.hub.metrics import TYPE, HubMetrics
 from mldebug_agents.fleet.places import JOBS, LEMONS, NODE, RETRY, SENDERS
+from mldebug_agents.web.access.same_origin import SameOriginOnly
+from mldebug_agents.web.access.token_auth import TokenAuth
 from mldebug_agents.web.control_requests import carry_out
 from mldebug_agents.web.peer_credentials import may_see_all
 from mldebug_agents.web.responses import Viewer, asset, peer_at
-from mldebug_agents.web.same_origin import SameOriginOnly
-from mldebug_agents.web.token_auth import TokenAuth
 
 JSON = "application/json"
 MAX_NAME = 200  # characters of a job or node that is asked for

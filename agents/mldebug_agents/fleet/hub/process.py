@@ -22,11 +22,11 @@ from mldebug_agents.fleet.hub.stores import sqlite
 from mldebug_agents.fleet.hub.transports import https
 from mldebug_agents.fleet.places import HUB_SOCKET, hub_dir
 from mldebug_agents.fleet.setup import keys_of
+from mldebug_agents.web.access.sessions import Sessions
+from mldebug_agents.web.access.token_auth import TokenAuth
 from mldebug_agents.web.listeners import open_tcp, open_unix
 from mldebug_agents.web.peer_credentials import group_number
 from mldebug_agents.web.server import HttpServers
-from mldebug_agents.web.sessions import Sessions
-from mldebug_agents.web.token_auth import TokenAuth
 
 log = logging.getLogger("mldebug")
 

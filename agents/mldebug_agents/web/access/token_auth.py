@@ -13,9 +13,7 @@ from starlette.routing import Route
 
 from mldebug.core.errors import MldebugError
 from mldebug.web import frame
-from mldebug_agents.web.alertmanager_route import token_of
-from mldebug_agents.web.responses import HEADERS, Viewer, html, message_page
-from mldebug_agents.web.same_origin import (
+from mldebug_agents.web.access.same_origin import (
     BY_NAME,
     cookie_name,
     forged,
@@ -23,7 +21,9 @@ from mldebug_agents.web.same_origin import (
     own_names,
     refused_origin,
 )
-from mldebug_agents.web.sessions import LIFE, Sessions
+from mldebug_agents.web.access.sessions import LIFE, Sessions
+from mldebug_agents.web.access.token_file import token_of
+from mldebug_agents.web.responses import HEADERS, Viewer, html, message_page
 
 MAX_FORM = 16_384  # bytes
 PATIENCE = 10.0  # seconds for all of it
