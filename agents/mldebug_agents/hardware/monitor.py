@@ -56,6 +56,7 @@ FULL_EVERY = 30.0  # seconds between two full reads of the GPUs
 FULL_SOON = 5.0  # the same where a run has begun, or may stand still
 TRIES = 12  # full reads after which a rank whose GPU is not known has none
 STORE_EVERY = 30.0
+JUDGE_EVERY = 30.0  # seconds between two judgements of the same evidence: it only grows older, and counts for hours
 
 
 class HardwareMonitor:
@@ -90,6 +91,9 @@ class HardwareMonitor:
         self._kernel: KernelNews | None = None
         self._events: tuple[RankEvent, ...] = ()
         self._health: tuple[ComponentHealth, ...] = ()
+        self._node_health: tuple[ComponentHealth, ...] = ()  # by the kernel's log
+        self._judged: tuple[object, ...] = ()  # on what evidence
+        self._judged_at = 0.0
         self._waiting: tuple[
             ComponentHealth, ...
         ] = ()  # why the agent let go of the GPUs by itself
@@ -210,20 +214,25 @@ class HardwareMonitor:
         )
 
     def _judge(self, config: Config) -> None:
+        """Judge the health of the node: anew where the evidence has changed, or at the latest after `JUDGE_EVERY` seconds."""
         readable = self._kernel is not None and self._kernel.gap is None
-        full = self._gpus.full
-        node = node_health(
-            self._events,
-            self._now(),
-            config.health.thresholds,
-            kernel_readable=readable,
-            count=self._gpus.count,
-            uuids=gpus_by_address(full.gpus if full else ()),
-            recovered=self._recovered,
-        )
+        full, now, limits = self._gpus.full, self._now(), config.health.thresholds
+        uuids = gpus_by_address(full.gpus if full else ())
+        evidence = (self._events, limits, readable, self._gpus.count, uuids, dict(self._recovered))
+        if evidence != self._judged or not 0 <= now - self._judged_at < JUDGE_EVERY:
+            self._judged, self._judged_at = evidence, now
+            self._node_health = node_health(
+                self._events,
+                now,
+                limits,
+                kernel_readable=readable,
+                count=self._gpus.count,
+                uuids=uuids,
+                recovered=self._recovered,
+            )
         # or letting go would look like a cure
         waiting = self._waiting if not self._gpus.health else ()
-        self._health = (*self._gpus.health, *waiting, *node)
+        self._health = (*self._gpus.health, *waiting, *self._node_health)
 
     # --- what it tells -----------------------------------------------------------------------------
 

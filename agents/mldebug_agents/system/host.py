@@ -12,7 +12,7 @@ import re
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from mldebug.core.model import ProcessState
@@ -99,8 +99,10 @@ class Host:
         path, last = f"{self.proc}/{pid}/stat", known[1] if known else None
         return self._reads.one(pid, lambda: procfs.parse_stat(read_text(path)), last)
 
-    def briefs(self) -> dict[int, Stat]:
+    def briefs(self, unread: Collection[int] = frozenset()) -> dict[int, Stat]:
         """What /proc/PID/stat says of every process, by pid; of one that holds the read up what it said last.
+
+        `unread`: pids of which the same is good enough, where they are still there.
 
         A process of which it says the same as the last time has the same object: thousands that only
         sleep are neither parsed nor compared again.
@@ -108,7 +110,8 @@ class Host:
         began, before = self._steady(), self._stat_texts
         texts: dict[int, tuple[bytes, Stat]] = {}
         pids = self.pids()
-        found_texts = self._reads.many(pids, lambda pid: read_short(f"{self.proc}/{pid}/stat"))
+        asked = [pid for pid in pids if pid not in unread or pid not in before]
+        found_texts = self._reads.many(asked, lambda pid: read_short(f"{self.proc}/{pid}/stat"))
         for pid in pids:
             known, text = before.get(pid), found_texts.get(pid)
             if known is not None and text in (None, known[0]):

@@ -15,8 +15,8 @@ FORKED = 0x40  # PF_FORKNOEXEC: a copy of its parent that never called exec
 KERNEL_THREAD = 0x200000  # PF_KTHREAD
 TICKS = 100  # USER_HZ: the unit of /proc times, on every machine we know
 
-_OF_STAT = (1, 2, 3, 6, 11, 12, 17, 19, 23, 25, 47, 49)
-"""parent to system time, threads, start, start of code, stack and environment, exit status: all that is wanted."""
+_OF_STAT = (1, 2, 3, 6, 11, 12, 17, 19, 20, 23, 25, 47, 49)
+"""parent to system time, threads, start, size, start of code, stack and environment, exit status: all that is wanted."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _TORCH = re.compile(
     rb"/libtorch(?:_cpu|_cuda|_python|_hip|_xpu)?\.so|/jaxlib/(?:libjax_common|_jax|xla_extension)[\w.-]*\.so"
@@ -42,6 +42,7 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float = 0.0
     threads: int = 1
     start_ticks: int = 0
+    size: int = 0  # bytes of address space: every library that is loaded adds to it
     exit_status: int = 0  # 0 also where we may not know
     image: tuple[int, ...] = ()  # addresses that every exec draws anew; zeros where we may not know
 
@@ -92,7 +93,7 @@ def parse_stat(text: str) -> Stat | None:
 
 
 def _stat(pid: int, name: str, numbers: list[int], state: str) -> Stat:
-    ppid, pgrp, session, flags, user, system, threads, start, *image, exit_status = numbers
+    ppid, pgrp, session, flags, user, system, threads, start, size, *image, exit_status = numbers
     return Stat(
         pid=pid,
         name=name,
@@ -104,6 +105,7 @@ def _stat(pid: int, name: str, numbers: list[int], state: str) -> Stat:
         cpu_seconds=(user + system) / TICKS,
         threads=threads,
         start_ticks=start,
+        size=size,
         exit_status=exit_status,
         image=(image[0], image[1], image[2]),
     )

@@ -64,6 +64,7 @@ class Tree:
         uid: int = 0,
         network: str = "net:[1]",
         pids: Sequence[int] = (),
+        size: int = 0,
         cgroup: str = "0::/user.slice\n",
     ) -> int:
         """Write one process. `program` tells one exec of it from the next; `forked_from`: it has that one's image."""
@@ -73,7 +74,7 @@ class Tree:
         image = (forked_from or pid) * 1000 + program + 1
         fields = ["0"] * 49  # from field 4 of proc(5)
         places: dict[int, int] = {
-            4: ppid, 5: group or pid, 6: group or pid, 9: flags, 20: 1, 22: start if start is not None else pid,
+            4: ppid, 5: group or pid, 6: group or pid, 9: flags, 20: 1, 22: start if start is not None else pid, 23: size,
             26: image, 28: image + 1, 50: image + 2, 52: exit_status,
         }  # fmt: skip
         for number, value in places.items():

@@ -322,3 +322,27 @@ def test_a_gpu_that_is_left_alone_is_a_gap_in_status_and_report(bench: MonitorBe
     bench.hardware.on_result(Result("gpus", GpuOrder(), news, None), [], {}, Config())
     for item in (bench.shown().gaps, bench.hardware.capture(capture).gaps):
         assert [one.what for one in item] == ["GPU 1 (00000000:41:00.0)"]
+
+
+def test_the_same_evidence_is_judged_once_in_half_a_minute(
+    bench: MonitorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three results come in five seconds, and judging many kernel events took more than all else that the main loop does."""
+    now, counted = [1000.0], []
+    judge = module.node_health
+    monkeypatch.setattr(bench.hardware, "_now", lambda: now[0])
+    monkeypatch.setattr(module, "node_health", lambda *given, **more: counted.append(now[0]) or judge(*given, **more))  # type: ignore[func-returns-value]  # fmt: skip
+    for _ in range(5):
+        bench.kernel(KernelNews())
+        now[0] += 1.0
+    assert counted == [1000.0]
+    unread = Gap(what="kernel log", reason="denied")
+    bench.kernel(KernelNews(gap=unread))  # other evidence
+    assert counted == [1000.0, 1005.0]
+    for ago in (29.0, 31.0):
+        now[0] = 1005.0 + ago
+        bench.kernel(KernelNews(gap=unread))
+    assert counted == [1000.0, 1005.0, 1036.0]  # it grows old
+    now[0] = 500.0  # the clock was set back
+    bench.kernel(KernelNews(gap=unread))
+    assert counted[-1] == 500.0

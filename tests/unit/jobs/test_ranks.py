@@ -967,3 +967,103 @@ def test_a_shell_that_waits_to_be_a_rank_is_read_once(node: Node) -> None:
     assert sum(path.endswith("/112/environ") for path in node.paths.requests) == 1
     node.tree.add(112, 100, "run.sh", environ={}, exe="/bin/bash", program=1)
     assert not node.find().gaps
+
+
+# --- what is read at each look ---------------------------------------------------------------------
+
+
+def reads(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The pids that each look reads, from now on."""
+    found: list[list[int]] = []
+    host = node.finder._host
+    many = host._reads.many
+    monkeypatch.setattr(host._reads, "many", lambda pids, read: found.append(sorted(pids)) or many(pids, read))  # type: ignore[func-returns-value]  # fmt: skip
+    return found
+
+
+def test_what_belongs_to_no_job_is_read_at_every_sixth_look(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = node.torchrun(100, 2)
+    worker = node.tree.add(150, ranks[0], "pt_data_worker")
+    shell = node.tree.add(90, 1, "bash", argv=("bash", "job.sh"))
+    beside = [node.tree.add(pid, 1, "nginx", argv=("nginx",)) for pid in range(300, 312)]
+    node.find()
+    found = reads(node, monkeypatch)
+    for _ in range(6):
+        node.find()
+    looks = [pids for pids in found if set(ranks) <= set(pids)]
+    assert len(looks) == 6
+    assert all({100, worker, *ranks} <= set(pids) for pids in looks)
+    counted = [sum(pid in pids for pids in looks) for pid in (shell, *beside)]
+    assert counted == [1] * len(counted)
+
+
+def test_a_young_process_is_read_at_each_look(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell that starts a rank in its own place is found at the next look."""
+    node.torchrun(100, 2)
+    shell = node.tree.add(400, 1, "bash", argv=("bash", "job.sh"))
+    node.now = BOOT + 30.0  # of which every process of this tree is younger than a minute
+    node.find()
+    found = reads(node, monkeypatch)
+    for _ in range(3):
+        node.find()
+    assert all(shell in pids for pids in found if 100 in pids)
+
+
+def test_an_old_process_that_becomes_a_rank_in_its_own_place_is_found_within_six_looks(
+    node: Node,
+) -> None:
+    node.torchrun(100, 2)
+    node.tree.add(400, 1, "bash", argv=("bash", "job.sh"))
+    assert len(node.find().jobs) == 1
+    node.tree.add(
+        400, 1, environ=plain(0, 1) | {"MASTER_PORT": 7}, argv=("python3", "other.py"), program=1
+    )
+    counts = [len(node.find().jobs) for _ in range(6)]
+    assert counts[-1] == 2
+    assert counts == sorted(counts)
+
+
+def test_one_that_has_ended_is_gone_at_the_next_look(node: Node) -> None:
+    node.torchrun(100, 2)
+    node.tree.add(400, 1, "nginx", argv=("nginx",))
+    node.find()
+    assert 400 in node.finder._host._stat_texts
+    node.tree.end(400)
+    node.find()
+    assert 400 not in node.finder._host._stat_texts
+
+
+def asked(node: Node) -> int:
+    """How often the libraries of processes were read so far."""
+    return sum(path.endswith("/maps") for path in node.paths.requests)
+
+
+def test_a_process_as_large_as_before_has_loaded_nothing_and_is_not_asked_for_pytorch(
+    node: Node,
+) -> None:
+    """Each library adds to the address space, which the kernel tells with the rest; its list of libraries is 100 kB and more."""
+    node.tree.add(100, 1, torch=False, size=10_000_000)
+    node.find()
+    assert asked(node) == 1
+    node.now += 120.0
+    assert node.find().jobs == ()
+    assert asked(node) == 1
+    node.now += 600.0
+    node.find()
+    assert asked(node) == 2
+    node.tree.add(100, 1, torch=True, size=900_000_000)
+    node.now += 120.0
+    for _ in range(6):
+        found = node.find()
+    assert asked(node) > 2
+    assert [pids(job) for job in found.jobs] == [[100]]
+
+
+def test_where_the_size_is_not_known_it_is_asked_each_minute(node: Node) -> None:
+    node.tree.add(100, 1, torch=False)
+    for expected in (1, 2, 3):
+        node.find()
+        assert asked(node) == expected
+        node.now += 120.0

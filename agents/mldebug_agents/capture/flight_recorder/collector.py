@@ -2,8 +2,9 @@
 to a capture, reads the dumps of ranks that have ended.
 """
 
+import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from mldebug.capture.flight_recorder.access import AccessKind, RankFacts, plan
 from mldebug.core.model import FlightRecord, NodeCapture, RankCapture, RankIdentity
@@ -32,6 +33,10 @@ from mldebug_agents.system.reader import Reader
 
 ENDED = "ZX"  # states of a process
 MAX_KNOWN = 4096  # processes
+YOUNG, RIGHTS_EVERY = (
+    60.0,
+    30.0,
+)  # seconds: of the life of a rank in which its rights are read at each look, and between two later reads
 
 
 class FlightRecorderCollector:
@@ -56,6 +61,7 @@ class FlightRecorderCollector:
         self._lock = threading.Lock()
         self._ranks: dict[Key, KnownRank] = {}
         self._living: tuple[KnownRank, ...] = ()
+        self._rights_read: dict[Key, float] = {}  # when; unix
 
     def update(self, found: Discovery) -> None:
         """Note the PyTorch, settings and rights of all ranks of this node, because they cannot be
@@ -69,8 +75,7 @@ class FlightRecorderCollector:
             for rank in job.ranks
             if (program := found.programs.get(rank.pid)) is not None
         )
-        for one in met:
-            self._host.rights.of(one.identity)  # for when it has ended
+        self._read_rights(met)
         with self._lock:
             for one in met:
                 self._ranks.pop(one.key, None)  # the newest stand last
@@ -78,6 +83,17 @@ class FlightRecorderCollector:
             for key in list(self._ranks)[:-MAX_KNOWN]:
                 del self._ranks[key]
             self._living = met
+
+    def _read_rights(self, living: Sequence[KnownRank]) -> None:
+        """Have the host note the rights of these ranks, for when they have ended. Three files each, so not at each look."""
+        now, before = self._host.clock(), self._rights_read
+        self._rights_read = {}
+        for one in living:
+            read_at = before.get(one.key, -math.inf)
+            if now - one.identity.started_at < YOUNG or not 0 <= now - read_at < RIGHTS_EVERY:
+                self._host.rights.of(one.identity)
+                read_at = now
+            self._rights_read[one.key] = read_at
 
     def add(
         self,

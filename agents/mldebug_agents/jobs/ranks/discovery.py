@@ -24,7 +24,9 @@ from mldebug_agents.jobs.ranks.oddities import (
 from mldebug_agents.jobs.ranks.rank_processes import Claimant, ProcessTree, find_claimants
 from mldebug_agents.jobs.ranks.ras_ranks import Ask, RasRanks
 from mldebug_agents.jobs.ranks.registry import ProcessInfo, Registry, named_python
+from mldebug_agents.jobs.ranks.unrelated import YOUNG, UnrelatedProcesses
 from mldebug_agents.system.host import Host, Paths
+from mldebug_agents.system.procfs import TICKS
 
 MAX_RUNS = 128  # of one owner: a node has as many cores
 MAX_RANKS = 1024  # of all runs of one owner
@@ -101,10 +103,11 @@ class RankFinder:
         self._memory: dict[RunPlace, _RankMemory] = {}
         self._join_containers = join_containers
         self._waiting = WaitingLaunchers(host, node)
+        self._unrelated = UnrelatedProcesses()
 
     def find(self) -> Discovery:
         """Search all processes of this node once."""
-        tree = ProcessTree(self._host.briefs())
+        tree = ProcessTree(self._host.briefs(self._unrelated.unread()))
         processes = self._ras.complete(self._registry.look(tree.stats), tree)
         claimants = find_claimants(processes, tree)
         known_children = {child for memory in self._memory.values() for child in memory.children}
@@ -121,6 +124,7 @@ class RankFinder:
         claimed = {
             claimant.pid for rank_group in alive for claimant in rank_group.claimants.values()
         }
+        self._note_unrelated(tree, processes, claimants)
         losses = LostRankFinder(self._host, self._registry, tree, claimed)
         jobs, gaps = [], list(unreadable(processes, self._host))
         for rank_group in alive:
@@ -142,6 +146,18 @@ class RankFinder:
             children=children,
             programs={pid: processes[pid].program for pid in claimed if pid in processes},
         )
+
+    def _note_unrelated(
+        self,
+        tree: ProcessTree,
+        processes: Mapping[int, ProcessInfo],
+        claimants: Sequence[Claimant],
+    ) -> None:
+        below = (pid for one in self._memory.values() for pid, _ in one.children)
+        held = (one.pid for memory in self._memory.values() for one in memory.ranks.values())
+        young = self._host.clock() - self._host.boot_time() - YOUNG
+        related = (*(claimant.pid for claimant in claimants), *below, *held)
+        self._unrelated.update(tree, processes, related, young * TICKS)
 
     def _watched(self, alive: list[RankGroup]) -> tuple[list[RankGroup], list[Remark]]:
         """At most `MAX_RUNS` with `MAX_RANKS` ranks of each owner: those that were watched before and those of PyTorch first,

@@ -37,6 +37,9 @@ SEARCHES = 2  # looks at the libraries of a process: the one that finds PyTorch,
 MOST_SEARCHES = 256  # processes that one look asks for PyTorch, owners in turns
 MOST_OF_ONE = 64  # of one owner, where several have processes that claim a rank
 SETTLED_EVERY = 60.0  # seconds between two such questions at most; before that a tenth of its age
+UNCHANGED_EVERY = (
+    600.0  # where its address space is as large as at the last one, so that it has loaded nothing
+)
 
 _OF_TORCH = (
     "pt_main_thread",
@@ -77,6 +80,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     container: str = ""  # of root without one: its process namespace, where that is not the agent's
     pod: str = ""
     checked_at: float = 0.0
+    checked_size: int = 0  # its address space (bytes) then; 0: not known
     settings: dict[str, str] = {}  # of `Program`
     recorder: dict[str, str] = {}  # of `Program`
     nccl_file: str = ""  # of `Program`
@@ -199,7 +203,7 @@ class Registry:
         if cached.stat.name != stat.name:
             if not stat.image[1]:  # addresses hidden from us: the name is all there is
                 return None
-            cached = msgspec.structs.replace(cached, checked_at=0.0)
+            cached = msgspec.structs.replace(cached, checked_at=0.0, checked_size=0)
         return msgspec.structs.replace(cached, stat=stat)
 
     def _identify(self, fresh: list[Stat]) -> None:
@@ -333,6 +337,8 @@ class Registry:
             (p for p in self._cache.values() if self._is_due(p, now)),
             key=lambda process: process.checked_at,
         )
+        if not waiting:
+            return
         owners = {process.owner_key for process in self._cache.values() if process.claim}
         most = MOST_OF_ONE if len(owners) > 1 else MOST_SEARCHES
         had: Counter[Owner] = Counter()
@@ -348,7 +354,12 @@ class Registry:
             ):  # it comes first the next time
                 continue
             found = isinstance(maps, bytes) and procfs.maps_torch(maps)
-            one = msgspec.structs.replace(due[pid], torch=due[pid].torch or found, checked_at=now)
+            one = msgspec.structs.replace(
+                due[pid],
+                torch=due[pid].torch or found,
+                checked_at=now,
+                checked_size=due[pid].stat.size if isinstance(maps, bytes) else 0,
+            )
             if found and isinstance(maps, bytes):
                 one = msgspec.structs.replace(one, libraries=libraries(maps))
             self._keep(msgspec.structs.replace(one, searched=one.searched + one.torch))
@@ -358,6 +369,8 @@ class Registry:
             return False
         if process.torch:  # NCCL is mapped a moment after PyTorch, and by few after that
             return not process.libraries.nccl and process.searched < SEARCHES
+        if process.checked_size and process.checked_size == process.stat.size:
+            return now - process.checked_at >= UNCHANGED_EVERY
         age = now - self._host.started_at(process.stat.start_ticks)
         return age < SETTLING or now - process.checked_at >= min(SETTLED_EVERY, age / 10)
 
