@@ -3,6 +3,7 @@
 The file is written from the real commands; a test compares the two.
 """
 
+import copy
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,18 @@ def _below(group: click.Group, context: click.Context) -> Iterator[tuple[str, st
             continue
         inner = click.Context(one, info_name=name, parent=context, **one.context_settings)
         if not isinstance(one, click.Group) or type(one).list_commands is click.Group.list_commands:
-            yield inner.command_path.partition(" ")[2], one.get_help(inner)
+            yield inner.command_path.partition(" ")[2], _with_help_option(one, inner).get_help(inner)
         if isinstance(one, click.Group):
             yield from _below(one, inner)
+
+
+def _with_help_option(command: click.Command, context: click.Context) -> click.Command:
+    """A copy of a command with the help option that belongs to this context.
+
+    Click makes that option once for each command, at its first call: one that was called without `mldebug` before it, as a test does, would
+    have `--help` alone for ever.
+    """
+    copied = copy.copy(command)
+    copied.params, copied.add_help_option = list(command.params), False
+    click.help_option(*context.help_option_names)(copied)
+    return copied

@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
 from mldebug.cli import help_texts
+from mldebug.cli.commands import share
 from mldebug.cli.main import COMPLETION, cli, main
 from mldebug.core.plugins import names
 from mldebug.incidents.report_store import ReportStore
+from mldebug_agents.cli.commands import preflight
 from mldebug_agents.cli.commands.demo import FAULTS
 from mldebug_agents.cli.completion import answer
 from mldebug_agents.cli.completion.answer import lines, look_aside, values
@@ -96,6 +99,19 @@ def test_stored_help_is_what_the_verbs_say(
     )
     monkeypatch.setenv("COLUMNS", "60")
     assert not help_texts.stored_help(["dump", "--help"]), "it must be folded"
+
+
+def test_stored_help_does_not_depend_on_which_command_was_called_before() -> None:
+    """Click keeps the help option of the first call, which here has another parent than `mldebug`."""
+    before = help_texts.written(cli)
+    try:
+        for verb in (preflight.command, share.command):
+            verb._help_option = None
+            assert "-h, --help" not in CliRunner().invoke(verb, ["--help"]).output
+        assert help_texts.written(cli) == before
+    finally:
+        for verb in (preflight.command, share.command):
+            verb._help_option = None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "\xff", '{"dump": '])
