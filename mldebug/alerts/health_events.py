@@ -1,6 +1,7 @@
 """Alerts about the health of a node's components (GPU memory, links, kernel log, …). Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 
 from mldebug.alerts.model import Alert, Severity
 from mldebug.hardware.health.model import (
@@ -30,13 +31,18 @@ def health_alerts(
             key=health_key(one),
             kind=one.component,
             severity=Severity.CRITICAL if one.state is HealthState.UNHEALTHY else Severity.WARNING,
-            sentence=f"{name_of(one, names)} is {one.state.value}: {one.reason}",
+            sentence=f"{name_of(one, names)} is {one.state.value}: {one.reason}{_when(one)}",
             labels={"component": one.component, **gpu},
             next_steps=() if one.action is SuggestedAction.NONE else (ACTION_WORDS[one.action],),
             culprits=(name_of(one, names),) if one.uuid else (),
             verdict=one.reason_code,
             confidence="high" if one.state is HealthState.UNHEALTHY else "medium",
         )
+
+
+def _when(one: ComponentHealth) -> str:
+    """The time of the event: the agent may have met it hours later, at its start."""
+    return f", at {datetime.fromtimestamp(one.at, UTC):%Y-%m-%d %H:%M:%S} UTC" if one.at else ""
 
 
 def healthy_keys(components: Iterable[ComponentHealth]) -> Iterator[str]:

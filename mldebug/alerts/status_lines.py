@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from mldebug.alerts.view import ActionState, ChannelState, EventsView, EventView
 from mldebug.core.redact import clean
+from mldebug.core.units import duration_words
 
 MOST = 8
 HIDDEN = (
@@ -15,15 +16,15 @@ HIDDEN = (
 )  # `status` has these elsewhere, the last in its JSON alone
 
 
-def event_lines(view: EventsView, shown: Collection[str]) -> Iterator[str]:
+def event_lines(view: EventsView, shown: Collection[str], now: float) -> Iterator[str]:
     """Lines about alerts that the rest of `mldebug status` does not show, and about channels and actions.
 
-    `shown`: ids of incidents that it shows.
+    `shown`: ids of incidents that it shows; `now`: unix time.
     """
     firing = [
         one for one in view.events if one.state == "firing" and not one.key.startswith(HIDDEN)
     ]
-    lines = [_firing(one) for one in firing if one.report not in {*shown} - {""}]
+    lines = [_firing(one, now) for one in firing if one.report not in {*shown} - {""}]
     yield from lines[:MOST]
     if len(lines) > MOST:
         yield f"… and {len(lines) - MOST} more events: --json lists them"
@@ -39,10 +40,15 @@ def event_lines(view: EventsView, shown: Collection[str]) -> Iterator[str]:
         yield f"{view.dropped} events were dropped: there was no room for them"
 
 
-def _firing(one: EventView) -> str:
-    """`critical: Rank 1 was killed (report 20261121T055041Z-1a2b3c)`."""
+def _firing(one: EventView, now: float) -> str:
+    """`critical: Rank 1 was killed, 2 h ago (report 20261121T055041Z-1a2b3c)`."""
+    since = duration_words(max(0, int(now - one.started)))
     words = f"{one.severity}: {clean(one.sentence, 300)}"
-    return f"{words} (report {one.report})" if one.report else words
+    return (
+        f"{words}, {since} ago (report {one.report})"
+        if one.report
+        else f"{words} (raised {since} ago)"
+    )
 
 
 def _done(one: ActionState) -> str:

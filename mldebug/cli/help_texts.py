@@ -43,7 +43,10 @@ def _below(group: click.Group, context: click.Context) -> Iterator[tuple[str, st
             continue
         inner = click.Context(one, info_name=name, parent=context, **one.context_settings)
         if not isinstance(one, click.Group) or type(one).list_commands is click.Group.list_commands:
-            yield inner.command_path.partition(" ")[2], _with_help_option(one, inner).get_help(inner)
+            yield (
+                inner.command_path.partition(" ")[2],
+                _with_help_option(one, inner).get_help(inner),
+            )
         if isinstance(one, click.Group):
             yield from _below(one, inner)
 

@@ -11,10 +11,13 @@ from mldebug.status.snapshot import RunState, Snapshot
 
 
 class StatusLine(NamedTuple):
-    """A line that `mldebug status` prints about GPUs. `bad`: it is bad news, and shown so."""
+    """A line that `mldebug status` prints about GPUs. `bad`: it is bad news, and shown so. `at`: unix time of the event that it tells of;
+    None: it is so now.
+    """
 
     text: str
     bad: bool = False
+    at: float | None = None
 
 
 def hardware_lines(snapshot: Snapshot, now: float) -> Iterator[StatusLine]:
@@ -29,9 +32,9 @@ def hardware_lines(snapshot: Snapshot, now: float) -> Iterator[StatusLine]:
         yield StatusLine("  take them up again: mldebug gpus release --end")
     elif snapshot.gpus is not None and (snapshot.gpus.gpus or snapshot.gpus.lost):
         yield _headline(snapshot)
-    found = complaints(snapshot.health, all_names(snapshot.gpus, snapshot.gpu_count))
+    found = complaints(snapshot.health, all_names(snapshot.gpus, snapshot.gpu_count), now)
     for line in found[:MAX_LINES]:
-        yield StatusLine(line, True)
+        yield StatusLine(line.text, True, line.at)
     if len(found) > MAX_LINES:
         yield StatusLine(f"… and {len(found) - MAX_LINES} more: mldebug doctor --gpus", True)
 

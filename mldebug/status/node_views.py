@@ -74,7 +74,7 @@ def _alerts(agent: Snapshot, now: float) -> Iterator[str]:
     """All that is wrong besides the incidents, which their runs show."""
     if stale := stale_words(now - agent.at):
         yield stale
-    yield from event_lines(agent.events, {run.incident for run in agent.runs})
+    yield from event_lines(agent.events, {run.incident for run in agent.runs}, now)
     yield from fleet_lines(agent.fleet)
     yield from ailing_lines(agent)
     yield from alarms(agent.memory) if agent.memory else ()
@@ -85,7 +85,7 @@ def _alerts(agent: Snapshot, now: float) -> Iterator[str]:
 
 def _complaints(overview: GpuOverview | None) -> Iterator[str]:
     if overview is not None:
-        yield from complaints(overview.health, overview.names())
+        yield from (one.text for one in complaints(overview.health, overview.names(), overview.at))
 
 
 # --- GPUs ------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from mldebug.hardware.health.model import (
     HealthState,
     SuggestedAction,
 )
+from mldebug.hardware.health.sentences import dated_reason
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.status.gpu_lines import StatusLine
 from mldebug.status.gpu_table import Row, busy_of, missing, power_of, rows
@@ -65,7 +66,8 @@ def gpu_cards(overview: GpuOverview, doing: Mapping[str, str]) -> tuple[GpuCard,
         gpu = read.get((row[0], row[1])) if (row[0], row[1]) not in lost else None
         uuid = gpu.uuid if gpu else lost.get((row[0], row[1]), "")
         health = [one for one in overview.health if uuid and one.uuid == uuid]
-        card = _gpu_card(row, gpu, watched.get(uuid), health, doing.get(uuid, "") if gpu else "")
+        words = doing.get(uuid, "") if gpu else ""
+        card = _gpu_card(row, gpu, watched.get(uuid), health, words, overview.at)
         gone = "" if gpu else away.get((row[0], row[1]), "")
         found.append(
             msgspec.structs.replace(card, complaints=(*filter(None, (gone,)), *card.complaints))
@@ -87,7 +89,7 @@ def _key(index: int, bus: str) -> tuple[str, str]:
     return str(index), bus_id(bus) or "-"
 
 
-def _gpu_card(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: Sequence[ComponentHealth], doing: str) -> GpuCard:  # fmt: skip
+def _gpu_card(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: Sequence[ComponentHealth], doing: str, now: float) -> GpuCard:  # fmt: skip
     index, bus, *_, user, state = row
     return GpuCard(
         index=index,
@@ -97,7 +99,7 @@ def _gpu_card(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: 
         user=clean(user, 40) if user != "-" else NOBODY,
         meters=tuple(_meters(row, gpu, watch)),
         facts=tuple(_facts(gpu)) if gpu else (),
-        complaints=tuple(_complaint(one) for one in health if one.state in BAD),
+        complaints=tuple(_complaint(one, now) for one in health if one.state in BAD),
         unread=_unread(health),
         doing=clean(doing, 80),
     )
@@ -164,9 +166,9 @@ def _errors(gpu: GpuReading) -> Iterator[StatusLine]:
         yield StatusLine(f"rows replaced: {(rows_.corrected or 0) + (rows_.uncorrected or 0):,}")
 
 
-def _complaint(one: ComponentHealth) -> str:
+def _complaint(one: ComponentHealth, now: float) -> str:
     todo = f" → {ACTION_WORDS[one.action]}" if one.action is not SuggestedAction.NONE else ""
-    return clean(f"{one.reason}{todo}", 400)
+    return clean(f"{dated_reason(one, now)}{todo}", 400)
 
 
 def _unread(health: Sequence[ComponentHealth]) -> str:

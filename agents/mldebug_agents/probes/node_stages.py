@@ -143,7 +143,7 @@ class NodeProbe:
         if self._wanted.gpus is not None and count < self._wanted.gpus:
             wrong.append(f"{count} of {self._wanted.gpus} GPUs answer")
         unfit = [one for one in overview.health if one.state is HealthState.UNHEALTHY]
-        wrong += complaints(unfit, _names(overview.gpus))
+        wrong += [one.text for one in complaints(unfit, _names(overview.gpus), overview.at)]
         if wrong:
             self._add(NodeCheck(stage="driver", state="failed", sentence=f"driver: {'; '.join(wrong)}", seconds=seconds))  # fmt: skip
         elif not count:

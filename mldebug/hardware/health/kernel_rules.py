@@ -185,18 +185,21 @@ def findings(component: str, recent: Sequence[Burst], limits: Thresholds) -> Ite
         rule = KERNEL_RULES.get(burst.root.kind)
         if rule is None or rule.component != component or rule.state is None or rule.limit:
             continue
-        yield bad(rule.state, burst.root.kind.value, sentence(RankEvent(burst=burst)), rule.action)
+        words = sentence(RankEvent(burst=burst))
+        yield bad(rule.state, burst.root.kind.value, words, rule.action, burst.last_at)
     yield from _in_numbers(component, recent, limits)
 
 
 def _in_numbers(component: str, recent: Sequence[Burst], limits: Thresholds) -> Iterator[RuleFinding]:  # fmt: skip
     """Errors of which a single one is no fault: each kind by itself, as several kinds may tell of one error."""
     counts: dict[tuple[Kind, str], int] = {}
+    newest: dict[tuple[Kind, str], float] = {}
     periods: dict[Kind, set[int]] = {}
     for burst in recent:
         rule = KERNEL_RULES.get(burst.root.kind)
         if rule is not None and rule.component == component and rule.limit:
             key = (burst.root.kind, burst.root.device if rule.per_device else "")
+            newest[key] = max(burst.last_at, newest.get(key, burst.last_at))
             if rule.once_in:
                 first, last = (int(at // rule.once_in) for at in (burst.first_at, burst.last_at))
                 periods.setdefault(burst.root.kind, set()).update(range(first, last + 1))
@@ -210,4 +213,4 @@ def _in_numbers(component: str, recent: Sequence[Burst], limits: Thresholds) -> 
             words = (
                 f"{count} times in the last hours: {PLAIN[kind]}{f' on {device}' if device else ''}"
             )
-            yield bad(rule.state, kind.value, words, rule.action)
+            yield bad(rule.state, kind.value, words, rule.action, newest[kind, device])

@@ -81,6 +81,9 @@ class ComponentHealth(MeasuredData, frozen=True, kw_only=True):
     action: SuggestedAction = SuggestedAction.NONE
     uuid: str = ""
     gpu: int | None = None
+    at: float | None = (
+        None  # unix: of the newest event that `reason` tells of; None: a state that holds now
+    )
 
 
 class RuleFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +93,9 @@ class RuleFinding(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     reason: str = ""
     action: SuggestedAction = SuggestedAction.NONE
+    at: float | None = (
+        None  # unix: when the event was that it tells of; None: a state that holds now
+    )
 
 
 FINE = RuleFinding(state=HealthState.HEALTHY)
@@ -103,9 +109,11 @@ def unread(what: str) -> RuleFinding:
     return RuleFinding(state=HealthState.UNKNOWN, code="not_readable", reason=what)
 
 
-def bad(state: HealthState, code: str, reason: str, action: SuggestedAction) -> RuleFinding:
-    """The result of a rule that found something wrong."""
-    return RuleFinding(state=state, code=code, reason=reason, action=action)
+def bad(
+    state: HealthState, code: str, reason: str, action: SuggestedAction, at: float | None = None
+) -> RuleFinding:
+    """The result of a rule that found something wrong. `at`: unix time of an event; None: a state that holds now."""
+    return RuleFinding(state=state, code=code, reason=reason, action=action, at=at)
 
 
 def combine(
@@ -150,6 +158,7 @@ def _faulty(
         action=ordered[0].action,
         uuid=uuid,
         gpu=gpu,
+        at=max((one.at for one in faults if one.at is not None), default=None),
     )
 
 

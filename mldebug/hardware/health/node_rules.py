@@ -138,24 +138,21 @@ def _xid(burst: Burst) -> RuleFinding:
     number = burst.root.xid
     code = f"xid_{number}" if number is not None else burst.root.kind.value
     if burst.root.kind is KernelEventKind.GPU_LOST:
-        return bad(HealthState.UNHEALTHY, code, words, SuggestedAction.REBOOT)
+        return bad(HealthState.UNHEALTHY, code, words, SuggestedAction.REBOOT, burst.last_at)
     if burst.root.kind is KernelEventKind.GPU_INIT_FAILED:
-        return bad(HealthState.UNHEALTHY, code, words, SuggestedAction.CHECK_HARDWARE)
+        check = SuggestedAction.CHECK_HARDWARE
+        return bad(HealthState.UNHEALTHY, code, words, check, burst.last_at)
     action = max(
         (_OF_XID[action] for action in burst.actions),
         key=list(SuggestedAction).index,
         default=SuggestedAction.WATCH,
     )
     if burst.tier is Tier.FATAL:
-        return bad(
-            HealthState.UNHEALTHY,
-            code,
-            words,
-            max(action, SuggestedAction.RESET, key=list(SuggestedAction).index),
-        )
+        hard = max(action, SuggestedAction.RESET, key=list(SuggestedAction).index)
+        return bad(HealthState.UNHEALTHY, code, words, hard, burst.last_at)
     if burst.tier is Tier.WARNING:
         soft = SuggestedAction.RESET_WHEN_IDLE if action is SuggestedAction.RESET else action
-        return bad(HealthState.DEGRADED, code, words, soft)
+        return bad(HealthState.DEGRADED, code, words, soft, burst.last_at)
     return FINE
 
 

@@ -1,9 +1,11 @@
 """Health in words: one line for the node, and one for each GPU that is not well, the worst first. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from mldebug.core.units import duration_words
 from mldebug.hardware.health.model import (
     ACTION_WORDS,
     BAD,
@@ -49,12 +51,29 @@ def headline(uuids: Sequence[str], health: Sequence[ComponentHealth]) -> str:
     return f"{count}: {words}" if words else count
 
 
-def complaints(health: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> tuple[str, ...]:
-    """One line for each GPU that is not healthy, and one for the node: `GPU 3 (0000:3b:00.0) is unhealthy: reason → what to
-    do`. `names`: how sentences call a GPU, by uuid.
+class Complaint(NamedTuple):
+    """What is wrong with a GPU or the node, in words. `at`: unix time of the event that they tell of; None: it is so now."""
+
+    text: str
+    at: float | None = None
+
+
+def complaints(
+    health: Iterable[ComponentHealth], names: Mapping[str, GpuName], now: float
+) -> tuple[Complaint, ...]:
+    """One line for each GPU that is not healthy, and one for the node: `GPU 3 (0000:3b:00.0) is unhealthy: reason, 2 h ago → what to
+    do`. `names`: how sentences call a GPU, by uuid; `now`: unix time.
     """
     faulty = [one for one in health if one.state in BAD]
-    return tuple(_line(one, faulty, names) for one in instructions(faulty))
+    return tuple(Complaint(_line(one, faulty, names, now), one.at) for one in instructions(faulty))
+
+
+def dated_reason(one: ComponentHealth, now: float) -> str:
+    """Why a component is not well, with the time since the event that it tells of: `the kernel killed a process for memory, 2 h ago`."""
+    if one.at is None:
+        return one.reason
+    several = "the last " if "; " in one.reason else ""
+    return f"{one.reason}, {several}{duration_words(int(now - one.at))} ago"
 
 
 def name_of(one: ComponentHealth, names: Mapping[str, GpuName]) -> str:
@@ -67,8 +86,11 @@ def name_of(one: ComponentHealth, names: Mapping[str, GpuName]) -> str:
 
 
 def _line(
-    one: ComponentHealth, faulty: Sequence[ComponentHealth], names: Mapping[str, GpuName]
+    one: ComponentHealth,
+    faulty: Sequence[ComponentHealth],
+    names: Mapping[str, GpuName],
+    now: float,
 ) -> str:
     state = state_of_gpu(faulty, one.uuid)
-    words = f"{name_of(one, names)} is {state.value}: {one.reason}"
+    words = f"{name_of(one, names)} is {state.value}: {dated_reason(one, now)}"
     return f"{words} → {ACTION_WORDS[one.action]}"

@@ -126,7 +126,10 @@ def _notes(snapshot: Snapshot, overview: GpuOverview) -> Iterator[StatusLine]:
         yield from hardware_lines(snapshot, snapshot.at)
         return
     node = [one for one in overview.health if not one.uuid]
-    yield from (StatusLine(clean(one, 400), True) for one in complaints(node, overview.names()))
+    yield from (
+        StatusLine(clean(one.text, 400), True, one.at)
+        for one in complaints(node, overview.names(), overview.at)
+    )
 
 
 # --- the kernel's log ----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from mldebug.web.page import PageRequest, WebPage
 
 MOST = 500  # rows
 FEW, LATELY = 5, 86_400.0  # incidents of runs that are over, and for how many seconds
+NEWS = 600.0  # seconds for which an event of the node stands above the runs
 
 
 class RunListRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,7 @@ class RunsPageData(msgspec.Struct, frozen=True, kw_only=True):
     more: int
     open: int  # incidents
     notes: tuple[StatusLine, ...]  # of the node, the bad ones first
+    earlier: tuple[StatusLine, ...]  # what happened on the node some time ago, the newest first
     over: tuple[Incident, ...]
 
 
@@ -71,12 +73,18 @@ class RunsPage:
         written = {one.id for one in request.entries}
         made = [_row(run, snapshot, newest.get(run.id), written) for run in snapshot.runs]
         rows = sorted(made, key=lambda row: ("bad", "quiet", "good").index(row.css_class))
+        over = _over(request)
+        lines = _notes(snapshot, {one.id for one in over})
+        old = [one for one in lines if one.at is not None and snapshot.at - one.at > NEWS]
         return RunsPageData(
             rows=tuple(rows[:MOST]),
             more=max(0, len(rows) - MOST),
             open=sum(bool(run.incident) for run in snapshot.runs),
-            notes=tuple(sorted(_notes(snapshot), key=lambda line: not line.bad)),
-            over=_over(request),
+            notes=tuple(
+                sorted((one for one in lines if one not in old), key=lambda line: not line.bad)
+            ),
+            earlier=tuple(sorted(old, key=lambda line: -(line.at or 0.0))),
+            over=over,
         )
 
 
@@ -120,9 +128,10 @@ def _who(run: RunState) -> tuple[str, ...]:
     return (clean(run.launcher, 40), f"user {clean(run.user, 40) or run.uid}", *attempt)
 
 
-def _notes(snapshot: Snapshot) -> list[StatusLine]:
-    """What `status` says above the jobs."""
-    events = event_lines(snapshot.events, {run.incident for run in snapshot.runs})
+def _notes(snapshot: Snapshot, below: Collection[str]) -> list[StatusLine]:
+    """What `status` says above the jobs. `below`: ids of reports that the page lists anyway."""
+    shown = {run.incident for run in snapshot.runs} | {*below}
+    events = event_lines(snapshot.events, shown, snapshot.at)
     found = [StatusLine(f"other nodes: {snapshot.cluster}")] if snapshot.cluster else []
     found += [StatusLine(line, True) for line in events]
     found += [StatusLine(line, True) for line in ailing_lines(snapshot)]
@@ -134,7 +143,7 @@ def _notes(snapshot: Snapshot) -> list[StatusLine]:
     ]
     found += [StatusLine(orphan_line(one, snapshot.at), True) for one in snapshot.orphans or ()]
     found += hardware_lines(snapshot, snapshot.at)
-    return [StatusLine(clean(one.text.strip(), 400), one.bad) for one in found]
+    return [StatusLine(clean(one.text.strip(), 400), one.bad, one.at) for one in found]
 
 
 def create(options: NoOptions) -> WebPage:

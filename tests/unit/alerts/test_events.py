@@ -334,17 +334,17 @@ def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) ->
         stand.tick()
     stand.tick()
     events = stand.desk.show(snapshot()).events
-    assert list(event_lines(events, ())) == [
-        "critical: it hangs",
+    assert list(event_lines(events, (), NOW + 7200)) == [
+        "critical: it hangs (raised 2 h ago)",
         "channel ops fails: mail.example gave no answer in 10 s; 1 event waits for it",
     ]
 
 
 def test_an_event_in_status_says_where_to_read_on() -> None:
     one = EventView(key="a", kind="abnormal_end", severity="critical", state="firing", sentence="rank 1 was killed " * 30, started=NOW, report="R1")  # fmt: skip
-    (result,) = event_lines(EventsView(events=(one,)), ())
-    assert result.endswith("… (report R1)")
-    assert list(event_lines(EventsView(events=(one,)), {"R1"})) == []
+    (result,) = event_lines(EventsView(events=(one,)), (), NOW + 75)
+    assert result.endswith("…, 1 min 15 s ago (report R1)")
+    assert list(event_lines(EventsView(events=(one,)), {"R1"}, NOW)) == []
 
 
 @pytest.mark.parametrize("killed", ["before it was sent", "before it was heard", "after it all"])

@@ -170,11 +170,12 @@ def test_a_gpu_of_which_nothing_could_be_read_is_not_healthy() -> None:
 
 
 def test_one_instruction_for_each_gpu_the_greatest_first() -> None:
-    assert complaints(SICK.health, SICK.names()) == (
+    results = complaints(SICK.health, SICK.names(), NOW)
+    assert tuple(one.text for one in results) == (
         "this node is unhealthy: GPU 3 (00000000:4B:00.0, GPU-3) is missing: GPU is lost → drain the node and reboot it",
         "GPU 1 (0000:2b:00.0) is unhealthy: the driver asks for: reset → drain the node and reset the GPU",
     )
-    assert complaints([health(0, "gpu_power")], {"GPU-0": GpuName(0)}) == ()
+    assert complaints([health(0, "gpu_power")], {"GPU-0": GpuName(0)}, NOW) == ()
 
 
 # --- what status tells -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mldebug.alerts.health_events import health_alerts
 from mldebug.core.model import Gap
 from mldebug.hardware.gpu.expected import FORGET_AFTER, ExpectedGpus, GpuCount
 from mldebug.hardware.gpu.readings import LOST, UNLISTED, GpuReading, LostGpu, NodeGpus, NvLink
@@ -12,9 +13,12 @@ from mldebug.hardware.health.model import (
     ComponentHealth,
     HealthState,
     SuggestedAction,
+    bad,
+    combine,
     instructions,
 )
 from mldebug.hardware.health.node_rules import node_health
+from mldebug.hardware.health.sentences import complaints
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.bursts import Burst
@@ -351,6 +355,25 @@ def test_a_kill_for_memory() -> None:
     found = judged("memory", OOM)
 
     assert (found.state, found.reason_code, found.action) == (HealthState.DEGRADED, "oom_kill", SuggestedAction.CHECK_JOB)  # fmt: skip
+
+
+def test_an_event_of_the_kernels_log_has_its_time_and_a_state_that_holds_now_has_none() -> None:
+    later = NOW + 7200.0
+    found = judged("memory", OOM, at=later)
+    (line,) = complaints([found], {}, later)
+
+    assert (found.at, line.at) == (NOW, NOW)
+    assert line.text.startswith("this node is degraded: the kernel killed a process for memory")
+    assert line.text.endswith(", 2 h ago → look at the job")
+    (alert,) = health_alerts([found], {})
+    assert alert.sentence.endswith(", at 2027-01-15 08:00:00 UTC")
+    (twice,) = complaints([judged("memory", OOM, OOM.replace("4711", "4712"), at=later)], {}, later)
+    assert twice.text.endswith(", the last 2 h ago → look at the job")
+    (number,) = complaints([judged("gpu_xid", xid(79), at=NOW + 75)], {}, NOW + 75)
+    assert ", 1 min 15 s ago → " in number.text
+    lost = combine("gpu_count", [bad(HealthState.UNHEALTHY, "gpu_missing", "GPU 1 is missing", SuggestedAction.REBOOT)])  # fmt: skip
+    assert lost.at is None
+    assert " ago" not in complaints([lost], {}, later)[0].text
 
 
 def test_many_events_make_one_sentence() -> None:

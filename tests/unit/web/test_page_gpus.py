@@ -40,8 +40,8 @@ def test_every_cell_and_complaint_of_the_terminal_stands_in_the_page() -> None:
     result, text = of_agent(gpus()), text_of(page(gpus()))
     for row in rows(result):
         assert all(cell in text for cell in row if cell != "-"), row
-    for line in complaints(result.health, result.names()):
-        reason, _, todo = line.partition(": ")[2].partition(" → ")
+    for line in complaints(result.health, result.names(), result.at):
+        reason, _, todo = line.text.partition(": ")[2].partition(" → ")
         assert reason in text
         assert todo in text
 

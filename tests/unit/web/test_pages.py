@@ -7,7 +7,10 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
+from mldebug.alerts.view import EventsView, EventView
 from mldebug.core.model import Gap, HookState, Role
+from mldebug.core.text import rfc3339
+from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.snapshot import Snapshot
@@ -15,7 +18,7 @@ from mldebug.web import frame
 from mldebug.web.incident_list import rows_of
 from mldebug.web.page import PageRequest
 from mldebug.web.rank_grid import MOST, grid
-from shared.web.snapshots import REPORT, moving, stalled
+from shared.web.snapshots import AT, REPORT, moving, stalled
 from shared.web.webpages import HOSTILE, hanging, hostile, shown, training
 
 ENTRY = ReportEntry(
@@ -55,6 +58,29 @@ def page(
 
 def text_of(html: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+def test_what_happened_on_the_node_long_ago_stands_below_with_its_time() -> None:
+    found = ComponentHealth(component="memory", state=HealthState.DEGRADED, reason="the kernel killed a process for memory", action=SuggestedAction.CHECK_JOB, at=AT - 7200)  # fmt: skip
+    before = replace(shown(moving("7f3a")), at=AT, health=(found,))
+    html = page("runs", before)
+    assert "killed a process for memory, 2 h ago → look at the job" in text_of(html)
+    assert html.index('id="runs"') < html.index('id="earlier"') < html.index("killed a process")
+    now = page("runs", replace(before, health=(replace(found, at=AT - 60),)))
+    assert "memory, 1 min ago →" in text_of(now)
+    assert now.index("killed a process") < now.index('id="runs"')
+    lasting = page("runs", replace(before, health=(replace(found, at=None),)))
+    assert lasting.index("killed a process") < lasting.index('id="runs"')
+
+
+def test_an_alert_of_a_run_that_is_over_is_shown_once() -> None:
+    one = EventView(key="a", kind="abnormal_end", severity="critical", state="firing", sentence="Rank 1 was killed", started=AT - 90, report="R1")  # fmt: skip
+    before = replace(shown(moving("7f3a")), at=AT, events=EventsView(events=(one,)))
+    assert "Rank 1 was killed, 1 min 30 s ago (report R1)" in text_of(page("runs", before))
+    over = replace(ENTRY, id="R1", job_id="gone", kind="abnormal_end", sentence="Rank 1 was killed", time=rfc3339(AT - 90))  # fmt: skip
+    html = page("runs", before, "", over)
+    assert html.count("Rank 1 was killed") == 1
+    assert 'href="/report?id=R1"' in html
 
 
 # --- the frame -----------------------------------------------------------------------------------

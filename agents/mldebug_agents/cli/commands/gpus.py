@@ -145,8 +145,8 @@ def list_lines(overview: GpuOverview, now: float) -> Iterator[Text]:
         yield Text(clean(f"not read: {overview.gpu_gap.reason}", 400), style="red")
     for line in users(overview.users, {uuid: one.index for uuid, one in overview.names().items()}):
         yield Text(line)
-    for line in complaints(overview.health, overview.names()):
-        yield Text(clean(line, 400), style="red")
+    for wrong in complaints(overview.health, overview.names(), now):
+        yield Text(clean(wrong.text, 400), style="red")
 
 
 def _title(overview: GpuOverview, now: float) -> str:

@@ -16,7 +16,7 @@ from mldebug.hardware.health.model import (
     HealthState,
     SuggestedAction,
 )
-from mldebug.hardware.health.sentences import NODE, GpuName, complaints
+from mldebug.hardware.health.sentences import NODE, GpuName, complaints, dated_reason
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug_agents.support.doctor.gpus import GpuExamination
 
@@ -30,8 +30,9 @@ _Kind = tuple[HealthState, str, str, SuggestedAction]
 def gpu_lines(found: GpuExamination, now: float) -> Iterator[Text]:
     """The lines that `mldebug doctor --gpus` prints below the table of checks. `now`: unix time."""
     names = found.glance.names()
-    yield from _section("To do", [Text(f"  {one}") for one in complaints(found.health, names)])
-    yield from _section("Health", list(_health(found.health, names)))
+    wrong = complaints(found.health, names, now)
+    yield from _section("To do", [Text(f"  {one.text}") for one in wrong])
+    yield from _section("Health", list(_health(found.health, names, now)))
     yield from _section(f"Xids of the last hours ({len(found.xids)})", list(_xids(found.xids, now)))
     yield from _section("Who works where", list(_users(found, names)))
 
@@ -42,11 +43,14 @@ def _section(title: str, lines: Sequence[Text]) -> Iterator[Text]:
         yield from lines
 
 
-def _health(health: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> Iterator[Text]:
+def _health(
+    health: Iterable[ComponentHealth], names: Mapping[str, GpuName], now: float
+) -> Iterator[Text]:
     """The worst first; the same of several GPUs is one line, and so is all that is simply healthy."""
     groups: dict[_Kind, list[ComponentHealth]] = {}
     for one in health:
-        groups.setdefault((one.state, one.component, one.reason, one.action), []).append(one)
+        key = (one.state, one.component, dated_reason(one, now), one.action)
+        groups.setdefault(key, []).append(one)
     fine: list[str] = []
     for kind, some in sorted(groups.items(), key=lambda item: _place(item[0])):
         state, component, reason, action = kind
