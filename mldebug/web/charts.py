@@ -9,7 +9,15 @@ from mldebug.core.redact import clean
 from mldebug.core.units import duration_words
 from mldebug.goodput.scalars.alerts import SEVERITY
 from mldebug.goodput.scalars.history import RunHistory
-from mldebug.goodput.scalars.model import LOSS, SERIES, STEP_SECONDS
+from mldebug.goodput.scalars.model import (
+    ACTIVITY,
+    GPU_BUSY,
+    LOSS,
+    SERIES,
+    SILENCE,
+    STEP_SECONDS,
+    WAITING,
+)
 
 WIDTH, HEIGHT = 120.0, 32.0  # of the drawing's coordinates
 POINTS, FEW = 240, 60  # of a chart, of a sparkline
@@ -28,6 +36,9 @@ LABELS = {
     "skipped_iterations": "skipped iterations",
     "nan_iterations": "NaN iterations",
     "batch_size": "batch size",
+    SILENCE: "seconds without progress",
+    GPU_BUSY: "GPUs busy, %",
+    WAITING: "ranks that wait, %",
 }
 SPARKLINES = ("tokens_per_second", "samples_per_second", "tflops", STEP_SECONDS)
 """What a card shows beside the loss: the first that a run has."""
@@ -57,7 +68,7 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True):
 
 def charts(history: RunHistory) -> tuple[Chart, ...]:
     """A chart of each figure that has values."""
-    found = (_chart(history, name, POINTS) for name in SERIES)
+    found = (_chart(history, name, POINTS) for name in (*SERIES, *ACTIVITY))
     return tuple(one for one in found if one is not None)
 
 
@@ -70,7 +81,8 @@ def sparklines(history: RunHistory) -> tuple[Chart, ...]:
 
 def span_words(history: RunHistory) -> str:
     """How long the charts reach back, in words; "" for one moment."""
-    seconds = history.times[-1] - history.times[0] if history.times else 0.0
+    begin, end = history.span or (0.0, 0.0)
+    seconds = end - begin
     return f"of {duration_words(round(seconds))}" if seconds >= 1 else ""
 
 
@@ -89,11 +101,11 @@ def event_lines(history: RunHistory) -> tuple[EventLine, ...]:
 def _chart(history: RunHistory, name: str, most: int) -> Chart | None:
     points = list(history.series(name))
     values = [value for _, value in points if value is not None]
-    if len(values) < 2:
+    if len(values) < 2 or history.span is None:
         return None
     points = _fewer(points, most)
-    begin, end = history.times[0], max(history.times[-1], history.times[0] + 1.0)
-    low, high = _range(values)
+    begin, end = history.span[0], max(history.span[1], history.span[0] + 1.0)
+    low, high = _range(values, name)
     lines = []
     for is_gap, stretch in groupby(points, lambda point: point[1] is None):
         if not is_gap:
@@ -110,7 +122,7 @@ def _chart(history: RunHistory, name: str, most: int) -> Chart | None:
         high=_figure(max(values)),
         lines=tuple(lines),
         marks=tuple(round(mark, 1) for mark in marks if 0 <= mark <= WIDTH),
-        words=f"{label} over {span}: from {_figure(min(values))} to {_figure(max(values))}, now {shown}",
+        words=f"{label} over {span}: from {_figure(min(values))} to {_figure(max(values))}, last {shown}",
     )
 
 
@@ -124,8 +136,12 @@ def _fewer(points: list[tuple[float, float | None]], most: int) -> list[tuple[fl
     return points[(len(points) - 1) % stride :: stride]
 
 
-def _range(values: list[float]) -> tuple[float, float]:
-    """What the height of the drawing shows: nearly all values, and never nothing."""
+def _range(values: list[float], name: str) -> tuple[float, float]:
+    """What the height of the drawing shows: nearly all values, and never nothing; of a share all that it may be, of silence the longest."""
+    if name in (GPU_BUSY, WAITING):
+        return -5.0, 105.0
+    if name == SILENCE:
+        return -0.05 * max(values), 1.05 * max(values) or 1.0
     ordered = sorted(values)
     cut = int(EDGE * len(ordered))
     low, high = ordered[cut], ordered[-1 - cut]

@@ -5,7 +5,6 @@ markup.
 """
 
 import hashlib
-from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -130,11 +129,11 @@ def plain(name: str, title: str, **shown: object) -> str:
     return _environment().get_template(f"{name}.html.j2").render(f=frame, **shown)
 
 
-def report_site(job: str, name: str, living: Collection[str]) -> ReportSite:
-    """What stands around the report of a job: the menu of all pages, and the way back, by its run where that is among the living."""
+def report_site(job: str, name: str) -> ReportSite:
+    """What stands around the report of a job: the menu of all pages, and the way back, by the page of its run, which outlives it."""
     menu = tuple(SiteLink(place.title, f"/{place.name}") for place in _places())
     trail = [one for one in menu if one.url == REPORTS]
-    if job in living:
+    if job:
         trail.append(SiteLink(clean(name, 60), f"/run?id={quote(job, safe='')}"))
     return ReportSite(menu, tuple(trail))
 

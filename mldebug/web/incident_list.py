@@ -31,6 +31,7 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     when: str  # RFC 3339
     job: str
+    run: str = ""  # the id of the run, whose page outlives it
     user: str
     ranks: int
     broken: str = ""
@@ -56,6 +57,7 @@ def _row(one: ReportEntry, alive: bool) -> IncidentRow:
         sentence=clean(one.sentence, 400),
         when=clean(one.time, 40),
         job=clean(one.job, 60),
+        run=one.job_id,
         user=clean(one.user, 40),
         ranks=one.ranks,
         broken=clean(one.broken, 300),

@@ -24,6 +24,7 @@ from mldebug.goodput.scalars.stored_training import (
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.jobs.logs.scalars import name_of
 from mldebug.jobs.owners import in_turns
+from mldebug.status.activity import activity_of
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.state.key_value_store import KeyValueStore, hashed_name
 from mldebug_agents.state.settled_clock import SettledClock
@@ -67,6 +68,7 @@ class ScalarMonitor:
         self._left_out: set[str] = (
             set()
         )  # runs that live and have none, as too many others have one
+        self._states: dict[str, RunState] = {}  # of the last snapshot
         self._shown: dict[str, RunHistory] = {}
         self._gaps: tuple[Gap, ...] = ()
         self._restored = False
@@ -110,6 +112,7 @@ class ScalarMonitor:
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the histories, the newest events of each run, and what was stored and cannot be used."""
+        self._states = {run.id: run for run in snapshot.runs}
         for id in self._stale & self._histories.keys():
             self._shown[id] = _shown(self._histories[id])
         self._stale.clear()
@@ -132,8 +135,10 @@ class ScalarMonitor:
         last, before = (look.step, repr(look.loss)), self._last.get(run.job.id)
         is_new = last != before
         points, values = tuple(points_of(run, look, now, before)), _values(look)
+        state = self._states.get(run.job.id)
+        activity = activity_of(state) if state is not None else {}
         known = self._histories.get(run.job.id) or self._wake(run.job.id)
-        if known is None and (run.job.id in self._left_out or not (points or values)):
+        if known is None and (run.job.id in self._left_out or not (points or values or activity)):
             return
         history = known or self._begin(run.job, now)
         if history.look(now):
@@ -143,6 +148,8 @@ class ScalarMonitor:
         if values and is_new:
             self._last[run.job.id] = last
             history.table.add(now, look.step, values)
+            news = True
+        if activity and history.activity.add(now, look.step, activity):
             news = True
         if news:
             self._changed.add(run.job.id)
@@ -214,13 +221,13 @@ class ScalarMonitor:
     def _shrink(self) -> None:
         """Thin the longest histories until all together are small enough."""
         while True:
-            sizes = {id: one.table.size for id, one in self._histories.items()}
+            sizes = {id: one.size for id, one in self._histories.items()}
             sizes |= {id: one.size for id, one in self._ended.items()}
             if sum(sizes.values()) <= MOST_VALUES:
                 return
             id = max(sizes, key=lambda id: sizes[id])
             longest = self._wake(id) or self._histories[id]
-            longest.table.thin(len(longest.table.times) // 2)
+            longest.thin(max(len(longest.table.times), len(longest.activity.times)) // 2)
             if longest.is_over:
                 self._put_down(longest)
             else:
@@ -326,6 +333,8 @@ def _shown(one: StoredTraining) -> RunHistory:
         times=tuple(one.table.times),
         steps=tuple(one.table.steps),
         columns={name: tuple(column) for name, column in one.table.columns.items()},
+        activity_times=tuple(one.activity.times),
+        activity={name: tuple(column) for name, column in one.activity.columns.items()},
         events=tuple(one.rules.events),
         counts=dict(one.rules.counts),
     )

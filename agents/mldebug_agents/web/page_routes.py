@@ -16,7 +16,6 @@ from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.run_lines import stale_words
 from mldebug.status.snapshot import Snapshot
 from mldebug.web import frame
-from mldebug.web.incident_list import rows_of
 from mldebug.web.page import PageRequest
 from mldebug_agents.web.access.sessions import Sessions
 from mldebug_agents.web.access.token_auth import TokenAuth
@@ -33,7 +32,6 @@ from mldebug_agents.web.responses import (
 )
 
 MAX_ID = 512
-FEW = 5  # reports of a run that is over
 
 Who = Callable[[Request], Viewer | Response]
 Show = Callable[[Viewer, Request], Response]
@@ -100,8 +98,15 @@ class PageRoutes:
             if request.headers.get("if-none-match") == tag:
                 return not_modified(tag)
             page_request = PageRequest(snapshot=visible, id=wanted, entries=entries, unread=unread)
-            made = frame.render(name, page_request, leave=viewer.leave, stale=stale)
-            return html(made, tag=tag) if made is not None else _over(page_request)
+            hidden = {run.id for run in snapshot.runs} - {run.id for run in visible.runs}
+            made = (
+                frame.render(name, page_request, leave=viewer.leave, stale=stale)
+                if wanted not in hidden
+                else None
+            )
+            if made is None:
+                return message_page(404, "There is no such thing here.", link="/runs")
+            return html(made, tag=tag)
 
         return show
 
@@ -117,29 +122,20 @@ class PageRoutes:
     def _report(self, viewer: Viewer, request: Request) -> Response:
         """Made anew from what was checked on reading: whoever owns its folder may have put anything into report.html."""
         wanted = request.query_params.get("id", "")[:MAX_ID]
-        snapshot = self._snapshot()
-        living = [run.id for run in snapshot.runs] if snapshot else []
         try:
-            tag = _tag("report", wanted, viewer, self._reports.version(wanted, viewer.uid), living)
+            tag = _tag("report", wanted, viewer, self._reports.version(wanted, viewer.uid))
             if request.headers.get("if-none-match") == tag:
                 return not_modified(tag)
             page = self._reports.page(
                 wanted,
                 viewer.uid,
-                lambda report: frame.report_site(report.job.id, report.job.name, living),
+                lambda report: frame.report_site(report.job.id, report.job.name),
             )
         except MldebugError as error:
             status = 503 if isinstance(error, AccessError) else 404
             sentence = f"{error.message[:1].upper()}{error.message[1:]}."
             return message_page(status, sentence, error.way_out, frame.REPORTS)
         return html(page.html, f"{page.policy}; frame-ancestors 'none'", tag)
-
-
-def _over(request: PageRequest) -> Response:
-    """Answer 404 for a run that is not there, with the reports of one that is over."""
-    mine = [entry for entry in request.entries if request.id and entry.job_id == request.id]
-    sentence = "This run is over." if mine else "There is no such thing here, or it is over."
-    return message_page(404, sentence, link="/runs", reports=rows_of(mine[:FEW], request.snapshot))
 
 
 def _guarded(who: Who, show: Show) -> Callable[[Request], Response]:

@@ -8,7 +8,6 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mldebug.web import frame
-from mldebug.web.incident_list import IncidentRow
 from mldebug_agents.web.peer_credentials import PeerCredentials
 
 FOREVER = "public, max-age=31536000, immutable"
@@ -63,11 +62,10 @@ def message_page(
     sentence: str,
     way_out: str = "",
     link: str = "",
-    reports: tuple[IncidentRow, ...] = (),
 ) -> Response:
-    """A page with a sentence and what to do about it; `link`: a page to go to, `reports`: reports listed below."""
+    """A page with a sentence and what to do about it; `link`: a page to go to."""
     shown = {"sentence": sentence, "way_out": way_out, "link": link, "link_title": LINKS.get(link)}
-    return html(frame.plain("message", sentence, **shown, reports=reports), status=status)
+    return html(frame.plain("message", sentence, **shown), status=status)
 
 
 def asset(text: str, kind: str) -> Response:

@@ -11,18 +11,20 @@ from math import isfinite
 
 import msgspec
 
-from mldebug.goodput.scalars.model import SERIES, TrainingEvent
+from mldebug.goodput.scalars.model import ACTIVITY, SERIES, TrainingEvent
 
 EVERY = 10.0  # seconds between two rows
 MOST_ROWS = 480
 RECENT = 120  # rows that are not thinned: 20 minutes
 ENDED_ROWS = 120  # of a run that is over
+KEPT = frozenset((*SERIES, *ACTIVITY))  # names of columns
 Column = list[float | None]
 
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
     """How loss, speed and other figures of one run went, as the HTTP API gives it. `columns`: by name of the figure, one value for each
-    of `times` and `steps`; None: no value then.
+    of `times` and `steps`; None: no value then. `activity`: what was seen of it, also while it made no step: one value for each of
+    `activity_times`.
     """
 
     run: str
@@ -34,12 +36,22 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
     times: tuple[float, ...] = ()  # unix
     steps: tuple[int | None, ...] = ()
     columns: dict[str, tuple[float | None, ...]] = {}
+    activity_times: tuple[float, ...] = ()  # unix
+    activity: dict[str, tuple[float | None, ...]] = {}
     events: tuple[TrainingEvent, ...] = ()
     counts: dict[str, int] = {}  # by kind of event: how many since the agent met the run
 
     def series(self, name: str) -> Iterator[tuple[float, float | None]]:
         """The times and values of one figure, in which None is a gap; nothing for a figure that never came."""
+        if name in ACTIVITY:
+            return zip(self.activity_times, self.activity.get(name, ()), strict=False)
         return zip(self.times, self.columns.get(name, ()), strict=False)
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """From when until when it has values (unix seconds); None where it has none."""
+        ends = [one for times in (self.times, self.activity_times) if times for one in (times[0], times[-1])]  # fmt: skip
+        return (min(ends), max(ends)) if ends else None
 
 
 class HistorySummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +90,10 @@ def _summary(one: RunHistory) -> HistorySummary:
         user=one.user,
         script=one.script,
         started_at=one.started_at,
-        last_at=one.times[-1] if one.times else None,
-        series=tuple(name for name in SERIES if name in one.columns),
+        last_at=one.span[1] if one.span else None,
+        series=tuple(
+            name for name in (*SERIES, *ACTIVITY) if name in {**one.columns, **one.activity}
+        ),
         events=one.events,
     )
 
@@ -99,7 +113,7 @@ class HistoryTable(msgspec.Struct, kw_only=True):
         if self.times and at < self.times[-1] - EVERY:
             back = self.times[-1] - at
             self.times = [time - back for time in self.times]
-        kept = {name: value for name, value in values.items() if name in SERIES}
+        kept = {name: value for name, value in values.items() if name in KEPT}
         young = bool(self.times) and at - self.times[-1] < EVERY
         if not young:
             self.times.append(at)
@@ -146,7 +160,7 @@ class HistoryTable(msgspec.Struct, kw_only=True):
         rows = len(self.times)
         if len(self.steps) != rows or any(len(one) != rows for one in self.columns.values()):
             return "its columns have different lengths"
-        if rows > MOST_ROWS or not self.columns.keys() <= set(SERIES):
+        if rows > MOST_ROWS or not self.columns.keys() <= KEPT:
             return "it has more rows or other figures than a history has"
         if any(later < earlier for earlier, later in pairwise(self.times)):
             return "its times do not rise"

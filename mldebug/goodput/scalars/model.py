@@ -15,6 +15,12 @@ SERIES = (
 )
 """The figures of which a history is kept, in the order in which people see them; a log cannot add another."""
 
+SILENCE, GPU_BUSY, WAITING = "silence_seconds", "gpu_busy_percent", "waiting_percent"
+ACTIVITY = (SILENCE, GPU_BUSY, WAITING)
+"""What the agent sees of a run at each look, whether it steps or not: seconds without progress, how busy its GPUs are, how many of its ranks
+wait.
+"""
+
 LARGEST = 1e60
 """The largest amount that is judged, far beyond what 32 bits can hold: sums of its squares are finite."""
 

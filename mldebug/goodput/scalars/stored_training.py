@@ -103,6 +103,7 @@ class StoredTraining(msgspec.Struct, kw_only=True):
     looked_at: float
     is_over: bool = False
     table: HistoryTable = msgspec.field(default_factory=HistoryTable)
+    activity: HistoryTable = msgspec.field(default_factory=HistoryTable)
     rules: TrainingRules = msgspec.field(default_factory=TrainingRules)
 
     @property
@@ -122,7 +123,17 @@ class StoredTraining(msgspec.Struct, kw_only=True):
         """The run is over: what lasted ended with its last look, and fewer rows are kept."""
         self.is_over = True
         self.rules.end(self.looked_at)
-        self.table.thin(ENDED_ROWS)
+        self.thin(ENDED_ROWS)
+
+    def thin(self, rows: int) -> None:
+        """Keep at most so many rows of either table."""
+        self.table.thin(rows)
+        self.activity.thin(rows)
+
+    @property
+    def size(self) -> int:
+        """The number of values in its tables."""
+        return self.table.size + self.activity.size
 
 
 class EndedTraining(NamedTuple):
@@ -134,7 +145,7 @@ class EndedTraining(NamedTuple):
     uid: int
     job: tuple[object, ...]
     looked_at: float  # unix
-    size: int  # values in its table
+    size: int  # values in its tables
     data: bytes
 
     def woken(self) -> StoredTraining:
@@ -145,7 +156,7 @@ class EndedTraining(NamedTuple):
 def put_down(one: StoredTraining) -> EndedTraining:
     """The form in which the history of a run that is over is kept in memory: as JSON, with its key figures beside it."""
     data = msgspec.json.encode(one)
-    return EndedTraining(one.run, one.uid, one.job, one.looked_at, one.table.size, data)
+    return EndedTraining(one.run, one.uid, one.job, one.looked_at, one.size, data)
 
 
 def read_stored(data: bytes, now: float) -> tuple[StoredTraining | None, str]:
@@ -156,7 +167,7 @@ def read_stored(data: bytes, now: float) -> tuple[StoredTraining | None, str]:
         return None, f"it cannot be read: {error}"
     if found.version != VERSION:
         return None, f"it is of version {found.version}, and this agent reads version {VERSION}"
-    problem = found.table.problem()
+    problem = found.table.problem() or found.activity.problem()
     if problem:
         return None, problem
     return _moved_back(found, now), ""
@@ -164,7 +175,9 @@ def read_stored(data: bytes, now: float) -> tuple[StoredTraining | None, str]:
 
 def _moved_back(one: StoredTraining, now: float) -> StoredTraining:
     """A history that is from the future, because the clock was set back since it was stored, so that it ends now; another as it is."""
-    ahead = max(one.looked_at, one.started_at, *one.table.times[-1:]) - now
+    ahead = (
+        max(one.looked_at, one.started_at, *one.table.times[-1:], *one.activity.times[-1:]) - now
+    )
     if ahead <= FUTURE:
         return one
     events = [
@@ -176,5 +189,8 @@ def _moved_back(one: StoredTraining, now: float) -> StoredTraining:
         looked_at=min(now, one.looked_at - ahead),
         started_at=one.started_at - ahead,
         table=msgspec.structs.replace(one.table, times=[at - ahead for at in one.table.times]),
+        activity=msgspec.structs.replace(
+            one.activity, times=[at - ahead for at in one.activity.times]
+        ),
         rules=msgspec.structs.replace(one.rules, events=events),
     )

@@ -19,17 +19,11 @@ from mldebug.storage.checkpoints.state import lines_of
 from mldebug.web.charts import Chart, EventLine, charts, event_lines, span_words
 from mldebug.web.incident_list import IncidentRow, rows_of
 from mldebug.web.page import PageRequest, WebPage
+from mldebug.web.past_runs import PastRunPageData, RunFact, past_page
 from mldebug.web.rank_grid import RankGrid, grid
 from mldebug.web.run_gpus import RunGpus, run_gpus
 
 REPORTS = 10
-
-
-class RunFact(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact about a run: its label and its value."""
-
-    name: str
-    text: str
 
 
 class QuietTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +34,9 @@ class QuietTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunPageData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the template of one run's page shows."""
+    """What the template of one run's page shows while the run lives."""
 
+    over: bool = False
     id: str
     name: str
     css_class: str
@@ -72,12 +67,12 @@ class RunPage:
     key = ""
     reports = True
 
-    def build(self, request: PageRequest) -> RunPageData | None:
-        """The page's data; None where the user has no live run with this id."""
+    def build(self, request: PageRequest) -> RunPageData | PastRunPageData | None:
+        """The page's data, of a run that is over as far as it is kept; None where the user has no run with this id."""
         snapshot = request.snapshot
         run = next((one for one in snapshot.runs if one.id == request.id), None)
         if run is None:
-            return None
+            return past_page(request)
         history = history_of(snapshot.histories, run.id)
         mine = [entry for entry in request.entries if entry.job_id == run.id]
         return RunPageData(

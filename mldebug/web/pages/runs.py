@@ -22,9 +22,11 @@ from mldebug.web.charts import Chart, sparklines
 from mldebug.web.incident_list import IncidentRow as Incident
 from mldebug.web.incident_list import rows_of
 from mldebug.web.page import PageRequest, WebPage
+from mldebug.web.past_runs import PastRunRow, past_rows
 
 MOST = 500  # rows
 FEW, LATELY = 5, 86_400.0  # incidents of runs that are over, and for how many seconds
+PAST = 20  # runs that are over
 NEWS = 600.0  # seconds for which an event of the node stands above the runs
 
 
@@ -57,6 +59,7 @@ class RunsPageData(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[StatusLine, ...]  # of the node, the bad ones first
     earlier: tuple[StatusLine, ...]  # what happened on the node some time ago, the newest first
     over: tuple[Incident, ...]
+    past: tuple[PastRunRow, ...] = ()  # runs that are over
 
 
 class RunsPage:
@@ -85,6 +88,7 @@ class RunsPage:
             ),
             earlier=tuple(sorted(old, key=lambda line: -(line.at or 0.0))),
             over=over,
+            past=past_rows(snapshot, PAST),
         )
 
 

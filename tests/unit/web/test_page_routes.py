@@ -115,16 +115,17 @@ def test_the_agents_user_sees_all_runs_and_reports(folder: Path) -> None:
     assert headers["content-security-policy"].endswith("frame-ancestors 'none'")
 
 
-def test_a_report_of_a_run_that_is_over_leads_to_no_page_of_it(folder: Path) -> None:
+def test_a_report_leads_to_the_page_of_its_run_also_once_that_is_over(folder: Path) -> None:
     name = store(folder, SAMPLES[0])
     with pages(folder, shown()) as server:
         _, before, html = at_socket(folder, f"/report?id={name}")
         assert '<a href="/incidents">Incidents</a>' in html
-        assert "/run?id=" not in html
+        assert "/run?id=7f3a" in html
+        assert at_socket(folder, "/run?id=7f3a")[0] == 200
         server.publish(shown(hanging()))
         _, after, html = at_socket(folder, f"/report?id={name}")
         assert "/run?id=7f3a" in html
-    assert before["etag"] != after["etag"]
+    assert before["etag"] == after["etag"]
 
 
 @root_only
@@ -260,11 +261,13 @@ def test_of_a_run_that_is_over_the_reports_are_left(folder: Path) -> None:
     name, other = store(folder, SAMPLES[0]), store(folder, SAMPLES[1], job="b", id="20261122T0-b")
     with pages(folder, shown()):
         status, _, text = at_socket(folder, "/run?id=7f3a")
-        assert (status, "This run is over." in text) == (404, True)
+        assert (status, "This run is over" in text) == (200, True)
+        assert "No figures of it are kept." in text
         assert f"/report?id={name}" in text
         assert other not in text
         for path in ("/run?id=", "/run?id=no", "/run"):
-            assert "/report?id=" not in at_socket(folder, path)[2]
+            status, _, text = at_socket(folder, path)
+            assert (status, "/report?id=" in text) == (404, False)
 
 
 # --- hostile content -----------------------------------------------------------------------------

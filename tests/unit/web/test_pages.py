@@ -309,7 +309,7 @@ def test_1024_ranks_are_rendered_in_50_ms(name: str) -> None:
 
 def test_an_incident_says_verdict_state_when_and_whose() -> None:
     text = text_of(page("incidents", shown(), "", replace(ENTRY, state="ended")))
-    for word in ("Rank stuck", "high", "job ended", "2026-11-21 05:50:41 UTC", "pretrain.py, 8 ranks, ada"):  # fmt: skip
+    for word in ("Rank stuck", "high", "job ended", "2026-11-21 05:50:41 UTC", "pretrain.py , 8 ranks, ada"):  # fmt: skip
         assert word in text
     assert "No incident open" in text
 

@@ -111,18 +111,11 @@
       if (again) again.classList.add("here");
     }
   };
-  const tell = (text, more) => {
-    const told = text + (more ? more.outerHTML : "");
+  const tell = text => {
     away.hidden = !text;
-    if (away.dataset.told === told) return;  /* or it would be read out again and again */
-    away.dataset.told = told;
-    away.replaceChildren(text, ...(more ? [" ", document.importNode(more, true)] : []));
+    if (away.textContent !== text) away.textContent = text;  /* or it would be read out again and again */
   };
-  const over = async answer => {
-    const why = $("#ended [data-go]", new DOMParser().parseFromString(await answer.text(), "text/html"));
-    if (why) tell("This run is over, and what stands here is old. Its newest report:", why);
-    else tell("This is over, or no longer yours to see: what stands here is old.");
-  };
+  const OVER = "This is over, or no longer yours to see: what stands here is old.";
   /* the tab, and the desktop where the user wants it, show what is open */
   const ring = $("#notify"), WANTED = "mldebug-notify", can = "Notification" in window;
   const wants = () => can && Notification.permission === "granted" && localStorage.getItem(WANTED) === "yes";
@@ -155,7 +148,7 @@
       const answer = await fetch(location.href, { headers, cache: "no-store", redirect: "manual", signal: AbortSignal.timeout(10000) });
       if (answer.type === "opaqueredirect" || answer.status === 401) { tell("You are logged out: load the page again."); return; }
       if (answer.status !== 304) {
-        if (answer.status === 404) { await over(answer); return; }
+        if (answer.status === 404) { tell(OVER); return; }
         if (!answer.ok) throw new Error(String(answer.status));
         const text = await answer.text();
         tag = answer.headers.get("ETag") || "";
