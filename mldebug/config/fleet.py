@@ -52,6 +52,10 @@ class HubConfig(Section, frozen=True, kw_only=True):
 
     # where its database is; by default the folder `hub` in agent.state_dir
     state_dir: Path | None = None
+    # a PostgreSQL database in place of the file, like postgresql://mldebug@db01/mldebug?sslmode=verify-full: several hubs may share it
+    database: str = ""
+    # its password: one line; chmod 600. None: libpq's own ways (a Unix socket, ~/.pgpass, a certificate)
+    database_password_file: Path | None = None
     # where agents send
     listen: str = f"0.0.0.0:{INGEST_PORT}"
     # pages, answers and metrics for people; without `pages_certificate` in clear text, so behind a proxy or on loopback. "" for nowhere
@@ -84,6 +88,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
         yield from _wrong_keys(self.key_file, self.certificate, self.key, self.ca)
         if (self.pages_certificate is None) != (self.pages_key is None):
             yield "pages_certificate", "goes together with pages_key"
+        if self.database_password_file is not None and not self.database:
+            yield "database_password_file", "goes together with database"
 
 
 def wrong_address(text: str, *, plain: bool = False) -> str:

@@ -59,7 +59,8 @@ class FleetStore(Protocol):
 
     def prune(self, before: float, most_bytes: int) -> int:
         """Remove the events from before `before` (unix) and, where more than `most_bytes` are taken, the oldest of the nodes that
-        have most: no node's flood pushes out another's history. Returns how many went.
+        have most: no node's flood pushes out another's history. Returns how many went. A store that removes whole weeks may keep
+        an event a week longer.
         """
         ...
 

@@ -303,6 +303,7 @@ def test_print_shows_every_key() -> None:
         ("fleet: {hub: 'hub01', certificate: /c}", "goes together with key and ca"),
         ("fleet: {events: 5}", "100"),
         ("hub: {pages_certificate: /c}", "goes together with pages_key"),
+        ("hub: {database_password_file: /p}", "goes together with database"),
         ("hub: {key: /c}", "goes together with key and ca"),
         ("hub: {age: 1h}", "1d"),
     ],

@@ -16,8 +16,12 @@ from mldebug.fleet.events import AnyEvent, kind_of, with_id
 from mldebug.fleet.hub_model import EventFilter, FleetStore
 from mldebug_agents.fleet.hub.stores.sqlite import MIGRATIONS, SqliteStore
 from shared.fleet.fleet_events import DAY, NOW, checkpoint, fault, health, incident, one_of_each
+from shared.fleet.postgres import database_of
 
-OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {"sqlite": lambda folder: {"folder": folder}}
+OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "sqlite": lambda folder: {"folder": folder},
+    "postgresql": lambda folder: {"database": database_of(folder)},
+}
 """By store: the options that open one below a folder. A new store has to be here."""
 
 ALL = EventFilter()
@@ -127,7 +131,7 @@ def test_of_too_many_of_one_node_the_others_are_found_too(store: FleetStore) -> 
 def test_an_answer_has_so_many_bytes_however_large_the_events_of_one_node_are(
     store: FleetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.fleet.hub.stores.sqlite.MOST_FOUND", 100_000)
+    monkeypatch.setattr("mldebug_agents.fleet.hub.selection.MOST_BYTES", 100_000)
     large = [incident(f"i{number}", "bad", at=NOW + number, sentence="x" * 600) for number in range(500)]  # fmt: skip
     store.add([[fault("n1", NOW - DAY)], large], NOW)
     found = store.find(ALL)
@@ -149,7 +153,15 @@ def test_what_was_added_is_there_after_it_was_opened_again(kind: str, tmp_path: 
 def test_old_events_are_pruned_and_newer_ones_are_not(store: FleetStore) -> None:
     store.add([[health("n1", NOW - 9 * DAY), health("n2", NOW - DAY), fault()]], NOW)
     assert store.prune(NOW - 2 * DAY, 1 << 40) == 1
-    assert store.totals().events == 2
+    assert store.totals().events == len(store.find(ALL)) == 2
+
+
+def test_what_was_removed_may_come_again(store: FleetStore) -> None:
+    """An agent that has lost its memory tells what lasts: the hub has to know it then, not to have known it once."""
+    old = health("n1", NOW - 20 * DAY)
+    assert store.add([[old]], NOW) == [1]
+    assert store.prune(NOW - 2 * DAY, 1 << 40) == 1
+    assert store.add([[old]], NOW) == [1]
 
 
 def test_a_flood_of_one_node_does_not_push_out_the_others(store: FleetStore) -> None:
@@ -159,7 +171,8 @@ def test_a_flood_of_one_node_does_not_push_out_the_others(store: FleetStore) -> 
     ]  # older than all of the flood
     store.add([*quiet, flood], NOW)
     before = store.totals().bytes
-    assert store.prune(0.0, before // 2) > 1000
+    assert (gone := store.prune(0.0, before // 2)) > 1000
+    assert store.totals().events == len(store.find(ALL)) == 4100 - gone
     assert store.totals().bytes <= before // 2
     for number in range(5):
         assert len(store.find(EventFilter(node=f"n{number}"))) == 20
@@ -238,9 +251,22 @@ def test_a_schema_change_that_fails_changes_nothing(tmp_path: Path) -> None:
 def test_the_database_of_a_newer_mldebug_is_left_alone(tmp_path: Path) -> None:
     opened(tmp_path, (*MIGRATIONS, "SELECT 1")).close()
     before = (tmp_path / "hub.sqlite").read_bytes()
-    with pytest.raises(UsageError, match="has schema 2, and this mldebug knows 1"):
+    with pytest.raises(UsageError, match="has schema 3, and this mldebug knows 2"):
         opened(tmp_path)
     assert (tmp_path / "hub.sqlite").read_bytes() == before
+
+
+def test_events_of_a_database_of_the_first_schema_are_counted(tmp_path: Path) -> None:
+    """That schema had no table of nodes."""
+    first = opened(tmp_path, MIGRATIONS[:1])
+    with sqlite3.connect(first.path) as link:
+        link.executemany("INSERT INTO events VALUES (?, ?, 'probe', 's', ?, 0, '', '', -1, '')", [("n1", f"{each}", NOW) for each in range(3)])  # fmt: skip
+    first.close()
+    new = opened(tmp_path)
+    assert new.totals().events == 3
+    assert new.prune(NOW + 1, 1 << 40) == 3
+    assert new.totals().events == 0
+    new.close()
 
 
 def test_a_file_that_is_no_database_is_refused_with_a_way_out(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from mldebug_agents.fleet.asking import ask_hub
 from mldebug_agents.fleet.hub.people import LEMONS, RETRY, SENDERS, socket_app
 from mldebug_agents.fleet.hub.process import Hub
 from mldebug_agents.fleet.places import HUB_SOCKET, JOBS, hub_dir
-from mldebug_agents.web import peer_credentials
+from mldebug_agents.web import peer_credentials, peer_protocol
 from mldebug_agents.web.unix_http import UnixConnection
 from processes.harness import free_port
 from shared.fleet.fleet_events import attempt, fault, incident, over
@@ -47,6 +48,7 @@ def hub(config: Config) -> Iterator[Hub]:
     body = packed("n1", "1", [attempt(), incident(), over(fault(), fault().at + 9)], {"probe": 4})
     batch: FleetBatch = batch_of(body)
     made.intake.take(ReceivedBatch(batch, "", "10.0.0.1"))
+    made.look(time.time())
     yield made
     made._servers.stop(2.0)
     made.intake.close()
@@ -101,7 +103,7 @@ def test_a_user_at_the_socket_sees_his_own_jobs_alone(
     hub: Hub, config: Config, monkeypatch: pytest.MonkeyPatch, uid: int, jobs: int
 ) -> None:
     own = peer_credentials.PeerCredentials(pid=1, uid=uid)
-    monkeypatch.setattr(peer_credentials, "peer_of", lambda _: own)
+    monkeypatch.setattr(peer_protocol, "peer_of", lambda _: own)
     assert len(json.loads(at_socket(config, JOBS))["jobs"]) == jobs
     for path in (LEMONS, SENDERS):
         assert "for operators" in json.loads(at_socket(config, path))["error"]

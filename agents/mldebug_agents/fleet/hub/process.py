@@ -1,4 +1,4 @@
-"""A hub as one process: transport, store, answers; what is too old is removed each minute."""
+"""A hub as one process: transport, store, answers; what is too old is removed four times a minute."""
 
 import logging
 import ssl
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
+from mldebug.config.fleet import HubConfig
 from mldebug.config.schema import Config
 from mldebug.core.errors import UsageError
 from mldebug.core.plugins import create
@@ -15,10 +16,10 @@ from mldebug.fleet.hub_model import FleetStore, HubTransport
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.fleet.hub.answerer import Answerer
 from mldebug_agents.fleet.hub.intake import Intake
-from mldebug_agents.fleet.hub.metrics import HubMetrics
+from mldebug_agents.fleet.hub.metrics import HubMetrics, StoreFigures
 from mldebug_agents.fleet.hub.page import fleet_page
 from mldebug_agents.fleet.hub.people import questions, socket_app, tcp_app
-from mldebug_agents.fleet.hub.stores import sqlite
+from mldebug_agents.fleet.hub.stores import postgresql, sqlite
 from mldebug_agents.fleet.hub.transports import https
 from mldebug_agents.fleet.places import HUB_SOCKET, hub_dir
 from mldebug_agents.fleet.setup import keys_of
@@ -30,7 +31,9 @@ from mldebug_agents.web.server import HttpServers
 
 log = logging.getLogger("mldebug")
 
-PRUNE_EVERY = 60.0  # seconds
+LOOK_EVERY = (
+    15.0  # seconds between two looks at the store: for metrics, and to remove what is too old
+)
 NO_TOKEN = "By TCP a hub answers only with hub.token_file. At its socket it needs no setting."  # noqa: S105 - a sentence
 
 
@@ -44,7 +47,7 @@ class Hub:
         self._group = group_number(settings.group)
         keys = keys_of(settings, config)
         pages = _tls(settings.pages_certificate, settings.pages_key)
-        self.store: FleetStore = create("hub_stores", "sqlite", sqlite.Options(folder=folder))
+        self.store = store_of(settings, folder)
         options = https.Options(listen=settings.listen, keys=keys, networks=settings.networks)
         self.transport: HubTransport = create("hub_transports", "https", options)
         self.store.open()
@@ -53,7 +56,8 @@ class Hub:
         answerer = Answerer(self.store)
         by_path = questions(answerer, self.intake)
         page = partial(fleet_page, answerer)
-        metrics = HubMetrics(self.store, self.transport, self.intake, answerer)
+        self.figures = StoreFigures(self.store, answerer)
+        metrics = HubMetrics(self.figures, self.transport, self.intake)
         self._servers.serve(
             socket_app(by_path, metrics, page, self._group), open_unix(folder, HUB_SOCKET)
         )
@@ -63,13 +67,15 @@ class Hub:
                 tcp_app(by_path, metrics, page, tokens), open_tcp(settings.pages), pages
             )
         self._stopping = Event()
+        self._trouble = ""  # of the last look at the store
 
     def run(self, now: Callable[[], float] = time.time) -> None:
         """Take batches and answer questions until `stop` is called."""
         self.transport.start(self.intake.take)
         log.info("the hub takes events at %s", self._settings.listen)
-        while not self._stopping.wait(PRUNE_EVERY):
-            self._prune(now())
+        self.look(now())
+        while not self._stopping.wait(LOOK_EVERY):
+            self.look(now())
         self.transport.stop()
         self._servers.stop()
         self.intake.close()
@@ -79,14 +85,30 @@ class Hub:
         """End `run` soon; may be called from a signal handler."""
         self._stopping.set()
 
-    def _prune(self, now: float) -> None:
+    def look(self, now: float) -> None:
+        """Remove what is too old or too much, and read what metrics say of the store."""
         try:
             gone = self.store.prune(now - self._settings.age, self._settings.size)
+            self.figures.refresh()
         except OSError as error:
-            log.error("no old events were removed: %s", error)
+            if str(error) != self._trouble:
+                log.error("the store does not answer: %s", error)
+            self._trouble = str(error)
             return
+        self._trouble = ""
         if gone:
-            log.info("%d old events were removed", gone)
+            log.debug("%d old events were removed", gone)
+
+
+def store_of(settings: HubConfig, folder: Path) -> FleetStore:
+    """The store that the settings name: PostgreSQL where they name a database, else a file in `folder`."""
+    if settings.database:
+        password = settings.database_password_file
+        options = postgresql.Options(database=settings.database, password_file=password)
+        found: FleetStore = create("hub_stores", "postgresql", options)
+    else:
+        found = create("hub_stores", "sqlite", sqlite.Options(folder=folder))
+    return found
 
 
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

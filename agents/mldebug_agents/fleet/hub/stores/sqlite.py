@@ -3,16 +3,19 @@
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from mldebug.core.errors import UsageError
-from mldebug.fleet.events import AnyEvent, kind_of
+from mldebug.fleet.events import AnyEvent
 from mldebug.fleet.hub_model import EventFilter, FleetStore, StoreTotals
+from mldebug_agents.fleet.hub.rows import EventRow, event_of, row_of
+from mldebug_agents.fleet.hub.selection import Place, chosen
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -26,15 +29,21 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX events_by_job ON events (job, at) WHERE job != '';
     CREATE INDEX events_by_time ON events (at);
     """,
+    """
+    CREATE TABLE nodes (node TEXT PRIMARY KEY, events INTEGER NOT NULL) WITHOUT ROWID;
+    INSERT INTO nodes SELECT node, COUNT(*) FROM events GROUP BY node;
+    CREATE INDEX events_by_run ON events (run, at) WHERE run != '';
+    """,
 )
-"""Script N brings a database from schema N to N + 1 (`PRAGMA user_version`). A released script is never changed: add one."""
+"""Script N brings a database from schema N to N + 1 (`PRAGMA user_version`). A released script is never changed: add one.
+
+`nodes` says how many events each node has, so that nobody has to count them.
+"""
 
 WAIT = 10.0  # seconds for a lock that another thread holds
 FULL_AT, EMPTY_TO = 1.0, 0.9  # shares of the greatest size: pruning begins and ends there
 AT_ONCE = 20_000  # rows that one step of pruning removes
 STEPS = 50  # of one pruning: the rest is for the next
-MOST_FOUND = 32 << 20  # bytes of the events of one answer
-ROUNDS = 4  # in which what some nodes leave over is shared out among the others
 
 _NODES = """
     WITH RECURSIVE each(node) AS (
@@ -43,16 +52,8 @@ _NODES = """
 """
 """The names of all nodes: one step in their index for each, however many events it has."""
 
-_EVENTS = msgspec.json.Decoder(AnyEvent)
-
-
-class _Place(NamedTuple):
-    """Where one event is in the table, its times, and its bytes."""
-
-    row: int
-    at: float
-    received: float
-    size: int
+INSERT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+CHANGED = "INSERT INTO nodes VALUES (?, ?) ON CONFLICT (node) DO UPDATE SET events = events + excluded.events"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,30 +86,29 @@ class SqliteStore:
     def add(self, batches: Sequence[Sequence[AnyEvent]], received: float) -> list[int]:
         """Store what is new of all batches in one transaction."""
         with _as_os_error(), _transaction(self._link()) as link:
-            return [sum(_insert(link, event, received) for event in batch) for batch in batches]
+            return [_insert(link, batch, received) for batch in batches]
 
     def find(self, wanted: EventFilter) -> list[AnyEvent]:
-        """The events that fit, by their times; at most `MOST_FOUND` bytes of them."""
+        """The events that fit, by their times; at most `MOST_BYTES` bytes of them."""
         with _as_os_error():
             link = self._link()
-            places, whole = _within(_places(link, wanted), wanted.limit, MOST_FOUND)
-            if not whole and wanted.node is None:
-                places = _shared_out(link, wanted)
-            places.sort(key=lambda one: (one.at, one.received))
-            bodies = (link.execute("SELECT body FROM events WHERE rowid = ?", one[:1]).fetchone() for one in places)  # fmt: skip
-            return [_EVENTS.decode(body[0]) for body in bodies if body]  # None: pruned meanwhile
+            places = chosen(partial(_places, link), partial(_nodes, link), wanted)
+            bodies = (link.execute("SELECT body FROM events WHERE rowid = ?", one.row[1:]).fetchone() for one in places)  # fmt: skip
+            return [event_of(body[0]) for body in bodies if body]  # None: pruned meanwhile
 
     def totals(self) -> StoreTotals:
         """How many events there are, and how much of the file is in use."""
         with _as_os_error():
-            (count,) = self._link().execute("SELECT COUNT(*) FROM events").fetchone()
+            (count,) = self._link().execute("SELECT COALESCE(SUM(events), 0) FROM nodes").fetchone()
             return StoreTotals(count, self._used())
 
     def prune(self, before: float, most_bytes: int) -> int:
         """Remove what is too old, then the oldest events of the nodes that have most."""
         with _as_os_error():
             link = self._link()
-            gone = link.execute("DELETE FROM events WHERE at < ?", (before,)).rowcount
+            gone = 0
+            while step := _remove(link, "at < ?", before, AT_ONCE):
+                gone += step
             if self._used() <= FULL_AT * most_bytes:
                 return gone
             for _ in range(STEPS):
@@ -156,22 +156,14 @@ def migrate(link: sqlite3.Connection, migrations: Sequence[str], path: Path) -> 
         link.executescript(f"BEGIN IMMEDIATE;{script};PRAGMA user_version = {number};COMMIT;")
 
 
-def _insert(link: sqlite3.Connection, event: AnyEvent, received: float) -> int:
-    """1 where the event is new, 0 where it is stored already."""
-    row = (
-        event.node,
-        event.id,
-        kind_of(event),
-        event.subject,
-        event.at,
-        received,
-        event.job,
-        event.run,
-        event.uid,
-    )
-    body = msgspec.json.encode(event)
-    statement = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-    return link.execute(statement, (*row, body)).rowcount
+def _insert(link: sqlite3.Connection, batch: Sequence[AnyEvent], received: float) -> int:
+    """Store what is new of a batch; returns how many that is."""
+    by_node: dict[str, list[EventRow]] = {}
+    for event in batch:
+        by_node.setdefault(event.node, []).append(row_of(event, received))
+    new = [(node, link.executemany(INSERT, rows).rowcount) for node, rows in by_node.items()]
+    link.executemany(CHANGED, new)
+    return sum(count for _, count in new)
 
 
 def _conditions(wanted: EventFilter) -> tuple[str, list[object]]:
@@ -185,65 +177,48 @@ def _conditions(wanted: EventFilter) -> tuple[str, list[object]]:
         if (value := getattr(wanted, column)) is not None:
             parts.append(f"{column} = ?")
             found.append(value)
-    if wanted.job:
-        parts.append("job != ''")  # so that the index of jobs serves
+    parts += [
+        f"{one} != ''" for one in ("job", "run") if getattr(wanted, one)
+    ]  # so that their indexes serve
     return " AND ".join(parts), found
 
 
-def _places(link: sqlite3.Connection, wanted: EventFilter) -> list[_Place]:
+def _places(link: sqlite3.Connection, wanted: EventFilter) -> list[Place]:
     """Where the events are that fit, the newest first. Their bodies are not read: a flood of large ones would be sorted with them."""
     where, values = _conditions(wanted)
     # SQLite gives the other columns of a group from the row that has the MAX
     group, at = ("GROUP BY kind, node, subject", "MAX(at)") if wanted.newest else ("", "at")
     statement = f"SELECT rowid, {at}, received, LENGTH(body) FROM events WHERE {where} {group} ORDER BY 2 DESC, 3 DESC LIMIT ?"  # noqa: S608 - made of constants
-    return [_Place(*row) for row in link.execute(statement, (*values, wanted.limit))]
+    return [
+        Place(("events", row[0]), *row[1:])
+        for row in link.execute(statement, (*values, wanted.limit))
+    ]
 
 
-def _within(places: list[_Place], most: int, size: int) -> tuple[list[_Place], bool]:
-    """The first so many, of so many bytes together; and whether none is left out that there may be."""
-    for number, one in enumerate(places):
-        size -= one.size
-        if number >= most or size < 0:
-            return places[:number], False
-    return places, len(places) < most
-
-
-def _shared_out(link: sqlite3.Connection, wanted: EventFilter) -> list[_Place]:
-    """Of each node as many of its newest events that fit as of any other: where there are too many, one node's flood hides no other's."""
-    found: dict[str, list[_Place]] = {}
-    waiting = [row[0] for row in link.execute(_NODES)]
-    rows, size = wanted.limit, MOST_FOUND
-    for _ in range(ROUNDS):
-        if not waiting:
-            break
-        share = max(1, rows // len(waiting)), max(1, size // len(waiting))
-        more = []
-        for node in waiting:
-            limited = msgspec.structs.replace(wanted, node=node, limit=share[0])
-            found[node], whole = _within(_places(link, limited), *share)
-            if whole:
-                rows -= len(found[node])
-                size -= sum(one.size for one in found[node])
-            else:
-                more.append(node)
-        if len(more) == len(waiting):
-            break
-        waiting = more
-    return [one for places in found.values() for one in places]
+def _nodes(link: sqlite3.Connection) -> list[str]:
+    return [row[0] for row in link.execute(_NODES)]
 
 
 def _thin_out(link: sqlite3.Connection) -> int:
     """Remove the oldest events of the node that has most, down to what the next one has, and at least a hundredth of its own."""
-    rows = link.execute("SELECT node, COUNT(*) FROM events GROUP BY node ORDER BY 2 DESC LIMIT 2").fetchall()  # fmt: skip
+    rows = link.execute("SELECT node, events FROM nodes ORDER BY events DESC LIMIT 2").fetchall()
     if not rows:
         return 0
     node, count = rows[0]
     more = count - rows[1][1] if len(rows) > 1 else count
     step = min(AT_ONCE, max(1, count // 100, more // 2))
-    return link.execute(
-        "DELETE FROM events WHERE rowid IN (SELECT rowid FROM events WHERE node = ? ORDER BY at LIMIT ?)",
-        (node, step),
-    ).rowcount
+    return _remove(link, "node = ?", node, step)
+
+
+def _remove(link: sqlite3.Connection, where: str, value: object, most: int) -> int:
+    """Remove the oldest events that fit, at most so many, in one transaction."""
+    oldest = f"SELECT rowid FROM events WHERE {where} ORDER BY at LIMIT ?"  # noqa: S608 - made of constants
+    with _transaction(link):
+        rows = link.execute(f"DELETE FROM events WHERE rowid IN ({oldest}) RETURNING node", (value, most)).fetchall()  # noqa: S608  # fmt: skip
+        gone = Counter(node for (node,) in rows)
+        link.executemany(CHANGED, [(node, -count) for node, count in gone.items()])
+        link.execute("DELETE FROM nodes WHERE events <= 0")
+    return len(rows)
 
 
 @contextmanager
