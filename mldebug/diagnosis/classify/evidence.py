@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mldebug.capture.frames import principal, site
 from mldebug.core.model import (
@@ -15,8 +15,9 @@ from mldebug.core.model import (
 )
 from mldebug.core.ranksets import fold_nodes
 from mldebug.diagnosis.classify.awaited.file_locks import HELD
+from mldebug.diagnosis.classify.awaited.own_lines import PERHAPS_ITS_GPU, may_wait_for_gpu
 from mldebug.diagnosis.classify.awaited.tasks import has_no_task
-from mldebug.diagnosis.classify.case import Case, sentence
+from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
 
 SOFT_CLASSES = frozenset(
     [
@@ -106,6 +107,13 @@ def blame(
         confidence = Confidence.LOW  # that anybody waits is inferred
     if culprits and all(map(has_no_task, culprits)):
         confidence = Confidence.LOW  # it may be of another job of the same cluster
+    perhaps = [
+        rank.rank
+        for rank in culprits
+        if may_wait_for_gpu(rank, case.waiting, starting=case.starting)
+    ]
+    if perhaps:
+        confidence = Confidence.LOW
     named = {rank.rank for rank in culprits}
     gone = [r for r in case.named("exited", "missing") if r.rank not in named]
     if gone and not case.waiting:
@@ -115,9 +123,13 @@ def blame(
         culprits=tuple(rank_culprit(rank) for rank in culprits),
         confidence=confidence,
         summary=f"{summary}; {victims}" if victims else summary,
-        evidence=evidence_of(case, culprits),
+        evidence=(*evidence_of(case, culprits), *_doubt(perhaps)),
         next_steps=tuple(next_steps),
     )
+
+
+def _doubt(ranks: Sequence[int]) -> tuple[str, ...]:
+    return (f"{ranks_text(ranks)}: {PERHAPS_ITS_GPU}",) if ranks else ()
 
 
 def _inferred(rank: ClassifiedRank) -> bool:

@@ -21,6 +21,7 @@ from mldebug.diagnosis.classify.tables.native_calls import (
     LOCKS,
     MAY_WAIT_FOR_OTHERS,
     NATIVE,
+    OF_GPUS,
     OPERATIONS,
     SLEEPS,
     STREAM_CALLS,
@@ -114,6 +115,14 @@ def transfer_wait(process: ProcessFacts) -> Classification | None:
             *activity(process),
         ),
     )
+
+
+def in_gpu_code(process: ProcessFacts) -> bool:
+    """Whether its innermost Python line has called code that runs GPUs, which neither sleeps nor works on a file there."""
+    frames = _below_python(process.native.frames) if process.native else ()
+    if not frames or any(one.fullmatch(frames[0].function) for one in (SLEEPS, FILE_CALLS, STREAM_CALLS)):  # fmt: skip
+        return False
+    return any(OF_GPUS.match(name) for one in frames for name in (one.function, re.split(r"[/\\]", one.file)[-1]))  # fmt: skip
 
 
 def unknown_words(process: ProcessFacts) -> str:

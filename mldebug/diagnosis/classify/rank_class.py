@@ -38,6 +38,7 @@ from mldebug.diagnosis.classify.kernel_state import (
 from mldebug.diagnosis.classify.native_stack import (
     by_native,
     gil,
+    in_gpu_code,
     native_sign,
     own_wait,
     transfer_wait,
@@ -313,9 +314,10 @@ def _by_activity(process: ProcessFacts) -> Classification:
 
 
 def _launches(process: ProcessFacts) -> bool:
-    """Seen once, in a call of PyTorch that gives its GPU work: it waits where the GPU's queue is full, or a tensor is taken off it."""
+    """Seen once, in a call of PyTorch or of native code that gives its GPU work: it waits where the GPU's queue is full, or a tensor is taken off it."""
     seen_once = process.movement is None and process.capture.state is None
-    return seen_once and LAUNCHES.fullmatch(process.frames[0].file) is not None
+    launches = LAUNCHES.fullmatch(process.frames[0].file) is not None
+    return seen_once and (launches or in_gpu_code(process))
 
 
 def _loosely(process: ProcessFacts, name: str, role: Role, words: str) -> Classification:

@@ -26,6 +26,9 @@ FROM_ROOT = re.compile(r"broadcast\w*|scatter\w*")
 ROOTED = re.compile(rf"{TO_ROOT.pattern}|{FROM_ROOT.pattern}")
 """Collectives with a root: who has sent, or passed on, leaves while others still wait for somebody who never came."""
 
+ENQUEUES = re.compile(
+    r"p?nccl(?:All(?:Reduce|Gather|ToAll)|ReduceScatter|Broadcast|Bcast|Reduce|Send|Recv|GroupEnd|Enqueue|Launch)\w*(?:\(.*)?"
+)
 NATIVE_WAIT = "native_wait"  # whose call no frame shows: those beside it are named, but at `low`
 DECORATORS = re.compile(
     r"_?(?:wrap(?:per|ped)?(?:_\w+)?|inner|decorat\w+|log_wrapper|timed|__call__|__enter__)"
@@ -172,9 +175,18 @@ def _has_joined(rank: ClassifiedRank) -> bool:
 def _comparable(ranks: tuple[ClassifiedRank, ...]) -> bool:
     """None waits for its GPU, for such a rank may have launched what the others wait in and stand at any later line; none is only taken for waiting."""
     return all(
-        rank.is_.name not in ("device_sync", NATIVE_WAIT) and BACKWARD_OF_MOST not in rank.is_.why
+        rank.is_.name not in ("device_sync", NATIVE_WAIT)
+        and BACKWARD_OF_MOST not in rank.is_.why
+        and not _enqueues(rank)
         for rank in ranks
     )
+
+
+def _enqueues(rank: ClassifiedRank) -> bool:
+    """Is it inside NCCL's own call, which only gives its GPU work? It waits there for room behind a collective before, at whatever line that is."""
+    process = rank.capture.process if rank.capture else None
+    native = principal(process.native, process.pid) if process else None
+    return native is not None and any(ENQUEUES.fullmatch(frame.function) for frame in native.frames if frame.native)  # fmt: skip
 
 
 def _left_behind(odd: tuple[ClassifiedRank, ...], voters: tuple[ClassifiedRank, ...]) -> bool:

@@ -105,7 +105,10 @@ NATIVE: tuple[NameSign, ...] = (
         W,
         "waits for its GPU in {site}",
         r"(cu|cuda|hip)(Stream|Event|Device|Ctx)Synchronize\w*|cuMemcpy\w*|cudaMemcpy\w*|hipMemcpy\w*|c10::cuda::device_synchronize|"
-        r"(xla|tsl|stream_executor)::.*(BlockHostUntilDone|BlockUntilReady|Future.*::Await|GetReadyFuture|ToLiteralSync|CopyToHost).*",
+        r"(xla|tsl|stream_executor)::.*(BlockHostUntilDone|BlockUntilReady|Future.*::Await|GetReadyFuture|ToLiteralSync|CopyToHost).*|"
+        r"(?:c10|at)::(?:cuda|hip)::(?:stream_synchronize|memcpy_and_sync|(?:CUDA|HIP)(?:Event|Stream)(?:::synchronize)).*|THCP(?:Event|Stream)_synchronize|"
+        r"at::(?:native|_ops)::(?:_local_scalar_dense\w*|item|nonzero\w*(?:cuda|hip)\w*|copy_kernel_(?:cuda|hip))(?:\b.*)?|"
+        r"aclrtSynchronize\w+|syn(?:Stream|Event)Synchronize|zeEventHostSynchronize|mu(?:Stream|Event|Ctx)Synchronize",
     ),
     sign(
         "lock",
@@ -201,6 +204,12 @@ INTERPRETER = re.compile(
 
 BEGINS = re.compile(r"_*(?:libc_start_\w+|start|main|libc_start_main\S*)")
 """Where the main thread of a program begins: a native stack that reaches it is whole."""
+
+OF_GPUS = re.compile(
+    r"(?:lib)?(?:cuda|nvidia|nccl|rccl|amdhip|hsa|torch|c10|xla|jax|pjrt|ascend|hccl|ze_|sycl|musa|mccl|tpu|neuron|nrt)|"
+    r"(?:at|c10|c10d|torch|xla|tsl|stream_executor)::|cu(?:da)?[A-Z]|hip[A-Z]|acl[a-z]*[A-Z]"
+)
+"""Functions and libraries that run GPUs: below a line of Python one of them may wait for kernels, and for the collectives among them."""
 
 TRANSFERS = re.compile(
     r"(?:lib)?(?:nccl|rccl|gloo|mpi|open-(?:mpi|pal|rte)|uc[pst]\b|ucc\b|hcoll|sharp|fabric|ibverbs|mlx5|efa|psm2|nvshmem|nixl|mooncake|deep_?ep|mscclpp|oneccl|hccl|tensorpipe)"
