@@ -19,7 +19,9 @@ LAST_TIME = 1e11  # unix seconds: no clock is as far ahead
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
 Line = Annotated[str, msgspec.Meta(max_length=600)]
-NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]  # fmt: skip
+# `$` alone allows a line's end after it
+NODE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$(?!\n)"
+NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=NODE_NAME)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_TIME)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]

@@ -21,10 +21,16 @@ def evidence_size(record: FlightRecord) -> int:
     """Its bytes as JSON, about."""
     calls = [call for group in record.groups for call in group.calls]
     stacks = (*(call.frames for call in calls), *(one.frames for one in record.transfers))
-    groups = (*record.groups, *record.transfers, *record.pairs, *record.timed)
-    members = sum(len(one.members) for one in groups)
+    members = [
+        *(one.members for one in record.groups),
+        *(one.members for one in record.transfers),
+        *(one.members for one in record.pairs),
+        *(one.members for one in record.timed),
+    ]
     timed = sum(len(one.calls) for one in record.timed)
-    return members + ENTRY * (len(calls) + len(groups) + timed) + _frames_size(stacks)
+    return (
+        sum(map(len, members)) + ENTRY * (len(calls) + len(members) + timed) + _frames_size(stacks)
+    )
 
 
 def _frames_size(stacks: Iterable[tuple[Frame, ...]]) -> int:

@@ -1,12 +1,13 @@
 """All runs and attempts of one job on one time line, over all nodes: what each cost, and why it ended. Pure."""
 
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from mldebug.core.model.base import ReportData
 from mldebug.core.ranksets import fold_nodes
 from mldebug.core.text import rfc3339
-from mldebug.fleet.events import AnyEvent, AttemptEvent, IncidentEvent
+from mldebug.fleet.events import NODE_NAME, AnyEvent, AttemptEvent, IncidentEvent
 
 SAME_START = 120.0  # seconds within which the nodes of one attempt begin
 AROUND = 300.0  # seconds around an attempt's end within which its incident is closed, or opened
@@ -149,7 +150,7 @@ def _attempt(launch: _Launch, incidents: Mapping[str, Sequence[IncidentEvent]]) 
         reason=why.sentence if why else "",
         verdict=why.verdict if why else "",
         confidence=why.confidence if why else "",
-        culprits=tuple(dict.fromkeys(one.node for one in why.culprits)) if why else (),
+        culprits=_named(why) if why else (),
         report=why.incident if why else "",
         gpu_hours=round(whole / 3600, 3),
         productive_ratio=round(seconds.get(PRODUCTIVE, 0.0) / whole, 4) if whole else 0.0,
@@ -165,6 +166,12 @@ def incident_of(
     newest = {one.incident: one for one in sorted(open_at_end, key=lambda one: (one.at, one.revision))}  # fmt: skip
     last = [one for one in newest.values() if one.outcome != "recovered"]
     return max(last, key=lambda one: (one.incident_kind == "abnormal_end", one.since), default=None)
+
+
+def _named(why: IncidentEvent) -> tuple[str, ...]:
+    """The nodes of its culprits. What is no node's name is left out: they go on to `sbatch --exclude`."""
+    names = dict.fromkeys(one.node for one in why.culprits)
+    return tuple(one for one in names if re.search(NODE_NAME, one))
 
 
 def _outcome(parts: Iterable[AttemptEvent]) -> str:

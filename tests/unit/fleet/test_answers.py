@@ -153,6 +153,18 @@ def test_after_a_gpu_fault_it_is_safe_without_the_node() -> None:
     assert next(advice_lines(found)) == "train.py: safe without n2"
 
 
+@pytest.mark.parametrize("name", ["$(reboot)", "n1;reboot", "--array=0-9999", "n9 n8", "n1\n", "n[0-99]"])  # fmt: skip
+def test_what_is_no_node_s_name_is_not_passed_on_to_slurm(name: str) -> None:
+    """Any node with the key may send an incident of the job; what is advised stands on a command line."""
+
+    def without(blamed: str) -> str:
+        end = AN_HOUR_AGO + HOUR
+        lie = incident("lie", "bad", blamed, incident_kind="abnormal_end", since=end - 4, at=end - 1)  # fmt: skip
+        return advised(*failed(0, AN_HOUR_AGO), lie).without
+
+    assert (without(name), without("n9")) == ("", "n9")
+
+
 def test_a_guess_excludes_no_node() -> None:
     assert (
         advised(*failed(0, AN_HOUR_AGO, verdict="gpu_fault", confidence="low")).standing == "safe"
