@@ -5,18 +5,26 @@ table.
 import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from mldebug.core.model import Job, RankIdentity
+from mldebug.jobs.owners import owner_of
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.proc_files import read_link
 
 NEEDED = ("/", "/tmp", "/dev/shm")  # of every rank  # noqa: S108 - it is looked at, not written
 Key = tuple[str, str]  # of `Used`: device and folder
 MOST = 400  # mounts of one look
 MAX_FILES = 1024  # descriptors of one process
+MAX_TABLE = (
+    4 << 20
+)  # bytes of the mounts in a namespace of somebody's own: containers have some thousand bytes
+MAX_OWN = 64 << 20  # bytes of those in our own: each container of a node may be mounted there
+MAX_OF_OWNER = (
+    16 << 20
+)  # bytes of what is read in one look because of one owner's jobs, after the first table
 _NO_SPACE = frozenset(
     [
         "autofs",
@@ -101,15 +109,13 @@ def used_mounts(
     `workers`: by pid of a rank the process of its own whose open files count as well: data are read by the workers of a DataLoader.
     """
     found: dict[Key, UsedMount] = {}
-    tables: dict[str, tuple[procfs.Mount, ...]] = {}
+    tables = _Tables(host)
     for job in jobs:
         for rank in job.ranks:
-            space = host.link(rank.pid, "ns/mnt") + host.link(rank.pid, "root") or str(rank.pid)
-            if space not in tables:
-                tables[space] = mount_table(host, str(rank.pid))
+            table = tables.of(rank.pid, owner_of(job))
             named = places.get(job.id, ())
             pids = [pid for pid in (rank.pid, workers.get(rank.pid)) if pid]
-            for mount in _of_rank(host, pids, tables[space], before.get(rank.pid, ()), named):
+            for mount in _of_rank(host, pids, table, before.get(rank.pid, ()), named):
                 _note(found, mount, host.root_of(rank.pid), rank)
     own = mount_table(host, "self")
     by_id = {mount.id: mount for mount in own}
@@ -123,12 +129,48 @@ def used_mounts(
     return found
 
 
+class _Tables:
+    """The mounts of processes in one look: of each namespace and root once, and only so much because of one owner."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._known: dict[str, tuple[procfs.Mount, ...]] = {}
+        self._read: dict[object, int] = {}  # bytes, by owner
+
+    def of(self, pid: int, owner: object) -> tuple[procfs.Mount, ...]:
+        """The mounts that a process sees; empty where they are not known."""
+        space = self._host.link(pid, "ns/mnt") + self._host.link(pid, "root") or str(pid)
+        if space not in self._known and self._read.get(owner, 0) < MAX_OF_OWNER:
+            data = _table(self._host, str(pid))
+            self._known[space] = _parsed(data)
+            self._read[owner] = self._read.get(owner, 0) + len(data)
+        return self._known.get(space, ())
+
+
 def mount_table(host: Host, pid: str) -> tuple[procfs.Mount, ...]:
-    """All mounts that a process sees; names that are no UTF-8 have surrogates. Empty where the process is gone."""
-    with contextlib.suppress(OSError):
-        data = Path(f"{host.proc}/{pid}/mountinfo").read_bytes()
-        return procfs.parse_mountinfo(data.decode(errors="surrogateescape"))
-    return ()
+    """All mounts that a process sees; names that are no UTF-8 have surrogates. Empty where the process is gone, or has too many: a part of
+    them would tell a wrong mount for what lies on another.
+    """
+    return _parsed(_table(host, pid))
+
+
+def _table(host: Host, pid: str) -> bytes:
+    """The text of its mounts, b"" for too many. Anybody may make 100,000 in a namespace of his own, with names of 4 KiB each."""
+    most = MAX_OWN if pid == "self" or _is_the_node_s(host, int(pid)) else MAX_TABLE
+    with contextlib.suppress(OSError), open(f"{host.proc}/{pid}/mountinfo", "rb") as file:
+        data = file.read(most + 1)
+        return data if len(data) <= most else b""
+    return b""
+
+
+def _is_the_node_s(host: Host, pid: int) -> bool:
+    """Whether a process sees the mounts that the agent sees, or the node's first process: there nobody but root mounts as he likes."""
+    space = host.link(pid, "ns/mnt")
+    return bool(space) and space in (host.link(1, "ns/mnt"), read_link(f"{host.proc}/self/ns/mnt"))
+
+
+def _parsed(data: bytes) -> tuple[procfs.Mount, ...]:
+    return procfs.parse_mountinfo(data.decode(errors="surrogateescape"))
 
 
 def used_by(found: Mapping[Key, UsedMount]) -> dict[int, set[Key]]:
