@@ -20,13 +20,22 @@ from mldebug_agents.system import procfs
 from mldebug_agents.system.process.containers import outer_namespace
 from mldebug_agents.system.process.details import MAX_FILES, read_process
 from mldebug_agents.system.process.held_reads import HeldReads
-from mldebug_agents.system.process.proc_files import numbers_in, read_link, read_short, read_text
+from mldebug_agents.system.process.proc_files import (
+    first_numbers,
+    numbers_in,
+    read_link,
+    read_short,
+    read_text,
+    some_names,
+)
 from mldebug_agents.system.process.rights import RankRights, namespace_owner
 from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
 
 JUMP = 2.0  # seconds by which the wall clock was set; less is the slewing of a time service
 _GPU = re.compile(r"/dev/nvidia(\d{1,4})$")
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
+MAX_DESCRIPTORS = 16_384
+"""Of one process: a user may have a million, and who lists or follows them all takes seconds for each look."""
 _NEVER_HELD = frozenset(
     ["status", "cgroup", "mountinfo"]
 )  # files of a process that it cannot hold up
@@ -237,15 +246,15 @@ class Host:
         return self._reads.one(pid, names, frozenset())
 
     def descriptors(self, pid: int) -> list[int]:
-        """The descriptors that a process has open; empty where it is gone, or they may not be read."""
-        return numbers_in(f"{self.proc}/{pid}/fd")
+        """The first `MAX_DESCRIPTORS` descriptors that a process has open; empty where it is gone, or they may not be read."""
+        return first_numbers(f"{self.proc}/{pid}/fd", MAX_DESCRIPTORS)
 
     def open_gpus(self, pid: int) -> tuple[int, ...] | None:
         """The numbers N of the /dev/nvidiaN that a process has open, sorted. None where its files cannot be listed, because it has
         ended or is another user's.
         """
         try:
-            names = os.listdir(f"{self.proc}/{pid}/fd")[:MAX_FILES]
+            names = some_names(f"{self.proc}/{pid}/fd", MAX_FILES)
         except OSError:
             return None  # the caller says which rank's GPU is not known
         folder = f"{self.proc}/{pid}/fd"

@@ -279,6 +279,35 @@ def test_descriptors_by_kind_mode_and_mount(tmp_path: Path) -> None:
             process.wait()
 
 
+def test_of_a_million_descriptors_a_few_thousand_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who lists all of them takes seconds for each process and look."""
+    folder = tmp_path / "proc/7/fd"
+    folder.mkdir(parents=True)
+    for number in range(40):
+        (folder / str(number)).symlink_to("/dev/null")
+    assert Host(str(tmp_path)).descriptors(7) == list(range(40))
+    listed = 0
+    scandir = os.scandir
+
+    @contextmanager
+    def counted(path: str) -> Iterator[Iterator["os.DirEntry[str]"]]:
+        def each() -> Iterator["os.DirEntry[str]"]:
+            nonlocal listed
+            for entry in entries:
+                listed += 1
+                yield entry
+
+        with scandir(path) as entries:
+            yield each()
+
+    monkeypatch.setattr("mldebug_agents.system.host.MAX_DESCRIPTORS", 10)
+    monkeypatch.setattr(os, "scandir", counted)
+    assert len(Host(str(tmp_path)).descriptors(7)) == 10
+    assert listed == 10
+
+
 def test_processes_that_vanish_midway_never_raise() -> None:
     """Look at short-lived processes as fast as we can while they come and go."""
     done = threading.Event()

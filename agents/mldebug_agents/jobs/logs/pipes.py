@@ -5,12 +5,12 @@ is slow. slurmstepd hands the output of its tasks to `srun` over a TCP socket; /
 tcp6 list both ends of such a connection.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 from mldebug.core.model import ProcessState
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.proc_files import some_names
 from mldebug_agents.system.procfs import Stat
 
 MAX_SCANNED = 4096  # processes whose descriptors are looked at in one look
@@ -115,7 +115,7 @@ class PipeReaders:
 
     def _pipes(self, pid: int) -> set[str]:
         try:
-            numbers = os.listdir(f"{self._host.proc}/{pid}/fd")[:MAX_SCANNED]
+            numbers = some_names(f"{self._host.proc}/{pid}/fd", MAX_SCANNED)
         except OSError:  # gone, or not for us
             return set()
         targets = {self._host.link(pid, f"fd/{number}") for number in numbers}

@@ -9,7 +9,6 @@ Only links below /proc/PID/fd are read here, which the kernel answers from memor
 """
 
 import errno
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -31,6 +30,7 @@ from mldebug_agents.storage.checkpoints.series_reader import (
 from mldebug_agents.system import procfs
 from mldebug_agents.system.child.job_paths import OPERATOR, Rights
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.process.proc_files import some_names
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 
@@ -85,7 +85,7 @@ class OpenFileReader:
 
     def _numbers(self, pid: int) -> list[str]:
         try:
-            return sorted(os.listdir(f"{self._host.proc}/{pid}/fd"))[:MAX_FILES]
+            return sorted(some_names(f"{self._host.proc}/{pid}/fd", MAX_FILES))
         except OSError:
             return []
 

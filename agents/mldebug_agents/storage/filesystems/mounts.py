@@ -12,7 +12,7 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.jobs.owners import owner_of
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.process.proc_files import read_link
+from mldebug_agents.system.process.proc_files import read_link, some_names
 
 NEEDED = ("/", "/tmp", "/dev/shm")  # of every rank  # noqa: S108 - it is looked at, not written
 Key = tuple[str, str]  # of `Used`: device and folder
@@ -219,7 +219,7 @@ def _open_on(host: Host, pid: int) -> set[int]:
     folder = f"{host.proc}/{pid}/fdinfo"
     numbers: list[str] = []
     with contextlib.suppress(OSError):  # the process has ended, or is not this user's
-        numbers = os.listdir(folder)[:MAX_FILES]
+        numbers = some_names(folder, MAX_FILES)
     return {procfs.parse_fdinfo(host.text(pid, f"fdinfo/{fd}"))[1] for fd in numbers}
 
 

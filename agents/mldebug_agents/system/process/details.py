@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState, shared_fields
 from mldebug_agents.system import procfs
-from mldebug_agents.system.process.proc_files import numbers_in, read_text
+from mldebug_agents.system.process.proc_files import first_numbers, numbers_in, read_text
 from mldebug_agents.system.process.rights import RankRights, RightsSource
 from mldebug_agents.system.process.syscalls import syscall_name
 from mldebug_agents.system.procfs import Mount, Stat, parse_cgroups
@@ -177,7 +177,7 @@ def _files(host: ProcessSource, pid: int, threads: tuple[ThreadState, ...]) -> t
         for thread in threads
         if "pipe_" in thread.wchan and thread.syscall_args
     }
-    numbers = numbers_in(f"{host.proc}/{pid}/fd")[:MAX_FILES]
+    numbers = first_numbers(f"{host.proc}/{pid}/fd", MAX_FILES)
     found = (_file(host, pid, fd, mounts, fd in piped) for fd in numbers)
     return tuple(file for file in found if file is not None)
 

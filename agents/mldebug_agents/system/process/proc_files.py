@@ -1,6 +1,7 @@
 """Single reads of kernel files (/proc, /sys) that the kernel answers from memory. Nothing raises: a process may go at any moment."""
 
 import contextlib
+import itertools
 import os
 
 MAX_BYTES = 1 << 20
@@ -49,6 +50,19 @@ def names_in(folder: str) -> list[str]:
     """The names of a folder's entries, sorted; empty where it does not exist or may not be read."""
     with contextlib.suppress(OSError):
         return sorted(os.listdir(folder))
+    return []
+
+
+def some_names(folder: str, most: int) -> list[str]:
+    """The names of a folder's first `most` entries, of which the kernel lists no more than some hundred others. Raises OSError."""
+    with os.scandir(folder) as entries:
+        return [one.name for one in itertools.islice(entries, most)]
+
+
+def first_numbers(folder: str, most: int) -> list[int]:
+    """The numbers among those, in ascending order; empty where the folder is gone or may not be read."""
+    with contextlib.suppress(OSError):
+        return sorted(int(name) for name in some_names(folder, most) if name.isdecimal())
     return []
 
 
