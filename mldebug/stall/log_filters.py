@@ -14,7 +14,8 @@ A thread may also have counted beside the loop from the start. Its lines are tak
 them as before; where they go on without these for longer than ever (`ALONE` times as many, at least `WEAK_RHYTHM`), the loop has
 stopped and they are another thread's, until the loop's come again. Lines that only began when those had ended are a new phase.
 
-Such a line of a new shape sets the run's step only where it continues it, or after `TAKES_OVER` of its kind in a row.
+Such a line of a new shape sets the run's step only where it continues it, or after `TAKES_OVER` of its kind in a row. Where lines call their
+count that of the whole run, other counts beside them are parts of its steps and never the run's.
 
 **What is new.** A monitor thread repeats its own step, several ranks print the same one, a bar is redrawn: numbers that came before are
 no progress, in any order. A loop that starts again from its beginning repeats numbers as well; that is progress where its count had
@@ -30,6 +31,8 @@ WEAK_RHYTHM = 8  # records of one shape, without a loss
 ALONE = 3  # times as many lines with a bare count as ever came between two that have more
 TAKES_OVER = 8  # records in a row of a new shape, after which they tell the run's step
 NEAR = 8  # steps by which a count may be ahead and still go on from the run's
+WHOLE_RUN = 2  # lines with the whole run's count, from which on it is the run's
+PARTS = 64  # other counts in a row after which there may be no more of these
 MAX_SHAPES = 64
 
 Shape = tuple[str, str, bool]  # format, words, bare
@@ -46,6 +49,7 @@ class MainLoopFilter:
         self._losses = 0
         self._stride = 1
         self._companions = _Companions()
+        self._whole_run = _WholeRun()
 
     def owns(self, record: LogRecord, step: int | None) -> bool:
         """Whether the training loop wrote this record, and not another thread; the answer for its shape of line is kept. `step`:
@@ -75,6 +79,8 @@ class MainLoopFilter:
         training loop's own; `step`: the run's step so far; `total`: of how many.
         """
         shape = _shape_of(record)
+        if self._whole_run.outranks(record):
+            return False
         if shape in self._leading and _is_inside(record, step, total):
             return False
         if not (shape in self._leading or self._goes_on(record, step) or not self._has_rhythm):
@@ -114,6 +120,24 @@ class MainLoopFilter:
         if step is None or record.step is None:
             return False
         return 0 <= record.step - step <= max(NEAR, self._stride)
+
+
+class _WholeRun:
+    """Lines that call their count that of the whole run (`global step 12`): where a loop prints them, its other counts (micro-steps,
+    prompts, steps of an epoch) are parts of these steps, until they have gone on alone for much longer than ever.
+    """
+
+    def __init__(self) -> None:
+        self._times = self._since = self._most = 0
+
+    def outranks(self, record: LogRecord) -> bool:
+        """Take one record with a step; whether it is another count, beside that of the whole run."""
+        if record.whole_run:
+            self._most = max(self._most, self._since) if self._times else 0
+            self._times, self._since = self._times + 1, 0
+            return False
+        self._since += 1
+        return self._times >= WHOLE_RUN and self._since <= max(PARTS, ALONE * self._most)
 
 
 class _Companions:

@@ -113,9 +113,10 @@ def judged(
     diagnosis = found[0]["diagnosis"]
     named = [one.get("rank") for one in diagnosis["culprits"] or ()]
     result = judge(row, diagnosis["verdict"], named)
-    late = round(table["report"] - struck - ALLOWED[name], 1)
+    reported = table.get("report", world.now())  # one that came after nobody waited for it any more
+    late = round(reported - struck - ALLOWED[name], 1)
     return {
-        "result": result if table["report"] > struck else "TOO EARLY",
+        "result": result if reported > struck else "TOO EARLY",
         **times,
         "late_s": late,
         "verdict": diagnosis["verdict"],

@@ -9,11 +9,11 @@ import re
 from enum import Enum
 
 _EVALUATION = re.compile(
-    r"(?<![a-z])(?:val(?:id(?:at\w{1,4})?)?|eval(?:uat\w{1,5})?|test(?:ing)?|infer(?:ence|ring)|loglikelihood|predict(?:ion|ing)s?)(?![a-z])"
+    r"(?<![a-z])(?:val(?:id(?:at\w{1,4})?)?|eval(?:uat\w{1,5})?|test(?:ing)?|infer(?:ence|ring)|loglikelihood|predict(?:(?:ion|ing)s?|process))(?![a-z])"
     r"|\bclass {1,40}images\b"
 )
 _TRAINING = re.compile(
-    r"(?<![a-z])(?:(?:pre|fine)?-?(?:train|tun)(?:ing|er)?|epochs?|(?:optim\w{0,6}[ _])?steps?|iter(?:ation)?s?|its?|updates?|episodes?|fit(?:ting)?|loss)(?![a-z])"
+    r"(?<![a-z])(?:(?:pre|fine)?-?(?:train|tun)(?:ing|er)?|trainprocess|epochs?|(?:optim\w{0,6}[ _])?steps?|iter(?:ation)?s?|its?|updates?|episodes?|fit(?:ting)?|loss)(?![a-z])"
     r"|^\d{1,6}/\d{1,6} {1,20}[\d.]{1,8}g "  # Ultralytics: epoch and memory
 )
 _FIRST_WORD = re.compile(r"^(?:[a-z]{1,20}: {1,4})?([a-z]{3,30})\b")

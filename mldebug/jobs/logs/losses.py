@@ -8,7 +8,7 @@ import re
 from mldebug.jobs.logs.records import NUMBER, number
 
 _LOSS = re.compile(
-    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|_(?:step|epoch|train(?:ing)?)(?![a-z_])|)(?: is| total| \((?:batch|step|train)\)| train(?:ing)?(?: \(curr\))?)?['\"]?(?:[ :=\t]{{1,8}}| {{0,8}}\| {{1,12}}(?=-?\d{{1,40}}\.\d))['\"]?(?:tensor\(|\[(?={NUMBER}\]))?(?P<value>{NUMBER})"
+    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|_(?:step|epoch|train(?:ing)?)(?![a-z_])|)(?: is| total| \((?:batch|step|train)\)| train(?:ing)?(?: \(curr\))?)?['\"]?(?:[ :=\t]{{1,8}}| {{0,8}}\| {{1,12}}(?=-?\d{{1,40}}\.\d))['\"]?(?:tensor\(|np\.float\d\d\(|\[(?={NUMBER}\]))?(?P<value>{NUMBER})"
 )
 _NO_NAME = re.compile(r"[^\w./-]+")
 MOST = 44  # characters of a name

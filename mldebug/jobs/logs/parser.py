@@ -2,11 +2,12 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 import msgspec
 
+from mldebug.jobs.logs.headed_tables import HeadedTable, table_below
 from mldebug.jobs.logs.labels import strip_labels, unwrap_docker
 from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import LogFormat, LogRecord
@@ -47,9 +48,7 @@ class LogParser:
         """`own`: the formats of the configuration by name, tried first in that order, and no longer used where they are slow."""
         self._formats = sorted(formats, key=lambda it: it.generic)
         signs = [it.signs for it in formats]
-        self._signs = (
-            tuple(dict.fromkeys(chain.from_iterable(signs))) if all(signs) and not own else ()
-        )
+        self._signs = _fewest(chain.from_iterable(signs)) if all(signs) and not own else ()
         self._own = [_Own(name, it, clock) for name, it in (own or {}).items()]
         self.lines = self.records = self.bytes = self.binary = self.oversized = 0
         self._partial = b""
@@ -57,6 +56,7 @@ class LogParser:
         self._dropping = False
         self._nccl: list[str] = []
         self._block: _Block | None = None
+        self._table: HeadedTable | None = None
 
     @property
     def slow(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class LogParser:
             lines = [
                 part
                 for line in lines
-                for part in (unwrap_docker(line) if line[:1] == "{" else (line,))
+                for part in (_unwrapped(line) if line[:1] == "{" else (line,))
             ]
         self.lines += len(lines)
         if "\ufffd" in text:
@@ -167,9 +167,11 @@ class LogParser:
 
     def _match(self, line: str) -> LogRecord | None:
         if self._signs and self._block is None and not self._may_count(line):
-            return None
+            if self._table is None or not self._table.may_be_row(line):
+                return None
+            return self._tabled(strip_labels(line))
         line = strip_labels(line)
-        record = self._read(line)
+        record = self._read(line) or self._tabled(line)
         if record is not None and record.step is not None:
             self._block = None if record.loss is not None else _Block(record)
         elif self._block is not None:
@@ -178,6 +180,20 @@ class LogParser:
                 self._block = None
             return whole or record
         return record
+
+    def _tabled(self, line: str) -> LogRecord | None:
+        """What a row of a table tells, whose column names stand in an earlier line; such a line of names is kept."""
+        table = self._table
+        if table is not None and table.may_be_row(line):
+            record = table.row(line)
+            if record is not None:
+                return record
+        found = table_below(line) if _has_names(line.lower()) else None
+        if found is not None and not (table is not None and table.is_same(found)):
+            self._table = found
+        elif found is None and table is not None and table.ends_at(line):
+            self._table = None
+        return None
 
     def _may_count(self, line: str) -> bool:
         """Can a format read something in this line? Many plain searches cost less than one expression for all of them."""
@@ -199,6 +215,22 @@ class LogParser:
                     self._formats.insert(0, self._formats.pop(place))
                 return record
         return None
+
+
+def _fewest(signs: Iterable[str]) -> tuple[str, ...]:
+    """The signs without those that have another one in them: where they stand, that does."""
+    found = tuple(dict.fromkeys(signs))
+    return tuple(one for one in found if not any(other != one and other in one for other in found))
+
+
+def _has_names(line: str) -> bool:
+    """Whether a line in lower case has a word without which no table of training begins."""
+    return "loss" in line or "norm" in line or "trial name" in line
+
+
+def _unwrapped(line: str) -> list[str]:
+    """The lines of text in a line of Docker's JSON, in which colours are written as words."""
+    return [_ESCAPES.sub("", part) if "\x1b" in part else part for part in unwrap_docker(line)]
 
 
 def _with_scalars(record: LogRecord, line: str) -> LogRecord:

@@ -42,6 +42,7 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bare: bool = (
         False  # such a line, and it counts without a loss, another metric, a total or an epoch
     )
+    whole_run: bool = False  # the line calls its count that of the whole run: `global step 12`
     format: str  # name of the logs/ plugin that read it
     written_at: float | None = None  # unix seconds, where it says itself when it was made
 

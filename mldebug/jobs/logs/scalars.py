@@ -66,7 +66,7 @@ def _any_of(names: Iterable[str]) -> str:
 _VALUE = rf"(?P<value>\d{{1,3}}(?:,\d{{3}}){{1,4}}(?:\.\d{{1,6}})?(?!\d)|{NUMBER})(?P<kilo>[kmgbt](?![a-z]))?"
 _PAIR = re.compile(
     rf"(?<![a-z0-9])(?P<name>(?:{_any_of(set(NAMES) - set(_ALONE))})|(?<![a-z0-9][ _/.-])(?:{_any_of(_ALONE)}))"
-    rf"(?: ?\([a-z]{{1,12}}\)|\))?['\"]?(?: ?[:=]| ) {{0,8}}['\"\[]{{0,2}}{_VALUE}"
+    rf"(?: ?\([a-z]{{1,12}}\)|\))?['\"]?(?: ?[:=]| ) {{0,8}}(?:np\.float\d\d\(|['\"\[]{{0,2}}){_VALUE}"
 )
 _BEHIND = re.compile(  # `210000 tok/s`, `39.5% bf16 mfu`
     rf"(?<![\w.,]){_VALUE}%? ?(?P<name>tok/s|tokens/s|(?:bf16 )?mfu|tflops|tflop/s|samples/s(?:ec)?|images/s(?:ec)?)(?![a-z])"

@@ -29,8 +29,8 @@ _TIMES = tuple(  # with a word that such a line must have, since most have none 
         ("time (data)", r"\btime \(data\): (?P<time>NUMBER) \(", "s"),  # BasicSR
         ("time/step", r"\btime/step: (?P<time>NUMBER)", "s"),
         ("step time", r"(?:average step time|\bstep time): (?P<time>NUMBER)", "s"),
-        ("_ms", r"elapsed_time_per_iteration_ms[:=] ?(?P<time>NUMBER)(?![\w.])", "ms"),
-        ("_ms", r"elapsed_time_per_iteration_ms[:=] ?(?P<time>NUMBERK)k\b", "s"),  # nanotron
+        ("_ms", r"(?:elapsed_)?time_per_iteration_ms[:=] ?(?P<time>NUMBER)(?![\w.])", "ms"),
+        ("_ms", r"(?:elapsed_)?time_per_iteration_ms[:=] ?(?P<time>NUMBERK)k\b", "s"),  # nanotron
         ("timing", r"step_timing in (?P<unit>s|ms)\b['\"]?[:=] ?(?P<time>NUMBER)", "s"),  # NeMo
         ("seconds: ", r"\bstep: \d{1,15}, seconds: (?P<time>NUMBER)", "s"),  # MaxText
         (" ms", r"[|(] ?(?P<time>NUMBER) ms(?= ?[|,)])", "ms"),  # llm.c

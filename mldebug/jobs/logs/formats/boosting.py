@@ -1,6 +1,7 @@
 """Boosted trees: XGBoost, LightGBM (`[12]\\ttrain-rmse:0.51`), CatBoost (`12:\\tlearn: 0.51\\ttest: 0.62`).
 
-The step is the round, which trains on all data. LightGBM's own program prints a line for each metric: `[LightGBM] [Info] Iteration:12, training l2 : 0.5`.
+The step is the round, which trains on all data. LightGBM's own program prints a line for each metric: `[LightGBM] [Info] Iteration:12, training l2 : 0.5`. scikit-learn's
+histogram trees print `[12/100] 1 tree, 31 leaves, max depth = 9, train loss: 0.5, in 0.012s`.
 """
 
 import re
@@ -13,6 +14,7 @@ _ROUND = re.compile(
     rf"(?:^|\] )\[({WHOLE})\][\t ]{{1,4}}[A-Za-z][\w' ]{{0,60}}[-'][^:\t]{{1,60}}: ?{NUMBER}"
     rf"|^({WHOLE}):\tlearn: ?{NUMBER}\t.{{0,200}}remaining: "
     rf"|^\[LightGBM\] \[Info\] Iteration:({WHOLE}), "
+    rf"|^\[({WHOLE})/\d{{1,15}}\] \d{{1,9}} trees?, \d{{1,9}} leaves"
 )
 
 
@@ -20,7 +22,7 @@ class BoostingFormat:
     """Reads the line that boosted trees print for each round; the step is the round."""
 
     generic = False
-    signs = ("]\t", "[lightgbm]", ":\tlearn: ")
+    signs = ("]\t", "[lightgbm]", ":\tlearn: ", "train loss")
 
     def parse(self, line: str) -> LogRecord | None:
         """The progress in this line of a log, or None where it is not a line of this format."""
@@ -28,7 +30,7 @@ class BoostingFormat:
         if found is None:
             return None
         return LogRecord(
-            step=int(found[1] or found[2] or found[3]),
+            step=int(next(one for one in found.groups() if one)),
             loss=training_loss(line.lower()),
             format="boosting",
         )

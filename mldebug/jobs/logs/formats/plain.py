@@ -12,6 +12,7 @@ loop's own is decided where the rhythm of the run is known, in `mldebug.stall.lo
 
 import re
 import zlib
+from typing import NamedTuple
 
 from mldebug.core.plugins import NoOptions
 from mldebug.jobs.logs.evaluation_words import evaluation_count, tells_of_evaluation
@@ -42,7 +43,7 @@ _COUNT = (
     rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{GROUPED}))?"
 )
 _STEP = re.compile(
-    r"(?<!per )(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter(?:ation)?)|(?<!fps )steps?(?:_i)?|iteration|iters?|it|(?:train_)?num_updates|nupdates|steps_completed|updates?|(?:mini-?)?batch)"
+    r"(?<!per )(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter(?:ation)?)|current_steps|(?<!fps )steps?(?:_i)?|iteration|iters?|it|(?:train_)?num_updates|nupdates|steps_completed|updates?|(?:mini-?)?batch)"
     + _COUNT
 )
 _WHOLE_RUN = re.compile(
@@ -57,6 +58,7 @@ _OPTIMIZER = re.compile(  # right behind a count of micro-steps: `iter 28 | step
 _ITERATION = re.compile(  # right behind a batch of the epoch: `batch: 8280/13617, ite: 1825`
     rf"[ |,;]{{1,4}}(?P<word>ite(?:r(?:ation)?)?)(?P<sign> ?[=:]|) {{0,12}}(?P<step>{GROUPED})(?P<total>)(?![\w.]*[a-z])(?!\.\d|[%/])"
 )
+_OF_WHOLE_RUN = ("global", "total_train", "num_updates", "train_num_updates")
 _MICRO = frozenset(["iter", "iters", "iteration", "it", "batch"])
 _OF_WORDLESS = (
     "loss",
@@ -81,8 +83,8 @@ _TRAINING_LOSS = re.compile(r"(?<![a-z])train(?:ing)?(?![a-z])[^|,;]{0,24}?loss"
 _MOST_EPOCHS = 10_000
 """Up to so many, `[1/100] train loss` and `1/100: loss` count epochs, as far as anyone has posted; a step of so few is not told."""
 _LOSS_ALONE = re.compile(
-    rf"train(?:ing)?[_ ]loss ?[:=]? {{0,4}}{NUMBER}$"
-)  # nnU-Net, whose epoch stands in another line
+    rf"train(?:ing)?[_ ]loss(?:/[a-z_/]{{1,40}})? ?[:=]? {{0,4}}{NUMBER}$"
+)  # nnU-Net, whose epoch stands in another line; Composer, where it counts tokens
 _OF_A_STEP = re.compile(
     r"(?<![a-z])(?:lr(?:_\d)?|learning[_ ]rate|g(?:rad)?[_ ]?norm)['\"]?(?: {0,2}[:=]| ) {0,8}\d"
 )  # no evaluation has them: beside a loss they vouch for a line of training without a count
@@ -103,7 +105,7 @@ _CHATTER = re.compile(
     r"|retry|attempt|(?:load|mapp|sav|writ|cach|pack|shard|collat|index|filter|shuffl|fetch|scann|enqueu|buffer|produc|build|extract|convert|compil)(?:ed|ing)\b|\bimbalance="
 )
 _ABOUT = re.compile(
-    r"\b(?:at|from|until|till|after|before|every|by|since|for|warm-?up|decay|accumulation|skipped|remaining|(?:max(?:imum)?|total|number of|num)(?: [a-z-]{1,16}){0,2}) $"
+    r"\b(?:at|on|from|until|till|after|before|every|by|since|for|warm-?up|decay|accumulation|skipped|remaining|(?:max(?:imum)?|total|number of|num)(?: [a-z-]{1,16}){0,2}) $"
 )  # a sentence about a step, which another may be, or a setting
 _METRIC = re.compile(
     r"(?:loss|(?<![a-z])(?:lr|learning[_ ]rate|grad[_ ]?norm|acc(?:uracy)?(?:@?\d)?|ppl|perplexity|rewards?|score|bleu|f1|bp[bc]|nll|elbo|ms?e|mae|psnr|[wc]er))"
@@ -170,7 +172,7 @@ class PlainFormat:
         if counts and (named := _wordless(text, line)) is not None:
             return named
         loss = training_loss(line)
-        found, step, total = _count(line, loss)
+        found, step, total, whole_run = _count(line, loss)
         if found is None:
             return _without_step(line, loss)
         place = found.start()
@@ -194,6 +196,7 @@ class PlainFormat:
             format="plain",
             shape=shape,
             bare=bool(step) and not vouched and not (total and _COUNTERS.issuperset(shape.split())),
+            whole_run=whole_run,
         )
 
 
@@ -237,7 +240,13 @@ def _without_step(line: str, loss: float | None) -> LogRecord | None:
     return None
 
 
-_Found = tuple[re.Match[str] | None, str | None, str | None]  # where the count stands, step, total
+class _Found(NamedTuple):
+    """Where the count of a line stands, and what it is."""
+
+    place: re.Match[str] | None = None
+    step: str | None = None
+    total: str | None = None
+    whole_run: bool = False
 
 
 def _count(line: str, loss: float | None) -> _Found:
@@ -252,18 +261,20 @@ def _count(line: str, loss: float | None) -> _Found:
         if whole_run is None and found["total"]:
             whole_run = _larger(_OF_ALL.search(line, found.end()), found["total"])
         counted = whole_run or found
-        return found, counted["step"], counted["total"]
+        return _Found(
+            found, counted["step"], counted["total"], counted["word"].startswith(_OF_WHOLE_RUN)
+        )
     if found := _EPOCH.search(line):
         step, total = _first(found, "step"), _first(found, "total")
         if step is None and loss is None and not _END.match(line, found.end()):
-            return None, None, None
-        return found, step, total
+            return _Found()
+        return _Found(found, step, total)
     if loss is not None and (found := _EPISODE.search(line)):
-        return found, found["step"], found["total"]
+        return _Found(found, found["step"], found["total"])
     found = _NUMBER_FIRST.search(line) if loss is not None else None
     if found is None or _is_beyond(found):
-        return None, None, None
-    return found, None if _counts_epochs(found) else found["step"], None
+        return _Found()
+    return _Found(found, None if _counts_epochs(found) else found["step"])
 
 
 def _larger(found: re.Match[str] | None, total: str) -> re.Match[str] | None:
