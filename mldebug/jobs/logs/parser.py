@@ -48,7 +48,7 @@ class LogParser:
         """`own`: the formats of the configuration by name, tried first in that order, and no longer used where they are slow."""
         self._formats = sorted(formats, key=lambda it: it.generic)
         signs = [it.signs for it in formats]
-        self._signs = _fewest(chain.from_iterable(signs)) if all(signs) and not own else ()
+        self._signs = _fewest(chain.from_iterable(signs)) if all(signs) else ()
         self._own = [_Own(name, it, clock) for name, it in (own or {}).items()]
         self.lines = self.records = self.bytes = self.binary = self.oversized = 0
         self._partial = b""
@@ -167,9 +167,7 @@ class LogParser:
 
     def _match(self, line: str) -> LogRecord | None:
         if self._signs and self._block is None and not self._may_count(line):
-            if self._table is None or not self._table.may_be_row(line):
-                return None
-            return self._tabled(strip_labels(line))
+            return self._unsigned(line)
         line = strip_labels(line)
         record = self._read(line) or self._tabled(line)
         if record is not None and record.step is not None:
@@ -180,6 +178,14 @@ class LogParser:
                 self._block = None
             return whole or record
         return record
+
+    def _unsigned(self, line: str) -> LogRecord | None:
+        """What a line tells that has no word of any format: only the user's own formats and rows of a table may read it."""
+        is_row = self._table is not None and self._table.may_be_row(line)
+        if not (is_row or self._own):
+            return None
+        line = strip_labels(line)
+        return self._read_own(line) or (self._tabled(line) if is_row else None)
 
     def _tabled(self, line: str) -> LogRecord | None:
         """What a row of a table tells, whose column names stand in an earlier line; such a line of names is kept."""
@@ -203,11 +209,17 @@ class LogParser:
                 return True
         return False
 
-    def _read(self, line: str) -> LogRecord | None:
+    def _read_own(self, line: str) -> LogRecord | None:
         for own in self._own:
             record = own.parse(line)
             if record is not None:
                 return record
+        return None
+
+    def _read(self, line: str) -> LogRecord | None:
+        record = self._read_own(line)
+        if record is not None:
+            return record
         for place, format_ in enumerate(self._formats):
             record = format_.parse(line)
             if record is not None:

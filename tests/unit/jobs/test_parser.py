@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mldebug.core.plugins import create_all
+from mldebug.core.plugins import create, create_all, load
 from mldebug.jobs.logs.parser import MAX_LINE, LogParser
 from mldebug.jobs.logs.records import LogRecord
 
@@ -192,3 +192,33 @@ def test_the_format_that_matched_is_tried_first_and_generic_ones_last() -> None:
     it = LogParser([every, one, two])
     assert [record.format for record in it.feed(b"w\n" + b"two w\n" * 5)] == ["w", *["two w"] * 5]
     assert (every.requests, one.requests, two.requests) == (1, 2, 6)
+
+
+class Noting:
+    """A format that notes which lines it was given."""
+
+    generic, signs = False, ("step",)
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def parse(self, line: str) -> LogRecord | None:
+        self.seen.append(line)
+        return None
+
+
+def test_a_line_without_a_word_of_any_format_is_not_parsed() -> None:
+    """Also where the user's format is there and has no pattern, as in every agent: each line of noise went through all formats."""
+    counting = Noting()
+    LogParser([counting, create("logs", "regex")]).feed(b"read shard-3 in 0.1 s\nfirst step\n")
+    assert counting.seen == ["first step"]
+
+
+def test_beside_the_user_s_patterns_other_formats_still_see_their_own_lines_alone() -> None:
+    module = load("logs", "regex")
+    mine = module.create(module.Options(patterns=(r"shard-(?P<step>\d+)",)))
+    counting = Noting()
+    parser = LogParser([counting, create("logs", "regex")], {"mine": mine})
+    found = parser.feed(b"read shard-3 in 0.1 s\nfirst step\nnothing\n")
+    assert [one.step for one in found] == [3]
+    assert counting.seen == ["first step"]

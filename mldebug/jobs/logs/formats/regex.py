@@ -41,10 +41,11 @@ class RegexFormat:
     """Reads lines that match the user's own patterns."""
 
     generic = False
-    signs = ()  # the user's words are not known
 
     def __init__(self, patterns: Iterable[re.Pattern[str]]) -> None:
         self._patterns = tuple(patterns)
+        # The user's words are not known; without a pattern no line is worth parsing, and no line has a NUL
+        self.signs = () if self._patterns else ("\0",)
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None where nothing matches or no group holds a number."""
