@@ -38,6 +38,7 @@ def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") 
         subject=safe_line(f"[{state}] {node}: {sentence}", SUBJECT),
         verdict=alert.verdict,
         culprits=tuple(safe_line(culprit, 300) for culprit in alert.culprits[:MOST_CULPRITS]),
+        map=alert.map,
         next_steps=tuple(safe_line(one, 500) for one in alert.next_steps[:MOST_STEPS]),
         report=alert.report,
         link=_link(alert.report, link),

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from mldebug.alerts.rank_map import RankMap
 from mldebug.core.model import Culprit, MeasuredData
 from mldebug.jobs.owners import Owner
 
@@ -43,6 +44,7 @@ class Alert(MeasuredData, frozen=True, kw_only=True):
     next_steps: tuple[str, ...] = ()
     culprits: tuple[str, ...] = ()
     blamed: tuple[Culprit, ...] = ()  # the same in parts, for actions
+    map: RankMap | None = None  # what the ranks of an incident do
     verdict: str = ""
     confidence: str = ""  # high, medium, low; "": nobody has judged
     report: str = ""  # id of the report, where there is one
@@ -98,6 +100,7 @@ class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
     report: str = ""
     link: str = ""  # an address, or the command that shows the report
     labels: dict[str, str] = {}
+    map: RankMap | None = None  # what the ranks of an incident do; None: it is about no ranks
     started: str  # RFC 3339, UTC
     ended: str = ""
     outcome: str = ""

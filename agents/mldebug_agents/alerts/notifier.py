@@ -25,6 +25,7 @@ from mldebug.alerts.node_events import (
     together,
 )
 from mldebug.alerts.probe_events import of_probes
+from mldebug.alerts.rank_map import rank_map
 from mldebug.alerts.view import ChannelState, EventsView, EventView
 from mldebug.config.schema import Config
 from mldebug.core.model import Culprit, Job, Judgement, shared_fields
@@ -58,6 +59,7 @@ def alert_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
         next_steps=diagnosis.next_steps,
         culprits=tuple(map(_culprit, diagnosis.culprits)),
         blamed=diagnosis.culprits,
+        map=rank_map(judgement),
         verdict=str(diagnosis.verdict),
         confidence=diagnosis.confidence,
         report=incident.id,

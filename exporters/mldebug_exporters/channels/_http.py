@@ -44,8 +44,8 @@ def request(
     timeout: float,
     ca_file: Path | None = None,
     method: str = "POST",
-) -> None:
-    """Send an HTTP request; a 2xx status acknowledges it. `timeout`: seconds for each read or write; all together may take
+) -> bytes:
+    """Send an HTTP request; a 2xx status acknowledges it, and the first `MOST` bytes of the answer are returned. `timeout`: seconds for each read or write; all together may take
     `TIMES` times as long.
 
     Raises MessageRefusedError where the receiver refuses the message for good, OSError where a later try may succeed.
@@ -59,7 +59,7 @@ def request(
         with limit(TIMES * timeout, lambda: link.sock):
             link.request(method, _path(parts), body, dict(headers))
             answer = link.getresponse()
-            answer.read(MOST)
+            received = answer.read(MOST)
     except http.client.HTTPException as error:
         raise OSError(f"{parts.hostname} gave no HTTP answer: {type(error).__name__}") from None
     except TimeoutError:
@@ -70,6 +70,7 @@ def request(
     finally:
         link.close()
     _judge(answer.status, parts.hostname or "")
+    return received
 
 
 def _connect(

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Iterator
 from email.message import EmailMessage
 from email.utils import formatdate
+from html import escape
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -13,10 +14,19 @@ import msgspec
 
 from mldebug.alerts.message import plain_text
 from mldebug.alerts.model import Channel, EventMessage, MessageRefusedError
+from mldebug.alerts.rank_map import RankMap, legend
+from mldebug.alerts.rank_picture import picture
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._secrets import secret
 from mldebug_exporters.channels._time_limit import TIMES, limit
 
+HTML = """<!doctype html>
+<html lang="en"><body>
+<p><img src="cid:{cid}" alt="{words}"></p>
+<p>{words}</p>
+<pre style="white-space: pre-wrap">{text}</pre>
+</body></html>
+"""
 PERMANENT = (550, 551, 552, 553, 554)
 
 
@@ -143,7 +153,27 @@ def mail_of(message: EventMessage, options: Options) -> EmailMessage:
     mail["X-Mldebug-Kind"] = message.kind  # for filters
     mail["X-Mldebug-State"] = message.state
     mail.set_content(plain_text(message))
+    if message.map is not None:
+        _add_picture(mail, message, message.map)
     return mail
+
+
+def _add_picture(mail: EmailMessage, message: EventMessage, ranks: RankMap) -> None:
+    """Add the same as HTML with the map of the ranks, a picture inside the mail: nothing is loaded from elsewhere."""
+    cid, words = f"ranks.{message.id}@mldebug", legend(ranks)
+    text = plain_text(message)
+    mail.add_alternative(
+        HTML.format(cid=cid, words=escape(words), text=escape(text)), subtype="html"
+    )
+    page = mail.get_payload(1)
+    if isinstance(page, EmailMessage):
+        page.add_related(
+            picture(ranks),
+            *("image", "png"),
+            cid=f"<{cid}>",
+            disposition="inline",
+            filename="ranks.png",
+        )
 
 
 def _addresses(count: int) -> str:
