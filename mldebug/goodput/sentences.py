@@ -105,7 +105,11 @@ def slow_mount_words(shares: Sequence[RankShares]) -> str:
     there = held_by_mount(shares)
     if not there:
         return ""
-    who = f"{len(there)} of {len(shares)} ranks wait" if len(shares) > 1 else "its rank waits"
+    who = (
+        f"{len(there)} of {len(shares)} ranks {_wait(there)}"
+        if len(shares) > 1
+        else "its rank waits"
+    )
     return f"{there[0].evidence.mount_slow}; {who} for {_what_for(there)}"
 
 
@@ -130,9 +134,13 @@ def mount_waiters(shares: Sequence[RankShares], run: str, node: str, device: str
     ]
     if not there:
         return ""
-    wait = "waits" if len(shares) == 1 else "wait"
     who = "the rank" if len(shares) == 1 else f"{len(there)} of {len(shares)} ranks"
-    return f"{who} of {clean(run, 60)} {wait} for {_what_for(there)}"
+    return f"{who} of {clean(run, 60)} {_wait(there)} for {_what_for(there)}"
+
+
+def _wait(held: Sequence[RankShares]) -> str:
+    """The verb of "N of M ranks": `1 of 2 ranks waits`, `7 of 8 ranks wait`."""
+    return "waits" if len(held) == 1 else "wait"
 
 
 def _what_for(held: Sequence[RankShares]) -> str:

@@ -14,9 +14,11 @@ from mldebug.jobs.run_records.recorded_settings import recorded_environment
 from mldebug.probes.baselines import shipped
 from mldebug.probes.checks import NodeCheck
 from mldebug.probes.preflight import FolderSpace, NodeFindings, folder_checks, shm_check
+from mldebug.probes.rendezvous import Endpoint, meeting_check
 from mldebug.storage.filesystems.canary import CanaryWrite, sentence
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.probes.node_stages import DRIVER_SECONDS, NodeProbe, NodeRequirements
+from mldebug_agents.probes.rendezvous import MeetingThread
 from mldebug_agents.probes.session import ProbeSettings, open_session
 from mldebug_agents.probes.tools import ProbeTools
 from mldebug_agents.storage.child.client import MountClient
@@ -40,10 +42,18 @@ _LIST = (
 )
 
 
+class MeetingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ranks will meet, and how many nodes try that now: 1, where nobody else was asked. `token`: of this meeting."""
+
+    where: Endpoint
+    nodes: int = 1
+    token: str = ""
+
+
 class PreflightRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the job needs of each node. `folders`: that it writes to, the one of its checkpoints first; `checkpoint`: bytes of one,
     0: not known; `checkpoints`: for how many there must be room; `gpus`, `ports`: see `NodeRequirements`; `python`: the training
-    environment's, "" for none; `job`: with whose last good run to compare, "" for none.
+    environment's, "" for none; `job`: with whose last good run to compare, "" for none; `meeting`: None for none.
     """
 
     folders: tuple[str, ...] = ()
@@ -54,11 +64,13 @@ class PreflightRequest(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     load: bool = False  # also measure the GPUs
     job: str = ""
+    meeting: MeetingRequest | None = None
 
 
-def look_at_node(tools: ProbeTools, mounts: MountClient, wanted: PreflightRequest) -> NodeFindings:
-    """All that is checked on this node without putting load on it. Every part has a deadline."""
+def look_at_node(tools: ProbeTools, mounts: MountClient, wanted: PreflightRequest, name: str = "") -> NodeFindings:  # fmt: skip
+    """All that is checked on this node without putting load on it. Every part has a deadline. `name`: of this node, for the others."""
     began = time.monotonic()
+    thread = _start_meeting(wanted.meeting, name or tools.context.node)
     checks = list(folder_checks(_folders(mounts, wanted.folders), wanted.checkpoint, wanted.checkpoints))  # fmt: skip
     checks.append(_shm(mounts))
     probe = NodeProbe(NodeRequirements(stages=STAGES, gpus=wanted.gpus, ports=wanted.ports), shipped(), checks.append)  # fmt: skip
@@ -67,6 +79,9 @@ def look_at_node(tools: ProbeTools, mounts: MountClient, wanted: PreflightReques
     if wanted.python:
         packages, check = _packages(tools.context.spawner, wanted.python)
         checks.append(check)
+    if thread and wanted.meeting:
+        found, seconds = thread.result(), time.monotonic() - began
+        checks += meeting_check(wanted.meeting.where, wanted.meeting.nodes, found, seconds)
     return NodeFindings(
         node=tools.context.node,
         checks=tuple(checks),
@@ -90,6 +105,15 @@ def measure_node(wanted: PreflightRequest) -> list[NodeCheck]:
     if probe.cut:
         checks.append(NodeCheck(stage="load", state="failed", sentence=f"could not be measured: {probe.cut}"))  # fmt: skip
     return checks
+
+
+def _start_meeting(wanted: MeetingRequest | None, name: str) -> MeetingThread | None:
+    """Begin to meet the other nodes, beside all other checks."""
+    if wanted is None:
+        return None
+    thread = MeetingThread(wanted.where, name, wanted.nodes, wanted.token)
+    thread.start()
+    return thread
 
 
 def _folders(mounts: MountClient, folders: Sequence[str]) -> list[FolderSpace]:

@@ -260,7 +260,7 @@ def test_a_slow_mount_that_is_found_later_is_written_into_the_report_of_the_slow
     first, last = node.store.reports
     assert last.id == first.id
     assert not any(READS in one for one in first.diagnosis.evidence)
-    assert f"{READS}; 1 of 4 ranks wait for data" in last.diagnosis.evidence
+    assert f"{READS}; 1 of 4 ranks waits for data" in last.diagnosis.evidence
     assert [one.rank for one in last.diagnosis.culprits] == [2]
 
 

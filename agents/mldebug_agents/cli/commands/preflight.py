@@ -1,6 +1,7 @@
 """Say whether a job may start on these nodes."""
 
 import os
+import secrets
 import socket
 import sys
 import time
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
 from mldebug.cli.param_types import FILE, FOLDER, JOB
+from mldebug.cluster.hostfile import read_hosts
 from mldebug.cluster.wire import NodeReply, encode
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
@@ -24,17 +26,25 @@ from mldebug.jobs.run_records.model import RunRecord, without_numbers
 from mldebug.probes.last_good_run import changes_since
 from mldebug.probes.ports import check_wanted
 from mldebug.probes.preflight import CheckedNode, NodeFindings, Preflight, judge, words
+from mldebug.probes.rendezvous import parse_endpoint
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
-from mldebug_agents.cluster.fanout.messages import FanoutRequest, answer_seconds
+from mldebug_agents.cluster.fanout.messages import MOST_TOGETHER, FanoutRequest, answer_seconds
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_findings import NodesChecked, check_nodes
-from mldebug_agents.probes.preflight import PreflightRequest, look_at_node, measure_node
+from mldebug_agents.probes.preflight import (
+    MeetingRequest,
+    PreflightRequest,
+    look_at_node,
+    measure_node,
+)
 from mldebug_agents.probes.tools import ProbeTools
 from mldebug_agents.web.client import ask_nearest, record_of_run, recorded_runs
 
 WELL = words_of_status(0)
 WAIT, WAIT_LOADED = "90s", "3m"  # the load alone takes a minute, beside what each node needs anyway
+
+MOST_SHOWN = 24  # findings: all fits one page
 
 
 @click.command("preflight")
@@ -47,21 +57,25 @@ WAIT, WAIT_LOADED = "90s", "3m"  # the load alone takes a minute, beside what ea
 @click.option(
     "--job", type=JOB, help="Compare each node with the last run of this job there that ended well."
 )
+@click.option("--rendezvous", metavar="HOST:PORT", help="Where the ranks will meet: whether its port is free, and the nodes reach it and each other.")  # fmt: skip
 @click.option("--slurm-job", metavar="ID", help="On all nodes of this Slurm job, by srun.")
 @click.option("--hosts", metavar="NODES", help="On these nodes: node[1-40], or a hostfile; by ssh.")
 @click.option("--there", type=FILE, default="", help="The Python with mldebug on other nodes; default: this one's path.")  # fmt: skip
 @click.option("--wait", metavar="DURATION", help="How long a node has to answer.  [default: 90s, with --load 3m]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print an object with all that was found.")
 @click.option("--send", is_flag=True, hidden=True)  # what the nodes are asked for
+@click.option(
+    "--meeting", hidden=True
+)  # how many nodes come to the rendezvous, and what their greetings bear
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def command(
-    folders: tuple[str, ...], checkpoint: str | None, gpus: int | None, ports: str | None, python: str, load: bool, job: str | None,
-    slurm_job: str | None, hosts: str | None, there: str, wait: str | None, as_json: bool, send: bool, config: Path | None,
+    folders: tuple[str, ...], checkpoint: str | None, gpus: int | None, ports: str | None, python: str, load: bool, job: str | None, rendezvous: str | None,
+    slurm_job: str | None, hosts: str | None, there: str, wait: str | None, as_json: bool, send: bool, meeting: str | None, config: Path | None,
 ) -> None:  # fmt: skip
     """Say whether a job may start here, or on all its nodes.
 
-    Checked on each node: folders (there, writable, room), /dev/shm, GPUs, RDMA ports, the training environment. Compared between
-    nodes: packages, driver, GPUs, variables, clocks. Without --load nothing is put on the GPUs.
+    Checked on each node: folders (there, writable, room), /dev/shm, GPUs, RDMA ports, the training environment, whether the nodes
+    reach each other. Compared between nodes: packages, driver, GPUs, variables, clocks. Without --load nothing is put on the GPUs.
 
     Exit code 0: go; 1: something stands against it.
     """
@@ -69,6 +83,7 @@ def command(
     wanted = PreflightRequest(
         folders=tuple(dict.fromkeys(map(_whole, folders))), checkpoint=_size(checkpoint), gpus=gpus, ports=_ports(ports),
         python=_whole(python) if "/" in python else python, load=load, job=job or "",
+        meeting=_meeting(rendezvous, meeting or ""),
     )  # fmt: skip
     if slurm_job is not None and hosts is not None:
         raise UsageError("use --slurm-job or --hosts, not both", "choose one of them")
@@ -79,8 +94,10 @@ def command(
         _send(own, wanted, name or socket.gethostname())
         return
     if slurm_job or hosts:
+        wanted = _for_all(wanted, hosts)
         request = FanoutRequest(
-            target=slurm_job or hosts or "", python=there or sys.executable, arguments=_arguments(wanted), timeout=answer_seconds(wait or (WAIT_LOADED if load else WAIT))
+            target=slurm_job or hosts or "", python=there or sys.executable, arguments=_arguments(wanted), timeout=answer_seconds(wait or (WAIT_LOADED if load else WAIT)),
+            together=wanted.meeting is not None,
         )  # fmt: skip
         with Waiting(quiet=as_json) as progress:
             checked = check_nodes(own, "slurm" if slurm_job else "ssh", request, progress)
@@ -106,9 +123,9 @@ def _here(config: Config, wanted: PreflightRequest) -> NodesChecked:
     return NodesChecked(answers=(answer,), silent={})
 
 
-def _look(tools: NodeTools, config: Config, wanted: PreflightRequest) -> NodeFindings:
+def _look(tools: NodeTools, config: Config, wanted: PreflightRequest, name: str = "") -> NodeFindings:  # fmt: skip
     gpus = ProbeTools(tools.context, tools.gpus, tools.capture.finder)
-    found = look_at_node(gpus, tools.filesystem_probe, wanted)
+    found = look_at_node(gpus, tools.filesystem_probe, wanted, name)
     if not wanted.job:
         return found
     good, why = _last_good(config, wanted.job)
@@ -131,7 +148,7 @@ def _send(config: Config, wanted: PreflightRequest, node: str) -> None:
     """Print what this node found, for the mldebug that asked. `node`: the name by which it asked."""
     with ended_by_signals(), open_tools(config) as tools:
         end_without_reader(sys.stdout.fileno())  # a thread: after the process starter has forked
-        findings = _look(tools, config, wanted)
+        findings = _look(tools, config, wanted, node)
     findings = _measured(findings, wanted)
     for line in encode(NodeReply(node=node, findings=findings)):
         sys.stdout.buffer.write(line)
@@ -155,7 +172,34 @@ def _arguments(wanted: PreflightRequest) -> tuple[str, ...]:
         found += ["--job", wanted.job]
     if wanted.load:
         found.append("--load")
+    if wanted.meeting:
+        found += ["--rendezvous", wanted.meeting.where.words]
+        found += ["--meeting", f"{wanted.meeting.nodes}:{wanted.meeting.token}"]
     return tuple(found)
+
+
+def _meeting(rendezvous: str | None, meeting: str) -> MeetingRequest | None:
+    """What was asked for. `meeting`: `NODES:TOKEN`, where another mldebug has asked; srun tells each node how many they are."""
+    if rendezvous is None:
+        return None
+    try:
+        where = parse_endpoint(rendezvous)
+    except ValueError as error:
+        raise UsageError(f"--rendezvous: {error}", "write it like node1:29500") from None
+    nodes, _, token = meeting.partition(":")
+    told = nodes if nodes != "0" else os.environ.get("SLURM_STEP_NUM_NODES", "1")
+    return MeetingRequest(where=where, nodes=int(told) if told.isdigit() else 1, token=token)
+
+
+def _for_all(wanted: PreflightRequest, hosts: str | None) -> PreflightRequest:
+    """With how many nodes meet; 0: as many as the step of Slurm has."""
+    if wanted.meeting is None:
+        return wanted
+    count = len(read_hosts(hosts).names) if hosts else 0
+    if count > MOST_TOGETHER:
+        raise UsageError(f"{count:,} hosts are too many to meet", f"without --rendezvous, or at most {MOST_TOGETHER:,}")  # fmt: skip
+    meeting = msgspec.structs.replace(wanted.meeting, nodes=count, token=secrets.token_hex(8))
+    return msgspec.structs.replace(wanted, meeting=meeting)
 
 
 def _last_good(config: Config, job: str) -> tuple[RunRecord | None, str]:
@@ -181,8 +225,10 @@ def _last_good(config: Config, job: str) -> tuple[RunRecord | None, str]:
 def _show(found: Preflight) -> None:
     console = Console()
     print_line(console, Text(clean(found.verdict, 500), style="bold"))
-    for one in found.findings:
+    for one in found.findings[:MOST_SHOWN]:
         print_line(console, Text(f"  {'✘' if one.level == 'failed' else '·'} {clean(words(one), 400)}"))  # fmt: skip
+    if len(found.findings) > MOST_SHOWN:
+        print_line(console, Text(f"  and {len(found.findings) - MOST_SHOWN} more: --json has all"))
     for node in found.answers[:1] if len(found.answers) == 1 else ():
         _show_checks(console, node)
 

@@ -10,6 +10,7 @@ from mldebug.core.model import QueriedNode
 from mldebug_agents.system.spawn import ProgramStarter
 
 MIN_WAIT, MAX_WAIT = 1.0, 1_800.0  # seconds
+MOST_TOGETHER = 1024  # nodes that can be asked at the same moment
 NAME = "fanout"  # of the worker that the process starter forks
 
 
@@ -52,12 +53,13 @@ class FanoutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FanoutRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which nodes and jobs a user wants to be captured, and how."""
+    """Which nodes and jobs a user wants to be captured, and how. `together`: all nodes at the same moment, for they wait for each other."""
 
     target: str  # a job id, or a list of nodes
     python: str
     arguments: tuple[str, ...]  # of `mldebug` there
     timeout: float
+    together: bool = False
 
 
 class Transport(Protocol):

@@ -54,7 +54,7 @@ class SshTransport:
             nodes=nodes,
             command=remote_command(wanted),
             timeout=wanted.timeout,
-            fanout=chosen.fanout,
+            fanout=max(chosen.fanout, len(nodes)) if wanted.together else chosen.fanout,
             connect_timeout=chosen.connect_timeout,
             ssh=chosen.ssh,
             ssh_options=" ".join(filter(None, (chosen.options, *_named(hosts), PLAIN))),
