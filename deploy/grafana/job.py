@@ -8,6 +8,7 @@ from parts import (
     BAD,
     GOOD,
     ODD,
+    OWN,
     RUN,
     STEPS,
     IncidentsBuilder,
@@ -23,14 +24,15 @@ from parts import (
     to_board,
 )  # fmt: skip
 
-MINE = 'run="$run"'
-SILENCE = f"time() - max by (run) (mldebug_run_progress_timestamp_seconds{{{MINE}}})"
+MINE = 'run=~"$own"'  # on all its nodes
+ALL = 'run_across_nodes="$run"'
+SILENCE = f"time() - max(mldebug_run_progress_timestamp_seconds{{{MINE}}})"
 SINCE = f"time() - mldebug_incident_since_timestamp_seconds{{{MINE}}}"
 
 
 def build() -> Dashboard:
     """For the one whose job it is."""
-    made = board("mldebug-job", "mldebug: job", "One run: does it move, how fast, what do its ranks do, and which incidents has it had.", RUN)  # fmt: skip
+    made = board("mldebug-job", "mldebug: job", "One run: does it move, how fast, what do its ranks do, and which incidents has it had.", RUN, OWN)  # fmt: skip
     made.annotation(IncidentsBuilder(MINE))
     for panel in (*_figures(), *_incident(), *_progress(), *_gpus(), *_ranks()):
         made.with_panel(panel)
@@ -38,12 +40,12 @@ def build() -> Dashboard:
 
 
 def _figures() -> tuple[Panel, ...]:
-    lost = f"min by (run) (mldebug_checkpoint_work_lost_seconds{{{MINE}}})"
+    lost = f"min(mldebug_checkpoint_work_lost_seconds{{{MINE}}})"
     return (
         number("Moves", "1 while no incident of the run is open, 0 while one is. Empty once the run has ended.", "bool_yes_no",
-               f"min by (run) (mldebug_run_up{{{MINE}}})", (0.0, BAD), (1.0, GOOD)).links([runbook("MldebugRunStalled")]),
+               f"min(mldebug_run_up{{{MINE}}})", (0.0, BAD), (1.0, GOOD)).links([runbook("MldebugRunStalled")]),
         number("No progress for", "Since its last step, record of its log, or other sign that it moves.", "s", SILENCE),
-        number("Step", "The last step that its log or its hooks told.", "none", f"max by (run) (mldebug_run_step{{{MINE}}})"),
+        number("Step", "The last step that its log or its hooks told.", "none", f"max(mldebug_run_step{{{MINE}}})"),
         number("Lost if it ends now", "Time since its newest complete checkpoint was begun.", "s", lost)
         .links([page("How checkpoints are judged", "checkpoints")]),
     )  # fmt: skip
@@ -60,7 +62,7 @@ def _incident() -> tuple[Panel, ...]:
              "s", (f"mldebug_rank_class_info{{{MINE}}} {stands}", "Stands for"), rank="Rank")
         .data_links([link("Node", to_board("mldebug-node", "instance", "node"))]),
         lines("Silence, of the stall timeout", "An incident opens at 100 %. The timeout follows the run's own pace.", "percentunit",
-              (f"({SILENCE}) / max by (run) (mldebug_run_stall_timeout_seconds{{{MINE}}})", "silence"),
+              (f"({SILENCE}) / max(mldebug_run_stall_timeout_seconds{{{MINE}}})", "silence"),
               limits=((0.0, GOOD), (0.5, ODD), (1.0, BAD)), ceiling=1),
         stacked("Ranks by what they do", "Stack samples, taken only while somebody suspects a stall. The few that differ are the suspects.",
                 "none", (f"sum by (class) (mldebug_run_ranks_by_class{{{MINE}}})", "{{class}}")),
@@ -70,11 +72,11 @@ def _incident() -> tuple[Panel, ...]:
 def _progress() -> tuple[Panel, ...]:
     return (
         lines("Pace", "Steps a second, mean of 5 minutes. A slow decline is input, heat, or one slow node.", STEPS,
-              (f"mldebug:run_steps:rate5m{{{MINE}}}", "pace")),
+              (f"mldebug:run_steps:rate5m{{{ALL}}}", "pace")),
         lines("Duration of a step", "Median and 99th percentile of 5 minutes. A tail that grows alone is a straggler or input.", "s",
-              (f"mldebug:run_step_duration_seconds:p50_5m{{{MINE}}}", "median"),
-              (f"mldebug:run_step_duration_seconds:p99_5m{{{MINE}}}", "99 %")),
-        lines("Loss", "As its log or its hooks tell it.", "none", (f"max by (run) (mldebug_run_loss{{{MINE}}})", "loss")),
+              (f"mldebug:run_step_duration_seconds:p50_5m{{{ALL}}}", "median"),
+              (f"mldebug:run_step_duration_seconds:p99_5m{{{ALL}}}", "99 %")),
+        lines("Loss", "As its log or its hooks tell it.", "none", (f"max(mldebug_run_loss{{{MINE}}})", "loss")),
         lines("Step of each node", "Of ranks with the hook, the one that is least far on each node: the lowest line keeps the others waiting.",
               "none", (f"min by (instance) (mldebug_run_step_min{{{MINE}}})", "{{instance}}")).links([page("The hook", "hook")]),
     )  # fmt: skip

@@ -63,7 +63,11 @@ def choice(name: str, label: str, query: str, *, many: bool = True) -> dashboard
 
 NODE = choice("node", "Node", 'label_values(up{job="mldebug"}, instance)')
 GPU = choice("gpu", "GPU", 'label_values(mldebug_gpu_up{instance=~"$node"}, gpu)')
-RUN = choice("run", "Run", "label_values(mldebug_run_info, run)", many=False)
+RUN = choice(
+    "run", "Run", "label_values(mldebug_run_across_nodes_info, run_across_nodes)", many=False
+)
+# each node has an id of its own for that run
+OWN = choice("own", "Its ids", 'label_values(mldebug_run_across_nodes_info{run_across_nodes="$run"}, run)').hide(model.VariableHide.HIDE_VARIABLE)  # fmt: skip
 
 
 class Incidents(model.AnnotationQuery):

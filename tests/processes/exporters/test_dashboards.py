@@ -117,10 +117,10 @@ def it_recovers(scene: Scene, run: str) -> None:
 # --- what the dashboards show ------------------------------------------------------------------
 
 
-def filled_in(query: Asking, run: str) -> str:
+def filled_in(query: Asking, run: str, across: str) -> str:
     """As Grafana fills it in; the node is that of the real agent, but for what is made."""
     names = {name for name, _ in queried_series(query.expression)}
-    values = {"$run": run, "$node": "made" if names & MADE else NODE, "$gpu": ".*"}
+    values = {"$run": across, "$own": run, "$node": "made" if names & MADE else NODE, "$gpu": ".*"}
     values |= {"$__rate_interval": "1m", "${reports}": "https://reports.example.org"}
     text = query.expression
     for variable, value in values.items():
@@ -135,8 +135,9 @@ def still(server: Prometheus, run: str, began: float, moved: set[str]) -> dict[s
     What has moved since then has moved for ever: its name goes into `moved`, and it is not asked again.
     """
     found = {}
+    across = server.samples(f'mldebug_run_across_nodes_info{{run="{run}"}} or last_over_time(mldebug_run_across_nodes_info{{run="{run}"}}[10m])')[0][0]["run_across_nodes"]  # fmt: skip
     for query in (one for one in queries() if one.name not in NOT_STAGED | moved):
-        expression = filled_in(query, run)
+        expression = filled_in(query, run, across)
         answer = server.ask("query_range", query=expression, start=began, end=time.time(), step=1)
         curves = [one["values"] for one in (answer or {}).get("result", [])]
         moves = comes_and_goes if query.annotation else varies

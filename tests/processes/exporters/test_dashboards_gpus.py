@@ -76,7 +76,7 @@ def test_each_job_shows_the_figures_of_its_own_card(tmp_path: Path) -> None:
         server = Prometheus(port)
 
         def shown(name: str, run: str) -> list[tuple[dict[str, str], float]]:
-            return server.samples(panels[name].replace("$run", run).replace("$__rate_interval", "10s"))  # fmt: skip
+            return server.samples(panels[name].replace("$own", run).replace("$__rate_interval", "10s"))  # fmt: skip
 
         for number, run in enumerate(RUNS):
             for title, values in FIGURES.items():
