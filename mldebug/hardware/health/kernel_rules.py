@@ -63,6 +63,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.KERNEL_PANIC: _bad("kernel", _A.REBOOT, lasting=True),
     Kind.MACHINE_CHECK: _poor("kernel", _A.CHECK_HARDWARE, limit="memory_corrected"),
     Kind.MACHINE_CHECK_CORRECTED: _poor("kernel", _A.CHECK_HARDWARE, limit="memory_corrected"),
+    Kind.MACHINE_CHECK_DEFERRED: _poor("kernel", _A.CHECK_HARDWARE),
     Kind.MACHINE_CHECK_UNCORRECTED: _bad("kernel", _A.CHECK_HARDWARE),
     Kind.MEMORY_CORRECTED: _poor("kernel", _A.CHECK_HARDWARE, limit="memory_corrected"),
     Kind.MEMORY_UNCORRECTED: _bad("kernel", _A.CHECK_HARDWARE),

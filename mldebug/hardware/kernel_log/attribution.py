@@ -75,6 +75,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.DISK_OK: "a disk answers again",
     KernelEventKind.MACHINE_CHECK: "machine check",
     KernelEventKind.MACHINE_CHECK_CORRECTED: "corrected machine check",
+    KernelEventKind.MACHINE_CHECK_DEFERRED: "machine check of broken data that nothing has used yet",
     KernelEventKind.MACHINE_CHECK_UNCORRECTED: "uncorrected machine check",
     KernelEventKind.MEMORY_CORRECTED: "corrected error of the host's memory",
     KernelEventKind.MEMORY_UNCORRECTED: "uncorrected error of the host's memory",

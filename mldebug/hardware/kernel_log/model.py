@@ -60,6 +60,7 @@ class KernelEventKind(StrEnum):
     DISK_OK = "disk_ok"
     MACHINE_CHECK = "machine_check"  # its severity is not told
     MACHINE_CHECK_CORRECTED = "machine_check_corrected"
+    MACHINE_CHECK_DEFERRED = "machine_check_deferred"  # AMD: broken data that nothing has used yet
     MACHINE_CHECK_UNCORRECTED = "machine_check_uncorrected"
     MEMORY_CORRECTED = "memory_corrected"  # EDAC CE
     MEMORY_UNCORRECTED = "memory_uncorrected"  # EDAC UE

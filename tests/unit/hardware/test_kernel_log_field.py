@@ -364,7 +364,7 @@ def test_another_disk_that_is_well_ends_nothing() -> None:
         ("traps: python3[4711] general protection fault ip:7f00 sp:7f00 error:0 in libc.so.6[7f00+1]", "healthy"),
         ("WARNING: CPU: 3 PID: 4711 at drivers/net/foo.c:12 foo+0x1/0x2", "healthy"),
         ("[Hardware Error]: Uncorrected, software restartable error.", "unhealthy"),
-        ("[Hardware Error]: Deferred error, no action required.", "unhealthy"),
+        ("[Hardware Error]: Deferred error, no action required.", "degraded"),
         ("[Hardware Error]: CPU:2 (19:1:1) MC17_STATUS[Over|CE|MiscV|AddrV|-|-|SyndV|CECC|-|-|-]: 0xdc2040000000011b", "healthy"),
         ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: 9c00000000010080", "healthy"),
         ("EXT4-fs (sda1): Remounting filesystem read-only", "unhealthy"),

@@ -257,6 +257,7 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     247: (K.NIC_TIMEOUT, {"device": "rdmap157s0"}),
     248: (K.DISK_ERROR, {"device": "session1"}),
     249: (K.NFS_STATE_LOST, {"device": ""}),
+    250: (K.MACHINE_CHECK_DEFERRED, {}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

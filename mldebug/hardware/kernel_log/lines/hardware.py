@@ -20,7 +20,9 @@ _DIMM = re.compile(r" on (?P<dimm>\S{1,64})")
 _CHECK = re.compile(
     r"(?:mce: (?P<poison>Uncorrected hardware memory error in )|(?P<serror>SError Interrupt on CPU\d{1,5}, code 0x)|(?:mce: )?(?:\{\d{1,9}\})?\[Hardware Error\]: (?:"
     r"(?P<corrected>Corrected error|event severity: corrected)"
-    r"|(?P<uncorrected>System Fatal error|Uncorrected|Deferred error|event severity: (?:recoverable|fatal)|Fatal machine check"
+    # of which the kernel asks nothing: once broken memory is used, or is known to EDAC, a line of its own says that
+    r"|(?P<deferred>Deferred error)"
+    r"|(?P<uncorrected>System Fatal error|Uncorrected|event severity: (?:recoverable|fatal)|Fatal machine check"
     r"|CPU \d{1,5}: Machine Check Exception|CPU:\d{1,5} \([0-9a-f:]{1,12}\) MC\d{1,3}_STATUS\[(?:[^\]\n]{0,60}\|)?UE\|)"
     r"|(?P<logged>Machine check events logged|CPU \d{1,5}: Machine Check(?: Event)?: )))"
 )
@@ -116,6 +118,8 @@ def _check(line: KernelText) -> KernelEvent | None:
         return None
     if match["corrected"]:
         return event(line, KernelEventKind.MACHINE_CHECK_CORRECTED)
+    if match["deferred"]:
+        return event(line, KernelEventKind.MACHINE_CHECK_DEFERRED)
     if match["uncorrected"] or match["poison"] or match["serror"]:
         return event(line, KernelEventKind.MACHINE_CHECK_UNCORRECTED)
     return event(line, KernelEventKind.MACHINE_CHECK)
