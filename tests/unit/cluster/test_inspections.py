@@ -1,7 +1,8 @@
 """Ranks on other nodes are inspected: whom a coordinator asks for which ranks, what it refuses, and what it believes of the answers."""
 
 import threading
-from collections.abc import Mapping
+import tracemalloc
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ from mldebug_agents.cluster.peers.inspections import Inspections, Turns, part_of
 from mldebug_agents.cluster.peers.net.broadcast import NodeAnswer
 from mldebug_agents.cluster.peers.net.client import Peer
 from mldebug_agents.cluster.peers.net.errors import SilentError
+from mldebug_agents.cluster.peers.net.http_answer import HttpAnswer
 from mldebug_agents.cluster.peers.openapi import INSPECT
 from mldebug_agents.cluster.peers.verbs import peer_verbs
 from mldebug_agents.incidents.node_inspection import InspectionOutcome
@@ -236,6 +238,35 @@ def test_a_node_that_fails_costs_its_own_ranks_alone(
         (5, "n2", "no answer in 3 s"),
         (8, "n3", "malformed"),
     ]
+
+
+def test_a_large_trace_on_its_way_is_held_but_once_in_each_form(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The agent that passes it on needs about three times its size: the trace, and the JSON that goes, while that grows."""
+    size = 8 << 20
+    name = "profile-rank0.trace.json.gz"
+    found = InspectedRanks(profiles=(profile(0, node="n1"),), files={name: bytes(size)})
+    body = msgspec.json.encode(NodeInspection(found=found))
+
+    def sent(client: object, to: object, path: str, order: bytes, *, most: int, patience: float) -> Iterator[NodeAnswer]:  # fmt: skip
+        answer = HttpAnswer(most)
+        answer.feed(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body))
+        for at in range(0, len(body), 1 << 16):
+            answer.feed(body[at : at + (1 << 16)])
+        answers = [NodeAnswer(answer.body())]
+        while answers:
+            yield answers.pop()
+
+    monkeypatch.setattr(inspections, "broadcast", sent)
+    work = Inspections(cast("Any", None), no_inspector)
+    planned = plan(order("0"), call(n1="0-3"), "")
+    tracemalloc.start()
+    try:
+        passed = work.everywhere(planned)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(msgspec.json.decode(passed, type=Inspection).found.files[name]) == size
+    assert peak < 3.2 * size, f"{peak / size:.1f} times"
 
 
 def test_a_node_never_sends_more_than_it_was_asked_for_and_tells_why_nothing_came() -> None:

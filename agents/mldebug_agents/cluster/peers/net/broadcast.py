@@ -234,4 +234,7 @@ def broadcast(
     clock: Clock = time.monotonic,
 ) -> Iterator[NodeAnswer]:
     """Send one POST to many nodes at the same moment and yield one `NodeAnswer` per node, in the order of `to`; see `Broadcast`."""
-    yield from Broadcast(client, to, path, body, most, patience, clock).send_all()
+    answers = Broadcast(client, to, path, body, most, patience, clock).send_all()
+    answers.reverse()
+    while answers:  # none is held longer than its reader needs it
+        yield answers.pop()

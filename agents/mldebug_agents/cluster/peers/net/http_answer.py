@@ -49,8 +49,9 @@ class HttpAnswer:
         return bool(self.status) and (not data or len(self._got) == self._length)
 
     def body(self) -> bytes:
-        """The body of a complete answer. Where its status is not 200, RefusedError with the beginning of the body as message."""
+        """The body of a complete answer, once. Where its status is not 200, RefusedError with the beginning of the body as message."""
         body = bytes(self._got)
+        self._got.clear()  # an answer with traces has tens of MiB
         if self.status != 200:
             words = body[:300].decode(errors="replace")
             raise RefusedError(words or f"status {self.status}")
