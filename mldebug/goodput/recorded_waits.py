@@ -20,7 +20,14 @@ import msgspec
 from mldebug.core.model import FlightRecord, TimedCall, TimedCalls
 from mldebug.core.ranksets import unfold
 from mldebug.goodput.speed_trend import SlowerSteps
-from mldebug.goodput.straggler import Excess, SampledStretch, Slowness, find_slow_ranks, needs_more
+from mldebug.goodput.straggler import (
+    Excess,
+    SampledStretch,
+    Slowness,
+    find_slow_ranks,
+    is_confirmed,
+    needs_more,
+)
 
 LEAST_CALLS = 8  # that all ranks have recorded
 BLOCK, LEAST_BLOCKS = 8, 2  # calls, and blocks of them; the first of these only begins the span
@@ -123,6 +130,11 @@ def find_late_ranks(
     )
     loss = 1 - 1 / slower.times if slower else 0.0
     return msgspec.structs.replace(late, ranks=ranks, recorded=True, loss=loss)
+
+
+def is_confirmed_late(row: Sequence[SampledStretch], found: Slowness) -> bool:
+    """Whether both halves of the row show the ranks that the records of all of it show (`found`)."""
+    return is_confirmed(_by_records(row), found)
 
 
 def needs_more_records(row: Sequence[SampledStretch]) -> bool:

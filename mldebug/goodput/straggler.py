@@ -8,7 +8,7 @@ all of them wait is that of the exchange itself. A rank is named only where
 - chance would make the difference as large in less than one of 10,000 cases, by how the shares vary from stretch to stretch, and
 - it stands apart: the others are closer to each other than to it.
 
-A caller that reports a rank to people first takes a second row of stretches, and reports only ranks that both rows name (`agreed`).
+A caller that reports a rank to people takes twice as many stretches, of which both halves have to show it (`is_confirmed`).
 
 A rank whose CPU quota is used up stands in the same wait as those that wait for it, where the threads that exchange for it are held up
 (`_without_held`).
@@ -20,7 +20,6 @@ the rank would not stand apart. One agent that sends wrong shares can bring abou
 Pure.
 """
 
-import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,27 +30,27 @@ import msgspec
 from mldebug.core.model import TimedCalls
 from mldebug.goodput.causes import CAUSE, Compared, OtherRanks, find_cause
 from mldebug.goodput.evidence import mean_evidence
+from mldebug.goodput.rank_differences import (
+    WaitingRow,
+    is_apart,
+    is_shown,
+    is_sure,
+    lowest,
+    may_be_shown,
+)
 from mldebug.goodput.rank_shares import RankShares
 
-STRETCHES, MOST = 3, 8  # of one row: at least, and where it is not sure yet at most
-LEAST = 0.065  # of the time: a step that is 7 % longer than it need be
-QUANTILES = (
-    *((60, 4.631), (30, 5.054), (20, 5.543), (15, 6.109), (12, 6.765), (10, 7.527), (8, 8.907)),
-    *((7, 10.1), (6, 12.03), (5, 15.55), (4, 23.33), (3, 47.93), (2, 223.6), (1, 31830.0)),
-)
-"""Degrees of freedom, and the value that Student's t exceeds in one of 100,000 cases: a tenth of what is wanted, for the rank is chosen among several."""
-APART = 0.5  # of that difference lies between the slow ranks and the first of the others
-OFTEN = 0.8  # of the stretches have a difference of half of `LEAST` at least
-FEW = 4  # one of so many ranks may be slow; where more are, it is the work that differs
+STRETCHES = 3  # of a row at least
+MOST = 8  # of a row of which the first stretches show nothing
+LONG = 2 * MOST  # of a row in which a rank may still turn out to be slow
 PIPELINE = 0.5  # of the waiting in sends and receives: stages, each with work of its own
 ON_GPUS, NEVER = (
     0.5,
     0.01,
 )  # of the others' waiting for their GPUs; of a rank's own time, below which it does not wait for its GPU
 STANDING = 0.998  # of the time: others that wait so long were in one step; its rank writes a checkpoint, evaluates, or hangs
-NEARLY = 0.6  # of `LEAST` and `APART`, from which on more stretches may show a slow rank: noise hides one in 3 of them
+NEARLY = 0.6  # of a clear difference, from which on more stretches may show a slow rank: noise hides one in 3 of them
 WEIGHTY = 16
-SURE = 4.0  # standard errors that the difference has without the shares of any one node
 
 
 class SampledStretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,15 +122,17 @@ def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
     waits = {one.rank: one.waiting for one in shares}
     if _is_pipeline(shares):
         return _nobody(known, "its ranks exchange with one neighbour each, so their work differs")
-    low = _lowest(waits)
+    low = lowest(waits)
     if not low:
         return _nobody(known, "no rank stands apart from the others")
     rest = [rank for rank in waits if rank not in low]
-    if fmean(waits[rank] for rank in rest) >= STANDING:
+    others_wait = fmean(waits[rank] for rank in rest)
+    if others_wait >= STANDING:
         return _nobody(known, "the others did nothing but wait, so no step has ended meanwhile")
-    if not _is_sure(tables, low, rest):
+    row = _waits(tables)
+    if not is_sure(row, low, rest):
         return _nobody(known, "no rank is waited for all the time")
-    loss = fmean(_difference(one, low, rest) for one in tables)
+    loss = others_wait - fmean(waits[rank] for rank in low)
     nodes = {one.rank: one.node for one in shares}
     slow = _slow_ranks(shares, low, loss)
     if _differ_in_code(shares, slow):
@@ -144,7 +145,7 @@ def find_slow_ranks(stretches: Sequence[SampledStretch]) -> Slowness:
         ranks=slow,
         loss=loss,
         others_wait=median(waits[rank] for rank in rest),
-        rests_on=_rests_on(tables, low, nodes),
+        rests_on=_rests_on(row, low, nodes),
     )
 
 
@@ -192,7 +193,17 @@ def candidates(stretches: Sequence[SampledStretch], share: float = 1.0) -> tuple
     """
     tables = _tables(stretches)
     waits = {rank: fmean(one[rank].waiting for one in tables) for rank in _common(stretches)}
-    return tuple(_lowest(waits, share)) if len(waits) >= 2 else ()
+    return tuple(lowest(waits, share)) if len(waits) >= 2 else ()
+
+
+def is_confirmed(row: Sequence[SampledStretch], found: Slowness) -> bool:
+    """Whether both halves of a row show by themselves that each rank waits less that is named in it (`found`, by `find_slow_ranks`)."""
+    if len(row) < 2 * STRETCHES:
+        return False
+    ranks, waits = [one.rank for one in found.ranks], _waits(_tables(row))
+    rest = sorted(_common(row).difference(ranks))
+    middle = len(row) // 2
+    return all(is_shown(half, ranks, rest) for half in (waits[:middle], waits[middle:]))
 
 
 def agreed(first: Slowness, second: Slowness) -> Slowness:
@@ -208,15 +219,15 @@ def agreed(first: Slowness, second: Slowness) -> Slowness:
 
 
 def needs_more(row: Sequence[SampledStretch], *, closely: bool = False) -> bool:
-    """Whether to sample once more before the ranks are compared: some rank waits clearly less than all others so far (or, after
-    `STRETCHES` periods, nearly so), this is not certain yet, and fewer than `MOST` sampling periods were taken. `closely`: nearly is enough
-    from the first period on.
+    """Whether to sample once more before the ranks are compared: some rank waits clearly less than all others so far (`closely`: nearly is
+    enough), or, after `STRETCHES` periods, it may still turn out to be slow; and fewer than `LONG` periods were taken.
     """
-    if len(row) >= MOST or len(row[-1].ranks) < row[-1].world_size:
+    if len(row) >= LONG or len(row[-1].ranks) < row[-1].world_size:
         return False
     if len(row) < STRETCHES:
         return bool(candidates(row, NEARLY if closely else 1.0))
-    return bool(candidates(row, NEARLY)) and not find_slow_ranks(row).ranks
+    common = _common(row)
+    return len(common) >= 2 and may_be_shown(_waits(_tables(row)), sorted(common))
 
 
 def _nobody(known: Slowness, why: str) -> Slowness:
@@ -287,27 +298,11 @@ def _is_pipeline(shares: Sequence[RankShares]) -> bool:
     return waiting > 0 and sum(one.exchanging for one in shares) > PIPELINE * waiting
 
 
-def _lowest(waits: Mapping[int, float], share: float = 1.0) -> list[int]:
-    """The ranks that wait clearly less than all others (by this share of a clear difference); none where no gap sets a few apart."""
-    order = sorted(waits, key=lambda rank: waits[rank])
-    most = max(1, len(order) // FEW)
-    usual = median([waits[rank] for rank in order[1:]])
-    for count in range(min(most, len(order) - 1), 0, -1):
-        below, above = waits[order[count - 1]], waits[order[count]]
-        difference = usual - fmean(waits[rank] for rank in order[:count])
-        if difference >= share * LEAST and above - below >= share * APART * difference:
-            return sorted(order[:count])
-    return []
+def _waits(tables: Sequence[Mapping[int, RankShares]]) -> WaitingRow:
+    return [{rank: one.waiting for rank, one in table.items()} for table in tables]
 
 
-def _difference(table: Mapping[int, RankShares], low: Sequence[int], rest: Sequence[int]) -> float:
-    """How much more the others wait than the slow ranks, in one stretch."""
-    return fmean(table[rank].waiting for rank in rest) - fmean(table[rank].waiting for rank in low)
-
-
-def _rests_on(
-    tables: Sequence[Mapping[int, RankShares]], low: Sequence[int], nodes: Mapping[int, str]
-) -> str:
+def _rests_on(row: WaitingRow, low: Sequence[int], nodes: Mapping[int, str]) -> str:
     """The first node without whose shares a slow rank of another node would not stand apart; "" for none. A node with fewer than a
     sixteenth of the ranks moves neither the median nor the scatter so far, and is not tried: of 1,024 nodes that took minutes.
     """
@@ -316,50 +311,9 @@ def _rests_on(
     for node in large if len(count) > 1 else ():
         own = [rank for rank in low if nodes[rank] != node]
         others = [rank for rank in nodes if nodes[rank] != node and rank not in low]
-        if own and not (others and _is_apart(tables, own, others)):
+        if own and not (others and is_apart(row, own, others)):
             return node
     return ""
-
-
-def _is_apart(
-    tables: Sequence[Mapping[int, RankShares]], low: Sequence[int], rest: Sequence[int]
-) -> bool:
-    """Whether each of these ranks waits clearly less than all others of `rest`."""
-    waits = {rank: fmean(one[rank].waiting for one in tables) for rank in (*low, *rest)}
-    highest, usual = max(waits[rank] for rank in low), median(waits[rank] for rank in rest)
-    gap = min(waits[rank] for rank in rest) - highest
-    apart = usual - highest >= LEAST and gap >= APART * (usual - highest)
-    return apart and _is_sure(tables, low, rest, SURE)
-
-
-def _is_sure(
-    tables: Sequence[Mapping[int, RankShares]],
-    low: Sequence[int],
-    rest: Sequence[int],
-    errors: float | None = None,
-) -> bool:
-    """Whether the difference is larger than chance makes it. `errors`: standard errors that it must have; None: by `QUANTILES`.
-
-    The scatter is what remains of all shares without the mean of each rank and of each stretch, so every rank tells of it.
-    """
-    ranks, count = [*low, *rest], len(tables)
-    of_rank = {rank: fmean(one[rank].waiting for one in tables) for rank in ranks}
-    whole = fmean(of_rank.values())
-    squares = 0.0
-    for one in tables:
-        mean = fmean(one[rank].waiting for rank in ranks)
-        squares += sum((one[rank].waiting - mean - of_rank[rank] + whole) ** 2 for rank in ranks)
-    freedom = (len(ranks) - 1) * (count - 1)
-    error = math.sqrt(squares / freedom / count * (1 / len(low) + 1 / len(rest)))
-    differences = [_difference(one, low, rest) for one in tables]
-    often = sum(one >= LEAST / 2 for one in differences) >= OFTEN * count
-    needed = _quantile(freedom) if errors is None else errors
-    return often and fmean(differences) >= max(LEAST, error * needed)
-
-
-def _quantile(freedom: int) -> float:
-    """That of the table's row at or below these degrees of freedom."""
-    return next(value for least, value in QUANTILES if freedom >= least)
 
 
 class _UsualShares:

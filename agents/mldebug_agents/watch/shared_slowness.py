@@ -15,7 +15,7 @@ import msgspec
 from mldebug.goodput.sentences import held_by_mount
 from mldebug.goodput.shared_samples import NodeSamples, SampleCall, SharedFinding, travelling
 from mldebug.goodput.slow_storage import storage_words
-from mldebug.goodput.straggler import MOST, SampledStretch, Slowness
+from mldebug.goodput.straggler import LONG, SampledStretch, Slowness
 from mldebug.stall.signals import Stage
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.runs import Run
@@ -23,7 +23,7 @@ from mldebug_agents.watch.wait_sampler import SampleOrder
 
 CALM = 2  # rows without a slow rank, after which a slowdown is over
 MAX_WAIT = 120.0  # seconds before its beginning that a stretch is called
-MAX_CALLS = 2 * MOST + 4  # stretches of one run in one interval: two rows
+MAX_CALLS = LONG + 4  # stretches of one run in one interval: a long row
 
 
 class SlowdownIncidents(Protocol):

@@ -4,7 +4,7 @@
 |---|---|
 | has begun | a minute after it was met, or 20 s after its first steps |
 | runs steadily | once every 5 minutes |
-| takes a tenth longer for its steps than usual in four looks in a row, or a fifth in two, or one stretch shows a rank that waits least | at once, until 3 to 8 stretches agree, or do not; a second row has to confirm the first |
+| takes a tenth longer for its steps than usual in four looks in a row, or a fifth in two, or one stretch, or the last four together, show a rank that waits least | at once, stretch after stretch (up to 16), until a rank is certain in both halves of them, or none can be slow any more |
 | has a slow rank, or waits for a mount that has become slow | every 5 minutes, until two rows in turn show neither |
 | takes longer for its steps, and is between two that are far apart | every 2.5 minutes, one stretch: what its ranks wait for, and nobody is compared |
 | is quiet otherwise, stalled, or not judged | never |
@@ -107,8 +107,7 @@ class SlownessWatch:
     def on_result(self, result: Result, runs: Mapping[str, Run]) -> None:
         """Handle the samples of one run.
 
-        After 3 to 8 sets that agree the ranks are compared; a first slow rank has to be confirmed
-        by another row of sets. If the worker failed, the row is dropped.
+        More are ordered until they suffice to compare the ranks (`SampleRows`). If the worker failed, the row is dropped.
         """
         if result.order.call:
             self.shared.on_result(result)
