@@ -18,7 +18,13 @@ from mldebug.diagnosis.exits.words import phrases
 from mldebug.diagnosis.exits.words.error_text import BEFORE
 from mldebug.diagnosis.exits.words.error_types import ErrorType, name_of_type, spaced, type_of
 from mldebug.diagnosis.exits.words.raised_in import NOWHERE, RaisedIn
-from mldebug.diagnosis.exits.words.statements import DATA, checks_itself, is_elsewhere, is_of_itself
+from mldebug.diagnosis.exits.words.statements import (
+    DATA,
+    checks_itself,
+    is_elsewhere,
+    is_of_itself,
+    waited_in_vain,
+)
 
 
 class Blame(StrEnum):
@@ -189,6 +195,8 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
         return _of_statement(words, unclear=True)
     if kind is ErrorType.SYSTEM and not in_vain and (bare or _ERRNO.search(words) or _PLACE.search(words)):  # fmt: skip
         return Blame.UNCLEAR if bare else Blame.OWN
+    if place.stated and not by_machine and waited_in_vain(words):
+        return Blame.PEER
     not_of_itself = in_vain or not itself or not _OF_ITS_DATA.search(spaced(words))
     unforeseen = (bare or place.own_raise) and not_of_itself
     shared = kind is ErrorType.SHARED or others or place.group or place.unknown
@@ -210,6 +218,7 @@ def _of_statement(words: str, *, unclear: bool) -> Blame:
         is_elsewhere(words)
         or _SAID_OF_OTHERS.search(words)
         or _WAITED_FOR_OTHERS.match(words)
+        or waited_in_vain(words)
         or (_QUOTED.search(words) and _PEER.search(words))
     ):
         return Blame.PEER

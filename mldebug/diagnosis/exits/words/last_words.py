@@ -181,7 +181,9 @@ def _error_at(
     words = whole_error(lines, found.end, found.error)
     whole = words if words == error else f"{words}\n{error}"
     own = blame_of(whole, _place(lines, found.start, found.end))
-    own = Blame.PEER if own is Blame.OWN and waited_on_device(lines, found.start, words) else own
+    own = (
+        Blame.PEER if own is not Blame.PEER and waited_on_device(lines, found.start, words) else own
+    )
     if own is Blame.OWN and any(map(_TORN_DOWN.search, lines[max(0, found.start - BEFORE) : found.start])):  # fmt: skip
         own = Blame.UNCLEAR
     if own is Blame.UNCLEAR and any(map(accuses_others, warnings_before(words, lines, found.start))):  # fmt: skip

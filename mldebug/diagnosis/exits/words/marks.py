@@ -69,6 +69,7 @@ class LogWords(msgspec.Struct, frozen=True, kw_only=True):
     by_rank: dict[int, tuple[str, ...]] = {}
     shared: tuple[str, ...] = ()
     every: tuple[str, ...] = ()  # in order, without marks
+    folded: frozenset[str] = frozenset()  # texts that Ray shows once for several processes
 
 
 def take_apart(
@@ -79,21 +80,28 @@ def take_apart(
     `ranks_of_local`: rank by local rank. `tasks`: ranks that are tasks of their own (of srun,
     mpirun), by whose number lines may be marked.
     """
-    lines = [part for line in lines for part in _unwrapped(line)]
+    folded: set[str] = set()
+    unwrapped = [(part, _is_folded(line)) for line in lines for part in _unwrapped(line)]
+    lines = [part for part, _ in unwrapped]
     by_rank: dict[int, list[str]] = {}
     shared: list[str] = []
     every: list[str] = []
     label = _LABEL if _labelled(lines) else None
     section: int | None = None
-    for line in lines:
+    for line, of_several in unwrapped:
         rank, text = _owner(line, ranks_of_local, tasks, label)
+        folded |= {text} if of_several else set()
         if found := _SECTION.search(text, 0, MARKED_WITHIN):
             section = int(found["number"]) if found["edge"] == "Begin" else None
         rank = section if rank is None else rank
         by_rank.setdefault(rank, []).append(text) if rank is not None else shared.append(text)
         every.append(text)
     own = {rank: tuple(some) for rank, some in by_rank.items()}
-    return LogWords(by_rank=own, shared=tuple(shared), every=tuple(every))
+    return LogWords(by_rank=own, shared=tuple(shared), every=tuple(every), folded=frozenset(folded))
+
+
+def _is_folded(line: str) -> bool:
+    return "x across " in line and _REPEATED.search(line) is not None
 
 
 def _unwrapped(line: str) -> Sequence[str]:

@@ -57,8 +57,10 @@ def shared_lines(outputs: Iterable[LogOutput]) -> list[str]:
 def own_errors(outputs: Sequence[LogOutput]) -> dict[int, RankError]:
     """By rank, its last error.
 
-    An error in lines that torch marked with the rank ended it, whatever was written later.
+    An error in lines that torch marked with the rank ended it, whatever was written later. One that Ray shows once for several processes is
+    unclear: who of them was first it does not say.
     """
+    folded = {safe_line(line, 400) for one in outputs for line in one.words.folded}
     marked: dict[int, list[str]] = {}
     for one in outputs:
         for rank, lines in one.words.by_rank.items():
@@ -70,7 +72,13 @@ def own_errors(outputs: Sequence[LogOutput]) -> dict[int, RankError]:
         or last_error(own.get(rank, ()), OWN, rank=rank)
         for rank in marked.keys() | own.keys()
     }
-    return {rank: error for rank, error in found.items() if error is not None}
+    errors = {rank: error for rank, error in found.items() if error is not None}
+    return {
+        rank: msgspec.structs.replace(error, unclear=not error.blames_peer)
+        if folded.intersection(error.lines[-1:])
+        else error
+        for rank, error in errors.items()
+    }
 
 
 def own_paths(outputs: Iterable[LogOutput]) -> dict[int, str]:

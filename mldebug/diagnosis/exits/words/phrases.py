@@ -134,6 +134,24 @@ PEER: Mapping[str, tuple[str, ...]] = {
     "Dask, Spark": (
         r"\bCommClosedError\b|\bKilledWorker\b|[Cc]oordinator cannot get all barrier sync requests",
     ),
+    # csrc: the host and the kernels wait for tokens of other ranks
+    "DeepEP": (r"DeepEP (?:error: )?(?:(?:CPU )?recv )?timeout\b",),
+    # inprocess/exception.py: what its wrapper raises in the ranks that are well
+    "resiliency": (
+        r"nvidia_resiliency_ext\.[\w.]{1,80}\.(?:RankShouldRestart|RankDiscarded)\b|^RankDiscarded\b",
+    ),
+    "NIXL": (
+        r"NIXL_ERR_(?:REMOTE_DISCONNECT|BACKEND)\b|\bnixl(?:RemoteDisconnect|Backend)Error\b",
+    ),
+    "torchcomms": (r"NCCLX? work timed out after \d",),
+    # tensorflow/core/common_runtime, tools of Paddle, TCPStore's client
+    "others' ends": (
+        r"StartAbort (?:DEADLINE_EXCEEDED|UNAVAILABLE|ABORTED)|ABORT!!! Out of all \d{1,7} trainers|Stop_waiting response is expected",
+        r"got fatal signal from worker processes|Worker VllmWorkerProcess pid \d{1,10} died|^ChildProcessError: worker died",
+        r"\bRank \d{1,7} crashed with exit code|\[rank: \d{1,7}\] Child process with PID \d{1,10} terminated with code",
+        r"AllreduceException: Averaging step failed|Timeout while waiting for keys in EtcdStore|Topology build timed out",
+        r"Could not get barrier coordinator response|HangWatchdog: execution of module|first_call_to_collective_operation timed out",
+    ),
     "vLLM": (r"RPC call to \w{1,80} timed out|Engine core proc \S{1,80} died unexpectedly",),
     "JAX": (
         # tsl/distributed_runtime/coordination, jax/_src/distributed.py

@@ -58,11 +58,12 @@ _SAYS_WORLD = re.compile(
 _TWO_MARKS = re.compile(r"\[default(?P<local>\d{1,3})\]: ?\[rank(?P<rank>\d{1,7})\]")
 _LOCAL = re.compile(r"\[default(\d{1,3})\]:|\blocal_rank: (\d{1,3})\b")
 # torchrun's table: `  rank      : 5 (local_rank: 1)` and, below it, `  exitcode  : 1 (pid: 4711)`; behind a label of srun or pdsh, too
+_LABELLED = r"^(?:\x1b\[[\d;]{0,20}m)?(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,12} |[\w.-]{1,64}:)?(?:\x1b\[[\d;]{0,20}m)?\s{0,8}"
 _OF_TABLE = re.compile(
-    r"^(?:[\w.-]{1,64}:)?\s{0,8}rank {1,8}: (?P<rank>\d{1,7}) \(local_rank: (?P<local>\d{1,3})\)"
+    rf"{_LABELLED}rank {{1,8}}: (?P<rank>\d{{1,7}}) \(local_rank: (?P<local>\d{{1,3}})\)"
 )
 _CODE = re.compile(
-    r"^(?:[\w.-]{1,64}:)?\s{0,8}exitcode {1,8}: (?P<code>-?\d{1,9}) \(pid: (?P<pid>\d{1,10})\)"
+    rf"{_LABELLED}exitcode {{1,8}}: (?P<code>-?\d{{1,9}}) \(pid: (?P<pid>\d{{1,10}})\)"
 )
 _LOG_FOLDER = re.compile(r"(?:^|/)attempt_\d{1,5}/(?P<local>\d{1,3})/std(?:out|err)\.log$")
 

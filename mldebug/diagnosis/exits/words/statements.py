@@ -104,6 +104,31 @@ _ELSEWHERE = re.compile(
     r"|\branks? ?\[?\d[\d, ]{0,60}\]? (?:has |have )?(?:failed|died|crashed|exited|raised)\b",
     re.IGNORECASE,
 )
+# What a person wrote a wait for, which was in vain
+_IN_VAIN_FOR = re.compile(
+    r"\b(?:tim(?:ed|e)[- ]?out|gave up|giving up)\b.{0,60}?\b(?:wait\w{0,4}) (?:\d\S{0,12} ?\w{0,8} )?(?:for|on|at)\b(?P<after>.{0,90})"
+    r"|\bwait(?:ed|ing)? (?:\d\S{0,12} ?\w{0,8} )?(?:for|on|at)\b(?P<before>.{0,90}?)\btim(?:ed|e)[- ]?out\b"
+    r"|\bdid(?:n't| not) appear after waiting\b(?P<file>.{0,90})",
+    re.IGNORECASE,
+)
+# What a rank has of its own, or what no rank makes: a wait for it says nothing about others
+_ITS_OWN = re.compile(
+    r"\b(?:data(?:loader)?|loaders?|batch(?:es)?|samples?|prefetch\w{0,4}|workers?|threads?|sub-?process(?:es)?|child\w{0,3}|pid|gpus?|devices?|kernels?|streams?|events?|cuda|queue|(?:file ?)?locks?|mutex"
+    r"|semaphore|disk|mount|nfs|memory|upload\w{0,3}|download\w{0,3}|s3|https?|url|api|database|db|connection|ports?|sockets?|quota|ssh|job|slurm|license|shutdown|cleanup|flush|writer|async \w{1,20} save)\b",
+    re.IGNORECASE,
+)
+_SOMEBODY = (
+    r"(?:(?:peers?|ranks?|replicas?|trainers?|learners?|stages?|gpu|card|host|node)[ #-]?\[?\d{1,5}\]?|(?:the |a |its |our )?(?:leader|master|coordinator|neighbou?rs?|predecessor|successor|sender|feeder|saver|peer|upstream|downstream)"
+    r"|nobody|somebody|someone|no (?:worker|rank|peer)|all \w{0,20} ?\w{0,8} workers|other ranks|the others)"
+)
+# What somebody else is, or did not do
+_IS_GONE = re.compile(
+    rf"\b{_SOMEBODY}(?: \w{{1,12}})? ?(?:(?:is|are|was|were|has|have|had) )?(?:all |been )?(?:gone|dead|lost|not alive|alive$|not reachable|unreachable|unresponsive|disconnected|quit|left\b|died|shut ?down|behind by|never came"
+    rf"|did(?:n't| not) (?:come|answer|reply|create|write|publish|finish|join)|has not (?:published|answered|joined|written)|answered (?:the call|with an error))"
+    rf"|\b(?:lost|no|missing) (?:heartbeats?|contact|answers?|results?|repl(?:y|ies)|gradients?|batch|acks?) (?:from|of|with) (?:{_SOMEBODY}|ranks?|workers? \d)|\bnothing (?:was )?received from\b"
+    r"|\bnot connected to the (?:leader|master|coordinator)|\bno token came back\b|\bonly \d{1,7} of \d{1,7} (?:replicas|peers|ranks|trainers)\b",
+    re.IGNORECASE,
+)
 # Two values that a library has compared: whether one of them came from another rank, it does not know
 _COMPARED = re.compile(r"\bare not (?:close|(?:almost )?equal)\b|\bnot (?:almost )?equal to tol", re.IGNORECASE)  # fmt: skip
 _QUOTED = re.compile(r"'[^'\s]{0,200}'|\"[^\"\s]{0,200}\"")  # a key
@@ -152,6 +177,20 @@ def checks_itself(source: str, *, foreseen: bool) -> bool:
     words = f"{source}\n{spaced(source)}"
     of_others = _OTHERS.search(words) or _NOT_COME.search(words)
     return of_others is None and _OF_ITS_INPUT.search(words) is not None
+
+
+def waited_in_vain(words: str) -> bool:
+    """Whether a statement says that somebody else is gone, or did not make in time what the rank has waited for: it is that one's victim.
+
+    Not where it waited for something that a rank has of its own, or that no rank makes: a worker, a lock, a download.
+    """
+    if _IS_GONE.search(words):
+        return True
+    found = _IN_VAIN_FOR.search(words)
+    if found is None:
+        return False
+    awaited = found["after"] or found["before"] or found["file"] or ""
+    return _ITS_OWN.search(_PLACE.sub("/…", awaited)) is None
 
 
 def is_elsewhere(words: str) -> bool:
