@@ -53,7 +53,7 @@ def wait_words(job: Job, now: float) -> str:
     if missing := missing_nodes(job):
         return f"{words}; missing: {_folded(missing)}"
     if not wait.present and wait.nodes > wait.here + 1:
-        return f"{words}; nobody counts those of other nodes"
+        return f"{words}; those of other nodes are not counted here"
     return words
 
 

@@ -8,13 +8,12 @@ import msgspec
 
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.figure_sources import FigureSources
-from mldebug.jobs.logs.flush_delays import FlushDelay
 from mldebug.jobs.logs.records import LogRecord, StepTimes
 from mldebug.jobs.logs.scalars import MOST
 from mldebug.stall.heartbeats import HOOK, HeartbeatSteps
 from mldebug.stall.log_filters import ECHO, MainLoopFilter, NoveltyFilter
 from mldebug.stall.signals import Progress, ProgressKind
-from mldebug.stall.step_times import StepTimer
+from mldebug.stall.step_times import FlushDelay, StepTimer
 
 MOST_LOGS = 16  # whose delays are known at once
 POINTS = 1024  # records with figures between two looks

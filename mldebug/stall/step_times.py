@@ -2,10 +2,16 @@
 
 A log may state the duration of a step. Where it does not, the steps that one poll brought share the time since the poll before; a
 silence before that counts for the first new record. Logs may hold several counts of steps (an evaluation, a file for each rank):
-only the count that has moved most is used, and another takes over after it was silent for a minute. Pure.
+only the count that has moved most is used, and another takes over after it was silent for a minute.
+
+And how late the newest records of a file came to it, by the time that stands in them. Writers of charts hold records back: wandb writes its
+offline file every 15 s, TensorBoard's writer every ten charts or 120 s. What a job wrote before it hung comes to the file when it hangs
+already, from a thread that lives on. Such a record is no sign of life of now. Pure.
 """
 
+import math
 from bisect import bisect_left
+from collections import deque
 
 import msgspec
 
@@ -15,6 +21,8 @@ SILENT = 60.0  # seconds after which another count may lead, at least
 ECHO = 8  # steps by which a rank may be behind another
 JUMP = 10_000  # steps; more at once are no progress, but another count
 MAX_COUNTS = 16
+KEPT_READS = 8  # of one file that are compared
+MOST_LATE = 130.0  # seconds; who is later has another clock, or copies old records
 
 Key = tuple[object, str, int | None]  # log, format, total
 
@@ -132,3 +140,26 @@ class StepTimer:
     def _observe(self, seconds: float, steps: int) -> None:
         self._histogram[bisect_left(STEP_BOUNDS, seconds)] += steps
         self._seconds += seconds * steps
+
+
+class FlushDelay:
+    """Compares the times in the records of one file with those of its promptest reads, so that a clock which differs from ours
+    makes no difference, and starts anew where that clock was set back.
+    """
+
+    def __init__(self) -> None:
+        self._ages: deque[float] = deque(maxlen=KEPT_READS)
+        self._newest = -math.inf
+
+    def take(self, written_at: float | None, now: float) -> float:
+        """Seconds by which the newest record of one read is late; 0.0 where it tells no time. `written_at`: its own time (unix
+        seconds); `now`: monotonic seconds.
+        """
+        if written_at is None:
+            return 0.0
+        if written_at < self._newest:
+            self._ages.clear()  # its clock was set back
+        self._newest = written_at
+        self._ages.append(now - written_at)
+        late = self._ages[-1] - min(self._ages)
+        return late if late <= MOST_LATE else 0.0

@@ -21,8 +21,10 @@ from processes.harness import clean_environment, free_port, wait_for
 from processes.incidents.watching import RunningAgent, settings, watching
 from shared.system.patience import PATIENCE
 from unit.jobs.test_field_logs import STACKS as POSTED
+from unit.jobs.test_headed_tables import LINES as FROM_SOURCES
 from unit.jobs.test_log_stacks import BEFORE, counted
 from unit.jobs.test_log_stacks import STACKS as COLLECTED
+from unit.jobs.test_looked_up_stacks import STACKS as LOOKED_UP
 
 pytestmark = [pytest.mark.scenario, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -39,7 +41,8 @@ Case = tuple[str, str, Answer]  # name, text, step and loss at its end
 def cases() -> list[Case]:
     """Trainings of every stack, and evaluations and other threads after twelve steps of one."""
     posted = [(name, counted(line), (step, loss)) for name, (line, (step, loss, _)) in POSTED.items()]  # fmt: skip
-    return [*posted, *(_case(one) for one in COLLECTED)]
+    looked_up = [_looked_up(one) for one in (*LOOKED_UP, *FROM_SOURCES) if not one.keys() & {"may_step", "may_loss"}]  # fmt: skip
+    return [*posted, *(_case(one) for one in COLLECTED), *looked_up]
 
 
 def _case(one: dict[str, Any]) -> Case:
@@ -49,6 +52,11 @@ def _case(one: dict[str, Any]) -> Case:
     if one["kind"] == "preparation":
         return name, counted(one["text"]), (None, None)
     return name, f"{BEFORE}\n{counted(one['text'], 1, 30)}", (12, 8.88)
+
+
+def _looked_up(one: dict[str, Any]) -> Case:
+    text = "\n".join(part for part in (one["before"], counted(one["text"]), one["after"]) if part)
+    return f"looked up: {one['name']}", text, (one["step"], one["loss"])
 
 
 CASES = cases()

@@ -32,10 +32,6 @@ CORE = (
 Values = tuple[int | None, int | None, float | None, float | None]  # step, total, loss, seconds
 EXAMPLES: dict[str, tuple[str, Values]] = {  # of each format a line that its framework prints
     "boosting": ("[12]\ttrain-rmse:0.5123\teval-rmse:0.6231", (12, None, None, None)),
-    "fastai": (
-        "Epoch 2/5 : |████████------------| 45.00% [45/100 00:10<00:12 0.5123]",
-        (None, None, None, None),
-    ),
     "images": (
         "tick 12    kimg 48.0     time 52m 10s     sec/tick 310.2   sec/kimg 77.5",
         (12, None, None, 310.2),

@@ -200,10 +200,10 @@ class Noting:
     generic, signs = False, ("step",)
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.lines: list[str] = []
 
     def parse(self, line: str) -> LogRecord | None:
-        self.seen.append(line)
+        self.lines.append(line)
         return None
 
 
@@ -211,7 +211,7 @@ def test_a_line_without_a_word_of_any_format_is_not_parsed() -> None:
     """Also where the user's format is there and has no pattern, as in every agent: each line of noise went through all formats."""
     counting = Noting()
     LogParser([counting, create("logs", "regex")]).feed(b"read shard-3 in 0.1 s\nfirst step\n")
-    assert counting.seen == ["first step"]
+    assert counting.lines == ["first step"]
 
 
 def test_beside_the_user_s_patterns_other_formats_still_see_their_own_lines_alone() -> None:
@@ -221,4 +221,4 @@ def test_beside_the_user_s_patterns_other_formats_still_see_their_own_lines_alon
     parser = LogParser([counting, create("logs", "regex")], {"mine": mine})
     found = parser.feed(b"read shard-3 in 0.1 s\nfirst step\nnothing\n")
     assert [one.step for one in found] == [3]
-    assert counting.seen == ["first step"]
+    assert counting.lines == ["first step"]

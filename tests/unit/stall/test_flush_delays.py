@@ -2,10 +2,10 @@
 
 import pytest
 
-from mldebug.jobs.logs.flush_delays import FlushDelay
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.signals import Progress, ProgressKind, Stage
+from mldebug.stall.step_times import FlushDelay
 from shared.stall.traces import LOOPS, SLEEPS, SPINS, TRAINS, Run, watch
 
 LOOKS = 5.0

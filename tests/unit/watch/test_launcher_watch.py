@@ -56,7 +56,7 @@ def captured(what: Job, *functions: str) -> NodeCapture:
         (job(), "waits for nodes, 1 of 2 present since 4 min"),
         (
             job(64),
-            "waits for nodes, 1 of 64 present since 4 min; nobody counts those of other nodes",
+            "waits for nodes, 1 of 64 present since 4 min; those of other nodes are not counted here",
         ),
         (job(4, "n1", "n2"), "waits for nodes, 2 of 4 present (n[1-2]) since 4 min"),
         (

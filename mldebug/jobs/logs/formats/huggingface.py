@@ -5,6 +5,9 @@ A bar may lack its total (`123it [00:10, 12.1it/s]`, Lightning's `Epoch 0: |  | 
 of training (`mldebug.jobs.logs.counter_kind`) or a loss stands beside it, one without only steps, not bytes or files. Where the bar also has
 the step of the whole run (`global_step=112.0`, `num_updates=112`), that is it. A dict behind a bar in one line is that bar's. A dict, ms-swift's among them (`'global_step/max_steps': '107/940'`), without a
 step tells something new where any number in it is new: a loss may stay at 0.0, and an epoch is rounded.
+
+fastai's bars (`Epoch 2/5 : |████------| 45.00% [45/100 00:10<00:12 0.5123]`) look alike for a training and an evaluation: they are progress
+without a step, and its table of epochs is read by `mldebug.jobs.logs.headed_tables`.
 """
 
 import re
@@ -61,12 +64,16 @@ _NOTEBOOK = re.compile(  # the Trainer's bar in a notebook that runs as a progra
     rf"(?P<what>)\[ {{0,8}}(?P<step>{WHOLE})/(?P<total>{WHOLE}) [\d:]{{1,12}} < [\d:?]{{1,12}}(?:{_RATE})?(?=[,\]])"
 )
 
+_FASTAI = re.compile(  # a bar without an epoch is that of a download
+    rf"Epoch \d{{1,9}}/\d{{1,9}} : \|[^|]{{0,160}}\| [\d.]{{1,8}}% \[(?!0/){WHOLE}/{WHOLE} [\d:]{{1,12}}<[\d:?]{{1,12}}"
+)
+
 
 class HuggingfaceFormat:
     """Reads the dictionaries and progress bars of the Hugging Face Trainer. Evaluation counts as progress without a step."""
 
     generic = False
-    signs = ("it/s", "s/it", "%|", "it [", "/? [", "{'")
+    signs = ("it/s", "s/it", "%|", "it [", "/? [", "{'", "epoch ")
 
     def parse(self, line: str) -> LogRecord | None:
         """The progress in this line of a log, or None where it is not a line of this format."""
@@ -84,6 +91,8 @@ class HuggingfaceFormat:
             return _of_bar(bar, line)
         if "it [" in line and (bar := _COUNT.search(line[:4000])):
             return _of_bar(bar, line)
+        if "% [" in line and (bar := _FASTAI.search(line[:400])):
+            return LogRecord(mark=zlib.crc32(bar[0].encode()), format="huggingface")
         return None
 
 

@@ -240,7 +240,7 @@ def _without_step(line: str, loss: float | None) -> LogRecord | None:
     return None
 
 
-class _Found(NamedTuple):
+class _CountFound(NamedTuple):
     """Where the count of a line stands, and what it is."""
 
     place: re.Match[str] | None = None
@@ -249,7 +249,7 @@ class _Found(NamedTuple):
     whole_run: bool = False
 
 
-def _count(line: str, loss: float | None) -> _Found:
+def _count(line: str, loss: float | None) -> _CountFound:
     """Find the count of a line: the whole run's step before that of an epoch, a step before a number of an epoch."""
     found = _STEP.search(line)
     if found and _is_record(line, found, loss):
@@ -261,20 +261,20 @@ def _count(line: str, loss: float | None) -> _Found:
         if whole_run is None and found["total"]:
             whole_run = _larger(_OF_ALL.search(line, found.end()), found["total"])
         counted = whole_run or found
-        return _Found(
+        return _CountFound(
             found, counted["step"], counted["total"], counted["word"].startswith(_OF_WHOLE_RUN)
         )
     if found := _EPOCH.search(line):
         step, total = _first(found, "step"), _first(found, "total")
         if step is None and loss is None and not _END.match(line, found.end()):
-            return _Found()
-        return _Found(found, step, total)
+            return _CountFound()
+        return _CountFound(found, step, total)
     if loss is not None and (found := _EPISODE.search(line)):
-        return _Found(found, found["step"], found["total"])
+        return _CountFound(found, found["step"], found["total"])
     found = _NUMBER_FIRST.search(line) if loss is not None else None
     if found is None or _is_beyond(found):
-        return _Found()
-    return _Found(found, None if _counts_epochs(found) else found["step"])
+        return _CountFound()
+    return _CountFound(found, None if _counts_epochs(found) else found["step"])
 
 
 def _larger(found: re.Match[str] | None, total: str) -> re.Match[str] | None:
