@@ -43,6 +43,9 @@ RAS_DEADLINE, SLOWNESS_DEADLINE = 10.0, 120.0
 AT_ONCE = 4  # jobs captured at the same time
 SAMPLED_AT_ONCE = 2  # jobs whose ranks are sampled at the same time
 BEAT = 1.0  # seconds between two turns of the loop without a message
+TICK = (
+    0.5  # seconds between two ticks of the monitors at least: several messages come in each second
+)
 SHOWN = 0.05  # of the main loop's CPU time goes to snapshots at most: with hundreds of runs each costs more than the message before it
 SHOWN_EVERY = 2.0  # seconds between two snapshots at most, once there is news
 CALM = 5.0  # seconds between two snapshots while there is none, or the interval between two looks where it is less
@@ -78,6 +81,7 @@ class AgentLoop:
         self._wanted: set[str] = set()
         self._due = time.monotonic()
         self._started = time.monotonic()
+        self._ticked = -TICK  # monotonic: when the monitors were asked what is due
         self._looks = 0
         self._next_snapshot = self._next_calm = 0.0
         self._shown: list[object] = []  # what of the runs the last snapshot showed
@@ -132,7 +136,9 @@ class AgentLoop:
         if self.peers is not None:
             self.peers.tick(self._all)
             self._parts.launchers.count(self.peers.present())
-        self.monitors.tick(self._loop_state())
+        if result is None or now - self._ticked >= TICK:
+            self._ticked = now
+            self.monitors.tick(self._loop_state())
         self._reread()
         if not any(run.incident for run in self._all.values()):
             self.clock.settle()

@@ -240,6 +240,14 @@ class Host:
             return True
         return not stat.S_ISLNK(mode) or bool(mode & stat.S_IWUSR)
 
+    def reads_from(self, pid: int, fd: int | str) -> bool:
+        """Whether a descriptor is open for reading, by the mode of its link; True where that cannot be read."""
+        try:
+            mode = os.lstat(f"{self.proc}/{pid}/fd/{fd}").st_mode
+        except OSError:
+            return True
+        return not stat.S_ISLNK(mode) or bool(mode & stat.S_IRUSR)
+
     def open_names(self, pid: int) -> frozenset[str]:
         """The kernel's names of all files that a process has open. That of a deleted file ends in ` (deleted)`."""
         names = lambda: frozenset(read_link(f"{self.proc}/{pid}/fd/{fd}") for fd in self.descriptors(pid))  # fmt: skip

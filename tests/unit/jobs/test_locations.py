@@ -11,7 +11,7 @@ import pytest
 
 from mldebug.core.model import OpenFile, ProcessState
 from mldebug_agents.jobs.logs.locations import LogFinder, RankLogs, container_marks
-from mldebug_agents.jobs.logs.pipes import FORGOTTEN_AFTER, UnreadPipes
+from mldebug_agents.jobs.logs.pipes import FORGOTTEN_AFTER, PipeReaders, UnreadPipes
 from mldebug_agents.system.host import Host
 from shared.system.hung import wait_until
 
@@ -250,6 +250,26 @@ def test_everybody_is_searched_for_a_reader_once_a_minute_only(tmp_path: Path) -
     now[0] += FORGOTTEN_AFTER
     (place,) = LogFinder(node, unread).find(RANK).places
     assert place.target == "/data/x"
+
+
+def test_who_holds_the_writing_end_alone_is_not_looked_at() -> None:
+    """Hundreds of processes may share the stdout of a container, and the reader of it is outside."""
+    receive, send = os.pipe()
+    pipe, host = f"pipe:[{os.fstat(send).st_ino}]", Host()
+    sleep = "import time; time.sleep(60)"
+    writer = subprocess.Popen([sys.executable, "-c", sleep], stdout=send)
+    reader = subprocess.Popen([sys.executable, "-c", sleep], stdin=receive)
+    readers = PipeReaders(host)
+    looked: list[int] = []
+    state = readers.state
+    readers.state = lambda pid: looked.append(pid) or state(pid)  # type: ignore[method-assign, func-returns-value]  # fmt: skip
+    assert reader.pid in readers._search(pipe)
+    assert writer.pid not in looked
+    for one in (writer, reader):
+        one.kill()
+        one.wait()
+    os.close(receive)
+    os.close(send)
 
 
 def test_a_relative_who_reads_the_pipe_is_always_found(tmp_path: Path) -> None:

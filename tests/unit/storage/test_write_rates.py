@@ -198,6 +198,16 @@ def test_the_mode_of_a_link_tells_what_is_open_for_writing(tmp_path: Path) -> No
     assert host.writes_to(pid, 1 << 20)  # nobody knows
 
 
+def test_the_mode_of_a_link_tells_what_is_open_for_reading() -> None:
+    host, pid = Host(), os.getpid()
+    read, write = os.pipe()
+    assert host.reads_from(pid, read)
+    assert not host.reads_from(pid, write)
+    os.close(read)
+    os.close(write)
+    assert host.reads_from(pid, 1 << 20)  # nobody knows
+
+
 def test_an_offset_counts_as_far_as_the_process_has_written() -> None:
     def look(at: float, position: int, calls: IoCounters, *, reads: bool = False) -> RankWrites:
         one = reading(at, 0, position)

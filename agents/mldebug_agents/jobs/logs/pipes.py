@@ -114,12 +114,17 @@ class PipeReaders:
         return [pid for pid in self._index.get(pipe, ()) if self._reads(pid, pipe)]
 
     def _pipes(self, pid: int) -> set[str]:
+        """The pipes that it has open for reading: hundreds may hold the other end of a container's, and each would be read whole."""
         try:
             numbers = some_names(f"{self._host.proc}/{pid}/fd", MAX_SCANNED)
         except OSError:  # gone, or not for us
             return set()
-        targets = {self._host.link(pid, f"fd/{number}") for number in numbers}
-        return {target for target in targets if target.startswith("pipe:[")}
+        targets = {number: self._host.link(pid, f"fd/{number}") for number in numbers}
+        return {
+            target
+            for number, target in targets.items()
+            if target.startswith("pipe:[") and self._host.reads_from(pid, number)
+        }
 
 
 def connected_sockets(tables: Iterable[str]) -> dict[str, str]:
