@@ -874,6 +874,8 @@ def test_an_environment_is_read_once(node: Node) -> None:
 
 
 def test_exec_is_noticed(node: Node) -> None:
+    """At once of a young process; see below for old ones."""
+    node.now = BOOT + 10
     node.tree.add(60, 1, "bash", environ=plain(0, 1), exe="/bin/bash")
     assert node.find().jobs == ()
     node.tree.add(60, 1, environ=plain(0, 1), program=1)
@@ -986,8 +988,11 @@ def test_what_belongs_to_no_job_is_read_at_every_sixth_look(
 ) -> None:
     ranks = node.torchrun(100, 2)
     worker = node.tree.add(150, ranks[0], "pt_data_worker")
-    shell = node.tree.add(90, 1, "bash", argv=("bash", "job.sh"))
-    beside = [node.tree.add(pid, 1, "nginx", argv=("nginx",)) for pid in range(300, 312)]
+    shell = node.tree.add(90, 1, "bash", argv=("bash", "job.sh"), exe="/bin/bash", torch=False)
+    beside = [
+        node.tree.add(pid, 1, "nginx", argv=("nginx",), exe="/sbin/nginx", torch=False)
+        for pid in range(300, 312)
+    ]
     node.find()
     found = reads(node, monkeypatch)
     for _ in range(6):
@@ -1002,20 +1007,22 @@ def test_what_belongs_to_no_job_is_read_at_every_sixth_look(
 def test_a_young_process_is_read_at_each_look(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell that starts a rank in its own place is found at the next look."""
     node.torchrun(100, 2)
-    shell = node.tree.add(400, 1, "bash", argv=("bash", "job.sh"))
+    shell = node.tree.add(400, 1, "bash", argv=("bash", "job.sh"), exe="/bin/bash", torch=False)
     node.now = BOOT + 30.0  # of which every process of this tree is younger than a minute
     node.find()
     found = reads(node, monkeypatch)
     for _ in range(3):
         node.find()
-    assert all(shell in pids for pids in found if 100 in pids)
+    looks = [pids for pids in found if {100, 110} <= set(pids)]
+    assert len(looks) == 3
+    assert all(shell in pids for pids in looks)
 
 
 def test_an_old_process_that_becomes_a_rank_in_its_own_place_is_found_within_six_looks(
     node: Node,
 ) -> None:
     node.torchrun(100, 2)
-    node.tree.add(400, 1, "bash", argv=("bash", "job.sh"))
+    node.tree.add(400, 1, "bash", argv=("bash", "job.sh"), exe="/bin/bash", torch=False)
     assert len(node.find().jobs) == 1
     node.tree.add(
         400, 1, environ=plain(0, 1) | {"MASTER_PORT": 7}, argv=("python3", "other.py"), program=1
@@ -1027,7 +1034,7 @@ def test_an_old_process_that_becomes_a_rank_in_its_own_place_is_found_within_six
 
 def test_one_that_has_ended_is_gone_at_the_next_look(node: Node) -> None:
     node.torchrun(100, 2)
-    node.tree.add(400, 1, "nginx", argv=("nginx",))
+    node.tree.add(400, 1, "nginx", argv=("nginx",), exe="/sbin/nginx", torch=False)
     node.find()
     assert 400 in node.finder._host._stat_texts
     node.tree.end(400)
