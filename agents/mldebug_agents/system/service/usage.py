@@ -9,7 +9,7 @@ import psutil
 from mldebug.status.snapshot import Children
 from mldebug_agents.system.host import Host
 
-EVERY = 10.0  # seconds between two counts of the children
+EVERY = 30.0  # seconds between two counts of the children
 MEMORY_EVERY = (
     60.0  # and of memory: a process's page tables are walked for it, some milliseconds each
 )
