@@ -39,6 +39,11 @@ def test_a_look_at_this_node_imports_no_server(arguments: tuple[str, ...]) -> No
     assert not imported(*arguments) & set(HEAVY) - allowed
 
 
+def test_a_list_of_reports_imports_no_templates() -> None:
+    modules = imported("reports", "list")
+    assert not modules & {"jinja2", "mldebug.incidents.report.html"}
+
+
 @pytest.mark.parametrize("kind", ["commands", "probes", "launchers", "metrics"])
 def test_a_summary_that_is_read_without_an_import_is_the_docstring(kind: str) -> None:
     for name in names(kind):
