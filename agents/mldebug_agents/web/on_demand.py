@@ -152,9 +152,7 @@ class OnDemandServer:
             if self._verbs is not None:
                 server.serve_verbs(*self._verbs)
             if self._published is not None:
-                snapshot, at = self._published
-                server.publish(snapshot)
-                server.published_at = at
+                server.publish(*self._published)
             if self._tcp is not None:
                 server.serve_tcp(self._tcp)
             if self._unix is not None:

@@ -172,11 +172,11 @@ class AgentServer(HttpServers):
         self.verbs, self.own_verbs = dict(verbs), dict(own_verbs)
         self.take_alerts = alerts
 
-    def publish(self, snapshot: Snapshot) -> None:
-        """Serve this snapshot from now on; called by the main loop."""
+    def publish(self, snapshot: Snapshot, at: float | None = None) -> None:
+        """Serve this snapshot from now on. `at`: when the main loop made it (monotonic seconds); None: just now."""
         self._prometheus.publish(snapshot)  # first: whoever sees a snapshot may ask for its metrics
         self.snapshot = snapshot
-        self.published_at = time.monotonic()
+        self.published_at = time.monotonic() if at is None else at
 
     def start(self) -> None:
         """Listen on TCP, if an address is configured. Raises UsageError where it is in use. `serve_socket` serves the Unix
