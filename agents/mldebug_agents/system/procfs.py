@@ -113,7 +113,7 @@ def _stat(pid: int, name: str, numbers: list[int], state: str) -> Stat:
 
 def parse_status(text: str) -> ProcessStatus:
     """Parse /proc/PID/status: state, user ids, capabilities, signals and the like. Missing lines give defaults."""
-    found = dict(line.partition(":")[::2] for line in text.splitlines())
+    found = dict(line.partition(":")[::2] for line in _lines(text))
     values = {key: value.split() for key, value in found.items()}
 
     def number(key: str, base: int = 10) -> int:
@@ -183,7 +183,7 @@ def parse_wchan(text: str) -> str:
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     """Parse /proc/PID/mountinfo: the mounts in the kernel's order; a later one may lie over an earlier one."""
     mounts = []
-    for line in text.splitlines():
+    for line in _lines(text):
         left, _, right = line.partition(" - ")
         fields, kind = left.split(" "), right.split(" ")
         if len(fields) >= 6 and kind[0]:
@@ -198,7 +198,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
 
 def parse_cgroups(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """The (controllers, path) of each hierarchy in /proc/PID/cgroup. That of cgroup version 2 has no controllers."""
-    for line in text.splitlines():
+    for line in _lines(text):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers or number == "0":
@@ -295,7 +295,14 @@ def exit_reason(status: int | None) -> str:
 
 
 def _pairs(text: str) -> Iterable[tuple[str, str, str]]:
-    return (line.partition(":") for line in text.splitlines())
+    return (line.partition(":") for line in _lines(text))
+
+
+def _lines(text: str) -> list[str]:
+    """Its lines as the kernel ends them. Names of programs, mounts and control groups have no "\n", but any other character that Python takes for
+    a line's end too (vertical tab, U+2028): a user could begin a line of his own in them.
+    """
+    return text.split("\n")
 
 
 def _integer(text: str, base: int = 10) -> int:

@@ -205,3 +205,14 @@ def test_no_text_breaks_a_parser(text: str, data: bytes) -> None:
     procfs.fd_kind(text)
     procfs.parse_environ(data)
     procfs.parse_cmdline(data)
+
+
+@pytest.mark.parametrize("end", ["\v", "\f", "\x1c", "\x85", "\u2028", "\r"])
+def test_a_name_begins_no_line_of_its_own(end: str) -> None:
+    """Users name control groups below their own, mounts of their namespaces, and programs: the kernel refuses or escapes a newline alone."""
+    forged = f"0::/user.slice/user-7.slice/x{end}0::/system.slice/job_9/step_0\n"
+    assert list(procfs.parse_cgroups(forged)) == [((), forged[3:-1])]
+    status = procfs.parse_status(f"Name:\ta{end}Tracer:1{end}NSpid:\t1\nUid:\t7\t7\t7\t7\n")
+    assert (status.uid, status.pids) == (7, ())
+    line = f"36 35 8:1 / /a{end}37 35 8:2 / /b rw - ext4 /dev/sda rw\n"
+    assert [one.id for one in procfs.parse_mountinfo(line)] == [36]

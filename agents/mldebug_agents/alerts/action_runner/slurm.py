@@ -105,7 +105,7 @@ def ask(starter: ProgramStarter, program: str, *argv: str) -> Completed:
 
 def _raw(rank: RankIdentity, host: Host, starter: ProgramStarter) -> str:
     groups = host.text(rank.pid, "cgroup")
-    found = {m[1] for line in groups.splitlines() if (m := _V2.match(line) or _V1.match(line))}
+    found = {m[1] for line in groups.split("\n") if (m := _V2.match(line) or _V1.match(line))}
     if not found:
         text = ask(starter, "scontrol", "pidinfo", str(rank.pid)).stdout.decode("utf-8", "replace")
         found = {m[1] for line in text.splitlines() if (m := _PIDINFO.match(line))}

@@ -162,7 +162,7 @@ def mounts_of(mountinfo: str) -> dict[int, tuple[str, str]]:
     """Mounts by id as (mount point, major:minor), from a mountinfo text."""
     points = {mount.id: mount.point for mount in procfs.parse_mountinfo(mountinfo)}
     found = {}
-    for line in mountinfo.splitlines():
+    for line in mountinfo.split("\n"):
         words = line.split(" ")
         if len(words) > 4 and words[0].isdigit() and int(words[0]) in points:
             found[int(words[0])] = (points[int(words[0])], words[2])

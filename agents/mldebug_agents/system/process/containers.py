@@ -34,7 +34,7 @@ def container_of(cgroup: str, above: frozenset[str] = frozenset()) -> ContainerN
 
     `above`: names that the agent's own groups have, which stand for nobody.
     """
-    for line in cgroup.splitlines():
+    for line in cgroup.split("\n"):
         names = [one for one in _found(line) if one[1] not in above]
         if names and names[0][0] == "users":
             break

@@ -213,7 +213,7 @@ def process_owner(folder: str) -> Owner | None:
     """
     try:
         uid = os.stat(folder).st_uid
-        with open(f"{folder}/cgroup", encoding="utf-8", errors="replace") as file:
+        with open(f"{folder}/cgroup", encoding="utf-8", errors="replace", newline="\n") as file:
             cgroup = file.read(1 << 16)
     except OSError:
         return None
