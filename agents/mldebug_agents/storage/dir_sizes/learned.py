@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mldebug.core.model import Gap, Job
+from mldebug.jobs.owners import owner_of
 from mldebug.storage.usage.tally import is_below, without_nested
 from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
-from mldebug_agents.storage.filesystems.mounts import mount_table
+from mldebug_agents.storage.filesystems.mounts import MountTables, mount_table
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Mount, mount_of
 
@@ -45,6 +46,14 @@ class LearnedFolder(NamedTuple):
         return Gap(what=f"the size of {self.path}", reason=self.why, way_out=WAY_OUT, pid=self.pid)
 
 
+class _Views(NamedTuple):
+    """The mounts that the agent sees below `root`, and those that the ranks of a job see."""
+
+    own: Sequence[Mount]
+    theirs: Sequence[Mount]
+    root: str
+
+
 def learned_folders(
     host: Host, jobs: Sequence[Job], writes: Mapping[str, Sequence[str]], known: Sequence[str]
 ) -> list[LearnedFolder]:
@@ -52,10 +61,12 @@ def learned_folders(
 
     `writes`: by job, the folders to which it writes, as its ranks see them. `known`: directories that are configured.
     """
-    own = mount_table(host, "self")
+    own, tables = mount_table(host, "self"), MountTables(host)
     found: list[LearnedFolder] = []
     for job in jobs:
-        for one in _of_job(host, own, job, writes.get(job.id, ())) if job.ranks else ():
+        theirs = tables.of(job.ranks[0].pid, owner_of(job)) if job.ranks else ()
+        seen = _Views(own, theirs, host.root)
+        for one in _of_job(seen, job, writes.get(job.id, ())) if job.ranks else ():
             if any(is_below(one.path, other) for other in known) or _is_covered(one, found):
                 continue
             full = not one.why and sum(not other.why for other in found) >= MOST
@@ -63,11 +74,9 @@ def learned_folders(
     return found
 
 
-def _of_job(
-    host: Host, own: Sequence[Mount], job: Job, paths: Sequence[str]
-) -> list[LearnedFolder]:
+def _of_job(seen: _Views, job: Job, paths: Sequence[str]) -> list[LearnedFolder]:
     """Its directories, at most `OF_RUN`: those that can be watched before the others, none within another one."""
-    judged = [_judged(host, own, job, path) for path in dict.fromkeys(paths)]
+    judged = [_judged(seen, job, path) for path in dict.fromkeys(paths)]
     outer = set(without_nested(one.path for one in judged if not one.why))
     return sorted((one for one in judged if one.why or one.path in outer), key=lambda one: bool(one.why))[:OF_RUN]  # fmt: skip
 
@@ -84,15 +93,15 @@ def _is_covered(one: LearnedFolder, found: Sequence[LearnedFolder]) -> bool:
     return any(is_below(one.path, other.path) for other in found if one.why or not other.why)
 
 
-def _judged(host: Host, own: Sequence[Mount], job: Job, path: str) -> LearnedFolder:
+def _judged(seen: _Views, job: Job, path: str) -> LearnedFolder:
     pid = job.ranks[0].pid
     uids = tuple(sorted({job.uid, *(rank.uid for rank in job.ranks)}))
-    theirs = mount_of(mount_table(host, str(pid)), path)
-    ours = mount_of(own, f"{host.root}{path}")
+    theirs = mount_of(seen.theirs, path)
+    ours = mount_of(seen.own, f"{seen.root}{path}")
     why = ""
     if path.strip("/").rpartition("/")[0] in _SHARED:
         why = "more than this run lies there"
-    elif theirs is None or ours is None or not _is_same(theirs, ours, path, host.root):
+    elif theirs is None or ours is None or not _is_same(theirs, ours, path, seen.root):
         why = "the agent does not see it where the ranks do"
     elif ours.fstype not in LOCAL:
         why = f"it lies on {ours.fstype}: only local filesystems are watched without configuration"

@@ -109,7 +109,7 @@ def used_mounts(
     `workers`: by pid of a rank the process of its own whose open files count as well: data are read by the workers of a DataLoader.
     """
     found: dict[Key, UsedMount] = {}
-    tables = _Tables(host)
+    tables = MountTables(host)
     for job in jobs:
         for rank in job.ranks:
             table = tables.of(rank.pid, owner_of(job))
@@ -129,7 +129,7 @@ def used_mounts(
     return found
 
 
-class _Tables:
+class MountTables:
     """The mounts of processes in one look: of each namespace and root once, and only so much because of one owner."""
 
     def __init__(self, host: Host) -> None:
