@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.capture.flight_recorder.evidence_size import within
+from mldebug.capture.flight_recorder.entries import within
 from mldebug.core.model import (
     FlightRecord,
     Gap,

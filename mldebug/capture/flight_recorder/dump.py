@@ -17,11 +17,12 @@ import msgspec
 from mldebug.capture.flight_recorder.entries import (
     MAX_CALLS,
     MAX_GROUPS,
+    MAX_RECORD,
     GroupInfo,
+    checked,
     group_counts,
     make_record,
 )
-from mldebug.capture.flight_recorder.evidence_size import MAX_RECORD, checked
 from mldebug.capture.flight_recorder.fast_parse import parse_without_old_calls
 from mldebug.capture.flight_recorder.old_forms import DEFAULT, is_list_of_calls, modern
 from mldebug.capture.flight_recorder.raw_calls import RawCall

@@ -8,10 +8,10 @@ from mldebug.capture.flight_recorder.entries import (
     MAX_CALLS,
     MAX_GROUPS,
     GroupInfo,
+    checked,
     make_record,
     short,
 )
-from mldebug.capture.flight_recorder.evidence_size import checked
 from mldebug.capture.flight_recorder.raw_calls import Name, Rank, RawCall, Whole
 from mldebug.capture.validation import decode_hook_file
 from mldebug.core.model import FlightRecord, TimedCall, TimedCalls

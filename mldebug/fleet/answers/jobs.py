@@ -106,17 +106,17 @@ def timeline(job: str, uid: int, events: Sequence[AnyEvent]) -> JobTimeline:
 def _launches(events: Iterable[AttemptEvent]) -> list[_Launch]:
     """The attempts of a job, in the order in which they began. It costs no more than a look at `MOST_ALIKE` for each event."""
     launches: list[_Launch] = []
-    told: dict[tuple[str, str, int], _Launch] = {}  # by node, run and number
+    known: dict[tuple[str, str, int], _Launch] = {}  # by node, run and number
     alike: dict[int, list[_Launch]] = {}  # by number
     for event in sorted(events, key=lambda one: (one.began, one.at, one.revision)):
         same = alike.setdefault(event.attempt, [])
         key = event.node, event.run, event.attempt
-        launch = told.get(key) or next((one for one in same[: -MOST_ALIKE - 1 : -1] if one.fits(event)), None)  # fmt: skip
+        launch = known.get(key) or next((one for one in same[: -MOST_ALIKE - 1 : -1] if one.fits(event)), None)  # fmt: skip
         if launch is None:
             launch = _Launch(event)
             launches.append(launch)
             same.append(launch)
-        told[key] = launch
+        known[key] = launch
         before = launch.by_node.get(event.node)
         if before is None or before.ended is None:
             launch.by_node[event.node] = event

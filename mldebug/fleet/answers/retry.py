@@ -114,8 +114,8 @@ def _shared_trouble(events: Sequence[AnyEvent], now: float) -> tuple[float, str]
     """Until when to wait because what several jobs share (storage, network) was in trouble lately, and why."""
     recent = [one for one in events if isinstance(one, IncidentEvent) and one.verdict in SHARED and now - one.at < TROUBLE]  # fmt: skip
     jobs = {(one.job, one.uid) for one in recent}
-    told_by = {one.node for one in recent}
-    if len(jobs) < 2 or len(told_by) < 2:  # one node alone holds up nobody's job
+    senders = {one.node for one in recent}
+    if len(jobs) < 2 or len(senders) < 2:  # one node alone holds up nobody's job
         return 0.0, ""
     newest = max(recent, key=lambda one: one.at)
     return newest.at + WAIT, f"{len(jobs)} jobs had trouble with storage or network, the last one at {rfc3339(newest.at)}"  # fmt: skip

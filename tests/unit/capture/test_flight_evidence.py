@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mldebug.capture.flight_recorder.dump import limits_of_living_job, parse_dump
-from mldebug.capture.flight_recorder.evidence_size import (
+from mldebug.capture.flight_recorder.entries import (
     MAX_RECORD,
     MAX_TOGETHER,
     evidence_size,

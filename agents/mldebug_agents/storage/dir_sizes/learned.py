@@ -65,8 +65,8 @@ def learned_folders(
     found: list[LearnedFolder] = []
     for job in jobs:
         theirs = tables.of(job.ranks[0].pid, owner_of(job)) if job.ranks else ()
-        seen = _Views(own, theirs, host.root)
-        for one in _of_job(seen, job, writes.get(job.id, ())) if job.ranks else ():
+        views = _Views(own, theirs, host.root)
+        for one in _of_job(views, job, writes.get(job.id, ())) if job.ranks else ():
             if any(is_below(one.path, other) for other in known) or _is_covered(one, found):
                 continue
             full = not one.why and sum(not other.why for other in found) >= MOST
@@ -74,9 +74,9 @@ def learned_folders(
     return found
 
 
-def _of_job(seen: _Views, job: Job, paths: Sequence[str]) -> list[LearnedFolder]:
+def _of_job(views: _Views, job: Job, paths: Sequence[str]) -> list[LearnedFolder]:
     """Its directories, at most `OF_RUN`: those that can be watched before the others, none within another one."""
-    judged = [_judged(seen, job, path) for path in dict.fromkeys(paths)]
+    judged = [_judged(views, job, path) for path in dict.fromkeys(paths)]
     outer = set(without_nested(one.path for one in judged if not one.why))
     return sorted((one for one in judged if one.why or one.path in outer), key=lambda one: bool(one.why))[:OF_RUN]  # fmt: skip
 
@@ -93,15 +93,15 @@ def _is_covered(one: LearnedFolder, found: Sequence[LearnedFolder]) -> bool:
     return any(is_below(one.path, other.path) for other in found if one.why or not other.why)
 
 
-def _judged(seen: _Views, job: Job, path: str) -> LearnedFolder:
+def _judged(views: _Views, job: Job, path: str) -> LearnedFolder:
     pid = job.ranks[0].pid
     uids = tuple(sorted({job.uid, *(rank.uid for rank in job.ranks)}))
-    theirs = mount_of(seen.theirs, path)
-    ours = mount_of(seen.own, f"{seen.root}{path}")
+    theirs = mount_of(views.theirs, path)
+    ours = mount_of(views.own, f"{views.root}{path}")
     why = ""
     if path.strip("/").rpartition("/")[0] in _SHARED:
         why = "more than this run lies there"
-    elif theirs is None or ours is None or not _is_same(theirs, ours, path, seen.root):
+    elif theirs is None or ours is None or not _is_same(theirs, ours, path, views.root):
         why = "the agent does not see it where the ranks do"
     elif ours.fstype not in LOCAL:
         why = f"it lies on {ours.fstype}: only local filesystems are watched without configuration"
