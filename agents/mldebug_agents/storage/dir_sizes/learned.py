@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mldebug.core.model import Gap, Job
-from mldebug.jobs.owners import owner_of
 from mldebug.storage.usage.tally import is_below, without_nested
 from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
-from mldebug_agents.storage.filesystems.mounts import MountTables, mount_table
+from mldebug_agents.storage.filesystems.mounts import mount_table
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Mount, mount_of
 
@@ -61,10 +60,10 @@ def learned_folders(
 
     `writes`: by job, the folders to which it writes, as its ranks see them. `known`: directories that are configured.
     """
-    own, tables = mount_table(host, "self"), MountTables(host)
+    own = mount_table(host, "self")
     found: list[LearnedFolder] = []
     for job in jobs:
-        theirs = tables.of(job.ranks[0].pid, owner_of(job)) if job.ranks else ()
+        theirs = mount_table(host, str(job.ranks[0].pid)) if job.ranks else ()
         views = _Views(own, theirs, host.root)
         for one in _of_job(views, job, writes.get(job.id, ())) if job.ranks else ():
             if any(is_below(one.path, other) for other in known) or _is_covered(one, found):
