@@ -66,7 +66,8 @@ def rank_map(judgement: Judgement) -> RankMap | None:
     for one in judgement.ranks:
         by_node.setdefault(one.node, []).append(one)
     made = [_node(node, some, blamed) for node, some in by_node.items()]
-    kept, room = [], MOST_RANKS
+    kept: list[NodeRanks] = []
+    room = MOST_RANKS
     for node in sorted(made, key=lambda one: _suspicion(one.letters)):
         if len(kept) < MOST_NODES and len(node.letters) <= room:
             kept.append(node)
