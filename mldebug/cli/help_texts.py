@@ -58,6 +58,6 @@ def _with_help_option(command: click.Command, context: click.Context) -> click.C
     have `--help` alone for ever.
     """
     copied = copy.copy(command)
-    copied.params, copied.add_help_option = list(command.params), False
+    vars(copied).update(params=[*command.params], add_help_option=False)
     click.help_option(*context.help_option_names)(copied)
     return copied

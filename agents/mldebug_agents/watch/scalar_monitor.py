@@ -24,12 +24,12 @@ from mldebug.goodput.scalars.stored_training import (
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.jobs.logs.scalars import name_of
 from mldebug.jobs.owners import in_turns
-from mldebug.status.activity import activity_of
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.state.key_value_store import KeyValueStore, hashed_name
 from mldebug_agents.state.settled_clock import SettledClock
 from mldebug_agents.watch.goodput_monitor import Catching
 from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.run_activity import activity_of
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")

@@ -14,8 +14,7 @@ import msgspec
 
 from mldebug.alerts.message import plain_text
 from mldebug.alerts.model import Channel, EventMessage, MessageRefusedError
-from mldebug.alerts.rank_map import RankMap, legend
-from mldebug.alerts.rank_picture import picture
+from mldebug.alerts.rank_map import RankMap, legend, picture
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._secrets import secret
 from mldebug_exporters.channels._time_limit import TIMES, limit

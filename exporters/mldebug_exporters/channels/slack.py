@@ -9,8 +9,7 @@ import msgspec
 
 from mldebug.alerts.message import for_chat, plain_text
 from mldebug.alerts.model import Channel, EventMessage, MessageRefusedError
-from mldebug.alerts.rank_map import RankMap, legend, squares
-from mldebug.alerts.rank_picture import picture
+from mldebug.alerts.rank_map import RankMap, legend, picture, squares
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import problem_of, request
 from mldebug_exporters.channels._secrets import secret
@@ -26,9 +25,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     url_file: Path | None = None  # a file that holds the address of an incoming webhook
-    token_file: Path | None = (
-        None  # in its place: a bot's token, with the scopes chat:write and files:write
-    )
+    token_file: Path | None = None  # in its place: a bot's token; it needs chat:write, files:write
     channel: str = ""  # the id of the bot's channel, which begins with C: C0NF841BK
     api: str = "https://slack.com/api"  # of the bot
     ca_file: Path | None = None  # of a private certificate authority

@@ -33,10 +33,10 @@ from mldebug.alerts.rank_map import (
     NodeRanks,
     RankMap,
     legend,
+    picture,
     rank_map,
     squares,
 )
-from mldebug.alerts.rank_picture import picture
 from mldebug.config.schema import Config
 from mldebug.core.errors import ConfigError
 from mldebug.core.yaml_reader import parse
@@ -231,8 +231,8 @@ class Api(http.server.BaseHTTPRequestHandler):
             fields = {name: value for name, (value,) in parse_qs(body.decode()).items()}
             self.calls.append((method, str(token), fields))
             error = self.errors.get(method)
-            said = {"ok": False, "error": error} if error else {"ok": True, "upload_url": self.upload, "file_id": "F1"}  # fmt: skip
-            answer = json.dumps(said).encode()
+            result = {"ok": False, "error": error} if error else {"ok": True, "upload_url": self.upload, "file_id": "F1"}  # fmt: skip
+            answer = json.dumps(result).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()

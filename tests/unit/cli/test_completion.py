@@ -101,17 +101,15 @@ def test_stored_help_is_what_the_verbs_say(
     assert not help_texts.stored_help(["dump", "--help"]), "it must be folded"
 
 
-def test_stored_help_does_not_depend_on_which_command_was_called_before() -> None:
+def test_stored_help_does_not_depend_on_which_command_was_called_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Click keeps the help option of the first call, which here has another parent than `mldebug`."""
     before = help_texts.written(cli)
-    try:
-        for verb in (preflight.command, share.command):
-            verb._help_option = None
-            assert "-h, --help" not in CliRunner().invoke(verb, ["--help"]).output
-        assert help_texts.written(cli) == before
-    finally:
-        for verb in (preflight.command, share.command):
-            verb._help_option = None
+    for verb in (preflight.command, share.command):
+        monkeypatch.setattr(verb, "_help_option", None)
+        assert "-h, --help" not in CliRunner().invoke(verb, ["--help"]).output
+    assert help_texts.written(cli) == before
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "\xff", '{"dump": '])

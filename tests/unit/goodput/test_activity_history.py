@@ -10,9 +10,9 @@ from mldebug.goodput.scalars.history import MOST_ROWS, RunHistory
 from mldebug.stall.decision import StallWatch
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
-from mldebug.status.activity import activity_of
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.run_activity import activity_of
 from mldebug_agents.watch.runs import Run
 from mldebug_agents.watch.scalar_monitor import ScalarMonitor
 from shared.goodput.memory_store import MemoryStore

@@ -39,6 +39,7 @@ BOUNDED: dict[str, str] = {
     "mldebug/hardware/health/kernel_rules.py": "periods between the ends of a burst, which LONGEST bounds",
     "mldebug/hardware/host_memory/trend.py": "pairs of some kept readings",
     "mldebug/incidents/incident.py": "MAX_ATTEMPTS, and failures that a text lists",
+    "mldebug/alerts/rank_map.py": "MOST_RANKS cells of MOST_NODES nodes",
     "mldebug/incidents/report/rank_map.py": "rows and columns of ranks that are held",
     "mldebug/jobs/heartbeat.py": "MAX_SCALARS",
     "mldebug/jobs/known_issues/nccl_log.py": "three digits in the pattern",

@@ -24,7 +24,7 @@ JOB = JobGoodput(name="train.py", user="ada", uid=1000, began=AT - 5400, at=AT -
 REPORT = ReportEntry(id="20261121T055041Z-1a2b3c", verdict="out_of_memory", confidence="high", job="train.py", job_id="5c01", state="ended", sentence="rank 2 was killed for memory", time="2026-11-21T05:50:41Z", kind="abnormal_end", user="ada", ranks=4)  # fmt: skip
 
 
-def seen() -> RunHistory:
+def observed_history() -> RunHistory:
     """A history with what the agent saw of the run beside its figures."""
     table = HistoryTable()
     for n in range(60):
@@ -34,7 +34,7 @@ def seen() -> RunHistory:
 
 
 def kept(**changes: object) -> Snapshot:
-    whole = replace(snapshot(moving("7f3a")), histories=(seen(),), run_records=(StoredRecord.of(RECORD),), goodput=(JOB,))  # fmt: skip
+    whole = replace(snapshot(moving("7f3a")), histories=(observed_history(),), run_records=(StoredRecord.of(RECORD),), goodput=(JOB,))  # fmt: skip
     return replace(whole, at=AT, **changes)
 
 
@@ -57,7 +57,7 @@ def test_a_run_that_is_over_shows_its_charts_goodput_end_and_reports() -> None:
 
 def test_each_thing_that_is_kept_is_shown_without_the_others() -> None:
     alone = {
-        "histories": (seen(),),
+        "histories": (observed_history(),),
         "run_records": (StoredRecord.of(RECORD),),
         "goodput": (JOB,),
     }

@@ -301,8 +301,7 @@ def _agent(listing: NodeListing, config: Path | None) -> Iterator[Text]:
     if stale := stale_words(listing.now - agent.at):
         yield Text(f"  {stale}", style="red")
     incidents = {run.incident for run in agent.runs}
-    events = event_lines(agent.events, incidents, listing.now)
-    for line in (*events, *fleet_lines(agent.fleet)):
+    for line in (*event_lines(agent.events, incidents, listing.now), *fleet_lines(agent.fleet)):
         yield Text(clean(f"  {line}", 400), style="yellow")
     if agent.cluster:
         yield Text(clean(f"  other nodes: {agent.cluster}", 300))
