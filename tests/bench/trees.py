@@ -1,4 +1,5 @@
-"""Trees: what the first count of 1,000,000 files costs beside `du -s --inodes`, then a minute of 1,000 changes a second.
+"""Trees: what the first count of 1,000,000 files costs beside `du -s --inodes`, then a minute of 1,000 changes a second;
+and what five directories of 2,040 folders each cost that are watched without configuration.
 
     PYTHONPATH=tests .venv/bin/python tests/bench/trees.py [FILES] [FOLDER]
 
@@ -16,11 +17,13 @@ import time
 from pathlib import Path
 
 from bench.table import Row, show
+from mldebug_agents.storage.dir_sizes.learned import FOLDERS
 from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
 from mldebug_agents.storage.dir_sizes.updater import DirSizeUpdater
 
 PER_FOLDER = 1000
 RATE, SECONDS = 1000, 60.0
+LEARNED = 5
 
 
 def make(root: Path, files: int) -> list[Path]:
@@ -72,6 +75,30 @@ def keep(keeper: DirSizeUpdater, until: float) -> None:
         time.sleep(min(max(0.1, keeper.due(time.monotonic())), 0.5))
 
 
+def learned(root: Path) -> list[Row]:
+    """Five directories near the most that each may have, as runs that write to them would have them watched."""
+    for number in range(LEARNED * (FOLDERS - 1)):
+        tree, folder = divmod(number, FOLDERS - 1)
+        place = root / f"{tree}/{folder % 40}/{folder}"
+        place.mkdir(parents=True)
+        for name in range(8):
+            os.mknod(place / f"{name}")
+    before, began = resident(), time.process_time()
+    keepers = [DirSizeUpdater(DirSizeRequest(path=str(root / f"{tree}"))) for tree in range(LEARNED)]  # fmt: skip
+    while any(one.state().inodes is None for one in keepers):
+        for one in keepers:
+            one.tick(1.0)
+    counted = f"{time.process_time() - began:.2f} s, {resident() - before} MiB"
+    began, until = time.process_time(), time.monotonic() + 30
+    while time.monotonic() < until:
+        for one in keepers:
+            one.tick(0.25)
+        time.sleep(min(max(0.1, min(one.due(time.monotonic()) for one in keepers)), 0.5))
+    folders = sum(one.state().folders for one in keepers)
+    idle = f"{(time.process_time() - began) / 30:.3%} of a core"
+    return [Row(f"trees: first count of {folders} learned folders, CPU", counted), Row("trees: those, idle", idle)]  # fmt: skip
+
+
 def main(files: int, place: str) -> None:
     """Print each figure."""
     root, rows = Path(tempfile.mkdtemp(prefix="mldebug-trees-", dir=place)), []
@@ -102,6 +129,7 @@ def main(files: int, place: str) -> None:
         inodes, right = keeper.state().inodes, int(done.stdout.split()[0])
         rows.append(Row("trees: inodes afterwards", f"{inodes}", f"{right} (du)", inodes == right))
         rows.append(Row("trees: overflows", f"{keeper.state().overflows}"))
+        rows += learned(root / "learned")
     finally:
         shutil.rmtree(root)
     show(f"{files} files below {place}", rows)
