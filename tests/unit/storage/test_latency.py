@@ -89,6 +89,24 @@ def test_lustre_counts_only_what_has_times() -> None:
     assert lustre_counts(before_2_13) == {}
 
 
+def test_lustre_of_newer_servers_begins_with_more_times() -> None:
+    """The form of 2.15 and later: squares of the sums behind, and operations that are none of ours."""
+    text = """\
+snapshot_time             1783960164.279418700 secs.nsecs
+start_time                1783705564.331211471 secs.nsecs
+elapsed_time              254599.948207229 secs.nsecs
+read_bytes                10 samples [bytes] 4096 1048576 5242880 9223372036854775807
+read                      10 samples [usecs] 210 9100 31000 99123456
+statfs                    16977 samples [usecs] 2 3904 16809097 16988546393
+inode_permission          5 samples [usecs] 2 3137 3657 10096913
+getxattr                  2 samples [usecs] 594 796 1390 986452
+ioctl                     3 samples [reqs]
+"""
+    found = lustre_counts(text)
+    assert found["read"] == OperationCount(10, 0.031, 5242880)
+    assert set(found) <= {"read", "metadata"}
+
+
 def test_block_devices_count_sectors_of_512_bytes() -> None:
     line = "  100  0  800  300  7  1  64  14  0  310  314  0 0 0 0 0 0\n"
     assert block_counts(line) == {
