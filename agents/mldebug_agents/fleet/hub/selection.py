@@ -11,7 +11,7 @@ MOST_BYTES = 32 << 20  # of the events of one answer
 ROUNDS = 4  # in which what some nodes leave over is shared out among the others
 
 
-class Place(NamedTuple):
+class EventPlace(NamedTuple):
     """An event in a store: what finds it there (`row`: the table, and where in it), its times (unix), and its bytes."""
 
     row: tuple[str, str | int]
@@ -20,10 +20,10 @@ class Place(NamedTuple):
     size: int
 
 
-Look = Callable[[EventFilter], list[Place]]
+Look = Callable[[EventFilter], list[EventPlace]]
 
 
-def chosen(places: Look, nodes: Callable[[], list[str]], wanted: EventFilter) -> list[Place]:
+def chosen(places: Look, nodes: Callable[[], list[str]], wanted: EventFilter) -> list[EventPlace]:
     """The events of an answer, by their times: the newest that fit, at most `MOST_BYTES` of them.
 
     `places`: returns those that fit, the newest first; `nodes`: the names of all nodes. Where there are too many, each node has as
@@ -35,7 +35,7 @@ def chosen(places: Look, nodes: Callable[[], list[str]], wanted: EventFilter) ->
     return sorted(found, key=lambda one: (one.at, one.received))
 
 
-def _within(places: list[Place], most: int, size: int) -> tuple[list[Place], bool]:
+def _within(places: list[EventPlace], most: int, size: int) -> tuple[list[EventPlace], bool]:
     """The first so many, of so many bytes together; and whether none is left out that there may be."""
     for number, one in enumerate(places):
         size -= one.size
@@ -44,8 +44,8 @@ def _within(places: list[Place], most: int, size: int) -> tuple[list[Place], boo
     return places, len(places) < most
 
 
-def _shared_out(places: Look, waiting: list[str], wanted: EventFilter) -> list[Place]:
-    found: dict[str, list[Place]] = {}
+def _shared_out(places: Look, waiting: list[str], wanted: EventFilter) -> list[EventPlace]:
+    found: dict[str, list[EventPlace]] = {}
     rows, size = wanted.limit, MOST_BYTES
     for _ in range(ROUNDS):
         if not waiting:

@@ -15,7 +15,7 @@ from mldebug.core.errors import UsageError
 from mldebug.fleet.events import AnyEvent
 from mldebug.fleet.hub_model import EventFilter, FleetStore, StoreTotals
 from mldebug_agents.fleet.hub.rows import EventRow, event_of, row_of
-from mldebug_agents.fleet.hub.selection import Place, chosen
+from mldebug_agents.fleet.hub.selection import EventPlace, chosen
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -183,14 +183,14 @@ def _conditions(wanted: EventFilter) -> tuple[str, list[object]]:
     return " AND ".join(parts), found
 
 
-def _places(link: sqlite3.Connection, wanted: EventFilter) -> list[Place]:
+def _places(link: sqlite3.Connection, wanted: EventFilter) -> list[EventPlace]:
     """Where the events are that fit, the newest first. Their bodies are not read: a flood of large ones would be sorted with them."""
     where, values = _conditions(wanted)
     # SQLite gives the other columns of a group from the row that has the MAX
     group, at = ("GROUP BY kind, node, subject", "MAX(at)") if wanted.newest else ("", "at")
     statement = f"SELECT rowid, {at}, received, LENGTH(body) FROM events WHERE {where} {group} ORDER BY 2 DESC, 3 DESC LIMIT ?"  # noqa: S608 - made of constants
     return [
-        Place(("events", row[0]), *row[1:])
+        EventPlace(("events", row[0]), *row[1:])
         for row in link.execute(statement, (*values, wanted.limit))
     ]
 

@@ -10,7 +10,7 @@ from mldebug.core.errors import UsageError
 from mldebug.fleet.events import AnyEvent
 from mldebug.fleet.hub_model import EventFilter, StoreTotals
 from mldebug_agents.fleet.hub.rows import EventRow, event_of, row_of
-from mldebug_agents.fleet.hub.selection import Place, chosen
+from mldebug_agents.fleet.hub.selection import EventPlace, chosen
 from mldebug_agents.fleet.hub.stores.postgresql.links import Link, Links
 from mldebug_agents.fleet.hub.stores.postgresql.schema import (
     MIGRATIONS,
@@ -151,7 +151,7 @@ def _conditions(wanted: EventFilter) -> tuple[str, list[object]]:
     return " AND ".join(parts), found
 
 
-def _places(link: Link, wanted: EventFilter) -> list[Place]:
+def _places(link: Link, wanted: EventFilter) -> list[EventPlace]:
     """Where the events are that fit, the newest first. Their bodies are not read."""
     where, values = _conditions(wanted)
     rows = f"SELECT tableoid::regclass::text AS week, ctid, at, received, octet_length(body) AS size FROM events WHERE {where}"  # noqa: S608 - made of constants
@@ -160,10 +160,10 @@ def _places(link: Link, wanted: EventFilter) -> list[Place]:
         rows += " ORDER BY kind, node, subject, at DESC, received DESC"
     statement = f"SELECT week, ctid::text, at, received, size FROM ({rows}) AS found ORDER BY at DESC, received DESC LIMIT %s"  # noqa: S608
     found = link.execute(statement.encode(), (*values, wanted.limit)).fetchall()
-    return [Place((str(row[0]), str(row[1])), float(str(row[2])), float(str(row[3])), int(str(row[4]))) for row in found]  # fmt: skip
+    return [EventPlace((str(row[0]), str(row[1])), float(str(row[2])), float(str(row[3])), int(str(row[4]))) for row in found]  # fmt: skip
 
 
-def _bodies(link: Link, places: Sequence[Place]) -> list[bytes]:
+def _bodies(link: Link, places: Sequence[EventPlace]) -> list[bytes]:
     """The bodies of these events, in their order."""
     found: dict[object, bytes] = {}
     for table in sorted({one.row[0] for one in places}):
