@@ -20,7 +20,8 @@ from parts import (  # fmt: skip
 )
 
 SAME = "* on (instance, run) group_left (run_across_nodes) mldebug:run_across_nodes:info"
-RUNS = f"max by (run_across_nodes, name, user) (mldebug_run_info {SAME})"
+# names are pseudonyms that differ from node to node, unless agent.public_names
+RUNS = f"topk by (run_across_nodes) (1, max by (run_across_nodes, name, user) (mldebug_run_info {SAME}))"
 STEP = f"max by (run_across_nodes) (mldebug_run_step {SAME})"
 FIRING = 'ALERTS{alertname=~"Mldebug.*", alertstate="firing"}'
 SINCE = "time() - mldebug_incident_since_timestamp_seconds"

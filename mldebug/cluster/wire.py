@@ -21,7 +21,7 @@ from mldebug import __version__
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import Gap, NodeBrief, NodeCapture
 from mldebug.core.redact import clean
-from mldebug.probes.preflight import NodeFindings
+from mldebug.probes.preflight.findings import NodeFindings
 
 SCHEMA = "mldebug.node/1"
 MAX_BYTES = 4 << 20  # of one reply, unpacked

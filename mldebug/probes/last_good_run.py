@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mldebug.jobs.run_records.model import NOT_SET, RunRecord
-from mldebug.probes.preflight import SAME, NodeFindings
+from mldebug.probes.preflight.findings import SAME, NodeFindings
 
 MOST = 200  # sentences of one node
 

@@ -5,7 +5,7 @@ import time
 import msgspec
 
 from mldebug.config.schema import Config
-from mldebug.probes.preflight import CheckedNode
+from mldebug.probes.preflight.findings import CheckedNode
 from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
 from mldebug_agents.cluster.fanout.collector import Progress
 from mldebug_agents.cluster.fanout.messages import FanoutRequest

@@ -13,7 +13,7 @@ from mldebug.config.schema import Config
 from mldebug.jobs.run_records.model import RunRecord, StoredRecord
 from mldebug.probes.checks import NodeCheck
 from mldebug.probes.last_good_run import changes_since
-from mldebug.probes.preflight import (
+from mldebug.probes.preflight.findings import (
     MOST_NOTES,
     CheckedNode,
     FolderSpace,
@@ -358,7 +358,7 @@ def test_a_node_that_lacks_something(tmp_path: Path) -> None:
 def test_a_python_that_prints_nonsense_or_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.probes.preflight.PYTHON_SECONDS", 0.5)
+    monkeypatch.setattr("mldebug_agents.probes.preflight.node_look.PYTHON_SECONDS", 0.5)
     for number, line in enumerate(("echo mldebug-packages '{\"a'", "sleep 60", "head -c 9000000 /dev/zero")):  # fmt: skip
         python = tmp_path / f"python{number}"
         python.write_text(f"#!/bin/sh\n{line}\n")

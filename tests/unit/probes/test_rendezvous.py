@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from mldebug.probes.rendezvous import (
+from mldebug.probes.preflight.rendezvous import (
     LATE,
     Endpoint,
     MeetingNode,
@@ -17,12 +17,17 @@ from mldebug.probes.rendezvous import (
     parse_endpoint,
     tries,
 )
-from mldebug_agents.probes.rendezvous import Meeting, MeetingThread, holder_of, listener
+from mldebug_agents.probes.preflight.rendezvous import (
+    MeetingThread,
+    NodeMeeting,
+    holder_of,
+    listener,
+)
 
 WHERE = Endpoint(host="n1", port=29500)
 
 
-def said(found: MeetingResult, nodes: int = 4) -> list[tuple[str, str]]:
+def sentences(found: MeetingResult, nodes: int = 4) -> list[tuple[str, str]]:
     return [(one.state, one.sentence) for one in meeting_check(WHERE, nodes, found, 1.0)]
 
 
@@ -66,11 +71,11 @@ def test_names_and_ports_tell_a_node_of_the_list() -> None:
 
 def test_what_a_node_says() -> None:
     met = MeetingResult(own=True, came=4, tried=3)
-    assert said(met) == [("fine", "n1:29500 is this node's, and its port is free: 4 of 4 nodes came, 3 others reached from here")]  # fmt: skip
-    assert said(MeetingResult(own=True, came=1), 1) == [("fine", "n1:29500 is this node's, and its port is free")]  # fmt: skip
+    assert sentences(met) == [("fine", "n1:29500 is this node's, and its port is free: 4 of 4 nodes came, 3 others reached from here")]  # fmt: skip
+    assert sentences(MeetingResult(own=True, came=1), 1) == [("fine", "n1:29500 is this node's, and its port is free")]  # fmt: skip
     lost = MeetingResult(came=4, tried=1, failed={"n4": LATE, "n3": LATE, "n2": errno.ECONNREFUSED})
-    assert [one.partition(":")[0] for _, one in said(lost)] == ["cannot reach n[3-4]", "cannot reach n2"]  # fmt: skip
-    assert {state for state, _ in said(lost)} == {"failed"}
+    assert [one.partition(":")[0] for _, one in sentences(lost)] == ["cannot reach n[3-4]", "cannot reach n2"]  # fmt: skip
+    assert {state for state, _ in sentences(lost)} == {"failed"}
 
 
 def test_a_stranger_at_the_port_gets_nothing_and_keeps_nobody_apart() -> None:
@@ -99,7 +104,7 @@ def _second(where: Endpoint) -> bool:
     """The other node, on the same machine: it comes as a visitor."""
 
     async def visit() -> MeetingResult:
-        return await Meeting(where, "b", 2, "right", 20)._visit("127.0.0.1")
+        return await NodeMeeting(where, "b", 2, "right", 20)._visit("127.0.0.1")
 
     return asyncio.run(visit()) == MeetingResult(came=2, tried=1)
 

@@ -44,6 +44,7 @@ BOUNDED: dict[str, str] = {
     "mldebug/jobs/heartbeat.py": "MAX_SCALARS",
     "mldebug/jobs/known_issues/nccl_log.py": "three digits in the pattern",
     "mldebug/probes/curve.py": "bits of the number of hosts that a person has named",
+    "mldebug/probes/preflight/rendezvous.py": "ALL_PAIRS, and bits of the number of nodes that came, of which MOST_NODES are kept",
     "mldebug/status/top/columns.py": "the width of the terminal, and what a column may have at most",
     "mldebug/status/top/screen.py": "BAR, and the height of the terminal",
     "mldebug/storage/checkpoints/safe_pickle.py": "one or two",

@@ -220,6 +220,7 @@ def test_the_agent_calls_nothing_that_is_for_a_person_s_files() -> None:
         if isinstance(node, ast.ImportFrom) and node.module in modules
     }
     assert found == {
+        ("cli/commands/preflight.py", "mldebug.cluster.hostfile"),
         ("cluster/transports/ssh.py", "mldebug.cluster.hostfile"),  # `mldebug dump --hosts`
         ("jobs/trace_start.py", "mldebug.capture.trace.open_files"),  # a constant
         # entries of a tar that is open: a bundle that somebody replays

@@ -25,14 +25,14 @@ from mldebug.diagnosis.exits.model import words_of_status
 from mldebug.jobs.run_records.model import RunRecord, without_numbers
 from mldebug.probes.last_good_run import changes_since
 from mldebug.probes.ports import check_wanted
-from mldebug.probes.preflight import CheckedNode, NodeFindings, Preflight, judge, words
-from mldebug.probes.rendezvous import parse_endpoint
+from mldebug.probes.preflight.findings import CheckedNode, NodeFindings, Preflight, judge, words
+from mldebug.probes.preflight.rendezvous import parse_endpoint
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
 from mldebug_agents.cluster.fanout.messages import MOST_TOGETHER, FanoutRequest, answer_seconds
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_findings import NodesChecked, check_nodes
-from mldebug_agents.probes.preflight import (
+from mldebug_agents.probes.preflight.node_look import (
     MeetingRequest,
     PreflightRequest,
     look_at_node,
@@ -187,8 +187,8 @@ def _meeting(rendezvous: str | None, meeting: str) -> MeetingRequest | None:
     except ValueError as error:
         raise UsageError(f"--rendezvous: {error}", "write it like node1:29500") from None
     nodes, _, token = meeting.partition(":")
-    told = nodes if nodes != "0" else os.environ.get("SLURM_STEP_NUM_NODES", "1")
-    return MeetingRequest(where=where, nodes=int(told) if told.isdigit() else 1, token=token)
+    count = nodes if nodes != "0" else os.environ.get("SLURM_STEP_NUM_NODES", "1")
+    return MeetingRequest(where=where, nodes=int(count) if count.isdigit() else 1, token=token)
 
 
 def _for_all(wanted: PreflightRequest, hosts: str | None) -> PreflightRequest:

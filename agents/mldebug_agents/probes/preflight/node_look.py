@@ -13,12 +13,12 @@ from mldebug.core.redact import clean
 from mldebug.jobs.run_records.recorded_settings import recorded_environment
 from mldebug.probes.baselines import shipped
 from mldebug.probes.checks import NodeCheck
-from mldebug.probes.preflight import FolderSpace, NodeFindings, folder_checks, shm_check
-from mldebug.probes.rendezvous import Endpoint, meeting_check
+from mldebug.probes.preflight.findings import FolderSpace, NodeFindings, folder_checks, shm_check
+from mldebug.probes.preflight.rendezvous import Endpoint, meeting_check
 from mldebug.storage.filesystems.canary import CanaryWrite, sentence
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.probes.node_stages import DRIVER_SECONDS, NodeProbe, NodeRequirements
-from mldebug_agents.probes.rendezvous import MeetingThread
+from mldebug_agents.probes.preflight.rendezvous import MeetingThread
 from mldebug_agents.probes.session import ProbeSettings, open_session
 from mldebug_agents.probes.tools import ProbeTools
 from mldebug_agents.storage.child.client import MountClient

@@ -1,7 +1,7 @@
 """Meets the other nodes of a job before it starts, as its ranks would: at the rendezvous, then at ports of the nodes themselves.
 
 Every node listens at a port of its own, comes to the rendezvous with its name and that port, gets the list of all who came, and then
-connects to some of them (`mldebug.probes.rendezvous.tries`). All within `MEETING_SECONDS`; nothing listens afterwards. What strangers
+connects to some of them (`mldebug.probes.preflight.rendezvous.tries`). All within `MEETING_SECONDS`; nothing listens afterwards. What strangers
 send is read up to a limit, and answered by nothing.
 """
 
@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from mldebug.core.redact import clean
-from mldebug.probes.rendezvous import (
+from mldebug.probes.preflight.rendezvous import (
     LATE,
     STRANGER,
     Endpoint,
@@ -51,7 +51,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
 
 
-class Meeting:
+class NodeMeeting:
     """One meeting as this node takes part in it. `nodes`: how many are to come; `token`: what their greetings bear; `seconds`: for all."""
 
     def __init__(self, where: Endpoint, node: str, nodes: int, token: str, seconds: float = MEETING_SECONDS) -> None:  # fmt: skip
@@ -220,10 +220,10 @@ class MeetingThread(threading.Thread):
         self._result = MeetingResult(wrong="could not be tried: its address was asked for in vain")
 
     def run(self) -> None:
-        """Meet; the result waits for whoever asks."""
+        """Meet the other nodes, and keep what came of it."""
 
         async def meet() -> None:
-            self._result = await Meeting(*self._arguments).take_part()
+            self._result = await NodeMeeting(*self._arguments).take_part()
 
         try:
             asyncio.run(meet())
