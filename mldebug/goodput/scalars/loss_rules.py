@@ -7,7 +7,8 @@ after `FINITE_AGAIN` numbers in a row: one in every second record is a loss that
 
 **Spike**: `IN_A_ROW` losses above the median of the last `WINDOW` by `CLEAR` times their spread, by `LEAP` of the median, and by twice
 what any single loss of this run has been above its own: a curve that is wild by nature (rewards, adversarial losses) sets its own limit.
-What has happened twice, and went by, is the run's nature as well: tasks or kinds of data that take turns.
+What has happened twice, and went by, is the run's nature as well. Tasks or kinds of data that take turns have levels of their own, and each is
+judged by itself (`loss_levels`).
 
 **Divergence**: a spike that lasts and is `FAR` above the median (other data may be a third harder), or medians of `BLOCK` losses that
 leave all that the run has shown, and climb clear of what they were before the loss was at its best.
@@ -21,6 +22,16 @@ from statistics import median
 
 import msgspec
 
+from mldebug.goodput.scalars.loss_levels import (
+    FEWEST,
+    LossLevel,
+    groups,
+    is_steady,
+    keep,
+    level_of,
+    spread,
+    take_turns,
+)
 from mldebug.goodput.scalars.model import (
     BATCH_SIZE,
     LOSS,
@@ -120,6 +131,10 @@ class SpikeRule(msgspec.Struct, kw_only=True):
     rising: bool = False
     block: list[float] = []
     blocks: list[float] = []
+    stays: int = 1  # how often the loss has come to this level
+    levels: list[LossLevel] = []  # the others
+    far_high: list[float] = []  # those that are above now
+    far_low: list[float] = []  # those that are far below now
 
     def add(self, point: TrainingPoint) -> list[Found]:
         """Take in one point of a training. Returns the spikes and divergences that begin or end with it; none where it has no
@@ -131,18 +146,94 @@ class SpikeRule(msgspec.Struct, kw_only=True):
             return []
         self.count += 1
         quiet = self.count <= WARM_UP or self.rising or self._is_near_end(point)
-        found = [*self._comes_back(loss), *self._climbs(loss, quiet)]
-        if len(self.losses) < WINDOW:
+        found = self._comes_back(loss)
+        if len(self.losses) < (FEWEST if self.levels else WINDOW):
             self.losses.append(loss)
-            return found
-        middle, spread = usual(self.losses)
-        distance = min(MOST_CLEAR, (loss - middle) / max(spread, 0.01 * abs(middle), 1e-12))
+            return [*found, *self._climbs(loss, quiet)]
+        self._take_turn(loss)
+        found += self._climbs(loss, quiet)
+        middle = usual(self.losses)[0]
+        distance = min(MOST_CLEAR, (loss - middle) / self._spread())
         if distance > max(CLEAR, 2 * self.wildest) and loss - middle > LEAP * abs(middle):
             return [*found, *self._high(loss, middle, distance, quiet)]
-        return [*found, *self._usual(loss, distance)]
+        if distance < -CLEAR and middle - loss > LEAP * abs(middle):
+            self._far_below(loss)
+            return found
+        return [*found, *self._usual(loss, distance, quiet)]
+
+    def _spread(self) -> float:
+        """The spread of this level; while it is young, of others, too."""
+        young = self.levels if len(self.losses) < WINDOW // 2 else []
+        return max(spread(self.losses), *(spread(one.losses) for one in young), 0.0)
+
+    def _take_turn(self, loss: float) -> None:
+        """Go over to another known level, where this loss is nearer to that one."""
+        if self.count % WINDOW == 0:
+            self._part()
+        middle = usual(self.losses)[0]
+        level = level_of(loss, self.levels, middle)
+        if level is None or abs(loss - level.middle) >= abs(loss - middle):
+            return
+        is_far = abs(loss - middle) > max(CLEAR * self._spread(), LEAP * abs(middle))
+        if not is_far and loss < level.middle - level.reach:
+            return
+        if (
+            loss < level.middle - level.reach
+        ):  # below one that is known: a new one, or that has sunk
+            level = LossLevel(losses=[loss], stays=2)
+        self.levels = [one for one in self.levels if one is not level]
+        self._leave(self.stays + 1)
+        self.losses, self.stays = level.losses, level.stays
+        self.block, self.blocks = level.block, level.blocks
+
+    def _part(self) -> None:
+        """Make a level of each group of losses between which the run goes to and fro."""
+        parts = groups(self.losses)
+        if len(parts) == 1 or not take_turns(self.losses, parts):
+            return
+        own = next(part for part in parts if self.losses[-1] in part)
+        others = [LossLevel(losses=one, seen=self.count, stays=2) for one in parts if one != own]
+        self.levels = keep([*self.levels, *others], self.count)
+        self.losses, self.blocks, self.block, self.stays = own, [], [], 2
+        self.wildest = self.highest = 0.0
+
+    def _leave(self, stays: int) -> None:
+        """Keep the level of now among the others."""
+        level = LossLevel(
+            losses=self.losses, block=self.block, blocks=self.blocks, seen=self.count, stays=stays
+        )
+        self.levels = keep([*self.levels, level], self.count)
+        self.block, self.far_low = [], []
+
+    def _far_below(self, loss: float) -> None:
+        """Take losses that stay far below for a level of their own."""
+        self.far_low.append(loss)
+        if not is_steady(self.far_low, self.losses):
+            self.far_low = self.far_low[-WINDOW:]
+            return
+        low = self.far_low
+        self._leave(self.stays)
+        self.losses, self.blocks, self.far_low, self.stays = low, [], [], 1
+
+    def _learn(self, quiet: bool) -> None:
+        """Take what was high and is over for a level, where it stayed as steadily as the loss does elsewhere."""
+        high, self.far_high = self.far_high[: -FEWEST // 2] or self.far_high, []
+        if not is_steady(high, self.losses):
+            return
+        middle = usual(high)[0]
+        known = next((one for one in self.levels if abs(one.middle - middle) <= one.reach), None)
+        if known is None:
+            often = 2 if quiet or len(high) >= LASTING else 1
+            known = LossLevel(losses=high[-WINDOW:], stays=often)
+            self.levels.append(known)
+        else:
+            known.losses, known.stays = [*known.losses, *high][-WINDOW:], known.stays + 1
+        known.seen = self.count
+        self.levels = keep(self.levels, self.count)
 
     def _high(self, loss: float, middle: float, distance: float, quiet: bool) -> list[Found]:
         self.above, self.below, self.peak = self.above + 1, 0, max(self.peak, distance)
+        self.far_high.append(loss)
         if self.above >= GIVEN_UP:
             return self._begin_anew()
         if quiet:
@@ -158,12 +249,13 @@ class SpikeRule(msgspec.Struct, kw_only=True):
             return [*self._spike_is_over(), Found(kind=EventKind.DIVERGED, words=words)]
         return []
 
-    def _usual(self, loss: float, distance: float) -> list[Found]:
-        self.losses = [*self.losses[1:], loss]
+    def _usual(self, loss: float, distance: float, quiet: bool) -> list[Found]:
+        self.losses = [*self.losses, *self.far_low, loss][-WINDOW:]
+        self.far_low = []
         self.wildest = max(0.999 * self.wildest, distance)
         if self.above < IN_A_ROW:  # one that stands alone is how this curve is
             self.wildest = max(self.wildest, self.peak)
-            self.above, self.peak = 0, 0.0
+            self.above, self.peak, self.far_high = 0, 0.0, []
             return []
         self.below += 1
         if self.below < BACK:
@@ -171,6 +263,7 @@ class SpikeRule(msgspec.Struct, kw_only=True):
         self.wildest = max(self.wildest, min(self.highest, self.peak))
         self.highest = max(self.highest, self.peak)
         self.above, self.below, self.peak = 0, 0, 0.0
+        self._learn(quiet)
         return self._spike_is_over()
 
     def _climbs(self, loss: float, quiet: bool) -> list[Found]:
@@ -208,7 +301,8 @@ class SpikeRule(msgspec.Struct, kw_only=True):
 
     def _begin_anew(self) -> list[Found]:
         """Take what lasts for the usual; a divergence stays one until the loss is low again."""
-        self.losses, self.block, self.blocks = [], [], []
+        self._leave(self.stays)
+        self.losses, self.blocks, self.far_high, self.stays = self.far_high[-WINDOW:], [], [], 2
         self.above, self.below, self.peak = 0, 0, 0.0
         return self._spike_is_over()
 
@@ -217,6 +311,7 @@ class SpikeRule(msgspec.Struct, kw_only=True):
         if batch is not None and batch != self.batch:
             if self.batch is not None:
                 self.losses, self.block, self.blocks, self.above = [], [], [], 0
+                self.levels, self.far_high, self.far_low = [], [], []
                 self.count = min(self.count, WARM_UP)
             self.batch = batch
         if rate is not None:
