@@ -23,14 +23,14 @@ SMALLEST = 0.01  # of the middle: a spread below it is none
 
 
 class LossLevel(msgspec.Struct, kw_only=True):
-    """The losses of one level, as far as they are judged. `seen`: number of the loss at which it was left; `stays`: how often the loss has come
+    """The losses of one level, as far as they are judged. `left_at`: number of the loss at which it was left; `stays`: how often the loss has come
     and gone; `block`, `blocks`: the last of its losses, and the medians of those before.
     """
 
     losses: list[float]
     block: list[float] = []
     blocks: list[float] = []
-    seen: int = 0
+    left_at: int = 0
     stays: int = 1
 
     @property
@@ -96,8 +96,8 @@ def take_turns(losses: list[float], parts: list[list[float]]) -> bool:
 def keep(levels: list[LossLevel], count: int) -> list[LossLevel]:
     """The levels that are still known after so many losses: those that came last, each once."""
     kept: list[LossLevel] = []
-    for level in sorted(levels, key=lambda one: -one.seen):
-        if count - level.seen > FORGOTTEN or len(kept) == MOST_LEVELS:
+    for level in sorted(levels, key=lambda one: -one.left_at):
+        if count - level.left_at > FORGOTTEN or len(kept) == MOST_LEVELS:
             break
         same = next((one for one in kept if _are_one(one, level)), None)
         if same is None:

@@ -192,7 +192,7 @@ class SpikeRule(msgspec.Struct, kw_only=True):
         if len(parts) == 1 or not take_turns(self.losses, parts):
             return
         own = next(part for part in parts if self.losses[-1] in part)
-        others = [LossLevel(losses=one, seen=self.count, stays=2) for one in parts if one != own]
+        others = [LossLevel(losses=one, left_at=self.count, stays=2) for one in parts if one != own]
         self.levels = keep([*self.levels, *others], self.count)
         self.losses, self.blocks, self.block, self.stays = own, [], [], 2
         self.wildest = self.highest = 0.0
@@ -200,7 +200,11 @@ class SpikeRule(msgspec.Struct, kw_only=True):
     def _leave(self, stays: int) -> None:
         """Keep the level of now among the others."""
         level = LossLevel(
-            losses=self.losses, block=self.block, blocks=self.blocks, seen=self.count, stays=stays
+            losses=self.losses,
+            block=self.block,
+            blocks=self.blocks,
+            left_at=self.count,
+            stays=stays,
         )
         self.levels = keep([*self.levels, level], self.count)
         self.block, self.far_low = [], []
@@ -228,7 +232,7 @@ class SpikeRule(msgspec.Struct, kw_only=True):
             self.levels.append(known)
         else:
             known.losses, known.stays = [*known.losses, *high][-WINDOW:], known.stays + 1
-        known.seen = self.count
+        known.left_at = self.count
         self.levels = keep(self.levels, self.count)
 
     def _high(self, loss: float, middle: float, distance: float, quiet: bool) -> list[Found]:
