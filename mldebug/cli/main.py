@@ -42,7 +42,7 @@ GROUPS = {
         "support-bundle",
         "mcp",
     ),
-    "Look at all nodes": ("hub", "lemons", "retry-advice"),
+    "Look at all nodes": ("hub", "lemons", "retry-advice", "fleet"),
     "Try and set up": (
         "demo",
         "preflight",

@@ -12,12 +12,13 @@ from mldebug.core.yaml_reader import Section
 
 DAY = 86400.0
 INGEST_PORT, PAGES_PORT = 9755, 9756  # where a hub listens for agents, and for people
+NATS = "nats://"
 
 
 class FleetConfig(Section, frozen=True, kw_only=True):
     """The section `fleet`: the hub that remembers the incidents, faults and jobs of all nodes. Agents work fully without one."""
 
-    # where the agent sends its events: https://hub01:9755; "" for nowhere
+    # where the agent sends its events: https://hub01:9755, or the NATS servers from which hubs take them: nats://nats01:4222,nats://nats02:4222; "" for nowhere
     hub: str = ""
     # with which the agent proves itself to the hub. None of these four: what `cluster` has
     key_file: Path | None = None
@@ -40,7 +41,9 @@ class FleetConfig(Section, frozen=True, kw_only=True):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (option, what is wrong with it) for addresses that are none, and for keys that do not go together."""
-        if self.hub and (why := wrong_address(self.hub)):
+        if self.hub.startswith(NATS):
+            yield from (("hub", why) for why in _wrong_servers(self.hub))
+        elif self.hub and (why := wrong_address(self.hub)):
             yield "hub", why
         if self.pages and (why := wrong_address(self.pages, plain=True)):
             yield "pages", why
@@ -58,6 +61,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
     database_password_file: Path | None = None
     # where agents send
     listen: str = f"0.0.0.0:{INGEST_PORT}"
+    # NATS servers from whose JetStream batches are taken in place of listening, like nats://nats01:4222; several separated by commas
+    nats: str = ""
     # pages, answers and metrics for people; without `pages_certificate` in clear text, so behind a proxy or on loopback. "" for nowhere
     pages: str = f"127.0.0.1:{PAGES_PORT}"
     # PEM, with `pages_key`: serve people by HTTPS
@@ -90,6 +95,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
             yield "pages_certificate", "goes together with pages_key"
         if self.database_password_file is not None and not self.database:
             yield "database_password_file", "goes together with database"
+        if self.nats:
+            yield from (("nats", why) for why in _wrong_servers(self.nats))
 
 
 def wrong_address(text: str, *, plain: bool = False) -> str:
@@ -108,6 +115,15 @@ def wrong_address(text: str, *, plain: bool = False) -> str:
     if parts.username or parts.path not in ("", "/") or parts.query or parts.fragment:
         return f"{text!r} has more than host and port"
     return ""
+
+
+def _wrong_servers(text: str) -> Iterator[str]:
+    """Why these are no NATS servers."""
+    for one in text.split(","):
+        if not one.strip().startswith(NATS):
+            yield f"{one!r} is no nats address"
+        elif why := wrong_address(one.strip().removeprefix(NATS)):
+            yield why
 
 
 def host_and_port(text: str, port: int) -> tuple[str, int]:

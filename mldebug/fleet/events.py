@@ -160,6 +160,14 @@ class ProbeEvent(FleetEvent, frozen=True, kw_only=True, tag="probe"):
     change: Ratio | None = None  # of the last runs against those before: -0.1 is 10 % slower
 
 
+class NoteEvent(FleetEvent, frozen=True, kw_only=True, tag="note"):
+    """What a person has written about an incident, at the hub: no agent sends it. Job, run and uid are those of the incident."""
+
+    incident: Name
+    author: Word
+    text: Line
+
+
 AnyEvent = (
     IncidentEvent
     | HardwareFaultEvent
@@ -168,6 +176,7 @@ AnyEvent = (
     | JobEvent
     | CheckpointEvent
     | ProbeEvent
+    | NoteEvent
 )
 
 

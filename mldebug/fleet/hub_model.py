@@ -107,3 +107,7 @@ class HubTransport(Protocol):
     def refused(self) -> dict[str, int]:
         """How many connections and requests it has refused before they were batches, by reason."""
         ...
+
+    def waiting(self) -> int | None:
+        """How many batches have left their agents and are stored by no hub yet; None where that cannot be said now."""
+        ...

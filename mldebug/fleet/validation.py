@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.fleet.events import MAX_EVENT, SCHEMA, AnyEvent, FleetEvent
+from mldebug.fleet.events import MAX_EVENT, SCHEMA, AnyEvent, FleetEvent, NoteEvent
 
 SKEW = 300.0  # seconds by which the clock of a node may be ahead of the hub's
 
@@ -41,6 +41,10 @@ def believed(raw: bytes, sender: str, now: float) -> AnyEvent:
     if len(raw) > MAX_EVENT:
         raise EventRefusedError("size", f"it has {len(raw):,} bytes, more than {MAX_EVENT:,}")
     event = _decoded(raw)
+    if isinstance(event, NoteEvent):
+        raise EventRefusedError(
+            "malformed", "notes are written by people at the hub, and sent by no agent"
+        )
     if event.schema > SCHEMA:
         newer = f"its schema is {event.schema}, and this hub knows {SCHEMA}: the hub is older than the agent"
         raise EventRefusedError("schema", newer)

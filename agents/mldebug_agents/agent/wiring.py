@@ -86,7 +86,7 @@ def build_agent(
     config, spawner = current.read(), tools.context.spawner
     server = OnDemandServer(config.agent)
     joined = join(config.cluster, identity.in_child(spawner))
-    hub = hub_client(config, identity.in_child(spawner))
+    hub = hub_client(config, tools.context.node, identity.in_child(spawner))
     server.start()
     store = StateStore(config.agent.state_dir, spawner, server.serve_socket)
     loop = build_loop(

@@ -24,10 +24,20 @@ T = TypeVar("T")
 
 def ask_hub(config: Config, path: str, kind: type[T], **parameters: str) -> T:
     """The hub's answer at this path. Raises MldebugError where there is no hub, it refuses, or the question is wrong."""
+    return _answer(
+        config, "GET", f"{path}?{urlencode(parameters)}" if parameters else path, None, kind
+    )
+
+
+def send_to_hub(config: Config, path: str, order: msgspec.Struct, kind: type[T]) -> T:
+    """The hub's answer to a POST with this body. Raises MldebugError as `ask_hub` does."""
+    return _answer(config, "POST", path, msgspec.json.encode(order), kind)
+
+
+def _answer(config: Config, method: str, target: str, sent: bytes | None, kind: type[T]) -> T:
     link, headers = _link(config)
-    target = f"{path}?{urlencode(parameters)}" if parameters else path
     try:
-        link.request("GET", target, headers=headers)
+        link.request(method, target, body=sent, headers=headers)
         answer = link.getresponse()
         body = answer.read(MAX_ANSWER)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:

@@ -5,11 +5,11 @@ The hub's address comes from the configuration alone: no job can choose to whom 
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from mldebug.config.fleet import INGEST_PORT, FleetConfig, HubConfig, host_and_port
+from mldebug.config.fleet import INGEST_PORT, NATS, FleetConfig, HubConfig, host_and_port
 from mldebug.config.schema import Config
 from mldebug.core.errors import ConfigError, MldebugError
 from mldebug.fleet.batches import MAX_ANSWER, PATH, BatchAnswer
@@ -37,8 +37,18 @@ class Proof(NamedTuple):
     newest: Callable[[], Identity]
 
 
-class HubClient:
+class HubClient(Protocol):
     """Sends batches to the hub; blocks, so a worker's thread calls it. `address`: of the hub, for people."""
+
+    address: str
+
+    def deliver(self, body: bytes) -> BatchAnswer:
+        """Send one batch and return the hub's answer, after which nothing of it is to be sent again. Raises MldebugError where it has to be."""
+        ...
+
+
+class HttpsClient:
+    """Sends batches by HTTPS."""
 
     def __init__(self, to: Peer, client: PeerClient) -> None:
         self.address = f"{to.host}:{to.port}"
@@ -53,15 +63,20 @@ class HubClient:
             raise RefusedError("it does not answer as a hub does") from error
 
 
-def hub_client(config: Config, make: Callable[[bytes], KeyPair]) -> HubClient | None:
+def hub_client(config: Config, node: str, make: Callable[[bytes], KeyPair]) -> HubClient | None:
     """The client of the hub; None where none is configured. Raises ConfigError without a key, UsageError for one that cannot be used.
-    `make`: turns a shared key into certificate and private key.
+    `node`: the name of this one; `make`: turns a shared key into certificate and private key.
     """
     if not config.fleet.hub:
         return None
+    if config.fleet.hub.startswith(NATS):
+        from mldebug_agents.fleet.stream import tls_of
+        from mldebug_agents.fleet.stream_client import StreamClient
+
+        return StreamClient(node, config.fleet.hub, tls_of(keys_of(config.fleet, config)))
     found = proof(keys_of(config.fleet, config), make)
     host, port = host_and_port(config.fleet.hub, INGEST_PORT)
-    return HubClient(Peer(host, port), PeerClient(found.now, newest=found.newest))
+    return HttpsClient(Peer(host, port), PeerClient(found.now, newest=found.newest))
 
 
 def keys_of(section: FleetConfig | HubConfig, config: Config) -> KeyFiles:

@@ -2,11 +2,11 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mldebug.core.model.base import ReportData
 from mldebug.core.ranksets import fold_nodes
-from mldebug.core.text import rfc3339
+from mldebug.core.text import plural, rfc3339
 from mldebug.fleet.events import NODE_NAME, AnyEvent, AttemptEvent, IncidentEvent
 
 SAME_START = 120.0  # seconds within which the nodes of one attempt begin
@@ -186,3 +186,15 @@ def _summed(parts: Iterable[AttemptEvent]) -> dict[str, float]:
         for use, seconds in part.gpu_seconds.items():
             found[use] = found.get(use, 0.0) + seconds
     return found
+
+
+def job_lines(found: JobList) -> Iterator[str]:
+    """Jobs with their attempts as lines for a person."""
+    for job in found.jobs:
+        attempts = f"{plural(len(job.attempts), 'attempt')}, {job.failed} failed"
+        yield f"{job.job} of {job.user or job.uid}: {attempts}, {job.gpu_hours:.1f} GPU hours, {100 * job.productive_ratio:.0f} % productive"
+        for one in job.attempts:
+            reason = f": {one.reason}" if one.reason else ""
+            yield f"    {one.began[:19]}Z  attempt {one.attempt} of {one.run} on {one.nodes}, {one.gpu_hours:.1f} GPU hours, {one.outcome}{reason}"
+    if not found.jobs:
+        yield "The hub has heard of no such job."

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mldebug.core.model.base import ReportData
-from mldebug.core.text import rfc3339
+from mldebug.core.text import plural, rfc3339
 from mldebug.fleet.answers.lemons import LemonList, NodeScore
 from mldebug.fleet.events import (
     AnyEvent,
@@ -96,3 +96,14 @@ def _swaps(inventories: Sequence[NodeHealthEvent]) -> Iterator[NodeEntry]:
 def _entry(at: float, ended: float | None, kind: str, sentence: str, *, part: str = "", report: str = "") -> NodeEntry:  # fmt: skip
     over = "" if ended is None else rfc3339(ended)
     return NodeEntry(at=rfc3339(at), ended=over, kind=kind, sentence=sentence, part=part, report=report)  # fmt: skip
+
+
+def history_lines(found: NodeHistory) -> Iterator[str]:
+    """The history of a node as lines for a person."""
+    standing = f"{found.score.standing}, score {found.score.score:g}" if found.score else "no evidence against it"  # fmt: skip
+    yield f"{found.node}: {standing}, {plural(len(found.gpus), 'GPU')}, last heard of {found.last_sent or 'never'}"
+    for one in found.entries:
+        until = f" until {one.ended[:19]}Z" if one.ended and one.ended != one.at else ""
+        part = f" ({one.part})" if one.part else ""
+        report = f", report {one.report}" if one.report else ""
+        yield f"    {one.at[:19]}Z{until}  {one.kind}: {one.sentence}{part}{report}"

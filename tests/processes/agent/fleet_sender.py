@@ -1,6 +1,6 @@
 """Makes events and sends them to a hub as an agent does, until it is killed; the agent's own store, outbox, monitor and client do the work.
 
-usage: fleet_sender.py STATE_DIR HUB KEY_FILE NODE COUNT. It prints how many events wait after each answer of the hub.
+usage: fleet_sender.py STATE_DIR HUB KEYS NODE COUNT. KEYS: a key that all share, or a folder with a certificate for each node. It prints how many events wait after each answer of the hub.
 """
 
 import queue
@@ -32,12 +32,18 @@ def bare(event: AnyEvent) -> AnyEvent:
     return msgspec.structs.replace(event, id="", revision=1)
 
 
-def main(state_dir: Path, hub: str, key_file: Path, node: str, count: int) -> None:
+def _fleet(hub: str, keys: Path, node: str) -> FleetConfig:
+    if keys.is_dir():
+        return FleetConfig(hub=hub, certificate=keys / f"{node}.pem", key=keys / f"{node}.key", ca=keys / "ca.pem")  # fmt: skip
+    return FleetConfig(hub=hub, key_file=keys)
+
+
+def main(state_dir: Path, hub: str, keys: Path, node: str, count: int) -> None:
     """Offer `count` faults in any order: what is known already becomes no event."""
     store = StateStore(state_dir, Spawner({"state": server.serve}), retry=0.01)
     store.start(10)
     store.writer.release()
-    client = hub_client(Config(fleet=FleetConfig(hub=hub, key_file=key_file)), derive)
+    client = hub_client(Config(fleet=_fleet(hub, keys, node)), node, derive)
     if client is None:
         raise SystemExit("no hub")
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()

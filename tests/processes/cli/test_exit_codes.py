@@ -26,6 +26,7 @@ MISSING = (
     "gpus list --cluster",
     "top --once --cluster",
     "lemons",
+    "fleet nodes",
     "retry-advice nosuch",
 )
 ELSEWHERE = {

@@ -310,10 +310,10 @@ def test_the_keys_of_the_section_go_before_those_of_the_cluster(tmp_path: Path) 
 
 def test_the_hub_is_where_the_configuration_says_and_nowhere_else(tmp_path: Path) -> None:
     fleet = FleetConfig(hub="https://hub01:1234", key_file=key_file(tmp_path))
-    client = hub_client(Config(fleet=fleet), derive)
+    client = hub_client(Config(fleet=fleet), "n1", derive)
     assert client is not None
     assert client.address == "hub01:1234"
-    assert hub_client(Config(), derive) is None
+    assert hub_client(Config(), "n1", derive) is None
 
 
 def test_the_transport_is_a_plugin(tmp_path: Path) -> None:

@@ -2,24 +2,41 @@
 
 import http.client
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from mldebug.config.fleet import FleetConfig, HubConfig
 from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.errors import AccessError, ToolError, UsageError
+from mldebug.fleet.answers.hours import HoursList
+from mldebug.fleet.answers.incidents import IncidentList, SimilarIncidents
 from mldebug.fleet.answers.lemons import LemonList
+from mldebug.fleet.answers.node_list import NodeList
 from mldebug.fleet.answers.retry import RetryAdvice
 from mldebug.fleet.batches import FleetBatch, batch_of, packed
 from mldebug.fleet.hub_model import ReceivedBatch
-from mldebug_agents.fleet.asking import ask_hub
+from mldebug_agents.cli.commands import fleet as fleet_verbs
+from mldebug_agents.fleet.asking import ask_hub, send_to_hub
+from mldebug_agents.fleet.hub import people
+from mldebug_agents.fleet.hub.notes import NewNote
 from mldebug_agents.fleet.hub.people import LEMONS, RETRY, SENDERS, socket_app
 from mldebug_agents.fleet.hub.process import Hub
-from mldebug_agents.fleet.places import HUB_SOCKET, JOBS, hub_dir
+from mldebug_agents.fleet.places import (
+    HOURS,
+    HUB_SOCKET,
+    INCIDENTS,
+    JOBS,
+    NODES,
+    NOTES,
+    SIMILAR,
+    hub_dir,
+)
 from mldebug_agents.web import peer_credentials, peer_protocol
 from mldebug_agents.web.unix_http import UnixConnection
 from processes.harness import free_port
@@ -128,6 +145,62 @@ def test_the_page_shows_nodes_and_jobs_as_text(hub: Hub, config: Config) -> None
     assert get(config, "/")[0] == 303
 
 
+def test_a_note_is_added_by_who_may_see_the_incident_and_found_with_it(hub: Hub, config: Config) -> None:  # fmt: skip
+    for asked_at, author in ((config, "an operator"), (local(config), f"user {os.getuid()}")):
+        found = send_to_hub(asked_at, NOTES, NewNote(incident="i1", text=f"of {author}"), SimilarIncidents)  # fmt: skip
+        assert found.incident.notes[-1].author == author
+    assert ask_hub(config, INCIDENTS, IncidentList, words="operator").total == 1
+    assert ask_hub(config, SIMILAR, SimilarIncidents, incident="i1").noted[-1].text == "of an operator"  # fmt: skip
+    with pytest.raises(UsageError, match="no incident 'i9'"):
+        send_to_hub(config, NOTES, NewNote(incident="i9", text="x"), SimilarIncidents)
+
+
+def test_users_note_and_find_their_own_incidents_alone(hub: Hub, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(people, "may_see_all", lambda peer, group: False)
+    with pytest.raises(UsageError, match="no incident 'i1' of yours"):
+        send_to_hub(local(config), NOTES, NewNote(incident="i1", text="x"), SimilarIncidents)
+    assert ask_hub(local(config), INCIDENTS, IncidentList).total == 0
+    assert ask_hub(local(config), HOURS, HoursList).hours == ()
+    with pytest.raises(AccessError, match="for operators"):
+        ask_hub(local(config), NODES, NodeList)
+
+
+@pytest.mark.parametrize(("headers", "status"), [({}, 303), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"}, 403)])  # fmt: skip
+def test_neither_strangers_nor_pages_of_others_add_notes(hub: Hub, config: Config, headers: dict[str, str], status: int) -> None:  # fmt: skip
+    link = http.client.HTTPConnection(*config.hub.pages.split(":"), timeout=20)  # type: ignore[arg-type]
+    link.request("POST", NOTES, body=b'{"incident":"i1","text":"x"}', headers=headers)
+    assert link.getresponse().status == status
+    link.close()
+    assert ask_hub(config, INCIDENTS, IncidentList).incidents[0].notes == ()
+
+
+def test_a_question_that_is_wrong_is_told(hub: Hub, config: Config) -> None:
+    with pytest.raises(UsageError, match="since=yesterday is no time"):
+        ask_hub(config, INCIDENTS, IncidentList, since="yesterday")
+    with pytest.raises(UsageError, match="not by 'moon'"):
+        ask_hub(config, HOURS, HoursList, by="moon")
+
+
+@pytest.mark.parametrize("path", ["/", "/incidents?words=fallen", "/incidents?since=yesterday", "/incidents?words=<b>", "/goodput", "/goodput?by=job"])  # fmt: skip
+def test_pages_show_what_operators_asked_for(hub: Hub, config: Config, path: str) -> None:
+    status, body = get(config, path, Authorization=f"Bearer {TOKEN}")
+    assert status == 200
+    text = body.decode()
+    assert "<b>" not in text
+    assert {"/": "train.py of ada", "/incidents?words=fallen": "fallen off the bus", "/incidents?since=yesterday": "is no time", "/incidents?words=<b>": "0 incidents fit"}.get(path, "GPU hours") in text  # fmt: skip
+    assert get(config, path)[0] == 303
+
+
+def test_verbs_of_the_fleet_print_lines_and_objects(hub: Hub, config: Config, tmp_path: Path) -> None:  # fmt: skip
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f"fleet: {{pages: 'http://{config.hub.pages}', token_file: {tmp_path}/token}}")
+    for words, shown in ((("jobs",), "attempt 0 of r1"), (("jobs", "nothing"), "no such job"), (("nodes",), "n1"), (("node", "n1"), "hardware_fault"), (("search", "fallen"), "fallen off the bus"), (("search", "--since", "7d", "nothing"), "no such incident"), (("similar", "i1"), "Nothing like it"), (("note", "i1", "reseated it"), "reseated it"), (("goodput",), "GPU hours")):  # fmt: skip
+        done = CliRunner().invoke(fleet_verbs.group, [*words, "--config", str(file)])
+        assert (done.exit_code, shown in done.output) == (0, True), done.output
+        done = CliRunner().invoke(fleet_verbs.group, [*words, "--json", "--config", str(file)])
+        assert isinstance(json.loads(done.output), dict)
+
+
 def test_metrics_are_for_everybody_and_name_nobody(hub: Hub, config: Config) -> None:
     status, body = get(config, "/metrics")
     lines = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if line[0] != "#")
@@ -155,9 +228,10 @@ def test_two_hubs_do_not_share_a_folder(hub: Hub, config: Config) -> None:
 
 
 def test_the_socket_app_is_made_of_the_questions() -> None:
-    app = socket_app({}, None, None, None)  # type: ignore[arg-type]
+    app = socket_app({}, None, {"/": None}, None, None)  # type: ignore[arg-type, dict-item]
     assert {getattr(route, "path", "") for route in app.routes} == {
         "/",
+        NOTES,
         "/metrics",
         "/healthz",
         "/look.css",

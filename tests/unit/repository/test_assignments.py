@@ -31,6 +31,7 @@ EXCEPTIONS = {
     "agents/mldebug_agents/cluster/peers/net/identity.py: proof.server": "ssl",
     "agents/mldebug_agents/cluster/peers/net/identity.py: self.now.server": "ssl",
     "agents/mldebug_agents/cluster/peers/net/identity.py: link": "ssl",
+    "agents/mldebug_agents/fleet/stream.py: context": "ssl",
     "agents/mldebug_agents/hardware/gpu/nvml/gpm.py: order": "a structure of NVML",
     "agents/mldebug_agents/hardware/gpu/nvml/gpm.py: order.metrics[place]": "a structure of NVML",
     "agents/mldebug_agents/hardware/gpu/nvml/library.py: nvml": "pynvml takes its library so",

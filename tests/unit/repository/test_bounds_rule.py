@@ -35,6 +35,7 @@ BOUNDED: dict[str, str] = {
     "mldebug/diagnosis/classify/nodes.py": "MAX_MISSING",
     "mldebug/diagnosis/exits/words/launcher_lines.py": "MOST_TASKS, or the ranks that are known",
     "mldebug/diagnosis/exits/words/raised_in.py": "lines of a text that is held",
+    "mldebug/fleet/answers/hours.py": "MOST_WEEKS",
     "mldebug/goodput/account/segments.py": "BINS, beyond which the stretches become longer",
     "mldebug/hardware/health/kernel_rules.py": "periods between the ends of a burst, which LONGEST bounds",
     "mldebug/hardware/host_memory/trend.py": "pairs of some kept readings",

@@ -20,7 +20,7 @@ NAMED = {
     "detectors": ("docs/verdicts.md",),
     "gpus": ("docs/gpus.md",),
     "hub_stores": ("tests/unit/fleet/test_hub_stores.py", "docs/fleet.md"),
-    "hub_transports": ("docs/fleet.md",),
+    "hub_transports": ("tests/unit/fleet/test_hub_transports.py", "docs/fleet.md"),
     "launchers": ("tests/unit/jobs/test_launchers.py",),
     "logs": ("tests/unit/jobs/test_log_formats.py",),
     "pages": ("docs/web.md",),

@@ -65,6 +65,7 @@ ALLOWED: dict[str, str] = {
     "cluster/peers/leader.py": OWN,
     "cluster/peers/net/identity.py": OPERATOR,
     "fleet/hub/process.py": OWN,
+    "fleet/stream.py": "servers that the operator names; no path",
     "fleet/hub/stores/postgresql/links.py": "the database that the operator names; no path",
     "fleet/hub/stores/sqlite.py": OWN,
     "hardware/gpu/reads.py": KERNEL,

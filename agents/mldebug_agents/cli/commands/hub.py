@@ -30,7 +30,7 @@ def command(config: Path | None) -> None:
     hub = Hub(settings)
     shutdown.begin()
     shutdown.set_handlers(hub.stop, lambda: None, lambda: "threads of the hub do not come back")
-    log.info("its database is in %s", hub_dir(settings))
+    log.info("its folder is %s", hub_dir(settings))
     hub.run()
     shutdown.leave()
 

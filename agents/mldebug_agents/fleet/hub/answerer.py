@@ -9,8 +9,17 @@ from collections.abc import Callable
 
 from mldebug.core.errors import AccessError, UsageError
 from mldebug.core.redact import clean
+from mldebug.fleet.answers.hours import GROUPS, HoursList, hours
+from mldebug.fleet.answers.incidents import (
+    IncidentList,
+    IncidentQuery,
+    SimilarIncidents,
+    search,
+    similar,
+)
 from mldebug.fleet.answers.jobs import JobList, job_list
 from mldebug.fleet.answers.lemons import WINDOW, LemonList, lemons
+from mldebug.fleet.answers.node_list import NodeList, node_list
 from mldebug.fleet.answers.nodes import NodeHistory, history
 from mldebug.fleet.answers.retry import RetryAdvice, advice
 from mldebug.fleet.events import AnyEvent
@@ -21,6 +30,7 @@ SHARE = 10  # times what it took to make it: whoever asks for metrics has it mad
 EVIDENCE = ("incident", "hardware_fault", "probe")  # kinds that speak for or against nodes
 HOURLY = ("node_health", "attempt")
 OF_JOBS = ("attempt", "incident", "checkpoint")
+OF_INCIDENTS = ("incident", "note")
 OPERATORS = "ask as an operator: with the hub's token, as root, or as a member of hub.group"
 
 
@@ -70,6 +80,38 @@ class Answerer:
         if not found.entries and not found.last_sent:
             raise UsageError(f"nothing was heard of a node {clean(name, 60)!r}", "mldebug lemons")
         return found
+
+    def nodes(self, uid: int | None) -> NodeList:
+        """All nodes. Raises AccessError for users."""
+        if uid is not None:
+            raise AccessError("the list of nodes is for operators", OPERATORS)
+        newest = EventFilter(kinds=("node_health",), since=self._now() - WINDOW, newest=True)
+        return node_list(self._store.find(newest), self.all_lemons(), self._now())
+
+    def incidents(self, uid: int | None, wanted: IncidentQuery) -> IncidentList:
+        """The incidents of this user's jobs (None: all) that fit."""
+        return search(self._of_incidents(uid, wanted.since), wanted)
+
+    def similar(self, uid: int | None, incident: str) -> SimilarIncidents:
+        """What is like one incident. Raises UsageError where this user has none of this id."""
+        found = similar(self._of_incidents(uid, 0.0), incident)
+        if found is None:
+            raise UsageError(f"no incident {clean(incident, 60)!r} of yours is known to the hub", "mldebug fleet search")  # fmt: skip
+        return found
+
+    def hours(self, uid: int | None, by: str, since: float) -> HoursList:
+        """The GPU hours of this user's jobs (None: of all) since a moment (unix), by user, job or all. Raises UsageError for another word."""
+        if by not in GROUPS:
+            raise UsageError(f"GPU hours are summed by {', '.join(GROUPS)}, not by {clean(by, 40)!r}", "mldebug fleet goodput --by user")  # fmt: skip
+        # an attempt that began before is told anew each hour while it runs
+        events = self._store.find(EventFilter(kinds=("attempt",), uid=uid, since=since, newest=True))  # fmt: skip
+        return hours(events, by, since)
+
+    def _of_incidents(self, uid: int | None, since: float) -> list[AnyEvent]:
+        """Incidents and notes, with attempts, which know the names of users."""
+        found = self._store.find(EventFilter(kinds=OF_INCIDENTS, uid=uid, since=since))
+        found += self._store.find(EventFilter(kinds=("attempt",), uid=uid, since=self._now() - WINDOW, newest=True))  # fmt: skip
+        return sorted(found, key=lambda one: one.at)
 
     def retry(self, uid: int | None, name: str) -> RetryAdvice:
         """Whether the newest job of this name (or with a run of this id) can be started again. Raises UsageError where there is none."""

@@ -80,12 +80,7 @@ class Intake:
             self._refuse_batch(sender, "name", why, came.address)
         self._meet(came, now)
         events, troubles = self._believed(batch, now)
-        done: Future[int] = Future()
-        self._queue.put(_Waiting(events, done))
-        try:
-            stored = done.result(PATIENCE)
-        except TimeoutError:
-            raise OSError(f"the hub's disk has not taken it in {PATIENCE:g} s") from None
+        stored = self._stored(events)
         doubles = len(events) - stored
         self._count(batch, stored, doubles, troubles, came.address)
         return BatchAnswer(
@@ -94,6 +89,10 @@ class Intake:
             refused=len(troubles),
             troubles=tuple(troubles[:MAX_TROUBLES]),
         )
+
+    def keep(self, event: AnyEvent) -> None:
+        """Store one event that a person has made at this hub. Raises OSError as `take` does."""
+        self._stored([event])
 
     def senders(self) -> tuple[Sender, ...]:
         """What is known of all nodes that have sent, by name."""
@@ -109,6 +108,15 @@ class Intake:
         """Store what waits, and end the thread."""
         self._queue.put(None)
         self._thread.join(PATIENCE)
+
+    def _stored(self, events: list[AnyEvent]) -> int:
+        """Have them stored, and say how many were new."""
+        done: Future[int] = Future()
+        self._queue.put(_Waiting(events, done))
+        try:
+            return done.result(PATIENCE)
+        except TimeoutError:
+            raise OSError(f"the hub's disk has not taken it in {PATIENCE:g} s") from None
 
     # --- one batch ---------------------------------------------------------------------------------
 

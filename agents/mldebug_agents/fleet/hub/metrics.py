@@ -62,6 +62,9 @@ class HubMetrics(Collector):
         yield GaugeMetricFamily("mldebug_hub_agents_lost_events", "Events that agents had to drop since their start, as they say.", lost)  # fmt: skip
         yield GaugeMetricFamily("mldebug_hub_nodes", "Nodes that have sent since the hub's start.", len(senders))  # fmt: skip
         yield GaugeMetricFamily("mldebug_hub_store_success", "1 while events can be stored.", float(not self._intake.trouble))  # fmt: skip
+        waiting = self._transport.waiting()
+        if waiting is not None:
+            yield GaugeMetricFamily("mldebug_hub_waiting_batches", "Batches that have left their agents and are stored by no hub yet.", waiting)  # fmt: skip
         yield from self._of_the_store()
 
     def _of_the_store(self) -> Iterator[Metric]:

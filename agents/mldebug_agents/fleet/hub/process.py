@@ -4,7 +4,6 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -17,12 +16,13 @@ from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.fleet.hub.answerer import Answerer
 from mldebug_agents.fleet.hub.intake import Intake
 from mldebug_agents.fleet.hub.metrics import HubMetrics, StoreFigures
-from mldebug_agents.fleet.hub.page import fleet_page
+from mldebug_agents.fleet.hub.notes import NoteBook
+from mldebug_agents.fleet.hub.page import hub_pages
 from mldebug_agents.fleet.hub.people import questions, socket_app, tcp_app
 from mldebug_agents.fleet.hub.stores import postgresql, sqlite
-from mldebug_agents.fleet.hub.transports import https
+from mldebug_agents.fleet.hub.transports import https, nats
 from mldebug_agents.fleet.places import HUB_SOCKET, hub_dir
-from mldebug_agents.fleet.setup import keys_of
+from mldebug_agents.fleet.setup import KeyFiles, keys_of
 from mldebug_agents.web.access.sessions import Sessions
 from mldebug_agents.web.access.token_auth import TokenAuth
 from mldebug_agents.web.listeners import open_tcp, open_unix
@@ -45,26 +45,28 @@ class Hub:
         settings, folder = config.hub, hub_dir(config)
         self._settings = settings
         self._group = group_number(settings.group)
-        keys = keys_of(settings, config)
-        pages = _tls(settings.pages_certificate, settings.pages_key)
+        tls = _tls(settings.pages_certificate, settings.pages_key)
         self.store = store_of(settings, folder)
-        options = https.Options(listen=settings.listen, keys=keys, networks=settings.networks)
-        self.transport: HubTransport = create("hub_transports", "https", options)
+        self.transport = transport_of(settings, keys_of(settings, config))
+        folder.mkdir(
+            mode=0o700, parents=True, exist_ok=True
+        )  # of the socket, whatever the store is
         self.store.open()
         self.intake = Intake(self.store, Refusals())
         self._servers = HttpServers()
         answerer = Answerer(self.store)
         by_path = questions(answerer, self.intake)
-        page = partial(fleet_page, answerer)
+        pages = hub_pages(answerer)
+        notes = NoteBook(answerer, self.intake)
         self.figures = StoreFigures(self.store, answerer)
         metrics = HubMetrics(self.figures, self.transport, self.intake)
         self._servers.serve(
-            socket_app(by_path, metrics, page, self._group), open_unix(folder, HUB_SOCKET)
+            socket_app(by_path, metrics, pages, notes, self._group), open_unix(folder, HUB_SOCKET)
         )
         if settings.pages:
             tokens = TokenAuth(settings.token_file, Sessions(), home="/", none=NO_TOKEN)
             self._servers.serve(
-                tcp_app(by_path, metrics, page, tokens), open_tcp(settings.pages), pages
+                tcp_app(by_path, metrics, pages, notes, tokens), open_tcp(settings.pages), tls
             )
         self._stopping = Event()
         self._trouble = ""  # of the last look at the store
@@ -72,7 +74,7 @@ class Hub:
     def run(self, now: Callable[[], float] = time.time) -> None:
         """Take batches and answer questions until `stop` is called."""
         self.transport.start(self.intake.take)
-        log.info("the hub takes events at %s", self._settings.listen)
+        log.info("the hub takes events at %s", self._settings.nats or self._settings.listen)
         self.look(now())
         while not self._stopping.wait(LOOK_EVERY):
             self.look(now())
@@ -108,6 +110,17 @@ def store_of(settings: HubConfig, folder: Path) -> FleetStore:
         found: FleetStore = create("hub_stores", "postgresql", options)
     else:
         found = create("hub_stores", "sqlite", sqlite.Options(folder=folder))
+    return found
+
+
+def transport_of(settings: HubConfig, keys: KeyFiles) -> HubTransport:
+    """The transport that the settings name: NATS where they name its servers, else HTTPS."""
+    if settings.nats:
+        streamed = nats.Options(servers=settings.nats, keys=keys)
+        found: HubTransport = create("hub_transports", "nats", streamed)
+    else:
+        options = https.Options(listen=settings.listen, keys=keys, networks=settings.networks)
+        found = create("hub_transports", "https", options)
     return found
 
 

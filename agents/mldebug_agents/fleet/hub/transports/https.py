@@ -68,6 +68,10 @@ class HttpsTransport:
         """How many were refused, by reason."""
         return self._refusals.counts
 
+    def waiting(self) -> int | None:
+        """0: an agent keeps what is not stored."""
+        return 0
+
     def _admits(self, client: PeerClient, address: str) -> bool:
         if client.allows(address):
             return True
