@@ -8,13 +8,16 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all nightly test-rest test-scenarios test-system test-frameworks field-cases check bench bench-scale docs drop-zone pictures dist deb wheel-training wheel-native clean
+.PHONY: help demo hub-demo test test-all nightly test-rest test-scenarios test-system test-frameworks field-cases check bench bench-scale docs drop-zone pictures dist deb wheel-training wheel-native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## hang a real 4-rank job and name the culprit (ARGS="--fault fifo")
 	$(RUN) -m mldebug demo $(ARGS)
+
+hub-demo: $(STAMP) ## NATS, PostgreSQL, two hubs, ten simulated agents, and the page of the fleet (needs nats-server, postgresql)
+	PYTHONPATH=tests $(RUN) tests/bench/hub_demo.py $(ARGS)
 
 test: $(STAMP) ## unit and golden tests and a few real jobs (6 minutes)
 	$(RUN) tests/in_parts.py $(WORKERS) -m "(not scenario or smoke) and not long" $(ARGS)
