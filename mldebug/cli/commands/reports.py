@@ -282,7 +282,7 @@ def exported(archive: ReportStore, report: Report, suffix: str) -> bytes:
     """The bytes of a report exported as `suffix` (.json, .html, .txt, or .tar.gz with all three and the evidence), rendered anew
     from the checked report.
     """
-    forms = {
+    forms: dict[str, bytes] = {
         "report.json": msgspec.json.encode(report) + b"\n",
         "report.html": import_module(HTML).render_html(report).encode(errors="replace"),
         "report.txt": "\n".join([*report_lines(report, 100), ""]).encode(errors="replace"),
