@@ -47,7 +47,7 @@ def test_a_run_that_is_over_shows_its_charts_goodput_end_and_reports() -> None:
     text = text_of(html)
     for wanted in ("loss", "seconds per step", "seconds without progress", "GPUs busy, %", "ranks that wait, %"):  # fmt: skip
         assert f"<b>{wanted}</b>" in html
-    assert "This run is over since" in text
+    assert "This run is over: it ended at" in text
     assert ", 1 h ago. It failed: killed by SIGKILL (9) (1 of 4 ranks)." in text
     assert "failed after 30 min: 71 % productive; 9 % stalls" in text
     assert "Ran for 30 min" in text
