@@ -47,9 +47,18 @@ WORLD = (
 )
 LOADS_ALL = """
 import mldebug, mldebug_agents, mldebug_training, mldebug_exporters
-from mldebug.core.plugins import PACKAGES, create_all
+from mldebug.core.errors import ToolError
+from mldebug.core.plugins import PACKAGES, create, names
 print([one.__file__ for one in (mldebug, mldebug_agents, mldebug_training, mldebug_exporters)])
-print(sum(len(create_all(kind)) for kind in PACKAGES))
+made, without = 0, []
+for kind in PACKAGES:
+    for name in names(kind):
+        try:
+            made += create(kind, name) is not None
+        except ToolError as error:
+            without.append((name, error.way_out))
+print(made)
+print(without)
 """
 
 
@@ -216,9 +225,13 @@ def test_the_sources_are_gone(installed: Installed) -> None:
 
 
 def test_every_plugin_is_made_of_the_installed_files(installed: Installed) -> None:
-    files, made = installed.output_of("python", "-c", LOADS_ALL).splitlines()
+    files, made, without = installed.output_of("python", "-c", LOADS_ALL).splitlines()
     assert files == str([f"{installed.site}/{package}/__init__.py" for package in ROOTS])
     assert int(made) > 100
+    way_out = "pip install 'mldebug-agent[fleet]'"
+    assert without == str([("postgresql", way_out), ("nats", way_out)]), (
+        "of packages that are not installed with mldebug"
+    )
 
 
 def test_the_commands_work(installed: Installed) -> None:

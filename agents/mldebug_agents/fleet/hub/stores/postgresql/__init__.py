@@ -7,8 +7,7 @@ import msgspec
 
 from mldebug.core.errors import ToolError, UsageError
 from mldebug.fleet.hub_model import FleetStore
-
-LIBRARY = "pip install 'mldebug-agent[fleet]'"
+from mldebug_agents.fleet.stream import LIBRARY
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

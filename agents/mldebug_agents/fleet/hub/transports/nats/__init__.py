@@ -1,10 +1,13 @@
 """NATS JetStream: agents publish into a stream on disk, and several hubs take from it."""
 
+from importlib.util import find_spec
+
 import msgspec
 
+from mldebug.core.errors import ToolError
 from mldebug.fleet.hub_model import HubTransport
 from mldebug_agents.fleet.setup import KeyFiles
-from mldebug_agents.fleet.stream import tls_of
+from mldebug_agents.fleet.stream import LIBRARY, tls_of
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,7 +19,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def create(options: Options) -> HubTransport:
-    """Build the transport that takes from NATS. It looks at its keys when it starts."""
+    """Build the transport that takes from NATS. It looks at its keys when it starts. Raises ToolError where nats-py is not installed."""
+    if find_spec("nats") is None:
+        raise ToolError("a hub needs the package nats-py to take from NATS", LIBRARY)
     from mldebug_agents.fleet.hub.transports.nats.consumer import StreamTransport
 
     servers = tuple(one.strip() for one in options.servers.split(","))
