@@ -278,6 +278,8 @@ def test_a_file_that_is_no_database_is_refused_with_a_way_out(tmp_path: Path) ->
 
 def test_nobody_else_reads_it(tmp_path: Path) -> None:
     store = opened(tmp_path / "hub")
-    assert stat.S_IMODE((tmp_path / "hub").stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE((tmp_path / "hub").stat().st_mode) == 0o711
+    )  # to the socket everybody may pass
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
     store.close()

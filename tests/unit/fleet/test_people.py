@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ from mldebug_agents.web import peer_credentials, peer_protocol
 from mldebug_agents.web.unix_http import UnixConnection
 from processes.harness import free_port
 from shared.fleet.fleet_events import attempt, fault, incident, over
+from shared.system.users import system_python
 
 KEY, TOKEN = "a0123456789bcdef" * 4, "t0123456789abcdef"
 PATHS = (LEMONS, JOBS, SENDERS)
@@ -70,6 +72,19 @@ def hub(config: Config) -> Iterator[Hub]:
     made._servers.stop(2.0)
     made.intake.close()
     made.store.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@pytest.mark.usefixtures("hub")
+def test_an_ordinary_user_reaches_the_socket(config: Config, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o711)
+    place = hub_dir(config) / HUB_SOCKET
+    words = f"import socket; socket.socket(socket.AF_UNIX).connect({str(place)!r})"
+    argv = ["setpriv", "--reuid=62001", "--regid=62001", "--clear-groups", system_python(), "-c", words]  # fmt: skip
+    assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
+    config.agent.state_dir.chmod(0o700)  # a control
+    assert subprocess.run(argv, check=False, capture_output=True).returncode != 0
 
 
 def local(config: Config) -> Config:

@@ -23,6 +23,7 @@ from mldebug_agents.fleet.hub.stores import postgresql, sqlite
 from mldebug_agents.fleet.hub.transports import https, nats
 from mldebug_agents.fleet.places import HUB_SOCKET, hub_dir
 from mldebug_agents.fleet.setup import KeyFiles, keys_of
+from mldebug_agents.state.folder import MODE
 from mldebug_agents.web.access.sessions import Sessions
 from mldebug_agents.web.access.token_auth import TokenAuth
 from mldebug_agents.web.listeners import open_tcp, open_unix
@@ -48,9 +49,7 @@ class Hub:
         tls = _tls(settings.pages_certificate, settings.pages_key)
         self.store = store_of(settings, folder)
         self.transport = transport_of(settings, keys_of(settings, config))
-        folder.mkdir(
-            mode=0o700, parents=True, exist_ok=True
-        )  # of the socket, whatever the store is
+        folder.mkdir(mode=MODE, parents=True, exist_ok=True)  # of the socket, whatever the store is
         self.store.open()
         self.intake = Intake(self.store, Refusals())
         self._servers = HttpServers()

@@ -16,6 +16,7 @@ from mldebug.fleet.events import AnyEvent
 from mldebug.fleet.hub_model import EventFilter, FleetStore, StoreTotals
 from mldebug_agents.fleet.hub.rows import EventRow, event_of, row_of
 from mldebug_agents.fleet.hub.selection import EventPlace, chosen
+from mldebug_agents.state.folder import MODE
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -76,7 +77,7 @@ class SqliteStore:
     def open(self) -> None:
         """Raises UsageError where the file cannot be used: another program's, damaged, or of a newer mldebug."""
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=MODE, parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             migrate(self._link(), self._migrations, self.path)
         except (sqlite3.Error, OSError) as error:
