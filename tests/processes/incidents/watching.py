@@ -102,7 +102,11 @@ def start(
             command, stderr=log, stdout=log, cwd=folder, env=clean_environment(folder) | more, **its_user
         )  # fmt: skip
     agent = RunningAgent(folder, file, user, process)
-    wait_for("the agent's first look", lambda: _answers(agent), 60)
+    try:
+        wait_for("the agent's first look", lambda: _answers(agent), 60)
+    except BaseException:
+        process.kill()
+        raise
     return agent
 
 

@@ -1,4 +1,4 @@
-"""How many parts of `.ci/run` run abreast: six, and more only where the cores have idled."""
+"""How many parts of `.ci/run` run abreast: four, and more only where the cores have idled."""
 
 import os
 import subprocess
@@ -43,24 +43,24 @@ def ends(part: subprocess.Popen[bytes]) -> int:
     return part.wait(timeout=30 * PATIENCE)
 
 
-def test_beside_five_it_begins_at_once(tmp_path: Path) -> None:
-    with part_that_waits(tmp_path, 5) as part:
+def test_beside_three_it_begins_at_once(tmp_path: Path) -> None:
+    with part_that_waits(tmp_path, 3) as part:
         assert ends(part) == 0
     assert has_run(tmp_path)
     assert not (tmp_path / "abreast/new").exists()
 
 
-def test_beside_six_it_waits_for_the_end_of_one(tmp_path: Path) -> None:
-    with part_that_waits(tmp_path, 6) as part:
+def test_beside_four_it_waits_for_the_end_of_one(tmp_path: Path) -> None:
+    with part_that_waits(tmp_path, 4) as part:
         time.sleep(2 * SECONDS + 1)  # long enough for who looks at idle cores
         assert not has_run(tmp_path)
-        (tmp_path / "abreast/real-3").unlink()
+        (tmp_path / "abreast/real-2").unlink()
         assert ends(part) == 0
     assert has_run(tmp_path)
 
 
-def test_beside_six_that_leave_the_cores_idle_it_begins(tmp_path: Path) -> None:
-    with part_that_waits(tmp_path, 6) as part:
+def test_beside_four_that_leave_the_cores_idle_it_begins(tmp_path: Path) -> None:
+    with part_that_waits(tmp_path, 4) as part:
         time.sleep(1)
         (tmp_path / "cores.new").write_text(CORES.format(10_000))
         (tmp_path / "cores.new").rename(tmp_path / "cores")
@@ -69,7 +69,7 @@ def test_beside_six_that_leave_the_cores_idle_it_begins(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_begins_nothing_that_waits(tmp_path: Path) -> None:
-    with part_that_waits(tmp_path, 6) as part:
+    with part_that_waits(tmp_path, 4) as part:
         time.sleep(0.5)
         (tmp_path / "interrupted").touch()
         assert ends(part) == 255
