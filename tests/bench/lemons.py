@@ -35,8 +35,8 @@ def events_of(trace: list[dict[str, Any]], *, hardware: bool) -> list[AnyEvent]:
     found = []
     for one in trace:
         kind = one["fault_type"]
-        seen = not hardware or kind["Level"] == HARDWARE
-        if one["event_type"] == "fault_start" and seen:
+        counts = not hardware or kind["Level"] == HARDWARE
+        if one["event_type"] == "fault_start" and counts:
             at = NOW + one["event_time"] * DAY
             severity = "warning" if kind["Class"] in MODEST else "critical"
             component = COMPONENTS.get(kind["Class"], "node")
@@ -51,20 +51,20 @@ def repaired(event: AnyEvent, at: float) -> AnyEvent:
 
 def replay(trace: list[dict[str, Any]], *, hardware: bool) -> dict[str, list[float]]:
     """By node, the moments after a repair at which it was a lemon."""
-    told: list[AnyEvent] = []
+    events: list[AnyEvent] = []
     called: dict[str, list[float]] = defaultdict(list)
     starts = iter(events_of(trace, hardware=hardware))
     last: dict[str, AnyEvent] = {}
     for one in trace:
         at, node = NOW + one["event_time"] * DAY, one["node_id"]
-        seen = not hardware or one["fault_type"]["Level"] == HARDWARE
-        if one["event_type"] == "fault_start" and seen:
+        counts = not hardware or one["fault_type"]["Level"] == HARDWARE
+        if one["event_type"] == "fault_start" and counts:
             last[node] = next(starts)
-            told.append(last[node])
+            events.append(last[node])
         elif one["event_type"] == "fault_end":
-            if seen and node in last:
-                told.append(repaired(last[node], at))
-            if any(score.node == node and score.standing == "lemon" for score in lemons(told, at).nodes):  # fmt: skip
+            if counts and node in last:
+                events.append(repaired(last[node], at))
+            if any(score.node == node and score.standing == "lemon" for score in lemons(events, at).nodes):  # fmt: skip
                 called[node].append(at)
     return called
 

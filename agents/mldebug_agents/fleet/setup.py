@@ -4,7 +4,6 @@ The hub's address comes from the configuration alone: no job can choose to whom 
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -16,18 +15,10 @@ from mldebug.fleet.batches import MAX_ANSWER, PATH, BatchAnswer
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.errors import RefusedError
 from mldebug_agents.cluster.peers.net.identity import Identity, KeyPair, RenewedIdentity, identity
+from mldebug_agents.fleet.key_files import KeyFiles
 
 HOW = "fleet: {hub: https://HOST:9755, key_file: FILE}, see docs/fleet.md"
 ANSWER = 30.0  # seconds for one batch
-
-
-class KeyFiles(NamedTuple):
-    """Files with which a program proves itself: the shared key of all, or a certificate of its own with its key and the CA."""
-
-    key_file: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    ca: Path | None = None
 
 
 class Proof(NamedTuple):

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from mldebug.core.errors import ToolError, UsageError
-from mldebug_agents.fleet.setup import KeyFiles
+from mldebug_agents.fleet.key_files import KeyFiles
 
 STREAM, SUBJECTS = "MLDEBUG_EVENTS", "mldebug.events"
 ANSWER_TO = "Mldebug-Answer"  # header of a batch: the inbox for the hub's answer

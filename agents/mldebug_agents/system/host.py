@@ -119,8 +119,8 @@ class Host:
         began, before = self._steady(), self._stat_texts
         texts: dict[int, tuple[bytes, Stat]] = {}
         pids = self.pids()
-        asked = [pid for pid in pids if pid not in unread or pid not in before]
-        found_texts = self._reads.many(asked, lambda pid: read_short(f"{self.proc}/{pid}/stat"))
+        unknown = [pid for pid in pids if pid not in unread or pid not in before]
+        found_texts = self._reads.many(unknown, lambda pid: read_short(f"{self.proc}/{pid}/stat"))
         for pid in pids:
             known, text = before.get(pid), found_texts.get(pid)
             if known is not None and text in (None, known[0]):

@@ -122,7 +122,7 @@ class OnDemandServer:
     def _wait(self) -> None:
         """Wait for the first client, then have the server take over."""
         while not self._stopped.is_set() and self._server is None:
-            if not self._asked():
+            if not self._has_client():
                 continue
             try:
                 self._hand_over(self._make(self.settings))
@@ -130,7 +130,7 @@ class OnDemandServer:
                 log.exception("the HTTP server cannot be made, and is tried again")
                 self._stopped.wait(RETRY)
 
-    def _asked(self) -> bool:
+    def _has_client(self) -> bool:
         """Wait until a client connects or something else has changed; whether a client waits."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)

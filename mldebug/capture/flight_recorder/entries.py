@@ -281,7 +281,7 @@ def short(text: str) -> str:
 
 
 def evidence_size(record: FlightRecord) -> int:
-    """Its bytes as JSON, about."""
+    """About how many bytes this record takes as JSON, which is how it is stored as evidence."""
     calls = [call for group in record.groups for call in group.calls]
     stacks = (*(call.frames for call in calls), *(one.frames for one in record.transfers))
     members = [

@@ -55,7 +55,7 @@ class SimilarIncidents(ReportData, frozen=True, kw_only=True):
     """An incident, and those before and after it that were alike. `noted`: what people have written about any of them, the newest first."""
 
     incident: FoundIncident
-    seen: int  # those that are alike
+    alike: int  # those that are alike
     similar: tuple[FoundIncident, ...]
     noted: tuple[FleetNote, ...]
 
@@ -86,7 +86,7 @@ def similar(events: Sequence[AnyEvent], incident: str) -> SimilarIncidents | Non
         return None
     alike = [one for one in found if one is not mine and are_alike(one, mine)]
     notes = sorted((note for one in (mine, *alike) for note in one.notes), key=lambda one: one.at, reverse=True)  # fmt: skip
-    return SimilarIncidents(incident=mine, seen=len(alike), similar=tuple(alike[:MOST]), noted=tuple(notes[:MOST]))  # fmt: skip
+    return SimilarIncidents(incident=mine, alike=len(alike), similar=tuple(alike[:MOST]), noted=tuple(notes[:MOST]))  # fmt: skip
 
 
 def incidents(events: Sequence[AnyEvent]) -> list[FoundIncident]:
@@ -100,7 +100,7 @@ def incidents(events: Sequence[AnyEvent]) -> list[FoundIncident]:
         elif isinstance(event, NoteEvent):
             note = FleetNote(at=rfc3339(event.at), author=event.author, text=event.text)
             notes.setdefault(event.incident, []).append(note)
-    found = [_found(told, users, notes.get(id, [])) for id, told in by_id.items()]
+    found = [_found(own, users, notes.get(id, [])) for id, own in by_id.items()]
     return sorted(found, key=lambda one: one.at, reverse=True)
 
 
@@ -123,16 +123,16 @@ def _words(one: FoundIncident) -> frozenset[str]:
     return frozenset(word for word in whole if _WORD.fullmatch(word))
 
 
-def _found(told: Sequence[IncidentEvent], users: dict[int, str], notes: Sequence[FleetNote]) -> FoundIncident:  # fmt: skip
-    last = told[-1]
-    judged = next((one for one in reversed(told) if one.verdict not in ("", "unknown")), last)
-    ended = max((one.ended for one in told if one.ended is not None), default=None)
+def _found(events: Sequence[IncidentEvent], users: dict[int, str], notes: Sequence[FleetNote]) -> FoundIncident:  # fmt: skip
+    last = events[-1]
+    judged = next((one for one in reversed(events) if one.verdict not in ("", "unknown")), last)
+    ended = max((one.ended for one in events if one.ended is not None), default=None)
     return FoundIncident(
         incident=last.incident,
         kind=last.incident_kind,
-        at=rfc3339(min(one.since for one in told)),
+        at=rfc3339(min(one.since for one in events)),
         ended="" if ended is None else rfc3339(ended),
-        outcome=next((one.outcome for one in reversed(told) if one.outcome), ""),
+        outcome=next((one.outcome for one in reversed(events) if one.outcome), ""),
         verdict=judged.verdict,
         confidence=judged.confidence,
         sentence=judged.sentence,
@@ -140,15 +140,15 @@ def _found(told: Sequence[IncidentEvent], users: dict[int, str], notes: Sequence
         run=last.run,
         user=users.get(last.uid, ""),
         uid=last.uid,
-        nodes=fold_nodes({one.node for one in told}),
+        nodes=fold_nodes({one.node for one in events}),
         culprits=tuple(dict.fromkeys(one.node for one in judged.culprits if one.node)),
         notes=tuple(notes),
     )
 
 
 def _fits(one: FoundIncident, wanted: IncidentQuery) -> bool:
-    told = f"{one.nodes} {' '.join(one.culprits)}"
-    text = f"{one.incident} {one.kind} {one.verdict} {one.sentence} {one.job} {one.run} {one.user} {told} {' '.join(note.text for note in one.notes)}".lower()
+    nodes = f"{one.nodes} {' '.join(one.culprits)}"
+    text = f"{one.incident} {one.kind} {one.verdict} {one.sentence} {one.job} {one.run} {one.user} {nodes} {' '.join(note.text for note in one.notes)}".lower()
     return (
         all(word in text for word in wanted.words.lower().split())
         and wanted.verdict in ("", one.verdict)
@@ -177,8 +177,8 @@ def incident_lines(found: Iterable[FoundIncident]) -> Iterator[str]:
 def similar_lines(found: SimilarIncidents) -> Iterator[str]:
     """What is like an incident, as lines for a person."""
     yield from incident_lines((found.incident,))
-    if not found.seen:
+    if not found.alike:
         yield "Nothing like it is known to the hub."
         return
-    yield f"Seen {plural(found.seen, 'more time')}:"
+    yield f"Seen {plural(found.alike, 'more time')}:"
     yield from incident_lines(found.similar)

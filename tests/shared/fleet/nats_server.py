@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug_agents.fleet.setup import KeyFiles
+from mldebug_agents.fleet.key_files import KeyFiles
 from processes.harness import free_port, wait_for
 from system.sites import Site
 

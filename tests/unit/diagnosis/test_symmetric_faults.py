@@ -67,8 +67,12 @@ def ended(words: str, order: Sequence[int], speak: int) -> dict[str, list[Any]]:
     plan: dict[str, list[Any]] = {}
     for place, rank in enumerate(order):
         steps: list[Any] = ["\n".join(f"step {number} loss 2.0" for number in range(9)), {"sleep": 30 + place / 50}]  # fmt: skip
-        said = words.replace("{rank}", str(rank)).replace("{other}", str((rank + 1) % WORLD))
-        plan[str(rank)] = [*steps, said, {"exit": 1}] if place < speak else [*steps, {"sleep": 60}]
+        words_of_rank = words.replace("{rank}", str(rank)).replace(
+            "{other}", str((rank + 1) % WORLD)
+        )
+        plan[str(rank)] = (
+            [*steps, words_of_rank, {"exit": 1}] if place < speak else [*steps, {"sleep": 60}]
+        )
     return plan
 
 

@@ -26,17 +26,17 @@ def blamed(node: str) -> tuple[FleetCulprit, ...]:
     return (FleetCulprit(kind="gpu", node=node),)
 
 
-def told(id: str, sentence: str, at: float = NOW, **more: Any) -> AnyEvent:
+def incident_of(id: str, sentence: str, at: float = NOW, **more: Any) -> AnyEvent:
     return incident(id, sentence=sentence, at=at, since=at, **more)
 
 
 EVENTS = [
     attempt(),  # of ada
     attempt("n7", uid=2000, user="bob", job="eval.py", run="r9"),
-    told("i1", "GPU 3 of gpu017 has fallen off the bus: Xid 79; ranks 0-23 wait in all_reduce"),
-    told("i2", "GPU 5 of gpu042 has fallen off the bus: Xid 79; ranks 1-31 wait in all_gather", NOW - 9 * DAY, culprits=blamed("gpu042")),
-    told("i3", "rank 5 sleeps in the data loader", NOW - DAY, verdict="rank_waiting", job="eval.py", run="r9", uid=2000, culprits=()),
-    told("i4", "/mnt/data does not answer", NOW - 2 * DAY, verdict="storage_fault", culprits=()),
+    incident_of("i1", "GPU 3 of gpu017 has fallen off the bus: Xid 79; ranks 0-23 wait in all_reduce"),
+    incident_of("i2", "GPU 5 of gpu042 has fallen off the bus: Xid 79; ranks 1-31 wait in all_gather", NOW - 9 * DAY, culprits=blamed("gpu042")),
+    incident_of("i3", "rank 5 sleeps in the data loader", NOW - DAY, verdict="rank_waiting", job="eval.py", run="r9", uid=2000, culprits=()),
+    incident_of("i4", "/mnt/data does not answer", NOW - 2 * DAY, verdict="storage_fault", culprits=()),
     note(),
 ]  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_an_incident_that_several_nodes_tell_is_one_with_its_last_verdict() -> N
 
 
 def test_of_too_many_the_newest_are_written_out() -> None:
-    many = [told(f"i{number}", "x", NOW + number) for number in range(250)]
+    many = [incident_of(f"i{number}", "x", NOW + number) for number in range(250)]
     found = search(many, IncidentQuery())
     assert (found.total, len(found.incidents)) == (250, 200)
     assert found.incidents[0].incident == "i249"
@@ -111,13 +111,13 @@ def test_what_is_alike_differs_in_names_and_numbers_alone() -> None:
     ],
 )
 def test_another_verdict_or_other_words_are_another_thing(sentence: str, verdict: str, alike: bool) -> None:  # fmt: skip
-    found = similar([*EVENTS, told("i9", sentence, verdict=verdict)], "i1")
+    found = similar([*EVENTS, incident_of("i9", sentence, verdict=verdict)], "i1")
     assert found is not None
     assert ("i9" in {one.incident for one in found.similar}) == alike
 
 
 def test_without_a_verdict_more_words_have_to_be_the_same() -> None:
-    events = [told(id, words, verdict="unknown") for id, words in (("a", "ranks wait for the network now"), ("b", "ranks wait for nothing known"), ("c", "ranks wait for the network now 7"))]  # fmt: skip
+    events = [incident_of(id, words, verdict="unknown") for id, words in (("a", "ranks wait for the network now"), ("b", "ranks wait for nothing known"), ("c", "ranks wait for the network now 7"))]  # fmt: skip
     found = similar(events, "a")
     assert found is not None
     assert [one.incident for one in found.similar] == ["c"]

@@ -1042,7 +1042,7 @@ def test_one_that_has_ended_is_gone_at_the_next_look(node: Node) -> None:
     assert 400 not in node.finder._host._stat_texts
 
 
-def asked(node: Node) -> int:
+def questions(node: Node) -> int:
     """How often the libraries of processes were read so far."""
     return sum(path.endswith("/maps") for path in node.paths.requests)
 
@@ -1053,18 +1053,18 @@ def test_a_process_as_large_as_before_has_loaded_nothing_and_is_not_asked_for_py
     """Each library adds to the address space, which the kernel tells with the rest; its list of libraries is 100 kB and more."""
     node.tree.add(100, 1, torch=False, size=10_000_000)
     node.find()
-    assert asked(node) == 1
+    assert questions(node) == 1
     node.now += 120.0
     assert node.find().jobs == ()
-    assert asked(node) == 1
+    assert questions(node) == 1
     node.now += 600.0
     node.find()
-    assert asked(node) == 2
+    assert questions(node) == 2
     node.tree.add(100, 1, torch=True, size=900_000_000)
     node.now += 120.0
     for _ in range(6):
         found = node.find()
-    assert asked(node) > 2
+    assert questions(node) > 2
     assert [pids(job) for job in found.jobs] == [[100]]
 
 
@@ -1072,5 +1072,5 @@ def test_where_the_size_is_not_known_it_is_asked_each_minute(node: Node) -> None
     node.tree.add(100, 1, torch=False)
     for expected in (1, 2, 3):
         node.find()
-        assert asked(node) == expected
+        assert questions(node) == expected
         node.now += 120.0

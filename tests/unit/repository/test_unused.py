@@ -39,6 +39,9 @@ CALLED = {
 # modules that are run, or loaded by name: by what
 RUN = {
     "mldebug_agents.agent.inspection_child": "in a child, by its name",
+    "mldebug_agents.agent.serving": "by the agent, by its name, once its helper is forked",
+    "mldebug_agents.cluster.peers.routes": "for the first client of the agent, by its name",
+    "mldebug_agents.support.replay.serving": "by the agent that replays, by its name",
     "mldebug_agents.cluster.fanout.child": "in a child, by its name",
     "mldebug_agents.probes.inside": "in the Python of the training environment, by its path",
     "mldebug_agents.storage.dir_sizes.child": "in a child, by its name",

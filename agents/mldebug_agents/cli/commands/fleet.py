@@ -55,14 +55,14 @@ def group() -> None:
 @_common
 def jobs(job: str, as_json: bool, config: Path | None) -> None:
     """Show all attempts of JOB (a name, or the id of a run) on one time line, and why each ended; without JOB all jobs."""
-    _show(_asked(config, JOBS, JobList, job=job), job_lines, as_json)
+    _show(_answer_of(config, JOBS, JobList, job=job), job_lines, as_json)
 
 
 @group.command("nodes")
 @_common
 def nodes(as_json: bool, config: Path | None) -> None:
     """List all nodes, the worst first: lemons, those that are ill or silent, and the others."""
-    _show(_asked(config, NODES, NodeList), node_lines, as_json)
+    _show(_answer_of(config, NODES, NodeList), node_lines, as_json)
 
 
 @group.command("node")
@@ -70,7 +70,7 @@ def nodes(as_json: bool, config: Path | None) -> None:
 @_common
 def node(node: str, as_json: bool, config: Path | None) -> None:
     """Show the history of NODE: faults, incidents in which it was the culprit, probes that have shifted, GPUs that came and went."""
-    _show(_asked(config, NODE, NodeHistory, node=node), history_lines, as_json)
+    _show(_answer_of(config, NODE, NodeHistory, node=node), history_lines, as_json)
 
 
 @group.command("search")
@@ -86,9 +86,9 @@ def search(
     words: tuple[str, ...], verdict: str, node: str, user: str, job: str, since: str, until: str, as_json: bool, config: Path | None
 ) -> None:  # fmt: skip
     """Find incidents with all of WORDS, the newest first."""
-    asked = {"words": " ".join(words), "verdict": verdict, "node": node, "user": user, "job": job, "since": _time(since), "until": _time(until)}  # fmt: skip
-    given = {name: text for name, text in asked.items() if text}
-    found = _asked(config, INCIDENTS, IncidentList, **given)
+    query = {"words": " ".join(words), "verdict": verdict, "node": node, "user": user, "job": job, "since": _time(since), "until": _time(until)}  # fmt: skip
+    given = {name: text for name, text in query.items() if text}
+    found = _answer_of(config, INCIDENTS, IncidentList, **given)
     _show(found, lambda one: _incidents(one), as_json)
 
 
@@ -97,7 +97,7 @@ def search(
 @_common
 def similar(incident: str, as_json: bool, config: Path | None) -> None:
     """Show what was like INCIDENT before and after it, and what people have noted about that."""
-    _show(_asked(config, SIMILAR, SimilarIncidents, incident=incident), similar_lines, as_json)
+    _show(_answer_of(config, SIMILAR, SimilarIncidents, incident=incident), similar_lines, as_json)
 
 
 @group.command("note")
@@ -116,10 +116,10 @@ def note(incident: str, text: str, as_json: bool, config: Path | None) -> None:
 @_common
 def goodput(by: str, since: str, as_json: bool, config: Path | None) -> None:
     """Show where the GPU hours went, by week."""
-    _show(_asked(config, HOURS, HoursList, by=by, since=_time(since)), hours_lines, as_json)
+    _show(_answer_of(config, HOURS, HoursList, by=by, since=_time(since)), hours_lines, as_json)
 
 
-def _asked(config: Path | None, path: str, kind: type[T], **parameters: str) -> T:
+def _answer_of(config: Path | None, path: str, kind: type[T], **parameters: str) -> T:
     with progress_line("asking the hub"):
         return ask_hub(load_config(config), path, kind, **parameters)
 

@@ -44,19 +44,19 @@ def fleet_page(answerer: Answerer, viewer: Viewer, request: Request) -> Response
 class IncidentPage(msgspec.Struct, frozen=True, kw_only=True):
     """The page of incidents: what was asked, what fits, or what was wrong with the question."""
 
-    asked: Mapping[str, str]
+    query: Mapping[str, str]
     found: IncidentList | None = None
     wrong: str = ""
 
 
 def incident_page(answerer: Answerer, viewer: Viewer, request: Request) -> Response:
     """Incidents that fit the parameters of the request: a user sees those of the own jobs alone."""
-    asked = {name: request.query_params.get(name, "") for name in ("words", "verdict", "node", "user", "job", "since", "until")}  # fmt: skip
+    query = {name: request.query_params.get(name, "") for name in ("words", "verdict", "node", "user", "job", "since", "until")}  # fmt: skip
     try:
-        found = answerer.incidents(viewer.uid, query_of(asked))
-        page = IncidentPage(asked=asked, found=found)
+        found = answerer.incidents(viewer.uid, query_of(query))
+        page = IncidentPage(query=query, found=found)
     except MldebugError as error:
-        page = IncidentPage(asked=asked, wrong=f"{error.message}: {error.way_out}")
+        page = IncidentPage(query=query, wrong=f"{error.message}: {error.way_out}")
     return html(frame.plain("fleet_incidents", "Incidents", p=page))
 
 

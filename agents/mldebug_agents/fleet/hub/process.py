@@ -21,8 +21,9 @@ from mldebug_agents.fleet.hub.page import hub_pages
 from mldebug_agents.fleet.hub.people import questions, socket_app, tcp_app
 from mldebug_agents.fleet.hub.stores import postgresql, sqlite
 from mldebug_agents.fleet.hub.transports import https, nats
+from mldebug_agents.fleet.key_files import KeyFiles
 from mldebug_agents.fleet.places import HUB_SOCKET, hub_dir
-from mldebug_agents.fleet.setup import KeyFiles, keys_of
+from mldebug_agents.fleet.setup import keys_of
 from mldebug_agents.state.folder import MODE
 from mldebug_agents.web.access.sessions import Sessions
 from mldebug_agents.web.access.token_auth import TokenAuth

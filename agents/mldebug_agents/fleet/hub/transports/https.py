@@ -19,7 +19,8 @@ from mldebug_agents.cluster.peers.net.client import Network, PeerClient, plain_i
 from mldebug_agents.cluster.peers.net.identity import count_failures, derive
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.setup import more_descriptors
-from mldebug_agents.fleet.setup import KeyFiles, Proof, proof
+from mldebug_agents.fleet.key_files import KeyFiles
+from mldebug_agents.fleet.setup import Proof, proof
 from mldebug_agents.web.listeners import open_tcp
 from mldebug_agents.web.server import HttpServers
 

@@ -6,7 +6,7 @@ import msgspec
 
 from mldebug.core.errors import ToolError
 from mldebug.fleet.hub_model import HubTransport
-from mldebug_agents.fleet.setup import KeyFiles
+from mldebug_agents.fleet.key_files import KeyFiles
 from mldebug_agents.fleet.stream import LIBRARY, tls_of
 
 
