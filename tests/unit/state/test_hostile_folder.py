@@ -150,7 +150,7 @@ def mounted_over(source: Path, place: Path) -> Iterator[None]:
             Path("/proc/self/mountinfo").read_text().splitlines()
         ):  # it went where its folder went
             if line.split()[4].startswith(above):
-                subprocess.run(["umount", "-l", line.split()[4]], check=True)
+                subprocess.run(["umount", "-l", line.split()[4]], check=False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root mounts")
