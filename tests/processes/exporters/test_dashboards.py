@@ -54,7 +54,7 @@ def all_is_well(scene: Scene) -> str:
     scene.has("mldebug_gpu_memory_bytes and on (gpu) mldebug_gpu_tensor_active_ratio > 0")
     run = scene.run
     scene.has("mldebug_probe_shifted == 0")
-    scene.has(f'mldebug:run_step_duration_seconds:p99_5m{{run="{run.id}"}} > 0')
+    scene.has("mldebug:run_step_duration_seconds:p99_5m > 0")  # of the run on all its nodes
     return run.id
 
 
