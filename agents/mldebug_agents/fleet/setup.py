@@ -61,6 +61,7 @@ def hub_client(config: Config, node: str, make: Callable[[bytes], KeyPair]) -> H
     if not config.fleet.hub:
         return None
     if config.fleet.hub.startswith(NATS):
+        # with asyncio and nats-py, which an agent without NATS neither needs nor has
         from mldebug_agents.fleet.stream import tls_of
         from mldebug_agents.fleet.stream_client import StreamClient
 

@@ -14,6 +14,7 @@ import msgspec
 from mldebug.core.errors import UsageError
 from mldebug.fleet.events import AnyEvent
 from mldebug.fleet.hub_model import EventFilter, FleetStore, StoreTotals
+from mldebug_agents.fleet.hub.pruning import AT_ONCE, EMPTY_TO, STEPS, next_thinning
 from mldebug_agents.fleet.hub.rows import EventRow, event_of, row_of
 from mldebug_agents.fleet.hub.selection import EventPlace, chosen
 from mldebug_agents.state.folder import MODE
@@ -42,9 +43,6 @@ MIGRATIONS: tuple[str, ...] = (
 """
 
 WAIT = 10.0  # seconds for a lock that another thread holds
-FULL_AT, EMPTY_TO = 1.0, 0.9  # shares of the greatest size: pruning begins and ends there
-AT_ONCE = 20_000  # rows that one step of pruning removes
-STEPS = 50  # of one pruning: the rest is for the next
 
 _NODES = """
     WITH RECURSIVE each(node) AS (
@@ -110,7 +108,7 @@ class SqliteStore:
             gone = 0
             while step := _remove(link, "at < ?", before, AT_ONCE):
                 gone += step
-            if self._used() <= FULL_AT * most_bytes:
+            if self._used() <= most_bytes:
                 return gone
             for _ in range(STEPS):
                 if self._used() <= EMPTY_TO * most_bytes or not (step := _thin_out(link)):
@@ -201,14 +199,9 @@ def _nodes(link: sqlite3.Connection) -> list[str]:
 
 
 def _thin_out(link: sqlite3.Connection) -> int:
-    """Remove the oldest events of the node that has most, down to what the next one has, and at least a hundredth of its own."""
     rows = link.execute("SELECT node, events FROM nodes ORDER BY events DESC LIMIT 2").fetchall()
-    if not rows:
-        return 0
-    node, count = rows[0]
-    more = count - rows[1][1] if len(rows) > 1 else count
-    step = min(AT_ONCE, max(1, count // 100, more // 2))
-    return _remove(link, "node = ?", node, step)
+    thinning = next_thinning(rows)
+    return _remove(link, "node = ?", *thinning) if thinning else 0
 
 
 def _remove(link: sqlite3.Connection, where: str, value: object, most: int) -> int:

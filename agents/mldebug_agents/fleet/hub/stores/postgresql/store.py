@@ -9,6 +9,7 @@ import psycopg
 from mldebug.core.errors import UsageError
 from mldebug.fleet.events import AnyEvent
 from mldebug.fleet.hub_model import EventFilter, StoreTotals
+from mldebug_agents.fleet.hub.pruning import EMPTY_TO, STEPS, next_thinning
 from mldebug_agents.fleet.hub.rows import EventRow, event_of, row_of
 from mldebug_agents.fleet.hub.selection import EventPlace, chosen
 from mldebug_agents.fleet.hub.stores.postgresql.links import Link, Links
@@ -23,9 +24,6 @@ from mldebug_agents.fleet.hub.stores.postgresql.schema import (
 )
 
 OF_A_ROW = 700  # bytes that a row takes besides its body, with its share of all indexes: measured
-EMPTY_TO = 0.9  # share of the greatest size at which pruning ends
-AT_ONCE = 20_000  # rows that one step of pruning removes
-STEPS = 50  # of one pruning: the rest is for the next
 LOCKED = "5s"  # for a table that others use
 CHANGED = "INSERT INTO nodes AS n SELECT * FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) ON CONFLICT (node) DO UPDATE SET events = n.events + excluded.events, bytes = n.bytes + excluded.bytes"  # fmt: skip
 NEW = "INSERT INTO known SELECT * FROM unnest(%s::text[], %s::text[], %s::float8[]) ON CONFLICT DO NOTHING RETURNING node, id"
@@ -204,13 +202,11 @@ def _drop(link: Link, one: Partition) -> int:
 
 
 def _thin_out(link: Link) -> int:
-    """Remove the oldest events of the node that has most, down to what the next one has, and at least a hundredth of its own."""
     rows = link.execute("SELECT node, events FROM nodes ORDER BY events DESC LIMIT 2").fetchall()
-    if not rows:
+    thinning = next_thinning([(str(node), int(str(count))) for node, count in rows])
+    if thinning is None:
         return 0
-    node, count = str(rows[0][0]), int(str(rows[0][1]))
-    more = count - int(str(rows[1][1])) if len(rows) > 1 else count
-    step = min(AT_ONCE, max(1, count // 100, more // 2))
+    node, step = thinning
     with link.transaction():
         last = link.execute("SELECT at FROM events WHERE node = %s ORDER BY at OFFSET %s LIMIT 1", (node, step - 1)).fetchone()  # fmt: skip
         if last is None:
