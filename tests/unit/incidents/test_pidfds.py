@@ -4,12 +4,14 @@ import os
 import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from mldebug_agents.incidents.exits.pidfds import ExitWatch, ProcessExit
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.procfs import Stat
 
 WAIT = 10.0
 CHILD = "import sys; sys.stdin.readline(); "
@@ -44,6 +46,11 @@ def start_of(pid: int) -> int:
     return stat.start_ticks
 
 
+def kernel_release() -> tuple[int, ...]:
+    """As (6, 15), from which on a pidfd keeps the status of who was reaped."""
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+
+
 def let_end(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdin is not None
     process.stdin.close()
@@ -67,6 +74,37 @@ def test_a_zombie_tells_its_status(watched: Watched, words: str, status: int) ->
 
     assert (first.pid, first.status) == (process.pid, status)
     process.wait(WAIT)
+
+
+class BusyHost(Host):
+    """One whose first answer about a process comes only once the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+
+    def brief(self, pid: int) -> Stat | None:
+        self.free.wait(WAIT)
+        return super().brief(pid)
+
+
+def test_who_is_reaped_before_the_thread_has_its_turn_tells_its_status() -> None:
+    """The parent reaps it at once, and the agent waits for a processor: exit codes were unknown, and no report came."""
+    host, reported = BusyHost(), queue.Queue[ProcessExit]()
+    watch = ExitWatch(host, reported.put)
+    process, gone = child("sys.exit(3)"), child("")
+    start = start_of(process.pid)
+    let_end(gone)
+    gone.wait(WAIT)
+    watch.watch(process.pid, start)
+    let_end(process)
+    process.wait(WAIT)
+    watch.watch(gone.pid, start)  # a control: it was reaped before it was watched
+    host.free.set()
+    ended = {one.pid: one.status for one in (reported.get(timeout=WAIT) for _ in range(2))}
+    status = 3 << 8 if kernel_release() >= (6, 15) else None
+    assert ended == {process.pid: status, gone.pid: None}
+    watch.close()
 
 
 def test_the_order_of_exits_is_known(watched: Watched) -> None:
@@ -97,8 +135,7 @@ def test_a_process_that_is_reaped_at_once_keeps_its_order_and_on_new_kernels_its
 
     first = watched.next()
 
-    release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
-    assert first.status == 7 << 8 or (release < (6, 15) and first.status is None)
+    assert first.status == 7 << 8 or (kernel_release() < (6, 15) and first.status is None)
 
 
 def test_a_process_that_is_gone_is_an_exit_unknown(watched: Watched) -> None:

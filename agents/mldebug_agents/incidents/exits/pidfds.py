@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,6 +30,7 @@ PATIENCE = 2.0  # seconds until a zombie that does not tell us its status must b
 _AGAIN = 20  # milliseconds between two questions
 _INFO = struct.Struct("=Q52xi")  # struct pidfd_info: mask, ids, exit code
 _INFO_EXIT = 1 << 3
+_GONE = -1  # in place of a pidfd
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11  # ioctl PIDFD_GET_INFO
 
 
@@ -40,6 +42,15 @@ class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
     at: float  # unix
     moment: int  # counts wake-ups: equal numbers came together
     status: int | None = None
+
+
+class _Request(NamedTuple):
+    """A process that shall be watched. `fd`: its pidfd; None where there is none, `_GONE` where there is no such process."""
+
+    pid: int
+    start_ticks: int
+    owner: Owner | None
+    fd: int | None
 
 
 class ExitWatch:
@@ -54,7 +65,7 @@ class ExitWatch:
         self.left_out = 0  # processes that were not watched because there was no room
         self._host = host
         self._tell = tell
-        self._requests: queue.SimpleQueue[tuple[int, int, Owner | None]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._held: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, start)
         self._owners: dict[int, Owner | None] = {}  # pidfd -> whose process it is
         self._unresolved: dict[int, tuple[ProcessExit, float]] = {}  # pidfd -> exit, patience until
@@ -72,10 +83,11 @@ class ExitWatch:
 
         `start_ticks`: its start in clock ticks since boot; 0: whichever process has the pid now.
         `owner`: of its job, between whom the room is shared out; None: not known.
+        It is held from here on: its parent may reap it before the thread has its turn.
         """
         if not self._open:
             return
-        self._requests.put((pid, start_ticks, owner))
+        self._requests.put(_Request(pid, start_ticks, owner, _opened(pid)))
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -102,6 +114,10 @@ class ExitWatch:
                 self._resolve(fd)
             if self._wake in ready:
                 self._take_requests()
+        while not self._requests.empty():
+            opened = self._requests.get().fd
+            if opened is not None and opened != _GONE:
+                os.close(opened)
         for fd in (*self._held, *self._unresolved):
             os.close(fd)
 
@@ -111,22 +127,25 @@ class ExitWatch:
         while not self._requests.empty():
             self._hold(*self._requests.get())
 
-    def _hold(self, pid: int, start_ticks: int, owner: Owner | None) -> None:
+    def _hold(self, pid: int, start_ticks: int, owner: Owner | None, fd: int | None) -> None:
+        if fd == _GONE:
+            self._tell(self._exit(pid, start_ticks))
+            return
+        if fd is None:
+            self.left_out += 1
+            return
         if len(self._held) >= self.limit:
             self.left_out += 1
             if not self._make_space(owner):
+                os.close(fd)
                 return
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._tell(self._exit(pid, start_ticks))
-            return
-        except OSError:  # no descriptor left, or a kernel without pidfds
-            self.left_out += 1
-            return
         stat = self._host.brief(pid)
-        if stat is None or start_ticks not in (0, stat.start_ticks):
-            os.close(fd)  # gone, and perhaps somebody else has its number
+        if stat is None:  # reaped since `watch`: the kernel may still know how it ended
+            self._unresolved[fd] = (self._exit(pid, start_ticks), time.monotonic())
+            self._resolve(fd)
+            return
+        if start_ticks not in (0, stat.start_ticks):
+            os.close(fd)  # gone, and somebody else has its number
             self._tell(self._exit(pid, start_ticks))
             return
         self._held[fd] = (pid, stat.start_ticks)
@@ -166,6 +185,16 @@ class ExitWatch:
         del self._unresolved[fd]
         os.close(fd)
         self._tell(msgspec.structs.replace(process_exit, status=status))
+
+
+def _opened(pid: int) -> int | None:
+    """A pidfd of this process; None without one (no descriptor left, or a kernel without pidfds), `_GONE` without the process."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return _GONE
+    except OSError:
+        return None
 
 
 def remembered_status(fd: int) -> int | None:
