@@ -30,7 +30,7 @@ FAULTS, MORE_FAULTS = 20.0, 10.0
 SHORT = 0.01  # of the time, from which on a node is short of memory
 FEW_CORES = 4  # on which Python, the threads of a library and the workers of a DataLoader are in each other's way
 SLOWER = 0.95  # of the slowest other GPU's clock; of what the ports of most others' nodes carry
-LINK, GPU_NEIGHBOUR, UNEVEN = "link", "gpu_neighbour", "uneven"
+LINK, GPU_NEIGHBOUR, UNEVEN, MOUNT = "link", "gpu_neighbour", "uneven", "mount"
 FEW_LINKS = 0.5  # of the others, which may stand on the same node
 LARGER = 1.1  # of the largest other rank's memory on a GPU
 
@@ -251,7 +251,7 @@ RULES = (
         "raise the CPU quota of its control group (cpu.max, or the job's request of CPUs): cat /proc/{pid}/cgroup",
     ),
     Rule(
-        "mount",
+        MOUNT,
         lambda c: c.more(c.own.file_waiting, c.others.file_waiting),
         _mount_words,
         "mldebug status --storage  # on {node}: how fast its mounts answer",

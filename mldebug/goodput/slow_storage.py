@@ -1,4 +1,8 @@
-"""A run that has become slower because a mount has, and not because one of its ranks has: the incident names the mount. Pure."""
+"""A run that has become slower because a mount has, and not because of one of its ranks: the incident names the mount. Pure.
+
+A mount that all ranks read may hold up one of them more than the others, which then wait for that one. Its name would be chance: which
+rank reads last differs from run to run. So a slow rank that waits for data of a mount that has become slow is told with the mount.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,9 +19,11 @@ from mldebug.core.model import (
     Role,
     Verdict,
 )
+from mldebug.core.ranksets import fold_ranks
 from mldebug.core.text import plural
 from mldebug.core.units import percent
 from mldebug.diagnosis.classify.rank_states import make_group
+from mldebug.goodput.causes import MOUNT
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.sentences import held_by_mount, slow_mount_words
 from mldebug.goodput.straggler import Slowness
@@ -27,12 +33,26 @@ SHOWN = 8  # lines of evidence on single ranks
 
 def storage_words(found: Slowness) -> str:
     """Which mount slows the run down: `reads of /data (nfs01:/data) take 48 ms instead of 3 ms since 14:02 UTC; 7 of 8 ranks wait for
-    data: a step takes 1.8 times as long as it used to`; "" where a rank is slow, no mount is, or steps take no longer than before.
+    data: a step takes 1.8 times as long as it used to`; or, where ranks stand apart, `1 of 8 ranks waits for data: the others wait for
+    rank 3 40 % of the time`. "" where no mount is slow, a rank is slow for another reason, or steps take no longer than before.
     """
     mount = slow_mount_words(found.shares)
-    if found.ranks or not found.slower or not mount:
+    if not mount or not (_is_held(found) if found.ranks else found.slower):
         return ""
-    return f"{mount}: a step takes {found.slower:.2g} times as long as it used to"
+    if found.slower:
+        return f"{mount}: a step takes {found.slower:.2g} times as long as it used to"
+    ranks = [one.rank for one in found.ranks]
+    who = f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
+    return f"{mount}: the others wait for {who} {percent(found.loss)} of the time"
+
+
+def _is_held(found: Slowness) -> bool:
+    """Whether each slow rank is slow because it waits for files of the mount that has become slow."""
+    held = {one.rank for one in held_by_mount(found.shares)}
+    return all(
+        one.rank in held and (one.excess.kind == "data" or one.cause == MOUNT)
+        for one in found.ranks
+    )
 
 
 def judge_storage(job: Job, found: Slowness) -> Judgement:
@@ -51,7 +71,8 @@ def judge_storage(job: Job, found: Slowness) -> Judgement:
 
 
 def _diagnosis(job: Job, found: Slowness) -> Diagnosis:
-    held = held_by_mount(found.shares)
+    slow = {one.rank for one in found.ranks}
+    held = sorted(held_by_mount(found.shares), key=lambda one: (one.rank not in slow, one.rank))
     point, kind = _mount_of(held[0])
     here = next((one for one in job.ranks if one.rank == held[0].rank), None)
     words = storage_words(found)
@@ -67,7 +88,7 @@ def _diagnosis(job: Job, found: Slowness) -> Diagnosis:
     return Diagnosis(
         verdict=Verdict.STORAGE_FAULT,
         culprits=(culprit,),
-        confidence=Confidence.MEDIUM,
+        confidence=Confidence.LOW if found.rests_on else Confidence.MEDIUM,
         summary=words[:1].upper() + words[1:],
         evidence=(*looks, *(_line(one) for one in held[:SHOWN])),
         next_steps=_steps(point, kind),

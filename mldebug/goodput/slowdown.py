@@ -35,8 +35,8 @@ STEPS = {
 
 
 def judge_slowdown(job: Job, found: Slowness) -> Judgement:
-    """The judgement of a run: verdict `straggler` with the slow ranks as culprits, `storage_fault` where a mount is slow and no rank,
-    or `unknown` where nothing is slow (any more), or those ranks that are slow have more work.
+    """The judgement of a run: verdict `straggler` with the slow ranks as culprits, `storage_fault` where they, or all, wait for a mount
+    that has become slow, or `unknown` where nothing is slow (any more), or those ranks that are slow have more work.
     """
     if storage_words(found):
         return judge_storage(job, found)

@@ -291,7 +291,7 @@ class IncidentManager:
         Nothing happens while the run has an incident of another kind.
         """
         now, incident = self._writer.clock.now(), run.incident
-        words = slow_words(found, run.job.world_size) or storage_words(found)
+        words = storage_words(found) or slow_words(found, run.job.world_size)
         if incident is None:
             incident = Incident(
                 id=self._writer.new_id(now, run.job.id),
@@ -300,7 +300,7 @@ class IncidentManager:
                 job=run.job,
                 detected_at=now,
                 stalled_since=found.since or None,
-                why="a rank is waited for" if found.ranks else "a mount has become slow",
+                why="a mount has become slow" if storage_words(found) else "a rank is waited for",
                 sentence=words,
                 kind="slowdown",
                 versions=versions(),

@@ -41,7 +41,8 @@ FAST = "goodput: {interval: 5s}\nstorage: {interval: 2s}\n"
 LONGER = "{timeout: 30s, interval: 1s}"
 LEARNS = 60.0  # seconds: 20 readings and more, in which is learned what is usual
 SLOW = r"\d[\d,.]* ms instead of \S+ ms since \d\d:\d\d UTC( \(.*\))?; (1 of 2 ranks waits|2 of 2 ranks wait) for data"
-TIMES = r"\d[\d.]*"
+COST = r"(a step takes \d[\d.]* times as long as it used to|the others wait for rank [01] \d+ % of the time)"
+"""Of two workers that read the same bucket one may be last each time: then the other rank waits for it."""
 
 
 def run_of(agent: RunningAgent) -> RunState | None:
@@ -158,7 +159,7 @@ def test_the_wait_for_data_is_told_with_the_object_store_whose_reads_became_slow
         report = wait_for("the incident", lambda: slowdown(agent), 120)
         found = report["diagnosis"]
         print(found)
-        assert re.fullmatch(rf"(?:Reads|Opens) of {bucket} \({SOURCE}\) take {SLOW}: a step takes {TIMES} times as long as it used to", found["summary"]), found  # fmt: skip
+        assert re.fullmatch(rf"(?:Reads|Opens) of {bucket} \({SOURCE}\) take {SLOW}: {COST}", found["summary"]), found  # fmt: skip
         assert (found["verdict"], found["confidence"]) == ("storage_fault", "medium")
         (culprit,) = found["culprits"]
         assert culprit["kind"] == "mount"

@@ -1,5 +1,6 @@
 """When the ranks of a run are sampled, and how a slowdown opens, goes on and closes."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -273,9 +274,41 @@ def test_a_slow_mount_that_is_found_later_is_written_into_the_report_of_the_slow
     node.play(5)
     first, last = node.store.reports
     assert last.id == first.id
+    assert (str(first.diagnosis.verdict), first.diagnosis.culprits[0].rank) == ("straggler", 2)
     assert not any(READS in one for one in first.diagnosis.evidence)
-    assert f"{READS}; 1 of 4 ranks waits for data" in last.diagnosis.evidence
-    assert [one.rank for one in last.diagnosis.culprits] == [2]
+    found = last.diagnosis
+    assert (str(found.verdict), str(found.confidence)) == ("storage_fault", "medium")
+    assert re.fullmatch(rf"R{re.escape(READS[1:])}; 1 of 4 ranks waits for data: the others wait for rank 2 \d+ % of the time", found.summary)  # fmt: skip
+    assert [(one.kind, one.rank, one.reason) for one in found.culprits] == [("mount", 2, READS)]
+
+
+def test_of_ranks_that_all_read_a_slow_mount_the_one_that_is_last_is_not_to_blame() -> None:
+    node = Node()
+    node.play(FIRST + 80)
+    held(node, 4)
+    node.loading = [0.2, 0.2, 0.9, 0.2]
+    node.waiting = [0.7, 0.7, 0.02, 0.7]
+    node.slow = {"0:52": READS}
+    node.play(2 * PACE)
+    found = node.store.reports[-1].diagnosis
+    assert str(found.verdict) == "storage_fault"
+    assert [(one.kind, one.rank) for one in found.culprits] == [("mount", 2)]
+
+
+@pytest.mark.parametrize("held_rank", [0, None])
+def test_a_slow_rank_that_does_not_wait_for_the_slow_mount_is_to_blame_itself(
+    held_rank: int | None,
+) -> None:
+    """A mount that holds up another rank, or nobody, explains nothing."""
+    node = Node()
+    node.waiting[2] = 0.02
+    if held_rank is not None:
+        held(node, 1)
+    node.slow = {"0:52": READS}
+    node.play(200)
+    found = node.store.reports[-1].diagnosis
+    assert str(found.verdict) == "straggler"
+    assert [one.rank for one in found.culprits] == [2]
 
 
 def test_another_slow_rank_is_written_into_the_same_report() -> None:
