@@ -83,13 +83,17 @@ def it_is_one(server: Scraped) -> None:
     for title in ("No progress for", "Steps/s", "Step"):
         number = "ABC"[("No progress for", "Steps/s", "Step").index(title)]
         assert len(server.shown(f"mldebug-cluster: Each run {number}")) == 1, title
-    (runs,) = server.shown("mldebug-cluster: Runs A")
-    assert runs["value"][1] == "1"
+    assert values(server, "mldebug-cluster: Runs A") == ["1"]
     assert len(server.shown("mldebug-job: Pace A")) == 1
     assert len(server.shown("mldebug-job: No progress for A")) == 1
     assert len(server.shown("mldebug-job: Step A")) == 1
     ranks = server.shown("mldebug-job: Host memory of ranks A")
     assert sorted(one["metric"]["rank"] for one in ranks) == ["0", "1"], "of both nodes"
+
+
+def values(server: Scraped, panel: str) -> list[str]:
+    """What a panel's series are now."""
+    return [one["value"][1] for one in server.shown(panel)]
 
 
 def stop(host: NetworkHost) -> None:
@@ -107,6 +111,6 @@ def it_stands(server: Scraped) -> None:
     assert {one["metric"]["alertname"] for one in fired} == {"MldebugRunStalled"}
     (across,) = set(server.labels("mldebug_run_across_nodes_info", "run_across_nodes"))
     assert {one["metric"]["run_across_nodes"] for one in fired} == {across}, "one message"
-    (standing,) = server.shown("mldebug-cluster: Runs that stand A")
-    assert standing["value"][1] == "1"
+    # recorded series and alerts are made by turns of their own
+    wait_for("one run that stands", lambda: values(server, "mldebug-cluster: Runs that stand A") == ["1"], 60)  # fmt: skip
     assert {one["metric"]["run_across_nodes"] for one in server.shown("mldebug-cluster: Open incidents A")} == {across}  # fmt: skip
