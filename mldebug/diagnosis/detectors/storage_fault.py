@@ -7,10 +7,10 @@ from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.classify.case import Case
 from mldebug.diagnosis.classify.evidence import blame
+from mldebug.diagnosis.classify.tables.kernel_waits import ON_STORAGE
 from mldebug.diagnosis.detectors import Detector
 
 MAX_LISTED = 4  # ranks in the evidence
-ON_STORAGE = ("storage", "uninterruptible")
 FOR_CHILDREN = ("dataloader", "child_wait")
 
 

@@ -76,6 +76,12 @@ def loads(worker: ProcessCapture) -> tuple[ProcessCapture, ProcessCapture]:
     return stands(*LOADER, wchan="do_poll"), msgspec.structs.replace(worker, kind="worker", pid=900)
 
 
+def load(*workers: ProcessCapture) -> tuple[ProcessCapture, ...]:
+    """A rank that waits for its DataLoader, and several workers."""
+    named = (msgspec.structs.replace(one, kind="worker", pid=900 + n) for n, one in enumerate(workers))  # fmt: skip
+    return stands(*LOADER, wchan="do_poll"), *named
+
+
 def child(what: ProcessCapture) -> tuple[ProcessCapture, ProcessCapture]:
     return stands(*CHILD, wchan="do_wait"), msgspec.structs.replace(what, kind="child", pid=900)
 

@@ -1,12 +1,14 @@
 """A rank that waits for its DataLoader: find the worker to blame, by comparing it with the idle workers beside it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mldebug.capture.frames import bare, is_user, principal, python_frames
 from mldebug.core.model import Classification, ProcessCapture, RankCapture, Role
+from mldebug.core.text import plural
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
+from mldebug.diagnosis.classify.tables.kernel_waits import ON_STORAGE
 
-SHOWN = 4  # frames
+SHOWN = 4  # frames, and workers
 BEGINNINGS = ("_worker_loop", "_bootstrap", "_bootstrap_inner")  # of a worker, a process, a thread
 Suspicion = tuple[ProcessCapture, Classification]
 
@@ -19,12 +21,12 @@ def stalled_loader(
 ) -> Classification:
     """The class of a rank that waits for a DataLoader worker.
 
-    If exactly one worker is not simply idle, that one is blamed, else none. `doing`: the phrase for
-    the rank.
+    The worker that is not simply idle is blamed; of several that all stand alike (each reads from the mount that does not answer) the
+    first, and the others are counted. Where they stand at different things none is blamed. `doing`: the phrase for the rank.
     """
-    guilty = list(_suspicious_workers(capture, classify_child))
-    facts = tuple(f"worker {child.pid} {found.doing}" for child, found in guilty)
-    if len(guilty) != 1:
+    guilty = sorted(_suspicious_workers(capture, classify_child), key=_on_storage_first)
+    if not guilty or not _are_alike([found for _, found in guilty]):
+        facts = tuple(f"worker {child.pid} {found.doing}" for child, found in guilty)
         return Classification(
             name="dataloader",
             role=Role.INERT,
@@ -33,24 +35,51 @@ def stalled_loader(
             why=(*facts, *activity(process)),
         )
     child, found = guilty[0]
+    doing = f"{doing}: worker {child.pid} {found.doing}{_others(len(guilty) - 1)}"
     if found.role is Role.BUSY:
-        doing = f"{doing}: worker {child.pid} {found.doing}"
+        why = tuple(f"worker {child.pid} {found.doing}" for child, found in guilty)
         return Classification(
-            name="dataloader_busy", role=Role.BUSY, doing=doing, site=process.at, why=facts
+            name="dataloader_busy", role=Role.BUSY, doing=doing, site=process.at, why=why
         )
+    every = [found for _, found in guilty]
     return Classification(
         name="dataloader",
         role=Role.INERT,
-        doing=f"{doing}: worker {child.pid} {found.doing}",
+        doing=doing,
         site=process.at,
-        direct=found.direct,
-        mount=found.mount,
+        direct=all(one.direct for one in every),
+        mount=_common(one.mount for one in every),
         path=found.path,
         worker_pid=child.pid,
         worker_class=found.name,
-        holders=found.holders,
-        why=(*child_stack(child), *(f"worker {child.pid}: {fact}" for fact in found.why)),
+        holders=found.holders if all(one.holders == found.holders for one in every) else (),
+        why=tuple(line for child, found in guilty[:SHOWN] for line in _facts(child, found)),
     )
+
+
+def _on_storage_first(one: Suspicion) -> bool:
+    """One that is known to read a file says more than one of which the kernel shows only that it cannot be interrupted."""
+    return one[1].name != ON_STORAGE[0]
+
+
+def _are_alike(found: Sequence[Classification]) -> bool:
+    """Whether all stand at the same kind of thing: workers that still compute beside one that stands may be what is waited for."""
+    kinds = {ON_STORAGE[0] if one.name in ON_STORAGE else one.name for one in found}
+    return len(kinds) == 1 and len({one.role for one in found}) == 1
+
+
+def _others(count: int) -> str:
+    return f" (and {plural(count, 'other worker')} alike)" if count else ""
+
+
+def _common(values: Iterable[str]) -> str:
+    """The one value that all have; "" where they differ."""
+    every = set(values)
+    return every.pop() if len(every) == 1 else ""
+
+
+def _facts(child: ProcessCapture, found: Classification) -> tuple[str, ...]:
+    return (*child_stack(child), *(f"worker {child.pid}: {fact}" for fact in found.why))
 
 
 def child_stack(child: ProcessCapture) -> tuple[str, ...]:

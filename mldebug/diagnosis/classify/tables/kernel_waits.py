@@ -12,6 +12,9 @@ STORAGE_WAITS = re.compile(
     r"rwsem_down_\w+|blk_\w+|bit_wait_io|__lock_page\w*|filemap_\w+|p9_\w+"
 )
 
+ON_STORAGE = ("storage", "uninterruptible")
+"""Classes of who waits for a filesystem: its wait channel says so, or the kernel shows only that it cannot be interrupted."""
+
 WAIT_CHANNELS: tuple[NameSign, ...] = (
     sign(
         "fifo",
