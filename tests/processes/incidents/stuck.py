@@ -8,9 +8,11 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -105,7 +107,7 @@ class Case:
 def run_all(
     names: list[str], user: User, agent: RunningAgent, library: Path, *, unattached: bool = False
 ) -> dict[str, Case]:
-    """Run these scenarios; the oldest is judged and ended before a fifth one starts.
+    """Run these scenarios; the oldest is judged and ended before a fifth one starts, one that computes as soon as its report is there.
 
     `unattached`: under `mldebug run`, and nobody may attach to them.
     """
@@ -161,25 +163,25 @@ def _case(scenario: Scenario, user: User, library: Path, mounts: ExitStack, *, h
 
 
 def _pipeline(agent: RunningAgent, todo: Iterator[Case]) -> Iterator[Case]:
-    hanging: list[tuple[Case, RunningJob, ExitStack]] = []
-    with ExitStack() as everything:
+    hanging: list[tuple[RunningJob, Callable[[], Case]]] = []
+    with ExitStack() as everything, ThreadPoolExecutor(AT_ONCE) as pool:
         for case in todo:
-            matching = [
-                one for one in hanging if agent.reports(one[1])
-            ]  # some keep a core until then
+            matching = [one for one in hanging if agent.reports(one[0])]
             for over in matching or hanging[: len(hanging) == AT_ONCE]:
                 hanging.remove(over)
-                yield _finish(agent, *over)
+                yield over[1]()
             stack = everything.enter_context(ExitStack())
             job = stack.enter_context(running(case.plan))
-            hanging.append((case, job, stack))
             try:
                 _strike(agent, case, job)
                 _dump(case, job)
             except Exception as error:  # noqa: BLE001 - of this job alone, all others are judged
                 case.trouble = f"{type(error).__name__}: {error}"
-        for waiting in hanging:
-            yield _finish(agent, *waiting)
+            finish = partial(_finish, agent, case, job, stack)
+            # who keeps a core is ended with its report, others when their turn comes: a second report of theirs would be seen
+            hanging.append((job, pool.submit(finish).result if case.scenario.busy else finish))
+        for _, waiting in hanging:
+            yield waiting()
 
 
 def _strike(agent: RunningAgent, case: Case, job: RunningJob) -> None:

@@ -261,9 +261,10 @@ def test_mixes_never_change_the_name() -> None:
         assert found in (right, (), *(case.named or ())), (number, case.name, names, found)
 
 
-def test_mixes_of_last_words_name_nobody_wrongly() -> None:
-    """The same over every case of last_words, each in three dresses and plays."""
-    for number, case in enumerate(WORDS * 3):
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_mixes_of_last_words_name_nobody_wrongly(times: int) -> None:
+    """The same over every case of last_words, each in a dress and a play of its own; nightly in three."""
+    for number, case in enumerate(WORDS * times):
         chance = random.Random(number)
         play = chance.choice(PLAYS)
         launcher, outer = chance.choice(TASKS) if number % 3 == 0 else ("torchrun", plain)

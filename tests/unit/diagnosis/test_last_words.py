@@ -1,5 +1,7 @@
 """Last words as the field writes them, with the answer fixed before they were tried: no play of any case gives a wrong name."""
 
+from functools import cache
+
 import msgspec
 import pytest
 
@@ -10,6 +12,7 @@ from mldebug.diagnosis.exits.words.output import parse_error_file
 from shared.diagnosis.lastwords import (
     SPEAKER,
     LastWords,
+    Play,
     all_last_words,
     outcomes_of,
     verdict_on,
@@ -18,16 +21,22 @@ from shared.diagnosis.lastwords import (
 CASES = tuple(all_last_words())
 
 
+@cache
+def verdicts_on(case: LastWords) -> tuple[tuple[Play, str], ...]:
+    """Of each play; two tests look at them."""
+    return tuple((play, verdict_on(case, outcome)) for play, outcome in outcomes_of(case))
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_nobody_is_named_wrongly(case: LastWords) -> None:
-    found = {verdict_on(case, outcome) for _, outcome in outcomes_of(case)}
+    found = {verdict for _, verdict in verdicts_on(case)}
     assert found <= {"right", "unknown", "low"}
 
 
 @pytest.mark.parametrize("case", [one for one in CASES if one.fault == "own" and not one.accept], ids=lambda case: case.name)  # fmt: skip
 def test_who_failed_by_itself_is_named_where_its_lines_are_known(case: LastWords) -> None:
     """In a log of its own, or behind torch's mark."""
-    found = {verdict_on(case, outcome) for play, outcome in outcomes_of(case) if play.log != "bare"}
+    found = {verdict for play, verdict in verdicts_on(case) if play.log != "bare"}
     assert found == {"right"}
 
 
