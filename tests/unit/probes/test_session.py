@@ -49,9 +49,9 @@ class Launched:
 
     def __init__(
         self, spawner: Spawner, body: str, *,
-        seconds: float = 60.0, cancel: bool = False, lose: bool = False,
+        seconds: float = 60.0, cancel: bool = False, lose: bool = False, before: str = "",
     ) -> None:  # fmt: skip
-        program = RANKS.format(above=str(INSIDE.parent), body=body, seconds=seconds)
+        program = before + RANKS.format(above=str(INSIDE.parent), body=body, seconds=seconds)
         self.messages: list[Event] = []
 
         def look(_: object) -> str:
@@ -83,7 +83,9 @@ def lives(pid: int) -> bool:
         return False
 
 
-def test_ranks_are_heard_while_they_run(spawner: Spawner) -> None:
+def test_ranks_are_heard_while_they_run(spawner: Spawner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what a library prints is kept, in a Python that nobody has told to write at once."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     done = Launched(
         spawner, "emit('half', rank=rank()); print('noise'); emit('whole', rank=rank())"
     )
@@ -93,6 +95,16 @@ def test_ranks_are_heard_while_they_run(spawner: Spawner) -> None:
     assert events.count("half") == events.count("whole") == 2
     assert events[-1] == "done"
     assert "noise" in done.ended.stderr
+
+
+def test_what_was_printed_before_the_ranks_began_is_not_theirs(
+    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank is a fork, with a copy of what its launcher has not written yet."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    done = Launched(spawner, "print('noise')", before="print('loaded')")
+    assert done.ended.outcome == "done"
+    assert done.ended.stderr.split() == ["noise", "noise"]
 
 
 def test_long_lines_of_several_ranks_stay_whole(spawner: Spawner) -> None:

@@ -107,8 +107,9 @@ def beating() -> Iterator[None]:
 
 
 def keep_stdout() -> None:
-    """Keep stdout for `emit`, here and in all forks; what libraries print goes to stderr."""
+    """Keep stdout for `emit`, here and in all forks; what libraries print from now on goes to stderr."""
     global _out, _turn
+    sys.stdout.flush()  # or each fork would write it again
     _out = os.dup(1)
     _turn = os.memfd_create("turn")
     os.dup2(2, 1)
@@ -149,6 +150,7 @@ def run_rank(order: Order, work: Callable[[Order], None]) -> int:
         emit("failed", rank=rank(), kind=type(error).__name__, error=str(error)[:2000])
         return 1
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
 
 
