@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import gc
 import socket
 import threading
+import warnings
 
 import pytest
 
@@ -23,6 +25,7 @@ from mldebug_agents.probes.preflight.rendezvous import (
     holder_of,
     listener,
 )
+from shared.system.patience import PATIENCE
 
 WHERE = Endpoint(host="n1", port=29500)
 
@@ -96,8 +99,14 @@ def test_a_stranger_at_the_port_gets_nothing_and_keeps_nobody_apart() -> None:
         wrong.sendall(b'{"token":"wrong","node":"c","port":1}\n')
         assert wrong.recv(100) == b""
         found = _second(where)
-    assert first.result() == MeetingResult(own=True, came=2, tried=1)
+        assert first.result() == MeetingResult(own=True, came=2, tried=1)
+        silent.settimeout(20 * PATIENCE)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            gc.collect()
+        assert silent.recv(1) == b"", "it is hung up on when the nodes have met"
     assert found
+    assert not [one.message for one in seen if one.category is ResourceWarning]
 
 
 def _second(where: Endpoint) -> bool:

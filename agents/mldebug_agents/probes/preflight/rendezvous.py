@@ -12,8 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import msgspec
@@ -65,6 +65,7 @@ class NodeMeeting:
         self._came: list[MeetingNode] = []
         self._visitors: set[str] = set()
         self._complete = asyncio.Event()
+        self._greeted: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def take_part(self) -> MeetingResult:
         """Meet the others, and say whom this node could not reach."""
@@ -89,14 +90,14 @@ class NodeMeeting:
     async def _receive(self) -> MeetingResult:
         """Be the one to whom all others come."""
         try:
-            place = await asyncio.start_server(self._greet, sock=listener(self._where.port), limit=LINE_BYTES)  # fmt: skip
+            socket_of_all = listener(self._where.port)
         except OSError as error:
             busy = error.errno == errno.EADDRINUSE
             return MeetingResult(own=True, wrong=busy_words(holder_of(self._where.port)) if busy else f"cannot be used: {error.strerror}")  # fmt: skip
-        async with place:
+        async with self._answering(socket_of_all):
             if self._nodes <= 1:
                 return MeetingResult(own=True, came=1)
-            async with await self._own_place() as own:
+            async with self._answering(listener(0)) as own:
                 self._add(MeetingNode(name=self._node, address="", port=_port(own)))
                 with suppress(TimeoutError):
                     await self._in_time(self._complete.wait())
@@ -112,7 +113,7 @@ class NodeMeeting:
                 errno.ECONNREFUSED,
             )  # that nobody listens there yet is as it should be
             return MeetingResult(wrong="" if fine else never_met(reason, self._where.host))
-        async with await self._own_place() as own:
+        async with self._answering(listener(0)) as own:
             hello = Hello(token=self._token, node=self._node, port=_port(own))
             reason = errno.ECONNREFUSED
             while reason == errno.ECONNREFUSED and time.monotonic() < self._deadline:
@@ -156,8 +157,23 @@ class NodeMeeting:
         while coming - self._visitors - {self._node}:
             await asyncio.sleep(0.05)
 
-    async def _own_place(self) -> asyncio.Server:
-        return await asyncio.start_server(self._greet, sock=listener(0), limit=LINE_BYTES)
+    @asynccontextmanager
+    async def _answering(self, place: socket.socket) -> AsyncIterator[asyncio.Server]:
+        """A context in which who comes to this socket is answered. Whoever is connected still at its end is hung up on."""
+        server = await asyncio.start_server(self._receive_one, sock=place, limit=LINE_BYTES)
+        try:
+            yield server
+        finally:
+            server.close()
+            await asyncio.sleep(0)  # who has come at the last moment is known after it
+            for writer in self._greeted.values():
+                writer.close()
+            await server.wait_closed()
+
+    def _receive_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._greet(reader, writer))
+        self._greeted[task] = writer
+        task.add_done_callback(self._greeted.pop)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection: with the list of all once they have come, or with this node's name to one that tries the way here."""
