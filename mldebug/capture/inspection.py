@@ -1,5 +1,6 @@
 """What ranks say when they are inspected: a profile of their next steps, or which lines of code hold their CUDA memory. Pure."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -9,6 +10,7 @@ from mldebug.capture.memory.sentences import live_facts
 from mldebug.capture.profile.sampled import SampledProfile
 from mldebug.capture.profile.sentences import profile_lines, sampled_lines
 from mldebug.capture.profile.summary import ProfileSummary
+from mldebug.core.errors import EvidenceError
 from mldebug.core.model import MeasuredData, MemoryFailure
 from mldebug.core.redact import clean
 from mldebug.core.units import size_words
@@ -17,6 +19,8 @@ MOST_RANKS = 16  # at once
 MOST_STEPS, MOST_SECONDS = 20, 60
 LEAST_WAIT, MOST_WAIT = 1.0, 600.0  # seconds
 MAX_TEXT = 400  # characters
+MAX_LIST = 64  # of what one rank says
+MAX_NUMBER = 1 << 62
 WORK = 190.0  # seconds that ranks may take beyond the first step
 
 _FILES = "profile-rank{rank}.trace.json.gz profile-rank{rank}.folded.txt memory-rank{rank}.json"
@@ -169,24 +173,38 @@ def _title(one: RankProfile | RankHolders) -> str:
 
 
 def believed(found: InspectedRanks, wanted: Iterable[int], node: str) -> InspectedRanks:
-    """What another node has sent of the ranks that it was asked for, under its name, and with its texts cleaned. Of others nothing is
-    kept, nor a file that is of none of them: names of files become names in a report.
+    """What another node has sent of the ranks that it was asked for, under its name, and with its texts cleaned and its lists cut. Of others
+    nothing is kept, nor a file that is of none of them: names of files become names in a report. Raises EvidenceError for a number that cannot be.
     """
-    some = [one for one in reversed(found.ranks) if one.rank in set(wanted)]
-    kept = {one.rank: _cleaned(one, node, found.files) for one in some}
-    return of_ranks((one, found.files.get(one.file, b"")) for one in kept.values())
+    numbers = set(wanted)
+    some = {one.rank: one for one in reversed(found.ranks) if one.rank in numbers}
+    kept = [_cleaned(one, node, found.files) for one in some.values()]
+    return of_ranks((one, found.files.get(one.file, b"")) for one in kept)
+
+
+def tidied(found: InspectedRanks) -> InspectedRanks:
+    """What is said of ranks on several nodes, each once, bounded and cleaned as in `believed`, with the nodes that it names."""
+    some = {one.rank: one for one in reversed(found.ranks[:MOST_RANKS])}
+    nodes = {rank: clean(one.node, MAX_TEXT) for rank, one in some.items()}
+    kept = [_cleaned(one, nodes[rank], found.files) for rank, one in some.items()]
+    return of_ranks((one, found.files.get(one.file, b"")) for one in kept)
 
 
 def _cleaned(one: InspectedRank, node: str, files: Mapping[str, bytes]) -> InspectedRank:
     is_its_own = one.file in _FILES.format(rank=one.rank).split() and one.file in files
-    own = msgspec.convert(_texts(msgspec.to_builtins(one)), type(one))
+    own = msgspec.convert(_bounded(msgspec.to_builtins(one)), type(one))
     return msgspec.structs.replace(own, node=node, file=one.file if is_its_own else "")
 
 
-def _texts(value: Any) -> Any:
-    """The same with every text in it cleaned and cut."""
+def _bounded(value: Any) -> Any:
+    """The same with every text in it cleaned and cut, and every list cut."""
     if isinstance(value, str):
         return clean(value, MAX_TEXT)
     if isinstance(value, dict):
-        return {key: _texts(inner) for key, inner in value.items()}
-    return [_texts(inner) for inner in value] if isinstance(value, list | tuple) else value
+        some = itertools.islice(value.items(), MAX_LIST)
+        return {clean(key, MAX_TEXT): _bounded(inner) for key, inner in some}
+    if isinstance(value, list | tuple):
+        return [_bounded(inner) for inner in value[:MAX_LIST]]
+    if isinstance(value, int | float) and abs(value) > MAX_NUMBER:
+        raise EvidenceError("it holds a number that cannot be")
+    return value

@@ -4,7 +4,10 @@ to the nodes of these ranks, and what they answer. Pure.
 Nobody's agent decides for another node: each looks once more whether that person may, and whether the run stalls.
 """
 
+import re
 from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from mldebug.capture.inspection import (
     MOST_RANKS,
@@ -12,17 +15,23 @@ from mldebug.capture.inspection import (
     InspectionOptions,
     RankHolders,
     RankProfile,
+    tidied,
 )
-from mldebug.cluster.messages import PeerMessage
+from mldebug.cluster.messages import PeerMessage, read
 from mldebug.cluster.run_identity import RunKey, is_of
 from mldebug.cluster.wire import MAX_BYTES
-from mldebug.core.errors import MldebugError
+from mldebug.core.errors import EvidenceError, MldebugError
+from mldebug.core.model import MeasuredData
 from mldebug.core.ranksets import Intervals, count_ranks, rank_intervals
+from mldebug.core.redact import clean
 
 INSPECT_PATH = "/api/v1/inspect"
 MAX_FILES = (
     24 << 20
 )  # bytes of all evidence files of one inspection, as they travel: traces are compressed
+MAX_WORDS = 1 << 20  # bytes of what a node says of its ranks, without files, as JSON
+MAX_NAMED = 4 * MOST_RANKS  # files of one node
+MAX_PASSED_ON = 4 * MAX_WORDS  # the same of what a coordinator says of all nodes' ranks
 MAX_INSPECTION = MOST_RANKS * MAX_BYTES + 2 * MAX_FILES  # bytes of the whole answer, as JSON has it
 ON_THE_WAY = 20.0  # seconds beyond what the ranks may take
 
@@ -52,6 +61,14 @@ class NodeInspection(PeerMessage, frozen=True, kw_only=True):
 
     found: InspectedRanks
     reply: bytes = b""
+
+
+class _Parts(MeasuredData, frozen=True, kw_only=True):
+    """The parts of an `InspectedRanks`, not yet decoded."""
+
+    profiles: msgspec.Raw = msgspec.Raw(b"[]")
+    memory: msgspec.Raw = msgspec.Raw(b"[]")
+    files: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class Inspection(PeerMessage, frozen=True, kw_only=True):
@@ -115,3 +132,33 @@ def not_inspected(order: InspectOrder, ranks: Iterable[int], node: str, why: str
     return InspectedRanks(
         profiles=tuple(RankProfile(rank=one, pid=0, node=node, failure=why) for one in ranks)
     )
+
+
+class _Outline(PeerMessage, frozen=True, kw_only=True):
+    """A `NodeInspection` or an `Inspection`, not yet decoded: what a list of JSON becomes in memory is forty times as large."""
+
+    found: _Parts
+
+
+def read_inspection(data: bytes) -> NodeInspection:
+    """Decode what a node has found; a capture that is too large is left out. Raises EvidenceError where it says more than ranks can have to say."""
+    _check_size(data, MAX_WORDS)
+    answer = read(data, NodeInspection)
+    if len(answer.reply) > MAX_BYTES:
+        return msgspec.structs.replace(answer, reply=b"")
+    return answer
+
+
+def read_passed_on(data: bytes) -> Inspection:
+    """Decode what a coordinator says that all nodes have found, its texts cleaned. Raises EvidenceError where that cannot be."""
+    _check_size(data, MAX_PASSED_ON)
+    answer = read(data, Inspection)
+    return msgspec.structs.replace(answer, job=clean(answer.job, 40), found=tidied(answer.found))
+
+
+def _check_size(data: bytes, most: int) -> None:
+    parts = read(data, _Outline).found
+    if len(memoryview(parts.profiles)) + len(memoryview(parts.memory)) > most:
+        raise EvidenceError(f"it says more than {most >> 10} KiB of its ranks")
+    if sum(1 for _ in re.finditer(rb":", parts.files)) > MAX_NAMED:
+        raise EvidenceError(f"it sends more than {MAX_NAMED} files")

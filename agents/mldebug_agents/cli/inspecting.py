@@ -12,7 +12,13 @@ from rich.text import Text
 
 from mldebug.capture.inspection import InspectedRank, InspectedRanks, InspectionOptions
 from mldebug.cli.console import Console, print_line
-from mldebug.cluster.inspection import INSPECT_PATH, MAX_INSPECTION, ON_THE_WAY, Inspection
+from mldebug.cluster.inspection import (
+    INSPECT_PATH,
+    MAX_INSPECTION,
+    ON_THE_WAY,
+    Inspection,
+    read_passed_on,
+)
 from mldebug.cluster.merge import NodeReplies, merge, placed
 from mldebug.cluster.messages import CLUSTER_PATH, MAX_VIEW, ClusterView
 from mldebug.cluster.wire import unpack
@@ -110,16 +116,18 @@ def _by_agents(
             "--cluster needs to know which job", "add --job NAME; see `mldebug status --cluster`"
         )
     detected, options = time.time(), wanted.options
-    answer = post_to_agent(
+    passed: msgspec.Raw = post_to_agent(
         ask_nearest(config.agent.state_dir, here_only=wanted.here_only).state_dir,
         INSPECT_PATH,
-        Inspection,
+        msgspec.Raw,
         timeout=options.deadline + 3 * ON_THE_WAY,
         most=MAX_INSPECTION,
         job=job,
         ranks=wanted.ranks or "",
         **msgspec.to_builtins(options),
     )
+    answer = read_passed_on(bytes(passed))
+    del passed  # it may have a hundred MiB
     folder, trouble = _stored(config, answer, detected, files) if answer.found.files else ("", "")
     return StoredInspection(answer.job, answer.found, folder, trouble)
 
@@ -132,7 +140,8 @@ def _stored(config: Config, answer: Inspection, detected: float, files: Files) -
             replies[node] = unpack(packed)
         except EvidenceError as error:
             failed.append(QueriedNode(name=node, state="refused", reason=error.message))
-    run = next(iter(merge(NodeReplies(replies, failed)).runs), None)
+    runs = merge(NodeReplies(replies, failed)).runs
+    run = next((one for one in runs if one.captures[0].job.id == answer.job), None)
     if run is None:
         return "", "the report was not stored: no node has sent a capture of the run"
     taken = write_case(

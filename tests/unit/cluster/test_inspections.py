@@ -21,6 +21,7 @@ from mldebug.capture.profile.summary import ProfileSummary, Share
 from mldebug.cluster.inspection import (
     INSPECT_PATH,
     MAX_FILES,
+    MAX_WORDS,
     Inspection,
     InspectOrder,
     NodeInspection,
@@ -30,7 +31,9 @@ from mldebug.cluster.inspection import (
 from mldebug.cluster.known_peers import CaptureCall, KnownPeer
 from mldebug.cluster.messages import Announcement, RunNews
 from mldebug.cluster.run_identity import RunKey
+from mldebug.cluster.wire import MAX_BYTES
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.model import HeldLine, MemoryFailure, MemoryHolders
 from mldebug_agents.cluster.peers import inspections
 from mldebug_agents.cluster.peers.inspections import Inspections, Turns, part_of, plan
 from mldebug_agents.cluster.peers.net.broadcast import NodeAnswer
@@ -267,6 +270,96 @@ def test_a_large_trace_on_its_way_is_held_but_once_in_each_form(monkeypatch: pyt
         tracemalloc.stop()
     assert len(msgspec.json.decode(passed, type=Inspection).found.files[name]) == size
     assert peak < 3.2 * size, f"{peak / size:.1f} times"
+
+
+def answer_of(found: bytes, reply: bytes = b'""') -> bytes:
+    """What a node sends, of which any part may be a lie."""
+    return b'{"schema":"mldebug.peer/1","version":"1","found":%b,"reply":%b}' % (found, reply)
+
+
+def many(one: bytes) -> bytes:
+    """So often, with commas between, that it is larger than what ranks can have to say."""
+    return b",".join([one] * (2 * MAX_WORDS // len(one)))
+
+
+LIES = {
+    "a rank a hundred thousand times": b'{"profiles":[%b]}' % many(b'{"rank":0,"pid":0}'),
+    "operators": b'{"profiles":[{"rank":0,"pid":0,"trace":{"operators":[%b]}}]}' % many(b'{"name":"","microseconds":0,"count":0}'),
+    "places": b'{"profiles":[{"rank":0,"pid":0,"samples":{"places":[%b]}}]}' % many(b'["",0]'),
+    "a word": b'{"profiles":[{"rank":0,"pid":0,"failure":"%b"}]}' % (b"<b>" * MAX_WORDS),
+    "lines that hold memory": b'{"memory":[{"rank":0,"pid":0,"found":{"at":0,"requested":0,"capacity":0,"free":0,"holders":{"lines":[%b]}}}]}' % many(b'{"place":"","phase":"","memory_bytes":0}'),
+    "both": b'{"profiles":[%b],"memory":[%b]}' % ((b'{"rank":0,"pid":0}' + b" " * (MAX_WORDS // 2),) * 2),
+    "files": b'{"files":{%b}}' % b",".join(b'"%07d":""' % one for one in range(99_999)),
+    "a number": b'{"profiles":[{"rank":0,"pid":%d}]}' % 10**200,
+    "a size": b'{"memory":[{"rank":0,"pid":0,"found":{"at":0,"requested":0,"capacity":%d,"free":0}}]}' % 10**300,
+    "a time": b'{"profiles":[{"rank":0,"pid":0,"cost_seconds":1e308}]}',
+    "no struct": b"[]",
+    "deep": b'{"x":%b}' % (b"[" * 99_999),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_no_ranks_can_have_to_say_costs_nearly_nothing_and_the_other_nodes_nothing(
+    lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer of 52 MiB that is all list items took 2 GiB of the agent that asked, and 14 s."""
+    good = InspectedRanks(profiles=(profile(4),), files={TRACE.format(4): b"0"})
+    sent = {"n1": answer_of(LIES[lie]), "n2": msgspec.json.encode(NodeInspection(found=good))}
+    monkeypatch.setattr(inspections, "broadcast", FakeNodes(sent).broadcast)
+    planned = plan(order("0,4"), call(n1="0-3", n2="4-7"), "")
+    tracemalloc.start()
+    try:
+        passed = Inspections(cast("Any", None), no_inspector).everywhere(planned)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    ranks = msgspec.json.decode(passed, type=Inspection).found.ranks
+    assert [(one.rank, bool(one.failure)) for one in ranks] == [(0, True), (4, False)]
+    assert peak < MAX_WORDS, f"{peak / MAX_WORDS:.1f} times"
+
+
+def test_the_largest_that_16_ranks_have_to_say_is_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels made of templates have names of thousands of characters."""
+    share = Share(name="void cutlass::Kernel<" + "x" * 3000, microseconds=1.0, count=1)
+    summary = ProfileSummary(span=1.0, operators=(share,) * 8, kernels=(share,) * 8)
+    good = InspectedRanks(
+        profiles=tuple(profile(rank, trace=summary) for rank in range(16)),
+        files={TRACE.format(rank): bytes(1000) for rank in range(16)},
+    )
+    sent = {"n1": msgspec.json.encode(NodeInspection(found=good, reply=bytes(MAX_BYTES)))}
+    monkeypatch.setattr(inspections, "broadcast", FakeNodes(sent).broadcast)
+    planned = plan(order("0-15"), call(n1="0-15"), "")
+    passed = Inspections(cast("Any", None), no_inspector).everywhere(planned)
+    found = msgspec.json.decode(passed, type=Inspection)
+    assert not found.found.failed
+    assert len(found.found.files) == 16
+    assert len(found.replies["n1"]) == MAX_BYTES
+
+
+def test_a_capture_that_is_too_large_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = InspectedRanks(profiles=(profile(0),))
+    sent = {"n1": msgspec.json.encode(NodeInspection(found=good, reply=bytes(MAX_BYTES + 1)))}
+    monkeypatch.setattr(inspections, "broadcast", FakeNodes(sent).broadcast)
+    planned = plan(order("0"), call(n1="0-3"), "")
+    passed = Inspections(cast("Any", None), no_inspector).everywhere(planned)
+    found = msgspec.json.decode(passed, type=Inspection)
+    assert found.replies == {}
+    assert [one.failure for one in found.found.ranks] == [""]
+
+
+def test_names_of_phases_are_cleaned_and_lists_are_cut() -> None:
+    lines = (HeldLine(place="a", phase="b", memory_bytes=1),) * 9999
+    holders = MemoryHolders(allocated=1, lines=lines, phases={"\x1b]0;title\x07forward": 1})
+    failure = MemoryFailure(at=0.0, requested=0, capacity=1, free=0, holders=holders)
+    sent = InspectedRanks(memory=(RankHolders(rank=0, pid=7, found=failure),))
+    found = believed(sent, (0,), "n1")
+    assert "\x1b" not in found.text()
+    assert "\x07" not in found.text()
+    (one,) = found.memory
+    assert one.found is not None
+    assert len(one.found.holders.lines) < 300
 
 
 def test_a_node_never_sends_more_than_it_was_asked_for_and_tells_why_nothing_came() -> None:

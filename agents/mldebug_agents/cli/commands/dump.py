@@ -27,6 +27,7 @@ from mldebug.core.progress import progress_line
 from mldebug.core.report_model import Report
 from mldebug.core.units import duration_words, parse_duration
 from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.sanitize import tidy_report
 from mldebug.incidents.report.text import print_report
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
@@ -182,6 +183,7 @@ def _by_agents(
     report = post_to_agent(
         state_dir, DUMP_PATH, Report, timeout=DUMP_DEADLINE + 5.0, most=MAX_REPORT, job=job
     )
+    report = tidy_report(report)  # another node has made it
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
     else:

@@ -23,9 +23,9 @@ from mldebug.cluster.inspection import (
     most_bytes,
     not_inspected,
     ranks_by_node,
+    read_inspection,
 )
 from mldebug.cluster.known_peers import CaptureCall
-from mldebug.cluster.messages import read
 from mldebug.cluster.run_identity import RunKey, run_id
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
@@ -151,10 +151,10 @@ class Inspections:
             try:
                 answer = _answer(shot)
                 del shot  # what has travelled is larger than what it says
+                found = believed(answer.found, planned.ranks[node], node)
             except MldebugError as error:
                 parts.append(not_inspected(order, planned.ranks[node], node, error.message))
                 continue
-            found = believed(answer.found, planned.ranks[node], node)
             silent = set(planned.ranks[node]) - {one.rank for one in found.ranks}
             parts += [found, not_inspected(order, silent, node, "its node told nothing of it")]
             if answer.reply:
@@ -189,4 +189,4 @@ class Inspections:
 def _answer(shot: NodeAnswer) -> NodeInspection:
     if isinstance(shot.answer, MldebugError):
         raise shot.answer
-    return read(shot.answer, NodeInspection)
+    return read_inspection(shot.answer)

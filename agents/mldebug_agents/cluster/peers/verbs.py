@@ -20,7 +20,9 @@ from mldebug.cluster.messages import (
     read,
 )
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
+from mldebug.incidents.report_store import is_id
 from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.cluster.peers.coordinator_search import ANSWER
 from mldebug_agents.cluster.peers.inspections import Turns
@@ -60,8 +62,7 @@ def peer_verbs(peers: PeersController | None, client: PeerClient | None) -> dict
             "alert" if parameters.get("trigger") == "alert" else "manual"
         )
         order = msgspec.json.encode(DumpOrder(job=job, uid=uid, trigger=trigger))
-        report = _first(by, of(job, all_), DUMP, order, DUMP_DEADLINE, MAX_REPORT)
-        return msgspec.json.decode(report, type=Report)
+        return _report(_first(by, of(job, all_), DUMP, order, DUMP_DEADLINE, MAX_REPORT))
 
     def inspect(parameters: Mapping[str, str], uid: int | None) -> msgspec.Raw:
         by, all_ = coordinators()
@@ -79,6 +80,17 @@ def peer_verbs(peers: PeersController | None, client: PeerClient | None) -> dict
 
     turns = Turns()
     return {CLUSTER_PATH: cluster, DUMP_PATH: dump, INSPECT_PATH: inspect}
+
+
+def _report(data: bytes) -> Report:
+    """The report of another node. Raises MldebugError where it is none, or has a name that is none."""
+    try:
+        report = msgspec.json.decode(data, type=Report)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise MldebugError(f"what came is no report: {clean(str(error))}") from error
+    if not is_id(report.id):
+        raise MldebugError(f"what came is no report: {clean(report.id, 60)!r} is no name of one")
+    return report
 
 
 def _inspect_order(parameters: Mapping[str, str], uid: int | None) -> InspectOrder:
