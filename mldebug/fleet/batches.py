@@ -16,6 +16,7 @@ PATH = "/api/v1/fleet/events"
 BATCH = "mldebug.fleet/1"
 MAX_BATCH = 1 << 20  # bytes of one batch
 MAX_EVENTS = 500  # of one batch
+MOST_LOST = 1 << 40  # events of one kind: the figures of all nodes are added up
 MAX_ANSWER = 1 << 18  # bytes
 MAX_TROUBLES = 16  # refused events of a batch whose reasons are written out
 
@@ -26,7 +27,9 @@ class FleetBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema: Annotated[str, msgspec.Meta(max_length=64)] = BATCH
     node: NodeName
     version: Word = ""  # of the agent
-    lost: Annotated[dict[Word, int], msgspec.Meta(max_length=32)] = {}
+    lost: Annotated[
+        dict[Word, Annotated[int, msgspec.Meta(ge=0, le=MOST_LOST)]], msgspec.Meta(max_length=32)
+    ] = {}
     events: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_EVENTS)] = ()
 
 

@@ -28,6 +28,7 @@ DAY = 86400.0
 WINDOW, HALF_LIFE = 90 * DAY, 14 * DAY
 LEMON = 2.0  # score from which a node is a lemon, with at least LEAST pieces of evidence
 LEAST = 2
+MOST_STRAY = 64  # GPUs built in nowhere that an answer names
 HARDWARE_VERDICTS = ("gpu_fault", "network_fault", "node_unreachable")
 WEIGHTS = {"high": 1.0, "medium": 0.5}  # of an incident, by confidence
 FAULTS = {"critical": 1.0, "warning": 0.25}
@@ -104,7 +105,13 @@ def lemons(events: Sequence[AnyEvent], now: float) -> LemonList:
     ]
     order = {"lemon": 0, "ill": 1}
     scores.sort(key=lambda one: (order.get(one.standing, 2), -one.score, one.node))
-    return LemonList(at=rfc3339(now), nodes=tuple(scores), stray_gpus=tuple(stray))
+    return LemonList(at=rfc3339(now), nodes=tuple(scores), stray_gpus=_some(stray))
+
+
+def _some(stray: Sequence[str]) -> tuple[str, ...]:
+    """The first of them: a node may invent as many as it likes."""
+    more = len(stray) - MOST_STRAY
+    return (*stray[:MOST_STRAY], *([f"{more:,} more"] if more > 0 else ()))
 
 
 def slurm_exclude(found: LemonList) -> str:

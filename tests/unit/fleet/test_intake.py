@@ -15,7 +15,7 @@ import pytest
 
 from mldebug.config.fleet import FleetConfig, HubConfig
 from mldebug.config.schema import ClusterConfig, Config
-from mldebug.core.errors import ConfigError
+from mldebug.core.errors import ConfigError, EvidenceError
 from mldebug.core.plugins import create
 from mldebug.fleet.batches import MAX_BATCH, PATH, BatchAnswer, batch_of, packed
 from mldebug.fleet.events import AnyEvent
@@ -217,6 +217,14 @@ def test_what_an_agent_had_to_drop_is_told(
 ) -> None:
     certified.send(nodes["n1"], batch("n1", [fault()], probe=3))
     assert certified.intake.senders()[0].lost == {"probe": 3}
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 62, 10**400])
+def test_a_figure_that_cannot_be_is_refused(number: int) -> None:
+    """One node's would be in a sum of all."""
+    body = batch("n1", [fault()], probe=7).replace(b":7", b":%d" % number)
+    with pytest.raises(EvidenceError):
+        batch_of(body)
 
 
 # --- a disk that fails, and many at once -----------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 
 from mldebug.fleet.answers.lemons import (
     HALF_LIFE,
+    MOST_STRAY,
     WINDOW,
     LemonList,
     NodeScore,
@@ -212,6 +213,15 @@ def test_a_gpu_that_was_taken_out_speaks_against_no_node_and_is_named() -> None:
     found = judged(*faults, health("n1", NOW - 10 * DAY, BAD), health("n1", NOW - DAY, new))
     assert found.nodes == ()
     assert found.stray_gpus == ("serial s1",)
+
+
+def test_a_node_that_invents_gpus_makes_no_answer_longer_than_people_read() -> None:
+    parts = [msgspec.structs.replace(BAD, uuid=f"GPU-x{n}", serial=f"x{n}") for n in range(3 * MOST_STRAY)]  # fmt: skip
+    faults = [each for one in parts for each in ended(9, "n1", one)]
+    in_its_place = msgspec.structs.replace(GOOD, index=BAD.index)
+    found = judged(*faults, health("n1", NOW - DAY, in_its_place))
+    assert len(found.stray_gpus) <= MOST_STRAY + 1
+    assert found.stray_gpus[-1].endswith(" more")
 
 
 def test_a_gpu_that_has_fallen_off_the_bus_is_still_in_its_node() -> None:

@@ -229,6 +229,13 @@ def test_metrics_are_for_everybody_and_name_nobody(hub: Hub, config: Config) -> 
     assert at_socket(config, "/metrics").startswith(b"# HELP mldebug_hub_")
 
 
+@pytest.mark.parametrize(("host", "agent", "status"), [
+    ("evil.example", "Mozilla/5.0", 421), ("evil.example", "Prometheus/3", 200), ("127.0.0.1", "Mozilla/5.0", 200), ("localhost", "Mozilla/5.0", 200),
+])  # fmt: skip
+def test_a_page_that_points_its_own_name_here_gets_no_metrics(hub: Hub, config: Config, host: str, agent: str, status: int) -> None:  # fmt: skip
+    assert get(config, "/metrics", **{"Host": host, "User-Agent": agent})[0] == status
+
+
 def test_a_page_of_another_site_is_not_answered_at_the_socket(hub: Hub, config: Config) -> None:
     link = UnixConnection(hub_dir(config), 20.0, HUB_SOCKET)
     link.request("GET", LEMONS, headers={"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"})  # fmt: skip

@@ -1,5 +1,6 @@
 """What people ask a hub over HTTP: answers as JSON, at the hub's Unix socket by who they are, over TCP with the hub's token."""
 
+import platform
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -34,7 +35,12 @@ from mldebug_agents.fleet.places import (
     SENDERS,
     SIMILAR,
 )
-from mldebug_agents.web.access.same_origin import SameOriginOnly, from_browser
+from mldebug_agents.web.access.same_origin import (
+    BY_NAME,
+    SameOriginOnly,
+    from_browser,
+    refused_host,
+)
 from mldebug_agents.web.access.token_auth import TokenAuth
 from mldebug_agents.web.control_requests import carry_out
 from mldebug_agents.web.peer_credentials import may_see_all
@@ -122,15 +128,22 @@ def tcp_app(
     tokens: TokenAuth,
 ) -> Starlette:
     """The app of the TCP port: a request with the token comes from an operator."""
-    routes = _routes(by_path, metrics, pages, tokens.viewer)
+    routes = _routes(by_path, metrics, pages, tokens.viewer, platform.node())
     added = _notes(notes, tokens.viewer, lambda _: "an operator")
     return Starlette(routes=[*routes, *added, *tokens.routes()])
 
 
-def _routes(by_path: Mapping[str, Question], metrics: HubMetrics, pages: Mapping[str, Page], who: Who) -> list[Route]:  # fmt: skip
+def _routes(by_path: Mapping[str, Question], metrics: HubMetrics, pages: Mapping[str, Page], who: Who, node: str = "") -> list[Route]:  # fmt: skip
+    """`node`: what this node is called, where a browser may come under any name; "" for the socket."""
+
+    def scraped(request: Request) -> Response:
+        if node and (why := refused_host(request.headers, node)):
+            return PlainTextResponse(f"Not answered: {why}. {BY_NAME}\n", 421)
+        return Response(metrics.text(), media_type=TYPE)
+
     answers = [Route(path, partial(_answer, question, who)) for path, question in by_path.items()]
     public = [
-        Route("/metrics", lambda _: Response(metrics.text(), media_type=TYPE)),
+        Route("/metrics", scraped),
         Route("/healthz", lambda _: PlainTextResponse("ok\n")),
     ]
     styles = [
