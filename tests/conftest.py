@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[1]
 CODE = ("mldebug", "agents", "exporters", "tests/jobs")
 HYPOTHESIS = b"from hypothesis import"
-ASK_BY_SCHEMA = ("test_peer_api.py", "test_http_fuzz.py")
+ASK_BY_SCHEMA = ("test_peer_api.py", "test_http_fuzz.py", "test_hub_fuzz.py")
 # Of this process alone: asserts are rewritten once, which is 7 s of a collection in place of 21
 sys.dont_write_bytecode = False
 # Syntax trees of all sources, which many tests make, hold no circles: to look through them 700 objects later is a quarter of their CPU time
