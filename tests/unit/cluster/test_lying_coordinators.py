@@ -2,6 +2,7 @@
 no report is of another run than the one that he asked for.
 """
 
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 
 from mldebug.capture.inspection import InspectedRanks, InspectionOptions, RankHolders, RankProfile
 from mldebug.cluster.inspection import MAX_PASSED_ON, Inspection
+from mldebug.cluster.messages import MAX_VIEW, ClusterView, PeerView, RunNews, Signal, read
 from mldebug.cluster.run_identity import run_id, run_key
 from mldebug.cluster.wire import NodeReply, pack
 from mldebug.config.schema import AgentConfig, Config
-from mldebug.core.errors import MldebugError
-from mldebug.core.model import NodeCapture
+from mldebug.core.errors import EvidenceError, MldebugError
+from mldebug.core.model import GpuBrief, NodeCapture
 from mldebug.core.report_model import Report
 from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.cli import inspecting
@@ -106,6 +108,31 @@ def test_a_report_is_of_the_run_that_was_asked_for(
     alone = msgspec.structs.replace(answer, replies={"a2": reply(more)})
     done = inspection_by(monkeypatch, tmp_path, msgspec.json.encode(alone))
     assert done.trouble.startswith("the report was not stored: no node has sent a capture")
+
+
+@pytest.mark.parametrize("some", [
+    b'"members":[%b]' % b",".join([b'{"node":"","runs":[{"key":[]}]}'] * 999_999),
+    b'"members":[{"node":"","runs":[{"key":[%b]}]}]' % b",".join([b'"ab"'] * 5_999_999),
+], ids=["runs", "words"])  # fmt: skip
+def test_a_view_of_more_than_there_can_be_is_not_decoded(some: bytes) -> None:
+    """32 MiB of runs of nodes that are not there took 600 MiB of the agent of whoever looked."""
+    body = b'{"schema":"mldebug.peer/1","version":"1","coordinator":"c",%b}' % some
+    assert len(body) < MAX_VIEW
+    tracemalloc.start()
+    try:
+        with pytest.raises(EvidenceError, match="more than"):
+            read(body, ClusterView)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_view_of_8192_nodes_is_read() -> None:
+    gpus = tuple(GpuBrief(index=n, name="NVIDIA H100 80GB HBM3", user="ada", busy=0.99, memory_used=1 << 36, memory_total=1 << 37, watts=650.5, limit_watts=700.0, celsius=66.0) for n in range(8))  # fmt: skip
+    signals = tuple(Signal(kind=kind, value=1.0, age=2.0) for kind in ("step", "log", "cpu", "gpu"))
+    news = RunNews(key=("torchrun", "4711", "port 29500", "uid 1000"), name="train.py", world_size=65_536, ranks="0-7", step=10_000, signals=signals)  # fmt: skip
+    peers = tuple(PeerView(node=f"node{n:05d}", runs=(news, news), gpus=gpus) for n in range(8192))
+    assert len(read(msgspec.json.encode(ClusterView(coordinator="c", peers=peers)), ClusterView).peers) == 8192  # fmt: skip
 
 
 def lying(**more: Any) -> Report:
