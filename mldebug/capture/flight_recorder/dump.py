@@ -25,7 +25,7 @@ from mldebug.capture.flight_recorder.entries import (
 )
 from mldebug.capture.flight_recorder.fast_parse import parse_without_old_calls
 from mldebug.capture.flight_recorder.old_forms import DEFAULT, is_list_of_calls, modern
-from mldebug.capture.flight_recorder.raw_calls import RawCall
+from mldebug.capture.flight_recorder.raw_calls import RawCall, tells_completion
 from mldebug.capture.flight_recorder.safe_load import MAX_OBJECTS, load_plain
 from mldebug.core.model import FlightRecord
 from mldebug.core.ranksets import MAX_RANK, fold_ranks
@@ -141,12 +141,12 @@ def _settled(entries: list[Raw]) -> Iterable[tuple[Raw, bool]]:
 
     NCCL never marks the members of a batch as ended, but calls of one group on one stream end in their order: all collectives,
     and sends and receives of one kind between two ranks. The end of a batch carries its members' number. What NCCL has retired
-    and not completed has run into its timeout; gloo only ever retires.
+    and not completed has run into its timeout, and so have XCCL and HCCL, which share its recorder; gloo only ever retires.
     """
     ended: set[tuple[Any, ...]] = set()
     for entry in reversed(entries):
         name, done = entry.get("profiling_name"), entry.get("state") == "completed"
-        if not (type(name) is str and name.startswith("nccl")):
+        if not (type(name) is str and tells_completion(name)):
             yield entry, done or bool(entry.get("retired"))
             continue
         p2p = bool(entry.get("is_p2p"))

@@ -75,11 +75,12 @@ def make_record(
         version=clean(version)[:MAX_NAME],
         groups=tuple([*_unused(infos), *groups][-MAX_GROUPS:]),
         sends=tuple(map(_send, sends[:MAX_SENDS])),
-        transfers=tuple(found for send in sends[:MAX_SENDS] if (found := _transfer(send, infos))),
+        transfers=tuple(_at_once(_transfer(send, infos) for send in sends[:MAX_SENDS])),
         pairs=tuple(_pairs([call for entries in current for call in entries], infos)),
         silent=silent,
         counts=counts,
         unplaced=sum(not call.placed for entries in current for call in entries),
+        entries=sum(map(len, current)),
     )
 
 
@@ -243,6 +244,15 @@ def _transfer(entry: RawCall, infos: Mapping[str, GroupInfo]) -> Transfer | None
         created_at=_bounded(entry.time_created_ns, 1e9),
         frames=_frames(entry.frames),
     )
+
+
+def _at_once(found: Iterable[Transfer | None]) -> Iterable[Transfer]:
+    """The parts of a batch have one number and begin together, when the first of them was called."""
+    begun: dict[tuple[str, str, int], float] = {}
+    for one in found:
+        if one is not None:
+            key = one.group, one.members, one.sequence
+            yield msgspec.structs.replace(one, created_at=begun.setdefault(key, one.created_at))
 
 
 @lru_cache(maxsize=4096)

@@ -51,8 +51,8 @@ def parse_without_old_calls(data: bytes, keep: int, most: int) -> object | None:
 
 
 def _gloo_alone(data: bytes) -> bool:
-    """Then what is retired is done, and nothing else tells; NCCL also retires what has run into its timeout."""
-    return b"nccl" not in data
+    """Then what is retired is done, and nothing else tells; NCCL and its kin also retire what has run into its timeout."""
+    return b"ccl" not in data
 
 
 def _wanted(groups: Sequence[Hashable], pending: set[int], keep: int) -> list[int]:

@@ -24,6 +24,13 @@ Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
+def tells_completion(name: str) -> bool:
+    """Whether the backend of a call of this `profiling_name` marks what has ended as completed: NCCL and its kin (XCCL, HCCL, RCCL, NCCLX) do.
+    Gloo does not; it retires what has ended.
+    """
+    return "ccl" in name.partition(":")[0]
+
+
 class RawFrame(msgspec.Struct, frozen=True):
     """A frame of the stack from which a call was made."""
 

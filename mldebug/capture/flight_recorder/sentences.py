@@ -46,7 +46,7 @@ def _sentence(text: str) -> str:
 
 
 def waits(claim: Claim, broken: Container[int] = ()) -> str:
-    """One evidence sentence: which ranks wait in which call, and for which ranks. `broken`: ranks whose dump cannot be read."""
+    """One evidence sentence: which ranks wait in which call, and for which ranks. `broken`: ranks whose dump cannot be used."""
     head = f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}"
     others = [rank for rank in claim.on if rank not in claim.waiting]
     if others:
@@ -58,7 +58,7 @@ def waits(claim: Claim, broken: Container[int] = ()) -> str:
     unread = [rank for rank in claim.absent if rank in broken]
     missing_ = [rank for rank in claim.absent if rank not in broken]
     head += f"; no dump of {ranks(missing_)}" if missing_ else ""
-    return f"{head}; no readable dump of {ranks(unread)}" if unread else head
+    return f"{head}; no usable dump of {ranks(unread)}" if unread else head
 
 
 def missing(claim: Claim, found: tuple[int, ...]) -> str:
@@ -82,7 +82,9 @@ def _last(claim: Claim, found: tuple[int, ...]) -> Iterable[str]:
     call = where(found[0], claim)
     place = _at(call.frames) if call else ""
     if call is None:
-        yield "it has called nothing in this group yet"
+        group_ = claim.view.by_rank.get(found[0])
+        known = group_ is not None and group_.enqueued
+        yield f"its last call there was number {known}" if known else "it has called nothing in this group yet"  # fmt: skip
     elif call.done:
         yield f"its last call there was {call.op} {call.sequence}{place}"
     else:
@@ -208,12 +210,12 @@ def unplaced(claim: Claim, found: Sequence[int]) -> str:
 
 
 def unreadable(claim: Claim, found: Mapping[int, str]) -> str:
-    """The sentence for: ranks `found` have dumps that cannot be read, with the reason of the first."""
+    """The sentence for: ranks `found` have dumps that cannot be used, with the reason of the first."""
     first = min(found)
     of = f" (of rank {first}: {found[first]})" if len(found) > 1 else f" ({found[first]})"
     return _sentence(
         f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}; the {_verb(found, 'dump', 'dumps')} of {ranks(found)}"
-        f" {_verb(found, 'is', 'are')} there and cannot be read{of}: what {_verb(found, 'it has', 'they have')} called is not known"
+        f" {_verb(found, 'is', 'are')} there and cannot be used{of}: what {_verb(found, 'it has', 'they have')} called is not known"
     )
 
 
@@ -240,7 +242,7 @@ def quiet_but(absent_: tuple[int, ...], count: int, broken: Container[int] = ())
     missing_ = [rank for rank in absent_ if rank not in broken]
     unread = [rank for rank in absent_ if rank in broken]
     parts = [f"there is none of {ranks(missing_)}"] if missing_ else []
-    parts += [f"that of {ranks(unread)} cannot be read"] if unread else []
+    parts += [f"that of {ranks(unread)} cannot be used"] if unread else []
     return _sentence(f"nobody waits in a collective in {_dumps(count)}; {', and '.join(parts)}")
 
 

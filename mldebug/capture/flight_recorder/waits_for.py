@@ -13,7 +13,7 @@ from mldebug.capture.flight_recorder.entries import MAX_SENDS, PAIR
 from mldebug.capture.flight_recorder.votes import View, members_of
 from mldebug.core.model import Collective, FlightGroup, FlightRecord, Frame, Transfer
 
-ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
+ROOTED = frozenset(("broadcast", "broadcast_oop", "reduce", "reduce_oop", "gather", "scatter"))
 """Operations whose members leave at different times: a rank that still waits in an earlier one may be a victim."""
 
 
@@ -148,7 +148,8 @@ def _collective(view: View, waiting: tuple[int, ...], records: Mapping[int, Flig
 
 
 def _has_called_nothing(record: FlightRecord) -> bool:
-    return not (record.groups or record.counts or record.unplaced)
+    """Not where the recorder holds sends alone: it may have dropped the collectives before them."""
+    return not (record.groups or record.counts or record.unplaced or record.entries)
 
 
 def _has_finished(view: View, rank: int, sequence: int) -> bool:

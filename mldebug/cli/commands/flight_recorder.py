@@ -9,7 +9,7 @@ import msgspec
 from rich.text import Text
 
 from mldebug.capture.flight_recorder.analysis import Conclusion, analyse
-from mldebug.capture.flight_recorder.folder import WAY_OUT, FolderRecords, read_folder
+from mldebug.capture.flight_recorder.files.folder import WAY_OUT, FolderRecords, read_folder
 from mldebug.cli.console import Console, print_line
 from mldebug.core.errors import EvidenceError, ExitCode
 from mldebug.core.files import unreadable, without_collector

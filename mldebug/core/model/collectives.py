@@ -91,6 +91,7 @@ class FlightRecord(MeasuredData, frozen=True, kw_only=True):
     unplaced: int = (
         0  # calls without a group, a number or a state: what this rank has called is not known
     )
+    entries: int = 0  # calls of all kinds that were read of it; 0: none, or not told
     timed: tuple[TimedCalls, ...] = ()  # where the job has its timing on
     way: str = (
         ""  # how it was had, a `mldebug.capture.flight_recorder.access.AccessKind`; "": by the hook

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mldebug.capture.flight_recorder.analysis import Conclusion, analyse
-from mldebug.capture.flight_recorder.folder import read_folder
+from mldebug.capture.flight_recorder.files.folder import read_folder
 from processes.harness import environment_of_jobs
 from processes.needs import need_torch
 from shared.capture.dumps import Dump, late, not_started, odd_size, stuck, write

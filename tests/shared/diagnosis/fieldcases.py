@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from mldebug.capture.flight_recorder.analysis import analyse
-from mldebug.capture.flight_recorder.folder import read_folder
+from mldebug.capture.flight_recorder.files.folder import read_folder
 from mldebug.capture.nccl_ras.answer import parse
 from mldebug.cli.commands.diagnose import judge, read_evidence
 from mldebug.core.errors import MldebugError

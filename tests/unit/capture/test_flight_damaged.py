@@ -168,13 +168,13 @@ def test_a_dump_that_is_there_and_unreadable_is_none_that_is_missing() -> None:
     assert analyse(records).kind == "no_dump"
     found = analyse(records, {2: "it was cut off"})
     assert (found.kind, found.culprits) == ("unknown", ())
-    assert "the dump of rank 2 is there and cannot be read (it was cut off)" in found.explanation
+    assert "the dump of rank 2 is there and cannot be used (it was cut off)" in found.explanation
 
 
 def test_nobody_waits_beside_a_dump_that_is_unreadable() -> None:
     records = {rank: parse_dump(pickle.dumps(dump(calls(3)), 2)) for rank in range(3)}
 
-    assert "that of rank 3 cannot be read" in analyse(records, {3: "cut off"}).explanation
+    assert "that of rank 3 cannot be used" in analyse(records, {3: "cut off"}).explanation
     assert "there is none of rank 3" in analyse(records).explanation
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mldebug.capture.flight_recorder.folder import read_folder
+from mldebug.capture.flight_recorder.files.folder import read_folder
 from mldebug.cli import main as cli
 from mldebug.core.errors import EvidenceError
 from shared.capture.dumps import as_json, calls, dump, late, write
@@ -201,7 +201,7 @@ def test_a_rank_whose_dump_is_broken_is_not_one_without_a_dump(
     _, found = judged(tmp_path, capsys)
     assert (found["kind"], found["culprits"]) == ("unknown", [])
     assert (
-        "the dump of rank 2 is there and cannot be read (it is being written"
+        "the dump of rank 2 is there and cannot be used (it is being written"
         in found["explanation"]
     )
     assert "no dump of rank 2" not in found["explanation"]
@@ -230,7 +230,7 @@ def test_nothing_that_can_be_read_is_wrong_usage(
 
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mldebug.capture.flight_recorder.folder.MAX_FILES", 3)
+    monkeypatch.setattr("mldebug.capture.flight_recorder.files.folder.MAX_FILES", 3)
     write(tmp_path, dict.fromkeys(range(4), dump(calls(1))))
     with pytest.raises(EvidenceError, match="holds 4 files"):
         read_folder(tmp_path)

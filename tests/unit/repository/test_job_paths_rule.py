@@ -144,7 +144,7 @@ PERSON = (
 MINE = "in folders of our own package"
 ELSEWHERE: dict[str, str] = {
     "mldebug/capture/exports/packed.py": PERSON,
-    "mldebug/capture/flight_recorder/folder.py": PERSON,
+    "mldebug/capture/flight_recorder/files/folder.py": PERSON,
     "mldebug/capture/stacks/files.py": PERSON,
     "mldebug/capture/trace/open_files.py": PERSON,
     "mldebug/cli/commands/diagnose.py": PERSON,

@@ -1,9 +1,5 @@
-"""A folder of Flight Recorder dumps, one file for each rank, whose name ends in the rank.
+"""A folder of Flight Recorder dumps, one file for each rank (`mldebug.capture.flight_recorder.files.dump_names` says which file is of which rank)."""
 
-`nccl_trace_rank_3`, `host-17.cluster_fr_3.pickle`, `trace3.json`: the last number of the name, before its ending, is the rank.
-"""
-
-import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.capture.flight_recorder.dump import parse_dump, record_of
-from mldebug.capture.flight_recorder.printouts import MAX_BYTES, is_printout, read_printout
+from mldebug.capture.flight_recorder.files.dump_names import DumpFile, choose, dump_files
+from mldebug.capture.flight_recorder.files.earlier_moment import outrun
+from mldebug.capture.flight_recorder.files.printouts import MAX_BYTES, is_printout, read_printout
 from mldebug.capture.flight_recorder.votes import everybody, newest_call
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.files import read_bytes, unreadable
@@ -24,9 +22,6 @@ MAX_FILES = 20_000
 LONGEST = 1800.0  # seconds that a collective may take, where its record does not tell of more
 WAY_OUT = (
     "give the folder with one dump for each rank, whose names end in the rank: trace_0, trace_1 …"
-)
-_NAME = re.compile(
-    r"(?P<before>(?:.*\D)?)(?P<rank>\d++)(?:\.(?:pickle|pkl|pt|json|bin|dump|trace))?", re.DOTALL
 )
 
 
@@ -47,12 +42,6 @@ class FolderRecords(NamedTuple):
     unreadable: dict[int, str] = {}
 
 
-class _Named(NamedTuple):
-    name: str
-    before: str
-    rank: int
-
-
 def read_folder(directory: Path) -> FolderRecords:
     """Read the dumps in a folder, one for each rank, or in place of the folder a file that PyTorch's analyser has printed of
     them; dumps of another job or time are left out. Raises EvidenceError or AccessError where the folder or all of its dumps
@@ -61,25 +50,39 @@ def read_folder(directory: Path) -> FolderRecords:
     if directory.is_file():
         return read_printed(directory)
     names = _names(directory)
-    found = [one for name in names if (one := _named(name))]
-    chosen, problems = _one_each(found)
-    records: dict[int, FlightRecord] = {}
-    broken: dict[int, str] = {}
-    for one in chosen:
-        try:
-            records[one.rank] = parse_dump(read_bytes(directory / one.name))
-        except (ValueError, OSError, MldebugError) as error:
-            broken[one.rank] = _reason(error, directory / one.name)
-            problems.append(_problem(one, broken[one.rank]))
+    found = dump_files(names)
+    read, broken = _read(directory, found)
+    chosen, left_out = choose(found, {name: newest_call(one) for name, one in read.items()})
+    records = {one.rank: read[one.name] for one in chosen if one.name in read}
+    unusable = {one.rank: broken[one.name] for one in chosen if one.name in broken}
+    problems = [_problem(one, reason) for one, reason in left_out]
+    problems += [_problem(one, unusable[one.rank]) for one in chosen if one.rank in unusable]
     if not records and len(names) == 1 and _is_printed(directory / names[0]):
         return read_printed(directory / names[0])
     if not records:
         raise _nothing(directory, problems)
     strange = _of_other_jobs(records)
+    early = outrun({rank: one for rank, one in records.items() if rank not in strange})
+    strange |= early
+    unusable |= early
     problems += [_problem(file, strange[file.rank]) for file in chosen if file.rank in strange]
     records = {rank: one for rank, one in records.items() if rank not in strange}
     problems.sort(key=lambda one: one.file)
-    return FolderRecords(records, tuple(problems), len(names) - len(found), broken)
+    return FolderRecords(records, tuple(problems), len(names) - len(found), unusable)
+
+
+def _read(directory: Path, files: list[DumpFile]) -> tuple[dict[str, FlightRecord], dict[str, str]]:
+    """By file name the records, and why the others cannot be read."""
+    records: dict[str, FlightRecord] = {}
+    broken: dict[str, str] = {}
+    for one in files:
+        if one.rank > MAX_RANK:
+            continue
+        try:
+            records[one.name] = parse_dump(read_bytes(directory / one.name))
+        except (ValueError, OSError, MldebugError) as error:
+            broken[one.name] = _reason(error, directory / one.name)
+    return records, broken
 
 
 def _is_printed(path: Path) -> bool:
@@ -116,7 +119,8 @@ def _of_other_jobs(records: dict[int, FlightRecord]) -> dict[int, str]:
     if not ages:
         return {}
     last = max(ages, key=lambda rank: ages[rank])
-    limit = max(LONGEST, *(call.timeout for group in records[last].groups for call in group.calls))
+    timeouts = (call.timeout for group in records[last].groups for call in group.calls)
+    limit = max((LONGEST, *timeouts))
     found = {
         rank: f"it is of another time: its last call was made {(ages[last] - at) / 3600:,.1f} hours before that of rank {last}"
         for rank, at in ages.items()
@@ -144,34 +148,9 @@ def _names(directory: Path) -> list[str]:
     return names
 
 
-def _named(name: str) -> _Named | None:
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return None
-    digits = match["rank"].lstrip("0")[:10] or "0"
-    return _Named(name, match["before"], int(digits) if digits.isascii() else MAX_RANK + 1)
-
-
-def _one_each(found: list[_Named]) -> tuple[list[_Named], list[UnusableDump]]:
-    """One file for each rank: of several the one that is named as most others are."""
-    alike = Counter(one.before for one in found)
-    chosen: dict[int, _Named] = {}
-    problems: list[UnusableDump] = []
-    for one in sorted(found, key=lambda one: (-alike[one.before], one.name)):
-        if one.rank > MAX_RANK:
-            problems.append(
-                _problem(one._replace(rank=-1), "its name ends in no rank: the number is too large")
-            )
-        elif one.rank in chosen:
-            other = clean(chosen[one.rank].name, 80)
-            problems.append(_problem(one, f"left out: {other} is of the same rank"))
-        else:
-            chosen[one.rank] = one
-    return sorted(chosen.values(), key=lambda one: one.rank), problems
-
-
-def _problem(file: _Named, reason: str) -> UnusableDump:
-    return UnusableDump(clean(file.name, 120), file.rank if file.rank >= 0 else None, reason)
+def _problem(file: DumpFile, reason: str) -> UnusableDump:
+    rank = file.rank if file.rank <= MAX_RANK else None
+    return UnusableDump(clean(file.name, 120), rank, reason)
 
 
 def _reason(error: Exception, path: Path) -> str:
