@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mldebug.capture.flight_recorder import printouts
+from mldebug.capture.flight_recorder.files import printouts
 from mldebug.capture.flight_recorder.files.printouts import read_printout
 
 CALL = "pg_name=0, pg_description=default_pg, collective_seq_id | p2p_seq_id=5, "
