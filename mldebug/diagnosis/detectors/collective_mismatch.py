@@ -130,12 +130,17 @@ class CollectiveMismatch:
             odd,
             (show_source(odd[0]), show_source(rest[0])),
             confidence=Confidence.MEDIUM
-            if case.complete and not doubtful and _comparable((*odd, *rest))
+            if case.complete and not doubtful and _few(odd, count) and _comparable((*odd, *rest))
             else Confidence.LOW,
         )
         left = ", or one of the others left that call out" if doubtful else ""
         summary = f"{sentence(odd)} while {sentence(rest)}: {len(odd)} of {len(odd) + count} took another branch{left}"
         return msgspec.structs.replace(finding, summary=summary)
+
+
+def _few(odd: tuple[ClassifiedRank, ...], count: int) -> bool:
+    """Is it one rank, or at most a quarter? Of a job that falls apart into 3 and 5, another run of the same fault leaves others in the smaller part."""
+    return len(odd) == 1 or count >= PARTIAL_MAJORITY * (len(odd) + count)
 
 
 def _way(rank: ClassifiedRank) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from mldebug.diagnosis.exits.words.quotes import (
     NEAR,
     error_of_quote,
     error_of_quotes,
+    own_among,
     quote_of,
     quoted_lines,
     quotes_in,
@@ -140,7 +141,8 @@ def last_error(
         return None
     quotes = quotes_in(lines, found[: found.index(last) + 1], rank)
     if quotes and quotes[-1].found is last:
-        error = error_of_quotes(lines, found, quotes, source)
+        mine = own_among(lines, found, quotes, rank)
+        error = _error_at(lines, mine, source, None) if mine else error_of_quotes(lines, found, quotes, source)  # fmt: skip
     else:
         itself = shared or quote_of(lines, last) is not None
         before = None if itself else _just_before(lines, found, last)

@@ -98,6 +98,23 @@ def quotes_in(lines: Sequence[str], found: Sequence[Traceback], rank: int | None
     return [one for one in quotes if rank is None or one.ranks != (rank,)]
 
 
+def own_among(
+    lines: Sequence[str], found: Sequence[Traceback], quotes: Sequence[Quote], rank: int | None
+) -> Traceback | None:
+    """The writer's own traceback among those that torch's distributed checkpoint has collected of all ranks that failed; None where it is not one of them.
+
+    `quotes`: those of the others, the last of which ends the log. Each rank prints all of them, in the order of ranks.
+    """
+    upto = next(place for place, one in enumerate(found) if one is quotes[-1].found)
+    for one in reversed(found[: upto + 1]):
+        header = _HEADER.search(lines[one.start])
+        if header is None or not header["dcp"]:
+            return None
+        if int(header["dcp"]) == rank:
+            return one
+    return None
+
+
 def error_of_quotes(
     lines: Sequence[str], found: Sequence[Traceback], quotes: Sequence[Quote], source: str
 ) -> RankError:
