@@ -22,7 +22,7 @@ _WORD = re.compile(
 TOO_LARGE = "its name ends in no rank: the number is too large"
 
 
-class DumpFile(NamedTuple):
+class NamedDump(NamedTuple):
     """A file that may be a dump: its name, and what stands in it before and behind the rank."""
 
     name: str
@@ -36,14 +36,14 @@ class DumpFile(NamedTuple):
         return self.before, self.after
 
 
-class Choice(NamedTuple):
+class ChosenDumps(NamedTuple):
     """One file for each rank, and why the others are not used."""
 
-    chosen: list[DumpFile]
-    left_out: list[tuple[DumpFile, str]]
+    chosen: list[NamedDump]
+    left_out: list[tuple[NamedDump, str]]
 
 
-def dump_files(names: Iterable[str]) -> list[DumpFile]:
+def dump_files(names: Iterable[str]) -> list[NamedDump]:
     """The files whose names tell a rank."""
     known = list(names)
     last = [one for name in known if (one := _read(_LAST, name))]
@@ -51,20 +51,20 @@ def dump_files(names: Iterable[str]) -> list[DumpFile]:
     return word if _count(word) > _count(last) else last
 
 
-def _count(files: Iterable[DumpFile]) -> int:
+def _count(files: Iterable[NamedDump]) -> int:
     return len({one.rank for one in files if one.rank <= MAX_RANK})
 
 
-def _read(pattern: re.Pattern[str], name: str) -> DumpFile | None:
+def _read(pattern: re.Pattern[str], name: str) -> NamedDump | None:
     match = pattern.fullmatch(name)
     if match is None:
         return None
     digits = match["rank"].lstrip("0")[:10] or "0"
     rank = int(digits) if digits.isascii() else MAX_RANK + 1
-    return DumpFile(name, match["before"], rank, match["after"])
+    return NamedDump(name, match["before"], rank, match["after"])
 
 
-def choose(files: list[DumpFile], ages: Mapping[str, float]) -> Choice:
+def choose(files: list[NamedDump], ages: Mapping[str, float]) -> ChosenDumps:
     """One file for each rank. `ages`: by file name, when the newest call of the dump was made; a file that is not in it cannot be read.
 
     Several series of dumps may lie in one folder, one for each time that the job hung: the newer one counts. A single file beside them does not:
@@ -72,8 +72,8 @@ def choose(files: list[DumpFile], ages: Mapping[str, float]) -> Choice:
     """
     older = _older(files, ages)
     alike = Counter(one.before for one in files)
-    chosen: dict[int, DumpFile] = {}
-    left_out: list[tuple[DumpFile, str]] = []
+    chosen: dict[int, NamedDump] = {}
+    left_out: list[tuple[NamedDump, str]] = []
     for one in sorted(files, key=lambda one: (one.name not in ages, -alike[one.before], one.name)):
         if one.rank > MAX_RANK:
             left_out.append((one, TOO_LARGE))
@@ -84,10 +84,10 @@ def choose(files: list[DumpFile], ages: Mapping[str, float]) -> Choice:
             left_out.append((one, f"left out: {other} is of the same rank"))
         else:
             chosen[one.rank] = one
-    return Choice(sorted(chosen.values(), key=lambda one: one.rank), left_out)
+    return ChosenDumps(sorted(chosen.values(), key=lambda one: one.rank), left_out)
 
 
-def _older(files: list[DumpFile], ages: Mapping[str, float]) -> set[tuple[str, str]]:
+def _older(files: list[NamedDump], ages: Mapping[str, float]) -> set[tuple[str, str]]:
     """The series of which another one has newer dumps of at least half of its ranks."""
     series: dict[tuple[str, str], dict[int, float]] = {}
     of_rank: dict[int, set[tuple[str, str]]] = {}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.capture.flight_recorder.dump import parse_dump, record_of
-from mldebug.capture.flight_recorder.files.dump_names import DumpFile, choose, dump_files
+from mldebug.capture.flight_recorder.files.dump_names import NamedDump, choose, dump_files
 from mldebug.capture.flight_recorder.files.earlier_moment import outrun
 from mldebug.capture.flight_recorder.files.printouts import MAX_BYTES, is_printout, read_printout
 from mldebug.capture.flight_recorder.votes import everybody, newest_call
@@ -71,7 +71,9 @@ def read_folder(directory: Path) -> FolderRecords:
     return FolderRecords(records, tuple(problems), len(names) - len(found), unusable)
 
 
-def _read(directory: Path, files: list[DumpFile]) -> tuple[dict[str, FlightRecord], dict[str, str]]:
+def _read(
+    directory: Path, files: list[NamedDump]
+) -> tuple[dict[str, FlightRecord], dict[str, str]]:
     """By file name the records, and why the others cannot be read."""
     records: dict[str, FlightRecord] = {}
     broken: dict[str, str] = {}
@@ -148,7 +150,7 @@ def _names(directory: Path) -> list[str]:
     return names
 
 
-def _problem(file: DumpFile, reason: str) -> UnusableDump:
+def _problem(file: NamedDump, reason: str) -> UnusableDump:
     rank = file.rank if file.rank <= MAX_RANK else None
     return UnusableDump(clean(file.name, 120), rank, reason)
 
