@@ -167,7 +167,7 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
         return Blame.PEER
     by_machine = any(one.search(words) for one in (_ERRNO, _DEVICE, _OWN))
     if not by_machine and (kind is not ErrorType.LOCAL or name in _ARITHMETIC) and _is_of_all(words):  # fmt: skip
-        return Blame.UNCLEAR
+        return Blame.PEER if is_elsewhere(words) else Blame.UNCLEAR
     if _CONTESTED.search(words) or (place.opened and _OF_A_HANDLE.search(words)):
         return Blame.UNCLEAR
     in_vain = _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None

@@ -59,6 +59,7 @@ _FATAL = re.compile(
     r"|^(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{1,9}: F |F\d{4,8} \d\d:\d\d:\d{2,10}\.\d{1,9} +\d{1,10} )(?P<logged>[\w/.-]{1,200}:\d{1,6}\] .*)$"
 )
 FAULT = "Fatal Python error: "
+ABORT_ABOVE = 6  # lines in which the reason of an abort stands
 _OF_FAULT = re.compile(r"Fatal Python error: (?!Aborted)|Caught signal \d|Signal: ")
 _DUMPED = re.compile(
     r'File "(?P<file>[^"]{1,300})", line (?P<line>\d{1,7}) in (?P<function>\S{1,120})'
@@ -244,6 +245,8 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
     for at in range(len(lines) - 1, -1, -1):
         fatal = _FATAL.search(lines[at])
         if fatal or _LIBRARY_ENDS.search(lines[at]):
+            if (why := _why_aborted(lines, at)) != at:
+                at, fatal = why, _FATAL.search(lines[why])
             line = _with_type(lines, at) if fatal else lines[at]
             text = with_cause(safe_line(line.strip(), 300), lines, at)
             before = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
@@ -252,6 +255,14 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
                 f"{whole_error(lines, at, line)}\n{text}", text, before, source, lines[:at], thrown
             )
     return None
+
+
+def _why_aborted(lines: Sequence[str], at: int) -> int:
+    """The line that says why a process aborted: shortly above Python's own `Fatal Python error: Aborted`, which never does; else `at`."""
+    if "Fatal Python error: Aborted" not in lines[at]:
+        return at
+    above = range(at - 1, max(-1, at - 1 - ABORT_ABOVE), -1)
+    return next((one for one in above if _FATAL.search(lines[one]) or _LIBRARY_ENDS.search(lines[one])), at)  # fmt: skip
 
 
 def _with_type(lines: Sequence[str], at: int) -> str:

@@ -43,7 +43,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
 # What only passes on that others failed: the reason stands above, elsewhere, or in the quote that follows
 RELAYED: tuple[str, ...] = (
     r"Worker failed with error|stack trace (?:\(?above\)? )?for the root cause|See root cause above|Engine core initialization failed",  # vLLM
-    r"there are other ranks that (?:didn't|did not) finish",  # SGLang
+    r"there are other ranks that (?:didn't|did not) finish|\bRank \d{1,7} scheduler died\b",  # SGLang
     r"\bOn WorkerInfo\(id=\d|A remote actor call has failed|ray::[\w.<>]{1,200}\(\) ?\(pid=|inspect the previous error messages for a cause",
     r"\bprocess \d{1,7} terminated with (?:the following error|exit code|signal)|-- Process \d{1,7} terminated",
 )
@@ -56,7 +56,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"Connection closed by (?:remote )?peer|Call to (?:connect|accept|recv|send)\w{0,8} (?:from|to|returned)",
         r"(?:ncclOs|nccl)?[sS]ocket(?:StartConnect|PollConnect|Progress|ProgressOpt|FinalizeConnect|Connect|Accept)\w{0,12}(?::| to )",
         r"[Cc]onnect to \S{1,80} (?:failed|returned)|Net ?work is unreachable|No route to host",
-        r"Got completion from peer|net_ib.{0,80}\b(?:timeout|error)\b|\[Service thread\] Error encountered progressing",
+        r"Got completion from peer|net_ib.{0,80}\b(?:timeout|error)\b|\[Service thread\] (?:Error encountered progressing|Accept failed|Connection closed by)",
         r"Socket recv failed while polling for opId|NCCL communicator was aborted|Comm 0x\w+ is in abort state|ncclTimeout\b|Mismatched collective detected",
         r"Message truncated ?: received \d{1,18} bytes instead of",
     ),
@@ -85,7 +85,8 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"[Ff]ailed to (?:recv|send), (?:got|sent) 0 bytes|Connection was likely closed",
         r"[Ww]ait timeout (?:after \d+ ?ms|for key)|TCPStore.{0,60}timed? ?out|store->get\('.{1,40}'\) got error|Wait timeout\s*$",
         r"client socket has (?:failed|timed out)|Timed out initializing process group|store based barrier",
-        r"shared seed from the distri|Timeout waiting for key: ",
+        r"shared seed from the distri|Timeout waiting for key: |waitForInput: (?:poll for )?socket SocketImpl\(.{0,300}tim(?:ed |e)out",
+        r"KazooTimeoutError\b",
     ),
     "rendezvous": (
         r"Rendezvous(?:Timeout|Closed|Connection|GracefulExit|State)Error|rendezvous.{0,60}(?:timed? ?out|is closed)",
@@ -106,7 +107,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
     "MPI": (
         r"has lost communication with|MPI_ABORT was invoked|MPI_ERR_(?:PROC_FAILED|REVOKED|TRUNCATE)\w{0,12}",
         r"Communication error with rank|Fatal error in (?:internal_|P?MPI_)\w{2,40}: (?:Message truncated|Other MPI error|Unknown error|See the MPI)",
-        r"Connection reset by peer \(104\)|btl_tcp_endpoint|peer process .{0,40}(?:died|failed)",
+        r"Connection reset by peer \(104\)|btl_tcp_(?:endpoint|frag)|peer process .{0,40}(?:died|failed)|was unable to complete a TCP connection",
         r"application called MPI_Abort\(|peer process has unexpectedly disconnected",
         r"mpi4py\.MPI\.Exception: (?:Other MPI error|MPI_ERR_(?:OTHER|UNKNOWN|INTERN))|MPIX_ERR_PROC_FAILED",
     ),
@@ -119,7 +120,16 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"ray\.exceptions\.(?:GetTimeout|ObjectLost|ObjectFetchTimedOut|OwnerDied|NodeDied|LocalRayletDied|RpcError)\w{0,12}|EngineDeadError",
     ),
     # phi/core/distributed/store/tcp_utils.cc
-    "Paddle": (r"\bTCP (?:connect|accept) (?:to |from )?\S{1,80} timeout",),
+    "Paddle": (
+        r"\bTCP (?:connect|accept) (?:to |from )?\S{1,80} timeout|gen_comm_id_helper\.cc:\d{1,5}\] connect addr=\S{1,80} failed",
+    ),
+    "MindSpore": (
+        r"Failed to build the cluster topology|\bTime out nodes are \[|There's worker exits with exception",
+    ),
+    "oneCCL": (
+        r"\boneCCL: .{0,160}(?:atl_status: FAILURE|atl_\w{1,20}\.cpp:\d{1,5} (?:send|recv|poll|check)\b)",
+    ),
+    "Neuron": (r"\bCCOM WARN Timeout waiting for (?:incoming connection|RX)",),
     "NVSHMEM": (
         r"nvshmemi?_(?:connect_eps|setup_connections|bootstrap\w{0,20}):\d{1,6}: non-zero status",
     ),
@@ -150,6 +160,9 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"got fatal signal from worker processes|Worker VllmWorkerProcess pid \d{1,10} died|^ChildProcessError: worker died",
         r"\bRank \d{1,7} crashed with exit code|\[rank: \d{1,7}\] Child process with PID \d{1,10} terminated with code",
         r"AllreduceException: Averaging step failed|Timeout while waiting for keys in EtcdStore|Topology build timed out",
+        r"^(?:\w{1,40}\.){0,4}\w{1,40}(?:Error|Exception): (?:[Cc]ancell?ed|[Aa]borted)\.?\s*$|RemoteDisconnected\('Remote end closed connection without response'\)",
+        r"Check failed: .{0,200}\b(?:Connection (?:reset by peer|refused|timed out)|Broken pipe)|GradientAveragingTimeoutError",
+        r"\bFollowers \[.{1,200}\] timed out in |Stopping training due to lack of heartbeats|\bMeshFailure\(rank=",
         r"Could not get barrier coordinator response|HangWatchdog: execution of module|first_call_to_collective_operation timed out",
     ),
     "vLLM": (r"RPC call to \w{1,80} timed out|Engine core proc \S{1,80} died unexpectedly",),
@@ -166,7 +179,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"HCCL.{0,60}time ?(?:d )?out|\bEI00(?:0[26]|15)\b|notify (?:wait|register).{0,40}time ?s? ?out|stuck notify num|socket times out",
     ),
     "TensorFlow": (
-        r"Collective ops is aborted by|worker/replica:\d{1,7}/task:\d{1,7}.{0,80}(?:is down|unavailable|restarted)",
+        r"Clean shutdown is not currently implemented|Collective ops is aborted by|worker/replica:\d{1,7}/task:\d{1,7}.{0,80}(?:is down|unavailable|restarted)",
     ),
     "UCX": (
         r"Endpoint timeout|Endpoint is not connected|Destination is unreachable|Transport retry count exceeded|transport retry counter exceeded",

@@ -101,6 +101,7 @@ _FILE = re.compile(r"/…|\b[\w-]{1,80}\.(?:tar|parquet|jsonl?|csv|txt|bin|npy|n
 _ELSEWHERE = re.compile(
     r"\b(?:on|in|at|from|by) (?:an?(?:other)?|the|some)? ?(?:different|another|other|remote) (?:\w{1,20} )?(?:rank|worker|process|node|host|replica|peer|actor)s?\b"
     r"|\b(?:failed|failure|error|exception|crashed|crash|out of memory)\b.{0,16} (?:on|in|at) (?:local |global |remote )?(?:ranks?|worker|process|host) ?[\[(#'\"]?\d"
+    r"|\bon some (?:rank|worker|process|node)\b|\b(?:somebody|someone) (?:has|had|got|hit|raised)\b"
     r"|\branks? ?\[?\d[\d, ]{0,60}\]? (?:has |have )?(?:failed|died|crashed|exited|raised)\b",
     re.IGNORECASE,
 )
@@ -121,11 +122,19 @@ _SOMEBODY = (
     r"(?:(?:peers?|ranks?|replicas?|trainers?|learners?|stages?|gpu|card|host|node)[ #-]?\[?\d{1,5}\]?|(?:the |a |its |our )?(?:leader|master|coordinator|neighbou?rs?|predecessor|successor|sender|feeder|saver|peer|upstream|downstream)"
     r"|nobody|somebody|someone|no (?:worker|rank|peer)|all \w{0,20} ?\w{0,8} workers|other ranks|the others)"
 )
+# Who serves the job, or leads it
+_SERVING = r"(?:the |its )?(?:\w{1,20} )?(?:leader|master|coordinator|head|main|rank \d{1,7}|(?:\w{1,20} )?server|tcp://\S{1,80}|rollout-\d{1,5})"
 # What somebody else is, or did not do
 _IS_GONE = re.compile(
     rf"\b{_SOMEBODY}(?: \w{{1,12}})? ?(?:(?:is|are|was|were|has|have|had) )?(?:all |been )?(?:gone|dead|lost|not alive|alive$|not reachable|unreachable|unresponsive|disconnected|quit|left\b|died|shut ?down|behind by|never came"
     rf"|did(?:n't| not) (?:come|answer|reply|create|write|publish|finish|join)|has not (?:published|answered|joined|written)|answered (?:the call|with an error))"
     rf"|\b(?:lost|no|missing) (?:heartbeats?|contact|answers?|results?|repl(?:y|ies)|gradients?|batch|acks?) (?:from|of|with) (?:{_SOMEBODY}|ranks?|workers? \d)|\bnothing (?:was )?received from\b"
+    # whom it could not reach, who did not come up, and that too few did
+    rf"|\b(?:could(?:n't| not)|can(?:'t|not)|unable to|failed to) (?:reach|contact) {_SERVING}|\b{_SERVING}\b.{{0,40}}\b(?:can(?:'t|not)|could not) be reached\b"
+    rf"|\btim(?:ed|e)[- ]?out (?:while |when )?(?:trying to )?connect(?:ing)? to {_SERVING}|\b(?:{_SERVING}|workers)\b.{{0,60}}\bdid(?:n't| not) (?:come up|register|accept connections|become healthy)\b"
+    rf"|\b(?:gave up|giving up|tim(?:ed|e)[- ]?out)\b.{{0,24}}\bwait\w{{0,4}} (?:for|on) (?:a|an|the|its)? ?(?:peer|neighbou?r|leader|master|coordinator|other ranks?)\b|\bwaited for rank \d"
+    rf"|\bnot all (?:ranks|workers|peers|processes|nodes|hosts|replicas) (?:have |were |are )?(?:reached|finished|joined|arrived|came|reported|responded|answered|acknowledged|committed|ready|alive|up)\b|n[o']t (?:\w{{1,12}} )?enough (?:peers|ranks|workers|replicas|nodes|hosts)\b|\b(?:less|fewer) than \d{{1,7}} (?:\w{{1,20}} )?(?:responded|answered|replied)\b"
+    rf"|\bpeer (?:\w{{1,20}} )?(?:rank|worker|process|node|host) failed\b"
     r"|\bnot connected to the (?:leader|master|coordinator)|\bno token came back\b|\bonly \d{1,7} of \d{1,7} (?:replicas|peers|ranks|trainers)\b",
     re.IGNORECASE,
 )
