@@ -60,6 +60,18 @@ def test_a_time_behind_the_rank_is_no_rank(tmp_path: Path) -> None:
     assert (found.kind, found.culprits) == ("missing_rank", (2,)), found.explanation
 
 
+def test_a_pid_behind_the_rank_is_no_rank(tmp_path: Path) -> None:
+    for rank, one in late(2).items():
+        write(tmp_path, {4711 + 97 * rank: one}, prefix=f"fr_rank{rank}_pid")
+    assert judged(tmp_path).culprits == (2,)
+
+
+@pytest.mark.parametrize("prefix", ["trace_node_rank0_", "host-17_", "a1b2_"])
+def test_a_number_before_the_rank_is_no_rank(prefix: str, tmp_path: Path) -> None:
+    """Control."""
+    assert judged(write(tmp_path, late(2), prefix=prefix)).culprits == (2,)
+
+
 def test_the_last_number_is_the_rank_where_it_tells_more(tmp_path: Path) -> None:
     """Control: a word before it that happens to be `rank8`."""
     write(tmp_path, late(2), prefix="rank8gpu_trace_")

@@ -1,7 +1,7 @@
 """Which file of a folder is the Flight Recorder dump of which rank, by name, and which of several of one rank counts.
 
 PyTorch ends the name with the rank (`nccl_trace_rank_3`, `host-17.cluster_fr_3.pickle`). People add a time or a count behind it
-(`nccl_trace_rank_3_20251113_0213`): where the last number of the names tells fewer ranks than the number behind the word `rank`, that one counts.
+(`nccl_trace_rank_3_20251113_0213`): where the number behind the word `rank` tells more ranks than the last number of the names, or smaller ones, it counts.
 """
 
 import re
@@ -48,11 +48,13 @@ def dump_files(names: Iterable[str]) -> list[NamedDump]:
     known = list(names)
     last = [one for name in known if (one := _read(_LAST, name))]
     word = [_read(_WORD, one.name) or one for one in last]
-    return word if _count(word) > _count(last) else last
+    return max(last, word, key=_likelihood)  # the first where they are alike
 
 
-def _count(files: Iterable[NamedDump]) -> int:
-    return len({one.rank for one in files if one.rank <= MAX_RANK})
+def _likelihood(files: Iterable[NamedDump]) -> tuple[int, int]:
+    """How many ranks these are, and how small: a pid or a time is larger."""
+    ranks = {one.rank for one in files if one.rank <= MAX_RANK}
+    return len(ranks), -max(ranks, default=0)
 
 
 def _read(pattern: re.Pattern[str], name: str) -> NamedDump | None:
