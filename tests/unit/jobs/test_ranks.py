@@ -729,6 +729,21 @@ def test_a_helper_that_outlived_its_job_is_no_job(node: Node, variables: dict[st
     assert [(remark.kind, remark.pids) for remark in found.remarks] == [("leftover", (300,))]
 
 
+@pytest.mark.parametrize(
+    ("first", "group", "is_job"),
+    [("bash", 1, True), ("python3", 1, True), ("bash", 300, False), ("tini", 1, False), ("systemd", 1, False)],
+)  # fmt: skip
+def test_a_rank_that_the_script_of_a_container_has_started_is_no_orphan(node: Node, first: str, group: int, is_job: bool) -> None:  # fmt: skip
+    """In a container process 1 is the script itself, and its ranks (of JAX, or before they load PyTorch) are its children. What lost
+    its parent comes to it, too, but was started by a launcher in a group of its own.
+    """
+    node.tree.add(1, 0, first, exe=f"/bin/{first}", argv=(first, "run.sh"), torch=False)
+    node.tree.add(300, 1, environ=plain(0, 1), torch=False, group=group)
+    found = node.find()
+    assert [pids(job) for job in found.jobs] == ([[300]] if is_job else [])
+    assert [remark.kind for remark in found.remarks] == ([] if is_job else ["leftover"])
+
+
 def test_a_helper_of_a_dead_rank_does_not_pose_as_it(node: Node) -> None:
     node.tree.add(60, 1, environ=plain(0, 2))
     node.tree.add(300, 1, environ=plain(1, 2), argv=("python3", "-c", "x"), torch=False)

@@ -17,6 +17,9 @@ from mldebug_agents.system.procfs import Stat
 
 Key = tuple[object, ...]
 MAX_LAUNCHES = 64  # of one run, among which the launch of other ranks is looked for
+INITS = frozenset(
+    ("systemd", "init", "tini", "docker-init", "podman-init", "dumb-init", "catatonit", "pause")
+)  # process 1 where it starts no rank by itself
 
 
 class RankGroup(msgspec.Struct, kw_only=True):
@@ -117,7 +120,7 @@ def _left_behind(
     process = claimant.process  # of many ranks: the others are gone through only where it matters
     if claimant.claim.launcher == BY_RAS:
         return False
-    if process.helper or process.key in known_children or _adopted(claimant):
+    if process.helper or process.key in known_children or _adopted(claimant, tree):
         return True
     if process.forked:  # environments are given at exec: it is a copy of whoever had this one
         rank = claimant.claim.rank
@@ -132,10 +135,19 @@ def _left_behind(
     return any(other.process.stat.pgrp == other.pid for other in members if other is not claimant)
 
 
-def _adopted(claimant: Claimant) -> bool:
+def _adopted(claimant: Claimant, tree: ProcessTree) -> bool:
     """A program without PyTorch whose parent is gone: a helper that outlived its rank, or a rank that will load it."""
     process = claimant.process
-    return claimant.launcher is None and not process.torch and process.stat.ppid == 1
+    if claimant.launcher is not None or process.torch or process.stat.ppid != 1:
+        return False
+    return not _is_of_first(process.stat, tree)
+
+
+def _is_of_first(stat: Stat, tree: ProcessTree) -> bool:
+    """Whether process 1 may have started this child itself: it is a container's own script, in whose process group the child is."""
+    first = tree.stats.get(1)
+    groups = first and (first.pgrp, first.session)
+    return first is not None and first.name not in INITS and groups == (stat.pgrp, stat.session)
 
 
 def _launches(claimants: list[Claimant]) -> list[list[Claimant]]:
