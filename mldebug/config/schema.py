@@ -92,7 +92,7 @@ class CaptureConfig(Section, frozen=True, kw_only=True):
 class StallConfig(Section, frozen=True, kw_only=True):
     """The section `stall`: when a quiet run counts as stalled."""
 
-    # auto: 5 times the 99th percentile of the run's own gaps, 30s to 4m; a number is obeyed as it is
+    # auto: 5 times the 99th percentile of the run's own gaps, 30s to 4m; a number is obeyed, unless the run's own signs of progress come more seldom
     timeout: Literal["auto"] | PositiveDuration = "auto"
     # for a rank that works while others wait, and writes no checkpoint. auto: 4 times the timeout, at least 5m
     busy_timeout: Literal["auto"] | PositiveDuration = "auto"

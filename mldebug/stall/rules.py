@@ -30,7 +30,7 @@ never ends, or share its GPU with another program. Only time tells these apart, 
 A run that reports nothing is taken to be before its first step until one of its GPUs has worked, or a rank was found in two backward passes:
 the first epoch of a bar that counts epochs is watched as a run that tells no steps is. Until then, a rank that prepares data
 while the others wait for it is blamed only when the collective is about to end the job. A timeout that the configuration gives as a
-number is used unchanged.
+number is used unchanged, but for a run whose own signs of progress come more seldom (`ProgressGaps.at_least`).
 """
 
 import math
@@ -237,10 +237,12 @@ def _by_rhythm(
     settings: StallSettings, look: RunLook, clock: ProgressClock
 ) -> tuple[Timeout, float]:
     """The timeout, and from when on those who stand are blamed."""
-    if settings.timeout != "auto":
-        return Timeout(settings.timeout, SET_BY_HAND), settings.timeout
     dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
     usual = clock.gaps.timeout(dies)
+    if settings.timeout != "auto":
+        longer = clock.gaps.at_least(settings.timeout, min(usual.seconds, dies))
+        chosen = longer or Timeout(settings.timeout, SET_BY_HAND)
+        return chosen, chosen.seconds
     slow = clock.gaps.reach(dies)
     # no capture at every step of a job whose steps outlast its collectives
     cap = max(dies, MOST) if slow else dies

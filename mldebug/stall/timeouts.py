@@ -18,6 +18,9 @@ longest is left out as an outlier. Some things change it:
 A log that is flushed every minute is silent for a minute though its steps are quick: until that usual silence is over nothing is captured while a
 rank moves.
 
+A timeout that a person has set is at least 1.5 x the longest but one of the last 8 silences between two signs of progress, as far as `auto` would
+not be shorter: a chart file is written every 50 steps, and the job is well meanwhile.
+
 `mldebug.stall.rules` limits the result to the time before torch ends the job, and the evidence with it.
 """
 
@@ -129,6 +132,16 @@ class ProgressGaps:
         silences = self.memory.silences
         return SURVIVED * statistics.median(silences) if len(silences) >= STEADY else 0.0
 
+    @property
+    def spread(self) -> float:
+        """Seconds between two signs of progress that this run needs now and then though it is well: the longest but one of the last
+        `SILENCES`, at most twice their median; 0 while fewer than three are known.
+        """
+        silences = sorted(self.memory.silences)
+        if len(silences) < STEADY:
+            return 0.0
+        return min(silences[-2], EVEN * statistics.median(silences))
+
     def false_alarm(self, pause: float, timeout: float) -> None:
         """Learn that an alarm was false: the job went on after `pause` seconds. `timeout`: the seconds after which the alarm
         came.
@@ -149,6 +162,16 @@ class ProgressGaps:
         """Seconds that a pause in these places may take, by what the run has survived in each of them; 0 where one is not known."""
         known = min((self.memory.pauses.get(place, 0.0) for place in places), default=0.0)
         return min(LONGEST_PAUSE, SURVIVED * known)
+
+    def at_least(self, wanted: float, automatic: float) -> Timeout | None:
+        """The timeout in place of the `wanted` one (seconds, set by a person), where this run is often silent for as long without being
+        stalled: not longer than the `automatic` one. None where the wanted one is long enough.
+        """
+        needed = min(SURVIVED * self.spread, automatic)
+        if needed <= wanted:
+            return None
+        why = f"more than stall.timeout ({wanted:.3g} s), for up to {self.spread:.3g} s pass between its signs of progress"
+        return Timeout(needed, why)
 
     @property
     def usual(self) -> float | None:
