@@ -77,6 +77,17 @@ class LogParser:
         self.records += len(found)
         return found
 
+    def preface(self, data: bytes) -> None:
+        """Learn from the beginning of a log, of which the middle is left out, what its later lines need: the column names of a table. What it
+        tells of steps is old: it is no record, and is not counted.
+        """
+        counters = self.lines, self.records, self.bytes, self.binary, self.oversized
+        nccl_lines, self._nccl = self._nccl, []
+        self.feed(data)
+        self.lines, self.records, self.bytes, self.binary, self.oversized = counters
+        self._nccl, self._block = nccl_lines, None
+        self.restart()
+
     def flush(self) -> list[LogRecord]:
         """The record in the unfinished line, if the line is complete but for its end; returned once.
 

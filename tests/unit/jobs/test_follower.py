@@ -5,9 +5,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mldebug.core.plugins import create_all
+from mldebug.jobs.logs.charts.csv_table import CsvParser
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.log_progress import LogProgress
 from mldebug_agents.jobs.logs import follower as following
@@ -109,6 +111,52 @@ def test_the_first_look_at_a_large_log_reads_its_end_only(
     assert first.before is not None
     assert first.before.step == 77
     assert follower.parser.bytes == following.FIRST_LOOK
+
+
+NAMES = {
+    "csv": ("step,loss,lr", "{},6.5,1e-05"),
+    "columns": ("  step        loss        lr", "  {}        6.5       1e-05"),
+    "box": ("| step | loss |", "| {} | 6.5 |"),
+}
+
+
+@pytest.mark.parametrize("before", [0, 1000], ids=["at the top", "below a preamble"])
+@pytest.mark.parametrize("kind", NAMES)
+def test_names_of_columns_are_read_in_the_head_of_a_log_whose_end_has_none(
+    kind: str, before: int, log: Writer, follower: LogFollower
+) -> None:
+    names, row = NAMES[kind]
+    log.write("loading a library with many words\n" * before + f"{names}\n")
+    log.write("".join(f"{row.format(n)}\n" for n in range(40_000)))
+    first = follower.poll(log.place)
+    assert first.before is not None
+    assert first.before.step == 39_999
+    assert follower.parser.bytes <= following.FIRST_LOOK
+    log.write(f"{row.format(40_000)}\n")
+    assert steps(follower.poll(log.place)) == [40_000]
+
+
+def test_the_head_of_a_log_tells_no_step(log: Writer, follower: LogFollower) -> None:
+    """Its lines are old: the step that counts stands at the end, and where none does nobody knows it."""
+    log.write("".join(f"step {n} loss {n}.5\n" for n in range(50)))
+    log.write("loading a library with many words\n" * 20_000)
+    news = follower.poll(log.place)
+    assert (news.before, news.earlier) == (None, ())
+    assert follower.parser.records == 0
+
+
+def test_a_head_that_is_another_table_s_tells_nothing(log: Writer, follower: LogFollower) -> None:
+    log.write("name,size,loss_weight\n" + "layer,12,0.5\n" * 30_000)
+    assert follower.poll(log.place).before is None
+
+
+def test_metrics_of_a_large_table_have_the_names_in_its_head(reader: Reader, log: Writer) -> None:
+    log.write("step,train_loss\n" + "".join(f"{n},2.0{'0' * 90}\n" for n in range(50_000)))
+    follower = LogFollower(reader, CsvParser())
+    place = msgspec.structs.replace(log.place, kind="csv")
+    first = follower.poll(place)
+    assert first.before is not None
+    assert first.before.step == 49_999
 
 
 def test_a_line_in_pieces_counts_once_it_is_whole(log: Writer, follower: LogFollower) -> None:

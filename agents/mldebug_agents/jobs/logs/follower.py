@@ -19,6 +19,7 @@ from mldebug_agents.jobs.logs.locations import LogFile
 from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
 
 FIRST_LOOK = 256 << 10  # bytes from the end in which the last record before our time is looked for
+HEAD_LOOK = 256 << 10  # bytes from the beginning, where the names of a table's columns stand
 MAX_NEWS = 4 << 20  # bytes parsed in one poll; of more only the end
 CHUNK = 512 << 10
 NO_RECORD = 50  # lines without a record after which status says so
@@ -141,10 +142,10 @@ class LogFollower:
         """The records that stand in the file. It may go on where another launch has ended, and was written to since, without a record:
         what was in it before was written by then, whatever time the file has now.
         """
-        before_us = MAX_NEWS if place.kind == "csv" else FIRST_LOOK  # a table begins with its names
-        self._offset = max(0, piece.size - before_us) if place.parsed else piece.size
+        self._offset = max(0, piece.size - FIRST_LOOK) if place.parsed else piece.size
         self._file = (piece.device, piece.inode)
         if self._offset:
+            self._read_head(place)
             self.parser.resync(self._offset)
         known = self._known_end(self._file)
         old = [] if known is None else self._read_to(place, place.path, min(known.size, piece.size))
@@ -159,6 +160,15 @@ class LogFollower:
             if known and is_same and not new
             else piece.mtime,
         )
+
+    def _read_head(self, place: LogFile) -> None:
+        """Have the parser learn from the beginning of the file: a table's column names stand there, and may never come again."""
+        if not place.parsed:
+            return
+        size = min(HEAD_LOOK, self._offset)
+        piece = self._reader.read_from(place.path, 0, rights=place.rights, max_bytes=size)
+        if isinstance(piece, FilePiece) and (piece.device, piece.inode) == self._file:
+            self.parser.preface(piece.data)
 
     def _rotated(self, place: LogFile, piece: FilePiece) -> LogUpdate:
         start = self._offset

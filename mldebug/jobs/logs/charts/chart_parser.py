@@ -42,6 +42,9 @@ class FileParser(Protocol):
     def feed(self, data: Chunk) -> list[LogRecord]:
         """Parse the next bytes of the file; return the records that they complete."""
 
+    def preface(self, data: Chunk) -> None:
+        """Learn from the beginning of the file, of which the middle is left out, how its later records are to be read."""
+
     def flush(self) -> list[LogRecord]:
         """The record in the unfinished end of the file, if it is complete but for its end."""
 
@@ -80,6 +83,9 @@ class ChartParser(ABC):
         found = list(_one_per_step(self._take()))
         self.records += len(found)
         return found
+
+    def preface(self, data: bytes) -> None:  # noqa: B027
+        """Nothing to learn: each record tells all by itself."""
 
     def flush(self) -> list[LogRecord]:
         """No record: one that is not complete is still being written."""

@@ -24,6 +24,12 @@ class CsvParser(ChartParser):
         super().restart()
         self._names, self._dropping = (), False
 
+    def preface(self, data: bytes) -> None:
+        """Take the names of the columns from the first line."""
+        line, end, _ = data.partition(b"\n")
+        if end:
+            self._names = tuple(name.strip() for name in _row(line))
+
     def resync(self, at: int = 0) -> None:
         """Go on at offset `at` of the file: the cut-off line is skipped. Column names that were read stay; without them the rows
         of this file are ignored.
