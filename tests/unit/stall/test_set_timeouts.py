@@ -27,14 +27,14 @@ def training(gaps: tuple[float, ...], *, again: int = 6) -> Run:
     return run
 
 
-def told(run: Run, timeout: float | str) -> Story:
+def story_of(run: Run, timeout: float | str) -> Story:
     return watch(run.looks, timeout=timeout)
 
 
 @pytest.mark.parametrize("timeout", [5.0, 15.0])
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_timeout_below_the_gaps_of_a_healthy_run_raises_nothing(name: str, timeout: float) -> None:  # fmt: skip
-    story = told(training(RECORDED[name]), timeout)
+    story = story_of(training(RECORDED[name]), timeout)
     assert story.opened == []
     assert "more than stall.timeout (" in story.decisions[-1][1].why_timeout
 
@@ -43,7 +43,7 @@ def test_a_timeout_below_the_gaps_of_a_healthy_run_raises_nothing(name: str, tim
 def test_what_hangs_there_is_noticed_at_one_and_a_half_such_gaps(name: str) -> None:
     run = training(RECORDED[name])
     hung = run.at - run.looks[0].at
-    opened = told(run.play(90, {1: SLEEPS}), 15.0).opened
+    opened = story_of(run.play(90, {1: SLEEPS}), 15.0).opened
     assert len(opened) == 1
     assert opened[0] - hung <= 1.5 * sorted(RECORDED[name])[-2] + 5
 
@@ -53,7 +53,7 @@ def test_a_run_of_quick_steps_keeps_the_timeout_that_was_set(every: float) -> No
     run = Run().train(200, every)
     hung = run.signals.popitem()[1].at - run.looks[0].at
     run = Run().train(200, every).play(60, {2: SLEEPS})
-    story = told(run, 15.0)
+    story = story_of(run, 15.0)
     assert len(story.opened) == 1
     assert 14 <= story.opened[0] - hung <= 17
     assert story.first(Stage.BLAMED).why_timeout == "stall.timeout in the config"
@@ -62,12 +62,12 @@ def test_a_run_of_quick_steps_keeps_the_timeout_that_was_set(every: float) -> No
 def test_one_long_pause_among_quick_steps_is_no_gap() -> None:
     run = Run().train(100).play(14, WAITS).train(4)
     hung = run.at - run.looks[0].at
-    opened = told(run.play(60, {2: SLEEPS}), 15.0).opened
+    opened = story_of(run.play(60, {2: SLEEPS}), 15.0).opened
     assert len(opened) == 1
     assert opened[0] - hung <= 17
 
 
 def test_a_long_timeout_stays_as_it_is() -> None:
-    story = told(training(RECORDED["lightning"]), 100.0)
+    story = story_of(training(RECORDED["lightning"]), 100.0)
     assert story.decisions[-1][1].timeout == 100.0
     assert story.decisions[-1][1].why_timeout == "stall.timeout in the config"
