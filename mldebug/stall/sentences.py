@@ -24,6 +24,7 @@ CHARTS = {
     "tensorboard": "TensorBoard's event file",
     "wandb": "wandb's offline file",
     "csv": "the metrics table that its logger writes",
+    "jsonl": "the JSON lines that its logger writes",
 }
 BETTER = "`mldebug run -- …`, or a step in its log, would tell more"
 

@@ -51,7 +51,7 @@ def light_job(
     os.mkfifo(folder / "fifo")
     copy = folder / job.name
     copy.write_text((JOBS / script).read_text())
-    argv = [*prefix, python, str(copy), str(library)]
+    argv = [*prefix, python, str(copy), str(library), str(folder / "sft.yaml")]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
     place |= {"LOCAL_WORLD_SIZE": str(size)}
     with job.log.open("ab") as log:

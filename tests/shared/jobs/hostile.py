@@ -104,7 +104,7 @@ HEADERS = {
 }
 FILLS = (b"\xff" * 8192, b"\x00" * 8192, bytes(range(256)) * 32)
 
-BESIDE = ("torch/version.py", "nccl/include/nccl.h", "events.out.tfevents.1.x", "metrics.jsonl", "metrics.csv", "run-x.wandb", "error.json", "fr_0", "fr_1", "step_9/__0_0.distcp", "step_9/__1_0.distcp", "step_9/.metadata", "step_9/model.safetensors", "step_9/model.pt")  # fmt: skip
+BESIDE = ("torch/version.py", "nccl/include/nccl.h", "events.out.tfevents.1.x", "metrics.jsonl", "metrics.csv", "sft.yaml", "run-x.wandb", "error.json", "fr_0", "fr_1", "step_9/__0_0.distcp", "step_9/__1_0.distcp", "step_9/.metadata", "step_9/model.safetensors", "step_9/model.pt")  # fmt: skip
 """Files in the job's own folder, with any of these headers."""
 SHARED = (
     "mldebug-{}",
@@ -135,6 +135,7 @@ FILES = {
     "jobs/run_records/reader.py": "the script",
     "jobs/logs/event_files.py": "events.out.tfevents.1.x",
     "jobs/logs/follower.py": "the log",
+    "jobs/logs/output_folders.py": "sft.yaml",
     "jobs/logs/tail.py": "the log",
     "jobs/ranks/known_issues.py": "no job's: /etc/hosts",
     "jobs/ranks/libraries.py": "torch/version.py",

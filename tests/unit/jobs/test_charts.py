@@ -8,6 +8,7 @@ import pytest
 
 from mldebug.jobs.logs.charts.chart_parser import FileParser
 from mldebug.jobs.logs.charts.csv_table import CsvParser
+from mldebug.jobs.logs.charts.json_lines import JsonLinesParser
 from mldebug.jobs.logs.charts.kinds import PARSERS, event_kind
 from mldebug.jobs.logs.charts.protobuf import fields
 from mldebug.jobs.logs.charts.tensorboard import TfEventsParser, masked_crc
@@ -20,6 +21,10 @@ WANDB = (CHARTS / "wandb.bin").read_bytes()
 # Lightning's, where the evaluation shares a column with the training
 LIGHTNING = b"epoch,lr,step,train_loss_step,val_loss\n" + b"".join(
     f"0,,{step},{2 - step / 100},\n0,,{step},,1.5\n".encode() for step in range(9, 100, 10)
+)
+JSON_LINES = b"".join(
+    f'{{"step": {step}, "loss": {2 - step / 100}, "lr": 1e-05}}\n{{"step": {step}, "eval_loss": 1.5}}\n'.encode()
+    for step in range(9, 100, 10)
 )
 
 
@@ -38,6 +43,7 @@ def steps(records: list[LogRecord]) -> list[int | None]:
         ("tensorboard", TENSORBOARD, list(range(0, 200, 10))),
         ("wandb", WANDB, list(range(40))),
         ("csv", LIGHTNING, list(range(9, 100, 10))),
+        ("jsonl", JSON_LINES, list(range(9, 100, 10))),
     ],
 )
 def test_the_steps_of_a_real_file_in_any_chunks(
@@ -135,7 +141,7 @@ def _frame(data: bytes) -> bytes:
 @pytest.mark.parametrize("kind", sorted(PARSERS))
 def test_no_content_raises_or_makes_it_hold_more_than_a_record(kind: str) -> None:
     chance = random.Random(7)
-    data = {"tensorboard": TENSORBOARD, "wandb": WANDB, "csv": LIGHTNING}[kind]
+    data = {"tensorboard": TENSORBOARD, "wandb": WANDB, "csv": LIGHTNING, "jsonl": JSON_LINES}[kind]
     for _ in range(300):
         torn = bytearray(data)
         for _ in range(chance.randrange(1, 30)):
@@ -161,9 +167,56 @@ def test_what_is_no_message_has_no_fields(message: bytes) -> None:
         ("events.out.tfevents.1700000000.n1.77.0", "tensorboard"),
         ("run-abc.wandb", "wandb"),
         ("metrics.csv", "csv"),
+        ("trainer_log.jsonl", "jsonl"),
+        ("metrics.jsonl", "jsonl"),
+        ("train_metrics.jsonl", "jsonl"),
+        ("log_history.jsonl", "jsonl"),
+        ("scalars.json", "jsonl"),
+        ("20240102_030405.log.json", "jsonl"),
+        ("train.jsonl", ""),
+        ("catalog.jsonl", ""),
+        ("dialogs.jsonl", ""),
+        ("trainer_state.json", ""),
+        ("config.json", ""),
         ("data.csv", ""),
         ("train.py", ""),
     ],
 )
 def test_a_file_is_known_by_its_name(name: str, kind: str) -> None:
     assert event_kind(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ('{"current_steps": 5, "total_steps": 300, "loss": 1.5, "lr": 1e-05, "epoch": 0.1}', (5, 300, 1.5)),
+        ('{"step": 7, "train": {"loss": 2.5, "lr": 0.1}}', (7, None, 2.5)),
+        ('{"mode": "train", "epoch": 1, "iter": 50, "lr": 0.01, "loss": 3.5}', (50, None, 3.5)),
+        ('{"global_step": 20, "step": 2, "train/loss": 1.25}', (20, None, 1.25)),
+        ('{"epoch": 3, "train_loss": 1.25}', None),
+        ('{"step": 20, "eval/loss": 1.25}', None),
+        ('{"step": -1, "loss": 1.25}', None),
+        ('{"step": 2.5, "loss": 1.25}', None),
+        ('{"step": true, "loss": 1.25}', None),
+        ('{"prompt": "step 5, loss 2", "answer": "x"}', None),
+        ("[1, 2]", None),
+        ("step 5 loss 2.0", None),
+        ('{"step": 1e400, "loss": 1}', None),
+        ("[" * 20_000, None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [1, 10, 1 << 20])
+def test_json_lines(line: str, wanted: tuple[int, int | None, float] | None, size: int) -> None:
+    found = fed(JsonLinesParser(), f"{line}\n".encode(), size if len(line) < 1000 else 1 << 20)
+    assert [(one.step, one.total, one.loss) for one in found] == ([wanted] if wanted else [])
+
+
+def test_json_lines_go_on_where_bytes_were_left_out_and_below_a_line_too_long() -> None:
+    parser = JsonLinesParser()
+    parser.resync(1000)
+    assert fed(parser, b'tep": 4, "loss": 1}\n{"step": 5, "loss": 1.5}\n', 7)[0].step == 5
+    assert (
+        fed(parser, b'{"x": "' + b"y" * 200_000 + b'"}\n{"step": 6, "loss": 1.5}\n', 4096)[0].step
+        == 6
+    )
+    assert parser.held == 0

@@ -44,7 +44,7 @@ class CountingReader(Reader):
 class Stand:
     """A process that only sleeps in a folder, as a job of one rank, and its logs."""
 
-    def __init__(self, reader: CountingReader, folder: Path, output: Path | None = None) -> None:
+    def __init__(self, reader: CountingReader, folder: Path, output: Path | None = None, argv: tuple[str, ...] = ()) -> None:  # fmt: skip
         self.folder, self.reader, self.host = folder, reader, Host()
         with (output or Path("/dev/null")).open("ab") as stream:
             command = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -53,7 +53,7 @@ class Stand:
         assert brief is not None
         rank = RankIdentity(
             rank=0, world_size=1, pid=self.process.pid, start_ticks=brief.start_ticks,
-            started_at=time.time(), node="n", uid=os.geteuid(),
+            started_at=time.time(), node="n", uid=os.geteuid(), argv=argv,
         )  # fmt: skip
         self.job = Job(id="j", name="j", launcher="torchrun", ranks=(rank,), nodes=("n",))
         self.progress, self.now = LogProgress(), 1000.0
@@ -167,3 +167,85 @@ def test_who_tells_none_costs_one_listing_a_minute_and_two_reads_a_look(stand: S
     for _ in range(100):
         stand.look(0.5)
     assert stand.reader.reads - before <= 100
+
+
+LLAMA_FACTORY = '{"current_steps": %d, "total_steps": 300, "loss": 1.5, "lr": 1e-05, "epoch": 0.01, "percentage": 0.17, "elapsed_time": "0:00:10"}\n'
+
+
+def append(file: Path, *steps: int) -> None:
+    """As its writers do: open, append a line, close."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        with file.open("a") as lines:
+            lines.write(LLAMA_FACTORY % step)
+
+
+def test_json_lines_that_are_appended_by_a_file_which_is_closed_again_tell_steps(stand: Stand) -> None:  # fmt: skip
+    log = stand.folder / "saves/llama/lora/sft/trainer_log.jsonl"
+    append(log, 5, 10)
+    assert stand.look(job_logs.CHARTS_SOON) == 10
+    append(log, 15)
+    assert stand.look() == 15
+    assert (stand.progress.total_steps, stand.progress.loss) == (300, 1.5)
+    assert stand.progress.step_format == "jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sft.yaml", "model: x\noutput_dir: {}  # ours\nlearning_rate: 1e-5\n"),
+        ("sft.json", '{{"model": "x", "output_dir": "{}", "epochs": 3}}'),
+        ("run.toml", "[job]\nsave_dir = '{}'\n"),
+        ("work.yml", "trainer:\n  default_local_dir: 3\n  work_dir: {}\n"),
+    ],
+)
+def test_a_folder_that_only_a_settings_file_names_is_looked_through(
+    reader: CountingReader, tmp_path: Path, name: str, text: str
+) -> None:
+    elsewhere, works = tmp_path / "elsewhere/run-1", tmp_path / "works"
+    works.mkdir()
+    (works / name).write_text(text.format(elsewhere))
+    with ExitStack() as stack:
+        one = Stand(reader, works, argv=("llamafactory-cli", "train", name))
+        stack.callback(one.process.wait)
+        stack.callback(one.process.kill)
+        append(elsewhere / "trainer_log.jsonl", 5, 10)
+        assert one.look(job_logs.CHARTS_SOON) == 10
+
+
+def test_the_folder_of_its_own_log_is_looked_through(reader: CountingReader, tmp_path: Path) -> None:  # fmt: skip
+    works, out = tmp_path / "works", tmp_path / "out"
+    works.mkdir()
+    out.mkdir()
+    with ExitStack() as stack:
+        one = Stand(reader, works, out / "job.log")
+        stack.callback(one.process.wait)
+        stack.callback(one.process.kill)
+        one.look()
+        append(out / "metrics.jsonl", 7)
+        assert one.look(job_logs.CHARTS_SOON) == 7
+
+
+def test_a_settings_file_that_another_user_s_rank_may_not_read_names_nothing(
+    reader: CountingReader, tmp_path: Path
+) -> None:
+    """It is a link to a file that it may not follow, or no file at all: nothing is opened that the rank names so."""
+    works, hidden = tmp_path / "works", tmp_path / "hidden"
+    works.mkdir()
+    hidden.mkdir()
+    (hidden / "real.yaml").write_text(f"output_dir: {hidden}\n")
+    (works / "link.yaml").symlink_to(hidden / "real.yaml")
+    os.mkfifo(works / "fifo.yaml")
+    with ExitStack() as stack:
+        one = Stand(reader, works, argv=("train", "link.yaml", "fifo.yaml"))
+        stack.callback(one.process.wait)
+        stack.callback(one.process.kill)
+        append(hidden / "trainer_log.jsonl", 5)
+        assert one.look(job_logs.CHARTS_SOON) is None
+
+
+def test_what_a_checkpoint_says_of_the_trainer_is_no_rhythm(stand: Stand) -> None:
+    state = stand.folder / "out/checkpoint-500/trainer_state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text('{"global_step": 500, "log_history": [{"loss": 1.5, "step": 500}]}')
+    assert stand.look(job_logs.CHARTS_SOON) is None

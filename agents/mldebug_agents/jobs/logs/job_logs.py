@@ -176,7 +176,7 @@ class JobLogs:
         every = SEARCH_EVERY if any(place.parsed for place in self._places) else SEARCH_AGAIN
         if self._wants_charts(now):
             self._charts_searched = now
-            charts = find_event_files(self._host, self._reader, job)
+            charts = find_event_files(self._host, self._reader, job, self._places)
             self._searched = now if charts == self._charts else -math.inf
             self._charts = charts
         moved = outputs != self._last_outputs or any(
