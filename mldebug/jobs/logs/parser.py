@@ -9,6 +9,7 @@ import msgspec
 
 from mldebug.jobs.logs.headed_tables import HeadedTable, table_below
 from mldebug.jobs.logs.labels import strip_labels, unwrap_docker
+from mldebug.jobs.logs.lines.quiet_lines import QuietLines
 from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import LogFormat, LogRecord
 from mldebug.jobs.logs.scalars import scalars_of
@@ -50,6 +51,7 @@ class LogParser:
         signs = [it.signs for it in formats]
         self._signs = _fewest(chain.from_iterable(signs)) if all(signs) else ()
         self._own = [_Own(name, it, clock) for name, it in (own or {}).items()]
+        self._quiet = QuietLines(() if self._own else self._signs, _NCCL)
         self.lines = self.records = self.bytes = self.binary = self.oversized = 0
         self._partial = b""
         self._flushed = b""
@@ -57,6 +59,7 @@ class LogParser:
         self._nccl: list[str] = []
         self._block: _Block | None = None
         self._table: HeadedTable | None = None
+        self._unread = False  # the last line had no word of any format
 
     @property
     def slow(self) -> tuple[str, ...]:
@@ -152,32 +155,52 @@ class LogParser:
         text = data.decode(errors="replace")
         if "\x1b" in text:
             text = _ESCAPES.sub("", text)
-        lines = [line for line in text.split("\n") if line]
         if '"log":' in text:
-            lines = [
+            text = "\n".join(
                 part
-                for line in lines
+                for line in text.split("\n")
                 for part in (_unwrapped(line) if line[:1] == "{" else (line,))
-            ]
-        self.lines += len(lines)
+            )
+        lines = text.split("\n")
+        self.lines += len(lines) - lines.count("")
         if "\ufffd" in text:
             self.binary += sum("\ufffd" in line for line in lines)
-        if len(text) > MAX_LINE:
+        if len(text) > MAX_LINE and max(map(len, lines)) > MAX_LINE:
             short = [line for line in lines if len(line) <= MAX_LINE]
             self.oversized += len(lines) - len(short)
-            lines = short
-        if "NCCL " in text and len(self._nccl) < MAX_NCCL:
-            nccl_lines = [line[-MAX_NCCL_LINE:] for line in lines if _NCCL.search(line)]
-            self._nccl += nccl_lines[: MAX_NCCL - len(self._nccl)]
-        match = self._match
-        found = [(record, line) for line in lines if (record := match(line)) is not None]
+            lines, text = short or [""], "\n".join(short)
+        found = self._records(lines, self._quiet.shapes_of(text), nccl="NCCL " in text)
         return [
             *(record for record, _ in found[:-SCALARS_OF]),
             *(_with_scalars(record, line) for record, line in found[-SCALARS_OF:]),
         ]
 
+    def _records(self, lines: Sequence[str], shapes: Sequence[str], *, nccl: bool) -> list[tuple[LogRecord, str]]:  # fmt: skip
+        """The records in these lines, and the lines. `shapes`: of each, see `QuietLines`; `nccl`: whether NCCL has written any."""
+        found = []
+        quiet, match = self._quiet, self._match
+        known = quiet.shapes
+        for line, shape in zip(lines, shapes, strict=True):
+            always = known.get(shape)
+            if always is not None and self._block is None and (always or not quiet.may_count(line)):
+                table = self._table
+                if table is None or not table.may_be_row(line):
+                    continue
+            if not line:
+                continue
+            if nccl and len(self._nccl) < MAX_NCCL and _NCCL.search(line):
+                self._nccl.append(line[-MAX_NCCL_LINE:])
+            record = match(line)
+            if record is not None:
+                found.append((record, line))
+            elif self._unread:
+                quiet.learn(shape)
+                known = quiet.shapes
+        return found
+
     def _match(self, line: str) -> LogRecord | None:
-        if self._signs and self._block is None and not self._may_count(line):
+        self._unread = self._block is None and bool(self._signs) and not self._may_count(line)
+        if self._unread:
             return self._unsigned(line)
         line = strip_labels(line)
         record = self._read(line) or self._tabled(line)

@@ -18,6 +18,7 @@ import msgspec
 from mldebug.core.plugins import NoOptions
 from mldebug.jobs.logs.counter_kind import CounterKind, kind_of, prepares
 from mldebug.jobs.logs.labels import strip_logger
+from mldebug.jobs.logs.lines.settings_lines import lists_settings
 from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import (
     NUMBER,
@@ -29,7 +30,6 @@ from mldebug.jobs.logs.records import (
     number,
     whole,
 )
-from mldebug.jobs.logs.settings_lines import lists_settings
 
 _DICT = re.compile(
     r"\{'[^{}]{0,4000}'(?:epoch|iteration|(?:global_)?step(?:/max_steps)?)': ?['\d][^{}]{0,4000}\}"

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from mldebug.core.plugins import NoOptions
 from mldebug.jobs.logs.evaluation_words import evaluation_count, tells_of_evaluation
 from mldebug.jobs.logs.labels import strip_logger
+from mldebug.jobs.logs.lines.settings_lines import lists_settings
 from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import (
     GROUPED,
@@ -28,7 +29,6 @@ from mldebug.jobs.logs.records import (
     number,
     whole,
 )
-from mldebug.jobs.logs.settings_lines import lists_settings
 from mldebug.jobs.logs.step_seconds import seconds_of_step
 from mldebug.jobs.logs.wordless import wordless_count
 
