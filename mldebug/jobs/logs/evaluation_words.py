@@ -16,6 +16,9 @@ _WORDS = re.compile(
     r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-]| every\b)|(?<![\w/.-])(?:valid|val|test)(?: ?\|| on ['\"])|(?:^|[ :-])\[(?:val(?:id(?:ation)?)?|eval(?:uation)?)\][ :]|^val(?:id)?: |^testing(?: at\b|:? {0,4}[-\[(]? ?\d)"
     r"|(?:^|- |\] )(?:valid|val|test|dev|eval), [a-z_]{2,12}: ?\d"  # FunASR
 )
+_FIRST = re.compile(  # before the word of the count: `Test: batch 5/900`, `valid epoch 3 loss`
+    r"(?:^|\] |- |: )(?:test: (?:batch|epoch) |(?:val(?:id)?|test|dev|eval) (?:epoch|batch) )\[?\d"
+)
 _COLUMN = re.compile(  # of its own, behind the count: `Step 5/100 | eval | total step 105/1000`
     r"\| {0,4}(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?|test(?:ing)?|dev) {0,4}\|"
 )
@@ -56,6 +59,8 @@ def tells_of_evaluation(line: str, place: int, *, has_step: bool) -> bool:
     if not ("val" in line or "test" in line or "dev" in line or "infer" in line):
         return False
     if (place and _WORDS.search(line, 0, place)) or _has_first(_KEY, line, _TRAINING_KEY.search):
+        return True
+    if _FIRST.search(line):
         return True
     if "|" in line and _has_first(_COLUMN, line, _OF_TRAINING.search):
         return True

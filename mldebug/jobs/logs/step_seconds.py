@@ -27,7 +27,7 @@ _TIMES = tuple(  # with a word that such a line must have, since most have none 
         ("iter_speed", r"\biter_speed (?P<time>NUMBER) seconds per iteration", "s"),  # Cosmos
         ("batch_cost", r"(?<![a-z])batch_cost: ?(?P<time>NUMBER)(?: ?s| sec)?\b", "s"),  # PaddlePaddle
         ("time (data)", r"\btime \(data\): (?P<time>NUMBER) \(", "s"),  # BasicSR
-        ("time/step", r"\btime/step: (?P<time>NUMBER)", "s"),
+        ("time/step", r"\btime/step: {1,8}(?P<time>NUMBER) ?(?P<after>ms|s)?\b", "s"),
         ("step time", r"(?:average step time|\bstep time): (?P<time>NUMBER)", "s"),
         ("_ms", r"(?:elapsed_)?time_per_iteration_ms[:=] ?(?P<time>NUMBER)(?![\w.])", "ms"),
         ("_ms", r"(?:elapsed_)?time_per_iteration_ms[:=] ?(?P<time>NUMBERK)k\b", "s"),  # nanotron

@@ -1,4 +1,4 @@
-"""Lines as 30 programs' own printing code makes them, tables with their column names in another line among them, and tables that are no training.
+"""Lines as 50 programs' own printing code makes them, tables with their column names in another line among them, and tables that are no training.
 
 The code was looked up in public sources (`source`), and the right answers were written down before the parser read a line; where it tells no
 step or no loss, null stands. In `source_lines.jsonl` STEP stands for a count, LOSS for a loss that ends at 6.47; `may_step` and `may_loss`

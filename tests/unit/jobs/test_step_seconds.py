@@ -33,6 +33,9 @@ LINES: dict[str, float | None] = {
     '{"step": 112, "loss": 6.47, "step_time_s": 0.31}': 0.31,
     '{"step": 112, "loss": 6.47, "step_time_ms": 310}': 0.31,
     # words of their own
+    "step: 112 | loss: 6.47 | time/step: 1250.00ms | tokens/s: 4.19m": 1.25,
+    "step: 112 | loss: 6.47 | time/step:  250.00ms": 0.25,
+    "step: 112 | loss: 6.47 | time/step: 0.31": 0.31,
     "loss: 5.1, avg_reader_cost: 2.33 s, avg_batch_cost: 3.1 s, ips: 2.58": 3.1,
     "loss: 6.47, batch_cost: 0.41s, reader_cost: 0.01": 0.41,
     "[eta: 1 day, 2:03:04, time (data): 0.310 (0.002)] l_pix: 1e-02": 0.31,

@@ -104,6 +104,9 @@ _CHATTER = re.compile(
     r"\bworkers?\b(?!-)|data_?loader|data loader|prefetch|download|upload|heartbeat|watchdog|background|alive\b|tokeniz|\bpoller\b|\bmonitor\b(?!\s*[=:/])|\bnvml\b"
     r"|retry|attempt|(?:load|mapp|sav|writ|cach|pack|shard|collat|index|filter|shuffl|fetch|scann|enqueu|buffer|produc|build|extract|convert|compil)(?:ed|ing)\b|\bimbalance="
 )
+_PREPARES = re.compile(  # before a count without a loss; a warm-up with one trains
+    r"\b(?:(?:encod|profil|calibrat|fill|quantiz|export|merg|precomput)ing|warming up)\b"
+)
 _ABOUT = re.compile(
     r"\b(?:at|on|from|until|till|after|before|every|by|since|for|warm-?up|decay|accumulation|skipped|remaining|(?:max(?:imum)?|total|number of|num)(?: [a-z-]{1,16}){0,2}) $"
 )  # a sentence about a step, which another may be, or a setting
@@ -177,6 +180,8 @@ class PlainFormat:
             return _without_step(line, loss)
         place = found.start()
         if _CHATTER.search(line, 0, len(line) if loss is None else place):
+            return None
+        if loss is None and _PREPARES.search(line, 0, place):
             return None
         at = place if step or loss is None else _before_loss(line, place)
         if tells_of_evaluation(line, at, has_step=bool(step)):
