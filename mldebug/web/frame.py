@@ -73,13 +73,13 @@ def pages() -> dict[str, WebPage]:
 @cache
 def style() -> str:
     """The CSS of the report, followed by that of the pages."""
-    return (REPORT / "report.css").read_text() + (TEMPLATES / "pages.css").read_text()
+    return (REPORT / "report.css").read_text() + (TEMPLATES / "frame/pages.css").read_text()
 
 
 @cache
 def script() -> str:
     """The JavaScript of all pages."""
-    return (TEMPLATES / "pages.js").read_text()
+    return (TEMPLATES / "frame/pages.js").read_text()
 
 
 @cache
@@ -123,7 +123,7 @@ def render(name: str, request: PageRequest, *, leave: bool = False, stale: str =
 def plain(name: str, title: str, **shown: object) -> str:
     """A page without data of the node, such as login and errors.
 
-    `name`: its template; `shown`: values for it.
+    `name`: its template, with the folder, as in `frame/login`; `shown`: values for it.
     """
     frame = PageFrame(name=name, title=title, places=(), version=version(), every=0)
     return _environment().get_template(f"{name}.html.j2").render(f=frame, **shown)

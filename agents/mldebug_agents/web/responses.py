@@ -65,7 +65,7 @@ def message_page(
 ) -> Response:
     """A page with a sentence and what to do about it; `link`: a page to go to."""
     shown = {"sentence": sentence, "way_out": way_out, "link": link, "link_title": LINKS.get(link)}
-    return html(frame.plain("message", sentence, **shown), status=status)
+    return html(frame.plain("frame/message", sentence, **shown), status=status)
 
 
 def asset(text: str, kind: str) -> Response:

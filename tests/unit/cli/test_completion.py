@@ -19,8 +19,8 @@ from mldebug.cli.commands import share
 from mldebug.cli.main import COMPLETION, cli, main
 from mldebug.core.plugins import names
 from mldebug.incidents.report_store import ReportStore
-from mldebug_agents.cli.commands import preflight
-from mldebug_agents.cli.commands.demo import FAULTS
+from mldebug_agents.cli.commands.probes import preflight
+from mldebug_agents.cli.commands.support.demo import FAULTS
 from mldebug_agents.cli.completion import answer
 from mldebug_agents.cli.completion.answer import lines, look_aside, values
 from mldebug_agents.cli.completion.request import CompletionRequest, is_plain
@@ -330,7 +330,7 @@ def test_only_what_is_needed_is_loaded() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
     loaded = done.stdout.splitlines()[-1].split()
     assert "mldebug_agents.cli.commands.completion" in loaded
-    assert not [one for one in loaded if one in ("mldebug_agents.cli.commands.dump", "mldebug.config", "rich", "yaml", "jinja2")]  # fmt: skip
+    assert not [one for one in loaded if one in ("mldebug_agents.cli.commands.capture.dump", "mldebug.config", "rich", "yaml", "jinja2")]  # fmt: skip
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

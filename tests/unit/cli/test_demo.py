@@ -11,7 +11,7 @@ from rich.console import Console
 from mldebug.core.errors import MldebugError, ToolError
 from mldebug.core.model import Culprit
 from mldebug.core.report_model import Report
-from mldebug_agents.cli.commands import demo
+from mldebug_agents.cli.commands.support import demo
 from mldebug_agents.support.demo import job as demo_job
 from mldebug_agents.support.demo.agent import stage_line
 from mldebug_agents.support.demo.job import DemoJob, DemoPlan, DemoStep, job_environment

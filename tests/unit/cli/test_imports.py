@@ -1,11 +1,14 @@
 """What a start of `mldebug` imports: the same everywhere, so it shows where a start has become slow; `tests/bench/starts.py` measures it."""
 
+import ast
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-from mldebug.core.plugins import load, names, summary
+from mldebug.core.plugins import PACKAGES, load, names, summary
 
 LIST = "import sys\nfrom mldebug.cli.main import main\ncode = main()\nprint(*sys.modules, file=sys.stderr)\n"
 # What belongs to others than who asks: servers, other nodes, pages, and the agent itself
@@ -24,12 +27,19 @@ def test_help_imports_no_verb(words: tuple[str, ...]) -> None:
     modules = imported(*words, "--help")
     ours = {one for one in modules if one.startswith("mldebug")}
     assert ours <= {
-        *("mldebug", "mldebug.cli", "mldebug.cli.main", "mldebug.cli.commands"),
+        *("mldebug", "mldebug.cli", "mldebug.cli.main", *PACKAGES["commands"]),
         "mldebug.cli.help_texts",
         *("mldebug.core", "mldebug.core.errors", "mldebug.core.plugins", "mldebug.core.redact"),
-        *("mldebug_agents", "mldebug_agents.cli", "mldebug_agents.cli.commands"),
+        *("mldebug_agents", "mldebug_agents.cli"),
     }
     assert not modules & {*HEAVY, "jinja2", "rich", "yaml", "ssl", "http"}
+
+
+@pytest.mark.parametrize("folder", PACKAGES["commands"])
+def test_a_folder_of_verbs_imports_nothing_by_itself(folder: str) -> None:
+    """Every start imports all of them, to know which verbs there are."""
+    (docstring,) = ast.parse(Path(import_module(folder).__file__ or "").read_text()).body
+    assert isinstance(docstring, ast.Expr)
 
 
 @pytest.mark.parametrize("arguments", [("status",), ("reports", "list")])

@@ -14,8 +14,8 @@ import pytest
 from mldebug.cli.main import main
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report_store import ReportStore
-from mldebug_agents.cli.commands import mcp as verb
-from mldebug_agents.cli.commands.mcp import McpTools
+from mldebug_agents.cli.commands.support import mcp as verb
+from mldebug_agents.cli.commands.support.mcp import McpTools
 from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
 from shared.incidents import samples
 from shared.web.webpages import pages, shown, training

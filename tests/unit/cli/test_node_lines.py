@@ -13,7 +13,7 @@ from mldebug.core.model import GpuBrief, NodeBrief, RankBrief, RunBrief
 from mldebug.status.merged_runs import ViewedNodes
 from mldebug.status.node_lines import gpus_of_nodes, status_of_nodes
 from mldebug_agents.cli.commands import gpus as gpus_module
-from mldebug_agents.cli.commands import status as status_module
+from mldebug_agents.cli.commands.status import status as status_module
 from mldebug_agents.cluster.node_views import FarNodes, far_nodes
 
 

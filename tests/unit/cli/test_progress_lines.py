@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.core.plugins import names
+from mldebug.core.plugins import load, names
 
 ROOT = Path(__file__).parents[3]
 SOURCES = {  # where a command's work is done, if not in its own file
-    "dump": "agents/mldebug_agents/cli/commands/dump.py",
     "probe": "agents/mldebug_agents/probes/session.py",
     "trace": "mldebug/capture/trace/verbs.py",
 }
@@ -39,11 +38,7 @@ TRACED = json.dumps({"version": "2.9", "entries": [{"frames": [], "state": "comp
 
 
 def source(verb: str) -> str:
-    own = [
-        f"{root}/cli/commands/{verb.replace('-', '_')}.py"
-        for root in ("mldebug", "agents/mldebug_agents")
-    ]
-    place = next(one for one in (SOURCES.get(verb), *own) if one and (ROOT / one).exists())
+    place = SOURCES.get(verb) or load("commands", verb.replace("-", "_")).__file__ or ""
     return (ROOT / place).read_text(encoding="utf-8")
 
 

@@ -299,7 +299,7 @@ def test_the_terminal_is_given_back(act: Callable[[int, int], object], code: int
 def test_an_error_gives_the_terminal_back(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nclass Plant:\n    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'mldebug_agents.cli.commands.top':\n            sys.meta_path.remove(self)\n"
+        "        if name == 'mldebug_agents.cli.commands.status.top':\n            sys.meta_path.remove(self)\n"
         "            import mldebug.status.top.screen as module\n            real = module.screen\n"
         "            module.screen = lambda *a: (_ for _ in ()).throw(RuntimeError('planted')) if a[0].nodes.answers else real(*a)\n"
         "sys.meta_path.insert(0, Plant())\n"

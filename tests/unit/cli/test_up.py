@@ -14,8 +14,8 @@ import pytest
 
 from mldebug.cli.main import main
 from mldebug.config.schema import Config
-from mldebug_agents.cli.commands.agent import with_listen
-from mldebug_agents.cli.commands.up import metrics_port_taken
+from mldebug_agents.cli.commands.agent.agent import with_listen
+from mldebug_agents.cli.commands.agent.up import metrics_port_taken
 from mldebug_agents.system.service.background import PID_FILE, BackgroundAgent, running, stop
 from shared.web.webpages import pages, shown
 

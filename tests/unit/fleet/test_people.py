@@ -22,7 +22,7 @@ from mldebug.fleet.answers.node_list import NodeList
 from mldebug.fleet.answers.retry import RetryAdvice
 from mldebug.fleet.batches import FleetBatch, batch_of, packed
 from mldebug.fleet.hub_model import ReceivedBatch
-from mldebug_agents.cli.commands import fleet as fleet_verbs
+from mldebug_agents.cli.commands.fleet import fleet as fleet_verbs
 from mldebug_agents.fleet.asking import ask_hub, send_to_hub
 from mldebug_agents.fleet.hub import people
 from mldebug_agents.fleet.hub.notes import NewNote

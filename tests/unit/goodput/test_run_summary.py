@@ -15,7 +15,7 @@ from mldebug.goodput.account.run_summary import (
     summary_lines,
     view_lines,
 )
-from mldebug_agents.cli.commands.goodput import lines
+from mldebug_agents.cli.commands.goodput.goodput import lines
 
 ENDED = 1_700_003_720.0
 SLOW = "rank 3 waits only 2 % of the time, and stands idle in fetch (train.py)"

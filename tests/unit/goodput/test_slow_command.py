@@ -8,7 +8,7 @@ import pytest
 from mldebug.core.model import Job, RankIdentity
 from mldebug.goodput.recorded_waits import recorded_waits, with_recorded
 from mldebug.goodput.straggler import STRETCHES, SampledStretch
-from mldebug_agents.cli.commands.slow import judged
+from mldebug_agents.cli.commands.goodput.slow import judged
 from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
 from shared.goodput.recordings import on_gpus, records
 from shared.goodput.simulated import noisy, slower, stretch

@@ -26,8 +26,8 @@ from mldebug.status.gpu_lines import hardware_lines, rank_lines, rank_sentences
 from mldebug.status.gpu_table import missing, rows, table, users
 from mldebug.status.gpu_view import GpuOverview, GpuUser, of_agent
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.cli.commands.doctor import show_gpus
 from mldebug_agents.cli.commands.gpus import show_list
+from mldebug_agents.cli.commands.support.doctor import show_gpus
 from mldebug_agents.support.doctor.gpus import examined
 from shared.hardware.kernellines import fold, parse_line
 

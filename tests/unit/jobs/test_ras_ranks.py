@@ -19,7 +19,7 @@ from mldebug.config.schema import AgentConfig, CaptureConfig, Config
 from mldebug.core.model import Job, NcclRas
 from mldebug.core.plugins import create_all
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
-from mldebug_agents.cli.commands.status import NodeListing, status_lines
+from mldebug_agents.cli.commands.status.status import NodeListing, status_lines
 from mldebug_agents.jobs.ranks import ras_ranks
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS

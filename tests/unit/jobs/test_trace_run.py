@@ -13,7 +13,7 @@ import pytest
 
 from mldebug.cli.main import main
 from mldebug.core.errors import UsageError
-from mldebug_agents.cli.commands import run as run_verb
+from mldebug_agents.cli.commands.jobs import run as run_verb
 from mldebug_agents.jobs import trace_start
 from mldebug_agents.jobs.trace_start import TraceOptions, make_way, variables
 from mldebug_training.tracing import ring_file

@@ -24,7 +24,7 @@ from mldebug.probes.preflight.findings import (
     shm_check,
     words,
 )
-from mldebug_agents.cli.commands import preflight
+from mldebug_agents.cli.commands.probes import preflight
 from mldebug_agents.cluster.fanout.messages import FanoutRequest
 from mldebug_agents.cluster.node_findings import ArrivalTimes, NodesChecked
 from mldebug_agents.storage.child.client import MountClient

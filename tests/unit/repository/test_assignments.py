@@ -25,7 +25,7 @@ EXCEPTIONS = {
     "mldebug/cli/main.py: command": "click",
     "mldebug/cli/main.py: sys": "a stream that is closed is opened anew",
     "mldebug/cli/commands/reports.py: context": "click",
-    "agents/mldebug_agents/cli/commands/probe.py: command": "click",
+    "agents/mldebug_agents/cli/commands/probes/probe.py: command": "click",
     "agents/mldebug_agents/cli/completion/answer.py: command": "click",
     "agents/mldebug_agents/cluster/fanout/child.py: stream": "ClusterShell",
     "agents/mldebug_agents/cluster/peers/net/identity.py: proof.server": "ssl",

@@ -23,7 +23,7 @@ RANKS = "a world size: at most a million, refused where the environment or the a
 OURS = "our own threads"
 DRIVER = "the GPU driver's number, which `bounds` cuts"
 BOUNDED: dict[str, str] = {
-    "agents/mldebug_agents/cli/commands/goodput.py": "WIDTH: a bar of a share",
+    "agents/mldebug_agents/cli/commands/goodput/goodput.py": "WIDTH: a bar of a share",
     "mldebug/capture/flight_recorder/analysis.py": "ranks of dumps, where they are at most four times as many as dumps",
     "mldebug/capture/nccl_ras/progress.py": "pairs of late communicators, of which an answer has some hundred",
     "mldebug/capture/stacks/reader.py": "lines of a text that is held",

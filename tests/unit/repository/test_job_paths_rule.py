@@ -56,7 +56,7 @@ ADDRESSES = "addresses of the network, which `cluster.networks` bounds; no path"
 ALLOWED: dict[str, str] = {
     "alerts/action_runner/audit.py": OWN,
     "cli/commands/completion.py": OWN,
-    "cli/commands/web.py": "the browser of who typed it",
+    "cli/commands/agent/web.py": "the browser of who typed it",
     "cli/completion/answer.py": OWN,
     "cli/completion/table.py": OWN,
     "capture/nccl_ras/child.py": KERNEL,
@@ -221,7 +221,7 @@ def test_the_agent_calls_nothing_that_is_for_a_person_s_files() -> None:
         if isinstance(node, ast.ImportFrom) and node.module in modules
     }
     assert found == {
-        ("cli/commands/preflight.py", "mldebug.cluster.hostfile"),
+        ("cli/commands/probes/preflight.py", "mldebug.cluster.hostfile"),
         ("cluster/transports/ssh.py", "mldebug.cluster.hostfile"),  # `mldebug dump --hosts`
         ("jobs/trace_start.py", "mldebug.capture.trace.open_files"),  # a constant
         # entries of a tar that is open: a bundle that somebody replays

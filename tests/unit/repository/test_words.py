@@ -22,10 +22,8 @@ FILES = [file for root in ROOTS.values() for file in sorted(root.rglob("*.py"))]
 MOST = 15  # entries of a folder
 # folders that may be longer: how many entries each has at most, and why a level more would make the way to a file longer
 LONG = {
-    ROOTS["agents"] / "cli/commands": (29, "`mldebug VERB` is commands/VERB.py: who knows what he types knows the file"),
     ROOTS["mldebug"]: (17, "one folder for each subject of docs/glossary.md, of the same name in each root"),
     ROOTS["agents"]: (16, "the same"),
-    ROOTS["mldebug"] / "web/pages/templates": (17, "one file for each page, of its name"),
     ROOTS["exporters"] / "metrics": (16, "one file for each group, of the name of its subject"),
 }  # fmt: skip
 # words of an earlier dialect, as parts of the names of modules, classes and functions
@@ -280,6 +278,14 @@ def test_each_group_of_metrics_belongs_to_a_subject() -> None:
     assert [name for name, folder in folders.items() if folder not in ([], [METRICS[name]])] == []
 
 
+def test_each_command_in_a_folder_belongs_to_its_subject() -> None:
+    """A folder is for a subject with several commands; one that is alone stands beside the folders."""
+    folder = ROOTS["agents"] / "cli/commands"
+    commands = {each.name: {file.stem for file in each.glob("*.py")} - {"__init__"} for each in folder.iterdir() if each.is_dir() and each.name != "__pycache__"}  # fmt: skip
+    assert commands.keys() <= SUBJECTS | {"agent"}
+    assert [subject for subject, names in commands.items() if len(names) < 2] == []
+
+
 def test_each_page_belongs_to_a_subject() -> None:
     pages = {file.stem for file in (ROOT / "docs").glob("*.md")}
     assert pages == set(PAGES) | OTHER_PAGES
@@ -316,7 +322,7 @@ def test_a_sentence_that_goes_on_with_another_is_found() -> None:
 
 
 def test_docstrings_are_understood_alone() -> None:
-    files = [file for file in FILES if file.parent.name != "commands"]
+    files = [file for file in FILES if "commands" not in file.parts]
     found = {
         f"{file.relative_to(ROOT)}: {name}"
         for file in files
@@ -328,7 +334,7 @@ def test_docstrings_are_understood_alone() -> None:
 
 def test_docstrings_say_who_is_meant() -> None:
     # the docstrings of commands are help texts, which users know
-    files = [file for file in FILES if file.parent.name != "commands"]
+    files = [file for file in FILES if "commands" not in file.parts]
     found = {
         f"{file.relative_to(ROOT)}: {name}"
         for file in files

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mldebug import __version__
 from mldebug_agents.capture.stacks.pyspy import find_binary
-from mldebug_agents.cli.commands.doctor import FOR_MORE, Examination, show, sum_up
+from mldebug_agents.cli.commands.support.doctor import FOR_MORE, Examination, show, sum_up
 from mldebug_agents.support.doctor import checks, rights, rows, trials
 from mldebug_agents.support.doctor.clock import STA_UNSYNC, TIME_ERROR, ClockState, clock_state
 from mldebug_agents.support.doctor.rows import DoctorCheck

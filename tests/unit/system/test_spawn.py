@@ -482,7 +482,7 @@ def test_what_the_agent_holds_when_it_forks_stays_shared_with_its_children() -> 
 
 EARLY = """
 import sys
-from mldebug_agents.cli.commands import agent
+from mldebug_agents.cli.commands.agent import agent
 print(*sys.modules)
 """
 
@@ -540,7 +540,7 @@ def test_threads_may_decode_at_once_what_was_known_when_the_helper_was_forked() 
 LATE = """
 import msgspec
 import mldebug_agents.agent.serving
-import mldebug_agents.cli.commands.dump
+import mldebug_agents.cli.commands.capture.dump
 from mldebug.config.schema import Config
 from mldebug_agents.system.child.structs import struct_classes
 from mldebug_agents.agent.node_tools import open_tools

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mldebug_agents.cli.commands.trace import answer_lines
+from mldebug_agents.cli.commands.capture.trace import answer_lines
 from mldebug_agents.jobs.hook.trace_attach import AttachAnswer, as_user, file_text
 from mldebug_agents.system.child.job_paths import Rights
 from shared.system.patience import PATIENCE

@@ -38,7 +38,7 @@ def fleet_page(answerer: Answerer, viewer: Viewer, request: Request) -> Response
     if viewer.uid is None:
         found = answerer.lemons(None)
         page = msgspec.structs.replace(page, nodes=found.nodes[:MOST_NODES], stray_gpus=found.stray_gpus)  # fmt: skip
-    return html(frame.plain("fleet", "Fleet", p=page))
+    return html(frame.plain("fleet/nodes", "Fleet", p=page))
 
 
 class IncidentPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,14 +57,14 @@ def incident_page(answerer: Answerer, viewer: Viewer, request: Request) -> Respo
         page = IncidentPage(query=query, found=found)
     except MldebugError as error:
         page = IncidentPage(query=query, wrong=f"{error.message}: {error.way_out}")
-    return html(frame.plain("fleet_incidents", "Incidents", p=page))
+    return html(frame.plain("fleet/incidents", "Incidents", p=page))
 
 
 def hours_page(answerer: Answerer, viewer: Viewer, request: Request) -> Response:
     """GPU hours of the last weeks, by user or by job."""
     by = "job" if request.query_params.get("by") == "job" else "user"
     found: HoursList = answerer.hours(viewer.uid, by, time.time() - MONTHS)
-    return html(frame.plain("fleet_goodput", "GPU hours", p=found))
+    return html(frame.plain("fleet/goodput", "GPU hours", p=found))
 
 
 def hub_pages(answerer: Answerer) -> dict[str, Callable[[Viewer, Request], Response]]:

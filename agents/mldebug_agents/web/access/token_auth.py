@@ -155,7 +155,7 @@ class TokenAuth:
 
 def _form(request: Request, trouble: str = "", status: int = 200) -> Response:
     clear = request.url.scheme != "https" and not is_loopback(_address(request))
-    return html(frame.plain("login", "Log in", trouble=trouble, clear=clear), status=status)
+    return html(frame.plain("frame/login", "Log in", trouble=trouble, clear=clear), status=status)
 
 
 async def _body(request: Request) -> str | None:

@@ -1,0 +1,1 @@
+"""What starts and ends the agent, and how to see its pages: commands, one file each."""

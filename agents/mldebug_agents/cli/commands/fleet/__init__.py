@@ -1,0 +1,1 @@
+"""The hub, and what it knows of all nodes: commands, one file each."""

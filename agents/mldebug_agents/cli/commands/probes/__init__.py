@@ -1,0 +1,1 @@
+"""Measurements of nodes before a job starts there: commands, one file each."""

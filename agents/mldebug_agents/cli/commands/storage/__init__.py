@@ -1,0 +1,1 @@
+"""Checkpoints and disks: commands, one file each."""
