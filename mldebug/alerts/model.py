@@ -80,7 +80,7 @@ class AlertEvent(MeasuredData, frozen=True, kw_only=True):
 
 
 class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a channel sends.
+    """A message about one event, as every channel sends it.
 
     If a channel gets a message with the same `id` again, an earlier try may already have delivered
     it.
@@ -108,7 +108,9 @@ class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channel(Protocol):
-    """What a file in `channels/` creates. `send` may block, within time limits of its own."""
+    """A way to send messages about events to people or programs: what `create` of a file in `channels/` returns. `send` may block, within
+    time limits of its own.
+    """
 
     repeat: float  # seconds after which a firing event is sent again; 0: never
     # a channel may have `every` (seconds), too: then it gets no events, and one message now and then, that the agent lives

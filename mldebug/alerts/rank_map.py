@@ -165,7 +165,7 @@ Canvas = list[bytearray]
 
 
 def picture(found: RankMap) -> bytes:
-    """The map as a PNG file."""
+    """The map of ranks as the bytes of a PNG file."""
     rows = _rows(found)
     size = LARGE if sum(map(len, rows)) <= FEW else SMALL
     step, across = size + GAP, max(map(len, rows))

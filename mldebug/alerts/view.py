@@ -4,7 +4,7 @@ from mldebug.core.model import MeasuredData
 
 
 class EventView(MeasuredData, frozen=True, kw_only=True):
-    """One event as people see it: it fires, or it has fired. Times are unix seconds."""
+    """One event as status and pages show it, while it fires or after it has ended. Times are unix seconds."""
 
     key: str
     kind: str

@@ -89,7 +89,7 @@ _NATIVE = re.compile(r"(?P<function>\S.{0,4000}?) \((?P<path>[^()]{1,1000})\)")
 
 
 class FoldedStacks(NamedTuple):
-    """The stacks of one process: one for each thread; how many lines hold them."""
+    """The stacks of one process, one for each thread. `lines`: how many lines of the text they were read from."""
 
     lines: int = 0
     pid: int = 0

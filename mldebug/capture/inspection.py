@@ -122,7 +122,7 @@ class InspectedRanks(MeasuredData, frozen=True, kw_only=True):
         return any(one.failure for one in self.ranks)
 
     def text(self) -> str:
-        """All that it says, as text."""
+        """What was found in each rank (its profile, or who holds its memory), as lines of text."""
         return "\n".join(line for one in self.ranks for line in (*one.lines(), ""))
 
 
@@ -138,7 +138,7 @@ def of_ranks(found: Iterable[tuple[InspectedRank, bytes]]) -> InspectedRanks:
 
 
 def together(parts: Sequence[InspectedRanks]) -> InspectedRanks:
-    """What several nodes have found, the lowest rank first."""
+    """Join what several nodes found in their ranks (profiles, or who holds memory), the lowest rank first."""
     profiles = (one for part in parts for one in part.profiles)
     memory = (one for part in parts for one in part.memory)
     return InspectedRanks(

@@ -1,4 +1,4 @@
-"""The help of every verb as it is printed, in one file, `help.json`: who asks for it need not wait until the verb is imported.
+"""The help of every verb as it is printed, in one file, `help.json`, so that `--help` need not import the verb.
 
 The file is written from the real commands; a test compares the two.
 """

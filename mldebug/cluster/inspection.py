@@ -1,4 +1,4 @@
-"""The messages by which a person has ranks on other nodes inspected: from the agent of his node to the one that coordinates, from that one
+"""The messages by which a person has ranks on other nodes inspected: from the agent of the person's node to the one that coordinates, from that one
 to the nodes of these ranks, and what they answer. Pure.
 
 Nobody's agent decides for another node: each looks once more whether that person may, and whether the run stalls.
@@ -124,7 +124,7 @@ def most_bytes(files: int) -> int:
 
 
 def not_inspected(order: InspectOrder, ranks: Iterable[int], node: str, why: str) -> InspectedRanks:
-    """What is said of ranks on a node that could not be asked."""
+    """The answer for ranks whose node could not be asked: each with the reason."""
     if order.options.what == "memory":
         return InspectedRanks(
             memory=tuple(RankHolders(rank=one, pid=0, node=node, failure=why) for one in ranks)

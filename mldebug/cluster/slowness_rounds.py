@@ -130,7 +130,8 @@ class SlownessRounds:
 
 
 def is_comparable(news: Sequence[RunNews]) -> bool:
-    """Whether these nodes have all ranks of their run, and it goes on everywhere."""
+    """Whether the ranks of a run on different nodes can be compared: all its ranks are on these nodes, and on each of them the run is
+    neither over nor suspected to be stalled."""
     calm = all(one.stage == WATCHING and not one.incident and one.end is None for one in news)
     if not calm or len({one.world_size for one in news}) != 1:
         return False

@@ -110,7 +110,7 @@ class ReplyLines:
 
     @property
     def begun(self) -> bool:
-        """Whether any line was added."""
+        """Whether a line of the reply has come yet."""
         return self._first is not None
 
     @property

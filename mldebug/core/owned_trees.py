@@ -1,7 +1,7 @@
-"""Folders in which their owner may put anything: links, ten thousand folders in each other, and mounts of his own. Their size, and
+"""Folders in which their owner may put anything: links, ten thousand folders in each other, and mounts. Their size, and
 their removal.
 
-A filesystem that a user has mounted (FUSE) is served by his own program, which may never answer. So none is entered: what is to be
+A filesystem that a user has mounted (FUSE) is served by a program of that user, which may never answer. So none is entered: what is to be
 opened is held by an O_PATH descriptor first, which asks no filesystem, and left alone where it is another mount than its folder.
 """
 
@@ -49,7 +49,7 @@ def facts_of(path: Path) -> os.stat_result:
 
 
 def is_there(path: Path) -> bool:
-    """`lexists` of the same kind."""
+    """`os.path.lexists` that asks no filesystem that somebody may have mounted there."""
     try:
         facts_of(path)
     except OSError as error:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ProgressLine:
-    """What the line says, and whether it stands on the terminal now."""
+    """The line `DOING … 12 s` on the terminal while a command waits, written again each second."""
 
     def __init__(self, doing: str, stream: TextIO) -> None:
         self._doing = doing

@@ -1,4 +1,4 @@
-"""The report, `report.json`, as it is written: one struct for each object in it. What it tells of is in `model`."""
+"""The report, `report.json`, as it is written: one struct for each object in it. The captures and verdicts that it is made from are in `model`."""
 
 from enum import StrEnum
 from typing import Literal
@@ -14,7 +14,7 @@ IncidentState = Literal["open", "recovered", "ended"]
 
 
 class ThreadView(ReportData, frozen=True, kw_only=True):
-    """One thread in a report."""
+    """A thread of a rank, as a report shows it: its name and its stack."""
 
     name: str
     tid: int
@@ -82,7 +82,7 @@ class GpuView(ReportData, frozen=True, kw_only=True):
 
 
 class JobView(ReportData, frozen=True, kw_only=True):
-    """The job in a report."""
+    """The job that a report is about."""
 
     id: str
     name: str
@@ -160,7 +160,7 @@ class ChangeView(ReportData, frozen=True, kw_only=True):
 
 
 class Comparison(ReportData, frozen=True, kw_only=True):
-    """What moved between the first and the newest capture."""
+    """Which ranks moved between the first and the newest capture of an incident."""
 
     seconds: float  # between them
     summary: str  # one sentence: "nothing moved"

@@ -61,9 +61,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as settings and options are written, `1h30m`, rounded to milliseconds; `parse_duration` reads it back. What people
-    are told is `duration_words`.
-    """
+    """A duration as settings and options are written, `1h30m`, rounded to milliseconds; `parse_duration` reads it back. For sentences use `duration_words`."""
     left = round(seconds * 1000)
     parts = []
     for unit, size in _MILLISECONDS.items():

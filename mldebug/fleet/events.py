@@ -31,7 +31,7 @@ Index = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 
 
 class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
-    """What all events have. `id` is the same for the same event, however often it is sent: see `with_id`."""
+    """Base of all events that agents send to the hub. `id` stays the same however often an event is sent: see `with_id`."""
 
     id: Annotated[str, msgspec.Meta(max_length=32)] = ""
     schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA

@@ -54,7 +54,7 @@ class FleetStore(Protocol):
         ...
 
     def totals(self) -> StoreTotals:
-        """How much is stored."""
+        """How many events are stored, and their size in bytes."""
         ...
 
     def prune(self, before: float, most_bytes: int) -> int:
@@ -101,7 +101,7 @@ class HubTransport(Protocol):
         ...
 
     def stop(self) -> None:
-        """Take no more batches."""
+        """Stop the transport: no more batches are taken."""
         ...
 
     def refused(self) -> dict[str, int]:

@@ -126,12 +126,15 @@ class Compared(NamedTuple):
     kind: str
 
     def more(self, own: float, others: float) -> bool:
-        """Whether this share of its time is above 0, and larger than the others' by half of the loss."""
+        """Whether `own`, a share of the slow rank's time (0 to 1), is above 0 and exceeds `others`, the same share of the others' time,
+        by at least half of the loss."""
         return own > 0 and own - others >= CAUSE * self.loss
 
 
 class Rule(NamedTuple):
-    """`holds`: whether it is this cause; `words`: the cause, to follow "it "; `step`: what to do, `{node}` and `{pid}` filled in."""
+    """One possible cause of a slow rank. `holds`: whether the evidence shows this cause; `words`: the cause as a phrase that follows
+    "it "; `step`: what to do about it, a text in which `{node}` and `{pid}` are filled in.
+    """
 
     kind: str
     holds: Callable[[Compared], bool]

@@ -1,7 +1,7 @@
 """Which rank arrives last at collectives, by the durations that PyTorch's Flight Recorder has measured on the GPUs.
 
 With `TORCH_NCCL_ENABLE_TIMING=1` each entry has `duration_ms`: from when this rank's stream came to the collective until it was done. All
-members are done at the same moment, so whoever came last has the shortest one, and by how much another's is longer it has waited. That is what
+members are done at the same moment, so the rank that came last has the shortest one, and another rank has waited for as long as its own is longer. That is what
 GPUs wait for each other; the stacks of hosts that only wait for their GPUs do not show it.
 
 The waits in all groups of a rank count, each over the time that its recorded calls cover: who comes late to one because it has waited in another

@@ -1,4 +1,4 @@
-"""What is found about slow ranks, in words. Pure."""
+"""Sentences about slow ranks: which, since when, why, and what to do. Pure."""
 
 import re
 from collections import Counter

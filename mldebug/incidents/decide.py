@@ -1,4 +1,4 @@
-"""What a person can do now about what a report tells, and why each rank that it does not name is not to blame. Pure."""
+"""What a person can do about an incident, and why each rank that the report does not name is not to blame. Pure."""
 
 import shlex
 from collections.abc import Iterator

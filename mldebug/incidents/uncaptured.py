@@ -44,7 +44,7 @@ def stand_in(incident: Incident) -> NodeCapture:
 def judge_uncaptured(
     bare: NodeCapture, sentence: str, lasted: str, lacks: str = "no capture shows who is to blame"
 ) -> Judgement:
-    """The verdict `unknown`.
+    """The judgement of a stall of which no capture exists: the verdict is `unknown`.
 
     `bare`: the empty capture; `sentence`: what the agent saw of the stall; `lasted`: how long it
     lasted; `lacks`: why nobody is named.

@@ -51,7 +51,7 @@ class PublishedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All published figures.
+    """The figures that vendors publish for their GPUs and networks, by model.
 
     `share`: the part (0 to 1) of a `best` figure that a GPU must reach.
     """

@@ -111,7 +111,7 @@ def busbw(op: str, size: int, seconds: float, ranks: int) -> float:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The spread of at least one value."""
+    """Lowest, median and highest of these values, of which there must be at least one."""
     ordered = sorted(values)
     nearest = ordered[math.ceil(0.99 * len(ordered)) - 1]
     return Spread(min=ordered[0], median=median(ordered), max=ordered[-1], p99=nearest)

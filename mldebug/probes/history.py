@@ -65,7 +65,7 @@ class ProbeSeries(MeasuredData, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ProbeRun(MeasuredData, frozen=True, kw_only=True, omit_defaults=False):
-    """One measurement.
+    """One measurement of a series, as it is stored.
 
     `at`: unix time; `seconds`: the median time. A barrier has bandwidth 0, as it has no payload.
     """
@@ -142,7 +142,7 @@ class TrendDetector:
         self._last: deque[float] = deque(maxlen=LAST)
 
     def add(self, speed: float) -> None:
-        """Add the speed of the next run."""
+        """Add the speed that the next run of the probe measured, in the unit of the series, and judge the trend anew."""
         if len(self._last) == LAST:
             self._leave(self._last[0])
         self._last.append(speed)

@@ -67,7 +67,7 @@ ON_STORAGE = frozenset(("storage", "uninterruptible"))  # where fsync stands
 
 
 class Condition(StrEnum):
-    """What a rank did during a whole window of time."""
+    """Whether a rank was frozen, waited or moved during a whole window of time."""
 
     WAITING = "waiting"  # frozen in a wait that only others can end
     BLIND = "blind"  # spins in such a wait without a switch; its device cannot be read

@@ -59,8 +59,8 @@ class StillnessSummary(msgspec.Struct, frozen=True):
         return tuple(activity.last.rank for activity in (*self.waiting, *self.blind, *self.inert))
 
     def stood_for(self, now: float) -> float:
-        """Seconds for which the ranks that stand have stood: all of them, or, while other ranks still work, the first one. 0.0
-        where none stands. `now`: the caller's clock.
+        """Seconds since ranks were frozen: since all of them were or, while other ranks still work, since the first one was. 0.0
+        where none is frozen. `now`: the caller's clock.
         """
         standing = (*self.waiting, *self.blind, *self.inert)
         spans = [

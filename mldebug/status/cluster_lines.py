@@ -15,7 +15,7 @@ Shown = tuple[PeerView, RunNews]
 
 
 def cluster_lines(view: ClusterView) -> Iterator[str]:
-    """The view of a cluster in lines: one for each run, and one for each kind of trouble."""
+    """Lines of text about the agents of other nodes: one for each run over several nodes, and one for each kind of trouble."""
     here = [
         one
         for one in view.peers

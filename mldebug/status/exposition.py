@@ -21,5 +21,5 @@ class Exposition(Protocol):
         ...
 
     def render(self, snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
-        """This snapshot as (body, content type), for example one user's own part of it."""
+        """Render this snapshot, for example one user's part of it. Returns body and content type."""
         ...

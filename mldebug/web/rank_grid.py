@@ -28,7 +28,7 @@ MEANINGS = {
 
 
 class RankCell(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank as a cell of the map and a row of the table."""
+    """One rank of a run, as a cell of the map and a row of the table on the run's page."""
 
     rank: int
     pid: int | None
@@ -43,7 +43,7 @@ class RankCell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the map's legend."""
+    """One line of the legend below the map of ranks: what a colour and letter mean, and how many ranks have it."""
 
     role: str
     name: str
@@ -54,7 +54,7 @@ class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks of a run in order. `rows`: the same ranks, with those first that should be looked at."""
+    """The map and the table of a run's ranks, as the page of the run shows them. `cells`: in the order of ranks; `rows`: first those that should be looked at."""
 
     cells: tuple[RankCell, ...]
     rows: tuple[RankCell, ...]

@@ -16,7 +16,7 @@ MOST = 64
 
 
 class RankGpuRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's GPU.
+    """A GPU of a rank, as the page of the run shows it.
 
     A figure that is not known is a dash. `hot`: heat or the power supply lowers its clocks.
     """

@@ -17,7 +17,6 @@ from mldebug_agents.state import client as state_client
 from mldebug_agents.state import server as state_server
 from mldebug_agents.storage.child import client as filesystem_client
 from mldebug_agents.storage.child import server as filesystem_server
-from mldebug_agents.storage.dir_sizes import entry as dir_sizes_child
 from mldebug_agents.storage.dir_sizes import messages as dir_sizes_messages
 from mldebug_agents.storage.usage import child as usage_child
 from mldebug_agents.storage.usage import messages as usage_messages
@@ -29,6 +28,11 @@ def _inspect(connection: socket.socket) -> None:
     import_module("mldebug_agents.agent.inspection_child").serve(connection, CHILDREN)
 
 
+def count_directories(connection: socket.socket) -> None:
+    """The child that counts the sizes of directories. It needs watchdog, which is imported in the child only."""
+    import_module("mldebug_agents.storage.dir_sizes.child").serve(connection)
+
+
 CHILDREN: Workers = {
     node_inspection.NAME: _inspect,
     state_client.NAME: state_server.serve,
@@ -38,6 +42,6 @@ CHILDREN: Workers = {
     ras_child.NAME: ras_child.serve,
     filesystem_client.NAME: filesystem_server.serve,
     identity.NAME: identity.serve,
-    dir_sizes_messages.NAME: dir_sizes_child.serve,
+    dir_sizes_messages.NAME: count_directories,
     usage_messages.NAME: usage_child.serve,
 }

@@ -358,7 +358,7 @@ class AgentLoop:
 
     @property
     def node(self) -> str:
-        """This node's name."""
+        """The name of this node, as all messages and reports have it."""
         return self._parts.context.node
 
     def snapshot(self) -> Snapshot:

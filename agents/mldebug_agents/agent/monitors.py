@@ -39,7 +39,7 @@ STANDS = (Stage.SUSPECT, Stage.CONFIRMED, Stage.BLAMED)
 
 
 class LoopState(NamedTuple):
-    """What the main loop knows in one turn.
+    """The runs and jobs of this node as one turn of the agent's main loop sees them.
 
     `looked`: this agent has searched the node for jobs at least once. `exits`: how the ranks of a run have exited so far, in words.
     `is_comparing`: ranks are sampled now because a run has become slower. `catching`: a context for work on one job: an error of the agent in it is logged, and the work on other jobs goes on.

@@ -38,7 +38,7 @@ class CurrentConfig:
         self._config = config
 
     def read(self) -> Config:
-        """The configuration in use now."""
+        """Return the configuration that is in use at this moment."""
         return self._config
 
     def replace(self, config: Config) -> None:

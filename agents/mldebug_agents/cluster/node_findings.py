@@ -1,4 +1,4 @@
-"""Asks all nodes of a job what stands against its start; each runs `mldebug preflight --send`, and nothing is installed there."""
+"""Asks all nodes of a job what may keep it from starting or running well; each runs `mldebug preflight --send`, and nothing is installed there."""
 
 import time
 

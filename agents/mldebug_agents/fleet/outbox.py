@@ -40,7 +40,7 @@ GO_FIRST = ("checkpoint", "probe", "node_health", "hardware_fault", "incident", 
 
 
 class EventStore(KeyValueStore, Protocol):
-    """What keeps the rows of an `Outbox`: it also tells when a value is on disk."""
+    """Keeps the rows of an `Outbox` on disk, and says which of them have been written."""
 
     def is_stored(self, name: str) -> bool:
         """Whether no write of this value waits any more."""
@@ -75,7 +75,7 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """How many events wait."""
+        """The number of events that wait to be sent to the hub."""
         return sum(map(len, self._queues.values()))
 
     def restore(self) -> None:

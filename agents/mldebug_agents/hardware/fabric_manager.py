@@ -38,7 +38,7 @@ class FileReads(Protocol):
     """The part of `Reader` that is needed."""
 
     def read_file(self, path: str, *, rights: Rights, max_bytes: int, timeout: float = 2.0) -> bytes | Unreadable:  # fmt: skip
-        """All of a regular file."""
+        """Read a regular file of at most `max_bytes` bytes; `timeout`: seconds."""
 
     def read_from(self, path: str, offset: int, *, rights: Rights, max_bytes: int, timeout: float = 2.0) -> FilePiece | Unreadable:  # fmt: skip
         """Bytes of a regular file from an offset on."""

@@ -235,7 +235,7 @@ class NodeProbe:
 
 
 def read_ports(host: Host) -> Iterator[Port]:
-    """Every RDMA port of this node."""
+    """Yield every RDMA (InfiniBand, RoCE) port of this node."""
     for folder in sorted(Path(f"{host.root}/sys/class/infiniband").glob("*/ports/*"))[:256]:
         state, physical, speed = (_text(folder / name) for name in ("state", "phys_state", "rate"))
         yield read_port(f"{folder.parent.parent.name}/{folder.name}", state, physical, speed)

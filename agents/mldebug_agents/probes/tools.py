@@ -19,7 +19,7 @@ CHILDREN: Workers = {gpu_messages.NAME: gpu_server.serve, ras_child.NAME: ras_ch
 
 @dataclass(frozen=True, slots=True)
 class ProbeTools:
-    """`finder`: finds the training jobs of this node. `gpus`: reads its GPUs by a child."""
+    """How a probe looks at its node. `finder`: finds the training jobs there; `gpus`: reads its GPUs in a child process."""
 
     context: Context
     gpus: NodeReader

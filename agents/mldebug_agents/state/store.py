@@ -142,7 +142,7 @@ class StateStore:
     # --- what was, what is ---------------------------------------------------------------------------
 
     def memory(self, job_id: str) -> StallMemory | None:
-        """What is stored of this run's stall watch; None where nothing is."""
+        """What this run's stall watch had learnt when it was stored last; None where nothing is stored."""
         row = self._rows.get(job_id) or self._found.get(job_id)
         return row.memory if row else None
 

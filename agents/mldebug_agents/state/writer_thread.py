@@ -75,7 +75,7 @@ class WriterThread:
 
     @property
     def opened(self) -> bool:
-        """Whether the state dir is open."""
+        """Whether the folder in which the agent keeps its state has been opened."""
         return self._opened.is_set()
 
     @property
@@ -137,8 +137,8 @@ class WriterThread:
             return key in self._todo
 
     def begin_anew(self) -> None:
-        """A write found the state dir gone and made it anew: what failed before in this round is tried again at once, and not
-        told. Called in the writer's thread.
+        """Note that a write found the state dir gone and made it anew: what failed before in this round is tried again at once, and not
+        reported. Called in the writer's thread.
         """
         self._failures = []
 

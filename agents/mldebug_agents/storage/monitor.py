@@ -70,7 +70,7 @@ class StorageCollector(Protocol):
         """Alerts about problems that a person should solve."""
 
     def gaps(self) -> Iterable[Gap]:
-        """What could not be read, and why."""
+        """What this collector could not read, each with the reason."""
 
 
 def look_once(parts: Sequence[StorageCollector], jobs: Sequence[Job]) -> StorageState:

@@ -15,7 +15,7 @@ ORDER = (READ, OPEN, METADATA)
 
 
 def slow_by_device(alarms: Iterable[StorageAlert]) -> dict[str, str]:
-    """What is slow on each device, as a sentence. `alarms`: all of storage."""
+    """By device, a sentence that says which of its operations are slow. `alarms`: all alerts about storage."""
     slow = [one for one in alarms if one.device and one.operation in ORDER]
     slow.sort(key=lambda one: -ORDER.index(one.operation))
     return {one.device: one.sentence for one in slow}

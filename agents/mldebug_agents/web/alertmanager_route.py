@@ -23,8 +23,8 @@ Answer = Callable[[bytes], tuple[int, bytes]]
 
 
 class AlertmanagerRoute:
-    """Takes POSTs of alerts. `handler` returns what handles a body, in a thread, and returns status and JSON; None where the agent
-    is not ready for that yet.
+    """Takes the alerts that Alertmanager sends by HTTP POST. `handler` returns a function that is given the body, in a thread, and
+    returns status and JSON; None as long as the agent is not ready.
     """
 
     def __init__(

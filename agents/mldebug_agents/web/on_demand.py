@@ -69,7 +69,7 @@ class OnDemandServer:
     def serve_verbs(
         self, verbs: Mapping[str, Any], own_verbs: Mapping[str, Any], alerts: Any
     ) -> None:
-        """See `AgentServer.serve_verbs`."""
+        """Answer these requests of commands (`mldebug status` and others) by the Unix socket: see `AgentServer.serve_verbs`."""
         with self._lock:
             self._verbs = verbs, own_verbs, alerts
             if self._server is not None:

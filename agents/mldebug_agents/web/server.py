@@ -187,7 +187,7 @@ class AgentServer(HttpServers):
             self.serve_tcp(open_tcp(self.settings.listen))
 
     def serve_tcp(self, listener: socket.socket) -> None:
-        """Serve this listening TCP socket: metrics for everybody, pages and alerts for who has the token."""
+        """Serve this listening TCP socket: metrics for everybody, pages and alerts for requests with the token."""
         alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
         self.serve(Starlette(routes=[*self._public(), alerts, *self.pages.by_tcp()]), listener)
 

@@ -1,10 +1,10 @@
-"""Tells exceptions of the job's signal handlers from our own: a handler of the job may run, and raise, between any two lines of our
+"""Tells exceptions of the job's signal handlers from those of mldebug: a handler of the job may run, and raise, between any two lines of our
 code.
 
 Many jobs use `signal.alarm` with a handler that raises TimeoutError to end what takes too long. The hook ignores its own errors for
 the sake of the training, and must not ignore that one. A frame is taken for a handler's where it was called with a signal number
 and the frame it interrupted; no other call looks like that. If the handler has dropped these arguments, it is recognised only while
-it is still installed. Any other exception counts as ours, since passing on an error of ours would end a healthy job.
+it is still installed. Any other exception counts as mldebug's, since passing on an error of mldebug would end a healthy job.
 """
 
 from __future__ import annotations

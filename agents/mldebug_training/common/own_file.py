@@ -1,4 +1,4 @@
-"""An open file of ours in the job's process, where the job may close any descriptor, and its number may then be given to another
+"""A file that mldebug has open in the job's process, where the job may close any descriptor, and its number may then be given to another
 file.
 
 Before each use fstat checks that the descriptor still belongs to our file. Between check and use another thread may still close and

@@ -78,7 +78,7 @@ class OwnProcess:
         self.task = task
 
     def end_task(self) -> None:
-        """Forget the task, which is over."""
+        """Forget the task that this process was asked for (`StepTask`), because it is over."""
         self.task = None
 
     def reached(self) -> tuple[int, int]:

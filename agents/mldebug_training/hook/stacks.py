@@ -1,4 +1,4 @@
-"""The stacks of all threads, written by a thread of ours when a real-time signal comes: nobody has to attach.
+"""Writes the stacks of all threads of this process when a real-time signal comes, in a thread of the hook: nobody has to attach.
 
 Three signals, all blocked in the threads of the job, so that no system call of the job is ever interrupted:
 
@@ -9,11 +9,11 @@ flight two numbers below: taken by `sigwait` as well; then `mldebug_training.hoo
 
 What `ask` has written stands between two lines with its number, `Stacks 7:` and `End of stacks 7.`, so that nobody takes an older
 answer, or a half of one, for a new one. It begins at the front of the file again where more than half of that is used, and
-takes no more than half: so the file does not grow, whoever asks how often, and whether the process steps or hangs. What
+takes no more than half: so the file does not grow, however often somebody asks, and whether the process steps or hangs. What
 `force` writes is C code's, goes on where the file stands, and is bounded by who asks: nobody does beyond the file's end.
 
 All have a handler, because the default action of a real-time signal ends the process. A program that takes this process's
-place by exec has none, but inherits the block; and whoever sends a signal looks first whether it is caught.
+place by exec has none, but inherits the block; and the sender of a signal looks first whether it is caught.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _open_again(before: set[int]) -> None:
 
 
 def _listening(ask: int, path: str, answers: tuple[Callable[[], None], ...]) -> int:
-    """The file that a thread of ours writes from now on. It is none of `threading`'s: a job may wait for all of those."""
+    """The file that the hook's thread writes from now on. The thread is not one of `threading`'s, for all of which a job may wait."""
     fd = reserve(path + SUFFIX, ROOM)
     try:
         _catch(ask, fd)

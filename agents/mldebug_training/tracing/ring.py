@@ -1,7 +1,7 @@
 """The trace ring: what one process did last, in one memory-mapped file of fixed size. This docstring is the layout, version 1.
 
 In the default place it is `/dev/shm/mldebug_trace-PID-START` (pid as the process sees it; start in clock ticks since boot, field 22 of
-/proc/PID/stat); elsewhere any name. Mode 0600. The writer keeps it open under flock(2) while it lives, so whoever gets the
+/proc/PID/stat); elsewhere any name. Mode 0600. The writer keeps it open under flock(2) while it lives, so a process that gets the
 lock, and finds no such process, has the ring of a dead one; /proc/PID/fd finds one that lies elsewhere. All is little-endian,
 offsets in bytes, -1 and 0 are "not known" in signed and unsigned fields, texts are UTF-8 filled up with NUL, times are ns.
 

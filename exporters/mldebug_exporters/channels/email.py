@@ -1,4 +1,4 @@
-"""E-mail, by an SMTP server."""
+"""E-mail, sent by an SMTP server."""
 
 import smtplib
 import socket

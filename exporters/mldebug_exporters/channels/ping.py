@@ -61,5 +61,5 @@ class Ping:
 
 
 def create(options: Options) -> Channel:
-    """Build the channel `ping`: dead man's switch: while the agent's main loop runs, it requests an address regularly."""
+    """Build the channel `ping`, a dead man's switch: it requests an address regularly while the agent's main loop runs."""
     return Ping(options)

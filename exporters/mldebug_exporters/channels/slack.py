@@ -45,7 +45,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What Slack's API answers, as far as it is used."""
+    """The fields of an answer of Slack's API that are used."""
 
     ok: bool = False
     error: str = ""

@@ -84,7 +84,7 @@ class _SampleTable:
             self.values[family.name] = {}
 
     def add(self, sample: Sample) -> None:
-        """Add a sample.
+        """Add a sample to its family.
 
         If one with the same labels is there already, the new one is only counted as a double.
         """

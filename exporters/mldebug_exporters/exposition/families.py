@@ -61,7 +61,7 @@ class FamilyTable:
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """All rows so far, in order."""
+        """The metric families declared so far, in the order of their declaration."""
         return tuple(self._rows)
 
     def labelled(self, *labels: str, absent: str = "") -> "FamilyTable":

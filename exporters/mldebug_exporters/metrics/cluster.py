@@ -1,4 +1,4 @@
-"""The agents of other nodes: who was turned away."""
+"""The agents of other nodes: how many requests were refused, by reason."""
 
 from collections.abc import Iterator
 
@@ -23,5 +23,5 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `cluster`: the agents of other nodes: who was turned away."""
+    """Build the metric group `cluster`: how many requests of other nodes' agents were refused, by reason."""
     return MetricGroup(TABLE.families, samples)

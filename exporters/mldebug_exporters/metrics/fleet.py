@@ -20,7 +20,7 @@ SUCCESS = TABLE.gauge("fleet_last_success_timestamp_seconds", "When the hub has 
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """What waits for the hub, and what it has taken and refused."""
+    """How many events wait for the hub, and how many the hub has stored and refused."""
     found = snapshot.fleet
     if found is None:
         return

@@ -38,7 +38,7 @@ FOUND = EVENTS.counter(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """The figures of each run, as far as it tells them; of its events zeros included, once it tells any."""
+    """The figures that each run's log has (loss, learning rate and so on), and how many events of each kind were found in them, zeros included."""
     counts = {history.run: history.counts for history in snapshot.histories}
     for run in snapshot.runs:
         yield from _figures(run)

@@ -100,7 +100,7 @@ def plan(facts: RankFacts) -> AccessPlan:
 
 
 def dump_files(facts: RankFacts) -> tuple[str, ...]:
-    """The paths where the rank's PyTorch version writes dumps; more than one where releases of that version differ."""
+    """The paths of the files to which this rank's PyTorch writes its Flight Recorder; several where releases of one version differ."""
     environ, torch = facts.environ, facts.torch or (0, 0)
     named = environ.get(PREFIX) if torch >= (2, 8) else None
     named = named or environ.get(OLD_PREFIX)

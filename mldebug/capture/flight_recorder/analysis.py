@@ -75,7 +75,7 @@ def analyse(
 
 
 class Analysis:
-    """Concludes from the Flight Recorder records of a job, given by rank, what kind of hang it is and who is waited for."""
+    """Concludes from the Flight Recorder records of a job, given by rank, what kind of hang it is and which ranks the others wait for."""
 
     def __init__(
         self, records: Mapping[int, FlightRecord], unreadable: Mapping[int, str] | None = None

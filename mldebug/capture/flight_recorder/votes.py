@@ -52,7 +52,7 @@ class View:
 
     @cached_property
     def members(self) -> frozenset[int]:
-        """The global ranks of the group."""
+        """The ranks of the group, by their numbers in the whole job."""
         return members_of(self.folded)
 
     @cached_property

@@ -99,5 +99,5 @@ def place_of(frames: Sequence[Frame]) -> str:
 
 
 def frame_of(file: str, line: int, function: str) -> Frame:
-    """A frame as PyTorch names it."""
+    """The frame at a file, line and function as PyTorch's memory snapshot names them, paths shortened."""
     return named_frame(file, str(max(0, line)), function)

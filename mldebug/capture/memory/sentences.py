@@ -61,7 +61,7 @@ def holder_lines(holders: MemoryHolders, shown: int = SHOWN) -> Iterator[str]:
 
 
 def line_words(one: HeldLine) -> str:
-    """One line and what it holds."""
+    """One line of the job's code and the GPU memory that it holds: `build (model.py:18): 30.0 GiB in 12 blocks (optimizer)`."""
     blocks = plural(one.blocks, "block")
     return f"{one.place or NO_PYTHON}: {size_words(one.memory_bytes)} in {blocks} ({one.phase})"
 

@@ -26,7 +26,7 @@ _LIMITS = {
 
 
 def profile_lines(found: ProfileSummary) -> Iterator[str]:
-    """What a report says of one rank's trace."""
+    """Sentences about the profile of one rank: what its steps spent their time on."""
     yield _LIMITS[found.limit]
     if not found.span:
         return

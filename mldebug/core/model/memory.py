@@ -4,7 +4,7 @@ from mldebug.core.model.base import MeasuredData
 
 
 class HeldLine(MeasuredData, frozen=True, kw_only=True):
-    """What one line of the job's code holds, through whatever it called."""
+    """The GPU memory that is held by allocations of one line of the job's code, or of what that line called."""
 
     place: str  # "build (model.py:18)"; "" where PyTorch knows no Python line
     phase: str  # "optimizer"

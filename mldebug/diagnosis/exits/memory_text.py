@@ -51,7 +51,7 @@ def _why(memory: DeviceMemory) -> str:
 
 
 def memory_steps(memory: DeviceMemory) -> tuple[str, ...]:
-    """What to do next, the most promising first."""
+    """What to do about a GPU that ran out of memory, as sentences, the most promising first."""
     smaller = "lower the micro batch or the sequence length, or turn on activation checkpointing"
     return {
         MemoryCause.LIMIT: (

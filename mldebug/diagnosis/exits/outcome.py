@@ -186,7 +186,7 @@ def _held(one: ExplainedExit, attempt: AttemptExit | None) -> Iterator[str]:
 
 
 def last_failure(one: ExplainedExit, attempt: AttemptExit | None) -> MemoryFailure | None:
-    """The failed allocation of a rank that its error tells of; None where the hook wrote down none, or an earlier one."""
+    """The failed allocation of GPU memory by which a rank ended, as its hook recorded it; None where the hook recorded none, or only an earlier one."""
     failure = attempt.memory.get(one.exit.rank) if attempt else None
     if failure is None or not one.out_of_memory:
         return None

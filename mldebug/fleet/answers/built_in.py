@@ -46,8 +46,8 @@ class BuiltIn:
         return "" if self._taken_out(event) else event.node
 
     def is_ill_by(self, event: HardwareFaultEvent) -> bool:
-        """Whether the part of a fault that lasts is still in the node that tells it, by what that node tells of itself; where nothing was
-        heard of it any more, by what the others have.
+        """Whether the faulty part counts as being in the node that reported the fault still: no inventory that is clearly newer than that
+        node's own lists the part elsewhere, and no other GPU has taken its place in the node.
         """
         place = self.node_of(event)
         if event.gpu is None or place in (event.node, ""):

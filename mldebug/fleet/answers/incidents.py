@@ -17,7 +17,7 @@ _WORD = re.compile(r"[a-z_]{3,}")
 
 
 class FleetNote(ReportData, frozen=True, kw_only=True):
-    """What a person has written about an incident. `at`: RFC 3339."""
+    """A note that a person has written about an incident. `at`: RFC 3339."""
 
     at: str
     author: str
@@ -25,7 +25,7 @@ class FleetNote(ReportData, frozen=True, kw_only=True):
 
 
 class FoundIncident(ReportData, frozen=True, kw_only=True):
-    """An incident as all its nodes have told it last. Times are RFC 3339; `ended`: "" while it lasts; `nodes`: who told it, folded."""
+    """An incident by the last event of each of its nodes. Times are RFC 3339; `ended`: "" while it lasts; `nodes`: those that reported it, folded."""
 
     incident: str
     kind: str
@@ -79,7 +79,7 @@ def search(events: Sequence[AnyEvent], wanted: IncidentQuery) -> IncidentList:
 
 
 def similar(events: Sequence[AnyEvent], incident: str) -> SimilarIncidents | None:
-    """What is like this incident; None where it is not among the events."""
+    """Incidents that are like the one with the id `incident`, with the notes about them; None where the events have no such incident."""
     found = incidents(events)
     mine = next((one for one in found if one.incident == incident), None)
     if mine is None:
@@ -105,7 +105,8 @@ def incidents(events: Sequence[AnyEvent]) -> list[FoundIncident]:
 
 
 def are_alike(one: FoundIncident, other: FoundIncident) -> bool:
-    """Whether two incidents tell the same: one verdict, and most words of their sentences. Names, numbers and addresses do not count."""
+    """Whether two incidents are similar: they have one verdict, and most words of their sentences are equal. Names, numbers and
+    addresses are not compared."""
     if (one.verdict, one.kind) != (other.verdict, other.kind):
         return False
     mine, theirs = _words(one), _words(other)
@@ -175,7 +176,7 @@ def incident_lines(found: Iterable[FoundIncident]) -> Iterator[str]:
 
 
 def similar_lines(found: SimilarIncidents) -> Iterator[str]:
-    """What is like an incident, as lines for a person."""
+    """Similar incidents and their notes, as lines of text."""
     yield from incident_lines((found.incident,))
     if not found.alike:
         yield "Nothing like it is known to the hub."

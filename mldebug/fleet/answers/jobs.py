@@ -49,7 +49,7 @@ class JobTimeline(ReportData, frozen=True, kw_only=True):
 
 
 class JobList(ReportData, frozen=True, kw_only=True):
-    """Jobs, the one that was heard of last first."""
+    """Jobs, the one with the newest event first."""
 
     jobs: tuple[JobTimeline, ...]
 

@@ -52,7 +52,7 @@ class Reason(ReportData, frozen=True, kw_only=True):
 
 
 class NodeScore(ReportData, frozen=True, kw_only=True):
-    """How a node stands. `standing`: lemon; ill (a critical fault lasts now); watch (there is some evidence); well."""
+    """What is known against a node. `standing`: lemon; ill (a critical fault lasts now); watch (there is some evidence); well."""
 
     node: str
     score: float
@@ -120,7 +120,7 @@ def slurm_exclude(found: LemonList) -> str:
 
 
 def ill_nodes(events: Sequence[AnyEvent], places: BuiltIn) -> dict[str, str]:
-    """By node, the sentence of a critical fault of hardware that lasts now, in a part that is still there. No node tells that of another."""
+    """By node, the sentence of a critical hardware fault that lasts now, in a part that is still there. Only a node's own events count."""
     newest: dict[tuple[str, str], HardwareFaultEvent] = {}
     for event in events:
         if isinstance(event, HardwareFaultEvent):

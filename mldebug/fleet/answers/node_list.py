@@ -1,4 +1,4 @@
-"""All nodes of a fleet: when each was heard of, what is unhealthy on it, and how it stands among the lemons. Pure."""
+"""All nodes of a fleet: when each sent its last event, what is unhealthy on it, and whether it is a lemon (causes more than its share of failures). Pure."""
 
 from collections.abc import Iterator, Sequence
 

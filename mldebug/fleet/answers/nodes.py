@@ -28,7 +28,7 @@ class NodeEntry(ReportData, frozen=True, kw_only=True):
 
 
 class NodeHistory(ReportData, frozen=True, kw_only=True):
-    """A node: how it stands among the lemons (None: no evidence), its GPUs by its newest inventory, and its entries, the newest first."""
+    """A node: the evidence against it (None: there is none), its GPUs by its newest inventory, and its entries, the newest first."""
 
     node: str
     version: str

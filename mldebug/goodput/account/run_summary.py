@@ -54,7 +54,7 @@ def goodput_view(one: AttemptGoodput, job: JobGoodput) -> GoodputView:
 
 
 def view_lines(found: GoodputView | None) -> tuple[str, ...]:
-    """The lines of a report about the GPU time of the attempt that it tells of; none where nobody accounted for it."""
+    """The lines of a report that say where the GPU time of its attempt went; none where that was not accounted for."""
     if found is None:
         return ()
     hours = sum(found.gpu_seconds.values()) / 3600

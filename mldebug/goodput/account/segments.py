@@ -133,7 +133,7 @@ class UseHistory(msgspec.Struct, kw_only=True):
         return UseHistory(start=self.start, width=self.width, bins=bins)
 
     def add(self, segment: TimeSegment) -> None:
-        """Add a segment; what lies before the first one counts to the first stretch."""
+        """Add a segment of time to the history; a segment before the history's start counts in its first stretch."""
         if not self.bins:
             self.start = segment.start
         while segment.end - self.start > BINS * self.width:

@@ -35,7 +35,7 @@ class LossLevel(msgspec.Struct, kw_only=True):
 
     @property
     def middle(self) -> float:
-        """The median."""
+        """The median of the losses of this level."""
         return usual(self.losses)[0]
 
     @property

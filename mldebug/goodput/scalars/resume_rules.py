@@ -50,7 +50,8 @@ class ResumeRule(msgspec.Struct, kw_only=True):
     climb: list[StepLoss] = []  # candidates of a rollback
 
     def for_next_run(self) -> "ResumeRule":
-        """What the next run of the same job may go on from; one that begins at its beginning is a training of its own."""
+        """A rule for the next run of the same job, which may resume at a step of this run. It compares the losses there with those that
+        this run had; a run that starts at its first step counts as a new training."""
         return ResumeRule(head=list(self.head), tail=list(self.tail), is_new_run=True)
 
     def add(self, point: TrainingPoint) -> list[Found]:

@@ -108,7 +108,7 @@ class StoredTraining(msgspec.Struct, kw_only=True):
 
     @property
     def job(self) -> tuple[object, ...]:
-        """What all runs of one job share."""
+        """What all runs of one job share: user id, user, name and script."""
         return self.uid, self.user, self.name, self.script
 
     def look(self, at: float) -> bool:
@@ -149,7 +149,7 @@ class EndedTraining(NamedTuple):
     data: bytes
 
     def woken(self) -> StoredTraining:
-        """The history with its rules."""
+        """Decode the history, so that its run, or another run of its job, can go on with it."""
         return msgspec.json.decode(self.data, type=StoredTraining)
 
 

@@ -115,7 +115,7 @@ class RemappedRows(MeasuredData, frozen=True, kw_only=True):
 
 
 class NvLink(MeasuredData, frozen=True, kw_only=True):
-    """An NVLink.
+    """One NVLink of a GPU (a direct connection to another GPU or a switch), as the last full reading found it.
 
     `errors` by kind: replay, recovery, crc_flit, crc_data, ecc_data; the last two grow on healthy
     links, too.

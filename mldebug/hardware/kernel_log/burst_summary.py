@@ -95,7 +95,7 @@ def judged(event: KernelEvent, xid: int) -> Worst:
 
 
 def worse(before: Worst, line: Worst) -> Worst:
-    """The worse of two reports about one Xid number.
+    """The worse of two reports of one Xid (an error number of NVIDIA's driver).
 
     A line in the kernel's log is preferred to NVML, which gives only the number.
 

@@ -181,7 +181,7 @@ class _OpenBurst:
         return count < self.xids.get(event.xid, 0)
 
     def add(self, event: KernelEvent) -> int:
-        """Add one event.
+        """Add one event to the burst.
 
         Returns how many new errors it stands for: 0 where they are known from another source.
         """
@@ -311,7 +311,7 @@ class Folding:
         self._sequence = -1  # the newest record that was taken in
 
     def add(self, event: KernelEvent) -> int:
-        """Add an event.
+        """Add an event of the kernel's log: to the burst that it belongs to, or as the first of a new one.
 
         Returns how many new errors it stands for: 0 for one that is known already, or says nothing.
         """

@@ -169,7 +169,7 @@ class HcaFilter(NamedTuple):
 
 
 def parse_hca(text: str) -> HcaFilter:
-    """Parse a value of NCCL_IB_HCA."""
+    """Parse a value of the variable NCCL_IB_HCA, which says which network ports NCCL may use."""
     text = text.strip()
     excludes, text = text.startswith("^"), text.removeprefix("^")
     exact, text = text.startswith("="), text.removeprefix("=")

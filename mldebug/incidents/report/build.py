@@ -113,7 +113,7 @@ def build_report(
     taken: Sequence[NodeCapture] = (),
     queried: QueriedNodes | None = None,
 ) -> Report:
-    """Build a report.
+    """Build a report from a judgement and the captures that it is about.
 
     `captures`: at least one, of one job; of several by one node the latest describes the node, and all are listed. `taken`:
     the captures to list, where the judgement rests on some of them. `queried`: the nodes that were asked for captures, if

@@ -40,7 +40,7 @@ class RankSoftware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownIssue(MeasuredData, frozen=True, kw_only=True):
-    """A known issue that a job has. It raises no alert: most such jobs run well."""
+    """A version or setting of a job that is known to cause trouble. No alert is raised for it, since most such jobs run well."""
 
     name: str
     message: str  # what was seen, and what is wrong with it

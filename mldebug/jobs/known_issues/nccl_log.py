@@ -123,7 +123,7 @@ class NcclLog:
             self._note_adapters(f"{found['host']}:{found['pid']}", found["text"])
 
     def facts(self) -> NcclLogFacts:
-        """All facts gathered so far."""
+        """All facts that the lines of NCCL's log have told so far."""
         networks = tuple(self._networks) or (("Socket",) if self._sockets else ())
         return NcclLogFacts(
             version=self._version,

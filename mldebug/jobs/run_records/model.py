@@ -74,7 +74,7 @@ def without_numbers(name: str) -> str:
 
 
 class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A record in memory: who may see it, and the record itself as JSON, which takes a tenth of the room."""
+    """A record of a run as it is held in memory: which user may see it, and the record as JSON, which takes a tenth of the memory."""
 
     summary: RunSummary
     uid: int
@@ -94,7 +94,7 @@ class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_list(records: Iterable[StoredRecord]) -> RunRecordList:
-    """What runs are recorded, the newest first."""
+    """The list of recorded runs, the newest first."""
     newest = sorted((one.summary for one in records), key=lambda one: -one.started_at)
     return RunRecordList(runs=tuple(newest))
 

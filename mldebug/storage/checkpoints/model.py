@@ -56,6 +56,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         """The file at that path; None where there is none."""
         return next((file for file in self.files if file.path == path), None)
 
+    def whole_file(self, path: str, most: int) -> ByteRange | None:
+        """The range of all bytes of that file; None where it is not there, is empty, or has more than `most` bytes."""
+        file = self.entry(path)
+        return ByteRange(path, 0, file.size) if file and 0 < file.size <= most else None
+
     @property
     def size(self) -> int:
         """Total size of its files in bytes."""

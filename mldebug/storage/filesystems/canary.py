@@ -21,7 +21,7 @@ _OUTCOMES = {errno.EROFS: "read_only", errno.ENOSPC: "full", errno.EDQUOT: "quot
 
 
 class CanaryResult(MeasuredData, frozen=True, kw_only=True):
-    """What came of writing a small test file on a filesystem.
+    """The result of writing a small test file on a filesystem.
 
     `errno`: 0 where it was written, else the number of the error; then the fields of free bytes and inodes are what
     statvfs(2) told at that moment.

@@ -35,7 +35,7 @@ class CanaryReads(NamedTuple):
 
 
 def middle(reads: Sequence[tuple[float, float, float, int]]) -> CanaryReads | None:
-    """The medians of several reads, each as (find, open, read, bytes); None for none."""
+    """The medians of several test reads, each given as (seconds to find the file, to open it, to read, bytes); None without reads."""
     if not reads:
         return None
     find, opened, read, size = zip(*reads, strict=True)

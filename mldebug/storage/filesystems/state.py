@@ -63,7 +63,7 @@ class StorageState(MeasuredData, frozen=True, kw_only=True):
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """What could not be read, of all collectors."""
+        """What the collectors could not read, each with the reason."""
         return tuple(gap for part in self.parts for gap in part.gaps)
 
     @property

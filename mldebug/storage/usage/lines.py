@@ -20,7 +20,7 @@ _STATES = {
 
 
 def usage_lines(found: StorageUsage) -> Iterator[str]:
-    """The lines: how far it was counted, who has what, which folders are large, which checkpoints could go."""
+    """The lines that `mldebug usage` prints: how far it has counted, the bytes of each user, large folders, and checkpoints that could be deleted."""
     for tree in found.trees:
         yield from _tree(tree)
     if not found.users:

@@ -91,7 +91,7 @@ class UsageTally:
     # --- results -------------------------------------------------------------------------------
 
     def users(self, name_of: Callable[[int], str]) -> tuple[UserUsage, ...]:
-        """What each user has, the largest first."""
+        """Bytes and files of each user, the largest first."""
         sums = _summed(folder.owners for folder in self._folders.values())
         found = (
             UserUsage(user=name_of(uid), uid=uid, bytes=size, inodes=inodes)
@@ -100,7 +100,7 @@ class UsageTally:
         return tuple(sorted(found, key=lambda one: (-one.bytes, -one.inodes, one.uid)))
 
     def checkpoints(self) -> dict[CheckpointKey, CheckpointUsage]:
-        """What each checkpoint takes."""
+        """The bytes that each checkpoint takes, by checkpoint."""
         found = dict(self._files)
         sums: dict[str, Owners] = defaultdict(dict)
         for path, folder in self._folders.items():

@@ -27,7 +27,7 @@ class IncidentsPageData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentsPage:
-    """`mldebug reports list` as a page."""
+    """The page "Incidents": the stored reports, as `mldebug reports list` prints them."""
 
     title = "Incidents"
     key = "i"

@@ -69,7 +69,7 @@ class ProbesPageData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbesPage:
-    """`mldebug probe history` as a page."""
+    """The page "Probes": earlier measurements of this node, as `mldebug probe history` prints them."""
 
     title = "Probes"
     key = "p"

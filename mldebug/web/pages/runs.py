@@ -63,7 +63,7 @@ class RunsPageData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunsPage:
-    """`mldebug status` as a page."""
+    """The page "Runs": the jobs of this node and their ranks, as `mldebug status` prints them."""
 
     title = "Runs"
     key = "r"

@@ -78,7 +78,7 @@ class StoragePageData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoragePage:
-    """`mldebug status --storage` as a page."""
+    """The page "Storage": filesystems and checkpoints, as `mldebug status --storage` prints them."""
 
     title = "Storage"
     key = "s"

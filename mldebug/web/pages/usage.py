@@ -71,7 +71,7 @@ class _CountedFolder(msgspec.Struct):
 
 
 class UsagePage:
-    """`mldebug usage` as a page, of what the agent has counted anyway: who sees it sees their own runs."""
+    """The page "Usage": who uses how much of each disk, as `mldebug usage` prints it, from what the agent has counted already. A user sees the own runs alone."""
 
     title = "Usage"
     key = ""  # the page "Storage" leads here: one more would not fit into the menu of a phone

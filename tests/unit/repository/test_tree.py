@@ -123,6 +123,28 @@ def test_what_a_newcomer_looks_for_stands_where_its_name_says(path: str, words: 
     assert words in (ROOT / path).read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ("log format", "mldebug/jobs/logs/formats/"),
+        ("stall decision", "mldebug/stall/decision.py"),
+        ("nvml", "agents/mldebug_agents/hardware/gpu/nvml/"),
+        ("email", "exporters/mldebug_exporters/channels/email.py"),
+        ("checkpoint complete", "mldebug/storage/checkpoints/completeness.py"),
+    ],
+)
+def test_a_newcomer_finds_it_by_the_first_words_that_come_to_mind(words: str, place: str) -> None:
+    """Looked for among the paths of all modules, as `git ls-files | grep` does, they lead there and nowhere else."""
+    paths = [
+        str(file.relative_to(ROOT))
+        for root, base in BASES.items()
+        for file in (ROOT / base / root).rglob("*.py")
+    ]
+    assert {path for path in paths if all(word in path for word in words.split())} == {
+        path for path in paths if path.startswith(place)
+    }
+
+
 def test_where_a_new_thing_goes_is_told_in_ten_lines() -> None:
     part = GUIDE.partition("\n## Where a new thing goes\n")[2].partition("\n### ")[0]
     rules = re.findall(r"^\d\. ", part, re.MULTILINE)

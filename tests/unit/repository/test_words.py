@@ -305,6 +305,13 @@ def public(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
             yield from public(node.body) if isinstance(node, ast.ClassDef) else ()
 
 
+def documented(file: Path) -> Iterator[tuple[str, str]]:
+    """The docstring of a module, and those of what is public in it."""
+    tree = ast.parse(file.read_text())
+    yield "the module", ast.get_docstring(tree) or ""
+    yield from public(tree.body)
+
+
 def test_a_pronoun_is_found() -> None:
     source = 'class A:\n    def f():\n        """For whoever has it, and his."""\n    def _g():\n        """Him."""'
     assert [name for name, text in public(ast.parse(source).body) if PRONOUNS.search(text)] == ["f"]
@@ -326,8 +333,47 @@ def test_docstrings_are_understood_alone() -> None:
     found = {
         f"{file.relative_to(ROOT)}: {name}"
         for file in files
-        for name, text in public(ast.parse(file.read_text()).body)
+        for name, text in documented(file)
         if GOES_ON.search(text)
+    }
+    assert sorted(found) == []
+
+
+FIELD_FIRST = re.compile(r"`\w+`(?: and `\w+`)?:")
+FEWEST = 4  # words of a docstring, or of its first paragraph
+
+
+def says_little(kind: type[ast.AST], text: str) -> bool:
+    """Whether a docstring explains fields of what it never names, or is too short to say what is meant."""
+    first = text.partition("\n\n")[0]
+    few = len(re.findall(r"[\w`'./-]+", first)) < FEWEST
+    return few or (kind is ast.ClassDef and FIELD_FIRST.match(text) is not None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "little"),
+    [
+        (ast.ClassDef, "`step`: what to do about it, in one sentence.", True),
+        (ast.ClassDef, "A cause of slowness. `step`: what to do about it.", False),
+        (ast.FunctionDef, "`name`: that of the file.", False),
+        (ast.FunctionDef, "All families.", True),
+        (ast.FunctionDef, "Every metric of the hub.", False),
+    ],
+)
+def test_what_says_little(kind: type[ast.AST], text: str, little: bool) -> None:
+    assert says_little(kind, text) is little
+
+
+def test_docstrings_say_what_is_meant() -> None:
+    found = {
+        f"{file.relative_to(ROOT)}: {node.name}"
+        for file in FILES
+        if "commands" not in file.parts
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and node.name[0] != "_"
+        and (text := ast.get_docstring(node))
+        and says_little(type(node), text)
     }
     assert sorted(found) == []
 
@@ -338,7 +384,7 @@ def test_docstrings_say_who_is_meant() -> None:
     found = {
         f"{file.relative_to(ROOT)}: {name}"
         for file in files
-        for name, text in public(ast.parse(file.read_text()).body)
+        for name, text in documented(file)
         if PRONOUNS.search(text)
     }
     assert sorted(found) == []

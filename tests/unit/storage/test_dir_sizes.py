@@ -22,7 +22,7 @@ from mldebug.storage.dir_sizes import (
     dir_size_lines,
 )
 from mldebug.storage.filesystems.state import CollectorState
-from mldebug_agents.storage.dir_sizes import entry
+from mldebug_agents.agent.children import count_directories
 from mldebug_agents.storage.dir_sizes import tree as looking
 from mldebug_agents.storage.dir_sizes import updater as keeping
 from mldebug_agents.storage.dir_sizes.child import serve
@@ -447,7 +447,7 @@ def test_a_file_system_whose_server_stops_is_named_and_the_other_trees_go_on(tmp
     """A real FUSE mount, and a real child that is left in the kernel until the server goes on."""
     good = tmp_path / "good"
     good.mkdir()
-    with hung_mount(tmp_path) as mount, Spawner({NAME: entry.serve}) as spawner:
+    with hung_mount(tmp_path) as mount, Spawner({NAME: count_directories}) as spawner:
         paths = [str(mount.target / "tree"), str(good)]
         (mount.source / "tree").mkdir()
         (mount.source / "tree" / "file").touch()

@@ -30,7 +30,7 @@ class ActionResult(NamedTuple):
 
 
 class ActionPlan(NamedTuple):
-    """What an action would do: in words, and as a function that does it."""
+    """One thing that an action is about to do: in words for the log, and as the function that does it."""
 
     words: str
     do: Callable[[], ActionResult]

@@ -9,7 +9,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+,/=-]{0,199}", re.ASCII)
 
 
 class CompletionRequest(NamedTuple):
-    """What a completion plugin gets.
+    """What a completion plugin may know of the command line whose next word is completed at TAB.
 
     `config`: the config file that stands on the command line; `described`: the shell shows
     descriptions.

@@ -49,7 +49,7 @@ class ReplyCollector:
 
     @property
     def answered(self) -> int:
-        """How many nodes have answered."""
+        """The number of nodes whose whole answer has come."""
         return len(self._replies)
 
     def take(self, news: FanoutNews) -> None:

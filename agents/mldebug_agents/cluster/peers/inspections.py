@@ -50,7 +50,7 @@ class InspectionPlan(NamedTuple):
 
 
 class NodePart(NamedTuple):
-    """What this node is asked for: ranks of a job that runs here."""
+    """The part of an inspection that concerns this node: which ranks of a job that runs here are to be inspected."""
 
     order: NodeInspectOrder
     job: Job
@@ -79,7 +79,7 @@ def plan(order: InspectOrder, call: CaptureCall, stall: str) -> InspectionPlan:
 
 
 def part_of(order: NodeInspectOrder, run: Run | None, node: str) -> NodePart:
-    """What this node (`node`) is to do. Raises MldebugError where the run is not here or stalls, or is of another user than the person who asks."""
+    """What this node (`node`) is to do. Raises MldebugError where the run is not here or stalls, or belongs to another user than the one who asks."""
     if run is None:
         raise MldebugError("it runs here no more")
     if not is_allowed(order.key, order.uid):

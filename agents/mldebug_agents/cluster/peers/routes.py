@@ -160,7 +160,8 @@ def _announcement(body: bytes) -> Announcement:
 
 
 class Costs:
-    """What the messages of each address cost here before the main loop gets them. Belongs to the event loop's thread."""
+    """Limits the CPU time that decoding the messages of each address may take, before the main loop gets them. For the thread of the
+    event loop only."""
 
     def __init__(self, work: WorkBudget) -> None:
         self._work = work

@@ -70,7 +70,7 @@ class Answerer:
         return job_list(events)
 
     def node(self, uid: int | None, name: str) -> NodeHistory:
-        """The history of one node. Raises AccessError for users, UsageError where nothing was heard of it."""
+        """The history of one node. Raises AccessError for users who are no operators, UsageError where the node has sent no event."""
         if uid is not None:
             raise AccessError("the history of a node is for operators", OPERATORS)
         own = self._store.find(EventFilter(kinds=(*EVIDENCE, "node_health"), node=name))

@@ -95,7 +95,7 @@ class Intake:
         self._stored([event])
 
     def senders(self) -> tuple[Sender, ...]:
-        """What is known of all nodes that have sent, by name."""
+        """All nodes that have sent batches to this hub, sorted by name."""
         with self._lock:
             copies = [msgspec.structs.replace(one) for one in self._senders.values()]
         return tuple(sorted(copies, key=lambda one: one.node))

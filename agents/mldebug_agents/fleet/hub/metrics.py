@@ -45,7 +45,7 @@ class HubMetrics(Collector):
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Return all metrics of the hub, for prometheus-client."""
         received, senders = self._intake.received, self._intake.senders()
         yield CounterMetricFamily("mldebug_hub_batches", "Batches that were taken.", received["batches"])  # fmt: skip
         events = CounterMetricFamily("mldebug_hub_events", "Events of these batches: stored, double (there already) or refused.", labels=("outcome",))  # fmt: skip

@@ -18,14 +18,14 @@ MOST = 600  # characters
 
 
 class NewNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person sends: which incident, and the words."""
+    """A note that a person adds to an incident. `incident`: its id."""
 
     incident: str
     text: str
 
 
 class NoteBook:
-    """Adds notes. `now`: unix time."""
+    """Adds the notes of people to incidents, as events that the hub stores. `now`: returns unix time."""
 
     def __init__(self, answerer: Answerer, intake: Intake, now: Callable[[], float] = time.time) -> None:  # fmt: skip
         self._answerer, self._intake, self._now = answerer, intake, now

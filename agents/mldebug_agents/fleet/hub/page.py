@@ -23,7 +23,7 @@ MOST_JOBS, MOST_NODES = 50, 200  # of the page: the newest, the worst
 
 
 class FleetPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows. `operator`: nodes are shown, too."""
+    """The first page of the hub: the jobs of one user; for an operator (`operator`) those of all, and the nodes with evidence against them."""
 
     operator: bool
     nodes: tuple[NodeScore, ...] = ()

@@ -89,7 +89,7 @@ class GpuMonitor:
         return self._joined.get(job_id) or RankGpuMap()
 
     def neighbours(self, job_id: str) -> Mapping[str, GpuNeighbour | None]:
-        """Who else computes on the GPUs of this job, by uuid of each GPU of which the last full reading tells it."""
+        """By GPU uuid, the processes of others that compute on the GPUs of this job, for each GPU whose processes the last full reading listed."""
         return self._neighbours.get(job_id, {})
 
     def grown(self, uuid: str, pid: int) -> float:

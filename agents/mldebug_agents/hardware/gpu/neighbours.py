@@ -54,7 +54,7 @@ class UseOfGpus:
     def neighbours(
         self, gpus: Iterable[GpuReading], strangers: Collection[int]
     ) -> dict[str, GpuNeighbour | None]:
-        """By uuid of each GPU of which the driver tells it: the process of `strangers` that computes there, the one with most memory where
+        """By uuid, for each GPU whose processes the driver lists: the process of `strangers` that computes there, the one with most memory where
         several do; None where none does.
         """
         found: dict[str, GpuNeighbour | None] = {}

@@ -133,8 +133,8 @@ class ExitTracker:
             self._jobs.setdefault(run.job.id, WatchedAttempt(run)).recall(ends)
 
     def revive(self, run: Run, ends: KnownExits) -> None:
-        """Judge how a job ended that lost a rank while an earlier agent ran, and that is gone now. `ends`: the exits that the earlier
-        agent stored, which is all that is left of it.
+        """Judge how a job ended that lost a rank while an earlier agent ran, and whose processes no longer exist. `ends`: the exits that the earlier
+        agent stored, the only evidence of them.
         """
         self.recall(run, ends)
         self.over(run)

@@ -104,7 +104,7 @@ _mldebug()
 
 
 class AttachAnswer(MeasuredData, frozen=True, kw_only=True):
-    """What came of attaching to one process, or of detaching from it.
+    """Whether a call trace was begun or ended in one process, and if not, why.
 
     `engine` and `followed`: what traces, and what is traced, in words. `ring`: the path of the file, "" where it is not known or there
     is none (a trace that has just begun makes it later, in /dev/shm where no other place was asked for). `failure`: why it was not done, "" where it was; `missing`: because a right is missing, or its Python cannot do it.

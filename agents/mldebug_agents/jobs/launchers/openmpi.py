@@ -1,4 +1,4 @@
-"""Open MPI's `mpirun`."""
+"""The launcher `mpirun` of Open MPI, recognised by variables such as OMPI_COMM_WORLD_RANK."""
 
 from collections.abc import Mapping
 

@@ -28,7 +28,7 @@ SEAM = 64  # bytes before our place that must still be the same
 
 
 class LogUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log has gained since the last poll.
+    """The records and bytes that were appended to a log since it was read last.
 
     `records` are signs of progress; mere growth of the file is a weak one.
     """

@@ -67,7 +67,7 @@ class LogSharing:
         return self._ends.get(file)
 
     def keep(self, runs: Collection[object]) -> None:
-        """Forget all runs but these."""
+        """Keep what is known of the logs of these runs, and forget that of all others."""
         self._runs = {run: logs for run, logs in self._runs.items() if run in runs}
 
     def note(self, run: object, files: Collection[File], *, lone: bool) -> None:

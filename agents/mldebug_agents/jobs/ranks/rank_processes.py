@@ -67,7 +67,7 @@ class Claimant(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """The id of the process that claims to be the rank."""
         return self.process.stat.pid
 
     @property

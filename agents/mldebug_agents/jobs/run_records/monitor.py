@@ -1,6 +1,6 @@
 """Keeps the records of the runs of this node, also after their end and over restarts of the agent.
 
-Belongs to the main loop's thread. Bounded: `MOST` records, those of each user and of each of his jobs in turns, for `AGE` seconds.
+Belongs to the main loop's thread. Bounded: `MOST` records, in turns those of each user and each job of the user, for `AGE` seconds.
 """
 
 import logging
@@ -178,7 +178,7 @@ class RunRecordMonitor:
             self._store.remember(hashed_name(MEMO, record.run), stored.encoded)
 
     def _tidy(self, wall: float) -> None:
-        """Forget what is old by a clock that has settled, and of too many records the oldest of whoever has most."""
+        """Forget what is old by a clock that has settled, and of too many records the oldest ones of the user who has most."""
         newest = sorted(self._records.values(), key=lambda one: -one.summary.last_at)
         oldest = wall - AGE if self._clock.settled() else -math.inf
         young = [one for one in newest if one.summary.last_at >= oldest]

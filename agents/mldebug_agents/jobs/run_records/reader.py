@@ -50,7 +50,8 @@ class RecordOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartedWith(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read of a run's lowest rank on this node; see `RunRecord`."""
+    """How a run was started: command line, variables, packages, code and machine, read of its lowest rank on this node. `gaps`: what could not
+    be read; fields as in `RunRecord`."""
 
     run: str
     arguments: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ def record(
 
 
 def line(one: JudgedSeries) -> str:
-    """What has changed in a series, as one line; "" where nothing has."""
+    """One line that says how a series of measurements has changed; "" where it has not."""
     words = sentence(one)
     return f"{one.standing}: {words}" if words else ""
 

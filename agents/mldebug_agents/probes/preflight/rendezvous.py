@@ -247,7 +247,7 @@ class MeetingThread(threading.Thread):
             self._result = MeetingResult(wrong=f"could not be tried: {error.strerror or error}")
 
     def result(self) -> MeetingResult:
-        """What was found, once it is over."""
+        """Which nodes reach the rendezvous address and each other. Waits until the test is over."""
         self.join(self._longest)
         return self._result
 

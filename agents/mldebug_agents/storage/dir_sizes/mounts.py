@@ -41,7 +41,7 @@ AT_ONCE = ("tmpfs", "ramfs")  # a file has its blocks when it is written, not so
 
 
 def open_ordered(order: DirSizeRequest) -> int:
-    """Open the folder that is to be counted. Raises OSError, also where it belongs to none of those who may learn its size."""
+    """Open the folder that is to be counted. Raises OSError, also where none of the users who may learn its size owns it."""
     fd = open_folder(order.root, order.path, links=order.links)
     if not order.owners or os.fstat(fd).st_uid in order.owners:
         return fd

@@ -220,7 +220,7 @@ def _row(place: _Place) -> Row:
 def data_files(
     host: Host, pids: Sequence[int], devices: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
-    """The files on these devices that processes have open, and not for writing: (device, path as the process sees it)."""
+    """Yield the files on these devices that these processes have open for reading only: (device, path as the process sees it)."""
     for pid in pids:
         mounts: dict[int, tuple[str, str]] | None = None
         for fd in host.descriptors(pid)[:MAX_FILES]:

@@ -22,7 +22,7 @@ def count_trees(
     tell: Callable[[str], None] = lambda at: None,
     patience: float = PATIENCE,
 ) -> tuple[CountedTree, ...]:
-    """Count these directories into `tally`; how far each came, in their order. `tell` hears at which folder it is.
+    """Count these directories into `tally`; how far each came, in their order. `tell` is called with the folder that is being counted.
 
     A directory that hangs is given up after `patience` seconds without a word, and those after it are counted by another child, as
     far as there is time.

@@ -86,7 +86,7 @@ class DemoJob:
 
     @property
     def struck(self) -> bool:
-        """Whether the fault has happened."""
+        """Whether the fault that the demo plans has happened in the job."""
         return (self.folder / f"strike.{self.plan.struck}").exists()
 
     def pid_of(self, rank: int) -> int:

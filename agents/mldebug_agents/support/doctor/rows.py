@@ -74,7 +74,7 @@ def capabilities(held: frozenset[str]) -> DoctorCheck:
 
 def hidden_processes(mode: str, held: frozenset[str]) -> DoctorCheck:
     """The check whether the /proc mount hides processes of other users. `mode`: the value of its option `hidepid`, "" where it has none;
-    `held`: the capabilities of who asks, as `CAP_SYS_PTRACE`.
+    `held`: the capabilities of this process, such as `CAP_SYS_PTRACE`.
     """
     if not mode or (mode != "4" and mode != "ptraceable" and "CAP_SYS_PTRACE" in held):
         return DoctorCheck(

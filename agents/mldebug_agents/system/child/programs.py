@@ -24,7 +24,7 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramStarter(Protocol):
-    """What runs programs: the real `Spawner`, or `FakeSpawner` in tests."""
+    """Runs programs, each within a time limit: the real `Spawner`, or `FakeSpawner` in tests."""
 
     def run(
         self,

@@ -36,7 +36,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class ReadOperation(IntEnum):
-    """What the reader child can do with a path."""
+    """The operations that the reader child (the process that opens paths which may hang) can do with a path."""
 
     KERNEL = 1  # a /proc or /sys file: the first bytes
     FILE = 2  # all of a regular file

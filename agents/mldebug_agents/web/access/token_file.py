@@ -25,7 +25,7 @@ def token_of(path: Path) -> str:
 
 
 def warn_of_token(path: Path | None) -> None:
-    """Log why this token file counts for nothing, if it does: who asks by TCP is not told."""
+    """Log why this token file cannot be used, if it cannot: the answers to requests over TCP do not say it."""
     if path is None:
         return
     try:

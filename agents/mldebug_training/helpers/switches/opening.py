@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def new_token() -> str:
-    """Return a random token."""
+    """Return a random text by which ranks recognise one opening of a switch folder."""
     return os.urandom(8).hex()
 
 

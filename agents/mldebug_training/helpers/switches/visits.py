@@ -47,12 +47,12 @@ class StoreRequests:
 
     @property
     def silent(self) -> float:
-        """Seconds since the call that the store has not answered yet; 0.0 where there is none."""
+        """Seconds that a call of the store of torch.distributed has waited for its answer; 0.0 where no call waits."""
         waiting = self._waiting_since
         return time.monotonic() - waiting if waiting else 0.0
 
     def ask(self, name: str, *args: Any) -> Any:
-        """Call the method `name` of the store and return its result. Raises whatever that raises, and LateError once this
+        """Call the method `name` of the store of torch.distributed and return its result. Raises whatever that raises, and LateError once this
         process is ending.
         """
         if self._ends:

@@ -23,9 +23,9 @@ import time
 
 from mldebug_training.common.interrupted import pass_on
 from mldebug_training.common.shared_files import REQUEST, remove
-from mldebug_training.hook.on_request.memory_look import MemoryLook
+from mldebug_training.hook.on_request.memory_history import history
 from mldebug_training.hook.on_request.step_profile import StepProfile
-from mldebug_training.hook.on_request.step_task import StepTask
+from mldebug_training.hook.on_request.step_task import DeclinedError, StepTask, unnamed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +36,22 @@ if TYPE_CHECKING:
 
 MOST = 4096  # bytes of a request
 FRESH = 60.0  # seconds for which a request is believed: of an older one nobody waits for the answer
+
+
+class MemoryLook(StepTask):
+    """Writes once who holds the memory of the device that is current in the thread that steps, in the form that is written when memory
+    runs out (`mldebug_training.hook.on_request.memory_history`). The job has to be started with `mldebug run --memory-history`.
+    """
+
+    def at_step(self, step: int) -> None:
+        """Look after the first step that ends."""
+        known = history()
+        if known is None:
+            raise DeclinedError("the job was not started with `mldebug run --memory-history`")
+        if known.why:
+            raise DeclinedError(known.why)
+        data = known.look()
+        self.hand_over(unnamed(f"{self._path}.memory", data), first=step, last=step)
 
 
 def take(process: OwnProcess, record: HookRecord) -> None:

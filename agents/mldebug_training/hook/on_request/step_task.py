@@ -89,7 +89,7 @@ class StepTask:
         self._answer("done", fd=file.fd, bytes=file.size(), **more)
 
     def close(self) -> None:
-        """Close the file with the result, and remove the answer."""
+        """Close the file that holds the result of the task, and remove the file that says where the result is."""
         self._file.close()
         remove(self._path)
 

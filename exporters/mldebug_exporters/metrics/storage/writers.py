@@ -25,5 +25,5 @@ TABLE.gauge(
 
 
 def create(options: NoOptions) -> MetricGroup:
-    """Build the metric group `writers`: who writes: bytes of each rank, and how fast the files grow that it holds open."""
+    """Build the metric group `writers`: bytes that each rank writes, and how fast the files grow that it holds open."""
     return MetricGroup(TABLE.families, partial(storage_measures, TABLE.families))

@@ -42,7 +42,7 @@ def idles(frames: Sequence[Frame]) -> bool:
 
 
 def all_without_task(ranks: Sequence[ClassifiedRank]) -> bool:
-    """Whether no rank has a task."""
+    """Whether all of these ranks are workers of Ray or Dask without a task; False where there is no rank."""
     return bool(ranks) and all(map(has_no_task, ranks))
 
 

@@ -110,7 +110,7 @@ def _with_evidence(
 
 
 def lacked_space(outcome: ExitOutcome, attempt: AttemptExit) -> bool:
-    """Whether the end is told by an error about no space, whatever filesystem it was, and whatever file and exception it names."""
+    """Whether the attempt ended by an error about missing disk space, whatever filesystem, file and exception it names."""
     if outcome.finding is None:
         return False
     error = _error(outcome, attempt)

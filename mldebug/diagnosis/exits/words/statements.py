@@ -203,5 +203,5 @@ def waited_in_vain(words: str) -> bool:
 
 
 def is_elsewhere(words: str) -> bool:
-    """Whether an error says that the failure it tells of was another rank's, or one's that it names."""
+    """Whether an error says that another rank failed, named or not."""
     return _ELSEWHERE.search(words) is not None

@@ -50,7 +50,7 @@ class Levanter:
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
         """Asks for `metadata.json`, which says of which step it is."""
-        if (one := _wanted(checkpoint)) is not None:
+        if (one := checkpoint.whole_file(METADATA, MAX_METADATA)) is not None:
             yield one
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
@@ -75,14 +75,9 @@ class Levanter:
         return _of_its_step(checkpoint, len(data))
 
 
-def _wanted(checkpoint: Checkpoint) -> ByteRange | None:
-    file = checkpoint.entry(METADATA)
-    return ByteRange(METADATA, 0, file.size) if file and 0 < file.size <= MAX_METADATA else None
-
-
 def _of_its_step(checkpoint: Checkpoint, parts: int) -> CheckpointVerdict:
     """Whether the end mark is of this checkpoint: one that is written again into the folder of an older one leaves that one's there."""
-    one = _wanted(checkpoint)
+    one = checkpoint.whole_file(METADATA, MAX_METADATA)
     try:
         found = msgspec.json.decode(checkpoint.parts.get(one, b"") if one else b"", type=_Metadata)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

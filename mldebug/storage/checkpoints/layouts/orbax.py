@@ -47,7 +47,7 @@ class Orbax:
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
         """Asks for `_CHECKPOINT_METADATA`, which says when all was committed."""
-        if (one := _wanted(checkpoint)) is not None:
+        if (one := checkpoint.whole_file(METADATA, MAX_METADATA)) is not None:
             yield one
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
@@ -76,16 +76,11 @@ def _is_of_levanter(name: str, paths: AbstractSet[str]) -> bool:
     return alone and OF_LEVANTER.fullmatch(final_name(name)) is not None
 
 
-def _wanted(checkpoint: Checkpoint) -> ByteRange | None:
-    file = checkpoint.entry(METADATA)
-    return ByteRange(METADATA, 0, file.size) if file and 0 < file.size <= MAX_METADATA else None
-
-
 def _committed(checkpoint: Checkpoint, items: int) -> CheckpointVerdict:
     """Whether Orbax says that it has ended this checkpoint, whose parts are there: on some storage it has its final name from the start."""
     if checkpoint.entry(METADATA) is None or checkpoint.entry(COMMITTED) is not None:
         return complete(NAME, items)
-    one = _wanted(checkpoint)
+    one = checkpoint.whole_file(METADATA, MAX_METADATA)
     try:
         found = msgspec.json.decode(checkpoint.parts.get(one, b"") if one else b"", type=_CommitTimes)  # fmt: skip
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

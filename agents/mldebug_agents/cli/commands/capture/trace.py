@@ -92,7 +92,7 @@ def _answer(
 
 
 def answer_lines(one: AttachAnswer) -> Iterator[str]:
-    """What came of one process, as text."""
+    """Lines of text about one process in which a trace was begun or ended: whether that worked, else why not."""
     if one.failure:
         yield f"pid {one.pid}: {one.failure}"
     elif one.engine:

@@ -16,7 +16,7 @@ PATH = "/api/v1/status"
 
 
 class RunNames(MeasuredData, frozen=True, kw_only=True):
-    """The fields of a job in the agent's snapshot that completion needs."""
+    """Of one run in the agent's JSON answer about this node, what the completion of run names reads: all other fields are skipped."""
 
     id: str
     name: str

@@ -206,7 +206,7 @@ class PeerConnection:
                 return False
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the other agent."""
         self._sock.close()
 
     def _received(self, answer: HttpAnswer) -> bytes:

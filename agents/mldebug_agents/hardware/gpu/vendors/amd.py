@@ -46,7 +46,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Card(NamedTuple):
-    """A GPU: its folder below /sys, its stable name, and its PCI address."""
+    """A GPU of AMD. `folder`: below /sys; `uuid`: its stable name; `bus_id`: its PCI address."""
 
     folder: str
     uuid: str

@@ -64,7 +64,7 @@ class Links:
             self._room.release()
 
     def close(self) -> None:
-        """Close those that nobody uses."""
+        """Close the connections that no thread uses now."""
         with self._lock:
             idle, self._idle = self._idle, []
         for link in idle:

@@ -96,7 +96,7 @@ class PostgresStore:
         return gone
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all idle connections to the database."""
         self._links.close()
 
     def _make_weeks(self, link: Link, weeks: set[int]) -> None:
