@@ -24,7 +24,7 @@ import msgspec
 from mldebug.capture.folded_stacks import CountedStack
 from mldebug.capture.frames import inner, owner_of, principal, python_frames, site
 from mldebug.capture.packages import Owner
-from mldebug.core.model import Frame, Role, ThreadStack
+from mldebug.core.model import MAIN_THREAD, Frame, Role, ThreadStack
 from mldebug.diagnosis.classify.tables.matching import match_calls
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
 from mldebug.goodput.evidence import RankEvidence
@@ -136,6 +136,19 @@ def rank_shares(
         delayed=delayed,
         evidence=evidence,
     )
+
+
+def in_proportion(stacks: Iterable[CountedStack], share: float) -> tuple[CountedStack, ...]:
+    """The stacks with this share of their samples: those on a CPU, of a thread that is there nearly always, or nearly never."""
+    part = [msgspec.structs.replace(one, count=round(one.count * share)) for one in stacks]
+    return tuple(one for one in part if one.count)
+
+
+def is_by_main_thread(stacks: Sequence[CountedStack], pid: int) -> bool:
+    """Whether it is the main thread that shows what the process does."""
+    tid = _speaker(stacks, pid)
+    names = {one.stack.name for one in stacks if one.stack.tid == tid}
+    return tid is not None and (MAIN_THREAD in names or tid == pid)
 
 
 class _Standing(NamedTuple):

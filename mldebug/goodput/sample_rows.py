@@ -45,13 +45,18 @@ class SampleRows:
             None  # what began on a GPU, by a row: another row has to confirm it
         )
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether more samples are wanted to compare the ranks."""
+        return bool(self._row) or self._first is not None
+
     def add(
-        self, stretch: SampledStretch, *, known: bool, slower: SlowerSteps | None = None
-    ) -> Slowness | None:
+        self, stretch: SampledStretch, *, known: bool, slower: SlowerSteps | None = None, alike: bool = False
+    ) -> Slowness | None:  # fmt: skip
         """Add the newest sampling period. Returns the comparison of the ranks, or None where more samples are wanted soon.
 
         `known`: the run has been found slow before, so that a slow rank needs no confirmation. `slower`: since when (unix time) its
-        steps take longer than they used to.
+        steps take longer than they used to. `alike`: a glance at the ranks has just shown that none differs from the others (`blocked_calls`).
         """
         self._row.append(stretch)
         found = Slowness()
@@ -64,7 +69,7 @@ class SampleRows:
                 return self._end(agreed(self._first, found))
             self._first, self._row = found, []
             return None
-        if self._goes_on(slower):
+        if self._goes_on(slower) and not (alike and slower is None and len(self._row) == 1):
             return None
         unclear = msgspec.structs.replace(found, ranks=(), why_nobody=UNCONFIRMED)
         return self._end(unclear if found.ranks else found)

@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,21 +17,24 @@ import msgspec
 
 from bench.stragglers import CASES, ROUNDS, Job, quota, slow_mount
 from mldebug.config.schema import load_config
+from mldebug.goodput.blocked_calls import Glance
 from mldebug.goodput.straggler import SampledStretch
 from mldebug_agents.agent.node_tools import open_tools
-from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
+from mldebug_agents.watch.call_reader import CallReader
+from mldebug_agents.watch.wait_sampler import SECONDS, SampleOrder, WaitSampler
 
 STRETCHES = int(os.environ.get("MLDEBUG_BENCH_STRETCHES", "16"))
 CHOSEN = os.environ.get("MLDEBUG_BENCH_CASES", "healthy;sleep +10 %").split(";")
 
 
 class RecordedStretch(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a recording. `load`: of the machine, in the minute before."""
+    """One line of a recording. `load`: of the machine, in the minute before; `glance`: at the same time as the stretch."""
 
     case: str
     block: int
     load: float
     stretch: SampledStretch
+    glance: Glance = Glance()
 
 
 def main() -> None:
@@ -45,7 +49,7 @@ def main() -> None:
         job.behave({})
         job.go_on(20)
         tools = stack.enter_context(open_tools(load_config(None)))
-        sampler = WaitSampler(tools.capture)
+        sampler, calls = WaitSampler(tools.capture), CallReader(tools.context.host)
         for number in range(ROUNDS * len(CHOSEN)):
             name = CHOSEN[number % len(CHOSEN)]
             job.behave(CASES[name].control)
@@ -55,10 +59,12 @@ def main() -> None:
                     one for one in tools.capture.finder.find().jobs if one.name == job.script.name
                 ]
                 for _ in range(STRETCHES):
-                    taken = sampler.take(SampleOrder(jobs[0]))
+                    with ThreadPoolExecutor(1) as beside:
+                        glance = beside.submit(calls.glance, jobs[0], SECONDS)
+                        taken = sampler.take(SampleOrder(jobs[0]))
                     line = RecordedStretch(
-                        case=name, block=number, load=os.getloadavg()[0], stretch=taken
-                    )
+                        case=name, block=number, load=os.getloadavg()[0], stretch=taken, glance=glance.result()
+                    )  # fmt: skip
                     file.write(msgspec.json.encode(line) + b"\n")
             print(time.strftime("%H:%M:%S"), name, f"load {os.getloadavg()[0]:.1f}", flush=True)
 

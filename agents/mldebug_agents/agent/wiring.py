@@ -246,7 +246,7 @@ def _workers(
             owner_key=lambda order: owner_of(order.job),
         ),
         "slowness": Worker(
-            *("slowness", WaitSampler(tools.capture).take, inbox),
+            *("slowness", WaitSampler(tools.capture).carry_out, inbox),
             *(agent_loop.SLOWNESS_DEADLINE, agent_loop.SAMPLED_AT_ONCE),
             owner_key=lambda order: owner_of(order.job),
         ),

@@ -143,6 +143,12 @@ def parse_schedstat(text: str) -> float:
     return _integer(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
+def parse_wants_cpu(text: str) -> float:
+    """Seconds in which a thread has run or waited for a free CPU, from the text of /proc/PID/task/TID/schedstat; 0.0 for an empty text."""
+    fields = text.split()
+    return (_integer(fields[0]) + _integer(fields[1])) / 1e9 if len(fields) > 1 else 0.0
+
+
 def parse_io(text: str) -> Io | None:
     """The counters in /proc/PID/io (bytes).
 

@@ -3,7 +3,7 @@
 | the run | sampled |
 |---|---|
 | has begun | a minute after it was met, or 20 s after its first steps |
-| runs steadily | once every 5 minutes |
+| runs steadily | once every 5 minutes: a glance at its system calls (`blocked_calls`), and its stacks where that shows a rank that differs from the others, or nothing, or for the sixth time in a row that all are alike |
 | takes a tenth longer for its steps than usual in four looks in a row, or a fifth in two, or one stretch, or the last four together, show a rank that waits least | at once, stretch after stretch (up to 16), until a rank is certain in both halves of them, or none can be slow any more |
 | has a slow rank, or waits for a mount that has become slow | every 5 minutes, until two rows in turn show neither |
 | takes longer for its steps, and is between two that are far apart | every 2.5 minutes, one stretch: what its ranks wait for, and nobody is compared |
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from mldebug.goodput.blocked_calls import Glance, GlanceMemory
 from mldebug.goodput.sample_rows import SampleRows
 from mldebug.goodput.slow_storage import storage_words
 from mldebug.goodput.speed_trend import SlowerSteps, SpeedTrend
@@ -49,6 +50,8 @@ class _SlownessMemory:
         self.trend = SpeedTrend()
         self.looked_at = 0.0  # the look whose step time was taken
         self.rows = SampleRows()
+        self.glances = GlanceMemory()
+        self.wants_stacks = False  # the last glance was not enough
         self.is_pending = False
         self.calm = 0  # rows in turn without a slow rank
         self.woken_at = -math.inf
@@ -95,13 +98,14 @@ class SlownessWatch:
             _follow(memory, run, now)
             if not is_comparable(run):
                 memory.rows.drop()
+                memory.glances.forget()
                 if memory.trend.slower is None or not _is_here(run) or not is_between_steps(run):
                     continue
             self._join(run, memory, mounts)
             if memory.trend.is_slower and now - memory.woken_at >= pace / 2:
                 memory.due, memory.woken_at = now, now
             if not memory.is_pending and now >= memory.due:
-                memory.is_pending = self._put(SampleOrder(run.job))
+                memory.is_pending = self._put(self._order(run, memory, now))
                 memory.due = now + pace
 
     def on_result(self, result: Result, runs: Mapping[str, Run]) -> None:
@@ -116,17 +120,37 @@ class SlownessWatch:
         if memory is None or run is None or memory.attempt != result.order.job.attempt:
             return
         memory.is_pending = False
+        if result.order.glance:
+            self._glanced(run, memory, result.value)
+            return
+        memory.wants_stacks = False
         if not isinstance(result.value, SampledStretch) or not is_comparable(run):
             memory.rows.drop()
             self._take_alone(run, result.value)
             return
         since = memory.slower_since(self._clock(), known=is_slow(run))
         slower = since and since._replace(since=result.value.at - (self._clock() - since.since))
-        found = memory.rows.add(result.value, known=is_slow(run), slower=slower)
+        alike = memory.glances.shows_alike(find_slow_ranks((result.value,)).shares)
+        found = memory.rows.add(result.value, known=is_slow(run), slower=slower, alike=alike)
         if found is None:
             memory.due = self._clock()
             return
+        memory.glances.sampled()
         self._take(run, memory, found)
+
+    def _order(self, run: Run, memory: _SlownessMemory, now: float) -> SampleOrder:
+        """A glance at a run that goes on steadily, as far as is known; else its stacks."""
+        steadily = is_comparable(run) and not is_slow(run) and memory.slower_since(now) is None
+        glance = steadily and not memory.rows.is_begun and not memory.wants_stacks
+        return SampleOrder(run.job, glance=glance)
+
+    def _glanced(self, run: Run, memory: _SlownessMemory, glance: object) -> None:
+        """Have the stacks sampled at once where the glance does not show that all ranks are alike, or has failed."""
+        shares = run.slowness.shares if run.slowness is not None else ()
+        is_enough = isinstance(glance, Glance) and not memory.glances.wants_stacks(glance, shares)
+        memory.wants_stacks = not is_enough
+        if not is_enough:
+            memory.due = self._clock()
 
     def is_slower(self, run: Run) -> bool:
         """Whether the steps of the run take a tenth longer than they used to."""

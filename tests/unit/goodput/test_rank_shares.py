@@ -1,11 +1,16 @@
 """From py-spy's counted stacks to the shares of one rank's time."""
 
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 
 from mldebug.capture.folded_stacks import parse_folded
-from mldebug.goodput.rank_shares import RankShares, rank_shares
+from mldebug.core.model import Job, RankIdentity
+from mldebug.goodput.rank_shares import RankShares, in_proportion, is_by_main_thread, rank_shares
+from mldebug_agents.system.host import Host
+from mldebug_agents.watch import wait_sampler
+from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
 
 FOLDED = Path(__file__).parents[2] / "fixtures/folded"
 MAIN = "thread (70): MainThread;<module> (train.py:20)"
@@ -90,3 +95,58 @@ def test_lines_of_a_module_stand_apart() -> None:
     found = shares(f"{MAIN} 4\nthread (70): MainThread;<module> (train.py:30) 6\n")
     assert found is not None
     assert found.places == {"train.py:30": 0.6, "train.py:20": 0.4}
+
+
+def test_the_samples_on_a_cpu_of_a_thread_that_is_there_nearly_never_or_always() -> None:
+    stacks = parse_folded(f"{MAIN};step (train.py:9) 90\n{MAIN};wait (train.py:8) 9\n")
+    assert [one.count for one in in_proportion(stacks, 0.98)] == [88, 9]
+    assert [one.count for one in in_proportion(stacks, 0.02)] == [2], "no stack without samples"
+    assert in_proportion(stacks, 0.0) == ()
+
+
+def test_whether_it_is_the_main_thread_that_trains() -> None:
+    here = f"{MAIN};step (train.py:9) 90\n"
+    assert is_by_main_thread(parse_folded(here), 70)
+    join = f"{MAIN};join (threading.py:1100) 99\n"
+    trains = "thread (71): Thread-1;run (train.py:9);_engine_run_backward (torch/autograd/graph.py:979) 99\n"
+    assert not is_by_main_thread(parse_folded(join + trains), 70)
+    assert not is_by_main_thread((), 70)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kinds"),
+    [
+        ((0.2, 0.2), ["all", "cpu", "all"]),
+        ((9.9, 9.9), ["all", "cpu", "all"]),
+        ((4.0, 4.0), ["all", "cpu", "all", "cpu"]),
+        ((0.2, 4.0, 0.2), ["all", "cpu", "all", "all", "cpu"]),
+    ],
+    ids=["nearly never", "nearly always", "in between", "changed"],
+)
+def test_who_is_on_a_cpu_is_counted_only_where_that_is_not_known_before(tmp_path: Path, wanted: tuple[float, ...], kinds: list[str]) -> None:  # fmt: skip
+    """`wanted`: seconds of a CPU that the rank wants during each stretch; the clock goes on by ten."""
+    asked: list[str] = []
+
+    def record(*_: object, on_cpu: bool = False) -> object:
+        asked.append("cpu" if on_cpu else "all")
+        return parse_folded(f"{MAIN};step (train.py:9) 100\n")
+
+    folder = tmp_path / "proc/70"
+    (folder / "task/70").mkdir(parents=True)
+    (folder / "stat").write_text("70 (python) S" + " 0" * 49)
+    tools = Mock()
+    tools.context.host, tools.pyspy.record = Host(str(tmp_path)), record
+    tools.context.host.open_gpus = lambda _: ()
+    rank = RankIdentity(rank=0, world_size=1, pid=70)
+    job = Job(id="j", name="t.py", launcher="torchrun", world_size=1, ranks=(rank,))
+    sampler, spent = WaitSampler(tools), 0.0
+    for seconds in wanted:
+        counters = iter([spent, spent + seconds])
+        spent += seconds
+        clock = iter(range(0, 1000, 10))
+        with (
+            patch.object(sampler, "_wanted", lambda _, found=counters: next(found)),
+            patch.object(wait_sampler, "time", Mock(monotonic=lambda found=clock: next(found))),
+        ):
+            sampler.take(SampleOrder(job, seconds=0))
+    assert sorted(asked) == sorted(kinds)

@@ -9,6 +9,7 @@ import pytest
 
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.report_model import Report
+from mldebug.goodput.blocked_calls import IN_A_ROW, RUNNING, BlockedCalls, Glance
 from mldebug.goodput.evidence import RankEvidence
 from mldebug.goodput.rank_shares import RankShares
 from mldebug.goodput.speed_trend import SpeedTrend
@@ -63,6 +64,8 @@ class Node:
         self.orders: list[SampleOrder] = []
         self.requests: list[float] = []
         self.ordered_at = 0.0
+        self.glances: list[float] = []
+        self.has_syscalls = True  # the kernel tells them
         self.watch = SlownessWatch(self._put, self.incidents, lambda: self.now)
         identities = tuple(
             RankIdentity(rank=n, world_size=world_size, pid=100 + n, node="a1")
@@ -81,14 +84,14 @@ class Node:
         self.step, self.step_seconds = 0.0, 0.5
 
     def _put(self, order: SampleOrder) -> bool:
-        self.requests.append(self.now)
+        (self.glances if order.glance else self.requests).append(self.now)
         self.ordered_at = self.now
         self.orders.append(order)
         return True
 
     def play(self, seconds: float) -> list[float]:
-        """Let time pass; each order is carried out within 5 s. Returns when samples were ordered."""
-        begun, self.requests = self.now, []
+        """Let time pass; each order of stacks is carried out within 5 s, a glance at once. Returns when stacks were ordered."""
+        begun, self.requests, self.glances = self.now, [], []
         while self.now < begun + seconds:
             self.now += 1.0
             self.step += 1.0 / self.step_seconds
@@ -96,12 +99,27 @@ class Node:
                 look = RunLook(at=self.now, run="j")
                 self.run.update(JobLook(job=self.job, look=look, step=int(self.step)))
             self.watch.tick({"j": self.run}, PACE, self.with_mounts)
+            if self.orders and self.orders[-1].glance:
+                self.glanced()
+                self.watch.tick({"j": self.run}, PACE, self.with_mounts)
             if self.orders and self.now >= self.ordered_at + 5:
                 self.answer()
         return [at - begun for at in self.requests]
 
     def with_mounts(self, found: Slowness) -> Slowness:
         return msgspec.structs.replace(found, shares=with_slow_mounts(found.shares, self.slow))
+
+    def glanced(self) -> None:
+        """Carry out a glance: a wait for a GPU computes, and the other things that a rank does are a call each."""
+        ranks = [
+            BlockedCalls(rank=n, calls={
+                RUNNING: self.on_gpu * wait, "202:1": (1 - self.on_gpu) * wait,
+                "0:1": self.loading[n], "230:1": 1 - wait - self.loading[n],
+            })
+            for n, wait in enumerate(self.waiting)
+        ]  # fmt: skip
+        glance = Glance(ranks=tuple(ranks if self.has_syscalls else ()), world_size=len(ranks))
+        self.watch.on_result(Result("slowness", self.orders.pop(), glance, None), {"j": self.run})
 
     def answer(self, error: Exception | None = None) -> None:
         """Carry out the order that waits."""
@@ -122,11 +140,50 @@ class Node:
         self.watch.on_result(Result("slowness", self.orders.pop(), stretch, error), {"j": self.run})
 
 
-def test_a_steady_run_is_sampled_once_in_each_interval() -> None:
+def test_a_steady_run_is_glanced_at_in_each_interval_and_its_stacks_are_sampled_now_and_then() -> (
+    None
+):
     node = Node()
-    assert node.play(1000) == [FIRST + n * PACE for n in range(4)]
+    every = IN_A_ROW * PACE
+    assert node.play(FIRST + 2 * every + 5) == [FIRST, FIRST + every, FIRST + 2 * every]
+    assert node.glances == [FIRST + n * PACE for n in range(2 * IN_A_ROW + 1)]
     assert node.run.slowness is not None
     assert not node.store.reports
+
+
+@pytest.mark.parametrize("why", ["no syscalls", "they wait for GPUs"])
+def test_where_a_glance_shows_nothing_stacks_are_sampled_in_each_interval(why: str) -> None:
+    node = Node()
+    node.has_syscalls = why != "no syscalls"
+    node.on_gpu = float(node.has_syscalls)
+    assert node.play(1000) == [FIRST + n * PACE for n in range(4)]
+
+
+def test_a_rank_that_becomes_slow_while_the_others_only_wait_more_is_found_by_a_glance() -> None:
+    """Its steps take no longer, by so much as would wake the watch."""
+    node = Node()
+    assert len(node.play(2 * PACE)) == 1
+    node.waiting[2] = 0.2
+    node.play(PACE + 60)
+    (report,) = node.store.reports
+    assert [one.rank for one in report.diagnosis.culprits] == [2]
+
+
+def test_ranks_that_all_begin_to_wait_for_data_are_sampled_anew() -> None:
+    node = Node()
+    node.play(2 * PACE)
+    node.loading = [0.3] * 4
+    assert len(node.play(PACE)) == 1
+    assert node.run.slowness is not None
+    assert node.run.slowness.shares[0].loading == 0.3
+
+
+def test_a_slow_run_is_not_only_glanced_at() -> None:
+    node = Node()
+    node.waiting[2] = 0.02
+    node.play(200)
+    assert len(node.play(2 * PACE)) == 2 * STRETCHES
+    assert node.glances == []
 
 
 def test_a_slow_rank_is_confirmed_by_more_samples_and_reported_once() -> None:
