@@ -48,6 +48,31 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     gpu_neighbour_since: float = 0.0  # unix time when it was first found to compute there
 
 
+class RankShares(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank spent its time in one stretch of samples, as shares from 0 to 1. `waiting` + `loading` + the time at work is
+    1.
+    """
+
+    rank: int
+    node: str = ""  # where it was sampled, for a run with ranks on several nodes
+    samples: int
+    waiting: float
+    loading: float = 0.0
+    exchanging: float = 0.0  # the part of `waiting` in sends and receives between two ranks
+    idle_waiting: float = 0.0  # the part of `waiting` in which its thread was on no CPU
+    recorded: float | None = (
+        None  # share in which its GPU waited for others, by its Flight Recorder; None: not timed
+    )
+    on_gpu: float = 0.0  # the part of `waiting` for its own GPU, which may be at work
+    places: dict[
+        str, float
+    ] = {}  # by function of the job, `fetch (train.py)`, where it works: the largest shares
+    asleep: dict[str, float] = {}  # of each of these functions the part in which it was on no CPU
+    lines: dict[str, int] = {}  # of each, the line in which it was found most often
+    delayed: float = 0.0  # share of the time in which it was ready to run and no CPU was free
+    evidence: RankEvidence = RankEvidence()
+
+
 def mean_evidence(some: Sequence[RankEvidence]) -> RankEvidence:
     """Return the measurements of several sampling periods of one rank as one: the mean of shares and rates; of what does
     not change the newest known value.

@@ -27,7 +27,7 @@ from mldebug.capture.packages import Owner
 from mldebug.core.model import MAIN_THREAD, Frame, Role, ThreadStack
 from mldebug.diagnosis.classify.tables.matching import match_calls
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
-from mldebug.goodput.evidence import RankEvidence
+from mldebug.goodput.evidence import RankEvidence, RankShares
 
 MOST_FETCHES = 8  # lines of one rank that are read
 _FETCH = re.compile(r"\.(?:item|tolist|cpu|numpy)\(\s*\)|\bsynchronize\(|\.to\(\s*[\"']cpu[\"']")
@@ -63,31 +63,6 @@ def is_fetch(source: str) -> bool:
     their text does not show it.
     """
     return _FETCH.search(source.partition("#")[0]) is not None
-
-
-class RankShares(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank spent its time in one stretch of samples, as shares from 0 to 1. `waiting` + `loading` + the time at work is
-    1.
-    """
-
-    rank: int
-    node: str = ""  # where it was sampled, for a run with ranks on several nodes
-    samples: int
-    waiting: float
-    loading: float = 0.0
-    exchanging: float = 0.0  # the part of `waiting` in sends and receives between two ranks
-    idle_waiting: float = 0.0  # the part of `waiting` in which its thread was on no CPU
-    recorded: float | None = (
-        None  # share in which its GPU waited for others, by its Flight Recorder; None: not timed
-    )
-    on_gpu: float = 0.0  # the part of `waiting` for its own GPU, which may be at work
-    places: dict[
-        str, float
-    ] = {}  # by function of the job, `fetch (train.py)`, where it works: the largest shares
-    asleep: dict[str, float] = {}  # of each of these functions the part in which it was on no CPU
-    lines: dict[str, int] = {}  # of each, the line in which it was found most often
-    delayed: float = 0.0  # share of the time in which it was ready to run and no CPU was free
-    evidence: RankEvidence = RankEvidence()
 
 
 def rank_shares(

@@ -10,7 +10,7 @@ import msgspec
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import clean
 from mldebug.core.units import percent
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.straggler import Excess, Slowness, SlowRank
 
 WAITS_FOR_DATA = 0.1  # share of the time from which on waiting for data is told

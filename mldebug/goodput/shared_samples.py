@@ -12,8 +12,7 @@ from mldebug.core.errors import UsageError
 from mldebug.core.model import MeasuredData, TimedCalls
 from mldebug.core.ranksets import Intervals, unfold
 from mldebug.core.redact import clean
-from mldebug.goodput.evidence import GPU_LIMITS, RankEvidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import GPU_LIMITS, RankEvidence, RankShares
 from mldebug.goodput.straggler import Slowness, SlowRank
 
 MAX_RANKS = 64  # of one node, as it samples so many

@@ -24,7 +24,7 @@ from mldebug.core.text import plural
 from mldebug.core.units import percent
 from mldebug.diagnosis.classify.rank_states import make_group
 from mldebug.goodput.causes import MOUNT
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.sentences import held_by_mount, slow_mount_words
 from mldebug.goodput.straggler import Slowness
 

@@ -15,7 +15,7 @@ from mldebug.core.model import (
 from mldebug.core.units import percent
 from mldebug.diagnosis.classify.rank_states import make_group
 from mldebug.goodput import causes
-from mldebug.goodput.rank_differences import LEAST
+from mldebug.goodput.comparison.rank_differences import LEAST
 from mldebug.goodput.sentences import rank_words, slow_mount_words, slow_words
 from mldebug.goodput.slow_storage import judge_storage, storage_words
 from mldebug.goodput.straggler import Slowness, SlowRank

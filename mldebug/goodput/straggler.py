@@ -29,8 +29,7 @@ import msgspec
 
 from mldebug.core.model import TimedCalls
 from mldebug.goodput.causes import CAUSE, Compared, OtherRanks, find_cause
-from mldebug.goodput.evidence import mean_evidence
-from mldebug.goodput.rank_differences import (
+from mldebug.goodput.comparison.rank_differences import (
     WaitingRow,
     is_apart,
     is_shown,
@@ -38,7 +37,7 @@ from mldebug.goodput.rank_differences import (
     lowest,
     may_be_shown,
 )
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares, mean_evidence
 
 STRETCHES = 3  # of a row at least
 MOST = 8  # of a row of which the first stretches show nothing

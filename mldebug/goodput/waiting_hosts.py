@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from mldebug.goodput.causes import GPU_NEIGHBOUR, LARGER, UNEVEN, OtherRanks
-from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.rank_differences import FEW
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.comparison.rank_differences import FEW
+from mldebug.goodput.evidence import RankEvidence, RankShares
 from mldebug.goodput.speed_trend import SlowerSteps
 from mldebug.goodput.straggler import (
     MOST,

@@ -7,7 +7,7 @@ from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.core.units import duration_words, percent
 from mldebug.goodput.account.segments import GpuUse
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.sentences import SLOW_WORKER, WAITS_FOR_DATA, slow_mount_words
 from mldebug.jobs.heartbeat import phase_words
 from mldebug.stall.sentences import STAGE_WORDS, stage_words

@@ -121,6 +121,17 @@ class Children(MeasuredData, frozen=True, kw_only=True):
     memory_bytes: int | None = None  # with the agent's own: shared pages count once
 
 
+class FoundJobs(MeasuredData, frozen=True, kw_only=True):
+    """The jobs on this node as one search of all its processes has found them, the remarks about them, and what could not be read. `at`: unix
+    time at which it began; 0: there was none yet.
+    """
+
+    at: float = 0.0
+    jobs: tuple[Job, ...] = ()  # with those that wait for nodes
+    remarks: tuple[Remark, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
 class Snapshot(MeasuredData, frozen=True, kw_only=True):
     """Everything the agent knows at one moment."""
 
@@ -164,6 +175,8 @@ class Snapshot(MeasuredData, frozen=True, kw_only=True):
     histories: tuple[RunHistory, ...] = ()
     # with what each run was started; not in the JSON of the status: /api/v1/records gives it
     run_records: tuple[StoredRecord, ...] = ()
+    # what the last look at all processes found; not in the JSON of the status: /api/v1/jobs gives it
+    found: FoundJobs = FoundJobs()
     goodput: tuple[JobGoodput, ...] = ()  # of the jobs that live, then of those that ended lately
     cluster: str = ""  # who coordinates, or that nobody else answers; "": this agent knows no agents of other nodes
     cluster_refused: dict[
@@ -177,8 +190,11 @@ class Snapshot(MeasuredData, frozen=True, kw_only=True):
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """The snapshot as JSON, as the API and `mldebug status --json` give it: without histories and records, which are long."""
-    return msgspec.json.encode(msgspec.structs.replace(snapshot, histories=(), run_records=()))
+    """The snapshot as JSON, as the API and `mldebug status --json` give it: without histories and records, which are long, and without what
+    its runs say, too.
+    """
+    shown = msgspec.structs.replace(snapshot, histories=(), run_records=(), found=FoundJobs())
+    return msgspec.json.encode(shown)
 
 
 def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:

@@ -3,7 +3,7 @@
     MLDEBUG_BENCH_ROUNDS=2000 python -m bench.stragglerpower FILE...
 
 A look draws its stretches at random from all that were recorded of a case (they are independent of each other: see
-`mldebug.goodput.rank_differences`), and lets `SampleRows` decide as `mldebug slow` does.
+`mldebug.goodput.comparison.rank_differences`), and lets `SampleRows` decide as `mldebug slow` does.
 """
 
 import os

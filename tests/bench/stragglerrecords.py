@@ -17,10 +17,10 @@ import msgspec
 
 from bench.stragglers import CASES, ROUNDS, Job, quota, slow_mount
 from mldebug.config.schema import load_config
-from mldebug.goodput.blocked_calls import Glance
+from mldebug.goodput.comparison.blocked_calls import Glance
 from mldebug.goodput.straggler import SampledStretch
 from mldebug_agents.agent.node_tools import open_tools
-from mldebug_agents.watch.call_reader import CallReader
+from mldebug_agents.capture.stacks.call_reader import CallReader
 from mldebug_agents.watch.wait_sampler import SECONDS, SampleOrder, WaitSampler
 
 STRETCHES = int(os.environ.get("MLDEBUG_BENCH_STRETCHES", "16"))

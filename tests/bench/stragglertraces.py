@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas  # type: ignore[import-not-found]
 
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.straggler import MOST, SampledStretch, find_slow_ranks
 
 SAMPLES = 100

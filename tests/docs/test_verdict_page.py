@@ -30,8 +30,7 @@ from mldebug.diagnosis.classify.tables.native_calls import NATIVE
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD, PYTHON
 from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE, STORE_SOURCE
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankEvidence, RankShares
 from mldebug.goodput.slowdown import judge_slowdown
 from mldebug.goodput.straggler import Excess, Slowness, SlowRank
 from mldebug.stall import decision, rules, timeouts

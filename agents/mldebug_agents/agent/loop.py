@@ -20,7 +20,7 @@ from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.sentences import stage_words
 from mldebug.stall.signals import Stage, StallDecision
-from mldebug.status.snapshot import Snapshot
+from mldebug.status.snapshot import FoundJobs, Snapshot
 from mldebug_agents.agent.capture_queue import QueuedCapture
 from mldebug_agents.agent.job_defects import JobDefects
 from mldebug_agents.agent.loop_parts import LoopParts
@@ -67,12 +67,11 @@ class AgentLoop:
         """`apply` makes another configuration the one that all parts read."""
         self.config = config
         self.publish = publish
-        self.notifier = notifier or SystemdNotifier()
-        self.clock = clock or Clock()
+        self.notifier, self.clock = notifier or SystemdNotifier(), clock or Clock()
         self.started_at = self.clock.now()
         self.stopping = False
         self.runs: dict[str, Run] = {}
-        self.found = Discovery()
+        self.found, self._searched = Discovery(), FoundJobs()
         self.monitors, self.incidents, self.peers = parts.monitors, parts.incidents, parts.peers
         self._parts, self._apply = parts, apply
         self._inbox, self._workers = parts.inbox, parts.workers
@@ -258,7 +257,7 @@ class AgentLoop:
     # --- decisions ---------------------------------------------------------------------------------
 
     def _looked(self, look: NodeLook) -> None:
-        self.found = look.found
+        self.found, self._searched = look.found, look.searched
         self._parts.capture_queue.update(look.found)
         here = {one.job.id for one in look.jobs} | look.later
         for one in look.jobs:
@@ -389,6 +388,7 @@ class AgentLoop:
                 *stuck_remarks(self._parts.leftovers()),
             ),
             gaps=(*self.found.gaps, *self._defects.gaps),
+            found=self._searched,
             unanswered=self._parts.failure_counts.counts,
             cpu_seconds=self._usage.cpu_seconds(),
             rss_bytes=self._usage.rss_bytes(),

@@ -1,13 +1,10 @@
 """Asks nodes what runs on them, for `mldebug status`, `gpus list` and `top`: each runs the same verb with --send, and nothing is installed there."""
 
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import click
 import msgspec
 
-from mldebug.cli.param_types import FILE
 from mldebug.cluster.messages import CLUSTER_PATH, MAX_VIEW, ClusterView
 from mldebug.cluster.wire import NodeReply, encode
 from mldebug.config.schema import Config
@@ -23,7 +20,6 @@ from mldebug_agents.web.client import ask_nearest
 from mldebug_agents.web.control_requests import post_to_agent
 
 WAIT = "30s"
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class FarNodes(NamedTuple):
@@ -33,21 +29,6 @@ class FarNodes(NamedTuple):
     request: FanoutRequest
 
 
-def node_options(command: _Command) -> _Command:
-    """The options of a command that looks at other nodes; `far_nodes` reads them."""
-    for option in reversed(
-        (
-            click.option("--slurm-job", metavar="ID", help="On all nodes of this Slurm job, by srun."),
-            click.option("--hosts", metavar="NODES", help="On these nodes: node[1-40], or a hostfile; by ssh."),
-            click.option("--there", type=FILE, default="", help="The Python with mldebug on other nodes; default: this one's path."),
-            click.option("--wait", metavar="DURATION", help="How long a node has to answer, 30s by default."),
-            click.option("--send", is_flag=True, hidden=True),  # what the nodes are asked for
-        )
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
 def far_nodes(
     arguments: tuple[str, ...],
     slurm_job: str | None,
@@ -55,7 +36,7 @@ def far_nodes(
     there: str,
     wait: str | None,
 ) -> FarNodes | None:
-    """The nodes that the options name; None where they name none. `arguments`: of `mldebug` there. Raises UsageError."""
+    """The nodes that the options of `node_options` name; None where they name none. `arguments`: of `mldebug` there. Raises UsageError."""
     if slurm_job is not None and hosts is not None:
         raise UsageError("use --slurm-job or --hosts, not both", "choose one of them")
     target = slurm_job if slurm_job is not None else hosts

@@ -14,7 +14,7 @@ import msgspec
 from mldebug.config.schema import Config
 from mldebug.core.model import Fault, Gap, Job, NodeCapture, RankDevice
 from mldebug.diagnosis.exits.model import AttemptExit
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.straggler import SampledStretch
 from mldebug.hardware.gpu.excluded import ExcludedGpu, wants_release
 from mldebug.hardware.gpu.excluded import gaps as gaps_of

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.sentences import mount_waiters
 from mldebug.status.snapshot import RunState
 from mldebug.storage.filesystems.operation_counters import METADATA, OPEN, READ

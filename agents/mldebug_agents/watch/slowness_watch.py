@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from mldebug.goodput.blocked_calls import Glance, GlanceMemory
+from mldebug.goodput.comparison.blocked_calls import Glance, GlanceMemory
 from mldebug.goodput.sample_rows import SampleRows
 from mldebug.goodput.slow_storage import storage_words
 from mldebug.goodput.speed_trend import SlowerSteps, SpeedTrend

@@ -15,10 +15,10 @@ import msgspec
 from mldebug.capture.folded_stacks import CountedStack
 from mldebug.capture.trace.line_format import is_source
 from mldebug.core.model import Job, RankIdentity
-from mldebug.goodput.blocked_calls import Glance
+from mldebug.goodput.comparison.blocked_calls import Glance
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.rank_shares import (
     CodeLine,
-    RankShares,
     in_proportion,
     is_by_main_thread,
     is_fetch,
@@ -28,11 +28,11 @@ from mldebug.goodput.rank_shares import (
 from mldebug.goodput.recorded_waits import condensed, recorded_waits, with_recorded
 from mldebug.goodput.straggler import SampledStretch
 from mldebug.goodput.waiting_hosts import wait_for_gpus
+from mldebug_agents.capture.stacks.call_reader import CallReader
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
 from mldebug_agents.system import procfs
 from mldebug_agents.system.reader_answers import Unreadable
-from mldebug_agents.watch.call_reader import CallReader
 from mldebug_agents.watch.rank_evidence import EvidenceReader, KernelCounters
 
 RATE = 20  # samples a second

@@ -16,6 +16,7 @@ from mldebug.core.model import Gap, Job
 from mldebug.jobs.known_issues.match import KnownIssue, remarks
 from mldebug.jobs.owners import Owner, in_turns, owner_of
 from mldebug.stall.signals import RankLook, RunLook
+from mldebug.status.snapshot import FoundJobs
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.records import HeartbeatReader
 from mldebug_agents.jobs.logs.job_logs import HungMounts, LogSharing
@@ -46,6 +47,7 @@ class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     found: Discovery
+    searched: FoundJobs = FoundJobs()  # `found` before anything else was read
     jobs: tuple[JobLook, ...] = ()
     later: frozenset[str] = (
         frozenset()
@@ -84,7 +86,8 @@ class Watch:
         first the next time.
         """
         started = self.clock()
-        found = self.tools.finder.find()
+        began, found = self._host.clock(), self.tools.finder.find()
+        searched = FoundJobs(at=began, jobs=found.all, remarks=found.remarks, gaps=found.gaps)
         finder = LogFinder(self._host, self._unread)
         self._jobs = {job.id: self._jobs.get(job.id) or self._new_job() for job in found.jobs}
         to_sample = frozenset((self._unsampled | set(wanted)) & self._jobs.keys())
@@ -104,7 +107,9 @@ class Watch:
         )
         later = frozenset(job.id for job in found.jobs if job.id not in present)
         seconds = self._took = self.clock() - started
-        return NodeLook(at=started, found=found, jobs=looks, later=later, seconds=seconds)
+        return NodeLook(
+            at=started, found=found, searched=searched, jobs=looks, later=later, seconds=seconds
+        )
 
     def _in_turns(
         self, found: Discovery, finder: LogFinder, to_sample: Collection[str]

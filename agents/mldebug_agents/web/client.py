@@ -12,13 +12,13 @@ from mldebug.config.schema import SYSTEM_STATE_DIR
 from mldebug.core.errors import ToolError, UsageError
 from mldebug.core.redact import clean
 from mldebug.jobs.run_records.model import RunFigures, RunRecord, RunRecordList, RunSummary
-from mldebug.status.snapshot import Snapshot
+from mldebug.status.snapshot import FoundJobs, Snapshot
 from mldebug_agents.web.listeners import SOCKET
 from mldebug_agents.web.unix_http import TIMEOUT, UnixConnection
 
 MAX_BYTES = 32 << 20
 FIRST = 5.0  # seconds: the first client of an agent waits until what answers it is imported (0.15 s of CPU)
-RECORDS, HISTORY = "/api/v1/records", "/api/v1/history"
+RECORDS, HISTORY, JOBS = "/api/v1/records", "/api/v1/history", "/api/v1/jobs"
 T = TypeVar("T")
 
 
@@ -88,6 +88,15 @@ def ask_nearest(state_dir: Path, *, here_only: bool = False) -> NearestAgent:
     if answer.outcome == "none" and not here_only and state_dir != SYSTEM_STATE_DIR:
         return NearestAgent(SYSTEM_STATE_DIR, inquire(SYSTEM_STATE_DIR))
     return NearestAgent(state_dir, answer)
+
+
+def found_jobs(state_dir: Path) -> FoundJobs | None:
+    """The jobs that the agent's last search of this node has found; None where it does not say, or has not searched yet."""
+    try:
+        found = _ask(state_dir, JOBS, "", FoundJobs)
+    except (UsageError, ToolError):  # an older agent
+        return None
+    return found if found.at else None
 
 
 def recorded_runs(state_dir: Path) -> tuple[RunSummary, ...]:

@@ -13,7 +13,7 @@ import msgspec
 from mldebug.alerts.view import for_user
 from mldebug.core.errors import UsageError
 from mldebug.hardware.host_memory.state import of_runs
-from mldebug.status.snapshot import Snapshot
+from mldebug.status.snapshot import FoundJobs, Snapshot
 from mldebug.storage.filesystems.visibility import of_user
 
 _UCRED = struct.Struct("iII")  # pid, uid, gid
@@ -94,5 +94,16 @@ def view(snapshot: Snapshot, peer: PeerCredentials | None, group: int | None) ->
         histories=tuple(one for one in snapshot.histories if one.uid == uid),
         run_records=tuple(one for one in snapshot.run_records if one.uid == uid),
         goodput=tuple(job for job in snapshot.goodput if job.uid == uid),
+        found=_own(snapshot.found, uid),
         kernel_events=tuple(one for one in snapshot.kernel_events if one.run in mine),
+    )
+
+
+def _own(found: FoundJobs, uid: int) -> FoundJobs:
+    """What was found of one user's jobs, and what is about no process."""
+    return msgspec.structs.replace(
+        found,
+        jobs=tuple(job for job in found.jobs if job.uid == uid),
+        remarks=tuple(remark for remark in found.remarks if not remark.pids),
+        gaps=tuple(gap for gap in found.gaps if gap.pid is None),
     )

@@ -226,6 +226,7 @@ class AgentServer(HttpServers):
         ]
         own = [
             Route("/api/v1/status", self._status),
+            Route("/api/v1/jobs", self._jobs),
             Route("/api/v1/history", self._history),
             Route("/api/v1/records", self._records),
         ]
@@ -272,6 +273,13 @@ class AgentServer(HttpServers):
             return Response(b"{}", status_code=503, media_type="application/json")
         visible = view(self.snapshot, peer_at(request), self.group)
         return Response(encode(visible), media_type="application/json")
+
+    def _jobs(self, request: Request) -> Response:
+        """The jobs that the last search of this node has found, with all ranks that it knows; those that this user may see."""
+        if self.snapshot is None:
+            return Response(b"{}", status_code=503, media_type="application/json")
+        status, body = answered(view(self.snapshot, peer_at(request), self.group).found)
+        return Response(body, status_code=status, media_type="application/json")
 
     def _history(self, request: Request) -> Response:
         """The history of `?run=`, or of all runs what there is; of the runs that this user may see."""

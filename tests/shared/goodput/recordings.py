@@ -4,7 +4,7 @@ import random
 
 from mldebug.core.model import FlightRecord, TimedCall, TimedCalls
 from mldebug.core.ranksets import fold_ranks
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.straggler import SampledStretch
 
 STEP = 0.1  # seconds of work of each rank before each of its collectives

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.straggler import SampledStretch
 
 RATE, SECONDS = 20, 5.0

@@ -12,8 +12,8 @@ from mldebug.core.errors import ExitCode, UsageError
 from mldebug.core.model import GpuBrief, NodeBrief, RankBrief, RunBrief
 from mldebug.status.merged_runs import ViewedNodes
 from mldebug.status.node_lines import gpus_of_nodes, status_of_nodes
+from mldebug_agents.cli import node_search
 from mldebug_agents.cli.commands import gpus as gpus_module
-from mldebug_agents.cli.commands.status import status as status_module
 from mldebug_agents.cluster.node_views import FarNodes, far_nodes
 
 
@@ -71,10 +71,10 @@ def test_a_node_that_does_not_answer_is_not_fine(
 ) -> None:  # fmt: skip
     run = msgspec.structs.replace(FORTY[0].runs[0], incident=incident)
     nodes = ViewedNodes(answers=(node(1, runs=(run,)),), silent=silent)
-    monkeypatch.setattr(status_module, "view_nodes_once", lambda *_: nodes)
+    monkeypatch.setattr(node_search, "view_nodes_once", lambda *_: nodes)
     far = far_nodes(("status",), None, "gpu[01-02]", "", None)
     assert isinstance(far, FarNodes)
-    assert status_module._far(Config(), far, as_json) is status
+    assert node_search.show_far(Config(), far, as_json) is status
     assert gpus_module._show_nodes(nodes, as_json) is gpus
 
 

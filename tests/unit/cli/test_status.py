@@ -15,7 +15,7 @@ from mldebug.cli.console import print_line
 from mldebug.core.model import Gap, HookState, Job, LostRank, RankIdentity, Remark
 from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.cli.commands.status.status import NodeListing, status_lines
+from mldebug_agents.cli.node_listing import NodeListing, status_lines
 
 NOW = 1_795_240_000.0
 

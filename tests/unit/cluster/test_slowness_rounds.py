@@ -20,7 +20,7 @@ from mldebug.cluster.messages import (
     read,
 )
 from mldebug.core.model import Confidence, FlightRecord, Job, RankIdentity, TimedCall, TimedCalls
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.recorded_waits import condensed
 from mldebug.goodput.shared_samples import NodeSamples, SampleCall, SharedFinding, believed_samples
 from mldebug.goodput.slowdown import judge_slowdown

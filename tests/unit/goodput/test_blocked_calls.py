@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.goodput.blocked_calls import (
+from mldebug.goodput.comparison.blocked_calls import (
     IN_A_ROW,
     RUNNING,
     BlockedCalls,
@@ -15,9 +15,9 @@ from mldebug.goodput.blocked_calls import (
     is_blind,
     some_rank_differs,
 )
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
+from mldebug_agents.capture.stacks.call_reader import CallReader, blocked_call
 from mldebug_agents.system.host import Host
-from mldebug_agents.watch.call_reader import CallReader, blocked_call
 
 WAIT, SLEEP, READ = "202:1810", "230:750", "0:5a0"
 
@@ -68,7 +68,7 @@ def test_two_slow_ranks_of_eight_differ_and_uneven_ones_do_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "shares"),
+    ("shown", "shares"),
     [
         (waiting(0.1, 0.1, 0.1), ()),
         (Glance(ranks=waiting(0.1, 0.1).ranks, world_size=3), stacks(3)),
@@ -80,10 +80,10 @@ def test_two_slow_ranks_of_eight_differ_and_uneven_ones_do_not() -> None:
     ids=["no stacks yet", "one could not be read", "nobody", "they compute", "nothing in common", "two things are one call"],
 )  # fmt: skip
 def test_a_glance_that_shows_nothing_wants_stacks(
-    seen: Glance, shares: Sequence[RankShares]
+    shown: Glance, shares: Sequence[RankShares]
 ) -> None:
-    assert is_blind(seen, shares)
-    assert GlanceMemory().wants_stacks(seen, shares)
+    assert is_blind(shown, shares)
+    assert GlanceMemory().wants_stacks(shown, shares)
 
 
 def test_a_glance_at_equal_ranks_is_enough_some_times_in_a_row() -> None:
@@ -164,9 +164,9 @@ CALL = "202 0x7f 0x189 0x0 0x0 0x0 0xffffffff 0x7ffd1000 0x7fa0\n"
 
 def test_the_calls_of_all_ranks_are_read(tmp_path: Path) -> None:
     job = node(tmp_path, {50: CALL, 51: "running\n"})
-    seen = reader(tmp_path).glance(job, 5.0)
-    assert [one.calls for one in seen.ranks] == [{"202:2000": 1.0}, {RUNNING: 1.0}]
-    assert seen.world_size == 2
+    shown = reader(tmp_path).glance(job, 5.0)
+    assert [one.calls for one in shown.ranks] == [{"202:2000": 1.0}, {RUNNING: 1.0}]
+    assert shown.world_size == 2
 
 
 @pytest.mark.parametrize("changes", [{"start": 8}, {"stack": 0}], ids=["another process", "hidden"])

@@ -8,8 +8,7 @@ import pytest
 
 from mldebug.core.model import Confidence, Job, RankIdentity, Verdict
 from mldebug.goodput.causes import RULES, Compared, OtherRanks, find_cause
-from mldebug.goodput.evidence import RankEvidence, mean_evidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankEvidence, RankShares, mean_evidence
 from mldebug.goodput.sentences import slow_words
 from mldebug.goodput.slowdown import judge_slowdown
 from mldebug.goodput.straggler import SampledStretch, Slowness, find_slow_ranks

@@ -5,8 +5,7 @@ import pytest
 from mldebug.goodput.account.gpu_time import AttemptAccount
 from mldebug.goodput.account.job_account import AttemptTotal, JobAccount
 from mldebug.goodput.account.job_goodput import best_interval, interval_words, job_goodput
-from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankEvidence, RankShares
 from mldebug.goodput.straggler import Slowness
 from mldebug.status.run_lines import data_words, goodput_words
 from mldebug.status.snapshot import RunState, Snapshot

@@ -11,8 +11,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankEvidence, RankShares
 from mldebug.hardware.gpu.readings import GpuProcess, GpuReading
 from mldebug_agents.hardware.gpu.rank_evidence import with_gpu
 from mldebug_agents.system.host import Host

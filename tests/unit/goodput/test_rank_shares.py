@@ -7,7 +7,8 @@ import pytest
 
 from mldebug.capture.folded_stacks import parse_folded
 from mldebug.core.model import Job, RankIdentity
-from mldebug.goodput.rank_shares import RankShares, in_proportion, is_by_main_thread, rank_shares
+from mldebug.goodput.evidence import RankShares
+from mldebug.goodput.rank_shares import in_proportion, is_by_main_thread, rank_shares
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch import wait_sampler
 from mldebug_agents.watch.wait_sampler import SampleOrder, WaitSampler
@@ -125,10 +126,10 @@ def test_whether_it_is_the_main_thread_that_trains() -> None:
 )
 def test_who_is_on_a_cpu_is_counted_only_where_that_is_not_known_before(tmp_path: Path, wanted: tuple[float, ...], kinds: list[str]) -> None:  # fmt: skip
     """`wanted`: seconds of a CPU that the rank wants during each stretch; the clock goes on by ten."""
-    asked: list[str] = []
+    orders: list[str] = []
 
     def record(*_: object, on_cpu: bool = False) -> object:
-        asked.append("cpu" if on_cpu else "all")
+        orders.append("cpu" if on_cpu else "all")
         return parse_folded(f"{MAIN};step (train.py:9) 100\n")
 
     folder = tmp_path / "proc/70"
@@ -149,4 +150,4 @@ def test_who_is_on_a_cpu_is_counted_only_where_that_is_not_known_before(tmp_path
             patch.object(wait_sampler, "time", Mock(monotonic=lambda found=clock: next(found))),
         ):
             sampler.take(SampleOrder(job, seconds=0))
-    assert sorted(asked) == sorted(kinds)
+    assert sorted(orders) == sorted(kinds)

@@ -13,8 +13,7 @@ from mldebug.core.model import (
     PairCount,
     RankIdentity,
 )
-from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankEvidence, RankShares
 from mldebug.goodput.recorded_waits import (
     condensed,
     find_late_ranks,

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankEvidence, RankShares
 from mldebug.goodput.shared_samples import SampleCall, SharedFinding
 from mldebug.goodput.straggler import Excess, SampledStretch, Slowness, SlowRank
 from mldebug.stall.decision import StallWatch

@@ -9,9 +9,8 @@ import pytest
 
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.report_model import Report
-from mldebug.goodput.blocked_calls import IN_A_ROW, RUNNING, BlockedCalls, Glance
-from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.comparison.blocked_calls import IN_A_ROW, RUNNING, BlockedCalls, Glance
+from mldebug.goodput.evidence import RankEvidence, RankShares
 from mldebug.goodput.speed_trend import SpeedTrend
 from mldebug.goodput.straggler import LONG, STRETCHES, SampledStretch, Slowness
 from mldebug.incidents.incident import Incident

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankEvidence, RankShares
 from mldebug.goodput.sample_rows import CLOSELY, SampleRows
 from mldebug.goodput.sentences import slow_words
 from mldebug.goodput.straggler import (

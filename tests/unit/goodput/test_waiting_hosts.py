@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Confidence, Job, RankIdentity, Verdict
-from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankEvidence, RankShares
 from mldebug.goodput.sample_rows import SampleRows
 from mldebug.goodput.shared_samples import SharedFinding, believed_finding
 from mldebug.goodput.slowdown import judge_slowdown

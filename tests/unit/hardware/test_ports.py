@@ -8,7 +8,7 @@ import pytest
 
 from mldebug.core.model import Job, NodeCapture
 from mldebug.core.plugins import NoOptions
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.straggler import SampledStretch
 from mldebug.hardware.health.model import ComponentHealth, HealthState
 from mldebug.hardware.health.port_rules import LIMITS, port_health

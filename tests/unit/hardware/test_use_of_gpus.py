@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.straggler import SampledStretch
 from mldebug.hardware.gpu.rank_join import RankProcess
 from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, NodeGpus

@@ -19,10 +19,10 @@ from mldebug.config.schema import AgentConfig, CaptureConfig, Config
 from mldebug.core.model import Job, NcclRas
 from mldebug.core.plugins import create_all
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
-from mldebug_agents.cli.commands.status.status import NodeListing, status_lines
+from mldebug_agents.cli.node_listing import NodeListing, status_lines
 from mldebug_agents.jobs.ranks import ras_ranks
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
-from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
+from mldebug_agents.jobs.ranks.ras_address import BY_RAS
 from mldebug_agents.jobs.ranks.ras_ranks import PAUSES
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader_answers import Unreadable

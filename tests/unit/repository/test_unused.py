@@ -40,6 +40,7 @@ CALLED = {
 RUN = {
     "mldebug_agents.agent.inspection_child": "in a child, by its name",
     "mldebug_agents.agent.serving": "by the agent, by its name, once its helper is forked",
+    "mldebug_agents.cli.node_search": "where the agent does not answer for the node, by its name",
     "mldebug_agents.cluster.peers.routes": "for the first client of the agent, by its name",
     "mldebug_agents.support.replay.serving": "by the agent that replays, by its name",
     "mldebug_agents.cluster.fanout.child": "in a child, by its name",

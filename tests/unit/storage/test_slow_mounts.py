@@ -2,8 +2,7 @@
 
 import msgspec
 
-from mldebug.goodput.evidence import RankEvidence
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankEvidence, RankShares
 from mldebug.goodput.straggler import Slowness
 from mldebug.status.snapshot import RunState
 from mldebug.storage.filesystems.state import CollectorState, StorageAlert, StorageState

@@ -24,7 +24,7 @@ from mldebug.hardware.gpu.readings import (
     NodeWatch,
 )
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.cli.commands.status.status import NodeListing, jobs_shown, status_lines
+from mldebug_agents.cli.node_listing import NodeListing, jobs_shown, status_lines
 from mldebug_agents.support.bundle import layout
 from mldebug_agents.support.bundle.layout import ClockPair, GpuReadFailure, Manifest
 from mldebug_agents.support.replay.player import Player

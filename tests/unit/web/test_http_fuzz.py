@@ -74,6 +74,7 @@ BY_TCP = description(
 AT_SOCKET = description(
     {
         "/api/v1/status": operation("get", "200 403 503"),
+        "/api/v1/jobs": operation("get", "200 403 503"),
         "/api/v1/history": operation("get", "200 403 404 503", "run"),
         "/api/v1/records": operation("get", "200 403 404 503", "run"),
         **{

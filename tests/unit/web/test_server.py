@@ -24,15 +24,15 @@ from starlette.routing import Route
 
 from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import UsageError
-from mldebug.core.model import Gap, Remark
+from mldebug.core.model import Gap, Job, Remark
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 from mldebug.jobs.run_records.model import RunRecord, StoredRecord
-from mldebug.status.snapshot import Snapshot
+from mldebug.status.snapshot import FoundJobs, Snapshot
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import CollectorState, Measure, StorageState
 from mldebug_agents.web import peer_protocol
-from mldebug_agents.web.client import AgentAnswer, ask_agent, inquire
+from mldebug_agents.web.client import AgentAnswer, ask_agent, found_jobs, inquire
 from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter, LimitedConnection
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp, open_unix
 from mldebug_agents.web.peer_credentials import PeerCredentials, group_number, view
@@ -665,3 +665,27 @@ def test_who_has_filled_the_door_with_his_certificate_keeps_no_newcomer_out() ->
         assert others[0][0].recv(1) == b""
         with pytest.raises(TimeoutError):
             stalled[-1][0].recv(1)
+
+
+@root_only
+def test_users_see_their_own_found_jobs_alone(folder: Path) -> None:
+    jobs = tuple(
+        Job(id=name, name="t.py", launcher="torchrun", uid=uid)
+        for name, uid in (("mine", NOBODY), ("another", 12345))
+    )
+    found = FoundJobs(at=5.0, jobs=jobs, remarks=SNAPSHOT.remarks, gaps=SNAPSHOT.gaps)
+    with serving(folder) as server:
+        server.publish(msgspec.structs.replace(SNAPSHOT, found=found))
+        shown = history_as(folder, NOBODY, route="jobs")
+        assert [job["id"] for job in shown["jobs"]] == ["mine"]  # type: ignore[index, attr-defined]
+        assert [one["message"] for one in shown["remarks"]] == ["node"]  # type: ignore[index, attr-defined]
+        assert [one["what"] for one in shown["gaps"]] == ["kernel log"]  # type: ignore[index, attr-defined]
+        everything = history_as(folder, 0, route="jobs")
+        assert [job["id"] for job in everything["jobs"]] == ["mine", "another"]  # type: ignore[index, attr-defined]
+        assert found_jobs(folder) == found
+        server.publish(SNAPSHOT)
+        assert found_jobs(folder) is None, "it has not searched yet"
+
+
+def test_an_agent_that_does_not_tell_its_jobs_is_none_to_ask(folder: Path) -> None:
+    assert found_jobs(folder) is None

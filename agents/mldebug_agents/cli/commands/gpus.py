@@ -26,12 +26,12 @@ from mldebug.status.merged_runs import ViewedNodes
 from mldebug.status.node_lines import gpus_of_nodes
 from mldebug_agents.agent.node_look import send_view
 from mldebug_agents.agent.node_tools import open_tools
+from mldebug_agents.cli.node_options import node_options
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_views import (
     cluster_view,
     exit_code,
     far_nodes,
-    node_options,
     refuse_both,
     view_nodes_once,
 )

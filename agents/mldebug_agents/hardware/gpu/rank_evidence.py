@@ -5,8 +5,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from mldebug.goodput.evidence import GPU_LIMITS
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import GPU_LIMITS, RankShares
 from mldebug.hardware.gpu.readings import GpuReading
 from mldebug_agents.hardware.gpu.neighbours import GpuNeighbour
 

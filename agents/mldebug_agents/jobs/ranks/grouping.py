@@ -12,7 +12,8 @@ import msgspec
 
 from mldebug.cluster.run_identity import port_of
 from mldebug_agents.jobs.launcher import MAX_LOCAL, RankClaim
-from mldebug_agents.jobs.ranks.rank_processes import BY_RAS, Claimant, ProcessTree
+from mldebug_agents.jobs.ranks.rank_processes import Claimant, ProcessTree
+from mldebug_agents.jobs.ranks.ras_address import BY_RAS
 from mldebug_agents.system.procfs import Stat
 
 Key = tuple[object, ...]

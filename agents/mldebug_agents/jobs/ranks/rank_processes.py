@@ -14,7 +14,6 @@ from mldebug_agents.jobs.launcher import RankClaim
 from mldebug_agents.jobs.ranks.registry import ProcessInfo
 from mldebug_agents.system.procfs import Stat
 
-BY_RAS = "nccl_ras"  # stands for the launcher where NCCL RAS has told the rank
 """Such a claim is not inherited: it was made for this very process."""
 
 MOST_ABOVE = 128  # ancestors of a process, the nearest; a chain of thousands is nobody's job, and each of its links has as many

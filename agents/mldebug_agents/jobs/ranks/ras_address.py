@@ -14,6 +14,7 @@ from mldebug.core.redact import clean
 
 DEFAULT = "localhost:28028"
 OFF = "off"
+BY_RAS = "nccl_ras"  # stands for the launcher where NCCL RAS has told the rank
 _LOOPBACKS = ("127.0.0.1", "::1")
 _ANY = {"0.0.0.0": ("127.0.0.1",), "::": _LOOPBACKS}  # noqa: S104 - what a job listens on
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([\w.-]{1,255})):(\d{1,5})", re.ASCII)

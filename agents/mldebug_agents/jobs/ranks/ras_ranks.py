@@ -15,8 +15,8 @@ import msgspec
 from mldebug.capture.nccl_ras.process_map import RasWorld
 from mldebug.core.model import Job, RankIdentity
 from mldebug_agents.jobs.launcher import RankClaim
-from mldebug_agents.jobs.ranks.rank_processes import BY_RAS, ProcessTree
-from mldebug_agents.jobs.ranks.ras_address import OFF
+from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
+from mldebug_agents.jobs.ranks.ras_address import BY_RAS, OFF
 from mldebug_agents.jobs.ranks.registry import ProcessInfo
 
 PAUSES = (15.0, 30.0, 60.0, 120.0, 300.0)  # seconds until the next question about the same ones

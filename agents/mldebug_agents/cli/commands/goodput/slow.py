@@ -17,7 +17,7 @@ from mldebug.core.plugins import NoOptions
 from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.core.units import percent
-from mldebug.goodput.rank_shares import RankShares
+from mldebug.goodput.evidence import RankShares
 from mldebug.goodput.sample_rows import SampleRows
 from mldebug.goodput.sentences import slow_words
 from mldebug.goodput.straggler import STRETCHES, Slowness

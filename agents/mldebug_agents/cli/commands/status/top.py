@@ -22,6 +22,7 @@ from mldebug.status.top.rates import StepRates
 from mldebug.status.top.screen import TopInput, chosen, screen
 from mldebug_agents.agent.node_look import NodeViewer, send_view
 from mldebug_agents.agent.node_tools import open_tools
+from mldebug_agents.cli.node_options import node_options
 from mldebug_agents.cli.top.commands import KeyCommands
 from mldebug_agents.cli.top.looks import Looked, LookThread
 from mldebug_agents.cli.top.terminal import GONE, NEWS, FullScreen, check_terminal
@@ -31,7 +32,6 @@ from mldebug_agents.cluster.node_views import (
     FarNodes,
     cluster_view,
     far_nodes,
-    node_options,
     refuse_both,
     view_nodes,
 )

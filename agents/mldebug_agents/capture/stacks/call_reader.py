@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.goodput.blocked_calls import RUNNING, BlockedCalls, Glance
+from mldebug.goodput.comparison.blocked_calls import RUNNING, BlockedCalls, Glance
 from mldebug_agents.system.host import Host
 
 RATE = 20.0  # looks a second, in the mean

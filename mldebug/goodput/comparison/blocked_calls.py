@@ -14,8 +14,8 @@ from statistics import median
 
 import msgspec
 
-from mldebug.goodput.rank_differences import LEAST, lowest
-from mldebug.goodput.shares import RankShares
+from mldebug.goodput.comparison.rank_differences import LEAST, lowest
+from mldebug.goodput.evidence import RankShares
 
 RUNNING = "running"
 DIFFERS = 0.6 * LEAST  # of the time, from which on a rank may be slow: what is told is `LEAST`
