@@ -85,7 +85,7 @@ def test_what_serves_http_is_imported_at_the_first_connection(folder: Path) -> N
     before, outcome, after = done.stdout.split("\n")[:3]
     assert before == ""
     assert outcome == "starting"  # no snapshot yet
-    assert after.split() == ["starlette", "uvicorn", "asyncio", "prometheus_client"]
+    assert after.split() == ["starlette", "uvicorn", "asyncio"]
 
 
 def test_the_first_client_is_answered_with_what_was_published_before(
