@@ -77,7 +77,7 @@ CURRENT = "import mldebug_agents.cli.current_jobs as jobs\njobs.are_current = la
 
 @pytest.mark.parametrize("form", ["wide", "table", "name"])
 def test_status_imports_little_where_the_agent_answers(config: Path, form: str) -> None:
-    """Counted, since a time depends on the machine: 561 before, and 609 ms of CPU time in place of 214."""
+    """Counted, since a time depends on the machine: 558 before, and 609 ms of CPU time in place of 214."""
     modules = imported("status", "-o", form, "--config", str(config), first=CURRENT.format(True))
     assert not modules & {*HEAVY, "sqlite3", "jinja2", "mldebug_agents.cli.node_search"}
     assert len([one for one in modules if one.startswith("mldebug")]) <= MOST_OF_STATUS
