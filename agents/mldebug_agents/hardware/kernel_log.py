@@ -1,4 +1,4 @@
-"""Reads the kernel's log, /dev/kmsg: first the last hours, then what is new; each round within limits.
+"""Reads the kernel's log, /dev/kmsg: first the last hours, and what lasts from before, then what is new; each round within limits.
 
 Opening and reading it needs no child: neither ever waits. Several readers do not disturb each other, so two agents on one node are
 fine. journald is not used: it may lag, and drops lines of its own.
@@ -16,6 +16,7 @@ import msgspec
 from mldebug.core.model import Gap
 from mldebug.diagnosis.exits.kernel_lines import kernel_death
 from mldebug.diagnosis.exits.model import KernelDeath
+from mldebug.hardware.health.kernel_rules import outlasts
 from mldebug.hardware.kernel_log.bursts import Burst, Folding
 from mldebug.hardware.kernel_log.counts import (
     GpuLabel,
@@ -98,7 +99,9 @@ class KernelLogSource:
         self._device = True
         self._partial = b""
         self._sequence = -1
-        self._oldest = 0.0  # unix: what is older is passed over
+        self._oldest = (
+            0.0  # unix: what is older is passed over, but for what lasts until the next boot
+        )
         self._clock = KernelClock()
         self._folding = Folding()
         self._counts = KernelEventCounter()
@@ -236,9 +239,9 @@ class KernelLogSource:
 
     def _advance_clock(self, record: KernelRecord) -> None:
         at = self._clock.unix(record.seconds)
-        if at < self._oldest:
-            return
         event = parse_event(record, at)
+        if at < self._oldest and not (event is not None and outlasts(event)):
+            return
         if event is not None:
             uuid = self._named.get(event.device)
             self._take(msgspec.structs.replace(event, uuid=uuid) if uuid else event)

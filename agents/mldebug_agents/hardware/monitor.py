@@ -23,11 +23,10 @@ from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.hardware.health.faults import faults_of_events, gpus_by_address
 from mldebug.hardware.health.model import BAD, ComponentHealth
 from mldebug.hardware.health.node_rules import node_health
-from mldebug.hardware.health.recovery import RecoveryWatch
+from mldebug.hardware.health.recovery import RecoveryWatch, requests
 from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join, process_owners
 from mldebug.hardware.kernel_log.counts import GpuLabel, KernelCounts, named
 from mldebug.hardware.kernel_log.excluded_gpus import excluded_gpus
-from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.xids import xid_of_nvml
 from mldebug.status.gpu_lines import rank_sentences
@@ -176,7 +175,8 @@ class HardwareMonitor:
             self._release_for_reset(result.value.full, {job.id for job in jobs})
             if result.value.full is not None:
                 full = result.value.full
-                self._recovered = self._recovery.update(full.gpus, full.at)
+                asked = requests(self._kernel.bursts) if self._kernel else {}
+                self._recovered = self._recovery.update(full.gpus, full.at, asked)
             if result.value.full is None:
                 found = map(xid_of_nvml, self._gpus.events())
                 self._new_xids += [one for one in found if one is not None]
@@ -217,7 +217,7 @@ class HardwareMonitor:
         """Judge the health of the node: anew where the evidence has changed, or at the latest after `JUDGE_EVERY` seconds."""
         readable = self._kernel is not None and self._kernel.gap is None
         full, now, limits = self._gpus.full, self._now(), config.health.thresholds
-        uuids = gpus_by_address(full.gpus if full else ())
+        uuids = gpus_by_address((*full.gpus, *full.lost) if full else ())
         evidence = (self._events, limits, readable, self._gpus.count, uuids, dict(self._recovered))
         if evidence != self._judged or not 0 <= now - self._judged_at < JUDGE_EVERY:
             self._judged, self._judged_at = evidence, now
@@ -328,5 +328,6 @@ class HardwareMonitor:
         if self._kernel is None:
             return None
         full = self._gpus.full
-        gpus = {bus_id(one.bus_id): GpuLabel(one.uuid, one.index) for one in full.gpus} if full else {}  # fmt: skip
+        known = gpus_by_address((*full.gpus, *full.lost) if full else ())
+        gpus = {address: GpuLabel(*names) for address, names in known.items()}
         return named(self._kernel.counts, gpu_names(self._kernel) | gpus)

@@ -7,7 +7,7 @@ may use, so several prove nothing), and that more than the convention that local
 N-th visible GPU. Contradictions are reported.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from mldebug.core.model import MeasuredData
@@ -112,7 +112,7 @@ def join(
         else:
             unknown[process.rank] = problem or "nothing tells it"
     remarks += _foreign(ranks, gpus)
-    remarks += _shared(found)
+    remarks += _shared(found, _slices(ranks, gpus))
     return RankGpuMap(
         ranks=tuple(found),
         unknown=unknown,
@@ -268,11 +268,27 @@ def _foreign(ranks: Sequence[RankProcess], gpus: Sequence[GpuReading]) -> Iterat
         )
 
 
-def _shared(found: Sequence[RankGpu]) -> Iterator[str]:
+def _slices(
+    ranks: Sequence[RankProcess], gpus: Sequence[GpuReading]
+) -> dict[tuple[int, str], int | None]:
+    """By rank and GPU: the number of the MIG slice on which the driver counts the rank's process."""
+    pids = {one.pid: one.rank for one in ranks}
+    return {
+        (pids[one.pid], gpu.uuid): one.gpu_instance
+        for gpu in gpus
+        for one in gpu.processes or ()
+        if one.pid in pids
+    }
+
+
+def _shared(
+    found: Sequence[RankGpu], slices: Mapping[tuple[int, str], int | None]
+) -> Iterator[str]:
     """Several ranks on one GPU or slice: where that was not meant, one of them waits for the other for ever."""
-    by_device: dict[tuple[str, str], list[RankGpu]] = {}
+    by_device: dict[tuple[str, str | int | None], list[RankGpu]] = {}
     for one in found:
-        by_device.setdefault((one.uuid, one.instance), []).append(one)
+        place = one.instance or slices.get((one.rank, one.uuid))
+        by_device.setdefault((one.uuid, place), []).append(one)
     for some in by_device.values():
         if len(some) > 1:
             evidence = sorted({one.evidence.value for one in some})

@@ -14,8 +14,8 @@ from mldebug.hardware.health.model import HealthState, RuleFinding, SuggestedAct
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import PLAIN, RankEvent, sentence
 from mldebug.hardware.kernel_log.bursts import Burst
+from mldebug.hardware.kernel_log.model import KernelEvent, other_port, same_device
 from mldebug.hardware.kernel_log.model import KernelEventKind as Kind
-from mldebug.hardware.kernel_log.model import other_port, same_device
 
 HEAT_PERIOD = 300.0  # seconds: the kernel tells of each processor's heat no more often
 
@@ -140,6 +140,16 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
 """One row for each kind. A row without a state: the event is shown, and no fault of the node by itself."""
 
 
+_OUTLASTING = frozenset(kind for kind, rule in KERNEL_RULES.items() if rule.lasting).union(
+    *(rule.ended_by for rule in KERNEL_RULES.values() if rule.lasting)
+)
+
+
+def outlasts(event: KernelEvent) -> bool:
+    """Whether an event matters however old it is: it stands until something ends it, or is what ends such a one."""
+    return bool(event.recovery) or event.kind in _OUTLASTING
+
+
 def still_counts(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thresholds) -> bool:
     """Whether an event still matters at unix time `at`: it is within the event window or lasts, and no later event of the same device ended it."""
     rule = KERNEL_RULES.get(burst.root.kind)
@@ -151,9 +161,16 @@ def still_counts(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thres
         return True
     bursts = tuple(bursts)
     ends = (one for one in bursts if _ends(burst, one, rule))
-    if not any(one.last_at >= burst.last_at for one in ends):
+    if not any(_later(one, burst) for one in ends):
         return True
     return _comes_again(burst, bursts, at, limits)
+
+
+def _later(one: Burst, other: Burst) -> bool:
+    """Whether the last line of `one` came after that of `other`: by their order where it is known, as the clock may have been set between."""
+    if one.heard and other.heard:
+        return one.heard >= other.heard
+    return one.last_at >= other.last_at
 
 
 def _comes_again(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thresholds) -> bool:

@@ -28,7 +28,7 @@ says; environment: it should work on that GPU, as its environment says; node: no
 """
 
 PLAIN: dict[KernelEventKind, str] = {
-    KernelEventKind.GPU_INIT_FAILED: "the driver's start failed (RmInitAdapter)",
+    KernelEventKind.GPU_INIT_FAILED: "the driver's start failed",
     KernelEventKind.OOM_KILL: "the kernel killed a process for memory",
     KernelEventKind.CRASH: "a process crashed",
     KernelEventKind.HUNG_TASK: "a process hangs in the kernel",

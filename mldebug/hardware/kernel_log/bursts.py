@@ -113,6 +113,7 @@ class Burst(MeasuredData, frozen=True, kw_only=True):
     actions: tuple[Action, ...] = ()  # what its Xids ask for, of each number once
     recovery: str = ""  # what the driver asks for at the last (Xid 154), and has not taken back
     over: bool = False  # the driver asks for nothing any more: the GPU was reset since
+    heard: int = 0  # its newest line's place among all that was heard, as clocks may be set back; 0: not known
 
 
 Key = tuple[str, int | None]  # device, and the pid where processes are told apart
@@ -127,6 +128,7 @@ class _OpenBurst:
         "count",
         "counts",
         "first_at",
+        "heard",
         "judged",
         "key",
         "last_at",
@@ -146,7 +148,7 @@ class _OpenBurst:
         self.settled = not follows(event)  # is the root the one that it will stay?
         self.first_at = self.last_at = event.at
         self.last_kind = event.kind
-        self.count = 0
+        self.count = self.heard = 0
         self.texts: set[int] = set()
         self.xids: dict[int, int] = {}
         self.counts: dict[tuple[int, str], int] = {}  # (Xid, who says it) -> how often
@@ -261,6 +263,7 @@ class _OpenBurst:
                 actions=tuple(dict.fromkeys(line.action for line in self.judged.values())),
                 recovery=safe_line(self.recovery, 64),
                 over=self.over,
+                heard=self.heard,
             )
         return self._made
 
@@ -270,7 +273,7 @@ class _KindBursts:
 
     def __init__(self) -> None:
         self.open: OrderedDict[Key, _OpenBurst] = OrderedDict()
-        self.closed: deque[_OpenBurst] = deque(maxlen=KEPT)
+        self.closed: deque[_OpenBurst] = deque()  # at most KEPT
 
     def burst_for(self, event: KernelEvent, key: Key) -> _OpenBurst:
         """The open burst that the event belongs to; otherwise a new one, which closes the one before it."""
@@ -285,11 +288,20 @@ class _KindBursts:
             self.open.move_to_end(key)
             return burst
         if burst is not None:
-            self.closed.append(self.open.pop(key))
+            self._close(self.open.pop(key))
         elif len(self.open) >= OPEN:
-            self.closed.append(self.open.popitem(last=False)[1])
+            self._close(self.open.popitem(last=False)[1])
         burst = self.open[key] = _OpenBurst(event, key)
         return burst
+
+    def _close(self, burst: _OpenBurst) -> None:
+        """Keep a closed burst. Where there are too many the oldest is dropped, but not one in which the driver asks for something that
+        it has not taken back: a job's own errors on that GPU may be many.
+        """
+        if len(self.closed) >= KEPT:
+            asked = (place for place, one in enumerate(self.closed) if not one.recovery)
+            del self.closed[next(asked, 0)]
+        self.closed.append(burst)
 
     def end(self, key: Key) -> None:
         """Mark all bursts of this device as over."""
@@ -309,6 +321,7 @@ class Folding:
     def __init__(self) -> None:
         self._by_kind: dict[KernelEventKind, _KindBursts] = {}
         self._sequence = -1  # the newest record that was taken in
+        self._heard = 0
 
     def add(self, event: KernelEvent) -> int:
         """Add an event of the kernel's log: to the burst that it belongs to, or as the first of a new one.
@@ -325,7 +338,11 @@ class Folding:
         if of_kind is None:
             of_kind = self._by_kind[family] = _KindBursts()
         key = (event.device, event.pid if family in _OF_PROCESSES else None)
-        new = of_kind.burst_for(event, key).add(event)
+        self._heard += 1
+        burst = of_kind.burst_for(event, key)
+        if event.origin is not Origin.NVML or not burst.heard:  # NVML may tell late what is known
+            burst.heard = self._heard
+        new = burst.add(event)
         if ends_it(event):
             of_kind.end(key)
         return new

@@ -18,7 +18,7 @@ HEAD = """\
      pytest tests/docs/test_xids_page.py --update-golden
      Do not edit. -->
 
-The agent reads `/dev/kmsg`: the last hours of it when it starts, then what comes. It needs `CAP_SYSLOG` where
+The agent reads `/dev/kmsg`: the last six hours of it when it starts, and what lasts until the next boot from all of it, then what comes. It needs `CAP_SYSLOG` where
 `dmesg_restrict=1`; without it, `mldebug_kernel_log_readable` is 0 and a named gap says so. Xids also come through NVML;
 what both tell counts once.
 
@@ -98,7 +98,7 @@ def _kinds() -> Iterator[str]:
     for kind, rule in KERNEL_RULES.items():
         yield f"| `{kind.value}` | {PLAIN[kind]} | {_cells(rule)} |"
     yield f"| `{KernelEventKind.GPU_LOST.value}` | a GPU has fallen off the bus; counts as Xid 79 as well, once | `gpu_xid` | unhealthy | | {ACTION_WORDS['reboot_node']} |"
-    yield f"| `{KernelEventKind.GPU_INIT_FAILED.value}` | the driver cannot start a GPU (RmInitAdapter): it is dead until a reset, a power cycle or a repair | `gpu_xid` | unhealthy | | {ACTION_WORDS['check_hardware']} |"
+    yield f"| `{KernelEventKind.GPU_INIT_FAILED.value}` | the driver cannot start a GPU (RmInitAdapter), or did not even take it: it is dead until a reset, a power cycle or a repair | `gpu_xid` | unhealthy | | {ACTION_WORDS['check_hardware']} |"
     yield f"| `{KernelEventKind.SXID.value}` | an NVSwitch reports an error, and whether it is fatal | `gpu_xid` | by its line, see below | | |\n"
 
 

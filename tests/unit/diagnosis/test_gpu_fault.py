@@ -432,7 +432,7 @@ def test_a_gpu_that_does_not_start_is_fatal_for_its_rank_alone() -> None:
     (other,) = of_lines(line.format("99"))
 
     assert (mine.kind, mine.tier, mine.rank, mine.uuid) == ("gpu_init_failed", "fatal", 5, "GPU-3")
-    assert mine.words == "the driver's start failed (RmInitAdapter) on GPU 0000:3b:00.0"
+    assert mine.words == "the driver's start failed on GPU 0000:3b:00.0"
     assert mine.advice == ACTION_WORDS["check_hardware"]
     assert (other.tier, other.rank) == ("warning", None)
     assert diagnosed(msgspec.structs.replace(mine, rank=1)).verdict is Verdict.GPU_FAULT

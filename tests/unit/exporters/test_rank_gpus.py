@@ -3,7 +3,7 @@
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, NodeGpus
+from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_exporters.prometheus import Prometheus
 from shared.web.snapshots import AT, moving, snapshot
@@ -50,6 +50,20 @@ def test_a_guess_joins_nothing() -> None:
 
     assert [labels["rank"] for labels, _ in found["mldebug_rank_gpu_info"]] == ["1"]
     assert "mldebug_rank_gpu_memory_bytes" not in found
+
+
+def test_a_gpu_that_is_lost_while_its_rank_runs_stays_the_rank_s() -> None:
+    lost = NodeGpus(at=AT, gpus=GPUS.gpus[1:], lost=(LostGpu(index=0, uuid="GPU-a", reason="off the bus"),))  # fmt: skip
+    runs = (on(moving("5c01", 2), {0: "GPU-a", 1: "GPU-b"}), on(moving("77aa", 1), {0: "GPU-a"}))
+    found = exposed(snapshot(*runs, gpus=lost))
+
+    assert [(one["run"], one["rank"], one["gpu"]) for one, _ in found["mldebug_rank_gpu_info"]] == [
+        ("5c01", "0", "0"),
+        ("5c01", "1", "1"),
+        ("77aa", "0", "0"),
+    ]
+    assert "mldebug_rank_gpu_memory_bytes" not in found  # nobody counts it any more
+    assert "mldebug_rank_gpu_info" not in exposed(snapshot(on(runs[1], {0: "GPU-a"}, (0,)), gpus=lost))  # fmt: skip
 
 
 def test_without_a_reading_nothing_is_said() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from mldebug.config.schema import Config
@@ -30,7 +31,7 @@ from mldebug_agents.hardware import monitor as module
 from mldebug_agents.hardware.gpu.controller import FOR_RESET
 from mldebug_agents.hardware.gpu.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder
-from mldebug_agents.hardware.kernel_log import KernelNews
+from mldebug_agents.hardware.kernel_log import KernelLogSource, KernelNews
 from mldebug_agents.hardware.monitor import LISTEN
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
@@ -311,6 +312,21 @@ def test_a_kernel_log_that_is_not_read_in_time_does_not_keep_the_gpus_waiting(
     began = time.monotonic()
     assert forbidden(bench) == [[], []]
     assert LISTEN <= time.monotonic() - began < 10 * LISTEN * PATIENCE
+
+
+def test_an_error_of_a_gpu_that_is_lost_since_has_its_name(bench: MonitorBench) -> None:
+    """The one that fell off the bus is the one whose name is wanted."""
+    path = log(bench)
+    lost = LostGpu(index=1, uuid="GPU-1", bus_id="00000000:41:00.0", reason="lost", code="gpu_is_lost")  # fmt: skip
+    path.write_text(xid(79))
+    source = KernelLogSource(str(path))
+    bench.reported(msgspec.structs.replace(gpus("none"), gpus=gpus("none").gpus[:1], lost=(lost,)))
+    bench.kernel(source.read())
+    shown = bench.shown()
+
+    assert [(one.uuid, one.gpu) for one in shown.health if one.component == "gpu_xid"] == [("GPU-1", 1)]  # fmt: skip
+    assert shown.kernel is not None
+    assert [(one.uuid, one.gpu) for one in shown.kernel.xids] == [("GPU-1", 1)]
 
 
 def test_a_gpu_that_is_left_alone_is_a_gap_in_status_and_report(bench: MonitorBench) -> None:

@@ -18,7 +18,7 @@ from mldebug.hardware.health.model import (
     instructions,
 )
 from mldebug.hardware.health.node_rules import node_health
-from mldebug.hardware.health.recovery import RecoveryWatch
+from mldebug.hardware.health.recovery import RecoveryWatch, requests
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.bursts import Burst
@@ -75,6 +75,10 @@ def test_a_line_from_the_field(case: dict[str, Any]) -> None:
     kinds = [burst.root.kind.value for burst in bursts]
     assert "kind" not in case or any(fnmatch(kind, one) for kind in kinds for one in case["kind"])
     assert len(bursts) <= case.get("events", len(bursts))
+    found = [one.component for one in health(bursts) if one.state in BAD]
+    assert not found or case.get("component", found[0]) in found
+    devices = {name for burst in bursts for name in (burst.root.device, burst.root.alias)}
+    assert case.get("device", "") in {"", *devices}
     assert "pid" not in case or case["pid"] in {pid for burst in bursts for pid in burst.pids}
 
 
@@ -140,6 +144,16 @@ def test_what_the_driver_asks_for_stands_for_days() -> None:
 
     assert verdict(read([ASK + "0x2 (Node Reboot Required)"]), two_days) == ("unhealthy", "reboot")
     assert verdict(read([HUNG]), two_days) == ("healthy", "none")
+
+
+def test_what_the_driver_asks_for_is_not_forgotten_over_the_errors_of_many_jobs() -> None:
+    jobs = [FAULT.replace("pid=7", f"pid={pid}") for pid in range(200)]
+    asked = read([ASK + "0x2 (Node Reboot Required)", *jobs], 100.0)
+
+    assert verdict(asked) == ("unhealthy", "reboot")
+    assert len(asked) <= 2 * 64
+    assert verdict(read([ASK + "0x2 (Node Reboot Required)", *jobs, BACK], 100.0))[0] == "healthy"
+    assert len(read([ASK + "0x2 (Node Reboot Required)"] * 300, 1000.0)) <= 2 * 64
 
 
 def test_a_program_cannot_take_back_what_the_driver_asks_for() -> None:
@@ -475,6 +489,29 @@ def test_a_gpu_of_which_nothing_was_asked_is_not_cured_by_nothing() -> None:
     watch = RecoveryWatch()
 
     assert [dict(watch.update(reading("none"), 1100.0 + one)) for one in range(3)] == [{}, {}, {}]
+
+
+def test_a_request_of_the_log_is_over_where_the_driver_asks_for_nothing_now() -> None:
+    """The driver was loaded anew while no agent was there to see its request end: the log has the request alone, for days."""
+    watch, bursts = RecoveryWatch(), read([HUNG, ASK + "0x1 (GPU Reset Required)"])
+    since = parse_line(f"3,9,{11_000 * 10**6},-;{HUNG}")
+    assert since is not None
+
+    def states(known: Sequence[Burst], actions: Sequence[str | None], at: float) -> list[bool]:
+        found = []
+        for second, action in enumerate(actions):
+            recovered = watch.update(reading(action), at + second, requests(known))
+            events = [RankEvent(burst=burst) for burst in known]
+            judged = node_health(events, at + 100.0, Thresholds(), kernel_readable=True, recovered=recovered)  # fmt: skip
+            found.append(any(one.state in BAD for one in judged))
+        return found
+
+    assert requests(bursts) == {"0000:3b:00.0": 1001.0}
+    assert states(bursts, [None, None, "none", "reset"], 1100.0) == [True] * 4
+    assert states(bursts, ["none", "none", None], 1200.0) == [True, False, False]
+    assert (
+        states((*bursts, *fold([since])), ["none"] * 4, 12000.0) == [True] * 4
+    )  # nothing was asked for it
 
 
 def test_an_error_after_the_reset_counts() -> None:

@@ -9,6 +9,7 @@ from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.bursts import Burst
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from shared.hardware.kernellines import fold, parse_line
 
 SOFT = "watchdog: BUG: soft lockup - CPU#{0} stuck for {1}s! [python3:4711]"
@@ -227,3 +228,16 @@ def heat(times: int, processors: int = 128) -> set[str]:
 @pytest.mark.parametrize("processors", [1, 128])
 def test_heat_that_comes_again_is_a_fault_of_the_node_whatever_its_number_of_processors(times: int, processors: int, bad: bool) -> None:  # fmt: skip
     assert heat(times, processors) == ({"kernel"} if bad else set())
+
+
+def test_a_fabric_that_fails_again_after_its_end_is_not_well() -> None:
+    """The second line belongs to the event of the first, as it comes soon after."""
+    kinds = [KernelEventKind.FABRIC_INCOMPLETE, KernelEventKind.FABRIC_OK] * 2
+    told = [KernelEvent(kind=kind, at=1000.0 + 20.0 * n, origin=Origin.FABRIC_MANAGER, alias="switches") for n, kind in enumerate(kinds)]  # fmt: skip
+
+    def bad(number: int) -> bool:
+        events = [RankEvent(burst=burst) for burst in fold(told[:number])]
+        found = node_health(events, 1100.0, Thresholds(), kernel_readable=True)
+        return any(one.state in BAD for one in found)
+
+    assert [bad(number) for number in (1, 2, 3, 4)] == [True, False, True, False]

@@ -258,6 +258,16 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     248: (K.DISK_ERROR, {"device": "session1"}),
     249: (K.NFS_STATE_LOST, {"device": ""}),
     250: (K.MACHINE_CHECK_DEFERRED, {}),
+    251: (K.GPU_RESET_REQUIRED, {"device": ""}),
+    252: (K.FILESYSTEM_READ_ONLY, {"device": "252:8"}),
+    253: (K.FILESYSTEM_ERROR, {"device": "dm-2"}),
+    254: (K.DISK_ERROR, {"device": "nvme7"}),
+    255: (K.DISK_ERROR, {"device": "nvme2"}),
+    256: (K.DISK_ERROR, {"device": "259:0"}),
+    257: (K.KERNEL_OOPS, {}),
+    258: (K.MACHINE_CHECK_CORRECTED, {}),
+    259: (K.GPU_RAS_UNCORRECTED, {"device": ""}),
+    260: (K.DISK_GONE, {"device": "nvme0n1p1", "alias": "md0:start"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from mldebug.diagnosis.exits.kernel_lines import kernel_deaths
+from mldebug.hardware.health.model import BAD
+from mldebug.hardware.health.node_rules import node_health
+from mldebug.hardware.health.thresholds import Thresholds
+from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.xids import Tier
 from mldebug_agents.hardware import kernel_log as kernellog
@@ -38,6 +42,15 @@ class Now:
 
     def monotonic(self) -> float:
         return MONOTONIC + self.passed
+
+
+class SetClock(Now):
+    """The unix clock is set, while the kernel's goes on."""
+
+    set_by = 0.0
+
+    def unix(self) -> float:
+        return UNIX + self.passed + self.set_by
 
 
 def xid(sequence: int, number: int = 31, ago: float = AGO, priority: int = 4) -> str:
@@ -87,6 +100,70 @@ def test_what_is_older_than_the_look_back_is_passed_over(log: Path) -> None:
 
     assert [burst.root.xid for burst in news.bursts] == [13]
     assert news.counts.records == 2
+
+
+MOUNTED = "EXT4-fs (sdb1): mounted filesystem 7f0c1a22-2f4b-4a57-9a6e-0f6f3f1f2b11 r/w with ordered data mode. Quota mode: none."
+READ_ONLY = "EXT4-fs (sdb1): Remounting filesystem read-only"
+REBOOT = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+NONE_ASKED = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "component"),
+    [
+        ([REBOOT], "gpu_xid"),
+        ([REBOOT, NONE_ASKED], ""),
+        ([READ_ONLY], "storage"),
+        ([READ_ONLY, MOUNTED], ""),
+        ([MOUNTED], ""),
+        (["md/raid1:md0: Disk failure on sdb1, disabling device."], "storage"),
+        (["md/raid1:md0: Disk failure on sdb1, disabling device.", "md: md0: recovery done."], ""),
+        (["Oops: 0002 [#1] PREEMPT SMP NOPTI"], "kernel"),
+        (["mlx5_core 0000:41:00.0: health_recover_work:387:(pid 7): health recovery failed"], "network"),
+        (["NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover."], "gpu_errors"),
+        (["watchdog: BUG: soft lockup - CPU#17 stuck for 52s! [python3:8811]"], ""),  # no fault that lasts
+    ],
+)  # fmt: skip
+def test_what_lasts_is_known_to_an_agent_that_is_started_anew_days_later(
+    log: Path, lines: list[str], component: str
+) -> None:
+    for number, line in enumerate(lines):
+        micros = int((MONOTONIC - 20 * 3600.0 + number) * 1e6)
+        append(log, f"3,{number},{micros},-;{line}\n")
+    before, after = source(log), source(log)  # what one read is nothing to the other
+    for one in (before, after):
+        events = [RankEvent(burst=burst) for burst in one.read().bursts]
+        found = node_health(events, UNIX, Thresholds(), kernel_readable=True)
+        assert [one.component for one in found if one.state in BAD] == [component] * bool(component)
+
+
+@pytest.mark.parametrize("step", [0.0, 3600.0, -3600.0, -100_000.0])
+@pytest.mark.parametrize(
+    ("fault", "end"),
+    [
+        (READ_ONLY, MOUNTED),
+        (REBOOT, NONE_ASKED),
+        ("nfs: server a not responding, still trying", "nfs: server a OK"),
+        ("md/raid1:md0: Disk failure on sdb1, disabling device.", "md: md0: recovery done."),
+        ("mlx5_core 0000:41:00.0: poll_health:825:(pid 0): Fatal error 1 detected", "mlx5_core 0000:41:00.0 ens1: Link up"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_came_later_ends_it_however_the_clock_was_set_between(
+    log: Path, fault: str, end: str, step: float, *, ended: bool
+) -> None:
+    now = SetClock()
+    one = source(log, now)
+    for number, line in enumerate([fault, end] if ended else [end, fault]):
+        append(log, f"3,{number},{int((MONOTONIC + now.passed + 5.0) * 1e6)},-;{line}\n")
+        now.passed += 10.0
+        one.read()
+        now.set_by = step
+    one.close()
+    for reader in (one, source(log, now)):  # read once more, and by an agent started anew
+        bursts = reader.read().bursts
+        found = node_health([RankEvent(burst=burst) for burst in bursts], now.unix(), Thresholds(), kernel_readable=True)  # fmt: skip
+        assert bool([one for one in found if one.state in BAD]) is not ended
 
 
 def test_a_whole_log(log: Path) -> None:

@@ -216,6 +216,15 @@ def test_two_ranks_on_two_slices_do_not_share() -> None:
     assert join(ranks, sliced).remarks == ()
 
 
+def test_the_driver_s_slices_tell_two_ranks_apart_whose_environment_is_not_readable() -> None:
+    def on(*slices: int | None) -> tuple[str, ...]:
+        held = tuple(GpuProcess(pid=100 + n, memory_bytes=GIB, gpu_instance=one) for n, one in enumerate(slices))  # fmt: skip
+        return join([rank(n, environment=None) for n in range(len(slices))], gpus(held)).remarks
+
+    assert on(1, 2) == ()
+    assert on(5, 5) == on(None, None) == ("ranks 0-1 share GPU 0 (compute process)",)
+
+
 def test_an_unknown_slice_is_unknown() -> None:
     text = join([rank(0, environment={"CUDA_VISIBLE_DEVICES": "MIG-none"})], gpus())
 

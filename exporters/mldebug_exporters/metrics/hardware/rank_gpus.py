@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mldebug.core.plugins import NoOptions
-from mldebug.hardware.gpu.readings import GpuReading
+from mldebug.hardware.gpu.readings import GpuReading, LostGpu
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
@@ -26,18 +26,22 @@ MEMORY = RANK.gauge(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """The GPU of each rank that is surely known, and what its process uses of it."""
-    read = snapshot.gpus.gpus if snapshot.gpus is not None else ()
-    gpus = {gpu.uuid: gpu for gpu in read}
+    """The GPU of each rank that is surely known, also of one that is lost since, and what its process uses of it."""
+    full = snapshot.gpus
+    gpus: dict[str, GpuReading | LostGpu] = {}
+    if full is not None:
+        gpus = {one.uuid: one for one in full.lost} | {gpu.uuid: gpu for gpu in full.gpus}
     for run in snapshot.runs:
         for rank, uuid in sorted(run.gpus.items()):
             if uuid in gpus and rank not in run.gpus_guessed:
                 yield from _rank(run, rank, gpus[uuid])
 
 
-def _rank(run: RunState, rank: int, gpu: GpuReading) -> Iterator[Sample]:
+def _rank(run: RunState, rank: int, gpu: GpuReading | LostGpu) -> Iterator[Sample]:
     labels = (run.id, str(rank))
     yield Sample(INFO, (*labels, str(gpu.index), gpu.uuid))
+    if isinstance(gpu, LostGpu):
+        return
     pid = run.ranks.get(rank)
     counted = [one.memory_bytes for one in gpu.processes or () if one.pid == pid]
     known = [size for size in counted if size is not None]

@@ -35,7 +35,7 @@ _NOT_STARTED = re.compile(
 )
 _RAS = re.compile(
     r"(?P<number>(?<![\d.])[1-9]\d{0,8}) (?:new )?(?:(?P<un>un)?correctable|deferred) hardware errors detected\b"
-    r"|(?P<fatal>uncorrectable hardware error\(ERREVENT|RAS poison)",
+    r"|(?P<fatal>[Uu]ncorrectable hardware error ?\(ERREVENT|RAS event of type ERREVENT|RAS poison|[Pp]oison is consumed by client \d{1,5}, kick off gpu reset flow\s*$)",
 )
 # Since MI300: "amdgpu 0000:42:00.0: {1}[Hardware Error]: aca entry[00].STATUS=0x98000800003e0000", one line of several for each error
 _ACA = re.compile(r"(?:\{\d{1,9}\})?\[Hardware Error\]: aca entry\[\d{1,4}\]\.STATUS=0x(?P<status>[0-9a-f]{16})\b", re.IGNORECASE)  # fmt: skip
@@ -82,4 +82,5 @@ SIGNS = (
     LineReader(" failed with error ", _not_started),
     LineReader("amdgpu", _amdgpu),
     LineReader("GPU reset", _amdgpu),
+    LineReader("RAS event of type ", _amdgpu),
 )

@@ -31,6 +31,9 @@ _GONE = re.compile(
     rf"|qla2xxx \[(?P<qla>{ADDRESS})\]-[0-9a-f]{{4}}:\d{{1,5}}: ISP System Error"
     r"|sd (?P<scsi>[\d:]{5,40}): (?:\[(?P<sd>\w{1,16})\] )?(?:rejecting I/O to (?:offline|dead) device|Device offlined)"
     r"|(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): disabled?(?: device)?\s*$"
+    r"|nvme (?P<cut>nvme\w{1,16}): failure state error detected, request disconnect"  # the bus of it is lost for good
+    # an array without a second copy is gone as a whole: "md/raid0md0: Disk failure on nvme0n1p1 detected, failing array."
+    r"|md/(?:raid0|linear)(?P<whole>md\w{1,16}): Disk failure on (?P<only>[\w-]{1,32}) detected, failing array"
     r"|md/raid\d{0,2}:(?P<md>md\w{1,16}): (?:Disk failure on (?P<member>[\w-]{1,32})|Cannot continue operation|not enough operational (?:mirrors|devices)\b)"
 )
 # "ata1.00: exception Emask 0x0 SAct 0x1 SErr 0x0 action 0x6 frozen", which lines about each command follow
@@ -42,6 +45,11 @@ _TROUBLE = re.compile(
     r"|block (?P<path>nvme[\w-]{1,16}): no usable path - requeuing I/O"
     # the disks of a server of iSCSI: that it is back the kernel does not say
     r"| ?(?:iscsi_session )?(?P<iscsi>session\d{1,6}): session recovery timed out after \d"
+    r"|nvme (?P<internal>nvme\w{1,16}): (?:resetting controller due to persistent internal error|frozen state error detected, reset controller)"
+    r"|(?:Read|Write)-error on swap-device \((?P<swap>\d{1,4}:\d{1,7}):\d{1,20}\)"
+    # what is read is not what was written: a sum of dm-crypt, dm-integrity or dm-verity does not fit
+    r"|device-mapper: crypt: (?P<crypt>[\w-]{1,32}): INTEGRITY AEAD ERROR, sector |device-mapper: integrity: (?P<integrity>[\w-]{1,32}): Checksum failed at sector "
+    r"|device-mapper: verity: (?P<verity>\d{1,4}:\d{1,7}): (?:meta)?data block \d{1,20} is corrupted"
     r"|md/raid\d{0,2}:md\w{1,16}: [^\n]{0,40}read error not correctable \(sector \d{1,20} on (?P<member>[\w-]{1,32})\)"
 )
 _BACK = re.compile(
@@ -78,6 +86,8 @@ def _gone(line: KernelText) -> KernelEvent | None:
         return None
     device = _device(match)
     array = match["md"] if match["member"] else ""
+    if match["whole"]:
+        array = _start_of(match["whole"])
     return event(line, KernelEventKind.DISK_GONE, device=bus_id(device) or device, alias=array)
 
 
@@ -93,7 +103,7 @@ def _array(line: KernelText) -> KernelEvent | None:
 
 def _start_of(array: str) -> str:
     """What stands for the start of an array with disks missing, which is over when another disk takes their place, as in each new RAID 5,
-    or when the array is stopped. A disk of it that failed is not.
+    or when the array is stopped, and for an array without a second copy. A disk that failed in another array is not.
     """
     return f"{array}:start"
 
@@ -149,6 +159,10 @@ SIGNS = (
     LineReader(": exception Emask ", _trouble),
     LineReader("read error not correctable", _trouble),
     LineReader("no usable path", _trouble),
+    LineReader(", reset controller", _trouble),
+    LineReader("persistent internal error", _trouble),
+    LineReader("-error on swap-device ", _trouble),
+    LineReader("device-mapper: ", _trouble),
     LineReader("Failing path", _trouble),
     LineReader("session recovery timed out", _trouble),
     LineReader("aacraid: ", _trouble),

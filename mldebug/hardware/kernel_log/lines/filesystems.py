@@ -48,6 +48,12 @@ _OCFS2 = re.compile(rf"OCFS2: ERROR \(device (?P<device>{_NAME})\): ")
 _THIN = re.compile(
     r"device-mapper: thin: (?P<device>\d{1,4}:\d{1,7}): switching pool to (?:(?P<full>out-of-data-space|out-of-metadata-space)|(?P<bad>read-only|failure)|(?P<ok>write))\b"
 )
+# A cache of the device mapper that has failed takes what lies on it along; before 6.7 in capitals
+_CACHE = re.compile(
+    r"device-mapper: cache: (?P<device>\d{1,4}:\d{1,7}): switching cache to (?:(?P<bad>read-only|fail)|(?P<ok>write)) mode"
+)
+# XFS and others, by the kernel's own code for all of them: pages that could not be written are lost
+_UNWRITTEN = re.compile(r"(?P<device>[\w!.-]{1,32}): writeback error on inode \d{1,20}, offset ")
 _AGAIN = re.compile(r"(?:re-?mounted|mounted filesystem|unmounting filesystem|Ending (?:clean mount|recovery)|Unmounting Filesystem|(?:first mount|last unmount) of filesystem)")  # fmt: skip
 _READ_ONLY_AGAIN = re.compile(r" ro(?:\b|\.)")
 
@@ -157,6 +163,19 @@ def _thin(line: KernelText) -> KernelEvent | None:
     return event(line, kind, device=match["device"])
 
 
+def _cache(line: KernelText) -> KernelEvent | None:
+    match = _CACHE.match(line.text)
+    if match is None:
+        return None
+    kind = KernelEventKind.FILESYSTEM_READ_ONLY if match["bad"] else KernelEventKind.FILESYSTEM_OK
+    return event(line, kind, device=match["device"])
+
+
+def _unwritten(line: KernelText) -> KernelEvent | None:
+    match = _UNWRITTEN.match(line.text)
+    return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"]) if match else None
+
+
 SIGNS = (
     LineReader("EXT", _ext),
     LineReader("Aborting journal", _journal),
@@ -174,4 +193,6 @@ SIGNS = (
     LineReader("OCFS2: ERROR ", _ocfs2),
     LineReader("ocfs2: Mounting device ", _ocfs2_mounted),
     LineReader("switching pool to ", _thin),
+    LineReader("switching cache to ", _cache),
+    LineReader(": writeback error on inode ", _unwritten),
 )

@@ -18,7 +18,7 @@ _EDAC = re.compile(
 )
 _DIMM = re.compile(r" on (?P<dimm>\S{1,64})")
 _CHECK = re.compile(
-    r"(?:mce: (?P<poison>Uncorrected hardware memory error in )|(?P<serror>SError Interrupt on CPU\d{1,5}, code 0x)|(?:mce: )?(?:\{\d{1,9}\})?\[Hardware Error\]: (?:"
+    r"(?:mce: (?P<poison>Uncorrected hardware memory error in )|(?P<serror>SError Interrupt on CPU\d{1,5}, code 0x)|(?P<storm>(?:mce: )?(?:CPU\d{1,5} BANK\d{1,3} )?CMCI storm detected\b)|(?:mce: )?(?:\{\d{1,9}\})?\[Hardware Error\]: (?:"
     r"(?P<corrected>Corrected error|event severity: corrected)"
     # of which the kernel asks nothing: once broken memory is used, or is known to EDAC, a line of its own says that
     r"|(?P<deferred>Deferred error)"
@@ -116,7 +116,7 @@ def _check(line: KernelText) -> KernelEvent | None:
     match = _CHECK.match(line.text)
     if match is None:
         return None
-    if match["corrected"]:
+    if match["corrected"] or match["storm"]:
         return event(line, KernelEventKind.MACHINE_CHECK_CORRECTED)
     if match["deferred"]:
         return event(line, KernelEventKind.MACHINE_CHECK_DEFERRED)
@@ -209,6 +209,7 @@ SIGNS = (
     LineReader("[Hardware Error]: ", _check),
     LineReader("Uncorrected hardware", _check),
     LineReader("SError Interrupt ", _check),
+    LineReader("CMCI storm ", _check),
     LineReader("PCIe Bus Error: ", _aer),
     LineReader("NMI: ", _serr),
     LineReader("DPC: ", _contained),

@@ -17,14 +17,15 @@ _LOCKUP = re.compile(
 )
 _RCU = re.compile(
     r"(?:rcu: )?(?:INFO: )?(?P<flavour>rcu\w{1,24}|srcu\w{0,24})(?: kthread (?:starved|timer wakeup didn't happen) for \d{1,12} jiffies"
-    r"| (?:self-)?detected (?:expedited )?stalls? on CPU(?:s/tasks)?)"
+    r"| (?:self-)?detected (?:expedited )?stalls? on (?:CPU(?:s/tasks)?|tasks:))"
 )
+# ZFS holds the thread that found an error for ever: "PANIC at zfs_znode.c:339:zfs_znode_sa_init()".
 # "Oops: 0000 [#1] SMP", arm64: "Internal error: Oops: 96000004 [#1] SMP", "kernel BUG at mm/slub.c:305!". To the end of what the
 # kernel writes: 15 characters of its beginning any user can write with the name of a program
 _OOPS = re.compile(
     r"(?:(?:(?:Internal error: )?(?:Oops|invalid opcode|stack segment|double fault|divide error|general protection fault)\b|Internal error: )"
     r"[^\n]{0,200}?\[#\d{1,5}\](?: [A-Z][A-Z_ ]{1,60})?\s*$"
-    r"|BUG: Bad page (?:state|map) in process |BUG: unable to handle |BUG: kernel NULL pointer dereference|Unable to handle kernel |kernel BUG at [\w./-]{1,120}:\d{1,6}!)"
+    r"|BUG: Bad page (?:state|map) in process |PANIC at [\w./-]{1,120}:\d{1,6}:\w{1,64}\(\)\s*$|BUG: unable to handle |BUG: kernel NULL pointer dereference|Unable to handle kernel |kernel BUG at [\w./-]{1,120}:\d{1,6}!)"
 )
 _WORKQUEUE = re.compile(
     r"BUG: workqueue lockup - pool [^\n]{1,120}? stuck for (?P<seconds>\d{1,9})s!"
@@ -95,6 +96,7 @@ SIGNS = (
     LineReader("NULL pointer dereference", _oops),
     LineReader("kernel BUG at ", _oops),
     LineReader("Bad page ", _oops),
+    LineReader("PANIC at ", _oops),
     LineReader("workqueue lockup", _workqueue),
     LineReader("Kernel panic", _panic),
     LineReader("fork rejected", _pids),

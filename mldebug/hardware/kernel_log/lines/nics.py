@@ -33,6 +33,7 @@ _FATAL = (
     r"|(?:The )?[Nn]etwork adapter (?:was|has been) stopped because it (?:has )?over ?heated"
     # its firmware is dead, or says so
     r"|Firmware not responding|(?:FW|[Ff]irmware) (?:isn't|is not) respons(?:ive|ding)|(?:Detected )?[Ff]irmware fatal (?:error|condition)|FW fatal error|Firmware recovery mode detected"
+    r"|Fatal firmware reset event, data1: "  # bnxt: the firmware says so before it resets itself
     r"|Entering recovery mode due to repeated FW resets|FW Down: Stopping LIFs|Starting a recovery process|Critical temperature reached|critical PE Error|HMC Error\b|PE Push Error"
     r"|[^\n]{0,60}(?:2bit ECC error|ecc_mbit_err(?:_\w{1,20})? found|MULTI_BIT_ERR)"
     # its driver could not bring it back
@@ -59,6 +60,9 @@ _UNSENT = (
     r"|Tx Timeout triggered|TX stuck with |transmit timed out, resetting|Detected Tx timeout|initiating reset due to (?:lost link with pending Tx work|tx timeout)"
     r"|(?:\[\d/\d\] )?Lost TX completions are above (?:the )?threshold"
 )
+# bnxt: doorbells that got lost, another host that stops all traffic; irdma: a queue pair that ended with an error; of any, the one by which connections are made
+_COMPLAINT = r"Failed to process command |One or more MMIO doorbells dropped|Pause Storm detected!|(?:AEQ: )?abnormal ae_id = 0x|Fatal error \(\d{1,4}\) on MAD QP "
+_HOT = r"Chip temperature has gone above the (?:warning|critical|fatal|shutdown) thermal threshold"
 _STARTED = (
     r"[^\n]{1,160} found at mem |Device reset completed(?: successfully|, status: 0\b)|FW heartbeat restored|FW Up: LIFs restarted"
     r"|IB device registered|Microsoft Azure Network Adapter protocol version|Driver is running with \w{2,8} \w{2,8} queue format|GVE queue format"
@@ -68,11 +72,12 @@ _KINDS = {
     "fatal": KernelEventKind.NIC_FATAL,
     "timeout": KernelEventKind.NIC_TIMEOUT,
     "unsent": KernelEventKind.NIC_TX_TIMEOUT,
+    "hot": KernelEventKind.NIC_HOT,
     "refused": KernelEventKind.NIC_ERROR,
     "started": KernelEventKind.NIC_OK,
 }
 _WORDS = re.compile(
-    rf"(?P<fatal>{_FATAL})|(?P<unsent>{_UNSENT})|(?P<refused>Failed to process command )|(?P<started>{_STARTED})|(?P<timeout>(?!{_OF_NO_ACCOUNT})(?:{_TIMEOUT}))"
+    rf"(?P<fatal>{_FATAL})|(?P<unsent>{_UNSENT})|(?P<hot>{_HOT})|(?P<refused>{_COMPLAINT})|(?P<started>{_STARTED})|(?P<timeout>(?!{_OF_NO_ACCOUNT})(?:{_TIMEOUT}))"
 )
 # Of the kernel itself where a driver could not start a device: "mlx5_core: probe of 0000:01:00.0 failed with error -22", since 6.8
 # "mlx5_core 0000:01:00.0: probe with driver mlx5_core failed with error -22". Not of one that it tries again: EAGAIN, EPROBE_DEFER

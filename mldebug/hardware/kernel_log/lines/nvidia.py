@@ -2,7 +2,14 @@
 
 import re
 
-from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, KernelText, LineReader, bus_id, event
+from mldebug.hardware.kernel_log.lines.reader import (
+    ADDRESS,
+    MAX_NAME,
+    KernelText,
+    LineReader,
+    bus_id,
+    event,
+)
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 from mldebug.hardware.kernel_log.nvlink5 import is_nvlink5
 
@@ -31,6 +38,11 @@ _LOST = re.compile(
 _INIT = re.compile(
     r"(?:nvidia [0-9a-f:.]{1,20}: )?NVRM: (?:GPU (?P<device>[0-9a-fA-F:.]{5,20}): )?RmInitAdapter failed! \(0x"
 )
+# Of the kernel itself, of a GPU whose driver did not even take it: "nvidia 0000:0a:00.0: probe with driver nvidia failed with error -1", before 6.8
+# "nvidia: probe of 0000:0a:00.0 failed with error -1". Not of one that is tried again: EAGAIN, EPROBE_DEFER
+_NOT_TAKEN = re.compile(
+    rf"(?:nvidia (?P<new>{ADDRESS}): probe with driver nvidia|nvidia: probe of (?P<old>{ADDRESS})) failed with error -(?!(?:11|517)\b)\d"
+)
 _SXID = re.compile(
     r"nvidia-nvswitch@?(?P<switch>\d{1,3}): SXid \((?P<device>[^()\n]{1,48})\): (?P<sxid>\d{1,6}), (?P<rest>.*)",
     re.DOTALL,
@@ -51,7 +63,7 @@ _NAMELESS = ("", "<unknown>")
 _DRIVER = r"NVRM: (?:GPU\d{1,3} )?\w{1,64}: "
 _FAILED = rf"{_DRIVER}(?:Assertion|Check) failed: [^\n]{{0,160}}?"
 _UNUSABLE = (
-    (KernelEventKind.GPU_RESET_REQUIRED, re.compile(rf"{_FAILED}(?:\[NV_ERR_RESET_REQUIRED\]|GPU marked for reset\b)|{_DRIVER}Gpu marked for reset\b")),
+    (KernelEventKind.GPU_RESET_REQUIRED, re.compile(rf"{_FAILED}(?:\[NV_ERR_RESET_REQUIRED\]|GPU marked for reset\b)|{_DRIVER}(?:Gpu marked for reset\b|unexpected WPR2 already up, )")),
     (KernelEventKind.GPU_UNREACHABLE, re.compile(rf"{_FAILED}\[NV_ERR_GPU_IS_LOST\]")),
     (KernelEventKind.GPU_DRIVER_FAILED, re.compile(rf"(?:{_DRIVER}uvm encountered global fatal error 0x|nvidia-uvm: [^\n]{{0,160}}?Encountered a global fatal error: )")),
     # one whose heartbeat is 0 never began to count, as on some notebooks: it works
@@ -132,6 +144,14 @@ def _not_started(line: KernelText) -> KernelEvent | None:
     return event(line, KernelEventKind.GPU_INIT_FAILED, device=bus_id(match["device"] or ""))
 
 
+def _not_taken(line: KernelText) -> KernelEvent | None:
+    match = _NOT_TAKEN.match(line.text)
+    if match is None:
+        return None
+    device = bus_id(match["new"] or match["old"])
+    return event(line, KernelEventKind.GPU_INIT_FAILED, device=device)
+
+
 def _sxid(line: KernelText) -> KernelEvent | None:
     """Of the three lines about one error only the first, which says how bad it is."""
     match = _SXID.match(line.text)
@@ -174,10 +194,12 @@ SIGNS = (
     LineReader("NVRM: Xid", _xid),
     LineReader("fallen off the bus", _lost),
     LineReader("RmInitAdapter failed", _not_started),
+    LineReader(" failed with error ", _not_taken),
     LineReader("SXid", _sxid),
     LineReader("Loaded the UVM driver", _loaded),
     LineReader(" failed: ", _unusable),
     LineReader("marked for reset", _unusable),
+    LineReader("WPR2 already up", _unusable),
     LineReader("fatal error", _unusable),
     LineReader("Heartbeat timed out", _unusable),
     LineReader("RC watchdog: ", _unusable),
