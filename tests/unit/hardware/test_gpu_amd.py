@@ -1,5 +1,6 @@
 """AMD GPUs by /sys: a recorded card, a made node of eight, cards that are lost, and what is no accelerator. Nothing of it was tried on a card."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,50 @@ def test_a_card_that_cannot_be_read_is_lost_and_costs_the_others_nothing(tree: T
     assert [gpu.index for gpu in read.gpus] == [0, 2, 3]
     tree.card(3, BUSES[1])
     assert [gpu.uuid for gpu in reader.full().gpus] == uuids
+
+
+def test_a_card_whose_driver_does_not_tell_its_load_is_there(tree: Tree) -> None:
+    """As a virtual function's, which a guest sees without most of its files."""
+    for number in (1, 2, 3, 4):
+        (tree.root / f"class/drm/card{number}/device/gpu_busy_percent").unlink()
+    reader = Amd(str(tree.root))
+    watch = reader.watch()
+    assert [(gpu.index, gpu.utilization_ratio, gpu.power_watts) for gpu in watch.gpus] == [(place, None, 698.0) for place in range(4)]  # fmt: skip
+    assert watch.lost == reader.full().lost == ()
+    (tree.root / "class/drm/card3/device/mem_info_vram_total").unlink()
+    assert [one.index for one in reader.watch().lost] == [1]
+
+
+def test_cards_of_one_number_are_two(tree: Tree) -> None:
+    tree.card(3, BUSES[1], unique_id="00000000000000aa\n")
+    tree.card(2, BUSES[2], unique_id="00000000000000aa\n")
+    reader = Amd(str(tree.root))
+    full = reader.full()
+    uuids = [gpu.uuid for gpu in full.gpus]
+    assert uuids[1:3] == [f"AMD-00000000000000aa-0000:{bus:02x}:00.0" for bus in BUSES[1:3]]
+    assert [gpu.uuid for gpu in reader.watch().gpus] == uuids
+    for name in ("uevent", "gpu_busy_percent", "mem_info_vram_total"):
+        (tree.root / f"class/drm/card3/device/{name}").unlink()
+    read = reader.full()
+    assert [gpu.uuid for gpu in read.gpus] == [uuids[0], *uuids[2:]]  # the other keeps its name
+    assert [(one.index, one.uuid) for one in read.lost] == [(1, uuids[1])]
+
+
+@pytest.mark.parametrize("names", [("hwmon2", "hwmon7"), ("hwmon7", "hwmon9")])
+def test_sensors_are_those_of_amdgpu(tree: Tree, names: tuple[str, str]) -> None:
+    (other,) = set(names) - {"hwmon7"}
+    tree.card(4, BUSES[0], **{f"hwmon__{other}__name": "tmp421\n", f"hwmon__{other}__power1_input": "5000000\n", "hwmon__hwmon7__name": "amdgpu\n"})  # fmt: skip
+    assert Amd(str(tree.root)).full().gpus[0].power_instant_watts == 698.0
+
+
+def test_a_card_without_sensors_or_counters_has_no_values_of_them(tree: Tree) -> None:
+    shutil.rmtree(tree.root / "class/drm/card4/device/hwmon")
+    shutil.rmtree(tree.root / "class/drm/card4/device/ras")
+    (gpu, *_) = Amd(str(tree.root)).full().gpus
+    values = (gpu.power_instant_watts, gpu.power_limit_watts, gpu.temperature_celsius, gpu.memory_temperature_celsius)  # fmt: skip
+    assert values == (None,) * 4
+    assert (gpu.ecc, gpu.temperature_limits_celsius, gpu.utilization_ratio) == ((), {}, 0.97)
+    assert [one.component for one in gpu_health(gpu, None, 0.0, Thresholds()) if one.state in BAD] == []  # fmt: skip
 
 
 @pytest.mark.parametrize(

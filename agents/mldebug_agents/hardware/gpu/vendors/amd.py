@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from mldebug_agents.hardware.gpu.amdgpu import (
     POWER_FILES,
     VENDOR,
     WATCH_FILES,
+    Texts,
     address,
     gpu_ids,
     identity,
@@ -60,6 +62,8 @@ class Amd:
         self._root = sysfs.rstrip("/")
         self._known: dict[str, int] = {}  # uuid -> index
         self._cards: dict[str, Card] = {}
+        self._loads: set[str] = set()  # uuids of those that have told their load
+        self._alike: set[str] = set()  # unique ids that several cards have
 
     def watch(self) -> NodeWatch:
         """Read utilization and power of all GPUs. Raises MissingLibraryError where this node never had an AMD GPU."""
@@ -67,8 +71,9 @@ class Amd:
         found, lost = [], []
         for index, card in self._all():
             texts = _texts(card.folder, WATCH_FILES) if card.folder else {}
-            if "gpu_busy_percent" in texts:
-                found.append(parse_watch(index, texts, _texts(_hwmon(card.folder), POWER_FILES)))
+            if self._is_there(card, texts):
+                observed = parse_watch(index, texts, _texts(_hwmon(card.folder), POWER_FILES))
+                found.append(msgspec.structs.replace(observed, uuid=card.uuid))
             else:
                 lost.append(_lost(index, card))
         return NodeWatch(at=time.time(), gpus=tuple(found), lost=tuple(lost), read_seconds=time.monotonic() - started, cpu_seconds=time.process_time() - cpu)  # fmt: skip
@@ -85,7 +90,8 @@ class Amd:
             if "mem_info_vram_total" in texts:
                 processes = memory.get(ids.get(card.bus_id, ""), ()) if memory is not None and card.bus_id in ids else None  # fmt: skip
                 sensors = _texts(_hwmon(card.folder), sensor_files())
-                found.append(parse_full(index, texts, sensors, _errors(card.folder), processes))
+                gpu = parse_full(index, texts, sensors, _errors(card.folder), processes)
+                found.append(msgspec.structs.replace(gpu, uuid=card.uuid))
             else:
                 lost.append(_lost(index, card))
         version = _text(f"{self._root}/module/amdgpu/version").strip()
@@ -96,6 +102,13 @@ class Amd:
 
     def close(self) -> None:
         """Does nothing: no file is held open."""
+
+    def _is_there(self, card: Card, texts: Texts) -> bool:
+        """Whether a card can be read. The load of one that is being reset cannot; one that never told it may be a virtual function."""
+        if "gpu_busy_percent" in texts:
+            self._loads.add(card.uuid)
+            return True
+        return card.uuid not in self._loads and bool(_text(f"{card.folder}/mem_info_vram_total"))
 
     def _all(self) -> list[tuple[int, Card]]:
         """Every GPU that is here, and those that were; a number stays with its GPU. One that is gone has no folder."""
@@ -116,9 +129,20 @@ class Amd:
                 texts = _texts(folder, ("vendor", "unique_id", "uevent", "mem_info_vram_total"))
                 size = texts.get("mem_info_vram_total", "").strip()
                 large = not size.isdecimal() or int(size) >= LEAST_VRAM
-                if texts.get("vendor", "").strip() == VENDOR and address(texts) and ((large and size) or identity(texts) in self._known):  # fmt: skip
+                if texts.get("vendor", "").strip() == VENDOR and address(texts) and ((large and size) or self._was(texts)):  # fmt: skip
                     found.append(Card(folder, identity(texts), address(texts)))
-        return sorted(found, key=lambda card: card.bus_id)[:MAX_CARDS]
+        return self._told_apart(sorted(found, key=lambda card: card.bus_id)[:MAX_CARDS])
+
+    def _was(self, texts: Texts) -> bool:
+        return any(card.bus_id == address(texts) for card in self._cards.values())
+
+    def _told_apart(self, cards: list[Card]) -> list[Card]:
+        """Cards that have one unique id, as several virtual functions of one chip may, are called by their addresses as well, from then on."""
+        self._alike |= {name for name, count in Counter(one.uuid for one in cards).items() if count > 1}  # fmt: skip
+        return [
+            one._replace(uuid=f"{one.uuid}-{one.bus_id}") if one.uuid in self._alike else one
+            for one in cards
+        ]
 
     def _ids(self) -> dict[str, str]:
         nodes = f"{self._root}/class/kfd/kfd/topology/nodes"
@@ -152,7 +176,10 @@ def _errors(folder: str) -> dict[str, str]:
 
 
 def _hwmon(folder: str) -> str:
-    return next((f"{folder}/hwmon/{name}" for name in _names(f"{folder}/hwmon")), "")
+    """The folder of the card's sensors: amdgpu's own, where something else below the card has some as well."""
+    places = [f"{folder}/hwmon/{name}" for name in _names(f"{folder}/hwmon")]
+    own = (place for place in places[1:] and places if _text(f"{place}/name").strip() == "amdgpu")
+    return next(own, places[0] if places else "")
 
 
 def _texts(folder: str, names: Iterable[str]) -> dict[str, str]:
