@@ -21,7 +21,7 @@ from mldebug.core.model import GpuBrief, NodeCapture
 from mldebug.core.report_model import Report
 from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.cli import inspecting
-from mldebug_agents.cli.commands import dump
+from mldebug_agents.cli.commands.capture import dump
 from mldebug_agents.cli.inspecting import RanksWanted, StoredInspection, file_lines, inspected
 from mldebug_agents.cluster.peers.net.client import Peer
 from mldebug_agents.cluster.peers.verbs import peer_verbs
