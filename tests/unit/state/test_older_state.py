@@ -3,21 +3,37 @@
 import json
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
+from mldebug.alerts.model import AlertEvent
 from mldebug.config.schema import AgentConfig, Config, StallConfig
+from mldebug.diagnosis.exits.model import KnownExits
+from mldebug.hardware.gpu.expected import ExpectedGpus
+from mldebug.hardware.gpu.fingerprint import RunBaselines
+from mldebug.incidents.incident import Incident
 from mldebug.incidents.report_store import ReportStore
+from mldebug.stall.progress_clock import StallMemory
 from mldebug_agents.agent.node_tools import CurrentConfig, open_tools
 from mldebug_agents.agent.wiring import build_loop
+from mldebug_agents.alerts.action_runner.chains import ActionChain
 from mldebug_agents.state.store import StateStore
+from mldebug_agents.storage.checkpoints.monitor import _StoredSeries
 from mldebug_agents.system.service.sd_notify import SystemdNotifier
 from shared.system.hung import wait_until
 
 OLDER = Path(__file__).parents[2] / "fixtures/state-0.1.0"
 ID = "20261126T023237Z-7842990b"
+ROWS: dict[str, Any] = json.loads((OLDER / "rows.json").read_bytes())
+TYPES: dict[str, type[msgspec.Struct]] = {
+    "runs.memory": StallMemory, "runs.incident": Incident, "ends": KnownExits, "gpus/": RunBaselines, "expected_gpus": ExpectedGpus,
+    "saves": _StoredSeries, "action:": ActionChain, "event:": AlertEvent,
+}  # fmt: skip
+UNREAD = {"pools", "seen_at"}  # nothing has ever read them
 
 
 def test_what_an_older_agent_left_open_is_ended_under_its_id(tmp_path: Path) -> None:
@@ -64,3 +80,31 @@ def test_reports_and_evidence_of_an_older_agent_are_read(tmp_path: Path) -> None
     (entry,) = ReportStore(state).list()
     assert (entry.id, entry.verdict) == (ID, "rank_waiting")
     assert msgspec.json.decode((state / "reports" / ID / "report.json").read_bytes())["diagnosis"]["culprits"][0]["rank"] == 1  # fmt: skip
+
+
+def missing(old: Any, new: Any, place: str = "") -> Iterator[str]:
+    """What stands in an older document and not, or otherwise, in the one that is written of it now."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() - UNREAD:
+            yield from missing(old[key], new.get(key, "nothing"), f"{place}.{key}")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, (before, now) in enumerate(zip(old, new, strict=True)):
+            yield from missing(before, now, f"{place}[{number}]")
+    elif old != new:
+        yield f"{place}: {old!r} became {new!r}"
+
+
+def test_what_is_missing_is_found() -> None:
+    old = {"a": [{"b": 1}], "pools": 1, "c": 2}
+    assert list(missing(old, {"a": [{"b": 2, "d": 3}], "c": 2})) == [".a[0].b: 1 became 2"]
+    assert list(missing(old, {"a": [{"b": 1}]})) == [".c: 2 became 'nothing'"]
+
+
+def test_every_kind_of_row_has_an_older_example() -> None:
+    assert ROWS.keys() == TYPES.keys()
+
+
+@pytest.mark.parametrize("place", sorted(TYPES))
+def test_nothing_is_lost_of_a_row_that_an_older_agent_wrote(place: str) -> None:
+    read = msgspec.json.decode(json.dumps(ROWS[place]), type=TYPES[place])
+    assert list(missing(ROWS[place], json.loads(msgspec.json.encode(read)))) == []
