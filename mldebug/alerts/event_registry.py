@@ -164,7 +164,7 @@ class EventRegistry:
             self._set(msgspec.structs.replace(event, state=EventState.RESOLVED))
 
     def _make_room(self, owner: Owner) -> bool:
-        """Forget what is over, else the newest event of whoever has most, unless that is the owner who wants one more."""
+        """Forget what is over, else the newest event of the owner with most events, unless that owner is the one who wants one more."""
         over = [one for one in self._events.values() if one.state is EventState.RESOLVED]
         if not over:
             held = Counter(one.alert.share for one in self._events.values())

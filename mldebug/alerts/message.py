@@ -98,7 +98,7 @@ def for_chat(text: str) -> str:
 
 
 def _id(event: AlertEvent, node: str) -> str:
-    """The same for the same state of the same event on the same node, whoever sends it and however often."""
+    """The id of a message: equal for one state of one event on one node, from whichever agent and however often it is sent."""
     identity = f"{node}\n{event.key}\n{event.started:.3f}\n{event.state}"
     return hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:32]
 

@@ -218,7 +218,7 @@ def _explain(error: Exception, debug: bool) -> int:
 
 
 def _has_output() -> bool:
-    """Whether stdout and stderr are open; a descriptor of ours that is gone is an error of ours."""
+    """Whether stdout and stderr are open; if the program itself has closed one, that is an error of the program."""
     with contextlib.suppress(OSError):
         return all(os.fstat(stream) for stream in (1, 2))
     return False

@@ -90,7 +90,7 @@ def _bare(news: RunNews) -> RunNews:
 
 
 def _fewest(runs: Iterable[RunNews], over: int, weight: Callable[[RunNews], int]) -> tuple[RunNews, ...]:  # fmt: skip
-    """In their order; without the heaviest of whoever has the most, until `over` is gone."""
+    """In their order, without as many of the largest ones, of the owner with most of them, as make up `over`."""
     kept = list(runs)
     weights = list(map(weight, kept))
     had: Counter[str] = Counter()

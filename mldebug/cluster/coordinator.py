@@ -257,7 +257,7 @@ class Coordinator(PeerRoster):
         return tuple(islice((name for some in names for name in some), MAX_PRESENT))
 
     def _hold(self, news: RunNews, node: str, now: float) -> float:
-        """For how long whoever has noticed a stall is to wait."""
+        """For how long a node that has noticed a stall is to wait."""
         peer = self._peers.get(node)
         if news.stage != BLAMED or peer is None:
             return 0.0

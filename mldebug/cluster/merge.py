@@ -243,7 +243,7 @@ def _queried(
 
 
 def _hiding(answers: NodeReplies, uid: int) -> tuple[str, ...]:
-    """Nodes on which a rank may have been overlooked: who looks as the job's user sees all that are his."""
+    """Nodes on which a rank may have been overlooked: an agent that runs as the job's user sees all of the user's processes."""
     found = answers.replies.items()
     return tuple(sorted(name for name, reply in found if reply.hidden and reply.uid != uid))
 

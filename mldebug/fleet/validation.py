@@ -1,6 +1,6 @@
 """Which events of another node a hub believes. Pure.
 
-Whoever sends has proved to be an agent. An agent may still be broken, or taken over: its events speak for its own node alone, are
+Each sender has proved to be an agent. An agent may still be broken, or taken over: its events speak for its own node alone, are
 bounded, and lie in no future, so that it can spoil the history of its own node and of no other.
 """
 

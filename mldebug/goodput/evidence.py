@@ -100,6 +100,6 @@ def mean_evidence(some: Sequence[RankEvidence]) -> RankEvidence:
 
 
 def _neighbour(found: Sequence[str | None]) -> str | None:
-    """The last program that computes on a GPU, where most readings found one (whoever begins is not found at once); None where some did."""
+    """The last program that computes on a GPU, where most readings found one (a program that has just begun is not found at once); None where only some did."""
     count = sum(map(bool, found))
     return found[-1] if not count or (found[-1] and 2 * count > len(found)) else None

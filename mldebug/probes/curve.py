@@ -27,8 +27,9 @@ def counts(nodes: int) -> tuple[int, ...]:
 
 
 def compared(points: Sequence[CurvePoint]) -> list[dict[str, CollectiveResult]]:
-    """For each point, by op, the results that are set beside each other: of the largest payload that was measured over every number of
-    nodes at which there is that op, else of the largest over the fewest. Not of ops in which nothing travels.
+    """For each point (a number of nodes), the results that are compared with those of the other points, by operation. They are of the
+    largest payload that was measured at every point that has the operation or, where there is none, of the largest at the point with
+    fewest nodes. Operations that move no data, such as barriers, are left out.
     """
     moved = [[one for one in point.results if one.busbw_bytes_per_second] for point in points]
     sizes: dict[str, set[int]] = {}

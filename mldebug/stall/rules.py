@@ -7,7 +7,7 @@
 | reports nothing at all, only lines in a log, or that it is in the midst of an evaluation before its first step | all ranks frozen | 60 s; 240 s while a frozen rank's main thread writes lines |
 | reports nothing here, has ranks on other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
-Whoever keeps the others waiting in an evaluation or a checkpoint (`mldebug.capture.step_pauses`) is not blamed before `STEP_PAUSE`: no step is
+A rank that keeps the others waiting in an evaluation or a checkpoint (`mldebug.capture.step_pauses`) is not blamed before `STEP_PAUSE`: no step is
 due there, so the gaps between steps say nothing. Nor is a run of which all ranks here stand in the same frames of their own code, waiting for
 no other rank: so looks a program that pauses as a whole (an upload, a server, a validation of its own). Where there are several, and none
 elsewhere, they have `ALL_PAUSE`. A pause that was reported all the same and ended by itself has 1.5 x its length from then on, in its place of the program alone.

@@ -33,7 +33,7 @@ class RankGpuRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """The table, and a sentence on what cannot be known."""
+    """The table of a run's GPUs on its page, and in `note` a sentence on what cannot be known of them."""
 
     rows: tuple[RankGpuRow, ...] = ()
     more: int = 0

@@ -149,7 +149,7 @@ class AgentLoop:
         return LoopState(*parts, self._parts.exits.exits, self._defects.catching, comparing)
 
     def _publish(self) -> None:
-        """Whoever listens: systemd, and the server. Ready is who has looked once, or cannot after long trying."""
+        """Tell systemd and the server. The agent is ready once it has looked at the node, or has tried for long in vain."""
         self.notifier.send("WATCHDOG=1")
         if not (self._ready or self._looks or time.monotonic() - self._started > LOOK_DEADLINE):
             return

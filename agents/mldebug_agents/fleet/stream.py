@@ -28,12 +28,12 @@ def subject_of(node: str) -> str:
 
 
 def sender_of(subject: str) -> str:
-    """The node that alone may publish there."""
+    """The node that a NATS subject belongs to: no other may publish there."""
     return subject.removeprefix(f"{SUBJECTS}.")
 
 
 def inbox_of(node: str) -> str:
-    """The subject below which a node alone is answered."""
+    """The NATS subject below which this node, and no other, receives the hub's answers."""
     return f"_INBOX.{node}"
 
 

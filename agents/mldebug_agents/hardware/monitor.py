@@ -146,7 +146,7 @@ class HardwareMonitor:
             self.workers["gpus"].order(GpuOrder(ranks, apart))
 
     def _excluded(self) -> tuple[ExcludedGpu, ...]:
-        """GPUs of which the kernel says that whoever asks them may not come back."""
+        """GPUs of which the kernel's log shows that a read of them may never return."""
         return excluded_gpus(self._kernel.bursts, self._now()) if self._kernel else ()
 
     def _begun(self, runs: Mapping[str, Run]) -> list[str]:

@@ -275,7 +275,7 @@ class IncidentManager:
         )
 
     def _close_forgotten(self, run: Run) -> None:
-        """Whoever coordinated has not told that it is over; what was captured since is of another stall."""
+        """The coordinator has not reported that the stall is over; what was captured since belongs to another stall."""
         capture, missed = run.take_evidence()
         self.close(run, "recovered", "it had moved on before the next stall, and nobody said so")
         if capture is not None:

@@ -43,7 +43,7 @@ MAX_TURNS = 100  # reports of one job in one second
 
 
 class Taken(NamedTuple):
-    """The result of such a capture: its report, page and judgement.
+    """The result of a capture that was asked for by hand: its report, page and judgement.
 
     `html_path` is None where the report could not be stored, and `trouble` says why.
     """

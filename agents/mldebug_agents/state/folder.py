@@ -125,7 +125,7 @@ class FolderLock:
             raise
 
     def _try_rights(self) -> None:
-        """A lock file of ours in a folder of somebody else's would let us in, and no report could be written."""
+        """A lock file of this user in a folder of another user could be locked, and then no report could be written."""
         for folder in (self.state_dir, self.state_dir / "reports"):
             probe = folder / f".probe-{self.pid}"
             try:

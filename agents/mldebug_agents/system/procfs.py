@@ -306,7 +306,7 @@ def _pairs(text: str) -> Iterable[tuple[str, str, str]]:
 
 def _lines(text: str) -> list[str]:
     """Its lines as the kernel ends them. Names of programs, mounts and control groups have no "\n", but any other character that Python takes for
-    a line's end too (vertical tab, U+2028): a user could begin a line of his own in them.
+    a line's end too (vertical tab, U+2028): a user could begin a forged line with them.
     """
     return text.split("\n")
 

@@ -199,7 +199,7 @@ class ScalarMonitor:
         return history
 
     def _make_room(self, now: float, age: float) -> None:
-        """Forget what ended long ago, and of too many runs those of whoever has most: the newest that live, the oldest that are over."""
+        """Forget what ended long ago, and of too many runs some of the user with most: the newest that live, the oldest that are over."""
         living = sorted(self._histories.values(), key=lambda one: one.started_at)
         over = sorted(self._ended.values(), key=lambda one: -one.looked_at)
         oldest = now - age if self._clock.settled() else -inf

@@ -117,7 +117,7 @@ class Watch:
         """Look at one job of each owner, then at the next of each, as long as there is time; what is left comes first the next
         time.
 
-        A thousand jobs of one owner, or one of his with a thousand threads, delay the others by seconds at most.
+        A thousand jobs of one owner, or one job with a thousand threads, delay the jobs of others by seconds at most.
         """
         begun = time.monotonic()
         waiting = sorted(found.jobs, key=lambda job: self._jobs[job.id].last(job.id in to_sample))

@@ -111,7 +111,7 @@ class PageRoutes:
         return show
 
     def _entries(self, name: str, viewer: Viewer) -> tuple[tuple[ReportEntry, ...], str]:
-        """The reports that he may see, for a page that wants them, or why there are none."""
+        """The reports that the user may see, for a page that wants them, or why there are none."""
         if not frame.pages()[name].reports:
             return (), ""
         try:
@@ -120,7 +120,7 @@ class PageRoutes:
             return (), error.message
 
     def _report(self, viewer: Viewer, request: Request) -> Response:
-        """Made anew from what was checked on reading: whoever owns its folder may have put anything into report.html."""
+        """Made anew from the checked report.json, because the folder's owner may have put anything into report.html."""
         wanted = request.query_params.get("id", "")[:MAX_ID]
         try:
             tag = _tag("report", wanted, viewer, self._reports.version(wanted, viewer.uid))
@@ -139,7 +139,7 @@ class PageRoutes:
 
 
 def _guarded(who: Who, show: Show) -> Callable[[Request], Response]:
-    """Find out who asks before showing anything; he may be sent to the login page."""
+    """Find out which user asks before showing anything; without one, the answer leads to the login page."""
 
     def get(request: Request) -> Response:
         viewer = who(request)

@@ -73,14 +73,14 @@ class ReportCache:
         return self._aside(made, self._turn(owner))
 
     def _turn(self, owner: int) -> Callable[[], None]:
-        """Wait until nothing of this owner is read, and return what ends his turn: what he made of his reports costs him alone."""
+        """Wait until no report of this owner is being read, and return what ends the turn: what an owner made of the own reports delays nobody else."""
         lock = self._locks.setdefault(owner, threading.Lock())
         if not lock.acquire(timeout=PATIENCE):
             raise _silent()
         return lock.release
 
     def _list(self, uid: int | None) -> tuple[ReportEntry, ...]:
-        """Owners take turns, and each has so much time: what one of them made of his reports, or changes all the time, costs him alone."""
+        """Owners take turns, and each has so much time: what an owner made of the own reports, or changes all the time, delays nobody else."""
         looked = dict(self._look_at_all())
         wanted = [name for name, (owner, _) in looked.items() if uid in (None, owner)]
         self._cached = {name: kept for name, kept in self._cached.items() if name in looked}
@@ -115,7 +115,7 @@ class ReportCache:
         return self._archive.load(name)
 
     def _look(self, name: str, uid: int | None) -> tuple[int, tuple[int, int, int]]:
-        """Owner and version. Of what he may not see it says no more than of what is not there."""
+        """Owner and version. Of a report that the user may not see it says no more than of one that does not exist."""
         none = EvidenceError(f"there is no report {name[:60]!r} that you may see")
         if not is_id(name):
             raise none

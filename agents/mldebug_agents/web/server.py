@@ -239,7 +239,7 @@ class AgentServer(HttpServers):
         return Response(body, status_code=status, media_type="application/json")
 
     def _post_for_own_runs(self, verb: OwnVerb, request: Request) -> Response:
-        """Answer a POST to a verb that everybody may use for his own runs."""
+        """Answer a POST to a verb that every user may use for the own runs."""
         peer = peer_at(request)
         if peer is None:
             return self._post(lambda _: None, request)

@@ -1,7 +1,7 @@
 """The record: 4 KiB of shared memory in which a training process says how far it is. This docstring is the layout.
 
 One file per process, `FOLDER/mldebug-PID-START`: the pid as the process itself sees it, and its start in clock ticks since
-boot (field 22 of /proc/PID/stat). Mode 0600; its writer holds a flock(2) on it. Whoever gets the lock, and finds no such
+boot (field 22 of /proc/PID/stat). Mode 0600; its writer holds a flock(2) on it. A process that gets the lock, and finds no such
 process, knows it for abandoned: a job that closes files which it does not know lets go of the lock. Little-endian, offsets in bytes:
 
       0  8s    magic, b"mldebug" and the version of this layout: 1

@@ -1,6 +1,6 @@
 """The bytes of a trace ring, parsed: header, names, heads of chunks, records. Pure; every value is checked.
 
-The layout stands in `mldebug_training.tracing.ring`, and a test holds both sides to it. Whoever can write the file can put anything
+The layout stands in `mldebug_training.tracing.ring`, and a test holds both sides to it. A process that can write the file can put anything
 into it: every offset and length is checked before it is used, every count has a limit, and each walk goes forward only.
 """
 

@@ -125,7 +125,7 @@ def _fullest(captures: Sequence[NodeCapture]) -> list[tuple[str, NcclRas, "RasRa
 
 
 def _content(ras: NcclRas) -> frozenset[object]:
-    """Who is behind whom and who is absent: what answers of one moment have in common, whoever gave them."""
+    """Which ranks are behind others and which are absent: what is equal in all answers of one moment, whichever rank gave them."""
     return frozenset(
         (one.size, one.answered, one.absent_count, frozenset(one.levels), _behind(one))
         for one in ras.communicators

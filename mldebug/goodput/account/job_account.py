@@ -277,7 +277,7 @@ class JobAccounts:
         return tuple(gone)
 
     def _too_many(self, idle: Sequence[JobKey], gone: int) -> list[JobKey]:
-        """Of the jobs without a process, the oldest first, those for which there is no room: of whoever has most of them."""
+        """The jobs without a process that are too many, the oldest first, taken from the users who have most of them."""
         queues: dict[int, deque[JobKey]] = {}
         for key in idle:
             queues.setdefault(key[0], deque()).append(key)

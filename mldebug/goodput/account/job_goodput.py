@@ -61,7 +61,7 @@ def _loss(interval: float, cost: float, between: float) -> float:
 
 
 def interval_words(found: CheckpointInterval) -> str:
-    """The advice as a sentence; "" where a change would win less than a hundredth of the time."""
+    """The advice how often to write checkpoints, as a sentence; "" where a change would win less than a hundredth of the time."""
     if found.present is None or found.present_loss is None:
         return ""
     won = found.present_loss - found.best_loss

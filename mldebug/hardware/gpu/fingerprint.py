@@ -16,7 +16,7 @@
 
 What GPUs alone can not tell: a kernel that never ends from a collective that waits, where all GPUs spin (ranks in different
 collectives look the same); a rank that sleeps, loops in Python or is stopped from one that prepares data or writes a
-checkpoint on the CPU (all have not arrived). Whoever knows the rank's writes, steps or stack says so in `RankSign`.
+checkpoint on the CPU (all have not arrived). What is known of the rank's writes, steps and stack is given in `RankSign`.
 """
 
 from collections.abc import Sequence

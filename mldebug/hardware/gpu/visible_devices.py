@@ -79,7 +79,7 @@ def _opened(gpus: Sequence[GpuReading], minors: Sequence[int]) -> tuple[GpuReadi
 
 
 def _inside(environment: Mapping[str, str], opened: Sequence[GpuReading]) -> VisibleDevices:
-    """Counted among the open GPUs alone: whoever narrowed them, CUDA sees no others."""
+    """Counted among the open GPUs alone, because CUDA sees no others, whatever has restricted them."""
     if ":" in environment.get(CONTAINER, ""):
         return VisibleDevices()  # slices by number: they are not counted as GPUs are
     devices = visible({k: v for k, v in environment.items() if k != CONTAINER}, opened)

@@ -2,7 +2,7 @@
 
 `node-2:5776:5902 [0] transport/net_ib.cc:1296 NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12`
 
-Whoever writes the log can write such lines, so nothing of it is more than "its log says". A line is believed where it is
+Any program that writes the log can write such lines, so nothing of it is more than "its log says". A line is believed where it is
 whole and names one writer, and that writer may be a rank of this job: a process of this node that is none of its ranks
 (another job, an earlier launch) is ignored.
 """

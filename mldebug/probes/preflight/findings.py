@@ -198,7 +198,7 @@ def _by_value(nodes: Mapping[str, Sequence[str]]) -> str:
 
 
 def _clocks(answers: Sequence[CheckedNode]) -> Iterator[PreflightFinding]:
-    """Nodes whose clock lies outside of what the time of the question allows, against whoever asked."""
+    """Nodes whose clock differs from that of the node that asked by more than the question took."""
     for one in answers:
         late, early = one.findings.clock - one.came, one.sent - one.findings.clock
         apart = max(late, early)

@@ -127,6 +127,6 @@ def own_everywhere(nodes: int) -> str:
 
 
 def listed(nodes: Sequence[MeetingNode], name: str, port: int) -> tuple[MeetingNode, ...]:
-    """The nodes that this one tries, out of the list that all have got in the same order."""
+    """The nodes that this node tries to reach, chosen from the list of all nodes, which each node has in the same order."""
     places = [index for index, one in enumerate(nodes) if (one.name, one.port) == (name, port)]
     return tuple(nodes[other] for other in tries(places[0], len(nodes))) if places else ()

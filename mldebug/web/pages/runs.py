@@ -93,7 +93,7 @@ class RunsPage:
 
 
 def _over(request: PageRequest) -> tuple[Incident, ...]:
-    """The newest whose run is gone: whoever was woken by one finds it here, beside how quiet the node is now."""
+    """The newest reports of runs that are over, so that a person who was alerted finds them, beside how quiet the node is now."""
     snapshot, alive = request.snapshot, {run.id for run in request.snapshot.runs}
     first, last = (
         rfc3339(snapshot.at + by) for by in (-LATELY, LATELY)

@@ -139,7 +139,7 @@ def _blocked(snapshot: Snapshot) -> Iterator[StorageIncident]:
 def _checkpoint_rows(
     states: Iterable[SeriesState], names: dict[str, str], now: float
 ) -> Iterator[CheckpointSeriesRow]:
-    """Whoever would lose most comes first, and before him those of whom it is not known."""
+    """The series whose job would lose most comes first, but behind those of which that is not known."""
     for state in sorted(states, key=_by_loss):
         left = state.newest is not None and state.newest.state is Completeness.INCOMPLETE
         key = f"{state.run}/{state.folder}/{state.series}".encode(errors="replace")

@@ -294,7 +294,7 @@ def test_each_page_belongs_to_a_subject() -> None:
 
 
 # of people, where a process, a file or a user is meant; "ours", where the reader does not know whose
-PRONOUNS = re.compile(r"\b(?:he|him|his|she|her|whoever|of ours)\b")
+PRONOUNS = re.compile(r"\b(?:he|him|his|she|her|whoever|of ours)\b", re.IGNORECASE)
 
 
 def public(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:

@@ -61,7 +61,7 @@ class SignalAction:
 
 
 def held(one: RankIdentity, host: Host) -> int:
-    """A pidfd of that very process. Raises UnfitError where its pid belongs to another process by now, or it has ended."""
+    """A descriptor (pidfd) of the rank's process. Raises UnfitError where that has ended, or its pid belongs to another process by now."""
     try:
         fd = os.pidfd_open(one.pid)
     except ProcessLookupError:

@@ -308,7 +308,7 @@ class PeersController:
             raise MldebugError(why)
 
     def _welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
-        """The answer to an announcement; where somebody else coordinates, what we know of him."""
+        """The answer to an announcement; where another agent coordinates, what is known of that one."""
         welcome = self.leader.welcome(announcement, address, now)
         group = self._groups.named(announcement.circle)
         if group is None or group.found is None:

@@ -105,7 +105,7 @@ class CoordinatorSearch:
         raise SilentError(f"no other agent coordinates: {words}")
 
     def _led(self, body: bytes, found: FoundCoordinator) -> FoundCoordinator:
-        """Whom the one that answered follows, where he answers us, too; else that one speaks for us."""
+        """The agent that the one that answered follows, where it answers this agent, too; else the one that answered."""
         welcome = found.welcome
         leader = Peer(welcome.follows, welcome.port)
         if not welcome.follows or not self._ready((leader,)):

@@ -45,7 +45,7 @@ class TimedCapture(NamedTuple):
 
 
 class OrderLimit:
-    """At most so many orders of each source for one thing in so many seconds."""
+    """Limits how many orders (to capture, to inspect) one source may give for one run: `most` in `seconds`."""
 
     def __init__(self, most: int, seconds: float) -> None:
         self._most, self._seconds = most, seconds

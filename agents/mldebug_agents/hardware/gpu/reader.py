@@ -146,7 +146,7 @@ class VendorReader:
         self._leave(math.inf)
 
     def _leave(self, seconds: float) -> None:
-        """Whoever waits for an answer in another thread stops doing so, and lets the child go."""
+        """A thread that waits for an answer stops waiting, and lets the child go."""
         self._rest.request(seconds)
         worker = self._worker
         if worker is not None:
@@ -155,7 +155,7 @@ class VendorReader:
         self._pause_as_requested()
 
     def _pause_as_requested(self) -> None:
-        """Leave the GPUs alone where that is is_requested. Whoever has the lock does it, and looks again without it."""
+        """Leave the GPUs alone where that was requested. The thread that has the lock does it, and looks again once it has released it."""
         while self._rest.is_requested and self._lock.acquire(blocking=False):
             try:
                 self._leave_now()

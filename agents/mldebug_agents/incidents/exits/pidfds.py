@@ -153,7 +153,7 @@ class ExitWatch:
         self._poll.register(fd, select.POLLIN)
 
     def _make_space(self, owner: Owner | None) -> bool:
-        """Let go of the newest process of the owner who has most, if that is not this one, nor has one more than he."""
+        """Let go of the newest process of the owner with most processes, unless that is this owner, or has only one more than this owner."""
         counts = Counter(self._owners.values())
         most, number = counts.most_common(1)[0]
         if most == owner or number <= counts[owner] + 1:

@@ -230,7 +230,7 @@ class LogFollower:
     def _read_to(self, place: LogFile, path: str, end: int) -> list[LogRecord]:
         """Parse from our offset to this one, while the path leads to our file.
 
-        Between two reads another file may be put there: under a name by whoever may write the folder, at a descriptor
+        Between two reads another file may be put there: under a name by a user who may write the folder, at a descriptor
         by the job. What was read of it is dropped.
         """
         records: list[LogRecord] = []

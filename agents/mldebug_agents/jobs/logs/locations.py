@@ -203,9 +203,9 @@ class LogFinder:
         return found if len(outputs) == 1 else []  # another job's log is worse than none
 
     def _of_runtime(self, rank: ProcessState, via: str) -> Iterator[LogFile]:
-        """Yield the log of the rank's container, which belongs to the runtime: whoever is no root cannot name himself so.
+        """Yield the log of the rank's container, which belongs to the runtime: nobody but root can give a process such a name.
 
-        Below user.slice the user names his control groups himself, and below his container its root does: the outermost name counts,
+        Below user.slice users name their own control groups, and below a container its root does: the outermost name counts,
         but for a runtime that runs in that container.
         """
         cgroup = self._host.text(rank.pid, "cgroup")

@@ -149,7 +149,7 @@ class Registry:
     def __init__(
         self, host: Host, reader: Paths, launchers: Sequence[Launcher], probes: bool = False
     ) -> None:
-        """`probes`: ranks of a probe of ours are ranks as well."""
+        """`probes`: the ranks of mldebug's own probes are found as well."""
         self._host = host
         self._reader = reader
         self._launchers = launchers

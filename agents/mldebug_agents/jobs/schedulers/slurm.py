@@ -151,7 +151,7 @@ def _user(uid: int) -> str:
 
 
 def _mark() -> str:
-    """Nobody can know it before he names his job."""
+    """No user can know it before naming a job."""
     return f"@{secrets.token_hex(8)}@"
 
 

@@ -63,7 +63,7 @@ class ForkedTasks:
                 self._results[label] = _read(pipe, status)
 
     def _end(self) -> None:
-        """Whoever is left is late."""
+        """The ranks that are left are late."""
         for pid, (label, pipe) in self._running.items():
             os.kill(pid, signal.SIGKILL)
             os.close(pipe)

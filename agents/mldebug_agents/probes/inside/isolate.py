@@ -83,7 +83,7 @@ def check_port(port: int) -> None:
 
 
 def _keep_store(order: dict[str, Any]) -> Result:
-    """Serve the store from a process of its own: whoever forks must have no threads."""
+    """Serve the store from a process of its own, because a process that forks must have no threads."""
     store = _store(import_module("torch"), order, order["join"], serve=True)
     while store is not None:
         time.sleep(3600)

@@ -192,7 +192,7 @@ class CheckpointReader:
     def _new_files(
         self, job: JobRequest, root: str, rights: Rights, request: CheckpointRequest
     ) -> Iterator[CheckpointPath]:
-        """Checkpoint files that the job's user has written since it began, in folders that no other job of his on this node may
+        """Checkpoint files that the job's user has written since it began, in folders that no other job of the user on this node may
         write to.
 
         Jobs of other users write other users' files, whatever folders they name.

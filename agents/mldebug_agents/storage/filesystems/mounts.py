@@ -155,7 +155,7 @@ def mount_table(host: Host, pid: str) -> tuple[procfs.Mount, ...]:
 
 
 def _table(host: Host, pid: str) -> bytes:
-    """The text of its mounts, b"" for too many. Anybody may make 100,000 in a namespace of his own, with names of 4 KiB each."""
+    """The text of its mounts, b"" for too many. Any user may make 100,000 in an own namespace, with names of 4 KiB each."""
     most = MAX_OWN if pid == "self" or _is_the_node_s(host, int(pid)) else MAX_TABLE
     with contextlib.suppress(OSError), open(f"{host.proc}/{pid}/mountinfo", "rb") as file:
         data = file.read(most + 1)
@@ -164,7 +164,7 @@ def _table(host: Host, pid: str) -> bytes:
 
 
 def _is_the_node_s(host: Host, pid: int) -> bool:
-    """Whether a process sees the mounts that the agent sees, or the node's first process: there nobody but root mounts as he likes."""
+    """Whether a process sees the mounts that the agent sees, or the node's first process: there only root may mount what it likes."""
     space = host.link(pid, "ns/mnt")
     return bool(space) and space in (host.link(1, "ns/mnt"), read_link(f"{host.proc}/self/ns/mnt"))
 

@@ -32,7 +32,8 @@ def namesake(version: str) -> DoctorCheck:
 
 
 def installed_twice(version: str) -> DoctorCheck:
-    """The check that speaks where an installation from before this program was called mldebug-agent is left. `version`: of that one."""
+    """The check for a second installation of this program under the name that it had before it was called mldebug-agent. `version`: of that
+    installation."""
     return DoctorCheck(
         name="installation",
         state="limited",

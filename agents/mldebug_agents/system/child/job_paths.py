@@ -242,7 +242,7 @@ def _is_theirs(path: bytes, rights: Rights) -> bool:
 
 
 def _reached(name: bytes, handle: int, access: Access) -> bool:
-    """Whether this name leads the user, from his own root, to the file that is held."""
+    """Whether this name leads the user, from the root directory of the user's process, to the file that is held."""
     flags = PATH | os.O_NOFOLLOW
     try:
         proc = os.fsencode(access.rights.root)

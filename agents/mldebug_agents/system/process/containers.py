@@ -23,7 +23,7 @@ SHORT = 12  # digits of a container's id
 
 
 class ContainerName(NamedTuple):
-    """The id of a pod, of which a process has one and perhaps several containers, and the id or name of a container; "" for none."""
+    """The pod and the container in which a process runs: the pod's id, and the container's id or name; "" for none."""
 
     pod: str = ""
     container: str = ""

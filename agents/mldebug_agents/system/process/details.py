@@ -63,7 +63,7 @@ ENDED = "ZX"  # states of a process or thread that has ended
 
 
 class ProcessSource(RightsSource, Protocol):
-    """The part of `Host` that is used here."""
+    """The methods of `Host` that reading one process needs."""
 
     rights: RankRights
 

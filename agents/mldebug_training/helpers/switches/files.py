@@ -4,7 +4,7 @@
     FOLDER/save     set: save once, and go on; taken away when it was obeyed
     FOLDER/polled   JSON, written by the job: who asks for the switches, and when it did so last
 
-Whoever may write the folder may stop the job, so one that everybody may write is not obeyed, nor the default one where it belongs
+A user who may write the folder may stop the job, so one that everybody may write is not obeyed, nor the default one where it belongs
 to another user, or lies where another user may put another folder in its place. Owners are looked at each time. A switch is a regular file:
 anything else of that name (a link, a FIFO, a folder) is none. No more than 4 KiB of it is read. Every call may take as
 long as a hung mount: only the thread of `SwitchWatch` makes them.

@@ -145,7 +145,7 @@ class Meeting:
         return self.post_answer(self._why or (f"{_ALL}{os.urandom(8).hex()}" if everyone else LATE))
 
     def _last_one_out(self) -> None:
-        """Whoever keeps the store cleans up, too: the next launch may find the same one."""
+        """The rank that keeps the store also cleans up: the next launch may find the same store."""
         store, left = self._store, f"{self._key}/left"
         if store.add(left, 1) < self._size and self._is_host:
             pause = 0.001

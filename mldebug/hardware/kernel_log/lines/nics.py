@@ -1,7 +1,7 @@
 """What the drivers of network adapters other than Mellanox's say: Amazon, Broadcom, Intel, Google, Microsoft, Pensando, HiSilicon and others.
 
-One table of words for all of them: drivers of one kind say the same of the same. Written after
-the drivers' sources and public logs.
+One table of words serves all of them, since most drivers use the same words for the same event. Written after the drivers' sources
+and public logs.
 """
 
 import re

@@ -19,7 +19,7 @@ _BULLET = re.compile(rf"^ {{0,4}}• (?P<name>Loss|Total step time): (?P<value>{
 
 
 class TablesFormat:
-    """Reads the rows of such a table that hold a step, a loss or the duration of a step."""
+    """Reads the rows of a table in a log that hold a step, a loss or the duration of a step."""
 
     generic = False
     signs = ("loss", "step")

@@ -39,7 +39,7 @@ class Levanter:
     order = 34
 
     def fits(self, checkpoint: Checkpoint) -> bool:
-        """Whether a folder with such a name has arrays as Levanter writes them, and no mark of Orbax, T5X or Megatron."""
+        """Whether a folder whose name Levanter gives to checkpoints has arrays as Levanter writes them, and no mark of Orbax, T5X or Megatron."""
         if not (checkpoint.folder and OF_LEVANTER.fullmatch(final_name(checkpoint.name))):
             return False
         names = {basename(file.path) for file in checkpoint.files}

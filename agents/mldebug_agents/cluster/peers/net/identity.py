@@ -278,7 +278,7 @@ class RenewedIdentity:
             log.error("the new certificate cannot be used, the old one stays: %s", error.message)
 
     def _handshake(self, link: object, name: object, context: object) -> None:
-        """OpenSSL asks for the context of a name: all of ours have the newest."""
+        """Called by OpenSSL, which asks for the context of a host name: for every name it is the newest one."""
         link.context = self.now.server  # type: ignore[attr-defined]
 
     def _state(self) -> tuple[tuple[int, ...], ...]:
