@@ -175,8 +175,8 @@ class HardwareMonitor:
             self._release_for_reset(result.value.full, {job.id for job in jobs})
             if result.value.full is not None:
                 full = result.value.full
-                asked = requests(self._kernel.bursts) if self._kernel else {}
-                self._recovered = self._recovery.update(full.gpus, full.at, asked)
+                open_requests = requests(self._kernel.bursts) if self._kernel else {}
+                self._recovered = self._recovery.update(full.gpus, full.at, open_requests)
             if result.value.full is None:
                 found = map(xid_of_nvml, self._gpus.events())
                 self._new_xids += [one for one in found if one is not None]

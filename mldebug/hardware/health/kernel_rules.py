@@ -168,8 +168,8 @@ def still_counts(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thres
 
 def _later(one: Burst, other: Burst) -> bool:
     """Whether the last line of `one` came after that of `other`: by their order where it is known, as the clock may have been set between."""
-    if one.heard and other.heard:
-        return one.heard >= other.heard
+    if one.place and other.place:
+        return one.place >= other.place
     return one.last_at >= other.last_at
 
 

@@ -19,8 +19,8 @@ NEVER: Mapping[str, float] = MappingProxyType({})
 
 def requests(bursts: Iterable[Burst]) -> dict[str, float]:
     """PCI address -> unix time of the newest burst with a request of the driver (Xid 154) that the kernel's log has not taken back."""
-    asked = [one for one in bursts if one.recovery and not one.over]
-    return {one.root.device: one.last_at for one in sorted(asked, key=lambda one: one.last_at)}
+    wanted = [one for one in bursts if one.recovery and not one.over]
+    return {one.root.device: one.last_at for one in sorted(wanted, key=lambda one: one.last_at)}
 
 
 class RecoveryWatch:
@@ -34,9 +34,9 @@ class RecoveryWatch:
         self._recovered: dict[str, float] = {}
 
     def update(
-        self, gpus: Iterable[GpuReading], at: float, asked: Mapping[str, float] = NEVER
+        self, gpus: Iterable[GpuReading], at: float, requested: Mapping[str, float] = NEVER
     ) -> Mapping[str, float]:
-        """Add a full reading of unix time `at`. `asked`: the requests of the kernel's log (see `requests`), which may be from before
+        """Add a full reading of unix time `at`. `requested`: the requests of the kernel's log (see `requests`), which may be from before
         the agent's time.
 
         Returns PCI address -> unix time since which the driver asks for nothing any more.
@@ -47,16 +47,16 @@ class RecoveryWatch:
         for gpu in gpus:
             address, action = bus_id(gpu.bus_id), gpu.recovery_action
             if address and action is not None:
-                open_request = asked.get(address, 0.0) > self._recovered.get(address, 0.0)
-                self._take(address, action, at, asked=open_request)
+                open_request = requested.get(address, 0.0) > self._recovered.get(address, 0.0)
+                self._take(address, action, at, open_request=open_request)
         return self._recovered
 
-    def _take(self, address: str, action: str, at: float, *, asked: bool) -> None:
+    def _take(self, address: str, action: str, at: float, *, open_request: bool) -> None:
         if action != NOTHING:
             self._requests.add(address)
             self._calm.pop(address, None)
             self._recovered.pop(address, None)
-        elif address in self._requests or asked:
+        elif address in self._requests or open_request:
             since = self._calm.setdefault(address, at)
             if since < at:
                 self._requests.discard(address)

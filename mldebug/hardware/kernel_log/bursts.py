@@ -113,7 +113,7 @@ class Burst(MeasuredData, frozen=True, kw_only=True):
     actions: tuple[Action, ...] = ()  # what its Xids ask for, of each number once
     recovery: str = ""  # what the driver asks for at the last (Xid 154), and has not taken back
     over: bool = False  # the driver asks for nothing any more: the GPU was reset since
-    heard: int = 0  # its newest line's place among all that was heard, as clocks may be set back; 0: not known
+    place: int = 0  # its newest line's place among all that was heard, as clocks may be set back; 0: not known
 
 
 Key = tuple[str, int | None]  # device, and the pid where processes are told apart
@@ -128,13 +128,13 @@ class _OpenBurst:
         "count",
         "counts",
         "first_at",
-        "heard",
         "judged",
         "key",
         "last_at",
         "last_kind",
         "over",
         "pids",
+        "place",
         "recovery",
         "root",
         "settled",
@@ -148,7 +148,7 @@ class _OpenBurst:
         self.settled = not follows(event)  # is the root the one that it will stay?
         self.first_at = self.last_at = event.at
         self.last_kind = event.kind
-        self.count = self.heard = 0
+        self.count = self.place = 0
         self.texts: set[int] = set()
         self.xids: dict[int, int] = {}
         self.counts: dict[tuple[int, str], int] = {}  # (Xid, who says it) -> how often
@@ -263,7 +263,7 @@ class _OpenBurst:
                 actions=tuple(dict.fromkeys(line.action for line in self.judged.values())),
                 recovery=safe_line(self.recovery, 64),
                 over=self.over,
-                heard=self.heard,
+                place=self.place,
             )
         return self._made
 
@@ -299,8 +299,8 @@ class _KindBursts:
         it has not taken back: a job's own errors on that GPU may be many.
         """
         if len(self.closed) >= KEPT:
-            asked = (place for place, one in enumerate(self.closed) if not one.recovery)
-            del self.closed[next(asked, 0)]
+            may_go = (number for number, one in enumerate(self.closed) if not one.recovery)
+            del self.closed[next(may_go, 0)]
         self.closed.append(burst)
 
     def end(self, key: Key) -> None:
@@ -321,7 +321,7 @@ class Folding:
     def __init__(self) -> None:
         self._by_kind: dict[KernelEventKind, _KindBursts] = {}
         self._sequence = -1  # the newest record that was taken in
-        self._heard = 0
+        self._places = 0
 
     def add(self, event: KernelEvent) -> int:
         """Add an event of the kernel's log: to the burst that it belongs to, or as the first of a new one.
@@ -338,10 +338,10 @@ class Folding:
         if of_kind is None:
             of_kind = self._by_kind[family] = _KindBursts()
         key = (event.device, event.pid if family in _OF_PROCESSES else None)
-        self._heard += 1
+        self._places += 1
         burst = of_kind.burst_for(event, key)
-        if event.origin is not Origin.NVML or not burst.heard:  # NVML may tell late what is known
-            burst.heard = self._heard
+        if event.origin is not Origin.NVML or not burst.place:  # NVML may tell late what is known
+            burst.place = self._places
         new = burst.add(event)
         if ends_it(event):
             of_kind.end(key)

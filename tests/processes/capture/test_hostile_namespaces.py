@@ -73,7 +73,7 @@ def test_what_is_mounted_and_laid_in_turns_in_a_user_s_own_container_shows_nothi
         assert agent.process.poll() is None
         assert "internal error" not in agent.log
         assert "Traceback" not in agent.log
-        told = [one.read_bytes() for one in agent.state.rglob("*") if one.is_file()]
+        contents = [one.read_bytes() for one in agent.state.rglob("*") if one.is_file()]
         root = Path("/etc/shadow").read_bytes().partition(b"\n")[0]
-        assert not [one for one in told if SECRET.encode() in one or root in one]
+        assert not [one for one in contents if SECRET.encode() in one or root in one]
     assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]

@@ -15,6 +15,7 @@ from mldebug.core.plugins import load, names
 ROOT = Path(__file__).parents[3]
 SOURCES = {  # where a command's work is done, if not in its own file
     "probe": "agents/mldebug_agents/probes/session.py",
+    "status": "agents/mldebug_agents/cli/node_search.py",
     "trace": "mldebug/capture/trace/verbs.py",
 }
 PRINTS_AS_IT_GOES = {"agent", "demo", "run", "top", "up", "web", "mcp", "hub"}

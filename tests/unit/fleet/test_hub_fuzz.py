@@ -40,11 +40,11 @@ __all__ = ["config", "hub"]
 
 CHECKS = [not_a_server_error, status_code_conformance]
 ASKS = "job node incident by since until words verdict user"
-OPEN, ASKED = "200 403 421", "200 303 400 401 403 404 421 429"
+OPEN, ANSWERS = "200 403 421", "200 303 400 401 403 404 421 429"
 PATHS: dict[str, Any] = {
-    **{path: operation("get", ASKED, ASKS) for path in ("/", "/incidents", "/goodput", LEMONS, JOBS, NODE, RETRY, SENDERS, NODES, INCIDENTS, SIMILAR, HOURS)},
+    **{path: operation("get", ANSWERS, ASKS) for path in ("/", "/incidents", "/goodput", LEMONS, JOBS, NODE, RETRY, SENDERS, NODES, INCIDENTS, SIMILAR, HOURS)},
     **{path: operation("get", OPEN) for path in ("/metrics", "/healthz", "/look.css", "/look.js")},
-    NOTES: operation("post", f"{ASKED} 413", body=True),
+    NOTES: operation("post", f"{ANSWERS} 413", body=True),
 }  # fmt: skip
 BY_TCP = {
     **PATHS,
@@ -132,14 +132,14 @@ def test_whatever_a_batch_holds_is_taken_or_refused_in_words(case: Any, hub: Hub
     """As the door for agents takes it, behind the handshake."""
     plain = isinstance(case.body, dict | list | str | int | float | None)
     body = msgspec.json.encode(case.body) if plain else b""
-    refused, told, sent = "", 0, 0
+    refused, counted, sent = "", 0, 0
     try:
         batch = batch_of(body)
         answer = hub.intake.take(ReceivedBatch(batch, "", "10.0.0.1"))
-        told, sent = answer.stored + answer.doubles + answer.refused, len(batch.events)
+        counted, sent = answer.stored + answer.doubles + answer.refused, len(batch.events)
     except (EvidenceError, BatchRefusedError) as error:
         refused = str(error)
-    assert refused or (told == sent and body)
+    assert refused or (counted == sent and body)
 
 
 def test_the_description_has_every_route(hub: Hub) -> None:

@@ -148,10 +148,10 @@ def test_what_the_driver_asks_for_stands_for_days() -> None:
 
 def test_what_the_driver_asks_for_is_not_forgotten_over_the_errors_of_many_jobs() -> None:
     jobs = [FAULT.replace("pid=7", f"pid={pid}") for pid in range(200)]
-    asked = read([ASK + "0x2 (Node Reboot Required)", *jobs], 100.0)
+    requested = read([ASK + "0x2 (Node Reboot Required)", *jobs], 100.0)
 
-    assert verdict(asked) == ("unhealthy", "reboot")
-    assert len(asked) <= 2 * 64
+    assert verdict(requested) == ("unhealthy", "reboot")
+    assert len(requested) <= 2 * 64
     assert verdict(read([ASK + "0x2 (Node Reboot Required)", *jobs, BACK], 100.0))[0] == "healthy"
     assert len(read([ASK + "0x2 (Node Reboot Required)"] * 300, 1000.0)) <= 2 * 64
 

@@ -233,10 +233,10 @@ def test_heat_that_comes_again_is_a_fault_of_the_node_whatever_its_number_of_pro
 def test_a_fabric_that_fails_again_after_its_end_is_not_well() -> None:
     """The second line belongs to the event of the first, as it comes soon after."""
     kinds = [KernelEventKind.FABRIC_INCOMPLETE, KernelEventKind.FABRIC_OK] * 2
-    told = [KernelEvent(kind=kind, at=1000.0 + 20.0 * n, origin=Origin.FABRIC_MANAGER, alias="switches") for n, kind in enumerate(kinds)]  # fmt: skip
+    events_of_switches = [KernelEvent(kind=kind, at=1000.0 + 20.0 * n, origin=Origin.FABRIC_MANAGER, alias="switches") for n, kind in enumerate(kinds)]  # fmt: skip
 
     def bad(number: int) -> bool:
-        events = [RankEvent(burst=burst) for burst in fold(told[:number])]
+        events = [RankEvent(burst=burst) for burst in fold(events_of_switches[:number])]
         found = node_health(events, 1100.0, Thresholds(), kernel_readable=True)
         return any(one.state in BAD for one in found)
 

@@ -101,12 +101,12 @@ def test_a_stranger_at_the_port_gets_nothing_and_keeps_nobody_apart() -> None:
         found = _second(where)
         assert first.result() == MeetingResult(own=True, came=2, tried=1)
         silent.settimeout(20 * PATIENCE)
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             gc.collect()
         assert silent.recv(1) == b"", "it is hung up on when the nodes have met"
     assert found
-    assert not [one.message for one in seen if one.category is ResourceWarning]
+    assert not [one.message for one in warned if one.category is ResourceWarning]
 
 
 def _second(where: Endpoint) -> bool:

@@ -261,8 +261,9 @@ def _why_aborted(lines: Sequence[str], at: int) -> int:
     """The line that says why a process aborted: shortly above Python's own `Fatal Python error: Aborted`, which never does; else `at`."""
     if "Fatal Python error: Aborted" not in lines[at]:
         return at
-    above = range(at - 1, max(-1, at - 1 - ABORT_ABOVE), -1)
-    return next((one for one in above if _FATAL.search(lines[one]) or _LIBRARY_ENDS.search(lines[one])), at)  # fmt: skip
+    above = lines[max(0, at - ABORT_ABOVE) : at][::-1]
+    back = next((n for n, line in enumerate(above, 1) if _FATAL.search(line) or _LIBRARY_ENDS.search(line)), 0)  # fmt: skip
+    return at - back
 
 
 def _with_type(lines: Sequence[str], at: int) -> str:

@@ -131,12 +131,12 @@ class Amd:
                 large = not size.isdecimal() or int(size) >= LEAST_VRAM
                 if texts.get("vendor", "").strip() == VENDOR and address(texts) and ((large and size) or self._was(texts)):  # fmt: skip
                     found.append(Card(folder, identity(texts), address(texts)))
-        return self._told_apart(sorted(found, key=lambda card: card.bus_id)[:MAX_CARDS])
+        return self._with_own_uuids(sorted(found, key=lambda card: card.bus_id)[:MAX_CARDS])
 
     def _was(self, texts: Texts) -> bool:
         return any(card.bus_id == address(texts) for card in self._cards.values())
 
-    def _told_apart(self, cards: list[Card]) -> list[Card]:
+    def _with_own_uuids(self, cards: list[Card]) -> list[Card]:
         """Cards that have one unique id, as several virtual functions of one chip may, are called by their addresses as well, from then on."""
         self._alike |= {name for name, count in Counter(one.uuid for one in cards).items() if count > 1}  # fmt: skip
         return [
