@@ -52,6 +52,10 @@ NOT_CHANGED = (
     ("ValueError: dataset does not have enough samples for one batch", Blame.OWN),
     ("KeyError: 'server'", Blame.OWN),
     ("RuntimeError: CUDA error: device-side assert triggered", Blame.OWN),
+    (
+        "F20260203 11:02:57.140058   812 s3.cc:77] Check failed: send(fd) == OK Connection reset by peer",
+        Blame.UNCLEAR,
+    ),
     ("RuntimeError: not all ranks used CUDA Graph", Blame.UNCLEAR),
     ("RuntimeError: CUTLASS SP peer copy failed: 700", Blame.UNCLEAR),
 )

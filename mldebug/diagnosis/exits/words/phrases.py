@@ -161,7 +161,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"\bRank \d{1,7} crashed with exit code|\[rank: \d{1,7}\] Child process with PID \d{1,10} terminated with code",
         r"AllreduceException: Averaging step failed|Timeout while waiting for keys in EtcdStore|Topology build timed out",
         r"^(?:\w{1,40}\.){0,4}\w{1,40}(?:Error|Exception): (?:[Cc]ancell?ed|[Aa]borted)\.?\s*$|RemoteDisconnected\('Remote end closed connection without response'\)",
-        r"Check failed: .{0,200}\b(?:Connection (?:reset by peer|refused|timed out)|Broken pipe)|GradientAveragingTimeoutError",
+        r"Check failed: .{0,120}\b(?:peer|neighbou?r|rank)\b.{0,80}\b(?:Connection (?:reset by peer|refused|timed out)|Broken pipe)|GradientAveragingTimeoutError",
         r"\bFollowers \[.{1,200}\] timed out in |Stopping training due to lack of heartbeats|\bMeshFailure\(rank=",
         r"Could not get barrier coordinator response|HangWatchdog: execution of module|first_call_to_collective_operation timed out",
     ),
