@@ -2,6 +2,7 @@
 
 import pytest
 
+from mldebug.diagnosis.exits.words.accusations import accusation_of
 from mldebug.diagnosis.exits.words.blame import Blame, blame_of
 from mldebug.diagnosis.exits.words.last_words import last_error
 from mldebug.diagnosis.exits.words.raised_in import RaisedIn
@@ -37,6 +38,11 @@ VICTIMS = {
         "RuntimeError: stopping since the loss is NaN on some rank",
         "ValueError: peer decoder rank failed",
     ),
+    "whoever serves it has closed": (
+        "requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))",
+        "http.client.RemoteDisconnected: RemoteDisconnected('Remote end closed connection without response')",
+        "urllib3.exceptions.ProtocolError: ('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))",
+    ),
     "it was only cancelled": (
         "RuntimeError: cancelled",
         "asyncio.exceptions.CancelledError: Canceled",
@@ -51,6 +57,10 @@ NOT_CHANGED = (
     ("ValueError: not all values of the batch are finite", Blame.OWN),
     ("ValueError: dataset does not have enough samples for one batch", Blame.OWN),
     ("KeyError: 'server'", Blame.OWN),
+    (
+        "requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://huggingface.co/api",
+        Blame.OWN,
+    ),
     ("RuntimeError: CUDA error: device-side assert triggered", Blame.OWN),
     (
         "F20260203 11:02:57.140058   812 s3.cc:77] Check failed: send(fd) == OK Connection reset by peer",
@@ -69,6 +79,24 @@ def test_who_tells_of_anothers_end_is_a_victim(kind: str, words: str) -> None:
 @pytest.mark.parametrize(("words", "blame"), NOT_CHANGED)
 def test_what_is_ones_own_or_unclear_stays_so(words: str, blame: Blame) -> None:
     assert blame_of(words, RAISED) is blame
+
+
+@pytest.mark.parametrize(
+    ("inner", "accused"),
+    [
+        ("ValueError", (103,)),
+        ("OutOfMemoryError", (103,)),
+        ("DistBackendError", ()),
+        ("DistNetworkError", ()),
+        ("ActorDiedError", ()),
+        ("RayActorError", ()),
+    ],
+)
+def test_a_worker_that_has_lost_others_is_not_accused(inner: str, accused: tuple[int, ...]) -> None:
+    """Ray passes on what a worker raised, with its pid."""
+    words = f"ray.exceptions.RayTaskError({inner}): ray::RayTrainWorker.get_next() (pid=103, ip=10.0.0.19, actor_id=a3e4)"
+    found = accusation_of(words)
+    assert (found.pids if found else ()) == accused
 
 
 LINES = {

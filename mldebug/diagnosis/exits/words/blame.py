@@ -190,7 +190,9 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     if kind is ErrorType.SERVICE:
         return Blame.UNCLEAR if _ADDRESS.search(words) else Blame.OWN
     if kind is ErrorType.HTTP:
-        return Blame.OWN if _WEB.search(words) and not _ADDRESS.search(words) else Blame.UNCLEAR
+        if _WEB.search(words) and not _ADDRESS.search(words):
+            return Blame.OWN
+        return Blame.PEER if _PEER.search(words) else Blame.UNCLEAR
     if kind is ErrorType.SYSTEM and stated and not itself and not _ERRNO.search(words):
         return _of_statement(words, unclear=True)
     if kind is ErrorType.SYSTEM and not in_vain and (bare or _ERRNO.search(words) or _PLACE.search(words)):  # fmt: skip
