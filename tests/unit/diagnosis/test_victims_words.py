@@ -88,8 +88,7 @@ def test_what_is_ones_own_or_unclear_stays_so(words: str, blame: Blame) -> None:
         ("OutOfMemoryError", (103,)),
         ("DistBackendError", ()),
         ("DistNetworkError", ()),
-        ("ActorDiedError", ()),
-        ("RayActorError", ()),
+        ("HorovodInternalError", ()),
     ],
 )
 def test_a_worker_that_has_lost_others_is_not_accused(inner: str, accused: tuple[int, ...]) -> None:

@@ -128,7 +128,7 @@ _PIDS = (
     re.compile(r"Actor(?:Died)?Error[^\n]{0,200}(?:\n[^\n]{0,300}){0,6}?\n?\s*pid: (\d{1,10})"),
     # not a worker that has only lost others itself
     re.compile(
-        r"RayTaskError\((?!Dist\w{1,20}Error|\w{0,20}Actor\w{0,20}Error|GetTimeoutError|HorovodInternalError|EngineDeadError)\w{1,80}\): ray::[^\n]{1,200}? \(pid=(\d{1,10})"
+        r"RayTaskError\((?!Dist\w{1,20}Error|HorovodInternalError)\w{1,80}\): ray::[^\n]{1,200}? \(pid=(\d{1,10})"
     ),
 )
 _ADDRESS = r"\[?(?P<address>[\w.:-]{2,80}?)\]?"
