@@ -4,6 +4,7 @@ A loss of an evaluation is none, nor is one that is known as a part of the whole
 """
 
 import re
+from functools import lru_cache
 
 from mldebug.jobs.logs.records import NUMBER, number
 
@@ -13,6 +14,8 @@ _LOSS = re.compile(
 _NO_NAME = re.compile(r"[^\w./-]+")
 MOST = 44  # characters of a name
 _WORD = re.compile(r"[a-z]+")
+_ALIKE = str.maketrans("123456789", "000000000")
+REMEMBERED = 2048  # texts before a loss
 _NOT_OF_TRAINING = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "min", "max", "prev", "previous", "last", "init", "initial"])  # fmt: skip
 _PART = frozenset(
     [
@@ -42,19 +45,34 @@ def training_loss(text: str) -> float | None:
     """The loss that training minimizes, from a text in lower case; None where no number in it is called a loss."""
     if "loss" not in text:
         return None
-    ranked = [(rank, found["value"]) for found in _LOSS.finditer(text) if (rank := _rank(text, found)) is not None]  # fmt: skip
-    return number(min(ranked, key=lambda it: it[0])[1]) if ranked else None
+    best: int | None = None
+    value = None
+    for found in _LOSS.finditer(text):
+        rank = _rank(text, found)
+        if rank is not None and (best is None or rank < best):
+            best, value = rank, found["value"]
+        if best == 0:
+            break
+    return number(value)
 
 
 def _rank(text: str, found: re.Match[str]) -> int | None:
     """Return 0 for the loss itself, 1 for what is known as the whole loss, 2 for a part; None for what is not training's."""
     before = text[max(0, found.start() - MOST) : found.start()]
+    return _rank_behind(before.translate(_ALIKE), found["tail"])
+
+
+@lru_cache(REMEMBERED)
+def _rank_behind(before: str, tail: str) -> int | None:
+    """The rank of a loss by the text before it, whose digits are all 0: no other digit makes a difference, and lines of one log differ in
+    these alone. `tail`: what stands right behind the word.
+    """
     path, name = _name(before)
     if "val" in before and _EVALUATED.search(before):
         return None
-    if not (path or name or found["tail"]):
+    if not (path or name or tail):
         return 0
-    words = {*_WORD.findall(name), *_WORD.findall(found["tail"])}
+    words = {*_WORD.findall(name), *_WORD.findall(tail)}
     phrase = _BEFORE.search(before)
     around = set(_WORD.findall(phrase[0]) if phrase else ())
     if "cross" in before and _CROSS_ENTROPY.search(before):  # that is no bonus of a policy

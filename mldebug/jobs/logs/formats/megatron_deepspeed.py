@@ -11,9 +11,8 @@ from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration
 
 _HEAD = re.compile(rf"\biteration {{1,40}}({WHOLE}) {{0,40}}/ {{0,40}}({WHOLE}) {{0,40}}\|")
-_ELAPSED = re.compile(  # NeMo's name for it behind the other
-    rf"(?:elapsed time per iteration \(|\btrain_step_timing in )(ms|s)\)?: {{0,20}}({NUMBER})"
-)
+_ELAPSED = re.compile(rf"(ms|s)\)?: {{0,20}}({NUMBER})")  # behind one of the words for it
+_TIMES = ("elapsed time per iteration (", "train_step_timing in ")  # the other is NeMo's
 _WHOLE_RUN = re.compile(rf"\bglobal_step: ({WHOLE})")  # of NeMo, beside the count of an epoch
 _TIMER = re.compile(rf"\bmicro_step={WHOLE}/global_step=({WHOLE}),")
 _EVALUATION = re.compile(r"\bEvaluating iter \d{1,15}|\bvalidation loss at iteration \d{1,15}")
@@ -37,8 +36,9 @@ class MegatronDeepspeedFormat:
             return (
                 LogRecord(place=evaluation[0], format="megatron_deepspeed") if evaluation else None
             )
-        elapsed = _ELAPSED.search(line, head.end())
-        whole_run = _WHOLE_RUN.search(line, head.end())
+        elapsed = _elapsed(line, head.end())
+        is_epoch = "global_step: " in line  # a plain search is quick, and nearly no line has it
+        whole_run = _WHOLE_RUN.search(line, head.end()) if is_epoch else None
         return LogRecord(
             step=int(whole_run[1] if whole_run else head[1]),
             total=None if whole_run else int(head[2]),
@@ -46,6 +46,16 @@ class MegatronDeepspeedFormat:
             step_seconds=duration(elapsed[2], elapsed[1]) if elapsed else None,
             format="megatron_deepspeed",
         )
+
+
+def _elapsed(line: str, start: int) -> re.Match[str] | None:
+    """The time of an iteration and its unit, behind the first words for it from `start` on."""
+    for words in _TIMES:
+        place = line.find(words, start)
+        found = _ELAPSED.match(line, place + len(words)) if place >= 0 else None
+        if found is not None:
+            return found
+    return None
 
 
 def create(options: NoOptions) -> LogFormat:
