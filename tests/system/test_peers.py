@@ -45,6 +45,8 @@ def hosts() -> Iterator[dict[str, NetworkHost]]:
 class Agent:
     """An agent on a host."""
 
+    stall = "{timeout: 8s, interval: 1s}"
+
     def __init__(
         self,
         host: NetworkHost,
@@ -64,7 +66,7 @@ class Agent:
         self.config = self.folder / "mldebug.yaml"
         self.config.write_text(
             f"agent: {{state_dir: {self.folder}/state, listen: ''}}\n"
-            "stall: {timeout: 8s, interval: 1s}\n"
+            f"stall: {self.stall}\n"
             f"cluster: {{{proof or f'key_file: {file}'}, peers: [{peers}], networks: [10.77.0.0/24, 127.0.0.0/8], interval: 1s,"
             f" listen: '{listen}'}}\n"
         )
