@@ -193,8 +193,8 @@ def sentence(event: RankEvent, stalled_at: float | None = None, frame: str = "")
     """
     burst = event.burst
     parts = [f"{_what(burst)}{_where(burst.root)}", _who(event)]
-    if burst.count > 1:
-        parts.append(_how_often(burst))
+    if burst.count > 1 or _over(burst):
+        parts.append(_over(burst) or _how_often(burst))
     if frame:
         parts.append(f"last Python frame {frame}")
     if burst.root.origin is Origin.USER_SPACE:
@@ -259,10 +259,12 @@ def rank_words(rank: int, by: str) -> str:
     return f"{beginning.get(by, '')}rank {rank}"
 
 
+def _over(burst: Burst) -> str:
+    """In words that the newest line takes back what the first said; "" where it does not."""
+    return _OVER.get(burst.last_kind, "") if burst.root.kind is not burst.last_kind else ""
+
+
 def _how_often(burst: Burst) -> str:
-    over = _OVER.get(burst.last_kind)
-    if over is not None and burst.root.kind is not burst.last_kind:
-        return over
     lasted = burst.last_at - burst.first_at
     return f"{burst.count} errors" + (f" within {lasted:.0f} s" if lasted >= 1 else "")
 

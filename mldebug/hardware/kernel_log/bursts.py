@@ -45,6 +45,10 @@ _FAMILY = {
     KernelEventKind.GPU_LOST: KernelEventKind.XID,
 }
 """Kinds that belong to the story of another one."""
+_OVER = frozenset(
+    {KernelEventKind.LINK_UP, KernelEventKind.NFS_OK, KernelEventKind.LUSTRE_RESTORED}
+)
+"""Those of them that tell that it is over: they are no fault themselves, whichever came first."""
 
 _ENDS = {
     KernelEventKind.NIC_OK: (
@@ -145,7 +149,7 @@ class _OpenBurst:
     def __init__(self, event: KernelEvent, key: Key) -> None:
         self.key = key
         self.root = event
-        self.settled = not follows(event)  # is the root the one that it will stay?
+        self.settled = not self._leads_on(event)  # is the root the one that it will stay?
         self.first_at = self.last_at = event.at
         self.last_kind = event.kind
         self.count = self.place = 0
@@ -188,8 +192,10 @@ class _OpenBurst:
         Returns how many new errors it stands for: 0 where they are known from another source.
         """
         self._made = None
-        if not self.settled and not follows(event):
+        if not self.settled and not self._leads_on(event):
             self.root, self.settled = event, True
+            if event.xid is None:
+                self.count = 0
         elif self.root is not event and adds_to(event, self.root):
             self.root = completed(self.root, event)
         if event.origin is not Origin.NVML or not self.count:
@@ -209,11 +215,17 @@ class _OpenBurst:
         """Mark the burst as over, because the GPU was reset: it takes no more events, and its errors no longer count against the GPU."""
         self.over, self.recovery, self._made = True, "", None
 
+    @staticmethod
+    def _leads_on(event: KernelEvent) -> bool:
+        """Whether a line of a fault that comes after it is the root, and not this one."""
+        return follows(event) or event.kind in _OVER
+
     def _add_plain(self, event: KernelEvent) -> int:
         more = event.number
         if event.kind is KernelEventKind.OOM_KILL and self.count:
             more = 0  # two or three lines tell of one kill
-        self.count += more
+        if event.kind not in _OVER or not self.settled:
+            self.count += more
         return more
 
     def _add_xid(self, event: KernelEvent, number: int) -> int:

@@ -241,3 +241,39 @@ def test_a_fabric_that_fails_again_after_its_end_is_not_well() -> None:
         return any(one.state in BAD for one in found)
 
     assert [bad(number) for number in (1, 2, 3, 4)] == [True, False, True, False]
+
+
+# --- a fault and its end by turns ---------------------------------------------------------------------
+
+DOWN = "mlx5_core 0000:1a:00.0 ens1f0np0: Link down"
+UP = "mlx5_core 0000:1a:00.0 ens1f0np0: Link up"
+
+
+@pytest.mark.parametrize("every", [0.5, 4.0, 10.0])
+@pytest.mark.parametrize("turn", [(DOWN, UP), (UP, DOWN)])
+def test_a_link_that_flaps_went_down_as_often_as_it_did(turn: tuple[str, str], every: float) -> None:  # fmt: skip
+    """However close together, and whichever came first: as at a boot, where it comes up before it begins to flap."""
+    limit = Thresholds().link_flaps
+    assert limit is not None
+
+    assert state([*turn] * limit, every)[0] == set()
+    assert state([*turn] * (limit + 1), every)[0] == {"network"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "end"),
+    [
+        ("nfs: server a not responding, still trying", "nfs: server a OK"),
+        (
+            "Lustre: s-OST0007-osc-ffff9d2a: Connection to s-OST0007 (at 10.4.0.7@o2ib) was lost; in progress operations using this service will wait for recovery to complete",
+            "Lustre: s-OST0007-osc-ffff9d2a: Connection restored to s-OST0007 (at 10.4.0.7@o2ib)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("every", [0.5, 3.0, 60.0])
+def test_a_server_that_is_gone_again_soon_after_it_came_back_is_gone(fault: str, end: str, every: float) -> None:  # fmt: skip
+    assert state([end, fault], every)[0] == state([fault, end, fault], every)[0] == {"storage"}
+    assert state([fault, end], every)[0] == state([end, fault, end], every)[0] == set()
+    (*_, last) = read([end, fault, fault], every)
+    assert last.root.kind is not KernelEventKind.NFS_OK
+    assert read([end], every)[0].count == 1
