@@ -48,7 +48,7 @@ _TROUBLE = re.compile(
     r"|nvme (?P<internal>nvme\w{1,16}): (?:resetting controller due to persistent internal error|frozen state error detected, reset controller)"
     r"|(?:Read|Write)-error on swap-device \((?P<swap>\d{1,4}:\d{1,7}):\d{1,20}\)"
     # what is read is not what was written: a sum of dm-crypt, dm-integrity or dm-verity does not fit
-    r"|device-mapper: crypt: (?P<crypt>[\w-]{1,32}): INTEGRITY AEAD ERROR, sector |device-mapper: integrity: (?P<integrity>[\w-]{1,32}): Checksum failed at sector "
+    r"|device-mapper: crypt: (?:(?P<crypt>[\w-]{1,32}): )?INTEGRITY AEAD ERROR, sector |device-mapper: integrity: (?:(?P<integrity>[\w-]{1,32}): )?Checksum failed at sector "
     r"|device-mapper: verity: (?P<verity>\d{1,4}:\d{1,7}): (?:meta)?data block \d{1,20} is corrupted"
     r"|md/raid\d{0,2}:md\w{1,16}: [^\n]{0,40}read error not correctable \(sector \d{1,20} on (?P<member>[\w-]{1,32})\)"
 )
