@@ -311,6 +311,44 @@ def another_thread_profiled_before() -> dict[str, Any]:
     return {**answer(), "mine": len(mine.events())}
 
 
+def cancel(which: int) -> None:
+    """As the agent does when nobody waits for that request any more."""
+    path = Path(own.record.path + ".request")
+    path.write_text(json.dumps({"layout": 1, "number": which, "what": "cancel"}))
+    path.chmod(0o600)
+    own._look_for_request()
+
+
+def nobody_waits() -> dict[str, Any]:
+    """Whoever asked goes after two of nine steps: the third is not traced any more, and the next may ask."""
+    ask(steps=9)
+    work(2)
+    cancel(number)
+    amid = torch.autograd._profiler_enabled()
+    work(1)
+    found = answer()
+    ask(steps=1)
+    work(2)
+    return {**found, "amid": amid, "next": answer()["state"]}
+
+
+def nobody_waits_for_the_first_step() -> dict[str, Any]:
+    ask(steps=9)
+    cancel(number)
+    work(1)
+    return answer()
+
+
+def nobody_waits_for_another() -> dict[str, Any]:
+    ask(steps=2)
+    work(1)
+    cancel(number + 1)
+    work(2)
+    cancel(number)  # it is done
+    work(1)
+    return answer()
+
+
 def unknown() -> dict[str, Any]:
     ask("format-disk")
     work(2)
@@ -318,7 +356,7 @@ def unknown() -> dict[str, Any]:
 
 
 CASES: tuple[Callable[[], dict[str, Any]], ...] = (
-    unknown, traced, profiles_itself, begins_to_profile_itself, forks, evaluates, loads_data, asked_twice, others_may_write,
+    unknown, traced, nobody_waits, nobody_waits_for_the_first_step, nobody_waits_for_another, profiles_itself, begins_to_profile_itself, forks, evaluates, loads_data, asked_twice, others_may_write,
     a_link, too_many, no_room, too_late, records_a_graph, memory_unarmed, memory_armed, left_behind,
     two_threads_step, another_thread_is_too_late, another_thread_profiles,
     another_thread_profiled_before, let_go, another_thread_does_not_wait_for_ever,

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from mldebug.capture.inspection import MOST_SECONDS
 from mldebug.capture.profile.trace import parse_trace
 from processes.harness import JOBS, MLDEBUG, PACE, clean_environment, wait_for
 from shared.system.users import ALICE, BOB, system_python
@@ -262,3 +264,87 @@ def test_while_a_stall_is_open_no_host_inspects_it(tmp_path: Path) -> None:
             assert (refused.returncode, refused.stdout) == (1, "")
             assert "a stall of train.py is open (report " in refused.stderr
         assert left(here) == []
+
+
+ENDED = 10.0  # seconds in which nothing of it may be left on any node
+
+
+def begun(agent: Agent, *words: str) -> "subprocess.Popen[bytes]":
+    """A command on that host, which its user may end."""
+    with (agent.folder / "asked.log").open("wb") as log:
+        return subprocess.Popen(
+            agent.host.inside("env", "--default-signal", *MLDEBUG, *words, "--config", str(agent.config)), stdin=subprocess.DEVNULL,
+            stdout=log, stderr=log, env=clean_environment(agent.folder), start_new_session=True,
+        )  # fmt: skip
+
+
+def end(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    """As a terminal does: the whole group has it."""
+    os.killpg(process.pid, number)
+    process.wait(30)
+
+
+def own_pid(agent: Agent) -> int:
+    """The agent itself: the child of what entered its host."""
+    pid = agent.process.pid
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+WAYS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+
+
+def test_who_goes_has_nobody_sampled_any_longer(tmp_path: Path) -> None:
+    """By each way to go, at last the agent that he asked: py-spy ends on all nodes, and the next may ask at once."""
+    words = ("--job", JOB, "--ranks", "1,2", "--cluster")
+    with site(tmp_path, *PACE, hook=False) as here:
+        nodes = [here.agents[name].host for name in ("n1", "n2")]
+        for number in (*WAYS, None):
+            asker = begun(here.agents["n3"], "profile", *words, "--seconds", "60")
+            wait_for("py-spy on both nodes", lambda: all(map(sampled, nodes)), 60)
+            if number is None:
+                os.kill(own_pid(here.agents["n3"]), signal.SIGKILL)
+            else:
+                end(asker, number)
+            wait_for(
+                f"nobody to sample after {number}", lambda: not any(map(sampled, nodes)), ENDED
+            )
+            asker.wait(60)
+            here.goes_on()
+        after = here.answer("n1", "profile", *words, "--seconds", "1")
+        assert after["code"] == 0, after
+
+
+def test_who_goes_has_no_rank_traced_any_longer(tmp_path: Path) -> None:
+    """Ranks that have begun twenty steps stop at the next one; nothing is left in shared memory, and the next may ask at once."""
+    words = ("--job", JOB, "--ranks", "0,3", "--cluster")
+    with site(tmp_path, "--pace", "1") as here:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            asker = begun(here.agents["n3"], "profile", *words, "--steps", "20")
+            wait_for("the ranks to begin", lambda: accepted(here) == 2, 60)
+            end(asker, number)
+            wait_for(f"them to stop after {number}", lambda: accepted(here) == 0, ENDED)
+            assert whys(here) == {"nobody waits for it any more"}
+            wait_for("no request to lie there", lambda: left(here) == [], ENDED)
+            after = here.answer("n1", "profile", *words, "--steps", "1")
+            assert after["code"] == 0, after
+            here.goes_on()
+
+
+def whys(here: Site) -> set[str]:
+    """Why ranks have declined."""
+    return {json.loads(one.read_bytes() or b"{}").get("why") for one in shared(here, "mldebug-*.answer")}  # fmt: skip
+
+
+def test_a_network_that_is_cut_ends_it_on_the_nodes(tmp_path: Path) -> None:
+    """Nobody says that the asker is lost: the nodes notice it by themselves, and by both ways."""
+    with site(tmp_path, *PACE, hook=False) as here:
+        node = here.agents["n2"].host
+        asker = begun(here.agents["n3"], "profile", "--job", JOB, "--ranks", "2", "--cluster", "--seconds", str(MOST_SECONDS))  # fmt: skip
+        wait_for("py-spy to sample it", lambda: sampled(node), 60)
+        here.agents["n3"].host.link("down")
+        began = time.monotonic()
+        wait_for("nobody to sample any more", lambda: not sampled(node), MOST_SECONDS)
+        assert time.monotonic() - began < MOST_SECONDS - 15, "it has ended by itself"
+        asker.kill()
+        asker.wait(30)
+        here.goes_on()

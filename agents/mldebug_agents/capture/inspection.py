@@ -41,16 +41,27 @@ def inspect_ranks(
 ) -> InspectedRanks:
     """Inspect these ranks, all at once: those with the hook at their next steps, of the others the stacks are sampled (for a profile).
 
-    Raises AccessError where this user may not ask them.
+    Raises AccessError where this user may not ask them. Where it is interrupted (KeyboardInterrupt, SystemExit), ranks are told that
+    nobody waits any more, and whatever samples them is ended.
     """
     order = StepOrder(what=options.what, steps=options.steps, seconds=options.wait)
     if options.what == "memory":
         return of_ranks(tools.requests.ask(ranks, order, _holders).values())
     answers = tools.requests.ask(ranks, order, _traced)
     untouched = [one for one in ranks if answers[one.rank] is None]
-    with ThreadPoolExecutor(MOST_RANKS) as pool:
+    with ThreadPoolExecutor(MOST_RANKS) as pool, _ended(tools):
         sampled = list(pool.map(lambda one: _sampled(tools, one, options.seconds), untouched))
     return of_ranks([*filter(None, answers.values()), *sampled])
+
+
+@contextmanager
+def _ended(tools: CaptureTools) -> Iterator[None]:
+    """End all children where the block is interrupted: its threads would wait for them."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        tools.context.spawner.clear()
+        raise
 
 
 def _holders(rank: RankIdentity, result: HookResult) -> Found:

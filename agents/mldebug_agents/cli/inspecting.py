@@ -27,6 +27,7 @@ from mldebug.core.errors import AccessError, EvidenceError, UsageError
 from mldebug.core.model import QueriedNode
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.capture.inspection import inspect_ranks
+from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
 from mldebug_agents.cluster.peers.reach import run_elsewhere
 from mldebug_agents.incidents.manual import look, write_case
 from mldebug_agents.incidents.step_orders import chosen_ranks, one_job, refuse_if_stalled
@@ -66,18 +67,20 @@ class StoredInspection(NamedTuple):
 def inspected(config: Config, wanted: RanksWanted, files: Files) -> StoredInspection:
     """Inspect the ranks, here or by the agents where they are elsewhere, and store a report. `files`: what the report keeps besides.
 
-    Raises MldebugError where none can be inspected.
+    Raises MldebugError where none can be inspected. A signal that asks to end (Ctrl-C, SIGTERM, a closed terminal) ends the work, here
+    and on all nodes.
     """
-    if wanted.everywhere:
-        return _by_agents(config, wanted, wanted.job, files)
-    with open_tools(config) as tools:
-        try:
-            return _here(tools, wanted, files)
-        except (UsageError, AccessError):  # not here, or not to be seen
-            run = _elsewhere(config, wanted)
-            if run is None:
-                raise
-    return _by_agents(config, wanted, run, files)
+    with ended_by_signals():
+        if wanted.everywhere:
+            return _by_agents(config, wanted, wanted.job, files)
+        with open_tools(config) as tools:
+            try:
+                return _here(tools, wanted, files)
+            except (UsageError, AccessError):  # not here, or not to be seen
+                run = _elsewhere(config, wanted)
+                if run is None:
+                    raise
+        return _by_agents(config, wanted, run, files)
 
 
 def _here(tools: NodeTools, wanted: RanksWanted, files: Files) -> StoredInspection:

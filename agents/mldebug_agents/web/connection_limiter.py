@@ -26,6 +26,8 @@ PROOF = 5.0  # seconds to show a certificate, where one is demanded
 WAIT = 0.1  # seconds until the next try, where no descriptor is left for a connection
 SILENT = 60.0  # seconds between two complaints about that
 
+# seconds of silence, seconds between two probes, probes without an answer
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -54,6 +56,13 @@ class LimitedConnection(socket.socket):
     def prove(self) -> None:
         """Note that the other side has shown a valid certificate of the cluster."""
         self.proved = True
+
+    def notice_loss(self) -> None:
+        """Have the kernel close the connection in some 25 seconds where the other machine is lost, and nobody says so."""
+        with contextlib.suppress(OSError):  # it has gone by itself
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                self.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def shut_down(self) -> None:
         """Shut the connection down; it no longer counts for its client, and the event loop notices and closes it."""
@@ -106,6 +115,8 @@ class ConnectionLimiter(socket.socket):
             os.close(fd)
             raise BlockingIOError  # the event loop asks for the next one
         connection.enter(self._inside, _who(connection, address))
+        if self._admits is not None:
+            connection.notice_loss()
         connection.slow = partial(self._slow, str(address[0]) if address else "")
         self._close_surplus(connection)
         return connection, address

@@ -16,6 +16,7 @@ from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
@@ -27,6 +28,7 @@ from mldebug.core.plugins import create_all
 from mldebug.goodput.scalars.history import history_list, history_of
 from mldebug.jobs.run_records.model import record_list, record_of
 from mldebug.status.snapshot import Snapshot, encode
+from mldebug_agents.web.access.request_watch import watched
 from mldebug_agents.web.access.same_origin import BY_NAME, SameOriginOnly, refused_host
 from mldebug_agents.web.access.sessions import Sessions
 from mldebug_agents.web.access.token_file import warn_of_token
@@ -238,13 +240,16 @@ class AgentServer(HttpServers):
         status, body = carry_out(verb, request.query_params) if allowed else refused()
         return Response(body, status_code=status, media_type="application/json")
 
-    def _post_for_own_runs(self, verb: OwnVerb, request: Request) -> Response:
+    async def _post_for_own_runs(self, verb: OwnVerb, request: Request) -> Response:
         """Answer a POST to a verb that every user may use for the own runs."""
         peer = peer_at(request)
         if peer is None:
             return self._post(lambda _: None, request)
         whose = None if may_see_all(peer, self.group) else peer.uid
-        status, body = carry_out(lambda parameters: verb(parameters, whose), request.query_params)
+        async with watched(request.receive):
+            status, body = await run_in_threadpool(
+                carry_out, lambda parameters: verb(parameters, whose), request.query_params
+            )
         return Response(body, status_code=status, media_type="application/json")
 
     def _metrics(self, request: Request) -> Response:

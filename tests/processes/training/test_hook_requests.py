@@ -128,6 +128,16 @@ def test_only_the_thread_that_began_the_profiler_ends_it(
     assert found["another_thread_profiled_before"]["mine"] > 5
 
 
+def test_a_request_for_which_nobody_waits_ends_at_the_next_step(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    for case in ("nobody_waits", "nobody_waits_for_the_first_step"):
+        one = found[case]
+        assert (one["state"], one["why"], one["clean"]) == ("declined", "nobody waits for it any more", True)  # fmt: skip
+    assert (found["nobody_waits"]["amid"], found["nobody_waits"]["next"]) == (True, "done")
+    assert found["nobody_waits_for_another"]["state"] == "done"
+
+
 def test_an_unknown_request_is_not_obeyed(found: dict[str, dict[str, Any]]) -> None:
     assert found["unknown"].keys() == {"clean"}
 

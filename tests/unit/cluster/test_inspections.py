@@ -250,7 +250,7 @@ def test_a_large_trace_on_its_way_is_held_but_once_in_each_form(monkeypatch: pyt
     found = InspectedRanks(profiles=(profile(0, node="n1"),), files={name: bytes(size)})
     body = msgspec.json.encode(NodeInspection(found=found))
 
-    def sent(client: object, to: object, path: str, order: bytes, *, most: int, patience: float) -> Iterator[NodeAnswer]:  # fmt: skip
+    def sent(client: object, to: object, path: str, order: bytes, *, most: int, **_: object) -> Iterator[NodeAnswer]:  # fmt: skip
         answer = HttpAnswer(most)
         answer.feed(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body))
         for at in range(0, len(body), 1 << 16):
@@ -365,7 +365,7 @@ def test_names_of_phases_are_cleaned_and_lists_are_cut() -> None:
 def test_a_node_never_sends_more_than_it_was_asked_for_and_tells_why_nothing_came() -> None:
     limits: list[int] = []
 
-    def inspect(job: Any, ranks: str, options: Any, most: int) -> InspectionOutcome:
+    def inspect(job: Any, ranks: str, options: Any, most: int, gone: Any) -> InspectionOutcome:
         limits.append(most)
         return InspectionOutcome(error="rank 0 still works on an earlier request")
 

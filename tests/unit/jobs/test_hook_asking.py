@@ -144,6 +144,29 @@ def test_one_rank_without_room_does_not_cost_the_others(monkeypatch: pytest.Monk
     assert found[2].data == b"trace"
 
 
+def test_who_is_interrupted_takes_back_what_he_has_asked_and_nothing_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One rank works on it, another is asked by somebody else: his request stays."""
+    orders: list[tuple[str, Any]] = []
+
+    def place(spawner: object, order: HookRequestFile) -> bool:
+        orders.append((order.verb, json.loads(order.data or b"{}").get("what")))
+        return len(orders) != 2
+
+    class Interrupted(RankReader):
+        def read_from(self, path: str, at: int, **more: object) -> FilePiece | None:
+            if len(self.answers) == 1:
+                raise KeyboardInterrupt
+            return super().read_from(path, at, **more)
+
+    monkeypatch.setattr(request_child, "place", place)
+    reader = Interrupted([{"state": "accepted"}] * 3)
+    with pytest.raises(KeyboardInterrupt):
+        hook_requests(reader, monkeypatch).ask([rank(1), rank(2)], StepOrder(what="profile"), same)
+    assert orders == [("write", "profile"), ("write", "profile"), ("remove", None), ("write", "cancel")]  # fmt: skip
+
+
 def test_a_missing_right_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def place(spawner: object, order: HookRequestFile) -> bool:
         raise AccessError("/dev/shm of the rank: Permission denied")

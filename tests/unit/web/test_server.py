@@ -32,11 +32,13 @@ from mldebug.status.snapshot import FoundJobs, Snapshot
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import CollectorState, Measure, StorageState
 from mldebug_agents.web import peer_protocol
+from mldebug_agents.web.access.request_watch import current
 from mldebug_agents.web.client import AgentAnswer, ask_agent, found_jobs, inquire
 from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter, LimitedConnection
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp, open_unix
 from mldebug_agents.web.peer_credentials import PeerCredentials, group_number, view
 from mldebug_agents.web.server import AgentServer
+from mldebug_agents.web.unix_http import UnixConnection
 from shared.goodput.histories import history
 from shared.hardware.kernellines import fold
 from shared.system.hung import hung_mount, wait_until
@@ -169,6 +171,38 @@ def test_an_ordinary_user_has_done_to_his_own_runs_what_root_has_to_all(folder: 
     finally:
         server.stop(5)
     assert result == [("j", NOBODY), ("j", None)]
+
+
+def test_what_takes_long_hears_when_whoever_asked_has_gone(folder: Path) -> None:
+    """And of nobody who waits on: his answer comes."""
+    begun, ends, answers = threading.Event(), threading.Event(), list[bool]()
+
+    def verb(table: Mapping[str, str], uid: int | None) -> Snapshot:
+        gone = current()
+        begun.set()
+        until = time.monotonic() + 10 * PATIENCE
+        while not gone() and not ends.is_set() and time.monotonic() < until:
+            time.sleep(0.05)
+        answers.append(gone())
+        return SNAPSHOT
+
+    server = AgentServer(AgentConfig(state_dir=folder, listen=""))
+    server.own_verbs = {"/api/v1/inspect": verb}
+    server.serve_socket(open_unix(folder))
+    try:
+        for waits in (False, True):
+            link = UnixConnection(folder, 10 * PATIENCE)
+            link.request("POST", "/api/v1/inspect?job=j", headers={"Content-Length": "0"})
+            assert begun.wait(10 * PATIENCE)
+            if waits:
+                ends.set()
+                assert link.getresponse().status == 200
+            link.close()
+            wait_until(lambda number=1 + waits: len(answers) == number)
+            begun.clear()
+    finally:
+        server.stop(5)
+    assert answers == [True, False]
 
 
 @root_only

@@ -37,19 +37,21 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def end_without_reader(fd: int) -> None:
+def end_without_reader(fd: int, patience: float = PATIENCE) -> None:
     """Send this process SIGTERM, again and again, as soon as the pipe or socket `fd` has no reader any more. A file never loses
-    its reader.
+    its reader. `patience`: seconds between two.
 
     sshd closes its pipes and kills nothing: without this a capture would go on until its time limit.
     """
-    threading.Thread(target=_watch, args=(fd,), name="mldebug-reader-left", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(fd, patience), name="mldebug-reader-left", daemon=True
+    ).start()
 
 
-def _watch(fd: int) -> None:
+def _watch(fd: int, patience: float) -> None:
     poll = select.poll()
     poll.register(fd, 0)
     poll.poll()  # POLLERR, POLLHUP
     while True:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(PATIENCE)
+        time.sleep(patience)

@@ -34,6 +34,7 @@ from mldebug_agents.cluster.peers.net.broadcast import NodeAnswer, broadcast
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.openapi import INSPECT_NODE
 from mldebug_agents.incidents.node_inspection import NodeInspector
+from mldebug_agents.system.gone import GONE, Gone, never
 from mldebug_agents.watch.runs import Run
 
 AT_ONCE = 4  # inspections of different runs: each holds a thread of the server for minutes
@@ -127,27 +128,34 @@ class Inspections:
         self._client, self._inspect = client, inspect
         self._all, self._here = Turns(), Turns()
 
-    def everywhere(self, planned: InspectionPlan) -> bytes:
-        """Have all nodes of the plan inspect their ranks; an `Inspection`, as JSON."""
+    def everywhere(self, planned: InspectionPlan, gone: Gone = never) -> bytes:
+        """Have all nodes of the plan inspect their ranks; an `Inspection`, as JSON.
+
+        `gone`: whether nobody waits for it any more; then each node is hung up on, which ends what it does. Raises MldebugError then.
+        """
         with self._all.take(planned.key):
-            found = self._ask_nodes(planned)
+            found = self._ask_nodes(planned, gone)
+        if gone():
+            raise MldebugError(GONE)
         return msgspec.json.encode(found)
 
-    def here(self, part: NodePart) -> bytes:
-        """Inspect ranks of this node; a `NodeInspection`, as JSON. Raises MldebugError where nothing comes of it."""
+    def here(self, part: NodePart, gone: Gone = never) -> bytes:
+        """Inspect ranks of this node; a `NodeInspection`, as JSON. Raises MldebugError where nothing comes of it, as when nobody waits for
+        it any more (`gone`).
+        """
         order = part.order
         with self._here.take(order.key):
             most = min(max(0, order.most), MAX_FILES)
-            outcome = self._inspect(part.job, part.ranks, order.options, most)
+            outcome = self._inspect(part.job, part.ranks, order.options, most, gone)
         if outcome.found is None:
             raise MldebugError(outcome.error or "nothing came of it")
         return msgspec.json.encode(NodeInspection(found=outcome.found, reply=outcome.reply))
 
-    def _ask_nodes(self, planned: InspectionPlan) -> Inspection:
+    def _ask_nodes(self, planned: InspectionPlan, gone: Gone) -> Inspection:
         order, most = planned.order, MAX_FILES // len(planned.ranks)
         parts: list[InspectedRanks] = []
         replies: dict[str, bytes] = {}
-        for node, shot in self._shots(planned, most):
+        for node, shot in self._shots(planned, most, gone):
             try:
                 answer = _answer(shot)
                 del shot  # what has travelled is larger than what it says
@@ -161,7 +169,9 @@ class Inspections:
                 replies[node] = answer.reply
         return Inspection(job=run_id(planned.key), found=together(parts), replies=replies)
 
-    def _shots(self, planned: InspectionPlan, most: int) -> Iterator[tuple[str, NodeAnswer]]:
+    def _shots(
+        self, planned: InspectionPlan, most: int, gone: Gone
+    ) -> Iterator[tuple[str, NodeAnswer]]:
         """Each node is asked for its own ranks, all at the same moment."""
         order = planned.order
         nodes = list(planned.ranks)
@@ -182,6 +192,7 @@ class Inspections:
             body,
             most=most_bytes(most),
             patience=order.options.deadline + ON_THE_WAY,
+            gone=gone,
         )
         return zip(nodes, shots, strict=True)
 

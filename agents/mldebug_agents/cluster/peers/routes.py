@@ -51,6 +51,7 @@ from mldebug_agents.cluster.peers.openapi import (
     document,
 )
 from mldebug_agents.cluster.peers.remote_orders import TimedCapture
+from mldebug_agents.web.access.request_watch import watched
 
 BODY = 20.0  # seconds in which a question has to be complete
 HANG_UP = {"connection": "close"}  # what is left of the question is not read
@@ -72,10 +73,11 @@ Judge = Callable[[ClusterCapture], bytes]
 
 
 class RequestingPeer(NamedTuple):
-    """The sender of a request: its address, and its checked certificate."""
+    """The sender of a request: its address, and its checked certificate. `request`: by whose connection it can be seen whether the sender has gone."""
 
     address: str
     certificate: Certificate
+    request: Request
 
 
 Handler = Callable[[bytes, RequestingPeer], Awaitable[bytes]]
@@ -146,11 +148,13 @@ def _inspecting(ask: Ask, inspections: Inspections) -> dict[str, Handler]:
 
     async def inspected(body: bytes, who: RequestingPeer) -> bytes:
         planned = await _answer(ask(read(body, InspectOrder), who.address), ANSWER)
-        return await run_in_threadpool(inspections.everywhere, planned)
+        async with watched(who.request.receive) as gone:
+            return await run_in_threadpool(inspections.everywhere, planned, gone)
 
     async def inspected_here(body: bytes, who: RequestingPeer) -> bytes:
         part = await _answer(ask(read(body, NodeInspectOrder), who.address), ANSWER)
-        return await run_in_threadpool(inspections.here, part)
+        async with watched(who.request.receive) as gone:
+            return await run_in_threadpool(inspections.here, part, gone)
 
     return {INSPECT: inspected, INSPECT_NODE: inspected_here}
 
@@ -266,7 +270,7 @@ def _bounded(
             words = f"more than {MAX_MESSAGE >> 10} KiB"
             refused.count("size", address, f"it sends {words}")
             return Response(words, status_code=413, media_type=WORDS, headers=HANG_UP)
-        who = RequestingPeer(address, getattr(request.state, "certificate", {}))
+        who = RequestingPeer(address, getattr(request.state, "certificate", {}), request)
         try:
             return Response(await do(body, who), media_type=kind)
         except EvidenceError as error:

@@ -28,6 +28,8 @@ from mldebug_agents.cluster.peers.coordinator_search import ANSWER
 from mldebug_agents.cluster.peers.inspections import Turns
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.openapi import DUMP, INSPECT, VIEW
+from mldebug_agents.system.gone import Gone, never
+from mldebug_agents.web.access.request_watch import current
 
 PATIENCE = 8.0  # seconds for the views of all coordinators: whoever asks waits for 10
 MAX_WHYS = 4  # in a sentence
@@ -71,7 +73,7 @@ def peer_verbs(peers: PeersController | None, client: PeerClient | None) -> dict
         with turns.take(uid):
             body = msgspec.json.encode(order)
             return msgspec.Raw(
-                _first(by, of(order.job, all_), INSPECT, body, patience, MAX_INSPECTION)
+                _first(by, of(order.job, all_), INSPECT, body, patience, MAX_INSPECTION, current())
             )
 
     def of(job: str, all_: tuple[Peer, ...]) -> tuple[Peer, ...]:
@@ -130,19 +132,25 @@ def _view(by: PeerClient, to: Peer, timeout: float) -> ClusterView:
 
 
 def _first(
-    by: PeerClient, all_: tuple[Peer, ...], path: str, order: bytes, patience: float, most: int
+    by: PeerClient,
+    all_: tuple[Peer, ...],
+    path: str,
+    order: bytes,
+    patience: float,
+    most: int,
+    gone: Gone = never,
 ) -> bytes:
     """The answer of the first that carries it out: the runs of a node may have a coordinator each. Each is asked once, for one question
-    is one capture. `patience`: seconds in all; `most`: bytes of an answer.
+    is one capture. `patience`: seconds in all; `most`: bytes of an answer; `gone`: nobody waits for it any more.
     """
     until = time.monotonic() + patience
     errors: list[MldebugError] = []
     for to in all_:
         left = until - time.monotonic()
-        if left <= 0:
+        if left <= 0 or gone():
             break
         try:
-            return by.ask(to, path, order, timeout=left, most=most)
+            return by.ask(to, path, order, timeout=left, most=most, gone=gone)
         except MldebugError as error:
             errors.append(error)
     if len(errors) == 1:

@@ -8,8 +8,8 @@ a file that the rank holds open without a name, with the rights of its user.
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
 import msgspec
@@ -39,6 +39,7 @@ PIECE = 8 << 20  # bytes that are read at once
 MAX_RESULT = 96 << 20  # bytes
 NO_HOOK = "it cannot be asked: it was not started with `mldebug run`, or its hook has no signal"
 DEAF = "its hook did not take the request: it is an older one, or C code holds the interpreter lock"
+CANCEL = "cancel"  # what is asked when nobody waits for an earlier request any more
 NO_STEP = "no step has ended in {:g} s"
 T = TypeVar("T")
 
@@ -92,24 +93,44 @@ class HookRequests:
         """Have these ranks carry out the order, all at once, and return what `digest` makes of each one's result, by rank. Results
         are read one after the other, so that only one is held whole.
 
-        Raises AccessError where this user may not ask them.
+        Raises AccessError where this user may not ask them. Where it is interrupted (KeyboardInterrupt, SystemExit), the ranks are told
+        that nobody waits any more.
         """
         number = secrets.randbelow(2**31 - 1) + 1
         with ExitStack() as stack:
             held = {rank.rank: stack.enter_context(self._signals.hold(rank.pid)) for rank in ranks}
             found = {rank: HookResult(failure=NO_HOOK) for rank, one in held.items() if one is None}
             targets = {rank: one for rank, one in held.items() if one is not None}
-            for rank, target in targets.items():
-                if why := self._send(target, order, number):
-                    found[rank] = HookResult(failure=why)
-            waiting = {rank: one for rank, one in targets.items() if rank not in found}
-            answers = self._answers(waiting, order, number)
+            waiting: dict[int, SignalTarget] = {}
+            with self._recalled(waiting, number):
+                for rank, target in targets.items():
+                    if why := self._send(target, order, number):
+                        found[rank] = HookResult(failure=why)
+                    else:
+                        waiting[rank] = target
+                answers = self._answers(waiting, order, number)
             return {
                 one.rank: digest(
                     one, found.get(one.rank) or self._result(waiting[one.rank], answers[one.rank])
                 )
                 for one in ranks
             }
+
+    @contextmanager
+    def _recalled(self, waiting: Mapping[int, SignalTarget], number: int) -> Iterator[None]:
+        """Take the request back from those that have it (`waiting`) where the block is interrupted: a rank that has not taken it finds none, one
+        that works on it stops.
+        """
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            cancel = json.dumps({"layout": 1, "number": number, "what": CANCEL}).encode()
+            for target in waiting.values():
+                self._withdraw(target)
+                with suppress(MldebugError, OSError):
+                    if self._place("write", target, cancel):
+                        self._signals.ask(target, target.beat.signal or 0)
+            raise
 
     def _send(self, target: SignalTarget, order: StepOrder, number: int) -> str:
         """Lay the request down and signal the rank; returns why that failed, "" where it did not."""

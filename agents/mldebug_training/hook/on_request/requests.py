@@ -4,7 +4,8 @@ The request is a small JSON file beside the hook's record, `RECORD.request`, of 
 
     {"layout": 1, "number": 7, "what": "profile", "steps": 3, "seconds": 60}
 
-`number` is the asker's, `seconds` how long the first step may take to come. After it was written the signal for stacks is sent
+`number` is the asker's, `seconds` how long the first step may take to come. `what` may be "cancel": nobody waits for the request of that
+number any more, which ends at the next step. After it was written the signal for stacks is sent
 (`mldebug_training.hook.stacks`); the hook's thread then takes the file away and leaves the work to the thread that steps, which does it
 between two steps. At most one request is worked on. The answer is `RECORD.answer`, made whole under another name:
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from mldebug_training.hook.record import HookRecord
 
 MOST = 4096  # bytes of a request
+CANCEL = "cancel"
 FRESH = 60.0  # seconds for which a request is believed: of an older one nobody waits for the answer
 
 
@@ -61,8 +63,12 @@ def take(process: OwnProcess, record: HookRecord) -> None:
     request = _taken(record.path + REQUEST)
     if request is None or request.get("layout") != 1:
         return
-    task = _task(process, record, request)
     before = process.task
+    if request.get("what") == CANCEL:
+        if before is not None:
+            before.cancel(request.get("number"))
+        return
+    task = _task(process, record, request)
     if task is None:
         return
     if before is not None and not before.over:

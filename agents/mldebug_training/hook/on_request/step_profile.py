@@ -61,7 +61,6 @@ class StepProfile(StepTask):
         self._starting = self._before = 0.0  # seconds
         self._replaced: dict[str, Any] = {}
         self._runs = False
-        self._why = ""  # it is to be thrown away by its own thread
 
     def step(self, step: int) -> None:
         """Called after each step; those of another thread than the one that is profiled are left out."""
@@ -73,8 +72,6 @@ class StepProfile(StepTask):
         if self._profile is None:
             self._begin(step)
             return
-        if self._why:
-            raise DeclinedError(self._why)
         self._left -= 1
         if self._left <= 0:
             self._end(step)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ANSWER = ".answer"
 MAX_STEPS = 20
 MAX_SECONDS = 600
+GONE = "nobody waits for it any more"
 HELD = 60.0  # seconds for which what was made stays
 
 
@@ -42,6 +43,7 @@ class StepTask:
         seconds = min(max(float(request.get("seconds", HELD)), 1.0), MAX_SECONDS)
         self._until = time.monotonic() + seconds
         self._file = OwnFile(-1)
+        self._why = ""  # it is to be given up by the thread that steps
         self.over = False
 
     def step(self, step: int) -> None:
@@ -56,6 +58,8 @@ class StepTask:
                 return
             if time.monotonic() > self._until:
                 raise DeclinedError("no step has ended in time")
+            if self._why:
+                raise DeclinedError(self._why)
             self.at_step(step)
         except Exception as error:
             self._fail(error)
@@ -77,6 +81,11 @@ class StepTask:
     def accept(self) -> None:
         """Write that the request is known."""
         self._answer("accepted")
+
+    def cancel(self, number: Any) -> None:
+        """Give it up at the next step, if this is the request's number: nobody waits for it any more. Called by the hook's thread."""
+        if number == self._number:
+            self._why = GONE
 
     def decline(self, why: str) -> None:
         """End the task without a result, and answer why."""

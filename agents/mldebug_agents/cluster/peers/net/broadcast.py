@@ -15,6 +15,7 @@ from mldebug_agents.cluster.peers.net.client import Peer, PeerClient, PeerConnec
 from mldebug_agents.cluster.peers.net.connect_pool import ConnectPool, Reached
 from mldebug_agents.cluster.peers.net.errors import CutError, NoRoomError, SilentError, SlowError
 from mldebug_agents.cluster.peers.net.http_answer import HttpAnswer
+from mldebug_agents.system.gone import LOOK, Gone
 
 LULL = 1.0  # seconds in which nobody else was reached: then most of them, who were, are not kept waiting
 SLOW = 4.0  # seconds for a handshake that was too slow once
@@ -41,7 +42,7 @@ class Broadcast:
     """One POST to many nodes at the same moment: connects to all first, then sends to all.
 
     `path`, `body`: of the request. `most`: maximum bytes of an answer. `patience`: seconds that a node may take to answer after
-    the request was sent.
+    the request was sent. `gone`: whether nobody waits for the answers any more; then all nodes are hung up on.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Broadcast:
         most: int,
         patience: float,
         clock: Clock = time.monotonic,
+        gone: Gone | None = None,
     ) -> None:
         self._client, self._to, self._clock = client, to, clock
+        self._gone = gone
         self._path, self._body, self._most, self._patience = path, body, most, patience
         self._until = clock() + GATHER + patience  # sooner, as soon as the orders are sent
         self._ready: dict[int, PeerConnection] = {}
@@ -78,6 +81,8 @@ class Broadcast:
             for number in range(len(self._to)):
                 self._go(number)
             while len(self._answers) < len(self._to) and self._clock() < self._until + GRACE:
+                if self._gone is not None and self._gone():
+                    break
                 self._step()
         return [self._shot(number) for number in range(len(self._to))]
 
@@ -108,6 +113,8 @@ class Broadcast:
         """Seconds until something is due though nobody comes."""
         now = self._clock()
         due = self._until + GRACE
+        if self._gone is not None:
+            due = min(due, now + LOOK)
         if self._ready and not self._fired:
             most = 2 * len(self._ready) > len(self._to)
             due = min(due, self._first + GATHER, self._last + LULL if most else due)
@@ -232,9 +239,10 @@ def broadcast(
     most: int,
     patience: float,
     clock: Clock = time.monotonic,
+    gone: Gone | None = None,
 ) -> Iterator[NodeAnswer]:
     """Send one POST to many nodes at the same moment and yield one `NodeAnswer` per node, in the order of `to`; see `Broadcast`."""
-    answers = Broadcast(client, to, path, body, most, patience, clock).send_all()
+    answers = Broadcast(client, to, path, body, most, patience, clock, gone).send_all()
     answers.reverse()
     while answers:  # none is held longer than its reader needs it
         yield answers.pop()

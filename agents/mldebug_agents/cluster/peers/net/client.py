@@ -20,6 +20,7 @@ from mldebug_agents.cluster.peers.net.errors import (
 )
 from mldebug_agents.cluster.peers.net.http_answer import HttpAnswer, head
 from mldebug_agents.cluster.peers.net.identity import Identity
+from mldebug_agents.system.gone import LOOK, Gone
 
 CONNECT = 3.0  # seconds
 MAX_ADDRESSES = 8  # of one name
@@ -74,17 +75,27 @@ class PeerClient:
         self._newest = newest or (lambda: proof)
         self._networks = tuple(networks)
 
-    def ask(self, to: Peer, path: str, body: bytes, *, timeout: float, most: int) -> bytes:
+    def ask(
+        self,
+        to: Peer,
+        path: str,
+        body: bytes,
+        *,
+        timeout: float,
+        most: int,
+        gone: Gone | None = None,
+    ) -> bytes:
         """POST `body` to `path` of another agent and return the body of its answer, at most `most` bytes.
 
-        `timeout`: seconds for all of it, but resolving the host's name may take longer. Raises one of the errors in `errors.py` with
+        `timeout`: seconds for all of it, but resolving the host's name may take longer. `gone`: asked meanwhile whether nobody waits for
+        the answer any more; then the other agent is hung up on. Raises one of the errors in `errors.py` with
         a sentence for people: `SilentError` where no answer came, `RefusedError` where there is no agent or it may not be asked.
         """
         until = time.monotonic() + timeout
         with contextlib.closing(self.connect(to, until)) as line:
             line.timeout = timeout
             line.send(path, body)
-            return line.answer(most)
+            return line.answer(most, gone)
 
     def connect(self, to: Peer, until: float, patience: float | None = None) -> "PeerConnection":
         """Connect to the first address of the host that accepts, and check the certificates of both sides.
@@ -178,18 +189,29 @@ class PeerConnection:
                 self._sock.settimeout(self._left())
                 data = data[self._sock.send(data[:_CHUNK]) :]
 
-    def answer(self, most: int) -> bytes:
+    def answer(self, most: int, gone: Gone | None = None) -> bytes:
         """Wait for the answer and return its body, at most `most` bytes.
 
-        Raises `SilentError` at the deadline, however slowly the other side writes, and `CutError` where it hung up.
+        Raises `SilentError` at the deadline, however slowly the other side writes, or when nobody waits for it any more (`gone`), and
+        `CutError` where it hung up.
         """
         answer, complete = HttpAnswer(most), False
         while not complete:
             with self._in_words():
-                self._sock.settimeout(self._left())
-                data = self._received(answer)
+                data = self._next(answer, gone)
             complete = answer.feed(data)
         return answer.body()
+
+    def _next(self, answer: HttpAnswer, gone: Gone | None) -> bytes:
+        """What arrives next. TimeoutError at the deadline, and where nobody wants it any more."""
+        while True:
+            left = self._left()
+            self._sock.settimeout(left if gone is None else min(LOOK, left))
+            try:
+                return self._received(answer)
+            except TimeoutError:
+                if gone is None or gone():
+                    raise
 
     def take(self, answer: HttpAnswer) -> bool:
         """Read what has arrived by now into `answer`, without waiting. Returns whether the answer is complete."""
