@@ -121,6 +121,22 @@ class KernelDeath(MeasuredData, frozen=True, kw_only=True):
     at: float = 0.0  # seconds of the kernel's own clock
 
 
+class QuotaFill(MeasuredData, frozen=True, kw_only=True):
+    """How much of a quota of the kernel was used when a run had ended. A limit of 0: there is none."""
+
+    whose: str  # "user alice", "group 100", "project 7"
+    used: int = 0  # bytes
+    limit: int = 0
+    inodes: int = 0
+    inodes_limit: int = 0
+
+    @property
+    def share(self) -> float:
+        """The larger one of the shares of bytes and inodes that are used; 0 without a limit."""
+        pairs = ((self.used, self.limit), (self.inodes, self.inodes_limit))
+        return max((used / limit for used, limit in pairs if limit), default=0.0)
+
+
 class FilesystemFill(MeasuredData, frozen=True, kw_only=True):
     """How full a filesystem of the job was, at the last look before its end."""
 
@@ -133,6 +149,9 @@ class FilesystemFill(MeasuredData, frozen=True, kw_only=True):
     writer: str = ""  # who writes most to it, in words: "rank 0 of train.py writes 1.2 GiB/s to it"
     left_after: float | None = None  # bytes, some seconds after the end; None: not known
     inodes_left_after: int | None = None  # likewise
+    quotas: tuple[
+        QuotaFill, ...
+    ] = ()  # of the job's user, his group, and the projects of the job's folders, some seconds after the end
 
 
 class CheckpointsAtExit(MeasuredData, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from mldebug.diagnosis.exits.model import (
     AttemptExit,
     CheckpointsAtExit,
     FilesystemFill,
+    QuotaFill,
     RankError,
     RankExit,
 )
@@ -189,6 +190,66 @@ def test_a_quota_whose_error_has_no_path_is_that_of_the_checkpoint_that_was_cut(
     assert (finding.verdict, finding.confidence) == (Verdict.STORAGE_FAULT, Confidence.MEDIUM)
     assert finding.summary.startswith("a quota on /data/scratch is used up")
     assert "checkpoint step-45.pt was cut: 3 MiB of about 8 MiB" in finding.summary
+
+
+ALICE = QuotaFill(whose="user alice", used=30 << 20, limit=30 << 20)
+TEAM = QuotaFill(whose="group 100", used=1 << 20, limit=1 << 30, inodes=3, inodes_limit=100)
+FILES = QuotaFill(whose="project 7", used=5 << 20, inodes=1000, inodes_limit=1000)
+PATH_SAID = "OSError: [Errno 122] Disk quota exceeded: '/data/scratch/x'"
+NO_ROOM = "OSError: [Errno 28] No space left on device: '/data/scratch/x'"
+
+
+@pytest.mark.parametrize(
+    ("error", "quotas", "words", "look"),
+    [
+        (PATH_SAID, (ALICE, TEAM), "the quota of user alice on /data/scratch is used up (30 MiB of 30 MiB); ", "quota -s"),
+        (WRITE, (TEAM, ALICE), "the quota of user alice on /data/scratch is used up (30 MiB of 30 MiB); ", "quota -s"),
+        (PATH_SAID, (TEAM, FILES), "the quota of project 7 on /data/scratch is used up (1,000 of 1,000 inodes); ", "xfs_quota -x"),
+        # XFS says it so where a project's is used up
+        (NO_ROOM, (TEAM, FILES), "the quota of project 7 on /data/scratch is used up (1,000 of 1,000 inodes); ", "xfs_quota -x"),
+        ("OSError: [Errno 28] No space left on device", (FILES,), "the quota of project 7 on /data/scratch is used up", "xfs_quota -x"),
+        (PATH_SAID, (msgspec.structs.replace(TEAM, used=1 << 30),), "the quota of group 100 on /data/scratch is used up (1 GiB of 1 GiB, 3 of 100 inodes); ", "quota -g"),
+        # whose it was is not known: none is used up, or two are
+        (PATH_SAID, (TEAM,), "a quota on /data/scratch is used up (", "quota -s"),
+        (PATH_SAID, (ALICE, FILES), "a quota on /data/scratch is used up (", "quota -s"),
+    ],
+)  # fmt: skip
+def test_whose_quota_is_used_up_is_told_where_the_kernel_keeps_it(
+    error: str, quotas: tuple[QuotaFill, ...], words: str, look: str
+) -> None:
+    fill = msgspec.structs.replace(SCRATCH, quotas=quotas)
+    finding = judge_exit(ended(error, ROOT, fill)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.STORAGE_FAULT
+    assert finding.summary.startswith(words)
+    assert finding.next_steps[0].startswith(look)
+    assert "the next attempt will fail alike while the quota is used up" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("error", "quotas"),
+    [
+        (NO_ROOM, (TEAM,)),
+        (NO_ROOM, (msgspec.structs.replace(ALICE, used=28 << 20),)),  # it may be anything else
+        ("OSError: [Errno 28] No space left on device", ()),
+        (WRITE, (TEAM,)),
+    ],
+)
+def test_a_quota_that_is_not_used_up_explains_nothing(
+    error: str, quotas: tuple[QuotaFill, ...]
+) -> None:
+    fill = msgspec.structs.replace(SCRATCH, quotas=quotas)
+    finding = judge_exit(ended(error, ROOT, fill)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.RANK_EXITED
+    assert "alice" not in finding.summary
+
+
+def test_a_disk_that_is_full_is_named_before_a_quota_on_it() -> None:
+    fill = msgspec.structs.replace(DATA, quotas=(ALICE,))
+    finding = judge_exit(ended("OSError: [Errno 28] No space left on device: '/data/x'", ROOT, fill)).finding  # fmt: skip
+    assert finding is not None
+    assert finding.summary.startswith("/data is full")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import msgspec
 from mldebug.core.model import RankIdentity
 from mldebug.core.plugins import create_all
 from mldebug.core.units import size_words
-from mldebug.diagnosis.exits.model import AttemptExit, CheckpointsAtExit, FilesystemFill
+from mldebug.diagnosis.exits.model import AttemptExit, CheckpointsAtExit, FilesystemFill, QuotaFill
 from mldebug.diagnosis.exits.no_space.full_filesystem import named_paths, tells_of_space
 from mldebug.diagnosis.exits.no_space.other_limits import SHARED_MEMORY
 from mldebug.storage.checkpoints.history import (
@@ -26,6 +26,7 @@ from mldebug.storage.checkpoints.history import (
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.names import checkpoint_of
 from mldebug.storage.filesystems.fullness import fullness
+from mldebug_agents.incidents.exits.quota_evidence import read_quotas
 from mldebug_agents.storage.checkpoints.monitor import KnownSeries
 from mldebug_agents.storage.checkpoints.reader import series_key
 from mldebug_agents.storage.checkpoints.series_reader import SeriesFiles, SeriesReader
@@ -69,7 +70,17 @@ class SpaceEvidence:
         paths = (*(one.folder for one in series), *named_paths(attempt), SHARED_MEMORY, *before)
         mounts = self._mounts(root, paths)
         answers = self._ask(root, list(mounts.values()))
-        fills = tuple(_fill(mount, answer) for mount, answer in answers if _may_fill(mount, answer))
+        written = [one.folder for one in series]
+        written += [one.rpartition("/")[0] for one in named_paths(attempt)]
+        quotas = read_quotas(
+            *(self._context, self._probe, rank, [mount for mount, _ in answers], written),
+            root if root != self._context.host.root else "",
+        )
+        fills = tuple(
+            _fill(mount, answer, quotas.get(mount.id, ()))
+            for mount, answer in answers
+            if _may_fill(mount, answer)
+        )
         answering = {mount.id for mount, answer in answers if answer.space}
         found = tuple(
             self._checkpoints(one, root, rank, attempt)
@@ -150,7 +161,9 @@ def _may_fill(mount: procfs.Mount, answer: MountAnswer) -> bool:
     return answer.space is not None and not answer.space.read_only and mount.fstype not in IMAGES
 
 
-def _fill(mount: procfs.Mount, answer: MountAnswer) -> FilesystemFill:
+def _fill(
+    mount: procfs.Mount, answer: MountAnswer, quotas: tuple[QuotaFill, ...]
+) -> FilesystemFill:
     space = answer.space
     if space is None:
         raise ValueError("a mount that did not answer")
@@ -166,4 +179,5 @@ def _fill(mount: procfs.Mount, answer: MountAnswer) -> FilesystemFill:
         fstype=mount.fstype,
         left_after=now.left,
         inodes_left_after=int(now.inodes_left) if now.inodes else None,
+        quotas=quotas,
     )

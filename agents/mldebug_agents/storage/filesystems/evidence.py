@@ -89,7 +89,10 @@ def joined_fills(
 def _fuller(one: FilesystemFill, after: FilesystemFill) -> FilesystemFill:
     fuller = max(one, after, key=lambda it: max(it.used_ratio, it.inodes_used_ratio))
     return msgspec.structs.replace(
-        fuller, left_after=after.left_after, inodes_left_after=after.inodes_left_after
+        fuller,
+        left_after=after.left_after,
+        inodes_left_after=after.inodes_left_after,
+        quotas=after.quotas,
     )
 
 

@@ -6,13 +6,14 @@ full one, as a link may lead there. The rank is named only as the first that met
 first is chance.
 
 Shared memory lies in /dev/shm, whatever path the error names. A quota (EDQUOT) stops one user on a filesystem
-with room; where its error has no path, the filesystem of the checkpoint that was cut is named. Some such errors tell of no filesystem at all (`other_limits`). A write to a mapping of a file
+with room, which is named by user, group or project where the kernel keeps it; where its error has no path, the filesystem of the checkpoint that was cut is named. Some such errors tell of no filesystem at all (`other_limits`). A write to a mapping of a file
 on a full tmpfs ends the process by SIGBUS, without a word.
 """
 
 import re
 import signal
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +25,13 @@ from mldebug.diagnosis.exits.no_space.other_limits import (
     SHARED_MEMORY,
     in_shared_memory,
     other_limit,
+)
+from mldebug.diagnosis.exits.no_space.used_quota import (
+    ALL,
+    SPENT,
+    quota_look,
+    spent_quota,
+    spent_words,
 )
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 
@@ -38,7 +46,6 @@ _QUOTA = re.compile(r"Disk quota exceeded|\bEDQUOT\b")
 _BUS = re.compile(r"\b[Bb]us error\b|\bSIGBUS\b")
 MAX_PATHS = 8
 STAYS = "the next attempt will fail alike while the quota is used up"
-USER = '"$USER"'
 SIGN = "no space left"  # of an outcome that names a full filesystem
 _PATH = re.compile(r"(?:'|\"|: |\s)(?P<path>/[^'\"\s:]{1,1000})['\":]?")
 
@@ -56,18 +63,45 @@ def with_full_filesystem(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutc
         return _with_wordless_error(outcome, finding, attempt)
     if (limit := other_limit(error)) is not None:
         return _with_evidence(outcome, finding, limit.words, limit.step)
-    quota = _QUOTA.search(error.error) is not None
-    if quota and _PATH.search(error.error) is None:
-        fill, sure = _cut_on(attempt), False
-    else:
-        fill, sure = _filesystem(error, attempt.filesystems)
-        quota = quota and sure
-    if fill is None:
+    found = _where(error, attempt)
+    if found is None:
         return outcome
+    fill, sure, quota = found
     if not quota and not _is_full(fill, NEARLY if sure else FULL):
         remark = f"{_words(fill)}: it has filled or was freed since, or a quota is used up"
         return _with_evidence(outcome, finding, remark)
     return _named(outcome, _storage_fault(finding, fill, attempt, sure=sure, quota=quota))
+
+
+class _RefusingMount(NamedTuple):
+    """The filesystem that refused a write. `sure`: the error names a path on it; `quota`: for a quota, and not for being full."""
+
+    fill: FilesystemFill
+    sure: bool
+    quota: bool
+
+
+def _where(error: RankError, attempt: AttemptExit) -> _RefusingMount | None:
+    """Which filesystem refused the write; None where that is not known. XFS says "no space" where the quota of a project is used up."""
+    fills = attempt.filesystems
+    if _QUOTA.search(error.error) is None:
+        fill, sure = _filesystem(error, fills)
+        fill = fill or _only_spent(fills, ALL)
+        if fill is None:
+            return None
+        full = _is_full(fill, NEARLY if sure else FULL)
+        return _RefusingMount(fill, sure, not full and spent_quota(fill, (), ALL) is not None)
+    if _PATH.search(error.error) is None:
+        fill = _cut_on(attempt) or _only_spent(fills, SPENT)
+        return _RefusingMount(fill, sure=False, quota=True) if fill else None
+    fill, sure = _filesystem(error, fills)
+    return _RefusingMount(fill, sure, quota=sure) if fill else None
+
+
+def _only_spent(fills: Sequence[FilesystemFill], from_share: float) -> FilesystemFill | None:
+    """The only filesystem on which a quota is used up."""
+    spent = [one for one in fills if spent_quota(one, (), from_share) is not None]
+    return spent[0] if len(spent) == 1 else None
 
 
 def _with_wordless_error(
@@ -210,11 +244,12 @@ def _storage_fault(
     known = sure and (full or quota) and (first is None or finding.confidence is Confidence.HIGH)
     name = safe_line(fill.mount, 200)
     state = f"{name} {'is' if full else 'was nearly'} full ({words})"
-    if quota and not full:
-        state = f"a quota on {name} is used up ({words})"
     look = f"df -h {fill.mount}; df -i {fill.mount}"
     if quota and not full:
-        look = f"quota -s; lfs quota -h -u {USER} {fill.mount}  # or the site's own tool"
+        spent = spent_quota(fill, found)
+        whose = f"{spent_words(spent, name)}; {words}" if spent else ""
+        state = whose or f"a quota on {name} is used up ({words})"
+        look = quota_look(spent, fill.mount)
     steps = (look, next_attempt.freeing_step(room, found))
     return msgspec.structs.replace(
         finding,
