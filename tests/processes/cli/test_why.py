@@ -11,8 +11,16 @@ from typing import Any
 
 import pytest
 
-from processes.harness import JOBS, MLDEBUG, clean_environment, free_port, wait_for
+from processes.harness import (
+    JOBS,
+    MLDEBUG,
+    clean_environment,
+    environment_of_jobs,
+    free_port,
+    wait_for,
+)
 from processes.incidents.watching import RunningAgent, settings, watching
+from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 ARGUMENTS = ("--lr", "3e-4", "--name", "x", "--data", "/data/v1", "--batch-size", "64")
@@ -68,6 +76,27 @@ class Site:
             for one in ranks:
                 one.kill()
                 one.wait(10)
+
+    @contextmanager
+    def torchrun(
+        self, folder: Path, *options: str, size: int = 2, more: Mapping[str, str] = {}
+    ) -> Iterator[None]:
+        """The same under a real torchrun; at its end all end well."""
+        folder.mkdir()
+        stop = folder / "stop"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]  # fmt: skip
+        environ = (
+            environment_of_jobs(folder) | {"OMP_NUM_THREADS": "1", "STOP_FILE": str(stop)} | more
+        )
+        with (folder / "job.log").open("wb") as log:
+            process = subprocess.Popen([*launcher, "train.py", str(self.packages), *options], stdout=log, stderr=log, cwd=self.code, env=environ)  # fmt: skip
+        try:
+            yield
+            stop.touch()
+            assert process.wait(60) == 0, (folder / "job.log").read_text()
+        finally:
+            process.kill()
+            process.wait(10)
 
 
 def commit_of(words: str) -> str:
@@ -139,3 +168,42 @@ def test_what_was_planted_between_two_runs_is_found_and_nothing_else(tmp_path: P
         "against the run before it of the same job"
     )
     assert first in printed
+
+
+def newest(agent: RunningAgent, known: Sequence[str], size: int) -> str:
+    """The id of the run of so many ranks that is none of these, once it is recorded."""
+
+    def found() -> str:
+        snap = agent.snapshot()
+        runs = snap.runs if snap else ()
+        return next((run.id for run in runs if run.id not in known and len(run.ranks) == size), "")
+
+    id_: str = wait_for("the run", found, 60)
+    wait_for("its record", lambda: id_ in [one["run"] for one in why(agent)], 60)
+    return id_
+
+
+def test_two_runs_of_torchrun_differ_by_what_was_planted_and_by_nothing_of_the_launcher(tmp_path: Path) -> None:  # fmt: skip
+    """Ports, ids and folders that torchrun makes anew for each run are no differences."""
+    need_torch("torchrun is PyTorch's")
+    site = Site(tmp_path)
+    with watching(tmp_path, settings(tmp_path)) as agent:
+        with site.torchrun(tmp_path / "a", *ARGUMENTS, more={"NCCL_ALGO": "Ring"}):
+            first = newest(agent, (), 2)
+        with site.torchrun(tmp_path / "b", *ARGUMENTS, more={"NCCL_ALGO": "Ring"}):
+            again = newest(agent, (first,), 2)
+        assert why(agent, first, again)["differences"] == []
+        site.install("numpy", "2.2.1")
+        with site.torchrun(tmp_path / "c", *CHANGED, size=3, more={"NCCL_ALGO": "Tree", "NCCL_P2P_DISABLE": "1"}):  # fmt: skip
+            third = newest(agent, (first, again), 3)
+            answer = why(agent, again, third)
+    found = {(one["subject"], one["name"]): (one["before"], one["after"]) for one in answer["differences"]}  # fmt: skip
+    assert found == {
+        ("arguments", "--lr"): ("3e-4", "1e-3"),
+        ("arguments", "--data"): ("/data/v1", "/data/v2"),
+        ("arguments", "--batch-size"): ("64", "32"),
+        ("packages", "numpy"): ("2.1.0", "2.2.1"),
+        ("size", "ranks"): ("2", "3"),
+        ("environment", "NCCL_ALGO"): ("Ring", "Tree"),
+        ("environment", "NCCL_P2P_DISABLE"): ("not set", "1"),
+    }
