@@ -68,15 +68,6 @@ def test_beside_four_that_leave_the_cores_idle_it_begins(tmp_path: Path) -> None
     assert has_run(tmp_path)
 
 
-def test_beside_four_that_leave_an_eighth_of_the_cores_idle_it_waits(tmp_path: Path) -> None:
-    with part_that_waits(tmp_path, 4):
-        time.sleep(1)
-        (tmp_path / "cores.new").write_text(CORES.format(10).replace("900", "7900").replace(" 10 ", " 1010 "))  # fmt: skip
-        (tmp_path / "cores.new").rename(tmp_path / "cores")
-        time.sleep(2 * SECONDS + 1)
-        assert not has_run(tmp_path)
-
-
 def test_an_interrupted_run_begins_nothing_that_waits(tmp_path: Path) -> None:
     with part_that_waits(tmp_path, 4) as part:
         time.sleep(0.5)
