@@ -341,6 +341,15 @@ def test_a_folder_whose_variable_is_not_set_is_a_wrong_call() -> None:
     assert "--folder is empty" in str(done.exception)
 
 
+@pytest.mark.parametrize("option", ["--hosts", "--slurm-job"])
+@pytest.mark.parametrize("words", ["", " "])
+def test_an_empty_variable_is_not_this_node_alone(option: str, words: str) -> None:
+    """`--hosts "$NODES"` said "go: 1 node checked" of the node on which it was typed."""
+    done = CliRunner().invoke(preflight.command, [option, words])
+    assert done.exit_code != 0
+    assert "no nodes are named" in str(done.exception)
+
+
 def test_a_node_that_lacks_something(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         folder = tmp_path / "no/where"

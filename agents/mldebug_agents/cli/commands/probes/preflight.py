@@ -93,6 +93,7 @@ def command(
         )  # Slurm's, which may not be the host's own
         _send(own, wanted, name or socket.gethostname())
         return
+    _check_named(slurm_job, hosts)
     if slurm_job or hosts:
         wanted = _for_all(wanted, hosts)
         request = FanoutRequest(
@@ -238,6 +239,12 @@ def _show_checks(console: Console, node: NodeFindings) -> None:
         if check.state != "failed":
             sign = "✔" if check.state == "fine" else "-"
             print_line(console, Text(f"  {sign} {clean(check.sentence, 400)}"))
+
+
+def _check_named(*targets: str | None) -> None:
+    """Raise UsageError for an empty list of nodes: without one, this node alone would be checked, and found fit."""
+    if any(one is not None and not one.strip() for one in targets):
+        raise UsageError("no nodes are named", "is the shell variable empty that should name them?")
 
 
 def _whole(path: str) -> str:
