@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from processes.harness import JOBS, MARK, environment_of_jobs, free_port, marked, wait_for
+from shared.system.own_names import own_name
 from shared.system.patience import PATIENCE
 
 MASTER = "master"  # resolves on every host
@@ -69,7 +70,7 @@ class Hosts:
 @contextmanager
 def ssh_hosts(count: int) -> Iterator[Hosts]:
     """`h1`, `h2` and so on, each with an sshd on a port of the loopback interface; root's key opens all."""
-    folder = Path("/run/mldebug-test-hosts") / str(os.getpid())
+    folder = Path("/run") / own_name()
     folder.mkdir(parents=True)
     Path("/run/sshd").mkdir(exist_ok=True)
     names = [f"h{number + 1}" for number in range(count)]

@@ -3,7 +3,6 @@
 A bridge in a network namespace of its own is the switch: nothing of it is seen outside. `eth0` of a host can be taken down.
 """
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from processes.harness import wait_for
+from shared.system.own_names import own_name
 from system.hosts import MASTER, Host
 
 SWITCH = "switch"
@@ -56,7 +56,7 @@ class NetworkHost(Host):
 @contextmanager
 def network(names: Sequence[str]) -> Iterator[dict[str, NetworkHost]]:
     """Hosts of these names, 10.77.0.1 and up; at the end nothing of them is left."""
-    folder = Path("/run/mldebug-test-networks") / str(os.getpid())
+    folder = Path("/run") / own_name()
     folder.mkdir(parents=True)
     addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, 1)}
     lines = [f"{address} {name}" for name, address in addresses.items()]

@@ -13,6 +13,7 @@ import pytest
 
 from processes.harness import SCRIPTS, clean_environment, wait_for
 from processes.needs import need_torch
+from shared.system.own_names import own_name
 from system.launching import need
 from system.networks import NetworkHost, network
 
@@ -48,7 +49,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, 
     if os.geteuid() != 0:
         pytest.skip("namespaces need root")
     need("/usr/sbin/sshd", "ssh", "ssh-keygen", "unshare", "nsenter", "ip", "tc")
-    folder = Path("/run/mldebug-test-curve") / str(os.getpid())
+    folder = Path("/run") / own_name()
     folder.mkdir(parents=True)
     Path("/run/sshd").mkdir(exist_ok=True)
     try:

@@ -14,6 +14,7 @@ from processes.agent.light import light_job
 from processes.agent.test_hard_times import STALL, knows, reports_of
 from processes.harness import MLDEBUG, User, wait_for
 from processes.incidents.watching import RunningAgent, settings, start, stop, watching
+from shared.system.own_names import own_name
 
 VERSION_1, VERSION_2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 HIERARCHY = VERSION_1 if VERSION_1.is_dir() else VERSION_2
@@ -57,7 +58,7 @@ class MemoryGroup:
 
 @pytest.fixture
 def group() -> Iterator[MemoryGroup]:
-    made = MemoryGroup(f"mldebug-test-{os.getpid()}")
+    made = MemoryGroup(own_name())
     yield made
     for pid in (made.folder / "cgroup.procs").read_text().split():
         with suppress(ProcessLookupError):

@@ -25,6 +25,7 @@ from processes.harness import (
     wait_for,
 )
 from processes.incidents.watching import Report, RunningAgent, settings, start, watching
+from shared.system.own_names import own_name
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
 
@@ -257,7 +258,7 @@ def memory_group(limit: int) -> Iterator[str]:
     paths = {line.split(":")[1]: line.split(":", 2)[2] for line in own}
     root = Path("/sys/fs/cgroup")
     base = root / "memory" / paths["memory"].strip("/") if "memory" in paths else root
-    group = base / f"mldebug-test-{os.getpid()}"
+    group = base / own_name()
     group.mkdir()
     name = "memory.limit_in_bytes" if "memory" in paths else "memory.max"
     (group / name).write_text(str(limit))

@@ -31,6 +31,7 @@ from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch.cgroups import Cgroup
 from mldebug_exporters.metrics.hardware.memory import UNREADABLE, samples
+from shared.system.own_names import own_name
 from shared.system.patience import PATIENCE
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -292,7 +293,7 @@ GROUPS = Path("/sys/fs/cgroup/memory")
     not os.access(GROUPS / "tasks", os.W_OK), reason="no control groups of version 1 to make"
 )
 def test_the_end_of_a_real_group_is_foretold_before_the_kernel_kills(tmp_path: Path) -> None:
-    group = GROUPS / f"mldebug-test-{os.getpid()}"
+    group = GROUPS / own_name()
     group.mkdir()
     (tmp_path / "data").write_bytes(b"\1" * MIB)
     child = None

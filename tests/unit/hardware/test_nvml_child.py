@@ -34,6 +34,7 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import ForkedWorker, Spawner
 from shared.system.clocks import Clock
 from shared.system.hung import state, wait_until
+from shared.system.own_names import own_name
 from shared.system.patience import PATIENCE
 
 SOON = 0.3  # seconds: a deadline that a test lets pass
@@ -84,7 +85,7 @@ def device() -> Iterator[Path]:
     """A file that the helper takes for a GPU."""
     if os.geteuid() != 0:
         pytest.skip("makes a file in /dev")
-    file = Path(f"/dev/nvidia-mldebug-test-{os.getpid()}")
+    file = Path(f"/dev/nvidia-{own_name()}")
     file.touch()
     yield file
     file.unlink()

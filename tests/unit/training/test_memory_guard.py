@@ -16,6 +16,7 @@ import mldebug_training
 from mldebug_training.helpers.cgroups import limits, meminfo
 from mldebug_training.helpers.memory import MemoryGuard
 from shared.system.clocks import Clock
+from shared.system.own_names import own_name
 
 GIB = 2**30
 MEMORY = Path("/sys/fs/cgroup")
@@ -150,7 +151,7 @@ def test_this_host_says_what_it_has() -> None:
 def small_group() -> Any:
     """A real control group of 64 MiB."""
     base = MEMORY / "memory" if (MEMORY / "memory").is_dir() else MEMORY
-    group = base / f"mldebug-test-{os.getpid()}"
+    group = base / own_name()
     limit = "memory.limit_in_bytes" if base != MEMORY else "memory.max"
     try:
         group.mkdir()
