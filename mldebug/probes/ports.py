@@ -64,5 +64,5 @@ def _wanted(text: str) -> tuple[int, float]:
 
 
 def check_wanted(text: str) -> None:
-    """Raise ValueError where the text is neither like `8` nor like `8x400`."""
+    """Raise ValueError unless the text is a number of network ports (`8`), or such a number and the Gb/s that each must carry at least (`8x400`)."""
     _wanted(text)

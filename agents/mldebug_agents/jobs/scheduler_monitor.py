@@ -177,7 +177,7 @@ class PolledScheduler:
         self._count += 1
 
     def on_result(self, result: Result) -> None:
-        """Handle the scheduler's answer, or the error that came instead of it."""
+        """Keep what the scheduler (Slurm, for instance) answered when it was asked for its jobs, or that it could not be asked."""
         self._under_way = False
         if isinstance(result.value, Queue):
             self._take(result.value)

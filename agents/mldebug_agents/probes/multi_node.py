@@ -59,7 +59,9 @@ class Nodes:
         self._variables = variables
 
     def words(self, host: str, script: str, order: Mapping[str, Any]) -> list[str]:
-        """The command line to run here, which runs a script of `probes/inside` on that host."""
+        """The arguments of the command, to be run on this node, that runs a script of `probes/inside` on `host` by ssh or srun. `order`: what the
+        script is to do, passed on as JSON.
+        """
         settings = [f"{name}={value}" for name, value in self._variables.items()]
         there = ["env", *settings, *inside(self._python, script, order)]
         if self._way == "srun":

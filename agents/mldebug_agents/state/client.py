@@ -81,7 +81,7 @@ class StateClient:
     def open_socket(self) -> socket.socket | None:
         """Try again to open the agent's Unix socket.
 
-        Returns the listening socket, None where the file of the one before is still there; raises OSError where none can be
+        Returns the listening socket, or None while the socket file of an earlier agent is still there; raises OSError where none can be
         opened.
         """
         self._have_child()

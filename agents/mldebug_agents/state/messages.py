@@ -13,10 +13,10 @@ DeviceInode = tuple[int, int]  # device and inode
 
 
 class OpenState(msgspec.Struct, frozen=True, tag="Open"):
-    """Request to lock the state dir and read what is stored.
+    """Request to the state server, the child process that reads and writes the agent's state dir: lock it, and read what is stored.
 
-    `pid`: the agent's; `listener`: also open the listening socket; `held`: the lock file that an
-    earlier state server of this agent held.
+    `pid`: the agent's; `listener`: also open the Unix socket on which the agent answers; `held`: the lock file that an earlier
+    state server of this agent held.
     """
 
     state_dir: str

@@ -1,7 +1,7 @@
-"""Processes that multiprocessing starts. They end by os._exit(), so atexit does not run in them, and there may be many.
+"""Runs our clean-up at the end of processes that multiprocessing starts: they end by os._exit(), so atexit does not run in them.
 
-A worker of a DataLoader or a pool is daemonic, whether it was forked or spawned. Nothing is imported here, so a job without
-multiprocessing gets none.
+Workers of a DataLoader or a pool (daemonic, forked or spawned) may be many, and are told apart. multiprocessing is not imported here: in a
+job that does not use it nothing is hooked.
 """
 
 from __future__ import annotations

@@ -108,7 +108,10 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """One value of one family. `exemplar` is a label name and its value, for counters."""
+    """One value of one metric (a "family" in Prometheus's words) with its labels.
+
+    `exemplar`: for counters, the name of a label and its value that lead to an example, such as a report's id.
+    """
 
     family: Family
     labels: tuple[str, ...] = ()  # values, in the order of family.labels

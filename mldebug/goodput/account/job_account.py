@@ -58,7 +58,9 @@ class AttemptTotal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAccount(msgspec.Struct, kw_only=True):
-    """The GPU time of one job on this node. Stored as it is."""
+    """Where the time of one job on this node went, in seconds by kind of use. Stored in the state dir field by field: a renamed field would lose
+    what is stored.
+    """
 
     name: str
     user: str

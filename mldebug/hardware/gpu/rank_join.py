@@ -57,7 +57,9 @@ class RankGpu(MeasuredData, frozen=True, kw_only=True):
 
     @property
     def sure(self) -> bool:
-        """Whether the driver or open files show it, and not only the convention: a script may choose another GPU than the one its local rank suggests."""
+        """Whether the driver or open files show which GPU this rank uses. Otherwise it is only what its local rank suggests, and a script may
+        choose another.
+        """
         return self.evidence is not JoinEvidence.ENVIRONMENT
 
 

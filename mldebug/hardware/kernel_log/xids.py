@@ -140,7 +140,7 @@ def parse_catalogue(text: str | bytes) -> Catalogue:
 
 @cache
 def catalogue() -> Catalogue:
-    """What NVIDIA says of each Xid, the error numbers of its driver: the table that ships with mldebug."""
+    """NVIDIA's catalogue of Xids, the error numbers of its driver: for each what it means and what to do, from the table that ships with mldebug."""
     return parse_catalogue(FILE.read_bytes())
 
 

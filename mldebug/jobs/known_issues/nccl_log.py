@@ -95,7 +95,10 @@ class LogWriters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NcclLog:
-    """Collects facts from NCCL's lines in a log. `strange`: the number of lines that other jobs' processes wrote."""
+    """Collects from NCCL's lines in a log its version, the networks and interfaces that it took, and the addresses of peers.
+
+    `strange`: the number of lines that were left out, as processes of other jobs wrote them.
+    """
 
     def __init__(self) -> None:
         self.strange = 0

@@ -66,7 +66,7 @@ class ExitListener(Protocol):
         """Called when a launcher has ended, and all attempts that it started are judged."""
 
     def done(self, run: Run) -> None:
-        """Called when no rank of a job is left and its end has been judged."""
+        """Called when no rank of the run is left and the reason of its end has been found: what is kept of it may go."""
 
 
 class ExitTracker:

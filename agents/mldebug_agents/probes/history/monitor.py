@@ -60,7 +60,7 @@ class ProbeHistoryMonitor:
         self._series: tuple[JudgedSeries, ...] | None = None
 
     def tick(self) -> None:
-        """Order a reading of the history, if one is due."""
+        """Have the worker read the stored results of earlier probes again, if that is due. Does not wait for it."""
         now = time.monotonic()
         if now >= self._due and not self.worker.busy:
             self._due = now + EVERY

@@ -1,4 +1,4 @@
-"""Looks once at all checkpoints below a folder, without an agent."""
+"""Checks all checkpoints below a folder once, and says which are whole, without an agent."""
 
 from collections.abc import Sequence
 from posixpath import basename, join

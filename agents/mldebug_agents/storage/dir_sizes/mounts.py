@@ -74,7 +74,10 @@ def _open_below(root: str, path: str) -> int:
 
 
 def real_path(fd: int, root: str, path: str) -> str:
-    """A path by which this process can open that folder. Raises OSError where there is none."""
+    """A path by which this process can open the folder that the descriptor `fd` holds open.
+
+    `path`: its path as the job sees it, below `root`, the job's root folder. Raises OSError where neither name leads to it any more.
+    """
     own = os.fstat(fd)
     for one in (os.readlink(f"/proc/self/fd/{fd}"), f"{root}{path}"):
         # by that name it is not to be reached: the next is tried

@@ -74,7 +74,7 @@ class ChildRegistry:
         return (*self._inherited, *ours)
 
     def inherited(self) -> tuple[Leftover, ...]:
-        """Children of an earlier agent that still exist."""
+        """Child processes that still exist and that an earlier agent had started, which has ended without them."""
         return tuple(one for one in self._inherited if one.lives())
 
     def named(self, children: Sequence[Leftover]) -> list[Leftover]:

@@ -123,7 +123,7 @@ class OutputPipe:
         return not self.ended
 
     def news(self) -> bytes:
-        """The bytes that `read` has added since the last call."""
+        """The bytes of the pipe that `read` has added since the last call of `news`."""
         fresh = bytes(self._data[self._reported :])
         self._reported = len(self._data)
         return fresh

@@ -39,7 +39,7 @@ class Clock:
         return steady + self._offset
 
     def translate(self, at: float) -> float:
-        """A time that was just read from the wall clock, as this clock's unix time."""
+        """Convert `at`, unix seconds that were just read from the system's clock, into the time of this clock, which goes on where that one is set."""
         return at - (self._wall() - self.now())
 
     def settle(self) -> float:

@@ -51,7 +51,7 @@ _STARTS = ("_prepare_profiler", "_enable_profiler")  # of torch.autograd.profile
 
 
 class StepProfile(StepTask):
-    """Profiles this process for some steps."""
+    """Records the next steps of this training process with torch.profiler, as many as the request says, and writes the trace as a file."""
 
     def __init__(self, process: OwnProcess, record: HookRecord, request: dict[str, Any]) -> None:
         super().__init__(process, record, request)

@@ -51,7 +51,12 @@ class NameSign:
 def calls(
     name: str, role: Role, phrase: str, file: str, function: str, *, top: bool = False
 ) -> FrameSign:
-    """A table row for calls of functions whose name matches `function`, in files whose path ends in a match of `file`. `top`: as in `FrameSign`."""
+    """A row of the table that says what a frame of a stack means: a call of a function whose name matches the regex `function`, in a file
+    whose path ends in a match of the regex `file`.
+
+    `name`: the class of a rank that stands there; `role`: whether it waits for others, stands or works; `phrase`: what it does, in words.
+    `top`: only where it is the innermost frame.
+    """
     path = LatePattern(rf"(?:.*/)?(?:{file})")
     return FrameSign(name, role, phrase, path, LatePattern(function), top=top)
 

@@ -25,7 +25,7 @@ class BoostingFormat:
     signs = ("]\t", "[lightgbm]", ":\tlearn: ", "train loss")
 
     def parse(self, line: str) -> LogRecord | None:
-        """The progress in this line of a log, or None where it is not a line of this format."""
+        """The step, loss and other figures that this line of a log tells, or None where it is not a line of this format."""
         found = _ROUND.search(line[:400]) if ":" in line else None
         if found is None:
             return None

@@ -22,7 +22,7 @@ class EspnetFormat:
     signs = ("batch:",)
 
     def parse(self, line: str) -> LogRecord | None:
-        """The progress in this line of a log, or None where it is not a line of this format."""
+        """The step, loss and other figures that this line of a log tells, or None where it is not a line of this format."""
         found = _LINE.search(line) if "epoch:" in line else None
         if found is None:
             return None

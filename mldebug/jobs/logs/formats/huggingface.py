@@ -76,7 +76,7 @@ class HuggingfaceFormat:
     signs = ("it/s", "s/it", "%|", "it [", "/? [", "{'", "epoch ")
 
     def parse(self, line: str) -> LogRecord | None:
-        """The progress in this line of a log, or None where it is not a line of this format."""
+        """The step, loss and other figures that this line of a log tells, or None where it is not a line of this format."""
         if "{'" in line and (found := _DICT.search(line)):
             if lists_settings(line.lower()):
                 return None

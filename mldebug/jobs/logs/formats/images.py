@@ -25,7 +25,7 @@ class ImagesFormat:
     signs = ("kimg", "%)  ", "images/sec:", " avg")
 
     def parse(self, line: str) -> LogRecord | None:
-        """The progress in this line of a log, or None where it is not a line of this format."""
+        """The step, loss and other figures that this line of a log tells, or None where it is not a line of this format."""
         if "kimg" in line and (tick := _TICK.match(line)):
             return LogRecord(step=int(tick[1]), step_seconds=duration(tick[2]), format="images")
         if "%)" in line and (row := _NERF.match(line)):

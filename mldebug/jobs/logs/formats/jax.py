@@ -34,7 +34,7 @@ class JaxFormat:
     signs = ("completed", "eval metrics", "progress on", "logging_writer", "loss=")
 
     def parse(self, line: str) -> LogRecord | None:
-        """The progress in this line of a log, or None where it is not a line of this format."""
+        """The step, loss and other figures that this line of a log tells, or None where it is not a line of this format."""
         if "step" in line and (found := _MAXTEXT.search(line)):
             return _of_maxtext(found, line)
         if "eval" in line and (found := _MAXTEXT_EVAL.search(line)):

@@ -24,7 +24,7 @@ class KerasFormat:
     signs = ("━", "╸", "[=", "[>", "step", "/unknown")
 
     def parse(self, line: str) -> LogRecord | None:
-        """The progress in this line of a log, or None where it is not a line of this format."""
+        """The step, loss and other figures that this line of a log tells, or None where it is not a line of this format."""
         if "/" not in line or not (bar := _BAR.search(line)):
             return None
         seconds, loss = _SECONDS.search(line, bar.end()), _LOSS.search(line, bar.end())

@@ -25,7 +25,7 @@ class MegatronDeepspeedFormat:
     signs = ("iter", "micro_step")
 
     def parse(self, line: str) -> LogRecord | None:
-        """The progress in this line of a log, or None where it is not a line of this format."""
+        """The step, loss and other figures that this line of a log tells, or None where it is not a line of this format."""
         if "micro_step=" in line and (timer := _TIMER.search(line)):
             return LogRecord(step=int(timer[1]), format="megatron_deepspeed")
         if "iter" not in line:

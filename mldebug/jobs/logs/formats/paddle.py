@@ -26,7 +26,7 @@ class PaddleFormat:
     signs = ("cost ", "cost=")
 
     def parse(self, line: str) -> LogRecord | None:
-        """The progress in this line of a log, or None where it is not a line of this format."""
+        """The step, loss and other figures that this line of a log tells, or None where it is not a line of this format."""
         if "Test " in line and _TEST.search(line):
             return LogRecord(mark=zlib.crc32(line.encode()), format="paddle")
         found = _LINE.search(line) if "Batch" in line else None

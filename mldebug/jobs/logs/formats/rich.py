@@ -26,7 +26,7 @@ class RichFormat:
     signs = ("━", "─", "---")
 
     def parse(self, line: str) -> LogRecord | None:
-        """The progress in this line of a log, or None where it is not a line of this format."""
+        """The step, loss and other figures that this line of a log tells, or None where it is not a line of this format."""
         if "/" not in line or not ("━" in line or "─" in line or " ---" in line):
             return None
         bar = _BAR.search(line[:2000])

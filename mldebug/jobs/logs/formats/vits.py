@@ -25,7 +25,7 @@ class VitsFormat:
     signs = ("e-0", ", 0.00")
 
     def parse(self, line: str) -> LogRecord | None:
-        """The progress in this line of a log, or None where it is not a line of this format."""
+        """The step, loss and other figures that this line of a log tells, or None where it is not a line of this format."""
         line = line.rstrip()
         if line[-1:] != "]" or "INFO" not in line or len(line) > 600:
             return None
