@@ -31,7 +31,7 @@ SHOW = """
 import msgspec, sys
 from mldebug.probes.checks import NodeCheck
 from mldebug.probes.preflight.findings import NodeFindings, Preflight, PreflightFinding
-from mldebug_agents.cli.commands.preflight import _show
+from mldebug_agents.cli.commands.probes.preflight import _show
 sentences, nodes, alone = msgspec.json.decode(sys.argv[1])
 findings = tuple(PreflightFinding(level="failed" if n % 2 else "note", sentence=one, nodes=nodes) for n, one in enumerate(sentences * 6))
 checks = tuple(NodeCheck(stage="folders", state=state, sentence=one) for one in sentences for state in ("fine", "skipped"))

@@ -31,8 +31,8 @@ from mldebug.jobs.run_records.model import RunRecord, StoredRecord
 from mldebug.status.snapshot import FoundJobs, Snapshot
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import CollectorState, Measure, StorageState
+from mldebug_agents.system.gone import current
 from mldebug_agents.web import peer_protocol
-from mldebug_agents.web.access.request_watch import current
 from mldebug_agents.web.client import AgentAnswer, ask_agent, found_jobs, inquire
 from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter, LimitedConnection
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp, open_unix

@@ -28,8 +28,7 @@ from mldebug_agents.cluster.peers.coordinator_search import ANSWER
 from mldebug_agents.cluster.peers.inspections import Turns
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.openapi import DUMP, INSPECT, VIEW
-from mldebug_agents.system.gone import Gone, never
-from mldebug_agents.web.access.request_watch import current
+from mldebug_agents.system.gone import Gone, current, never
 
 PATIENCE = 8.0  # seconds for the views of all coordinators: whoever asks waits for 10
 MAX_WHYS = 4  # in a sentence

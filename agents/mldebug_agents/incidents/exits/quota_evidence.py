@@ -1,4 +1,4 @@
-"""Reads after an exit how much is used of the kernel's quotas that its writes met: of the job's user, his group, and the projects (XFS, ext4)
+"""Reads after an exit how much is used of the kernel's quotas that its writes met: of the job's user, of the group of that user, and of the projects (XFS, ext4)
 of the folders that it wrote to.
 """
 

@@ -1,23 +1,14 @@
-"""Whether whoever has sent a request still waits for the answer: what takes minutes is ended as soon as nobody does."""
+"""Watches whether the sender of a request still waits for the answer: what takes minutes is ended as soon as the connection is closed."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from typing import Any
 
-from mldebug_agents.system.gone import Gone, never
+from mldebug_agents.system.gone import CURRENT, Gone
 
 Messages = Callable[[], Awaitable[MutableMapping[str, Any]]]  # `receive` of ASGI
-
-
-_current: ContextVar[Gone] = ContextVar("current", default=never)
-
-
-def current() -> Gone:
-    """Says whether the sender of the request that this thread carries out has gone. May be called from any thread afterwards."""
-    return _current.get()
 
 
 @asynccontextmanager
@@ -27,11 +18,11 @@ async def watched(receive: Messages) -> AsyncIterator[Gone]:
     """
     gone = threading.Event()
     watch = asyncio.create_task(_wait(receive, gone))
-    before = _current.set(gone.is_set)
+    before = CURRENT.set(gone.is_set)
     try:
         yield gone.is_set
     finally:
-        _current.reset(before)
+        CURRENT.reset(before)
         watch.cancel()
 
 
