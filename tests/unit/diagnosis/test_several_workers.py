@@ -1,5 +1,6 @@
 """Most loaders have several workers, and what one of them waits for holds up the others, too: they are told as one is."""
 
+import msgspec
 import pytest
 
 from mldebug.core.model import Judgement, ProcessCapture
@@ -15,6 +16,9 @@ from unit.diagnosis.test_nearest_causes import (
     stands,
 )
 
+OTHER = msgspec.structs.replace(
+    SHARD, target="/scratch/part-2", mount="/scratch", source="nfs02:/scratch"
+)
 READS = stands(*WORKER, wchan="rpc_wait_bit_killable", state="D", syscall="read", on=SHARD)
 PAGE = stands(*WORKER, wchan="folio_wait_bit_common", state="D", on=SHARD)
 OPENS = stands(*WORKER, wchan="wait_for_partner", syscall="openat", on=FIFO)
@@ -73,3 +77,14 @@ def test_of_workers_that_do_different_things_none_is_blamed(
     words = "\n".join(found.evidence)
     assert "worker 900" in words
     assert "worker 901" in words
+
+
+def test_workers_that_stand_on_two_mounts_accuse_none_of_them_alone() -> None:
+    other = stands(*WORKER, wchan="rpc_wait_bit_killable", state="D", syscall="read", on=OTHER)
+    for workers in ((READS, other), (other, READS)):
+        found = judged(*workers).diagnosis
+        assert str(found.verdict) == "dataloader_stalled"
+        assert [one.rank for one in found.culprits] == [3]
+        words = "\n".join(found.evidence)
+        assert "/data/shard-17" in words
+        assert OTHER.target in words

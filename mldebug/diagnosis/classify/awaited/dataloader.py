@@ -63,9 +63,16 @@ def _on_storage_first(one: Suspicion) -> bool:
 
 
 def _are_alike(found: Sequence[Classification]) -> bool:
-    """Whether all stand at the same kind of thing: workers that still compute beside one that stands may be what is waited for."""
-    kinds = {ON_STORAGE[0] if one.name in ON_STORAGE else one.name for one in found}
-    return len(kinds) == 1 and len({one.role for one in found}) == 1
+    """Whether all stand at the same kind of thing: workers that still compute beside one that stands may be what is waited for, and of
+    two mounts neither is to blame alone.
+    """
+    return len({_kind(one) for one in found}) == 1
+
+
+def _kind(one: Classification) -> tuple[str, Role, str]:
+    if one.name in ON_STORAGE:
+        return ON_STORAGE[0], one.role, one.mount
+    return one.name, one.role, ""
 
 
 def _others(count: int) -> str:
