@@ -49,6 +49,8 @@ STRUCK = {
     "sleep": ("rank_waiting",),
     "blocked": ("rank_blocked_io", "rank_waiting"),
     "both": ("collective_mismatch", "rank_waiting", "unknown"),
+    "upload": ("rank_waiting", "rank_blocked_io"),
+    "debugger": ("rank_waiting",),
 }
 KINDS = ("lightning", "trainer", "fsdp2")
 ROWS = tuple(

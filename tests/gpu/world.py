@@ -110,7 +110,9 @@ def job(
         *options,
     ]
     with (place / "job.log").open("wb") as log:
-        launcher = subprocess.Popen(argv, stdout=log, stderr=log, env=environment(place, more))
+        launcher = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment(place, more)
+        )
     try:
         yield Job(place, launcher)
     finally:

@@ -3,14 +3,16 @@
     torchrun --nproc-per-node 2 untouched.py lightning --fault sleep --after 30 --events FOLDER [--cpu] [--pause SECONDS]
 
 After `--after` seconds of training rank `--rank` is struck: a DataLoader worker that gets no data, a sleep, a read that is
-never answered, or a collective of its own. EVENTS/strike.RANK is made right before. `healthy` trains, evaluates and saves by turns, compiled. `--pause` sleeps in each step, so that several jobs fit a small machine.
+never answered, a collective of its own, an upload that is never answered, or a debugger's prompt. EVENTS/strike.RANK is made right before. `healthy` trains, evaluates and saves by turns, compiled. `--pause` sleeps in each step, so that several jobs fit a small machine.
 What a framework prints, draws and writes is what it does by itself.
 """
 
 import argparse
 import os
+import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ class Trouble:
         """Called in each forward pass of training."""
         if self.options.pause:
             time.sleep(self.options.pause)
-        act = {"sleep": sleep, "blocked": blocked, "both": both}.get(self.options.fault)
+        act = ACTS.get(self.options.fault)
         if act is not None and self.due():
             self.announce()
             act(self)
@@ -81,6 +83,21 @@ def both(trouble: Trouble) -> None:
     dist.all_reduce(value)
     dist.all_reduce(value)
     print(float(value[0]))
+
+
+def upload(trouble: Trouble) -> None:
+    """A server that takes the request and never answers it."""
+    server = socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{server.getsockname()[1]}/checkpoints"
+    urllib.request.urlopen(address, data=b"weights")
+
+
+def debugger(trouble: Trouble) -> None:
+    """A breakpoint that somebody forgot: torchrun's ranks read their launcher's input, into which nobody types."""
+    breakpoint()
+
+
+ACTS = {"sleep": sleep, "blocked": blocked, "both": both, "upload": upload, "debugger": debugger}
 
 
 class Samples(Dataset[Any]):
@@ -261,7 +278,7 @@ KINDS: dict[str, Callable[[Trouble], None]] = {
     "silent": lambda it: loop(it, says=False, sharded=False),
     "chatty": lambda it: loop(it, says=False, sharded=False, chats=True),
 }
-FAULTS = ("worker", "sleep", "blocked", "both", "healthy")
+FAULTS = ("worker", *ACTS, "healthy")
 
 
 def main() -> None:

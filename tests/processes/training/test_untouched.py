@@ -41,7 +41,7 @@ def need(kind: str) -> None:
         pytest.skip(f"{missing[0]} is not installed: make test-frameworks")
 
 
-@pytest.mark.parametrize("fault", ["worker", "sleep", "blocked", "both"])
+@pytest.mark.parametrize("fault", list(STRUCK))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hang_is_noticed_and_nobody_is_named_wrongly(kind: str, fault: str, tmp_path: Path) -> None:  # fmt: skip
     need(kind)
