@@ -95,7 +95,8 @@ class StallWatch:
         """Add one reading of the run, and decide whether it is well, quiet, suspect or stalled."""
         interrupted = self._begin_attempt(look)
         learn, spared, self._spared = self._memory.opened is None, self._spared, False
-        pause = self._clock.update(look, learn=learn, spared=spared)
+        asleep_since = self._ranks.asleep_since(look)
+        pause = self._clock.update(look, learn=learn, spared=spared, asleep_since=asleep_since)
         self._first_look_at = (
             self._clock.now if self._first_look_at is None else self._first_look_at
         )

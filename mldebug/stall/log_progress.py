@@ -17,6 +17,7 @@ from mldebug.stall.step_times import FlushDelay, StepTimer
 
 MOST_LOGS = 16  # whose delays are known at once
 POINTS = 1024  # records with figures between two looks
+SILENT = 9.0  # seconds; tqdm's monitor draws a bar again that was not drawn for ten
 CHECKS = 4  # counts of an evaluation, of which fewer say nothing of how far it is
 NEARLY = 0.9  # of an evaluation, after which its bar may be cleared
 _OF_TOTAL = re.compile(r"(\d{1,15})/(\d{1,15})$")
@@ -39,6 +40,7 @@ class LogProgress:
         self._signalled = 0  # of these, already in signals()
         self._bytes = 0
         self._moved_at: float | None = None
+        self._redrawn = False  # the newest record
         self._grown_at = 0.0
         self._delays: dict[object, FlushDelay] = {}  # by log
         self._timer = StepTimer()
@@ -90,7 +92,7 @@ class LogProgress:
         """
         if grew_bytes:
             self._bytes, self._grown_at = self._bytes + grew_bytes, now
-        own, newest = [], None
+        own, newest, before = [], None, self.step
         for record in records:
             if self._main_loop.owns(record, self.step):
                 own.append(record)
@@ -100,6 +102,7 @@ class LogProgress:
             else:
                 self.step = self._main_loop.step_without(record, self.step)
         if newest is not None:
+            self._redrawn = self._is_redrawn(before, now)
             late = self._delay_of(log).take(newest.written_at, now)
             self._moved_at = max(now - late, self._moved_at or 0.0)
         self._timer.take(tuple(own), log, now)
@@ -137,16 +140,16 @@ class LogProgress:
         found = []
         if self._moved_at is not None:
             events, self._signalled = max(1, self._moves - self._signalled), self._moves
-            at = self._moved_at
-            found.append(
-                Progress(kind=ProgressKind.RECORD, value=self._moves, at=at, events=events)
-            )
+            at, late = self._moved_at, self._redrawn
+            counts = {ProgressKind.RECORD: self._moves}
             if self.step is not None and (self.step or not self.made_a_step):
-                found.append(
-                    Progress(kind=ProgressKind.STEP, value=self.step, at=at, events=events)
-                )
+                counts[ProgressKind.STEP] = self.step
             elif self._has_only_evaluated:
-                found.append(Progress(kind=ProgressKind.STEP, value=0, at=at, events=events))
+                counts[ProgressKind.STEP] = 0
+            found += [
+                Progress(kind=kind, value=value, at=at, events=events, redrawn=late)
+                for kind, value in counts.items()
+            ]
         if self._bytes:
             found.append(
                 Progress(kind=ProgressKind.LOG_GROWTH, value=self._bytes, at=self._grown_at)
@@ -228,6 +231,15 @@ class LogProgress:
         self._main_loop.learn(record)
         self._remember(record)
         return True
+
+    def _is_redrawn(self, before: int | None, now: float) -> bool:
+        """Whether the steps since `before` took less than half of the silence that ends now, by the pace that the log tells: then a
+        monitor thread may have drawn the bar, long after they were made.
+        """
+        silence = now - (self._moved_at if self._moved_at is not None else now)
+        if silence < SILENT or before is None or self.step is None or self.step_seconds is None:
+            return False
+        return 0 <= (self.step - before) * self.step_seconds < silence / 2
 
     def _add_point(self, record: LogRecord, log: object, now: float) -> None:
         chosen = self._sources.choose(record, log, now)

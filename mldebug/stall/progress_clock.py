@@ -5,6 +5,7 @@ intervals at once and never backwards: a pause of the agent, a suspended machine
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -92,10 +93,13 @@ class ProgressClock:
             now=old.now, progressed=old.now, looked_at=None, gaps=self.gaps.memory
         )
 
-    def update(self, look: RunLook, learn: bool, *, spared: bool = False) -> float | None:
+    def update(
+        self, look: RunLook, learn: bool, *, spared: bool = False, asleep_since: Sequence[float] = ()
+    ) -> float | None:  # fmt: skip
         """Add one reading of the run. Returns how many seconds without progress have ended with it; None where the job has not
         moved since the reading before, and at the first one. `learn`: whether so long a gap is taken as usual for the run from
-        now on; `spared`: whether it was a pause of the whole program.
+        now on; `spared`: whether it was a pause of the whole program; `asleep_since`: the moments (of this clock) since which
+        ranks have not run at all: a step that a bar shows late was made before.
         """
         memory, before = self.memory, self.memory.looked_at
         at = look.at if math.isfinite(look.at) else before or 0.0
@@ -112,7 +116,11 @@ class ProgressClock:
         if before is None:
             self._arrive(signals, at)
             return None
-        return self._progress(moved, at, learn, spared) if moved else None
+        if not moved:
+            return None
+        redrawn = all(signal.redrawn for signal in moved)
+        slept = [one for one in asleep_since if redrawn and one >= memory.progressed]
+        return self._progress(moved, at, learn, spared, min(slept, default=math.inf))
 
     def pass_over(self, at: float) -> None:
         """Count the time up to `at` (monotonic seconds) as watched, though there was no time to look at the run: its node was."""
@@ -204,9 +212,11 @@ class ProgressClock:
         self.memory.progressed = self.memory.now - age
         self.memory.progressed_at = at - age
 
-    def _progress(self, moved: list[Progress], at: float, learn: bool, spared: bool) -> float:
+    def _progress(
+        self, moved: list[Progress], at: float, learn: bool, spared: bool, slept: float
+    ) -> float:
         memory = self.memory
-        latest = max(signal.at for signal in moved)
+        latest = min(max(signal.at for signal in moved), at - max(0.0, memory.now - slept))
         when = memory.now - min(max(0.0, at - latest), LATEST)
         pause = max(0.0, when - memory.progressed)
         rhythm = [signal for signal in moved if signal.kind in STEPS]

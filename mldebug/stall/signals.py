@@ -40,6 +40,7 @@ class Progress(MeasuredData, frozen=True, kw_only=True):
     until: float | None = (
         None  # the signal is another node's, reported up to then; None: this node's
     )
+    redrawn: bool = False  # its steps may be older: by the pace of the loop they took little of the silence before it
 
 
 class RankLook(MeasuredData, frozen=True, kw_only=True):

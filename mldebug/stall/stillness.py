@@ -122,6 +122,14 @@ class RunActivity:
         for activity in self._by_rank.values():
             activity.forget(at)
 
+    def asleep_since(self, run_look: RunLook) -> tuple[float, ...]:
+        """For each rank that has not run at all up to this reading, which `update` has not been given yet: since when, on the
+        caller's clock.
+        """
+        known = ((self._by_rank.get(look.rank), look) for look in run_look.ranks)
+        found = (activity.slept_since(look) for activity, look in known if activity is not None)
+        return tuple(since for since in found if since is not None)
+
     def miss_sample(self) -> None:
         """Note that the ranks could not be sampled, because there was no time to read their stacks."""
         for activity in self._by_rank.values():
