@@ -167,13 +167,6 @@ class RankActivity(msgspec.Struct, kw_only=True):
         if self.checkpoint_grew_at <= at:
             self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
-    def slept_since(self, look: RankLook) -> float | None:
-        """Since when the main thread has not run at all, on the caller's clock; None where it has since the last reading. `look`: the
-        next reading, not added yet.
-        """
-        slept = look.switches == self.compared.switches and look.cpu_ratio <= CPU_STILL
-        return max(self.asleep_since, self.cpu_idle_since) if slept else None
-
     def miss_sample(self) -> None:
         """Note that there was no time to sample its stack."""
         self.samples_missed += 1

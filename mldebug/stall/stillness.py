@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mldebug.capture.step_pauses import pause_place
-from mldebug.stall.rank_activity import STOPPED, Condition, RankActivity, new_activity
+from mldebug.stall.rank_activity import CPU_STILL, STOPPED, Condition, RankActivity, new_activity
 from mldebug.stall.signals import RankLook, RunLook
 
 STEPS_SHOWN = 2  # backward passes of a rank in stack samples, after which it is known to train
@@ -123,12 +123,17 @@ class RunActivity:
             activity.forget(at)
 
     def asleep_since(self, run_look: RunLook) -> tuple[float, ...]:
-        """For each rank that has not run at all up to this reading, which `update` has not been given yet: since when, on the
-        caller's clock.
+        """For each rank whose main thread has not run at all up to this reading, which `update` has not been given yet: since
+        when, on the caller's clock.
         """
         known = ((self._by_rank.get(look.rank), look) for look in run_look.ranks)
-        found = (activity.slept_since(look) for activity, look in known if activity is not None)
-        return tuple(since for since in found if since is not None)
+        return tuple(
+            max(activity.asleep_since, activity.cpu_idle_since)
+            for activity, look in known
+            if activity is not None
+            and look.switches == activity.compared.switches
+            and look.cpu_ratio <= CPU_STILL
+        )
 
     def miss_sample(self) -> None:
         """Note that the ranks could not be sampled, because there was no time to read their stacks."""

@@ -2,15 +2,19 @@
 
 import ast
 import dataclasses
+import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from mldebug_agents.incidents.manager import IncidentManager
+from mldebug_agents.incidents.remote import RemoteCases
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.context import Context
 
 ROOT = Path(__file__).parents[3]
@@ -193,3 +197,15 @@ def test_parts_of_several_subjects_are_put_together_in_one_place() -> None:
 def test_the_life_of_an_incident_is_one_class() -> None:
     assert IncidentManager.__bases__ == (object,)
     assert IncidentManager.__subclasses__() == []
+
+
+def test_incidents_are_kept_in_two_stores_and_nowhere_else() -> None:
+    """The state on disk has those of runs with a rank here; `RemoteCases` has those of other runs, and keeps them in the same state."""
+    store = cast(StateStore, object())
+    manager = IncidentManager(store)
+    assert isinstance(manager.remote.cases, RemoteCases)
+    assert (manager._writer.store, manager.remote.cases._store) == (store, store)
+    assert manager.remote._writer is manager._writer
+    source = Path(inspect.getfile(IncidentManager)).parent
+    keeps = {file.name for file in source.rglob("*.py") if "dict[str, Incident]" in file.read_text()}  # fmt: skip
+    assert keeps == {"remote.py"}
