@@ -1,10 +1,9 @@
-"""How many parts of `.ci/run` run abreast: four, and more only where the cores have idled."""
+"""How many parts of `.ci/run` run abreast: three that wait and one that computes, and more where the cores have time for them."""
 
 import os
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,64 +12,106 @@ from shared.system.patience import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 2  # the cores are looked at
-CORES = "cpu 900 0 90 {} 0 0 0 0 0 0\n"  # as in /proc/stat; the fourth number is of idle time
+CORES = "cpu  900 {nice} 90 {idle} 0 0 0 0 0 0\n"  # as in /proc/stat
+TURNS = {"waiting": "waits_its_turn", "computing": "computes_its_turn"}
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason=".ci/run is for root")
 
 
-@contextmanager
-def part_that_waits(streams: Path, others: int) -> Iterator[subprocess.Popen[bytes]]:
-    """It would like to run beside so many others; the cores have computed all the time."""
-    (streams / "abreast").mkdir()
-    for number in range(others):
-        (streams / "abreast" / f"real-{number}").touch()
-    (streams / "cores").write_text(CORES.format(10))
-    own = {"STREAMS": str(streams), "ENDS": str(int(time.time()) + 60), "CORES": str(streams / "cores")}  # fmt: skip
-    argv = ["bash", ".ci/run", "turn_with_room", "new", "true"]
-    part = subprocess.Popen(argv, cwd=ROOT, env=os.environ | own | {"IDLE_SECONDS": str(SECONDS)})
-    try:
-        yield part
-    finally:
-        (streams / "interrupted").touch()
-        part.wait(timeout=30 * PATIENCE)
+class Part:
+    """One that would like to run beside so many of its kind; the cores have computed all the time."""
+
+    def __init__(self, streams: Path, kind: str, others: int) -> None:
+        self.streams = streams
+        (streams / kind).mkdir()
+        for number in range(others):
+            (streams / kind / f"other-{number}").touch()
+        self.cores(nice=10, idle=10)
+        own = {"STREAMS": str(streams), "ENDS": str(int(time.time()) + 60), "CORES": str(streams / "cores")}  # fmt: skip
+        argv = ["bash", ".ci/run", TURNS[kind], "new", "cp", "/proc/self/stat", str(streams / "ran")]  # fmt: skip
+        self.process = subprocess.Popen(argv, cwd=ROOT, env=os.environ | own | {"IDLE_SECONDS": str(SECONDS)})  # fmt: skip
+
+    def cores(self, *, nice: int, idle: int) -> None:
+        (self.streams / "new").write_text(CORES.format(nice=nice, idle=idle))
+        (self.streams / "new").rename(self.streams / "cores")
+
+    @property
+    def has_run(self) -> bool:
+        return (self.streams / "ran").exists()
+
+    def ends(self) -> int:
+        return self.process.wait(timeout=30 * PATIENCE)
+
+    def looks_in_vain(self) -> bool:
+        """It has looked at the cores thrice, and has not begun."""
+        time.sleep(2 * SECONDS + 1)
+        return not self.has_run
 
 
-def has_run(streams: Path) -> bool:
-    return (streams / "summary").exists()
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[[str, int], Part]]:
+    parts = []
+
+    def start(kind: str, others: int) -> Part:
+        parts.append(Part(tmp_path, kind, others))
+        return parts[-1]
+
+    yield start
+    (tmp_path / "interrupted").touch()
+    for part in parts:
+        part.ends()
 
 
-def ends(part: subprocess.Popen[bytes]) -> int:
-    return part.wait(timeout=30 * PATIENCE)
+@pytest.mark.parametrize(("kind", "others"), [("waiting", 2), ("computing", 0)])
+def test_beside_fewer_it_begins_at_once(begin: Callable[[str, int], Part], kind: str, others: int) -> None:  # fmt: skip
+    part = begin(kind, others)
+    assert part.ends() == 0
+    assert part.has_run
+    assert not (part.streams / kind / "new").exists()
 
 
-def test_beside_three_it_begins_at_once(tmp_path: Path) -> None:
-    with part_that_waits(tmp_path, 3) as part:
-        assert ends(part) == 0
-    assert has_run(tmp_path)
-    assert not (tmp_path / "abreast/new").exists()
+@pytest.mark.parametrize(("kind", "others"), [("waiting", 3), ("computing", 1)])
+def test_beside_as_many_it_waits_for_the_end_of_one(begin: Callable[[str, int], Part], kind: str, others: int) -> None:  # fmt: skip
+    part = begin(kind, others)
+    assert part.looks_in_vain()
+    (part.streams / kind / "other-0").unlink()
+    assert part.ends() == 0
+    assert part.has_run
 
 
-def test_beside_four_it_waits_for_the_end_of_one(tmp_path: Path) -> None:
-    with part_that_waits(tmp_path, 4) as part:
-        time.sleep(2 * SECONDS + 1)  # long enough for who looks at idle cores
-        assert not has_run(tmp_path)
-        (tmp_path / "abreast/real-2").unlink()
-        assert ends(part) == 0
-    assert has_run(tmp_path)
+@pytest.mark.parametrize(("kind", "others"), [("waiting", 3), ("computing", 1)])
+def test_where_the_cores_idle_it_begins(begin: Callable[[str, int], Part], kind: str, others: int) -> None:  # fmt: skip
+    part = begin(kind, others)
+    time.sleep(1)
+    part.cores(nice=10, idle=10_000)
+    assert part.ends() == 0
+    assert part.has_run
 
 
-def test_beside_four_that_leave_the_cores_idle_it_begins(tmp_path: Path) -> None:
-    with part_that_waits(tmp_path, 4) as part:
-        time.sleep(1)
-        (tmp_path / "cores.new").write_text(CORES.format(10_000))
-        (tmp_path / "cores.new").rename(tmp_path / "cores")
-        assert ends(part) == 0
-    assert has_run(tmp_path)
+@pytest.mark.parametrize(("kind", "begins"), [("waiting", True), ("computing", False)])
+def test_what_those_that_compute_take_is_left_for_who_waits(begin: Callable[[str, int], Part], kind: str, begins: bool) -> None:  # fmt: skip
+    """They are nice: they take what nobody else wants, so it does not hold up a part that waits; but one of them is enough then."""
+    part = begin(kind, 3)
+    time.sleep(1)
+    part.cores(nice=10_000, idle=10)
+    if begins:
+        assert part.ends() == 0
+    assert begins or part.looks_in_vain()
 
 
-def test_an_interrupted_run_begins_nothing_that_waits(tmp_path: Path) -> None:
-    with part_that_waits(tmp_path, 4) as part:
-        time.sleep(0.5)
-        (tmp_path / "interrupted").touch()
-        assert ends(part) == 255
-    assert not has_run(tmp_path)
+@pytest.mark.parametrize(("kind", "nice"), [("waiting", 0), ("computing", 3)])
+def test_who_computes_is_nice_to_who_waits(begin: Callable[[str, int], Part], kind: str, nice: int) -> None:  # fmt: skip
+    """In a session of its own: the kernel shares the cores out by session first."""
+    part = begin(kind, 0)
+    assert part.ends() == 0
+    fields = (part.streams / "ran").read_text().rpartition(")")[2].split()
+    assert int(fields[16]) == nice + os.getpriority(os.PRIO_PROCESS, 0)
+    assert (int(fields[3]) != os.getsid(0)) == (kind == "computing")
+
+
+def test_an_interrupted_run_begins_nothing_that_waits(begin: Callable[[str, int], Part]) -> None:
+    part = begin("waiting", 3)
+    time.sleep(0.5)
+    (part.streams / "interrupted").touch()
+    assert part.ends() == 255
+    assert not part.has_run

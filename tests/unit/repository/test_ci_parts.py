@@ -1,4 +1,4 @@
-"""The second tries of `.ci/run`: a run is fine only where each part has ended well, at the second try at the latest."""
+"""The parts of `.ci/run`: a run is fine only where each has ended well, and nothing is tried twice."""
 
 import os
 import signal
@@ -32,28 +32,27 @@ def test_a_part_that_ends_well_is_not_red(tmp_path: Path) -> None:
     assert "good: fine" in (tmp_path / "summary").read_text()
 
 
-def test_a_part_that_fails_without_a_red_test_is_not_mended(tmp_path: Path) -> None:
+def test_a_part_that_fails_without_a_red_test_is_told(tmp_path: Path) -> None:
     assert ci(tmp_path, "turn", "bad", "false") == 1
     assert (tmp_path / "bad.red").read_text() == "false\n"
-    assert ci(tmp_path, "second_try") == 1
+    assert ci(tmp_path, "tell_red") == 1
+    assert "red: false\n" in (tmp_path / "summary").read_text()
 
 
-def test_a_red_test_that_is_green_alone_is_mended_and_named(tmp_path: Path) -> None:
-    (tmp_path / "unit.red").write_text("true test_x.py::test_y\n")
-    assert ci(tmp_path, "second_try") == 0
-    assert "second tries: 1: true test_x.py::test_y" in (tmp_path / "summary").read_text()  # fmt: skip
-    (tmp_path / "unit.red").write_text("false test_x.py::test_y\n")
-    assert ci(tmp_path, "second_try") == 1
+def test_a_red_test_is_named_and_nothing_tries_it_again(tmp_path: Path) -> None:
+    """`false` and then `true`: who were tried twice would be green."""
+    again = tmp_path / "again"
+    test = f"echo FAILED tests/test_x.py::test_y; test -e {again} || {{ touch {again}; false; }}"
+    (tmp_path / "test").write_text(test)
+    assert ci(tmp_path, "turn", "unit", "bash", str(tmp_path / "test")) == 1
+    assert ci(tmp_path, "tell_red") == 1
+    assert "red: bash tests/test_x.py::test_y\n" in (tmp_path / "summary").read_text()
 
 
-def test_too_many_red_tests_are_not_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "unit.red").write_text("".join(f"true test_x.py::test_{number}\n" for number in range(7)))  # fmt: skip
-    assert ci(tmp_path, "second_try") == 1
-
-
-def test_what_failed_without_a_word_is_not_mended(tmp_path: Path) -> None:
-    """Second tries come where something has failed; if nobody has noted what, nothing can be tried again."""
-    assert ci(tmp_path, "second_try") == 1
+def test_where_nothing_is_red_it_says_so(tmp_path: Path) -> None:
+    assert ci(tmp_path, "turn", "good", "true") == 0
+    assert ci(tmp_path, "tell_red") == 0
+    assert "red: no test\n" in (tmp_path / "summary").read_text()
 
 
 def test_a_part_that_is_killed_is_red(tmp_path: Path) -> None:
@@ -65,8 +64,38 @@ def test_a_part_that_is_killed_is_red(tmp_path: Path) -> None:
         time.sleep(0.05)
     part.kill()
     part.wait()
-    assert ci(tmp_path, "second_try") == 1
-    assert "second tries: 1: sleep" in (tmp_path / "summary").read_text()
+    assert ci(tmp_path, "tell_red") == 1
+    assert "red: sleep\n" in (tmp_path / "summary").read_text()
+
+
+# In place of what installs, lists and tests; parts as those of `.ci/run`: NAME FUNCTION ARGUMENT
+OTHER_PARTS = """
+prepare_machine() { true; }
+make() { true; }
+prepare_ordinary_user() { sleep 1; touch "$STREAMS/copied"; }
+after_copy() { until_ended ordinary-user; test -e "$STREAMS/copied"; }
+of_the_machine() { echo machine tried machine; }
+computing() { echo computing1 tried computing1; echo computing2 tried computing2; }
+waiting() { echo ordinary after_copy; echo waits tried waits; }
+quiet() { echo quiet tried quiet; }
+host() { true; }
+tried() { [[ $1 != "$RED_PART" ]]; }
+"""
+LAST_WORDS = "if [[ $EUID -ne 0 ]]"
+ALL = ("packages", "environment", "ordinary-user", "machine", "computing1", "computing2", "ordinary", "waits", "quiet", "quiet-exits")  # fmt: skip
+
+
+@pytest.mark.parametrize("red", ["nobody", "machine", "computing2", "waits", "quiet"])
+def test_a_whole_run_has_all_parts_and_is_as_red_as_any(tmp_path: Path, red: str) -> None:
+    """Of all three queues and the quiet end; who needs the ordinary user's copy waits for it."""
+    (tmp_path / ".ci").mkdir()
+    text = (ROOT / ".ci/run").read_text().replace(LAST_WORDS, OTHER_PARTS + LAST_WORDS, 1)
+    (tmp_path / ".ci/run").write_text(text)
+    done = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=os.environ | {"RED_PART": red}, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)  # fmt: skip
+    assert done.returncode == int(red in ALL), done.stdout + done.stderr
+    for name in ALL:
+        assert f"::: {name}: {'FAILED' if name == red else 'fine'}" in done.stdout
+    assert f"::: red: {'tried' if red in ALL else 'no test'}\n" in done.stdout
 
 
 PART = """import os, pathlib, signal, sys, time
