@@ -1,6 +1,9 @@
 """Compares samples of one process: does it stand still, or go on? The result is a `Movement`."""
 
+from collections import Counter
 from typing import NamedTuple
+
+import msgspec
 
 from mldebug.capture.frames import comparable, principal, python_frames
 from mldebug.core.model import Movement, ProcessState, ThreadStack, ThreadState
@@ -37,6 +40,29 @@ def movement(pid: int, samples: list[ProcessSample]) -> Movement | None:
         process_cpu_ratio=_ratio(_cpu(last.state) - _cpu(first.state), span),
         switches=max(0, after.voluntary_switches - before.voluntary_switches),
         io_chars=_io_between(first.state, last.state),
+    )
+
+
+def usual_state(pid: int, samples: list[ProcessSample]) -> ProcessState | None:
+    """The first sample's state; where its main thread was awake in that look alone and slept in one wait in most of them, the thread is shown in
+    that wait. Who sleeps and looks again is found awake by chance, on a crowded machine for as long as it waits for a CPU.
+    """
+    state = samples[0].state
+    readable = [sample for sample in samples if sample.state is not None]
+    tid = _thread_that_speaks(pid, readable)
+    if state is None or _thread(state, tid).state != "R":
+        return state
+    if len({_frames(pid, sample) for sample in readable if sample.stacks is not None}) > 1:
+        return state
+    looks = [_thread(sample.state, tid) for sample in readable]
+    waits = Counter(look.wchan for look in looks if look.state == "S" and look.wchan)
+    wchan, number = waits.most_common(1)[0] if waits else ("", 0)
+    if 2 * number <= len(looks):
+        return state
+    asleep = next(look for look in looks if look.wchan == wchan)
+    threads = tuple(asleep if thread.tid == tid else thread for thread in state.threads)
+    return msgspec.structs.replace(
+        state, state="S" if tid == state.pid else state.state, threads=threads
     )
 
 

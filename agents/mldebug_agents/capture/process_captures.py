@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from mldebug.capture.frames import principal
-from mldebug.capture.movement import ProcessSample, movement
+from mldebug.capture.movement import ProcessSample, movement, usual_state
 from mldebug.core.model import (
     Gap,
     OpenFile,
@@ -179,10 +179,9 @@ class ProcessCaptures:
         What is still missing is read now: source line, blocked file, lock, and pystack where py-spy
         failed.
         """
-        state, dump = (
-            self._sampling.states[target.pid],
-            self._sampling.dumps.get(target.pid, Dump()),
-        )
+        samples = self._sampling.samples.get(target.pid, [])
+        state = usual_state(target.pid, samples) if samples else self._sampling.states[target.pid]
+        dump = self._sampling.dumps.get(target.pid, Dump())
         dump = self._second_opinion(target, dump)
         self._note_failure(target, state, dump)
         stack = principal(dump.stacks, target.pid)
@@ -196,7 +195,7 @@ class ProcessCaptures:
             state=state,
             stacks=dump.stacks,
             by_hook=bool(dump.instead),
-            movement=movement(target.pid, self._sampling.samples.get(target.pid, [])),
+            movement=movement(target.pid, samples),
             source_line=line_of(source),
             source=_without_secrets(source),
             blocked_on=self._blocked_on(state, training),

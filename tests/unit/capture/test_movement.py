@@ -2,8 +2,16 @@
 
 import pytest
 
-from mldebug.capture.movement import ProcessSample, movement
-from mldebug.core.model import Io, ProcessState, ThreadState
+from mldebug.capture.movement import ProcessSample, movement, usual_state
+from mldebug.core.model import (
+    Io,
+    ProcessCapture,
+    ProcessState,
+    RankCapture,
+    RankIdentity,
+    ThreadState,
+)
+from mldebug.diagnosis.classify.rank_class import classify
 from shared.diagnosis.builders import stack
 
 
@@ -74,3 +82,57 @@ def test_a_failed_dump_in_between_does_not_count_as_movement() -> None:
     samples[1] = samples[1]._replace(stacks=None)
 
     assert movement(7, samples).same_frames
+
+
+RETRIES = "retry_download (polls.py:51)"
+
+
+def looks(states: str, *, frames: str = RETRIES, cpu: float = 0.03) -> list[ProcessSample]:
+    """One sample a letter: R is awake, S sleeps in a timer, F waits for a lock; it wakes up twice between two of them."""
+    found = []
+    for number, letter in enumerate(states):
+        wchan = {"S": "hrtimer_nanosleep", "F": "futex_wait_queue"}.get(letter, "0")
+        state = "R" if letter == "R" else "S"
+        main = ThreadState(tid=7, state=state, wchan=wchan, cpu_seconds=cpu * 0.2 * number, voluntary_switches=2 * number)  # fmt: skip
+        at = ProcessState(pid=7, state=state, threads=(main, ThreadState(tid=8, state="S")))
+        dumped = (stack(frames.format(number), tid=7),)
+        found.append(ProcessSample(0.2 * number, at, dumped))
+    return found
+
+
+def class_of(samples: list[ProcessSample]) -> str:
+    process = ProcessCapture(
+        pid=7, state=usual_state(7, samples), stacks=samples[0].stacks or (), movement=movement(7, samples)
+    )  # fmt: skip
+    return classify(RankCapture(identity=RankIdentity(rank=2, world_size=4, pid=7, start_ticks=1), process=process)).name  # fmt: skip
+
+
+@pytest.mark.parametrize("states", ["SSSSSSSS", "RSSSSSSS", "RSRSSSFS"])
+def test_who_looks_again_now_and_then_polls_also_where_the_first_look_finds_it_awake(states: str) -> None:  # fmt: skip
+    """On a crowded machine it waits for a CPU each time it wakes up."""
+    samples = looks(states)
+    state = usual_state(7, samples)
+    assert (state.state, state.main.state, state.main.wchan) == ("S", "S", "hrtimer_nanosleep")
+    assert len(state.threads) == 2
+    assert class_of(samples) == "poll"
+
+
+@pytest.mark.parametrize("states", ["RRRRRRRR", "RSRSRRSR", "RRRRSSSS", "RSSSFFFF", "R"])
+def test_who_is_awake_in_half_of_the_looks_or_waits_here_and_there_is_shown_as_first_seen(states: str) -> None:  # fmt: skip
+    samples = looks(states)
+    assert usual_state(7, samples) is samples[0].state
+
+
+@pytest.mark.parametrize("samples", [looks("RRRRRSRS"), looks("RSSSSSSS", cpu=0.2)])
+def test_who_computes_for_all_its_sleeps_is_busy(samples: list[ProcessSample]) -> None:
+    """Starved by others, or with as much CPU time as it asked for."""
+    assert class_of(samples) in ("busy", "native_code")
+
+
+def test_who_was_seen_in_changing_places_is_shown_as_first_seen() -> None:
+    samples = looks("RSSSSSSS", frames="step (train.py:{})")
+    assert usual_state(7, samples) is samples[0].state
+
+
+def test_a_process_that_is_gone_has_no_state() -> None:
+    assert usual_state(7, [ProcessSample(0.0, None, None)]) is None
