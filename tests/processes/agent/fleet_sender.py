@@ -1,6 +1,7 @@
 """Makes events and sends them to a hub as an agent does, until it is killed; the agent's own store, outbox, monitor and client do the work.
 
-usage: fleet_sender.py STATE_DIR HUB KEYS NODE COUNT. KEYS: a key that all share, or a folder with a certificate for each node. It prints how many events wait after each answer of the hub.
+usage: fleet_sender.py STATE_DIR HUB KEYS NODE COUNT. KEYS: a key that all share, or a folder with a certificate for each node. It prints how many events wait at its start (`begins with 0`)
+and after each answer of the hub (`waiting 0`).
 """
 
 import queue
@@ -53,8 +54,12 @@ def main(state_dir: Path, hub: str, keys: Path, node: str, count: int) -> None:
     sending.SEND_EVERY, sending.PAUSE_FIRST, sending.PAUSE_MOST = 0.02, 0.05, 0.5
     print("up", flush=True)
     left = random.sample(range(count), count)
+    begun = False
     while True:
         monitor.tick()
+        if not begun and store.opened:
+            begun = True
+            print(f"begins with {outbox.waiting}", flush=True)
         if left and store.opened:
             outbox.offer(bare(fault(node, FIRST + left.pop())), time.time())
         time.sleep(0.005)
