@@ -102,7 +102,18 @@ def read_as(
     return _in_child(agent, lambda: answer(request, os.fsencode(str(path))))
 
 
+def read_often_as(agent: Agent, path: Path | str, rights: Rights, times: int) -> list[ReadAnswer]:
+    """The answers of one reader child of that agent, one after the other."""
+    request = ReadRequest(ReadOperation.FILE, (), 1 << 16, 1, rights, 0)
+    data = _told_by_child(agent, lambda: [answer(request, os.fsencode(str(path))) for _ in range(times)])  # fmt: skip
+    return msgspec.msgpack.decode(data, type=list[ReadAnswer])
+
+
 def _in_child(agent: Agent, what: Callable[[], ReadAnswer]) -> ReadAnswer:
+    return msgspec.msgpack.decode(_told_by_child(agent, what), type=ReadAnswer)
+
+
+def _told_by_child(agent: Agent, what: Callable[[], object]) -> bytes:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -117,7 +128,7 @@ def _in_child(agent: Agent, what: Callable[[], ReadAnswer]) -> ReadAnswer:
     with ours:
         data = b"".join(iter(lambda: ours.recv(1 << 16), b""))
     os.waitpid(pid, 0)
-    return msgspec.msgpack.decode(data, type=ReadAnswer)
+    return data
 
 
 def become_service() -> None:

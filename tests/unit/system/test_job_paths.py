@@ -7,7 +7,7 @@ import socket
 import stat
 import struct
 import subprocess
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import Spawner
 from shared.system.hung import hung_mount, wait_until
+from shared.system.patience import PATIENCE
 from shared.system.users import (
     ALICE,
     BOB,
@@ -32,6 +33,7 @@ from shared.system.users import (
     process,
     put,
     read_as,
+    read_often_as,
     rights_of,
     system_python,
 )
@@ -168,27 +170,30 @@ def test_odd_paths(top: Path, bob: Rights, agent: Agent) -> None:
         assert (content.data, content.status != 0) == (b"", True), path
 
 
+SWAPS = """import os, sys
+link, shown, *targets = sys.argv[1:]
+os.symlink(targets[0], shown)
+print("ready", flush=True)
+while True:
+    for target in targets:
+        os.symlink(target, link)
+        os.rename(link, shown)
+"""
+
+
 def test_a_folder_that_changes_all_the_while(top: Path, bob: Rights, agent: Agent) -> None:
     """It is now a folder of his and now a link to Alice's: at no moment is hers read."""
     real, shown, link = top / "bob/real", top / "bob/shown", top / "bob/link"
     real.mkdir(exist_ok=True)
     put(real / "model.py", "mine\n", BOB, 0o644)
-    ended = threading.Event()
-
-    def swap() -> None:
-        while not ended.is_set():
-            for target in (top / "alice", real):
-                link.symlink_to(target)
-                link.rename(shown)
-
-    swapping = threading.Thread(target=swap)
-    swapping.start()
-    try:
-        wait_until(shown.exists)
-        datas = [read_as(agent, in_root(bob, shown / "model.py"), bob).data for _ in range(300)]
-    finally:
-        ended.set()
-        swapping.join()
+    for left in (shown, link):
+        left.unlink(missing_ok=True)
+    with process(0, SWAPS, str(link), str(shown), str(top / "alice"), str(real)):
+        place = in_root(bob, shown / "model.py")
+        datas: list[bytes] = []
+        until = time.monotonic() + 60 * PATIENCE
+        while len(datas) < 600 or (len(set(datas)) < 2 and time.monotonic() < until):
+            datas += [one.data for one in read_often_as(agent, place, bob, 60)]
     assert set(datas) <= {b"", b"mine\n"}
     assert set(datas) == {b"", b"mine\n"}, "the attack did not take place"
 
