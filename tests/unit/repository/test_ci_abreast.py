@@ -28,7 +28,7 @@ class Part:
             (streams / kind / f"other-{number}").touch()
         self.cores(nice=10, idle=10)
         own = {"STREAMS": str(streams), "ENDS": str(int(time.time()) + 60), "CORES": str(streams / "cores")}  # fmt: skip
-        argv = ["bash", ".ci/run", TURNS[kind], "new", "cp", "/proc/self/stat", str(streams / "ran")]  # fmt: skip
+        argv = ["bash", ".ci/run", TURNS[kind], "new", "sh", "-c", f"cat /proc/self/stat >{streams}/ran; env >{streams}/environment"]  # fmt: skip
         self.process = subprocess.Popen(argv, cwd=ROOT, env=os.environ | own | {"IDLE_SECONDS": str(SECONDS)})  # fmt: skip
 
     def cores(self, *, nice: int, idle: int) -> None:
@@ -107,6 +107,9 @@ def test_who_computes_is_nice_to_who_waits(begin: Callable[[str, int], Part], ki
     fields = (part.streams / "ran").read_text().rpartition(")")[2].split()
     assert int(fields[16]) == nice + os.getpriority(os.PRIO_PROCESS, 0)
     assert (int(fields[3]) != os.getsid(0)) == (kind == "computing")
+    assert (
+        "HOW=" not in (part.streams / "environment").read_text()
+    )  # a part's own parts are started as they ask
 
 
 def test_an_interrupted_run_begins_nothing_that_waits(begin: Callable[[str, int], Part]) -> None:
