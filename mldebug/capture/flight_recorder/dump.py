@@ -102,7 +102,7 @@ def _record(raw: Raw, limits: DumpLimits) -> FlightRecord:
     counts = group_counts(raw.get("pg_status"), kept)
     whole = not counts and (not entries or entries[0].get("record_id") == 0)
     record = make_record(
-        str(raw.get("version", ""))[:64],
+        _text(raw.get("version"))[:64],
         [kept],
         _with_unused(infos, kept, whole),
         keep=limits.keep,
@@ -190,7 +190,12 @@ def _group_infos(config: object, world: int | None) -> Iterable[tuple[str, Group
                 raise ValueError("its groups have too many members")
             if world is not None and one.get("desc") == DEFAULT and members.size not in (0, world):
                 raise ValueError(f"it is of a job with {members.size} ranks and not {world}")
-            yield name, GroupInfo(str(one.get("desc", ""))[:400], members.folded)
+            yield name, GroupInfo(_text(one.get("desc"))[:400], members.folded)
+
+
+def _text(value: object) -> str:
+    """A text, or a number as text; "" for anything else, whose text might be endless."""
+    return str(value) if type(value) in (str, int, float) else ""
 
 
 def _named(infos: dict[str, GroupInfo], kept: list[RawCall]) -> dict[str, GroupInfo]:

@@ -20,7 +20,7 @@ from mldebug.capture.flight_recorder.safe_load import (
     check_references,
     check_steps,
     is_json,
-    load_checked,
+    load_pickle,
     memo_of,
 )
 
@@ -47,7 +47,7 @@ def parse_without_old_calls(data: bytes, keep: int, most: int) -> object | None:
     if is_json(data):
         return _skim_json(data, keep, most)
     part = cut_pickle(data, keep)
-    return None if part is data else load_checked(part, most)
+    return None if part is data else load_pickle(part, most)
 
 
 def _gloo_alone(data: bytes) -> bool:

@@ -47,4 +47,5 @@ def _group(entry: Raw) -> object:
     if given is not None and type(given) is not str:
         return given
     number = entry.get("pg_id", 0)
-    return given if given else str(number), DEFAULT if number == 0 else ""
+    named = str(number) if type(number) is int else ""
+    return given if given else named, DEFAULT if number == 0 else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 MAX_BYTES = 2 << 20
 MAX_STEPS = 600_000
+MAX_FIELDS = 64  # of one object
 
 Pairs = list[tuple[Any, Any]]
 
@@ -39,8 +40,10 @@ class _Pairs(list[tuple[Any, Any]]):
 
 
 def lookup(pairs: Any, key: str) -> Any:
-    """The last value of a key in a dict (a list of pairs); None for a missing key, or where `pairs` is no such list."""
-    found = pairs if isinstance(pairs, _Pairs) else ()
+    """The last value of a key in a dict (a list of pairs); None for a key that its last `MAX_FIELDS` pairs lack, or where `pairs` is no such
+    list. A pickle may give one long dict to a hundred thousand objects.
+    """
+    found = pairs[-MAX_FIELDS:] if isinstance(pairs, _Pairs) else ()
     return next((value for name, value in reversed(found) if isinstance(name, str) and name == key), None)  # fmt: skip
 
 
@@ -144,7 +147,7 @@ class _Machine:
             self._extend(self._since_mark(), pairs=name == "SETITEMS")
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             parts = argument.split(" ") if name == "GLOBAL" else [stack.pop(), stack.pop()][::-1]
-            stack.append(_Name(".".join(str(part)[:200] for part in parts)))
+            stack.append(_Name(".".join(part[:200] for part in map(_text, parts))))
         elif name in ("REDUCE", "NEWOBJ", "NEWOBJ_EX"):
             for _ in range(2 if name == "NEWOBJ_EX" else 1):
                 stack.pop()
@@ -171,6 +174,13 @@ class _Machine:
         while (one := self._stack.pop()) is not _MARK:
             items.append(one)
         return items[::-1]
+
+
+def _text(part: Any) -> str:
+    """A name is a text: anything else may hold itself over and over, and its text would have no end."""
+    if not isinstance(part, str):
+        raise TypeError("a name is no text")
+    return part
 
 
 def _paired(items: list[Any]) -> Pairs:

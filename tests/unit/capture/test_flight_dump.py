@@ -174,7 +174,7 @@ def test_a_bomb_takes_no_memory(name: str) -> None:
 
 
 def test_a_key_as_deep_as_may_be_overflows_nothing() -> None:
-    with pytest.raises(ValueError, match="no dump of a Flight Recorder"):
+    with pytest.raises(ValueError, match="malformed"):
         parse_dump(b"\x80\x02})" + b"\x85" * (MAX_TUPLES - 10) + b"Ns.")
 
 
@@ -228,7 +228,14 @@ PLAIN = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(value=PLAIN, protocol=st.integers(2, 5))
 def test_plain_values_come_back(value: object, protocol: int) -> None:
-    assert load_plain(pickle.dumps(value, protocol)) == value
+    assert load_plain(pickle.dumps(value, protocol)) == _with_lists(value)
+
+
+def _with_lists(value: Any) -> Any:
+    """The value with a list in place of each tuple."""
+    if isinstance(value, dict):
+        return {name: _with_lists(one) for name, one in value.items()}
+    return list(map(_with_lists, value)) if isinstance(value, list | tuple) else value
 
 
 @settings(max_examples=300, deadline=None)

@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import shutil
+import time
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -262,6 +263,47 @@ def test_a_hostile_pickle_costs_nothing(data: bytes) -> None:
         assert safe_pickle.pickled_objects(data) == []
     except ValueError as error:
         assert str(error)  # noqa: PT017 - either is fine, anything else is not
+
+
+CLASS = b"ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n"
+INFO = b"X\x0d\x00\x00\x00relative_pathX\x0c\x00\x00\x00__0_0.distcpX\x06\x00\x00\x00offsetK\x00X\x06\x00\x00\x00length"
+
+
+def _doubled(steps: bytes, levels: int = 28) -> bytes:
+    """A list that holds one twice that holds one twice …, as the name of a class: its text would have no end."""
+    return (
+        b"\x80\x02]q\x00"
+        + b"".join(b"0](h%ch%ceq%c" % (n, n, n + 1) for n in range(levels))
+        + steps
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _doubled(b"X\x01\x00\x00\x00a\x93."),
+        _doubled(b"q\xffX\x01\x00\x00\x00ah\xff\x93."),
+        # thousands of objects that share one state without the fields that are looked up
+        b"\x80\x02}q\x00(" + b"NN" * 60_000 + b"u0" + CLASS + b"q\x01" + b")\x81h\x00b0h\x01" * 30_000 + b".",
+    ],
+)  # fmt: skip
+def test_what_a_pickle_names_often_is_not_gone_through_as_often(data: bytes) -> None:
+    begun = time.thread_time()
+    try:
+        objects = safe_pickle.pickled_objects(data)
+        assert not any(one.get("relative_path") for one in objects)
+    except ValueError as error:
+        assert str(error)  # noqa: PT017 - either is fine
+    assert time.thread_time() - begun < 4
+
+
+@pytest.mark.parametrize("length", [b"\x8b\x88\x13\x00\x00" + b"\xff" * 4999 + b"\x7f", b"J\xff\xff\xff\xff", b"\x8a\x08" + b"\xff" * 7 + b"\x7f"])  # fmt: skip
+def test_a_length_that_no_file_has_proves_nothing_and_raises_nothing(
+    tmp_path: Path, length: bytes
+) -> None:
+    path = dcp(tmp_path / "step_5")
+    (path / ".metadata").write_bytes(b"\x80\x02" + CLASS + b")\x81}(" + INFO + length + b"ub.")
+    assert verdict(path).state is Completeness.COMPLETE
 
 
 # --- frameworks ------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from mldebug.storage.checkpoints.safe_pickle import MAX_BYTES, PickledObject, pi
 NAME = "distributed"
 MAX_SEARCHED = 256 << 20  # bytes of an index that is not read as a whole, but searched for names
 MOST_ENDS = 512  # shards of which the end is looked at then
+MAX_OFFSET = 1 << 60  # bytes; no file is larger, and a pickle holds numbers of any length
 SLACK = 2.0  # seconds by which the clocks of those who write may differ
 _SHARD = re.compile(r"__(\d{1,7})_(\d{1,7})\.distcp")
 _NAMED = re.compile(rb"__\d{1,7}_\d{1,7}\.distcp")
@@ -118,8 +119,10 @@ def _promised(data: bytes) -> dict[str, int]:
 
 def _stored(one: PickledObject) -> tuple[str, int] | None:
     name, offset, length = (one.get(key) for key in ("relative_path", "offset", "length"))
-    valid = isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)
-    return (name, offset + length) if valid and _SHARD.fullmatch(name) else None
+    if not (isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)):
+        return None
+    possible = 0 <= offset <= MAX_OFFSET and 0 <= length <= MAX_OFFSET
+    return (name, offset + length) if possible and _SHARD.fullmatch(name) else None
 
 
 def _compare(promised: dict[str, int], sizes: dict[str, int]) -> tuple[str, str] | None:
