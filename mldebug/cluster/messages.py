@@ -37,6 +37,7 @@ MAX_LIST = 8192  # characters of a list of nodes
 MAX_GPUS = 64  # of one node
 MAX_RELAYED = 16  # nodes that one node speaks for
 MAX_OBJECTS, MAX_VALUES = 400_000, 4_000_000  # of one message: a view of 8,192 nodes has a third
+MAX_REPORT_VALUES = 1_000_000  # of a report: that of 8,192 ranks has a third
 MAX_WELCOME = 8 * MAX_MESSAGE  # bytes of the answer, which may hold what was found of many runs
 MAX_GAPS = 4  # of one run
 MAX_PRESENT = 4096  # nodes that are listed as present
@@ -228,7 +229,7 @@ class ClusterView(PeerMessage, frozen=True, kw_only=True):
 
 def read(data: bytes, kind: type[M]) -> M:
     """Decode a message of this type from JSON. Raises EvidenceError, which says why, for another schema or malformed data."""
-    _check_count(data)
+    check_count(data)
     try:
         head = msgspec.json.decode(data, type=PeerMessage)
         _check(head)
@@ -237,11 +238,11 @@ def read(data: bytes, kind: type[M]) -> M:
         raise EvidenceError(f"malformed: {clean(str(error), 200)}") from error
 
 
-def _check_count(data: bytes) -> None:
-    """Raise EvidenceError for more objects or values than a message can have: decoded, each takes many times its bytes."""
+def check_count(data: bytes, most: int = MAX_VALUES) -> None:
+    """Raise EvidenceError for more objects than a message can have, or more than `most` values: decoded, each takes many times its bytes."""
     large = len(data) > MAX_MESSAGE
-    if large and (data.count(b"{") > MAX_OBJECTS or data.count(b",") > MAX_VALUES):
-        raise EvidenceError(f"it holds more than {MAX_OBJECTS:,} objects or {MAX_VALUES:,} values")
+    if large and (data.count(b"{") > MAX_OBJECTS or data.count(b",") > most):
+        raise EvidenceError(f"it holds more than {MAX_OBJECTS:,} objects or {most:,} values")
 
 
 def believed(announcement: Announcement) -> Announcement:

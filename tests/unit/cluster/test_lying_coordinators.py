@@ -12,7 +12,17 @@ import pytest
 
 from mldebug.capture.inspection import InspectedRanks, InspectionOptions, RankHolders, RankProfile
 from mldebug.cluster.inspection import MAX_PASSED_ON, Inspection
-from mldebug.cluster.messages import MAX_VIEW, ClusterView, PeerView, RunNews, Signal, read
+from mldebug.cluster.messages import (
+    MAX_REPORT,
+    MAX_REPORT_VALUES,
+    MAX_VIEW,
+    ClusterView,
+    PeerView,
+    RunNews,
+    Signal,
+    check_count,
+    read,
+)
 from mldebug.cluster.run_identity import run_id, run_key
 from mldebug.cluster.wire import NodeReply, pack
 from mldebug.config.schema import AgentConfig, Config
@@ -165,3 +175,30 @@ def test_the_name_of_a_report_elsewhere_is_a_name(name: str, fits: bool) -> None
     else:
         with pytest.raises(MldebugError, match="is no report"):
             verb({"job": "train"}, None)
+
+
+@pytest.mark.parametrize("part", [b'"gpu_seconds":{%s}', b'"log":[%s]'])
+def test_a_report_elsewhere_of_millions_of_values_costs_nothing(part: bytes) -> None:
+    values = b",".join(b'"%x":1' % n if b"{" in part else b'"%x"' % n for n in range(2_000_000))
+    body = b'{"ranks":[{' + part % values + b"}]}"
+    assert len(body) < MAX_REPORT
+    peers = SimpleNamespace(coordinators=(Peer("c0", 1),), coordinators_of=lambda _: ())
+    client = SimpleNamespace(ask=lambda *_, **__: body)
+    verb = peer_verbs(peers, client)["/api/v1/dump"]  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        with pytest.raises(MldebugError, match="more than"):
+            verb({"job": "train"}, None)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_report_of_8192_ranks_is_read() -> None:
+    honest = samples.report(samples.sleeping())
+    (one, *_) = honest.ranks
+    body = msgspec.json.encode(
+        msgspec.structs.replace(honest, id="20260101T000000Z-abc", ranks=(one,) * 8192)
+    )
+    check_count(body, MAX_REPORT_VALUES)
+    assert body.count(b",") < MAX_REPORT_VALUES / 2

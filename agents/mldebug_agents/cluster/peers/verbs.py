@@ -14,9 +14,11 @@ from mldebug.cluster.messages import (
     DUMP_DEADLINE,
     DUMP_PATH,
     MAX_REPORT,
+    MAX_REPORT_VALUES,
     MAX_VIEW,
     ClusterView,
     DumpOrder,
+    check_count,
     read,
 )
 from mldebug.core.errors import MldebugError, UsageError
@@ -84,7 +86,8 @@ def peer_verbs(peers: PeersController | None, client: PeerClient | None) -> dict
 
 
 def _report(data: bytes) -> Report:
-    """The report of another node. Raises MldebugError where it is none, or has a name that is none."""
+    """The report of another node. Raises MldebugError where it is none, has a name that is none, or holds more than a report can."""
+    check_count(data, MAX_REPORT_VALUES)
     try:
         report = msgspec.json.decode(data, type=Report)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
