@@ -189,6 +189,19 @@ def test_neither_strangers_nor_pages_of_others_add_notes(hub: Hub, config: Confi
     assert ask_hub(config, INCIDENTS, IncidentList).incidents[0].notes == ()
 
 
+@pytest.mark.parametrize(("headers", "status"), [({}, 303), ({"Authorization": f"Bearer {TOKEN}"}, 408)])  # fmt: skip
+def test_nobody_holds_a_connection_by_half_a_note(hub: Hub, config: Config, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], status: int) -> None:  # fmt: skip
+    """Of a stranger nothing is waited for, of others not for ever."""
+    monkeypatch.setattr(people, "PATIENCE", 0.2)
+    link = http.client.HTTPConnection(*config.hub.pages.split(":"), timeout=20)  # type: ignore[arg-type]
+    link.putrequest("POST", NOTES)
+    for name, value in ({"Content-Length": "100"} | headers).items():
+        link.putheader(name, value)
+    link.endheaders(b'{"inc')
+    assert link.getresponse().status == status
+    link.close()
+
+
 def test_a_question_that_is_wrong_is_told(hub: Hub, config: Config) -> None:
     with pytest.raises(UsageError, match="since=yesterday is no time"):
         ask_hub(config, INCIDENTS, IncidentList, since="yesterday")

@@ -1,5 +1,6 @@
 """What people ask a hub over HTTP: answers as JSON, at the hub's Unix socket by who they are, over TCP with the hub's token."""
 
+import asyncio
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -48,6 +49,7 @@ from mldebug_agents.web.responses import Viewer, asset, peer_at
 
 JSON = "application/json"
 MAX_NOTE = 8192  # bytes
+PATIENCE = 10.0  # seconds for all of it
 MONTH = 30 * 86400.0  # seconds of GPU hours, where nothing else is asked
 MAX_NAME = 200  # characters of a job or node that is asked for
 
@@ -160,14 +162,28 @@ def _notes(notes: NoteBook, who: Who, author: Callable[[Request], str]) -> list[
     async def post(request: Request) -> Response:
         if from_browser(request.headers):
             return PlainTextResponse("a browser may only look\n", 403)
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_NOTE:
-                return PlainTextResponse("a note has at most 600 characters\n", 413)
-        return await run_in_threadpool(_noted, notes, who, author, request, bytes(body))
+        stranger = await run_in_threadpool(who, request)
+        if isinstance(stranger, Response):  # before anything of what is sent is read
+            return stranger
+        try:
+            body = await asyncio.wait_for(_body(request), PATIENCE)
+        except TimeoutError:
+            return PlainTextResponse("it was not complete in time\n", 408)
+        if body is None:
+            return PlainTextResponse("a note has at most 600 characters\n", 413)
+        return await run_in_threadpool(_noted, notes, who, author, request, body)
 
     return [Route(NOTES, post, methods=["POST"])]
+
+
+async def _body(request: Request) -> bytes | None:
+    """None where it is too large, of which nothing more is read."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_NOTE:
+            return None
+    return bytes(body)
 
 
 def _noted(notes: NoteBook, who: Who, author: Callable[[Request], str], request: Request, body: bytes) -> Response:  # fmt: skip
