@@ -19,10 +19,12 @@ PERSONS = ("agents/mldebug_agents/probes/", "agents/mldebug_agents/support/demo/
 ONLY_THERE = {"NodeSet": "mldebug/core/ranksets.py", "RangeSet": "mldebug/core/ranksets.py"}
 EXPANDING = frozenset(["product", "permutations", "combinations", "combinations_with_replacement"])
 MAKING = frozenset(["bytes", "bytearray", "repeat"])
+PADDING = frozenset(["ljust", "rjust", "center", "zfill", "to_bytes"])
 RANKS = "a world size: at most a million, refused where the environment or the announcement is read"
 OURS = "our own threads"
 DRIVER = "the GPU driver's number, which `bounds` cuts"
 BOUNDED: dict[str, str] = {
+    "agents/mldebug_agents/cli/commands/storage/checkpoints.py": "names that are cut to 60",
     "agents/mldebug_agents/cli/commands/goodput/goodput.py": "WIDTH: a bar of a share",
     "mldebug/capture/flight_recorder/analysis.py": "ranks of dumps, where they are at most four times as many as dumps",
     "mldebug/capture/nccl_ras/progress.py": "pairs of late communicators, of which an answer has some hundred",
@@ -32,6 +34,12 @@ BOUNDED: dict[str, str] = {
     "mldebug/cluster/inspection.py": "MOST_RANKS, counted before they are expanded",
     "mldebug/core/ranksets.py": "counts before it expands",
     "mldebug/diagnosis/classify/case.py": RANKS,
+    "mldebug/core/text.py": "the longest cell of a table that is held",
+    "mldebug/diagnosis/classify/process_facts.py": "frames that are held",
+    "mldebug/fleet/answers/lemons.py": "a share that halves: never more than one",
+    "mldebug/incidents/decide.py": "the digits of a line's number",
+    "mldebug/status/gpu_table.py": "the longest cell of a table that is held",
+    "mldebug/storage/filesystems/quotas.py": "powers of _POWER, at most 5",
     "mldebug/diagnosis/classify/nodes.py": "MAX_MISSING",
     "mldebug/diagnosis/exits/words/launcher_lines.py": "MOST_TASKS, or the ranks that are known",
     "mldebug/diagnosis/exits/words/raised_in.py": "lines of a text that is held",
@@ -106,7 +114,20 @@ def expands(tree: ast.AST) -> bool:
             return True
         if name in ("bytes", "bytearray") and arguments and _is_a_size(arguments[0]):
             return True
-    return _repeats(tree)
+        if name in PADDING and arguments and not _is_bounded(arguments[0]):
+            return True
+    return _repeats(tree) or any(map(_powers, ast.walk(tree)))
+
+
+def _powers(node: ast.AST) -> bool:
+    """`1 << n`, `2**n` and a width in a format: as many bits, digits or blanks as a variable says."""
+    match node:
+        case ast.BinOp(left=ast.Constant(), op=ast.LShift() | ast.Pow(), right=right):
+            return not _is_bounded(right)
+        case ast.FormattedValue(format_spec=ast.JoinedStr(values=parts)):
+            inner = [one.value for one in parts if isinstance(one, ast.FormattedValue)]
+            return not all(map(_is_bounded, inner))
+    return False
 
 
 def _is_a_size(node: ast.expr) -> bool:
@@ -117,12 +138,12 @@ def _is_a_size(node: ast.expr) -> bool:
 
 
 def _repeats(tree: ast.AST) -> bool:
-    """A list, a text or bytes, written out, times a variable."""
+    """A list, a tuple, a text or bytes, written out, times a variable."""
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             for one, times in ((node.left, node.right), (node.right, node.left)):
                 text = isinstance(one, ast.Constant) and isinstance(one.value, str | bytes)
-                if (text or isinstance(one, ast.List)) and not _is_bounded(times):
+                if (text or isinstance(one, ast.List | ast.Tuple)) and not _is_bounded(times):
                     return True
     return False
 
@@ -163,6 +184,12 @@ def test_only_one_module_unfolds_lists_of_nodes(name: str, home: str) -> None:
         "[None] * world",
         "' ' * width",
         "itertools.repeat(0, count)",
+        "(0,) * world",
+        "name.ljust(width)",
+        "number.to_bytes(size)",
+        "1 << rank",
+        "10**digits",
+        "f'{name:{width}}'",
     ],
 )
 def test_the_rule_is_not_blind(line: str) -> None:
@@ -179,6 +206,10 @@ def test_the_rule_is_not_blind(line: str) -> None:
         "bytes(name)",
         "'-' * 8",
         "[0] * len(ranks)",
+        "(0,) * len(ranks)",
+        "1 << 20",
+        "f'{name:>{WIDTH}}'",
+        "number.to_bytes(8)",
     ],
 )
 def test_what_is_bounded_needs_no_row(line: str) -> None:
