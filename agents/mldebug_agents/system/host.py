@@ -19,7 +19,7 @@ from mldebug.core.model import ProcessState
 from mldebug_agents.system import procfs
 from mldebug_agents.system.process.containers import outer_namespace
 from mldebug_agents.system.process.details import MAX_FILES, read_process
-from mldebug_agents.system.process.held_reads import HeldReads
+from mldebug_agents.system.process.held_reads import HeldReads, process_owner
 from mldebug_agents.system.process.proc_files import (
     first_numbers,
     numbers_in,
@@ -28,6 +28,7 @@ from mldebug_agents.system.process.proc_files import (
     read_text,
     some_names,
 )
+from mldebug_agents.system.process.read_costs import ReadCosts
 from mldebug_agents.system.process.rights import RankRights, namespace_owner
 from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
 
@@ -36,11 +37,13 @@ _GPU = re.compile(r"/dev/nvidia(\d{1,4})$")
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
 MAX_DESCRIPTORS = 16_384
 """Of one process: a user may have a million, and who lists or follows them all takes seconds for each look."""
+_AS_LONG_AS_IT_LIKES = re.compile(r"(?:task/\d+/)?(?:status|fdinfo/\d+)")
 _NEVER_HELD = frozenset(
     ["status", "cgroup", "mountinfo"]
 )  # files of a process that it cannot hold up
 
 
+_NOBODYS = ProcessStatus(uid=-1)
 T = TypeVar("T")
 
 
@@ -91,6 +94,7 @@ class Host:
         self._briefs: tuple[float, dict[int, Stat]] = (-math.inf, {})
         self._stat_texts: dict[int, tuple[bytes, Stat]] = {}  # of the last search
         self._reads = HeldReads(self.proc)
+        self._costs = ReadCosts(self.belongs_to)
         self.rights = RankRights(self)
 
     # --- all processes -----------------------------------------------------------------------------
@@ -195,11 +199,16 @@ class Host:
         return found[pid] if pid in found else read()
 
     def text(self, pid: int, name: str) -> str:
-        """The text of /proc/PID/NAME; "" where the process is gone, holds it up, or it may not be read."""
+        """The text of /proc/PID/NAME; "" where the process is gone, holds it up, it may not be read, or reading its owner's has cost too much."""
         path = f"{self.proc}/{pid}/{name}"
         if name.rpartition("/")[2] in _NEVER_HELD:
-            return read_text(path)
-        return self._reads.one(pid, lambda: read_text(path), "")
+            return self._text(pid, name, path)
+        return self._reads.one(pid, lambda: self._text(pid, name, path), "")
+
+    def _text(self, pid: int, name: str, path: str) -> str:
+        if _AS_LONG_AS_IT_LIKES.fullmatch(name):
+            return self._costs.read(pid, lambda: read_text(path), "")
+        return read_text(path)
 
     def texts(self, pids: Collection[int], name: str) -> dict[int, str]:
         """The text of /proc/PID/NAME (4 KiB at most) of each of these processes, as `text` gives it. Those are left out that hold it up."""
@@ -279,8 +288,9 @@ class Host:
         return tuple(sorted({int(match[1]) for match in map(_GPU.match, links) if match}))
 
     def status(self, pid: int) -> ProcessStatus:
-        """What /proc/PID/status says of a process; all defaults where it is gone."""
-        return procfs.parse_status(self.text(pid, "status"))
+        """What /proc/PID/status says of a process; of one that is gone, or cannot be read, defaults, and that it is nobody's."""
+        text = self.text(pid, "status")
+        return procfs.parse_status(text) if text else _NOBODYS
 
     def owner(self, pid: int) -> int | None:
         """The uid of the user who made the user namespace of a process; None where that is our own
@@ -292,6 +302,10 @@ class Host:
         if not its or not ours or its == ours:
             return None
         return self._reads.one(pid, lambda: namespace_owner(f"{self.proc}/{pid}/ns/user"), None)
+
+    def belongs_to(self, pid: int) -> tuple[int, str]:
+        """Whose process it is, by what no process can hold up: its user, and the pod or container that it is in; (-1, "") where it is gone."""
+        return process_owner(f"{self.proc}/{pid}") or (-1, "")
 
     def pid_namespace(self, pid: int) -> str:
         """The outermost process namespace below our own in which a process is, its innermost one where that cannot be told; "" for our

@@ -1,5 +1,6 @@
 """logs: where the output of real processes goes, and of those that no test machine has."""
 
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from mldebug.core.model import OpenFile, ProcessState
 from mldebug_agents.jobs.logs.locations import LogFinder, RankLogs, container_marks
-from mldebug_agents.jobs.logs.pipes import FORGOTTEN_AFTER, PipeReaders, UnreadPipes
+from mldebug_agents.jobs.logs.pipes import FORGOTTEN_AFTER, MOST_SECONDS, PipeReaders, UnreadPipes
 from mldebug_agents.system.host import Host
 from shared.system.hung import wait_until
 
@@ -263,13 +264,36 @@ def test_who_holds_the_writing_end_alone_is_not_looked_at() -> None:
     looked: list[int] = []
     state = readers.state
     readers.state = lambda pid: looked.append(pid) or state(pid)  # type: ignore[method-assign, func-returns-value]  # fmt: skip
-    assert reader.pid in readers._search(pipe)
+    assert reader.pid in readers._strangers(pipe, os.getuid(), math.inf)
     assert writer.pid not in looked
     for one in (writer, reader):
         one.kill()
         one.wait()
     os.close(receive)
     os.close(send)
+
+
+def test_a_search_that_takes_long_ends_and_others_have_time_of_their_own(tmp_path: Path) -> None:
+    """Each of thousands of processes may have thousands of pipes open; what was found in time counts."""
+    now = [0.0]
+
+    class Slow(Node):
+        """Half a second for each process."""
+
+        def process_state(self, pid: int, **what: bool) -> ProcessState | None:
+            now[0] += MOST_SECONDS / 2
+            return super().process_state(pid, **what)
+
+    crowd = [process(100 + one, RANK.ppid, "x", (0, "pipe:[9]", "pipe", "r")) for one in range(50)]
+    node = Slow(tmp_path, *crowd, RANK)
+    readers = PipeReaders(node, clock=lambda: now[0])
+    assert readers.readers_of("pipe:[7]", RANK) == ()
+    assert now[0] <= 2 * MOST_SECONDS
+    before = now[0]
+    assert readers.readers_of("pipe:[8]", RANK) == ()
+    assert now[0] == before
+    node.belongs_to = lambda _: (1, "another")  # type: ignore[method-assign]
+    assert readers.readers_of("pipe:[9]", RANK)
 
 
 def test_a_relative_who_reads_the_pipe_is_always_found(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ tcp6 list both ends of such a connection.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import takewhile
 
 from mldebug.core.model import ProcessState
 from mldebug_agents.system.host import Host
@@ -19,6 +21,7 @@ _MAX_ANCESTORS = 12
 _MAX_SIBLINGS = 64
 FORGOTTEN_AFTER = 60.0  # seconds after which everybody is searched again for the reader of a pipe
 _MAX_UNREAD = 1024
+MOST_SECONDS = 1.0  # in which the pipes of one owner's ranks are searched for in one look
 _MAPPED = "0000000000000000FFFF0000"  # what an IPv4 address begins with in tcp6
 MAX_LINES = 200_000
 
@@ -40,19 +43,34 @@ class UnreadPipes:
         self._since[pipe] = self._clock()
 
 
+class _Index:
+    """Who reads each pipe; `whole`: all processes were looked at."""
+
+    def __init__(self) -> None:
+        self.pipes: dict[str, list[int]] = {}
+        self.whole = False
+
+
 class PipeReaders:
     """Finds the processes that read from a pipe.
 
     It caches what it reads from /proc, so make a new one for each look.
     """
 
-    def __init__(self, host: Host, unread: UnreadPipes | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        unread: UnreadPipes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._host = host
         self._unread = unread or UnreadPipes()
+        self._clock = clock
+        self._used: dict[tuple[int, str], float] = {}  # seconds of searching, by owner
         self._briefs: dict[int, Stat] | None = None
         self._states: dict[int, ProcessState | None] = {}
         self._readers: dict[str, tuple[int, ...]] = {}
-        self._index: dict[str, list[int]] | None = None
+        self._indices: dict[int, _Index] = {}  # by the user for whose ranks it was made
 
     def state(self, pid: int) -> ProcessState | None:
         """The state of a process with its open files; None where it is gone."""
@@ -71,11 +89,24 @@ class PipeReaders:
     def readers_of(self, pipe: str, rank: ProcessState) -> tuple[int, ...]:
         """Pids of other processes that hold the reading end of a pipe: ancestors and siblings of
         the rank; any process only where none of these does.
+
+        Empty, too, where the search for the pipes of its owner has taken `MOST_SECONDS`: he may have thousands of
+        processes with thousands of descriptors each.
         """
         if pipe not in self._readers:
-            near = [pid for pid in self._relatives(rank.pid) if self._reads(pid, pipe)]
-            self._readers[pipe] = tuple(near or self._strangers(pipe))
+            owner, began = self._host.belongs_to(rank.pid), self._clock()
+            until = began + MOST_SECONDS - self._used.get(owner, 0.0)
+            self._readers[pipe] = tuple(self._look_for(pipe, rank, until))
+            self._used[owner] = self._used.get(owner, 0.0) + self._clock() - began
         return tuple(pid for pid in self._readers[pipe] if pid != rank.pid)
+
+    def _look_for(self, pipe: str, rank: ProcessState, until: float) -> list[int]:
+        near = self._among(self._relatives(rank.pid), pipe, until)
+        return near or self._strangers(pipe, rank.uid, until)
+
+    def _among(self, pids: Iterable[int], pipe: str, until: float) -> list[int]:
+        in_time = takewhile(lambda _: self._clock() < until, pids)
+        return [pid for pid in in_time if self._reads(pid, pipe)]
 
     def _all(self) -> dict[int, Stat]:
         if self._briefs is None:
@@ -97,21 +128,29 @@ class PipeReaders:
         siblings = [pid for pid, stat in briefs.items() if stat.ppid in chain[:3]]
         return list(dict.fromkeys((*chain, *siblings[:_MAX_SIBLINGS])))
 
-    def _strangers(self, pipe: str) -> list[int]:
+    def _strangers(self, pipe: str, uid: int, until: float) -> list[int]:
         if pipe in self._unread:
             return []
-        found = self._search(pipe)
-        if not found:
+        index = self._index_for(uid, until)
+        found = self._among(index.pipes.get(pipe, ()), pipe, until)
+        if not found and index.whole:
             self._unread.add(pipe)
         return found
 
-    def _search(self, pipe: str) -> list[int]:
-        if self._index is None:
-            self._index = {}
-            for pid in list(self._all())[:MAX_SCANNED]:
-                for target in self._pipes(pid):
-                    self._index.setdefault(target, []).append(pid)
-        return [pid for pid in self._index.get(pipe, ()) if self._reads(pid, pipe)]
+    def _index_for(self, uid: int, until: float) -> _Index:
+        """Who reads each pipe of the node; this user's processes and root's are looked at first, where the time is not enough for all."""
+        index = self._indices.setdefault(uid, _Index())
+        if index.whole or self._clock() >= until:
+            return index
+        pids = sorted(self._all(), key=lambda pid: self._host.belongs_to(pid)[0] not in (uid, 0))
+        index = self._indices[uid] = _Index()
+        for pid in pids[:MAX_SCANNED]:
+            if self._clock() >= until:
+                return index
+            for target in self._host.at_once(pid, partial(self._pipes, pid)):
+                index.pipes.setdefault(target, []).append(pid)
+        index.whole = True
+        return index
 
     def _pipes(self, pid: int) -> set[str]:
         """The pipes that it has open for reading: hundreds may hold the other end of a container's, and each would be read whole."""

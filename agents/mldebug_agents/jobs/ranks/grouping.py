@@ -7,6 +7,7 @@ that claim one rank are *duplicates*.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -90,18 +91,19 @@ def _rank_groups(
     known_children: Collection[tuple[int, int]],
 ) -> Iterator[RankGroup]:
     launched = any(claimant.launcher is not None for claimant in members)
-    left = [
-        claimant
+    facts = _run_facts(members)
+    left = {
+        claimant.pid
         for claimant in members
-        if _left_behind(claimant, members, tree, known_children)
+        if _left_behind(claimant, facts, tree, known_children)
         or (launched and claimant.launcher is None and not claimant.process.forked)
-    ]
+    }
     attempts: dict[Key, list[Claimant]] = defaultdict(list)
     for claimant in members:
         attempts[claimant.claim.attempt, claimant.claim.world_size].append(claimant)
     for attempt, claimants in attempts.items():
-        kept = [claimant for claimant in claimants if claimant not in left]
-        leftovers = [claimant for claimant in claimants if claimant in left]
+        kept = [claimant for claimant in claimants if claimant.pid not in left]
+        leftovers = [claimant for claimant in claimants if claimant.pid in left]
         launches = _launches(kept) or [[]]
         ports = [_ports(launch) for launch in launches]
         for number, (launch, port) in enumerate(zip(launches, ports, strict=True)):
@@ -111,29 +113,41 @@ def _rank_groups(
             yield rank_group
 
 
+class _RunFacts(NamedTuple):
+    """What is asked of all claimants of a run for each of them: counted once, since there may be thousands."""
+
+    ranks: Counter[int]  # how many claim each rank
+    started: int  # how many are programs of their own, and no copies of their parents
+    leaders: int  # how many lead a process group
+
+
+def _run_facts(members: Collection[Claimant]) -> _RunFacts:
+    return _RunFacts(
+        ranks=Counter(claimant.claim.rank for claimant in members),
+        started=sum(not claimant.process.forked for claimant in members),
+        leaders=sum(claimant.process.stat.pgrp == claimant.pid for claimant in members),
+    )
+
+
 def _left_behind(
     claimant: Claimant,
-    members: list[Claimant],
+    run: _RunFacts,
     tree: ProcessTree,
     known_children: Collection[tuple[int, int]],
 ) -> bool:
     """Did it inherit its claim from a rank that is gone?"""
-    process = claimant.process  # of many ranks: the others are gone through only where it matters
+    process = claimant.process
     if claimant.claim.launcher == BY_RAS:
         return False
     if process.helper or process.key in known_children or _adopted(claimant, tree):
         return True
     if process.forked:  # environments are given at exec: it is a copy of whoever had this one
-        rank = claimant.claim.rank
-        return claimant.claim.supervised or any(
-            other.claim.rank == rank or not other.process.forked
-            for other in members
-            if other is not claimant
-        )
+        shared = run.ranks[claimant.claim.rank] > 1
+        return claimant.claim.supervised or shared or run.started > 0
     group = process.stat.pgrp
     if group == claimant.pid or tree.lives(group):
         return False
-    return any(other.process.stat.pgrp == other.pid for other in members if other is not claimant)
+    return run.leaders > 0
 
 
 def _adopted(claimant: Claimant, tree: ProcessTree) -> bool:
@@ -158,21 +172,19 @@ def _launches(claimants: list[Claimant]) -> list[list[Claimant]]:
     by_launcher: dict[int | None, list[Claimant]] = defaultdict(list)
     for claimant in claimants:
         by_launcher[claimant.launcher].append(claimant)
-    launches: list[list[Claimant]] = []
+    launches: list[tuple[set[int], tuple[str, ...], list[Claimant]]] = []
     for group in by_launcher.values():
-        ranks = {claimant.claim.rank for claimant in group}
+        ranks, ports = {claimant.claim.rank for claimant in group}, _ports(group)
         room = (
-            one
-            for one in launches[:MAX_LAUNCHES]
-            if ranks.isdisjoint(claimant.claim.rank for claimant in one)
-            and _ports(one) == _ports(group)
+            one for one in launches[:MAX_LAUNCHES] if one[1] == ports and ranks.isdisjoint(one[0])
         )
         home = next(room, None)
         if home is None:
-            launches.append(group)
+            launches.append((ranks, ports, group))
         else:
-            home.extend(group)
-    return launches
+            home[0].update(ranks)
+            home[2].extend(group)
+    return [launch for _, _, launch in launches]
 
 
 def _ports(claimants: list[Claimant]) -> tuple[str, ...]:

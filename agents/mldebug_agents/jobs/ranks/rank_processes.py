@@ -80,8 +80,10 @@ def find_claimants(processes: Mapping[int, ProcessInfo], tree: ProcessTree) -> l
     claims = {pid: p.claim for pid, p in processes.items() if p.claims and p.claim}
     launchers = {pid for pid, process in processes.items() if process.launcher}
     tops = {pid for pid in claims if not _inherited(pid, claims, launchers, tree)}
-    tops = {_really(pid, claims, processes, tree) for pid in tops}
-    tops = {pid for pid in tops if not _wraps_others(pid, claims, tops, processes, tree)}
+    inside = _trainers(tops, claims, processes, tree)
+    tops = {below[0] if len(below := inside.get(pid, ())) == 1 else pid for pid in tops}
+    above = {ancestor for pid in tops for ancestor in tree.ancestors(pid)}
+    tops = {pid for pid in tops if pid not in above or not _may_wrap(pid, claims, processes)}
     claimants = [
         Claimant(
             process=processes[pid],
@@ -107,36 +109,30 @@ def _inherited(
     return any(_place(claims[ancestor]) == _place(mine) for ancestor in above)
 
 
-def _really(
-    top: int,
-    claims: Mapping[int, RankClaim],
-    processes: Mapping[int, ProcessInfo],
-    tree: ProcessTree,
-) -> int:
-    """The process that trains, where the claimant is a Python wrapper around it (a debugger, a retry loop)."""
-    if processes[top].torch:
-        return top
-    below = [
-        pid
-        for pid in tree.descendants(top)
-        if pid in claims
-        and _place(claims[pid]) == _place(claims[top])
-        and processes[pid].torch
-        and not processes[pid].forked
-        and not processes[pid].helper
-    ]
-    return below[0] if len(below) == 1 else top
-
-
-def _wraps_others(
-    top: int,
-    claims: Mapping[int, RankClaim],
+def _trainers(
     tops: Collection[int],
+    claims: Mapping[int, RankClaim],
     processes: Mapping[int, ProcessInfo],
     tree: ProcessTree,
+) -> Mapping[int, Sequence[int]]:
+    """The processes that train below each claimant that is a Python wrapper around them (a debugger, a retry loop).
+
+    Looked for from below: each has few ancestors, while thousands in a chain have thousands of descendants each.
+    """
+    wrappers = {pid for pid in tops if not processes[pid].torch}
+    found: dict[int, list[int]] = defaultdict(list)
+    for pid, claim in claims.items() if wrappers else ():
+        process = processes[pid]
+        if not process.torch or process.forked or process.helper:
+            continue
+        for ancestor in tree.ancestors(pid):
+            if ancestor in wrappers and _place(claims[ancestor]) == _place(claim):
+                found[ancestor].append(pid)
+    return found
+
+
+def _may_wrap(
+    top: int, claims: Mapping[int, RankClaim], processes: Mapping[int, ProcessInfo]
 ) -> bool:
-    """Is it a Python program that starts the ranks, and has a claim of its own by accident (a pod's RANK)?"""
-    alone = claims[top].launcher == "single"
-    if processes[top].torch and not alone:
-        return False
-    return any(pid in tops for pid in tree.descendants(top))
+    """Where others below it claim ranks: is it a Python program that starts them, and has a claim of its own by accident (a pod's RANK)?"""
+    return not processes[top].torch or claims[top].launcher == "single"

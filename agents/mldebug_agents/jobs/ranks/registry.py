@@ -269,7 +269,7 @@ class Registry:
         return found
 
     def _process(self, stat: Stat, answers: Mapping[str, bytes | Failure]) -> ProcessInfo | None:
-        """Put together what was read; None while it is between two programs, or gone."""
+        """Put together what was read; None while it is between two programs, or gone, or its user cannot be read."""
         environ, cmdline = answers.get("environ", b""), answers.get("cmdline", b"")
         argv = procfs.parse_cmdline(cmdline) if isinstance(cmdline, bytes) else ()
         failure = None if isinstance(environ, bytes) else environ
@@ -280,6 +280,8 @@ class Registry:
         python = named_python(stat.name) or (bool(argv) and procfs.is_python(argv[0]))
         python = python or procfs.is_python(self._host.link(stat.pid, "exe"))
         status = self._host.status(stat.pid) if python else procfs.ProcessStatus()
+        if python and not status.uids:
+            return None  # whose it is cannot be read now
         within = container_of(self._host.text(stat.pid, "cgroup"), self._above)
         if python and not status.uid and within == ContainerName():
             within = ContainerName(container=self._host.pid_namespace(stat.pid))

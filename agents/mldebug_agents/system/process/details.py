@@ -5,8 +5,9 @@ and no signal wakes it.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
 
 from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState, shared_fields
 from mldebug_agents.system import procfs
@@ -23,6 +24,7 @@ ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/freezer")
 MAX_PATH = 4096
 
 ReadText = Callable[[str], str]
+T = TypeVar("T")
 
 
 def may_be_frozen(thread: ThreadState | None) -> bool:
@@ -58,6 +60,8 @@ def _freezers(cgroups: str) -> Iterator[tuple[str, bool]]:
 
 MAX_FILES = 4096  # descriptors looked at per process
 MAX_THREADS = 512  # looked at per process, its main thread first; as many stacks are kept
+MOST_SECONDS = 0.25  # of CPU time for the threads of one process, and for its files: five times what as many take
+MOST_NAMES = 1 << 20  # characters of the names of its files: each may have 4 KiB
 MACHINE = os.uname().machine
 ENDED = "ZX"  # states of a process or thread that has ended
 
@@ -82,6 +86,8 @@ def read_process(
     if stat is None:
         return None
     status = host.status(pid)
+    if not status.uids:
+        return None
     closed = host.rights.closed(pid, status)
     threads = _threads(host, pid, kernel_stacks) if with_threads else ()
     if closed:
@@ -132,15 +138,27 @@ def _io(host: ProcessSource, pid: int) -> Io | None:
 def _threads(host: ProcessSource, pid: int, kernel_stacks: bool) -> tuple[ThreadState, ...]:
     folder = f"{host.proc}/{pid}/task"
     tids = sorted(numbers_in(folder), key=lambda tid: (tid != pid, tid))[:MAX_THREADS]
-    found = (_thread(f"{folder}/{tid}", kernel_stacks) for tid in tids)
+    found = list(in_time(_thread(host, pid, tid, kernel_stacks) for tid in tids))
+    if len(found) < len(tids):  # who stops a process has to know all of its threads
+        return ()
     return tuple(thread for thread in found if thread is not None)
 
 
-def _thread(folder: str, kernel_stacks: bool) -> ThreadState | None:
+def in_time(found: Iterable[T]) -> Iterator[T]:
+    """As many of these as come within `MOST_SECONDS` of this thread's CPU time."""
+    until = time.thread_time() + MOST_SECONDS
+    for one in found:
+        yield one
+        if time.thread_time() > until:
+            return
+
+
+def _thread(host: ProcessSource, pid: int, tid: int, kernel_stacks: bool) -> ThreadState | None:
+    folder = f"{host.proc}/{pid}/task/{tid}"
     stat = procfs.parse_stat(read_text(f"{folder}/stat"))
     if stat is None or stat.state in ENDED:
         return None
-    status = procfs.parse_status(read_text(f"{folder}/status"))
+    status = procfs.parse_status(host.text(pid, f"task/{tid}/status"))
     call = procfs.parse_syscall(read_text(f"{folder}/syscall"))
     stack = read_text(f"{folder}/stack") if kernel_stacks else ""
     return ThreadState(
@@ -178,8 +196,14 @@ def _files(host: ProcessSource, pid: int, threads: tuple[ThreadState, ...]) -> t
         if "pipe_" in thread.wchan and thread.syscall_args
     }
     numbers = first_numbers(f"{host.proc}/{pid}/fd", MAX_FILES)
-    found = (_file(host, pid, fd, mounts, fd in piped) for fd in numbers)
-    return tuple(file for file in found if file is not None)
+    found: list[OpenFile] = []
+    left = MOST_NAMES
+    for file in in_time(_file(host, pid, fd, mounts, fd in piped) for fd in numbers):
+        left -= len(file.target) if file else 0
+        if left < 0:
+            break
+        found += [file] if file else []
+    return tuple(found)
 
 
 def _file(
@@ -189,7 +213,10 @@ def _file(
     if not target:
         return None
     kind = procfs.fd_kind(target)
-    mode, mount_id = procfs.parse_fdinfo(host.text(pid, f"fdinfo/{fd}"))
+    info = (
+        "" if kind == "anon" else host.text(pid, f"fdinfo/{fd}")
+    )  # that of an epoll has a line for each file
+    mode, mount_id = procfs.parse_fdinfo(info)
     mount = mounts.get(mount_id) if kind in ("file", "deleted") else None
     return OpenFile(
         fd=fd,

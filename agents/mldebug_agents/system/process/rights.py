@@ -87,9 +87,11 @@ class RankRights:
 
     def closed(self, pid: int, status: ProcessStatus | None = None) -> bool:
         """Whether even the process's own user may not look into it: it has changed its user or
-        group, or is not dumpable.
+        group, or is not dumpable. So is one whose users cannot be read.
         """
         status = status or self._host.status(pid)
+        if not status.uids:
+            return self._real and os.path.exists(f"{self._host.proc}/{pid}")
         if len(set(status.uids)) > 1 or len(set(status.gids)) > 1:
             return True
         try:

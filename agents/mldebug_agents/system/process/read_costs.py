@@ -1,0 +1,68 @@
+"""What it costs to read what the kernel says of processes: some of these files are as long as a process likes, and are made anew for each read.
+
+An epoll or inotify descriptor has a line for each of its watches in its fdinfo, any file one for each of its locks, and
+`status` names all groups of a process, 65,536 of them where root of a container wants so. The kernel writes the whole
+file before the first byte is read, so that a short read costs as much; one process with thousands of such descriptors took
+a minute of an agent. So a dear read is put down to the owner of the process, and who owes too much is not read for a while.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+DEAR = 0.0005  # CPU seconds of one read: fifty times what one of these files takes
+MOST = 0.5  # CPU seconds of dear reads that one owner may owe
+REGAINED = 0.05  # of them in a second
+
+T = TypeVar("T")
+Owner = tuple[int, str]
+
+
+class ReadCosts:
+    """The CPU time that dear reads of each owner's processes have taken lately. Any thread may ask."""
+
+    def __init__(
+        self,
+        owner: Callable[[int], Owner],
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`owner`: of the process with a pid; `used`: the CPU seconds of this thread."""
+        self._owner, self._clock, self._used = owner, clock, used
+        self._lock = threading.Lock()
+        self._debts: dict[Owner, float] = {}
+        self._at = clock()
+
+    def read(self, pid: int, read: Callable[[], T], instead: T) -> T:
+        """What `read` returns, which reads one file of this process; `instead` where its owner owes too much."""
+        if self._debts and self._owes(pid):
+            return instead
+        before = self._used()
+        found = read()
+        took = self._used() - before
+        if took > DEAR:
+            self._charge(pid, took)
+        return found
+
+    def _owes(self, pid: int) -> bool:
+        with self._lock:
+            self._forgive()
+            if max(self._debts.values(), default=0.0) <= MOST:
+                return False
+        owner = self._owner(pid)
+        with self._lock:
+            return self._debts.get(owner, 0.0) > MOST
+
+    def _charge(self, pid: int, seconds: float) -> None:
+        owner = self._owner(pid)
+        with self._lock:
+            self._forgive()
+            self._debts[owner] = self._debts.get(owner, 0.0) + seconds
+
+    def _forgive(self) -> None:
+        now = self._clock()
+        regained, self._at = (now - self._at) * REGAINED, now
+        self._debts = {
+            owner: debt - regained for owner, debt in self._debts.items() if debt > regained
+        }
