@@ -114,8 +114,8 @@ def test_thousands_of_descriptors_with_long_facts_cost_little(code: str) -> None
     with process_of(code) as pid:
         took = seconds_of(lambda: host.process_state(pid, threads=False, files=True))
         again = seconds_of(lambda: [host.process_state(pid, threads=False, files=True) for _ in range(4)])  # fmt: skip
-    assert took < MOST_SECONDS + MOST
-    assert again < 8 * MOST_SECONDS
+    assert took < 3 * (MOST_SECONDS + MOST)
+    assert again < 16 * MOST_SECONDS
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses its groups")
@@ -123,9 +123,9 @@ def test_a_process_of_all_groups_costs_little() -> None:
     """300 threads took 8 s of CPU time: each names them."""
     host = Host()
     with process_of(GROUPS) as pid:
-        assert seconds_of(lambda: host.process_state(pid)) < MOST_SECONDS + MOST
+        assert seconds_of(lambda: host.process_state(pid)) < 3 * (MOST_SECONDS + MOST)
         seconds_of(lambda: [host.status(pid) for _ in range(100)])
-        assert seconds_of(lambda: [host.status(pid) for _ in range(100)]) < MOST
+        assert seconds_of(lambda: [host.status(pid) for _ in range(100)]) < 2 * MOST
         assert host.status(pid).uid == -1  # nobody's, rather than root's
         assert host.rights.closed(pid)
         assert host.process_state(pid) is None
