@@ -39,6 +39,7 @@ from mldebug.core.model import (
 from mldebug.core.redact import clean
 from mldebug.core.text import plural
 
+UNREAD = "some lines"  # the gap of what was not read
 MAX_LISTED = 6  # files in the sentence on what was not read
 NO_STACKS = "give what py-spy dump, faulthandler, gdb (thread apply all py-bt) or pystack printed of the ranks"
 
@@ -246,7 +247,7 @@ def _gaps(files: Sequence[DumpFile], empty: Mapping[int, DumpFile]) -> Iterator[
             if len(listed) > MAX_LISTED
             else ""
         )
-        yield Gap(what="some lines", reason=f"{'; '.join(listed[:MAX_LISTED])}{more}")
+        yield Gap(what=UNREAD, reason=f"{'; '.join(listed[:MAX_LISTED])}{more}")
 
 
 def _remarks(

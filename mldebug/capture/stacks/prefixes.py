@@ -37,6 +37,7 @@ PREFIXES: tuple[re.Pattern[str], ...] = tuple(
         # mpirun --tag-output, PRRTE, mpiexec -prepend-rank
         r"\[[\w.-]{1,253}@\d{1,9},(?P<rank>\d{1,6})\]<std(?:out|err)>: ?",
         r"\[\d{1,9},(?P<rank>\d{1,6})\]<std(?:out|err)>:",
+        r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} [\d:]{8} \d{4})?\[(?P<rank>\d{1,6})\]<std(?:out|err)>:",  # horovodrun
         r"\[\d{1,9},mpirank:(?P<rank>\d{1,6}),[\w.-]{1,100}\]<std(?:out|err)>: ?",  # SageMaker
         r"\[(?:[\w.-]{1,253}@)?\d{1,9},(?P<rank>\d{1,6})\]:?\s",
         r"\[(?P<rank>\d{1,6})\]:?\s",

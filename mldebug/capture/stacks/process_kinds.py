@@ -35,6 +35,12 @@ def _sign(kind: ProcessKind, file: str, function: str = r".*") -> KindSign:
     return KindSign(kind, re.compile(rf"(?:.*/)?(?:{file})"), re.compile(function))
 
 
+# Beside its ranks, who gives them their work (verl's single controller)
+DRIVERS = (
+    _sign(ProcessKind.HELPER, r"verl/single_controller/ray/base\.py", r"(?:.*\.)?(?:__call__|execute_all(?:_sync)?)"),
+    _sign(ProcessKind.HELPER, r"verl/trainer/(?:ppo/ray_trainer|main_ppo)\.py", r"(?:.*\.)?(?:fit|run)"),
+)  # fmt: skip
+
 L, W, H = ProcessKind.LAUNCHER, ProcessKind.WORKER, ProcessKind.HELPER
 
 FRAMES: tuple[KindSign, ...] = (
@@ -112,6 +118,7 @@ def sort_processes(found: Sequence[ProcessText], groups: Sequence[object]) -> So
     ]
     _sort_children(found, groups, kinds, children)
     _sort_strangers(found, kinds)
+    _sort_drivers(found, kinds)
     return SortedProcesses(tuple(kinds), dict(_owners(found, groups, kinds)))
 
 
@@ -171,15 +178,21 @@ def kind_of(process: ProcessText) -> ProcessKind:
     if any(_DASK_TASKS.match(one.name) for one in process.stacks):
         return ProcessKind.RANK
     frames = own_frames(process)
-    for frame in frames:
-        for sign in FRAMES:
-            if sign.file.fullmatch(frame.file) and sign.function.fullmatch(frame.function):
-                return sign.kind
+    if (sign := _shown_by(FRAMES, frames)) is not None:
+        return sign.kind
     if any(_TRAINING.fullmatch(frame.file) for frame in frames):
         return ProcessKind.RANK
     command = _program(process.command)
     return next(
         (kind for kind, pattern in COMMANDS if pattern.fullmatch(command)), ProcessKind.RANK
+    )
+
+
+def _shown_by(signs: Sequence[KindSign], frames: Iterable[Frame]) -> KindSign | None:
+    """The first sign that a frame shows, from the innermost frame outwards."""
+    pairs = ((sign, frame) for frame in frames for sign in signs)
+    return next(
+        (s for s, f in pairs if s.file.fullmatch(f.file) and s.function.fullmatch(f.function)), None
     )
 
 
@@ -254,6 +267,15 @@ def _sort_strangers(found: Sequence[ProcessText], kinds: list[ProcessKind]) -> N
     for index in ranks:
         mine = script(found[index])
         if mine and mine != common and not _trains(found[index]):
+            kinds[index] = ProcessKind.HELPER
+
+
+def _sort_drivers(found: Sequence[ProcessText], kinds: list[ProcessKind]) -> None:
+    """Beside ranks, who gives them their work is none of them; alone it is all that is known of the job."""
+    ranks = [index for index, kind in enumerate(kinds) if kind is ProcessKind.RANK]
+    drivers = [index for index in ranks if _shown_by(DRIVERS, own_frames(found[index]))]
+    if len(drivers) < len(ranks):
+        for index in drivers:
             kinds[index] = ProcessKind.HELPER
 
 

@@ -1,20 +1,23 @@
 """Judge a report's evidence, or stacks that others have dumped."""
 
+import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 import msgspec
 
-from mldebug.capture.dump_folder import captures_from_dumps
+from mldebug.capture.dump_folder import UNREAD, captures_from_dumps
+from mldebug.capture.flight_recorder.files.folder import ranks_dumped
 from mldebug.cli.console import Console
 from mldebug.core.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.core.files import unreadable
-from mldebug.core.model import Confidence, Judgement, NodeCapture, ProcessCapture, QueriedNodes
+from mldebug.core.model import Confidence, Gap, Judgement, NodeCapture, ProcessCapture, QueriedNodes
 from mldebug.core.plugins import NoOptions
 from mldebug.core.progress import progress_line
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import Report, Stall
 from mldebug.core.text import typed
 from mldebug.diagnosis.diagnose import diagnose
@@ -33,6 +36,8 @@ from mldebug.incidents.stored_evidence import StoredEvidence, load_evidence
 LIST = f"give the folder of a report; this says where they are: {typed('reports list')}"
 OURS = ("report.json", "report.html")
 ABORTED = "Fatal Python error: Aborted"
+FOLDER = "FOLDER"
+DUMPS = "Flight Recorder dumps"
 WHY = "recorded evidence, judged again"
 KINDS = "capture-*.json, ending-*.json, or stacks (of py-spy, faulthandler, gdb, pystack), nor a log that tells of a failure"
 
@@ -97,7 +102,7 @@ def read_evidence(directory: Path) -> StoredEvidence:
 def _read(directory: Path, given: Path, *, is_file: bool) -> StoredEvidence:
     recorded = StoredEvidence() if is_file else load_evidence(directory)
     if not recorded.captures and recorded.exit is None:
-        recorded = _recorded_by_others(directory)
+        recorded = _recorded_by_others(directory, given)
     if not recorded.captures and recorded.exit is None:
         raise EvidenceError(
             f"{given} holds nothing to judge: no {KINDS}",
@@ -106,7 +111,7 @@ def _read(directory: Path, given: Path, *, is_file: bool) -> StoredEvidence:
     return recorded
 
 
-def _recorded_by_others(directory: Path) -> StoredEvidence:
+def _recorded_by_others(directory: Path, given: Path) -> StoredEvidence:
     """Stacks that other tools printed; where there are none, the end that logs of a job tell of."""
     refusal = None
     try:
@@ -115,12 +120,35 @@ def _recorded_by_others(directory: Path) -> StoredEvidence:
         captures, refusal = (), error
     dumped = any(one.pid for one in _processes(captures))
     end, gaps = RecordedEnd(None) if dumped else end_recorded(directory)
+    if end is None and (ranks := _flight_recorders(directory, captures)):
+        hint = _flight_hint(ranks, given, unpacked=given != directory)
+        if not captures:
+            raise EvidenceError(f"{given}: {hint.reason}, and there are no stacks, nor a log that tells of a failure", hint.way_out)  # fmt: skip
+        captures = (_with_gap(captures[0], hint), *captures[1:])
     if refusal is not None and end is None:
         raise refusal
     if end is not None and captures and not _shows_no_dump(end, captures):
         end = None
     captures = captures if end is None else ()
     return StoredEvidence(captures=captures, exit=end, at=directory.stat().st_mtime, gaps=gaps)
+
+
+def _flight_recorders(directory: Path, captures: Sequence[NodeCapture]) -> tuple[int, ...]:
+    """The ranks of Flight Recorder dumps among what was not read as stacks; () without any."""
+    unread = not captures or any(one.what == UNREAD for capture in captures for one in capture.gaps)
+    return ranks_dumped(directory) if unread else ()
+
+
+def _flight_hint(ranks: Sequence[int], given: Path, *, unpacked: bool) -> Gap:
+    """What is said of Flight Recorder dumps, which have a command of their own."""
+    where = FOLDER if unpacked else shlex.quote(str(given))
+    first = "unpack it, then type" if unpacked else "type"
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {shorten_ranks(fold_ranks(ranks))}"
+    return Gap(what=DUMPS, reason=f"{DUMPS} of {who} are not judged here", way_out=f"{first} {typed(f'flight-recorder {where}')}")  # fmt: skip
+
+
+def _with_gap(capture: NodeCapture, gap: Gap) -> NodeCapture:
+    return msgspec.structs.replace(capture, gaps=(*capture.gaps, gap))
 
 
 def _processes(captures: Iterable[NodeCapture]) -> Iterator[ProcessCapture]:

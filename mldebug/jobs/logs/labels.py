@@ -24,6 +24,7 @@ _LABEL = re.compile(
     r"\s{0,4}(?:"
     r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d) std(?:out|err) [FP] "
     r"|\[\d{1,6},\d{1,6}\](?:<std(?:out|err|diag)>)?:?"
+    r"|(?:[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} [\d:]{8} \d{4})?\[\d{1,6}\]<std(?:out|err)>:"  # horovodrun
     r"|\[(?:rank|default|local_rank)[ =]?\d{1,6}\]:?"
     r"|\([A-Za-z_][\w.]{0,60} pid=\d{1,10}(?:, ip=[\w.:]{1,40})?\)"
     r"|\d{1,6}:(?= )(?! [^ ,]{1,24}, [^ ,]{1,24} avg)"  # Darknet begins with its step

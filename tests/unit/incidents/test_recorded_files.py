@@ -3,6 +3,8 @@
 import bz2
 import gzip
 import lzma
+import pickle
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import pytest
 
 from mldebug.cli.commands.diagnose import judge, read_evidence
 from mldebug.core.errors import EvidenceError
+from shared.capture.dumps import as_json, calls, dump
 
 LOST = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:31337"
 OWN = "ValueError: bad shard 7"
+_STACK = 'Process {pid}: python train.py\nPython v3.11.9\n\nThread {pid} (idle): "MainThread"\n    all_reduce (torch/distributed/distributed_c10d.py:2806)\n    main (train.py:80)\n'
 STEPS = "".join(f"[rank2]: step {n} loss 5.{n}\n" for n in range(40))
 
 
@@ -124,3 +128,49 @@ def test_a_page_by_itself_is_what_somebody_posted(tmp_path: Path) -> None:
     (tmp_path / "issue.md").write_text(f"### Training dies\n\n```\n{MARKED}```\n")
     assert _named(tmp_path) == [2]
     assert _named(tmp_path / "issue.md") == [2]
+
+
+def _flight_recorders(folder: Path, form: str) -> None:
+    """Dumps of four ranks, of which rank 2 is behind."""
+    for rank in range(4):
+        one = dump(calls(30 if rank != 2 else 29, last="completed" if rank == 2 else "started"))
+        data = as_json(one) if form == "json" else pickle.dumps(one, 2)
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(data)
+
+
+@pytest.mark.parametrize("form", ["pickle", "json"])
+def test_flight_recorder_dumps_alone_are_pointed_to_their_command(
+    tmp_path: Path, form: str
+) -> None:
+    _flight_recorders(tmp_path, form)
+    with pytest.raises(EvidenceError, match=r"Flight Recorder dumps of ranks 0-3") as refused:
+        read_evidence(tmp_path)
+    assert refused.value.way_out == f"type mldebug flight-recorder {tmp_path}"
+
+
+def test_a_tar_of_flight_recorder_dumps_is_to_be_unpacked_first(tmp_path: Path) -> None:
+    (tmp_path / "dumps").mkdir()
+    _flight_recorders(tmp_path / "dumps", "pickle")
+    with tarfile.open(tmp_path / "dumps.tgz", "w:gz") as packed:
+        packed.add(tmp_path / "dumps", "dumps")
+    with pytest.raises(EvidenceError) as refused:
+        read_evidence(tmp_path / "dumps.tgz")
+    assert refused.value.way_out == "unpack it, then type mldebug flight-recorder FOLDER"
+
+
+def test_flight_recorder_dumps_beside_stacks_are_a_gap(tmp_path: Path) -> None:
+    _flight_recorders(tmp_path, "pickle")
+    for rank in range(4):
+        (tmp_path / f"rank{rank}.txt").write_text(_STACK.format(pid=70 + rank, rank=rank))
+    report = judge(read_evidence(tmp_path)).report
+    assert len(report.ranks) == 4
+    hint = next(one for one in report.gaps if one.what == "Flight Recorder dumps")
+    assert hint.way_out == f"type mldebug flight-recorder {tmp_path}"
+
+
+def test_stacks_alone_and_other_unread_files_get_no_such_hint(tmp_path: Path) -> None:
+    """A control: neither a folder of stacks nor a note beside it holds dumps of a Flight Recorder."""
+    for rank in range(4):
+        (tmp_path / f"rank{rank}.txt").write_text(_STACK.format(pid=70 + rank, rank=rank))
+    (tmp_path / "notes_7").write_text("we saw this twice")
+    assert "Flight Recorder dumps" not in {one.what for one in judge(read_evidence(tmp_path)).report.gaps}  # fmt: skip

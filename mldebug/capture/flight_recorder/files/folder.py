@@ -71,6 +71,14 @@ def read_folder(directory: Path) -> FolderRecords:
     return FolderRecords(records, tuple(problems), len(names) - len(found), unusable)
 
 
+def ranks_dumped(where: Path) -> tuple[int, ...]:
+    """The ranks whose Flight Recorder dumps lie in a folder, or of which a file tells that PyTorch's analyser has printed; () where none can be read."""
+    try:
+        return tuple(sorted(read_folder(where).records))
+    except MldebugError:
+        return ()
+
+
 def _read(
     directory: Path, files: list[NamedDump]
 ) -> tuple[dict[str, FlightRecord], dict[str, str]]:

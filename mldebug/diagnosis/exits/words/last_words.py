@@ -83,6 +83,7 @@ _LIBRARY_ENDS = re.compile(
 _TORN_DOWN = re.compile(
     r"Watchdog caught collective operation timeout|we are taking the entire process down|watchdog thread terminated with exception: \[Rank \d{1,7}\] Watchdog caught"
 )
+_TIMED_OUT = re.compile(r"Watchdog caught collective operation timeout")
 # Logged by a handler when the signal comes, and not where it is installed
 _STOPPED = re.compile(
     r"\b(?:caught|received|got)\b.{0,30}\b(?:SIG(?:TERM|INT|HUP|USR[12])|signal:? (?:1|2|10|12|15))\b"
@@ -323,6 +324,8 @@ def error_of(
     if quote is not None:
         return error_of_quote(quote, words, error, lines, source)
     blame = blame_of(words, place)
+    if blame is Blame.OWN and any(map(_TIMED_OUT.search, before[-BEFORE:])):
+        blame = Blame.UNCLEAR  # its watchdog aborted what it waited in: the error may come of that
     if blame is Blame.UNCLEAR and any(
         map(accuses_others, warnings_before(words, before, len(before)))
     ):

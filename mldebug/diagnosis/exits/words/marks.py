@@ -57,8 +57,8 @@ MAX_LINE = (
     4096  # characters of a line, or of the text of one error: to judge each costs up to 30 µs
 )
 _TAG = re.compile(
-    r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?:mpirank:)?(?P<task>\d{1,7})(?:,[\w.-]{1,80})?\]<std(?:out|err|diag)>:(?(prte) ?)"
-)
+    r"\[(?:(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?:mpirank:)?)?(?P<task>\d{1,7})(?:,[\w.-]{1,80})?\]<std(?:out|err|diag)>:(?(prte) ?)"
+)  # of Horovod's own launcher without a job before the task: `[3]<stderr>:`
 # srun -l, and Intel MPI's and MPICH's -prepend-rank
 _LABEL = re.compile(r" *(?:(?=\d{1,7}: ?)|\[(?=\d{1,7}\] ))(?P<task>\d{1,7})(?:\]|:) ?")
 

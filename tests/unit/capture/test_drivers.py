@@ -1,0 +1,46 @@
+"""Who gives the ranks their work is no rank beside them, and all that is known of the job where nothing else was dumped."""
+
+from pathlib import Path
+
+import pytest
+
+from mldebug.capture.dump_folder import captures_from_dumps
+
+WORKER = ("all_gather_into_tensor (torch/distributed/distributed_c10d.py:3798)", "update_policy (verl/workers/actor/dp_actor.py:420)", "func (verl/single_controller/ray/base.py:700)", "main_loop (ray/_private/worker.py:946)")  # fmt: skip
+DRIVERS = (
+    ("get_objects (ray/_private/worker.py:900)", "__call__ (verl/single_controller/ray/base.py:50)", "fit (verl/trainer/ppo/ray_trainer.py:1200)"),
+    ("get (ray/_private/worker.py:2800)", "execute_all_sync (verl/single_controller/ray/base.py:610)", "validate (my_trainer.py:40)"),
+    ("sleep (replay.py:31)", "fit (verl/trainer/ppo/ray_trainer.py:1200)", "run (verl/trainer/main_ppo.py:241)", "main_loop (ray/_private/worker.py:946)"),
+)  # fmt: skip
+
+
+def _dump(pid: int, command: str, frames: tuple[str, ...]) -> str:
+    inner = "".join(f"    {one}\n" for one in frames)
+    return (
+        f'Process {pid}: {command}\nPython v3.11.9\n\nThread {pid} (idle): "MainThread"\n{inner}\n'
+    )
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("name", ["driver.txt", "a-head.txt", "z.txt"])
+def test_ranks_keep_their_numbers_beside_their_driver(
+    driver: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(_dump(7, "ray::TaskRunner.run", driver))
+    for rank in range(3):
+        (tmp_path / f"worker{rank}.txt").write_text(_dump(70 + rank, "ray::WorkerDict", WORKER))
+    found = captures_from_dumps(tmp_path)
+    assert {(one.identity.rank, one.identity.pid) for capture in found for one in capture.ranks} == {(0, 70), (1, 71), (2, 72)}  # fmt: skip
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_driver_alone_is_shown(driver: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "driver.txt").write_text(_dump(7, "ray::TaskRunner.run", driver))
+    assert len(captures_from_dumps(tmp_path)[0].ranks) == 1
+
+
+def test_a_worker_below_the_controllers_decorator_is_a_rank(tmp_path: Path) -> None:
+    """A control: what the controller calls in a worker stands in the same file."""
+    for rank in range(3):
+        (tmp_path / f"worker{rank}.txt").write_text(_dump(70 + rank, "ray::WorkerDict", WORKER))
+    assert len(captures_from_dumps(tmp_path)[0].ranks) == 3
