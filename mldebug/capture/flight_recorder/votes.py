@@ -97,13 +97,15 @@ def oldest_pending(group: FlightGroup) -> Collective | None:
 
 
 def views(records: Mapping[int, FlightRecord]) -> tuple[View, ...]:
-    """One `View` of every process group whose members are known. A group that a rank outside of its members has recorded is left
-    out.
+    """One `View` of every process group whose members are known. A group in which a rank outside of its members has called something is
+    left out; that it knows of the group is no harm.
     """
     found: dict[tuple[str, str, str], dict[int, FlightGroup]] = {}
     for rank, record in records.items():
         for group in record.groups:
             key = group.backend, group.name, group.members
+            if not group.enqueued and not group.calls and rank not in members_of(group.members):
+                continue
             if group.members and (key in found or len(found) < MAX_VIEWS):
                 found.setdefault(key, {})[rank] = group
     for (_, name, folded), by_rank in found.items():

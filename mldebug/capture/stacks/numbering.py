@@ -60,13 +60,17 @@ def place_of(name: str) -> Place:
         flags=re.IGNORECASE,
     )
     if match := re.search(
-        r"(?<![a-z])(?<!local[ _.-])(?:global_?)?rank[ _.=-]?(\d{1,7})(?!\d)", stem, re.IGNORECASE
+        r"(?<![a-z])(?<!local[ _.-])(?<!node[ _.-])(?<!group[ _.-])(?<!machine[ _.-])(?:global_?)?rank[ _.=-]?(\d{1,7})(?!\d)",
+        stem,
+        re.IGNORECASE,
     ):
         return Place(name, int(match[1]), "rank")
     if match := _LOCAL.search(stem) or (_LR.search(stem) if host_in(stem) else None):
         return Place(name, int(match[1]))
     if match := re.search(
-        r"(?<![a-z])(?:nodes?|hosts?|gpu-?node|pod)[ _.=-]?(\d{1,7})(?!\d)", stem, re.IGNORECASE
+        r"(?<![a-z])(?:(?:node|group|machine)[ _.-]?rank|nodes?|hosts?|gpu-?node|pod)[ _.=-]?(\d{1,7})(?!\d)",
+        stem,
+        re.IGNORECASE,
     ):
         return Place(name, int(match[1]), "node")
     match = re.search(r"(?<!\d)(\d{1,7})$", stem)

@@ -88,7 +88,7 @@ COMMANDS: tuple[tuple[ProcessKind, re.Pattern[str]], ...] = tuple(
 
 _CHILD = re.compile(r"(?:.*/)?(?:multiprocessing|multiprocess)/process\.py")
 _TRAINING = re.compile(
-    r"(?:.*/)?(?:torch/(?:distributed/(?!elastic|launcher|run\.py|launch\.py)|nn/|autograd/|cuda/|optim/)|deepspeed/(?!launcher)|megatron/"
+    r"(?:.*/)?(?:torch/(?:distributed/(?!elastic|launcher|run\.py|launch\.py)|nn/|autograd/|cuda/|optim/|utils/data/dataloader\.py)|deepspeed/(?!launcher)|megatron/"
     r"|distributed/nanny\.py|accelerate/(?!commands)|lightning|pytorch_lightning|transformers/|jax/|jaxlib/|horovod/(?!runner)|composer/(?!cli)).*"
 )
 _DASK_TASKS = re.compile(r"Dask-\w{1,20}-Threads")  # of a worker of Dask, with a nanny or without

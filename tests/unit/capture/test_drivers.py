@@ -44,3 +44,19 @@ def test_a_worker_below_the_controllers_decorator_is_a_rank(tmp_path: Path) -> N
     for rank in range(3):
         (tmp_path / f"worker{rank}.txt").write_text(_dump(70 + rank, "ray::WorkerDict", WORKER))
     assert len(captures_from_dumps(tmp_path)[0].ranks) == 3
+
+
+def test_a_rank_that_waits_for_its_loader_is_one_whatever_its_script(tmp_path: Path) -> None:
+    loader = ("_try_get_data (torch/utils/data/dataloader.py:1251)", "__next__ (torch/utils/data/dataloader.py:708)", "fit (loop.py:9)")  # fmt: skip
+    for rank in range(4):
+        command, frames = ("python a.py", loader) if rank == 2 else ("python b.py", WORKER[:1])
+        (tmp_path / f"rank{rank}.txt").write_text(_dump(70 + rank, command, frames))
+    assert len(captures_from_dumps(tmp_path)[0].ranks) == 4
+
+
+def test_a_strange_program_is_none(tmp_path: Path) -> None:
+    """A control: another script, which waits for nothing of a training."""
+    for rank in range(4):
+        command, frames = ("python a.py", ("serve (web.py:9)",)) if rank == 2 else ("python b.py", WORKER[:1])  # fmt: skip
+        (tmp_path / f"rank{rank}.txt").write_text(_dump(70 + rank, command, frames))
+    assert len(captures_from_dumps(tmp_path)[0].ranks) == 3

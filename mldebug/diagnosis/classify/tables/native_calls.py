@@ -189,7 +189,7 @@ SLEEPS = re.compile(r"(?:_{1,2}|__GI_+)?(?:libc_|clock_)?nanosleep\w*|(?:__)?u?s
 STREAM_CALLS = re.compile(r"(?:_{1,2})?(?:libc_|GI_+)*(?:read|write)(?:_nocancel)?")
 STREAMS = re.compile(
     r"(?:_{1,2})?(?:IO_\w+|f(?:read|write|gets|getc|flush|puts)\w*|getdelim|getline)|std::(?:__)?basic_(?:file|i?o?f?stream)\w*.*"
-    r"|_io_FileIO_\w+|_Py_(?:read|write)(?:_\w+)?"
+    r"|_io_FileIO_\w+|_Py_(?:read|write)(?:_\w+)?|H5FD_\w+|gz(?:_load|read|write)\w*|(?:unix|seekAnd)(?:Read|Write)|arrow::internal::File(?:Read|Write)\w*.*"
 )
 """What reads and writes files: below it a read is none of a socket."""
 

@@ -98,6 +98,10 @@ _QUOTED = re.compile(
 )
 # Bytes that make no sense: read from another process they are that one's, which died while it wrote or was in another call
 _OF_BYTES = re.compile(r"_?pickle\.\w+|struct\.error|zlib\.error|json\.decoder\.\w+|Unicode\w+")
+# Something is not among what was received: its sender may not have sent it
+_MISSING = ("KeyError", "IndexError")
+# A stream ended before its message: who writes into it may be gone
+_ENDED = re.compile(r"\b\d{1,12} bytes read on a total of \d|\b(?:0|zero) bytes (?:read|received)\b|\b(?:unexpected|premature) (?:end of stream|EOF|eof)\b|\bstream (?:was )?(?:closed|ended)\b")  # fmt: skip
 _OF_FILES = ("FileNotFoundError", "FileExistsError", "PermissionError", "BlockingIOError")
 _ERRNO = re.compile(
     r"\[Errno (?:1|2|5|6|7|9|11|12|13|14|16|17|18|19|20|21|22|23|24|26|27|28|30|36|39|40|95|98|99|116|122)\]"
@@ -180,6 +184,7 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
         return _of_statement(words, unclear=True)
     if kind is ErrorType.LOCAL and not (in_vain and name in _OF_FILES):
         garbled = place.group and _OF_BYTES.fullmatch(name) is not None
+        garbled = garbled or (place.of_received and name in _MISSING)
         return Blame.UNCLEAR if garbled or _DIFFER.match(words) else Blame.OWN
     if _EITHER.search(words):
         return Blame.UNCLEAR
@@ -201,7 +206,8 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
         return Blame.PEER
     not_of_itself = in_vain or not itself or not _OF_ITS_DATA.search(spaced(words))
     unforeseen = (bare or place.own_raise) and not_of_itself
-    shared = kind is ErrorType.SHARED or others or place.group or place.unknown
+    ended = _ENDED.search(words) is not None
+    shared = kind is ErrorType.SHARED or ended or others or place.group or place.unknown
     return _of_library(words, shared=shared or unforeseen)
 
 

@@ -48,6 +48,8 @@ _OVER = re.compile(
 _REPEATED = re.compile(
     r" ?(?:\x1b\[[\d;]{1,20}m)?\[repeated \d{1,7}x across (?:all nodes|cluster)\].{0,300}$"
 )
+# A second mark behind a traceback's head or an ended word: two ranks have written at once
+_JOINED = re.compile(r"(?<=[\w).:])\[rank(?P<number>\d{1,7})\]:")
 # Composer's launcher shows what each rank that failed has written
 _SECTION = re.compile(
     r"-{5,40}(?P<edge>Begin|End) global rank (?P<number>\d{1,7}) STD(?:ERR|OUT)-{5,40}$"
@@ -81,7 +83,7 @@ def take_apart(
     mpirun), by whose number lines may be marked.
     """
     folded: set[str] = set()
-    unwrapped = [(part, _is_folded(line)) for line in lines for part in _unwrapped(line)]
+    unwrapped = [(part, _is_folded(line)) for line in lines for whole in _unwrapped(line) for part in _parted(whole)]  # fmt: skip
     lines = [part for part, _ in unwrapped]
     by_rank: dict[int, list[str]] = {}
     shared: list[str] = []
@@ -98,6 +100,15 @@ def take_apart(
         every.append(text)
     own = {rank: tuple(some) for rank, some in by_rank.items()}
     return LogWords(by_rank=own, shared=tuple(shared), every=tuple(every), folded=frozenset(folded))
+
+
+def _parted(line: str) -> Sequence[str]:
+    """The lines of two ranks that were written into one, the second right behind what ends the first; else the line."""
+    begins = _MARK.match(line)
+    joined = _JOINED.search(line, 0, MARKED_WITHIN) if begins and begins["role"] == "rank" else None
+    if begins is None or joined is None or joined["number"] == begins["number"]:
+        return (line,)
+    return (line[: joined.start()], line[joined.start() :])
 
 
 def _is_folded(line: str) -> bool:

@@ -42,6 +42,11 @@ _CALL = re.compile(
 _AWAITS = re.compile(
     r"\.(?:wait|result|join|recv\w{0,12}|send\w{0,12}|sync\w{0,12}|exchange|rendezvous|connect)\("
 )
+# In the job's own code: a look into what other ranks have sent
+_RECEIVED = re.compile(
+    r"\b\w{0,40}(?:received|gathered|recv|from_ranks?|from_peers?|by_rank|per_rank|of_rank|all_ranks|peer_)\w{0,40}\[|\[\w{0,40}(?:src|source|peer|remote|other|sender)_?(?:rank|id)?\w{0,10}\]",
+    re.IGNORECASE,
+)
 _RAISED = re.compile(r"(?:^|\W)(?:raise|assert) (?=\S)")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/lib64/python\d")
 
@@ -52,7 +57,8 @@ class RaisedIn(NamedTuple):
     `group`: in code through which ranks communicate, or in a call of it. `unknown`: in an installed
     package of which nothing is known. `own_raise`: by a `raise` in the job's own code. `stated`: by
     a `raise` or `assert` anywhere, so that a person has written its words. `source`: that line.
-    `opened`: where memory that another process has shared is opened.
+    `opened`: where memory that another process has shared is opened. `of_received`: in a line of the job's own code that takes a part
+    of what other ranks have sent.
     """
 
     group: bool = False
@@ -61,6 +67,7 @@ class RaisedIn(NamedTuple):
     stated: bool = False
     source: str = ""
     opened: bool = False
+    of_received: bool = False
 
 
 NOWHERE = RaisedIn()
@@ -85,4 +92,5 @@ def raised_in(lines: Sequence[str], start: int, end: int) -> RaisedIn:
         stated=raised,
         source=source.strip() if raised else "",
         opened=_OPENED.search(f"{lines[at]}\n{source}") is not None,
+        of_received=not raised and not installed and _RECEIVED.search(source) is not None,
     )

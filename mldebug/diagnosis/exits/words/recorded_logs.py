@@ -40,6 +40,9 @@ from mldebug.diagnosis.exits.words.output import (
 RECORDED = "recorded"
 LAST_LINES = 40
 MOST_RANKS = 4096  # of one log: each has a row in the report
+OTHERS_MARKED = (
+    2  # ranks whose marks in a log show that no single rank writes to it; one may be quoted
+)
 MOST_LOCAL = 64  # ranks of a node
 FAILED = 1 << 8  # a wait(2) status: what a launcher leaves with whose rank has failed
 _LAUNCHERS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -174,19 +177,18 @@ def _outputs(
     logs: Sequence[RecordedLog], locals_: Mapping[int, int], launcher: str
 ) -> list[LogOutput]:
     tasks = range(MAX_RANK) if launcher in (*TASKED, "environment") else ()
+    taken = [(one, take_apart(one.lines, locals_, tasks)) for one in logs]
     return [
-        LogOutput(
-            path=one.name,
-            owner=_owner(one, locals_),
-            words=take_apart(one.lines, locals_, tasks),
-        )
-        for one in logs
+        LogOutput(path=one.name, owner=_owner(one, locals_, words.by_rank), words=words)
+        for one, words in taken
     ]
 
 
-def _owner(log: RecordedLog, locals_: Mapping[int, int]) -> int | None:
+def _owner(log: RecordedLog, locals_: Mapping[int, int], marked: Collection[int]) -> int | None:
+    """The only rank that writes to the log, by its name; not where lines in it are marked by several others, as the name may be that of a node or of a run."""
     folder = _LOG_FOLDER.search(log.name)
-    return locals_.get(int(folder["local"])) if log.rank is None and folder else log.rank
+    owner = locals_.get(int(folder["local"])) if log.rank is None and folder else log.rank
+    return owner if len(set(marked) - {owner}) < OTHERS_MARKED else None
 
 
 def _table(lines: Iterable[str]) -> Iterable[_FailureRow]:
