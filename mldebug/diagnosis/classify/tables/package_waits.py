@@ -75,6 +75,7 @@ PACKAGE_WAITS: tuple[PackageWait, ...] = (
     PackageWait("torch", _PT, "torch/distributed/algorithms/join.py", ("notify_join_context", "_get_num_nonjoined_procs"), "device"),
     PackageWait("torch", _PT, "torch/nn/utils/clip_grad.py", ("clip_grad_norm_", "_get_total_norm", "_clip_grads_with_norm_"), "device"),
     PackageWait("torch", _PT, "torch/amp/grad_scaler.py", ("_maybe_opt_step", "get_scale", "_get_growth_tracker"), "device"),
+    PackageWait("torch", _PT, "torch/utils/tensorboard/_convert_np.py", ("_prepare_pytorch",), "device", "a read of a tensor"),
     PackageWait("torch", _PT, "torch/_tensor.py", ("__format__", "__array__", "__contains__", "__iter__"), "device", "a read of a tensor"),
     # Megatron-Core
     PackageWait("megatron-core", _MC, f"{MCORE}/pipeline_parallel/p2p_communication.py", ("_communicate", "_communicate_shapes", "_p2p_ops", "_batched_p2p_ops"), "transfer", "recv or send"),

@@ -98,8 +98,8 @@ _QUOTED = re.compile(
 )
 # Bytes that make no sense: read from another process they are that one's, which died while it wrote or was in another call
 _OF_BYTES = re.compile(r"_?pickle\.\w+|struct\.error|zlib\.error|json\.decoder\.\w+|Unicode\w+")
-# Something is not among what was received: its sender may not have sent it
-_MISSING = ("KeyError", "IndexError")
+# What no other rank can have caused, wherever it was raised
+_ALONE = re.compile(r"(?:\w{1,40}\.){0,3}(?:Name|UnboundLocal|Import|ModuleNotFound|Syntax|Indentation|Recursion|NotImplemented|ZeroDivision|Memory|OutOfMemory)Error")  # fmt: skip
 # A stream ended before its message: who writes into it may be gone
 _ENDED = re.compile(r"\b\d{1,12} bytes read on a total of \d|\b(?:0|zero) bytes (?:read|received)\b|\b(?:unexpected|premature) (?:end of stream|EOF|eof)\b|\bstream (?:was )?(?:closed|ended)\b")  # fmt: skip
 _OF_FILES = ("FileNotFoundError", "FileExistsError", "PermissionError", "BlockingIOError")
@@ -155,14 +155,23 @@ _TRAPPED = re.compile(
 )
 
 
-@lru_cache(maxsize=64)  # all ranks of a job that lost a peer say the same
 def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
-    """Whether an error is a failure of the rank itself or of another rank.
+    """Whether an error is a failure of the rank itself or of another rank. One about what others have sent may be of either.
 
     `words`: its whole text, with NCCL's `Last error:`.
 
     `place`: where it was raised; not needed for errors of libraries or of the kernel.
     """
+    found = _told_by(words, place)
+    if found is not Blame.OWN or not place.of_received or _ALONE.fullmatch(name_of_type(words)):
+        return found
+    by_machine = any(one.search(words) for one in (_ERRNO, _DEVICE))
+    return Blame.OWN if by_machine else Blame.UNCLEAR
+
+
+@lru_cache(maxsize=64)  # all ranks of a job that lost a peer say the same
+def _told_by(words: str, place: RaisedIn) -> Blame:
+    """Whose failure an error is by its type, its text and the frame in which it was raised."""
     name = name_of_type(words)
     kind = type_of(name)
     if kind in (ErrorType.STATED, ErrorType.SYSTEM) and _ENFORCED.match(words):
@@ -184,7 +193,6 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
         return _of_statement(words, unclear=True)
     if kind is ErrorType.LOCAL and not (in_vain and name in _OF_FILES):
         garbled = place.group and _OF_BYTES.fullmatch(name) is not None
-        garbled = garbled or (place.of_received and name in _MISSING)
         return Blame.UNCLEAR if garbled or _DIFFER.match(words) else Blame.OWN
     if _EITHER.search(words):
         return Blame.UNCLEAR

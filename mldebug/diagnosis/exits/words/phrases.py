@@ -45,6 +45,7 @@ RELAYED: tuple[str, ...] = (
     r"Worker failed with error|stack trace (?:\(?above\)? )?for the root cause|See root cause above|Engine core initialization failed",  # vLLM
     r"there are other ranks that (?:didn't|did not) finish|\bRank \d{1,7} scheduler died\b",  # SGLang
     r"\bOn WorkerInfo\(id=\d|A remote actor call has failed|ray::[\w.<>]{1,200}\(\) ?\(pid=|inspect the previous error messages for a cause",
+    r"\S \[rank\d{1,7}\]: ?\S",  # a marked line of another rank inside the text
     r"\bprocess \d{1,7} terminated with (?:the following error|exit code|signal)|-- Process \d{1,7} terminated",
 )
 
@@ -217,6 +218,7 @@ UNCLEAR: tuple[str, ...] = (
 # those that come at one time another run might name another
 CONTESTED: tuple[str, ...] = (
     r"^FileExistsError\b|^(?:\w{1,40}\.){0,4}(?:Already)?Lock\w{0,20}(?::|\s*$)|\[Errno (?:17|26|39)\]|\[Errno 2\] .{0,300}' -> '|\[Errno 16\].{0,300}\.nfs\d",
+    r"^FileNotFoundError\b.{0,300}\.(?:done|ready|flag|ok|complete[d]?|finished|started|marker|sync|success)'",  # what another process writes when it is so far
     r"\bunable to lock file|\bdatabase (?:table )?is locked|\block\b.{0,200}\bcould not be acquired|\b(?:could not|failed to|unable to|cannot) (?:acquire|obtain|get|take) .{0,60}\block\b",
     r"\b(?:is|already) (?:in use|locked|held|opened) by (?:another|some other|a different|other|PID|process)\b",
     r"\bdevices?(?:\(s\))? (?:are|is|is/are) busy or unavailable|\balready in use by another (?:client|process)",

@@ -42,9 +42,11 @@ _CALL = re.compile(
 _AWAITS = re.compile(
     r"\.(?:wait|result|join|recv\w{0,12}|send\w{0,12}|sync\w{0,12}|exchange|rendezvous|connect)\("
 )
-# In the job's own code: a look into what other ranks have sent
+# In the job's own code: a line that handles what other ranks have sent, or what a store holds
 _RECEIVED = re.compile(
-    r"\b\w{0,40}(?:received|gathered|recv|from_ranks?|from_peers?|by_rank|per_rank|of_rank|all_ranks|peer_)\w{0,40}\[|\[\w{0,40}(?:src|source|peer|remote|other|sender)_?(?:rank|id)?\w{0,10}\]",
+    r"\b\w{0,40}(?:received|gathered|recvd?_|_recvd?|from_ranks?|from_peers?|by_rank|per_rank|of_ranks?|all_ranks|peer_)\w{0,40}"
+    r"|\[\w{0,40}(?:src|source|peer|remote|other|sender)_?(?:rank|id)?\w{0,10}\]"
+    r"|\b\w{0,20}store\.(?:get|multi_get|wait)\(|\bkv\w{0,12}\.get\(|key_value_(?:try_)?get\w{0,12}\(",
     re.IGNORECASE,
 )
 _RAISED = re.compile(r"(?:^|\W)(?:raise|assert) (?=\S)")
@@ -57,8 +59,8 @@ class RaisedIn(NamedTuple):
     `group`: in code through which ranks communicate, or in a call of it. `unknown`: in an installed
     package of which nothing is known. `own_raise`: by a `raise` in the job's own code. `stated`: by
     a `raise` or `assert` anywhere, so that a person has written its words. `source`: that line.
-    `opened`: where memory that another process has shared is opened. `of_received`: in a line of the job's own code that takes a part
-    of what other ranks have sent.
+    `opened`: where memory that another process has shared is opened. `of_received`: below a line of the job's own code that handles
+    what other ranks have sent.
     """
 
     group: bool = False
@@ -92,5 +94,13 @@ def raised_in(lines: Sequence[str], start: int, end: int) -> RaisedIn:
         stated=raised,
         source=source.strip() if raised else "",
         opened=_OPENED.search(f"{lines[at]}\n{source}") is not None,
-        of_received=not raised and not installed and _RECEIVED.search(source) is not None,
+        of_received=_RECEIVED.search(_own_source(lines, start, end)) is not None,
     )
+
+
+def _own_source(lines: Sequence[str], start: int, end: int) -> str:
+    """The line of source of the innermost frame that is of no installed package; "" where it is not shown, or is a `raise`."""
+    frames = (at for at in range(end - 1, start, -1) if 'File "' in lines[at] and not _INSTALLED.search(lines[at]))  # fmt: skip
+    at = next(frames, end)
+    source = lines[at + 1] if at + 1 < end else ""
+    return "" if _RAISED.search(source) else source
