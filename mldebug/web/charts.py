@@ -73,8 +73,8 @@ def charts(history: RunHistory) -> tuple[Chart, ...]:
 
 
 def sparklines(history: RunHistory) -> tuple[Chart, ...]:
-    """The loss, and what shows the speed best."""
-    speed = next((name for name in SPARKLINES if name in history.columns), "")
+    """The loss, and what shows the speed best: if the run tells no speed, how fast its steps came."""
+    speed = next((name for name in SPARKLINES if name in history.columns), STEP_SECONDS)
     found = (_chart(history, name, FEW) for name in (LOSS, speed))
     return tuple(one for one in found if one is not None)
 

@@ -72,6 +72,7 @@ class PastRunPageData(msgspec.Struct, frozen=True, kw_only=True):
     facts: tuple[RunFact, ...]
     goodput: tuple[str, ...]  # how it ended and where its GPU hours went
     charts: tuple[Chart, ...]
+    no_charts: str  # what is said where there are none
     span: str
     events: tuple[EventLine, ...]
     reports: tuple[IncidentRow, ...]
@@ -118,6 +119,7 @@ def past_page(request: PageRequest) -> PastRunPageData | None:
         facts=tuple(_facts(known, history)),
         goodput=_goodput(id, snapshot),
         charts=charts(history) if history else (),
+        no_charts="It was too short for charts." if history else "No figures of it are kept.",
         span=span_words(history) if history else "",
         events=event_lines(history) if history else (),
         reports=rows_of(mine[:REPORTS], snapshot),

@@ -98,6 +98,7 @@ class AgentLoop:
             self._turn()
         self.notifier.send("STOPPING=1", "STATUS=stopping")
         self._parts.exit_watch.close()
+        self.monitors.end()
         self._parts.recovery.end(self._all)
 
     def stop(self) -> None:

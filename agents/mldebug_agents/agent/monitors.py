@@ -117,6 +117,10 @@ class Monitors:
             )
             self.records.tick(state.jobs, state.found.programs, state.exits)
 
+    def end(self) -> None:
+        """Have stored what else is stored only now and then: the agent ends by itself."""
+        self.scalars.end()
+
     def on_result(self, result: Result, state: LoopState) -> bool:
         """Pass the result of a worker to the monitor that owns the worker; False where no monitor does."""
         if result.worker in self.hardware.workers:

@@ -110,6 +110,11 @@ class ScalarMonitor:
             self._store_due = steady + STORE_EVERY
             self._keep()
 
+    def end(self) -> None:
+        """Have the histories stored for the last time: this agent ends by itself."""
+        if self._restored:
+            self._keep()
+
     def show(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the histories, the newest events of each run, and what was stored and cannot be used."""
         self._states = {run.id: run for run in snapshot.runs}

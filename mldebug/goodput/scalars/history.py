@@ -11,7 +11,7 @@ from math import isfinite
 
 import msgspec
 
-from mldebug.goodput.scalars.model import ACTIVITY, SERIES, TrainingEvent
+from mldebug.goodput.scalars.model import ACTIVITY, SERIES, STEP_SECONDS, TrainingEvent
 
 EVERY = 10.0  # seconds between two rows
 MOST_ROWS = 480
@@ -42,10 +42,26 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int] = {}  # by kind of event: how many since the agent met the run
 
     def series(self, name: str) -> Iterator[tuple[float, float | None]]:
-        """The times and values of one figure, in which None is a gap; nothing for a figure that never came."""
+        """The times and values of one figure, in which None is a gap; nothing for a figure that never came.
+
+        Seconds per step that no log and no hook has told are how fast the steps came.
+        """
         if name in ACTIVITY:
             return zip(self.activity_times, self.activity.get(name, ()), strict=False)
+        if name == STEP_SECONDS and name not in self.columns:
+            return self._paces()
         return zip(self.times, self.columns.get(name, ()), strict=False)
+
+    def _paces(self) -> Iterator[tuple[float, float | None]]:
+        """Seconds per step from each row to the next one, None where the steps began anew. Without the last row, whose step is that of a
+        moment, while those before have the last step of all their `EVERY` seconds.
+        """
+        rows = [
+            (at, step) for at, step in zip(self.times, self.steps, strict=False) if step is not None
+        ]
+        for (before, first), (at, step) in pairwise(rows[:-1]):
+            if step != first:
+                yield at, (at - before) / (step - first) if step > first else None
 
     @property
     def span(self) -> tuple[float, float] | None:

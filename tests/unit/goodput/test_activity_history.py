@@ -99,6 +99,29 @@ def test_a_run_without_any_figure_has_its_silence_kept() -> None:
     assert node.history.span == (BEGAN + 105, BEGAN + 135)
 
 
+def test_what_came_seconds_before_the_agent_ended_by_itself_is_there_afterwards() -> None:
+    """The run ends, too, and is not found any more: nothing would store it again."""
+    node = Node()
+    for step in range(5):
+        node.look(step, 1.0, loss=2.0)
+    before = node.history
+    node.monitor.end()
+    node.begin_agent()
+    node.leave(5)
+    assert (node.history.times, node.history.columns) == (before.times, before.columns)
+
+
+def test_an_agent_that_ends_before_it_has_read_what_is_stored_writes_nothing_over_it() -> None:
+    node = Node()
+    for step in range(5):
+        node.look(step, 1.0, loss=2.0)
+    node.monitor.end()
+    stored = dict(node.store.values)
+    node.begin_agent()
+    node.monitor.end()
+    assert node.store.values == stored
+
+
 def test_it_is_bounded_and_survives_the_runs_end_and_the_agents() -> None:
     node = Node()
     for step in range(3000):

@@ -40,15 +40,39 @@ def test_a_gap_in_the_middle_parts_the_line() -> None:
     table = HistoryTable()
     for n in range(30):
         table.add(100.0 * n, n, {"loss": math.inf if 10 <= n < 20 else 2.0 + n})
-    (loss,) = charts(made("r", table))
+    loss, _ = charts(made("r", table))
     assert len(loss.lines) == 2
+
+
+def test_a_run_that_tells_no_step_time_has_a_chart_of_how_fast_its_steps_came() -> None:
+    """A line each second and a step in each; after 300 s a step needs 4 s, and at 600 s it begins anew at step 100."""
+    table = HistoryTable()
+    for second in range(900):
+        step = second if second < 300 else 300 + (second - 300) // 4 if second < 600 else 100 + (second - 600) // 4  # fmt: skip
+        table.add(1e9 + second, step, {"loss": 2.0})
+    found = made("r", table)
+    paces = [(at - 1e9, value) for at, value in found.series("step_seconds")]
+    assert {value for at, value in paces if at < 300} == {1.0}
+    assert all(value and 3 <= value <= 5.1 for at, value in paces if 310 < at < 590)
+    assert [at for at, value in paces if value is None] == [600]
+    assert all(value and 3 <= value <= 5.1 for at, value in paces if at > 620)
+    chart = next(one for one in charts(found) if one.label == "seconds per step")
+    assert len(chart.lines) == 2
+    assert [one.label for one in sparklines(found)] == ["loss", "seconds per step"]
+
+
+def test_a_step_time_that_the_run_tells_is_shown_as_it_tells_it() -> None:
+    table = HistoryTable()
+    for n in range(50):
+        table.add(1e9 + 20 * n, n, {"step_seconds": 0.5})
+    assert {value for _, value in made("r", table).series("step_seconds")} == {0.5}
 
 
 def test_a_spike_does_not_flatten_the_rest() -> None:
     table = HistoryTable()
     for n in range(200):
         table.add(100.0 * n, n, {"loss": 1e300 if n == 100 else 2.0 + n % 2})
-    (loss,) = charts(made("r", table))
+    loss = charts(made("r", table))[0]
     heights = [float(point.split(",")[1]) for point in loss.lines[0].split()]
     assert max(heights) - min(heights) > HEIGHT / 2
     assert loss.high == "1e+300"

@@ -72,6 +72,14 @@ def test_each_thing_that_is_kept_is_shown_without_the_others() -> None:
     assert page(nothing, "", REPORT) == ""
 
 
+def test_a_run_of_seconds_says_that_it_was_too_short_for_charts() -> None:
+    table = HistoryTable()
+    table.add(AT - 3600, 5, {"loss": 2.0})
+    text = text_of(page(kept(histories=(made("5c01", table),))))
+    assert "It was too short for charts." in text
+    assert "No figures of it are kept." not in text
+
+
 def test_a_run_that_lives_has_its_own_page() -> None:
     found = kept()
     assert past_page(PageRequest(snapshot=found, id="7f3a")) is None
