@@ -54,7 +54,7 @@ def _main(verbs: list[str], texts: dict[str, str], version: str, date: str) -> s
         lines += [".TP", f".BR mldebug\\-{escaped(verb)} (1)", escaped(summary(first))]
     lines += [".SH EXIT STATUS"]
     meanings = ("fine, or there is nothing to look at", "a stall or a failed check was found",
-                "wrong usage or config", "a permission or a tool is missing")  # fmt: skip
+                "wrong usage or config", "it could not be done: a permission, a tool or an answer is missing")  # fmt: skip
     for code, meaning in enumerate(meanings):
         lines += [".TP", f"{code}", meaning]
     return "\n".join(lines) + "\n"

@@ -20,7 +20,7 @@ HEAD = """# Commands
 | 0 | fine, or there is nothing to look at |
 | 1 | a stall or a failed check was found |
 | 2 | wrong usage or config |
-| 3 | a permission or a tool is missing |
+| 3 | it could not be done: a permission, a tool or an answer is missing |
 | 70 | mldebug itself failed: an error of its own, or its output cannot be written |
 
 `mldebug run` returns the job's own.

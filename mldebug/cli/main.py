@@ -61,7 +61,7 @@ Exit codes:
   0  fine, or there is nothing to look at
   1  a stall or a failed check was found
   2  wrong usage or config
-  3  a permission or a tool is missing
+  3  it could not be done: a permission, a tool or an answer is missing
   70 mldebug itself failed: an error of its own, or its output cannot be written
 """
 VERB_WIDTH = 15
@@ -201,7 +201,7 @@ def _explain(error: Exception, debug: bool) -> int:
             if isinstance(error, click.UsageError) and error.ctx
             else "mldebug"
         )
-        _say(error.format_message(), f"{path} --help")
+        _say(" ".join(error.format_message().split()), f"{path} --help")
         return int(ExitCode.USAGE)
     if isinstance(error, OSError) and (
         error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,7 +1,8 @@
 """The error tree. Every error says what happened and the way out; the class sets the exit code.
 
-    MldebugError                 1
+    MldebugError                 3   what was asked could not be done
     ├── NothingFoundError        0   there is nothing to look at
+    ├── FailedCheckError         1   a check has failed, or the job is stalled
     ├── UsageError               2   wrong arguments
     │   ├── ConfigError          2   a config that cannot be obeyed (all problems at once)
     │   └── EvidenceError        2   a capture, report or folder that cannot be read
@@ -31,7 +32,7 @@ class MldebugError(Exception):
     `message` is one sentence without a final newline; `way_out` says what to do next ("" when nothing can be).
     """
 
-    exit_code: ExitCode = ExitCode.FOUND
+    exit_code: ExitCode = ExitCode.MISSING
 
     def __init__(self, message: str, way_out: str = "") -> None:
         super().__init__(message)
@@ -43,6 +44,12 @@ class NothingFoundError(MldebugError):
     """There is nothing to look at, and the user asked for nothing by name: an answer with exit code 0, not a failure."""
 
     exit_code = ExitCode.FINE
+
+
+class FailedCheckError(MldebugError):
+    """A check that the user asked for has failed, or his job is stalled: what a script that calls people waits for."""
+
+    exit_code = ExitCode.FOUND
 
 
 class UsageError(MldebugError):

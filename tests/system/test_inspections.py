@@ -119,12 +119,12 @@ def test_ranks_on_two_hosts_are_profiled_from_any_host(tmp_path: Path) -> None:
         names = {one.name for one in evidence(here.agents["n3"])}
         assert {"capture-n2.json", "profile-rank2.trace.json.gz", "profile.txt", "profile.json"} <= names  # fmt: skip
         memory = here.answer("n3", "memory", "--job", JOB, "--ranks", "1")
-        assert (memory["code"], memory["folder"]) == (1, "")
+        assert (memory["code"], memory["folder"]) == (3, "")
         (holders,) = memory["ranks"]
         assert (holders["rank"], holders["node"]) == (1, "n1")
         assert "was not started with `mldebug run --memory-history`" in holders["failure"]
         refused = here.ask("n3", "profile", "--job", JOB, "--ranks", "2,4")
-        assert (refused.returncode, refused.stdout) == (1, "")
+        assert (refused.returncode, refused.stdout) == (3, "")
         assert "no node shows rank 4 of it" in refused.stderr
         here.goes_on()
         assert left(here) == []
@@ -148,7 +148,7 @@ def test_a_job_that_ends_meanwhile_is_told_by_rank(tmp_path: Path) -> None:
         for pid in ranks_of(here.events):
             os.kill(pid, signal.SIGKILL)
         answer = reply.result()
-        assert (answer["code"], answer["folder"]) == (1, ""), answer
+        assert (answer["code"], answer["folder"]) == (3, ""), answer
         whys = {one["rank"]: one["failure"] for one in answer["profiles"]}
         assert whys.keys() == {0, 2}
         assert set(whys.values()) == {"it ended meanwhile"}
@@ -221,7 +221,7 @@ def test_everybody_has_jobs_of_his_own_profiled_and_no_others() -> None:
             assert profile["samples"]["samples"] > 10
             assert "no training job can be seen on this node" in by("bob").stderr
             stranger = by("bob", "--cluster")
-            assert (stranger.returncode, stranger.stdout) == (1, "")
+            assert (stranger.returncode, stranger.stdout) == (3, "")
             assert "none of your runs match light.py" in stranger.stderr
             root = found["n3"]._run(*words)
             assert root.returncode == 0, root.stderr
@@ -240,7 +240,7 @@ def test_two_who_ask_at_once_and_a_job_without_the_hook(tmp_path: Path) -> None:
         host = here.agents["n2"].host
         wait_for("py-spy to sample it", lambda: sampled(host), 60)
         second = here.ask("n3", *words)
-        assert second.returncode == 1, second.stdout
+        assert second.returncode == 3, second.stdout
         assert "one at a time" in second.stderr
         answer = first.result()
         assert answer["code"] == 0, answer

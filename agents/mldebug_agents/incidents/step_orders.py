@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mldebug.capture.inspection import LEAST_WAIT, MOST_RANKS, MOST_WAIT
-from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.errors import FailedCheckError, MldebugError, UsageError
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.ranksets import fold_ranks, unfold
 from mldebug.core.units import duration_words, parse_duration
@@ -29,7 +29,9 @@ def refuse_if_stalled(state_dir: Path, job: Job, *, here_only: bool) -> None:
     for run in snapshot.runs if snapshot else ():
         if run.incident_kind == "stall" and pids & set(run.ranks.values()):
             why = f"a stall of {job.id} is open (report {run.incident})"
-            raise MldebugError(f"{why}: it is not asked for more", f"mldebug dump --job {job.id}")
+            raise FailedCheckError(
+                f"{why}: it is not asked for more", f"mldebug dump --job {job.id}"
+            )
 
 
 def chosen_ranks(job: Job, wanted: str | None, requests: HookRequests) -> tuple[RankIdentity, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.core.errors import MldebugError
+from mldebug.core.errors import FailedCheckError, MldebugError
 from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
 from mldebug.probes.collectives import CollectiveResult, collective_result
@@ -203,7 +203,7 @@ def check_ended(ended: ChildExit, measurement: Measurement, kept: Mapping[str, s
     if ended.outcome == "cancelled":
         raise BusyError(f"the probe was ended: {ended.reason}", "measure when the node is idle")
     if ended.outcome != "done":
-        raise MldebugError(_sentence(ended), _way_out(ended, kept))
+        raise FailedCheckError(_sentence(ended), _way_out(ended, kept))
     if not measurement.results:
         why = measurement.skipped[0] if measurement.skipped else "no rank reported anything"
         raise MldebugError(f"nothing was measured: {why}", "smaller --sizes, or other --ops")

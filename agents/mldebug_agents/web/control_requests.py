@@ -8,13 +8,20 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from mldebug.core.errors import AccessError, ExitCode, MldebugError, ToolError, UsageError
+from mldebug.core.errors import (
+    AccessError,
+    ExitCode,
+    FailedCheckError,
+    MldebugError,
+    ToolError,
+    UsageError,
+)
 from mldebug_agents.web.listeners import SOCKET
 from mldebug_agents.web.unix_http import UnixConnection
 
 TIMEOUT = 10.0
 MAX_BYTES = 1 << 20
-OK, BAD_REQUEST, FORBIDDEN, NOT_FOUND, CONFLICT = 200, 400, 403, 404, 409
+OK, BAD_REQUEST, FORBIDDEN, NOT_FOUND, CONFLICT, LOCKED = 200, 400, 403, 404, 409, 423
 
 T = TypeVar("T")
 
@@ -28,13 +35,14 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 def carry_out(verb: Callable[[Mapping[str, str]], object], parameters: Mapping[str, str]) -> tuple[int, bytes]:  # fmt: skip
     """Call `verb` with the parameters of a request. Returns HTTP status and JSON body. An MldebugError becomes 400 (wrong
-    usage), 403 (no right) or 409 with an `ErrorAnswer`; other errors are raised.
+    usage), 403 (no right), 423 (the job is stalled) or 409 with an `ErrorAnswer`; other errors are raised.
     """
     try:
         return OK, msgspec.json.encode(verb(parameters))
     except MldebugError as error:
         status = BAD_REQUEST if error.exit_code is ExitCode.USAGE else CONFLICT
         status = FORBIDDEN if isinstance(error, AccessError) else status
+        status = LOCKED if isinstance(error, FailedCheckError) else status
         return status, msgspec.json.encode(ErrorAnswer(error.message, error.way_out))
 
 
@@ -79,13 +87,16 @@ def post_to_agent(
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         raise ToolError(
             f"no agent runs here: nothing answers at {state_dir / SOCKET}",
-            "give its --config where it has another state directory",
+            "start one: mldebug up; or name the --config of one with another state directory",
         ) from None
     except PermissionError:
         raise AccessError(f"{state_dir / SOCKET} is closed to this user", "ask as root") from None
     except (OSError, http.client.HTTPException, msgspec.MsgspecError):
         silent = f"the agent does not answer at {state_dir / SOCKET}"
-        raise MldebugError(silent, "see its log") from None
+        raise MldebugError(
+            silent,
+            "wait a minute; if it stays so, see its log: journalctl -u mldebug, or up.log in its state directory",
+        ) from None
     finally:
         link.close()
     raise _error(answer.status, body)
@@ -100,6 +111,8 @@ def _error(status: int, body: bytes) -> MldebugError:
         return AccessError(error.error or "the agent refuses", error.way_out)
     if status == BAD_REQUEST and error.error:
         return UsageError(error.error, error.way_out)
+    if status == LOCKED:
+        return FailedCheckError(error.error, error.way_out)
     if status in (NOT_FOUND, 405):
         return MldebugError("the agent does not know that: it is older", "restart the agent")
     return MldebugError(error.error or f"the agent answers {status}", error.way_out)

@@ -17,29 +17,37 @@ from mldebug.alerts.model import (
 )
 from mldebug.cli.param_types import CHANNEL
 from mldebug.config.schema import Config, load_config
-from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.errors import FailedCheckError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.plugins import create as create_plugin
 from mldebug.core.progress import progress_line
 from mldebug.core.redact import safe_line
 
+SERVICE = Path("/etc/mldebug/mldebug.yaml")  # what its unit reads
+
 
 @click.command("notify", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--config", required=True, type=click.Path(path_type=Path, readable=False), help="Config file."
+    "--config",
+    type=click.Path(path_type=Path, readable=False),
+    help="Config file; default: that of the node's service.",
 )
-@click.option(
-    "--test", "name", type=CHANNEL, required=True, metavar="CHANNEL", help="The channel's name."
-)
-def command(config: Path, name: str) -> None:
+@click.option("--test", "name", type=CHANNEL, metavar="CHANNEL", help="The channel's name.")
+def command(config: Path | None, name: str | None) -> None:
     """Send a test message to a channel of the config, first as something wrong, then as over.
 
-    Exit code 1: it was not accepted; the reason is told.
+    Exit code 0: both were accepted; 1: one was not, and the reason is printed.
     """
-    settings = load_config(config)
+    if config is None and not SERVICE.exists():
+        raise UsageError(f"there is no {SERVICE} here", "name the config file: --config FILE")
+    settings = load_config(config or SERVICE)
+    if name is None:
+        raise UsageError("which channel is to be tried?", f"add --test NAME: {_choice(settings)}")
     plugin = settings.channels.get(name)
     if plugin is None:
-        raise UsageError(f"there is no channel {safe_line(name, 60)!r} in it", _choice(settings))
+        raise UsageError(
+            f"there is no channel {safe_line(name, 60)!r} in {config or SERVICE}", _choice(settings)
+        )
     channel = create_plugin("channels", plugin.kind, plugin.options)
     for event in _events(time.time()):
         message = message_of(event, platform.node(), settings.events.link, __version__)
@@ -48,7 +56,7 @@ def command(config: Path, name: str) -> None:
                 channel.send(message)
         except (OSError, MessageRefusedError) as error:
             reason = safe_line(str(error), 300)
-            raise MldebugError(f"channel {name}: {reason}", "mend it and try again") from error
+            raise FailedCheckError(f"channel {name}: {reason}", "mend it and try again") from error
         click.echo(f"{name} ({plugin.kind}) has accepted the {event.state} message")
 
 

@@ -106,7 +106,7 @@ def test_a_rank_that_makes_no_step_is_left_alone() -> None:
         job.wait_until_stuck()
         before = descriptors(job)
         answer = mldebug(job, "profile", "--job", job_id(job), "--json", "--wait", "2s")
-        assert answer.code == 1, answer.stdout + answer.stderr
+        assert answer.code == 3, answer.stdout + answer.stderr
         assert json.loads(answer.stdout)["profiles"][0]["failure"] == "no step has ended in 2 s"
         assert left(job) == []
         wait_for("as many files as before", lambda: descriptors(job) == before)
@@ -125,7 +125,7 @@ def test_memory_of_a_job_that_was_not_armed_is_refused_and_the_job_goes_on(
     with running(Plan(world_size=2, hook=hook, options=PACE)) as job:
         job.wait_for_step(5)
         answer = mldebug(job, "memory", "--job", job_id(job))
-        assert answer.code == 1, answer.stdout + answer.stderr
+        assert answer.code == 3, answer.stdout + answer.stderr
         assert why in answer.stdout
         now = max(map(job.step, job.ranks))
         wait_for("more steps", lambda: min(map(job.step, job.ranks)) > now + 5)
@@ -139,7 +139,7 @@ def test_an_untouched_rank_is_sampled_by_one_at_a_time() -> None:
         first = pool.submit(mldebug, job, "profile", "--job", name, "--seconds", "15")
         wait_for("py-spy to sample it", lambda: sampled_by(job.ranks[0]), 60)
         second = mldebug(job, "profile", "--job", name, "--seconds", "1", "--json")
-        assert (second.code, sampled_by(job.ranks[0])) == (1, 1), second.stdout + second.stderr
+        assert (second.code, sampled_by(job.ranks[0])) == (3, 1), second.stdout + second.stderr
         assert "one at a time" in second.report["profiles"][0]["failure"]
         answer = first.result()
         assert answer.code == 0, answer.stdout + answer.stderr

@@ -329,7 +329,7 @@ def test_a_job_that_appears_ends_it_at_once(tmp_path: Path) -> None:
         first_row(probe)
         with light_job(tmp_path / "job") as job:
             code, _, err = probe.end()
-    assert code == 1
+    assert code == 3
     assert f"the probe was ended: the training job {job.name} runs on this node" in err
 
 
@@ -338,7 +338,7 @@ def test_beside_a_job_nothing_starts_unless_told(tmp_path: Path) -> None:
     words = ("--sizes", "1KiB", "--ops", "broadcast")
     with light_job(tmp_path / "job") as job:
         code, _, err = Probe(tmp_path, *words).end()
-        assert code == 1
+        assert code == 3
         assert f"the training job {job.name} runs on this node" in err
         code, out, err = Probe(tmp_path, *words, "--if-idle", "--python", "/bin/false").end()
         assert (code, out) == (0, "")
@@ -353,7 +353,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
     with probing(tmp_path, *ENDLESS) as probe:
         first_row(probe)
         code, _, err = Probe(tmp_path, *MANY).end()
-    assert code == 1
+    assert code == 3
     assert "another probe runs on this node" in err
 
 
@@ -478,7 +478,7 @@ def test_over_nodes_a_job_that_appears_on_one_ends_it_at_once(tmp_path: Path) ->
     finally:
         probe.process.kill()
         probe.process.communicate()
-    assert (code, again) == (1, 1)
+    assert (code, again) == (3, 3)
     assert re.search(r"was ended: node n[12]: a training job runs on this node \(pid \d+\)", err)
     assert re.search(r"a training job runs on n[12] \(pid \d+\)", refused)
 
@@ -525,7 +525,7 @@ def test_a_printed_line_measures_nothing_beside_a_job(tmp_path: Path) -> None:
     assert b'"event": "cell"' not in typed.stdout
     (tmp_path / "told").write_bytes(typed.stdout)
     code, _, err = Probe(tmp_path, "--read", str(tmp_path / "told")).end()
-    assert code == 1
+    assert code == 3
     assert re.search(r"the probe was ended: a training job runs on this node \(pid \d+\)", err)
 
 

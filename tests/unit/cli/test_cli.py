@@ -22,6 +22,7 @@ from mldebug.core.errors import (
     AccessError,
     ConfigError,
     EvidenceError,
+    FailedCheckError,
     MldebugError,
     NothingFoundError,
     ToolError,
@@ -107,7 +108,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (MldebugError("it broke", "mend it"), 1),
+        (MldebugError("it broke", "mend it"), 3),
+        (FailedCheckError("it broke", "mend it"), 1),
         (UsageError("it broke", "mend it"), 2),
         (EvidenceError("it broke", "mend it"), 2),
         (AccessError("it broke", "mend it"), 3),
@@ -447,7 +449,7 @@ def test_reports_export_refuses_an_unknown_form_and_an_unwritable_place(
 ) -> None:
     assert reports(config, "export", "latest", str(tmp_path / "out.pdf")) == 2
     assert ".html" in capsys.readouterr().err
-    assert reports(config, "export", "latest", str(tmp_path / "no" / "out.json")) == 1
+    assert reports(config, "export", "latest", str(tmp_path / "no" / "out.json")) == 3
     assert "cannot be written" in capsys.readouterr().err
 
 

@@ -123,7 +123,7 @@ def test_an_agent_that_cannot_start_says_why(tmp_path: Path, state_dir: Path) ->
     with socket.create_server(("127.0.0.1", 0)) as other:
         config = write(tmp_path, state_dir, f"127.0.0.1:{other.getsockname()[1]}")
         failed = mldebug("up", "--config", str(config))
-    assert failed.returncode == 1
+    assert failed.returncode == 3
     assert "the agent ended at once" in failed.stderr
     assert "cannot listen on 127.0.0.1:" in failed.stderr
     assert f"{state_dir}/up.log" in failed.stderr

@@ -69,7 +69,7 @@ def test_one_that_cannot_be_written_keeps_no_other_from_it(
 ) -> None:
     (tmp_path / "told").write_text("".join(json.dumps(one) + "\n" for one in (JOINED, CELL, {"event": "done"})))  # fmt: skip
     words = ["--csv", "/dev/full", "--textfile", str(tmp_path / "t.prom")]
-    assert main(["probe", "collectives", "--read", str(tmp_path / "told"), *words]) == 1
+    assert main(["probe", "collectives", "--read", str(tmp_path / "told"), *words]) == 3
     assert "/dev/full cannot be written: No space left on device" in capsys.readouterr().err
     assert "mldebug_probe_collective_median_seconds" in (tmp_path / "t.prom").read_text()
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_is_told_before_anything_runs(
         ((JOINED, CELL), 1, "it ended before all was measured"),
         ((JOINED, CELL, {"event": "died", "rank": 1, "code": -9}), 1, "rank 1 was killed by signal 9"),
         ((JOINED, CELL, {"event": "late", "ranks": [1]}), 1, "did not end within its --duration"),
-        ((JOINED, CELL, {"event": "stranger", "reason": "a job"}), 1, "the probe was ended: a job"),
+        ((JOINED, CELL, {"event": "stranger", "reason": "a job"}), 3, "the probe was ended: a job"),
         ((JOINED, CELL | {"times": [[1e-320], [0.1]]}), 2, "less than a nanosecond"),
         ((JOINED, CELL, {"event": "done"}, '{"event": ' + "[" * 200_000), 0, ""),
     ],

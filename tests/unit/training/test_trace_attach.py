@@ -89,7 +89,7 @@ def test_a_process_that_runs_is_traced_until_detached(version: str) -> None:
         time.sleep(0.5)
         (ring,) = rings(one.pid)
         code, (again,), _ = trace("attach", *through(version, one))
-        assert (code, again["failure"]) == (1, "it is traced already")
+        assert (code, again["failure"]) == (3, "it is traced already")
         code, (ended,), _ = trace("detach", *through(version, one))
         assert (code, ended["ring"]) == (0, str(ring))
         shown = subprocess.run(
@@ -108,7 +108,7 @@ def test_a_process_that_runs_is_traced_until_detached(version: str) -> None:
 def test_who_reaches_no_safe_point_is_not_traced_later(version: str) -> None:
     with process(version, ASLEEP.format(seconds=6 * PATIENCE)) as one:
         code, (answer,), _ = trace("attach", *through(version, one, "--wait", "1s"))
-        assert (code, "no safe point in 1 s" in answer["failure"]) == (1, True)
+        assert (code, "no safe point in 1 s" in answer["failure"]) == (3, True)
         assert one.stdout is not None
         assert one.stdout.readline() == "awake 2\n"
         time.sleep(0.3)

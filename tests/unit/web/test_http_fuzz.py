@@ -78,7 +78,7 @@ AT_SOCKET = description(
         "/api/v1/history": operation("get", "200 403 404 503", "run"),
         "/api/v1/records": operation("get", "200 403 404 503", "run"),
         **{
-            path: operation("post", "200 400 403 404 409", "job uid minutes gpu")
+            path: operation("post", "200 400 403 404 409 423", "job uid minutes gpu")
             for path in (CLUSTER_PATH, DUMP_PATH, RELEASE, ACCEPT)
         },
     }

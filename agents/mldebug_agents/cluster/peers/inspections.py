@@ -27,7 +27,7 @@ from mldebug.cluster.inspection import (
 )
 from mldebug.cluster.known_peers import CaptureCall
 from mldebug.cluster.run_identity import RunKey, run_id
-from mldebug.core.errors import MldebugError
+from mldebug.core.errors import FailedCheckError, MldebugError
 from mldebug.core.model import Job
 from mldebug.core.ranksets import fold_ranks, rank_intervals
 from mldebug_agents.cluster.peers.net.broadcast import NodeAnswer, broadcast
@@ -64,7 +64,7 @@ def plan(order: InspectOrder, call: CaptureCall, stall: str) -> InspectionPlan:
     Raises MldebugError while it stalls, and where the ranks are not just where one node each shows them.
     """
     if stall:
-        raise MldebugError(_stalls(call.news.name, stall))
+        raise FailedCheckError(_stalls(call.news.name, stall))
     shown = {
         peer.announcement.node: rank_intervals(news.ranks)
         for peer in call.peers
@@ -86,7 +86,7 @@ def part_of(order: NodeInspectOrder, run: Run | None, node: str) -> NodePart:
     if not is_allowed(order.key, order.uid):
         raise MldebugError("it is another user's")
     if run.incident is not None and run.incident.kind == "stall":
-        raise MldebugError(_stalls(run.job.name, run.incident.id))
+        raise FailedCheckError(_stalls(run.job.name, run.incident.id))
     return NodePart(order, run.job, order.ranks.get(node, ""))
 
 

@@ -23,6 +23,7 @@ _REFUSALS = {
     "408": "it was not complete in time",
     "409": "it cannot be done, or not in time",
     "413": "it is too large",
+    "423": "the run is left alone, because a stall of it is open",
 }
 OUTER = {
     "NodeSamples": "how a node's ranks waited in one stretch: mldebug.goodput.shared_samples",

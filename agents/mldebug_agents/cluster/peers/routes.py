@@ -29,7 +29,7 @@ from mldebug.cluster.messages import (
 from mldebug.cluster.slimming import slim
 from mldebug.cluster.source_shares import source_of
 from mldebug.cluster.wire import NodeReply, pack
-from mldebug.core.errors import EvidenceError, MldebugError
+from mldebug.core.errors import EvidenceError, FailedCheckError, MldebugError
 from mldebug.core.model import Gap
 from mldebug.core.redact import clean
 from mldebug_agents.cluster.peers.coordinated_capture import DEADLINE, ClusterCapture
@@ -276,6 +276,8 @@ def _bounded(
         except EvidenceError as error:
             refused.count("malformed", address, error.message)
             return Response(error.message, status_code=400, media_type=WORDS)
+        except FailedCheckError as error:
+            return Response(error.message, status_code=423, media_type=WORDS)
         except MldebugError as error:
             return Response(error.message, status_code=409, media_type=WORDS)
 

@@ -21,7 +21,7 @@ from mldebug.cluster.messages import (
     check_count,
     read,
 )
-from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.errors import FailedCheckError, MldebugError, UsageError
 from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
 from mldebug.incidents.report_store import is_id
@@ -158,4 +158,5 @@ def _first(
     if len(errors) == 1:
         raise errors[0]
     whys = list(dict.fromkeys(one.message for one in errors))
-    raise MldebugError("; ".join(whys[:MAX_WHYS]))
+    kind = FailedCheckError if any(isinstance(one, FailedCheckError) for one in errors) else MldebugError  # fmt: skip
+    raise kind("; ".join(whys[:MAX_WHYS]))

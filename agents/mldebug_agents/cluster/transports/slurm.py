@@ -22,6 +22,7 @@ TRAVELS = "PATH,HOME,USER,LOGNAME,SHELL,LANG,LC_ALL,TMPDIR,LD_LIBRARY_PATH,PYTHO
 DOWN = re.compile(r"down|fail|powered_down|powering|reboot|unknown", re.IGNORECASE)
 _JOB = re.compile(r"[0-9]{1,12}(?:[_+][0-9]{1,10})?", re.ASCII)
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}", re.ASCII)
+ASK_SLURM = "`scontrol ping` says whether the controller answers; is this a node of the cluster?"
 _LABEL = re.compile(r"^ *([0-9]{1,6}): (.*)")
 _LOST = re.compile(r"Task launch for StepId=\S{1,40} failed on node (\S+): (.{1,200})")
 _SILENT = re.compile(r"timed out|connection failure|No route to host|unreachable", re.IGNORECASE)
@@ -196,14 +197,14 @@ def _down_reason(state: str, since: str, why: str) -> str:
 def _ask(starter: ProgramStarter, *argv: str) -> list[str]:
     done = starter.run(argv, timeout=QUERY, max_output=MAX_OUTPUT)
     if done.timed_out:
-        raise MldebugError(f"{argv[0]} has not answered in {QUERY:g} s", "scontrol ping")
+        raise MldebugError(f"{argv[0]} has not answered in {QUERY:g} s", ASK_SLURM)
     if done.error:
         raise ToolError(f"{argv[0]} cannot be run: {done.error}", "run it where Slurm is installed")
     if done.returncode != 0:
         last_line = safe_line(done.stderr.decode(errors="replace").strip().rpartition("\n")[2], 300)
         if "Invalid job id" in last_line:
             raise UsageError(f"Slurm knows no such job: {last_line}", "squeue --me")
-        raise MldebugError(f"{argv[0]} failed: {last_line}", "scontrol ping")
+        raise MldebugError(f"{argv[0]} failed: {last_line}", ASK_SLURM)
     return done.stdout.decode(errors="replace").splitlines()
 
 

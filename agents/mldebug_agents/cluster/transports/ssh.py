@@ -113,6 +113,8 @@ def why(code: int, error: str) -> str:
 
 def _plain(error: str, node: str) -> str:
     """Without what is different on each node, so that equal reasons fold: `ssh: connect to host a1 port 22: …`."""
+    if re.match(rf"ssh: Could not resolve hostname {re.escape(node)}:", error):
+        return "its name is not known here: is it spelt right?"
     return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "it", error)
 
 

@@ -3,7 +3,7 @@
 import click
 import msgspec
 
-from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.errors import ExitCode, FailedCheckError, UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.probes.isolate import Isolation, isolate, isolation_lines, progress_lines
@@ -207,7 +207,7 @@ def _order(
 def _aside(ended: ChildExit) -> int:
     """What a node says that is not the first."""
     if ended.outcome != "done":
-        raise MldebugError(f"this node could not take part to the end: {ended.reason}")
+        raise FailedCheckError(f"this node could not take part to the end: {ended.reason}")
     click.echo("this node took part; the result is printed on node 0", err=True)
     return ExitCode.FINE
 
@@ -215,7 +215,7 @@ def _aside(ended: ChildExit) -> int:
 def _answer(progress: IsolateProgress, limits: PairLimits, ended: ChildExit, as_json: bool) -> int:
     if not progress.trials:
         untried = progress.untried and "--duration left no time for a try"
-        raise MldebugError(
+        raise FailedCheckError(
             f"nothing was tried: {ended.reason or untried or 'no node came'}", _way_out(ended)
         )
     absent = {

@@ -49,7 +49,7 @@ def command(
     For jobs that were started with `mldebug run --memory-history`: asked after the next step, added up by line and by phase. The
     answer lies in a report, too. Refused while a stall of the job is open.
 
-    Exit code 0: all ranks have answered; 1: one has not, with the reason; 3: a right is missing.
+    Exit code 0: all ranks have answered; 1: the job is stalled; 3: a rank has not answered, with the reason.
     """
     options = InspectionOptions(what="memory", wait=seconds_of(wait))
     wanted = RanksWanted(name or job, ranks, options, everywhere, here_only=config is not None)
@@ -59,7 +59,7 @@ def command(
     lines.append(f"stored in {done.folder}" if done.folder else "")
     answer = JobMemory(job=done.job, folder=done.folder, ranks=done.found.memory)
     show(answer, done, lines, as_json=as_json)
-    sys.exit(ExitCode.FOUND if done.found.failed else ExitCode.FINE)
+    sys.exit(ExitCode.MISSING if done.found.failed else ExitCode.FINE)
 
 
 def _files(found: InspectedRanks) -> Mapping[str, bytes]:

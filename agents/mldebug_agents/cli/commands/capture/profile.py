@@ -70,7 +70,7 @@ def command(
     py-spy samples the stacks. Ranks on other nodes are profiled by the agents there, where these know each other. The files lie in a
     report. Refused while a stall of the job is open.
 
-    Exit code 0: all ranks were profiled; 1: one could not be, or the job is stalled; 3: a right or a tool is missing.
+    Exit code 0: all ranks were profiled; 1: the job is stalled; 3: a rank could not be profiled, with the reason.
     """
     options = InspectionOptions(what="profile", steps=steps, seconds=seconds, wait=seconds_of(wait))
     wanted = RanksWanted(name or job, ranks, options, everywhere, here_only=config is not None)
@@ -80,7 +80,7 @@ def command(
     show(answer, done, list(lines(answer)), as_json=as_json)
     if not done.found.files and done.found.failed and not as_json:
         raise AccessError("no rank could be profiled", "mldebug doctor  # what works on this node")
-    sys.exit(ExitCode.FOUND if done.found.failed else ExitCode.FINE)
+    sys.exit(ExitCode.MISSING if done.found.failed else ExitCode.FINE)
 
 
 def lines(answer: JobProfile) -> Iterator[str]:

@@ -56,7 +56,7 @@ def attach(
 
     For Python 3.14 and later, where the main thread reaches a safe point: who waits in C code does not. Nothing is restarted.
 
-    Exit code 0: all are traced; 1: one is not; 3: none is, since a right is missing or its Python is older.
+    Exit code 0: all are traced; 3: one is not, with the reason.
     """
     words = arguments(msgspec.structs.replace(traced, ring=ring))
     _answer(pids, python, wait, as_json, lambda one, pid: one.attach(pid, words))
@@ -68,7 +68,7 @@ def attach(
 def detach(pids: tuple[int, ...], python: str, wait: str, as_json: bool) -> None:
     """End the traces that `attach` has begun. The rings stay.
 
-    Exit code 0: all have ended; 1: one has not; 3: none has, since a right is missing.
+    Exit code 0: all have ended; 3: one has not, with the reason.
     """
     _answer(pids, python, wait, as_json, lambda one, pid: one.detach(pid))
 
@@ -85,10 +85,7 @@ def _answer(
     else:
         for line in (line for one in answers for line in answer_lines(one)):
             click.echo(line)
-    failed = [one for one in answers if one.failure]
-    if failed and len(failed) == len(answers) and all(one.missing for one in failed):
-        sys.exit(ExitCode.MISSING)
-    sys.exit(ExitCode.FOUND if failed else ExitCode.FINE)
+    sys.exit(ExitCode.MISSING if any(one.failure for one in answers) else ExitCode.FINE)
 
 
 def answer_lines(one: AttachAnswer) -> Iterator[str]:

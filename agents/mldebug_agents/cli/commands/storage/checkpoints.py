@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mldebug.cli.console import Console, print_line
 from mldebug.cli.param_types import FOLDER
-from mldebug.core.errors import EvidenceError, ExitCode
+from mldebug.core.errors import AccessError, EvidenceError, ExitCode, MldebugError
 from mldebug.core.plugins import NoOptions, create_all
 from mldebug.core.progress import progress_line
 from mldebug.core.redact import clean
@@ -49,11 +49,7 @@ def command(directory: str, as_json: bool) -> None:
             reader, str(folder), create_all("checkpoints"), time.time()
         )
     if not states:
-        why = f": {trouble}" if trouble else ""
-        raise EvidenceError(
-            f"{clean(str(folder))} holds no checkpoint that mldebug recognises{why}",
-            "name the folder that the framework saves into; docs/checkpoints.md has the layouts",
-        )
+        raise _none(folder, trouble)
     whole = any(state.last for state in states)
     if as_json:
         found = {"whole": whole, "trouble": trouble, "series": states}
@@ -63,6 +59,21 @@ def command(directory: str, as_json: bool) -> None:
         for line in lines(states, trouble, time.time()):
             print_line(console, line)
     sys.exit(ExitCode.FINE if whole else ExitCode.FOUND)
+
+
+def _none(folder: Path, trouble: str) -> MldebugError:
+    """Why there is no checkpoint; `trouble`: why the folder was not read, "" where it was."""
+    named, way_out = clean(str(folder)), "name the folder that the framework saves into"
+    if trouble == "permission denied":
+        return AccessError(f"{named} cannot be read: {trouble}", "ask as its owner, or as root")
+    if trouble == "no such file":
+        why = "is a file, and no folder" if folder.is_file() else "does not exist"
+        return EvidenceError(f"{named} {why}", way_out)
+    why = f": {trouble}" if trouble else ""
+    return EvidenceError(
+        f"{named} holds no checkpoint that mldebug recognises{why}",
+        f"{way_out}; docs/checkpoints.md has the layouts",
+    )
 
 
 def lines(states: tuple[SeriesState, ...], trouble: str, now: float) -> Iterator[Text]:

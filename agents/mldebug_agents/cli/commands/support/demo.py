@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from mldebug.core.errors import ExitCode, MldebugError, ToolError
+from mldebug.core.errors import ExitCode, FailedCheckError, MldebugError, ToolError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.text import print_report
@@ -83,7 +83,7 @@ def verdict_on(report: Report, plan: DemoPlan) -> ExitCode:
         return ExitCode.FINE
     who = ", ".join(f"rank {rank}" for rank in named) or "nobody"
     way_out = f"please report this as a bug, with the report {report.id}"
-    raise MldebugError(f"rank {plan.struck} was struck, but the report names {who}", way_out)
+    raise FailedCheckError(f"rank {plan.struck} was struck, but the report names {who}", way_out)
 
 
 def require_torch() -> None:

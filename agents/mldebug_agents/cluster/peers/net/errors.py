@@ -1,6 +1,6 @@
 """Why a request to another agent failed, and what each kind of failure means."""
 
-from mldebug.core.errors import MldebugError
+from mldebug.core.errors import FailedCheckError, MldebugError
 
 
 class SilentError(MldebugError):
@@ -13,6 +13,10 @@ class SlowError(SilentError):
 
 class RefusedError(MldebugError):
     """Something answered, but it is no agent of this cluster, or it declined the request."""
+
+
+class StalledRunError(RefusedError, FailedCheckError):
+    """The other agent leaves the run alone, because a stall of it is open."""
 
 
 class StrangerError(RefusedError):

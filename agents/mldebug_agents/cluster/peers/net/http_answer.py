@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug_agents.cluster.peers.net.errors import CutError, RefusedError
+from mldebug_agents.cluster.peers.net.errors import CutError, RefusedError, StalledRunError
 
 MAX_HEAD = 16 << 10  # bytes
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[ \r]", re.ASCII)
@@ -49,12 +49,13 @@ class HttpAnswer:
         return bool(self.status) and (not data or len(self._got) == self._length)
 
     def body(self) -> bytes:
-        """The body of a complete answer, once. Where its status is not 200, RefusedError with the beginning of the body as message."""
+        """The body of a complete answer, once. Where its status is not 200, RefusedError (for 423 StalledRunError) with the beginning of the body as message."""
         body = bytes(self._got)
         self._got.clear()  # an answer with traces has tens of MiB
         if self.status != 200:
             words = body[:300].decode(errors="replace")
-            raise RefusedError(words or f"status {self.status}")
+            kind = StalledRunError if self.status == 423 else RefusedError
+            raise kind(words or f"status {self.status}")
         return body
 
     def _read_head(self) -> None:
