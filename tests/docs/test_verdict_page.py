@@ -334,7 +334,7 @@ def test_its_figures_are_those_of_the_code() -> None:
         f"has seen {timeouts.ENOUGH} pauses, or {timeouts.STEADY} even ones beside the longest, or pauses that cover {timeouts.COVERED} steps",
         f"at least {timeouts.SURVIVED:.1f} x the usual pause: {timeouts.SURVIVED * 300:.0f} s for steps of 300 s",
         f"**{rules.CLOSER} of the limit:**",
-        f"blamed at {rules.ALL_PAUSE:.0f} s where they are all ranks of the job, at {rules.STEP_PAUSE:.0f} s where there is one rank",
+        f"blamed at {rules.ALL_PAUSE:.0f} s if they are all ranks of the job. It is {rules.STEP_PAUSE:.0f} s if there is one rank",
         f"{rules.NO_SIGNAL:.0f} s; {rules.SAYS_IT_WAITS:.0f} s while the main thread of a rank",
         f"`stall.init_timeout`, {settings.init_timeout / 60:.0f} min",
         f"{rules.BUSY_FACTOR:.0f} x the timeout, {rules.BUSY_LEAST / 60:.0f} min at least",
