@@ -17,9 +17,9 @@ Versions, settings and log lines that are known to hang a training, or to mislea
 lists those that a job sits in; reports have them as notes; `mldebug_run_known_traps` counts them. They are never an alarm, and
 never name a culprit: most such jobs go well.
 
-When a job is found, the agent reads `torch/version.py` beside the library that a rank has mapped, NCCL's version from its
-file name or from `nccl.h` beside it, and the settings below as they stood when the process began (what a script sets later
-cannot be seen). Nothing is imported, and all of it is read once; how many cores a rank may use is asked at each look. Where a
+When a job is found, the agent reads `torch/version.py` beside the library that a rank has mapped, and NCCL's version from its
+file name or from `nccl.h` beside it. It reads the settings below as they were when the process began; what a script sets later
+cannot be seen. Nothing is imported, and all of it is read once; how many cores a rank may use is asked at each look. Where a
 version is not known, or is one before its release (`2.6.0a0+…`) at the edge of a span, no rule that asks for it holds.
 
 Lines of NCCL's in the log (`NCCL_DEBUG=WARN` or `INFO`) need the agent. A line counts where its writer can be a rank of the job:
