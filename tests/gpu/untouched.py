@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,16 @@ from processes.harness import wait_for
 from processes.incidents.watching import RunningAgent
 
 JOB = world.ROOT / "tests" / "jobs" / "untouched.py"
+# What each training imports; others need PyTorch alone
+PACKAGES = {
+    "lightning": ("lightning", "tensorboard"),
+    "lightning-bare": ("lightning",),
+    "lightning-csv": ("lightning",),
+    "lightning-tqdm": ("lightning",),
+    "trainer": ("transformers", "accelerate"),
+    "trainer-tensorboard": ("transformers", "accelerate", "tensorboard"),
+    "trainer-wandb": ("transformers", "accelerate", "wandb"),
+}
 CULPRIT = 1
 AFTER = 30.0  # seconds of training before the strike: then a steady job has a rhythm
 TIMEOUT = 15.0
@@ -58,6 +69,11 @@ ROWS = tuple(
     for fault, verdicts in STRUCK.items()
     for kind in KINDS
 )
+
+
+def missing_packages(kind: str) -> list[str]:
+    """What is not installed of what this training imports."""
+    return [one for one in ("torch", *PACKAGES.get(kind, ())) if find_spec(one) is None]
 
 
 def hung(folder: Path, row: Row, *options: str, after: float = AFTER) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ What a framework prints, draws and writes is what it does by itself.
 """
 
 import argparse
+import json
 import os
 import socket
 import threading
@@ -147,10 +148,14 @@ def data_of(trouble: Trouble) -> tuple[Samples, Samples]:
 # --- Lightning -------------------------------------------------------------------------------------
 
 
-def lightning(trouble: Trouble, *, bar: str = "", charts: bool = True) -> None:
-    """Its Trainer with the bar that it draws by itself (Rich where that is installed), or tqdm's; without `charts` no step stands anywhere."""
+def lightning(trouble: Trouble, *, bar: str = "", charts: bool = True, table: bool = False) -> None:
+    """Its Trainer with the bar that it draws by itself (Rich where that is installed), or tqdm's; without `charts` no step stands anywhere.
+
+    `table`: its steps stand in metrics.csv, in place of the event file that it writes where TensorBoard is installed.
+    """
     import lightning as package
     from lightning.pytorch.callbacks import TQDMProgressBar
+    from lightning.pytorch.loggers import CSVLogger
 
     options = trouble.options
 
@@ -175,7 +180,7 @@ def lightning(trouble: Trouble, *, bar: str = "", charts: bool = True) -> None:
     trainer = package.Trainer(
         accelerator="cpu" if options.cpu else "gpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy="ddp", max_steps=AGES * AGES, val_check_interval=ROUND, callbacks=[TQDMProgressBar()] if bar == "tqdm" else [],
-        logger=charts,
+        logger=CSVLogger(".") if table else charts,
     )  # fmt: skip
     trainer.fit(
         Module(),
@@ -213,10 +218,10 @@ def trainer(trouble: Trouble, *, report_to: str = "") -> None:
 # --- PyTorch alone ---------------------------------------------------------------------------------
 
 
-def loop(trouble: Trouble, *, says: bool, sharded: bool, chats: bool = False) -> None:
-    """A loop of one's own: FSDP2 that logs, DDP that says nothing at all, or nothing that tells a step (`chats`)."""
+def loop(trouble: Trouble, *, tells: str = "", sharded: bool = False) -> None:
+    """A loop of one's own: FSDP2 that tells its steps in the `log`, DDP in a JSONL file, in lines without any step (`chat`), or nowhere."""
     options = trouble.options
-    if chats:
+    if tells == "chat":
         threading.Thread(target=monitor, daemon=True).start()
     dist.init_process_group("gloo" if options.cpu else "nccl")
     model: Any = Net(trouble, options.width).to(options.device)
@@ -237,13 +242,22 @@ def loop(trouble: Trouble, *, says: bool, sharded: bool, chats: bool = False) ->
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if says and RANK == 0 and step % 20 == 0:
-            print(f"step {step} loss {loss.item():.4f}", flush=True)
-        if chats and step % 50 == 0:
-            print("still going, nothing to worry about", flush=True)
+        if RANK == 0 and step % 20 == 0:
+            tell(tells, step, loss)
         if step % ROUND == ROUND - 1:
             evaluate(model, evaluation, options)
             save(model, options)
+
+
+def tell(where: str, step: int, loss: torch.Tensor) -> None:
+    """One record of the training; a JSONL file is opened for each, as LLaMA-Factory does."""
+    if where == "log":
+        print(f"step {step} loss {loss.item():.4f}", flush=True)
+    elif where == "jsonl":
+        with open("trainer_log.jsonl", "a") as file:
+            file.write(json.dumps({"current_steps": step, "loss": round(loss.item(), 4)}) + "\n")
+    elif where == "chat":
+        print("still going, nothing to worry about", flush=True)
 
 
 def monitor() -> None:
@@ -270,13 +284,15 @@ def save(model: Any, options: argparse.Namespace) -> None:
 KINDS: dict[str, Callable[[Trouble], None]] = {
     "lightning": lightning,
     "lightning-bare": lambda it: lightning(it, charts=False),
+    "lightning-csv": lambda it: lightning(it, table=True),
     "lightning-tqdm": lambda it: lightning(it, bar="tqdm"),
     "trainer": trainer,
     "trainer-tensorboard": lambda it: trainer(it, report_to="tensorboard"),
     "trainer-wandb": lambda it: trainer(it, report_to="wandb"),
-    "fsdp2": lambda it: loop(it, says=True, sharded=True),
-    "silent": lambda it: loop(it, says=False, sharded=False),
-    "chatty": lambda it: loop(it, says=False, sharded=False, chats=True),
+    "fsdp2": lambda it: loop(it, tells="log", sharded=True),
+    "jsonl": lambda it: loop(it, tells="jsonl"),
+    "chatty": lambda it: loop(it, tells="chat"),
+    "silent": loop,
 }
 FAULTS = ("worker", *ACTS, "healthy")
 

@@ -4,25 +4,24 @@ What takes minutes a row; `make test-frameworks` installs what it needs, and MLD
 """
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from gpu.untouched import AGENTS, STRUCK, Row, healthy, hung
+from gpu.untouched import AGENTS, STRUCK, Row, healthy, hung, missing_packages
 
 pytestmark = [pytest.mark.scenario, pytest.mark.long, pytest.mark.timeout(900)]
 
 NEEDED = "MLDEBUG_TEST_FRAMEWORKS"
-PACKAGES = {"lightning": "lightning", "lightning-bare": "lightning", "lightning-tqdm": "lightning", "trainer": "transformers", "trainer-tensorboard": "transformers", "trainer-wandb": "transformers"}  # fmt: skip
-ALSO = {"lightning": "tensorboard", "trainer-tensorboard": "tensorboard", "trainer-wandb": "wandb"}
 KINDS = (
     "lightning",
     "lightning-bare",
+    "lightning-csv",
     "lightning-tqdm",
     "trainer",
     "trainer-tensorboard",
     "trainer-wandb",
+    "jsonl",
     "silent",
     "chatty",
 )
@@ -34,7 +33,7 @@ HEALTHY = float(os.environ.get("MLDEBUG_HEALTHY_SECONDS", "600"))
 
 def need(kind: str) -> None:
     """Skip where its packages are not installed."""
-    missing = [one for one in ("torch", PACKAGES.get(kind, "torch"), ALSO.get(kind, "torch")) if find_spec(one) is None]  # fmt: skip
+    missing = missing_packages(kind)
     if missing and os.environ.get(NEEDED):
         pytest.fail(f"{missing[0]} is not installed")
     if missing:
