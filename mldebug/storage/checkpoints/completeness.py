@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from posixpath import basename
 
 import msgspec
 
@@ -18,8 +19,8 @@ from mldebug.storage.checkpoints.model import (
     FileEntry,
     Layout,
 )
-from mldebug.storage.checkpoints.names import is_temporary, step_of
-from mldebug.storage.checkpoints.rank_files import kinds_of, lost_of_parallel, ranks_of
+from mldebug.storage.checkpoints.names import has_come_to, is_temporary
+from mldebug.storage.checkpoints.rank_files import kinds_of, lost_of_parallel, lost_parts, ranks_of
 
 MOST_FILES = (
     512  # of one checkpoint that are looked into; of more, the first, the last and some between
@@ -27,13 +28,18 @@ MOST_FILES = (
 _ZIPS = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 _TRACKERS = (
     "latest_checkpointed_iteration.txt",
+    "latest_ckpt_global_step.txt",
+    "latest_checkpoint.txt",
     "latest.txt",
     "latest",
+    "last_checkpoint",
 )  # each names the newest whole one
 BESIDE = _TRACKERS
 """Names of small files beside a checkpoint that are always read: some layouts need them."""
 UNFINISHED = ("-unfinished", ".unfinished")
 """Ends of the names of empty files that NeMo puts beside a checkpoint, by its name, and deletes when that is whole."""
+OF_SPEECHBRAIN = "CKPT.yaml"
+SMALL = 512  # bytes: its counters are texts that end in .ckpt, too
 _STEM = re.compile(r"(?:-EMA)?(?:\.ckpt|\.nemo)?$")
 
 
@@ -84,11 +90,9 @@ def judge(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdic
 
 def _tracker_behind(checkpoint: Checkpoint) -> str:
     """Why the small file beside a checkpoint speaks against it: who saves names there what is whole, at the end."""
-    own = step_of(checkpoint.name)
     for name in _TRACKERS:
         text = checkpoint.beside.get(name, b"")[:300].decode(errors="replace").strip()
-        named = int(text) if text.isdecimal() and len(text) < 13 else step_of(text)
-        if own is not None and named is not None and named < own:
+        if text and has_come_to(basename(text), checkpoint.name) is False:
             return f"{name} still says {clean(text, 60)}"
     return ""
 
@@ -113,7 +117,8 @@ def _judged(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerd
     for one, (what, why) in checks:
         if what == BROKEN:
             return _as(verdict, Completeness.INCOMPLETE, f"{one.path or checkpoint.name} {why}")
-    lost = "" if checkpoint.cut else lost_of_parallel(one.path for one in checkpoint.files)
+    paths = () if checkpoint.cut else tuple(one.path for one in checkpoint.files)
+    lost = lost_of_parallel(paths) or lost_parts(paths)
     if lost:
         return _as(verdict, Completeness.INCOMPLETE, lost)
     if is_temporary(checkpoint.name):
@@ -132,10 +137,11 @@ def _judged(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerd
 
 def checked_files(checkpoint: Checkpoint) -> tuple[FileEntry, ...]:
     """The zip (`.pt`, …) and `.safetensors` files whose own format is checked: all, or `MOST_FILES` spread evenly."""
+    least = SMALL if checkpoint.entry(OF_SPEECHBRAIN) else 0
     found = [
         file
         for file in checkpoint.files
-        if (file.path or checkpoint.name).endswith((*_ZIPS, ".safetensors"))
+        if (file.path or checkpoint.name).endswith((*_ZIPS, ".safetensors")) and file.size >= least
     ]
     if len(found) <= MOST_FILES:
         return tuple(found)

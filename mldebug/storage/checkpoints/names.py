@@ -28,14 +28,16 @@ _SUFFIX = re.compile(
     r".{1,200}\.(?:pt|pth|ckpt|safetensors)(?:\.tar)?|(?:pytorch_model|adapter_model|optimizer|scheduler|model)[\w.-]{0,100}\.bin"
 )
 _WORD = r"checkpoints?|ckpts?|chkpt|steps?|global_?steps?|iter(?:ation)?s?|epochs?|snapshot|saves?|it|ep\d{1,9}-ba"
-_STEP = re.compile(rf"(?:^|[^a-z])(?:{_WORD})[-_=. ]{{0,2}}(\d{{1,12}})", re.IGNORECASE)
+_STEP = re.compile(rf"(?:^|(?<!custom)[^a-z])(?:{_WORD})[-_=. ]{{0,2}}(\d{{1,12}})", re.IGNORECASE)
 _CHECKPOINT_WORD = re.compile(
     rf"{_WORD}|model|weights?|state|last|latest|best|final|optim\w{{0,8}}|mp_rank|zero_pp|rng|adapter|consolidated",
     re.IGNORECASE,
 )
 _PER_RANK = re.compile(
     r"(?:mp_)?rank[-_]?\d.{0,20}|(?:pytorch_)?model.{0,30}|optimizer.{0,30}|shards?|dist_ckpt|global_step\d{1,12}|latest|state"
-    r"|weights|context|pretrained_model|training_state|actor|critic|policy|unet|vae|transformer|text_encoder.{0,8}|adapter|lora.{0,20}|ema",
+    r"|weights|context|pretrained_model|training_state|(?:unet|transformer|vae|controlnet|text_encoder)[\w-]{0,12}|adapter|lora.{0,20}|ema"
+    r"|(?:actor|critic|policy|value|reward|reference)(?:_train|_infer)?|modeling|optim|(?:lr_)?scheduler|train(?:er)?|extra_state|orchestrator"
+    r"|(?:train_)?(?:data)?loader|data_reader|rng|random|params|[a-z]?[dptec]p[-_]\d{1,6}",
     re.IGNORECASE,
 )
 _NUMBERED = re.compile(
@@ -52,14 +54,18 @@ _IN_NUMBERED = (
     "lr_scheduler",
 )  # nanotron's folders, whatever the one above is called
 _NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?")
+_DATED = re.compile(r"CKPT\+.{1,100}")  # SpeechBrain's folders: the time of day in place of a step
+# Where a data set or the random numbers go on: of no use without a model
+_NO_MODEL = re.compile(r".*(?:dataset|data(?:loader)?|rng|random)[-_]?(?:state|dp_rank).*", re.IGNORECASE)  # fmt: skip
 _BEFORE, _AFTER = re.compile(r"^\.?(?:tmp|temp)[-_.]|^\.(?=[^.])", re.IGNORECASE), re.compile(r"(?:\.(?:tmp|temp|partial|incomplete|part|writing|orbax-checkpoint-tmp(?:-\d{1,20})?)|[-_]tmp|~)$", re.IGNORECASE)  # fmt: skip
 _COUNTED = re.compile(r"(?:^|[^a-z])(?:(?:global_?)?(?:steps?|iter(?:ation)?s?)|ep\d{1,9}-ba)[-_=. ]{0,2}(\d{1,12})", re.IGNORECASE)  # fmt: skip
 # Names of frameworks that count steps and do not say so: the Trainer, diffusers, ms-swift; fairseq's have epoch and updates
 _UNSAID = re.compile(
     r"(?:tmp-)?checkpoint-(\d{1,12})|checkpoint_\d{1,9}_(\d{1,12})(?:-shard.{1,9}|-rank.{1,9})?(?:\.pt)?"
 )
-MAX_UP = 3  # folders above a file in which its step is looked for
+MAX_UP = 5  # folders above a file in which its step is looked for
 MAX_UP_NUMBERED = 8
+MAX_UP_RUN = 3  # `checkpoints`, and the names of a configuration and a run below it
 MAX_UP_ARRAY = 24  # an array of Levanter lies as deep as its place in the model
 
 
@@ -93,8 +99,10 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
     above = folder
     for up in range(MAX_UP):
         if _STEP.search(basename(above)) and not (own and up):
-            inner = _outermost(above)
+            inner = _outermost(_around(above))
             return CheckpointPath(dirname(inner), basename(inner))
+        if _DATED.fullmatch(basename(above)):
+            return CheckpointPath(dirname(above), basename(above))
         if basename(above) == "checkpoint" and dirname(above).endswith(".ckpt"):
             outer = dirname(above)  # Lightning's, with what DeepSpeed writes inside
             return CheckpointPath(dirname(outer), basename(outer))
@@ -105,6 +113,8 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
         above = dirname(above)
     if _SHARD.fullmatch(final_name(name)) or name in _INDEX:
         return CheckpointPath(dirname(folder), basename(folder))
+    if _NO_MODEL.fullmatch(name):
+        return None
     return CheckpointPath(folder, name) if own or _CHECKPOINT_WORD.search(name) else None
 
 
@@ -129,13 +139,34 @@ def _numbered_above(folder: str, name: str) -> CheckpointPath | None:
         above = dirname(folder)
         if above == folder:
             return None
-        holds = _OF_NUMBERED.fullmatch(basename(above)) or (
-            of_parallel and below in ("", *_IN_NUMBERED)
-        )
-        if holds and _NUMBERED.fullmatch(final_name(basename(folder))):
+        holds = _is_for_numbered(above) or (of_parallel and below in ("", *_IN_NUMBERED))
+        dated = _NUMBERED.fullmatch(below)  # `2026/11/28`
+        if holds and not dated and _NUMBERED.fullmatch(final_name(basename(folder))):
             return CheckpointPath(above, basename(folder))
         folder, below = above, basename(folder)
     return None
+
+
+def _is_for_numbered(folder: str) -> bool:
+    """Whether numbers in this folder are steps: it is called `checkpoints`, or lies below such a one by run (`checkpoints/pi0/exp`).
+
+    Folders of dates (`checkpoints/2026/11/28`) are none.
+    """
+    if _NUMBERED.fullmatch(basename(folder)):
+        return False
+    for _ in range(MAX_UP_RUN):
+        if _OF_NUMBERED.fullmatch(basename(folder)):
+            return True
+        folder = dirname(folder)
+    return False
+
+
+def _around(folder: str) -> str:
+    """The step's folder around the one that NeMo RL has Megatron write, of iteration 0 each time: `step_10` for
+    `step_10/policy/weights/iter_0000000`.
+    """
+    outer = dirname(dirname(dirname(folder)))
+    return outer if basename(folder) == "iter_0000000" and _COUNTED.search(basename(outer)) else folder  # fmt: skip
 
 
 def _outermost(folder: str) -> str:
@@ -165,6 +196,22 @@ def is_temporary(name: str) -> bool:
 def series_of(name: str) -> str:
     """The series of a checkpoint: its name with # for each number, `model-#.pt`."""
     return _NUMBER.sub("#", final_name(name))[:200]
+
+
+def has_come_to(named: str, own: str) -> bool | None:
+    """Whether a tracker that names one checkpoint (`latest`) has come to this one or is beyond it; None where that does not show.
+
+    Steps are compared, and in names of one series that count something else (`epoch_3`) that.
+    """
+    if named == own:
+        return True
+    there, here = (int(named) if named.isdecimal() and len(named) < 13 else step_of(named)), step_of(own)  # fmt: skip
+    if there is not None and here is not None:
+        return there >= here
+    if series_of(named) != series_of(own):
+        return None
+    numbers = [[float(one) for one in _NUMBER.findall(name)] for name in (named, own)]
+    return numbers[0] >= numbers[1]
 
 
 def step_of(name: str) -> int | None:

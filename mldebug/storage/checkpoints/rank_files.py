@@ -18,12 +18,20 @@ Ranks = Mapping[str, str]
 
 MAX_FAMILIES = 32
 MAX_KINDS = 64
+MANY = "*"
+MAX_PARTS = 20_000  # no more files are listed of one checkpoint
 MOST_EARLIER = 3  # checkpoints that one is compared with
-_STATE = re.compile(r"(?:^|/)(?!.*(?:best|ema|final))[^/]*(?:optim|sched|model|state|rng|common|data|metadata|training_step|rank[-_.]?\d)[^/]*\.(?:pt|pth|bin|pkl|ckpt|safetensors|json)$|(?:^|/)[^/]*(?:optim|model)[^/]*/__\d{1,7}_\d{1,7}\.distcp$|(?:^|/)latest$", re.IGNORECASE)  # fmt: skip
+_STATE = re.compile(r"(?:^|/)(?!.*(?:best|ema|final))[^/]*(?:optim|sched|model|state|rng|common|data|meta(?=\.)|training_step|rank[-_.]?\d|lora|weights|processor|progress|scaler|custom_checkpoint|train(?=\.))[^/]*\.(?:pt|pth|bin|pkl|ckpt|safetensors|json)$|(?:^|/)[^/]*(?:optim|model)[^/]*/__\d{1,7}_\d{1,7}\.distcp$|(?:^|/)latest$", re.IGNORECASE)  # fmt: skip
 _NUMBER = re.compile(r"\d+")
+_STEP_INSIDE = re.compile(
+    r"(?<=\w)step#/"
+)  # of `without_steps`, which takes what stands before the word along
 MAX_TEXT = 2000  # characters of one that are kept
-_RANK = re.compile(r"((?:^|[^a-z])(?:rank|shard|rng_state|random_states|worker|proc|process|gpu|tp|wp|train_state(?=_\d{5}\.json$))[-_.=]?)(\d{1,6})(?!\d)", re.IGNORECASE)  # fmt: skip
+_RANK = re.compile(r"((?:^|[^a-z])(?:rank|shard|layer(?=_\d{2,3}-model)|s?dp(?=_\d{2}\.pt$)|rng_state|random_states|worker|proc|process|gpu|tp|wp|train_state(?=_\d{5}\.json$))[-_.=]?)(\d{1,6})(?!\d)", re.IGNORECASE)  # fmt: skip
 
+_PART = re.compile(
+    r"^(?!.*shard-\d)(?P<before>.*[-_.])(?P<part>\d{5})-of-(?P<size>\d{5})(?P<after>[^/]*)$"
+)
 _OF_ALL = re.compile(r"(?:^|[^a-z])tp-(?:rank-)?(?P<rank>\d{1,6})-of-(?P<size>\d{1,6})(?!\d)")
 
 
@@ -48,6 +56,21 @@ def lost_of_parallel(paths: Iterable[str]) -> str:
     return ""
 
 
+def lost_parts(paths: Iterable[str]) -> str:
+    """In words, parts that are missing by the names of the others (`optimizer.00000-of-00008.pt`), whether they count from 0 or 1; "" where none is.
+
+    Shards that say which rank wrote them (`shard-00001-model-00001-of-00002.safetensors`) need not have all.
+    """
+    found: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for path in paths:
+        if one := _PART.search(path):
+            found[one["before"], one["size"], one["after"]].add(int(one["part"]))
+    for (before, size, after), parts in sorted(found.items()):
+        if len(parts) < min(int(size), MAX_PARTS):
+            return f"{before}#-of-{size}{after}: {len(parts)} of {int(size)} parts are there"
+    return ""
+
+
 def ranks_of(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the ranks that have a file in the checkpoint, as folded sets (`0-3,7`) by file name with # for the rank.
 
@@ -66,14 +89,14 @@ def ranks_of(checkpoint: Checkpoint) -> dict[str, str]:
 def kinds_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Names, with # for numbers, of the checkpoint's files with weights, optimizer or other state, which every checkpoint of its series should have.
 
-    Empty where there are more than `MAX_KINDS`.
+    `MANY` alone where there are more than `MAX_KINDS`.
     """
     kinds = {
         _NUMBER.sub("#", without_steps(file.path))
         for file in checkpoint.files
         if file.path and _STATE.search(file.path)
     }
-    return tuple(sorted(kinds)) if len(kinds) <= MAX_KINDS else ()
+    return tuple(sorted(kinds)) if len(kinds) <= MAX_KINDS else (MANY,)
 
 
 def writer_count(ranks: Ranks) -> int | None:
@@ -81,18 +104,23 @@ def writer_count(ranks: Ranks) -> int | None:
 
     `ranks`: as of `ranks_of`.
     """
-    return max((len(unfold(text)) for text in ranks.values()), default=None)
+    written = (text for name, text in ranks.items() if "layer_#" not in name)
+    return max((len(unfold(text)) for text in written), default=None)
 
 
 def first_lacking(own: Ranks, other: Ranks) -> str:
     """The first file of a rank that another checkpoint has and this one lacks, in words; "" where there is none.
 
-    File names (with # for the rank) of which this one has no file at all are ignored.
+    File names (with # for the rank) of which this one has no file at all are ignored, unless other numbers of the same name are
+    there: of `mp_rank_00_000` and `mp_rank_00_001` the second one is lost with its stage of the pipeline.
     """
+    kinds = {_NUMBER.sub("#", name) for name in own}
     for name, text in other.items():
-        lost = set(unfold(text)) - set(unfold(own[name])) if name in own else set()
+        if name not in own and _NUMBER.sub("#", name) not in kinds:
+            continue
+        lost = set(unfold(text)) - set(unfold(own.get(name, "")))
         if lost:
-            return f"{name} of rank {min(lost)}"
+            return f"{name} of {'layer' if 'layer_#' in name else 'rank'} {min(lost)}"
     return ""
 
 
@@ -112,12 +140,14 @@ class OtherCheckpoint:
 def lost_kind(kinds: tuple[str, ...], earlier: Iterable[OtherCheckpoint]) -> str:
     """In words, a file that a checkpoint lacks and that the last complete ones before it all have; "" where there is none."""
     compared = sorted(
-        (one for one in earlier if one.whole and one.kinds), key=lambda it: (it.step or 0, it.ended)
+        (one for one in earlier if one.whole and one.kinds and MANY not in one.kinds),
+        key=lambda it: (it.step or 0, it.ended),
     )[-MOST_EARLIER:]
-    if not kinds or not compared:
+    if MANY in kinds or not compared:
         return ""
     common = set.intersection(*(set(one.kinds) for one in compared)) - set(kinds)
-    return f"{min(common)} is missing, which {compared[-1].name} has" if common else ""
+    lost = _STEP_INSIDE.sub("/step#/", min(common)) if common else ""
+    return f"{lost} is missing, which {compared[-1].name} has" if common else ""
 
 
 def missing_files(ranks: Ranks, writers: int | None, world: int | None, others: Iterable[OtherCheckpoint]) -> tuple[Completeness, str] | None:  # fmt: skip

@@ -13,114 +13,21 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from mldebug.cli.main import cli
+from mldebug.storage.checkpoints.names import checkpoint_of, has_come_to
+from mldebug.storage.checkpoints.rank_files import MANY, OtherCheckpoint, lost_kind, lost_parts
+from shared.storage.newer_stacks import NEWER
+from shared.storage.stacks import NANOTRON_WEIGHT, RANKS, STACKS, Stack
 
 HOUR = 3600.0
+ALL = STACKS | NEWER
 LAST = (".metadata", "metadata.json")  # as the frameworks write them
 TENSOR = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-RANKS = range(2)
-
-
-class Stack(NamedTuple):
-    """What one framework writes. `*` in a file's name: shards of PyTorch with their index; STEP: the step."""
-
-    folder: str
-    files: tuple[str, ...]
-    lost: tuple[str, ...]  # each is told when it alone is lost
-    saving: tuple[str, ...]  # what is not there yet while it is saved
-    trackers: dict[str, str] = {}  # beside the checkpoints: what each says of the step
-
-
-TRAINER = ("rng_state_0.pth", "rng_state_1.pth", "scheduler.pt", "trainer_state.json", "training_args.bin")  # fmt: skip
-ZERO = tuple(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in RANKS) + tuple(f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in RANKS)  # fmt: skip
-ORBAX = ("_METADATA", "_sharding", "manifest.ocdbt", "d/0cfc70b3", "ocdbt.process_0/d/107f870f", "ocdbt.process_0/manifest.ocdbt", "array_metadatas/process_0")  # fmt: skip
-NANOTRON_WEIGHT = "model/model/decoder/0/pp_block/attn/qkv_proj/model_weight_pp-rank-0-of-1_tp-rank-{}-of-2.safetensors"  # fmt: skip
-STACKS: dict[str, Stack] = {
-    "Megatron-Bridge, without common.pt": Stack(
-        "iter_000STEP", ("*", "metadata.json", "run_config.yaml", "train_state.pt"),
-        ("__1_0.distcp", ".metadata", "train_state.pt"), (".metadata", "metadata.json", "train_state.pt"),
-    ),
-    "Megatron-LM, tracked": Stack(
-        "iter_000STEP", ("*", "metadata.json", "common.pt"), ("__1_0.distcp", "common.pt"), (),
-        {"latest_checkpointed_iteration.txt": "STEP"},
-    ),
-    "diffusers": Stack(
-        "checkpoint-STEP", ("unet/diffusion_pytorch_model.safetensors", "unet/config.json", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"),
-        ("optimizer.bin", "unet/diffusion_pytorch_model.safetensors", "random_states_0.pkl"), ("scheduler.bin", "random_states_0.pkl"),
-    ),
-    "LeRobot": Stack(
-        "checkpoints/00STEP",
-        ("pretrained_model/model.safetensors", "pretrained_model/train_config.json", "training_state/training_step.json",
-         "training_state/rng_state.safetensors", "training_state/optimizer_state.safetensors", "training_state/scheduler_state.json"),
-        ("pretrained_model/model.safetensors", "training_state/training_step.json", "training_state/optimizer_state.safetensors"),
-        ("training_state/optimizer_state.safetensors", "training_state/scheduler_state.json"),
-    ),
-    "NeMo 2": Stack(
-        "model--val_loss=1.23-step=STEP-consumed_samples=64.0", ("weights/*", "weights/common.pt", "weights/metadata.json", "context/io.json"),
-        ("weights/__1_0.distcp", "weights/.metadata", "weights/common.pt"), ("weights/.metadata", "weights/metadata.json"),
-    ),
-    "verl": Stack(
-        "global_step_STEP", (*tuple(f"actor/{kind}_world_size_2_rank_{rank}.pt" for kind in ("model", "optim", "extra_state") for rank in RANKS), "data.pt"),
-        ("actor/optim_world_size_2_rank_1.pt", "data.pt"), ("data.pt",), {"latest_checkpointed_iteration.txt": "STEP"},
-    ),
-    "nanotron": Stack(
-        "checkpoints/STEP", tuple(NANOTRON_WEIGHT.format(rank) for rank in RANKS) + tuple(f"optimizer/optimizer_pp-0-of-1_dp-0-of-1_tp-{rank}-of-2_exp-0-of-1.pt" for rank in RANKS) + ("checkpoint_metadata.json",),
-        (NANOTRON_WEIGHT.format(1), "optimizer/optimizer_pp-0-of-1_dp-0-of-1_tp-0-of-2_exp-0-of-1.pt", "checkpoint_metadata.json"), ("checkpoint_metadata.json",),
-        {"checkpoints/latest.txt": "STEP"},
-    ),
-    "Lightning with DeepSpeed": Stack(
-        "epoch=0-step=STEP.ckpt", ("checkpoint/mp_rank_00_model_states.pt", *(f"checkpoint/{one}" for one in ZERO[2:]), "latest", "zero_to_fp32.py"),
-        ("checkpoint/mp_rank_00_model_states.pt", f"checkpoint/{ZERO[3]}"), ("latest",),
-    ),
-    "torchtitan": Stack("checkpoint/step-STEP", ("*",), ("__1_0.distcp", ".metadata"), (".metadata",)),
-    "Trainer with FSDP": Stack(
-        "checkpoint-STEP", ("pytorch_model_fsdp_0/*", "optimizer_0/*", *TRAINER),
-        ("optimizer_0/__1_0.distcp", "pytorch_model_fsdp_0/.metadata", "scheduler.pt"), ("optimizer_0/.metadata", *TRAINER),
-    ),
-    "accelerate with FSDP": Stack(
-        "checkpoints/checkpoint_STEP", ("pytorch_model_fsdp_0/*", "optimizer_0/*", "random_states_0.pkl", "random_states_1.pkl", "scheduler.bin"),
-        ("optimizer_0/__1_0.distcp", "random_states_1.pkl", "scheduler.bin"), ("optimizer_0/.metadata", "scheduler.bin"),
-    ),
-    "Composer, sharded": Stack("ep0-baSTEP", ("*",), ("__1_0.distcp", ".metadata"), (".metadata",)),
-    "Trainer with DeepSpeed": Stack(
-        "checkpoint-STEP", (*(f"global_stepSTEP/{one}" for one in ZERO), "latest", "model.safetensors", "config.json", *TRAINER),
-        (f"global_stepSTEP/{ZERO[3]}", "model.safetensors", "trainer_state.json", "latest"), ("latest", *TRAINER),
-    ),
-    "OLMo": Stack(
-        "stepSTEP", (*tuple(f"{kind}/rank{rank}.pt" for kind in ("model", "optim", "train") for rank in RANKS), "config.yaml"),
-        ("optim/rank1.pt", "train/rank0.pt"), ("train/rank0.pt", "train/rank1.pt"),
-    ),
-    "OLMo-core": Stack(
-        "stepSTEP", ("model_and_optim/*", "train/rank0.pt", "train/rank1.pt", "config.json", ".metadata.json"),
-        ("model_and_optim/__1_0.distcp", "model_and_optim/.metadata", "train/rank1.pt", ".metadata.json"), (".metadata.json",),
-    ),
-    "Orbax as MaxText has it": Stack(
-        "checkpoints/STEP", ("_CHECKPOINT_METADATA", *(f"items/{one}" for one in ORBAX), "iter/process_0-of-1.json"),
-        ("items/manifest.ocdbt", "items/_METADATA"), ("items/manifest.ocdbt",),
-    ),
-    "Orbax as openpi has it": Stack(
-        "exp/STEP", ("_CHECKPOINT_METADATA", *(f"{item}/{one}" for item in ("params", "train_state") for one in ORBAX), "assets/norm_stats.json"),
-        ("train_state/manifest.ocdbt", "params/_METADATA"), ("train_state/manifest.ocdbt",),
-    ),
-    "Orbax as Flax has it": Stack("checkpoint_STEP", ORBAX, ("manifest.ocdbt", "_METADATA"), ("manifest.ocdbt", "_METADATA")),
-    "Levanter": Stack(
-        "run-1/step-STEP", (*(f"{array}/{file}" for array in ("model/transformer/layers/mlp/up/weight", "opt_state/inner/mu/model/embeddings/weight") for file in (".zarray", "0.0", "0.1")), "training_key/.zarray", "training_key/0", "metadata.json"),
-        ("metadata.json", "model/transformer/layers/mlp/up/weight/.zarray"), ("metadata.json", "opt_state/inner/mu/model/embeddings/weight/0.1"),
-    ),
-    "Levanter, in one database": Stack(
-        "run-1/step-STEP", ("manifest.ocdbt", "d/ac602c1933845be91ae74ac598c2674c", "d/4aead63b970450643d027b3e7377e242", "metadata.json"),
-        ("metadata.json", "manifest.ocdbt"), ("metadata.json", "d/4aead63b970450643d027b3e7377e242"),
-    ),
-    "adapters of PEFT and unsloth": Stack(
-        "checkpoint-STEP", ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin"),
-        ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json"), ("rng_state.pth", "trainer_state.json"),
-    ),
-}  # fmt: skip
 
 
 def put(path: Path, age: float) -> None:
@@ -128,15 +35,24 @@ def put(path: Path, age: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.name.endswith(".safetensors"):
         path.write_bytes(struct.pack("<Q", len(TENSOR)) + TENSOR + bytes(8))
-    elif path.name.endswith((".pt", ".pth", ".bin", ".pkl")):
+    elif path.name.endswith((".pt", ".pth", ".bin", ".pkl", "model.ckpt", "optimizer.ckpt")):
         with zipfile.ZipFile(path, "w") as file:
-            file.writestr("archive/data.pkl", b"x" * 50)
+            file.writestr("archive/data.pkl", b"x" * 600)
     elif path.name == ".metadata":
         path.write_bytes(pickle.dumps([f"__{rank}_0.distcp" for rank in RANKS]))
     else:
         path.write_text("{}")
     at = time.time() - age - (0 if path.name in LAST else 5)
     os.utime(path, (at, at))
+
+
+def name_shards(index: Path) -> None:
+    """Where it is an index of a model or an optimizer, let it name the files beside it."""
+    if index.name.endswith(".index.json"):
+        at = index.stat().st_mtime
+        beside = sorted(one.name for one in index.parent.iterdir() if re.search(r"-\d{5}(-of-\d{5})?\.", one.name))  # fmt: skip
+        index.write_text(json.dumps({"weight_map": {f"w{n}": one for n, one in enumerate(beside)}}))
+        os.utime(index, (at, at))
 
 
 def set_back(path: Path) -> None:
@@ -152,10 +68,12 @@ def files_of(stack: Stack, step: int) -> list[str]:
 
 def lay_out(name: str, folder: Path, newest: int = 1000) -> Path:
     """Two checkpoints, and trackers that speak of `newest`; the folder of the later one."""
-    stack = STACKS[name]
+    stack = ALL[name]
     for step, age in ((500, 3 * HOUR), (1000, 2 * HOUR)):
         for file in files_of(stack, step):
             put(folder / stack.folder.replace("STEP", str(step)) / file, age)
+        for file in files_of(stack, step):
+            name_shards(folder / stack.folder.replace("STEP", str(step)) / file)
     for tracker, text in stack.trackers.items():
         (folder / tracker).write_text(text.replace("STEP", str(newest)))
     return folder / stack.folder.replace("STEP", "1000")
@@ -169,7 +87,7 @@ def read(folder: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     return done.exit_code, newest, before
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", ALL)
 def test_both_are_whole(name: str, tmp_path: Path) -> None:
     lay_out(name, tmp_path)
     code, newest, before = read(tmp_path)
@@ -177,7 +95,7 @@ def test_both_are_whole(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "lost"), [(name, lost) for name, stack in STACKS.items() for lost in stack.lost]
+    ("name", "lost"), [(name, lost) for name, stack in ALL.items() for lost in stack.lost]
 )
 def test_a_lost_part_is_told_by_its_name(name: str, lost: str, tmp_path: Path) -> None:
     newest = lay_out(name, tmp_path)
@@ -189,21 +107,32 @@ def test_a_lost_part_is_told_by_its_name(name: str, lost: str, tmp_path: Path) -
     assert name_told in re.sub(r"\d+", "#", found["why"])
 
 
-@pytest.mark.parametrize("name", STACKS)
+def begin_again(stack: Stack, newest: Path, folder: Path) -> None:
+    """Make it one that is still being saved."""
+    for file in stack.saving:
+        (newest / file.replace("STEP", "1000")).unlink()
+    if stack.temporary:
+        newest.rename(folder / stack.temporary.replace("STEP", "1000"))
+    if stack.cut:
+        at = (newest / stack.cut).stat().st_mtime
+        (newest / stack.cut).write_bytes((newest / stack.cut).read_bytes()[:-3])
+        os.utime(newest / stack.cut, (at, at))
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_one_that_is_being_saved_is_not_whole(name: str, tmp_path: Path) -> None:
     newest = lay_out(name, tmp_path, newest=500)
-    for file in STACKS[name].saving:
-        (newest / file).unlink()
+    begin_again(ALL[name], newest, tmp_path)
     code, found, before = read(tmp_path)
     assert (code, before["state"]) == (0, "complete")
     assert found["state"] == "incomplete", found
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", ALL)
 def test_where_none_is_whole_the_command_says_so(name: str, tmp_path: Path) -> None:
     newest = lay_out(name, tmp_path)
     shutil.rmtree(newest)
-    older = tmp_path / STACKS[name].folder.replace("STEP", "500")
+    older = tmp_path / ALL[name].folder.replace("STEP", "500")
     for file in [one for one in older.rglob("*") if one.is_file()]:
         at = file.stat().st_mtime
         file.write_bytes(file.read_bytes()[:-3])
@@ -361,3 +290,51 @@ def test_a_folder_of_zarr_without_marks_of_orbax_is_no_checkpoint(tmp_path: Path
     put(tmp_path / "2024/images/.zarray", HOUR)
     put(tmp_path / "2024/final/manifest.ocdbt", HOUR)
     assert CliRunner().invoke(cli, ["checkpoints", str(tmp_path), "--json"]).exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/out/checkpoints/pi0/exp/1000/optimizer.pt", ("/out/checkpoints/pi0/exp", "1000")),
+        ("/data/checkpoints/2026/11/28/model.pt", ("/data/checkpoints/2026/11/28", "model.pt")),
+        ("/work/step_2/runs/exp/model.pt", ("/work/step_2/runs/exp", "model.pt")),
+        ("/out/step_10/policy/weights/iter_0000000/common.pt", ("/out", "step_10")),
+        ("/out/iter_0000000/common.pt", ("/out", "iter_0000000")),
+        ("/out/a/b/iter_0000000/common.pt", ("/out/a/b", "iter_0000000")),
+        ("/out/rollout/global_dataset_state_dict_49.pt", None),
+        ("/out/rng_state_3.pth", None),
+        ("/out/save/CKPT+2026-11-28+12-00-00+00/brain.ckpt", ("/out/save", "CKPT+2026-11-28+12-00-00+00")),
+    ],
+)  # fmt: skip
+def test_what_lies_deep_belongs_to_its_step_and_dates_are_no_steps(path: str, place: tuple[str, str] | None) -> None:  # fmt: skip
+    found = checkpoint_of(path)
+    assert (found and tuple(found)) == place
+
+
+def test_a_tracker_is_behind_by_what_its_series_counts() -> None:
+    assert has_come_to("epoch_3", "epoch_2") is True
+    assert has_come_to("epoch_3", "epoch_4") is False
+    assert has_come_to("epoch_3", "best") is None
+    assert has_come_to("epoch_10", "epoch_9") is True
+    assert has_come_to("1000", "iter_0001000") is True
+    assert has_come_to("500", "iter_0001000") is False
+
+
+@pytest.mark.parametrize(
+    ("names", "lost"),
+    [
+        (("optimizer.00000-of-00002.pt", "optimizer.00001-of-00002.pt"), ""),
+        (("optimizer.00001-of-00002.pt", "optimizer.00002-of-00002.pt"), ""),
+        (("m/optimizer.00001-of-00002.pt",), "m/optimizer.#-of-00002.pt: 1 of 2 parts are there"),
+        (("shard-00001-model-00001-of-00002.safetensors", "shard-00002-model-00002-of-00002.safetensors"), ""),
+    ],
+)  # fmt: skip
+def test_parts_that_say_how_many_they_are(names: tuple[str, ...], lost: str) -> None:
+    assert lost_parts(names) == lost
+
+
+def test_more_kinds_of_files_than_are_kept_are_no_lost_ones() -> None:
+    few = OtherCheckpoint("a", {}, None, whole=True, kinds=("model_#.pt",))
+    assert lost_kind((MANY,), [few]) == ""
+    assert lost_kind((), [few]) == "model_#.pt is missing, which a has"
+    assert lost_kind((), [OtherCheckpoint("a", {}, None, whole=True, kinds=(MANY,))]) == ""

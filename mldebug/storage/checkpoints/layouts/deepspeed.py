@@ -16,10 +16,10 @@ from mldebug.storage.checkpoints.layouts import (
     incomplete,
     unsure,
 )
-from mldebug.storage.checkpoints.names import step_of
+from mldebug.storage.checkpoints.names import has_come_to
 
 NAME = "deepspeed"
-LATEST = "latest"
+TRACKERS = ("latest", "last_checkpoint")  # the second is MMEngine's (XTuner)
 _MODEL = re.compile(r"(?:zero_pp_rank_\d{1,6}_)?mp_rank_(\d{1,6})_model_states\.pt|layer_\d{1,6}-model_.{1,60}\.pt")  # fmt: skip
 _OPTIMIZER = re.compile(
     r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt"
@@ -49,13 +49,14 @@ class DeepSpeed:
             return incomplete(NAME, count, lost, _expected(partitions))
         if not models:
             return incomplete(NAME, count, "there is no file with the model's states")
-        if LATEST not in checkpoint.beside:
+        tracker = next((name for name in TRACKERS if name in checkpoint.beside), "")
+        if not tracker:
             return unsure(NAME, count, "nothing says how many ranks there should be: no `latest`")
-        named = basename(checkpoint.beside[LATEST][:300].decode(errors="replace").strip())
-        if _reached(named, checkpoint.name):
+        named = basename(checkpoint.beside[tracker][:300].decode(errors="replace").strip())
+        if has_come_to(named, checkpoint.name):
             verdict = complete(NAME, count)
             return msgspec.structs.replace(verdict, writers=len(partitions) or None)
-        return incomplete(NAME, count, f"`latest` still names {named[:100]!r}")
+        return incomplete(NAME, count, f"`{tracker}` still names {named[:100]!r}")
 
 
 def _expected(partitions: set[tuple[int, int]]) -> int:
@@ -67,11 +68,6 @@ def _gap(partitions: set[tuple[int, int]]) -> str:
     if not partitions or len(partitions) == (wanted := _expected(partitions)):
         return ""
     return f"{len(partitions)} of at least {wanted} files with optimizer states are there"
-
-
-def _reached(named: str, own: str) -> bool:
-    latest, mine = step_of(named), step_of(own)
-    return named == own or (latest is not None and mine is not None and latest >= mine)
 
 
 def create(options: NoOptions) -> Layout:
