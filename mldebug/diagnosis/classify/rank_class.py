@@ -16,7 +16,7 @@ from mldebug.core.model import (
     Role,
     ThreadStack,
 )
-from mldebug.diagnosis.classify.awaited.children import with_child
+from mldebug.diagnosis.classify.awaited.children import with_child, with_feeders
 from mldebug.diagnosis.classify.awaited.dataloader import stalled_loader
 from mldebug.diagnosis.classify.awaited.threads import (
     gil_holder,
@@ -87,9 +87,10 @@ def classify(capture: RankCapture) -> Classification:
         return with_child(found, capture, classify_process)
     if found.role is Role.WAITING or found.name in OF_ITS_OWN:
         return found
-    return _by_other_threads(process, capture, found.name) or with_threads(
-        found, capture.process, classify_process
-    )
+    if by_thread := _by_other_threads(process, capture, found.name):
+        return by_thread
+    found = with_threads(found, capture.process, classify_process)
+    return with_feeders(found, capture, classify_process)
 
 
 def classify_process(capture: ProcessCapture) -> Classification:

@@ -11,6 +11,7 @@ from mldebug.core.model import (
     ProcessCapture,
     RankCapture,
     Role,
+    ThreadStack,
 )
 from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.diagnosis.diagnose import diagnose
@@ -77,6 +78,64 @@ def test_a_child_that_computes_makes_its_rank_busy() -> None:
 
 def test_without_children_it_stays_as_it_is() -> None:
     assert waits_for().doing == "waits for a child process in close (train.py:9)"
+
+
+# --- what feeds a queue, or frees a lock --------------------------------------------------------------
+
+QUEUE = ("wait (threading.py:355)", "get (queue.py:171)", "next_batch (train.py:33)", "<module> (train.py:50)")  # fmt: skip
+ACROSS = ("wait (multiprocessing/connection.py:1136)", "_poll (multiprocessing/connection.py:447)", "get (multiprocessing/queues.py:117)", "next_batch (train.py:33)", "<module> (train.py:50)")  # fmt: skip
+RECEIVES = ("_recv (multiprocessing/connection.py:395)", "recv (multiprocessing/connection.py:250)", "next_batch (train.py:33)")  # fmt: skip
+FEEDS = stack("read_shard (data.py:9)", "fill (train.py:5)", tid=7, name="prefetcher")
+TAKES = stack(*QUEUE[:2], "upload (upload.py:7)", tid=8, name="uploader")
+BAR = stack("wait (threading.py:331)", "run (tqdm/_monitor.py:60)", tid=9, name="Thread-9")
+FREE = stack("_worker (concurrent/futures/thread.py:81)", "run (threading.py:982)", tid=10, name="pool_0")  # fmt: skip
+PRODUCES = ("read_shard (data.py:9)", "produce (data.py:4)", "_bootstrap (multiprocessing/process.py:314)", "main (train.py:3)")  # fmt: skip
+POOLED = ("get (multiprocessing/queues.py:367)", "worker (multiprocessing/pool.py:114)", "_bootstrap (multiprocessing/process.py:314)", "main (train.py:3)")  # fmt: skip
+
+
+def at_queue(*frames: str, wchan: str = "futex_do_wait", others: tuple[ThreadStack, ...] = (), children: tuple[ProcessCapture, ...] = ()) -> Classification:  # fmt: skip
+    what = process(*frames, pid=102, wchan=wchan, move=still(), others=others)
+    return classify(rank(2, what, *children))
+
+
+def test_who_waits_on_a_queue_is_told_with_the_threads_that_may_fill_it() -> None:
+    """A thread that waits on a queue itself stands last; those of frameworks and idle ones of a pool are left out."""
+    doing = at_queue(*QUEUE, others=(FREE, BAR, TAKES, FEEDS)).doing
+    assert doing.startswith("waits on a queue in next_batch (train.py:33): its thread prefetcher ")
+    assert doing.index("prefetcher") < doing.index("uploader")
+    assert "Thread-9" not in doing
+    assert "pool_0" not in doing
+
+
+def test_without_such_a_thread_nothing_is_added() -> None:
+    assert at_queue(*QUEUE, others=(FREE, BAR)).doing == "waits on a queue in next_batch (train.py:33)"  # fmt: skip
+
+
+@pytest.mark.parametrize(("frames", "wchan"), [(ACROSS, "do_poll"), (RECEIVES, "anon_pipe_read")], ids=["queue", "pipe"])  # fmt: skip
+def test_who_waits_between_processes_is_told_with_its_children(frames: tuple[str, ...], wchan: str) -> None:  # fmt: skip
+    """None of them is blamed: which one it waits for is not known."""
+    found = at_queue(*frames, wchan=wchan, children=(child(900, *PRODUCES), child(901, *POOLED), child(902, *TRACKER)))  # fmt: skip
+    assert found.doing.endswith(": its process 900 sleeps in read_shard (data.py:9)")
+    assert found.why[0] == "child 900 stands in read_shard (data.py:9) < produce (data.py:4)"
+    assert (found.worker_pid, found.mount) == (None, "")
+
+
+def test_a_queue_between_threads_has_nothing_to_do_with_children() -> None:
+    assert "900" not in at_queue(*QUEUE, children=(child(900, *PRODUCES),)).doing
+
+
+def test_of_a_child_the_thread_in_the_jobs_code_is_told() -> None:
+    """As in a worker of Grain, whose main thread waits for a pool of its own."""
+    main = ("result (concurrent/futures/_base.py:451)", "__next__ (/e/lib/python3.11/site-packages/grain/prefetch.py:264)")  # fmt: skip
+    reads = child(900, *main, others=(stack("__getitem__ (data.py:9)", tid=7, name="grain-prefetch_1"),))  # fmt: skip
+    assert "its thread grain-prefetch_1" in at_queue(*ACROSS, children=(reads,)).doing
+
+
+def test_a_thread_between_whose_queue_and_a_child_is_told_with_both() -> None:
+    between = stack(*ACROSS[:3], "refill (train.py:40)", tid=7, name="refiller")
+    doing = at_queue(*QUEUE, others=(between,), children=(child(900, *PRODUCES),)).doing
+    assert "its thread refiller" in doing
+    assert doing.endswith("its process 900 sleeps in read_shard (data.py:9)")
 
 
 # --- threads ---------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 """A rank that waits for a process of its own: which one, and what that does."""
 
+import re
 from collections.abc import Callable
 
 import msgspec
 
-from mldebug.capture.frames import principal
-from mldebug.core.model import Classification, ProcessCapture, RankCapture, Role
+from mldebug.capture.frames import inner, owner_of, principal, site
+from mldebug.capture.packages import Owner
+from mldebug.core.model import Classification, ProcessCapture, RankCapture, Role, ThreadStack
 from mldebug.core.redact import safe_line
-from mldebug.diagnosis.classify.awaited.dataloader import child_stack
+from mldebug.diagnosis.classify.awaited.dataloader import begun, child_stack
+from mldebug.diagnosis.classify.awaited.threads import with_job_threads
 from mldebug.diagnosis.classify.process_facts import ProcessFacts
 
 ClassifyProcess = Callable[[ProcessCapture], Classification]
@@ -16,6 +19,8 @@ MAX_NAMED = 3
 ANY_CHILD = 0xFFFFFFFF  # wait4(-1), of 32 bits
 BY_PID = 1  # waitid's P_PID
 HELPERS = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
+FED_BY_CHILDREN = ("lock", "pipe_read")
+BETWEEN_PROCESSES = re.compile(r"(?:.*/)?multiprocess(?:ing)?/(?:queues|connection|synchronize|pool)\.py")  # fmt: skip
 HARD = ("storage", "uninterruptible", "stopped", "traced")
 """Classes that a child cannot leave by itself: then it is to blame as a stopped rank would be."""
 
@@ -51,6 +56,34 @@ def with_child(
         worker_class=is_.name,
         holders=is_.holders,
     )
+
+
+def with_feeders(
+    found: Classification, capture: RankCapture, classify_child: ClassifyProcess
+) -> Classification:
+    """Add to the class of a rank that waits for something between processes (a queue, a pipe, a lock) what those of its children do that
+    run code of the job or of an installed package. Which of them it waits for is not known, so none is blamed.
+    """
+    if found.name not in FED_BY_CHILDREN or not any(map(_meets_processes, capture.process.stacks)):
+        return found
+    feeders = [child for child in capture.children if _is_direct(child, capture) and _works(child)]
+    classes = [(child, with_job_threads(classify_child(child), child, classify_child)) for child in feeders[:MAX_NAMED]]  # fmt: skip
+    if not classes:
+        return found
+    words = "; ".join(f"its {_words(child, is_)}" for child, is_ in classes)
+    facts = tuple(fact for child, _ in classes for fact in child_stack(child))
+    return msgspec.structs.replace(found, doing=f"{found.doing}: {words}", why=(*facts, *found.why))
+
+
+def _meets_processes(stack: ThreadStack) -> bool:
+    """Whether a thread of the job's own code, or of a package's, stands in a call of multiprocessing."""
+    inside = inner(stack.frames, site(stack.frames))
+    return any(BETWEEN_PROCESSES.fullmatch(frame.file) for frame in inside) and inside != stack.frames  # fmt: skip
+
+
+def _works(child: ProcessCapture) -> bool:
+    """Whether it does more than wait for its next task: a line of the job or of a package stands above where its process begins."""
+    return any(owner_of(frame) < Owner.FRAMEWORK for stack in child.stacks for frame in begun(stack))  # fmt: skip
 
 
 def _waited_for(capture: RankCapture) -> list[ProcessCapture]:

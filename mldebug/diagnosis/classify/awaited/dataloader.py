@@ -3,7 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mldebug.capture.frames import bare, is_user, principal, python_frames
-from mldebug.core.model import Classification, ProcessCapture, RankCapture, Role
+from mldebug.core.model import (
+    Classification,
+    Frame,
+    ProcessCapture,
+    RankCapture,
+    Role,
+    ThreadStack,
+)
 from mldebug.core.text import plural
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 from mldebug.diagnosis.classify.tables.kernel_waits import ON_STORAGE
@@ -92,13 +99,17 @@ def _facts(child: ProcessCapture, found: Classification) -> tuple[str, ...]:
 def child_stack(child: ProcessCapture) -> tuple[str, ...]:
     """The stack of a child process as text: `worker 6002 stands in read_shard (data.py:54) < __getitem__ (data.py:31) < …`, only the job's own code where there is any."""
     stack = principal(child.stacks, child.pid)
-    frames = python_frames(stack.frames) if stack else ()
-    begin = next((at for at, frame in enumerate(frames) if bare(frame) in BEGINNINGS), len(frames))
-    frames = frames[:begin]  # below it stands where its parent forked it
+    frames = begun(stack) if stack else ()
     own = [frame.label for frame in frames if is_user(frame)] or [frame.label for frame in frames]
     if not own:
         return ()
     return (f"{child.kind} {child.pid} stands in {' < '.join(own[:SHOWN])}",)
+
+
+def begun(stack: ThreadStack) -> tuple[Frame, ...]:
+    """The Python frames of a thread of a child from where its process or thread began: below it stands where its parent forked it."""
+    frames = python_frames(stack.frames)
+    return frames[: next((at for at, frame in enumerate(frames) if bare(frame) in BEGINNINGS), len(frames))]  # fmt: skip
 
 
 def _suspicious_workers(

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from mldebug.capture.frames import comparable, principal, site
+from mldebug.capture.frames import comparable, inner, owner_of, principal, site
+from mldebug.capture.packages import Owner
 from mldebug.core.model import (
     MAIN_THREAD,
     Classification,
@@ -28,26 +29,54 @@ PARKED = ("sleep", "poll", "idle", "lock", "thread_join", "future")
 LIBC = ("libc.so.6", "libc-2.31.so", "libpthread.so.0", "ld-linux-x86-64.so.2")
 ENGINE_WAITS = ("torch::autograd::ReadyQueue::pop",)
 WAITS_FOR_THREADS = ("thread_join", "thread_exit", "future")
+FED_BY_THREADS = ("lock",)
+"""Waits on a queue, a lock or an event: what frees them may be any thread that runs the code of the job or of an installed package."""
 
 
 def with_threads(
     found: Classification, capture: ProcessCapture, classify_process: ClassifyProcess
 ) -> Classification:
     """Add to the class of a process whose main thread waits for another of its threads what the threads that run the job's code do (at most `MAX_NAMED`)."""
-    if found.name not in WAITS_FOR_THREADS:
+    if found.name in WAITS_FOR_THREADS:
+        threads = _others(capture, Owner.LIBRARY)
+    elif found.name in FED_BY_THREADS:
+        threads = _others(capture, Owner.FRAMEWORK)
+    else:
         return found
-    words = list(_words(capture, classify_process))[:MAX_NAMED]
+    words = list(_words(capture, threads, classify_process))[:MAX_NAMED]
     if not words or words[0] in found.doing:
         return found
     return msgspec.structs.replace(found, doing=f"{found.doing}: {'; '.join(words)}")
 
 
-def _words(capture: ProcessCapture, classify_process: ClassifyProcess) -> Iterator[str]:
+def with_job_threads(
+    found: Classification, capture: ProcessCapture, classify_process: ClassifyProcess
+) -> Classification:
+    """Add to the class of a child process what its threads beside the main one do in the job's own code."""
+    threads = _others(capture, Owner.INSTALLED)
+    words = list(_words(capture, threads, classify_process))[:MAX_NAMED]
+    doing = f"{found.doing}: {'; '.join(words)}" if words else found.doing
+    return msgspec.structs.replace(found, doing=doing)
+
+
+def _others(capture: ProcessCapture, below: Owner) -> list[ThreadStack]:
+    """The threads beside the main one that run code nearer to the job than `below`."""
     main = principal(capture.stacks, capture.pid)
-    for stack in capture.stacks:
-        if stack is not main and site(stack.frames) is not None:
-            alone = as_main(capture, stack)
-            yield f"its thread {stack.name or stack.tid} {classify_process(alone).doing}"
+    places = ((stack, site(stack.frames)) for stack in capture.stacks if stack is not main)
+    return [stack for stack, at in places if at is not None and owner_of(at) < below]
+
+
+def _words(
+    capture: ProcessCapture, threads: Sequence[ThreadStack], classify_process: ClassifyProcess
+) -> Iterator[str]:
+    for stack in sorted(threads, key=_at_queue):
+        is_ = classify_process(as_main(capture, stack))
+        yield f"its thread {stack.name or stack.tid} {is_.doing}"
+
+
+def _at_queue(stack: ThreadStack) -> bool:
+    """Whether it waits on a queue itself, as a thread does that has nothing to do."""
+    return any(frame.file == "queue.py" for frame in inner(stack.frames, site(stack.frames)))
 
 
 def as_main(capture: ProcessCapture, stack: ThreadStack) -> ProcessCapture:
