@@ -22,7 +22,7 @@ class RankBusy:
         )
         if not busy or not case.stuck or not case.waiting:
             return None
-        unclear = any(rank.is_.role is Role.UNCLEAR or _may_wait(rank) for rank in busy)
+        unclear = any(rank.is_.role is Role.UNCLEAR or _seen_once(rank) for rank in busy)
         pid = busy[0].pid
         return blame(
             case,
@@ -36,13 +36,10 @@ class RankBusy:
         )
 
 
-def _may_wait(rank: ClassifiedRank) -> bool:
-    """Seen once, by a dump alone, where a rank may as well wait for others: in backward with a batch more than they have, or where it times a
-    kernel on a GPU whose stream stands behind a collective.
-    """
+def _seen_once(rank: ClassifiedRank) -> bool:
+    """Seen by a dump alone: every rank of a job that works computes at some moment, while others wait for it."""
     process = rank.capture.process if rank.capture else None
-    seen_once = process is not None and process.movement is None and process.state is None
-    return rank.is_.name in ("backward", "autotune") and seen_once
+    return process is not None and process.movement is None and process.state is None
 
 
 def create(options: NoOptions) -> Detector:
