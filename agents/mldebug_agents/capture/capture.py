@@ -205,7 +205,8 @@ class _Session:
         self.started = started
         self.gaps: list[Gap] = []
         self.flights: dict[int, FlightRecord] = {}
-        self.targets = list(self._targets(job.ranks, children))
+        # ranks first: where there is no time for all, children go without
+        self.targets = sorted(self._targets(job.ranks, children), key=lambda it: it.kind != "rank")
         processes = {
             target.pid: LockHolder(pid=target.pid, rank=target.rank, child=target.kind != "rank")
             for target in self.targets

@@ -37,6 +37,7 @@ MOST_ALIKE = 3  # processes at one source line of which each keeps the lines aro
 MAX_SHOWN = 200  # characters of a source line
 MAX_SAMPLES = 8
 DUMP_TIMEOUT = 5.0  # seconds
+LATE = "no time was left in the capture"
 RELEASE = 0.1  # seconds between two looks at a traced process
 RELEASES = 20  # such looks in one capture
 
@@ -76,7 +77,7 @@ class Sampling:
         self.samples: dict[int, list[ProcessSample]] = {}
         self._host = host
         self._pyspy = pyspy
-        self._left = left
+        self.left = left
         self._patience = RELEASES
         self._sleep = sleep
 
@@ -100,12 +101,12 @@ class Sampling:
 
     def watch(self, pool: ThreadPoolExecutor, seconds: float) -> None:
         """Take further samples, evenly spread over `seconds`; fewer where the deadline comes near."""
-        span = min(seconds, max(0.0, self._left() - 1.0))
+        span = min(seconds, max(0.0, self.left() - 1.0))
         begun = time.monotonic()
         for number in range(1, MAX_SAMPLES if span > 0 else 1):
             due = begun + span * number / (MAX_SAMPLES - 1)
             self._sleep(max(0.0, due - time.monotonic()))
-            if time.monotonic() > begun + span * 2 or self._left() < DUMP_TIMEOUT:
+            if time.monotonic() > begun + span * 2 or self.left() < DUMP_TIMEOUT:
                 return
             self._sample(pool, first=False)
 
@@ -124,8 +125,15 @@ class Sampling:
         state = self.states[target.pid] if first else self._host.process_state(target.pid)
         at, future = time.monotonic(), None
         if self._dumpable(target):
-            future = pool.submit(self._pyspy.dump, target.pid, timeout=DUMP_TIMEOUT)
+            future = pool.submit(self._dump, target.pid)
         return target, at, state, future
+
+    def _dump(self, pid: int) -> Dump:
+        """Its stacks, as long as the capture has time: a thousand processes may each let py-spy wait."""
+        left = self.left()
+        if left <= 0:
+            return Dump(failure=LATE)
+        return self._pyspy.dump(pid, timeout=min(DUMP_TIMEOUT, left))
 
     def _dumpable(self, target: CaptureTarget) -> bool:
         """Zombies have no stack; what once failed for good is not asked again."""
@@ -182,11 +190,12 @@ class ProcessCaptures:
         samples = self._sampling.samples.get(target.pid, [])
         state = usual_state(target.pid, samples) if samples else self._sampling.states[target.pid]
         dump = self._sampling.dumps.get(target.pid, Dump())
-        dump = self._second_opinion(target, dump)
+        is_late = self._sampling.left() <= 0
+        dump = dump if is_late else self._second_opinion(target, dump)
         self._note_failure(target, state, dump)
         stack = principal(dump.stacks, target.pid)
-        training = thread_of(state, stack.tid if stack else None) if state else None
-        source = source_text(self._host, self._reader, state, dump.stacks)
+        training = thread_of(state, stack.tid if stack else None) if state and not is_late else None
+        source = source_text(self._host, self._reader, None if is_late else state, dump.stacks)
         return ProcessCapture(
             pid=target.pid,
             name=target.name or (state.name if state else ""),

@@ -21,6 +21,7 @@ from mldebug_agents.system.process.containers import outer_namespace
 from mldebug_agents.system.process.details import MAX_FILES, read_process
 from mldebug_agents.system.process.held_reads import HeldReads, process_owner
 from mldebug_agents.system.process.proc_files import (
+    MAX_BYTES,
     first_numbers,
     numbers_in,
     read_link,
@@ -219,9 +220,9 @@ class Host:
         """The text of /proc/self/NAME, about this process."""
         return read_text(f"{self.proc}/self/{name}")
 
-    def node_text(self, name: str) -> str:
-        """The text of /proc/NAME, about the node."""
-        return read_text(f"{self.proc}/{name}")
+    def node_text(self, name: str, most: int = MAX_BYTES) -> str:
+        """The text of /proc/NAME, about the node, of at most so many bytes."""
+        return read_text(f"{self.proc}/{name}", most)
 
     def kernel_text(self, path: str) -> str:
         """The text of a file below /sys, by its full path; "" where it does not exist, or may not be read."""

@@ -11,7 +11,7 @@ import pytest
 
 from mldebug.core.model import FileLock, LockHolder
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.process.file_locks import FileLocks, parse_locks
+from mldebug_agents.system.process.file_locks import SECONDS, FileLocks, parse_locks
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import WORKERS, Spawner
 from shared.system.patience import PATIENCE
@@ -179,6 +179,55 @@ def test_of_another_users_process_nothing_is_passed_on(
     assert holder.stdout is not None
     assert holder.stdout.readline() == "other\n"
     assert wait_of(blocked(start("flock").pid), reader).holders == (LockHolder(),)
+
+
+MANY = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+for byte in range(24_000): fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * (24_000 - byte))
+print("held", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_somebody_s_thousands_of_locks_hide_no_holder(
+    tmp_path: Path, start: Start, reader: Reader
+) -> None:
+    """/proc/locks had more than a megabyte before the line of this one."""
+    argv = [sys.executable, "-c", MANY, str(tmp_path / "other")]
+    holder = held(start("flock"))
+    waiter = blocked(start("flock").pid)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as other:
+        held(other)
+        assert len(Path("/proc/locks").read_text()) > 1 << 20
+        found = wait_of(waiter, reader)
+        other.kill()
+    assert [one.pid for one in found.holders] == [holder]
+
+
+def test_a_search_among_thousands_of_descriptors_ends(start: Start, reader: Reader) -> None:
+    """Of 512 processes with 16,000 descriptors each it took minutes of a capture."""
+    now, searches = [0.0], []
+
+    class Slow(Host):
+        """A third of the time for each process."""
+
+        def descriptors(self, pid: int) -> list[int]:
+            now[0] += SECONDS / 3
+            searches.append(pid)
+            return []
+
+    held(start("flock"))
+    host = Slow()
+    state = host.process_state(blocked(start("flock").pid), files=True)
+    assert state is not None
+    searches.clear()
+    locks = FileLocks(host, reader, dict.fromkeys(range(1, 50), LockHolder()), lambda: now[0])
+    for _ in range(3):  # as many ranks of one capture
+        found = locks.wait_of(state, state.main)
+        assert found is not None
+        assert found.holders == ()
+    assert len(searches) <= 6
 
 
 def test_who_sleeps_wants_no_lock(start: Start, reader: Reader) -> None:

@@ -43,7 +43,7 @@ class UnreadPipes:
         self._since[pipe] = self._clock()
 
 
-class _Index:
+class _PipeIndex:
     """Who reads each pipe; `whole`: all processes were looked at."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class PipeReaders:
         self._briefs: dict[int, Stat] | None = None
         self._states: dict[int, ProcessState | None] = {}
         self._readers: dict[str, tuple[int, ...]] = {}
-        self._indices: dict[int, _Index] = {}  # by the user for whose ranks it was made
+        self._indices: dict[int, _PipeIndex] = {}  # by the user for whose ranks it was made
 
     def state(self, pid: int) -> ProcessState | None:
         """The state of a process with its open files; None where it is gone."""
@@ -90,8 +90,8 @@ class PipeReaders:
         """Pids of other processes that hold the reading end of a pipe: ancestors and siblings of
         the rank; any process only where none of these does.
 
-        Empty, too, where the search for the pipes of its owner has taken `MOST_SECONDS`: he may have thousands of
-        processes with thousands of descriptors each.
+        Empty, too, where the search for pipes of this owner's ranks has taken `MOST_SECONDS`: thousands of processes may have
+        thousands of descriptors each.
         """
         if pipe not in self._readers:
             owner, began = self._host.belongs_to(rank.pid), self._clock()
@@ -137,13 +137,13 @@ class PipeReaders:
             self._unread.add(pipe)
         return found
 
-    def _index_for(self, uid: int, until: float) -> _Index:
+    def _index_for(self, uid: int, until: float) -> _PipeIndex:
         """Who reads each pipe of the node; this user's processes and root's are looked at first, where the time is not enough for all."""
-        index = self._indices.setdefault(uid, _Index())
+        index = self._indices.setdefault(uid, _PipeIndex())
         if index.whole or self._clock() >= until:
             return index
         pids = sorted(self._all(), key=lambda pid: self._host.belongs_to(pid)[0] not in (uid, 0))
-        index = self._indices[uid] = _Index()
+        index = self._indices[uid] = _PipeIndex()
         for pid in pids[:MAX_SCANNED]:
             if self._clock() >= until:
                 return index

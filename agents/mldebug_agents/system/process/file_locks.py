@@ -3,7 +3,9 @@
 Both are answered by the kernel from memory. Of locks whose holder is on another node (NFS, Lustre) this node knows nothing.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +21,8 @@ MAX_ROWS = 20_000
 MAX_HOLDERS = 8
 MAX_SEARCHED = 512  # processes whose descriptors are looked at for an open file that was inherited
 MAX_COMMAND = 120
+MAX_TABLE = 16 << 20  # bytes of /proc/locks: anybody may have a hundred thousand
+SECONDS = 1.0  # of one capture, in which holders are searched for: each process may have thousands of descriptors
 KINDS = {"FLOCK": "flock", "POSIX": "lockf", "OFDLCK": "ofd"}
 
 
@@ -58,12 +62,20 @@ def _row(line: str) -> KernelLock | None:
 class FileLocks:
     """The file locks of this node, read from /proc/locks once, when the first process is found to wait for one."""
 
-    def __init__(self, host: Host, reader: Reader, job: Mapping[int, LockHolder]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        reader: Reader,
+        job: Mapping[int, LockHolder],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`job`: its ranks and their children by pid, which are looked at first for inherited locks."""
         self._host = host
         self._reader = reader
         self._job = job
-        self._rows: tuple[KernelLock, ...] | None = None
+        self._clock = clock
+        self._left = SECONDS
+        self._text: str | None = None
 
     def wait_of(self, state: ProcessState | None, thread: ThreadState | None) -> FileLock | None:
         """The lock for which this thread of the process waits, with at most `MAX_HOLDERS` holders
@@ -80,20 +92,24 @@ class FileLocks:
             return FileLock(
                 tid=thread.tid, kind="flock" if thread.syscall == "flock" else "lockf", path=path
             )
-        pids = dict.fromkeys(pid for held in self._in_the_way(row) for pid in self._holders(held, state.uid, path))  # fmt: skip
+        begun = self._clock()
+        until = begun + self._left
+        pids = dict.fromkeys(pid for held in self._in_the_way(row) for pid in self._holders(held, state.uid, path, until))  # fmt: skip
+        self._left -= self._clock() - begun
         holders = tuple(self._holder(pid, state.uid) for pid in list(pids)[:MAX_HOLDERS])
         return FileLock(tid=thread.tid, kind=row.kind, path=path, holders=holders)
 
-    def _all(self) -> tuple[KernelLock, ...]:
-        if self._rows is None:
-            self._rows = parse_locks(self._host.node_text("locks"))
-        return self._rows
+    def _rows(self, pattern: str) -> tuple[KernelLock, ...]:
+        """The rows of /proc/locks, read once, of which this is a part."""
+        if self._text is None:
+            self._text = self._host.node_text("locks", MAX_TABLE)
+        return parse_locks("\n".join(re.findall(rf"^.*{pattern}.*$", self._text, re.MULTILINE)))
 
     def _wanted(self, state: ProcessState, fd: int) -> KernelLock | None:
         """The line of what a thread of this process wants. The kernel names the process, not the thread, so the file decides between two."""
         inode = procfs.parse_inode(self._host.text(state.pid, f"fdinfo/{fd}")) if fd >= 0 else 0
         found = [
-            row for row in self._all() if row.blocked and (row.pid == state.pid or row.kind == "ofd")
+            row for row in self._rows(" -> ") if row.blocked and (row.pid == state.pid or row.kind == "ofd")
         ]  # fmt: skip
         if inode:
             found = [row for row in found if row.inode == inode]
@@ -102,7 +118,8 @@ class FileLocks:
 
     def _in_the_way(self, wanted: KernelLock) -> Iterator[KernelLock]:
         """The lock that it is queued behind; of readers, all that share it."""
-        heads = [row for row in self._all() if not row.blocked and row.inode == wanted.inode]
+        same = self._rows(rf":{wanted.inode} ")
+        heads = [row for row in same if not row.blocked and row.inode == wanted.inode]
         first = next((row for row in heads if row.number == wanted.number), None)
         if first is None:
             return
@@ -111,14 +128,23 @@ class FileLocks:
             if row is not first and first.access == row.access == "READ":
                 yield row
 
-    def _holders(self, held: KernelLock, uid: int, path: str) -> Iterator[int]:
+    def _holders(self, held: KernelLock, uid: int, path: str, until: float) -> Iterator[int]:
         """The process that took it, if it still has it; else those that have inherited the open file."""
-        if held.kind == "lockf" or (held.pid > 0 and self._has(held.pid, held, path)):
+        if held.kind == "lockf" or (held.pid > 0 and self._has(held.pid, held, path, until)):
             if held.pid > 0:
                 yield held.pid
             return
-        job = [pid for pid in self._job if self._has(pid, held, path)]
-        yield from job or (pid for pid in self._strangers(uid) if self._has(pid, held, path))
+        job = list(self._among(self._job, held, path, until))
+        yield from job or self._among(self._strangers(uid), held, path, until)
+
+    def _among(
+        self, pids: Iterable[int], held: KernelLock, path: str, until: float
+    ) -> Iterator[int]:
+        for pid in pids:
+            if self._clock() >= until:
+                return
+            if self._has(pid, held, path, until):
+                yield pid
 
     def _strangers(self, uid: int) -> Iterator[int]:
         """Other processes of that user, a bounded number."""
@@ -128,9 +154,14 @@ class FileLocks:
                 return
             yield pid
 
-    def _has(self, pid: int, held: KernelLock, path: str) -> bool:
-        """Whether one of its open files of this path holds the lock; a path that is not known may be any."""
+    def _has(self, pid: int, held: KernelLock, path: str, until: float) -> bool:
+        """Whether one of its open files of this path holds the lock; a path that is not known may be any. False where there is no time."""
+        return self._host.at_once(pid, lambda: self._holds(pid, held, path, until))
+
+    def _holds(self, pid: int, held: KernelLock, path: str, until: float) -> bool:
         for fd in self._host.descriptors(pid):
+            if self._clock() >= until:
+                return False
             if path and self._host.link(pid, f"fd/{fd}") != path:
                 continue
             rows = parse_locks(self._host.text(pid, f"fdinfo/{fd}"))

@@ -7,15 +7,15 @@ import os
 MAX_BYTES = 1 << 20
 
 
-def read_text(path: str) -> str:
-    """The text of a file, at most 1 MiB; "" where it is gone or may not be read."""
+def read_text(path: str, most: int = MAX_BYTES) -> str:
+    """The text of a file, about `most` bytes; "" where it is gone or may not be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
-    data = b""
+    data = bytearray()
     try:
-        while len(data) < MAX_BYTES and (more := os.read(descriptor, 1 << 16)):
+        while len(data) < most and (more := os.read(descriptor, 1 << 16)):
             data += more
     except OSError:
         pass  # ESRCH: it exited between open and read; EPERM: opened, but not for us
