@@ -2,6 +2,7 @@
 
 import contextlib
 import lzma
+import re
 import struct
 import tarfile
 import tempfile
@@ -30,6 +31,17 @@ DAMAGE = (
 )
 """What Python's readers of archives raise, besides OSError, for one that was damaged or made up."""
 _ZIP = b"PK\x03\x04"  # also of one that was cut off, and has no table of its files any more
+MAX_TABLE = 16 << 20  # bytes: MAX_FILES with names of 200 characters need less
+_PIECEMEAL = (
+    zipfile.ZIP_STORED,
+    zipfile.ZIP_DEFLATED,
+)  # of the others Python's reader unpacks 4 KiB at once, which may be gigabytes
+_ZIP_END = (1 << 16) + 200  # bytes at its end: the longest remark, and two records
+_TABLES = (  # its end records, and what in them is the size of the table
+    (re.compile(rb"PK\x05\x06.{8}(.{4})", re.DOTALL), "<L"),
+    (re.compile(rb"PK\x06\x06.{36}(.{8})", re.DOTALL), "<Q"),
+)
+_ELSEWHERE = 0xFFFFFFFF  # in the first: the second has it
 _WHOLE = b"xgXLK"  # types of entries that Python's reader takes whole: headers of pax and Solaris, long names of GNU
 
 
@@ -155,18 +167,38 @@ def _files(file: Path) -> Iterator[_Packed]:
                     yield _Packed(member.name, content)
             _check_rest(tar)
     elif zipfile.is_zipfile(file) or start.startswith(_ZIP):
-        with zipfile.ZipFile(file) as archive:
-            for info in archive.infolist():
-                kind = info.external_attr >> 28  # of a file of Unix: 8 is a regular one
-                if not info.is_dir() and kind in (0, 8):
-                    with archive.open(info) as content:
-                        yield _Packed(info.filename, content)
+        yield from _of_zip(file)
     else:
         opener = opener_of(start)
         if opener is None:
             raise EvidenceError(f"{file} is no archive", BROKEN)
         with file.open("rb") as opened, opener(opened) as only:
             yield _Packed(unpacked_name(file.name), only)
+
+
+def _of_zip(file: Path) -> Iterator[_Packed]:
+    if (size := _table_size(file)) > MAX_TABLE:
+        raise EvidenceError(f"the archive has a table of its files of {size:,} bytes", LARGE)
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            kind = info.external_attr >> 28  # of a file of Unix: 8 is a regular one
+            if info.is_dir() or kind not in (0, 8):
+                continue
+            if info.compress_type not in _PIECEMEAL:
+                way = zipfile.compressor_names.get(info.compress_type, "another way")
+                raise EvidenceError(f"{info.filename} in it is compressed by {way}", LARGE)
+            with archive.open(info) as content:
+                yield _Packed(info.filename, content)
+
+
+def _table_size(file: Path) -> int:
+    """How many bytes the table at the end of a zip says that it has: Python's reader makes all of it at once, ten times as large."""
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _ZIP_END))
+        end = opened.read()
+    # whichever of the records there Python's reader believes
+    found = (struct.unpack(form, one[1]) for mark, form in _TABLES for one in mark.finditer(end))
+    return max((size for (size,) in found if size != _ELSEWHERE), default=0)
 
 
 def _check_rest(tar: tarfile.TarFile) -> None:

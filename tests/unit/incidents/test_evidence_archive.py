@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import stat
+import struct
 import tarfile
 import tracemalloc
 import zipfile
@@ -210,6 +211,59 @@ def test_a_zip_with_a_password_is_refused(dumps: Path, capsys: pytest.CaptureFix
     err = capsys.readouterr().err
     assert "cannot be unpacked" in err
     assert "password" in err
+
+
+def bomb(way: int, size: int) -> bytes:
+    """A zip with one file of zeros."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", way) as archive:
+        archive.writestr("rank0.txt", bytes(size))
+    return made.getvalue()
+
+
+def with_entries(count: int, *, long: bool = False) -> bytes:
+    """A zip of one file with a table that names it this often, in the longer form with an end record of 64 bits."""
+    made = bomb(zipfile.ZIP_STORED, 1)
+    end, begin = made.rindex(b"PK\5\6"), made.index(b"PK\1\2")
+    table = made[begin:end] * count
+    if not long:
+        return (
+            made[:begin]
+            + table
+            + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(table), begin, 0)
+        )
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, len(table), begin)
+    place = struct.pack("<4sLQL", b"PK\6\7", 0, begin + len(table), 1)
+    return made[:begin] + table + record + place + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 2**32 - 1, 2**32 - 1, 0)  # fmt: skip
+
+
+ZIPS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "bzip2": (lambda: bomb(zipfile.ZIP_BZIP2, 200 << 20), "compressed by bzip2"),
+    "lzma": (lambda: bomb(zipfile.ZIP_LZMA, 1), "compressed by lzma"),
+    "entries": (lambda: with_entries(400_000), "a table of its files"),
+    "entries, 64 bits": (lambda: with_entries(400_000, long=True), "a table of its files"),
+}
+
+
+@pytest.mark.parametrize("what", ZIPS)
+def test_a_zip_that_is_made_up_costs_no_memory(tmp_path: Path, what: str) -> None:
+    content, why = ZIPS[what]
+    file = tmp_path / "x.zip"
+    file.write_bytes(content())
+    tracemalloc.start()
+    try:
+        with pytest.raises(EvidenceError, match=why), unpacked(file):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_zip_of_64_bits_is_read_as_before(tmp_path: Path) -> None:
+    file = tmp_path / "x.zip"
+    file.write_bytes(with_entries(1, long=True))
+    with unpacked(file) as folder:
+        assert [one.name for one in folder.iterdir()] == ["rank0.txt"]
 
 
 def header(size: bytes, kind: bytes, name: bytes = b"f") -> bytes:
