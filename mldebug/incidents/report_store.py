@@ -44,6 +44,7 @@ MAX_REPORTS = 500
 MAX_BYTES = 5 << 30
 
 PRUNE_SECONDS = 1.0  # of one pruning: what an owner piled up in his reports takes several
+REMOVAL_SECONDS = 0.1  # of it for removals, however long a slow disk took to tell what there is: else it would keep all for ever
 TEMPORARY = ".tmp-"
 OWNER = "owner"  # the file in a report's folder that has the uid of its job, for agents that may not give the folder to him
 STALE_SECONDS = 3_600.0  # a temporary folder this old was left by a crash
@@ -171,16 +172,17 @@ class ReportStore:
         return load_captures(self.path(wanted))
 
     def prune(self, *, by_age: bool = False) -> tuple[str, ...]:
-        """Remove reports that are too old, too many or too large together, and return their ids. Ends after `PRUNE_SECONDS`;
-        the next call goes on.
+        """Remove reports that are too old, too many or too large together, and return their ids. Ends after `PRUNE_SECONDS`, or where
+        reading what there is took that long, soon after; the next call goes on.
 
         `mldebug.incidents.pruning` says which. `by_age`: whether the caller has seen the clock go on for a day without being set;
         else it may be wrong, and none is too old.
         """
         until = time.monotonic() + PRUNE_SECONDS
         self._sweep_temporaries(until)
-        removed = []
-        for name in self._excess(by_age=by_age):
+        removed, excess = [], list(self._excess(by_age=by_age))
+        until = max(until, time.monotonic() + REMOVAL_SECONDS)
+        for name in excess:
             if time.monotonic() > until:  # the next report is not to wait: the next pruning goes on
                 break
             if remove_tree(self.folder / name, seconds=until - time.monotonic()):

@@ -279,6 +279,23 @@ def test_too_many_reports_go_oldest_first(tmp_path: Path) -> None:
     assert archive.prune() == ()
 
 
+def test_a_disk_that_takes_all_the_time_to_be_read_is_emptied_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept all reports for ever: nothing was removed once the list of them took a second."""
+    archive = ReportStore(tmp_path, max_reports=2)
+    for days in range(1, 7):
+        archive.save(made(days_ago=days), "", {})
+    monkeypatch.setattr("mldebug.incidents.report_store.PRUNE_SECONDS", -60.0)
+    gone: set[str] = set()
+    for _ in range(4):  # one at least each time
+        some = archive.prune()
+        assert some or len(gone) == 4
+        gone |= set(some)
+    assert gone == {made(days_ago=days).id for days in range(3, 7)}
+    assert archive.prune() == ()
+
+
 def test_too_many_bytes_go_oldest_first(tmp_path: Path) -> None:
     archive = ReportStore(tmp_path, max_bytes=250_000, clock=lambda: NOW)
     for days in (3, 2, 1):
