@@ -30,6 +30,7 @@ nightly: $(STAMP) ## what takes minutes, in full: soak, kills, captures, network
 		tests/processes/agent/test_agent_life.py tests/processes/agent/test_soak.py tests/unit/training/test_tracer.py $(ARGS)
 	DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt --group frameworks
 	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest -m long $(ARGS)
+	$(RUN) -m pytest tests/unit/diagnosis/test_package_waits.py $(ARGS)
 
 test-rest: $(STAMP) ## what test-all has more than test
 	$(RUN) -m pytest -m "scenario and not smoke" $(ARGS)
@@ -42,7 +43,7 @@ test-system: $(STAMP) ## the unit, its rights, and the package on a booted Debia
 
 test-frameworks: $(STAMP) ## small trainings with transformers, Lightning, DeepSpeed, Megatron, JAX (installs them: 350 MB)
 	DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt --group frameworks
-	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/training/test_frameworks.py tests/processes/training/test_frameworks_ranks.py tests/processes/training/test_jax.py $(ARGS)
+	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/training/test_frameworks.py tests/processes/training/test_frameworks_ranks.py tests/processes/training/test_jax.py tests/unit/diagnosis/test_package_waits.py $(ARGS)
 
 field-cases: $(STAMP) ## judge all evidence of tests/fixtures/field and write docs/field-cases.md anew
 	$(RUN) -m pytest --quiet tests/docs/test_field_cases_page.py --update-golden

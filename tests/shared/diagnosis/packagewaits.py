@@ -1,4 +1,4 @@
-"""Reads the sources of installed frameworks, and says which rows of `package_waits` are not in them.
+"""Reads the sources of installed frameworks, and says which rows of `package_waits` are not in them, though newer versions should have them.
 
     python tests/shared/diagnosis/packagewaits.py FOLDER …
 
@@ -15,8 +15,13 @@ from mldebug.diagnosis.classify.tables.package_waits import PACKAGE_WAITS, Packa
 
 
 def missing(wait: PackageWait, folder: Path) -> list[str]:
-    """The functions of a row that its file does not define; the file itself where it is not there."""
+    """The functions of a row that its file does not define; the file itself where it is not there.
+
+    Of a row that newer versions lack, nothing: they are not told from those that should have it.
+    """
     file = folder / wait.file
+    if wait.gone:
+        return []
     if not file.exists():
         return [wait.file]
     tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -31,6 +31,27 @@ def test_a_row_is_in_the_sources_that_are_here(wait: PackageWait) -> None:
     assert missing(wait, INSTALLED) == []
 
 
+def test_a_function_that_the_sources_do_not_have_is_found(tmp_path: Path) -> None:
+    """The check can fail: by a file, and by a function in it. What newer versions lack is not looked for."""
+    wait = next(one for one in PACKAGE_WAITS if not one.gone and len(one.functions) > 1)
+    assert missing(wait, tmp_path) == [wait.file]
+    (tmp_path / wait.file).parent.mkdir(parents=True)
+    (tmp_path / wait.file).write_text(f"def {wait.functions[0]}():\n    pass\n")
+    assert missing(wait, tmp_path) == list(wait.functions[1:])
+    assert missing(next(one for one in PACKAGE_WAITS if one.gone), tmp_path) == []
+
+
+def test_what_newer_versions_lack_was_read_in_older_ones() -> None:
+    """Of each package that has such a row, another row names a newer version."""
+
+    def newest(wait: PackageWait) -> tuple[int, ...]:
+        return max(tuple(int(n) for n in one.split(".")) for one in wait.read.split(", ") if one[0].isdigit() and "." in one)  # fmt: skip
+
+    for wait in (one for one in PACKAGE_WAITS if one.gone):
+        others = [newest(one) for one in PACKAGE_WAITS if one.package == wait.package and not one.gone]  # fmt: skip
+        assert newest(wait) < max(others), wait.file
+
+
 @pytest.mark.parametrize("wait", PACKAGE_WAITS, ids=lambda one: f"{one.file}:{one.functions[0]}")
 def test_each_function_is_classified_and_the_place_is_the_jobs(wait: PackageWait) -> None:
     name, role, _ = KINDS[wait.kind]

@@ -25,6 +25,7 @@ class PackageWait:
     kind: str  # of KINDS
     operation: str = ""  # what they wait in; "": each by its own name
     top: bool = True  # it blocks in its own line; False: also in what it calls
+    gone: bool = False  # versions newer than those read no longer have it
 
 
 KINDS: dict[str, tuple[str, Role, str]] = {
@@ -262,6 +263,18 @@ PACKAGE_WAITS: tuple[PackageWait, ...] = (
     PackageWait("torchrec", "376cac6ad13c", "torchrec/distributed/dist_data.py", ("_wait_impl",), "handle", "all_to_all"),
     PackageWait("torchrec", "376cac6ad13c", "torchrec/distributed/comm_ops.py", ("forward", "backward"), "handle", "a collective of embeddings"),
     PackageWait("xgboost", "2.1", "xgboost/collective.py", ("broadcast", "allreduce"), "collective"),
+    PackageWait("deepspeed", "0.17.6", "deepspeed/runtime/sequence_parallel/ulysses_sp.py", ("sp_fwd_loss_bwd",), "device", gone=True),
+    PackageWait("deepspeed", "0.17.6", "deepspeed/sequence/layer.py", ("pre_hook_fun",), "handle", gone=True),
+    PackageWait("megatron-core", "0.14.0", "megatron/core/rerun_state_machine.py", ("should_run_forward_backward",), "device", gone=True),
+    PackageWait("nemo-toolkit", "2.5.0", "nemo/lightning/pytorch/callbacks/preemption.py", ("interrupted",), "device", gone=True),
+    PackageWait("nemo-toolkit", "2.5.0", "nemo/lightning/_strategy_lib.py", ("_maybe_opt_step",), "device", gone=True),
+    PackageWait("nemo-toolkit", "2.5.0", "nemo/collections/nlp/parts/nlp_overrides.py", ("_maybe_opt_step",), "device", gone=True),
+    PackageWait("nemo-toolkit", "2.5.0", "nemo/collections/nlp/modules/common/megatron/clip_grads.py", ("count_zeros_fp32",), "device", gone=True),
+    PackageWait("nemo-toolkit", "2.5.0", "nemo/collections/nlp/modules/common/text_generation_utils.py", ("receive_generate_info",), "device", gone=True),
+    PackageWait("nemo-toolkit", "2.5.0", "nemo/collections/llm/gpt/model/hf_auto_model_for_causal_lm.py", ("reduce_item",), "device", gone=True),
+    PackageWait("nemo-toolkit", "2.5.0", "nemo/collections/asr/modules/squeezeformer_encoder.py", ("update_max_seq_length",), "device", gone=True),
+    PackageWait("verl", "0.6.1", "verl/trainer/fsdp_sft_trainer.py", ("training_step",), "device", gone=True),
+    PackageWait("jax", "0.6.2", "jax/_src/prng.py", ("block_until_ready",), "device", gone=True),
     # Last, for whoever calls it says more: a wait for an answer of any actor
     PackageWait("ray", "2.60.0", "ray/_private/worker.py", ("get_objects", "get", "wait"), "future", top=False),
 )  # fmt: skip
