@@ -60,7 +60,7 @@ class RankMap(MeasuredData, frozen=True, kw_only=True):
     left_out: int = 0
 
     def cells(self) -> Iterator[tuple[int, str]]:
-        """Each rank with its letter, node by node."""
+        """Pairs of a rank and the letter that shows its state in the map (a key of the legend), node by node, as they are drawn."""
         for one in self.nodes:
             yield from zip(unfold(one.ranks), one.letters, strict=False)
 

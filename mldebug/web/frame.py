@@ -130,7 +130,9 @@ def plain(name: str, title: str, **shown: object) -> str:
 
 
 def report_site(job: str, name: str) -> ReportSite:
-    """What stands around the report of a job: the menu of all pages, and the way back, by the page of its run, which outlives it."""
+    """The navigation around a report, for a report that belongs to `job` (its id): the menu of all pages, and a link back to the page of that
+    run, which exists longer than the job. `name`: the run's name, as the link shows it.
+    """
     menu = tuple(SiteLink(place.title, f"/{place.name}") for place in _places())
     trail = [one for one in menu if one.url == REPORTS]
     if job:

@@ -92,5 +92,5 @@ def proof(files: KeyFiles, make: Callable[[bytes], KeyPair]) -> Proof:
 
 
 def as_sentence(error: Exception) -> str:
-    """Why a batch was not delivered, in words."""
+    """The reason, in words, why events could not be sent to the hub; `error` is what the attempt to send them raised."""
     return error.message if isinstance(error, MldebugError) else f"{type(error).__name__}: {error}"

@@ -122,7 +122,9 @@ class StateClient:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Close the connection without waiting: an idle child ends at once, one that hangs when its call returns."""
+        """Close the connection to the child that keeps the state, and do not wait for its end. An idle child ends at once; one whose disk hangs ends when
+        the disk answers.
+        """
         worker, self.worker = self.worker, None
         if worker is not None:
             worker.hang_up()

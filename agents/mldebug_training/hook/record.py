@@ -104,7 +104,7 @@ class HookRecord:
         self.phase, self.phase_ns = phase, since_ns
 
     def correct(self, step: int) -> None:
-        """Give the last recorded step another number. Raises ValueError as `beat` does."""
+        """Replace the number of the step that was recorded last by `step`. Raises ValueError where `step` is negative or does not fit into 64 bits."""
         self.step = possible(step)
         self.write()
 

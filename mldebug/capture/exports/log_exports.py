@@ -69,7 +69,9 @@ class _Record(NamedTuple):
 
 
 def unexported(text: str) -> str:
-    """The lines that processes wrote, in the order of time, each behind `WRITER | ` where several wrote; the text itself where it is no export that is known."""
+    """Turn an export of a log service (Loki, CloudWatch and the like) back into the lines that the processes wrote, ordered by time. Where
+    several processes wrote, `WRITER | ` stands before each line. A text that is no known export is returned as it is.
+    """
     records = _records(text)
     if not records:
         return text

@@ -160,7 +160,9 @@ class RasRankNames(msgspec.Struct, frozen=True):
         return bool(world_places(one, self.world_size, self.known))
 
     def call(self, one: NcclCommunicator, rows: Sequence[NcclRank | NcclAbsent]) -> str:
-        """Processes as text: `ranks 1,3`, or `process 986 on 192.0.2.2` where their ranks are not known."""
+        """Name the processes that NCCL RAS lists in `rows` of the communicator `one`: `ranks 1,3` where their ranks in the run are known, else
+        `process 986 on 192.0.2.2`.
+        """
         numbers = {self._number(one, row) for row in rows}
         if rows and None not in numbers:
             text = fold_ranks(sorted(number for number in numbers if number is not None))

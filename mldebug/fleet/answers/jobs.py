@@ -189,7 +189,7 @@ def _summed(parts: Iterable[AttemptEvent]) -> dict[str, float]:
 
 
 def job_lines(found: JobList) -> Iterator[str]:
-    """Jobs with their attempts as lines for a person."""
+    """The jobs that the hub has found as lines of text for a terminal, each job followed by its attempts (starts)."""
     for job in found.jobs:
         attempts = f"{plural(len(job.attempts), 'attempt')}, {job.failed} failed"
         yield f"{job.job} of {job.user or job.uid}: {attempts}, {job.gpu_hours:.1f} GPU hours, {100 * job.productive_ratio:.0f} % productive"

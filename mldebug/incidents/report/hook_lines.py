@@ -83,7 +83,9 @@ def trace_title(one: RankView) -> str:
 
 
 def trace_lines(ranks: Iterable[RankView]) -> tuple[str, ...]:
-    """One line for ranks with the same last call, the shortest age of them: `ranks 0-1,3: line 80 of train:70 train_step, 36 s ago`."""
+    """The last function call that each rank's hook has recorded, as text. Ranks with the same call share a line, with the smallest of their ages:
+    `ranks 0-1,3: line 80 of train:70 train_step, 36 s ago`.
+    """
     alike: dict[str, list[RankView]] = {}
     for one in ranks:
         if one.last_call:

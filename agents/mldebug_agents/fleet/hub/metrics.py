@@ -41,7 +41,9 @@ class HubMetrics(Collector):
         return generate_latest(self._registry)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, so that registration reads no database."""
+        """Yield nothing. prometheus_client calls this when the collector is registered; without it, it would call `collect`, which reads the
+        database.
+        """
         yield from ()
 
     def collect(self) -> Iterator[Metric]:

@@ -11,7 +11,9 @@ _BYTES = msgspec.json.Encoder()
 
 
 class EventRow(NamedTuple):
-    """The columns, in their order. `at`, `received`: unix seconds; `uid`: -1 for the node's own; `body`: the event as JSON."""
+    """One row of the hub's table of events; the fields are its columns, in that order. `at` (when it happened) and `received` are unix seconds, `uid` is
+    the user whose job it is about (-1: none, it is about the node), `body` is the event as JSON.
+    """
 
     node: str
     id: str

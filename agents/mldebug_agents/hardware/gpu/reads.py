@@ -60,7 +60,9 @@ class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuReads:
-    """Takes readings in one worker thread. Raises what the source raises, except where the vendor's library does not exist."""
+    """Reads the GPUs of one vendor in a worker thread of its own. A read raises what the vendor's library raises; a library that is not
+    installed is no error and gives no GPUs.
+    """
 
     def __init__(
         self, gpus: GpuSource, holders: Holders, slots: Callable[[], Iterable[str]] = tuple

@@ -48,7 +48,7 @@ class DirTree:
         self.problem = ""  # why the root itself cannot be looked at
 
     def fail(self, problem: str) -> None:
-        """Note why the root itself cannot be looked at."""
+        """Record `problem`, the reason why the root folder of this tree cannot be read; the tree then has no size."""
         self.problem = problem
 
     def take_doubts(self) -> bool:

@@ -80,7 +80,9 @@ class CanaryCollector:
             yield _measure("failed", gap.what.removeprefix(_WHAT), 1.0)
 
     def status(self) -> dict[str, tuple[Row, ...]]:
-        """The table "test_writes": one row for each folder."""
+        """The table "test_writes" for `mldebug status` and its page: one row for each folder in which a small file is written again and again,
+        with how long that took.
+        """
         rows = tuple(self._row(one) for one in self._written)
         return {"test_writes": rows} if rows else {}
 
