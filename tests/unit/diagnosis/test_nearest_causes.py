@@ -1,6 +1,6 @@
 """Each verdict by the evidence that its definition in docs/verdicts.md names, and not by that of the nearest other cause.
 
-`straggler` is the verdict of slowdowns (tests/unit/goodput).
+`straggler` is the verdict of slowdowns, with a table of its own (tests/unit/goodput/test_nearest_causes_of_slowdowns.py).
 """
 
 from collections.abc import Sequence
@@ -304,6 +304,20 @@ TABLE = (
             "all in state D": (of(None, rest=stands(wchan="rpc_wait_bit_killable", state="D", syscall="read", on=SHARD)), "storage_fault"),
         },
     ),
+    Causes(
+        Verdict.UNKNOWN,
+        {
+            "all in one collective": of(None),
+            "all compute": of(None, rest=process("train (train.py:9)", state="R", wchan="", active=True, gil=True, move=moving(0.9))),
+            "two and two in two collectives": capture(*(rank(n, BRANCH if n > 1 else process(*WAITER, move=still())) for n in range(4))),
+        },
+        {
+            "one of them sleeps": (of(stands(wchan="hrtimer_nanosleep")), "rank_waiting"),
+            "one alone computes": (of(process(*HERE, state="R", wchan="", active=True, gil=True, move=moving(0.9))), "rank_busy"),
+            "one is in another collective": (of(BRANCH), "collective_mismatch"),
+            "one is gone": (of(None, lost=(DIED,)), "rank_exited"),
+        },
+    ),
 )  # fmt: skip
 
 OWN = [(one.verdict, name, taken) for one in TABLE for name, taken in one.own.items()]
@@ -353,9 +367,13 @@ def test_a_node_is_unreachable_only_where_nothing_comes_from_it(state: str, give
     assert (found.verdict is Verdict.NODE_UNREACHABLE) is given, found.summary
 
 
-def test_every_verdict_stands_in_the_table() -> None:
-    elsewhere = {Verdict.NODE_UNREACHABLE, Verdict.UNKNOWN, Verdict.STRAGGLER}
-    assert {one.verdict for one in TABLE} | elsewhere == set(Verdict)
+def test_every_verdict_stands_in_a_table() -> None:
+    """But for `node_unreachable`, whose nearest causes are the states of a node above."""
+    slowdowns = Path(__file__).parents[1] / "goodput/test_nearest_causes_of_slowdowns.py"
+    assert "Verdict.STRAGGLER" in slowdowns.read_text()
+    tables = {one.verdict for one in TABLE} | {Verdict.NODE_UNREACHABLE, Verdict.STRAGGLER}
+    assert tables == set(Verdict)
+    assert [one.verdict for one in TABLE if not one.own or not one.others] == []
     files = {file.stem for file in DETECTORS.glob("[a-z]*.py")}
     assert files == {str(one) for one in set(Verdict) - {Verdict.UNKNOWN, Verdict.STRAGGLER}}
     assert len(create_all("detectors")) == len(files)
