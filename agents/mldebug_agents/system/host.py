@@ -95,7 +95,7 @@ class Host:
         self._briefs: tuple[float, dict[int, Stat]] = (-math.inf, {})
         self._stat_texts: dict[int, tuple[bytes, Stat]] = {}  # of the last search
         self._reads = HeldReads(self.proc)
-        self._costs = ReadCosts(self.belongs_to)
+        self._costs = ReadCosts(self.belongs_to, steady)
         self.rights = RankRights(self)
 
     # --- all processes -----------------------------------------------------------------------------

@@ -12,7 +12,14 @@ import pytest
 
 from mldebug.core.model import OpenFile, ProcessState
 from mldebug_agents.jobs.logs.locations import LogFinder, RankLogs, container_marks
-from mldebug_agents.jobs.logs.pipes import FORGOTTEN_AFTER, MOST_SECONDS, PipeReaders, UnreadPipes
+from mldebug_agents.jobs.logs.pipes import (
+    FORGOTTEN_AFTER,
+    LONG,
+    MOST_SECONDS,
+    PAUSE,
+    PipeReaders,
+    UnreadPipes,
+)
 from mldebug_agents.system.host import Host
 from shared.system.hung import wait_until
 
@@ -294,6 +301,24 @@ def test_a_search_that_takes_long_ends_and_others_have_time_of_their_own(tmp_pat
     assert now[0] == before
     node.belongs_to = lambda _: (1, "another")  # type: ignore[method-assign]
     assert readers.readers_of("pipe:[9]", RANK)
+
+
+def test_after_a_long_search_there_is_a_pause(tmp_path: Path) -> None:
+    """A rank may take another pipe before each look."""
+    now = [0.0]
+
+    class Slow(Node):
+        def process_state(self, pid: int, **what: bool) -> ProcessState | None:
+            now[0] += LONG
+            return super().process_state(pid, **what)
+
+    tee = process(77, RANK.ppid, "tee", (0, "pipe:[7]", "pipe", "r"))
+    node, unread = Slow(tmp_path, tee, RANK), UnreadPipes(lambda: now[0])
+    look = lambda: PipeReaders(node, unread, lambda: now[0]).readers_of("pipe:[7]", RANK)  # fmt: skip
+    assert look() == (77,)
+    assert look() == ()
+    now[0] += PAUSE * MOST_SECONDS
+    assert look() == (77,)
 
 
 def test_a_relative_who_reads_the_pipe_is_always_found(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from mldebug_agents.jobs.logs.event_files import find_event_files
 from mldebug_agents.jobs.logs.follower import KnownEnd, LogFollower, LogUpdate
 from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
 from mldebug_agents.jobs.logs.nccl_files import NcclFiles
+from mldebug_agents.jobs.logs.pipes import LONG, PAUSE
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
@@ -148,6 +149,7 @@ class JobLogs:
         self._reason = ""
         self._last_outputs: object = None
         self._searched = 0.0
+        self._search_after = -math.inf
         self._followers: dict[str, LogFollower] = {}
         self._polled = -math.inf  # when the logs were polled last
         self._left = LogCounts()  # of followers that are gone
@@ -182,9 +184,12 @@ class JobLogs:
         moved = outputs != self._last_outputs or any(
             self._has_moved(place) for place in self._places
         )
-        if moved or now - self._searched >= every:
+        if now >= self._search_after and (moved or now - self._searched >= every):
+            begun = time.monotonic()
             self._last_outputs, self._searched = outputs, now
             self._search(job, sampled, finder)
+            took = time.monotonic() - begun
+            self._search_after = now + (PAUSE * took if took > LONG else 0.0)
         self._poll(now, lone=job.launcher == "single")
         for line in self._nccl_files.lines(job, nccl_files, finder, time.monotonic() + BUDGET):
             self.nccl.add_line(line, self._ours)

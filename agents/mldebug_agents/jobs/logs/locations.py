@@ -184,12 +184,12 @@ class LogFinder:
         for file in wanted[:MAX_PLACES]:
             yield self._place(state, file, "reader", via)
         if not wanted and state.name == "slurmstepd":  # it hands the output to srun over a socket
-            for other in self._sruns(state, rank.uid):
+            for other in self._sruns(state, rank):
                 yield from self._outputs(other, rank, f"{via}, srun (pid {other.pid})")
 
-    def _sruns(self, step: ProcessState, uid: int) -> list[ProcessState]:
+    def _sruns(self, step: ProcessState, rank: ProcessState) -> list[ProcessState]:
         """The srun at the other end of a slurmstepd's connection; where none is to be seen, the user's only one."""
-        found = list(self._processes.named("srun", uid))
+        found = self._processes.named("srun", rank.uid, rank)
         if len(found) < 2:
             return found
         linked = connected_sockets(
@@ -211,7 +211,7 @@ class LogFinder:
         cgroup = self._host.text(rank.pid, "cgroup")
         trusted = (rank.uid,) if "/user.slice/" in cgroup else (0, rank.uid)
         for runtime in _RUNTIMES:
-            for state in self._processes.named(runtime, None):
+            for state in self._processes.named(runtime, None, rank):
                 marks = self._marks(cgroup, state.pid)
                 for file in _written(state) if state.uid in trusted else ():
                     if file.target.endswith(".log") and any(mark in file.target for mark in marks):

@@ -7,6 +7,7 @@ tcp6 list both ends of such a connection.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 
@@ -21,9 +22,14 @@ _MAX_ANCESTORS = 12
 _MAX_SIBLINGS = 64
 FORGOTTEN_AFTER = 60.0  # seconds after which everybody is searched again for the reader of a pipe
 _MAX_UNREAD = 1024
+LONG = 0.25  # seconds of searches, after which a pause is made
+PAUSE = 20.0  # times as long is waited until the next searches of that owner
 MOST_SECONDS = 1.0  # in which the pipes of one owner's ranks are searched for in one look
 _MAPPED = "0000000000000000FFFF0000"  # what an IPv4 address begins with in tcp6
 MAX_LINES = 200_000
+
+
+Owner = tuple[int, str]
 
 
 class UnreadPipes:
@@ -32,6 +38,19 @@ class UnreadPipes:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: dict[str, float] = {}
+        self._next: dict[Owner, float] = {}
+
+    def may_search(self, owner: Owner) -> bool:
+        """Whether readers of pipes of this owner's ranks may be searched for: long searches take a twentieth of the time."""
+        return self._clock() >= self._next.get(owner, float("-inf"))
+
+    def note_search(self, owner: Owner, seconds: float) -> None:
+        """Note how long the searches of one look for this owner's pipes have taken so far."""
+        if seconds < LONG:
+            return
+        if len(self._next) >= _MAX_UNREAD:
+            self._next.clear()
+        self._next[owner] = self._clock() + PAUSE * seconds
 
     def __contains__(self, pipe: str) -> bool:
         return self._clock() - self._since.get(pipe, float("-inf")) < FORGOTTEN_AFTER
@@ -66,7 +85,7 @@ class PipeReaders:
         self._host = host
         self._unread = unread or UnreadPipes()
         self._clock = clock
-        self._used: dict[tuple[int, str], float] = {}  # seconds of searching, by owner
+        self._left: dict[Owner, float] = {}  # seconds for searching in this look, by owner
         self._briefs: dict[int, Stat] | None = None
         self._states: dict[int, ProcessState | None] = {}
         self._readers: dict[str, tuple[int, ...]] = {}
@@ -78,13 +97,12 @@ class PipeReaders:
             self._states[pid] = self._host.process_state(pid, threads=False, files=True)
         return self._states[pid]
 
-    def named(self, name: str, uid: int | None) -> Iterator[ProcessState]:
-        """Processes whose name begins with `name`, of the user `uid`; None: of any user."""
-        for pid, stat in self._all().items():
-            if stat.name.startswith(name):
-                state = self.state(pid)
-                if state is not None and uid in (None, state.uid):
-                    yield state
+    def named(self, name: str, uid: int | None, rank: ProcessState) -> list[ProcessState]:
+        """Processes whose name begins with `name`, of the user `uid` (None: of any user), that are wanted for this rank."""
+        with self._search(rank) as until:
+            all_of_node = takewhile(lambda _: self._clock() < until, self._all().items())
+            states = [self.state(pid) for pid, stat in all_of_node if stat.name.startswith(name)]
+        return [state for state in states if state is not None and uid in (None, state.uid)]
 
     def readers_of(self, pipe: str, rank: ProcessState) -> tuple[int, ...]:
         """Pids of other processes that hold the reading end of a pipe: ancestors and siblings of
@@ -94,11 +112,21 @@ class PipeReaders:
         thousands of descriptors each.
         """
         if pipe not in self._readers:
-            owner, began = self._host.belongs_to(rank.pid), self._clock()
-            until = began + MOST_SECONDS - self._used.get(owner, 0.0)
-            self._readers[pipe] = tuple(self._look_for(pipe, rank, until))
-            self._used[owner] = self._used.get(owner, 0.0) + self._clock() - began
+            with self._search(rank) as until:
+                self._readers[pipe] = tuple(self._look_for(pipe, rank, until))
         return tuple(pid for pid in self._readers[pipe] if pid != rank.pid)
+
+    @contextmanager
+    def _search(self, rank: ProcessState) -> Iterator[float]:
+        """A search for this rank; gives the moment at which it has to end."""
+        owner, began = self._host.belongs_to(rank.pid), self._clock()
+        if owner not in self._left:
+            self._left[owner] = MOST_SECONDS if self._unread.may_search(owner) else 0.0
+        left = self._left[owner]
+        yield began + left
+        if left > 0:
+            self._left[owner] = left - (self._clock() - began)
+            self._unread.note_search(owner, MOST_SECONDS - self._left[owner])
 
     def _look_for(self, pipe: str, rank: ProcessState, until: float) -> list[int]:
         near = self._among(self._relatives(rank.pid), pipe, until)

@@ -17,6 +17,7 @@ from mldebug_agents.system.child.job_paths import NO_RIGHTS, Rights
 from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
 
 MAX_KNOWN = 8192  # processes
+MAX_GROUPS = 4096  # of one process: all are sent with each read. Who has more has no rights, since a group may also deny
 _PARENT, _OWNER = 0xB702, 0xB704  # NS_GET_PARENT, NS_GET_OWNER_UID of ioctl_ns(2)
 _OURS = "/proc/self/ns/user"
 _OUR_ROOT = "/proc/self/root"  # before a path of a job, so that no other /proc/PID/root can be the one it begins at
@@ -120,6 +121,8 @@ class RankRights:
             and bool(status.capabilities & _READS_ALL)
             and self._same(stat.pid, "ns/user")
         )
+        if len(status.groups) > MAX_GROUPS:
+            return NO_RIGHTS
         gid = status.gids[0] if status.gids else -1
         return Rights(
             *(status.uid, gid, status.groups, stat.pid, everything),
