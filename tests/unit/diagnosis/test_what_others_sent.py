@@ -28,6 +28,9 @@ def test_a_part_that_is_missing_may_not_have_been_sent(source: str, error: str) 
         ("x = np.stack(parts_by_rank)", "ValueError: all input arrays must have the same shape"),
         ("plan = json.loads(store.get('plan'))", "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
         ("obj = pickle.loads(self.store.get(key))", "_pickle.UnpicklingError: invalid load key, '\\x00'."),
+        ("obj = comm.bcast(None, root=0)", "_pickle.UnpicklingError: invalid load key, 'x'."),
+        ("return self.comm.recv(source=0)", "EOFError: Ran out of input"),
+        ("parts = COMM.allgather(mine)", "ValueError: unsupported pickle protocol: 5"),
         ("name = client.key_value_try_get(key).decode()", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
     ],
 )  # fmt: skip
@@ -52,6 +55,13 @@ def test_the_frames_of_a_library_below_that_line_change_nothing() -> None:
 def test_a_mark_that_another_process_leaves_may_be_late(name: str) -> None:
     error = f"FileNotFoundError: [Errno 2] No such file or directory: '/scratch/{name}'"
     assert _raised_at("os.stat(flag)", error) is Blame.UNCLEAR
+
+
+@pytest.mark.parametrize("who", ["worker 5", "rank 0", "the peer 7"])
+@pytest.mark.parametrize("what", ["reported a failure", "has died", "was killed"])
+def test_who_stops_because_of_another_is_a_victim(who: str, what: str) -> None:
+    lines = ["Traceback (most recent call last):", '  File "/job/coord.py", line 8, in poll', "    raise RuntimeError(msg)", f"RuntimeError: aborting because {who} {what}"]  # fmt: skip
+    assert blame_of(lines[-1], raised_in(lines, 0, 3)) is Blame.PEER
 
 
 def test_a_marked_line_inside_the_text_is_of_another_rank() -> None:

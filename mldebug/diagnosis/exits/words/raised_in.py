@@ -46,6 +46,7 @@ _AWAITS = re.compile(
 _RECEIVED = re.compile(
     r"\b\w{0,40}(?:received|gathered|recvd?_|_recvd?|from_ranks?|from_peers?|by_rank|per_rank|of_ranks?|all_ranks|peer_)\w{0,40}"
     r"|\[\w{0,40}(?:src|source|peer|remote|other|sender)_?(?:rank|id)?\w{0,10}\]"
+    r"|\b(?:i?bcast|broadcast_obj\w{0,12}|sendrecv\w{0,8}|alltoallw?v?)\(|\bcomm\w{0,12}\.(?:i?m?recv|i?gather|i?scatter|i?allgather)v?\("  # mpi4py
     r"|\b\w{0,20}store\.(?:get|multi_get|wait)\(|\bkv\w{0,12}\.get\(|key_value_(?:try_)?get\w{0,12}\(",
     re.IGNORECASE,
 )
