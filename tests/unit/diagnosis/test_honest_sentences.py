@@ -69,5 +69,5 @@ def test_a_report_that_says_too_much_is_found() -> None:
     folder, case = next(one for one in DUMPS if one[1].name == "all-in-backward")
     report = judge(read_evidence(folder / case.input)).report
     for sentence, ranks in (("Rank 1 sleeps in <module>", report.ranks), ("no rank waits for another: ranks 0-3", (msgspec.structs.replace(report.ranks[0], role="unclear"),))):  # fmt: skip
-        told = msgspec.structs.replace(report, ranks=ranks, diagnosis=msgspec.structs.replace(report.diagnosis, summary=sentence))  # fmt: skip
-        assert _told_without_proof(told) == [sentence]
+        altered = msgspec.structs.replace(report, ranks=ranks, diagnosis=msgspec.structs.replace(report.diagnosis, summary=sentence))  # fmt: skip
+        assert _told_without_proof(altered) == [sentence]

@@ -163,7 +163,7 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
 
     `place`: where it was raised; not needed for errors of libraries or of the kernel.
     """
-    found = _told_by(words, place)
+    found = _judge_words(words, place)
     if found is not Blame.OWN or not place.of_received or _ALONE.fullmatch(name_of_type(words)):
         return found
     by_machine = any(one.search(words) for one in (_ERRNO, _DEVICE))
@@ -171,7 +171,7 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
 
 
 @lru_cache(maxsize=64)  # all ranks of a job that lost a peer say the same
-def _told_by(words: str, place: RaisedIn) -> Blame:
+def _judge_words(words: str, place: RaisedIn) -> Blame:
     """Whose failure an error is by its type, its text and the frame in which it was raised."""
     name = name_of_type(words)
     kind = type_of(name)
