@@ -1,6 +1,6 @@
 """Jobs on gloo that end because of one rank, in ways in which each other rank speaks as well: field_exits.py EVENTS WAY.
 
-They train until EVENTS/go exists; rank 2 is to blame, in `leaves_with_0` rank 3.
+They train until EVENTS/go exists; rank 2 is to blame, in `leaves_with_0` rank 3. `late_start` has no group yet.
 """
 
 import datetime
@@ -95,9 +95,22 @@ def fill() -> None:
             pass
 
 
-def main() -> None:
-    if os.environ.get("NO_SPACE") and os.environ["RANK"] == "2":
-        fill()
+def late_start(rank: int) -> None:
+    """Rank 2 never comes to the group, and the others give up waiting at its store."""
+    if rank == 2:
+        time.sleep(AGES)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+
+
+def wait_for_go(rank: int) -> None:
+    """Prepare something before there is a group."""
+    put(EVENTS / f"started.{rank}", str(os.getpid()))
+    while not (EVENTS / "go").exists():
+        time.sleep(PAUSE)
+
+
+def train() -> None:
+    """Join the others, train until it may end, and end in the way that is told."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     put(EVENTS / f"started.{rank}", str(os.getpid()))
@@ -112,6 +125,17 @@ def main() -> None:
         time.sleep(PAUSE)
     WAYS[sys.argv[2]](rank)
     dist.barrier()
+
+
+def main() -> None:
+    rank = int(os.environ["RANK"])
+    if os.environ.get("NO_SPACE") and rank == 2:
+        fill()
+    if sys.argv[2] == "late_start":
+        wait_for_go(rank)
+        late_start(rank)
+    else:
+        train()
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ LIVE = (
     Case(name="error_behind_bar", how="live", input="", what="", right="rank 2", named=((2,),), say=("bad magic",)),
     Case(name="leaves_with_0", how="live", input="", what="", right="rank 3", named=((3,),), say=("left early with exit code 0",)),
     Case(name="late_store", how="live", input="", what="", right="rank 0, or nobody", named=((0,), ())),
+    Case(name="late_start", how="live", input="", what="", right="rank 2, or nobody", named=((2,), ()), say=("[Tt]imed out|timeout",)),
 )  # fmt: skip
 
 
