@@ -107,6 +107,8 @@ def blame(
         confidence = Confidence.LOW  # that anybody waits is inferred
     if culprits and all(map(has_no_task, culprits)):
         confidence = Confidence.LOW  # it may be of another job of the same cluster
+    if culprits and all(map(is_faint, culprits)) and len(_waits_of(case)) > 1:
+        confidence = Confidence.LOW  # taken at several moments, perhaps of a job that works
     perhaps = [
         rank.rank
         for rank in culprits
@@ -162,9 +164,14 @@ def _larger_half(case: Case, culprits: tuple[ClassifiedRank, ...]) -> bool:
         return bool(case.waiting)
     if len(culprits) < 2 or not all(map(is_faint, culprits)):
         return False
-    places = Counter((rank.is_.operation, rank.is_.site) for rank in case.waiting)
+    places = _waits_of(case)
     fewer = len(places) > 1 and min(places.values()) <= len(culprits)
     return fewer or half
+
+
+def _waits_of(case: Case) -> Counter[tuple[str, str]]:
+    """In which call, and at which place, how many of the waiting ranks stand."""
+    return Counter((rank.is_.operation, rank.is_.site) for rank in case.waiting)
 
 
 def _may_be_fed(rank: ClassifiedRank) -> bool:

@@ -253,3 +253,14 @@ def test_who_works_by_itself_is_named(tmp_path: Path, frame: str) -> None:
     found = dumped(tmp_path, *(STEP_REDUCE,) * 3, (frame, *STEP), world=4)
     assert [one.rank for one in found.culprits] == [3]
     assert found.confidence is Confidence.MEDIUM
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_one_that_does_nothing_known_is_named_at_low_where_the_others_wait_at_different_places(
+    places: int, tmp_path: Path
+) -> None:
+    """So stand the ranks of a job that works, dumped one after the other. Control: one place is a hang."""
+    second = STEP_REDUCE if places == 1 else COLLECTIVES["a barrier"]
+    found = dumped(tmp_path, STEP_REDUCE, ("replace (pathlib.py:1187)", "announce (train.py:60)", *STEP), second, STEP_REDUCE, world=4)  # fmt: skip
+    assert [one.rank for one in found.culprits] in ([], [1])
+    assert found.confidence is (Confidence.MEDIUM if places == 1 else Confidence.LOW), found.summary
