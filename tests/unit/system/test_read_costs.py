@@ -55,7 +55,9 @@ def test_who_owes_too_much_is_not_read_and_another_is(machine: Machine, costs: R
 def test_he_is_read_again_after_a_while(machine: Machine, costs: ReadCosts) -> None:
     while costs.read(HOSTILE, machine.reading(0.1), ""):
         pass
-    machine.now += 0.2 / REGAINED
+    machine.now += MOST / 2 / REGAINED
+    assert costs.read(HOSTILE, machine.reading(0.1), "") == ""
+    machine.now += MOST / REGAINED
     assert costs.read(HOSTILE, machine.reading(0.1), "") == "text"
 
 

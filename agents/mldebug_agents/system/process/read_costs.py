@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 DEAR = 0.0005  # CPU seconds of one read: fifty times what one of these files takes
-MOST = 0.5  # CPU seconds of dear reads that one owner may owe
+MOST = 0.5  # CPU seconds of dear reads that one owner may owe; who owes more is not read until all is regained
 REGAINED = 0.05  # of them in a second
 
 T = TypeVar("T")
@@ -32,11 +32,12 @@ class ReadCosts:
         self._owner, self._clock, self._used = owner, clock, used
         self._lock = threading.Lock()
         self._debts: dict[Owner, float] = {}
+        self._refused: set[Owner] = set()  # whose debt was too large, and is not paid back
         self._at = clock()
 
     def read(self, pid: int, read: Callable[[], T], instead: T) -> T:
         """What `read` returns, which reads one file of this process; `instead` where its owner owes too much."""
-        if self._debts and self._owes(pid):
+        if self._refused and self._is_refused(pid):
             return instead
         before = self._used()
         found = read()
@@ -45,20 +46,18 @@ class ReadCosts:
             self._charge(pid, took)
         return found
 
-    def _owes(self, pid: int) -> bool:
+    def _is_refused(self, pid: int) -> bool:
         with self._lock:
             self._forgive()
-            if max(self._debts.values(), default=0.0) <= MOST:
-                return False
-        owner = self._owner(pid)
-        with self._lock:
-            return self._debts.get(owner, 0.0) > MOST
+        return bool(self._refused) and self._owner(pid) in self._refused
 
     def _charge(self, pid: int, seconds: float) -> None:
         owner = self._owner(pid)
         with self._lock:
             self._forgive()
             self._debts[owner] = self._debts.get(owner, 0.0) + seconds
+            if self._debts[owner] > MOST:
+                self._refused.add(owner)
 
     def _forgive(self) -> None:
         now = self._clock()
@@ -66,3 +65,4 @@ class ReadCosts:
         self._debts = {
             owner: debt - regained for owner, debt in self._debts.items() if debt > regained
         }
+        self._refused &= self._debts.keys()
