@@ -44,6 +44,7 @@ _NEVER_HELD = frozenset(
 )  # files of a process that it cannot hold up
 
 
+MAX_STATUS = 1 << 17  # characters: with 4,096 groups it has a third
 _NOBODYS = ProcessStatus(uid=-1)
 T = TypeVar("T")
 
@@ -291,7 +292,7 @@ class Host:
     def status(self, pid: int) -> ProcessStatus:
         """What /proc/PID/status says of a process; of one that is gone, or cannot be read, defaults, and that it is nobody's."""
         text = self.text(pid, "status")
-        return procfs.parse_status(text) if text else _NOBODYS
+        return procfs.parse_status(text) if 0 < len(text) < MAX_STATUS else _NOBODYS
 
     def owner(self, pid: int) -> int | None:
         """The uid of the user who made the user namespace of a process; None where that is our own

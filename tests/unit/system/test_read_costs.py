@@ -57,7 +57,7 @@ def test_he_is_read_again_after_a_while(machine: Machine, costs: ReadCosts) -> N
         pass
     machine.now += MOST / 2 / REGAINED
     assert costs.read(HOSTILE, machine.reading(0.1), "") == ""
-    machine.now += MOST / REGAINED
+    machine.now += 3 * MOST / REGAINED
     assert costs.read(HOSTILE, machine.reading(0.1), "") == "text"
 
 

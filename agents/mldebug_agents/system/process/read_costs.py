@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-DEAR = 0.0005  # CPU seconds of one read: fifty times what one of these files takes
-MOST = 0.5  # CPU seconds of dear reads that one owner may owe; who owes more is not read until all is regained
-REGAINED = 0.05  # of them in a second
+DEAR = 0.001  # CPU seconds of one read: twenty times and more what one of these files takes
+MOST = 0.1  # CPU seconds of dear reads that one owner may owe; who owes more is not read until all is regained
+REGAINED = 0.01  # of them in a second
 
 T = TypeVar("T")
 Owner = tuple[int, str]
