@@ -61,7 +61,7 @@ def _freezers(cgroups: str) -> Iterator[tuple[str, bool]]:
 MAX_FILES = 4096  # descriptors looked at per process
 MAX_THREADS = 512  # looked at per process, its main thread first; as many stacks are kept
 MOST_SECONDS = 0.25  # of CPU time for the threads of one process, and for its files: five times what as many take
-MOST_NAMES = 1 << 20  # characters of the names of its files: each may have 4 KiB
+MOST_NAMES = 1 << 18  # characters of the names of its files: each may have 4 KiB
 MACHINE = os.uname().machine
 ENDED = "ZX"  # states of a process or thread that has ended
 
